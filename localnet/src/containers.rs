@@ -8,7 +8,6 @@ use crate::{
     layout::{ChainPlan, PLAN_VERSION, Plan},
     seats::Seats,
     setup::{self, Work},
-    store_settings::StoreSettings,
 };
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
@@ -28,12 +27,6 @@ pub struct MakePlan {
     /// The file of the plan; an existing one is kept.
     #[arg(long)]
     pub plan: PathBuf,
-    /// The settings file of the store's process.
-    #[arg(long)]
-    pub store_settings: PathBuf,
-    /// The directory of the store's objects.
-    #[arg(long)]
-    pub store_data: PathBuf,
     /// The host name of the store.
     #[arg(long)]
     pub store_host: String,
@@ -101,7 +94,6 @@ pub async fn plan(make: MakePlan) -> anyhow::Result<()> {
             plan
         }
     };
-    StoreSettings::of(&plan, make.store_data).write(&make.store_settings)?;
     println!("{} seats, {} nodes", plan.seats.len(), plan.chain_urls().len());
     Ok(())
 }
@@ -112,7 +104,7 @@ pub async fn set_up(set_up: SetUp) -> anyhow::Result<()> {
     let mut plan = plan.with_context(|| format!("there is no plan at {}", set_up.plan.display()))?;
     let mut params = defaults::params(plan.finality_lag);
     params.schedule = defaults::schedule(set_up.train_blocks, plan.finality_lag);
-    let work = Work { dataset: &set_up.dataset, params, spec: defaults::spec() };
+    let work = Work { dataset: set_up.dataset, params, spec: defaults::spec() };
     setup::establish(&set_up.dir, &mut plan, work, &mut |what| println!("{what} …")).await?;
     plan.write(&set_up.plan)?;
     println!("run {}: {} seats are registered", plan.run, plan.seats.len());
@@ -249,8 +241,6 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let make = || MakePlan {
             plan: home.path().join("network").join("network.json"),
-            store_settings: home.path().join("store").join("settings.json"),
-            store_data: "/net/store/data".into(),
             store_host: "store".into(),
             store_port: 9000,
             chains: vec!["ws://node-0:9944".into(), "ws://node-1:9944".into()],
@@ -264,10 +254,6 @@ mod tests {
         assert_eq!(Plan::read(&make().plan).unwrap().unwrap(), first);
         assert_eq!(first.bucket_url("miner-0"), "http://store:9000/miner-0");
         assert_eq!(first.seats.len(), 3);
-        let settings = std::fs::read(make().store_settings).unwrap();
-        let settings: StoreSettings = serde_json::from_slice(&settings).unwrap();
-        assert_eq!(settings.listen, "0.0.0.0:9000".parse().unwrap());
-        assert_eq!(settings.buckets.len(), 4);
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! The default network of `up`: small enough for two cores, and it learns in minutes.
 
-use model::RunSpec;
-use model::{ModelConfig, Recipe};
+use chain_client::Amount;
+use model::{ModelConfig, Recipe, RunSpec};
 use protocol::{
     Block, RunParams, Schedule, Terms,
     params::{Density, F32Bits, MergeRule},
@@ -23,15 +23,13 @@ pub const VOCABULARY: usize = 2048;
 /// Predicted tokens of a sequence.
 pub const SEQUENCE: usize = 64;
 
-/// One token of the chain, in its smallest unit.
-const MTL: u128 = 1_000_000_000_000;
-pub const VALIDATOR_STAKE: u128 = 1_000 * MTL;
-pub const MINER_STAKE: u128 = 10 * MTL;
+pub const VALIDATOR_STAKE: Amount = Amount::mtl(1_000);
+pub const MINER_STAKE: Amount = Amount::mtl(10);
 /// The endowment of each coldkey: for stake, deposits and fees.
-pub const COLDKEY_FUNDS: u128 = 2_000 * MTL;
+pub const COLDKEY_FUNDS: Amount = Amount::mtl(2_000);
 /// The endowment of each hotkey, for fees.
-pub const HOTKEY_FUNDS: u128 = 10 * MTL;
-pub const TREASURY: u128 = 100_000 * MTL;
+pub const HOTKEY_FUNDS: Amount = Amount::mtl(10);
+pub const TREASURY: Amount = Amount::mtl(100_000);
 
 /// Parameters of the run. `finality_lag` widens the phases that wait for finality.
 pub fn params(finality_lag: u32) -> RunParams {
@@ -66,9 +64,9 @@ pub fn terms() -> Terms {
     Terms {
         electorate_max: 16,
         absence_windows: 6,
-        validator_stake_min: 100 * MTL,
-        miner_stake_min: MTL,
-        emission_per_epoch: 100 * MTL,
+        validator_stake_min: Amount::mtl(100).0,
+        miner_stake_min: Amount::mtl(1).0,
+        emission_per_epoch: Amount::mtl(100).0,
         ..Terms::default()
     }
 }

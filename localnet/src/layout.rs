@@ -10,6 +10,7 @@
 //! `password` opens the key files beside it, and is readable by this user only, as are the settings.
 //! ```
 
+use node::durable::{DirectoryLock, FileError, LockError};
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
@@ -89,7 +90,7 @@ pub const ORIGIN: &str = "origin";
 #[derive(Debug)]
 pub struct LockedDirectory {
     path: PathBuf,
-    lock: fs::File,
+    _lock: DirectoryLock,
     /// The plan of the network that was set up here before, if any.
     pub plan: Option<Plan>,
 }
@@ -132,22 +133,15 @@ impl LockedDirectory {
             let first = names.swap_remove(0);
             return Err(LayoutError::Foreign { path, first });
         }
-        let lock = fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path.join("lock"))
-            .map_err(failed)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => return Err(LayoutError::InUse { path }),
-            Err(fs::TryLockError::Error(source)) => return Err(failed(source)),
-        }
+        let lock = DirectoryLock::acquire(&path).map_err(|error| match error {
+            LockError::InUse { directory } => LayoutError::InUse { path: directory },
+            LockError::Io { source, .. } => failed(source),
+        })?;
         let plan = Plan::read(&path.join("network.json"))?;
         if plan.is_none() && names.iter().any(|name| name != "lock") {
             return Err(LayoutError::HalfWritten { path });
         }
-        Ok(LockedDirectory { path, lock, plan })
+        Ok(LockedDirectory { path, _lock: lock, plan })
     }
 
     pub fn path(&self) -> &Path {
@@ -155,17 +149,10 @@ impl LockedDirectory {
     }
 
     /// Writes the plan, which marks the network as complete.
-    pub fn write_plan(&mut self, plan: Plan) -> Result<(), node::durable::FileError> {
+    pub fn write_plan(&mut self, plan: Plan) -> Result<(), FileError> {
         plan.write(&self.path.join("network.json"))?;
         self.plan = Some(plan);
         Ok(())
-    }
-}
-
-impl Drop for LockedDirectory {
-    /// Closing the file does not unlock it while a child that has just been forked holds a copy of the descriptor.
-    fn drop(&mut self) {
-        self.lock.unlock().ok();
     }
 }
 
@@ -187,7 +174,7 @@ impl Plan {
     }
 
     /// Replaces the file. Only this user can read it: it holds the secrets of the buckets.
-    pub fn write(&self, file: &Path) -> Result<(), node::durable::FileError> {
+    pub fn write(&self, file: &Path) -> Result<(), FileError> {
         let json = serde_json::to_vec_pretty(self).expect("a plan is plain data");
         node::durable::write_atomic(file, &json)
     }

@@ -13,7 +13,6 @@ pub mod report;
 pub mod roles;
 pub mod seats;
 pub mod setup;
-pub mod store_settings;
 pub mod table;
 pub mod units;
 pub mod up;

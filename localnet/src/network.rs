@@ -4,9 +4,8 @@ use crate::{
     layout::{ChainPlan, Plan, SeatPlan},
     nodes,
     observe::Observer,
-    process::{Process, ProcessError, Program, last_lines},
+    process::{Process, Program, last_lines},
     seats::HONEST,
-    store_settings::StoreSettings,
 };
 use anyhow::{Context as _, bail};
 use chain_client::{Chain, SubxtChain};
@@ -66,7 +65,7 @@ impl Network {
                     plan.finality_lag.to_string().into(),
                     "--with-parent".into(),
                 ];
-                self.start(CHAIN, arguments.into())?;
+                self.start(CHAIN, CHAIN, arguments.into())?;
                 self.wait_for_port(CHAIN, *port, UP_WITHIN).await?;
             }
             ChainPlan::Nodes { nodes, .. } => {
@@ -93,52 +92,49 @@ impl Network {
         let dir = self.directory.join(name).join("data");
         let mut arguments: Vec<OsString> = vec!["--program".into(), binary.into(), "--".into()];
         arguments.extend(nodes::arguments(nodes, node, &dir)?);
-        self.start(name, arguments)
+        self.start(name, nodes::KIND, arguments)
     }
 
     /// Starts the store and waits until it answers.
     pub async fn start_store(&mut self, plan: &Plan) -> anyhow::Result<()> {
         let dir = self.directory.join(STORE);
         std::fs::create_dir_all(&dir)?;
-        let config = dir.join("settings.json");
-        StoreSettings::of(plan, dir.join("data")).write(&config)?;
-        let arguments = ["--config".into(), config.into_os_string(), "--with-parent".into()];
-        self.start(STORE, arguments.into())?;
+        let file = dir.join("plan.json");
+        plan.write(&file)?;
+        let data = dir.join("data").into_os_string();
+        let arguments =
+            ["--plan".into(), file.into_os_string(), "--data".into(), data, "--with-parent".into()];
+        self.start(STORE, STORE, arguments.into())?;
         self.wait_for_port(STORE, plan.store_port, UP_WITHIN).await
     }
 
     /// Starts a miner or validator of the plan, honest or not.
     pub fn start_seat(&mut self, plan: &Plan, seat: &SeatPlan) -> anyhow::Result<()> {
-        if seat.strategy != HONEST {
-            return self.start_adversary(plan, seat);
-        }
-        let settings = self.directory.join(&seat.name).join("settings.toml");
-        let verb = match seat.role {
-            Role::Miner => "start",
-            Role::Validator => "serve",
+        let settings = self.directory.join(&seat.name).join("settings.toml").into_os_string();
+        let options: [OsString; 3] = ["--config".into(), settings, "--with-parent".into()];
+        let (kind, mut arguments): (_, Vec<OsString>) = match (seat.strategy.as_str(), seat.role) {
+            (HONEST, Role::Miner) => ("miner", vec!["start".into()]),
+            (HONEST, Role::Validator) => ("validator", vec!["serve".into()]),
+            (strategy, role) => {
+                let mailbox = self.directory.join("mailbox");
+                std::fs::create_dir_all(&mailbox)?;
+                let index = plan.seats_of(role).filter(|other| other.strategy == strategy);
+                let index = index.take_while(|other| other.name != seat.name).count();
+                let validators = plan.seats_of(Role::Validator).count();
+                let arguments = vec![
+                    strategy.into(),
+                    "--index".into(),
+                    index.to_string().into(),
+                    "--validators".into(),
+                    validators.to_string().into(),
+                    "--mailbox".into(),
+                    mailbox.into_os_string(),
+                ];
+                ("adversary", arguments)
+            }
         };
-        let arguments = [verb.into(), "--config".into(), settings.into_os_string(), "--with-parent".into()];
-        self.start(&seat.name, arguments.into())
-    }
-
-    fn start_adversary(&mut self, plan: &Plan, seat: &SeatPlan) -> anyhow::Result<()> {
-        let settings = self.directory.join(&seat.name).join("settings.toml");
-        let mailbox = self.directory.join("mailbox");
-        std::fs::create_dir_all(&mailbox)?;
-        let index = plan.seats_of(seat.role).filter(|other| other.strategy == seat.strategy);
-        let index = index.take_while(|other| other.name != seat.name).count();
-        let validators = plan.seats_of(Role::Validator).count();
-        let mut arguments: Vec<OsString> = vec![
-            seat.strategy.clone().into(),
-            "--index".into(),
-            index.to_string().into(),
-            "--validators".into(),
-            validators.to_string().into(),
-            "--mailbox".into(),
-            mailbox.into_os_string(),
-        ];
-        arguments.extend(["--config".into(), settings.into_os_string(), "--with-parent".into()]);
-        self.start_as(&seat.name, "adversary", arguments)
+        arguments.extend(options);
+        self.start(&seat.name, kind, arguments)
     }
 
     /// Whether a process of this name was started and has not been killed.
@@ -152,11 +148,11 @@ impl Network {
             bail!("{name} does not run");
         };
         let mut process = self.processes.remove(place);
-        Ok(process.kill().await?)
+        process.kill().await
     }
 
     /// The first process that has ended by itself, if any.
-    pub fn died(&mut self) -> Result<Option<Died>, ProcessError> {
+    pub fn died(&mut self) -> anyhow::Result<Option<Died>> {
         for process in &mut self.processes {
             if let Some(status) = process.ended()? {
                 let log = process.program.log.clone();
@@ -173,26 +169,10 @@ impl Network {
 
     /// Stops all processes: seats first, then the store, then the chain.
     pub async fn stop(&mut self) {
-        let mut stopping = Vec::new();
         let (base, seats): (Vec<_>, Vec<_>) =
             self.processes.drain(..).partition(|process| is_base(&process.program.name));
-        for mut process in seats {
-            stopping.push(tokio::spawn(async move { process.stop().await }));
-        }
-        for stopped in stopping {
-            if let Ok(Err(error)) = stopped.await {
-                tracing::warn!(%error, "a process did not stop when told to");
-            }
-        }
-        let mut stopping = Vec::new();
-        for mut process in base.into_iter().rev() {
-            stopping.push(tokio::spawn(async move { process.stop().await }));
-        }
-        for stopped in stopping {
-            if let Ok(Err(error)) = stopped.await {
-                tracing::warn!(%error, "a process did not stop when told to");
-            }
-        }
+        stop_all(seats).await;
+        stop_all(base).await;
     }
 
     pub fn log_of(&self, name: &str) -> PathBuf {
@@ -211,24 +191,12 @@ impl Network {
         Ok(Observer::new(chain, RunId(plan.run), journals.collect()).await?.with_strategies(&plan.seats))
     }
 
-    fn start(&mut self, name: &str, arguments: Vec<OsString>) -> anyhow::Result<()> {
-        let kind = match name.split('-').next() {
-            Some("miner") => "miner",
-            Some("validator") => "validator",
-            Some(CHAIN) => CHAIN,
-            Some(nodes::KIND) => nodes::KIND,
-            _ => STORE,
-        };
-        self.start_as(name, kind, arguments)
-    }
-
-    fn start_as(&mut self, name: &str, kind: &str, arguments: Vec<OsString>) -> anyhow::Result<()> {
-        let mut all: Vec<OsString> = vec!["role".into(), kind.into()];
-        all.extend(arguments);
+    /// Starts `role KIND` with these arguments, as the process `name`.
+    fn start(&mut self, name: &str, kind: &str, arguments: Vec<OsString>) -> anyhow::Result<()> {
         let program = Program {
             name: name.to_owned(),
             executable: self.executable.clone(),
-            arguments: all,
+            arguments: ["role".into(), kind.into()].into_iter().chain(arguments).collect(),
             // Several nodes share the machine: with one thread each they compute as much and wait less.
             environment: vec![("RAYON_NUM_THREADS".into(), "1".into())],
             log: self.log_of(name),
@@ -264,6 +232,16 @@ impl Network {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
+}
+
+/// Stops processes at the same time. A failure is logged.
+async fn stop_all(processes: Vec<Process>) {
+    let stop = async |mut process: Process| {
+        if let Err(error) = process.stop().await {
+            tracing::warn!(%error, "a process did not stop when told to");
+        }
+    };
+    futures::future::join_all(processes.into_iter().map(stop)).await;
 }
 
 /// Whether seats depend on the process.

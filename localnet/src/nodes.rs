@@ -20,31 +20,24 @@ pub const PROGRAM: &str = "mettle-node";
 
 /// The node's program: the one asked for, or one beside this program, built in this checkout, or in PATH.
 pub fn find(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
-    if let Some(asked) = asked {
-        let path = asked
-            .canonicalize()
-            .with_context(|| format!("there is no node at {}; {}", asked.display(), how_to_build()))?;
-        check(&path)?;
-        return Ok(path);
-    }
-    match candidates().into_iter().find(|path| path.is_file()) {
-        Some(path) => {
-            check(&path)?;
-            path.canonicalize().with_context(|| format!("{} has no path", path.display()))
-        }
-        None => bail!(
-            "there is no mettle-node beside this program, in chain/node/target/release, or in PATH; {}",
-            how_to_build()
-        ),
-    }
+    let found = match asked {
+        Some(asked) => Some(asked.to_owned()).filter(|path| path.exists()),
+        None => candidates().into_iter().find(|path| path.is_file()),
+    };
+    let Some(path) = found else {
+        let missing = asked.map_or_else(
+            || format!("{PROGRAM} beside this program, in chain/node/target/release, or in PATH"),
+            |asked| format!("node at {}", asked.display()),
+        );
+        bail!("there is no {missing}; {HOW_TO_BUILD}");
+    };
+    check(&path)?;
+    path.canonicalize().with_context(|| format!("{} has no path", path.display()))
 }
 
-fn how_to_build() -> String {
-    "build it, in about 20 CPU-minutes: \
+const HOW_TO_BUILD: &str = "build it, in about 20 CPU-minutes: \
      `cargo build --release --manifest-path chain/node/Cargo.toml`, \
-     then `--node-binary chain/node/target/release/mettle-node`; see docs/node.md"
-        .to_owned()
-}
+     then `--node-binary chain/node/target/release/mettle-node`; see docs/node.md";
 
 fn candidates() -> Vec<PathBuf> {
     let mut places = Vec::new();

@@ -292,12 +292,15 @@ impl Observer {
         u32::try_from(self.outcomes.len()).unwrap_or(u32::MAX)
     }
 
-    /// The held-out loss of the model that each window opened with, as the mean over the validators that measured it.
+    /// The held-out loss of the model that a window opened with, as the mean over the validators that measured it.
+    pub fn held_out_loss(&self, window: Window) -> Option<f64> {
+        let losses = self.held_out.get(&window)?;
+        Some(losses.values().sum::<f64>() / losses.len().max(1) as f64)
+    }
+
+    /// [`Observer::held_out_loss`] of every measured window.
     pub fn held_out_losses(&self) -> Vec<(Window, f64)> {
-        self.held_out
-            .iter()
-            .map(|(window, losses)| (*window, losses.values().sum::<f64>() / losses.len().max(1) as f64))
-            .collect()
+        self.held_out.keys().filter_map(|window| Some((*window, self.held_out_loss(*window)?))).collect()
     }
 
     /// Whether every node holds the chain's model, at every window that it journals.

@@ -1,5 +1,6 @@
 //! A child process: its log and its end. A child never outlives this process.
 
+use anyhow::Context as _;
 use std::{
     ffi::OsString,
     fs,
@@ -36,26 +37,17 @@ pub struct Process {
     group: Option<u32>,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum ProcessError {
-    #[error("could not open the log {}", path.display())]
-    Log { path: PathBuf, source: io::Error },
-    #[error("could not start {name} from {}", executable.display())]
-    Start { name: String, executable: PathBuf, source: io::Error },
-    #[error("could not watch {name}")]
-    Watch { name: String, source: io::Error },
-}
-
 impl Program {
     /// Starts the program. Its output is appended to its log. Its standard input is a pipe that closes however this
     /// process ends.
-    pub fn start(self) -> Result<Process, ProcessError> {
-        let log_failed = |source| ProcessError::Log { path: self.log.clone(), source };
+    pub fn start(self) -> anyhow::Result<Process> {
+        let log_failed = || format!("could not open the log {}", self.log.display());
         if let Some(parent) = self.log.parent() {
-            fs::create_dir_all(parent).map_err(log_failed)?;
+            fs::create_dir_all(parent).with_context(log_failed)?;
         }
-        let log = fs::OpenOptions::new().create(true).append(true).open(&self.log).map_err(log_failed)?;
-        let errors = log.try_clone().map_err(log_failed)?;
+        let log =
+            fs::OpenOptions::new().create(true).append(true).open(&self.log).with_context(log_failed)?;
+        let errors = log.try_clone().with_context(log_failed)?;
         let mut command = Command::new(&self.executable);
         command
             .args(&self.arguments)
@@ -67,11 +59,9 @@ impl Program {
         // Ctrl-C on the terminal goes to this process, which stops its children in order.
         #[cfg(unix)]
         command.process_group(0);
-        let child = command.spawn().map_err(|source| ProcessError::Start {
-            name: self.name.clone(),
-            executable: self.executable.clone(),
-            source,
-        })?;
+        let child = command.spawn();
+        let child = child
+            .with_context(|| format!("could not start {} from {}", self.name, self.executable.display()))?;
         let group = child.id();
         Ok(Process { program: self, child, group })
     }
@@ -79,36 +69,39 @@ impl Program {
 
 impl Process {
     /// The exit status, if the process has ended.
-    pub fn ended(&mut self) -> Result<Option<ExitStatus>, ProcessError> {
-        let name = self.program.name.clone();
-        self.child.try_wait().map_err(|source| ProcessError::Watch { name, source })
+    pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        let ended = self.child.try_wait();
+        ended.with_context(|| self.not_watched())
+    }
+
+    fn not_watched(&self) -> String {
+        format!("could not watch {}", self.program.name)
     }
 
     /// Ends the process at once, and with it whatever it has started itself, as a power cut would.
-    pub async fn kill(&mut self) -> Result<(), ProcessError> {
+    pub async fn kill(&mut self) -> anyhow::Result<()> {
         self.kill_children().await?;
-        let name = self.program.name.clone();
-        self.child.kill().await.map_err(|source| ProcessError::Watch { name, source })
+        let killed = self.child.kill().await;
+        killed.with_context(|| self.not_watched())
     }
 
     /// Ends what the process has started itself, also after the process is gone: it leads a group of its own.
-    async fn kill_children(&self) -> Result<(), ProcessError> {
+    async fn kill_children(&self) -> anyhow::Result<()> {
         let Some(group) = self.group.filter(|_| self.program.has_children) else { return Ok(()) };
         // The standard library has no call for it. It fails for an empty group, which is fine.
         let mut kill = Command::new("kill");
         kill.args(["-KILL", "--", &format!("-{group}")]).stdin(Stdio::null()).stderr(Stdio::null());
-        let name = self.program.name.clone();
-        kill.status().await.map(|_| ()).map_err(|source| ProcessError::Watch { name, source })
+        kill.status().await.map(drop).with_context(|| self.not_watched())
     }
 
     /// Asks the process to end by closing its standard input, and kills it if it does not.
-    pub async fn stop(&mut self) -> Result<(), ProcessError> {
+    pub async fn stop(&mut self) -> anyhow::Result<()> {
         drop(self.child.stdin.take());
         match tokio::time::timeout(STOP_WITHIN, self.child.wait()).await {
-            Ok(Ok(_)) => self.kill_children().await,
-            Ok(Err(source)) => Err(ProcessError::Watch { name: self.program.name.clone(), source }),
-            Err(_) => self.kill().await,
-        }
+            Ok(ended) => ended.with_context(|| self.not_watched())?,
+            Err(_) => return self.kill().await,
+        };
+        self.kill_children().await
     }
 
     pub fn id(&self) -> Option<u32> {

@@ -189,7 +189,7 @@ mod tests {
             miner-0            paid  297.39 MTL  weight 34 %, mean gain +0.0150
             miner-1            paid 1184.71 MTL  weight 33 %, mean gain +0.0150
             miner-2            paid    0.00 MTL  weight 32 %, mean gain +0.0150
-            miner-3 (copycat)  paid    0.00 MTL  weight 0 %, mean gain +0.0150
+            miner-3 (copycat)  paid   <0.01 MTL  weight 0 %, mean gain +0.0150
             uid 7 (external)   paid    0.50 MTL  weight 0 %
             validator-0        paid   61.23 MTL  attested 6, voted 6, 1 of them against two thirds
             validator-1        paid   61.23 MTL  attested 6, voted 6, 1 of them against two thirds

@@ -4,15 +4,22 @@
 
 use crate::{
     containers::{self, Check, MakePlan, SetUp},
-    store_settings::StoreSettings,
+    layout::{ORIGIN, Plan, SeatPlan},
 };
+use adversaries::act::ActingStrategy;
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use embedded_chain::{Config, EmbeddedChain};
 use node::{Follower, program};
 use s3_server::{AdminConfig, BucketConfig, S3Server, ServerConfig};
 use std::{
-    ffi::OsString, io::Read as _, net::SocketAddr, path::PathBuf, process::Stdio, sync::Arc, time::Duration,
+    ffi::OsString,
+    io::Read as _,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
 };
 
 #[derive(Debug, Subcommand)]
@@ -78,9 +85,12 @@ pub struct ChainRole {
 
 #[derive(Debug, clap::Args)]
 pub struct StoreRole {
-    /// The server's settings, as JSON.
+    /// The plan of the network: the buckets and their keys.
     #[arg(long)]
-    pub config: PathBuf,
+    pub plan: PathBuf,
+    /// The directory of the objects.
+    #[arg(long)]
+    pub data: PathBuf,
     #[arg(long)]
     pub with_parent: bool,
 }
@@ -121,10 +131,12 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     let mailbox = adversaries::SharedMailbox::Directory(mailbox);
     let setup = adversaries::Setup { index, validators, mailbox, ..adversaries::Setup::default() };
     tracing::info!(strategy = name, index, "this seat is an adversary");
-    let directory = node::Settings::read(&start.flags)?.directory;
     if let Some(adversary) = adversaries::miner(&name, &setup) {
-        let changed = move |opened| Ok(adversaries::act::install_adversary(opened, adversary, &directory));
-        return miner::cli::start(start, Box::new(changed)).await;
+        let strategy = |opened: &node::NodeContext| -> Box<dyn miner::strategy::Strategy> {
+            let (follower, key) = (opened.follower.clone(), opened.key.signing_key().clone());
+            Box::new(ActingStrategy::new(adversary, follower, key, opened.seat.id.uid))
+        };
+        return miner::cli::start(start, Box::new(strategy)).await;
     }
     if let Some(strategy) = adversaries::validator(&name, &setup) {
         let miner::cli::Start { flags, metrics, windows, with_parent } = start;
@@ -203,26 +215,32 @@ async fn store(role: StoreRole) -> anyhow::Result<()> {
     if role.with_parent {
         program::exit_with_parent();
     }
-    let bytes = std::fs::read(&role.config)
-        .with_context(|| format!("could not read the store's settings {}", role.config.display()))?;
-    let settings: StoreSettings =
-        serde_json::from_slice(&bytes).context("the store's settings are damaged")?;
-    let buckets =
-        settings.buckets.iter().map(|(name, access, secret)| BucketConfig::new(name, access, secret));
+    let plan = Plan::read(&role.plan)?;
+    let plan = plan.with_context(|| format!("there is no plan at {}", role.plan.display()))?;
+    let (access_key, secret_key) = &plan.origin_keys;
+    let mut buckets = vec![BucketConfig::new(ORIGIN, access_key, secret_key)];
+    let of_seat = |seat: &SeatPlan| BucketConfig::new(&seat.name, &seat.access_key, &seat.secret_key);
+    buckets.extend(plan.seats.iter().map(of_seat));
+    // It listens to every address only where its seats are elsewhere.
+    let host: Option<IpAddr> = plan.store_host.parse().ok();
+    let ip = host.filter(IpAddr::is_loopback).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let config = ServerConfig {
-        listen: settings.listen,
-        data_dir: Some(settings.dir.clone()),
-        admin: settings
-            .admin
+        listen: SocketAddr::new(ip, plan.store_port),
+        data_dir: Some(role.data),
+        admin: plan
+            .store_admin
             .clone()
             .map(|(port, token)| AdminConfig { listen: SocketAddr::from(([127, 0, 0, 1], port)), token }),
-        ..ServerConfig::in_memory(buckets.collect())
+        ..ServerConfig::temporary(buckets)
     };
     let server = S3Server::start(config).await.context("could not start the store")?;
-    for (bucket, strategy) in &settings.strategies {
-        let setup = adversaries::Setup { validators: settings.validators, ..adversaries::Setup::default() };
-        if let Some(adversary) = adversaries::miner(strategy, &setup) {
-            server.inject(bucket, adversary.faults())?;
+    // The bucket of an adversary may answer readers with faults.
+    let validators = plan.seats_of(protocol::Role::Validator).count();
+    let validators = u16::try_from(validators).unwrap_or(u16::MAX);
+    for seat in &plan.seats {
+        let setup = adversaries::Setup { validators, ..adversaries::Setup::default() };
+        if let Some(adversary) = adversaries::miner(&seat.strategy, &setup) {
+            server.inject(&seat.name, adversary.faults())?;
         }
     }
     tracing::info!(endpoint = server.endpoint(), "the store is up");

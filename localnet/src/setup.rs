@@ -41,9 +41,7 @@ pub struct Wanted {
     pub store_port: Option<u16>,
     /// Whether the store takes fault injection, for tests.
     pub store_admin: bool,
-    pub dataset: PathBuf,
-    pub params: RunParams,
-    pub spec: RunSpec,
+    pub work: Work,
 }
 
 /// The chain to start.
@@ -52,13 +50,13 @@ pub enum ChainWanted {
     Embedded { block_millis: u64 },
     /// Four real nodes, with this program.
     Nodes { binary: PathBuf },
-    /// Nodes at these URLs, which are started from outside.
-    Elsewhere { urls: Vec<String> },
 }
 
 /// The run of a network.
-pub struct Work<'a> {
-    pub dataset: &'a Path,
+#[derive(Clone)]
+pub struct Work {
+    /// The directory of the prepared data.
+    pub dataset: PathBuf,
     pub params: RunParams,
     pub spec: RunSpec,
 }
@@ -79,8 +77,7 @@ pub async fn set_up(
     drop((ports.store, ports.store_admin));
     network.start_store(&plan).await?;
 
-    let work = Work { dataset: &wanted.dataset, params: wanted.params, spec: wanted.spec.clone() };
-    establish(&directory, &mut plan, work, say).await?;
+    establish(&directory, &mut plan, wanted.work.clone(), say).await?;
     locked.write_plan(plan.clone())?;
     Ok((plan, chain))
 }
@@ -90,7 +87,7 @@ pub async fn set_up(
 pub async fn establish(
     directory: &Path,
     plan: &mut Plan,
-    work: Work<'_>,
+    work: Work,
     say: &mut dyn FnMut(&str),
 ) -> anyhow::Result<()> {
     let owner = Key::dev(OWNER)?;
@@ -99,8 +96,7 @@ pub async fn establish(
         Some(run) => {
             say("the run exists already");
             if run.treasury == 0 {
-                let amount = Amount(defaults::TREASURY);
-                owner_chain.submit(Call::Fund { run: run.id, amount }).await?;
+                owner_chain.submit(Call::Fund { run: run.id, amount: defaults::TREASURY }).await?;
             }
             run.id.0
         }
@@ -117,11 +113,11 @@ pub async fn establish(
             let new = NewRun {
                 weights: None,
                 spec: work.spec,
-                dataset: work.dataset,
+                dataset: &work.dataset,
                 params,
                 terms: defaults::terms(),
                 origin: &plan.bucket_url(ORIGIN),
-                fund: Amount(defaults::TREASURY),
+                fund: defaults::TREASURY,
             };
             create::create(&owner_chain, &origin, new).await?.id.0
         }
@@ -157,18 +153,18 @@ pub async fn add_seat(
     let home = directory.join(&seat.name);
     std::fs::create_dir_all(&home).with_context(|| format!("could not make {}", home.display()))?;
     let password_file = home.join("password");
+    // Only this user can read these files, because temporary files are created so.
     if !password_file.exists() {
-        write_private(&password_file, random_hex(16)?.as_bytes())?;
+        write_atomic(&password_file, random_hex(16)?.as_bytes())?;
     }
     let password = KeyPassword::resolve("the seat's keys", Some(&password_file), None, Prompt::Never)?;
     let coldkey = key_at(&home.join("coldkey.json"), &password)?;
     let hotkey = key_at(&home.join("hotkey.json"), &password)?;
     let settings = toml::to_string_pretty(&settings(plan, seat, &home))?;
-    write_private(&home.join("settings.toml"), settings.as_bytes())?;
+    write_atomic(&home.join("settings.toml"), settings.as_bytes())?;
 
     if owner.balance(&coldkey.account()).await? == Balance::default() {
-        let funds = Amount(defaults::COLDKEY_FUNDS);
-        owner.submit(Call::Transfer { to: coldkey.account(), amount: funds }).await?;
+        owner.submit(Call::Transfer { to: coldkey.account(), amount: defaults::COLDKEY_FUNDS }).await?;
     }
     let stake = match seat.role {
         Role::Miner => defaults::MINER_STAKE,
@@ -180,8 +176,8 @@ pub async fn add_seat(
         role: seat.role,
         hotkey: hotkey.hotkey(),
         endpoint: plan.bucket_url(&seat.name),
-        stake: Amount(stake),
-        hotkey_funds: Amount(defaults::HOTKEY_FUNDS),
+        stake,
+        hotkey_funds: defaults::HOTKEY_FUNDS,
         // All seats register at once, and each registration raises the price of the next.
         price_max: Some(Amount(u128::MAX)),
     };
@@ -247,7 +243,6 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
         ChainWanted::Nodes { binary } => {
             ChainPlan::Nodes { binary: binary.clone(), nodes: node_plans(&mut ports.chain)? }
         }
-        ChainWanted::Elsewhere { urls } => ChainPlan::Elsewhere { urls: urls.clone() },
     };
     let store_admin = match &ports.store_admin {
         Some(listener) => Some((number(listener)?, random_hex(16)?)),
@@ -262,7 +257,7 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
         run: 0,
         store_admin,
         origin_keys: new_origin_keys()?,
-        dataset: Some(wanted.dataset.clone()),
+        dataset: Some(wanted.work.dataset.clone()),
         seats,
     };
     Ok((plan, ports))
@@ -336,10 +331,4 @@ fn random_hex(bytes: usize) -> anyhow::Result<String> {
     let mut random = vec![0; bytes];
     getrandom::fill(&mut random).context("the operating system gives no random numbers")?;
     Ok(hex::encode(random))
-}
-
-/// Writes a file that only this user can read, because temporary files are created so.
-fn write_private(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    write_atomic(path, bytes)?;
-    Ok(())
 }

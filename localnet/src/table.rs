@@ -153,7 +153,7 @@ impl Plain {
 /// One finalised window on one line.
 fn window_line(observer: &Observer, window: Window) -> String {
     let outcome = observer.outcomes.get(&window).map_or("", outcome_word);
-    let loss = loss_at(observer, window).map_or("   -".into(), |loss| format!("{loss:.2}"));
+    let loss = observer.held_out_loss(window).map_or("   -".into(), |loss| format!("{loss:.2}"));
     let shares: Vec<String> = observer
         .seats_of(Role::Miner)
         .filter_map(|seat| observer.weight_share(seat.id.uid))
@@ -168,11 +168,6 @@ fn window_line(observer: &Observer, window: Window) -> String {
         _ => String::new(),
     };
     format!("window {:>4}  {outcome:<6}  held-out loss {loss:>4}  {weights}{merged}", window.0)
-}
-
-fn loss_at(observer: &Observer, window: Window) -> Option<f64> {
-    let losses = observer.held_out.get(&window)?;
-    Some(losses.values().sum::<f64>() / losses.len().max(1) as f64)
 }
 
 fn outcome_word(outcome: &Outcome) -> &'static str {
@@ -456,7 +451,7 @@ mod tests {
                 miner-0  honest            6         5         5  0.300    34 %        0 %   297.39 MTL  committed
                 miner-1  honest            6         5         5  0.400    33 %        0 %  1184.71 MTL  committed
                 miner-2  honest            6         5         5  0.500    32 %        0 %     0.00 MTL  training
-                miner-3  copycat           6         5         5  0.600     0 %        0 %     0.00 MTL  faulty
+                miner-3  copycat           6         5         5  0.600     0 %        0 %    <0.01 MTL  faulty
                 uid 7    external          0         0         0      -       -          -     0.50 MTL  training
 
                 validator    strategy  attested  voted  dissents       paid  now
@@ -488,7 +483,7 @@ mod tests {
                 miner-0  honest            6         5         5    34 %   297.39 MTL  committed
                 miner-1  honest            6         5         5    33 %  1184.71 MTL  committed
                 miner-2  honest            6         5         5    32 %     0.00 MTL  training
-                miner-3  copycat           6         5         5     0 %     0.00 MTL  faulty
+                miner-3  copycat           6         5         5     0 %    <0.01 MTL  faulty
                 uid 7    external          0         0         0       -     0.50 MTL  training
 
                 validator    strategy  attested  voted  dissents       paid  now
@@ -504,29 +499,29 @@ mod tests {
             60,
             24,
             expect![[r#"
-            Mettle localnet   one model everywhere
-            window 6   merge and vote   block #376, 4 left
-            held-out loss 3.07 (start 7.99 · unigram baseline 6.32)
-            last merge: window 5, 4 contributions, 91.6 kB
-            held-out loss by window, from window 0
-             7.99 █
-                  █▄
-                  ██
-                  ██▆
-                  ███▅
-             3.07 ████▆▃▁
+                Mettle localnet   one model everywhere
+                window 6   merge and vote   block #376, 4 left
+                held-out loss 3.07 (start 7.99 · unigram baseline 6.32)
+                last merge: window 5, 4 contributions, 91.6 kB
+                held-out loss by window, from window 0
+                 7.99 █
+                      █▄
+                      ██
+                      ██▆
+                      ███▅
+                 3.07 ████▆▃▁
 
-            miner    strategy  selected  weight         paid  now
-            miner-0  honest           5    34 %   297.39 MTL  committed
-            miner-1  honest           5    33 %  1184.71 MTL  committed
-            miner-2  honest           5    32 %     0.00 MTL  training
-            miner-3  copycat          5     0 %     0.00 MTL  faulty
-            uid 7    external         0       -     0.50 MTL  training
+                miner    strategy  selected  weight         paid  now
+                miner-0  honest           5    34 %   297.39 MTL  committed
+                miner-1  honest           5    33 %  1184.71 MTL  committed
+                miner-2  honest           5    32 %     0.00 MTL  training
+                miner-3  copycat          5     0 %    <0.01 MTL  faulty
+                uid 7    external         0       -     0.50 MTL  training
 
-            validator    strategy  attested  voted       paid  now
-            validator-0  honest           6      6  61.23 MTL  attested
-            validator-1  honest           6      6  61.23 MTL  voted
-            validator-2  honest           6      6  61.23 MTL  waiting"#]],
+                validator    strategy  attested  voted       paid  now
+                validator-0  honest           6      6  61.23 MTL  attested
+                validator-1  honest           6      6  61.23 MTL  voted
+                validator-2  honest           6      6  61.23 MTL  waiting"#]],
         );
     }
 
@@ -544,7 +539,7 @@ mod tests {
                 miner-0  honest            6         5         5    34 %   297.39 MTL  committed
                 miner-1  honest            6         5         5    33 %  1184.71 MTL  committed
                 miner-2  honest            6         5         5    32 %     0.00 MTL  training
-                miner-3  copycat           6         5         5     0 %     0.00 MTL  faulty
+                miner-3  copycat           6         5         5     0 %    <0.01 MTL  faulty
                 uid 7    external          0         0         0       -     0.50 MTL  training
                 validator    strategy  attested  voted  dissents       paid  now
                 … 3 more rows: enlarge the terminal"#]],

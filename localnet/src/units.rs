@@ -1,11 +1,10 @@
 //! Numbers as people read them. Exact values are in the JSON report.
 
-/// The chain's token in its smallest unit.
-const MTL: u128 = 1_000_000_000_000;
+use chain_client::Amount;
 
-/// An amount with two decimals, cut and not rounded: never more than there is.
+/// An amount of the smallest unit in tokens, with two decimals.
 pub fn amount(smallest_units: u128) -> String {
-    format!("{}.{:02} MTL", smallest_units / MTL, smallest_units % MTL / (MTL / 100))
+    format!("{:.2}", Amount(smallest_units))
 }
 
 pub fn bytes(count: u64) -> String {
@@ -40,7 +39,7 @@ mod tests {
     fn an_amount_has_two_decimals_and_is_never_rounded_up() {
         assert_eq!(amount(0), "0.00 MTL");
         assert_eq!(amount(297_398_538_212_279), "297.39 MTL");
-        assert_eq!(amount(MTL - 1), "0.99 MTL");
+        assert_eq!(amount(999_999_999_999), "0.99 MTL");
         assert_eq!(amount(1_234_050_000_000_000), "1234.05 MTL");
     }
 

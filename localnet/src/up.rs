@@ -8,7 +8,7 @@ use crate::{
     observe::Observer,
     report::Report,
     seats::Seats,
-    setup::{self, ChainWanted, Wanted},
+    setup::{self, ChainWanted, Wanted, Work},
     table::{Display, View},
 };
 use anyhow::{Context as _, bail};
@@ -119,14 +119,12 @@ impl Up {
 pub async fn run(up: Up) -> anyhow::Result<()> {
     check(&up)?;
     // Locked before the data is prepared, which may take a minute.
-    let temporary = match &up.dir {
-        Some(_) => None,
-        None => Some(tempfile::Builder::new().prefix("mettle-localnet-").tempdir()?),
-    };
-    let directory = match (&up.dir, &temporary) {
-        (Some(directory), _) => directory.clone(),
-        (None, Some(temporary)) => temporary.path().join("network"),
-        (None, None) => unreachable!("without a directory there is a temporary one"),
+    let (directory, temporary) = match &up.dir {
+        Some(directory) => (directory.clone(), None),
+        None => {
+            let temporary = tempfile::Builder::new().prefix("mettle-localnet-").tempdir()?;
+            (temporary.path().join("network"), Some(temporary))
+        }
     };
     let mut locked = LockedDirectory::lock(&directory)?;
     let executable = std::env::current_exe().context("could not find this program's own file")?;
@@ -143,51 +141,16 @@ pub async fn run(up: Up) -> anyhow::Result<()> {
     ended
 }
 
-/// One session in a locked directory. Ctrl-C ends it at any time, without an error.
+/// One session in a locked directory, and the report on it. Ctrl-C ends it at any time, without an error.
 async fn session(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -> anyhow::Result<()> {
     let mut stop = program::StopSignal::listen();
-    let started = tokio::select! {
+    let (plan, chain, unigram_loss) = tokio::select! {
         started = start(up, locked, network) => started?,
         () = stop.told() => {
             println!("stopped before the network was up");
             return Ok(());
         }
     };
-    live(up, locked, network, started, stop).await
-}
-
-/// A network that is up.
-struct Started {
-    plan: Plan,
-    chain: Arc<dyn Chain>,
-    unigram_loss: f64,
-}
-
-async fn start(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -> anyhow::Result<Started> {
-    let (plan, chain) = match locked.plan.clone() {
-        Some(plan) => resume(network, plan).await?,
-        None => make(up, locked, network).await?,
-    };
-    let dataset = {
-        let directory = plan.dataset.clone().context("this network was not made by `up`")?;
-        tokio::task::spawn_blocking(move || Dataset::open(&directory, None)).await??
-    };
-    let unigram_loss = tokio::task::spawn_blocking(move || dataset.unigram_loss()).await??;
-    for seat in &plan.seats {
-        network.start_seat(&plan, seat)?;
-    }
-    Ok(Started { plan, chain, unigram_loss })
-}
-
-/// Shows a network that is up until the session ends, and reports on it.
-async fn live(
-    up: &Up,
-    locked: &LockedDirectory,
-    network: &mut Network,
-    started: Started,
-    stop: program::StopSignal,
-) -> anyhow::Result<()> {
-    let Started { plan, chain, unigram_loss } = started;
     let kept = match &up.dir {
         Some(_) => format!("kept in {}", locked.path().display()),
         None => "temporary: --dir DIR keeps a network".into(),
@@ -205,6 +168,25 @@ async fn live(
         println!("report: {}", path.display());
     }
     ended
+}
+
+/// Starts the network, and returns its plan, its chain, and the unigram baseline of its data.
+async fn start(
+    up: &Up,
+    locked: &mut LockedDirectory,
+    network: &mut Network,
+) -> anyhow::Result<(Plan, Arc<dyn Chain>, f64)> {
+    let (plan, chain) = match locked.plan.clone() {
+        Some(plan) => resume(network, plan).await?,
+        None => make(up, locked, network).await?,
+    };
+    let directory = plan.dataset.clone().context("this network was not made by `up`")?;
+    let measure = move || anyhow::Ok(Dataset::open(&directory, None)?.unigram_loss()?);
+    let unigram_loss = tokio::task::spawn_blocking(measure).await??;
+    for seat in &plan.seats {
+        network.start_seat(&plan, seat)?;
+    }
+    Ok((plan, chain, unigram_loss))
 }
 
 /// Shows the network until enough windows are finalised, Ctrl-C, or the end of a process. Returns the time since the
@@ -229,7 +211,7 @@ async fn watch(
         match network.died() {
             Ok(None) => {}
             Ok(Some(died)) => break Err(died.into()),
-            Err(error) => break Err(error.into()),
+            Err(error) => break Err(error),
         }
         match tokio::time::timeout(READ_WITHIN, observer.look(&**chain)).await {
             Ok(Ok(())) => {
@@ -298,9 +280,7 @@ async fn make(
         chain_port: up.chain_port,
         store_port: up.store_port,
         store_admin: false,
-        dataset,
-        params,
-        spec: defaults::spec(),
+        work: Work { dataset, params, spec: defaults::spec() },
     };
     setup::set_up(locked, network, &wanted, &mut |what| println!("{what} …")).await
 }

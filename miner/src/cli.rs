@@ -50,49 +50,41 @@ pub struct Start {
 
 /// Runs the program named by this process's arguments.
 pub fn main() -> ExitCode {
-    exit(Cli::parse())
+    main_with(std::env::args_os())
 }
 
 /// Runs the program as if it had been started with `arguments`, the program's name first.
 pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    exit(Cli::parse_from(arguments))
-}
-
-fn exit(cli: Cli) -> ExitCode {
-    program::run_to_exit(Box::pin(run(cli)))
+    program::run_to_exit(Box::pin(run(Cli::parse_from(arguments))))
 }
 
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Moved(arguments) => moved::forward(Role::Miner, &arguments),
-        Command::Start(start) => {
-            self::start(start, Box::new(|opened| Ok((opened, Box::new(DefaultStrategy))))).await
+        Command::Start(start) => self::start(start, Box::new(|_| Box::new(DefaultStrategy))).await,
+    }
+}
+
+/// Makes the strategy of an opened node.
+pub type MakeStrategy = Box<dyn FnOnce(&NodeContext) -> Box<dyn Strategy>>;
+
+/// Mines until Ctrl-C.
+pub fn start(start: Start, strategy: MakeStrategy) -> LocalBoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(async move {
+        if start.with_parent {
+            program::exit_with_parent();
         }
-    }
-}
-
-/// Replaces store, chain or strategy of the opened node.
-pub type Change = Box<dyn FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>>;
-
-/// Mines until Ctrl-C. `changed` may replace parts of the opened node.
-pub fn start(start: Start, changed: Change) -> LocalBoxFuture<'static, anyhow::Result<()>> {
-    Box::pin(mine_until_told(start, changed))
-}
-
-async fn mine_until_told(start: Start, changed: Change) -> anyhow::Result<()> {
-    if start.with_parent {
-        program::exit_with_parent();
-    }
-    let settings = Settings::read(&start.flags)?;
-    let shutdown = Arc::new(ShutdownHandle::default());
-    let work = mine(settings, start, changed, shutdown.clone());
-    shutdown.run_until_stopped(Box::pin(work)).await
+        let settings = Settings::read(&start.flags)?;
+        let shutdown = Arc::new(ShutdownHandle::default());
+        let work = mine(settings, start, strategy, shutdown.clone());
+        shutdown.run_until_stopped(Box::pin(work)).await
+    })
 }
 
 async fn mine(
     settings: Settings,
     start: Start,
-    changed: Change,
+    strategy: MakeStrategy,
     shutdown: Arc<ShutdownHandle>,
 ) -> anyhow::Result<()> {
     // First, so that monitoring sees a node that is starting.
@@ -100,7 +92,8 @@ async fn mine(
         Some(address) => Some(Metrics::serve(address, Role::Miner).await?),
         None => None,
     };
-    let (mut opened, strategy) = changed(node::open(&settings, Role::Miner).await?)?;
+    let mut opened = node::open(&settings, Role::Miner).await?;
+    let strategy = strategy(&opened);
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut opened);
     }

@@ -3,13 +3,12 @@
 use crate::{
     compress,
     contribution_store::{ContributionStoreError, PendingContribution},
-    error::{Missed, RunError, Stop},
+    error::{Missed, RunError, Stop, is_full},
     local::LocalState,
     progress,
     run::Miner,
     train_window::TrainedWindow,
 };
-use chain_client::Call;
 use kernels::encode::Source;
 use node::{Entry, ModelState, durable::DiskFullRetry, error_chain};
 use protocol::{Block, submission::Header, view::WindowView};
@@ -42,7 +41,7 @@ impl Miner {
                 progress::file(&self.node.directory).remove();
                 Ok(pending)
             }
-            Err(full) if full.is_full() => {
+            Err(full) if is_full(&full) => {
                 self.forget_training().await?;
                 Err(Missed::NoRoom(full).into())
             }
@@ -63,7 +62,7 @@ impl Miner {
         });
         match resumed.await {
             Err(RunError::Contribution(ContributionStoreError::Lost(lost))) => Err(Missed::Lost(lost).into()),
-            Err(full) if full.is_full() => Err(Missed::NoRoom(full).into()),
+            Err(full) if is_full(&full) => Err(Missed::NoRoom(full).into()),
             resumed => Ok(resumed?),
         }
     }
@@ -86,7 +85,7 @@ impl Miner {
             return Ok(());
         }
         match self.record_commitment(&pending, self.node.schedule().commit_deadline(open)).await {
-            Err(full) if full.is_full() => Err(Missed::NoRoom(full).into()),
+            Err(full) if is_full(&full) => Err(Missed::NoRoom(full).into()),
             recorded => Ok(recorded?),
         }
     }
@@ -96,17 +95,18 @@ impl Miner {
         if pending.committed {
             return Ok(());
         }
-        let (run, window, digest) = (self.node.run_id(), pending.window, pending.digest);
+        let (window, digest) = (pending.window, pending.digest);
         if !self.is_committed(pending).await? {
-            match self.node.chain().submit(Call::Commit { run, window, digest }).await {
+            let file = self.local.store.path(pending);
+            match self.strategy.commit(self.node.follower(), pending, &file).await {
                 Err(error) if !error.is_transient() => return Err(Missed::Refused(error).into()),
-                included => drop(included.map_err(RunError::from)?),
+                committed => committed.map_err(RunError::from)?,
             }
         }
         // A committed body leaves the residual, merged or not (PROT-10).
         let until = self.node.schedule().commit_deadline(window);
         match self.record_commitment(pending, until).await {
-            Err(full) if full.is_full() => {
+            Err(full) if is_full(&full) => {
                 // The bytes are on the disk and the chain knows them: the next window begins with the record.
                 let error = error_chain(&full);
                 tracing::warn!(
@@ -144,7 +144,7 @@ impl Miner {
     /// Runs `change` on the snapshot, off the executor. If the disk is full, retries until `until` is finalised.
     ///
     /// # Errors
-    /// The last error, which [is full](RunError::is_full) if `until` passed. The snapshot is then as on the disk.
+    /// The last error, which [is full](is_full) if `until` passed. The snapshot is then as on the disk.
     async fn change_snapshot<T: Send + 'static>(
         &mut self,
         until: Block,
@@ -158,7 +158,7 @@ impl Miner {
             let done = self.compute(move |local, state| local.change(|local| change(local, state))).await;
             done.map_err(RunError::from)
         };
-        retry.wait_until(until, &mut heads, RunError::is_full, attempt).await
+        retry.wait_until(until, &mut heads, is_full, attempt).await
     }
 
     /// The header of this seat's contribution to the held window.

@@ -2,12 +2,13 @@
 
 use crate::{
     contribution_store::{ContributionFileError, ContributionStoreError, SnapshotError},
-    publish::PublishError,
     train::TrainingError,
 };
 use chain_client::ChainError;
 use nn::ModelError;
 use node::{NodeError, WorkDied, error_chain};
+use std::{error::Error, iter};
+use store::StoreError;
 
 /// What a miner cannot go on without.
 #[derive(Debug, thiserror::Error)]
@@ -50,19 +51,15 @@ pub(crate) enum Missed {
     Refused(ChainError),
     #[error("the committed contribution cannot be uploaded: {}", error_chain(.0))]
     Lost(ContributionFileError),
-    #[error("{}", error_chain(.0))]
-    NotUploaded(PublishError),
+    #[error("the bucket did not take the contribution before the reveal deadline: {}", error_chain(.0))]
+    NotUploaded(StoreError),
 }
 
-impl RunError {
-    /// Whether the disk is full.
-    pub(crate) fn is_full(&self) -> bool {
-        match self {
-            RunError::Contribution(error) => error.is_full(),
-            RunError::Snapshot(error) => error.is_full(),
-            _ => false,
-        }
-    }
+/// Whether an error comes of a full disk. The last good files are unchanged.
+pub(crate) fn is_full<E: Error + 'static>(error: &E) -> bool {
+    let first: &(dyn Error + 'static) = error;
+    let mut causes = iter::successors(Some(first), |&cause| cause.source());
+    causes.any(|cause| cause.downcast_ref().is_some_and(node::durable::is_full))
 }
 
 impl From<ChainError> for RunError {

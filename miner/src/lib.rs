@@ -7,7 +7,6 @@ pub mod contribution_store;
 pub mod error;
 pub mod local;
 pub mod progress;
-pub mod publish;
 pub mod run;
 pub mod shutdown;
 pub mod strategy;

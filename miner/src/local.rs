@@ -1,6 +1,9 @@
 //! The miner's own state, which moves to a thread for every computation on the whole model.
 
-use crate::contribution_store::{ContributionStore, ContributionStoreError, Snapshot, SnapshotError};
+use crate::{
+    contribution_store::{ContributionStore, ContributionStoreError, Snapshot, SnapshotError},
+    error::is_full,
+};
 use nn::Trainer;
 use protocol::Window;
 
@@ -13,27 +16,21 @@ pub struct LocalState {
     pub store: ContributionStore,
 }
 
-/// What a start found on the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
-    Nothing,
-    Snapshot,
-    /// The snapshot was damaged or missing, and its backup is used.
-    Backup,
-}
-
 impl LocalState {
-    /// Reads the snapshot and puts the trainer's optimiser there. Without one, the residual for `window` is empty.
+    /// Reads the snapshot and puts the trainer's optimiser there. Without one, the residual for `window` is empty. Also
+    /// returns whether the backup was read; `None` without a snapshot.
     pub fn load(
         store: ContributionStore,
         mut trainer: Trainer,
         window: Window,
-    ) -> Result<(LocalState, Found), SnapshotError> {
-        let (snapshot, found) = match store.open(&mut trainer)? {
-            Some(read) => (read.value, if read.from_backup { Found::Backup } else { Found::Snapshot }),
-            None => (Snapshot::fresh(window, store.codec.schema().values()), Found::Nothing),
+    ) -> Result<(LocalState, Option<bool>), SnapshotError> {
+        let found = store.open(&mut trainer)?;
+        let from_backup = found.as_ref().map(|found| found.from_backup);
+        let snapshot = match found {
+            Some(found) => found.value,
+            None => Snapshot::fresh(window, store.codec.schema().values()),
         };
-        Ok((LocalState { trainer, snapshot, store }, found))
+        Ok((LocalState { trainer, snapshot, store }, from_backup))
     }
 
     /// Runs `change` on the snapshot. If the disk is full, reads the snapshot again, as `change` may have left it half
@@ -43,7 +40,7 @@ impl LocalState {
         change: impl FnOnce(&mut LocalState) -> Result<T, ContributionStoreError>,
     ) -> Result<T, ContributionStoreError> {
         let done = change(self);
-        if done.as_ref().is_err_and(ContributionStoreError::is_full) {
+        if done.as_ref().is_err_and(is_full) {
             // Freed first: the residual is as large as the model.
             self.snapshot.residual = Vec::new();
             self.snapshot = self.store.reload()?;

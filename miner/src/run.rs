@@ -2,10 +2,9 @@
 
 use crate::{
     contribution_store::{ContributionStore, PendingContribution},
-    error::{Missed, RunError, Stop},
-    local::{Found, LocalState},
+    error::{Missed, RunError, Stop, is_full},
+    local::LocalState,
     progress::SnapshotInterval,
-    publish,
     shutdown::ShutdownHandle,
     strategy::Strategy,
 };
@@ -13,7 +12,10 @@ use futures::future::LocalBoxFuture;
 use nn::Trainer;
 use node::{Entry, Lent, ModelState, Node, Skip, durable::DiskFullRetry};
 use protocol::Window;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+/// Between two tries of an upload.
+const RETRY_UPLOAD: Duration = Duration::from_millis(500);
 
 /// A miner. Time comes from the chain's heads; chain, store, data and trainer are given.
 pub struct Miner {
@@ -54,16 +56,16 @@ impl Miner {
         };
         let window = node.window();
         let loaded = node.blocking.run(move || LocalState::load(store, trainer, window)).await;
-        let (local, found) = loaded?;
+        let (local, from_backup) = loaded?;
         let mut local = Lent::new(local);
-        match found {
-            Found::Snapshot => {}
-            Found::Backup => node.journal.write(&Entry::FellBack { file: "miner.snapshot".into() }),
-            Found::Nothing => {
+        match from_backup {
+            Some(false) => {}
+            Some(true) => node.journal.write(&Entry::FellBack { file: "miner.snapshot".into() }),
+            None => {
                 let mut retry = DiskFullRetry::new(&node.journal.disk);
-                let begin = |local: &mut Lent<LocalState>| local.store.begin(&local.snapshot, &local.trainer);
+                let begin = |local: &mut Lent<LocalState>| local.store.save(&local.snapshot, &local.trainer);
                 while let Err(error) = node.blocking.with(&mut local, begin).await {
-                    if !error.is_full() {
+                    if !is_full(&error) {
                         return Err(error.into());
                     }
                     tokio::time::sleep(retry.refused(&error)).await;
@@ -132,13 +134,20 @@ impl Miner {
         self.publish(&pending).await
     }
 
+    /// Uploads the contribution, in parts if it is large. Retries until the reveal deadline is finalised.
     async fn publish(&mut self, pending: &PendingContribution) -> Result<(), Stop> {
         let (window, store) = (pending.window, self.local.store.clone());
         let (path, checked) = (store.path(pending), pending.clone());
         self.node.blocking.run(move || store.check(&checked)).await.map_err(Missed::Lost)?;
         let reveal_by = self.node.schedule().reveal_deadline(window);
-        let (bucket, run, heads) = (&*self.node.store, self.node.run_id(), &self.node.heads);
-        publish::upload(bucket, run, pending, &path, heads, reveal_by).await.map_err(Missed::NotUploaded)?;
+        let node = &self.node;
+        while let Err(error) = self.strategy.upload(node.follower(), &*node.store, pending, &path).await {
+            if reveal_by <= node.block() {
+                return Err(Missed::NotUploaded(error).into());
+            }
+            tracing::warn!(window = window.0, %error, "upload failed, trying again");
+            tokio::time::sleep(RETRY_UPLOAD).await;
+        }
         let bytes = pending.length;
         tracing::info!(window = window.0, bytes, "uploaded");
         self.node.journal.write(&Entry::Uploaded { window, bytes });

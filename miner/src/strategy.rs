@@ -1,11 +1,15 @@
 //! The decisions in which miners may differ.
 //!
 //! How a miner works is its own business; these are the points at which it shows in what it submits. The program uses
-//! [`DefaultStrategy`]. The adversaries of `localnet` use others, and wrap store and chain, which are parameters.
+//! [`DefaultStrategy`], the adversaries of `localnet` use others.
 
+use crate::contribution_store::PendingContribution;
 use async_trait::async_trait;
+use chain_client::{Call, ChainError};
 use node::Follower;
-use protocol::{Window, view::WindowView};
+use protocol::{Window, keys, view::WindowView};
+use std::path::Path;
+use store::{Store, StoreError};
 
 /// The decisions of one miner. The defaults are those of an honest one.
 #[async_trait]
@@ -32,6 +36,29 @@ pub trait Strategy: Send {
         after: Vec<f32>,
     ) -> Vec<f32> {
         after
+    }
+
+    /// Commits to the contribution in `file`. Called again after a crash.
+    async fn commit(
+        &mut self,
+        follower: &Follower,
+        pending: &PendingContribution,
+        _file: &Path,
+    ) -> Result<(), ChainError> {
+        let (run, window, digest) = (follower.run.id, pending.window, pending.digest);
+        follower.chain.submit(Call::Commit { run, window, digest }).await.map(drop)
+    }
+
+    /// Uploads the contribution in `file` to the seat's bucket. Called again after an error.
+    async fn upload(
+        &mut self,
+        follower: &Follower,
+        bucket: &dyn Store,
+        pending: &PendingContribution,
+        file: &Path,
+    ) -> Result<(), StoreError> {
+        let key = keys::contribution(follower.run.id, pending.window, &pending.digest);
+        bucket.put_file(&key, file).await.map(drop)
     }
 }
 

@@ -4,11 +4,10 @@
 //! it succeeds, the device had computed wrongly, and training goes on; if not, the window is given up with a
 //! diagnosis.
 
-use codec::{Decode, Encode, EncodeLike, Input, Output};
+use codec::{Decode, Encode};
 use dataset::{Dataset, Prefetch, ReadError};
 use nn::{ModelError, Step, Trainer};
 use std::{
-    fmt,
     sync::atomic::{AtomicBool, Ordering},
     time::Instant,
 };
@@ -17,7 +16,7 @@ use std::{
 const BATCHES_AHEAD: usize = 4;
 
 /// The training of one window so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 pub struct Trained {
     /// `t`: sequences finished, a prefix of those assigned (PROT-6).
     pub sequences: u32,
@@ -52,13 +51,22 @@ pub enum TrainingError {
 }
 
 /// The diagnosis of a repeated step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
     /// The repetition gave another result, or the device failed.
+    #[error(
+        "run again from the same state it came out otherwise, or the device failed again, so it is the device: check its memory, temperature and clock, or use another"
+    )]
     Device,
     /// The weights or the optimiser's moments are not finite: no step can succeed.
+    #[error(
+        "the weights or the optimiser hold something that is no number, so it is neither this step's data nor the device now: they are loaded afresh for the next window"
+    )]
     State,
     /// The repetition gave the same result from a finite state, or the data does not fit the model.
+    #[error(
+        "run again from the same state it came out the same, so it is not the device: it is these sequences, or a learning rate that is too high (train.learning_rate)"
+    )]
     Data,
 }
 
@@ -203,40 +211,6 @@ fn alike((one, other): (f64, f64)) -> bool {
         (true, true) => (one - other).abs() <= 1e-3 * one.abs().max(other.abs()),
         (false, false) => true,
         _ => false,
-    }
-}
-
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Cause::Device => {
-                "run again from the same state it came out otherwise, or the device failed again, so it is the device: check its memory, temperature and clock, or use another"
-            }
-            Cause::State => {
-                "the weights or the optimiser hold something that is no number, so it is neither this step's data nor the device now: they are loaded afresh for the next window"
-            }
-            Cause::Data => {
-                "run again from the same state it came out the same, so it is not the device: it is these sequences, or a learning rate that is too high (train.learning_rate)"
-            }
-        })
-    }
-}
-
-/// Encodes fractions as their bits.
-impl Encode for Trained {
-    fn encode_to<T: Output + ?Sized>(&self, to: &mut T) {
-        let bits = [self.loss_first, self.loss_last, self.seconds, self.data_seconds].map(f64::to_bits);
-        (self.sequences, self.steps, bits).encode_to(to);
-    }
-}
-
-impl EncodeLike for Trained {}
-
-impl Decode for Trained {
-    fn decode<I: Input>(from: &mut I) -> Result<Trained, codec::Error> {
-        let (sequences, steps, bits) = <(u32, u32, [u64; 4])>::decode(from)?;
-        let [loss_first, loss_last, seconds, data_seconds] = bits.map(f64::from_bits);
-        Ok(Trained { sequences, steps, loss_first, loss_last, seconds, data_seconds })
     }
 }
 

@@ -76,7 +76,7 @@ fn a_loss_that_explodes_twice_gives_up_the_window_and_changes_nothing() {
     let before = state(&trainer);
     let kept =
         Snapshot { residual: vec![0.25; schema.values()], ..Snapshot::fresh(Window(3), schema.values()) };
-    store.begin(&kept, &trainer).unwrap();
+    store.save(&kept, &trainer).unwrap();
 
     trainer.refuse_loss_above(2.0 * f64::from(scene.dataset.vocab()).ln());
     trainer.load(&scene.theta).unwrap();

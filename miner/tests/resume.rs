@@ -196,7 +196,7 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
         Some(found) => found.value,
         None => {
             let fresh = Snapshot::fresh(state.window, schema.values());
-            store.begin(&fresh, &trainer)?;
+            store.save(&fresh, &trainer)?;
             fresh
         }
     };

@@ -52,7 +52,7 @@ impl BlockClock {
 }
 
 /// Seconds in their two largest units.
-fn span(seconds: u64) -> String {
+pub fn span(seconds: u64) -> String {
     const UNITS: [(&str, u64); 4] = [("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)];
     let large = UNITS.iter().position(|(_, unit)| seconds >= *unit).unwrap_or(UNITS.len() - 1);
     let (name, unit) = UNITS[large];

@@ -1,6 +1,6 @@
 //! `mettle dataset prepare`: turns text into a dataset.
 
-use crate::{formats::AllFormats, help, output::Output};
+use crate::{block_clock::span, formats::AllFormats, help, output::Output};
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use dataset::{
@@ -220,7 +220,7 @@ fn line(progress: &Progress, began_at: u64, elapsed: Duration) -> String {
     let speed = done.saturating_sub(began_at) as f64 / seconds;
     if seconds >= 1.0 && speed > 0.0 {
         let left = of.saturating_sub(done) as f64 / speed;
-        line += &format!(", {}/s, {} left", size(speed as u64), time(left));
+        line += &format!(", {}/s, {} left", size(speed as u64), span(left.ceil() as u64));
     }
     line
 }
@@ -232,15 +232,6 @@ fn size(bytes: u64) -> String {
         _ => (bytes as f64 / 1e9, "GB"),
     };
     format!("{value:.1} {unit}")
-}
-
-fn time(seconds: f64) -> String {
-    let seconds = seconds.ceil() as u64;
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
-        _ => format!("{} h {:02} min", seconds / 3600, seconds % 3600 / 60),
-    }
 }
 
 #[cfg(test)]
@@ -263,9 +254,5 @@ mod tests {
         assert_eq!(line(&reading, 0, Duration::ZERO), "reading  [####################] 7.0 kB of 7.0 kB");
         let empty = Progress::Reading { files: 0, bytes: 0, of: 0 };
         assert_eq!(line(&empty, 0, Duration::ZERO), "read 0 files, 0.0 of 0.0 MB");
-        assert_eq!(
-            (time(59.1), time(3599.0), time(7260.0)),
-            ("1 min 00 s".into(), "59 min 59 s".into(), "2 h 01 min".into())
-        );
     }
 }

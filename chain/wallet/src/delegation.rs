@@ -4,8 +4,8 @@ use crate::{
     block_clock::BlockClock,
     help,
     output::Output,
-    seat::{ColdkeyFlags, Seat, seat_at},
-    signing::{ConfirmArgs, OnBehalf, Signer, SigningSession, TransactionPlan, units},
+    seat::{ColdkeyFlags, Seat},
+    signing::{AccountSigner, RunSession, Signer, TransactionPlan, freed, unbonding_json, units},
 };
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{
@@ -14,11 +14,11 @@ use chain_client::{
     terms::{self, percent},
 };
 use clap::Subcommand;
-use node::config::{AccountFlags, EndpointArgs, SeatFlags};
+use node::config::{AccountFlags, SeatFlags};
 use protocol::{
     Role, Uid,
     params::Permille,
-    view::{Account, NominationView, RunStatus, SeatStatus},
+    view::{Account, NominationView},
 };
 use serde_json::{Value, json};
 
@@ -49,17 +49,10 @@ pub enum DelegationCommand {
 #[derive(Clone, Debug, clap::Args)]
 pub struct Nominate {
     #[command(flatten)]
-    pub account: AccountFlags,
-    /// The validator's uid.
-    #[arg(long, value_name = "UID")]
-    pub uid: u16,
+    pub flags: NominatorFlags,
     /// How much, such as 100 or "12.5 MTL".
     #[arg(long, value_name = "AMOUNT")]
     pub amount: Amount,
-    #[command(flatten)]
-    pub behalf: OnBehalf,
-    #[command(flatten)]
-    pub confirm: ConfirmArgs,
 }
 
 /// Take stake back from behind a validator
@@ -69,20 +62,13 @@ pub struct Nominate {
 #[group(id = "how_much", required = true, multiple = false, args = ["amount", "all"])]
 pub struct Unnominate {
     #[command(flatten)]
-    pub account: AccountFlags,
-    /// The validator's uid.
-    #[arg(long, value_name = "UID")]
-    pub uid: u16,
+    pub flags: NominatorFlags,
     /// How much, such as 100 or "12.5 MTL".
     #[arg(long, value_name = "AMOUNT")]
     pub amount: Option<Amount>,
     /// Everything that is behind the validator.
     #[arg(long)]
     pub all: bool,
-    #[command(flatten)]
-    pub behalf: OnBehalf,
-    #[command(flatten)]
-    pub confirm: ConfirmArgs,
 }
 
 /// Show nominations, claim their pay, or withdraw them
@@ -101,23 +87,19 @@ pub struct Nominations {
 pub enum Fetch {
     /// Claim the pay of a nomination
     #[command(after_help = help::signing(&["mettle nominations claim --key my-account.json --uid 3"]))]
-    Claim(FetchFlags),
+    Claim(NominatorFlags),
     /// Release nominated stake that has unbonded
     #[command(after_help = help::signing(&["mettle nominations withdraw --key my-account.json --uid 3"]))]
-    Withdraw(FetchFlags),
+    Withdraw(NominatorFlags),
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct FetchFlags {
+pub struct NominatorFlags {
     #[command(flatten)]
-    pub account: AccountFlags,
+    pub signer: AccountSigner,
     /// The validator's uid.
     #[arg(long, value_name = "UID")]
     pub uid: u16,
-    #[command(flatten)]
-    pub behalf: OnBehalf,
-    #[command(flatten)]
-    pub confirm: ConfirmArgs,
 }
 
 /// Set the share of its nominators' pay that a validator keeps
@@ -130,8 +112,6 @@ pub struct SetCommission {
     /// The share in percent, "12.5 %", or in thousandths, 125.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub commission: Permille,
-    #[command(flatten)]
-    pub confirm: ConfirmArgs,
 }
 
 fn parse_share(text: &str) -> Result<Permille, String> {
@@ -155,208 +135,153 @@ pub async fn run(command: DelegationCommand, output: &mut Output<'_>) -> anyhow:
     }
 }
 
-/// The signing key, and the account that it acts for.
-pub(crate) fn signer(
-    args: &EndpointArgs,
-    behalf: &OnBehalf,
-    whose: &'static str,
-) -> anyhow::Result<(Signer, Account)> {
-    let Some(source) = args.key.clone() else {
-        bail!("no key to sign with: add --key KEY, or `key = \"FILE\"` to the settings file");
-    };
-    let proxy_of = behalf.account()?;
-    let signer = Signer {
-        source,
-        password_file: args.password_file.clone(),
-        whose: if proxy_of.is_some() { "a proxy" } else { whose },
-    };
-    let account = match proxy_of {
-        Some(real) => real,
-        None => signer.account()?,
-    };
-    Ok((signer, account))
-}
-
-/// A run's status and clock.
-async fn run_of(session: &SigningSession, args: &EndpointArgs) -> anyhow::Result<(RunStatus, BlockClock)> {
-    let status = session.chain.status(args.run).await?;
-    let clock = BlockClock::read(&*session.chain, status.run.params.schedule).await?;
-    Ok((status, clock))
-}
-
-async fn validator_at(session: &SigningSession, args: &EndpointArgs, uid: Uid) -> anyhow::Result<SeatStatus> {
-    let seat = seat_at(&*session.chain, args.run, uid).await?;
-    let seat = seat.with_context(|| format!("there is no uid {uid} in run {}", args.run))?;
-    ensure!(
-        seat.seat.role == Role::Validator,
-        "uid {uid} of run {} is a miner: only validators can be nominated",
-        args.run
-    );
-    Ok(seat)
-}
-
-/// The nomination of `uid` by `account`.
-async fn behind(
-    session: &SigningSession,
-    args: &EndpointArgs,
-    account: &Account,
+/// A nominator, and the validator that it names.
+struct Nominator {
+    session: RunSession,
+    signer: Signer,
+    account: Account,
     uid: Uid,
-) -> anyhow::Result<Option<NominationView>> {
-    let nominations = session.chain.account_status(args.run, account).await?.nominations;
-    Ok(nominations.into_iter().find(|nomination| nomination.validator == uid))
+}
+
+impl Nominator {
+    async fn open(flags: &NominatorFlags) -> anyhow::Result<Nominator> {
+        let args = flags.signer.account.read()?;
+        let signer = flags.signer.signer(&args, "the nominator")?;
+        let account = signer.account()?;
+        Ok(Nominator { session: RunSession::open(args).await?, signer, account, uid: Uid(flags.uid) })
+    }
+
+    /// What the nominator has behind the validator.
+    async fn nomination(&self) -> anyhow::Result<Option<NominationView>> {
+        let account = self.session.chain().account_status(self.session.run, &self.account).await?;
+        Ok(account.nominations.into_iter().find(|nomination| nomination.validator == self.uid))
+    }
+
+    async fn amount(&self) -> anyhow::Result<Amount> {
+        Ok(Amount(self.nomination().await?.map_or(0, |nomination| nomination.amount)))
+    }
+
+    /// As [`Nominator::nomination`], for a command that needs one.
+    async fn existing(&self) -> anyhow::Result<NominationView> {
+        let nomination = self.nomination().await?;
+        nomination.with_context(|| {
+            let (nominator, run) = (address(&self.account), self.session.run);
+            format!("{nominator} has nothing behind uid {} of run {run}", self.uid)
+        })
+    }
+
+    /// Signs a call that moves `amount` to the nominator.
+    async fn fetch(
+        mut self,
+        what: String,
+        call: Call,
+        amount: Amount,
+        output: &mut Output<'_>,
+    ) -> anyhow::Result<()> {
+        let to = address(&self.account);
+        let then = vec![format!("{amount} goes to {to}")];
+        let plan = TransactionPlan { what, calls: vec![call], signer: self.signer, then };
+        let value = json!({ "uid": self.uid, "amount": units(amount) });
+        self.session.signing.sign_and_print(output, &plan, &format!("{amount} went to {to}"), value).await
+    }
 }
 
 async fn nominate(command: Nominate, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let args = command.account.read()?;
-    let (signer, account) = signer(&args, &command.behalf, "the nominator")?;
-    let mut session = SigningSession::open(&args.chain).await?;
-    let (status, clock) = run_of(&session, &args).await?;
-    let (uid, amount) = (Uid(command.uid), command.amount);
-    let validator = validator_at(&session, &args, uid).await?;
+    let mut nominator = Nominator::open(&command.flags).await?;
+    let (run, uid, amount) = (nominator.session.run, nominator.uid, command.amount);
+    let validator = nominator.session.seat_at(uid).await?;
+    let validator = validator.with_context(|| format!("there is no uid {uid} in run {run}"))?;
+    ensure!(
+        validator.seat.role == Role::Validator,
+        "uid {uid} of run {run} is a miner: only validators can be nominated"
+    );
+    let account = address(&nominator.account);
     let plan = TransactionPlan {
-        what: format!("nominate uid {uid} of run {} with {amount}", args.run),
-        calls: vec![Call::Nominate { run: args.run, uid, amount }],
-        signer,
-        proxy_of: command.behalf.account()?,
+        what: format!("nominate uid {uid} of run {run} with {amount}"),
+        calls: vec![Call::Nominate { run, uid, amount }],
+        signer: nominator.signer.clone(),
         then: vec![
-            format!(
-                "{amount} leaves {}; it counts as stake of uid {uid} from the next window",
-                address(&account)
-            ),
+            format!("{amount} leaves {account}; it counts as stake of uid {uid} from the next window"),
             format!(
                 "it earns its part of the pay of uid {uid}, which first keeps a commission of {}",
                 percent(validator.commission)
             ),
             format!(
                 "if uid {uid} is proven to have signed two contradicting statements, {} of this amount is slashed",
-                percent(status.run.terms.equivocation_slash)
+                percent(nominator.session.status.run.terms.equivocation_slash)
             ),
-            format!("taken back, it is free after {}", clock.windows(status.run.terms.unbonding_windows)),
+            format!("taken back, it is free after {}", nominator.session.unbonding()),
         ],
     };
-    if session.sign(output, &plan, &command.confirm).await?.is_none() {
+    if !nominator.session.signing.sign(output, &plan).await? {
         return Ok(());
     }
-    let has = behind(&session, &args, &account, uid).await?;
-    let has = Amount(has.map_or(0, |nomination| nomination.amount));
-    output.result(
-        &format!("{} has {has} behind uid {uid}", address(&account)),
-        json!({ "uid": uid, "amount": units(has) }),
-    )?;
-    Ok(())
+    let has = nominator.amount().await?;
+    let value = json!({ "uid": uid, "amount": units(has) });
+    Ok(output.result(&format!("{account} has {has} behind uid {uid}"), value)?)
 }
 
 async fn unnominate(command: Unnominate, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let args = command.account.read()?;
-    let (signer, account) = signer(&args, &command.behalf, "the nominator")?;
-    let mut session = SigningSession::open(&args.chain).await?;
-    let (status, clock) = run_of(&session, &args).await?;
-    let uid = Uid(command.uid);
-    let has = behind(&session, &args, &account, uid).await?;
-    let has = Amount(has.map_or(0, |nomination| nomination.amount));
+    let mut nominator = Nominator::open(&command.flags).await?;
+    let (run, uid) = (nominator.session.run, nominator.uid);
+    let has = nominator.amount().await?;
     let amount = command.amount.unwrap_or(has);
     ensure!(
         Amount::ZERO < amount && amount <= has,
-        "{} has {has} behind uid {uid} of run {}: take back at most that",
-        address(&account),
-        args.run
+        "{} has {has} behind uid {uid} of run {run}: take back at most that",
+        address(&nominator.account),
     );
-    let unbonding = clock.windows(status.run.terms.unbonding_windows);
+    let unbonding = nominator.session.unbonding();
     let plan = TransactionPlan {
-        what: format!("take {amount} back from behind uid {uid} of run {}", args.run),
-        calls: vec![Call::Unnominate { run: args.run, uid, amount }],
-        signer,
-        proxy_of: command.behalf.account()?,
+        what: format!("take {amount} back from behind uid {uid} of run {run}"),
+        calls: vec![Call::Unnominate { run, uid, amount }],
+        signer: nominator.signer.clone(),
         then: vec![
             format!("for {unbonding} it earns nothing, and can still be slashed with uid {uid}"),
             format!("then `mettle nominations withdraw --uid {uid}` releases what is left of it"),
             format!("{} stays behind uid {uid}", has.saturating_sub(amount)),
         ],
     };
-    if session.sign(output, &plan, &command.confirm).await?.is_none() {
+    if !nominator.session.signing.sign(output, &plan).await? {
         return Ok(());
     }
-    let leaving = behind(&session, &args, &account, uid).await?.map(|nomination| nomination.unbonding);
+    let leaving = nominator.nomination().await?.map(|nomination| nomination.unbonding);
     let until = leaving.unwrap_or_default().iter().map(|chunk| chunk.until).max();
     let text = match until {
-        Some(until) => format!("{amount} is free in {}", clock.until(until)),
+        Some(until) => format!("{amount} is free in {}", nominator.session.clock.until(until)),
         None => format!("{amount} is unbonding"),
     };
-    output.result(&text, json!({ "uid": uid, "amount": units(amount), "until": until }))?;
-    Ok(())
+    Ok(output.result(&text, json!({ "uid": uid, "amount": units(amount), "until": until }))?)
 }
 
-/// A nomination, ready to be claimed or withdrawn.
-struct Fetched {
-    session: SigningSession,
-    args: EndpointArgs,
-    signer: Signer,
-    account: Account,
-    status: RunStatus,
-    clock: BlockClock,
-    nomination: NominationView,
-}
-
-impl Fetched {
-    async fn open(flags: &FetchFlags) -> anyhow::Result<Fetched> {
-        let args = flags.account.read()?;
-        let (signer, account) = signer(&args, &flags.behalf, "the nominator")?;
-        let session = SigningSession::open(&args.chain).await?;
-        let (status, clock) = run_of(&session, &args).await?;
-        let uid = Uid(flags.uid);
-        let Some(nomination) = behind(&session, &args, &account, uid).await? else {
-            bail!("{} has nothing behind uid {uid} of run {}", address(&account), args.run);
-        };
-        Ok(Fetched { session, args, signer, account, status, clock, nomination })
-    }
-
-    /// Signs a call that moves `amount` to the nominator.
-    async fn sign(
-        mut self,
-        what: String,
-        call: Call,
-        amount: Amount,
-        flags: &FetchFlags,
-        output: &mut Output<'_>,
-    ) -> anyhow::Result<()> {
-        let (to, proxy_of) = (address(&self.account), flags.behalf.account()?);
-        let then = vec![format!("{amount} goes to {to}")];
-        let plan = TransactionPlan { what, calls: vec![call], signer: self.signer, proxy_of, then };
-        if self.session.sign(output, &plan, &flags.confirm).await?.is_none() {
-            return Ok(());
-        }
-        let value = json!({ "uid": flags.uid, "amount": units(amount) });
-        Ok(output.result(&format!("{amount} went to {to}"), value)?)
-    }
-}
-
-async fn claim(flags: FetchFlags, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let fetched = Fetched::open(&flags).await?;
-    let (run, uid) = (fetched.args.run, Uid(flags.uid));
-    let amount = Amount(fetched.nomination.claimable);
+async fn claim(flags: NominatorFlags, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let nominator = Nominator::open(&flags).await?;
+    let (run, uid) = (nominator.session.run, nominator.uid);
+    let amount = Amount(nominator.existing().await?.claimable);
     if amount == Amount::ZERO {
         return Ok(output.result("nothing to claim", json!({ "uid": uid, "amount": units(amount) }))?);
     }
     let what = format!("claim the pay of a nomination of uid {uid} of run {run}");
-    fetched.sign(what, Call::ClaimNomination { run, uid }, amount, &flags, output).await
+    nominator.fetch(what, Call::ClaimNomination { run, uid }, amount, output).await
 }
 
-async fn withdraw(flags: FetchFlags, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let fetched = Fetched::open(&flags).await?;
-    let (run, uid, unbonding) = (fetched.args.run, Uid(flags.uid), &fetched.nomination.unbonding);
-    let free = unbonding.iter().filter(|chunk| fetched.status.window.is_some_and(|now| chunk.until <= now));
-    let amount = free.fold(Amount::ZERO, |sum, chunk| sum.saturating_add(Amount(chunk.amount)));
+async fn withdraw(flags: NominatorFlags, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let nominator = Nominator::open(&flags).await?;
+    let (run, uid) = (nominator.session.run, nominator.uid);
+    let unbonding = nominator.existing().await?.unbonding;
+    let (amount, _) = freed(&unbonding, nominator.session.status.window);
     if amount == Amount::ZERO {
         let text = match unbonding.iter().map(|chunk| chunk.until).min() {
             Some(next) => {
-                format!("nothing to withdraw yet: the first part is free in {}", fetched.clock.until(next))
+                let when = nominator.session.clock.until(next);
+                format!("nothing to withdraw yet: the first part is free in {when}")
             }
             None => "nothing to withdraw: take it back first with `mettle unnominate`".into(),
         };
         return Ok(output.result(&text, json!({ "uid": uid, "amount": units(amount) }))?);
     }
     let what = format!("withdraw an unbonded nomination of uid {uid} of run {run}");
-    fetched.sign(what, Call::WithdrawNomination { run, uid }, amount, &flags, output).await
+    nominator.fetch(what, Call::WithdrawNomination { run, uid }, amount, output).await
 }
 
 async fn nominations(command: Nominations, output: &mut Output<'_>) -> anyhow::Result<()> {
@@ -366,10 +291,9 @@ async fn nominations(command: Nominations, output: &mut Output<'_>) -> anyhow::R
         (None, Some(key)) => key.public().with_context(|| format!("could not read the key {key}"))?.0,
         (None, None) => bail!("no nominator: add --key KEY, or --of ADDRESS"),
     };
-    let session = SigningSession::open(&args.chain).await?;
-    let (_, clock) = run_of(&session, &args).await?;
-    let nominations = session.chain.account_status(args.run, &account).await?.nominations;
-    Ok(output.result(&text(&account, &nominations, &clock), as_json(&account, &nominations))?)
+    let session = RunSession::open(args).await?;
+    let nominations = session.chain().account_status(session.run, &account).await?.nominations;
+    Ok(output.result(&text(&account, &nominations, &session.clock), as_json(&account, &nominations))?)
 }
 
 fn text(account: &Account, nominations: &[NominationView], clock: &BlockClock) -> String {
@@ -397,13 +321,10 @@ fn text(account: &Account, nominations: &[NominationView], clock: &BlockClock) -
 
 fn as_json(account: &Account, nominations: &[NominationView]) -> Value {
     let nomination = |nomination: &NominationView| {
-        let unbonding = nomination.unbonding.iter();
-        let unbonding: Vec<Value> = unbonding
-            .map(|chunk| json!({ "amount": units(Amount(chunk.amount)), "until": chunk.until }))
-            .collect();
         json!({
             "uid": nomination.validator, "amount": units(Amount(nomination.amount)),
-            "claimable": units(Amount(nomination.claimable)), "unbonding": unbonding,
+            "claimable": units(Amount(nomination.claimable)),
+            "unbonding": nomination.unbonding.iter().map(unbonding_json).collect::<Vec<_>>(),
         })
     };
     let nominations: Vec<Value> = nominations.iter().map(nomination).collect();
@@ -411,44 +332,31 @@ fn as_json(account: &Account, nominations: &[NominationView]) -> Value {
 }
 
 async fn set_commission(command: SetCommission, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let (mut session, found) = Seat::open(&command.seat, &command.coldkey).await?;
-    let (run, uid) = (found.run, found.uid());
+    let (mut found, signer) = Seat::open(&command.seat, &command.coldkey).await?;
+    let (run, uid) = (found.session.run, found.uid());
     ensure!(
         found.seat.seat.role == Role::Validator,
         "uid {uid} is a miner: only validators have a commission"
     );
     let (from, to) = (found.seat.commission, command.commission);
-    let when = if to > from {
-        format!(
-            "a higher commission takes effect after {}, so that nominators can leave first",
-            found.unbonding()
-        )
+    let (when, becomes) = if to > from {
+        let unbonding = found.session.unbonding();
+        let when =
+            format!("a higher commission takes effect after {unbonding}, so that nominators can leave first");
+        (when, "will be")
     } else {
-        "a lower commission takes effect at once".into()
+        ("a lower commission takes effect at once".into(), "is")
     };
+    let (from, share) = (percent(from), percent(to));
     let plan = TransactionPlan {
-        what: format!(
-            "set the commission of uid {uid} of run {run} from {} to {}",
-            percent(from),
-            percent(to)
-        ),
+        what: format!("set the commission of uid {uid} of run {run} from {from} to {share}"),
         calls: vec![Call::SetCommission { run, uid, commission: to }],
-        signer: command.coldkey.signer()?,
-        proxy_of: command.coldkey.behalf.account()?,
-        then: vec![
-            format!("uid {uid} keeps {} of its nominators' pay and shares the rest", percent(to)),
-            when,
-        ],
+        signer,
+        then: vec![format!("uid {uid} keeps {share} of its nominators' pay and shares the rest"), when],
     };
-    if session.sign(output, &plan, &command.confirm).await?.is_none() {
-        return Ok(());
-    }
-    let text = if to > from {
-        format!("the commission of uid {uid} will be {}", percent(to))
-    } else {
-        format!("the commission of uid {uid} is {}", percent(to))
-    };
-    Ok(output.result(&text, json!({ "uid": uid, "commission": to.0 }))?)
+    let text = format!("the commission of uid {uid} {becomes} {share}");
+    let value = json!({ "uid": uid, "commission": to.0 });
+    found.session.signing.sign_and_print(output, &plan, &text, value).await
 }
 
 #[cfg(test)]

@@ -11,7 +11,10 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Subcommand;
 use dataset::{TextTokenizer, tokenizer_path};
 use model::{ModelConfig, RunSpec};
-use nn::{Evaluator, hugging_face::Import};
+use nn::{
+    Evaluator,
+    hugging_face::{ExportedTokenizer, Import},
+};
 use node::{ModelState, open::SPEC_FILE, program};
 use protocol::RunId;
 use serde_json::Value;
@@ -93,6 +96,26 @@ async fn interruptible(
 
 fn stopped() -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, "stopped by a signal")
+}
+
+/// A tokenizer that is written beside a model.
+struct OutgoingTokenizer {
+    read: TextTokenizer,
+    /// The token that ends a document.
+    end_of_document: String,
+}
+
+impl OutgoingTokenizer {
+    fn new(json: Vec<u8>, end_of_document: Option<&str>) -> anyhow::Result<OutgoingTokenizer> {
+        let read = TextTokenizer::from_json(json, end_of_document)?;
+        let end_of_document = token_text(read.json(), read.end_of_document()).unwrap_or_default();
+        Ok(OutgoingTokenizer { read, end_of_document })
+    }
+
+    fn exported(&self) -> ExportedTokenizer<'_> {
+        let end_of_document = (self.read.end_of_document(), &*self.end_of_document);
+        ExportedTokenizer { json: self.read.json(), end_of_document }
+    }
 }
 
 /// The name of a special token in `tokenizer.json`.
@@ -183,16 +206,27 @@ fn load(which: &ModelArgs) -> anyhow::Result<Loaded> {
 }
 
 fn of_node(directory: &Path, run: Option<u32>) -> anyhow::Result<(String, ModelConfig, Vec<f32>)> {
-    let path = directory.join(SPEC_FILE);
-    let bytes = std::fs::read(&path).with_context(|| format!("could not read {}", path.display()))?;
-    let spec = RunSpec::from_bytes(&bytes)?;
-    let path = directory.join("model.state");
-    let run = RunId(run.unwrap_or_default());
-    let Some(state) = ModelState::load(&path, run, spec.schema()?.values())? else {
-        bail!("there is no model in {} yet: the node has not joined", directory.display());
-    };
+    let (spec, state) = node_model(directory, RunId(run.unwrap_or_default()))?;
     let name = format!("{}, run {}, window {}", spec.name, state.run, state.window.0);
     Ok((name, spec.model, state.theta))
+}
+
+/// The run's specification and the model in a node's directory.
+fn node_model(directory: &Path, run: RunId) -> anyhow::Result<(RunSpec, ModelState)> {
+    let path = directory.join(SPEC_FILE);
+    let bytes = std::fs::read(&path).with_context(|| {
+        format!(
+            "could not read {}: is {} a node's directory? A node writes the file when it starts; without a node, use --published",
+            path.display(),
+            directory.display()
+        )
+    })?;
+    let spec = RunSpec::from_bytes(&bytes)?;
+    let state = ModelState::load(&directory.join("model.state"), run, spec.schema()?.values())?;
+    let state = state.with_context(|| {
+        format!("there is no model in {} yet: the node has not joined", directory.display())
+    })?;
+    Ok((spec, state))
 }
 
 impl TokenizerArgs {

@@ -2,6 +2,7 @@
 
 use anyhow::bail;
 use node::exit::{self, EXIT_NOT_SIGNED, ExitStatus};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::{
     fmt,
@@ -9,22 +10,14 @@ use std::{
 };
 
 /// Why nothing was signed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotSigned {
-    #[error("nothing was signed")]
-    Declined,
-    #[error("nothing was signed: there is no terminal to confirm at. Add --yes to sign without confirmation")]
-    NoTerminal,
-    #[error(
-        "nothing was signed: --json does not ask. Add --yes to sign, or --dry-run to see only the preview"
-    )]
-    JsonNeedsYes,
-}
+const DECLINED: &str = "nothing was signed";
+const NO_TERMINAL: &str =
+    "nothing was signed: there is no terminal to confirm at. Add --yes to sign without confirmation";
+const JSON_NEEDS_YES: &str =
+    "nothing was signed: --json does not ask. Add --yes to sign, or --dry-run to see only the preview";
 
-impl From<NotSigned> for ExitStatus {
-    fn from(reason: NotSigned) -> ExitStatus {
-        ExitStatus { code: EXIT_NOT_SIGNED, text: reason.to_string() }
-    }
+fn not_signed(why: &str) -> anyhow::Error {
+    ExitStatus { code: EXIT_NOT_SIGNED, text: why.to_owned() }.into()
 }
 
 /// The form of what goes to standard output.
@@ -114,36 +107,35 @@ impl<'a> Output<'a> {
         writeln!(self.out, "{}", Value::Object(object))
     }
 
-    /// Shows what is about to be signed: as text, or as `value` in the JSON object. `is_result` if the command ends
-    /// with it.
-    pub fn preview(&mut self, text: &dyn fmt::Display, value: Value, is_result: bool) -> io::Result<()> {
-        self.preview = value;
+    /// Shows what is about to be signed, as text or in the JSON object. `is_result` if the command ends with it.
+    pub fn preview(&mut self, preview: &(impl fmt::Display + Serialize), is_result: bool) -> io::Result<()> {
+        self.preview = serde_json::to_value(preview)?;
         if self.is_json() {
             return Ok(());
         }
         let to: &mut dyn Write = if is_result { self.out } else { self.err };
-        write!(to, "{text}")
+        write!(to, "{preview}")
     }
 
     /// Asks for confirmation of what was shown, unless `yes` confirms it beforehand.
     ///
     /// # Errors
-    /// [`NotSigned`], as an [`ExitStatus`], if the user declines or cannot be asked; the terminal's own errors.
+    /// An [`ExitStatus`] if the user declines or cannot be asked; the terminal's own errors.
     pub fn confirm(&mut self, yes: bool) -> anyhow::Result<()> {
         if yes {
             return Ok(());
         }
         if self.is_json() {
-            bail!(ExitStatus::from(NotSigned::JsonNeedsYes));
+            bail!(not_signed(JSON_NEEDS_YES));
         }
         write!(self.err, "Sign? [y/N] ")?;
         self.err.flush()?;
         match (self.ask)()?.as_deref().map(str::trim) {
             Some("y" | "Y" | "yes") => Ok(()),
-            Some(_) => bail!(ExitStatus::from(NotSigned::Declined)),
+            Some(_) => bail!(not_signed(DECLINED)),
             None => {
                 writeln!(self.err)?;
-                bail!(ExitStatus::from(NotSigned::NoTerminal))
+                bail!(not_signed(NO_TERMINAL))
             }
         }
     }
@@ -220,7 +212,7 @@ mod tests {
         (reason, asked)
     }
 
-    fn because(reason: NotSigned) -> Option<String> {
+    fn because(reason: &str) -> Option<String> {
         Some(reason.to_string())
     }
 
@@ -230,19 +222,19 @@ mod tests {
             assert_eq!(answer(false, false, Some(typed)), (None, 1), "{typed}");
         }
         for typed in ["", "\n", "n\n", "ye\n", "sign\n"] {
-            assert_eq!(answer(false, false, Some(typed)), (because(NotSigned::Declined), 1), "{typed}");
+            assert_eq!(answer(false, false, Some(typed)), (because(DECLINED), 1), "{typed}");
         }
     }
 
     #[test]
     fn without_a_terminal_nothing_is_signed_unless_yes_is_given() {
-        assert_eq!(answer(false, false, None), (because(NotSigned::NoTerminal), 1));
+        assert_eq!(answer(false, false, None), (because(NO_TERMINAL), 1));
         assert_eq!(answer(true, false, None), (None, 0));
     }
 
     #[test]
     fn json_never_asks() {
-        assert_eq!(answer(false, true, Some("y\n")), (because(NotSigned::JsonNeedsYes), 0));
+        assert_eq!(answer(false, true, Some("y\n")), (because(JSON_NEEDS_YES), 0));
         assert_eq!(answer(true, true, None), (None, 0));
     }
 

@@ -7,17 +7,17 @@ use crate::{help, output::Output, seat::uid_of, signing::SigningSession};
 use anyhow::{bail, ensure};
 use chain_client::Amount;
 use node::config::SeatFlags;
-use node::{error_chain, mirrors::Mirrors};
+use node::{error_chain, open::fetcher};
 use protocol::{
     Role, Uid, Window,
     consensus::ONE,
-    keys,
-    receipt::{self, Attestation, Observed, Outcome, Receipt, Reputation, SeatJudgement, SeatReputation},
+    receipt::{Attestation, Observed, Outcome, Receipt, Reputation, SeatJudgement, SeatReputation},
     view::{Payslip, RunView, SeatView, WindowView},
 };
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-use store::{Fetch, HttpFetcher, Limits, fetch::FetchPolicy};
+use store::Fetch;
+use validator::audit::gather::{self, AuditError};
 
 /// Show what the seat was paid for, from validators' receipts
 ///
@@ -38,19 +38,13 @@ pub struct Receipts {
     pub last: u32,
 }
 
-/// One validator's receipt.
-struct ValidatorReceipt {
-    validator: Uid,
-    /// `Err`: why there is no usable receipt.
-    receipt: Result<Box<Receipt>, String>,
-}
-
 /// The receipts and the pay of a seat for one window.
 struct WindowReceipts {
     window: Window,
     epoch: u32,
     sequences_per_seat: u32,
-    receipts: Vec<ValidatorReceipt>,
+    /// Of each validator. `Err`: why there is no usable receipt.
+    receipts: Vec<(Uid, Result<Box<Receipt>, String>)>,
     /// Once the epoch is paid.
     pay: Option<Payslip>,
 }
@@ -72,8 +66,7 @@ pub async fn receipts(command: Receipts, output: &mut Output<'_>) -> anyhow::Res
     ensure!(!windows.is_empty(), "no window of run {} is closed yet; try again after the first", args.run);
 
     let run = status.run;
-    let policy = if run.params.localnet { FetchPolicy::localnet() } else { FetchPolicy::public() };
-    let fetch = HttpFetcher::new(policy)?;
+    let fetch = fetcher(&run.params)?;
     let seats = chain.seats(run.id).await?;
     let payslips = chain.payslips(run.id, uid).await?;
     let mut all = Vec::new();
@@ -101,8 +94,7 @@ async fn receipts_of(
     let epoch = view.window.epoch(run.params.epoch_windows);
     let mut receipts = Vec::new();
     for seat in seats.iter().filter(|seat| seat.role == Role::Validator) {
-        let receipt = receipt_of(fetch, run, view, seat).await.map(Box::new);
-        receipts.push(ValidatorReceipt { validator: seat.id.uid, receipt });
+        receipts.push((seat.id.uid, receipt_of(fetch, run, view, seat).await.map(Box::new)));
     }
     WindowReceipts {
         window: view.window,
@@ -120,19 +112,12 @@ async fn receipt_of(
     view: &WindowView,
     seat: &SeatView,
 ) -> Result<Receipt, String> {
-    let uid = seat.id.uid;
-    let Some((_, digest)) = view.receipts.iter().find(|(of, _)| *of == uid) else {
-        return Err("no receipt anchored for this window".into());
-    };
-    let largest = u64::try_from(receipt::largest_bytes(&run.params)).unwrap_or(u64::MAX);
-    let key = keys::receipt(run.id, view.window, uid, digest);
-    let mirrors = Mirrors::one(&seat.endpoint);
-    let bytes = mirrors.get(fetch, &key, digest, &Limits::for_bytes(largest)).await;
-    let bytes =
-        bytes.map_err(|error| format!("its bucket does not serve its receipt: {}", error_chain(&error)))?;
-    let receipt = Receipt::open(&bytes, &run.params)
-        .map_err(|error| format!("the anchored bytes are no receipt: {error}"))?;
-    if receipt.window != view.window || receipt.validator.uid != uid || receipt.run != run.id {
+    let receipt = gather::receipt_of(fetch, run, view, seat).await.map_err(|error| match error {
+        AuditError::NotAnchored { .. } => "no receipt anchored for this window".into(),
+        error => error_chain(&error),
+    })?;
+    let (window, uid) = (receipt.window, receipt.validator.uid);
+    if window != view.window || uid != seat.id.uid || receipt.run != run.id {
         return Err("it anchored the receipt of another window or seat".into());
     }
     Ok(receipt)
@@ -142,7 +127,7 @@ impl WindowReceipts {
     fn text(&self, uid: Uid) -> String {
         // Writing to a text does not fail.
         let mut text = format!("window {}, uid {uid}\n", self.window.0);
-        for ValidatorReceipt { validator, receipt } in &self.receipts {
+        for (validator, receipt) in &self.receipts {
             let _ = match receipt {
                 Err(why) => writeln!(text, "  validator {validator}: {why}"),
                 Ok(receipt) => {
@@ -218,10 +203,10 @@ impl WindowReceipts {
     }
 
     fn json(&self, uid: Uid) -> Value {
-        let receipt = |one: &ValidatorReceipt| match &one.receipt {
-            Err(why) => json!({ "validator": one.validator, "receipt": null, "why": why }),
+        let receipt = |(validator, receipt): &(Uid, Result<Box<Receipt>, String>)| match receipt {
+            Err(why) => json!({ "validator": validator, "receipt": null, "why": why }),
             Ok(receipt) => json!({
-                "validator": one.validator,
+                "validator": validator,
                 "receipt": { "hotkey": receipt.hotkey, "base": receipt.base, "previous": receipt.previous },
                 "attested": attested(&receipt.attestation, uid),
                 "judged": receipt.of(uid),
@@ -311,7 +296,7 @@ mod tests {
     use super::*;
     use expect_test::expect;
     use protocol::{
-        Block, Digest, Hotkey, RunId, RunParams, SeatId,
+        Block, Digest, Hotkey, RunId, RunParams, SeatId, keys,
         receipt::{
             Baseline, ExactF64, FORMAT, Judgement, LossPair, Measured, NearDuplicate, OwnData, Penalty,
             PenaltyReason, ReportedFault, Reputations, SignedReceipt, Statements, WindowScore,
@@ -405,7 +390,7 @@ mod tests {
             window: Window(5),
             epoch: 2,
             sequences_per_seat: 20,
-            receipts: vec![ValidatorReceipt { validator: Uid(2), receipt: receipt.map(Box::new) }],
+            receipts: vec![(Uid(2), receipt.map(Box::new))],
             pay: Some(Payslip { epoch: 2, pot, consensus, amount, nominators: 0 }),
         }
     }
@@ -541,7 +526,7 @@ mod tests {
         let of = async |view: &WindowView| receipt_of(&fetch, &run, view, &validator).await;
         assert_eq!(of(&view(5, Some(digest))).await, Ok(receipt(measured())));
         assert!(of(&view(5, None)).await.unwrap_err().contains("no receipt"));
-        assert!(of(&view(5, Some(Digest([3; 32])))).await.unwrap_err().contains("does not serve"));
+        assert!(of(&view(5, Some(Digest([3; 32])))).await.unwrap_err().contains("is in no bucket"));
         assert!(of(&view(6, Some(digest))).await.unwrap_err().contains("another window"));
     }
 }

@@ -1,20 +1,18 @@
 //! `mettle report`: reports a contradiction between a validator's receipt and its calls to the chain (PROT-21).
 
 use crate::{
-    delegation::signer,
     help,
     output::Output,
-    signing::{ConfirmArgs, OnBehalf, SigningSession, TransactionPlan},
+    signing::{AccountSigner, SigningSession, TransactionPlan},
 };
 use anyhow::bail;
 use chain_client::{Call, terms::percent};
-use node::config::AccountFlags;
+use node::open::fetcher;
 use protocol::{
     Role, Uid, Window,
     statement::{SignedStatement, StatementKind},
 };
 use serde_json::json;
-use store::{HttpFetcher, fetch::FetchPolicy};
 use validator::audit::{
     evidence,
     gather::{AuditError, receipt_of},
@@ -28,22 +26,18 @@ use validator::audit::{
 #[command(after_help = help::signing(&["mettle report --key my-account.json --window 212 --validator 3"]))]
 pub struct Report {
     #[command(flatten)]
-    pub account: AccountFlags,
+    pub signer: AccountSigner,
     /// The window.
     #[arg(long, value_name = "W")]
     pub window: u32,
     /// The validator's uid.
     #[arg(long, value_name = "UID")]
     pub validator: u16,
-    #[command(flatten)]
-    pub behalf: OnBehalf,
-    #[command(flatten)]
-    pub confirm: ConfirmArgs,
 }
 
 /// Compares the receipt with the chain; submits the evidence if they contradict each other.
 pub async fn report(command: Report, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let args = command.account.read()?;
+    let args = command.signer.account.read()?;
     let (uid, window) = (Uid(command.validator), Window(command.window));
     let mut session = SigningSession::open(&args.chain).await?;
     let run = session.chain.run(args.run).await?;
@@ -51,8 +45,7 @@ pub async fn report(command: Report, output: &mut Output<'_>) -> anyhow::Result<
     let seats = session.chain.seats(run.id).await?;
     let seat = seats.iter().find(|seat| seat.id.uid == uid && seat.role == Role::Validator);
     let seat = seat.ok_or(AuditError::NoValidator { uid })?;
-    let policy = if run.params.localnet { FetchPolicy::localnet() } else { FetchPolicy::public() };
-    let receipt = receipt_of(&HttpFetcher::new(policy)?, &run, &view, seat).await?;
+    let receipt = receipt_of(&fetcher(&run.params)?, &run, &view, seat).await?;
     if receipt.run != run.id || receipt.window != window || receipt.validator != seat.id {
         bail!(
             "uid {uid} anchored the receipt of another window or seat for window {}: an audit reports that, and the chain does not punish it",
@@ -71,7 +64,6 @@ pub async fn report(command: Report, output: &mut Output<'_>) -> anyhow::Result<
         return Ok(output.result(&text, json!({ "reported": [] }))?);
     }
     let matters: Vec<&str> = proofs.iter().map(kind).collect();
-    let (signer, _) = signer(&args, &command.behalf, "the reporter")?;
     let plan = TransactionPlan {
         what: format!(
             "report that uid {uid} of run {} signed another {} in window {} than it sent to the chain",
@@ -83,8 +75,7 @@ pub async fn report(command: Report, output: &mut Output<'_>) -> anyhow::Result<
             .into_iter()
             .map(|statement| Call::ReportContradiction { hotkey: receipt.hotkey, statement })
             .collect(),
-        signer,
-        proxy_of: command.behalf.account()?,
+        signer: command.signer.signer(&args, "the reporter")?,
         then: vec![
             format!(
                 "uid {uid} loses {} of its stake, and of what is nominated behind it",
@@ -93,11 +84,8 @@ pub async fn report(command: Report, output: &mut Output<'_>) -> anyhow::Result<
             "the reporter gets a tenth of the slashed amount, and the fee back; the rest is burnt".into(),
         ],
     };
-    if session.sign(output, &plan, &command.confirm).await?.is_some() {
-        let text = format!("reported: uid {uid} is slashed for its {}", matters.join(" and its "));
-        output.result(&text, json!({ "reported": matters }))?;
-    }
-    Ok(())
+    let text = format!("reported: uid {uid} is slashed for its {}", matters.join(" and its "));
+    session.sign_and_print(output, &plan, &text, json!({ "reported": matters })).await
 }
 
 fn kind(of: &SignedStatement) -> &'static str {

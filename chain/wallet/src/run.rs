@@ -3,11 +3,9 @@
 mod create;
 
 use crate::{
-    block_clock::BlockClock,
-    delegation::signer,
     help,
     output::Output,
-    signing::{ConfirmArgs, OnBehalf, SigningSession, TransactionPlan, units},
+    signing::{AccountSigner, RunSession, Signer, TransactionPlan, units},
 };
 use anyhow::{Context as _, ensure};
 use chain_client::{
@@ -16,11 +14,10 @@ use chain_client::{
     terms,
 };
 use clap::Subcommand;
-use create::CreateRun;
-use node::config::{AccountFlags, EndpointArgs};
+use create::{CreateRun, read_json};
 use protocol::{
     RunParams, Terms, Window,
-    view::{Account, RunStatus, TreasuryView},
+    view::{RunStatus, TreasuryView},
 };
 use serde_json::{Map, Value, json};
 use std::{fmt::Write as _, path::PathBuf};
@@ -52,13 +49,13 @@ pub enum RunCommand {
     ///
     /// Its windows are void and no pay is earned until the owner resumes it.
     #[command(after_help = help::signing(&["mettle run pause --key owner.json"]))]
-    Pause(OwnerFlags),
+    Pause(AccountSigner),
     /// Resume a paused run when the next window opens
     #[command(after_help = help::signing(&["mettle run resume --key owner.json"]))]
-    Resume(OwnerFlags),
+    Resume(AccountSigner),
     /// Claim the owner's share of the pay
     #[command(after_help = help::signing(&["mettle run claim --key owner.json"]))]
-    Claim(OwnerFlags),
+    Claim(AccountSigner),
     /// Offer the run to another account, which accepts with `run accept`
     #[command(after_help = help::signing(&["mettle run offer --key owner.json --to 5FA9nQDV…"]))]
     Offer(Offer),
@@ -66,23 +63,13 @@ pub enum RunCommand {
     ///
     /// The run's deposit is then held from you.
     #[command(after_help = help::signing(&["mettle run accept --key new-owner.json"]))]
-    Accept(OwnerFlags),
-}
-
-#[derive(Clone, Debug, clap::Args)]
-pub struct OwnerFlags {
-    #[command(flatten)]
-    pub account: AccountFlags,
-    #[command(flatten)]
-    pub behalf: OnBehalf,
-    #[command(flatten)]
-    pub confirm: ConfirmArgs,
+    Accept(AccountSigner),
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Fund {
     #[command(flatten)]
-    pub flags: OwnerFlags,
+    pub flags: AccountSigner,
     /// How much, such as 100 or "12.5 MTL".
     #[arg(long, value_name = "AMOUNT")]
     pub amount: Amount,
@@ -91,7 +78,7 @@ pub struct Fund {
 #[derive(Clone, Debug, clap::Args)]
 pub struct TermsCommand {
     #[command(flatten)]
-    pub flags: OwnerFlags,
+    pub flags: AccountSigner,
     /// Change one term, such as miner_seats_max=128, "validator_stake_min=12.5 MTL" or "quorum=60 %". Can be repeated.
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
@@ -106,7 +93,7 @@ pub struct TermsCommand {
 #[derive(Clone, Debug, clap::Args)]
 pub struct Offer {
     #[command(flatten)]
-    pub flags: OwnerFlags,
+    pub flags: AccountSigner,
     /// The address of the new owner.
     #[arg(long, value_name = "ADDRESS")]
     pub to: String,
@@ -126,52 +113,24 @@ pub async fn run(command: RunCommand, output: &mut Output<'_>) -> anyhow::Result
     }
 }
 
-/// A run as its owner sees it.
-struct Owned {
-    args: EndpointArgs,
-    session: SigningSession,
-    status: RunStatus,
-    clock: BlockClock,
+/// The signer of a call that only the run's owner may make.
+///
+/// # Errors
+/// If the signer is not the owner: the chain would refuse the call, for a fee.
+fn owner_signer(flags: &AccountSigner, session: &RunSession) -> anyhow::Result<Signer> {
+    let signer = flags.signer(&session.args, "the run's owner")?;
+    let (owner, account) = (session.status.run.owner, signer.account()?);
+    ensure!(
+        owner == account,
+        "run {} belongs to {}, not to {}: sign with its owner's key, or with a proxy of it and --proxy-of",
+        session.run,
+        address(&owner),
+        address(&account)
+    );
+    Ok(signer)
 }
 
-impl Owned {
-    async fn open(flags: &OwnerFlags) -> anyhow::Result<Owned> {
-        let args = flags.account.read()?;
-        let session = SigningSession::open(&args.chain).await?;
-        let status = session.chain.status(args.run).await?;
-        let clock = BlockClock::read(&*session.chain, status.run.params.schedule).await?;
-        Ok(Owned { args, session, status, clock })
-    }
-
-    /// A plan signed by the owner.
-    ///
-    /// # Errors
-    /// If the signer is not the owner: the chain would refuse the call, for a fee.
-    fn plan(
-        &self,
-        flags: &OwnerFlags,
-        what: String,
-        call: Call,
-        then: Vec<String>,
-    ) -> anyhow::Result<TransactionPlan> {
-        let (signer, account) = signer(&self.args, &flags.behalf, "the run's owner")?;
-        let owner: Account = self.status.run.owner;
-        ensure!(
-            owner == account,
-            "run {} belongs to {}, not to {}: sign with its owner's key, or with a proxy of it and --proxy-of",
-            self.args.run,
-            address(&owner),
-            address(&account)
-        );
-        Ok(TransactionPlan { what, calls: vec![call], signer, proxy_of: flags.behalf.account()?, then })
-    }
-
-    /// The first window of the next epoch, when new terms take effect.
-    fn next_epoch(&self) -> Window {
-        next_epoch(&self.status.run.params, self.status.window)
-    }
-}
-
+/// The first window of the next epoch, when new terms take effect.
 fn next_epoch(params: &RunParams, now: Option<Window>) -> Window {
     match now {
         None => Window(0),
@@ -183,35 +142,27 @@ fn next_epoch(params: &RunParams, now: Option<Window>) -> Window {
 }
 
 async fn fund(command: Fund, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let mut owned = Owned::open(&command.flags).await?;
-    let run = owned.args.run;
-    let (signer, _) = signer(&owned.args, &command.flags.behalf, "the sponsor")?;
-    let before = Amount(owned.status.treasury.treasury);
-    let emission = Amount(owned.status.run.terms.emission(owned.status.epoch.unwrap_or(0)));
+    let mut session = RunSession::open(command.flags.account.read()?).await?;
+    let (run, amount, status) = (session.run, command.amount, &session.status);
+    let signer = command.flags.signer(&session.args, "the sponsor")?;
+    let before = Amount(status.treasury.treasury);
+    let emission = Amount(status.run.terms.emission(status.epoch.unwrap_or(0)));
     let mut then = vec![
-        format!("the treasury rises from {before} to {}", before.saturating_add(command.amount)),
+        format!("the treasury rises from {before} to {}", before.saturating_add(amount)),
         format!("an epoch pays at most {emission}, while the treasury lasts"),
         "the amount leaves the treasury only as pay".into(),
     ];
-    if owned.status.treasury == TreasuryView::default() {
+    if status.treasury == TreasuryView::default() {
         then.push("as the run's first sponsor you also pay the existential deposit of its account".into());
     }
-    let plan = TransactionPlan {
-        what: format!("fund run {run} with {}", command.amount),
-        calls: vec![Call::Fund { run, amount: command.amount }],
-        signer,
-        proxy_of: command.flags.behalf.account()?,
-        then,
-    };
-    if owned.session.sign(output, &plan, &command.flags.confirm).await?.is_none() {
+    let what = format!("fund run {run} with {amount}");
+    let plan = TransactionPlan { what, calls: vec![Call::Fund { run, amount }], signer, then };
+    if !session.signing.sign(output, &plan).await? {
         return Ok(());
     }
-    let treasury = Amount(owned.session.chain.status(run).await?.treasury.treasury);
-    output.result(
-        &format!("the treasury of run {run} holds {treasury}"),
-        json!({ "run": run, "treasury": units(treasury) }),
-    )?;
-    Ok(())
+    let treasury = Amount(session.chain().status(run).await?.treasury.treasury);
+    let value = json!({ "run": run, "treasury": units(treasury) });
+    Ok(output.result(&format!("the treasury of run {run} holds {treasury}"), value)?)
 }
 
 fn terms_json(terms: &Terms) -> Value {
@@ -238,23 +189,31 @@ fn terms_text(status: &RunStatus, when: &str) -> String {
 }
 
 async fn terms(command: TermsCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let mut owned = Owned::open(&command.flags).await?;
-    let run = owned.args.run;
-    let when = owned.clock.until(owned.next_epoch());
+    let mut session = RunSession::open(command.flags.account.read()?).await?;
+    let (run, status) = (session.run, &session.status);
+    if command.cancel && status.pending_terms.is_none() {
+        return Ok(output.result("no new terms are pending", json!({ "changed": [] }))?);
+    }
+    let next = next_epoch(&status.run.params, status.window);
+    let when = session.clock.until(next);
+    let now = status.run.terms;
+    // On top of the pending terms: a second change does not undo the first.
+    let from = status.pending_terms.unwrap_or(now);
     if command.cancel {
-        return cancel_terms(command, owned, output).await;
+        let stays = |(name, old, new)| format!("{name} stays {old} and does not become {new}");
+        let then = terms::changes(&now, &from).into_iter().map(stays).collect();
+        let signer = owner_signer(&command.flags, &session)?;
+        let what = format!("take back the new terms of run {run}");
+        let plan = TransactionPlan { what, calls: vec![Call::DropTerms { run }], signer, then };
+        let (text, value) = ("the terms stay unchanged", json!({ "changed": [] }));
+        return session.signing.sign_and_print(output, &plan, text, value).await;
     }
     if command.set.is_empty() && command.file.is_none() {
-        let status = &owned.status;
         let pending = status.pending_terms.as_ref().map(terms_json);
-        let value = json!({
-            "terms": terms_json(&status.run.terms), "pending": pending, "pending_from": owned.next_epoch(),
-        });
+        let value = json!({ "terms": terms_json(&now), "pending": pending, "pending_from": next });
         return Ok(output.result(&terms_text(status, &when), value)?);
     }
 
-    // On top of the pending terms: a second change does not undo the first.
-    let from = owned.status.pending_terms.unwrap_or(owned.status.run.terms);
     let to = changed_terms(&command, from)?;
     let changes = terms::changes(&from, &to);
     if changes.is_empty() {
@@ -265,27 +224,23 @@ async fn terms(command: TermsCommand, output: &mut Output<'_>) -> anyhow::Result
     then.push(format!(
         "this takes effect with {when}; until then it can be changed, or taken back with --cancel"
     ));
-    if owned.status.pending_terms.is_some() {
+    if status.pending_terms.is_some() {
         then.push("it replaces the pending terms, and includes them".into());
     }
-    let call = Call::SetTerms { run, terms: Box::new(to) };
-    let plan = owned.plan(&command.flags, format!("change the terms of run {run}"), call, then)?;
-    if owned.session.sign(output, &plan, &command.flags.confirm).await?.is_none() {
-        return Ok(());
-    }
+    let signer = owner_signer(&command.flags, &session)?;
+    let calls = vec![Call::SetTerms { run, terms: Box::new(to) }];
+    let plan = TransactionPlan { what: format!("change the terms of run {run}"), calls, signer, then };
     let names: Vec<&str> = changes.iter().map(|(name, ..)| *name).collect();
-    let value = json!({ "changed": names, "terms": terms_json(&to), "from_window": owned.next_epoch() });
-    Ok(output.result(&format!("{} will change with {when}", names.join(", ")), value)?)
+    let text = format!("{} will change with {when}", names.join(", "));
+    let value = json!({ "changed": names, "terms": terms_json(&to), "from_window": next });
+    session.signing.sign_and_print(output, &plan, &text, value).await
 }
 
 /// `from` with the changes that the file and the flags name.
 fn changed_terms(command: &TermsCommand, from: Terms) -> anyhow::Result<Terms> {
     let mut to = from;
     if let Some(path) = &command.file {
-        let bytes = std::fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
-        let json =
-            serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", path.display()))?;
-        terms::overwrite(&mut to, &json)
+        terms::overwrite(&mut to, &read_json(path)?)
             .with_context(|| format!("{} does not hold terms", path.display()))?;
     }
     for assignment in &command.set {
@@ -295,121 +250,84 @@ fn changed_terms(command: &TermsCommand, from: Terms) -> anyhow::Result<Terms> {
     Ok(to)
 }
 
-async fn cancel_terms(
-    command: TermsCommand,
-    mut owned: Owned,
-    output: &mut Output<'_>,
-) -> anyhow::Result<()> {
-    let run = owned.args.run;
-    let Some(pending) = &owned.status.pending_terms else {
-        return Ok(output.result("no new terms are pending", json!({ "changed": [] }))?);
-    };
-    let then = terms::changes(&owned.status.run.terms, pending)
-        .into_iter()
-        .map(|(name, old, new)| format!("{name} stays {old} and does not become {new}"))
-        .collect();
-    let call = Call::DropTerms { run };
-    let plan = owned.plan(&command.flags, format!("take back the new terms of run {run}"), call, then)?;
-    if owned.session.sign(output, &plan, &command.flags.confirm).await?.is_none() {
-        return Ok(());
-    }
-    Ok(output.result("the terms stay unchanged", json!({ "changed": [] }))?)
-}
-
-async fn set_paused(flags: OwnerFlags, stopped: bool, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let mut owned = Owned::open(&flags).await?;
-    let run = owned.args.run;
-    let next = owned.clock.next_window();
-    let when = owned.clock.until(next);
-    if owned.status.stopped_by_owner == stopped {
+async fn set_paused(flags: AccountSigner, stopped: bool, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let mut session = RunSession::open(flags.account.read()?).await?;
+    let run = session.run;
+    let next = session.clock.next_window();
+    let when = session.clock.until(next);
+    if session.status.stopped_by_owner == stopped {
         let text = if stopped { "the run is paused already" } else { "the run is not paused" };
         return Ok(output.result(text, json!({ "run": run, "stopped": stopped }))?);
     }
-    let (what, then) = if stopped {
+    let (verb, then) = if stopped {
         let then = vec![
             format!("from {when}, its windows are void: nothing is merged and no pay is earned"),
             "no validator counts as absent meanwhile; stakes stay, and can be taken out".into(),
             "`mettle run resume` ends the pause".into(),
         ];
-        (format!("pause run {run}"), then)
+        ("pause", then)
     } else {
-        (format!("resume run {run}"), vec![format!("its windows count again from {when}")])
+        ("resume", vec![format!("its windows count again from {when}")])
     };
-    let plan = owned.plan(&flags, what, Call::SetStopped { run, stopped }, then)?;
-    if owned.session.sign(output, &plan, &flags.confirm).await?.is_none() {
-        return Ok(());
-    }
-    let text = if stopped { "pauses" } else { "resumes" };
-    output.result(
-        &format!("run {run} {text} with {when}"),
-        json!({ "run": run, "stopped": stopped, "from_window": next }),
-    )?;
-    Ok(())
+    let signer = owner_signer(&flags, &session)?;
+    let calls = vec![Call::SetStopped { run, stopped }];
+    let plan = TransactionPlan { what: format!("{verb} run {run}"), calls, signer, then };
+    let value = json!({ "run": run, "stopped": stopped, "from_window": next });
+    session.signing.sign_and_print(output, &plan, &format!("run {run} {verb}s with {when}"), value).await
 }
 
-async fn claim(flags: OwnerFlags, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let mut owned = Owned::open(&flags).await?;
-    let run = owned.args.run;
-    let amount = Amount(owned.status.treasury.owner_claimable);
+async fn claim(flags: AccountSigner, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let mut session = RunSession::open(flags.account.read()?).await?;
+    let run = session.run;
+    let amount = Amount(session.status.treasury.owner_claimable);
     if amount == Amount::ZERO {
         return Ok(output.result("nothing to claim", json!({ "run": run, "claimed": units(amount) }))?);
     }
-    let to = address(&owned.status.run.owner);
-    let plan = owned.plan(
-        &flags,
-        format!("claim the owner's share of run {run}"),
-        Call::ClaimOwner { run },
-        vec![format!("{amount} goes to {to}")],
-    )?;
-    if owned.session.sign(output, &plan, &flags.confirm).await?.is_none() {
-        return Ok(());
-    }
-    Ok(output.result(
-        &format!("{amount} went to {to}"),
-        json!({ "run": run, "claimed": units(amount), "owner": to }),
-    )?)
+    let to = address(&session.status.run.owner);
+    let plan = TransactionPlan {
+        what: format!("claim the owner's share of run {run}"),
+        calls: vec![Call::ClaimOwner { run }],
+        signer: owner_signer(&flags, &session)?,
+        then: vec![format!("{amount} goes to {to}")],
+    };
+    let value = json!({ "run": run, "claimed": units(amount), "owner": to });
+    session.signing.sign_and_print(output, &plan, &format!("{amount} went to {to}"), value).await
 }
 
 async fn offer(command: Offer, output: &mut Output<'_>) -> anyhow::Result<()> {
     let to = parse_address(&command.to)?;
-    let mut owned = Owned::open(&command.flags).await?;
-    let run = owned.args.run;
-    let then = vec![
-        format!(
-            "{} becomes the owner with `mettle run accept`; until then you remain the owner",
-            address(&to)
-        ),
-        "the owner may change the terms and pause the run, and gets the owner's share of the pay".into(),
-    ];
-    let what = format!("offer run {run} to {}", address(&to));
-    let plan = owned.plan(&command.flags, what, Call::OfferRun { run, to }, then)?;
-    if owned.session.sign(output, &plan, &command.flags.confirm).await?.is_none() {
-        return Ok(());
-    }
-    let to = address(&to);
-    Ok(output.result(&format!("run {run} is offered to {to}"), json!({ "run": run, "offered_to": to }))?)
+    let mut session = RunSession::open(command.flags.account.read()?).await?;
+    let signer = owner_signer(&command.flags, &session)?;
+    let (run, name) = (session.run, address(&to));
+    let plan = TransactionPlan {
+        what: format!("offer run {run} to {name}"),
+        calls: vec![Call::OfferRun { run, to }],
+        signer,
+        then: vec![
+            format!("{name} becomes the owner with `mettle run accept`; until then you remain the owner"),
+            "the owner may change the terms and pause the run, and gets the owner's share of the pay".into(),
+        ],
+    };
+    let (text, value) =
+        (format!("run {run} is offered to {name}"), json!({ "run": run, "offered_to": name }));
+    session.signing.sign_and_print(output, &plan, &text, value).await
 }
 
-async fn accept(flags: OwnerFlags, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let mut owned = Owned::open(&flags).await?;
-    let run = owned.args.run;
-    let (signer, account) = signer(&owned.args, &flags.behalf, "the new owner")?;
+async fn accept(flags: AccountSigner, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let mut session = RunSession::open(flags.account.read()?).await?;
+    let signer = flags.signer(&session.args, "the new owner")?;
+    let (run, owner) = (session.run, address(&signer.account()?));
     let plan = TransactionPlan {
         what: format!("become the owner of run {run}"),
         calls: vec![Call::AcceptRun { run }],
         signer,
-        proxy_of: flags.behalf.account()?,
         then: vec![format!(
-            "the run's deposit is held from {}, and no longer from {}",
-            address(&account),
-            address(&owned.status.run.owner)
+            "the run's deposit is held from {owner}, and no longer from {}",
+            address(&session.status.run.owner)
         )],
     };
-    if owned.session.sign(output, &plan, &flags.confirm).await?.is_none() {
-        return Ok(());
-    }
-    let owner = address(&account);
-    Ok(output.result(&format!("run {run} belongs to {owner}"), json!({ "run": run, "owner": owner }))?)
+    let (text, value) = (format!("run {run} belongs to {owner}"), json!({ "run": run, "owner": owner }));
+    session.signing.sign_and_print(output, &plan, &text, value).await
 }
 
 #[cfg(test)]

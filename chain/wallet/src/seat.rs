@@ -7,20 +7,16 @@ mod register;
 mod stake;
 
 use crate::{
-    block_clock::BlockClock,
     help,
     output::Output,
-    signing::{OnBehalf, Signer, SigningSession},
+    signing::{ConfirmArgs, OnBehalf, RunSession, Signer},
     status::{self, Status},
 };
 use anyhow::{Context as _, bail, ensure};
-use chain_client::{Chain, account, keys::address};
+use chain_client::{Amount, Chain, account, keys::address};
 use clap::Subcommand;
 use node::config::{EndpointArgs, SeatFlags};
-use protocol::{
-    Hotkey, RunId, Uid,
-    view::{Account, RunStatus, SeatStatus},
-};
+use protocol::{Hotkey, Uid, view::SeatStatus};
 use std::path::PathBuf;
 
 #[derive(Clone, Debug, Subcommand)]
@@ -92,33 +88,28 @@ pub struct ColdkeyFlags {
     #[arg(long, value_name = "FILE")]
     coldkey_password_file: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) behalf: OnBehalf,
+    behalf: OnBehalf,
+    #[command(flatten)]
+    confirm: ConfirmArgs,
 }
 
 impl ColdkeyFlags {
     pub(crate) fn signer(&self) -> anyhow::Result<Signer> {
+        let proxy_of = self.behalf.account()?;
         Ok(Signer {
             source: self.coldkey.parse()?,
             password_file: self.coldkey_password_file.clone(),
-            whose: if self.behalf.is_given() { "a proxy of the coldkey" } else { "the coldkey" },
+            whose: if proxy_of.is_some() { "a proxy of the coldkey" } else { "the coldkey" },
+            proxy_of,
+            confirm: self.confirm,
         })
-    }
-
-    /// The account that must own the seat: the coldkey, or the one that it is a proxy of.
-    pub(crate) fn owner(&self) -> anyhow::Result<Account> {
-        match self.behalf.account()? {
-            Some(real) => Ok(real),
-            None => self.signer()?.account(),
-        }
     }
 }
 
-/// A seat, with its run and its clock.
+/// A seat, and its run.
 pub(crate) struct Seat {
-    pub run: RunId,
-    pub status: RunStatus,
+    pub session: RunSession,
     pub seat: SeatStatus,
-    pub clock: BlockClock,
 }
 
 impl Seat {
@@ -126,49 +117,38 @@ impl Seat {
     ///
     /// # Errors
     /// If there is no such seat, or another account owns it: the chain would refuse the call, for a fee.
-    pub(crate) async fn open(
-        flags: &SeatFlags,
-        coldkey: &ColdkeyFlags,
-    ) -> anyhow::Result<(SigningSession, Seat)> {
-        let args = flags.read()?;
-        let session = SigningSession::open(&args.chain).await?;
-        let found = Seat::find(&session, flags, &args).await?;
-        let (owner, signer) = (found.seat.seat.coldkey, coldkey.owner()?);
+    pub(crate) async fn open(flags: &SeatFlags, coldkey: &ColdkeyFlags) -> anyhow::Result<(Seat, Signer)> {
+        let found = Seat::find(flags, flags.read()?).await?;
+        let signer = coldkey.signer()?;
+        let (owner, account) = (found.seat.seat.coldkey, signer.account()?);
         ensure!(
-            owner == signer,
+            owner == account,
             "uid {} of run {} belongs to {}, not to {}: sign with the coldkey that registered it, or with a proxy of it and \
              --proxy-of {0}",
             found.uid(),
-            found.run,
+            found.session.run,
             address(&owner),
-            address(&signer),
+            address(&account),
         );
-        Ok((session, found))
+        Ok((found, signer))
     }
 
     /// Finds the seat by its uid, or by its hotkey.
-    pub(crate) async fn find(
-        session: &SigningSession,
-        flags: &SeatFlags,
-        args: &EndpointArgs,
-    ) -> anyhow::Result<Seat> {
-        let chain = &*session.chain;
-        let status = chain.status(args.run).await?;
-        let uid = uid_of(chain, flags, args).await?;
-        let Some(seat) = seat_at(chain, args.run, uid).await? else {
-            bail!("there is no uid {uid} in run {}", args.run);
+    pub(crate) async fn find(flags: &SeatFlags, args: EndpointArgs) -> anyhow::Result<Seat> {
+        let session = RunSession::open(args).await?;
+        let uid = uid_of(session.chain(), flags, &session.args).await?;
+        let Some(seat) = session.seat_at(uid).await? else {
+            bail!("there is no uid {uid} in run {}", session.run);
         };
-        let clock = BlockClock::read(chain, status.run.params.schedule).await?;
-        Ok(Seat { run: args.run, status, seat, clock })
+        Ok(Seat { session, seat })
     }
 
     pub(crate) fn uid(&self) -> Uid {
         self.seat.seat.id.uid
     }
 
-    /// The run's unbonding time, as text.
-    pub(crate) fn unbonding(&self) -> String {
-        self.clock.windows(self.status.run.terms.unbonding_windows)
+    pub(crate) fn stake(&self) -> Amount {
+        Amount(self.seat.seat.stake)
     }
 }
 
@@ -191,10 +171,4 @@ pub(crate) fn seat_hotkey(args: &EndpointArgs) -> anyhow::Result<Hotkey> {
 fn required_hotkey(args: &EndpointArgs, to_do: &str) -> anyhow::Result<Hotkey> {
     let Some(key) = &args.key else { bail!("no hotkey: {to_do}") };
     key.public().with_context(|| format!("could not read the key {key}"))
-}
-
-/// The seat with this uid.
-pub(crate) async fn seat_at(chain: &dyn Chain, run: RunId, uid: Uid) -> anyhow::Result<Option<SeatStatus>> {
-    let found = chain.seat_statuses(run, uid, 1).await?.into_iter().next();
-    Ok(found.filter(|found| found.seat.id.uid == uid))
 }

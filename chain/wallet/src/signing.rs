@@ -3,14 +3,20 @@
 //! A command makes a [`TransactionPlan`]; everything after that is here, so that no command can sign what it has not
 //! shown. The preview is made from the calls that are then submitted. The key is opened only after confirmation.
 
-use crate::output::Output;
+use crate::{block_clock::BlockClock, output::Output};
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{
-    Amount, Call, Chain, ChainError, Head,
+    Amount, Call, Chain, ChainError,
     keys::{Key, KeyPassword, KeySource, Prompt, address, parse_address},
 };
-use node::open;
-use protocol::view::Account;
+use node::{
+    config::{AccountFlags, EndpointArgs},
+    open,
+};
+use protocol::{
+    RunId, Uid, Window,
+    view::{Account, RunStatus, SeatStatus, UnbondingView},
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::{
@@ -20,7 +26,7 @@ use std::{
 };
 
 /// How a transaction is confirmed.
-#[derive(Clone, Debug, Default, clap::Args)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct ConfirmArgs {
     /// Sign without asking. Required without a terminal, and with --json.
     #[arg(long)]
@@ -39,12 +45,37 @@ pub struct OnBehalf {
 }
 
 impl OnBehalf {
-    pub fn is_given(&self) -> bool {
-        self.proxy_of.is_some()
-    }
-
     pub fn account(&self) -> anyhow::Result<Option<Account>> {
         Ok(self.proxy_of.as_deref().map(parse_address).transpose()?)
+    }
+}
+
+/// The flags of a command that an account signs.
+#[derive(Clone, Debug, clap::Args)]
+pub struct AccountSigner {
+    #[command(flatten)]
+    pub account: AccountFlags,
+    #[command(flatten)]
+    behalf: OnBehalf,
+    #[command(flatten)]
+    confirm: ConfirmArgs,
+}
+
+impl AccountSigner {
+    /// The signer, as `whose`, of a command with these settings.
+    pub fn signer(&self, args: &EndpointArgs, whose: &'static str) -> anyhow::Result<Signer> {
+        let Some(source) = args.key.clone() else {
+            bail!("no key to sign with: add --key KEY, or `key = \"FILE\"` to the settings file");
+        };
+        let proxy_of = self.behalf.account()?;
+        let whose = if proxy_of.is_some() { "a proxy" } else { whose };
+        Ok(Signer {
+            source,
+            password_file: args.password_file.clone(),
+            whose,
+            proxy_of,
+            confirm: self.confirm,
+        })
     }
 }
 
@@ -55,13 +86,21 @@ pub struct Signer {
     pub password_file: Option<PathBuf>,
     /// The key's role, as in "the seat's coldkey".
     pub whose: &'static str,
+    /// The account in whose name the calls are made, if not the key's own.
+    pub proxy_of: Option<Account>,
+    pub confirm: ConfirmArgs,
 }
 
 impl Signer {
     /// The key's account; needs no password.
-    pub fn account(&self) -> anyhow::Result<Account> {
+    fn key_account(&self) -> anyhow::Result<Account> {
         let public = self.source.public();
         Ok(public.with_context(|| format!("could not read the key {} of {}", self.source, self.whose))?.0)
+    }
+
+    /// The account in whose name the calls are made; needs no password.
+    pub fn account(&self) -> anyhow::Result<Account> {
+        self.proxy_of.map_or_else(|| self.key_account(), Ok)
     }
 
     fn open(&self) -> anyhow::Result<Key> {
@@ -71,6 +110,14 @@ impl Signer {
         };
         let key = self.source.open(password);
         key.with_context(|| format!("could not open the key {} of {}", self.source, self.whose))
+    }
+
+    /// The call that is submitted for `call`.
+    fn wrap(&self, call: Call) -> Call {
+        match self.proxy_of {
+            Some(real) => Call::Proxied { real, kind: None, call: Box::new(call) },
+            None => call,
+        }
     }
 }
 
@@ -82,8 +129,6 @@ pub struct TransactionPlan {
     /// Signed and submitted in this order.
     pub calls: Vec<Call>,
     pub signer: Signer,
-    /// The account in whose name the calls are made, if not the signer's own.
-    pub proxy_of: Option<Account>,
     /// The consequences, one sentence each.
     pub then: Vec<String>,
 }
@@ -195,10 +240,10 @@ impl SigningSession {
 
     /// What would be signed, with the chain's estimates.
     pub async fn preview(&self, plan: &TransactionPlan) -> anyhow::Result<Preview> {
-        let account = plan.signer.account()?;
+        let account = plan.signer.key_account()?;
         let mut calls = Vec::new();
         for call in &plan.calls {
-            let call = on_behalf_of(plan.proxy_of, call.clone());
+            let call = plan.signer.wrap(call.clone());
             let draft = self.chain.draft(&call, &account).await?;
             let argument = |(name, value): (&str, String)| PreviewedArgument { name: name.into(), value };
             calls.push(PreviewedCall {
@@ -214,85 +259,115 @@ impl SigningSession {
             signer: address(&account),
             whose: plan.signer.whose.to_owned(),
             free: self.chain.balance(&account).await?.free.to_string(),
-            on_behalf_of: plan.proxy_of.as_ref().map(address),
+            on_behalf_of: plan.signer.proxy_of.as_ref().map(address),
             calls,
             then: plan.then.clone(),
         })
     }
 
-    /// Shows the plan and asks for confirmation; then connects with the key. `None` after a dry run.
-    pub async fn confirm(
-        &mut self,
-        output: &mut Output<'_>,
-        plan: &TransactionPlan,
-        confirm: &ConfirmArgs,
-    ) -> anyhow::Result<Option<Confirmed>> {
-        let preview = self.preview(plan).await?;
-        output.preview(&preview, serde_json::to_value(&preview)?, confirm.dry_run)?;
-        if confirm.dry_run {
-            return Ok(None);
+    /// Shows the plan and asks for confirmation; then connects with the key. False after a dry run.
+    pub async fn confirm(&mut self, output: &mut Output<'_>, plan: &TransactionPlan) -> anyhow::Result<bool> {
+        let signer = &plan.signer;
+        output.preview(&self.preview(plan).await?, signer.confirm.dry_run)?;
+        if signer.confirm.dry_run {
+            return Ok(false);
         }
-        output.confirm(confirm.yes)?;
-        let key = plan.signer.open()?;
+        output.confirm(signer.confirm.yes)?;
+        let key = signer.open()?;
         ensure!(
-            key.account() == plan.signer.account()?,
+            key.account() == signer.key_account()?,
             "the key file {} holds another key than it claims, and than the preview showed",
-            plan.signer.source
+            signer.source
         );
         // Later reads see the effect of what this client submits.
         self.chain = open::chain(&self.url, Some(key)).await?;
-        Ok(Some(Confirmed { chain: self.chain.clone(), proxy_of: plan.proxy_of }))
+        Ok(true)
     }
 
-    /// [`SigningSession::confirm`], then submits every call of the plan. Returns the block of each, and adds it to the
-    /// output's JSON. `None` after a dry run.
-    pub async fn sign(
-        &mut self,
-        output: &mut Output<'_>,
-        plan: &TransactionPlan,
-        confirm: &ConfirmArgs,
-    ) -> anyhow::Result<Option<Vec<Head>>> {
-        let Some(confirmed) = self.confirm(output, plan, confirm).await? else {
-            return Ok(None);
-        };
+    /// [`SigningSession::confirm`], then submits every call of the plan, and adds the block of each to the output's
+    /// JSON. False after a dry run.
+    pub async fn sign(&mut self, output: &mut Output<'_>, plan: &TransactionPlan) -> anyhow::Result<bool> {
+        if !self.confirm(output, plan).await? {
+            return Ok(false);
+        }
         let mut included = Vec::new();
         for (index, call) in plan.calls.iter().enumerate() {
-            match confirmed.submit(call.clone()).await {
-                Ok(block) => included.push(block),
+            match self.chain.submit(plan.signer.wrap(call.clone())).await {
+                Ok(block) => {
+                    included.push(json!({ "block": block.block, "hash": format!("0x{}", block.hash) }));
+                }
                 Err(source) if plan.calls.len() == 1 => return Err(source.into()),
                 Err(source) => {
                     bail!(CallFailed { number: index.saturating_add(1), of: plan.calls.len(), source })
                 }
             }
         }
-        let blocks: Vec<Value> = included
-            .iter()
-            .map(|block| json!({ "block": block.block, "hash": format!("0x{}", block.hash) }))
-            .collect();
         if output.is_json() {
-            output.result("", json!({ "included": blocks }))?;
+            output.result("", json!({ "included": included }))?;
         }
-        Ok(Some(included))
+        Ok(true)
+    }
+
+    /// [`SigningSession::sign`], then prints the result, unless that was a dry run.
+    pub async fn sign_and_print(
+        &mut self,
+        output: &mut Output<'_>,
+        plan: &TransactionPlan,
+        text: &str,
+        value: Value,
+    ) -> anyhow::Result<()> {
+        if self.sign(output, plan).await? {
+            output.result(text, value)?;
+        }
+        Ok(())
     }
 }
 
-/// A chain client with the confirmed key.
-pub struct Confirmed {
-    pub chain: Arc<dyn Chain>,
-    proxy_of: Option<Account>,
+/// A run, as a command finds it, and the session in which calls to it are signed.
+pub struct RunSession {
+    pub args: EndpointArgs,
+    pub run: RunId,
+    pub signing: SigningSession,
+    pub status: RunStatus,
+    pub clock: BlockClock,
 }
 
-impl Confirmed {
-    pub async fn submit(&self, call: Call) -> Result<Head, ChainError> {
-        self.chain.submit(on_behalf_of(self.proxy_of, call)).await
+impl RunSession {
+    pub async fn open(args: EndpointArgs) -> anyhow::Result<RunSession> {
+        let signing = SigningSession::open(&args.chain).await?;
+        let status = signing.chain.status(args.run).await?;
+        let clock = BlockClock::read(&*signing.chain, status.run.params.schedule).await?;
+        Ok(RunSession { run: args.run, args, signing, status, clock })
+    }
+
+    pub fn chain(&self) -> &dyn Chain {
+        &*self.signing.chain
+    }
+
+    /// The seat with this uid.
+    pub async fn seat_at(&self, uid: Uid) -> anyhow::Result<Option<SeatStatus>> {
+        let found = self.chain().seat_statuses(self.run, uid, 1).await?.into_iter().next();
+        Ok(found.filter(|found| found.seat.id.uid == uid))
+    }
+
+    /// The run's unbonding time, as text.
+    pub fn unbonding(&self) -> String {
+        self.clock.windows(self.status.run.terms.unbonding_windows)
     }
 }
 
-fn on_behalf_of(real: Option<Account>, call: Call) -> Call {
-    match real {
-        Some(real) => Call::Proxied { real, kind: None, call: Box::new(call) },
-        None => call,
-    }
+pub fn unbonding_json(chunk: &UnbondingView) -> Value {
+    json!({ "amount": units(Amount(chunk.amount)), "until": chunk.until })
+}
+
+/// Of `unbonding`: what is free at the open window, and what is not.
+pub fn freed(unbonding: &[UnbondingView], open: Option<Window>) -> (Amount, Amount) {
+    let (free, waiting): (Vec<_>, Vec<_>) =
+        unbonding.iter().partition(|chunk| open.is_some_and(|now| chunk.until <= now));
+    let sum = |chunks: Vec<&UnbondingView>| {
+        chunks.iter().fold(Amount::ZERO, |sum, chunk| sum.saturating_add(Amount(chunk.amount)))
+    };
+    (sum(free), sum(waiting))
 }
 
 /// An amount in JSON: in the smallest unit, as a string, because JSON numbers are not exact above 2⁵³.
@@ -305,7 +380,6 @@ mod tests {
     use super::*;
     use expect_test::expect;
     use node::exit;
-    use protocol::{RunId, Uid};
 
     fn preview() -> Preview {
         let call = Call::Unstake { run: RunId(1), uid: Uid(3), amount: Amount::mtl(5) };
@@ -401,7 +475,7 @@ mod tests {
         let mut err = Vec::new();
         let mut ask = || Ok(None);
         let mut output = Output::new(true, &mut out, &mut err, &mut ask);
-        output.preview(&preview(), serde_json::to_value(preview()).unwrap(), false).unwrap();
+        output.preview(&preview(), false).unwrap();
         output.result("text", json!({ "one": 1 })).unwrap();
         output.result("text", json!({ "two": 2 })).unwrap();
         let refused = ChainError::Refused {

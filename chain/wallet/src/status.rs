@@ -3,8 +3,8 @@
 use crate::{
     block_clock::BlockClock,
     output::Output,
-    seat::{seat_at, seat_hotkey},
-    signing::{SigningSession, units},
+    seat::seat_hotkey,
+    signing::{RunSession, unbonding_json, units},
 };
 use chain_client::{Amount, Balance, account, keys::address, terms::percent};
 use node::config::SeatFlags;
@@ -48,44 +48,42 @@ pub(crate) struct StatusReport {
 }
 
 pub(crate) async fn status(command: Status, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let args = command.seat.read()?;
-    let session = SigningSession::open(&args.chain).await?;
-    let chain = &*session.chain;
-    let run = chain.status(args.run).await?;
-    let clock = BlockClock::read(chain, run.run.params.schedule).await?;
+    let session = RunSession::open(command.seat.read()?).await?;
+    let (chain, id) = (session.chain(), session.run);
     let (uid, hotkey) = match command.seat.uid {
         Some(uid) => (Some(Uid(uid)), None),
         None => {
-            let hotkey = seat_hotkey(&args)?;
-            let seat = account::seat_of(chain, args.run, &hotkey).await?;
+            let hotkey = seat_hotkey(&session.args)?;
+            let seat = account::seat_of(chain, id, &hotkey).await?;
             (seat.map(|seat| seat.id.uid), Some(hotkey))
         }
     };
     let seat = match uid {
-        Some(uid) => seat_at(chain, args.run, uid).await?,
+        Some(uid) => session.seat_at(uid).await?,
         None => None,
     };
+    let RunSession { status: run, clock, .. } = &session;
     let Some(seat) = seat else {
-        let text = without_a_seat(&run, &clock, uid, hotkey.as_ref());
+        let text = without_a_seat(run, clock, uid, hotkey.as_ref());
         let funds = match &hotkey {
             Some(hotkey) => units(chain.balance(&hotkey.0).await?.free),
             None => Value::Null,
         };
-        return Ok(output
-            .result(&text, json!({ "run": run_json(&run, &clock), "seat": null, "hotkey_funds": funds }))?);
+        let value = json!({ "run": run_json(run, clock), "seat": null, "hotkey_funds": funds });
+        return Ok(output.result(&text, value)?);
     };
     let bonds = match seat.seat.role {
-        Role::Validator => chain.bonds(args.run, seat.seat.id.uid).await?,
+        Role::Validator => chain.bonds(id, seat.seat.id.uid).await?,
         Role::Miner => Vec::new(),
     };
     let report = StatusReport {
         bonds,
-        payslips: chain.payslips(args.run, seat.seat.id.uid).await?,
-        account: chain.account_status(args.run, &seat.seat.coldkey).await?,
+        payslips: chain.payslips(id, seat.seat.id.uid).await?,
+        account: chain.account_status(id, &seat.seat.coldkey).await?,
         hotkey_balance: chain.balance(&seat.seat.hotkey.0).await?,
         coldkey_balance: chain.balance(&seat.seat.coldkey).await?,
-        run,
-        clock,
+        run: run.clone(),
+        clock: *clock,
         seat,
     };
     Ok(output.result(&report.text(), report.json())?)
@@ -323,25 +321,13 @@ impl StatusReport {
                 "trust": share_json(consensus.trust), "dividends": share_json(consensus.dividends),
             })
         };
-        let payslips: Vec<Value> = self
-            .payslips
-            .iter()
-            .map(|slip| {
-                json!({
-                    "epoch": slip.epoch, "pot": units(Amount(slip.pot)), "standing": consensus_json(&slip.consensus),
-                    "amount": units(Amount(slip.amount)), "nominators": units(Amount(slip.nominators)),
-                })
+        let payslip = |slip: &Payslip| {
+            json!({
+                "epoch": slip.epoch, "pot": units(Amount(slip.pot)), "standing": consensus_json(&slip.consensus),
+                "amount": units(Amount(slip.amount)), "nominators": units(Amount(slip.nominators)),
             })
-            .collect();
-        let unbonding: Vec<Value> = self
-            .unbonding()
-            .map(|chunk| json!({ "amount": units(Amount(chunk.amount)), "until": chunk.until }))
-            .collect();
-        let bonds: Vec<Value> = self
-            .bonds
-            .iter()
-            .map(|(uid, bond)| json!({ "uid": uid, "share": share_json((*bond).into()) }))
-            .collect();
+        };
+        let bond = |(uid, bond): &(Uid, u32)| json!({ "uid": uid, "share": share_json((*bond).into()) });
         let pending = self.seat.pending.map(|pending| match pending {
             PendingChange::Rotates(hotkey) => json!({ "rotates": address(&hotkey.0) }),
             PendingChange::Leaves => json!("leaves"),
@@ -361,9 +347,10 @@ impl StatusReport {
                 "earned": units(Amount(seat.earned)), "recent_pay": units(Amount(self.seat.recent_pay)),
                 "pays_into_stake": self.seat.pays_into_stake, "immune_until": self.seat.immune_until,
                 "pending": pending, "last_attested": self.seat.last_attested, "standing": consensus_json(consensus),
-                "unbonding": unbonding,
+                "unbonding": self.unbonding().map(unbonding_json).collect::<Vec<_>>(),
             },
-            "payslips": payslips, "bonds": bonds,
+            "payslips": self.payslips.iter().map(payslip).collect::<Vec<_>>(),
+            "bonds": self.bonds.iter().map(bond).collect::<Vec<_>>(),
             "hotkey_funds": units(self.hotkey_balance.free),
             "coldkey_free": units(self.coldkey_balance.free),
         })

@@ -601,6 +601,46 @@ async fn an_epoch_s_pay_is_claimed_by_each_recipient() {
     net.chain.shutdown().await;
 }
 
+/// An S3 server with these buckets, each with its own name as key.
+async fn buckets(names: &[&str]) -> S3Server {
+    let buckets = names.iter().map(|name| BucketConfig::new(*name, *name, "secret")).collect();
+    S3Server::start(ServerConfig::temporary(buckets)).await.unwrap()
+}
+
+fn store_settings(server: &S3Server, bucket: &str, secret: &str) -> String {
+    let endpoint = server.endpoint();
+    format!(
+        "[store]\nendpoint = \"{endpoint}\"\nbucket = \"{bucket}\"\naccess_key = \"{bucket}\"\nsecret_key = \"{secret}\"\n"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_seat_s_bucket_is_checked_before_anything_is_signed() {
+    let net = Net::new().await;
+    let server = buckets(&["mine", "other"]).await;
+    let home = tempfile::tempdir().unwrap();
+    let line = |secret: &str, readers_at: &str| {
+        let settings = home.path().join("miner.toml");
+        std::fs::write(&settings, store_settings(&server, "mine", secret)).unwrap();
+        format!(
+            "register --yes --config {} --coldkey //Bob --key //Bob//hot --stake 10 --endpoint {}",
+            settings.display(),
+            server.base_url(readers_at)
+        )
+    };
+    let before = net.free("//Bob").await;
+    net.miner(&line("secret", "other")).await.ends_with_code(1).prints("others cannot read the bucket");
+    net.miner(&line("wrong", "mine")).await.ends_with_code(1).prints("takes no object");
+    assert_eq!(net.free("//Bob").await, before, "nothing was signed");
+    assert!(net.alice.seats(net.run).await.unwrap().is_empty());
+
+    net.miner(&line("secret", "mine")).await.succeeds().prints("uid ");
+    let credentials = Credentials { access_key: "mine".into(), secret_key: "secret".into() };
+    let bucket = S3Store::open(&S3Settings::new(server.endpoint(), "mine", credentials)).unwrap();
+    assert!(bucket.list("", 10).await.unwrap().entries.is_empty(), "the check leaves nothing");
+    net.chain.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_is_published_and_created_as_previewed() {
     let net = Net::new().await;
@@ -623,22 +663,22 @@ async fn a_run_is_published_and_created_as_previewed() {
         )
     };
     tokio::task::spawn_blocking(move || dataset::prepare(options, &mut |_| {})).await.unwrap().unwrap();
-    let server = S3Server::start(ServerConfig::in_memory(vec![BucketConfig::new("origin", "key", "secret")]));
-    let server = server.await.unwrap();
-    let settings = format!(
-        "[store]\nendpoint = \"{}\"\nbucket = \"origin\"\naccess_key = \"key\"\nsecret_key = \"secret\"\n",
-        server.endpoint()
-    );
-    std::fs::write(path("settings.toml"), settings).unwrap();
+    let server = buckets(&["origin", "other"]).await;
+    std::fs::write(path("settings.toml"), store_settings(&server, "origin", "secret")).unwrap();
+    let mut params = RunParams { localnet: true, ..RunParams::default() };
+    params.schedule.start = Block(0);
+    std::fs::write(path("params.json"), serde_json::to_vec(&params).unwrap()).unwrap();
     let model = r#"{ "vocab": 400, "d_model": 32, "layers": 1, "heads": 2, "kv_heads": 1, "d_ff": 64, "seq_len": 16,
         "rope_theta": 10000.0, "norm_epsilon": 1e-5 }"#;
     std::fs::write(path("model.json"), model).unwrap();
     std::fs::write(path("terms.json"), r#"{ "miner_seats_max": 12 }"#).unwrap();
     let line = |model: &str| {
         format!(
-            "run create --key //Bob --config {} --dataset {} --name tiny --terms {} --model {model} --origin {}/origin --fund 7",
+            "run create --key //Bob --config {} --dataset {} --name tiny --params {} --terms {} --model {model} --origin {}/origin \
+             --fund 7",
             path("settings.toml").display(),
             path("data").display(),
+            path("params.json").display(),
             path("terms.json").display(),
             server.endpoint()
         )
@@ -648,6 +688,10 @@ async fn a_run_is_published_and_created_as_previewed() {
     // An impossible request is refused before the confirmation.
     net.validator(&line("117k")).await.ends_with_code(1).prints("vocabulary");
     net.validator(&line("huge")).await.ends_with_code(1);
+    net.validator(&good.replace("/origin", "/other"))
+        .await
+        .ends_with_code(1)
+        .prints("others cannot read the bucket");
     let held = |net: &Net| {
         let alice = net.alice.clone();
         async move { alice.balance(&dev("//Bob").account()).await.unwrap().held }
@@ -674,7 +718,7 @@ async fn a_run_is_published_and_created_as_previewed() {
     assert_eq!((run.owner, run.terms.miner_seats_max), (dev("//Bob").account(), 12));
     assert_eq!((run.treasury, held(&net).await), (Amount::mtl(7).0, Amount::mtl(10)));
     assert_eq!(created["result"]["start"], run.params.schedule.start.0);
-    let credentials = Credentials { access_key: "key".into(), secret_key: "secret".into() };
+    let credentials = Credentials { access_key: "origin".into(), secret_key: "secret".into() };
     let bucket = S3Store::open(&S3Settings::new(server.endpoint(), "origin", credentials)).unwrap();
     let spec = bucket.get(&keys::spec(&run.spec), 1 << 20).await.unwrap();
     assert_eq!(Digest::of(&spec), run.spec);

@@ -20,6 +20,19 @@ pub struct MinerContext<'a> {
     pub params: &'a RunParams,
     /// Reads and writes contributions of the run.
     pub codec: &'a Codec,
+    /// The commitments that are on the chain when the miner presents its contribution; empty before.
+    pub commitments: &'a [(Uid, Digest)],
+}
+
+/// The training of a window.
+#[derive(Clone, Copy, Debug)]
+pub struct TrainedWindow<'a> {
+    /// Contributions of other seats to the earlier windows, the latest first, in uid order.
+    pub seen: &'a [Contribution],
+    /// The model of the window.
+    pub before: &'a [f32],
+    /// The trained weights.
+    pub after: &'a [f32],
 }
 
 impl MinerContext<'_> {
@@ -53,17 +66,9 @@ pub trait Adversary: Send {
         0
     }
 
-    /// The weights whose difference from `before` it submits; `after` are its trained weights. `seen`: the
-    /// contributions of other seats to the earlier windows, the latest first, in uid order. `None`: not yet; the
-    /// caller asks again.
-    fn outcome(
-        &mut self,
-        _at: &MinerContext<'_>,
-        _seen: &[Contribution],
-        _before: &[f32],
-        after: &[f32],
-    ) -> Option<Vec<f32>> {
-        Some(after.to_vec())
+    /// The weights whose difference from the window's model it submits. `None`: not yet; the caller asks again.
+    fn outcome(&mut self, _at: &MinerContext<'_>, trained: &TrainedWindow<'_>) -> Option<Vec<f32>> {
+        Some(trained.after.to_vec())
     }
 
     /// Whether it commits as late as possible, to see the other commitments first.
@@ -71,13 +76,8 @@ pub trait Adversary: Send {
         false
     }
 
-    /// Its commitments and uploads. `own` is the honest contribution; `commitments` are those on the chain by now.
-    fn present(
-        &mut self,
-        _at: &MinerContext<'_>,
-        own: &OwnContribution<'_>,
-        _commitments: &[(Uid, Digest)],
-    ) -> Presentation {
+    /// Its commitments and uploads. `own` is the honest contribution.
+    fn present(&mut self, _at: &MinerContext<'_>, own: &OwnContribution<'_>) -> Presentation {
         Presentation::honest(own)
     }
 

@@ -8,7 +8,7 @@ mod shared_mailbox;
 pub mod validators;
 
 pub use adversary::{
-    Adversary, Commit, Content, MinerContext, OwnContribution, Presentation, Timing, Upload,
+    Adversary, Commit, Content, MinerContext, OwnContribution, Presentation, Timing, TrainedWindow, Upload,
 };
 pub use seeded_rng::SeededRng;
 pub use shared_mailbox::SharedMailbox;

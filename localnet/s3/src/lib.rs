@@ -17,7 +17,6 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
 use s3s::service::S3Service;
-use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
@@ -34,13 +33,11 @@ use store::faults::FaultInjector;
 pub struct ServerConfig {
     /// Port 0 takes a free one: see [`S3Server::address`].
     pub listen: SocketAddr,
-    /// The directory of the objects; `None` keeps them in memory only.
+    /// The directory of the objects; `None` keeps them in a temporary one, which goes with the server.
     pub data_dir: Option<PathBuf>,
     pub buckets: Vec<BucketConfig>,
     /// Fault injection from other processes.
     pub admin: Option<AdminConfig>,
-    /// The limit of all objects together; `None` leaves it to the disk.
-    pub capacity_bytes: Option<u64>,
     /// The limit of one object.
     pub object_bytes_max: u64,
 }
@@ -67,14 +64,13 @@ impl std::fmt::Debug for AdminConfig {
 }
 
 impl ServerConfig {
-    /// Buckets in memory, at a free port of this machine.
-    pub fn in_memory(buckets: Vec<BucketConfig>) -> ServerConfig {
+    /// Buckets in a temporary directory, at a free port of this machine.
+    pub fn temporary(buckets: Vec<BucketConfig>) -> ServerConfig {
         ServerConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             data_dir: None,
             buckets,
             admin: None,
-            capacity_bytes: None,
             object_bytes_max: 5 << 30,
         }
     }
@@ -116,7 +112,7 @@ pub enum ServerError {
 pub struct UnknownBucket(pub String);
 
 /// The traffic of one bucket, in object contents.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BucketTraffic {
     pub received_bytes: u64,
     pub sent_bytes: u64,
@@ -174,29 +170,15 @@ impl S3Server {
         }
         // The port first: a second server on the same port must not touch the directory.
         let listener = listen(config.listen).await?;
-        let admin_listener = match &config.admin {
-            Some(admin) => Some((listen(admin.listen).await?, admin.token.clone())),
+        let admin = match config.admin.clone() {
+            Some(AdminConfig { listen: address, token }) => Some((listen(address).await?, token)),
             None => None,
         };
-        let names = buckets.keys().cloned().collect();
-        let objects =
-            Objects::open(config.data_dir, names, config.capacity_bytes, config.object_bytes_max).await?;
-
-        let state = Arc::new(State { buckets, objects });
-        let s3 =
-            Port::serve(listener, |listener, stopped| accept(listener, service::s3(state.clone()), stopped))?;
-        let admin = match admin_listener {
-            Some((listener, token)) => {
-                let state = state.clone();
-                Some(Port::serve(listener, |listener, stopped| async move {
-                    tokio::select! {
-                        () = admin::serve(listener, state, token) => {}
-                        _ = stopped => {}
-                    }
-                })?)
-            }
-            None => None,
-        };
+        let state = Arc::new(State { buckets, objects: Objects::open(&config)? });
+        let s3 = Port::serve(listener, service::s3(state.clone()))?;
+        let serve_admin =
+            |(listener, token): (_, String)| Port::serve(listener, admin::service(state.clone(), &token));
+        let admin = admin.map(serve_admin).transpose()?;
         Ok(S3Server { state, s3, admin })
     }
 
@@ -298,15 +280,12 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, ServerError> {
 }
 
 impl Port {
-    fn serve<F: Future<Output = ()> + Send + 'static>(
-        listener: TcpListener,
-        serve: impl FnOnce(TcpListener, oneshot::Receiver<()>) -> F,
-    ) -> Result<Port, ServerError> {
+    fn serve(listener: TcpListener, service: S3Service) -> Result<Port, ServerError> {
         let address = listener
             .local_addr()
             .map_err(|source| ServerError::Listen { address: SocketAddr::from(([0, 0, 0, 0], 0)), source })?;
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(serve(listener, stopped));
+        let task = tokio::spawn(accept(listener, service, stopped));
         Ok(Port { address, stop: Some(stop), task })
     }
 

@@ -1,25 +1,24 @@
 //! The S3 operations and their access rules.
 
 use std::collections::BTreeMap;
-use std::pin::Pin;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
-use futures::{Stream, StreamExt};
+use futures::{StreamExt, stream};
+use reqwest::header::{HeaderMap, LOCATION};
 use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::SimpleAuth;
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::Checksum as _;
 use s3s::dto::*;
 use s3s::service::{S3Service, S3ServiceBuilder};
-use s3s::stream::{ByteStream, RemainingLength};
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
-use tokio::sync::mpsc;
+use tokio::fs::File;
+use tokio::io::AsyncSeekExt as _;
 
-use super::objects::{Incoming, ObjectError, Reader, Stored};
+use super::objects::{ObjectError, Received, next_chunk};
 use crate::State;
 use store::Action;
 use store::faults::{ReadFaults, flip_bit};
@@ -94,6 +93,8 @@ fn is_sigv2(cx: &S3AccessContext<'_>) -> bool {
     header || cx.uri().query().is_some_and(|query| query.contains("AWSAccessKeyId="))
 }
 
+type Answer<T> = S3Result<S3Response<T>>;
+
 struct Operations {
     state: Arc<State>,
     uploads: Mutex<BTreeMap<String, Upload>>,
@@ -104,23 +105,34 @@ struct Operations {
 struct Upload {
     bucket: String,
     key: String,
-    parts: BTreeMap<i32, Arc<Stored>>,
+    parts: BTreeMap<i32, Arc<Received>>,
 }
 
 /// Uploads that are never completed must not grow without bound.
 const UPLOADS_MAX: usize = 256;
 const PARTS_MAX: i32 = 10_000;
 const PART_BYTES_MIN: u64 = 5 << 20;
-/// Chunks that are read ahead of a slow reader.
-const CHUNKS_AHEAD: usize = 2;
 
 impl Operations {
     fn bucket(&self, name: &str) -> S3Result<&crate::BucketState> {
         self.state.buckets.get(name).ok_or_else(|| s3_error!(NoSuchBucket))
     }
 
-    fn uploads(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Upload>> {
+    fn uploads(&self) -> MutexGuard<'_, BTreeMap<String, Upload>> {
         self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` on the upload of an object that a client names.
+    fn upload<T>(
+        &self,
+        id: &str,
+        bucket: &str,
+        key: &str,
+        work: impl FnOnce(&mut Upload) -> T,
+    ) -> S3Result<T> {
+        let mut uploads = self.uploads();
+        let named = uploads.get_mut(id).filter(|upload| upload.bucket == bucket && upload.key == key);
+        named.map(work).ok_or_else(|| s3_error!(NoSuchUpload))
     }
 
     /// A time on the clock of the bucket.
@@ -131,22 +143,25 @@ impl Operations {
         Ok(skewed.map(Timestamp::from))
     }
 
-    /// Receives a whole body and checks it against the client's checksums. It has no name yet.
+    /// Receives a whole body and checks its length and its checksums against the client's. It has no name yet.
     async fn receive(
         &self,
         bucket: &str,
         key: &str,
         body: Option<StreamingBlob>,
-        announced: Announced,
-    ) -> S3Result<(Stored, Checksum)> {
+        length: Option<i64>,
+        headers: &HeaderMap,
+    ) -> S3Result<Received> {
         let state = self.bucket(bucket)?;
         if state.faults.is_full(key) {
             return Err(ObjectError::Full.into());
         }
-        let mut incoming = self.state.objects.begin().await?;
+        let mut incoming = self.state.objects.begin()?;
         let mut received = 0u64;
-        let mut checks = announced.hasher();
-        let mut md5 = announced.md5.as_ref().map(|_| s3s::crypto::Md5::new());
+        let announced = announced(headers);
+        let mut checks = hasher(&announced);
+        let announced_md5 = text(headers, "content-md5");
+        let mut md5 = announced_md5.as_ref().map(|_| s3s::crypto::Md5::new());
         if let Some(mut body) = body {
             while let Some(chunk) = body.next().await {
                 // Cut short, or other bytes than signed.
@@ -161,17 +176,16 @@ impl Operations {
                 incoming.write(&chunk).await?;
             }
         }
-        if announced.length.is_some_and(|length| u64::try_from(length) != Ok(received)) {
+        if length.is_some_and(|length| u64::try_from(length) != Ok(received)) {
             return Err(s3_error!(IncompleteBody));
         }
-        if let (Some(md5), Some(announced)) = (md5, &announced.md5)
-            && base64(md5.finalize().as_ref()) != *announced
-        {
+        if md5.map(|md5| base64(md5.finalize().as_ref())) != announced_md5 {
             return Err(s3_error!(BadDigest, "the body does not have the announced MD5"));
         }
-        let sums = checks.finalize();
-        announced.check(&sums)?;
-        Ok((incoming.finish().await?, sums))
+        if checks.finalize() != announced {
+            return Err(s3_error!(BadDigest, "the body does not have the announced checksum"));
+        }
+        Ok(incoming.finish().await?)
     }
 
     /// Fails if the answer to a change that is done is to be lost.
@@ -181,67 +195,31 @@ impl Operations {
         }
         Ok(())
     }
-
-    /// Joins the parts of an upload into one object.
-    async fn join(&self, parts: &[Arc<Stored>]) -> Result<Stored, ObjectError> {
-        let mut whole: Incoming = self.state.objects.begin().await?;
-        for part in parts {
-            let mut reader = part.read().await?;
-            let mut left = part.bytes;
-            while left > 0 {
-                let chunk = reader.chunk(left).await?;
-                if chunk.is_empty() {
-                    return Err(ObjectError::Disk(std::io::ErrorKind::UnexpectedEof.into()));
-                }
-                left -= chunk.len() as u64;
-                whole.write(&chunk).await?;
-            }
-        }
-        whole.finish().await
-    }
 }
 
 #[async_trait::async_trait]
 impl S3 for Operations {
-    async fn head_bucket(
-        &self,
-        request: S3Request<HeadBucketInput>,
-    ) -> S3Result<S3Response<HeadBucketOutput>> {
+    async fn head_bucket(&self, request: S3Request<HeadBucketInput>) -> Answer<HeadBucketOutput> {
         self.bucket(&request.input.bucket)?;
         Ok(S3Response::new(HeadBucketOutput::default()))
     }
 
-    async fn put_object(&self, request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
+    async fn put_object(&self, request: S3Request<PutObjectInput>) -> Answer<PutObjectOutput> {
         let input = request.input;
         unconditional(&input.if_match, &input.if_none_match)?;
-        let announced = Announced {
-            length: input.content_length,
-            md5: input.content_md5,
-            crc32: input.checksum_crc32,
-            crc32c: input.checksum_crc32c,
-            crc64nvme: input.checksum_crc64nvme,
-            sha1: input.checksum_sha1,
-            sha256: input.checksum_sha256,
-        };
-        let (stored, sums) = self.receive(&input.bucket, &input.key, input.body, announced).await?;
-        let etag = self.state.objects.place(&input.bucket, &input.key, stored)?.etag;
+        let body =
+            self.receive(&input.bucket, &input.key, input.body, input.content_length, &request.headers);
+        let etag = self.state.objects.place(&input.bucket, &input.key, body.await?)?.etag;
         self.answer(&input.bucket, Action::Write, &input.key)?;
-        Ok(S3Response::new(PutObjectOutput {
-            e_tag: Some(ETag::Strong(etag)),
-            checksum_crc32: sums.checksum_crc32,
-            checksum_crc32c: sums.checksum_crc32c,
-            checksum_crc64nvme: sums.checksum_crc64nvme,
-            checksum_sha1: sums.checksum_sha1,
-            checksum_sha256: sums.checksum_sha256,
-            ..PutObjectOutput::default()
-        }))
+        let output = PutObjectOutput { e_tag: Some(ETag::Strong(etag)), ..PutObjectOutput::default() };
+        Ok(with_checksums(output, &request.headers))
     }
 
-    async fn get_object(&self, request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+    async fn get_object(&self, request: S3Request<GetObjectInput>) -> Answer<GetObjectOutput> {
         let input = request.input;
         let state = self.bucket(&input.bucket)?;
         // Drawn for objects that are there: a reader that asks too early is not the first reader.
-        let (object, mut reader) = self.state.objects.read(&input.bucket, &input.key).await?;
+        let (object, mut file) = self.state.objects.read(&input.bucket, &input.key).await?;
         let faults = state.faults.draw_read(Action::Read, &input.key);
         if faults.missing {
             return Err(s3_error!(NoSuchKey));
@@ -258,11 +236,10 @@ impl S3 for Operations {
                 (range, Some(shown))
             }
         };
-        reader.seek(range.start).await.map_err(ObjectError::from)?;
+        file.seek(io::SeekFrom::Start(range.start)).await.map_err(ObjectError::from)?;
         let length = range.end - range.start;
-        let body = Answer::send(self.state.clone(), input.bucket.clone(), reader, length, faults);
         Ok(S3Response::new(GetObjectOutput {
-            body: Some(StreamingBlob::new(body)),
+            body: Some(body(self.state.clone(), input.bucket.clone(), file, length, faults)),
             accept_ranges: Some("bytes".into()),
             content_length: Some(i64::try_from(length).map_err(S3Error::internal_error)?),
             content_range,
@@ -272,12 +249,9 @@ impl S3 for Operations {
         }))
     }
 
-    async fn head_object(
-        &self,
-        request: S3Request<HeadObjectInput>,
-    ) -> S3Result<S3Response<HeadObjectOutput>> {
+    async fn head_object(&self, request: S3Request<HeadObjectInput>) -> Answer<HeadObjectOutput> {
         let input = request.input;
-        let object = self.state.objects.find(&input.bucket, &input.key)?;
+        let (object, _) = self.state.objects.read(&input.bucket, &input.key).await?;
         unless_changed(&object.etag, &input.if_match, &input.if_none_match)?;
         Ok(S3Response::new(HeadObjectOutput {
             accept_ranges: Some("bytes".into()),
@@ -288,19 +262,13 @@ impl S3 for Operations {
         }))
     }
 
-    async fn delete_object(
-        &self,
-        request: S3Request<DeleteObjectInput>,
-    ) -> S3Result<S3Response<DeleteObjectOutput>> {
+    async fn delete_object(&self, request: S3Request<DeleteObjectInput>) -> Answer<DeleteObjectOutput> {
         self.state.objects.delete(&request.input.bucket, &request.input.key)?;
         self.answer(&request.input.bucket, Action::Delete, &request.input.key)?;
         Ok(S3Response::new(DeleteObjectOutput::default()))
     }
 
-    async fn delete_objects(
-        &self,
-        request: S3Request<DeleteObjectsInput>,
-    ) -> S3Result<S3Response<DeleteObjectsOutput>> {
+    async fn delete_objects(&self, request: S3Request<DeleteObjectsInput>) -> Answer<DeleteObjectsOutput> {
         let DeleteObjectsInput { bucket, delete, .. } = request.input;
         let (mut deleted, mut errors) = (Vec::new(), Vec::new());
         for ObjectIdentifier { key, .. } in delete.objects {
@@ -322,10 +290,7 @@ impl S3 for Operations {
         }))
     }
 
-    async fn list_objects_v2(
-        &self,
-        request: S3Request<ListObjectsV2Input>,
-    ) -> S3Result<S3Response<ListObjectsV2Output>> {
+    async fn list_objects_v2(&self, request: S3Request<ListObjectsV2Input>) -> Answer<ListObjectsV2Output> {
         let input = request.input;
         let prefix = input.prefix.clone().unwrap_or_default();
         let delimiter = input.delimiter.clone().filter(|delimiter| !delimiter.is_empty());
@@ -340,36 +305,32 @@ impl S3 for Operations {
         };
 
         let (mut contents, mut groups) = (Vec::new(), Vec::new());
-        let mut more = max > 0;
-        while more && contents.len() + groups.len() < max {
-            let wanted = max - contents.len() - groups.len();
-            let (page, further) = self.state.objects.list(&input.bucket, &prefix, &after, wanted)?;
-            more = further;
-            for (name, object) in page {
-                let group = delimiter.as_ref().and_then(|delimiter| {
-                    let end = name[prefix.len()..].find(delimiter.as_str())?;
-                    Some(name[..prefix.len() + end + delimiter.len()].to_owned())
-                });
-                match group {
-                    Some(group) => {
-                        // Continue with the first name after this group.
-                        after = format!("{group}{}", char::MAX);
-                        groups.push(CommonPrefix { prefix: Some(group) });
-                        more = !self.state.objects.list(&input.bucket, &prefix, &after, 1)?.0.is_empty();
-                        break;
-                    }
-                    None => {
-                        after = name.clone();
-                        contents.push(Object {
-                            key: Some(name),
-                            size: Some(i64::try_from(object.bytes).map_err(S3Error::internal_error)?),
-                            e_tag: Some(ETag::Strong(object.etag.clone())),
-                            last_modified: self.modified(&input.bucket, object.modified)?,
-                            ..Object::default()
-                        });
-                    }
-                }
+        let mut more = false;
+        for (name, object) in self.state.objects.list(&input.bucket, &prefix)? {
+            if name <= after {
+                continue;
             }
+            if contents.len() + groups.len() == max {
+                more = max > 0;
+                break;
+            }
+            let rest = &name[prefix.len()..];
+            let end = delimiter.as_ref().and_then(|delimiter| Some(rest.find(delimiter)? + delimiter.len()));
+            if let Some(end) = end {
+                let group = &name[..prefix.len() + end];
+                // Continue with the first name after this group.
+                after = format!("{group}{}", char::MAX);
+                groups.push(CommonPrefix { prefix: Some(group.to_owned()) });
+                continue;
+            }
+            after = name.clone();
+            contents.push(Object {
+                key: Some(name),
+                size: Some(i64::try_from(object.bytes).map_err(S3Error::internal_error)?),
+                e_tag: Some(ETag::Strong(object.etag)),
+                last_modified: self.modified(&input.bucket, object.modified)?,
+                ..Object::default()
+            });
         }
         let count = i32::try_from(contents.len() + groups.len()).map_err(S3Error::internal_error)?;
         Ok(S3Response::new(ListObjectsV2Output {
@@ -391,7 +352,7 @@ impl S3 for Operations {
     async fn create_multipart_upload(
         &self,
         request: S3Request<CreateMultipartUploadInput>,
-    ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+    ) -> Answer<CreateMultipartUploadOutput> {
         let CreateMultipartUploadInput { bucket, key, .. } = request.input;
         let number = self.upload_number.fetch_add(1, Ordering::Relaxed);
         let id = format!("upload-{number}");
@@ -409,68 +370,37 @@ impl S3 for Operations {
         }))
     }
 
-    async fn upload_part(
-        &self,
-        request: S3Request<UploadPartInput>,
-    ) -> S3Result<S3Response<UploadPartOutput>> {
+    async fn upload_part(&self, request: S3Request<UploadPartInput>) -> Answer<UploadPartOutput> {
         let input = request.input;
         if !(1..=PARTS_MAX).contains(&input.part_number) {
             return Err(s3_error!(InvalidArgument, "parts are numbered from 1 to 10000"));
         }
-        let known = |uploads: &BTreeMap<String, Upload>| {
-            uploads
-                .get(&input.upload_id)
-                .is_some_and(|upload| upload.bucket == input.bucket && upload.key == input.key)
-        };
-        if !known(&self.uploads()) {
-            return Err(s3_error!(NoSuchUpload));
-        }
-        let announced = Announced {
-            length: input.content_length,
-            md5: input.content_md5,
-            crc32: input.checksum_crc32,
-            crc32c: input.checksum_crc32c,
-            crc64nvme: input.checksum_crc64nvme,
-            sha1: input.checksum_sha1,
-            sha256: input.checksum_sha256,
-        };
-        let (stored, sums) = self.receive(&input.bucket, &input.key, input.body, announced).await?;
-        let etag = stored.digest.clone();
-        match self.uploads().get_mut(&input.upload_id) {
-            // It may have been aborted meanwhile.
-            None => return Err(s3_error!(NoSuchUpload)),
-            Some(upload) => upload.parts.insert(input.part_number, Arc::new(stored)),
-        };
-        Ok(S3Response::new(UploadPartOutput {
-            e_tag: Some(ETag::Strong(etag)),
-            checksum_crc32: sums.checksum_crc32,
-            checksum_crc32c: sums.checksum_crc32c,
-            checksum_crc64nvme: sums.checksum_crc64nvme,
-            checksum_sha1: sums.checksum_sha1,
-            checksum_sha256: sums.checksum_sha256,
-            ..UploadPartOutput::default()
-        }))
+        let (id, bucket, key) = (&input.upload_id, &input.bucket, &input.key);
+        self.upload(id, bucket, key, |_| ())?;
+        let part = self.receive(bucket, key, input.body, input.content_length, &request.headers).await?;
+        let e_tag = Some(ETag::Strong(part.digest.clone()));
+        // It may have been aborted meanwhile.
+        self.upload(id, bucket, key, |upload| upload.parts.insert(input.part_number, Arc::new(part)))?;
+        Ok(with_checksums(UploadPartOutput { e_tag, ..UploadPartOutput::default() }, &request.headers))
     }
 
     async fn complete_multipart_upload(
         &self,
         request: S3Request<CompleteMultipartUploadInput>,
-    ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+    ) -> Answer<CompleteMultipartUploadOutput> {
         let input = request.input;
         unconditional(&input.if_match, &input.if_none_match)?;
         let wanted = input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default();
-        let parts = {
-            let uploads = self.uploads();
-            let upload = uploads
-                .get(&input.upload_id)
-                .filter(|upload| upload.bucket == input.bucket && upload.key == input.key)
-                .ok_or_else(|| s3_error!(NoSuchUpload))?;
-            chosen(&upload.parts, &wanted)?
-        };
+        let parts = self
+            .upload(&input.upload_id, &input.bucket, &input.key, |upload| chosen(&upload.parts, &wanted))??;
         if self.bucket(&input.bucket)?.faults.is_full(&input.key) {
             return Err(ObjectError::Full.into());
         }
-        let whole = self.join(&parts).await?;
+        let mut whole = self.state.objects.begin()?;
+        for part in &parts {
+            whole.append(part).await?;
+        }
+        let whole = whole.finish().await?;
         let etag = self.state.objects.place(&input.bucket, &input.key, whole)?.etag;
         // Only now: a client that lost the answer may complete again while the parts are there.
         self.uploads().remove(&input.upload_id);
@@ -486,26 +416,20 @@ impl S3 for Operations {
     async fn abort_multipart_upload(
         &self,
         request: S3Request<AbortMultipartUploadInput>,
-    ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+    ) -> Answer<AbortMultipartUploadOutput> {
         let input = request.input;
-        let mut uploads = self.uploads();
-        let ours = uploads
-            .get(&input.upload_id)
-            .is_some_and(|upload| upload.bucket == input.bucket && upload.key == input.key);
-        if !ours {
-            return Err(s3_error!(NoSuchUpload));
-        }
-        uploads.remove(&input.upload_id);
+        self.upload(&input.upload_id, &input.bucket, &input.key, |_| ())?;
+        self.uploads().remove(&input.upload_id);
         Ok(S3Response::new(AbortMultipartUploadOutput::default()))
     }
 }
 
 /// The parts that a client lists, in its order, after a check of their digests.
-fn chosen(parts: &BTreeMap<i32, Arc<Stored>>, wanted: &[CompletedPart]) -> S3Result<Vec<Arc<Stored>>> {
+fn chosen(parts: &BTreeMap<i32, Arc<Received>>, wanted: &[CompletedPart]) -> S3Result<Vec<Arc<Received>>> {
     if wanted.is_empty() {
         return Err(s3_error!(MalformedXML, "an upload has at least one part"));
     }
-    let mut chosen: Vec<Arc<Stored>> = Vec::with_capacity(wanted.len());
+    let mut chosen: Vec<Arc<Received>> = Vec::with_capacity(wanted.len());
     let mut before = 0;
     for part in wanted {
         let number = part.part_number.unwrap_or(0);
@@ -526,37 +450,52 @@ fn chosen(parts: &BTreeMap<i32, Arc<Stored>>, wanted: &[CompletedPart]) -> S3Res
     Ok(chosen)
 }
 
-/// Length and checksums that a client announces of a body.
-struct Announced {
-    length: Option<i64>,
-    md5: Option<String>,
-    crc32: Option<String>,
-    crc32c: Option<String>,
-    crc64nvme: Option<String>,
-    sha1: Option<String>,
-    sha256: Option<String>,
+/// The headers of the checksums that a client may announce of a body.
+const CHECKSUMS: [&str; 5] = [
+    "x-amz-checksum-crc32",
+    "x-amz-checksum-crc32c",
+    "x-amz-checksum-crc64nvme",
+    "x-amz-checksum-sha1",
+    "x-amz-checksum-sha256",
+];
+
+fn text(headers: &HeaderMap, name: &str) -> Option<String> {
+    headers.get(name)?.to_str().ok().map(str::to_owned)
 }
 
-impl Announced {
-    fn hasher(&self) -> ChecksumHasher {
-        use s3s::crypto::{Crc32, Crc32c, Crc64Nvme, Sha1, Sha256};
-        ChecksumHasher {
-            crc32: self.crc32.as_ref().map(|_| Crc32::new()),
-            crc32c: self.crc32c.as_ref().map(|_| Crc32c::new()),
-            crc64nvme: self.crc64nvme.as_ref().map(|_| Crc64Nvme::new()),
-            sha1: self.sha1.as_ref().map(|_| Sha1::new()),
-            sha256: self.sha256.as_ref().map(|_| Sha256::new()),
+fn announced(headers: &HeaderMap) -> Checksum {
+    let [crc32, crc32c, crc64nvme, sha1, sha256] = CHECKSUMS.map(|name| text(headers, name));
+    Checksum {
+        checksum_crc32: crc32,
+        checksum_crc32c: crc32c,
+        checksum_crc64nvme: crc64nvme,
+        checksum_sha1: sha1,
+        checksum_sha256: sha256,
+        checksum_type: None,
+    }
+}
+
+/// Computes the checksums that are announced.
+fn hasher(announced: &Checksum) -> ChecksumHasher {
+    use s3s::crypto::{Crc32, Crc32c, Crc64Nvme, Sha1, Sha256};
+    ChecksumHasher {
+        crc32: announced.checksum_crc32.as_ref().map(|_| Crc32::new()),
+        crc32c: announced.checksum_crc32c.as_ref().map(|_| Crc32c::new()),
+        crc64nvme: announced.checksum_crc64nvme.as_ref().map(|_| Crc64Nvme::new()),
+        sha1: announced.checksum_sha1.as_ref().map(|_| Sha1::new()),
+        sha256: announced.checksum_sha256.as_ref().map(|_| Sha256::new()),
+    }
+}
+
+/// An answer that repeats the checksums of the request, which the body was checked against.
+fn with_checksums<T>(output: T, request: &HeaderMap) -> S3Response<T> {
+    let mut response = S3Response::new(output);
+    for name in CHECKSUMS {
+        if let Some(sum) = request.get(name) {
+            response.headers.insert(name, sum.clone());
         }
     }
-
-    fn check(&self, sums: &Checksum) -> S3Result<()> {
-        let kept = self.crc32 == sums.checksum_crc32
-            && self.crc32c == sums.checksum_crc32c
-            && self.crc64nvme == sums.checksum_crc64nvme
-            && self.sha1 == sums.checksum_sha1
-            && self.sha256 == sums.checksum_sha256;
-        if kept { Ok(()) } else { Err(s3_error!(BadDigest, "the body does not have the announced checksum")) }
-    }
+    response
 }
 
 fn base64(bytes: &[u8]) -> String {
@@ -600,18 +539,13 @@ fn unless_changed(
 
 fn redirect(target: &str) -> S3Error {
     let mut error = s3_error!(TemporaryRedirect, "injected: redirected");
-    let mut headers = reqwest::header::HeaderMap::new();
-    if let Ok(target) = target.try_into() {
-        headers.insert(reqwest::header::LOCATION, target);
-    }
-    error.set_headers(headers);
+    error.set_headers(target.try_into().map(|target| (LOCATION, target)).into_iter().collect());
     error
 }
 
 impl From<ObjectError> for S3Error {
     fn from(error: ObjectError) -> S3Error {
         match error {
-            ObjectError::NoBucket => s3_error!(NoSuchBucket),
             ObjectError::NotFound => s3_error!(NoSuchKey),
             ObjectError::Full => {
                 let code = S3ErrorCode::Custom("InsufficientStorage".into());
@@ -629,88 +563,41 @@ impl From<ObjectError> for S3Error {
     }
 }
 
-/// The body of an answer. A task reads it ahead, applies the faults, and ends with it.
-struct Answer {
-    chunks: mpsc::Receiver<Result<Bytes, std::io::Error>>,
-}
-
-impl Answer {
-    fn send(state: Arc<State>, bucket: String, reader: Reader, length: u64, faults: ReadFaults) -> Answer {
-        let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
-        tokio::spawn(async move {
-            let closed = sender.clone();
-            tokio::select! {
-                () = pump(&state, &bucket, reader, length, faults, sender) => {}
-                () = closed.closed() => {}
-            }
-        });
-        Answer { chunks }
-    }
-}
-
-async fn pump(
-    state: &State,
-    bucket: &str,
-    mut reader: Reader,
-    length: u64,
-    faults: ReadFaults,
-    chunks: mpsc::Sender<Result<Bytes, std::io::Error>>,
-) {
-    if !faults.stall.is_zero() {
-        tokio::time::sleep(faults.stall).await;
-    }
+/// The body of an answer: the next `length` bytes of `file`, with the faults of this read.
+fn body(state: Arc<State>, bucket: String, file: File, length: u64, faults: ReadFaults) -> StreamingBlob {
     // The announced length is the whole: the connection ends early.
     let end = if faults.truncated { length / 2 } else { length };
     // Ten pieces per second.
     let rate = u64::from(faults.drip_bytes_per_second);
-    let drip_bytes = if rate == 0 { u64::MAX } else { (rate / 10).max(1) };
-    let drip_pause =
-        if rate == 0 { Duration::ZERO } else { Duration::from_secs_f64(drip_bytes as f64 / rate as f64) };
-    let mut at = 0;
-    while at < end {
-        let chunk = match reader.chunk(drip_bytes.min(end - at)).await {
-            Ok(chunk) if chunk.is_empty() => return,
-            Ok(chunk) => chunk,
-            Err(error) => {
-                let _ = chunks.send(Err(error)).await;
-                return;
+    let (piece_bytes, pause) = match (rate / 10).max(1) {
+        _ if rate == 0 => (u64::MAX, Duration::ZERO),
+        piece => (piece, Duration::from_secs_f64(piece as f64 / rate as f64)),
+    };
+    StreamingBlob::wrap(stream::try_unfold((state, file, 0u64), move |(state, mut file, at)| {
+        let bucket = bucket.clone();
+        let wait = if at == 0 { faults.stall } else { pause };
+        async move {
+            if !wait.is_zero() {
+                tokio::time::sleep(wait).await;
             }
-        };
-        let next = at + chunk.len() as u64;
-        let chunk = match usize::try_from((length / 2).wrapping_sub(at)) {
-            Ok(middle) if faults.flipped && middle < chunk.len() => flip_bit(&chunk, middle),
-            _ => chunk,
-        };
-        at = next;
-        if let Ok(bucket) = state.bucket(bucket) {
-            bucket.traffic.add_down(chunk.len() as u64);
+            let mut chunk = next_chunk(&mut file, piece_bytes.min(end - at)).await?;
+            let next = at + chunk.len() as u64;
+            if next == at {
+                if faults.truncated {
+                    // The end of the connection drops what is not sent yet.
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                return Ok::<_, io::Error>(None);
+            }
+            if faults.flipped && (at..next).contains(&(length / 2)) {
+                chunk = flip_bit(&chunk, (length / 2 - at) as usize);
+            }
+            if let Ok(bucket) = state.bucket(&bucket) {
+                bucket.traffic.add_down(chunk.len() as u64);
+            }
+            Ok(Some((chunk, (state, file, next))))
         }
-        if chunks.send(Ok(chunk)).await.is_err() {
-            return;
-        }
-        if !drip_pause.is_zero() {
-            tokio::time::sleep(drip_pause).await;
-        }
-    }
-    if faults.truncated {
-        // The end of the connection drops what is not sent yet.
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
-impl Stream for Answer {
-    type Item = Result<Bytes, s3s::StdError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.chunks.poll_recv(cx).map(|chunk| chunk.map(|chunk| chunk.map_err(Into::into)))
-    }
-}
-
-impl ByteStream for Answer {
-    fn remaining_length(&self) -> RemainingLength {
-        // The length is in the header, and a fault may make the body shorter.
-        RemainingLength::unknown()
-    }
+    }))
 }
 
 #[cfg(test)]

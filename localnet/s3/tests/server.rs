@@ -16,13 +16,14 @@ use store::{
     BucketError, Credentials, Fetch, FetchError, HttpFetcher, Limits, S3Settings, S3Store, Sink, Store,
     StoreError, check_bucket, fetch_verified, fetch_verified_into,
 };
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 fn buckets() -> Vec<BucketConfig> {
     vec![BucketConfig::new("miner-0", "key-0", "secret-0"), BucketConfig::new("miner-1", "key-1", "secret-1")]
 }
 
 async fn in_memory() -> S3Server {
-    S3Server::start(ServerConfig::in_memory(buckets())).await.expect("a server")
+    S3Server::start(ServerConfig::temporary(buckets())).await.expect("a server")
 }
 
 /// An address where no other test listens, so that nobody is there when the server is gone.
@@ -31,7 +32,7 @@ fn home(number: u8) -> SocketAddr {
 }
 
 fn on_disk(directory: &Path) -> ServerConfig {
-    ServerConfig { data_dir: Some(directory.to_owned()), ..ServerConfig::in_memory(buckets()) }
+    ServerConfig { data_dir: Some(directory.to_owned()), ..ServerConfig::temporary(buckets()) }
 }
 
 /// Few and short tries, so that what is to fail fails soon.
@@ -315,15 +316,15 @@ async fn a_taken_port_and_settings_that_cannot_work_have_errors_of_their_own() {
             Ok(_) => panic!("started"),
         }
     };
-    let taken = failed(ServerConfig { listen: server.address(), ..ServerConfig::in_memory(buckets()) }).await;
+    let taken = failed(ServerConfig { listen: server.address(), ..ServerConfig::temporary(buckets()) }).await;
     assert!(matches!(taken, ServerError::PortTaken { address } if address == server.address()), "{taken}");
 
     let nowhere = SocketAddr::from(([192, 0, 2, 1], 0));
-    let error = failed(ServerConfig { listen: nowhere, ..ServerConfig::in_memory(buckets()) }).await;
+    let error = failed(ServerConfig { listen: nowhere, ..ServerConfig::temporary(buckets()) }).await;
     assert!(matches!(error, ServerError::Listen { .. }), "{error}");
 
     let admin = Some(AdminConfig { listen: SocketAddr::from(([0, 0, 0, 0], 0)), token: "hush".into() });
-    let error = failed(ServerConfig { admin, ..ServerConfig::in_memory(buckets()) }).await;
+    let error = failed(ServerConfig { admin, ..ServerConfig::temporary(buckets()) }).await;
     assert!(matches!(error, ServerError::AdminNotLocal { .. }), "{error}");
 
     for (bucket, why) in [
@@ -332,7 +333,7 @@ async fn a_taken_port_and_settings_that_cannot_work_have_errors_of_their_own() {
         (BucketConfig::new("miner-2", "key-0", "b"), "another bucket has"),
         (BucketConfig::new("miner-0", "key-2", "b"), "two of that name"),
     ] {
-        let error = failed(ServerConfig::in_memory([buckets(), vec![bucket]].concat())).await;
+        let error = failed(ServerConfig::temporary([buckets(), vec![bucket]].concat())).await;
         assert!(matches!(error, ServerError::BadBucket { .. }) && error.to_string().contains(why), "{error}");
     }
 }
@@ -341,13 +342,14 @@ async fn a_taken_port_and_settings_that_cannot_work_have_errors_of_their_own() {
 async fn a_full_store_reports_it_and_never_keeps_half_an_object() {
     let directory = tempfile::tempdir().expect("a directory");
     for data_dir in [None, Some(directory.path().to_owned())] {
-        let config =
-            ServerConfig { data_dir, capacity_bytes: Some(12 << 20), ..ServerConfig::in_memory(buckets()) };
-        let server = S3Server::start(config).await.expect("a server");
+        let server = S3Server::start(ServerConfig { data_dir, ..ServerConfig::temporary(buckets()) })
+            .await
+            .expect("a server");
         let own = store(&server);
         let (first, digest, body) = large(1, 7 << 20);
         own.put(&first, body).await.expect("room");
-        // In one piece, and in parts: the second part does not fit, and its upload is taken back.
+        server.inject("miner-0", Faults { full: true, ..Faults::default() }).expect("a bucket");
+        // In one piece, and in parts.
         for bytes in [6 << 20, 9 << 20] {
             let (second, _, body) = large(2, bytes);
             let error = own.put(&second, body).await.expect_err("no room");
@@ -356,9 +358,7 @@ async fn a_full_store_reports_it_and_never_keeps_half_an_object() {
         }
         assert_eq!(Digest::of(&own.get(&first, 10 << 20).await.expect("unharmed")), digest);
         assert_eq!(own.list("", 10).await.expect("list").entries.len(), 1);
-        // The room that was asked for in vain is free again.
-        let (small, _, body) = large(3, 4 << 20);
-        own.put(&small, body).await.expect("room");
+        server.inject("miner-0", Faults::default()).expect("a bucket");
         own.delete(&first).await.expect("deleted");
         let (again, _, body) = large(4, 7 << 20);
         own.put(&again, body).await.expect("room again");
@@ -369,7 +369,7 @@ async fn a_full_store_reports_it_and_never_keeps_half_an_object() {
 
 #[tokio::test]
 async fn an_object_above_the_limit_is_refused() {
-    let config = ServerConfig { object_bytes_max: 1000, ..ServerConfig::in_memory(buckets()) };
+    let config = ServerConfig { object_bytes_max: 1000, ..ServerConfig::temporary(buckets()) };
     let server = S3Server::start(config).await.expect("a server");
     let (key, _, body) = large(1, 1001);
     assert!(store(&server).put(&key, body.clone()).await.is_err());
@@ -378,7 +378,7 @@ async fn an_object_above_the_limit_is_refused() {
 
 #[tokio::test]
 async fn a_shutdown_finishes_requests_in_progress() {
-    let config = ServerConfig { listen: home(2), ..ServerConfig::in_memory(buckets()) };
+    let config = ServerConfig { listen: home(2), ..ServerConfig::temporary(buckets()) };
     let server = S3Server::start(config).await.expect("a server");
     let (key, digest, body) = large(1, 2 << 20);
     store(&server).put(&key, body).await.expect("put");
@@ -624,7 +624,7 @@ async fn an_unknown_bucket_takes_no_faults() {
 #[tokio::test]
 async fn another_process_injects_faults_through_the_admin_port() {
     let admin_config = AdminConfig { listen: home(3), token: "hush".into() };
-    let config = ServerConfig { admin: Some(admin_config), ..ServerConfig::in_memory(buckets()) };
+    let config = ServerConfig { admin: Some(admin_config), ..ServerConfig::temporary(buckets()) };
     let server = S3Server::start(config).await.expect("a server");
     let address = server.admin_address().expect("an admin port");
     let faults = Faults {
@@ -662,8 +662,12 @@ async fn another_process_injects_faults_through_the_admin_port() {
 
     let (key, _, bytes) = object("counted");
     store(&server).put(&key, bytes).await.expect("put");
-    let traffic = admin::traffic(address, "hush").await.expect("told");
-    assert_eq!(traffic, "miner-0 7 0 1 0\nminer-1 0 0 0 0\n");
+    assert_eq!(ask("GET", "/traffic", "hush").await, (200, "miner-0 7 0 1 0\nminer-1 0 0 0 0\n".to_owned()));
+    let mut garbage = tokio::net::TcpStream::connect(address).await.expect("a connection");
+    garbage.write_all(b"a b c\r\n\r\n").await.expect("sent");
+    let mut answer = String::new();
+    garbage.read_to_string(&mut answer).await.expect("answered");
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
     server.shutdown().await;
     let away = admin::inject(address, "hush", "miner-0", &Faults::default()).await;
     assert!(matches!(away, Err(admin::InjectError::Unreachable { .. })));

@@ -10,7 +10,7 @@ use localnet::{
     observe::Observer,
     process::last_lines,
     seats::Seats,
-    setup::{ChainWanted, Wanted, set_up},
+    setup::{ChainWanted, Wanted, Work, set_up},
 };
 use mettle::output::Output;
 use protocol::{Block, RunParams, Schedule, Uid, Window, view::Outcome};
@@ -177,9 +177,11 @@ impl Net {
             chain_port: None,
             store_port: None,
             store_admin: true,
-            dataset: localnet::up::prepare(None).await.expect("the default text is there"),
-            params,
-            spec: defaults::spec(),
+            work: Work {
+                dataset: localnet::up::prepare(None).await.expect("the default text is there"),
+                params,
+                spec: defaults::spec(),
+            },
         };
         let (plan, chain) = set_up(&mut locked, &mut network, &wanted, &mut |what| println!("{what}"))
             .await

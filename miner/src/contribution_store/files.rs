@@ -49,13 +49,6 @@ pub enum ContributionFileError {
     Encode(#[source] EncodeError),
 }
 
-impl ContributionFileError {
-    /// Whether the disk is full.
-    pub fn is_full(&self) -> bool {
-        matches!(self, ContributionFileError::Write { source, .. } if node::durable::is_full(source))
-    }
-}
-
 impl ContributionFiles {
     /// Those of the seat whose files are in `directory`.
     pub fn new(directory: &Path) -> ContributionFiles {

@@ -49,17 +49,6 @@ pub enum ContributionStoreError {
     SnapshotGone,
 }
 
-impl ContributionStoreError {
-    /// Whether the disk is full. Files written before are unchanged.
-    pub fn is_full(&self) -> bool {
-        match self {
-            ContributionStoreError::Snapshot(error) => error.is_full(),
-            ContributionStoreError::File(error) => error.is_full(),
-            ContributionStoreError::Lost(_) | ContributionStoreError::SnapshotGone => false,
-        }
-    }
-}
-
 /// Skips an optimiser in a file.
 struct SkippedOptimiser;
 
@@ -81,11 +70,6 @@ impl ContributionStore {
         let found = self.load(optimiser)?;
         self.prune(found.as_ref().map(|found| &found.value));
         Ok(found)
-    }
-
-    /// Writes a seat's first snapshot, so that a full disk shows at the start and not after a window's work.
-    pub fn begin(&self, snapshot: &Snapshot, optimiser: &dyn Optimiser) -> Result<(), SnapshotError> {
-        self.save(snapshot, optimiser)
     }
 
     /// Puts the optimiser where the snapshot has it: at the end of the last window that was not given up.
@@ -186,7 +170,8 @@ impl ContributionStore {
         Snapshot::load(&self.file(), self.run, self.seat, self.codec.schema().values(), optimiser)
     }
 
-    fn save(&self, snapshot: &Snapshot, optimiser: &dyn Optimiser) -> Result<(), SnapshotError> {
+    /// Writes the seat's snapshot. The first one is written at the start, so that a full disk shows then.
+    pub fn save(&self, snapshot: &Snapshot, optimiser: &dyn Optimiser) -> Result<(), SnapshotError> {
         snapshot.save(&self.file(), self.run, self.seat, optimiser).map(drop)
     }
 
@@ -418,7 +403,7 @@ mod tests {
         };
         let home = Home::new();
         let mut snapshot = home.restarted();
-        home.store().begin(&snapshot, &OPTIMISER.to_vec()).unwrap();
+        home.store().save(&snapshot, &OPTIMISER.to_vec()).unwrap();
         half(&mut snapshot);
         snapshot = home.store().reload().unwrap();
         assert_eq!(snapshot, Snapshot::fresh(Window(9), VALUES));

@@ -87,13 +87,6 @@ pub enum SnapshotError {
     Optimiser(#[source] StateError),
 }
 
-impl SnapshotError {
-    /// Whether the disk is full. The last good file is unchanged.
-    pub fn is_full(&self) -> bool {
-        matches!(self, SnapshotError::File(error) if error.is_full())
-    }
-}
-
 impl Snapshot {
     /// The first snapshot of a miner: `e = 0` (PROT-10).
     pub fn fresh(window: Window, values: usize) -> Snapshot {

@@ -49,7 +49,7 @@ async fn report(mib: usize) -> Result<(), Failed> {
     let state = ModelState::genesis(RUN, &RunParams::default(), &Digest::of(b"data"), theta);
     let mut state = ModelState { window: Window(1000), ..state };
     let buckets = NAMES.iter().map(|name| BucketConfig::new(*name, *name, "secret")).collect();
-    let server = S3Server::start(ServerConfig::in_memory(buckets)).await?;
+    let server = S3Server::start(ServerConfig::temporary(buckets)).await?;
     let mut published = None;
     for name in NAMES {
         let credentials = Credentials { access_key: name.into(), secret_key: "secret".into() };

@@ -9,6 +9,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
 };
+use store::{Credentials, S3Settings, S3Store};
 
 /// The settings file. An unknown key is an error.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -123,6 +124,8 @@ pub struct EndpointArgs {
     pub run: RunId,
     pub key: Option<KeySource>,
     pub password_file: Option<PathBuf>,
+    /// The bucket of the settings file.
+    pub store: Option<StoreFile>,
 }
 
 /// Flags of commands that need a chain and a run.
@@ -176,7 +179,7 @@ impl ChainFlags {
         let file = File::layered(&flags)?;
         let key = file.key()?;
         let ReadOnlyConfig { chain, run, .. } = file.clone().read_only();
-        Ok(EndpointArgs { chain, run, key, password_file: file.password_file })
+        Ok(EndpointArgs { chain, run, key, password_file: file.password_file, store: file.store })
     }
 }
 
@@ -321,6 +324,12 @@ fn device_or_cpu(device: Option<toml::Value>) -> toml::Value {
 }
 
 impl StoreFile {
+    /// The bucket, with its key.
+    pub fn open(&self) -> anyhow::Result<S3Store> {
+        let credentials = Credentials { access_key: self.access_key.clone(), secret_key: self.secret()? };
+        Ok(S3Store::open(&S3Settings::new(&self.endpoint, &self.bucket, credentials))?)
+    }
+
     /// The secret, from its file, the settings, or METTLE_STORE_SECRET.
     pub fn secret(&self) -> anyhow::Result<String> {
         if let Some(path) = &self.secret_key_file {

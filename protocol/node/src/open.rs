@@ -15,14 +15,14 @@ use dataset::Dataset;
 use futures::future::BoxFuture;
 use model::RunSpec;
 use protocol::{
-    Digest, Role, RunId,
+    Digest, Role, RunId, RunParams,
     view::{RunView, SeatView},
 };
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use store::{Credentials, Fetch as _, HttpFetcher, S3Settings, S3Store, Store, fetch::FetchPolicy};
+use store::{Fetch as _, HttpFetcher, Store, fetch::FetchPolicy};
 
 /// The name of the run's specification in a node's directory.
 pub const SPEC_FILE: &str = "spec.json";
@@ -123,9 +123,7 @@ async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<NodeContex
             "no bucket was given: add a [store] section with endpoint, bucket and access_key to the settings file"
         );
     };
-    let credentials = Credentials { access_key: bucket.access_key.clone(), secret_key: bucket.secret()? };
-    let store = S3Store::open(&S3Settings::new(&bucket.endpoint, &bucket.bucket, credentials))?;
-    let store: Arc<dyn Store> = Arc::new(store);
+    let store: Arc<dyn Store> = Arc::new(bucket.open()?);
 
     let (fetch, run, spec) = published(&*chain, &run).await?;
     check_bucket(&*store, &fetch, &seat.endpoint).await?;
@@ -152,16 +150,16 @@ async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<NodeContex
 
 /// Writes an object, reads it back at the seat's public URL, and deletes it: a wrong secret or URL must show before
 /// anything is trained. A bucket that is only away does not stop the start.
-async fn check_bucket(store: &dyn Store, fetch: &HttpFetcher, endpoint: &str) -> anyhow::Result<()> {
+pub async fn check_bucket(store: &dyn Store, fetch: &HttpFetcher, endpoint: &str) -> anyhow::Result<()> {
     match store::check_bucket(store, fetch, endpoint).await {
         Ok(()) => Ok(()),
         Err(error) if error.may_pass() => {
-            tracing::warn!(error = crate::error_chain(&error), "could not check the bucket; starting without");
+            tracing::warn!(error = crate::error_chain(&error), "could not check the bucket; going on without");
             Ok(())
         }
         Err(error) => Err(error).context(
-            "this node's bucket cannot be used: correct [store] in the settings file, the access rules of the \
-             bucket, or the endpoint on the chain",
+            "the bucket cannot be used: correct [store] in the settings file, the access rules of the bucket, or its \
+             endpoint",
         ),
     }
 }
@@ -223,10 +221,15 @@ pub fn open_published_run(chain: &str, run: RunId) -> BoxFuture<'_, anyhow::Resu
     })
 }
 
+/// A fetcher with the run's policy.
+pub fn fetcher(params: &RunParams) -> anyhow::Result<HttpFetcher> {
+    let policy = if params.localnet { FetchPolicy::localnet() } else { FetchPolicy::public() };
+    Ok(HttpFetcher::new(policy)?)
+}
+
 /// A fetcher with the run's policy, and the run's specification.
 async fn published(chain: &dyn Chain, run: &RunView) -> anyhow::Result<(Arc<HttpFetcher>, RunView, RunSpec)> {
-    let policy = if run.params.localnet { FetchPolicy::localnet() } else { FetchPolicy::public() };
-    let fetch = Arc::new(HttpFetcher::new(policy)?);
+    let fetch = Arc::new(fetcher(&run.params)?);
     let (run, spec) = crate::follow::run_and_spec(chain, &*fetch, run.id).await?;
     Ok((fetch, run, spec))
 }

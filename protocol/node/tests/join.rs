@@ -388,7 +388,7 @@ async fn only_pieces_that_differ_are_repaired() {
 /// A server with the checkpoint in each of these buckets, and what goes wrong with them.
 async fn served(faults: &[(&str, Faults)]) -> (S3Server, Mirrors, Checkpoint) {
     let buckets = faults.iter().map(|(name, _)| BucketConfig::new(*name, *name, "secret")).collect();
-    let server = S3Server::start(ServerConfig::in_memory(buckets)).await.unwrap();
+    let server = S3Server::start(ServerConfig::temporary(buckets)).await.unwrap();
     let (mut mirrors, mut published) = (Mirrors::default(), None);
     for (name, faults) in faults {
         let credentials = Credentials { access_key: (*name).into(), secret_key: "secret".into() };

@@ -175,7 +175,7 @@ fn runtime() -> tokio::runtime::Runtime {
 async fn server(data_dir: Option<std::path::PathBuf>) -> (S3Server, S3Store) {
     let bucket = BucketConfig::new("miner-0", "key-0", "secret-0");
     let credentials = bucket.credentials.clone();
-    let config = ServerConfig { data_dir, ..ServerConfig::in_memory(vec![bucket]) };
+    let config = ServerConfig { data_dir, ..ServerConfig::temporary(vec![bucket]) };
     let server = S3Server::start(config).await.expect("a server");
     let store = S3Store::open(&S3Settings::new(server.endpoint(), "miner-0", credentials)).expect("a store");
     (server, store)

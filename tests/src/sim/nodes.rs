@@ -8,7 +8,7 @@ use super::{
     record::{Recorder, Reporting},
     world::{HELD_OUT, World},
 };
-use adversaries::act::{self, HonestParts, WrappedParts};
+use adversaries::act::ActingStrategy;
 use chain_client::Chain as _;
 use ed25519_dalek::SigningKey;
 use miner::{
@@ -132,24 +132,18 @@ impl Shared {
 /// Runs a miner until the last window.
 pub async fn mine(shared: Arc<Shared>, seat: Seat, behaviour: MinerSeat) -> Result<(), NodeFailed> {
     let follower = Arc::new(shared.follower(&seat.chain, None));
-    let honest = HonestParts {
-        follower,
-        store: seat.store.clone(),
-        key: seat.key.clone(),
-        uid: seat.view.id.uid,
-        directory: shared.directory(seat.view.id.uid),
-    };
     let mut batch_sequences = shared.spec.recipe.batch;
-    let (follower, store, strategy): (_, _, Box<dyn miner::strategy::Strategy>) = match behaviour {
+    let strategy: Box<dyn miner::strategy::Strategy> = match behaviour {
         MinerSeat::Honest { share, batch } => {
             batch_sequences = batch;
-            (honest.follower, honest.store, Box::new(PartTime { share, batch }))
+            Box::new(PartTime { share, batch })
         }
         MinerSeat::Adversary(adversary) => {
-            let WrappedParts { follower, store, strategy } = act::wrap(honest, adversary);
-            (follower, store, strategy)
+            let (follower, key) = (follower.clone(), seat.key.clone());
+            Box::new(ActingStrategy::new(adversary, follower, key, seat.view.id.uid))
         }
     };
+    let store = seat.store.clone();
     let node = shared.node(seat, follower, store).await?;
     let trainer = Trainer::new(&shared.spec.model, &shared.spec.recipe, DEVICE, &node.sync.state.theta)?;
     let options = MinerOptions {

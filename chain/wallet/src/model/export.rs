@@ -1,14 +1,14 @@
 //! `mettle model export`: writes a node's model, or a voted checkpoint, in Hugging Face format.
 
-use super::{Report, interruptible, stopped, token_text};
+use super::{OutgoingTokenizer, Report, interruptible, node_model, stopped};
 use crate::output::Output;
 use anyhow::{Context as _, bail, ensure};
 use chain_client::Chain;
-use dataset::{MAX_MANIFEST_BYTES, Manifest, TextTokenizer, tokenizer_path};
+use dataset::{MAX_MANIFEST_BYTES, Manifest, tokenizer_path};
 use model::RunSpec;
 use nn::{
     Precision,
-    hugging_face::{self, Export, ExportedTokenizer},
+    hugging_face::{self, Export},
 };
 use node::{
     Flags, ModelState, PublishedRun, checkpoint,
@@ -114,20 +114,7 @@ impl Outgoing {
 /// This node's model.
 fn from_directory(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
     let reading = reading(wanted)?;
-    let directory = &reading.directory;
-    let path = directory.join(node::open::SPEC_FILE);
-    let bytes = std::fs::read(&path).with_context(|| {
-        format!(
-            "could not read {}: is {} a node's directory? A node writes the file when it starts; without a node, use --published",
-            path.display(),
-            directory.display()
-        )
-    })?;
-    let spec = RunSpec::from_bytes(&bytes)?;
-    let path = directory.join("model.state");
-    let Some(state) = ModelState::load(&path, reading.run, spec.schema()?.values())? else {
-        bail!("there is no model in {} yet: the node has not joined", directory.display());
-    };
+    let (spec, state) = node_model(&reading.directory, reading.run)?;
     Ok(Outgoing::of(spec, state, tokenizer_at_hand(&reading)?))
 }
 
@@ -233,20 +220,15 @@ fn tokenizer_at_hand(reading: &ReadOnlyConfig) -> anyhow::Result<Option<Vec<u8>>
 fn write_model(wanted: &ExportModel, outgoing: Outgoing, stop: &AtomicBool) -> anyhow::Result<Report> {
     let mut notes = Vec::new();
     let Outgoing { spec, run, window, lineage, root, values, tokenizer } = outgoing;
-    let tokenizer = match tokenizer {
-        Some(json) => {
-            let read = TextTokenizer::from_json(json, wanted.end_of_document.as_deref())
-                .context("the dataset's tokenizer cannot be used")?;
-            let text = token_text(read.json(), read.end_of_document()).unwrap_or_default();
-            Some((read, text))
-        }
-        None => {
-            notes.push(
-                "No tokenizer found (name one with --dataset): the model is written without it.".to_owned(),
-            );
-            None
-        }
-    };
+    let tokenizer = tokenizer
+        .map(|json| OutgoingTokenizer::new(json, wanted.end_of_document.as_deref()))
+        .transpose()
+        .context("the dataset's tokenizer cannot be used")?;
+    if tokenizer.is_none() {
+        notes.push(
+            "No tokenizer found (name one with --dataset): the model is written without it.".to_owned(),
+        );
+    }
     let metadata = BTreeMap::from([
         // Required by `transformers`.
         ("format".to_owned(), "pt".to_owned()),
@@ -262,10 +244,7 @@ fn write_model(wanted: &ExportModel, outgoing: Outgoing, stop: &AtomicBool) -> a
         metadata,
         dtype: wanted.dtype,
         shard_bytes_max: wanted.shard_size,
-        tokenizer: tokenizer.as_ref().map(|(read, text)| ExportedTokenizer {
-            json: read.json(),
-            end_of_document: (read.end_of_document(), text),
-        }),
+        tokenizer: tokenizer.as_ref().map(OutgoingTokenizer::exported),
     };
     let written = match &values {
         Values::Held(flat) => write(&wanted.out, &wish, flat, stop)?,

@@ -1,13 +1,12 @@
 //! `mettle model import`: checks that a model in Hugging Face format can be trained here.
 
-use super::{Report, export::write, interruptible, stopped, token_text};
+use super::{OutgoingTokenizer, Report, export::write, interruptible, stopped};
 use crate::output::Output;
 use anyhow::{Context as _, ensure};
-use dataset::TextTokenizer;
 use model::ModelConfig;
 use nn::{
     Precision,
-    hugging_face::{Export, ExportedTokenizer, Import},
+    hugging_face::{Export, Import},
 };
 use protocol::{Digest, lineage};
 use serde_json::json;
@@ -86,9 +85,7 @@ fn write_flat(
     tokenizer: Option<Vec<u8>>,
     stop: &AtomicBool,
 ) -> anyhow::Result<()> {
-    let read = tokenizer.map(|json| TextTokenizer::from_json(json, None)).transpose()?;
-    let end_of_document =
-        read.as_ref().and_then(|read| token_text(read.json(), read.end_of_document())).unwrap_or_default();
+    let tokenizer = tokenizer.map(|json| OutgoingTokenizer::new(json, None)).transpose()?;
     let metadata = BTreeMap::from([
         ("format".to_owned(), "pt".to_owned()),
         ("mettle.weights-root".to_owned(), root.to_string()),
@@ -98,10 +95,7 @@ fn write_flat(
         metadata,
         dtype: Precision::F32,
         shard_bytes_max: u64::MAX,
-        tokenizer: read.as_ref().map(|read| ExportedTokenizer {
-            json: read.json(),
-            end_of_document: (read.end_of_document(), &end_of_document),
-        }),
+        tokenizer: tokenizer.as_ref().map(OutgoingTokenizer::exported),
     };
     write(out, &wish, flat, stop)?;
     Ok(())

@@ -15,14 +15,15 @@ use model::{ModelConfig, Recipe};
 use nn::hugging_face::Import;
 use node::config::{Flags, Settings};
 use node::create::{self, BLOCKS_BEFORE_START, NewRun, PreparedRun};
+use node::open;
 use protocol::{Block, Digest, RunId, RunParams, Terms};
 use serde_json::json;
 use std::path::{Path, PathBuf};
-use store::{Credentials, S3Settings, S3Store};
 
 /// Create a run: publish its model, data and first weights
 ///
-/// Everything is published in the bucket of the settings file's [store] section. Then the chain is told the digests.
+/// Everything is published in the bucket of the settings file's [store] section, which is checked first. Then the chain is
+/// told the digests.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CreateRun {
     /// Settings file (TOML). Its [store] section names the bucket to publish in.
@@ -89,8 +90,7 @@ pub(super) async fn create(create: CreateRun, output: &mut Output<'_>) -> anyhow
         bail!("no bucket: add a [store] section with endpoint, bucket and access_key to the settings file");
     };
     let (spec, weights) = specification(&create, directory)?;
-    let credentials = Credentials { access_key: bucket.access_key.clone(), secret_key: bucket.secret()? };
-    let store = S3Store::open(&S3Settings::new(&bucket.endpoint, &bucket.bucket, credentials))?;
+    let store = bucket.open()?;
     let mut new = NewRun {
         spec,
         weights,
@@ -101,22 +101,23 @@ pub(super) async fn create(create: CreateRun, output: &mut Output<'_>) -> anyhow
         fund: create.fund,
     };
     let ready = create::prepare(&mut new).await?;
+    open::check_bucket(&store, &open::fetcher(&new.params)?, &create.origin).await?;
     let mut session = SigningSession::open(&settings.chain).await?;
     let signer = Signer {
         source: settings.key.clone(),
         password_file: settings.password_file.clone(),
         whose: "the run's owner",
+        proxy_of: None,
+        confirm: create.confirm,
     };
     let plan = plan(&*session.chain, &new, &ready, signer, bucket.bucket.clone()).await?;
-    let Some(confirmed) = session.confirm(output, &plan, &create.confirm).await? else {
+    if !session.confirm(output, &plan).await? {
         return Ok(());
-    };
-    let run = create::publish(&*confirmed.chain, &store, new, ready).await?;
-    output.result(
-        &format!("run {}, first window at block {}", run.id, run.params.schedule.start.0),
-        json!({ "run": run.id, "start": run.params.schedule.start }),
-    )?;
-    Ok(())
+    }
+    let run = create::publish(&*session.chain, &store, new, ready).await?;
+    let start = run.params.schedule.start;
+    let text = format!("run {}, first window at block {}", run.id, start.0);
+    Ok(output.result(&text, json!({ "run": run.id, "start": start }))?)
 }
 
 fn parameters(file: Option<&Path>) -> anyhow::Result<RunParams> {
@@ -143,15 +144,13 @@ fn specification(create: &CreateRun, dataset: &Path) -> anyhow::Result<(RunSpec,
         Some(path) => read_json(path)?,
         None => Recipe::default(),
     };
-    let (model, weights) = match &create.weights {
-        Some(from) => {
-            let (model, values) = imported(from, dataset)?;
-            (model, Some(values))
-        }
+    let imported = create.weights.as_ref().map(|from| imported(from, dataset)).transpose()?;
+    let (model, weights) = match imported {
+        Some((model, values)) => (model, Some(values)),
         None => (configuration(&create.model)?, None),
     };
     let source_name = |from: &PathBuf| {
-        let name = from.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let name = from.file_name().unwrap_or_default().to_string_lossy();
         name.chars().take(64).collect::<String>()
     };
     let spec = RunSpec {
@@ -230,10 +229,10 @@ async fn plan(
         then.push(format!("{} goes into the run's treasury, which it leaves only as pay", new.fund));
     }
     let what = format!("create the run `{}`", new.spec.name);
-    Ok(TransactionPlan { what, calls, signer, proxy_of: None, then })
+    Ok(TransactionPlan { what, calls, signer, then })
 }
 
-fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
+pub(super) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     let bytes = std::fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
     serde_json::from_slice(&bytes).with_context(|| format!("{} has not the expected content", path.display()))
 }

@@ -1,11 +1,7 @@
 //! `mettle rotate-key`: changes a seat's hotkey.
 
 use super::{ColdkeyFlags, Seat};
-use crate::{
-    keys,
-    output::Output,
-    signing::{ConfirmArgs, TransactionPlan},
-};
+use crate::{keys, output::Output, signing::TransactionPlan};
 use anyhow::{Context as _, ensure};
 use chain_client::{
     Call,
@@ -30,19 +26,17 @@ pub struct RotateKey {
     /// A file whose first line is the password of a new key file. Otherwise METTLE_KEY_PASSWORD, or a prompt.
     #[arg(long, value_name = "FILE")]
     new_password_file: Option<PathBuf>,
-    #[command(flatten)]
-    confirm: ConfirmArgs,
 }
 
 pub(super) async fn rotate_key(command: RotateKey, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let (mut session, found) = Seat::open(&command.seat, &command.coldkey).await?;
-    let (run, uid) = (found.run, found.uid());
+    let (mut found, signer) = Seat::open(&command.seat, &command.coldkey).await?;
+    let (run, uid) = (found.session.run, found.uid());
     let new_key: KeySource = command.new_key.parse()?;
     if let KeySource::File(path) = &new_key
         && !path.exists()
     {
         ensure!(
-            !command.confirm.dry_run,
+            !signer.confirm.dry_run,
             "there is no key file {} yet, and a dry run creates none: create it with `mettle keys new`",
             path.display()
         );
@@ -56,13 +50,13 @@ pub(super) async fn rotate_key(command: RotateKey, output: &mut Output<'_>) -> a
     }
     let hotkey = new_key.public().with_context(|| format!("could not read the key {new_key}"))?;
     ensure!(hotkey != found.seat.seat.hotkey, "uid {uid} has this hotkey already");
-    let when = found.clock.until(found.clock.next_window());
+    let from = found.session.clock.next_window();
+    let when = found.session.clock.until(from);
     let old = address(&found.seat.seat.hotkey.0);
     let plan = TransactionPlan {
         what: format!("change the hotkey of uid {uid} of run {run}"),
         calls: vec![Call::RotateHotkey { run, uid, hotkey }],
-        signer: command.coldkey.signer()?,
-        proxy_of: command.coldkey.behalf.account()?,
+        signer,
         then: vec![
             format!("the new hotkey takes over with {when}"),
             "run the node with the old hotkey until then, and restart it with the new one".into(),
@@ -72,9 +66,6 @@ pub(super) async fn rotate_key(command: RotateKey, output: &mut Output<'_>) -> a
             ),
         ],
     };
-    if session.sign(output, &plan, &command.confirm).await?.is_none() {
-        return Ok(());
-    }
     let start = match found.seat.seat.role {
         Role::Miner => "miner start",
         Role::Validator => "validator serve",
@@ -84,6 +75,6 @@ pub(super) async fn rotate_key(command: RotateKey, output: &mut Output<'_>) -> a
         "uid {uid} has the hotkey {hotkey} from {when}. Keep the node running as it is until then; then stop it and run \
          `{start} --key {new_key}`"
     );
-    let from = found.clock.next_window();
-    Ok(output.result(&text, json!({ "uid": uid, "hotkey": hotkey, "from_window": from }))?)
+    let value = json!({ "uid": uid, "hotkey": hotkey, "from_window": from });
+    found.session.signing.sign_and_print(output, &plan, &text, value).await
 }

@@ -1,6 +1,6 @@
 //! `mettle claim` and `mettle set-payout`: a seat's pay.
 
-use super::{ColdkeyFlags, Seat, seat_at};
+use super::{ColdkeyFlags, Seat};
 use crate::{
     output::Output,
     signing::{ConfirmArgs, OnBehalf, Signer, SigningSession, TransactionPlan, units},
@@ -43,8 +43,6 @@ pub struct SetPayout {
     /// To the coldkey's account, or into the seat's stake.
     #[arg(long, value_enum)]
     to: PayoutTo,
-    #[command(flatten)]
-    confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -56,64 +54,56 @@ enum PayoutTo {
 pub(super) async fn claim(command: Claim, output: &mut Output<'_>) -> anyhow::Result<()> {
     let args = command.seat.read()?;
     let signer = signer_of_claim(&command, &args)?;
-    let mut session = SigningSession::open(&args.chain).await?;
     if command.former {
-        return claim_former(&mut session, &args, signer, &command, output).await;
+        return claim_former(&args, signer, output).await;
     }
-    let found = Seat::find(&session, &command.seat, &args).await?;
-    let (uid, seat) = (found.uid(), &found.seat);
-    let claimable = Amount(seat.seat.claimable);
+    let mut found = Seat::find(&command.seat, args).await?;
+    let (run, uid, into_stake) = (found.session.run, found.uid(), found.seat.pays_into_stake);
+    let claimable = Amount(found.seat.seat.claimable);
     if claimable == Amount::ZERO {
         return Ok(output.result("nothing to claim", json!({ "uid": uid, "claimed": units(Amount::ZERO) }))?);
     }
-    let coldkey = address(&seat.seat.coldkey);
-    let to =
-        if seat.pays_into_stake { format!("into the stake of uid {uid}") } else { format!("to {coldkey}") };
+    let coldkey = address(&found.seat.seat.coldkey);
+    let to = if into_stake { format!("into the stake of uid {uid}") } else { format!("to {coldkey}") };
     let plan = TransactionPlan {
-        what: format!("claim the pay of uid {uid} of run {}", args.run),
-        calls: vec![Call::Claim { run: args.run, uid }],
+        what: format!("claim the pay of uid {uid} of run {run}"),
+        calls: vec![Call::Claim { run, uid }],
         signer,
-        proxy_of: command.behalf.account()?,
         then: vec![
             format!("{claimable} goes {to}, whichever key signs"),
             "the hotkey claims without a fee once per epoch".into(),
         ],
     };
-    if session.sign(output, &plan, &command.confirm).await?.is_none() {
+    if !found.session.signing.sign(output, &plan).await? {
         return Ok(());
     }
     // An epoch may have been paid meanwhile; its pay was not claimed.
-    let left = seat_at(&*session.chain, args.run, uid).await?.map_or(0, |seat| seat.seat.claimable);
+    let left = found.session.seat_at(uid).await?.map_or(0, |seat| seat.seat.claimable);
     let claimed = claimable.saturating_sub(Amount(left));
     let claimed = if claimed == Amount::ZERO { claimable } else { claimed };
-    let into_stake = seat.pays_into_stake;
     let value =
         json!({ "uid": uid, "claimed": units(claimed), "into_stake": into_stake, "coldkey": coldkey });
     Ok(output.result(&format!("{claimed} went {to}"), value)?)
 }
 
 fn signer_of_claim(command: &Claim, args: &EndpointArgs) -> anyhow::Result<Signer> {
+    let proxy_of = command.behalf.account()?;
     let (source, whose) = match (&command.coldkey, &args.key) {
-        (Some(coldkey), _) if command.behalf.is_given() => (coldkey.parse()?, "a proxy of the coldkey"),
+        (Some(coldkey), _) if proxy_of.is_some() => (coldkey.parse()?, "a proxy of the coldkey"),
         (Some(coldkey), _) => (coldkey.parse()?, "the coldkey"),
         (None, Some(hotkey)) => (hotkey.clone(), "the seat's hotkey"),
         (None, None) => bail!("no key to sign with: add --key HOTKEY, or --coldkey KEY with --uid UID"),
     };
     // The password file in the settings is the hotkey's.
     let of_hotkey = args.password_file.clone().filter(|_| command.coldkey.is_none());
-    Ok(Signer { source, password_file: command.password_file.clone().or(of_hotkey), whose })
+    let password_file = command.password_file.clone().or(of_hotkey);
+    Ok(Signer { source, password_file, whose, proxy_of, confirm: command.confirm })
 }
 
 /// Claims the pay of seats that were given up or replaced.
-async fn claim_former(
-    session: &mut SigningSession,
-    args: &EndpointArgs,
-    signer: Signer,
-    command: &Claim,
-    output: &mut Output<'_>,
-) -> anyhow::Result<()> {
-    let proxy_of = command.behalf.account()?;
-    let coldkey = proxy_of.map_or_else(|| signer.account(), Ok)?;
+async fn claim_former(args: &EndpointArgs, signer: Signer, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let mut session = SigningSession::open(&args.chain).await?;
+    let coldkey = signer.account()?;
     let account = session.chain.account_status(args.run, &coldkey).await?;
     let seats = session.chain.seats(args.run).await?;
     let of_seats = seats
@@ -129,19 +119,15 @@ async fn claim_former(
         what: format!("claim the pay of former seats of {to} in run {}", args.run),
         calls: vec![Call::ClaimFormer { run: args.run }],
         signer,
-        proxy_of,
         then: vec![format!("{amount} goes to {to}")],
     };
-    if session.sign(output, &plan, &command.confirm).await?.is_none() {
-        return Ok(());
-    }
     let value = json!({ "claimed": units(amount), "coldkey": to });
-    Ok(output.result(&format!("{amount} went to {to}"), value)?)
+    session.sign_and_print(output, &plan, &format!("{amount} went to {to}"), value).await
 }
 
 pub(super) async fn set_payout(command: SetPayout, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let (mut session, found) = Seat::open(&command.seat, &command.coldkey).await?;
-    let (run, uid) = (found.run, found.uid());
+    let (mut found, signer) = Seat::open(&command.seat, &command.coldkey).await?;
+    let (run, uid) = (found.session.run, found.uid());
     let (payout, then) = match command.to {
         PayoutTo::Account => {
             (Payout::Account, format!("claimed pay goes to {}", address(&found.seat.seat.coldkey)))
@@ -156,13 +142,9 @@ pub(super) async fn set_payout(command: SetPayout, output: &mut Output<'_>) -> a
     let plan = TransactionPlan {
         what: format!("set where the pay of uid {uid} of run {run} goes"),
         calls: vec![Call::SetPayout { run, uid, payout }],
-        signer: command.coldkey.signer()?,
-        proxy_of: command.coldkey.behalf.account()?,
+        signer,
         then: vec![then],
     };
-    if session.sign(output, &plan, &command.confirm).await?.is_none() {
-        return Ok(());
-    }
     let text = format!("uid {uid} is paid into its {payout}");
-    Ok(output.result(&text, json!({ "uid": uid, "payout": payout }))?)
+    found.session.signing.sign_and_print(output, &plan, &text, json!({ "uid": uid, "payout": payout })).await
 }

@@ -4,7 +4,7 @@ use super::ColdkeyFlags;
 use crate::{
     help,
     output::Output,
-    signing::{ConfirmArgs, SigningSession, TransactionPlan},
+    signing::{SigningSession, TransactionPlan},
 };
 use chain_client::{
     Call, ProxyKind,
@@ -40,8 +40,6 @@ pub struct Proxy {
     /// What it may do.
     #[arg(long, value_enum)]
     may: ProxyScope,
-    #[command(flatten)]
-    confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -83,7 +81,8 @@ pub(super) async fn proxy(command: ProxyCommand, output: &mut Output<'_>) -> any
     };
     let args = command.chain_flags.read(None)?;
     let (proxy, may, delay) = (parse_address(&command.proxy)?, command.may.kind(), 0);
-    let (real, name) = (address(&command.coldkey.owner()?), address(&proxy));
+    let signer = command.coldkey.signer()?;
+    let (real, name) = (address(&signer.account()?), address(&proxy));
     let (what, call, then) = if adds {
         let then = vec![
             format!("{name} may act in the name of {real}: {}", command.may.describe()),
@@ -99,12 +98,8 @@ pub(super) async fn proxy(command: ProxyCommand, output: &mut Output<'_>) -> any
         )
     };
     let mut session = SigningSession::open(&args.chain).await?;
-    let (signer, proxy_of) = (command.coldkey.signer()?, command.coldkey.behalf.account()?);
-    let plan = TransactionPlan { what, calls: vec![call], signer, proxy_of, then };
-    if session.sign(output, &plan, &command.confirm).await?.is_none() {
-        return Ok(());
-    }
+    let plan = TransactionPlan { what, calls: vec![call], signer, then };
     let text = if adds { "may act for" } else { "may no longer act for" };
     let value = json!({ "proxy": name, "account": real, "may": may, "stands": adds });
-    Ok(output.result(&format!("{name} {text} {real}"), value)?)
+    session.sign_and_print(output, &plan, &format!("{name} {text} {real}"), value).await
 }

@@ -2,27 +2,28 @@
 
 use super::{ColdkeyFlags, required_hotkey};
 use crate::{
-    block_clock::BlockClock,
     output::Output,
-    signing::{ConfirmArgs, SigningSession, TransactionPlan},
+    signing::{RunSession, TransactionPlan},
 };
 use chain_client::{
     Amount,
     account::{self, SeatPlan, SeatRequest},
     keys::address,
 };
-use node::config::ChainFlags;
-use protocol::{Role, view::RunStatus};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use node::{config::ChainFlags, open};
+use protocol::Role;
 use serde_json::json;
 
 /// Register a seat; its coldkey pays the price and the stake
 ///
-/// The coldkey owns the seat. The hotkey signs the seat's daily work; only its address is read here.
+/// The coldkey owns the seat. The hotkey signs the seat's daily work; only its address is read here. If the settings file
+/// names a bucket, it is first checked as the node does at its start: written, read at the endpoint, and deleted.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Register {
     /// What the seat is for.
-    #[arg(value_enum)]
-    role: SeatRole,
+    #[arg(value_parser = role())]
+    role: Role,
     #[command(flatten)]
     chain_flags: ChainFlags,
     /// The hotkey: a key file, or a development key such as //Alice. Only its address is read.
@@ -42,87 +43,76 @@ pub struct Register {
     /// The balance for fees that the hotkey should have; the difference is transferred. Daily work costs no fee.
     #[arg(long, value_name = "AMOUNT", default_value = "0.1")]
     hotkey_funds: Amount,
-    #[command(flatten)]
-    confirm: ConfirmArgs,
 }
 
-/// The two kinds of seat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum SeatRole {
-    Miner,
-    Validator,
-}
-
-impl From<SeatRole> for Role {
-    fn from(role: SeatRole) -> Role {
-        match role {
-            SeatRole::Miner => Role::Miner,
-            SeatRole::Validator => Role::Validator,
-        }
-    }
+fn role() -> impl TypedValueParser<Value = Role> {
+    let roles = [Role::Miner, Role::Validator];
+    PossibleValuesParser::new(["miner", "validator"]).map(move |name| {
+        roles.into_iter().find(|role| role.to_string() == name).expect("it is one of the two")
+    })
 }
 
 pub(super) async fn register(command: Register, output: &mut Output<'_>) -> anyhow::Result<()> {
     let args = command.chain_flags.read(command.key.as_deref())?;
     let hotkey = required_hotkey(&args, "add --key FILE, or `key = \"FILE\"` to the settings file")?;
-    let mut session = SigningSession::open(&args.chain).await?;
+    let signer = command.coldkey.signer()?;
+    let mut session = RunSession::open(args).await?;
     let request = SeatRequest {
-        run: args.run,
-        role: command.role.into(),
+        run: session.run,
+        role: command.role,
         hotkey,
         endpoint: command.endpoint,
         stake: command.stake,
         hotkey_funds: command.hotkey_funds,
         price_max: command.price_max,
     };
-    let plan = account::plan_seat(&*session.chain, &command.coldkey.owner()?, &request).await?;
+    let plan = account::plan_seat(session.chain(), &signer.account()?, &request).await?;
     if let Some(seat) = plan.already.as_ref().filter(|_| plan.calls.is_empty()) {
         output.note("The hotkey has its seat already; its stake and endpoint are unchanged.")?;
         let uid = seat.id.uid;
         return Ok(output.result(&format!("uid {uid}"), json!({ "uid": uid, "already": true }))?);
     }
-    let status = session.chain.status(args.run).await?;
-    let clock = BlockClock::read(&*session.chain, status.run.params.schedule).await?;
+    if let Some(bucket) = &session.args.store {
+        let fetch = open::fetcher(&session.status.run.params)?;
+        open::check_bucket(&bucket.open()?, &fetch, &request.endpoint).await?;
+    }
     let transaction = TransactionPlan {
-        what: format!("register {} as a {} of run {}", address(&hotkey.0), request.role, args.run),
-        then: consequences(&request, &plan, &status, &clock),
+        what: format!("register {} as a {} of run {}", address(&hotkey.0), request.role, session.run),
+        then: consequences(&request, &plan, &session),
         calls: plan.calls,
-        signer: command.coldkey.signer()?,
-        proxy_of: command.coldkey.behalf.account()?,
+        signer,
     };
-    if session.sign(output, &transaction, &command.confirm).await?.is_none() {
+    if !session.signing.sign(output, &transaction).await? {
         return Ok(());
     }
-    let (text, uid) = match account::seat_of(&*session.chain, args.run, &hotkey).await? {
-        Some(seat) => (format!("uid {}", seat.id.uid), Some(seat.id.uid)),
-        None => {
-            let when = clock.until(clock.next_window());
-            (format!("registered; the seat changes hands with {when}"), None)
-        }
+    let uid = account::seat_of(session.chain(), session.run, &hotkey).await?.map(|seat| seat.id.uid);
+    let text = match uid {
+        Some(uid) => format!("uid {uid}"),
+        None => format!(
+            "registered; the seat changes hands with {}",
+            session.clock.until(session.clock.next_window())
+        ),
     };
     Ok(output.result(&text, json!({ "uid": uid, "already": plan.already.is_some() }))?)
 }
 
-fn consequences(
-    request: &SeatRequest,
-    plan: &SeatPlan,
-    status: &RunStatus,
-    clock: &BlockClock,
-) -> Vec<String> {
-    let terms = status.run.terms;
+fn consequences(request: &SeatRequest, plan: &SeatPlan, session: &RunSession) -> Vec<String> {
     let (role, seats) = match request.role {
-        Role::Miner => ("miner", status.miners),
-        Role::Validator => ("validator", status.validators),
+        Role::Miner => ("miner", session.status.miners),
+        Role::Validator => ("validator", session.status.validators),
     };
     let mut then = Vec::new();
     if plan.already.is_none() {
-        let unbonding = clock.windows(terms.unbonding_windows);
-        let when = clock.until(clock.next_window());
+        let when = session.clock.until(session.clock.next_window());
         then.push(format!(
             "the seat costs {} now, burnt; the price rises with each registration",
             plan.price
         ));
-        then.push(format!("{} is held as stake; unstaked, it is free after {unbonding}", request.stake));
+        then.push(format!(
+            "{} is held as stake; unstaked, it is free after {}",
+            request.stake,
+            session.unbonding()
+        ));
         then.push(if seats.taken < seats.max {
             format!("the seat takes part from {when}")
         } else {
@@ -131,7 +121,8 @@ fn consequences(
                 seats.max
             )
         });
-        then.push(format!("the seat cannot be replaced for {}", clock.windows(terms.immunity_windows)));
+        let immunity = session.clock.windows(session.status.run.terms.immunity_windows);
+        then.push(format!("the seat cannot be replaced for {immunity}"));
     }
     if plan.funded > Amount::ZERO {
         then.push(format!("{} goes to the hotkey for its fees", plan.funded));

@@ -1,15 +1,13 @@
 //! `mettle stake`, `unstake` and `withdraw`: a seat's stake.
 
-use super::{ColdkeyFlags, Seat, seat_at};
+use super::{ColdkeyFlags, Seat};
 use crate::{
-    block_clock::BlockClock,
     output::Output,
-    signing::{ConfirmArgs, SigningSession, TransactionPlan, units},
+    signing::{RunSession, TransactionPlan, freed, units},
 };
 use anyhow::ensure;
 use chain_client::{Amount, Call, keys::address};
 use node::config::{ChainFlags, SeatFlags};
-use protocol::view::{RunStatus, UnbondingView};
 use serde_json::json;
 
 /// Add to the seat's stake
@@ -22,8 +20,6 @@ pub struct Stake {
     /// How much to add, such as 100 or "12.5 MTL".
     #[arg(long, value_name = "AMOUNT")]
     amount: Amount,
-    #[command(flatten)]
-    confirm: ConfirmArgs,
 }
 
 /// Take stake out, or give the seat up
@@ -42,8 +38,6 @@ pub struct Unstake {
     /// Take all of it out: the seat is given up when the next window opens.
     #[arg(long)]
     all: bool,
-    #[command(flatten)]
-    confirm: ConfirmArgs,
 }
 
 /// Release stake that has unbonded
@@ -53,39 +47,35 @@ pub struct Withdraw {
     chain_flags: ChainFlags,
     #[command(flatten)]
     coldkey: ColdkeyFlags,
-    #[command(flatten)]
-    confirm: ConfirmArgs,
 }
 
 pub(super) async fn stake(command: Stake, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let (mut session, found) = Seat::open(&command.seat, &command.coldkey).await?;
-    let (run, uid) = (found.run, found.uid());
-    let (has, more) = (Amount(found.seat.seat.stake), command.amount);
+    let (mut found, signer) = Seat::open(&command.seat, &command.coldkey).await?;
+    let (run, uid) = (found.session.run, found.uid());
+    let (has, more) = (found.stake(), command.amount);
     let plan = TransactionPlan {
         what: format!("add {more} to the stake of uid {uid} of run {run}"),
         calls: vec![Call::AddStake { run, uid, amount: more }],
-        signer: command.coldkey.signer()?,
-        proxy_of: command.coldkey.behalf.account()?,
+        signer,
         then: vec![
             format!(
                 "the stake rises from {has} to {}; it counts from the next window",
                 has.saturating_add(more)
             ),
-            format!("unstaked, it is free after {}", found.unbonding()),
+            format!("unstaked, it is free after {}", found.session.unbonding()),
         ],
     };
-    if session.sign(output, &plan, &command.confirm).await?.is_none() {
+    if !found.session.signing.sign(output, &plan).await? {
         return Ok(());
     }
-    let seat = seat_at(&*session.chain, run, uid).await?;
-    let stake = Amount(seat.map_or(0, |seat| seat.seat.stake));
+    let stake = Amount(found.session.seat_at(uid).await?.map_or(0, |seat| seat.seat.stake));
     let value = json!({ "uid": uid, "stake": units(stake) });
     Ok(output.result(&format!("uid {uid} has {stake} at stake"), value)?)
 }
 
 pub(super) async fn unstake(command: Unstake, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let (mut session, found) = Seat::open(&command.seat, &command.coldkey).await?;
-    let (run, uid, clock) = (found.run, found.uid(), &found.clock);
+    let (mut found, signer) = Seat::open(&command.seat, &command.coldkey).await?;
+    let (run, uid, clock) = (found.session.run, found.uid(), found.session.clock);
     let (what, call, then) = match command.amount {
         Some(amount) => (
             format!("take {amount} out of the stake of uid {uid} of run {run}"),
@@ -98,12 +88,11 @@ pub(super) async fn unstake(command: Unstake, output: &mut Output<'_>) -> anyhow
             give_up(&found),
         ),
     };
-    let (signer, proxy_of) = (command.coldkey.signer()?, command.coldkey.behalf.account()?);
-    let plan = TransactionPlan { what, calls: vec![call], signer, proxy_of, then };
-    if session.sign(output, &plan, &command.confirm).await?.is_none() {
+    let plan = TransactionPlan { what, calls: vec![call], signer, then };
+    if !found.session.signing.sign(output, &plan).await? {
         return Ok(());
     }
-    let unbonding = session.chain.account_status(run, &command.coldkey.owner()?).await?.unbonding;
+    let unbonding = found.session.chain().account_status(run, &found.seat.seat.coldkey).await?.unbonding;
     let latest = unbonding.iter().filter(|chunk| chunk.uid == uid).map(|chunk| chunk.until).max();
     Ok(match (command.amount, latest) {
         (Some(amount), Some(until)) => output.result(
@@ -119,28 +108,28 @@ pub(super) async fn unstake(command: Unstake, output: &mut Output<'_>) -> anyhow
 
 /// The consequences of taking out `amount`.
 fn take_out(found: &Seat, amount: Amount) -> anyhow::Result<Vec<String>> {
-    let has = Amount(found.seat.seat.stake);
+    let has = found.stake();
     let left = has.saturating_sub(amount);
-    let least = Amount(found.status.run.terms.stake_min(found.seat.seat.role));
+    let least = Amount(found.session.status.run.terms.stake_min(found.seat.seat.role));
     ensure!(
         amount <= has && least <= left,
         "uid {} has {has} at stake, and {least} must stay: take out at most {}, or give the seat up with --all",
         found.uid(),
         has.saturating_sub(least)
     );
+    let unbonding = found.session.unbonding();
     Ok(vec![
         format!("the stake falls from {has} to {left} at once"),
         format!(
-            "{amount} stays held, and can be slashed, for {}; then `mettle withdraw` releases it",
-            found.unbonding()
+            "{amount} stays held, and can be slashed, for {unbonding}; then `mettle withdraw` releases it"
         ),
     ])
 }
 
 /// The consequences of giving the seat up.
 fn give_up(found: &Seat) -> Vec<String> {
-    let next = found.clock.until(found.clock.next_window());
-    let (has, unbonding) = (Amount(found.seat.seat.stake), found.unbonding());
+    let next = found.session.clock.until(found.session.clock.next_window());
+    let (has, unbonding) = (found.stake(), found.session.unbonding());
     let mut then = vec![
         format!("the seat is given up with {next}; keep its node running until then"),
         format!(
@@ -155,34 +144,20 @@ fn give_up(found: &Seat) -> Vec<String> {
     then
 }
 
-/// What is free at the open window, and what is not.
-fn freed(unbonding: &[UnbondingView], status: &RunStatus) -> (Amount, Amount) {
-    let (free, waiting): (Vec<&UnbondingView>, Vec<_>) =
-        unbonding.iter().partition(|chunk| status.window.is_some_and(|now| chunk.until <= now));
-    let sum = |chunks: Vec<&UnbondingView>| {
-        chunks.into_iter().fold(Amount::ZERO, |sum, chunk| sum.saturating_add(Amount(chunk.amount)))
-    };
-    (sum(free), sum(waiting))
-}
-
 pub(super) async fn withdraw(command: Withdraw, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let args = command.chain_flags.read(None)?;
-    let mut session = SigningSession::open(&args.chain).await?;
-    let owner = command.coldkey.owner()?;
-    let status = session.chain.status(args.run).await?;
-    let clock = BlockClock::read(&*session.chain, status.run.params.schedule).await?;
-    let unbonding = session.chain.account_status(args.run, &owner).await?.unbonding;
-    let (free, waiting) = freed(&unbonding, &status);
+    let mut session = RunSession::open(command.chain_flags.read(None)?).await?;
+    let (run, signer) = (session.run, command.coldkey.signer()?);
+    let owner = signer.account()?;
+    let unbonding = session.chain().account_status(run, &owner).await?.unbonding;
+    let (free, waiting) = freed(&unbonding, session.status.window);
     let result = json!({ "withdrawn": units(free), "waiting": units(waiting) });
     if free == Amount::ZERO {
         let text = match unbonding.iter().map(|chunk| chunk.until).min() {
             Some(first) => {
-                format!(
-                    "nothing to withdraw yet: of {waiting} the first part is free in {}",
-                    clock.until(first)
-                )
+                let when = session.clock.until(first);
+                format!("nothing to withdraw yet: of {waiting} the first part is free in {when}")
             }
-            None => format!("{} has no unbonding stake in run {}", address(&owner), args.run),
+            None => format!("{} has no unbonding stake in run {run}", address(&owner)),
         };
         return Ok(output.result(&text, result)?);
     }
@@ -190,15 +165,7 @@ pub(super) async fn withdraw(command: Withdraw, output: &mut Output<'_>) -> anyh
     if waiting > Amount::ZERO {
         then.push(format!("{waiting} stays held for now"));
     }
-    let plan = TransactionPlan {
-        what: format!("withdraw unbonded stake in run {}", args.run),
-        calls: vec![Call::Withdraw { run: args.run }],
-        signer: command.coldkey.signer()?,
-        proxy_of: command.coldkey.behalf.account()?,
-        then,
-    };
-    if session.sign(output, &plan, &command.confirm).await?.is_none() {
-        return Ok(());
-    }
-    Ok(output.result(&format!("{free} is free"), result)?)
+    let what = format!("withdraw unbonded stake in run {run}");
+    let plan = TransactionPlan { what, calls: vec![Call::Withdraw { run }], signer, then };
+    session.signing.sign_and_print(output, &plan, &format!("{free} is free"), result).await
 }

@@ -4,7 +4,6 @@
 //! clock: an object that is absent at the deadline block is missing.
 
 use crate::adversary::{Adversary, MinerContext, OwnContribution, Presentation, Timing};
-use protocol::{Digest, Uid};
 use store::faults::Faults;
 
 /// Ten years: before every deadline.
@@ -13,12 +12,7 @@ const SKEW_SECONDS: i64 = -315_360_000;
 pub struct ClockLiar;
 
 impl Adversary for ClockLiar {
-    fn present(
-        &mut self,
-        _at: &MinerContext<'_>,
-        own: &OwnContribution<'_>,
-        _commitments: &[(Uid, Digest)],
-    ) -> Presentation {
+    fn present(&mut self, _at: &MinerContext<'_>, own: &OwnContribution<'_>) -> Presentation {
         let mut late = Presentation::honest(own);
         late.uploads.iter_mut().for_each(|show| show.when = Timing::Late);
         late

@@ -6,7 +6,6 @@
 use crate::adversary::{
     Adversary, Commit, Content, MinerContext, OwnContribution, Presentation, Timing, Upload,
 };
-use protocol::{Digest, Uid};
 
 pub struct Copycat;
 
@@ -23,13 +22,8 @@ impl Adversary for Copycat {
         true
     }
 
-    fn present(
-        &mut self,
-        at: &MinerContext<'_>,
-        _own: &OwnContribution<'_>,
-        commitments: &[(Uid, Digest)],
-    ) -> Presentation {
-        let others: Vec<_> = commitments.iter().filter(|(uid, _)| *uid != at.uid).collect();
+    fn present(&mut self, at: &MinerContext<'_>, _own: &OwnContribution<'_>) -> Presentation {
+        let others: Vec<_> = at.commitments.iter().filter(|(uid, _)| *uid != at.uid).collect();
         let place = at.rng("victim").below(others.len() as u64);
         let Some((victim, digest)) = usize::try_from(place).ok().and_then(|place| others.get(place)) else {
             return Presentation::default();

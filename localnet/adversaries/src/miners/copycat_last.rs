@@ -5,8 +5,7 @@
 //! by: PROT-24. Work on other sequences helps no more on the own ones than on common ones; the mean of three raises
 //! the common gain only.
 
-use crate::adversary::{Adversary, MinerContext, moved, values};
-use node::Contribution;
+use crate::adversary::{Adversary, MinerContext, TrainedWindow, moved, values};
 
 pub struct CopycatLast {
     /// The number of contributions in the submitted mean.
@@ -30,13 +29,8 @@ impl Adversary for CopycatLast {
     }
 
     /// With nothing to copy, the weights are those of the window's model.
-    fn outcome(
-        &mut self,
-        at: &MinerContext<'_>,
-        seen: &[Contribution],
-        before: &[f32],
-        _after: &[f32],
-    ) -> Option<Vec<f32>> {
+    fn outcome(&mut self, at: &MinerContext<'_>, trained: &TrainedWindow<'_>) -> Option<Vec<f32>> {
+        let TrainedWindow { seen, before, .. } = *trained;
         // Any of them: it begins somewhere and goes round.
         let start = usize::try_from(at.rng("victims").below(seen.len() as u64)).unwrap_or(0);
         let mixed = seen.len().min(self.mixed);

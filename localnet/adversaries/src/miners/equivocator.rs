@@ -4,17 +4,12 @@
 //! Stopped by: PROT-11, the last commitment in time binds; and PROT-14, the bytes of that one are missing.
 
 use crate::adversary::{Adversary, Commit, MinerContext, OwnContribution, Presentation, Timing};
-use protocol::{Digest, Uid, submission::Header};
+use protocol::{Digest, submission::Header};
 
 pub struct Equivocator;
 
 impl Adversary for Equivocator {
-    fn present(
-        &mut self,
-        _at: &MinerContext<'_>,
-        own: &OwnContribution<'_>,
-        _commitments: &[(Uid, Digest)],
-    ) -> Presentation {
+    fn present(&mut self, _at: &MinerContext<'_>, own: &OwnContribution<'_>) -> Presentation {
         let trained = if own.header.trained == 1 { 2 } else { 1 };
         let other = Digest::of(&own.sealed_as(Header { trained, ..own.header }));
         let mut presentation = Presentation::honest(own);

@@ -3,8 +3,7 @@
 //! Sees: the contributions of the last window, for their norm. Stopped by: PROT-14 if it submits nothing (the norm is
 //! 0); else PROT-22 and PROT-24: no gain, and none on its own sequences.
 
-use crate::adversary::{Adversary, MinerContext, delta, median_norm, moved, norm};
-use node::Contribution;
+use crate::adversary::{Adversary, MinerContext, TrainedWindow, delta, median_norm, moved, norm};
 use protocol::{Window, submission::RMS_MAX};
 
 /// What it submits instead of a window's work.
@@ -60,13 +59,8 @@ impl Adversary for Freeloader {
         }
     }
 
-    fn outcome(
-        &mut self,
-        at: &MinerContext<'_>,
-        seen: &[Contribution],
-        before: &[f32],
-        after: &[f32],
-    ) -> Option<Vec<f32>> {
+    fn outcome(&mut self, at: &MinerContext<'_>, trained: &TrainedWindow<'_>) -> Option<Vec<f32>> {
+        let TrainedWindow { seen, before, after } = *trained;
         let usual = median_norm(seen);
         match self {
             Freeloader::Zeros => Some(before.to_vec()),

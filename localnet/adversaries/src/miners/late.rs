@@ -4,17 +4,11 @@
 //! after the deadline, and validators attest what they found by theirs.
 
 use crate::adversary::{Adversary, MinerContext, OwnContribution, Presentation, Timing};
-use protocol::{Digest, Uid};
 
 pub struct Late;
 
 impl Adversary for Late {
-    fn present(
-        &mut self,
-        at: &MinerContext<'_>,
-        own: &OwnContribution<'_>,
-        _commitments: &[(Uid, Digest)],
-    ) -> Presentation {
+    fn present(&mut self, at: &MinerContext<'_>, own: &OwnContribution<'_>) -> Presentation {
         let mut honest = Presentation::honest(own);
         if at.window.0.is_multiple_of(2) {
             honest.commits.iter_mut().for_each(|commit| commit.when = Timing::Late);

@@ -41,12 +41,7 @@ pub struct Malformed {
 }
 
 impl Adversary for Malformed {
-    fn present(
-        &mut self,
-        at: &MinerContext<'_>,
-        own: &OwnContribution<'_>,
-        _commitments: &[(Uid, Digest)],
-    ) -> Presentation {
+    fn present(&mut self, at: &MinerContext<'_>, own: &OwnContribution<'_>) -> Presentation {
         let fault = FAULTS[self.tried % FAULTS.len()];
         self.tried += 1;
         spoilt(fault, at, own)

@@ -3,8 +3,7 @@
 //! Sees: its own work.
 //! Stopped by: PROT-22 and PROT-23, it helps less than the seats it is compared with; and PROT-25 if it harms.
 
-use crate::adversary::{Adversary, MinerContext, delta, moved, norm};
-use node::Contribution;
+use crate::adversary::{Adversary, MinerContext, TrainedWindow, delta, moved, norm};
 
 pub struct Noise {
     /// The norm of the noise, as a multiple of the work's.
@@ -15,13 +14,8 @@ pub struct Noise {
 pub const LOUD: f64 = 4.0;
 
 impl Adversary for Noise {
-    fn outcome(
-        &mut self,
-        at: &MinerContext<'_>,
-        _seen: &[Contribution],
-        before: &[f32],
-        after: &[f32],
-    ) -> Option<Vec<f32>> {
+    fn outcome(&mut self, at: &MinerContext<'_>, trained: &TrainedWindow<'_>) -> Option<Vec<f32>> {
+        let TrainedWindow { before, after, .. } = *trained;
         let mut work = delta(before, after);
         let mut rng = at.rng("noise");
         let rms = self.times * norm(&work) / libm::sqrt(work.len().max(1) as f64);

@@ -4,8 +4,7 @@
 //! huge one soon exceeds every legal norm; PROT-22 and PROT-25, certain harm costs most of the score for ten
 //! evaluations.
 
-use crate::adversary::{Adversary, MinerContext, delta, moved};
-use node::Contribution;
+use crate::adversary::{Adversary, MinerContext, TrainedWindow, delta, moved};
 use protocol::submission::RMS_MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -28,13 +27,8 @@ impl Poison {
 }
 
 impl Adversary for Poison {
-    fn outcome(
-        &mut self,
-        _at: &MinerContext<'_>,
-        _seen: &[Contribution],
-        before: &[f32],
-        after: &[f32],
-    ) -> Option<Vec<f32>> {
+    fn outcome(&mut self, _at: &MinerContext<'_>, trained: &TrainedWindow<'_>) -> Option<Vec<f32>> {
+        let TrainedWindow { before, after, .. } = *trained;
         let factor = match self {
             Poison::SignFlip => -1.0,
             Poison::HugeNorm => -HUGE,

@@ -4,10 +4,9 @@
 //! by itself, as the second seat's work was made on the first one's sequences; and near-duplicates (PROT-14).
 
 use crate::{
-    adversary::{Adversary, MinerContext, delta, moved},
+    adversary::{Adversary, MinerContext, TrainedWindow, delta, moved},
     shared_mailbox::SharedMailbox,
 };
-use node::Contribution;
 
 pub struct Sybil {
     pair: u16,
@@ -31,13 +30,8 @@ impl Adversary for Sybil {
         if self.trains { trained } else { assigned }
     }
 
-    fn outcome(
-        &mut self,
-        at: &MinerContext<'_>,
-        _seen: &[Contribution],
-        before: &[f32],
-        after: &[f32],
-    ) -> Option<Vec<f32>> {
+    fn outcome(&mut self, at: &MinerContext<'_>, trained: &TrainedWindow<'_>) -> Option<Vec<f32>> {
+        let TrainedWindow { before, after, .. } = *trained;
         if self.trains {
             if let Err(error) = self.mailbox.put(self.pair, at.window, &delta(before, after)) {
                 tracing::warn!(%error, "the other seat will find nothing");

@@ -4,6 +4,7 @@ use super::{
 };
 use crate::{
     Adversary, Content, MinerContext, OwnContribution, Presentation, Setup, SharedMailbox, Timing,
+    TrainedWindow,
     adversary::{delta, moved, norm, values},
     miner,
 };
@@ -115,13 +116,14 @@ impl Bench {
     /// Sequences, declared `t`, and the difference that is added to the residual.
     fn window(&mut self, window: u32, seen: &[Contribution]) -> (Vec<u64>, u32, Vec<f32>) {
         let Bench { codec, params, adversary } = self;
-        let at = MinerContext { run: RUN, window: Window(window), uid: US, params, codec };
+        let at = MinerContext { run: RUN, window: Window(window), uid: US, params, codec, commitments: &[] };
         let assigned: Vec<u64> = (1000..1000 + u64::from(ASSIGNED)).collect();
         let sequences = adversary.sequences(&at, assigned, 1_000_000);
         let before = theta(codec);
         let after = if sequences.is_empty() { before.clone() } else { trained(codec, US.0) };
         let t = adversary.declares(&at, u32::try_from(sequences.len()).unwrap(), ASSIGNED);
-        let outcome = adversary.outcome(&at, seen, &before, &after).expect("it is not waiting for anybody");
+        let trained = TrainedWindow { seen, before: &before, after: &after };
+        let outcome = adversary.outcome(&at, &trained).expect("it is not waiting for anybody");
         (sequences, t, delta(&before, &outcome))
     }
 
@@ -129,13 +131,13 @@ impl Bench {
         let work = delta(&theta(&self.codec), &trained(&self.codec, US.0));
         let bytes = sealed(&self.codec, US, Window(window), &work);
         let Bench { codec, params, adversary } = self;
-        let at = MinerContext { run: RUN, window: Window(window), uid: US, params, codec };
+        let at = MinerContext { run: RUN, window: Window(window), uid: US, params, codec, commitments };
         let own = OwnContribution {
             header: header(codec, US, Window(window)),
             bytes: bytes.clone(),
             key: &key(US),
         };
-        (adversary.present(&at, &own, commitments), bytes)
+        (adversary.present(&at, &own), bytes)
     }
 
     fn honest_work(&self) -> Vec<f32> {
@@ -371,8 +373,14 @@ fn what_is_no_fault_is_shown_as_it_is() {
     let bench = Bench::of("malformed");
     let bytes = sealed(&bench.codec, US, Window(0), &bench.honest_work());
     let own = OwnContribution { header: header(&bench.codec, US, Window(0)), bytes, key: &key(US) };
-    let at =
-        MinerContext { run: RUN, window: Window(0), uid: US, params: &bench.params, codec: &bench.codec };
+    let at = MinerContext {
+        run: RUN,
+        window: Window(0),
+        uid: US,
+        params: &bench.params,
+        codec: &bench.codec,
+        commitments: &[],
+    };
     assert_eq!(spoilt("no such fault", &at, &own), Presentation::honest(&own));
 }
 
@@ -382,14 +390,22 @@ fn the_second_of_two_sybils_waits_for_the_first_and_sends_the_same() {
     let sybil = |index| Bench::with("sybil", &Setup { index, mailbox: mailbox.clone(), ..Setup::default() });
     let (mut first, mut second, mut stranger) = (sybil(2), sybil(3), sybil(5));
     let (codec, params) = (codec(), params());
-    let at = MinerContext { run: RUN, window: Window(4), uid: US, params: &params, codec: &codec };
+    let at = MinerContext {
+        run: RUN,
+        window: Window(4),
+        uid: US,
+        params: &params,
+        codec: &codec,
+        commitments: &[],
+    };
     let before = theta(&codec);
+    let trained = TrainedWindow { seen: &[], before: &before, after: &before };
     assert!(second.adversary.sequences(&at, vec![1, 2], 9).is_empty());
-    assert_eq!(second.adversary.outcome(&at, &[], &before, &before), None);
+    assert_eq!(second.adversary.outcome(&at, &trained), None);
 
     let (sequences, t, sent) = first.window(4, &[]);
     assert_eq!((sequences.len(), t), (120, ASSIGNED));
     let (sequences, t, copied) = second.window(4, &[]);
     assert!(sequences.is_empty() && t == ASSIGNED && close(&copied, &sent));
-    assert_eq!(stranger.adversary.outcome(&at, &[], &before, &before), None, "another pair's first");
+    assert_eq!(stranger.adversary.outcome(&at, &trained), None, "another pair's first");
 }

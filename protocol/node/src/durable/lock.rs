@@ -11,7 +11,14 @@ const LOCK_FILE: &str = "lock";
 /// The lock of a node's directory, held as long as this value lives. The system releases it when the process dies.
 #[derive(Debug)]
 pub struct DirectoryLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for DirectoryLock {
+    /// Closing the file does not unlock it while a child that has just been forked holds a copy of the descriptor.
+    fn drop(&mut self) {
+        self.file.unlock().ok();
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +49,7 @@ impl DirectoryLock {
         let path = directory.join(LOCK_FILE);
         let file = File::options().create(true).truncate(false).write(true).open(path).map_err(failed)?;
         match file.try_lock() {
-            Ok(()) => Ok(DirectoryLock { _file: file }),
+            Ok(()) => Ok(DirectoryLock { file }),
             Err(TryLockError::WouldBlock) => Err(LockError::InUse { directory: directory.to_owned() }),
             Err(TryLockError::Error(source)) => Err(failed(source)),
         }
