@@ -121,7 +121,7 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     let mailbox = adversaries::SharedMailbox::Directory(mailbox);
     let setup = adversaries::Setup { index, validators, mailbox, ..adversaries::Setup::default() };
     tracing::info!(strategy = name, index, "this seat is an adversary");
-    let directory = node::Settings::read(&start.flags)?.directory;
+    let directory = node::Settings::read(&start.flags)?.reading.directory;
     if let Some(adversary) = adversaries::miner(&name, &setup) {
         let changed = move |opened| Ok(adversaries::act::install_adversary(opened, adversary, &directory));
         return miner::cli::start(start, Box::new(changed)).await;

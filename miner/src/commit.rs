@@ -158,7 +158,7 @@ impl Miner {
             let done = self.compute(move |local, state| local.change(|local| change(local, state))).await;
             done.map_err(RunError::from)
         };
-        retry.wait_until(until, &mut heads, RunError::is_full, attempt).await
+        retry.wait_until(until, &mut heads, attempt).await
     }
 
     /// The header of this seat's contribution to the held window.

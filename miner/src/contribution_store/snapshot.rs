@@ -90,7 +90,7 @@ pub enum SnapshotError {
 impl SnapshotError {
     /// Whether the disk is full. The last good file is unchanged.
     pub fn is_full(&self) -> bool {
-        matches!(self, SnapshotError::File(error) if error.is_full())
+        node::durable::is_full(self)
     }
 }
 

@@ -5,7 +5,7 @@
 //! started. Texts, such as the last error, are in `/health` only, as a monitoring system keeps a series for every
 //! text.
 
-use crate::{Entry, NodeContext, durable::DiskStatus};
+use crate::{Entry, Follower, Journal, durable::DiskStatus};
 use bytes::Bytes;
 use chain_client::{Chain, Head};
 use futures::future::BoxFuture;
@@ -23,7 +23,7 @@ use prometheus_client::{
     },
     registry::{Metric, Registry},
 };
-use protocol::{Block, Phase, Role, RunId, Schedule, Uid, Window};
+use protocol::{Block, Phase, Role, RunId, Schedule, Uid, Window, view::SeatView};
 use serde::Serialize;
 use std::{
     convert::Infallible,
@@ -83,7 +83,7 @@ struct Shared {
     state: Mutex<State>,
 }
 
-type Traffic = Box<dyn Fn() -> (u64, u64) + Send>;
+type Traffic = Box<dyn Fn() -> (u64, u64) + Send + Sync>;
 
 /// What is known of the node's position on the chain, and what is counted.
 #[derive(Default)]
@@ -167,15 +167,15 @@ impl Metrics {
         self.address
     }
 
-    /// Counts what the role does from now on.
-    pub fn follow(&mut self, opened: &mut NodeContext) {
-        let run = opened.run();
-        self.shared.sits(run.id, opened.seat.id.uid, run.params.schedule, opened.traffic());
-        self.shared.state().disk = opened.journal.disk.clone();
+    /// Counts what the role does from now on. `traffic` returns the bytes moved so far, up and down.
+    pub fn follow(&mut self, seat: &SeatView, follower: &Follower, traffic: Traffic, journal: &mut Journal) {
+        let Follower { run, chain, .. } = follower;
+        self.shared.sits(run.id, seat.id.uid, run.params.schedule, traffic);
+        self.shared.state().disk = journal.disk.clone();
         let watched = self.shared.clone();
-        opened.journal.watch(Box::new(move |entry| watched.take(entry)));
-        self.tasks.push(tokio::spawn(watch_heads(opened.chain.clone(), self.shared.clone())));
-        self.tasks.push(tokio::spawn(watch_best(opened.chain.clone(), self.shared.clone())));
+        journal.watch(Box::new(move |entry| watched.take(entry)));
+        self.tasks.push(tokio::spawn(watch_heads(chain.clone(), self.shared.clone())));
+        self.tasks.push(tokio::spawn(watch_best(chain.clone(), self.shared.clone())));
     }
 }
 
