@@ -38,7 +38,7 @@ use tests::sim::{
 };
 use validator::{
     evaluate::{DeviceEvaluator, Measurements},
-    run::{Parts, Validator},
+    run::Validator,
     salt::Salts,
     signed_db::SignedDb,
     strategy::Strategy,
@@ -187,28 +187,26 @@ impl Scene {
         let (sync_driver, _) = SyncDriver::open(follower, path, &mut journal).await.unwrap();
         let evaluator = Evaluator::new(&self.spec.model, Device::CPU, &sync_driver.state.theta).unwrap();
         let dataset = Arc::new(dataset);
-        Validator::new(Parts {
-            evaluator: Box::new(DeviceEvaluator { evaluator, dataset: dataset.clone() }),
-            node: Node {
-                heads: sync_driver.follower.chain.heads(),
-                sync: sync_driver,
-                store: self.store.clone(),
-                dataset,
-                key: key(2),
-                seat: self.seat(Role::Validator),
-                journal,
-                directory: directory.clone(),
-                blocking: Blocking::Pool,
-                traffic: Box::new(|| (0, 0)),
-                windows_max: None,
-                lock: None,
-            },
-            signed: SignedDb::open(&directory, RUN, &params(), 0).unwrap().0,
-            salts: Salts::new(&key(2).to_bytes()),
-            strategy,
-            evaluations_max: 8,
-            held_out_sequences: 4,
-        })
+        let evaluator = Box::new(DeviceEvaluator { evaluator, dataset: dataset.clone() });
+        let node = Node {
+            heads: sync_driver.follower.chain.heads(),
+            sync: sync_driver,
+            store: self.store.clone(),
+            dataset,
+            key: key(2),
+            seat: self.seat(Role::Validator),
+            journal,
+            directory: directory.clone(),
+            blocking: Blocking::Pool,
+            traffic: Box::new(|| (0, 0)),
+            windows_max: None,
+            lock: None,
+        };
+        let signed = SignedDb::open(&directory, RUN, &params(), 0).unwrap().0;
+        let salts = Salts::new(&key(2).to_bytes());
+        let mut validator = Validator::new(node, evaluator, signed, salts, strategy);
+        (validator.evaluations_max, validator.held_out_sequences) = (8, 4);
+        validator
     }
 
     /// The validator's signed database, as currently on disk.
@@ -628,7 +626,7 @@ async fn fill_the_disk_at_each_step() {
         scene.go_past(schedule.opens_at(window.next()));
         let held =
             |entry: &Entry| matches!(entry, Entry::Holds { window: held, .. } if *held == window.next());
-        eventually("the disk is full before the model is saved", || log.refusals() == 6).await;
+        eventually("the disk is full before the model is saved", || log.refusals() == 7).await;
         assert_eq!(log.lines("not judged yet"), 1);
         assert_eq!(scene.count(held), 0);
         limit_files("unlimited");

@@ -1,5 +1,5 @@
-//! A miner with slow computations stays responsive: its executor keeps running, and Ctrl-C ends its process within two
-//! seconds. The tests run the program's own loop with a slow engine, on the simulated chain.
+//! A miner with slow computations stays responsive: its executor keeps running, `/health` answers over HTTP, and Ctrl-C
+//! ends its process within two seconds. The tests run the program's own loop with a slow engine, on the simulated chain.
 
 #![cfg(unix)]
 
@@ -17,19 +17,20 @@ use nn::{
     Device, ModelError, StepParams, Trainer,
     engine::{self, Blocks, Engine, Gradients},
 };
-use node::{Blocking, Codec, Entry, Follower, Journal, Node, SyncDriver, program};
+use node::{Blocking, Codec, Entry, Follower, Journal, Metrics, Node, SyncDriver, program};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, lineage, params::Density,
 };
 use sp_keyring::Sr25519Keyring;
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Write as _},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
     path::Path,
     process::{Command, Stdio},
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
     time::{Duration, Instant},
@@ -179,6 +180,7 @@ impl Scene {
         shutdown: Arc<ShutdownHandle>,
         slow: Arc<dyn Fn(Call) + Send + Sync>,
         watch: Box<dyn Fn(&Entry) + Send + Sync>,
+        metrics: Option<&mut Metrics>,
     ) -> anyhow::Result<Miner> {
         let chain = Arc::new(self.chain.signed_by(account(&key(1))));
         let codec = Arc::new(Codec::new(&self.spec.schema()?, params().density)?);
@@ -196,18 +198,16 @@ impl Scene {
         });
         let mut journal = Journal::in_memory(watch);
         fs::create_dir_all(directory)?;
+        let hotkey = Hotkey(key(1).verifying_key().to_bytes());
+        let seat = self.chain.seats_now(RUN).into_iter().find(|seat| seat.hotkey == hotkey).expect("a seat");
+        if let Some(metrics) = metrics {
+            metrics.follow(&seat, &follower, Box::new(|| (0, 0)), &mut journal);
+        }
         let path = directory.join("model.state");
         let (sync, _) = SyncDriver::open(follower, path, &mut journal).await?;
         let (config, recipe) = (&self.spec.model, &self.spec.recipe);
         let inner = engine::open(Device::CPU, config, Some(recipe), &sync.state.theta)?;
         let trainer = Trainer::from_engine(config, recipe, Box::new(SlowEngine { inner, slow }))?;
-        let hotkey = Hotkey(key(1).verifying_key().to_bytes());
-        let seat = self
-            .chain
-            .seats_now(RUN)
-            .into_iter()
-            .find(|seat| seat.hotkey == hotkey)
-            .expect("the miner has a seat");
         let node = Node {
             heads: sync.follower.chain.heads(),
             sync,
@@ -231,8 +231,28 @@ impl Scene {
     }
 }
 
+/// Asks `/health` until the miner is done. Returns all answers, and the longest time until one.
+fn ask_for_health(address: SocketAddr, is_over: &AtomicBool) -> (Vec<String>, Duration) {
+    let ask = || -> io::Result<String> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    let (mut answers, mut slowest) = (Vec::new(), Duration::ZERO);
+    while !is_over.load(SeqCst) {
+        let asked = Instant::now();
+        answers.push(ask().expect("the node answers"));
+        slowest = slowest.max(asked.elapsed());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    (answers, slowest)
+}
+
 #[test]
-fn the_executor_keeps_running_while_the_miner_computes() {
+fn the_executor_keeps_running_and_health_answers_while_the_miner_computes() {
     const SLOW: Duration = Duration::from_millis(1_500);
     let home = tempfile::tempdir().unwrap();
     let scene = Scene::new(home.path());
@@ -267,7 +287,7 @@ fn the_executor_keeps_running_while_the_miner_computes() {
 
     let longest = Arc::new(AtomicU64::new(0));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    let (metrics, asking) = runtime.block_on(async {
         let gaps = longest.clone();
         let ticker = tokio::spawn(async move {
             loop {
@@ -277,10 +297,25 @@ fn the_executor_keeps_running_while_the_miner_computes() {
             }
         });
         let directory = home.path().join("miner");
-        let miner = scene.miner(&directory, Arc::default(), slow, watch).await.unwrap();
+        let mut metrics = Metrics::serve("127.0.0.1:0".parse().unwrap(), Role::Miner).await.unwrap();
+        let (address, over) = (metrics.address(), Arc::new(AtomicBool::new(false)));
+        let is_over = over.clone();
+        let asking = std::thread::spawn(move || ask_for_health(address, &is_over));
+        let miner = scene.miner(&directory, Arc::default(), slow, watch, Some(&mut metrics)).await.unwrap();
         miner.run().await.unwrap();
         ticker.abort();
+        over.store(true, SeqCst);
+        (metrics, asking)
     });
+    // The asker may be waiting for a last answer, which the runtime still gives.
+    while !asking.is_finished() {
+        runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
+    }
+    let (answers, slowest) = asking.join().unwrap();
+    assert!(answers.iter().all(|answer| answer.contains("\"role\":\"miner\"")), "{answers:?}");
+    assert!(answers.iter().any(|answer| answer.starts_with("HTTP/1.1 200")), "{answers:?}");
+    assert!(slowest < Duration::from_secs(1), "/health answered after {slowest:?}");
+    drop(metrics);
     drop(runtime);
     let seen = blocks.join().unwrap();
     assert!(seen.iter().any(|entry| matches!(entry, Entry::Uploaded { .. })), "{seen:?}");
@@ -288,6 +323,7 @@ fn the_executor_keeps_running_while_the_miner_computes() {
     // The first snapshot, loading the model, two steps with a snapshot each, reading the weights, and the snapshots of
     // the contribution and the commitment.
     assert!(8 <= calls, "{calls} slow calls");
+    assert!(calls * 2 <= answers.len(), "{} answers of /health", answers.len());
     assert!(longest < 1_000, "the executor was blocked for {longest} ms");
     println!("{calls} calls of {SLOW:?}; the executor was blocked for at most {longest} ms");
 }
@@ -313,7 +349,7 @@ fn child_process_with_a_slow_engine() {
     let slow = Arc::new(move |called: Call| {
         if called == call && from <= calls.fetch_add(1, SeqCst) + 1 {
             println!("\nnow {moment}");
-            std::io::stdout().flush().expect("the parent reads the output");
+            io::stdout().flush().expect("the parent reads the output");
             std::thread::sleep(Duration::from_secs(600));
         }
     });
@@ -322,7 +358,7 @@ fn child_process_with_a_slow_engine() {
     let exit = program::run_to_exit(Box::pin(async move {
         let work = async {
             let scene = Scene::new(&home);
-            let miner = scene.miner(&home.join("miner"), working, slow, Box::new(|_| {})).await?;
+            let miner = scene.miner(&home.join("miner"), working, slow, Box::new(|_| {}), None).await?;
             Ok(miner.run().await?)
         };
         shutdown.run_until_stopped(Box::pin(work)).await

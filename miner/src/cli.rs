@@ -95,7 +95,7 @@ async fn mine(
     let mut opened = node::open(&settings, Role::Miner).await?;
     let strategy = strategy(&opened);
     if let Some(metrics) = &mut metrics {
-        metrics.follow(&mut opened);
+        metrics.follow(&opened.seat, &opened.follower, opened.traffic(), &mut opened.journal);
     }
     let mut recipe = opened.spec.recipe.clone();
     recipe.batch = settings.train.batch_sequences.unwrap_or(recipe.batch).max(1);
@@ -103,8 +103,8 @@ async fn mine(
     recipe.optimiser = settings.train.optimiser.unwrap_or(recipe.optimiser);
     recipe.micro_batch =
         settings.train.micro_batch_sequences.unwrap_or(recipe.micro_batch).clamp(1, recipe.batch);
-    let device: Device = settings.device.clone().try_into().context("device")?;
-    let path = settings.directory.join("model.state");
+    let device: Device = settings.reading.device.clone().try_into().context("device")?;
+    let path = settings.reading.directory.join("model.state");
     let (mut sync, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;
     let loss_max = settings.train.loss_max.unwrap_or_else(|| loss_max(opened.spec.model.vocab));
     let options = MinerOptions {
@@ -123,7 +123,7 @@ async fn mine(
         .await
         .context("could not make the trainer (its micro_batch is micro_batch_sequences under [train])")?;
     tracing::info!(uid = opened.seat.id.uid.0, window = sync.window().0, "mining");
-    let node = opened.into_node(sync, settings.directory, start.windows);
+    let node = opened.into_node(sync, settings.reading.directory, start.windows);
     let miner = Miner::open(node, trainer, strategy, options, shutdown).await?;
     Ok(miner.run().await?)
 }

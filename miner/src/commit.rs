@@ -3,14 +3,18 @@
 use crate::{
     compress,
     contribution_store::{ContributionStoreError, PendingContribution},
-    error::{Missed, RunError, Stop, is_full},
+    error::{Missed, RunError, Stop},
     local::LocalState,
     progress,
     run::Miner,
     train_window::TrainedWindow,
 };
 use kernels::encode::Source;
-use node::{Entry, ModelState, durable::DiskFullRetry, error_chain};
+use node::{
+    Entry, ModelState,
+    durable::{DiskFullRetry, is_full},
+    error_chain,
+};
 use protocol::{Block, submission::Header, view::WindowView};
 use std::sync::Arc;
 
@@ -158,7 +162,7 @@ impl Miner {
             let done = self.compute(move |local, state| local.change(|local| change(local, state))).await;
             done.map_err(RunError::from)
         };
-        retry.wait_until(until, &mut heads, is_full, attempt).await
+        retry.wait_until(until, &mut heads, attempt).await
     }
 
     /// The header of this seat's contribution to the held window.

@@ -7,7 +7,6 @@ use crate::{
 use chain_client::ChainError;
 use nn::ModelError;
 use node::{NodeError, WorkDied, error_chain};
-use std::{error::Error, iter};
 use store::StoreError;
 
 /// What a miner cannot go on without.
@@ -53,13 +52,6 @@ pub(crate) enum Missed {
     Lost(ContributionFileError),
     #[error("the bucket did not take the contribution before the reveal deadline: {}", error_chain(.0))]
     NotUploaded(StoreError),
-}
-
-/// Whether an error comes of a full disk. The last good files are unchanged.
-pub(crate) fn is_full<E: Error + 'static>(error: &E) -> bool {
-    let first: &(dyn Error + 'static) = error;
-    let mut causes = iter::successors(Some(first), |&cause| cause.source());
-    causes.any(|cause| cause.downcast_ref().is_some_and(node::durable::is_full))
 }
 
 impl From<ChainError> for RunError {

@@ -1,10 +1,8 @@
 //! The miner's own state, which moves to a thread for every computation on the whole model.
 
-use crate::{
-    contribution_store::{ContributionStore, ContributionStoreError, Snapshot, SnapshotError},
-    error::is_full,
-};
+use crate::contribution_store::{ContributionStore, ContributionStoreError, Snapshot, SnapshotError};
 use nn::Trainer;
+use node::durable::is_full;
 use protocol::Window;
 
 /// Trainer, residual and files of one seat.
@@ -40,7 +38,7 @@ impl LocalState {
         change: impl FnOnce(&mut LocalState) -> Result<T, ContributionStoreError>,
     ) -> Result<T, ContributionStoreError> {
         let done = change(self);
-        if done.as_ref().is_err_and(is_full) {
+        if done.as_ref().is_err_and(|error| is_full(error)) {
             // Freed first: the residual is as large as the model.
             self.snapshot.residual = Vec::new();
             self.snapshot = self.store.reload()?;

@@ -2,7 +2,7 @@
 
 use crate::{
     contribution_store::{ContributionStore, PendingContribution},
-    error::{Missed, RunError, Stop, is_full},
+    error::{Missed, RunError, Stop},
     local::LocalState,
     progress::SnapshotInterval,
     shutdown::ShutdownHandle,
@@ -10,7 +10,10 @@ use crate::{
 };
 use futures::future::LocalBoxFuture;
 use nn::Trainer;
-use node::{Entry, Lent, ModelState, Node, Skip, durable::DiskFullRetry};
+use node::{
+    Entry, Lent, ModelState, Node, Skip,
+    durable::{DiskFullRetry, is_full},
+};
 use protocol::Window;
 use std::{sync::Arc, time::Duration};
 

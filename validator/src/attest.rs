@@ -88,13 +88,10 @@ impl Validator {
         let run = self.node.run_id();
         let attestation = self.signed.report(window).and_then(|report| report.attestation.as_ref());
         let Some(attestation) = attestation.filter(|_| self.hides()) else { return Ok(()) };
-        let mut attested = BTreeMap::new();
-        for uid in &attestation.valid {
-            let Some(held) = at_hand.get(uid) else {
-                return Err(Stop::skip(format!("the bytes of uid {uid} are not at hand any more")));
-            };
-            attested.insert(*uid, held.clone());
-        }
+        let held = attestation.valid.iter().map(|uid| Ok((*uid, at_hand.get(uid).ok_or(uid)?.clone())));
+        let attested: BTreeMap<Uid, Contribution> = held
+            .collect::<Result<_, &Uid>>()
+            .map_err(|uid| Stop::skip(format!("the bytes of uid {uid} are not at hand any more")))?;
         let verdicts = attestation.verdicts();
         if let Err(error) = mirror(&*self.node.store, self.node.follower(), window, &attested).await {
             let reason = format!("our bucket did not take what it attests: {}", error_chain(&error));
@@ -108,29 +105,27 @@ impl Validator {
 }
 
 /// The attestation, with the reasons that the window's receipt gives for it.
-fn attestation(
+pub(crate) fn attestation(
     verdicts: &[(Uid, Verdict)],
     gathered: &Gathered,
     not_observed: &BTreeMap<Uid, String>,
 ) -> Attestation {
-    let mut attestation = Attestation::default();
-    for (uid, verdict) in verdicts {
-        match verdict {
-            Verdict::Valid => attestation.valid.push(*uid),
-            Verdict::Faulty => attestation.faulty.push(match gathered.faulty.get(uid) {
-                Some(fault) => ReportedFault {
-                    uid: *uid,
-                    label: fault.label().to_owned(),
-                    detail: receipt::text(&fault.to_string()),
-                },
-                None => ReportedFault { uid: *uid, label: "unsaid".to_owned(), detail: String::new() },
-            }),
+    let of = |wanted| verdicts.iter().filter(move |(_, verdict)| *verdict == wanted).map(|(uid, _)| *uid);
+    let fault = |uid| match gathered.faulty.get(&uid) {
+        Some(fault) => {
+            let (label, detail) = (fault.label().to_owned(), receipt::text(&fault.to_string()));
+            ReportedFault { uid, label, detail }
         }
-    }
+        None => ReportedFault { uid, label: "unsaid".to_owned(), detail: String::new() },
+    };
     let unseen = not_observed.iter().filter(|(uid, _)| verdicts.iter().all(|(of, _)| of != *uid));
-    let unseen = unseen.map(|(uid, reason)| NotObserved { uid: *uid, reason: receipt::text(reason) });
-    attestation.not_observed = unseen.collect();
-    attestation
+    Attestation {
+        valid: of(Verdict::Valid).collect(),
+        faulty: of(Verdict::Faulty).map(fault).collect(),
+        not_observed: unseen
+            .map(|(uid, reason)| NotObserved { uid: *uid, reason: receipt::text(reason) })
+            .collect(),
+    }
 }
 
 fn attested(
@@ -139,16 +134,9 @@ fn attested(
     gathered: &Gathered,
     not_observed: BTreeMap<Uid, String>,
 ) -> Entry {
-    let faulty = gathered.faulty.iter().map(|(uid, fault)| SeatFault {
-        uid: *uid,
-        label: fault.label().to_owned(),
-        reason: fault.to_string(),
-    });
-    let not_observed = not_observed.into_iter().map(|(uid, reason)| SeatFault {
-        uid,
-        label: "not-observed".to_owned(),
-        reason,
-    });
+    let fault = |uid, label: &str, reason| SeatFault { uid, label: label.to_owned(), reason };
+    let faulty = gathered.faulty.iter().map(|(uid, of)| fault(*uid, of.label(), of.to_string()));
+    let not_observed = not_observed.into_iter().map(|(uid, reason)| fault(uid, "not-observed", reason));
     let valid = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Valid).map(|(uid, _)| *uid);
     Entry::Attested {
         window,

@@ -2,9 +2,9 @@
 
 use crate::{
     evaluate::DeviceEvaluator,
-    run::{Parts, Validator},
+    run::Validator,
     salt::Salts,
-    signed_db::{LOSS, Origin, SignedDb, SignedDbError},
+    signed_db::{LOSS, Origin, SignedDb},
     strategy::{DefaultStrategy, Strategy},
 };
 use anyhow::Context as _;
@@ -13,6 +13,7 @@ use futures::future::LocalBoxFuture;
 use nn::Device;
 use node::{
     Flags, Metrics, NodeContext, Settings, SyncDriver,
+    config::ServeFile,
     durable::{self, ballast::BALLAST_BYTES},
     metrics::MetricsFlag,
     moved, program,
@@ -79,21 +80,19 @@ pub type Change = Box<dyn FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Bo
 
 /// Serves until Ctrl-C, with the node that `change` returns.
 pub fn start(serve: Serve, change: Change) -> LocalBoxFuture<'static, anyhow::Result<()>> {
-    Box::pin(serve_until_stopped(serve, change))
-}
-
-async fn serve_until_stopped(serve: Serve, change: Change) -> anyhow::Result<()> {
-    if serve.with_parent {
-        program::exit_with_parent();
-    }
-    let settings = Settings::read(&serve.flags)?;
-    tokio::select! {
-        done = self::serve(settings, serve, change) => done,
-        () = program::stop_requested() => {
-            tracing::info!("stopping; files are complete, and the next start resumes from them");
-            Ok(())
+    Box::pin(async move {
+        if serve.with_parent {
+            program::exit_with_parent();
         }
-    }
+        let settings = Settings::read(&serve.flags)?;
+        tokio::select! {
+            done = self::serve(settings, serve, change) => done,
+            () = program::stop_requested() => {
+                tracing::info!("stopping; files are complete, and the next start resumes from them");
+                Ok(())
+            }
+        }
+    })
 }
 
 async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Result<()> {
@@ -104,30 +103,29 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     };
     let (mut context, strategy) = change(node::open(&settings, Role::Validator).await?)?;
     if let Some(metrics) = &mut metrics {
-        metrics.follow(&mut context);
+        metrics.follow(&context.seat, &context.follower, context.traffic(), &mut context.journal);
     }
-    let device = settings.device.clone().try_into::<Device>().context("device")?;
-    let path = settings.directory.join("model.state");
+    let device = settings.reading.device.clone().try_into::<Device>().context("device")?;
+    let path = settings.reading.directory.join("model.state");
     let (sync_driver, is_resumed) =
         SyncDriver::open(context.follower.clone(), path, &mut context.journal).await?;
     let evaluator = engines::evaluator(device, &context.spec.model, &sync_driver.state.theta)
         .context("could not make the evaluator")?;
     let run = context.run();
-    let open = || SignedDb::open(&settings.directory, run.id, &run.params, BALLAST_BYTES);
-    let (signed, origin) = durable::retry_while_full(SignedDbError::is_full, open).await?;
+    let directory = &settings.reading.directory;
+    let ballast_bytes = settings.serve.ballast_bytes.unwrap_or(BALLAST_BYTES);
+    let open = || async { SignedDb::open(directory, run.id, &run.params, ballast_bytes) };
+    let (signed, origin) = durable::retry_while_full(&context.journal.disk, open).await?;
     log_origin(&origin, is_resumed);
     tracing::info!(uid = context.seat.id.uid.0, window = sync_driver.window().0, "serving");
 
     let salts = Salts::new(&context.key.signing_key().to_bytes());
-    let validator = Validator::new(Parts {
-        evaluator: Box::new(DeviceEvaluator { evaluator, dataset: context.dataset.clone() }),
-        node: context.into_node(sync_driver, settings.directory.clone(), serve.windows),
-        signed,
-        salts,
-        strategy,
-        evaluations_max: settings.serve.evaluations_max.unwrap_or(64),
-        held_out_sequences: settings.serve.held_out_sequences.unwrap_or(128),
-    });
+    let evaluator = Box::new(DeviceEvaluator { evaluator, dataset: context.dataset.clone() });
+    let node = context.into_node(sync_driver, directory.clone(), serve.windows);
+    let mut validator = Validator::new(node, evaluator, signed, salts, strategy);
+    let ServeFile { evaluations_max, held_out_sequences, .. } = settings.serve;
+    validator.evaluations_max = evaluations_max.unwrap_or(validator.evaluations_max);
+    validator.held_out_sequences = held_out_sequences.unwrap_or(validator.held_out_sequences);
     Ok(validator.run().await?)
 }
 

@@ -193,7 +193,9 @@ impl Validator {
                 measured
             }
         };
-        if let Some(view) = self.finalised(window).await? {
+        // With hidden votes, the window is finalised some blocks after the vote deadline.
+        let over = self.node.schedule().opens_at(window.next());
+        if let Some(view) = self.wait_for_view(window, over, |view| view.outcome.is_some()).await? {
             evaluation.view = view;
         }
         evaluation.progress = Progress::Measured(measured);

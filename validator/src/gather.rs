@@ -81,18 +81,10 @@ pub async fn gather(
     let mut slow = BTreeMap::new();
     while let Some((uid, observation)) = observations.next().await {
         match observation {
-            Observation::Valid(contribution) => {
-                gathered.valid.insert(uid, contribution);
-            }
-            Observation::Faulty(fault) => {
-                gathered.faulty.insert(uid, fault);
-            }
-            Observation::Slow(reason) => {
-                slow.insert(uid, reason);
-            }
-            Observation::NotObserved(reason) => {
-                gathered.not_observed.insert(uid, reason);
-            }
+            Observation::Valid(contribution) => drop(gathered.valid.insert(uid, contribution)),
+            Observation::Faulty(fault) => drop(gathered.faulty.insert(uid, fault)),
+            Observation::Slow(reason) => drop(slow.insert(uid, reason)),
+            Observation::NotObserved(reason) => drop(gathered.not_observed.insert(uid, reason)),
         }
     }
     gathered.judge_slow(slow);
@@ -162,20 +154,17 @@ impl Observer<'_> {
         let mut incoming = self.follower.incoming_contribution();
         let wanted =
             Wanted { endpoint: &seat.endpoint, key: &key, digest, limits: &limits, until: self.until };
-        match fetch_until(&*self.follower.fetch, &wanted, &mut incoming, self.heads, &self.slots, RETRY).await
-        {
-            Ok(()) => {}
-            Err(NotFetched::NoSlot) => {
-                return Observation::NotObserved("the deadline came before its turn".into());
-            }
-            Err(NotFetched::Failed(error)) => return observation_of(&error),
+        let fetch = &*self.follower.fetch;
+        match fetch_until(fetch, &wanted, &mut incoming, self.heads, &self.slots, RETRY).await {
+            Ok(()) => self
+                .follower
+                .verify(self.view, seat, digest, incoming.finish())
+                .map_or_else(Observation::Faulty, Observation::Valid),
+            Err(NotFetched::NoSlot) => Observation::NotObserved("the deadline came before its turn".into()),
+            Err(NotFetched::Failed(error)) => observation_of(&error),
             Err(NotFetched::Unfinished) => {
-                return Observation::Slow("the download was unfinished when it was time to attest".into());
+                Observation::Slow("the download was unfinished when it was time to attest".into())
             }
-        }
-        match self.follower.verify(self.view, seat, digest, incoming.finish()) {
-            Ok(contribution) => Observation::Valid(contribution),
-            Err(fault) => Observation::Faulty(fault),
         }
     }
 }
@@ -215,28 +204,22 @@ async fn fetch_until(
     let mut last = None;
     loop {
         // A lost chain ends these waits too; the caller notices it.
-        let slot = tokio::select! {
+        let mut slot = tokio::select! {
             biased;
             _ = &mut give_up => return Err(last.map_or(NotFetched::NoSlot, NotFetched::Failed)),
-            slot = slots.free.acquire() => slot,
+            slot = slots.free.acquire() => slot.ok(),
         };
         let kept_until = Block(heads.borrow().block.0.saturating_add(slots.share - 1));
         let mut fetching = std::pin::pin!(fetch_verified_into(fetch, endpoint, key, digest, limits, to));
-        let fetched = tokio::select! {
-            biased;
-            fetched = &mut fetching => Some(fetched),
-            _ = &mut give_up => return Err(last.map_or(NotFetched::Unfinished, NotFetched::Failed)),
-            _ = wait_past(&mut share_heads, kept_until) => None,
+        let fetched = loop {
+            tokio::select! {
+                biased;
+                fetched = &mut fetching => break fetched,
+                _ = &mut give_up => return Err(last.map_or(NotFetched::Unfinished, NotFetched::Failed)),
+                _ = wait_past(&mut share_heads, kept_until), if slot.is_some() => slot = None,
+            }
         };
         drop(slot);
-        let fetched = match fetched {
-            Some(fetched) => fetched,
-            None => tokio::select! {
-                biased;
-                fetched = &mut fetching => fetched,
-                _ = &mut give_up => return Err(last.map_or(NotFetched::Unfinished, NotFetched::Failed)),
-            },
-        };
         match fetched {
             Err(error) if until.reveal_by < heads.borrow().block => return Err(NotFetched::Failed(error)),
             Err(error) => {

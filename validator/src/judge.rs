@@ -2,14 +2,16 @@
 
 use crate::{
     evaluate::{Evaluation, Measurements},
-    gauntlet::{self, Evidence, Observed, Reputations, evidence::ATTESTED},
+    gauntlet::{
+        self, Evidence, Observed, PenaltyReason, Reputations, evidence::ATTESTED, reputation::factor,
+    },
     report::form,
     run::Validator,
-    step::{RunError, Stop},
+    step::Stop,
 };
 use node::{Entry, journal::SeatJudged};
 use protocol::{
-    Block, Role, Uid, Window,
+    Block, Role, Uid,
     receipt::Judgement,
     submission::Fault,
     view::{Outcome, SeatView, WindowView},
@@ -61,20 +63,6 @@ pub fn evidence(
 }
 
 impl Validator {
-    /// The window once it is finalised: with hidden votes, or under load, some blocks after the deadline. When the
-    /// next window opens it is returned as it is.
-    pub(crate) async fn finalised(&mut self, window: Window) -> Result<Option<WindowView>, RunError> {
-        let over = self.node.schedule().opens_at(window.next());
-        loop {
-            let head = self.node.heads.borrow_and_update().block;
-            let view = self.node.chain().window(self.node.run_id(), window).await?;
-            if over <= head || view.as_ref().is_none_or(|view| view.outcome.is_some()) {
-                return Ok(view);
-            }
-            self.node.wait_past(head).await?;
-        }
-    }
-
     /// Judges a measured window, unless it was void: no seat loses by a void window (PROT-19). Windows before it that
     /// were not measured get their receipts first. If the disk is full until `last_call`, nothing has changed, and
     /// the caller repeats it.
@@ -147,8 +135,13 @@ fn seat_judged(report: &gauntlet::SeatReport) -> SeatJudged {
 /// What counted against a seat, in words.
 fn reasons(report: &gauntlet::SeatReport) -> Vec<String> {
     let penalties = report.penalties.iter().map(|penalty| {
-        let (reason, since, left) = (penalty.reason, penalty.since.0, penalty.evaluations_remaining);
-        format!("{reason} since window {since}: times {:.2}, {left} evaluations left", penalty.factor)
+        let reason = match penalty.reason {
+            PenaltyReason::Harm => "harm",
+            PenaltyReason::Duplicate => "near-duplicate",
+            PenaltyReason::Fault => "fault",
+        };
+        let (since, left) = (penalty.since.0, penalty.remaining);
+        format!("{reason} since window {since}: times {:.2}, {left} evaluations left", factor(penalty))
     });
     let fault = match &report.observed {
         gauntlet::report::Seen::Faulty { label, detail } => Some(format!("{label}: {detail}")),
@@ -162,7 +155,7 @@ mod tests {
     use super::*;
     use crate::gauntlet::Sketches;
     use protocol::{
-        Digest, Hotkey, RunId, SeatId, contribution::DecodeError, params::Density, select::Selected,
+        Digest, Hotkey, RunId, SeatId, Window, contribution::DecodeError, params::Density, select::Selected,
         submission::RMS_MAX, view::Selection,
     };
     use std::collections::BTreeSet;

@@ -18,7 +18,7 @@ use crate::{
     signed_db::WindowReport,
     step::{RunError, Stop},
 };
-use node::{Entry, error_chain};
+use node::{Entry, durable::is_full, error_chain};
 use protocol::{
     Block, Digest, Uid, Window,
     receipt::{self, Attestation, Judgement, Receipt, Statements},
@@ -131,7 +131,7 @@ impl Validator {
         let Published { window, digest, bytes, anchored } = published;
         self.node.journal.write(&match anchored {
             Ok(()) => Entry::Published { window, receipt: digest, bytes },
-            Err(NotAnchored { reason, .. }) => {
+            Err(NotAnchored::Retry(reason) | NotAnchored::Never(reason)) => {
                 tracing::warn!(window = window.0, reason, "the receipt is not on the chain");
                 Entry::Unpublished { window, reason }
             }
@@ -140,7 +140,7 @@ impl Validator {
             return Ok(());
         }
         match self.signed.mark_published(window) {
-            Err(error) if error.is_full() => {
+            Err(error) if is_full(&error) => {
                 let error = error_chain(&error);
                 tracing::warn!(window = window.0, error, "a restart will publish this receipt again");
                 Ok(())

@@ -11,26 +11,13 @@ use crate::{
     strategy::Strategy,
 };
 use futures::future::LocalBoxFuture;
-use node::{Node, durable::DiskFullRetry, follow::OwnMerge};
-use protocol::{Window, view::WindowView};
+use node::{Node, follow::OwnMerge};
+use protocol::{Block, Window, view::WindowView};
 use tokio::task::JoinHandle;
 
 /// An evaluation is waited for until this many blocks before the window ends.
 const LAST_CALL_BLOCKS: u32 = 2;
-
-/// Everything that a validator consists of.
-pub struct Parts {
-    pub node: Node,
-    pub evaluator: Box<dyn Evaluate>,
-    pub signed: SignedDb,
-    /// Of the hotkey, in a program. Validators of a simulation may share them, and so their evaluations.
-    pub salts: Salts,
-    pub strategy: Box<dyn Strategy>,
-    /// Contributions evaluated in one window, at most (PROT-28).
-    pub evaluations_max: usize,
-    /// Held-out sequences on which the model's loss is reported.
-    pub held_out_sequences: u64,
-}
+pub(crate) const UNKNOWN_WINDOW: &str = "the chain does not know the window";
 
 /// A validator between two steps of its loop.
 pub struct Validator {
@@ -38,8 +25,10 @@ pub struct Validator {
     pub(crate) signed: SignedDb,
     pub(crate) salts: Salts,
     pub(crate) strategy: Box<dyn Strategy>,
-    pub(crate) evaluations_max: usize,
-    pub(crate) held_out_sequences: u64,
+    /// Contributions evaluated in one window, at most (PROT-28).
+    pub evaluations_max: usize,
+    /// Held-out sequences on which the model's loss is reported.
+    pub held_out_sequences: u64,
     /// `None` while an evaluation has it.
     pub(crate) evaluator: Option<Box<dyn Evaluate>>,
     /// The evaluation that runs, or waits to be judged.
@@ -51,54 +40,56 @@ pub struct Validator {
     pub(crate) publishing: Option<JoinHandle<Vec<Published>>>,
     /// This validator's merge of the window that is open.
     pub(crate) own_merge: Option<OwnMerge>,
-    pub(crate) disk_full_retry: DiskFullRetry,
 }
 
 impl Validator {
-    pub fn new(parts: Parts) -> Validator {
-        let Parts { node, evaluator, signed, salts, strategy, evaluations_max, held_out_sequences } = parts;
+    /// `salts` are of the hotkey, in a program. Validators of a simulation may share them, and so their evaluations.
+    pub fn new(
+        node: Node,
+        evaluator: Box<dyn Evaluate>,
+        signed: SignedDb,
+        salts: Salts,
+        strategy: Box<dyn Strategy>,
+    ) -> Validator {
         Validator {
             node,
             signed,
             salts,
             strategy,
-            evaluations_max,
-            held_out_sequences,
+            evaluations_max: 64,
+            held_out_sequences: 128,
             evaluator: Some(evaluator),
             evaluation: None,
             sketches: Sketches::default(),
             publishing: None,
             own_merge: None,
-            disk_full_retry: DiskFullRetry::default(),
         }
     }
 
     /// Serves window after window, until the process ends or something is lost that it cannot continue without.
-    pub fn run(self) -> LocalBoxFuture<'static, Result<(), RunError>> {
-        Box::pin(self.serve_windows())
-    }
-
-    async fn serve_windows(mut self) -> Result<(), RunError> {
-        let (mut served, mut finished) = (0, None);
-        loop {
-            if self.node.follow(finished, &mut self.own_merge).await? {
-                self.publish_checkpoint().await?;
-            }
-            let window = self.node.window();
-            self.node.record_traffic();
-            if self.node.windows_max.is_some_and(|max| max <= served) {
-                return Ok(());
-            }
-            served += 1;
-            match self.serve_window(window).await {
-                Ok(()) => {}
-                Err(Stop::Skip(skip)) => {
-                    tracing::debug!(window = window.0, reason = skip.reason, "left the window");
+    pub fn run(mut self) -> LocalBoxFuture<'static, Result<(), RunError>> {
+        Box::pin(async move {
+            let (mut served, mut finished) = (0, None);
+            loop {
+                if self.node.follow(finished, &mut self.own_merge).await? {
+                    self.publish_checkpoint().await?;
                 }
-                Err(Stop::Fail(error)) => return Err(error),
+                let window = self.node.window();
+                self.node.record_traffic();
+                if self.node.windows_max.is_some_and(|max| max <= served) {
+                    return Ok(());
+                }
+                served += 1;
+                match self.serve_window(window).await {
+                    Ok(()) => {}
+                    Err(Stop::Skip(skip)) => {
+                        tracing::debug!(window = window.0, reason = skip.reason, "left the window");
+                    }
+                    Err(Stop::Fail(error)) => return Err(error),
+                }
+                finished = Some(window);
             }
-            finished = Some(window);
-        }
+        })
     }
 
     /// Serves one window. Each step may run twice: after a crash the window is served again from the start.
@@ -114,7 +105,7 @@ impl Validator {
 
         // Gather.
         self.node.wait_past(schedule.commit_deadline(window)).await?;
-        let view = self.view(window).await?;
+        let view = self.node.window_view(window).await?.ok_or_else(|| Stop::skip(UNKNOWN_WINDOW))?;
         let seats = self.node.seats().await?;
         let gathered = match self.strategy.computes() {
             true => self.gather(&view, &seats).await,
@@ -149,10 +140,22 @@ impl Validator {
         Ok(())
     }
 
-    /// The window on the chain. A window that the chain does not know is skipped.
-    pub(crate) async fn view(&self, window: Window) -> Result<WindowView, Stop> {
-        let view = self.node.window_view(window).await?;
-        view.ok_or_else(|| Stop::skip("the chain does not know the window"))
+    /// The window on the chain once `is_ready`, which under load is some blocks late; when the chain reaches `until`, as
+    /// it is. `None` if the chain does not know the window.
+    pub(crate) async fn wait_for_view(
+        &mut self,
+        window: Window,
+        until: Block,
+        is_ready: impl Fn(&WindowView) -> bool,
+    ) -> Result<Option<WindowView>, RunError> {
+        loop {
+            let head = self.node.heads.borrow_and_update().block;
+            let view = self.node.window_view(window).await?;
+            if until <= head || view.as_ref().is_none_or(&is_ready) {
+                return Ok(view);
+            }
+            self.node.wait_past(head).await?;
+        }
     }
 
     /// Whether the run hides attestations and votes until their deadline (PROT-30).

@@ -18,6 +18,7 @@ use protocol::{
     reveal::{self, Salt},
     view::Vote,
 };
+use serde::Deserialize;
 use std::{
     collections::BTreeMap,
     fs,
@@ -62,11 +63,14 @@ impl WeightVote {
     }
 }
 
-/// This validator's attestation and vote in one window, kept until the window's receipt is signed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+/// This validator's attestation and vote in one window, kept until the window's receipt is signed. Older releases kept
+/// it as JSON.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WindowReport {
     /// The lineage of the window's model.
     pub base: Digest,
+    #[serde(rename = "attested")]
     pub attestation: Option<Attestation>,
     pub merged: Option<MergeRecord>,
 }
@@ -100,18 +104,6 @@ struct Rows {
     reports: BTreeMap<Window, WindowReport>,
     receipts: BTreeMap<Window, ReceiptRecord>,
     reputations: Reputations,
-}
-
-/// One row to write. A transaction is a list of them.
-#[derive(Clone)]
-enum Change {
-    PutWeightVote(WeightVote),
-    RemoveWeightVote(u32),
-    PutReport(Window, WindowReport),
-    RemoveReport(Window),
-    PutReceipt(Window, ReceiptRecord),
-    RemoveReceipt(Window),
-    PutReputations(Reputations),
 }
 
 /// Where the database came from.
@@ -153,17 +145,6 @@ pub enum SignedDbError {
 pub const LOSS: &str = "Without it, a weight vote that waits for its reveal earns no dividends for its epoch, \
     an attestation or vote that is committed and not revealed does not count, and miners are rated afresh";
 
-impl SignedDbError {
-    /// Whether the disk was full. The database is then as it was before.
-    pub fn is_full(&self) -> bool {
-        match self {
-            SignedDbError::Db(error) => error.is_full(),
-            SignedDbError::File(error) => error.is_full(),
-            _ => false,
-        }
-    }
-}
-
 impl SignedDb {
     /// Opens the database in `directory`, or creates it: from the files of an older release if there are some. A
     /// transaction that finds the disk full deletes a ballast of `ballast_bytes`, so that it fits.
@@ -178,21 +159,20 @@ impl SignedDb {
             .map_err(|source| FileError::Write { path: directory.to_owned(), source })?;
         let failed = |error| db_error(&path, error);
         let db = Db::open(&path, Ballast::new(directory, ballast_bytes)).map_err(failed)?;
-        let mut origin = Origin::Found;
-        let mut meta = db.read(|tx| tx.get(&META, &())).map_err(failed)?;
-        if meta.is_none() {
-            let import::Imported { changes, files } = import::read(directory, run, params)?;
-            let names: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
-            origin = if names.is_empty() { Origin::Created } else { Origin::Imported(names) };
-            let created = Meta { format: FORMAT, imported: files };
-            db.write(|tx| {
-                tx.put(&META, &(), &created)?;
-                changes.iter().try_for_each(|(run, change)| change.write(*run, tx))
-            })
-            .map_err(failed)?;
-            meta = Some(created);
-        }
-        let meta = meta.unwrap_or(Meta { format: FORMAT, imported: Vec::new() });
+        let (meta, origin) = match db.read(|tx| tx.get(&META, &())).map_err(failed)? {
+            Some(meta) => (meta, Origin::Found),
+            None => {
+                let (rows, imported) = import::read(directory, run, params)?;
+                let names: Vec<String> = imported.iter().map(|(name, _)| name.clone()).collect();
+                let meta = Meta { format: FORMAT, imported };
+                db.write(|tx| {
+                    tx.put(&META, &(), &meta)?;
+                    rows.iter().try_for_each(|(run, rows)| rows.write(*run, tx))
+                })
+                .map_err(failed)?;
+                (meta, if names.is_empty() { Origin::Created } else { Origin::Imported(names) })
+            }
+        };
         if meta.format != FORMAT {
             return Err(SignedDbError::Format { path, found: meta.format });
         }
@@ -220,18 +200,17 @@ impl SignedDb {
         if let Some(stored) = self.weight_vote(vote.epoch) {
             return Ok(stored.clone());
         }
-        self.commit(&[Change::PutWeightVote(vote.clone())])?;
+        self.commit(|run, tx| tx.put(&WEIGHT_VOTES, &(run, vote.epoch), &vote))?;
         Ok(vote)
     }
 
     /// Removes a weight vote that the chain has, or will never take.
     ///
     /// # Errors
-    /// It is removed from memory only. After a restart the chain is asked about it again.
+    /// It is removed from memory only, until the next write. Then the chain is asked about it again.
     pub fn remove_weight_vote(&mut self, epoch: u32) -> Result<(), SignedDbError> {
-        let removed = Change::RemoveWeightVote(epoch);
-        self.rows.apply(&removed);
-        self.commit(&[removed])
+        self.rows.weight_votes.remove(&epoch);
+        self.commit(|run, tx| tx.remove(&WEIGHT_VOTES, &(run, epoch)))
     }
 
     /// The report of `window`, until its receipt is signed.
@@ -306,13 +285,16 @@ impl SignedDb {
         // Until the transaction ends, nothing refers to the file.
         write_atomic(&self.receipt_path(window), &receipt.bytes)?;
         let record = ReceiptRecord { digest: receipt.digest, is_published: false };
-        let mut changes = vec![Change::PutReceipt(window, record)];
-        changes.extend(self.rows.reports.range(..=window).map(|(window, _)| Change::RemoveReport(*window)));
+        let reported: Vec<Window> = self.rows.reports.range(..=window).map(|(window, _)| *window).collect();
         let kept_from = Window(window.0.saturating_sub(node::prune::RECEIPT_WINDOWS_KEPT));
         let old: Vec<Window> = self.rows.receipts.range(..kept_from).map(|(window, _)| *window).collect();
-        changes.extend(old.iter().copied().map(Change::RemoveReceipt));
-        changes.extend(reputations.map(Change::PutReputations));
-        self.commit(&changes)?;
+        let reputations = reputations.as_ref().map(form::reputations);
+        self.commit(|run, tx| {
+            tx.put(&RECEIPTS, &(run, window), &record)?;
+            reported.iter().try_for_each(|window| tx.remove(&REPORTS, &(run, *window)))?;
+            old.iter().try_for_each(|window| tx.remove(&RECEIPTS, &(run, *window)))?;
+            reputations.iter().try_for_each(|reputations| tx.put(&REPUTATIONS, &run, reputations))
+        })?;
         // No longer in the bucket either. A file that cannot be removed harms nothing.
         old.into_iter().for_each(|window| drop(fs::remove_file(self.receipt_path(window))));
         Ok(true)
@@ -331,12 +313,13 @@ impl SignedDb {
     /// Notes that a receipt is on the chain, or never will be.
     ///
     /// # Errors
-    /// A restart publishes it again, and the chain answers what became of it.
+    /// It is noted in memory only, until the next write. Then the receipt is published again, and the chain answers what
+    /// became of it.
     pub fn mark_published(&mut self, window: Window) -> Result<(), SignedDbError> {
-        let Some(record) = self.rows.receipts.get(&window) else { return Ok(()) };
-        let published = Change::PutReceipt(window, ReceiptRecord { is_published: true, ..*record });
-        self.rows.apply(&published);
-        self.commit(&[published])
+        let Some(record) = self.rows.receipts.get_mut(&window) else { return Ok(()) };
+        record.is_published = true;
+        let published = *record;
+        self.commit(|run, tx| tx.put(&RECEIPTS, &(run, window), &published))
     }
 
     /// The reputations after the last window judged.
@@ -345,38 +328,28 @@ impl SignedDb {
     }
 
     fn store_report(&mut self, window: Window, report: WindowReport) -> Result<(), SignedDbError> {
-        let mut changes = vec![Change::PutReport(window, report)];
         let kept: Vec<Window> =
             self.rows.reports.keys().copied().filter(|earlier| *earlier != window).collect();
         let excess = (kept.len() + 1).saturating_sub(REPORTS_MAX);
-        changes.extend(kept.into_iter().take(excess).map(Change::RemoveReport));
-        self.commit(&changes)
+        self.commit(|run, tx| {
+            tx.put(&REPORTS, &(run, window), &report)?;
+            kept[..excess].iter().try_for_each(|earlier| tx.remove(&REPORTS, &(run, *earlier)))
+        })
     }
 
     fn receipt_path(&self, window: Window) -> PathBuf {
         receipt_path(&self.directory, self.run, window)
     }
 
-    /// Writes `changes` in one transaction, then applies them to memory.
-    fn commit(&mut self, changes: &[Change]) -> Result<(), SignedDbError> {
-        let write = |tx: &Transaction<'_>| changes.iter().try_for_each(|change| change.write(self.run, tx));
-        self.db.write(write).map_err(|error| db_error(self.db.path(), error))?;
-        changes.iter().for_each(|change| self.rows.apply(change));
+    /// Runs `write` in one transaction, which also reads the rows that follow from it.
+    fn commit(
+        &mut self,
+        write: impl Fn(RunId, &Transaction<'_>) -> Result<(), DbError>,
+    ) -> Result<(), SignedDbError> {
+        let run = self.run;
+        let rows = self.db.write(|tx| write(run, tx).and_then(|()| Rows::read(run, tx)));
+        self.rows = rows.map_err(|error| db_error(self.db.path(), error))?;
         Ok(())
-    }
-}
-
-impl Change {
-    fn write(&self, run: RunId, tx: &Transaction<'_>) -> Result<(), DbError> {
-        match self {
-            Change::PutWeightVote(vote) => tx.put(&WEIGHT_VOTES, &(run, vote.epoch), vote),
-            Change::RemoveWeightVote(epoch) => tx.remove(&WEIGHT_VOTES, &(run, *epoch)),
-            Change::PutReport(window, report) => tx.put(&REPORTS, &(run, *window), report),
-            Change::RemoveReport(window) => tx.remove(&REPORTS, &(run, *window)),
-            Change::PutReceipt(window, record) => tx.put(&RECEIPTS, &(run, *window), record),
-            Change::RemoveReceipt(window) => tx.remove(&RECEIPTS, &(run, *window)),
-            Change::PutReputations(of) => tx.put(&REPUTATIONS, &run, &form::reputations(of)),
-        }
     }
 }
 
@@ -393,16 +366,12 @@ impl Rows {
         })
     }
 
-    fn apply(&mut self, change: &Change) {
-        match change.clone() {
-            Change::PutWeightVote(vote) => drop(self.weight_votes.insert(vote.epoch, vote)),
-            Change::RemoveWeightVote(epoch) => drop(self.weight_votes.remove(&epoch)),
-            Change::PutReport(window, report) => drop(self.reports.insert(window, report)),
-            Change::RemoveReport(window) => drop(self.reports.remove(&window)),
-            Change::PutReceipt(window, record) => drop(self.receipts.insert(window, record)),
-            Change::RemoveReceipt(window) => drop(self.receipts.remove(&window)),
-            Change::PutReputations(reputations) => self.reputations = reputations,
-        }
+    /// Writes imported rows.
+    fn write(&self, run: RunId, tx: &Transaction<'_>) -> Result<(), DbError> {
+        self.weight_votes.iter().try_for_each(|(epoch, vote)| tx.put(&WEIGHT_VOTES, &(run, *epoch), vote))?;
+        self.reports.iter().try_for_each(|(window, report)| tx.put(&REPORTS, &(run, *window), report))?;
+        self.receipts.iter().try_for_each(|(window, record)| tx.put(&RECEIPTS, &(run, *window), record))?;
+        tx.put(&REPUTATIONS, &run, &form::reputations(&self.reputations))
     }
 }
 

@@ -6,7 +6,11 @@ use crate::{
     signed_db::{SignedDb, SignedDbError},
 };
 use chain_client::ChainError;
-use node::{Entry, NodeError, WorkDied, error_chain};
+use node::{
+    Entry, NodeError, WorkDied,
+    durable::{DiskFullRetry, is_full},
+    error_chain,
+};
 use protocol::{Block, Window};
 
 /// Blocks before a deadline at which a full disk is no longer waited for: finality may be three behind, and a call
@@ -25,7 +29,7 @@ pub enum RunError {
     SignedDb(#[from] SignedDbError),
     #[error("the evaluation failed")]
     Evaluate(#[from] EvaluateError),
-    #[error(transparent)]
+    #[error("the thread of the evaluation died")]
     EvaluatorDied(#[from] WorkDied),
     #[error("the task that publishes receipts died")]
     PublisherDied(#[source] tokio::task::JoinError),
@@ -60,11 +64,9 @@ impl Validator {
         until: Block,
         mut store: impl FnMut(&mut SignedDb) -> Result<T, SignedDbError>,
     ) -> Result<T, Stop> {
-        let Validator { disk_full_retry, node, signed, .. } = self;
-        let is_full = |error: &RunError| matches!(error, RunError::SignedDb(error) if error.is_full());
-        let stored =
-            disk_full_retry.wait_until(until, &mut node.heads, is_full, async || Ok(store(signed)?)).await;
-        stored.map_err(|error| match is_full(&error) {
+        let mut retry = DiskFullRetry::new(&self.node.journal.disk);
+        let stored = retry.wait_until(until, &mut self.node.heads, async || Ok(store(&mut self.signed)?));
+        stored.await.map_err(|error: RunError| match is_full(&error) {
             true => Stop::skip(format!("the disk was full: {}", error_chain(&error))),
             false => Stop::Fail(error),
         })

@@ -7,7 +7,7 @@ use crate::{
     step::{RunError, Stop},
 };
 use chain_client::{Call, Refusal};
-use node::{Entry, error_chain};
+use node::{Entry, durable::is_full, error_chain};
 use protocol::{Block, Window, view::WindowView};
 
 impl Validator {
@@ -84,7 +84,7 @@ impl Validator {
     /// start.
     fn remove_weight_vote(&mut self, epoch: u32) -> Result<(), RunError> {
         match self.signed.remove_weight_vote(epoch) {
-            Err(error) if error.is_full() => {
+            Err(error) if is_full(&error) => {
                 tracing::warn!(epoch, error = error_chain(&error), "a finished weight vote is still on disk");
                 Ok(())
             }

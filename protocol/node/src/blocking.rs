@@ -4,12 +4,8 @@
 //! executor they would keep `/health`, peers and Ctrl-C waiting. A program runs them on a pool of threads; the
 //! simulation runs them inline, so that the order of events does not depend on threads.
 
-use std::{
-    future::Future,
-    ops::{Deref, DerefMut},
-    pin::Pin,
-    task::{Context, Poll},
-};
+use futures::future::{self, Either, Ready};
+use std::ops::{Deref, DerefMut};
 use tokio::task::{JoinError, JoinHandle};
 
 /// Where blocking work runs.
@@ -22,18 +18,13 @@ pub enum Blocking {
     Inline,
 }
 
-/// The thread of a [`Work`] panicked, or the runtime is shutting down.
-#[derive(Debug, thiserror::Error)]
-#[error("the thread of a computation died")]
-pub struct WorkDied(#[source] JoinError);
-
 impl Blocking {
     /// Starts `work` and returns a future of its result. Dropping the future does not stop the work.
     pub fn start<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
-        Work(match self {
-            Blocking::Pool => Inner::Running(tokio::task::spawn_blocking(work)),
-            Blocking::Inline => Inner::Done(Some(work())),
-        })
+        match self {
+            Blocking::Pool => Either::Left(tokio::task::spawn_blocking(work)),
+            Blocking::Inline => Either::Right(future::ready(Ok(work()))),
+        }
     }
 
     /// Runs `work` and returns its result.
@@ -43,7 +34,7 @@ impl Blocking {
     pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> T {
         match self.start(work).await {
             Ok(value) => value,
-            Err(WorkDied(died)) => match died.try_into_panic() {
+            Err(died) => match died.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
                 // The runtime is shutting down, and drops this future next.
                 Err(_) => std::future::pending().await,
@@ -73,40 +64,11 @@ impl Blocking {
     }
 }
 
+/// The thread of a [`Work`] panicked, or the runtime is shutting down.
+pub type WorkDied = JoinError;
+
 /// The result of a computation that runs, as a future.
-#[derive(Debug)]
-pub struct Work<T>(Inner<T>);
-
-#[derive(Debug)]
-enum Inner<T> {
-    Running(JoinHandle<T>),
-    Done(Option<T>),
-}
-
-impl<T> Work<T> {
-    /// Whether the result is there.
-    pub fn is_finished(&self) -> bool {
-        match &self.0 {
-            Inner::Running(handle) => handle.is_finished(),
-            Inner::Done(_) => true,
-        }
-    }
-}
-
-impl<T> Unpin for Work<T> {}
-
-impl<T> Future for Work<T> {
-    type Output = Result<T, WorkDied>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.0 {
-            Inner::Running(handle) => Pin::new(handle).poll(context).map_err(WorkDied),
-            Inner::Done(value) => {
-                Poll::Ready(Ok(value.take().expect("a future is not polled after its end")))
-            }
-        }
-    }
-}
+pub type Work<T> = Either<JoinHandle<T>, Ready<Result<T, WorkDied>>>;
 
 /// A value that a thread may borrow: absent while it is away. For values without a default of their own.
 ///
@@ -156,24 +118,23 @@ impl<T> DerefMut for Lent<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures::FutureExt as _;
     use std::sync::mpsc;
 
     #[tokio::test]
     async fn the_executor_goes_on_while_a_thread_computes() {
         // Ends only once the executor has sent, so it would never end on the executor's own thread.
         let (send, receive) = mpsc::sync_channel::<u32>(1);
-        let work = Blocking::Pool.start(move || receive.recv().unwrap());
+        let mut work = Blocking::Pool.start(move || receive.recv().unwrap());
         tokio::task::yield_now().await;
-        assert!(!work.is_finished());
+        assert!((&mut work).now_or_never().is_none());
         send.send(7).unwrap();
         assert_eq!(work.await.unwrap(), 7);
     }
 
     #[test]
     fn inline_work_is_done_when_start_returns_and_needs_no_runtime() {
-        let work = Blocking::Inline.start(|| 3);
-        assert!(work.is_finished());
-        assert_eq!(futures::executor::block_on(work).unwrap(), 3);
+        assert_eq!(Blocking::Inline.start(|| 3).now_or_never().unwrap().unwrap(), 3);
     }
 
     #[tokio::test]

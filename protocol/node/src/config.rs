@@ -86,7 +86,12 @@ pub struct ServeFile {
     pub evaluations_max: Option<usize>,
     /// Held-out sequences on which the model's loss is reported.
     pub held_out_sequences: Option<u64>,
+    /// Bytes of a file that is deleted when the disk is full, so that what the validator signs still fits.
+    pub ballast_bytes: Option<u64>,
 }
+
+/// The largest `ballast_bytes`: 1 GiB.
+const BALLAST_BYTES_MAX: u64 = 1 << 30;
 
 /// The flags that all daemon commands share. Each overrides the file's value of the same name.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -201,15 +206,10 @@ impl AccountFlags {
 /// The settings of a daemon. Read once, in `main`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    pub chain: String,
-    pub run: RunId,
+    pub reading: ReadOnlyConfig,
     pub key: KeySource,
     pub password_file: Option<PathBuf>,
-    pub directory: PathBuf,
-    pub dataset: Option<PathBuf>,
-    pub device: toml::Value,
     pub store: Option<StoreFile>,
-    pub data_source: DataSource,
     pub train: TrainFile,
     pub serve: ServeFile,
 }
@@ -247,21 +247,12 @@ impl Settings {
             bail!("no hotkey: add --key FILE, or `key = \"FILE\"` to the settings file");
         };
         let File { password_file, store, train, serve, .. } = file.clone();
-        let ReadOnlyConfig { chain, run, directory, dataset, data_source, device } = file.read_only();
-        let (train, serve) = (train.unwrap_or_default(), serve.unwrap_or_default());
-        Ok(Settings {
-            chain,
-            run,
-            key,
-            password_file,
-            directory,
-            dataset,
-            device,
-            store,
-            data_source,
-            train,
-            serve,
-        })
+        let (reading, train, serve) =
+            (file.read_only(), train.unwrap_or_default(), serve.unwrap_or_default());
+        if let Some(bytes) = serve.ballast_bytes.filter(|bytes| BALLAST_BYTES_MAX < *bytes) {
+            bail!("`ballast_bytes` under [serve] is {bytes}, and may be at most {BALLAST_BYTES_MAX}");
+        }
+        Ok(Settings { reading, key, password_file, store, train, serve })
     }
 }
 
@@ -363,11 +354,11 @@ mod tests {
         let (_file, flags) =
             flags("chain = \"ws://a\"\nkey = \"//Alice\"\nrun = 3\n[data]\nmirrors = [\"https://a/b\"]");
         let flags = Flags { chain: Some("ws://b".into()), ..flags };
-        let settings = Settings::read(&flags).unwrap();
-        assert_eq!((settings.chain.as_str(), settings.run), ("ws://b", RunId(3)));
-        assert_eq!((settings.key.to_string().as_str(), settings.device.as_str()), ("//Alice", Some("cpu")));
+        let Settings { reading, key, .. } = Settings::read(&flags).unwrap();
+        assert_eq!((reading.chain.as_str(), reading.run), ("ws://b", RunId(3)));
+        assert_eq!((key.to_string().as_str(), reading.device.as_str()), ("//Alice", Some("cpu")));
         let mirrors = vec!["https://a/b".into()];
-        assert_eq!(settings.data_source, DataSource { mirrors, cache_bytes: 16 << 30 });
+        assert_eq!(reading.data_source, DataSource { mirrors, cache_bytes: 16 << 30 });
 
         let (_other, other) = self::flags("[data]\ncache_bytes = 5\n[device]\nname = \"cuda:0\"");
         let reading = ReadOnlyConfig::read(&other).unwrap();
@@ -399,6 +390,17 @@ mod tests {
             let error = format!("{:#}", ReadOnlyConfig::read(&flags).unwrap_err());
             for part in [&file.path().display().to_string(), line, key] {
                 assert!(error.contains(part), "no {part:?} in {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_ballast_has_a_largest_size() {
+        for (bytes, is_taken) in [(0, true), (1 << 30, true), ((1 << 30) + 1, false)] {
+            let (_file, flags) = flags(&format!("key = \"//Alice\"\n[serve]\nballast_bytes = {bytes}"));
+            match Settings::read(&flags) {
+                Ok(settings) => assert!(is_taken && settings.serve.ballast_bytes == Some(bytes)),
+                Err(error) => assert!(!is_taken && error.to_string().contains("`ballast_bytes`"), "{error}"),
             }
         }
     }

@@ -96,7 +96,7 @@ pub fn create<'a>(
 ) -> BoxFuture<'a, anyhow::Result<RunView>> {
     Box::pin(async move {
         let ready = prepare(&mut new).await?;
-        publish_run(chain, store, new, ready).await
+        publish(chain, store, new, ready).await
     })
 }
 
@@ -104,32 +104,25 @@ pub fn create<'a>(
 pub fn publish<'a>(
     chain: &'a dyn Chain,
     store: &'a dyn Store,
-    new: NewRun<'a>,
+    mut new: NewRun<'a>,
     ready: PreparedRun,
 ) -> BoxFuture<'a, anyhow::Result<RunView>> {
-    Box::pin(publish_run(chain, store, new, ready))
-}
+    Box::pin(async move {
+        crate::data::publish_dataset(store, new.dataset).await?;
+        store.put(&keys::spec(&new.spec.digest()), Bytes::from(new.spec.to_bytes())).await?;
 
-async fn publish_run(
-    chain: &dyn Chain,
-    store: &dyn Store,
-    mut new: NewRun<'_>,
-    ready: PreparedRun,
-) -> anyhow::Result<RunView> {
-    crate::data::publish_dataset(store, new.dataset).await?;
-    store.put(&keys::spec(&new.spec.digest()), Bytes::from(new.spec.to_bytes())).await?;
-
-    // Tell the chain.
-    let start = &mut new.params.schedule.start;
-    if *start == Block(0) {
-        let now = chain.heads().borrow().block;
-        *start = Block(now.0.saturating_add(BLOCKS_BEFORE_START));
-    }
-    let run = account::create_run(chain, &ready.request(&new)).await?;
-    let mut state = ModelState::genesis(run.id, &run.params, &ready.manifest, ready.theta);
-    checkpoint::publish(Blocking::Pool, store, &mut state).await?;
-    if 0 < new.fund.0 {
-        chain.submit(Call::Fund { run: run.id, amount: new.fund }).await?;
-    }
-    Ok(chain.run(run.id).await?)
+        // Tell the chain.
+        let start = &mut new.params.schedule.start;
+        if *start == Block(0) {
+            let now = chain.heads().borrow().block;
+            *start = Block(now.0.saturating_add(BLOCKS_BEFORE_START));
+        }
+        let run = account::create_run(chain, &ready.request(&new)).await?;
+        let mut state = ModelState::genesis(run.id, &run.params, &ready.manifest, ready.theta);
+        checkpoint::publish(Blocking::Pool, store, &mut state).await?;
+        if 0 < new.fund.0 {
+            chain.submit(Call::Fund { run: run.id, amount: new.fund }).await?;
+        }
+        Ok(chain.run(run.id).await?)
+    })
 }

@@ -3,7 +3,7 @@
 //! needs no mirror. Of a larger one, pieces are fetched when they are read.
 
 use crate::{
-    durable::{self, FileError, IfFull},
+    durable::{self, FileError, write_atomic},
     error_chain,
     mirrors::Mirrors,
     shards::FetchedShards,
@@ -107,12 +107,14 @@ pub struct DataSource {
 /// Shards that an interrupted fetch left are kept; nothing is used before its digest is right. What is damaged is
 /// named and fetched again: at once what can be told from names and lengths, and a shard with wrong bytes when it is
 /// first used.
+///
+/// # Errors
+/// On a [full](durable::is_full) disk, files that were fetched before stay, and the next call continues with them.
 pub async fn fetch_dataset(
     fetch: Arc<dyn Fetch>,
     run: &RunView,
     directory: &Path,
     data_source: &DataSource,
-    if_full: IfFull,
 ) -> Result<Dataset, DataError> {
     let mirrors =
         data_source.mirrors.iter().fold(Mirrors::default(), |all, base| all.and(Mirrors::one(base)));
@@ -139,7 +141,7 @@ pub async fn fetch_dataset(
         }
     }
     if let Some((manifest, tokenizer)) = kept(&cache, run.manifest) {
-        return in_pieces(fetch, &mirrors, manifest, tokenizer, cache, data_source, if_full).await;
+        return in_pieces(fetch, &mirrors, manifest, tokenizer, cache, data_source.cache_bytes);
     }
     let (fetch_whole, plan) = (&*fetch, mirrors.plan());
     let limits = Limits::for_bytes(MAX_MANIFEST_BYTES);
@@ -153,11 +155,11 @@ pub async fn fetch_dataset(
     // More than there is room for?
     let shards = manifest.training.iter().chain(&manifest.held_out);
     if data_source.cache_bytes < shards.map(|shard| manifest.shard_bytes(shard)).sum() {
-        keep(&tokenizer_path(&cache), &tokenizer, if_full).await?;
-        keep(&manifest_path(&cache), &bytes, if_full).await?;
-        return in_pieces(fetch, &mirrors, manifest, tokenizer.to_vec(), cache, data_source, if_full).await;
+        write_atomic(&tokenizer_path(&cache), &tokenizer)?;
+        write_atomic(&manifest_path(&cache), &bytes)?;
+        return in_pieces(fetch, &mirrors, manifest, tokenizer.to_vec(), cache, data_source.cache_bytes);
     }
-    keep(&tokenizer_path(directory), &tokenizer, if_full).await?;
+    write_atomic(&tokenizer_path(directory), &tokenizer)?;
     for shard in manifest.training.iter().chain(&manifest.held_out) {
         let path = shard_path(directory, &shard.digest);
         if holds(&path, &shard.digest)? {
@@ -165,16 +167,11 @@ pub async fn fetch_dataset(
         }
         let limits = Limits::for_bytes(manifest.shard_bytes(shard));
         let contents = get(fetch_whole, &plan, &keys::shard(&shard.digest), &shard.digest, &limits).await?;
-        keep(&path, &contents, if_full).await?;
+        write_atomic(&path, &contents)?;
     }
     // The manifest last: a directory with one is a whole dataset.
-    keep(&manifest_path(directory), &bytes, if_full).await?;
+    write_atomic(&manifest_path(directory), &bytes)?;
     open(directory, Some(run.manifest), again()).await
-}
-
-/// Writes a file of the dataset.
-async fn keep(path: &Path, bytes: &[u8], if_full: IfFull) -> Result<(), FileError> {
-    if_full.write(FileError::is_full, || durable::write_atomic(path, bytes)).await
 }
 
 /// The bytes of an object of the dataset, from the first mirror that gives the right ones. Who gave none is named.
@@ -215,7 +212,7 @@ impl ShardRepair for Again {
         let key = keys::shard(&shard);
         let plan = self.mirrors.plan().rounds(ROUNDS, PAUSE);
         let contents = self.runtime.block_on(get(&*self.fetch, &plan, &key, &shard, &limits))?;
-        Ok(durable::write_atomic(path, &contents)?)
+        Ok(write_atomic(path, &contents)?)
     }
 }
 
@@ -234,19 +231,15 @@ fn kept(cache: &Path, digest: Digest) -> Option<(Manifest, Vec<u8>)> {
     Some((manifest, tokenizer))
 }
 
-async fn in_pieces(
+fn in_pieces(
     fetch: Arc<dyn Fetch>,
     mirrors: &Mirrors,
     manifest: Manifest,
     tokenizer: Vec<u8>,
     directory: PathBuf,
-    data_source: &DataSource,
-    if_full: IfFull,
+    cache_bytes: u64,
 ) -> Result<Dataset, DataError> {
-    let open = || FetchedShards::open(fetch.clone(), mirrors, &manifest, &directory, data_source.cache_bytes);
-    let shards = if_full
-        .write(durable::is_full, open)
-        .await
+    let shards = FetchedShards::open(fetch, mirrors, &manifest, &directory, cache_bytes)
         .map_err(|source| DataError::Cache { directory: directory.clone(), source })?;
     Dataset::remote(directory.clone(), manifest, tokenizer, Arc::new(shards))
         .map_err(|source| DataError::Open { directory, source })
@@ -339,7 +332,7 @@ mod tests {
 
         async fn open(&self, cache_bytes: u64) -> Result<Dataset, DataError> {
             let data_source = DataSource { mirrors: vec![], cache_bytes };
-            fetch_dataset(self.fetch.clone(), &self.run, &self.data(), &data_source, IfFull::Wait).await
+            fetch_dataset(self.fetch.clone(), &self.run, &self.data(), &data_source).await
         }
 
         /// Reads everything, as a trainer would: on a thread of its own.

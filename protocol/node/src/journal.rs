@@ -93,7 +93,7 @@ pub struct SeatJudged {
 /// Appends entries to a file, one JSON object per line, or hands them to a watcher only.
 pub struct Journal {
     file: Option<JournalFile>,
-    watcher: Option<Watcher>,
+    watchers: Vec<Watcher>,
     /// Whether the node waits for space on its disk.
     pub disk: DiskStatus,
 }
@@ -108,13 +108,6 @@ struct JournalFile {
 /// Called with every entry as it is written.
 pub type Watcher = Box<dyn Fn(&Entry) + Send + Sync>;
 
-impl std::fmt::Debug for Journal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let path = self.file.as_ref().map(|file| &file.path);
-        f.debug_struct("Journal").field("path", &path).finish_non_exhaustive()
-    }
-}
-
 impl Journal {
     pub fn open(path: &Path) -> io::Result<Journal> {
         if let Some(parent) = path.parent() {
@@ -123,24 +116,22 @@ impl Journal {
         let mut file = fs::OpenOptions::new().create(true).read(true).append(true).open(path)?;
         let is_torn = ends_in_a_line(&mut file)?;
         let file = JournalFile { path: path.to_owned(), file, is_torn };
-        Ok(Journal { file: Some(file), watcher: None, disk: DiskStatus::default() })
+        Ok(Journal { file: Some(file), watchers: Vec::new(), disk: DiskStatus::default() })
     }
 
     /// A journal without a file: entries go to `watcher` only.
     pub fn in_memory(watcher: Watcher) -> Journal {
-        Journal { file: None, watcher: Some(watcher), disk: DiskStatus::default() }
+        Journal { file: None, watchers: vec![watcher], disk: DiskStatus::default() }
     }
 
     /// Calls `watcher` with every entry from now on. It should be quick: the node waits for it.
     pub fn watch(&mut self, watcher: Watcher) {
-        self.watcher = Some(watcher);
+        self.watchers.push(watcher);
     }
 
     /// Writes one line. If that fails, it is logged, and the node goes on.
     pub fn write(&mut self, entry: &Entry) {
-        if let Some(watcher) = &self.watcher {
-            watcher(entry);
-        }
+        self.watchers.iter().for_each(|watcher| watcher(entry));
         if let Some(file) = &mut self.file {
             file.write(entry);
         }

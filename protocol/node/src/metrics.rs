@@ -5,31 +5,35 @@
 //! started. Texts, such as the last error, are in `/health` only, as a monitoring system keeps a series for every
 //! text.
 
-use crate::{Entry, NodeContext, durable::DiskStatus};
+use crate::{Entry, Follower, Journal, durable::DiskStatus};
 use bytes::Bytes;
 use chain_client::{Chain, Head};
 use futures::future::BoxFuture;
 use http_body_util::Full;
 use hyper::{
-    Method, Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn,
+    Method, Request, Response, StatusCode, body::Incoming, header::CONTENT_TYPE, server::conn::http1,
+    service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::{
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
-    registry::{Registry, Unit},
+    metrics::{
+        counter::{ConstCounter, Counter},
+        family::Family,
+        gauge::{ConstGauge, Gauge},
+    },
+    registry::{Metric, Registry},
 };
-use protocol::{Phase, Role, RunId, Schedule, Uid, Window};
+use protocol::{Block, Phase, Role, RunId, Schedule, Uid, Window, view::SeatView};
 use serde::Serialize;
 use std::{
     convert::Infallible,
-    fmt, io,
+    io,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64, atomic::Ordering},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
     task::JoinHandle,
 };
 
@@ -67,69 +71,60 @@ pub enum MetricsError {
 }
 
 /// A role's metrics, served as long as this value lives.
-#[derive(Debug)]
 pub struct Metrics {
     shared: Arc<Shared>,
     address: SocketAddr,
     tasks: Vec<JoinHandle<()>>,
 }
 
-type Labels = [(&'static str, String); 1];
-
-/// Everything that is counted or measured.
-struct Numbers {
-    block: Gauge,
-    best_block: Gauge,
-    finality_lag: Gauge,
-    head_age: Gauge<f64, AtomicU64>,
-    window: Gauge,
-    phase: Family<Labels, Gauge>,
-    held_window: Gauge,
-    healthy: Gauge,
-    committed: Counter,
-    uploaded: Counter,
-    attested: Counter,
-    voted: Counter,
-    judged: Counter,
-    posted: Counter,
-    receipts: Counter,
-    repaired: Counter,
-    missed: Counter,
-    verdicts: Family<Labels, Counter>,
-    trained_sequences: Counter,
-    train_seconds: Counter<f64, AtomicU64>,
-    data_seconds: Counter<f64, AtomicU64>,
-    data_wait: Gauge<f64, AtomicU64>,
-    evaluate_seconds: Counter<f64, AtomicU64>,
-    train_loss: Gauge<f64, AtomicU64>,
-    held_out_loss: Gauge<f64, AtomicU64>,
-    update_bytes: Gauge,
-    bytes_up: Counter,
-    bytes_down: Counter,
-    last_error: Gauge<f64, AtomicU64>,
-    seat: Family<[(&'static str, String); 4], Gauge>,
-}
-
 struct Shared {
     role: Role,
-    registry: Registry,
-    numbers: Numbers,
-    following: Mutex<Following>,
+    since: Instant,
+    state: Mutex<State>,
 }
 
-type Traffic = Box<dyn Fn() -> (u64, u64) + Send>;
+type Traffic = Box<dyn Fn() -> (u64, u64) + Send + Sync>;
 
-/// What is known of the node's position on the chain.
-struct Following {
-    since: Instant,
+/// What is known of the node's position on the chain, and what is counted.
+#[derive(Default)]
+struct State {
     seat: Option<(RunId, Uid)>,
     schedule: Option<Schedule>,
     head: Option<(Head, Instant)>,
+    /// The newest block of the best fork.
+    best: Block,
     held: Option<Window>,
-    last_error: Option<String>,
+    last_error: Option<(SystemTime, String)>,
     traffic: Option<Traffic>,
     disk: DiskStatus,
+    counts: Counts,
 }
+
+/// Counted or measured from the journal.
+#[derive(Default)]
+struct Counts {
+    committed: u64,
+    uploaded: u64,
+    attested: u64,
+    voted: u64,
+    judged: u64,
+    posted: u64,
+    receipts: u64,
+    repaired: u64,
+    missed: u64,
+    verdicts: Family<Label, Counter>,
+    trained_sequences: u64,
+    train_seconds: f64,
+    data_seconds: f64,
+    data_wait: f64,
+    evaluate_seconds: f64,
+    /// `None`: not measured yet.
+    train_loss: Option<f64>,
+    held_out_loss: Option<f64>,
+    sent_bytes: u64,
+}
+
+type Label = [(&'static str, String); 1];
 
 /// The body of `/health`.
 #[derive(Debug, Serialize)]
@@ -152,20 +147,19 @@ struct Health {
 impl Metrics {
     /// Serves at `address` from now on. Until [`Metrics::follow`] the role is starting, and not healthy.
     pub fn serve(address: SocketAddr, role: Role) -> BoxFuture<'static, Result<Metrics, MetricsError>> {
-        Box::pin(Metrics::start(address, role))
-    }
-
-    async fn start(address: SocketAddr, role: Role) -> Result<Metrics, MetricsError> {
-        let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::AddrInUse => MetricsError::PortTaken { address },
-            _ => MetricsError::Listen { address, source },
-        };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        let shared = Arc::new(Shared::new(role));
-        let tasks = vec![tokio::spawn(accept(listener, shared.clone()))];
-        tracing::info!(%address, "serving /metrics and /health");
-        Ok(Metrics { shared, address, tasks })
+        Box::pin(async move {
+            let failed = |source: io::Error| match source.kind() {
+                io::ErrorKind::AddrInUse => MetricsError::PortTaken { address },
+                _ => MetricsError::Listen { address, source },
+            };
+            let listener = Arc::new(TcpListener::bind(address).await.map_err(failed)?);
+            let address = listener.local_addr().map_err(failed)?;
+            let shared = Arc::new(Shared::new(role));
+            let serve = |_| tokio::spawn(serve_connections(listener.clone(), shared.clone()));
+            let tasks = (0..CONNECTIONS_MAX).map(serve).collect();
+            tracing::info!(%address, "serving /metrics and /health");
+            Ok(Metrics { shared, address, tasks })
+        })
     }
 
     /// The address that is served: with the port that was found, if port 0 was asked for.
@@ -173,15 +167,15 @@ impl Metrics {
         self.address
     }
 
-    /// Counts what the role does from now on.
-    pub fn follow(&mut self, opened: &mut NodeContext) {
-        let run = opened.run();
-        self.shared.sits(run.id, opened.seat.id.uid, run.params.schedule, opened.traffic());
-        self.shared.following().disk = opened.journal.disk.clone();
+    /// Counts what the role does from now on. `traffic` returns the bytes moved so far, up and down.
+    pub fn follow(&mut self, seat: &SeatView, follower: &Follower, traffic: Traffic, journal: &mut Journal) {
+        let Follower { run, chain, .. } = follower;
+        self.shared.sits(run.id, seat.id.uid, run.params.schedule, traffic);
+        self.shared.state().disk = journal.disk.clone();
         let watched = self.shared.clone();
-        opened.journal.watch(Box::new(move |entry| watched.take(entry)));
-        self.tasks.push(tokio::spawn(watch_heads(opened.chain.clone(), self.shared.clone())));
-        self.tasks.push(tokio::spawn(watch_best(opened.chain.clone(), self.shared.clone())));
+        journal.watch(Box::new(move |entry| watched.take(entry)));
+        self.tasks.push(tokio::spawn(watch_heads(chain.clone(), self.shared.clone())));
+        self.tasks.push(tokio::spawn(watch_best(chain.clone(), self.shared.clone())));
     }
 }
 
@@ -191,282 +185,232 @@ impl Drop for Metrics {
     }
 }
 
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("role", &self.role).finish_non_exhaustive()
-    }
-}
-
-impl Numbers {
-    fn registered(registry: &mut Registry) -> Numbers {
-        fn add<M>(registry: &mut Registry, name: &str, help: &str) -> M
-        where
-            M: prometheus_client::registry::Metric + Default + Clone,
-        {
-            let metric = M::default();
-            registry.register(name, help, metric.clone());
-            metric
-        }
-        fn add_in<M>(registry: &mut Registry, name: &str, help: &str, unit: Unit) -> M
-        where
-            M: prometheus_client::registry::Metric + Default + Clone,
-        {
-            let metric = M::default();
-            registry.register_with_unit(name, help, unit, metric.clone());
-            metric
-        }
-        let r = registry;
-        Numbers {
-            block: add(r, "block", "Latest finalised block that the role has heard of"),
-            best_block: add(r, "best_block", "Newest block of the best fork, final or not"),
-            finality_lag: add(
-                r,
-                "finality_lag_blocks",
-                "Blocks by which the finalised block trails the newest",
-            ),
-            head_age: add_in(r, "head_age", "Time since a block was last finalised", Unit::Seconds),
-            window: add(r, "window", "Window that is open; -1 before the run starts"),
-            phase: add(r, "phase", "1 for the phase that the open window is in, 0 for the others"),
-            held_window: add(r, "held_window", "Window whose model is held; -1 before there is one"),
-            healthy: add(r, "healthy", "1 while /health says that the role follows the chain"),
-            committed: add(r, "commitments", "Contributions committed to on the chain"),
-            uploaded: add(r, "uploads", "Contributions uploaded"),
-            attested: add(r, "attestations", "Windows attested"),
-            voted: add(r, "votes", "Updates voted"),
-            judged: add(r, "windows_judged", "Windows whose contributions were judged"),
-            posted: add(r, "weights_posted", "Epochs for which weights were posted"),
-            receipts: add(r, "receipts_published", "Windows whose receipt is in the bucket and on the chain"),
-            repaired: add(r, "pieces_repaired", "Pieces of the model that a checkpoint set right"),
-            missed: add(r, "windows_missed", "Windows without the role's commitment, attestation or vote"),
-            verdicts: add(r, "verdicts", "Contributions by what was said of them"),
-            trained_sequences: add(r, "trained_sequences", "Sequences trained on"),
-            train_seconds: add_in(r, "training", "Time spent training", Unit::Seconds),
-            data_seconds: add_in(r, "data_wait", "Time of training spent waiting for data", Unit::Seconds),
-            data_wait: add(
-                r,
-                "data_wait_ratio",
-                "Share of the last window's training time that was spent waiting for data",
-            ),
-            evaluate_seconds: add_in(r, "evaluation", "Time spent evaluating", Unit::Seconds),
-            train_loss: add(r, "train_loss", "Loss of the last batch of the last window, nats per token"),
-            held_out_loss: add(
-                r,
-                "held_out_loss",
-                "Loss on held-out text of the model that was last judged, nats per token",
-            ),
-            update_bytes: add_in(r, "sent", "Size of what was last committed or voted", Unit::Bytes),
-            bytes_up: add_in(r, "uploaded", "Bytes put into the role's bucket", Unit::Bytes),
-            bytes_down: add_in(r, "downloaded", "Bytes fetched", Unit::Bytes),
-            last_error: add_in(
-                r,
-                "last_error",
-                "When something last went wrong, since 1970; 0 for never. /health says what",
-                Unit::Seconds,
-            ),
-            seat: add(r, "seat", "The seat that this process holds"),
-        }
-    }
-}
-
 impl Shared {
     fn new(role: Role) -> Shared {
-        let mut registry = Registry::with_prefix("mettle");
-        let numbers = Numbers::registered(&mut registry);
-        numbers.window.set(-1);
-        numbers.held_window.set(-1);
-        // Not measured yet, so not 0.
-        numbers.train_loss.set(f64::NAN);
-        numbers.held_out_loss.set(f64::NAN);
-        let following = Following {
-            since: Instant::now(),
-            seat: None,
-            schedule: None,
-            head: None,
-            held: None,
-            last_error: None,
-            traffic: None,
-            disk: DiskStatus::default(),
-        };
-        Shared { role, registry, numbers, following: Mutex::new(following) }
+        Shared { role, since: Instant::now(), state: Mutex::default() }
     }
 
     /// No write under the lock can panic half way.
-    fn following(&self) -> MutexGuard<'_, Following> {
-        self.following.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn sits(&self, run: RunId, uid: Uid, schedule: Schedule, traffic: Traffic) {
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        let labels = [
-            ("role", self.role.to_string()),
-            ("run", run.to_string()),
-            ("uid", uid.to_string()),
-            ("version", version),
-        ];
-        self.numbers.seat.get_or_create(&labels).set(1);
-        let mut following = self.following();
-        following.seat = Some((run, uid));
-        following.schedule = Some(schedule);
-        following.traffic = Some(traffic);
+        let mut state = self.state();
+        state.seat = Some((run, uid));
+        state.schedule = Some(schedule);
+        state.traffic = Some(traffic);
     }
 
     /// A block was finalised.
     fn heard(&self, head: Head, at: Instant) {
-        let numbers = &self.numbers;
-        let mut following = self.following();
-        following.head = Some((head, at));
-        numbers.block.set(i64::from(head.block.0));
-        let Some((window, phase)) = following.schedule.and_then(|schedule| schedule.phase_at(head.block))
-        else {
-            return;
-        };
-        numbers.window.set(i64::from(window.0));
-        for one in [Phase::Commit, Phase::Reveal, Phase::Attest, Phase::Vote, Phase::Finalise] {
-            let label = [("phase", one.label().to_owned())];
-            numbers.phase.get_or_create(&label).set(i64::from(one == phase));
-        }
-    }
-
-    fn wrong(&self, window: Window, text: &str) {
-        let mut text: String = text.chars().take(TEXT_MAX).collect();
-        text.insert_str(0, &format!("window {}: ", window.0));
-        self.following().last_error = Some(text);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.numbers.last_error.set(now.as_secs_f64());
-    }
-
-    fn verdict(&self, verdict: &str, count: usize) {
-        let count = u64::try_from(count).unwrap_or(u64::MAX);
-        self.numbers.verdicts.get_or_create(&[("verdict", verdict.to_owned())]).inc_by(count);
+        self.state().head = Some((head, at));
     }
 
     /// Counts an entry of the journal.
     fn take(&self, entry: &Entry) {
-        let numbers = &self.numbers;
+        let mut state = self.state();
+        let counts = &mut state.counts;
         match entry {
             Entry::Started { .. } | Entry::Traffic { .. } | Entry::Resumed { .. } => {}
-            Entry::Repeated { window, found, .. } => self.wrong(*window, found),
+            Entry::Repeated { window, found, .. } => state.failed(*window, found),
             Entry::FellBack { file } => {
-                let held = self.following().held.unwrap_or_default();
-                self.wrong(held, &format!("{file} was damaged, and the one before it is used"));
+                let held = state.held.unwrap_or_default();
+                state.failed(held, &format!("{file} was damaged, and the one before it is used"));
             }
-            Entry::Holds { window, .. } => {
-                self.following().held = Some(*window);
-                numbers.held_window.set(i64::from(window.0));
-            }
+            Entry::Holds { window, .. } => state.held = Some(*window),
             Entry::Trained { sequences, loss_last, train_seconds, data_seconds, .. } => {
-                numbers.trained_sequences.inc_by(u64::from(*sequences));
-                numbers.train_seconds.inc_by(train_seconds.max(0.0));
-                numbers.data_seconds.inc_by(data_seconds.max(0.0));
+                counts.trained_sequences += u64::from(*sequences);
+                counts.train_seconds += train_seconds.max(0.0);
+                counts.data_seconds += data_seconds.max(0.0);
                 if 0.0 < *train_seconds {
-                    numbers.data_wait.set(data_seconds / train_seconds);
+                    counts.data_wait = data_seconds / train_seconds;
                 }
-                numbers.train_loss.set(*loss_last);
+                counts.train_loss = Some(*loss_last);
             }
             Entry::Committed { bytes, .. } => {
-                numbers.committed.inc();
-                numbers.update_bytes.set(i64::try_from(*bytes).unwrap_or(i64::MAX));
+                counts.committed += 1;
+                counts.sent_bytes = *bytes;
             }
-            Entry::Uploaded { .. } => {
-                numbers.uploaded.inc();
-            }
+            Entry::Uploaded { .. } => counts.uploaded += 1,
             Entry::Attested { valid, faulty, not_observed, .. } => {
-                numbers.attested.inc();
-                self.verdict("valid", valid.len());
-                self.verdict("faulty", faulty.len());
-                self.verdict("not_observed", not_observed.len());
+                counts.attested += 1;
+                for (verdict, seats) in
+                    [("valid", valid.len()), ("faulty", faulty.len()), ("not_observed", not_observed.len())]
+                {
+                    counts.verdicts.get_or_create(&[("verdict", verdict.to_owned())]).inc_by(seats as u64);
+                }
             }
             Entry::Voted { bytes, .. } => {
-                numbers.voted.inc();
-                numbers.update_bytes.set(i64::try_from(*bytes).unwrap_or(i64::MAX));
+                counts.voted += 1;
+                counts.sent_bytes = *bytes;
             }
             Entry::Missed { window, reason } | Entry::Abstained { window, reason } => {
-                numbers.missed.inc();
-                self.wrong(*window, reason);
+                counts.missed += 1;
+                state.failed(*window, reason);
             }
             Entry::Judged { held_out_loss, evaluate_seconds, .. } => {
-                numbers.judged.inc();
-                numbers.held_out_loss.set(*held_out_loss);
-                numbers.evaluate_seconds.inc_by(evaluate_seconds.max(0.0));
+                counts.judged += 1;
+                counts.held_out_loss = Some(*held_out_loss);
+                counts.evaluate_seconds += evaluate_seconds.max(0.0);
             }
-            Entry::Posted { .. } => {
-                numbers.posted.inc();
-            }
-            Entry::Published { .. } => {
-                numbers.receipts.inc();
-            }
-            Entry::Unpublished { window, reason } => self.wrong(*window, reason),
-            Entry::Repaired { pieces, .. } => {
-                numbers.repaired.inc_by(u64::try_from(*pieces).unwrap_or(u64::MAX));
-            }
+            Entry::Posted { .. } => counts.posted += 1,
+            Entry::Published { .. } => counts.receipts += 1,
+            Entry::Unpublished { window, reason } => state.failed(*window, reason),
+            Entry::Repaired { pieces, .. } => counts.repaired += *pieces as u64,
         }
     }
 
     fn health(&self, now: Instant) -> Health {
-        let following = self.following();
-        let schedule = following.schedule;
-        let position = following.head.and_then(|(head, _)| schedule?.phase_at(head.block));
-        let age = following.head.map(|(_, at)| now.saturating_duration_since(at));
-        let why = following.why_not(now, position.map(|(window, _)| window));
-        let disk = following.disk.full().map(|error| format!("the disk is full: {error}"));
+        let state = self.state();
+        let position = state.head.and_then(|(head, _)| state.schedule?.phase_at(head.block));
+        let age = state.head.map(|(_, at)| now.saturating_duration_since(at));
+        let starting_for = now.saturating_duration_since(self.since);
+        let why = state.why_not(starting_for, age, position.map(|(window, _)| window));
+        let disk = state.disk.full().map(|error| format!("the disk is full: {error}"));
         Health {
             healthy: why.is_none(),
             why,
             role: self.role,
-            run: following.seat.map(|(run, _)| run),
-            uid: following.seat.map(|(_, uid)| uid),
-            block: following.head.map(|(head, _)| head.block.0),
+            run: state.seat.map(|(run, _)| run),
+            uid: state.seat.map(|(_, uid)| uid),
+            block: state.head.map(|(head, _)| head.block.0),
             seconds_since_block: age.map(|age| age.as_secs_f64()),
             window: position.map(|(window, _)| window),
             phase: position.map(|(_, phase)| phase),
-            held_window: following.held,
-            last_error: disk.or_else(|| following.last_error.clone()),
+            held_window: state.held,
+            last_error: disk.or_else(|| state.last_error.as_ref().map(|(_, text)| text.clone())),
         }
     }
 
     /// Everything as text, in the format that Prometheus reads.
     fn text(&self, now: Instant) -> String {
         let health = self.health(now);
-        self.numbers.healthy.set(i64::from(health.healthy));
-        self.numbers.head_age.set(health.seconds_since_block.unwrap_or(0.0));
-        let moved = self.following().traffic.as_ref().map(|traffic| traffic());
-        if let Some((up, down)) = moved {
-            self.numbers.bytes_up.inner().store(up, Ordering::Relaxed);
-            self.numbers.bytes_down.inner().store(down, Ordering::Relaxed);
-        }
+        let mut page = Page(Registry::with_prefix("mettle"));
+        let state = self.state();
+        page.position(&health, &state);
+        page.counts(&state.counts);
+        let (up, down) = state.traffic.as_ref().map_or((0, 0), |traffic| traffic());
+        page.counter("uploaded_bytes", "Bytes put into the role's bucket", up);
+        page.counter("downloaded_bytes", "Bytes fetched", down);
         let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry)
+        prometheus_client::encoding::text::encode(&mut text, &page.0)
             .expect("writing to a string cannot fail");
         text
     }
 }
 
-impl Following {
-    /// Why the role is not following the chain, if it is not.
-    fn why_not(&self, now: Instant, open: Option<Window>) -> Option<String> {
+impl State {
+    fn failed(&mut self, window: Window, text: &str) {
+        let text: String = text.chars().take(TEXT_MAX).collect();
+        self.last_error = Some((SystemTime::now(), format!("window {}: {text}", window.0)));
+    }
+
+    /// Why the role is not following the chain, if it is not. `age` is that of the last finalised block.
+    fn why_not(&self, starting_for: Duration, age: Option<Duration>, open: Option<Window>) -> Option<String> {
         if let Some(error) = self.disk.full() {
             return Some(format!("the disk is full, and the node waits for space: {error}"));
         }
-        let Some((head, at)) = self.head else {
-            let seconds = now.saturating_duration_since(self.since).as_secs();
+        let Some(((head, _), age)) = self.head.zip(age) else {
+            let seconds = starting_for.as_secs();
             return Some(match self.seat {
                 None => format!("starting since {seconds} s: chain, seat and run are not all there yet"),
                 Some(_) => format!("no finalised block was heard of in {seconds} s"),
             });
         };
-        let age = now.saturating_duration_since(at);
         if HEAD_WITHIN < age {
-            return Some(format!(
-                "no block was finalised for {} s; the last is {}",
-                age.as_secs(),
-                head.block
-            ));
+            let seconds = age.as_secs();
+            return Some(format!("no block was finalised for {seconds} s; the last is {}", head.block));
         }
         let Some(held) = self.held else { return Some("no model is held yet".into()) };
         let open = open?;
         (held.0.saturating_add(WINDOWS_BEHIND_MAX) < open.0).then(|| {
             format!("the model of window {} is held, and window {} is open: catching up", held.0, open.0)
         })
+    }
+}
+
+/// The numbers of one moment.
+struct Page(Registry);
+
+impl Page {
+    fn gauge<N>(&mut self, name: &str, help: &str, value: N)
+    where
+        ConstGauge<N>: Metric,
+    {
+        self.0.register(name, help, ConstGauge::new(value));
+    }
+
+    fn counter<N>(&mut self, name: &str, help: &str, value: N)
+    where
+        ConstCounter<N>: Metric,
+    {
+        self.0.register(name, help, ConstCounter::new(value));
+    }
+
+    /// Chain, run and node, as `/health` sees them.
+    fn position(&mut self, health: &Health, state: &State) {
+        let block = health.block.unwrap_or(0);
+        let number = |window: Option<Window>| window.map_or(-1, |window| i64::from(window.0));
+        self.gauge("block", "Latest finalised block that the role has heard of", block);
+        self.gauge("best_block", "Newest block of the best fork, final or not", state.best.0);
+        let lag = state.best.0.saturating_sub(block);
+        self.gauge("finality_lag_blocks", "Blocks by which the finalised block trails the newest", lag);
+        let age = health.seconds_since_block.unwrap_or(0.0);
+        self.gauge("head_age_seconds", "Time since a block was last finalised", age);
+        self.gauge("window", "Window that is open; -1 before the run starts", number(health.window));
+        let phases = Family::<Label, Gauge>::default();
+        for phase in [Phase::Commit, Phase::Reveal, Phase::Attest, Phase::Vote, Phase::Finalise] {
+            let is_open = i64::from(health.phase == Some(phase));
+            phases.get_or_create(&[("phase", phase.label().to_owned())]).set(is_open);
+        }
+        self.0.register("phase", "1 for the phase that the open window is in, 0 for the others", phases);
+        let held = number(health.held_window);
+        self.gauge("held_window", "Window whose model is held; -1 before there is one", held);
+        let healthy = i64::from(health.healthy);
+        self.gauge("healthy", "1 while /health says that the role follows the chain", healthy);
+        let failed = state.last_error.as_ref().map_or(UNIX_EPOCH, |(at, _)| *at);
+        let seconds = failed.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let help = "When something last went wrong, since 1970; 0 for never. /health says what";
+        self.gauge("last_error_seconds", help, seconds);
+        let seat = Family::<[(&str, String); 4], Gauge>::default();
+        if let Some((run, uid)) = state.seat {
+            let labels = [
+                ("role", health.role.to_string()),
+                ("run", run.to_string()),
+                ("uid", uid.to_string()),
+                ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ];
+            seat.get_or_create(&labels).set(1);
+        }
+        self.0.register("seat", "The seat that this process holds", seat);
+    }
+
+    fn counts(&mut self, of: &Counts) {
+        self.counter("commitments", "Contributions committed to on the chain", of.committed);
+        self.counter("uploads", "Contributions uploaded", of.uploaded);
+        self.counter("attestations", "Windows attested", of.attested);
+        self.counter("votes", "Updates voted", of.voted);
+        self.counter("windows_judged", "Windows whose contributions were judged", of.judged);
+        self.counter("weights_posted", "Epochs for which weights were posted", of.posted);
+        let help = "Windows whose receipt is in the bucket and on the chain";
+        self.counter("receipts_published", help, of.receipts);
+        self.counter("pieces_repaired", "Pieces of the model that a checkpoint set right", of.repaired);
+        let help = "Windows without the role's commitment, attestation or vote";
+        self.counter("windows_missed", help, of.missed);
+        self.0.register("verdicts", "Contributions by their verdict", of.verdicts.clone());
+        self.counter("trained_sequences", "Sequences trained on", of.trained_sequences);
+        self.counter("training_seconds", "Time spent training", of.train_seconds);
+        self.counter("data_wait_seconds", "Time of training spent waiting for data", of.data_seconds);
+        let help = "Share of the last window's training time that was spent waiting for data";
+        self.gauge("data_wait_ratio", help, of.data_wait);
+        self.counter("evaluation_seconds", "Time spent evaluating", of.evaluate_seconds);
+        let help = "Loss of the last batch of the last window, nats per token";
+        self.gauge("train_loss", help, of.train_loss.unwrap_or(f64::NAN));
+        let help = "Loss on held-out text of the model that was last judged, nats per token";
+        self.gauge("held_out_loss", help, of.held_out_loss.unwrap_or(f64::NAN));
+        let sent = i64::try_from(of.sent_bytes).unwrap_or(i64::MAX);
+        self.gauge("sent_bytes", "Size of the last contribution or update sent", sent);
     }
 }
 
@@ -486,48 +430,40 @@ async fn watch_heads(chain: Arc<dyn Chain>, shared: Arc<Shared>) {
 async fn watch_best(chain: Arc<dyn Chain>, shared: Arc<Shared>) {
     loop {
         if let Ok(best) = chain.best_block().await {
-            let block = chain.heads().borrow().block;
-            shared.numbers.best_block.set(i64::from(best.0));
-            shared.numbers.finality_lag.set(i64::from(best.0.saturating_sub(block.0)));
+            shared.state().best = best;
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+/// Answers one connection after the other.
+async fn serve_connections(listener: Arc<TcpListener>, shared: Arc<Shared>) {
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                if tokio::time::timeout(CONNECTION_WITHIN, converse(stream, &shared)).await.is_err() {
+                    tracing::debug!("a connection for metrics took too long");
+                }
+            }
             Err(error) => {
                 // For example out of descriptors: a retry at once would fail too.
                 tracing::debug!(%error, "a connection for metrics was not taken");
                 tokio::time::sleep(Duration::from_millis(200)).await;
-                continue;
             }
-        };
-        let shared = shared.clone();
-        tokio::spawn(async move {
-            if tokio::time::timeout(CONNECTION_WITHIN, converse(stream, shared)).await.is_err() {
-                tracing::debug!("a connection for metrics took too long");
-            }
-            drop(place);
-        });
+        }
     }
 }
 
 /// One request and its answer.
-async fn converse(stream: TcpStream, shared: Arc<Shared>) {
-    let service = service_fn(move |request: Request<Incoming>| {
-        let answer = answer(&shared, request.method(), request.uri().path());
-        async move { Ok::<_, Infallible>(answer) }
-    });
+async fn converse(stream: TcpStream, shared: &Shared) {
+    let answer = async |request: Request<Incoming>| {
+        Ok::<_, Infallible>(answer(shared, request.method(), request.uri().path()))
+    };
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .keep_alive(false)
         .max_buf_size(16 << 10)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), service_fn(answer));
     if let Err(error) = served.await {
         tracing::debug!(%error, "a connection for metrics broke");
     }
@@ -536,27 +472,24 @@ async fn converse(stream: TcpStream, shared: Arc<Shared>) {
 fn answer(shared: &Shared, method: &Method, path: &str) -> Response<Full<Bytes>> {
     const TEXT: &str = "text/plain; charset=utf-8";
     let now = Instant::now();
-    let (status, kind, body) = match (path, method) {
-        ("/metrics" | "/health", method) if method != Method::GET => {
+    let (status, kind, body) = match path {
+        "/metrics" | "/health" if method != Method::GET => {
             (StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".to_owned())
         }
-        ("/metrics", _) => {
+        "/metrics" => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             (StatusCode::OK, kind, shared.text(now))
         }
-        ("/health", _) => {
+        "/health" => {
             let health = shared.health(now);
             let status = if health.healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-            let mut body = serde_json::to_string(&health).expect("plain data");
-            body.push('\n');
-            (status, "application/json", body)
+            let body = serde_json::to_string(&health).expect("plain data");
+            (status, "application/json", body + "\n")
         }
         _ => (StatusCode::NOT_FOUND, TEXT, "/metrics and /health are here\n".to_owned()),
     };
-    let mut response = Response::new(Full::new(Bytes::from(body)));
-    *response.status_mut() = status;
-    response.headers_mut().insert(hyper::header::CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
-    response
+    let response = Response::builder().status(status).header(CONTENT_TYPE, kind);
+    response.body(Full::new(Bytes::from(body))).expect("status and header are constants")
 }
 
 #[cfg(test)]
@@ -617,7 +550,7 @@ mod tests {
         shared.take(&holds(2));
         assert_eq!(why(&shared, late), "");
 
-        let mut retry = DiskFullRetry::new(&shared.following().disk);
+        let mut retry = DiskFullRetry::new(&shared.state().disk);
         retry.refused(&io::Error::other("no space for model.state"));
         assert!(
             why(&shared, late).contains("the disk is full") && why(&shared, late).contains("model.state")
@@ -744,10 +677,10 @@ mod tests {
     #[tokio::test]
     async fn an_address_that_cannot_be_used_is_named() {
         let first = Metrics::serve("127.0.0.1:0".parse().unwrap(), Role::Miner).await.unwrap();
-        let taken = Metrics::serve(first.address(), Role::Miner).await.unwrap_err();
+        let taken = Metrics::serve(first.address(), Role::Miner).await.err().unwrap();
         assert!(taken.to_string().contains(&first.address().to_string()), "{taken}");
         assert!(matches!(taken, MetricsError::PortTaken { .. }));
-        let foreign = Metrics::serve("192.0.2.1:9616".parse().unwrap(), Role::Miner).await.unwrap_err();
+        let foreign = Metrics::serve("192.0.2.1:9616".parse().unwrap(), Role::Miner).await.err().unwrap();
         assert!(foreign.to_string().contains("192.0.2.1:9616"), "{foreign}");
     }
 }

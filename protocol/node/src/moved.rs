@@ -1,12 +1,8 @@
-//! Commands that were part of `miner` and `validator` and belong to `mettle` now: forwarded for one release.
+//! Forwards the commands that moved from `miner` and `validator` to `mettle`, for one release.
 
 use anyhow::{Context as _, bail};
 use protocol::Role;
-use std::{
-    ffi::{OsStr, OsString},
-    path::PathBuf,
-    process::Command,
-};
+use std::{ffi::OsString, path::PathBuf, process::Command};
 
 const MOVED: &[&str] = &[
     "audit",
@@ -31,36 +27,34 @@ const MOVED: &[&str] = &[
     "withdraw",
 ];
 
-/// Runs `mettle` in place of this process if `arguments` begin with a command that moved there.
+/// Replaces this process by `mettle` with the same arguments, if the first one is a command that moved there.
 ///
 /// # Errors
-/// If there is no such command, or no `mettle` beside this program or on the path.
+/// If the command is unknown, or `mettle` is neither in this program's directory nor on the path.
 pub fn forward(role: Role, arguments: &[OsString]) -> anyhow::Result<()> {
     let command = arguments.first().and_then(|first| first.to_str()).unwrap_or_default();
     let Some(arguments) = moved(role, arguments) else {
-        bail!(
-            "`{role}` has no command `{command}`; `{role} --help` lists those it has, `mettle --help` all others"
-        );
+        bail!("`{role}` has no command `{command}`: see `{role} --help` and `mettle --help`");
     };
     tracing::warn!(
-        "`{role} {command}` is `mettle {command}` now, and will be gone from `{role}` with the next release"
+        "`{role} {command}` moved: use `mettle {command}`. The next release of `{role}` does not forward it"
     );
     Err(replace_process(Command::new(mettle()).args(arguments))).context(
-        "could not run `mettle`: install it beside this program (`cargo install --path chain/wallet`)",
+        "could not run `mettle`: install it in this program's directory (`cargo install --path chain/wallet`)",
     )
 }
 
-/// The arguments for `mettle`, if the first is a command that moved.
+/// The arguments for `mettle`; `None` if the command did not move. `register` gets the role as its next argument.
 fn moved(role: Role, arguments: &[OsString]) -> Option<Vec<OsString>> {
-    let (first, rest) = arguments.split_first()?;
-    if !MOVED.iter().any(|command| first == OsStr::new(command)) {
-        return None;
+    let command = MOVED.iter().find(|command| arguments.first().is_some_and(|first| first == *command))?;
+    let mut arguments = arguments.to_vec();
+    if *command == "register" {
+        arguments.insert(1, role.to_string().into());
     }
-    let role = (first == OsStr::new("register")).then(|| OsString::from(role.to_string()));
-    Some(std::iter::once(first.clone()).chain(role).chain(rest.iter().cloned()).collect())
+    Some(arguments)
 }
 
-/// The `mettle` beside this program, or else the one on the path.
+/// The `mettle` in this program's directory, or else the one on the path.
 fn mettle() -> PathBuf {
     let name = format!("mettle{}", std::env::consts::EXE_SUFFIX);
     let beside = std::env::current_exe().ok().map(|program| program.with_file_name(&name));

@@ -3,8 +3,9 @@
 use crate::config::{ReadOnlyConfig, Settings};
 use crate::{
     Blocking, Codec, Follower, Journal, Node, SyncDriver,
-    data::DataSource,
-    durable::{self, DirectoryLock, FileError, IfFull, LockError},
+    data::fetch_dataset,
+    durable::{DirectoryLock, DiskStatus, retry_while_full, write_atomic},
+    mirrors::Mirrors,
 };
 use anyhow::{Context as _, bail};
 use chain_client::{
@@ -15,14 +16,14 @@ use dataset::Dataset;
 use futures::future::BoxFuture;
 use model::RunSpec;
 use protocol::{
-    Digest, Role, RunId, RunParams,
+    Digest, Role, RunId, RunParams, keys,
     view::{RunView, SeatView},
 };
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use store::{Fetch as _, HttpFetcher, Store, fetch::FetchPolicy};
+use store::{Fetch as _, HttpFetcher, Limits, Store, fetch::FetchPolicy};
 
 /// The name of the run's specification in a node's directory.
 pub const SPEC_FILE: &str = "spec.json";
@@ -91,61 +92,65 @@ pub async fn chain(url: &str, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>
 
 /// Opens chain, seat, bucket, specification and data, the most likely errors first.
 pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<NodeContext>> {
-    Box::pin(open_node(settings, role))
-}
+    Box::pin(async move {
+        let reading = &settings.reading;
+        let (disk, directory) = (DiskStatus::default(), &reading.directory);
+        retry_while_full(&disk, || async { std::fs::create_dir_all(directory) })
+            .await
+            .with_context(|| format!("could not make the directory {}", directory.display()))?;
+        let lock = retry_while_full(&disk, || async { DirectoryLock::acquire(directory) }).await?;
+        let key = key(settings)?;
+        let hotkey = key.hotkey();
+        let chain = self::chain(&reading.chain, Some(key.clone())).await?;
+        let run = chain.run(reading.run).await?;
 
-async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<NodeContext> {
-    durable::retry_while_full(durable::is_full, || std::fs::create_dir_all(&settings.directory))
-        .await
-        .with_context(|| format!("could not make the directory {}", settings.directory.display()))?;
-    let lock =
-        durable::retry_while_full(LockError::is_full, || DirectoryLock::acquire(&settings.directory)).await?;
-    let key = key(settings)?;
-    let hotkey = key.hotkey();
-    let chain = self::chain(&settings.chain, Some(key.clone())).await?;
-    let run = chain.run(settings.run).await?;
+        let seats = chain.seats(run.id).await?;
+        let Some(seat) = seats.into_iter().find(|seat| seat.hotkey == hotkey) else {
+            bail!(
+                "{} has no seat in run {}. Register it first: `{role} register --key {} …`",
+                key.address(),
+                run.id,
+                settings.key
+            );
+        };
+        if seat.role != role {
+            bail!("uid {} in run {} is a {}'s seat, not a {role}'s", seat.id.uid, run.id, seat.role);
+        }
 
-    let seats = chain.seats(run.id).await?;
-    let Some(seat) = seats.into_iter().find(|seat| seat.hotkey == hotkey) else {
-        bail!(
-            "{} has no seat in run {}. Register it first: `{role} register --key {} …`",
-            key.address(),
-            run.id,
-            settings.key
-        );
-    };
-    if seat.role != role {
-        bail!("uid {} in run {} is a {}'s seat, not a {role}'s", seat.id.uid, run.id, seat.role);
-    }
+        let Some(bucket) = &settings.store else {
+            bail!(
+                "no bucket was given: add a [store] section with endpoint, bucket and access_key to the settings file"
+            );
+        };
+        let store: Arc<dyn Store> = Arc::new(bucket.open()?);
 
-    let Some(bucket) = &settings.store else {
-        bail!(
-            "no bucket was given: add a [store] section with endpoint, bucket and access_key to the settings file"
-        );
-    };
-    let store: Arc<dyn Store> = Arc::new(bucket.open()?);
-
-    let (fetch, run, spec) = published(&*chain, &run).await?;
-    check_bucket(&*store, &fetch, &seat.endpoint).await?;
-    // Beside the model, so that the directory can be read without a chain.
-    keep(&settings.directory.join(SPEC_FILE), &spec.to_bytes()).await?;
-    let dataset = data(
-        &fetch,
-        &run,
-        settings.dataset.as_deref(),
-        &settings.directory,
-        &settings.data_source,
-        IfFull::Wait,
-    )
-    .await?;
-    let turn = usize::from(seat.id.uid.0);
-    let directory = Some(settings.directory.as_path());
-    let follower = follower(&chain, &fetch, run, &spec, role == Role::Validator, turn, directory)?;
-    let journal_path = settings.directory.join("journal.jsonl");
-    let journal = durable::retry_while_full(durable::is_full, || Journal::open(&journal_path))
-        .await
-        .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
-    Ok(NodeContext { key, chain, fetch, store, seat, spec, dataset, follower, journal, lock })
+        let (fetch, spec) = published(&*chain, &run).await?;
+        check_bucket(&*store, &fetch, &seat.endpoint).await?;
+        // Beside the model, so that the directory can be read without a chain.
+        let (spec_path, bytes) = (directory.join(SPEC_FILE), spec.to_bytes());
+        if !std::fs::read(&spec_path).is_ok_and(|kept| kept == bytes) {
+            retry_while_full(&disk, || async { write_atomic(&spec_path, &bytes) }).await?;
+        }
+        let dataset = match &reading.dataset {
+            Some(dataset) => open_dataset(dataset, run.manifest).await?,
+            None => {
+                let data = directory.join("dataset");
+                let fetched = || fetch_dataset(fetch.clone(), &run, &data, &reading.data_source);
+                Arc::new(retry_while_full(&disk, fetched).await?)
+            }
+        };
+        let follower = Arc::new(Follower {
+            keeps_buffer: role == Role::Validator,
+            turn: usize::from(seat.id.uid.0),
+            directory: Some(directory.clone()),
+            ..follower(&chain, &fetch, run, &spec)?
+        });
+        let journal_path = directory.join("journal.jsonl");
+        let journal = retry_while_full(&disk, || async { Journal::open(&journal_path) })
+            .await
+            .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
+        Ok(NodeContext { key, chain, fetch, store, seat, spec, dataset, follower, journal, lock })
+    })
 }
 
 /// Writes an object, reads it back at the seat's public URL, and deletes it: a wrong secret or URL must show before
@@ -164,14 +169,6 @@ pub async fn check_bucket(store: &dyn Store, fetch: &HttpFetcher, endpoint: &str
     }
 }
 
-/// Writes a file unless it has these bytes; retries while the disk is full.
-async fn keep(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
-    if std::fs::read(path).is_ok_and(|kept| kept == bytes) {
-        return Ok(());
-    }
-    durable::retry_while_full(FileError::is_full, || durable::write_atomic(path, bytes)).await
-}
-
 /// The parts of a reader of a run: no key, no seat, no bucket.
 pub struct ReadOnlyContext {
     pub chain: Arc<dyn Chain>,
@@ -183,24 +180,20 @@ pub struct ReadOnlyContext {
 
 /// Opens chain, specification and data to read them. Fails if the disk is full.
 pub fn open_read_only(reading: &ReadOnlyConfig) -> BoxFuture<'_, anyhow::Result<ReadOnlyContext>> {
-    Box::pin(open_reader(reading))
-}
-
-async fn open_reader(reading: &ReadOnlyConfig) -> anyhow::Result<ReadOnlyContext> {
-    let chain = self::chain(&reading.chain, None).await?;
-    let run = chain.run(reading.run).await?;
-    let (fetch, run, spec) = published(&*chain, &run).await?;
-    let dataset = data(
-        &fetch,
-        &run,
-        reading.dataset.as_deref(),
-        &reading.directory,
-        &reading.data_source,
-        IfFull::Fail,
-    )
-    .await?;
-    let follower = follower(&chain, &fetch, run, &spec, true, 0, None)?;
-    Ok(ReadOnlyContext { chain, spec, dataset, follower })
+    Box::pin(async move {
+        let chain = self::chain(&reading.chain, None).await?;
+        let run = chain.run(reading.run).await?;
+        let (fetch, spec) = published(&*chain, &run).await?;
+        let dataset = match &reading.dataset {
+            Some(dataset) => open_dataset(dataset, run.manifest).await?,
+            None => {
+                let data = reading.directory.join("dataset");
+                Arc::new(fetch_dataset(fetch.clone(), &run, &data, &reading.data_source).await?)
+            }
+        };
+        let follower = Arc::new(follower(&chain, &fetch, run, &spec)?);
+        Ok(ReadOnlyContext { chain, spec, dataset, follower })
+    })
 }
 
 /// A run and its specification, for readers of its model.
@@ -216,7 +209,7 @@ pub fn open_published_run(chain: &str, run: RunId) -> BoxFuture<'_, anyhow::Resu
     Box::pin(async move {
         let chain = self::chain(chain, None).await?;
         let run = chain.run(run).await?;
-        let (fetch, run, spec) = published(&*chain, &run).await?;
+        let (fetch, spec) = published(&*chain, &run).await?;
         Ok(PublishedRun { chain, fetch, run, spec })
     })
 }
@@ -228,72 +221,52 @@ pub fn fetcher(params: &RunParams) -> anyhow::Result<HttpFetcher> {
 }
 
 /// A fetcher with the run's policy, and the run's specification.
-async fn published(chain: &dyn Chain, run: &RunView) -> anyhow::Result<(Arc<HttpFetcher>, RunView, RunSpec)> {
+async fn published(chain: &dyn Chain, run: &RunView) -> anyhow::Result<(Arc<HttpFetcher>, RunSpec)> {
     let fetch = Arc::new(fetcher(&run.params)?);
-    let (run, spec) = crate::follow::run_and_spec(chain, &*fetch, run.id).await?;
-    Ok((fetch, run, spec))
+    let seats = chain.seats(run.id).await?;
+    let mirrors = Mirrors::one(&run.origin).and(Mirrors::validators(&seats, &[], &run.origin, 0));
+    let limits = Limits::for_bytes(model::SPEC_BYTES_MAX);
+    let bytes = mirrors.get(&*fetch, &keys::spec(&run.spec), &run.spec, &limits).await;
+    let spec = RunSpec::from_bytes(&bytes.context("could not fetch the run's specification")?)?;
+    Ok((fetch, spec))
 }
 
-/// The run's data: the user's copy, or fetched below `directory`, whole or in pieces.
-async fn data(
-    fetch: &Arc<HttpFetcher>,
-    run: &RunView,
-    at_hand: Option<&Path>,
-    directory: &Path,
-    data_source: &DataSource,
-    if_full: IfFull,
-) -> anyhow::Result<Arc<Dataset>> {
-    let dataset = match at_hand {
-        Some(directory) => {
-            let (directory, manifest) = (directory.to_owned(), run.manifest);
-            tokio::task::spawn_blocking(move || at_hand_in(&directory, manifest)).await??
-        }
-        None => {
-            crate::data::fetch_dataset(fetch.clone(), run, &directory.join("dataset"), data_source, if_full)
-                .await?
-        }
-    };
-    Ok(Arc::new(dataset))
-}
-
-/// The user's own copy, which is never repaired here.
-fn at_hand_in(directory: &Path, manifest: Digest) -> anyhow::Result<Dataset> {
-    Dataset::open(directory, Some(manifest)).with_context(|| {
+/// The user's own copy of the dataset, which is never repaired here.
+async fn open_dataset(directory: &Path, manifest: Digest) -> anyhow::Result<Arc<Dataset>> {
+    let path = directory.to_owned();
+    let opened = tokio::task::spawn_blocking(move || Dataset::open(&path, Some(manifest))).await?;
+    Ok(Arc::new(opened.with_context(|| {
         format!(
             "the dataset in {} cannot be used. Prepare it again from the same texts with the same options, copy it again from where you \
              have it, or name none (`--dataset`, or `dataset` in the settings file): then the run's own is fetched",
             directory.display()
         )
-    })
+    })?))
 }
 
+/// A follower that keeps the buffer, and nothing on the disk.
 fn follower(
     chain: &Arc<dyn Chain>,
     fetch: &Arc<HttpFetcher>,
     run: RunView,
     spec: &RunSpec,
-    keeps_buffer: bool,
-    turn: usize,
-    directory: Option<&Path>,
-) -> anyhow::Result<Arc<Follower>> {
+) -> anyhow::Result<Follower> {
     let schema = spec.schema()?;
     let codec =
         |density| Codec::new(&schema, density).map(Arc::new).context("the run has an impossible density");
     let (sent, merged) = (codec(run.params.density)?, codec(run.params.merge_density)?);
-    let (chain, fetch, spec) = (chain.clone(), fetch.clone(), spec.clone());
-    let directory = directory.map(Path::to_owned);
-    Ok(Arc::new(Follower {
-        chain,
-        fetch,
+    Ok(Follower {
+        chain: chain.clone(),
+        fetch: fetch.clone(),
         run,
-        spec,
+        spec: spec.clone(),
         sent,
         merged,
-        keeps_buffer,
-        turn,
-        directory,
+        keeps_buffer: true,
+        turn: 0,
+        directory: None,
         blocking: Blocking::Pool,
-    }))
+    })
 }
 
 #[cfg(test)]
@@ -304,8 +277,8 @@ mod tests {
     };
     use std::fs;
 
-    #[test]
-    fn a_damaged_dataset_error_names_file_reason_and_remedy() {
+    #[tokio::test]
+    async fn a_damaged_dataset_error_names_file_reason_and_remedy() {
         let home = tempfile::tempdir().unwrap();
         let (text, data) = (home.path().join("text.txt"), home.path().join("data"));
         fs::write(&text, (0..3000).map(|at| format!("{} lines and more\n", at * 7919)).collect::<String>())
@@ -317,8 +290,8 @@ mod tests {
             ..PrepareOptions::new(Source::directory(text), OutputDirectory::Directory(data.clone()))
         };
         let digest = dataset::prepare(options, &mut |_| {}).unwrap().digest;
-        let manifest = at_hand_in(&data, digest).unwrap().manifest().clone();
-        let said = |manifest| format!("{:#}", at_hand_in(&data, manifest).err().unwrap());
+        let manifest = open_dataset(&data, digest).await.unwrap().manifest().clone();
+        let said = async |manifest| format!("{:#}", open_dataset(&data, manifest).await.err().unwrap());
         let what_to_do = ["Prepare it again", "copy it again", "`--dataset`"];
 
         let cut = |bytes: &[u8]| bytes[..bytes.len() - 1].to_vec();
@@ -330,20 +303,20 @@ mod tests {
         ] {
             let whole = fs::read(&path).unwrap();
             fs::write(&path, cut(&whole)).unwrap();
-            let damaged = said(digest);
+            let damaged = said(digest).await;
             fs::remove_file(&path).unwrap();
-            let gone = said(digest);
+            let gone = said(digest).await;
             fs::write(&path, whole).unwrap();
             for (said, why) in [(damaged, why), (gone, "No such file")] {
                 assert!(said.contains(path.to_str().unwrap()) && said.contains(why), "{said}");
                 assert!(what_to_do.iter().all(|what| said.contains(what)), "{said}");
             }
         }
-        let other = said(Digest([7; 32]));
+        let other = said(Digest([7; 32])).await;
         assert!(
             other.contains("the run uses 0707") && what_to_do.iter().all(|what| other.contains(what)),
             "{other}"
         );
-        assert!(at_hand_in(&data, digest).is_ok());
+        assert!(open_dataset(&data, digest).await.is_ok());
     }
 }

@@ -20,20 +20,20 @@ const LISTED_MAX: usize = 1_000;
 
 /// Every few windows, removes this seat's objects of windows long past. Failures are ignored.
 pub fn prune(store: &dyn Store, run: RunId, now: Window) -> BoxFuture<'_, ()> {
-    Box::pin(drop_old(store, run, now))
-}
-
-async fn drop_old(store: &dyn Store, run: RunId, now: Window) {
-    if !now.0.is_multiple_of(EVERY) {
-        return;
-    }
-    // A run's first model may be trained elsewhere, and then has no other copy.
-    let first = |key: &ObjectKey| {
-        key.as_str().starts_with(&keys::window_prefix(run, Window::FIRST)) && keys::is_checkpoint(key)
-    };
-    drop_before(store, run, now.0.saturating_sub(WINDOWS_KEPT), |key| !keys::is_receipt(key) && !first(key))
+    Box::pin(async move {
+        if !now.0.is_multiple_of(EVERY) {
+            return;
+        }
+        // A run's first model may be trained elsewhere, and then has no other copy.
+        let first = |key: &ObjectKey| {
+            key.as_str().starts_with(&keys::window_prefix(run, Window::FIRST)) && keys::is_checkpoint(key)
+        };
+        drop_before(store, run, now.0.saturating_sub(WINDOWS_KEPT), |key| {
+            !keys::is_receipt(key) && !first(key)
+        })
         .await;
-    drop_before(store, run, now.0.saturating_sub(RECEIPT_WINDOWS_KEPT), |key| !first(key)).await;
+        drop_before(store, run, now.0.saturating_sub(RECEIPT_WINDOWS_KEPT), |key| !first(key)).await;
+    })
 }
 
 /// Removes the `old` objects of the windows just before `end`.

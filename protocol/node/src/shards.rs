@@ -97,18 +97,16 @@ impl FetchedShards {
         for piece in pieces.clone() {
             let length = tree.range(piece).end - tree.range(piece).start;
             let found = lock(&self.cache).get((number, piece as u32), length as usize);
-            match found {
-                Some(found) if tree.holds(piece, &found) => have.extend(found),
-                Some(_) => {
-                    // Where nothing can be written any more, slots do not hold what they should, and it was said.
-                    if !lock(&self.cache).full {
-                        let shard = wanted.shard;
-                        tracing::warn!(%shard, piece, "a piece of the data is damaged on this disk, and is fetched again");
-                    }
-                    break;
+            let Some(found) = found else { break };
+            if !tree.holds(piece, &found) {
+                // After a write failed, which was logged, slots do not hold what they should.
+                if !lock(&self.cache).full {
+                    let shard = wanted.shard;
+                    tracing::warn!(%shard, piece, "a piece of the data is damaged on this disk, and is fetched again");
                 }
-                None => break,
+                break;
             }
+            have.extend(found);
             missing = piece + 1;
         }
         if missing < pieces.end {
@@ -205,30 +203,26 @@ impl FetchedShards {
     ) -> Result<T, PieceSourceError> {
         let mut last = String::new();
         for round in 0..ROUNDS {
-            if round > 0 {
+            if round > 0 && !self.honest().is_empty() {
                 tokio::time::sleep(FIRST_PAUSE * 2u32.pow(round - 1)).await;
             }
-            let mirrors = self.honest();
-            if mirrors.is_empty() {
-                break;
-            }
-            for mirror in mirrors {
-                match ask(&mirror).await {
+            for mirror in self.honest() {
+                let error = match ask(&mirror).await {
                     Ok(got) => return Ok(got),
-                    Err(FetchError::WrongDigest { .. }) => {
-                        let lie = format!("{what} of shard {shard} were not those in the manifest");
-                        last = format!("; {mirror}: {lie}");
-                        self.lied(&mirror, &lie);
+                    Err(error) => error,
+                };
+                let text = match error {
+                    FetchError::WrongDigest { .. } => {
+                        format!("{what} of shard {shard} were not those in the manifest")
                     }
-                    Err(error @ FetchError::OtherRange { .. }) => {
-                        last = format!("; {mirror}: {error}");
-                        self.lied(&mirror, &error.to_string());
-                    }
-                    Err(error) => {
-                        tracing::debug!(%shard, mirror, %error, "a mirror failed");
-                        last = format!("; {mirror}: {error}");
-                    }
+                    _ => error.to_string(),
+                };
+                if matches!(error, FetchError::WrongDigest { .. } | FetchError::OtherRange { .. }) {
+                    self.lied(&mirror, &text);
+                } else {
+                    tracing::debug!(%shard, mirror, error = text, "a mirror failed");
                 }
+                last = format!("; {mirror}: {text}");
             }
         }
         Err(Box::new(NotToBeHad { what: what.to_owned(), shard, asked: self.mirrors.len(), last }))

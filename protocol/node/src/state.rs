@@ -40,13 +40,6 @@ pub enum StateError {
     OtherShape { found: usize, expected: usize },
 }
 
-impl StateError {
-    /// Whether the disk is full.
-    pub fn is_full(&self) -> bool {
-        matches!(self, StateError::File(error) if error.is_full())
-    }
-}
-
 /// The version of the format: version, run, window and lineage, then the values as a SCALE vector of their bits, so
 /// that a NaN is preserved, then the buffer as an `Option` of one. Every change of the format is a new version.
 const VERSION: u16 = 1;

@@ -117,7 +117,7 @@ async fn join(
     mirrors: &Mirrors,
     checkpoint: &Checkpoint,
 ) -> Result<ModelState, CheckpointError> {
-    checkpoint::fetch_via(directory, fetch, mirrors, RUN, checkpoint, VALUES, true).await
+    checkpoint::fetch(Some(directory), fetch, mirrors, RUN, checkpoint, VALUES, true).await
 }
 
 fn pieces_of(state: &ModelState) -> Vec<Digest> {
@@ -321,7 +321,7 @@ async fn pieces_that_are_equal_are_fetched_once() {
     let mut state = ModelState { theta: vec![0.5; VALUES], buffer: Some(vec![0.0; VALUES]), ..state() };
     let checkpoint = checkpoint::publish(Blocking::Pool, &*store, &mut state).await.unwrap();
     fetch.buckets.serve("a", store as Arc<dyn Store>);
-    let joined = checkpoint::fetch(&fetch, &all(&["a"]), RUN, &checkpoint, VALUES, true).await.unwrap();
+    let joined = checkpoint::fetch(None, &fetch, &all(&["a"]), RUN, &checkpoint, VALUES, true).await.unwrap();
     assert_eq!(joined, state);
     assert_eq!(fetch.asked().len(), 1 + 4, "a whole piece and the last one, of each row");
 }

@@ -31,7 +31,7 @@ use std::{
 use store::Store;
 use validator::{
     evaluate::{self, Evaluate, EvaluateError, Job, Measurements},
-    run::{Parts, Validator},
+    run::Validator,
     salt::Salts,
     signed_db::SignedDb,
 };
@@ -189,16 +189,11 @@ pub async fn validate(
     let store = seat.store.clone();
     let node = shared.node(seat, Arc::new(follower), store).await?;
     let (signed, _) = SignedDb::open(&directory, shared.run.id, &shared.run.params, 0)?;
-    let parts = Parts {
-        node,
-        evaluator: Box::new(shared.evaluations.clone()),
-        signed,
-        salts: Salts::new(&secret),
-        strategy,
-        evaluations_max: EVALUATIONS_MAX,
-        held_out_sequences: VALIDATOR_HELD_OUT,
-    };
-    Ok(Validator::new(parts).run().await?)
+    let evaluator = Box::new(shared.evaluations.clone());
+    let mut validator = Validator::new(node, evaluator, signed, Salts::new(&secret), strategy);
+    validator.evaluations_max = EVALUATIONS_MAX;
+    validator.held_out_sequences = VALIDATOR_HELD_OUT;
+    Ok(validator.run().await?)
 }
 
 /// Follows the run without a seat and measures each window's model on held-out sequences.

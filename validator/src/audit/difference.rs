@@ -6,94 +6,115 @@ use protocol::{
     view::Verdict,
 };
 use serde::Serialize;
-use std::fmt;
 
-/// A difference between a validator's statement and the facts. `said` is the validator's statement.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// A difference between a validator's receipt and the facts. `said` is the receipt's value.
+#[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case")]
 pub enum Difference {
-    /// The receipt is for another window or seat than it was anchored for.
+    #[error("the receipt is for {what} {said}, and was anchored for {what} {anchored}")]
     OtherSubject { what: &'static str, said: u32, anchored: u32 },
-    /// Another model than the window's was measured.
+    #[error("the measured model has lineage {said}; the window's is {chain}")]
     WrongBase { said: Digest, chain: Digest },
-    /// The salt is not the committed one.
+    #[error("the revealed salt has digest {revealed}; the committed digest is {committed}")]
     WrongSalt { revealed: Digest, committed: Digest },
-    /// It names another earlier receipt than the chain.
+    #[error("the receipt names {} as its predecessor; the chain has {}", previous(.said), previous(.chain))]
     OtherPrevious { said: Option<PreviousReceipt>, chain: Option<PreviousReceipt> },
-    /// A seat's reputation changed between two receipts.
+    #[error("the reputation{} changed between two receipts: {field} {was}, then {is}", of_uid(.uid))]
     #[serde(rename = "standing-changed")]
     ReputationChanged { uid: Option<Uid>, field: &'static str, was: String, is: String },
-    /// The receipt's attestation of a seat is not the chain's.
+    #[error("the receipt attests uid {uid} as {}; the chain has {}", verdict(.said), verdict(.taken))]
     AttestedOther { uid: Uid, said: Option<Verdict>, taken: Option<Verdict> },
-    /// The receipt does not sign an attestation or vote that the chain has.
+    #[error("the receipt does not sign the {what} on the chain")]
     #[serde(rename = "not-stated")]
     NotSigned { what: &'static str },
-    /// A seat without a commitment was attested.
+    #[error("uid {uid} was attested although it committed nothing")]
     AttestedNothing { uid: Uid },
-    /// A faulty contribution was attested as valid.
+    #[error("uid {uid} was attested as valid; its contribution is faulty ({label}): {detail}")]
     SkippedFault { uid: Uid, label: String, detail: String },
-    /// A valid contribution was attested as faulty.
+    #[error("uid {uid} was attested as faulty ({label}); its contribution is valid")]
     InventedFault { uid: Uid, label: String },
-    /// Other contributions than the selected ones were merged.
+    #[error("the receipt merges {}; the chain selected {}", uids(.said), uids(.selected))]
     MergedOthers { said: Vec<Uid>, selected: Vec<Uid> },
-    /// The receipt's update is not the one that was voted.
+    #[error("the receipt's update is {said}; the vote is for {voted}")]
     VotedOther { said: Digest, voted: Digest },
-    /// The update is not the merge of the selected contributions.
+    #[error("the update is {said}; the selected contributions merge to {ours}")]
     WrongMerge { said: Digest, ours: Digest },
-    /// The vote is for another update than the one that two thirds finalised.
+    #[error("the vote is for update {voted}; two thirds finalised {fixed}")]
     Dissent { voted: Digest, fixed: Digest },
-    /// A void window was judged.
+    #[error("a void window was judged")]
     JudgedVoid,
-    /// A seat of the window is not judged.
+    #[error("uid {uid} was in the window and is not judged")]
     SeatLeftOut { uid: Uid },
-    /// A judged seat was not in the window.
+    #[error("uid {uid} was not in the window and is judged")]
     SeatPutIn { uid: Uid },
-    /// A seat is judged under another holder.
+    #[error("uid {uid} is judged as registered at block {}; its holder registered at block {}", .said.0, .chain.0)]
     OtherHolder { uid: Uid, said: Block, chain: Block },
-    /// A seat's observation contradicts chain and attestation.
+    #[error("uid {uid} is judged as {said}; by chain and attestation it is {is}")]
     SeenOtherwise { uid: Uid, said: Kind, is: Kind },
-    /// The number of sequences is not the one that the seat declared.
+    /// `declared` is the number of sequences that the seat declared.
+    #[error("uid {uid} is judged for {said} sequences; it declared {declared}")]
     WrongTrained { uid: Uid, said: u32, declared: u32 },
-    /// The seats to measure, or their order, are not those that were due.
+    #[error("the receipt's measuring order is {}; the draw gives {}", uids(.said), uids(.due))]
     WrongOrder { said: Vec<Uid>, due: Vec<Uid> },
-    /// A seat was passed over for seats after it.
+    #[error("uid {uid} was skipped although seats after it were measured")]
     PassedOver { uid: Uid },
-    /// A seat was measured that was not due.
+    #[error("uid {uid} was measured although it was not due")]
     OutOfTurn { uid: Uid },
-    /// The sequences are not those that were drawn; `None` for the common ones.
+    /// `uid` is `None` for the common sequences.
+    #[error("{}", match .uid {
+        Some(uid) => format!("uid {uid} was not measured on the sequences that were drawn for it"),
+        None => "the common sequences are not those that were drawn".to_owned(),
+    })]
     WrongSequences { uid: Option<Uid> },
-    /// The repeated losses differ.
+    /// Losses in nats per token, on `sequences` sequences; `said` and `ours` are those of `worst`.
+    #[error(
+        "losses {moment} the contribution of uid {uid} differ on {sequences} {} sequences, most on {worst}: \
+         reported {said}, repeated {ours}",
+        if *.own { "own" } else { "common" }
+    )]
     WrongLosses { uid: Uid, own: bool, moment: Moment, sequences: usize, worst: u64, said: f64, ours: f64 },
-    /// A reported near-duplicate, or its similarity, is wrong.
+    #[error("the similarity of uid {uid} and uid {other} is {ours}, reported {said}")]
     #[serde(rename = "wrong-twin")]
     WrongNearDuplicate { uid: Uid, other: Uid, said: f64, ours: f64 },
-    /// A near-duplicate is not reported.
+    #[error("uid {uid} is a near-duplicate of uid {other} (similarity {alike}) and not reported")]
     #[serde(rename = "twin-passed-over")]
     MissedNearDuplicate { uid: Uid, other: Uid, alike: f64 },
-    /// The conclusion does not follow from the evidence.
+    #[error(
+        "the conclusion{} does not follow from the evidence: {field} is {ours}, reported {said}",
+        of_uid(.uid)
+    )]
     Misjudged { uid: Option<Uid>, field: &'static str, said: String, ours: String },
-    /// A weight does not follow from the scores.
+    #[error("the scores give uid {uid} a weight of {ours}, reported {said}")]
     WrongWeight { uid: Uid, said: u16, ours: u16 },
-    /// A weight of the weight vote does not follow from the scores.
+    #[error(
+        "for epoch {epoch} the weight of uid {uid} is {posted}, {:.1} % of all; its scores give {earned}, {:.1} %",
+        .posted_share * 100.0, .earned_share * 100.0
+    )]
     #[serde(rename = "wrong-ballot")]
     WrongWeightVote { epoch: u32, uid: Uid, posted: u16, earned: u16, posted_share: f64, earned_share: f64 },
 }
 
 /// Before or after a contribution is applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case")]
 pub enum Moment {
+    #[error("before")]
     Before,
+    #[error("after")]
     After,
 }
 
 /// The observation of a seat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
+    #[error("absent")]
     Absent,
+    #[error("not observed")]
     Unobserved,
+    #[error("faulty")]
     Faulty,
+    #[error("valid")]
     Valid,
 }
 
@@ -108,167 +129,42 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Kind::Absent => "absent",
-            Kind::Unobserved => "not observed",
-            Kind::Faulty => "faulty",
-            Kind::Valid => "valid",
-        })
-    }
-}
-
 impl Difference {
-    /// The number of the rule that is broken.
+    /// The protocol rule that the difference breaks.
     pub fn rule(&self) -> &'static str {
+        use Difference::*;
         match self {
-            Difference::OtherSubject { .. } | Difference::OtherPrevious { .. } => "PROT-27",
-            Difference::WrongSalt { .. } => "PROT-2",
-            Difference::AttestedOther { .. }
-            | Difference::NotSigned { .. }
-            | Difference::VotedOther { .. } => "PROT-21",
-            Difference::WrongTrained { .. } => "PROT-6",
-            Difference::AttestedNothing { .. }
-            | Difference::SkippedFault { .. }
-            | Difference::InventedFault { .. }
-            | Difference::SeenOtherwise { .. }
-            | Difference::SeatLeftOut { .. }
-            | Difference::SeatPutIn { .. }
-            | Difference::OtherHolder { .. } => "PROT-14",
-            Difference::MergedOthers { .. } => "PROT-16",
-            Difference::WrongMerge { .. } => "PROT-17",
-            Difference::WrongBase { .. } | Difference::Dissent { .. } | Difference::JudgedVoid => "PROT-19",
-            Difference::WrongSequences { .. } | Difference::WrongLosses { .. } => "PROT-22",
-            Difference::ReputationChanged { .. }
-            | Difference::Misjudged { .. }
-            | Difference::WrongNearDuplicate { .. }
-            | Difference::MissedNearDuplicate { .. } => "PROT-25",
-            Difference::WrongWeight { .. } | Difference::WrongWeightVote { .. } => "PROT-26",
-            Difference::WrongOrder { .. } | Difference::PassedOver { .. } | Difference::OutOfTurn { .. } => {
-                "PROT-28"
-            }
+            OtherSubject { .. } | OtherPrevious { .. } => "PROT-27",
+            WrongSalt { .. } => "PROT-2",
+            AttestedOther { .. } | NotSigned { .. } | VotedOther { .. } => "PROT-21",
+            WrongTrained { .. } => "PROT-6",
+            AttestedNothing { .. }
+            | SkippedFault { .. }
+            | InventedFault { .. }
+            | SeenOtherwise { .. }
+            | SeatLeftOut { .. }
+            | SeatPutIn { .. }
+            | OtherHolder { .. } => "PROT-14",
+            MergedOthers { .. } => "PROT-16",
+            WrongMerge { .. } => "PROT-17",
+            WrongBase { .. } | Dissent { .. } | JudgedVoid => "PROT-19",
+            WrongSequences { .. } | WrongLosses { .. } => "PROT-22",
+            ReputationChanged { .. }
+            | Misjudged { .. }
+            | WrongNearDuplicate { .. }
+            | MissedNearDuplicate { .. } => "PROT-25",
+            WrongWeight { .. } | WrongWeightVote { .. } => "PROT-26",
+            WrongOrder { .. } | PassedOver { .. } | OutOfTurn { .. } => "PROT-28",
         }
     }
 }
 
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Difference::OtherSubject { what, said, anchored } => {
-                write!(f, "the receipt is for {what} {said}, and was anchored for {what} {anchored}")
-            }
-            Difference::WrongBase { said, chain } => {
-                write!(f, "the measured model has lineage {said}; the window's is {chain}")
-            }
-            Difference::WrongSalt { revealed, committed } => {
-                write!(f, "the revealed salt has digest {revealed}; committed was {committed}")
-            }
-            Difference::OtherPrevious { said, chain } => {
-                let name = |of: &Option<PreviousReceipt>| match of {
-                    Some(of) => format!("{} of window {}", of.digest, of.window.0),
-                    None => "none".to_owned(),
-                };
-                write!(f, "the receipt before is {}; on the chain it is {}", name(said), name(chain))
-            }
-            Difference::ReputationChanged { uid, field, was, is } => {
-                write!(
-                    f,
-                    "the reputation{} changed between two receipts: {field} {was}, then {is}",
-                    OfUid(uid)
-                )
-            }
-            Difference::AttestedOther { uid, said, taken } => {
-                write!(f, "the receipt attests uid {uid} as {}; the chain has {}", name(*said), name(*taken))
-            }
-            Difference::NotSigned { what } => write!(f, "the receipt does not sign the {what} on the chain"),
-            Difference::AttestedNothing { uid } => {
-                write!(f, "uid {uid} was attested, and committed nothing")
-            }
-            Difference::SkippedFault { uid, label, detail } => {
-                write!(f, "uid {uid} was attested as valid; its contribution is faulty ({label}): {detail}")
-            }
-            Difference::InventedFault { uid, label } => {
-                write!(f, "uid {uid} was attested as faulty ({label}); its contribution is valid")
-            }
-            Difference::MergedOthers { said, selected } => {
-                write!(f, "merged were {}; selected were {}", Uids(said), Uids(selected))
-            }
-            Difference::VotedOther { said, voted } => {
-                write!(f, "the receipt's update is {said}; the vote is for {voted}")
-            }
-            Difference::WrongMerge { said, ours } => {
-                write!(f, "the update is {said}; the selected contributions merge to {ours}")
-            }
-            Difference::Dissent { voted, fixed } => {
-                write!(f, "the vote is for update {voted}; two thirds finalised {fixed}")
-            }
-            Difference::JudgedVoid => f.write_str("a void window was judged"),
-            Difference::SeatLeftOut { uid } => write!(f, "uid {uid} was in the window and is not judged"),
-            Difference::SeatPutIn { uid } => write!(f, "uid {uid} was not in the window and is judged"),
-            Difference::OtherHolder { uid, said, chain } => write!(
-                f,
-                "uid {uid} is judged as registered at block {}; its holder registered at block {}",
-                said.0, chain.0
-            ),
-            Difference::SeenOtherwise { uid, said, is } => {
-                write!(f, "uid {uid} is judged as {said}; by chain and attestation it is {is}")
-            }
-            Difference::WrongTrained { uid, said, declared } => {
-                write!(f, "uid {uid} is judged for {said} sequences; it declared {declared}")
-            }
-            Difference::WrongOrder { said, due } => {
-                write!(f, "to be measured were {}; the draw gives {}", Uids(said), Uids(due))
-            }
-            Difference::PassedOver { uid } => {
-                write!(f, "uid {uid} was passed over, and seats after it were measured")
-            }
-            Difference::OutOfTurn { uid } => write!(f, "uid {uid} was measured and was not due"),
-            Difference::WrongSequences { uid } => match uid {
-                Some(uid) => write!(f, "uid {uid} was measured on other own sequences than were drawn"),
-                None => f.write_str("the common sequences are not those that were drawn"),
-            },
-            Difference::WrongLosses { uid, own, moment, sequences, worst, said, ours } => {
-                let kind = if *own { "own" } else { "common" };
-                let when = match moment {
-                    Moment::Before => "before",
-                    Moment::After => "after",
-                };
-                write!(
-                    f,
-                    "losses {when} the contribution of uid {uid} differ on {sequences} {kind} sequences, \
-                     most on {worst}: reported {said}, repeated {ours}"
-                )
-            }
-            Difference::WrongNearDuplicate { uid, other, said, ours } => {
-                write!(f, "the similarity of uid {uid} and uid {other} is {ours}, reported {said}")
-            }
-            Difference::MissedNearDuplicate { uid, other, alike } => {
-                write!(
-                    f,
-                    "uid {uid} is a near-duplicate of uid {other} (similarity {alike}) and not reported"
-                )
-            }
-            Difference::Misjudged { uid, field, said, ours } => write!(
-                f,
-                "the conclusion{} does not follow from the evidence: {field} is {ours}, reported {said}",
-                OfUid(uid)
-            ),
-            Difference::WrongWeight { uid, said, ours } => {
-                write!(f, "the scores give uid {uid} a weight of {ours}, reported {said}")
-            }
-            Difference::WrongWeightVote { epoch, uid, posted, earned, posted_share, earned_share } => write!(
-                f,
-                "for epoch {epoch} the weight of uid {uid} is {posted}, {:.1} % of all; its scores give {earned}, {:.1} %",
-                posted_share * 100.0,
-                earned_share * 100.0
-            ),
-        }
-    }
+fn previous(of: &Option<PreviousReceipt>) -> String {
+    of.map_or("none".to_owned(), |of| format!("{} of window {}", of.digest, of.window.0))
 }
 
-fn name(verdict: Option<Verdict>) -> &'static str {
-    match verdict {
+fn verdict(of: &Option<Verdict>) -> &'static str {
+    match of {
         Some(Verdict::Valid) => "valid",
         Some(Verdict::Faulty) => "faulty",
         None => "nothing",
@@ -276,24 +172,16 @@ fn name(verdict: Option<Verdict>) -> &'static str {
 }
 
 /// " of uid 3", or nothing.
-struct OfUid<'a>(&'a Option<Uid>);
-
-impl fmt::Display for OfUid<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.as_ref().map_or(Ok(()), |uid| write!(f, " of uid {uid}"))
-    }
+fn of_uid(uid: &Option<Uid>) -> String {
+    uid.map_or_else(String::new, |uid| format!(" of uid {uid}"))
 }
 
-struct Uids<'a>(&'a [Uid]);
-
-impl fmt::Display for Uids<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("none");
-        }
-        let list: Vec<String> = self.0.iter().map(Uid::to_string).collect();
-        write!(f, "uid {}", list.join(", "))
+fn uids(list: &[Uid]) -> String {
+    if list.is_empty() {
+        return "none".to_owned();
     }
+    let list: Vec<String> = list.iter().map(Uid::to_string).collect();
+    format!("uid {}", list.join(", "))
 }
 
 #[cfg(test)]
@@ -416,16 +304,16 @@ mod tests {
         expect![[r#"
             PROT-27: the receipt is for window 7, and was anchored for window 6
             PROT-19: the measured model has lineage 0101…; the window's is 0202…
-            PROT-2: the revealed salt has digest 0101…; committed was 0202…
-            PROT-27: the receipt before is 0101… of window 4; on the chain it is none
+            PROT-2: the revealed salt has digest 0101…; the committed digest is 0202…
+            PROT-27: the receipt names 0101… of window 4 as its predecessor; the chain has none
             PROT-25: the reputation of uid 3 changed between two receipts: rating 25.0, then 60.0
             PROT-25: the reputation changed between two receipts: last window judged none, then 5
             PROT-21: the receipt attests uid 3 as faulty; the chain has valid
             PROT-21: the receipt does not sign the attestation on the chain
-            PROT-14: uid 3 was attested, and committed nothing
+            PROT-14: uid 3 was attested although it committed nothing
             PROT-14: uid 3 was attested as valid; its contribution is faulty (undecodable): a bad density
             PROT-14: uid 3 was attested as faulty (bad-signature); its contribution is valid
-            PROT-16: merged were uid 1, 2; selected were none
+            PROT-16: the receipt merges uid 1, 2; the chain selected none
             PROT-21: the receipt's update is 0101…; the vote is for 0202…
             PROT-17: the update is 0101…; the selected contributions merge to 0202…
             PROT-19: the vote is for update 0101…; two thirds finalised 0202…
@@ -435,10 +323,10 @@ mod tests {
             PROT-14: uid 3 is judged as registered at block 10; its holder registered at block 20
             PROT-14: uid 3 is judged as not observed; by chain and attestation it is faulty
             PROT-6: uid 3 is judged for 20 sequences; it declared 18
-            PROT-28: to be measured were uid 2, 1; the draw gives uid 1, 2
-            PROT-28: uid 3 was passed over, and seats after it were measured
-            PROT-28: uid 3 was measured and was not due
-            PROT-22: uid 3 was measured on other own sequences than were drawn
+            PROT-28: the receipt's measuring order is uid 2, 1; the draw gives uid 1, 2
+            PROT-28: uid 3 was skipped although seats after it were measured
+            PROT-28: uid 3 was measured although it was not due
+            PROT-22: uid 3 was not measured on the sequences that were drawn for it
             PROT-22: the common sequences are not those that were drawn
             PROT-22: losses after the contribution of uid 3 differ on 6 own sequences, most on 41: reported 2.5, repeated 2.75
             PROT-25: the similarity of uid 3 and uid 4 is 0.1, reported 0.97

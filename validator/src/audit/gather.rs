@@ -4,7 +4,7 @@
 //! The window's model comes from the checkpoint before it and the updates since, or from `θ_0`; contributions from
 //! their miners or from the validators that attested them; losses from the dataset.
 
-use super::{Facts, Found, RevealedWeights, TOLERANCE};
+use super::{Facts, Found, RevealedWeights, TOLERANCE, judgement::measured_seats};
 use crate::{
     evaluate::{self, EvaluateError, Job, SEATS_TOGETHER},
     gauntlet::{Measured, Sketch},
@@ -203,11 +203,11 @@ impl Auditor {
                 }
             }
         }
-        for judged in &judgement.seats {
-            let Observed::Valid { near_duplicate: Some(near_duplicate), .. } = &judged.observed else {
-                continue;
-            };
-            let Some((uid, _, one)) = held.iter().find(|(uid, _, _)| *uid == judged.seat.uid) else {
+        for (uid, _, one) in &held {
+            let judged = judgement.seats.iter().find(|judged| judged.seat.uid == *uid);
+            let Some(Observed::Valid { near_duplicate: Some(near_duplicate), .. }) =
+                judged.map(|judged| &judged.observed)
+            else {
                 continue;
             };
             if near_duplicate.window == view.window {
@@ -227,26 +227,17 @@ impl Auditor {
 
     /// The model of `window`; `None` if it cannot be rebuilt any more.
     async fn model(&mut self, window: Window) -> Option<ModelState> {
-        if let Some(state) = self.state.as_ref().filter(|state| state.window == window) {
-            return Some(state.clone());
-        }
-        match self.rebuild(window).await {
-            Ok(state) => {
-                self.state = state.clone();
-                state
-            }
-            Err(error) => {
+        if self.state.as_ref().is_none_or(|state| state.window != window) {
+            self.state = self.rebuild(window).await.unwrap_or_else(|error| {
                 tracing::warn!(window = window.0, error = %error_chain(&error), "the window's model cannot be rebuilt");
                 None
-            }
+            });
         }
+        self.state.clone()
     }
 
     async fn rebuild(&self, window: Window) -> Result<Option<ModelState>, FollowError> {
-        let mut state = match self.nearest(window).await? {
-            Some(state) => state,
-            None => return Ok(None),
-        };
+        let Some(mut state) = self.nearest(window).await? else { return Ok(None) };
         while state.window < window {
             match self.follower.step(&mut state, None).await? {
                 Followed::Advanced { .. } => {}
@@ -267,19 +258,25 @@ impl Auditor {
         {
             return Ok(Some(state));
         }
-        let seats = follower.chain.seats(run).await?;
-        let mirrors = Mirrors::validators(&seats, &[], &follower.run.origin, follower.turn);
+        let mirrors = follower.mirrors().await?;
         let mut at = window;
         loop {
             let Some(view) = self.view(at).await? else { return Ok(None) };
-            let Some(before) = at.previous() else { return self.genesis(&view).await };
+            let Some(before) = at.previous() else {
+                return match follower.genesis().await {
+                    Ok(state) => Ok((state.lineage == view.lineage).then_some(state)),
+                    Err(FollowError::Genesis { .. } | FollowError::Checkpoint(_)) => Ok(None),
+                    Err(error) => Err(error),
+                };
+            };
             let Some(fixed_by) = self.view(before).await? else { return Ok(None) };
             if let Some(Outcome::Merged(vote)) = fixed_by.outcome
                 && let Some(state_root) = vote.state_root
             {
                 let checkpoint = Checkpoint { window: at, state_root, lineage: view.lineage };
                 let values = follower.schema().values();
-                match checkpoint::fetch(&*follower.fetch, &mirrors, run, &checkpoint, values, true).await {
+                let fetch = &*follower.fetch;
+                match checkpoint::fetch(None, fetch, &mirrors, run, &checkpoint, values, true).await {
                     Ok(state) => return Ok(Some(state)),
                     Err(error) => {
                         tracing::debug!(window = at.0, error = %error_chain(&error), "trying an older checkpoint");
@@ -287,15 +284,6 @@ impl Auditor {
                 }
             }
             at = before;
-        }
-    }
-
-    /// `θ_0`, if it is available and matches the chain's first lineage.
-    async fn genesis(&self, first: &WindowView) -> Result<Option<ModelState>, FollowError> {
-        match self.follower.genesis().await {
-            Ok(state) => Ok((state.lineage == first.lineage).then_some(state)),
-            Err(FollowError::Genesis { .. } | FollowError::Checkpoint(_)) => Ok(None),
-            Err(error) => Err(error),
         }
     }
 
@@ -334,16 +322,10 @@ impl Auditor {
             return Ok(None);
         };
         let Some(mut evaluator) = self.evaluator.take() else { return Ok(None) };
-        let reached = judgement
-            .seats
-            .iter()
-            .filter(|judged| matches!(judged.observed, Observed::Valid { measured: Some(_), .. }));
+        let measured: Vec<Uid> = measured_seats(judgement).map(|(judged, _)| judged.seat.uid).collect();
         // The same seats share a batch, so that losses are equal to the last bit.
-        let reached = judgement
-            .order
-            .iter()
-            .rposition(|uid| reached.clone().any(|judged| judged.seat.uid == *uid))
-            .map_or(0, |last| last + 1);
+        let reached =
+            judgement.order.iter().rposition(|uid| measured.contains(uid)).map_or(0, |last| last + 1);
         let mut asked = reached + reached.div_ceil(SEATS_TOGETHER);
         let order = judgement.order.clone();
         let job = Job::new(state.theta.clone(), &self.follower, held, order, &assignment, seed);
@@ -392,8 +374,7 @@ impl Auditor {
 fn found_by(error: &ContributionError) -> Found {
     match error {
         // The seat may have had another hotkey: the chain tells only the current one.
-        ContributionError::Fault(Fault::WrongHotkey) => Found::Gone,
-        ContributionError::Fault(fault) => {
+        ContributionError::Fault(fault) if *fault != Fault::WrongHotkey => {
             Found::Faulty { label: fault.label().to_owned(), detail: fault.to_string() }
         }
         _ => Found::Gone,

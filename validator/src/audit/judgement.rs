@@ -6,12 +6,12 @@ use super::{
     compare::{compare_reputations, compare_weights},
 };
 use crate::{
-    gauntlet::{self, near_duplicates::ALIKE_MIN},
+    gauntlet::{self, LossPair, near_duplicates::ALIKE_MIN},
     report::form,
 };
 use protocol::{
     SeatId, Uid, assign,
-    receipt::{Judgement, LossPair, Measured, Observed},
+    receipt::{Judgement, Measured, Observed, SeatJudgement},
     view::Outcome,
 };
 use std::collections::BTreeSet;
@@ -82,12 +82,7 @@ pub(super) fn turns(facts: &Facts, judgement: &Judgement, found: &mut Vec<Differ
     if judgement.order != due {
         found.push(Difference::WrongOrder { said: judgement.order.clone(), due: due.clone() });
     }
-    let reached: BTreeSet<Uid> = judgement
-        .seats
-        .iter()
-        .filter(|judged| matches!(judged.observed, Observed::Valid { measured: Some(_), .. }))
-        .map(|judged| judged.seat.uid)
-        .collect();
+    let reached: BTreeSet<Uid> = measured_seats(judgement).map(|(judged, _)| judged.seat.uid).collect();
     // A seat that two thirds did not attest as valid may have been measured without a trace.
     let shows = |uid: &Uid| {
         let selection = facts.view.selection.as_ref();
@@ -108,12 +103,12 @@ pub(super) fn sequences(facts: &Facts, judgement: &Judgement, found: &mut Vec<Di
     let (Some(seed), Some(assignment)) = (facts.seed(), facts.assignment()) else { return };
     let count = usize::try_from(facts.params.evaluation_sequences).unwrap_or(usize::MAX);
     let said = judgement.common.iter().map(|baseline| baseline.sequence);
-    let anyone = judgement.seats.iter().any(|judged| measured_of(&judged.observed).is_some());
+    let anyone = measured_seats(judgement).next().is_some();
     if anyone && !said.eq(assign::common_sequences(&seed, &assignment, count)) {
         found.push(Difference::WrongSequences { uid: None });
     }
-    for judged in &judgement.seats {
-        let Observed::Valid { trained, measured: Some(measured), .. } = &judged.observed else { continue };
+    for (judged, measured) in measured_seats(judgement) {
+        let Observed::Valid { trained, .. } = &judged.observed else { continue };
         let uid = judged.seat.uid;
         let assigned = assignment.of(uid).unwrap_or_default();
         let prefix = assigned.len().min(usize::try_from(*trained).unwrap_or(usize::MAX));
@@ -127,54 +122,31 @@ pub(super) fn sequences(facts: &Facts, judgement: &Judgement, found: &mut Vec<Di
 /// Compares the losses with the repeated measurements (PROT-22).
 pub(super) fn losses(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
     let Some(again) = &facts.measured else { return };
-    for judged in &judgement.seats {
+    for (judged, said) in measured_seats(judgement) {
         let uid = judged.seat.uid;
-        let (Some(said), Some(ours)) = (measured_of(&judged.observed), again.get(&uid)) else { continue };
-        let common = judgement.common.iter().zip(&said.common_after).map(|(baseline, after)| LossPair {
-            sequence: baseline.sequence,
-            before: baseline.before,
-            after: *after,
-        });
-        let common: Vec<LossPair> = common.collect();
-        for (own, said, ours) in [(true, &said.own, &ours.own), (false, &common, &ours.common)] {
-            for (moment, of_said, of_ours) in [
-                (
-                    Moment::Before,
-                    (|pair: &LossPair| pair.before.get()) as fn(&LossPair) -> f64,
-                    before as fn(&_) -> f64,
-                ),
-                (Moment::After, |pair: &LossPair| pair.after.get(), after),
-            ] {
+        let Some(ours) = again.get(&uid) else { continue };
+        let said = form::measured(said, &judgement.common);
+        for (own, said, ours) in [(true, &said.own, &ours.own), (false, &said.common, &ours.common)] {
+            for moment in [Moment::Before, Moment::After] {
+                let loss = |pair: &LossPair| match moment {
+                    Moment::Before => pair.before,
+                    Moment::After => pair.after,
+                };
                 let off = said.iter().filter_map(|pair| {
                     let ours = ours.iter().find(|ours| ours.sequence == pair.sequence)?;
-                    let (said, ours) = (of_said(pair), of_ours(ours));
-                    let apart = (said - ours).abs();
-                    (facts.tolerance < apart).then_some((pair.sequence, said, ours, apart))
+                    let (said, ours) = (loss(pair), loss(ours));
+                    (facts.tolerance < (said - ours).abs()).then_some((pair.sequence, said, ours))
                 });
                 let off: Vec<_> = off.collect();
-                let worst = off.iter().max_by(|one, other| one.3.total_cmp(&other.3));
-                if let Some((sequence, said, ours, _)) = worst {
-                    found.push(Difference::WrongLosses {
-                        uid,
-                        own,
-                        moment,
-                        sequences: off.len(),
-                        worst: *sequence,
-                        said: *said,
-                        ours: *ours,
-                    });
+                let apart = |one: &&(u64, f64, f64)| (one.1 - one.2).abs();
+                let worst = off.iter().max_by(|one, other| apart(one).total_cmp(&apart(other)));
+                if let Some(&(worst, said, ours)) = worst {
+                    let sequences = off.len();
+                    found.push(Difference::WrongLosses { uid, own, moment, sequences, worst, said, ours });
                 }
             }
         }
     }
-}
-
-fn before(pair: &gauntlet::LossPair) -> f64 {
-    pair.before
-}
-
-fn after(pair: &gauntlet::LossPair) -> f64 {
-    pair.after
 }
 
 /// Compares the reported near-duplicates with those that the contributions show (PROT-25).
@@ -249,24 +221,21 @@ pub(super) fn weight_vote(facts: &Facts, found: &mut Vec<Difference>) {
         return;
     }
     // The highest weight is always 65535: a raised seat shows by its share, and by the lower weights of the others.
-    let share = |weights: &[(Uid, u16)], uid: Uid| {
+    let of = |weights: &[(Uid, u16)], uid: Uid| {
+        let weight = weights.iter().find(|(of, _)| *of == uid).map_or(0, |(_, weight)| *weight);
         let all: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
-        let own = weights.iter().find(|(of, _)| *of == uid).map_or(0.0, |(_, weight)| f64::from(*weight));
-        if 0.0 < all { own / all } else { 0.0 }
+        (weight, if 0.0 < all { f64::from(weight) / all } else { 0.0 })
     };
     let uids: BTreeSet<Uid> = posted.iter().chain(latest).map(|(uid, _)| *uid).collect();
     for uid in uids {
-        let of = |weights: &[(Uid, u16)]| {
-            weights.iter().find(|(of, _)| *of == uid).map_or(0, |(_, weight)| *weight)
-        };
-        let (weight, worth) = (of(posted), of(latest));
-        let (posted_share, earned_share) = (share(posted, uid), share(latest, uid));
-        if weight != worth || SHARE_ALIKE < posted_share - earned_share {
+        let ((posted, posted_share), (earned, earned_share)) = (of(posted, uid), of(latest, uid));
+        if posted != earned || SHARE_ALIKE < posted_share - earned_share {
+            let epoch = *epoch;
             found.push(Difference::WrongWeightVote {
-                epoch: *epoch,
+                epoch,
                 uid,
-                posted: weight,
-                earned: worth,
+                posted,
+                earned,
                 posted_share,
                 earned_share,
             });
@@ -274,9 +243,12 @@ pub(super) fn weight_vote(facts: &Facts, found: &mut Vec<Difference>) {
     }
 }
 
-fn measured_of(observed: &Observed) -> Option<&Measured> {
-    match observed {
-        Observed::Valid { measured, .. } => measured.as_ref(),
+/// The seats that the receipt says were measured.
+pub(super) fn measured_seats(
+    judgement: &Judgement,
+) -> impl Iterator<Item = (&SeatJudgement, &Measured)> + Clone {
+    judgement.seats.iter().filter_map(|judged| match &judged.observed {
+        Observed::Valid { measured: Some(measured), .. } => Some((judged, measured)),
         _ => None,
-    }
+    })
 }

@@ -1,7 +1,6 @@
 //! What an audit could not check.
 
-use super::Facts;
-use protocol::receipt::Observed;
+use super::{Facts, judgement::measured_seats};
 use serde::Serialize;
 
 /// Something that could not be checked, why, and what the user can do.
@@ -36,12 +35,8 @@ pub fn unchecked(facts: &Facts) -> Vec<Unchecked> {
             "ask the validator when it changed its key; for `mettle report` the chain accepts the earlier key",
         );
     }
-    let measured_any = facts.receipt.judgement.as_ref().is_some_and(|judgement| {
-        judgement
-            .seats
-            .iter()
-            .any(|judged| matches!(judged.observed, Observed::Valid { measured: Some(_), .. }))
-    });
+    let judgement = facts.receipt.judgement.as_ref();
+    let measured_any = judgement.is_some_and(|judgement| measured_seats(judgement).next().is_some());
     if measured_any && facts.measured.is_none() {
         add(
             "the losses",

@@ -115,7 +115,7 @@ impl Observed {
         }
     }
 
-    pub(super) fn measured(&self) -> Option<&Measured> {
+    pub fn measured(&self) -> Option<&Measured> {
         match self {
             Observed::Valid { measured, .. } => measured.as_ref(),
             Observed::Absent | Observed::Unobserved | Observed::Faulty { .. } => None,

@@ -8,12 +8,7 @@ pub fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S:
 }
 
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
-}
-
-fn parse(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() => Ok(number),
-        _ => Err(format!("{text:?} is not a finite number")),
-    }
+    let text = String::deserialize(deserializer)?;
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite());
+    number.ok_or_else(|| D::Error::custom(format!("{text:?} is not a finite number")))
 }

@@ -29,7 +29,7 @@ mod tests;
 pub use evidence::{Evidence, LossPair, Measured, Observed};
 pub use near_duplicates::{NearDuplicate, Sketch, Sketches};
 pub use rating::Rating;
-pub use report::{OwnData, PenaltyReport, SeatReport};
+pub use report::{OwnData, SeatReport};
 pub use reputation::{Penalty, PenaltyReason, Reputation, Reputations, WindowScore};
 pub use schedule::whom_to_evaluate;
 pub use weights::weights;
@@ -42,10 +42,9 @@ use std::collections::BTreeMap;
 const UNOBSERVED_SHARE: f64 = 0.5;
 
 /// The judgement of one window.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     /// Replaces the reputations that the window was judged with.
-    #[serde(rename = "standings")]
     pub reputations: Reputations,
     /// One per seat of the evidence, in seat order.
     pub reports: Vec<SeatReport>,
@@ -82,63 +81,21 @@ pub fn judge(
         after.seat_mut(*seat).rating = rating;
     }
 
-    for (seat, observed) in &observed {
-        if let Observed::Valid { .. } = observed {
-            let remembered = after.seat_mut(*seat);
-            remembered.unmeasured = remembered.unmeasured.saturating_add(1);
-        }
-    }
-
-    // The own-data test, on the scale of this window (PROT-24), and the harm penalty (PROT-25).
+    // The own-data test, on the scale of this window (PROT-24), and penalties (PROT-25).
     let scale = score::gap_scale(gains.values());
     let mut outcomes = BTreeMap::new();
-    for (seat, gains) in &gains {
+    for (seat, observed) in &observed {
         let remembered = after.seat_mut(*seat);
-        if let Some(gap) = gains.gap() {
-            let share = observed[seat].trained_share(params.sequences_per_seat).unwrap_or(1.0);
-            let outcome = score::outcome(&gap, scale, share);
-            let windows = remembered.unmeasured.min(params.evaluation_wait_max).max(1);
-            (remembered.own_data_score, remembered.own_data_variance) = score::updated_own_data_score(
-                remembered.own_data_score,
-                remembered.own_data_variance,
-                outcome,
-                windows,
-            );
-            outcomes
-                .insert(*seat, OwnData { gap: gap.mean, error: gap.error, scale, outcome: outcome.value });
+        if let Observed::Valid { .. } = observed {
+            remembered.unmeasured = remembered.unmeasured.saturating_add(1);
         }
-        remembered.recover();
-        if gains.harms() {
-            remembered.penalties.push(Penalty::new(PenaltyReason::Harm, window));
+        if let Some(gains) = gains.get(seat) {
+            outcomes.extend(test_own_data(params, observed, gains, scale, remembered).map(|of| (*seat, of)));
+            record_evaluation(window, observed, gains, remembered);
         }
-        if observed[seat].near_duplicate().is_some_and(|near_duplicate| {
-            near_duplicates::is_copied(near_duplicate, window, gains.gap_in_errors())
-        }) {
-            remembered.penalties.push(Penalty::new(PenaltyReason::Duplicate, window));
-        }
-        remembered.evaluations = remembered.evaluations.saturating_add(1);
-        remembered.last_evaluated = Some(window);
-        remembered.unmeasured = 0;
     }
 
-    // The score (PROT-25) and the sum of the last ones (PROT-26). A seat that is not in the evidence was absent.
-    for (seat, remembered) in &mut after.seats {
-        let observed = observed.get(seat).copied().unwrap_or(&Observed::Absent);
-        if let Observed::Faulty { .. } = observed {
-            remembered.faults = remembered.faults.saturating_add(1);
-            if observed.is_proved() {
-                remembered.proved_faulty(window);
-            }
-        }
-        // Unobserved: half of the last share, so that showing bytes to few validators does not pay.
-        remembered.share =
-            observed.trained_share(params.sequences_per_seat).unwrap_or(remembered.share * UNOBSERVED_SHARE);
-    }
-    let median = median_rating(&after);
-    for remembered in after.seats.values_mut() {
-        let earned = WindowScore { score: remembered.score(median), penalty: remembered.penalty_factor() };
-        weights::remember(&mut remembered.recent, earned, params.epoch_windows);
-    }
+    let median = score_seats(params, window, &observed, &mut after);
     after.judged = Some(window);
     let weights = weights(&after);
 
@@ -159,6 +116,73 @@ pub fn judge(
     Verdict { reputations: after, reports, weights }
 }
 
+/// Moves the own-data score of a measured seat; `None` if too little was measured (PROT-24).
+fn test_own_data(
+    params: &RunParams,
+    observed: &Observed,
+    gains: &Gains,
+    scale: f64,
+    remembered: &mut Reputation,
+) -> Option<OwnData> {
+    let gap = gains.gap()?;
+    let share = observed.trained_share(params.sequences_per_seat).unwrap_or(1.0);
+    let outcome = score::outcome(&gap, scale, share);
+    let windows = remembered.unmeasured.min(params.evaluation_wait_max).max(1);
+    (remembered.own_data_score, remembered.own_data_variance) = score::updated_own_data_score(
+        remembered.own_data_score,
+        remembered.own_data_variance,
+        outcome,
+        windows,
+    );
+    Some(OwnData { gap: gap.mean, error: gap.error, scale, outcome: outcome.value })
+}
+
+/// Counts an evaluation: earlier penalties recover, and harm and copies are penalised (PROT-25).
+fn record_evaluation(window: Window, observed: &Observed, gains: &Gains, remembered: &mut Reputation) {
+    remembered.recover();
+    if gains.harms() {
+        remembered.penalise(PenaltyReason::Harm, window);
+    }
+    let near_duplicate = observed.near_duplicate();
+    if near_duplicate.is_some_and(|of| near_duplicates::is_copied(of, window, gains.gap_in_errors())) {
+        remembered.penalise(PenaltyReason::Duplicate, window);
+    }
+    remembered.evaluations = remembered.evaluations.saturating_add(1);
+    remembered.last_evaluated = Some(window);
+    remembered.unmeasured = 0;
+}
+
+/// Adds each seat's score (PROT-25) to the last ones (PROT-26). A seat that is not in the evidence was absent. Returns
+/// the median rating.
+fn score_seats(
+    params: &RunParams,
+    window: Window,
+    observed: &BTreeMap<SeatId, &Observed>,
+    after: &mut Reputations,
+) -> f64 {
+    for (seat, remembered) in &mut after.seats {
+        let observed = observed.get(seat).copied().unwrap_or(&Observed::Absent);
+        if let Observed::Faulty { .. } = observed {
+            remembered.faults = remembered.faults.saturating_add(1);
+            if observed.is_proved() {
+                remembered.proved_faulty(window);
+            }
+        }
+        // Unobserved: half of the last share, so that showing bytes to few validators does not pay.
+        remembered.share =
+            observed.trained_share(params.sequences_per_seat).unwrap_or(remembered.share * UNOBSERVED_SHARE);
+    }
+    // Weighted by their proven work.
+    let ordinals: Vec<(f64, f64)> =
+        after.seats.values().map(|seat| (seat.rating.ordinal(), seat.claim())).collect();
+    let median = rating::median_rating(&ordinals);
+    for remembered in after.seats.values_mut() {
+        let earned = WindowScore { score: remembered.score(median), penalty: remembered.penalty_factor() };
+        weights::remember(&mut remembered.recent, earned, params.epoch_windows);
+    }
+    median
+}
+
 /// In seat order. Of two holders of one uid, the later registration counts.
 fn by_seat(evidence: &[Evidence]) -> BTreeMap<SeatId, &Observed> {
     let mut by_uid = BTreeMap::<Uid, &Evidence>::new();
@@ -169,13 +193,6 @@ fn by_seat(evidence: &[Evidence]) -> BTreeMap<SeatId, &Observed> {
         }
     }
     by_uid.into_values().map(|evidence| (evidence.seat, &evidence.observed)).collect()
-}
-
-/// The median ordinal of the seats, weighted by their proven work (PROT-25).
-fn median_rating(reputations: &Reputations) -> f64 {
-    let ordinals: Vec<(f64, f64)> =
-        reputations.seats.values().map(|seat| (seat.rating.ordinal(), seat.claim())).collect();
-    rating::median_rating(&ordinals)
 }
 
 /// Ranks in the window's rating round, from 1: a seat ranks behind every seat whose work is significantly better, so

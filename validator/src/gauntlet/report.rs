@@ -4,14 +4,13 @@ use super::{
     evidence::Observed,
     near_duplicates::NearDuplicate,
     rating::Rating,
-    reputation::{PenaltyReason, Reputation, WindowScore},
+    reputation::{Penalty, Reputation, WindowScore},
     score::Gains,
 };
-use protocol::{SeatId, Window};
-use serde::{Deserialize, Serialize};
+use protocol::SeatId;
 
 /// One seat's window, for reading. The exact numbers are in its reputation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SeatReport {
     pub seat: SeatId,
     pub observed: Seen,
@@ -30,22 +29,17 @@ pub struct SeatReport {
     pub rating_after: Rating,
     pub ordinal: f64,
     /// The median ordinal of the seats, weighted by their work.
-    #[serde(rename = "field_ordinal")]
     pub median_rating: f64,
     /// The rating factor, from 0 to 1 (PROT-25).
-    #[serde(rename = "merit")]
     pub rating_factor: f64,
-    #[serde(rename = "mark_before")]
     pub own_data_score_before: f64,
-    #[serde(rename = "mark_after")]
     pub own_data_score_after: f64,
     /// `t/n`.
     pub trained_share: f64,
     /// The most similar contribution, if it is more similar than independent work can be.
-    #[serde(rename = "twin")]
     pub near_duplicate: Option<NearDuplicate>,
     /// Penalties on this window's score.
-    pub penalties: Vec<PenaltyReport>,
+    pub penalties: Vec<Penalty>,
     /// This window's score (PROT-25).
     pub score: f64,
     /// The weight to post, from the scores of the last epoch's number of windows.
@@ -53,8 +47,7 @@ pub struct SeatReport {
 }
 
 /// The observation of the seat.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Seen {
     Absent,
     Unobserved,
@@ -68,7 +61,7 @@ pub enum Seen {
 }
 
 /// The own-data test of one window (PROT-24).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OwnData {
     /// Relative gain on own data minus that on common data.
     pub gap: f64,
@@ -78,14 +71,6 @@ pub struct OwnData {
     pub scale: f64,
     /// From −1 to 1.
     pub outcome: f64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PenaltyReport {
-    pub reason: PenaltyReason,
-    pub since: Window,
-    pub factor: f64,
-    pub evaluations_remaining: u32,
 }
 
 /// What the gauntlet computed for a seat.
@@ -124,16 +109,7 @@ pub(super) fn of(seat: SeatId, facts: Facts<'_>, before: &Reputation, after: &Re
         own_data_score_after: after.own_data_score,
         trained_share: after.share,
         near_duplicate: facts.observed.near_duplicate().copied(),
-        penalties: after
-            .penalties
-            .iter()
-            .map(|penalty| PenaltyReport {
-                reason: penalty.reason,
-                since: penalty.since,
-                factor: penalty.factor(),
-                evaluations_remaining: penalty.remaining,
-            })
-            .collect(),
+        penalties: after.penalties.clone(),
         score: after.recent.last().map_or(0.0, WindowScore::paid),
         weight: facts.weight,
     }

@@ -2,9 +2,10 @@
 //! rating and forgives no penalty (PROT-25).
 
 use super::{exact, rating::Rating, score};
+pub use protocol::receipt::{Penalty, PenaltyReason};
 use protocol::{SeatId, Window};
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
 /// The part of the score that a new penalty leaves (PROT-25).
 const PENALTY_FACTOR: f64 = 0.25;
@@ -55,35 +56,6 @@ pub struct WindowScore {
     pub penalty: f64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Penalty {
-    pub reason: PenaltyReason,
-    pub since: Window,
-    /// Evaluations until it is gone.
-    pub remaining: u32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PenaltyReason {
-    /// The contribution made the model significantly worse (PROT-25).
-    Harm,
-    /// The contribution was a near-duplicate, and showed nothing of the seat's own data (PROT-25).
-    Duplicate,
-    /// The committed bytes are no contribution (PROT-14, PROT-25).
-    Fault,
-}
-
-impl fmt::Display for PenaltyReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            PenaltyReason::Harm => "harm",
-            PenaltyReason::Duplicate => "near-duplicate",
-            PenaltyReason::Fault => "fault",
-        })
-    }
-}
-
 impl WindowScore {
     /// The score after penalties.
     pub fn paid(&self) -> f64 {
@@ -91,15 +63,9 @@ impl WindowScore {
     }
 }
 
-impl Penalty {
-    pub(super) fn new(reason: PenaltyReason, since: Window) -> Penalty {
-        Penalty { reason, since, remaining: RECOVERY_EVALUATIONS }
-    }
-
-    /// What the score is multiplied by: 0.25 at first, rising linearly to 1.
-    pub fn factor(&self) -> f64 {
-        1.0 - (1.0 - PENALTY_FACTOR) * f64::from(self.remaining) / f64::from(RECOVERY_EVALUATIONS)
-    }
+/// What a penalty multiplies the score by: 0.25 at first, rising linearly to 1.
+pub fn factor(penalty: &Penalty) -> f64 {
+    1.0 - (1.0 - PENALTY_FACTOR) * f64::from(penalty.remaining) / f64::from(RECOVERY_EVALUATIONS)
 }
 
 impl Reputation {
@@ -131,7 +97,7 @@ impl Reputation {
     }
 
     pub fn penalty_factor(&self) -> f64 {
-        self.penalties.iter().map(Penalty::factor).product()
+        self.penalties.iter().map(factor).product()
     }
 
     /// Windows since the seat was last evaluated, or first seen.
@@ -139,10 +105,14 @@ impl Reputation {
         window.0.saturating_sub(self.last_evaluated.unwrap_or(self.first_seen).0)
     }
 
+    pub(super) fn penalise(&mut self, reason: PenaltyReason, window: Window) {
+        self.penalties.push(Penalty { reason, since: window, remaining: RECOVERY_EVALUATIONS });
+    }
+
     /// Adds the penalty for a fault that the seat's own bytes prove, in place of an earlier one.
     pub(super) fn proved_faulty(&mut self, window: Window) {
         self.penalties.retain(|penalty| penalty.reason != PenaltyReason::Fault);
-        self.penalties.push(Penalty::new(PenaltyReason::Fault, window));
+        self.penalise(PenaltyReason::Fault, window);
     }
 
     /// Counts one more evaluation.
@@ -207,7 +177,7 @@ mod tests {
     #[test]
     fn a_penalty_takes_three_quarters_and_is_gone_after_ten_evaluations() {
         let mut seat = Reputation::new(Window(0));
-        seat.penalties.push(Penalty::new(PenaltyReason::Harm, Window(3)));
+        seat.penalise(PenaltyReason::Harm, Window(3));
         assert_eq!(seat.penalty_factor(), 0.25);
         for evaluation in 1..10 {
             seat.recover();
@@ -222,12 +192,15 @@ mod tests {
     #[test]
     fn a_second_fault_restarts_the_penalty() {
         let mut seat = Reputation::new(Window(0));
-        seat.penalties.push(Penalty::new(PenaltyReason::Harm, Window(1)));
+        seat.penalise(PenaltyReason::Harm, Window(1));
         for window in 2..100 {
             seat.proved_faulty(Window(window));
         }
         assert_eq!(seat.penalties.len(), 2);
-        assert_eq!(seat.penalties[1], Penalty::new(PenaltyReason::Fault, Window(99)));
+        assert_eq!(
+            seat.penalties[1],
+            Penalty { reason: PenaltyReason::Fault, since: Window(99), remaining: RECOVERY_EVALUATIONS }
+        );
         assert_eq!(seat.penalty_factor(), 0.25 * 0.25);
     }
 

@@ -4,8 +4,8 @@
 //! compile.
 
 use crate::gauntlet::{
-    self, Evidence, LossPair, Measured, NearDuplicate, Observed, OwnData, Penalty, PenaltyReason, Rating,
-    Reputation, Reputations, SeatReport, Verdict, WindowScore,
+    self, Evidence, LossPair, Measured, NearDuplicate, Observed, OwnData, Rating, Reputation, Reputations,
+    SeatReport, Verdict, WindowScore,
 };
 use protocol::{
     Uid,
@@ -28,18 +28,11 @@ pub fn judgement(plan: Plan, evidence: &[Evidence], verdict: &Verdict) -> receip
     let Plan { held, budget, order } = plan;
     let common: Vec<receipt::Baseline> = evidence
         .iter()
-        .find_map(|evidence| match &evidence.observed {
-            Observed::Valid { measured: Some(measured), .. } => Some(&measured.common),
-            _ => None,
-        })
-        .map(|pairs| {
-            let baseline = |pair: &LossPair| receipt::Baseline {
-                sequence: pair.sequence,
-                before: ExactF64::of(pair.before),
-            };
-            pairs.iter().map(baseline).collect()
-        })
-        .unwrap_or_default();
+        .find_map(|evidence| evidence.observed.measured())
+        .into_iter()
+        .flat_map(|measured| &measured.common)
+        .map(|pair| receipt::Baseline { sequence: pair.sequence, before: ExactF64::of(pair.before) })
+        .collect();
     let observed: BTreeMap<_, _> =
         evidence.iter().map(|evidence| (evidence.seat, &evidence.observed)).collect();
     let seats = verdict.reports.iter().filter_map(|report| {
@@ -116,7 +109,7 @@ fn observed(observed: &receipt::Observed, common: &[receipt::Baseline]) -> Obser
     }
 }
 
-fn measured(measured: &receipt::Measured, common: &[receipt::Baseline]) -> Measured {
+pub(crate) fn measured(measured: &receipt::Measured, common: &[receipt::Baseline]) -> Measured {
     let receipt::Measured { own, common_after } = measured;
     let pair = |sequence: u64, before: ExactF64, after: ExactF64| LossPair {
         sequence,
@@ -178,7 +171,7 @@ pub fn reputations(reputations: &Reputations) -> receipt::Reputations {
             sigma: ExactF64::of(*sigma),
             own_data_score: ExactF64::of(*own_data_score),
             own_data_variance: ExactF64::of(*own_data_variance),
-            penalties: penalties.iter().map(penalty_in_receipt).collect(),
+            penalties: penalties.clone(),
             first_seen: *first_seen,
             last_evaluated: *last_evaluated,
             unmeasured: *unmeasured,
@@ -220,7 +213,7 @@ pub fn remembered(reputations: &receipt::Reputations) -> Reputations {
             rating: Rating { mu: mu.get(), sigma: sigma.get() },
             own_data_score: own_data_score.get(),
             own_data_variance: own_data_variance.get(),
-            penalties: penalties.iter().map(penalty).collect(),
+            penalties: penalties.clone(),
             first_seen: *first_seen,
             last_evaluated: *last_evaluated,
             unmeasured: *unmeasured,
@@ -238,26 +231,6 @@ pub fn remembered(reputations: &receipt::Reputations) -> Reputations {
         (of.seat, reputation)
     };
     Reputations { judged: *judged, seats: seats.iter().map(reputation).collect() }
-}
-
-fn penalty_in_receipt(penalty: &Penalty) -> receipt::Penalty {
-    let Penalty { reason, since, remaining } = *penalty;
-    let reason = match reason {
-        PenaltyReason::Harm => receipt::PenaltyReason::Harm,
-        PenaltyReason::Duplicate => receipt::PenaltyReason::Duplicate,
-        PenaltyReason::Fault => receipt::PenaltyReason::Fault,
-    };
-    receipt::Penalty { reason, since, remaining }
-}
-
-fn penalty(penalty: &receipt::Penalty) -> Penalty {
-    let receipt::Penalty { reason, since, remaining } = *penalty;
-    let reason = match reason {
-        receipt::PenaltyReason::Harm => PenaltyReason::Harm,
-        receipt::PenaltyReason::Duplicate => PenaltyReason::Duplicate,
-        receipt::PenaltyReason::Fault => PenaltyReason::Fault,
-    };
-    Penalty { reason, since, remaining }
 }
 
 /// Judges the window again from the receipt alone: its earlier reputations and its evidence.

@@ -17,16 +17,16 @@ pub struct Published {
 
 /// Why a receipt is not on the chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotAnchored {
-    pub reason: String,
-    /// It never will be: the chain has forgotten the window, or has another receipt for it, or the receipt is lost.
-    pub for_good: bool,
+pub enum NotAnchored {
+    Retry(String),
+    /// The chain has forgotten the window, or has another receipt for it, or the receipt is lost.
+    Never(String),
 }
 
 impl Published {
     /// Whether there is nothing left to try.
     pub fn is_over(&self) -> bool {
-        self.anchored.as_ref().map_or_else(|not| not.for_good, |()| true)
+        !matches!(self.anchored, Err(NotAnchored::Retry(_)))
     }
 }
 
@@ -44,7 +44,7 @@ pub async fn publish(
         let length = u64::try_from(bytes.as_ref().map_or(0, Vec::len)).unwrap_or(u64::MAX);
         let anchored = match bytes {
             Some(bytes) => publish_one(&*store, &*chain, run, uid, window, digest, bytes).await,
-            None => not_anchored("its file is missing or damaged: an audit finds it missing", true),
+            None => never("its file is missing or damaged: an audit finds it missing".to_owned()),
         };
         let published = Published { window, digest, bytes: length, anchored };
         let is_over = published.is_over();
@@ -66,7 +66,8 @@ async fn publish_one(
     bytes: Vec<u8>,
 ) -> Result<(), NotAnchored> {
     if let Err(error) = store.put(&keys::receipt(run, window, uid, &digest), bytes.into()).await {
-        return not_anchored(format!("our bucket did not take it: {}", error_chain(&error)), false);
+        let reason = format!("our bucket did not take it: {}", error_chain(&error));
+        return Err(NotAnchored::Retry(reason));
     }
     let error = match chain.submit(Call::AnchorReceipts { run, window, digest }).await {
         Ok(_) => return Ok(()),
@@ -77,20 +78,20 @@ async fn publish_one(
         let view = chain.window(run, window).await.ok().flatten();
         let anchored = view.and_then(|view| view.receipts.iter().find(|(of, _)| *of == uid).copied());
         return match anchored {
-            Some((_, anchored)) if anchored != digest => not_anchored(
-                format!("the chain has another receipt of ours for this window, {anchored}"),
-                true,
-            ),
+            Some((_, anchored)) if anchored != digest => {
+                never(format!("the chain has another receipt of ours for this window, {anchored}"))
+            }
             _ => Ok(()),
         };
     }
-    let for_good = matches!(
-        error.refusal(),
-        Some(Refusal::WindowNotKept | Refusal::NotInThisWindow | Refusal::NotASeat | Refusal::NotAValidator)
-    );
-    not_anchored(error_chain(&error), for_good)
+    match error.refusal() {
+        Some(
+            Refusal::WindowNotKept | Refusal::NotInThisWindow | Refusal::NotASeat | Refusal::NotAValidator,
+        ) => never(error_chain(&error)),
+        _ => Err(NotAnchored::Retry(error_chain(&error))),
+    }
 }
 
-fn not_anchored(reason: impl Into<String>, for_good: bool) -> Result<(), NotAnchored> {
-    Err(NotAnchored { reason: reason.into(), for_good })
+fn never(reason: String) -> Result<(), NotAnchored> {
+    Err(NotAnchored::Never(reason))
 }

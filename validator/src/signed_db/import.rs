@@ -8,12 +8,12 @@
 //! | `receipts/RUN/WINDOW.pending`, `.receipt` | signed receipts: these files stay, under the name `.receipt` |
 //! | `standings.json` | reputations of the run |
 
-use super::{Change, ImportedFiles, LOSS, ReceiptRecord, SignedDbError, WeightVote, WindowReport};
-use crate::{gauntlet::Reputations, report::form};
+use super::{ImportedFiles, LOSS, ReceiptRecord, Rows, SignedDbError, WeightVote, WindowReport};
+use crate::{attest::attestation, gather::Gathered, gauntlet::Reputations, report::form};
 use node::durable::FileError;
 use protocol::{
     Digest, RunId, RunParams, Uid, Window,
-    receipt::{Attestation, MergeRecord, Receipt, ReportedFault},
+    receipt::{Attestation, MergeRecord, Receipt},
     view::{Verdict, Vote},
 };
 use serde::{Deserialize, de::DeserializeOwned};
@@ -31,13 +31,6 @@ const REPUTATIONS: &str = "standings.json";
 const REPORTS: &str = "said.json";
 const PENDING: &str = "pending";
 const PUBLISHED: &str = "receipt";
-
-/// The rows to write, and the files that they were read from.
-#[derive(Default)]
-pub(super) struct Imported {
-    pub changes: Vec<(RunId, Change)>,
-    pub files: ImportedFiles,
-}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -57,63 +50,46 @@ struct OldCommitted {
     vote: Option<Vote>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OldReport {
-    base: Digest,
-    attested: Option<Attestation>,
-    merged: Option<MergeRecord>,
-}
-
-/// Everything that an older release kept in `directory`. `run` is the run of the reputations, which were not kept by
-/// run.
-pub(super) fn read(directory: &Path, run: RunId, params: &RunParams) -> Result<Imported, SignedDbError> {
+/// Everything that an older release kept in `directory`: the rows of each run, and the files that they were read from.
+/// `run` is the run of the reputations, which were not kept by run.
+pub(super) fn read(
+    directory: &Path,
+    run: RunId,
+    params: &RunParams,
+) -> Result<(BTreeMap<RunId, Rows>, ImportedFiles), SignedDbError> {
     let mut files = ImportedFiles::new();
-    let mut changes: Vec<(RunId, Change)> = Vec::new();
+    let mut rows = BTreeMap::<RunId, Rows>::new();
     let loss = "A weight vote that it held earns no dividends for its epoch";
     let votes: Option<Vec<OldWeightVote>> = read_json(directory, WEIGHT_VOTES, loss, &mut files)?;
     for OldWeightVote { run, epoch, weights, salt } in votes.into_iter().flatten() {
         let vote = WeightVote { epoch, weights, salt: salt.0 };
-        changes.push((run, Change::PutWeightVote(vote)));
+        rows.entry(run).or_default().weight_votes.insert(epoch, vote);
     }
 
     let loss = "An attestation or vote that it held and that is not revealed does not count";
-    let mut committed: Option<OldCommitted> = read_json(directory, COMMITTED, loss, &mut files)?;
+    let committed: Option<OldCommitted> = read_json(directory, COMMITTED, loss, &mut files)?;
     let mut signed = None;
     for of in runs(directory)? {
         let name = format!("{RECEIPTS}/{of}/{REPORTS}");
         let loss = "Receipts of the windows that it held say nothing of attestation and vote";
-        let reports: Option<Vec<(Window, OldReport)>> = read_json(directory, &name, loss, &mut files)?;
-        let mut reports: BTreeMap<Window, WindowReport> = reports
-            .into_iter()
-            .flatten()
-            .map(|(window, OldReport { base, attested, merged })| {
-                (window, WindowReport { base, attestation: attested, merged })
-            })
-            .collect();
+        let reports: Option<Vec<(Window, WindowReport)>> = read_json(directory, &name, loss, &mut files)?;
         let receipts = receipts(directory, of)?;
-        if let Some(committed) = committed.take_if(|committed| committed.run == of) {
-            restore(&mut reports, committed);
-        }
-        if let Some(latest) = receipts.keys().next_back() {
-            reports.retain(|window, _| latest < window);
-        }
-        changes.extend(puts(of, reports));
-        let latest = receipts.last_key_value().map(|(window, (path, ..))| (*window, path.clone()));
-        for (window, (_, digest, is_published)) in receipts {
-            changes.push((of, Change::PutReceipt(window, ReceiptRecord { digest, is_published })));
-        }
-        if let Some((_, path)) = latest.filter(|_| of == run) {
-            let receipt = Receipt::open(&read_file(&path)?.unwrap_or_default(), params)
-                .map_err(|source| SignedDbError::DamagedReceipt { path, source })?;
+        if let Some((path, _)) = receipts.values().next_back().filter(|_| of == run) {
+            let receipt = Receipt::open(&read_file(path)?.unwrap_or_default(), params)
+                .map_err(|source| SignedDbError::DamagedReceipt { path: path.clone(), source })?;
             signed = Some(form::remembered(receipt.after()));
         }
+        let rows = rows.entry(of).or_default();
+        rows.reports.extend(reports.into_iter().flatten());
+        rows.receipts = receipts.into_iter().map(|(window, (_, record))| (window, record)).collect();
     }
     if let Some(committed) = committed {
-        let mut reports = BTreeMap::new();
-        let of = committed.run;
-        restore(&mut reports, committed);
-        changes.extend(puts(of, reports));
+        restore(&mut rows.entry(committed.run).or_default().reports, committed);
+    }
+    for rows in rows.values_mut() {
+        if let Some((latest, _)) = rows.receipts.last_key_value() {
+            rows.reports.retain(|window, _| latest < window);
+        }
     }
 
     let stored: Option<Reputations> = read_json(directory, REPUTATIONS, LOSS, &mut files)?;
@@ -122,12 +98,8 @@ pub(super) fn read(directory: &Path, run: RunId, params: &RunParams) -> Result<I
         .into_iter()
         .flatten()
         .reduce(|stored, signed| if stored.judged < signed.judged { signed } else { stored });
-    changes.extend(later.map(|reputations| (run, Change::PutReputations(reputations))));
-    Ok(Imported { changes, files })
-}
-
-fn puts(run: RunId, reports: BTreeMap<Window, WindowReport>) -> impl Iterator<Item = (RunId, Change)> {
-    reports.into_iter().map(move |(window, report)| (run, Change::PutReport(window, report)))
+    rows.entry(run).or_default().reputations = later.unwrap_or_default();
+    Ok((rows, files))
 }
 
 /// Renames imported files to `NAME.migrated`, and pending receipts to their names of today.
@@ -167,13 +139,7 @@ fn restore(reports: &mut BTreeMap<Window, WindowReport>, committed: OldCommitted
     if let Some(verdicts) = verdicts
         && report.attestation.as_ref().map(Attestation::verdicts).as_ref() != Some(&verdicts)
     {
-        let of = |wanted| verdicts.iter().filter(move |(_, verdict)| *verdict == wanted).map(|(uid, _)| *uid);
-        let fault = |uid| ReportedFault { uid, label: "unsaid".to_owned(), detail: String::new() };
-        report.attestation = Some(Attestation {
-            valid: of(Verdict::Valid).collect(),
-            faulty: of(Verdict::Faulty).map(fault).collect(),
-            not_observed: Vec::new(),
-        });
+        report.attestation = Some(attestation(&verdicts, &Gathered::default(), &BTreeMap::new()));
     }
     if let Some(vote) = vote.filter(|vote| report.vote() != Some(*vote)) {
         let Vote { update, state_root } = vote;
@@ -189,17 +155,17 @@ fn runs(directory: &Path) -> Result<Vec<RunId>, SignedDbError> {
     Ok(runs)
 }
 
-/// Each window's receipt: its file, digest, and whether it is published.
+/// Each window's receipt, with its file.
 fn receipts(
     directory: &Path,
     run: RunId,
-) -> Result<BTreeMap<Window, (PathBuf, Digest, bool)>, SignedDbError> {
+) -> Result<BTreeMap<Window, (PathBuf, ReceiptRecord)>, SignedDbError> {
     let mut receipts = BTreeMap::new();
     for (path, window, kind) in receipt_files(directory, run)? {
         let is_published = kind == PUBLISHED;
         if is_published || !receipts.contains_key(&window) {
             let digest = Digest::of(&read_file(&path)?.unwrap_or_default());
-            receipts.insert(window, (path, digest, is_published));
+            receipts.insert(window, (path, ReceiptRecord { digest, is_published }));
         }
     }
     Ok(receipts)

@@ -215,7 +215,7 @@ fn a_damaged_database_is_refused_with_its_path_and_what_its_loss_costs() {
         fs::write(&path, damaged).unwrap();
         let refused = refused(directory.path());
         assert!(matches!(refused, SignedDbError::Damaged { .. }), "{refused:?}");
-        assert!(!refused.is_full());
+        assert!(!node::durable::is_full(&refused));
         let text = refused.to_string();
         assert!(text.contains("signed.redb") && text.contains("earns no dividends"), "{text}");
     }

@@ -83,7 +83,7 @@ pub(super) async fn create(create: CreateRun, output: &mut Output<'_>) -> anyhow
         dataset: create.dataset.clone(),
         ..Flags::default()
     })?;
-    let Some(directory) = &settings.dataset else {
+    let Some(directory) = &settings.reading.dataset else {
         bail!("no dataset: prepare one with `mettle dataset prepare`, then add --dataset DIR");
     };
     let Some(bucket) = &settings.store else {
@@ -102,7 +102,7 @@ pub(super) async fn create(create: CreateRun, output: &mut Output<'_>) -> anyhow
     };
     let ready = create::prepare(&mut new).await?;
     open::check_bucket(&store, &open::fetcher(&new.params)?, &create.origin).await?;
-    let mut session = SigningSession::open(&settings.chain).await?;
+    let mut session = SigningSession::open(&settings.reading.chain).await?;
     let signer = Signer {
         source: settings.key.clone(),
         password_file: settings.password_file.clone(),

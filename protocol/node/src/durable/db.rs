@@ -34,16 +34,6 @@ pub enum DbError {
 }
 
 impl DbError {
-    /// Whether the disk is full.
-    pub fn is_full(&self) -> bool {
-        match self {
-            DbError::Open { source, .. } | DbError::Access { source, .. } => {
-                matches!(source, redb::Error::Io(error) if is_full(error))
-            }
-            DbError::Entry { .. } => false,
-        }
-    }
-
     /// Whether the file is no database, or a damaged one.
     pub fn is_damaged(&self) -> bool {
         match self {
@@ -59,19 +49,20 @@ impl DbError {
     }
 }
 
+/// A value with a SCALE encoding.
+pub trait Scale: Encode + Decode {}
+
+impl<T: Encode + Decode> Scale for T {}
+
 /// A table with a fixed name, whose keys and values are SCALE-encoded.
 pub struct Table<K, V> {
     name: &'static str,
     entries: PhantomData<fn(K) -> V>,
 }
 
-impl<K: Encode + Decode, V: Encode + Decode> Table<K, V> {
+impl<K: Scale, V: Scale> Table<K, V> {
     pub const fn new(name: &'static str) -> Table<K, V> {
         Table { name, entries: PhantomData }
-    }
-
-    fn definition(&self) -> TableDefinition<'static, &'static [u8], &'static [u8]> {
-        TableDefinition::new(self.name)
     }
 
     fn decode<T: Decode>(&self, bytes: &[u8]) -> Result<T, DbError> {
@@ -86,44 +77,28 @@ pub struct Transaction<'a> {
 }
 
 impl Transaction<'_> {
-    pub fn get<K, V>(&self, table: &Table<K, V>, key: &K) -> Result<Option<V>, DbError>
-    where
-        K: Encode + Decode,
-        V: Encode + Decode,
-    {
-        let opened = self.inner.open_table(table.definition()).map_err(|error| self.failed(error))?;
+    pub fn get<K: Scale, V: Scale>(&self, table: &Table<K, V>, key: &K) -> Result<Option<V>, DbError> {
+        let opened = self.open(table)?;
         let found = opened.get(&key.encode()[..]).map_err(|error| self.failed(error))?;
         found.map(|bytes| table.decode(bytes.value())).transpose()
     }
 
     /// Inserts an entry, in place of the one of the same key.
-    pub fn put<K, V>(&self, table: &Table<K, V>, key: &K, value: &V) -> Result<(), DbError>
-    where
-        K: Encode + Decode,
-        V: Encode + Decode,
-    {
-        let mut opened = self.inner.open_table(table.definition()).map_err(|error| self.failed(error))?;
+    pub fn put<K: Scale, V: Scale>(&self, table: &Table<K, V>, key: &K, value: &V) -> Result<(), DbError> {
+        let mut opened = self.open(table)?;
         opened.insert(&key.encode()[..], &value.encode()[..]).map_err(|error| self.failed(error))?;
         Ok(())
     }
 
-    pub fn remove<K, V>(&self, table: &Table<K, V>, key: &K) -> Result<(), DbError>
-    where
-        K: Encode + Decode,
-        V: Encode + Decode,
-    {
-        let mut opened = self.inner.open_table(table.definition()).map_err(|error| self.failed(error))?;
+    pub fn remove<K: Scale, V: Scale>(&self, table: &Table<K, V>, key: &K) -> Result<(), DbError> {
+        let mut opened = self.open(table)?;
         opened.remove(&key.encode()[..]).map_err(|error| self.failed(error))?;
         Ok(())
     }
 
     /// All entries, in the order of their keys.
-    pub fn entries<K, V>(&self, table: &Table<K, V>) -> Result<Vec<(K, V)>, DbError>
-    where
-        K: Encode + Decode + Ord,
-        V: Encode + Decode,
-    {
-        let opened = self.inner.open_table(table.definition()).map_err(|error| self.failed(error))?;
+    pub fn entries<K: Scale + Ord, V: Scale>(&self, table: &Table<K, V>) -> Result<Vec<(K, V)>, DbError> {
+        let opened = self.open(table)?;
         let mut entries = Vec::new();
         for entry in opened.iter().map_err(|error| self.failed(error))? {
             let (key, value) = entry.map_err(|error| self.failed(error))?;
@@ -132,6 +107,13 @@ impl Transaction<'_> {
         // SCALE writes the lowest byte of a number first, so the file's order is another one.
         entries.sort_by(|(one, _), (other, _)| one.cmp(other));
         Ok(entries)
+    }
+
+    fn open<K: Scale, V: Scale>(
+        &self,
+        table: &Table<K, V>,
+    ) -> Result<redb::Table<'_, &'static [u8], &'static [u8]>, DbError> {
+        self.inner.open_table(TableDefinition::new(table.name)).map_err(|error| self.failed(error))
     }
 
     fn failed(&self, error: impl Into<redb::Error>) -> DbError {
@@ -186,7 +168,7 @@ impl Db {
 
     fn retry_without_ballast<T>(&self, attempt: impl Fn() -> Result<T, DbError>) -> Result<T, DbError> {
         match attempt() {
-            Err(full) if full.is_full() && self.ballast.release() => {
+            Err(full) if is_full(&full) && self.ballast.release() => {
                 tracing::warn!(path = %self.path.display(), "the disk is full: deleted the ballast to write what is signed");
                 attempt()
             }
@@ -263,7 +245,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("node.redb"), "no database").unwrap();
         let refused = open(directory.path()).unwrap_err();
-        assert!(refused.is_damaged() && !refused.is_full(), "{refused:?}");
+        assert!(refused.is_damaged() && !is_full(&refused), "{refused:?}");
         assert!(refused.to_string().contains("node.redb"));
     }
 
@@ -283,7 +265,7 @@ mod tests {
             path: "node.redb".into(),
             source: redb::Error::Io(kind.into()),
         };
-        assert!(error(io::ErrorKind::StorageFull).is_full());
-        assert!(!error(io::ErrorKind::PermissionDenied).is_full());
+        assert!(is_full(&error(io::ErrorKind::StorageFull)));
+        assert!(!is_full(&error(io::ErrorKind::PermissionDenied)));
     }
 }

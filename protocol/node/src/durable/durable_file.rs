@@ -55,23 +55,19 @@ impl DurableFile {
     ///
     /// # Errors
     /// If `fill` or the disk fails. The files that were there are then unchanged, unless only the last sync failed;
-    /// that error is never [full](FileError::is_full).
+    /// that error is never [full](is_full).
     pub fn write(&self, fill: impl Fn(&mut dyn Write) -> io::Result<()>) -> Result<u64, FileError> {
         let failed = |source: io::Error| {
-            let bytes = if is_full(&source) { length_of(&fill) } else { None };
-            let source = match bytes {
-                Some(bytes) => with_need(source, bytes),
-                None => source,
+            let mut counting = Hashing::new(io::sink());
+            let source = match is_full(&source) && fill(&mut counting).is_ok() {
+                true => with_need(source, counting.bytes + DIGEST as u64),
+                false => source,
             };
             FileError::Write { path: self.path.clone(), source }
         };
         self.remove_unfinished();
         let mut file = PendingFile::create(&self.path, Readers::Owner).map_err(failed)?;
-        let mut sink = Hashing {
-            inner: BufWriter::with_capacity(PIECE, file.file()),
-            hasher: blake3::Hasher::new(),
-            bytes: 0,
-        };
+        let mut sink = Hashing::new(BufWriter::with_capacity(PIECE, file.file()));
         fill(&mut sink).map_err(failed)?;
         let digest = sink.hasher.finalize();
         sink.inner.write_all(digest.as_bytes()).and_then(|()| sink.inner.flush()).map_err(failed)?;
@@ -136,17 +132,13 @@ impl DurableFile {
     /// An unfinished file may be as large as a whole one, and the next needs the space.
     fn remove_unfinished(&self) {
         let unfinished = pending_prefix(&self.path);
-        let Ok(entries) = fs::read_dir(self.directory()) else { return };
+        let Ok(entries) = fs::read_dir(directory_of(&self.path)) else { return };
         for entry in entries.flatten() {
             if entry.file_name().to_str().is_some_and(|name| name.starts_with(&unfinished)) {
                 // Should it stay, nothing reads it.
                 let _ = fs::remove_file(entry.path());
             }
         }
-    }
-
-    fn directory(&self) -> &Path {
-        directory_of(&self.path)
     }
 }
 
@@ -156,32 +148,17 @@ fn with(path: &Path, extension: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// How long a file is that `fill` writes.
-fn length_of(fill: impl Fn(&mut dyn Write) -> io::Result<()>) -> Option<u64> {
-    let mut counting = Counting(0);
-    fill(&mut counting).ok()?;
-    Some(counting.0 + DIGEST as u64)
-}
-
-/// Counts what passes.
-struct Counting(u64);
-
-impl Write for Counting {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0 += bytes.len() as u64;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Counts and hashes what passes.
+/// Counts and hashes the bytes that pass.
 struct Hashing<W> {
     inner: W,
     hasher: blake3::Hasher,
     bytes: u64,
+}
+
+impl<W> Hashing<W> {
+    fn new(inner: W) -> Hashing<W> {
+        Hashing { inner, hasher: blake3::Hasher::new(), bytes: 0 }
+    }
 }
 
 impl<W: Write> Write for Hashing<W> {
@@ -338,7 +315,7 @@ mod tests {
 
     fn names(kept: &DurableFile) -> Vec<String> {
         let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
-        let mut names: Vec<String> = fs::read_dir(kept.directory()).unwrap().map(name).collect();
+        let mut names: Vec<String> = fs::read_dir(directory_of(kept.path())).unwrap().map(name).collect();
         names.sort();
         names
     }
@@ -366,7 +343,7 @@ mod tests {
         let kept = kept(directory.path());
         write(&kept, b"one");
         fs::rename(kept.path(), kept.backup_path()).unwrap();
-        fs::write(kept.directory().join(".state.unfinished-x"), "two").unwrap();
+        fs::write(directory_of(kept.path()).join(".state.unfinished-x"), "two").unwrap();
         assert_eq!(read(&kept).unwrap(), backup(b"one"));
         write(&kept, b"two");
         assert_eq!(names(&kept), ["state", "state.before"], "what was cut off is gone");

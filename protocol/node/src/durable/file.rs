@@ -3,6 +3,7 @@
 
 use dataset::durable::{Readers, UNFINISHED};
 use std::{
+    error::Error,
     fs, io,
     path::{Path, PathBuf},
     time::Duration,
@@ -22,38 +23,33 @@ pub enum FileError {
     Damaged { path: PathBuf },
 }
 
-impl FileError {
-    /// Whether the disk is full. The same write succeeds once there is space.
-    pub fn is_full(&self) -> bool {
-        matches!(self, FileError::Write { source, .. } if is_full(source))
-    }
-}
-
-/// Whether a write failed for want of space: on the disk, in a quota, or below a limit on a file's length.
-pub fn is_full(error: &io::Error) -> bool {
+/// Whether an error, or one of its causes, is a write that failed for want of space: on the disk, in a quota, or below
+/// a limit on a file's length. The same write succeeds once there is space.
+pub fn is_full(error: &(dyn Error + 'static)) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
-    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        let io = match cause.downcast_ref() {
+            Some(redb::Error::Io(error)) => Some(error),
+            _ => cause.downcast_ref::<io::Error>(),
+        };
+        if io.is_some_and(|error| matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)) {
+            return true;
+        }
+        next = cause.source();
+    }
+    false
 }
 
-/// A full disk, with the space that the write needs. The kind of the error stays the same.
-#[derive(Debug, thiserror::Error)]
-#[error("{bytes} bytes are needed: {what_to_do}")]
-struct Needs {
-    bytes: u64,
-    what_to_do: &'static str,
-    source: io::Error,
-}
-
-/// Adds the needed bytes to an error that says that the disk is [full](is_full).
+/// Adds the needed bytes to an error that says that the disk is [full](is_full). Its kind stays the same.
 pub(crate) fn with_need(error: io::Error, bytes: u64) -> io::Error {
     let what_to_do = match error.kind() {
         io::ErrorKind::FileTooLarge => "make room, or raise the limit on a file's length",
         _ => "make room",
     };
-    if is_full(&error) {
-        io::Error::new(error.kind(), Needs { bytes, what_to_do, source: error })
-    } else {
-        error
+    match is_full(&error) {
+        true => io::Error::new(error.kind(), format!("{bytes} bytes are needed: {what_to_do}: {error}")),
+        false => error,
     }
 }
 
@@ -124,7 +120,7 @@ mod tests {
             path: "state".into(),
             source: with_need(io::ErrorKind::StorageFull.into(), 4711),
         };
-        assert!(error.is_full());
+        assert!(is_full(&error));
         let said = crate::error_chain(&error);
         assert!(
             said.contains("state")

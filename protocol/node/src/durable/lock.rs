@@ -32,13 +32,6 @@ pub enum LockError {
     Io { directory: PathBuf, source: io::Error },
 }
 
-impl LockError {
-    /// Whether the disk is full. The lock is an empty file, so only a full table of files refuses it.
-    pub fn is_full(&self) -> bool {
-        matches!(self, LockError::Io { source, .. } if super::is_full(source))
-    }
-}
-
 impl DirectoryLock {
     /// Locks `directory`, which must exist. Needs no space on the disk.
     ///

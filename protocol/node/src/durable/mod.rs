@@ -9,7 +9,7 @@ mod lock;
 
 pub use ballast::Ballast;
 pub use db::{Db, DbError, Table, Transaction};
-pub use disk_full::{DiskFullRetry, DiskStatus, IfFull, retry_while_full};
+pub use disk_full::{DiskFullRetry, DiskStatus, retry_while_full};
 pub use durable_file::{
     DurableFile, DurableReader, Recovered, read_values, read_vector, write_values, write_vector,
 };

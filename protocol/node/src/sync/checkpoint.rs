@@ -10,10 +10,7 @@ use bytes::Bytes;
 use codec::{Decode, DecodeAll as _, Encode};
 use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
 use protocol::{Digest, RunId, Window, keys, lineage, view::Checkpoint};
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::Path};
 use store::{Fetch, Limits, Store, StoreError};
 
 /// Pieces on their way into our bucket at once.
@@ -45,18 +42,6 @@ pub enum CheckpointError {
     Put(#[from] StoreError),
     #[error("a state without its buffer is no checkpoint")]
     NoBuffer,
-}
-
-impl CheckpointError {
-    /// Whether the disk took no more of it. What has come stays there.
-    pub fn is_full(&self) -> bool {
-        match self {
-            CheckpointError::Pieces(PiecesError::File(error)) | CheckpointError::File(error) => {
-                error.is_full()
-            }
-            _ => false,
-        }
-    }
 }
 
 impl CheckpointManifest {
@@ -115,29 +100,26 @@ pub fn publish<'a>(
     store: &'a dyn Store,
     state: &'a mut ModelState,
 ) -> BoxFuture<'a, Result<Checkpoint, CheckpointError>> {
-    Box::pin(publish_pieces(blocking, store, state))
-}
-
-async fn publish_pieces(
-    blocking: Blocking,
-    store: &dyn Store,
-    state: &mut ModelState,
-) -> Result<Checkpoint, CheckpointError> {
-    let manifest = blocking.with(state, |state| CheckpointManifest::of(state)).await;
-    let manifest = manifest.ok_or(CheckpointError::NoBuffer)?;
-    let buffer = state.buffer.as_ref().ok_or(CheckpointError::NoBuffer)?;
-    let named =
-        manifest.weights.iter().zip(pieces(&state.theta)).chain(manifest.buffer.iter().zip(pieces(buffer)));
-    // The same bytes may belong in several places.
-    let named: BTreeMap<Digest, &[f32]> = named.map(|(digest, piece)| (*digest, piece)).collect();
-    stream::iter(named.keys().copied())
-        .map(|digest| publish_piece(store, digest, named[&digest]))
-        .buffer_unordered(PIECES_UP_AT_ONCE)
-        .try_for_each(|()| std::future::ready(Ok(())))
-        .await?;
-    let root = manifest.state_root();
-    store.put(&keys::checkpoint(state.run, state.window, &root), Bytes::from(manifest.encode())).await?;
-    Ok(Checkpoint { window: state.window, state_root: root, lineage: state.lineage })
+    Box::pin(async move {
+        let manifest = blocking.with(state, |state| CheckpointManifest::of(state)).await;
+        let manifest = manifest.ok_or(CheckpointError::NoBuffer)?;
+        let buffer = state.buffer.as_ref().ok_or(CheckpointError::NoBuffer)?;
+        let named = manifest
+            .weights
+            .iter()
+            .zip(pieces(&state.theta))
+            .chain(manifest.buffer.iter().zip(pieces(buffer)));
+        // The same bytes may belong in several places.
+        let named: BTreeMap<Digest, &[f32]> = named.map(|(digest, piece)| (*digest, piece)).collect();
+        stream::iter(named.keys().copied())
+            .map(|digest| publish_piece(store, digest, named[&digest]))
+            .buffer_unordered(PIECES_UP_AT_ONCE)
+            .try_for_each(|()| std::future::ready(Ok(())))
+            .await?;
+        let root = manifest.state_root();
+        store.put(&keys::checkpoint(state.run, state.window, &root), Bytes::from(manifest.encode())).await?;
+        Ok(Checkpoint { window: state.window, state_root: root, lineage: state.lineage })
+    })
 }
 
 async fn publish_piece(store: &dyn Store, digest: Digest, piece: &[f32]) -> Result<(), StoreError> {
@@ -183,9 +165,11 @@ pub async fn manifest(
     Err(CheckpointError::NoManifest { last })
 }
 
-/// Fetches a checkpoint piece by piece, each checked as it comes. Without `with_buffer` only the weights, which is
-/// what a miner needs.
+/// Fetches a checkpoint piece by piece, each checked as it comes: into memory, or through a file in `directory`, so that
+/// a killed process resumes. The file stays until [`forget`] is called, after the state is saved. Without `with_buffer`
+/// only the weights, which is what a miner needs.
 pub async fn fetch(
+    directory: Option<&Path>,
     fetch: &dyn Fetch,
     mirrors: &Mirrors,
     run: RunId,
@@ -194,40 +178,43 @@ pub async fn fetch(
     with_buffer: bool,
 ) -> Result<ModelState, CheckpointError> {
     let manifest = manifest(fetch, mirrors, run, checkpoint, values).await?;
-    let mut theta = vec![0.0; values];
-    let mut buffer = with_buffer.then(|| vec![0.0; values]);
-    let mut place = InMemory { rows: vec![&mut theta] };
-    place.rows.extend(buffer.as_deref_mut());
-    let wanted: Vec<Wanted> = manifest.wanted(with_buffer).collect();
-    fetch_pieces(fetch, mirrors, &wanted, &mut place).await?.log();
+    let (theta, buffer) = match directory {
+        Some(directory) => {
+            let path = directory.join(format!("{PARTIAL}{}-{}", checkpoint.window.0, checkpoint.state_root));
+            forget_but(directory, Some(&path));
+            fetch_through(&path, fetch, mirrors, &manifest, values, with_buffer).await?
+        }
+        None => {
+            let (mut theta, mut buffer) = (vec![0.0; values], with_buffer.then(|| vec![0.0; values]));
+            let mut place = InMemory { rows: vec![&mut theta] };
+            place.rows.extend(buffer.as_deref_mut());
+            let wanted: Vec<Wanted> = manifest.wanted(with_buffer).collect();
+            fetch_pieces(fetch, mirrors, &wanted, &mut place).await?.log();
+            (theta, buffer)
+        }
+    };
     Ok(ModelState { run, window: checkpoint.window, lineage: checkpoint.lineage, theta, buffer })
 }
 
-/// As [`fetch`](fn@fetch), but through a file in `directory`, so that a killed process resumes. The file stays until
-/// [`forget`] is called, after the state is saved.
-pub async fn fetch_via(
-    directory: &Path,
+/// Fetches into the file at `path`, and reads weights and buffer from it. Pieces that the disk has damaged meanwhile
+/// are fetched again.
+async fn fetch_through(
+    path: &Path,
     fetch: &dyn Fetch,
     mirrors: &Mirrors,
-    run: RunId,
-    checkpoint: &Checkpoint,
+    manifest: &CheckpointManifest,
     values: usize,
     with_buffer: bool,
-) -> Result<ModelState, CheckpointError> {
-    let manifest = manifest(fetch, mirrors, run, checkpoint, values).await?;
-    let path = partial_path(directory, checkpoint);
-    forget_but(directory, Some(&path));
+) -> Result<(Vec<f32>, Option<Vec<f32>>), CheckpointError> {
     loop {
-        let partial = fill(&path, fetch, mirrors, &manifest, values, with_buffer).await?;
+        let partial = fill(path, fetch, mirrors, manifest, values, with_buffer).await?;
         let Some(theta) = partial.row(0, manifest.weights.clone()).await? else { continue };
-        let buffer = match with_buffer {
-            true => match partial.row(1, manifest.buffer.clone()).await? {
-                Some(buffer) => Some(buffer),
-                None => continue,
-            },
-            false => None,
-        };
-        return Ok(ModelState { run, window: checkpoint.window, lineage: checkpoint.lineage, theta, buffer });
+        if !with_buffer {
+            return Ok((theta, None));
+        }
+        if let Some(buffer) = partial.row(1, manifest.buffer.clone()).await? {
+            return Ok((theta, Some(buffer)));
+        }
     }
 }
 
@@ -272,11 +259,7 @@ async fn fill(
 
 const PARTIAL: &str = "joining-";
 
-fn partial_path(directory: &Path, checkpoint: &Checkpoint) -> PathBuf {
-    directory.join(format!("{PARTIAL}{}-{}", checkpoint.window.0, checkpoint.state_root))
-}
-
-/// Removes the files of [`fetch_via`] in `directory`. Called once the state is saved.
+/// Removes the files of [`fetch`](fn@fetch) in `directory`. Called once the state is saved.
 pub fn forget(directory: &Path) {
     forget_but(directory, None);
 }

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     blocking::Blocking,
     codec::{self, Arrived, Codec, Contribution, Frame, Incoming, Update},
+    error_chain,
     state::ModelState,
 };
 use bytes::Bytes;
@@ -18,7 +19,7 @@ use chain_client::{Chain, ChainError};
 use futures::future::BoxFuture;
 use model::RunSpec;
 use protocol::{
-    Digest, RunId, Uid, Window,
+    Digest, Uid, Window,
     contribution::Schema,
     keys, lineage, merge,
     submission::{self, Expected, Fault, PREFIX_BYTES, SIGNATURE_BYTES},
@@ -93,18 +94,15 @@ pub enum FollowError {
     Diverged { window: Window, ours: Digest, chain: Digest },
 }
 
-impl FollowError {
-    /// Whether the disk is full.
-    pub fn is_full(&self) -> bool {
-        matches!(self, FollowError::Checkpoint(error) if error.is_full())
-    }
-}
-
 /// Why a merge could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnMergeError {
     #[error("the selected contribution of uid {uid} is not at hand")]
     Contribution { uid: Uid },
+    #[error("could not get the selected contribution of uid {uid}")]
+    Fetch { uid: Uid, source: ContributionError },
+    #[error("our merge is {ours}, and the vote is for {voted}")]
+    Differs { ours: Digest, voted: Digest },
     #[error("the selection cannot be merged")]
     Merge(#[from] merge::MergeError),
     #[error("the merge-side buffer is not at hand")]
@@ -122,7 +120,9 @@ impl Follower {
             // Read afresh: the run's checkpoint moves.
             let run = self.chain.run(self.run.id).await?;
             match run.checkpoint {
-                Some(checkpoint) => self.fetch_checkpoint(&checkpoint).await,
+                Some(checkpoint) => {
+                    Ok(self.fetch_from(&self.mirrors().await?, &checkpoint, self.keeps_buffer).await?)
+                }
                 None => self.genesis().await,
             }
         })
@@ -130,48 +130,37 @@ impl Follower {
 
     /// `θ_0`, made or fetched as the run's specification says, and checked against the root on the chain (PROT-19).
     pub fn genesis(&self) -> BoxFuture<'_, Result<ModelState, FollowError>> {
-        Box::pin(self.fetch_genesis())
+        Box::pin(async move {
+            let mut state = match &self.spec.weights {
+                None => {
+                    let (run, spec) = (self.run.clone(), self.spec.clone());
+                    self.blocking.run(move || genesis_of_seed(&run, &spec)).await?
+                }
+                Some(_) => {
+                    let mirrors = Mirrors::one(&self.run.origin).and(self.mirrors().await?);
+                    self.fetch_from(&mirrors, &first_checkpoint(&self.run, &self.spec)?, false).await?
+                }
+            };
+            state.buffer = self.keeps_buffer.then(|| vec![0.0; state.theta.len()]);
+            Ok(state)
+        })
     }
 
-    async fn fetch_genesis(&self) -> Result<ModelState, FollowError> {
+    /// All validators' buckets and the origin.
+    pub async fn mirrors(&self) -> Result<Mirrors, ChainError> {
         let seats = self.chain.seats(self.run.id).await?;
-        let mirrors =
-            Mirrors::one(&self.run.origin).and(Mirrors::validators(&seats, &[], &self.run.origin, self.turn));
-        let mut state = match &self.spec.weights {
-            None => {
-                let (run, spec) = (self.run.clone(), self.spec.clone());
-                self.blocking.run(move || genesis_of_seed(&run, &spec)).await?
-            }
-            Some(_) => {
-                let (checkpoint, values) = (first_checkpoint(&self.run, &self.spec)?, self.schema().values());
-                self.fetch_from(&mirrors, &checkpoint, values, false).await?
-            }
-        };
-        state.buffer = self.keeps_buffer.then(|| vec![0.0; state.theta.len()]);
-        Ok(state)
-    }
-
-    /// The state of a voted checkpoint, from any mirror.
-    async fn fetch_checkpoint(&self, checkpoint: &Checkpoint) -> Result<ModelState, FollowError> {
-        let seats = self.chain.seats(self.run.id).await?;
-        let mirrors = Mirrors::validators(&seats, &[], &self.run.origin, self.turn);
-        Ok(self.fetch_from(&mirrors, checkpoint, self.schema().values(), self.keeps_buffer).await?)
+        Ok(Mirrors::validators(&seats, &[], &self.run.origin, self.turn))
     }
 
     async fn fetch_from(
         &self,
         mirrors: &Mirrors,
         checkpoint: &Checkpoint,
-        values: usize,
         with_buffer: bool,
     ) -> Result<ModelState, CheckpointError> {
-        let (fetch, run) = (&*self.fetch, self.run.id);
-        match &self.directory {
-            Some(directory) => {
-                checkpoint::fetch_via(directory, fetch, mirrors, run, checkpoint, values, with_buffer).await
-            }
-            None => checkpoint::fetch(fetch, mirrors, run, checkpoint, values, with_buffer).await,
-        }
+        let (directory, values) = (self.directory.as_deref(), self.schema().values());
+        checkpoint::fetch(directory, &*self.fetch, mirrors, self.run.id, checkpoint, values, with_buffer)
+            .await
     }
 
     /// Removes the pieces of a checkpoint whose state is saved.
@@ -186,27 +175,21 @@ impl Follower {
         state: &'a mut ModelState,
         own: Option<OwnMerge>,
     ) -> BoxFuture<'a, Result<Followed, FollowError>> {
-        Box::pin(self.take_window(state, own))
-    }
-
-    async fn take_window(
-        &self,
-        state: &mut ModelState,
-        own: Option<OwnMerge>,
-    ) -> Result<Followed, FollowError> {
-        let window = state.window;
-        let Some(view) = self.chain.window(self.run.id, window).await? else {
-            return self.rejoin_if_behind(state).await;
-        };
-        if view.lineage != state.lineage {
-            return Err(FollowError::Diverged { window, ours: state.lineage, chain: view.lineage });
-        }
-        let Some(outcome) = view.outcome else { return Ok(Followed::Waiting) };
-        match outcome {
-            Outcome::Void(_) => state.void(),
-            Outcome::Merged(vote) => self.take_update(state, &view, vote, own).await?,
-        }
-        Ok(Followed::Advanced { outcome })
+        Box::pin(async move {
+            let window = state.window;
+            let Some(view) = self.chain.window(self.run.id, window).await? else {
+                return self.rejoin_if_behind(state).await;
+            };
+            if view.lineage != state.lineage {
+                return Err(FollowError::Diverged { window, ours: state.lineage, chain: view.lineage });
+            }
+            let Some(outcome) = view.outcome else { return Ok(Followed::Waiting) };
+            match outcome {
+                Outcome::Void(_) => state.void(),
+                Outcome::Merged(vote) => self.take_update(state, &view, vote, own).await?,
+            }
+            Ok(Followed::Advanced { outcome })
+        })
     }
 
     /// Compares a checkpoint with `held`, the root of this node's weights at its window, and repairs differences
@@ -225,22 +208,19 @@ impl Follower {
                 return Ok(0);
             }
         }
-        let seats = self.chain.seats(self.run.id).await?;
-        let mirrors = Mirrors::validators(&seats, &[], &self.run.origin, self.turn);
-        let values = self.schema().values();
+        let (mirrors, values) = (self.mirrors().await?, self.schema().values());
         let manifest = checkpoint::manifest(&*self.fetch, &mirrors, self.run.id, checkpoint, values).await?;
         let buffer_is_lost = self.keeps_buffer && state.buffer.is_none();
-        if manifest.weights_root() == *held && !buffer_is_lost && !self.keeps_buffer {
+        let in_place = still_there && state.lineage == checkpoint.lineage;
+        let same_weights = manifest.weights_root() == *held && !buffer_is_lost;
+        if same_weights && !(self.keeps_buffer && in_place) {
             return Ok(0);
         }
-        if still_there && state.lineage == checkpoint.lineage && !buffer_is_lost {
+        if in_place && !buffer_is_lost {
             let repaired = checkpoint::repair(self.blocking, &*self.fetch, &mirrors, state, &manifest).await;
             return repaired.map_err(Into::into);
         }
-        if manifest.weights_root() == *held && !buffer_is_lost {
-            return Ok(0);
-        }
-        let whole = self.fetch_from(&mirrors, checkpoint, values, self.keeps_buffer).await?;
+        let whole = self.fetch_from(&mirrors, checkpoint, self.keeps_buffer).await?;
         let pieces = manifest.weights.len();
         *state = whole;
         Ok(pieces)
@@ -265,7 +245,11 @@ impl Follower {
             .map_err(|source| FollowError::BadUpdate { window, source })?;
         let buffer = match own {
             Some(own) => Some(own.buffer),
-            None if self.keeps_buffer => self.merge_afterwards(state, view, &seats, &vote).await,
+            None if self.keeps_buffer => {
+                let merged = self.merge_afterwards(state, view, &seats, &vote).await;
+                let log = |error: &OwnMergeError| tracing::error!(window = window.0, error = %error_chain(error), "cannot merge afterwards: no vote until the next checkpoint");
+                merged.inspect_err(log).ok()
+            }
             None => None,
         };
         let follower = self.clone();
@@ -328,43 +312,43 @@ impl Follower {
         Ok(incoming.finish())
     }
 
-    /// The buffer after a window that this node did not merge in time; `None` if the contributions are gone.
+    /// The buffer after a window that this node did not merge in time.
     async fn merge_afterwards(
         &self,
         state: &mut ModelState,
         view: &WindowView,
         seats: &[SeatView],
         vote: &Vote,
-    ) -> Option<Vec<f32>> {
-        let selection = view.selection.as_ref()?;
+    ) -> Result<Vec<f32>, OwnMergeError> {
+        let contributions = self.fetch_selected(view, seats, &BTreeMap::new()).await?;
+        let (follower, of) = (self.clone(), view.clone());
+        let own = self.blocking.with(state, move |state| follower.merge(state, &of, &contributions)).await?;
+        match own.digest == vote.update {
+            true => Ok(own.buffer),
+            false => Err(OwnMergeError::Differs { ours: own.digest, voted: vote.update }),
+        }
+    }
+
+    /// The selected contributions: those in `at_hand`, and the others from their miners or attesters (PROT-15).
+    pub async fn fetch_selected(
+        &self,
+        view: &WindowView,
+        seats: &[SeatView],
+        at_hand: &BTreeMap<Uid, Contribution>,
+    ) -> Result<BTreeMap<Uid, Contribution>, OwnMergeError> {
         let mut contributions = BTreeMap::new();
-        for selected in &selection.selected {
-            match self.fetch_contribution(view, seats, selected.uid, &selected.digest).await {
-                Ok(contribution) => contributions.insert(selected.uid, contribution),
-                Err(error) => {
-                    let uid = selected.uid.0;
-                    tracing::warn!(window = view.window.0, uid, %error, "cannot merge afterwards: no vote until the next checkpoint");
-                    return None;
+        for selected in view.selection.iter().flat_map(|selection| &selection.selected) {
+            let uid = selected.uid;
+            let contribution = match at_hand.get(&uid).filter(|held| held.digest == selected.digest) {
+                Some(held) => held.clone(),
+                None => {
+                    let fetched = self.fetch_contribution(view, seats, uid, &selected.digest).await;
+                    fetched.map_err(|source| OwnMergeError::Fetch { uid, source })?
                 }
             };
+            contributions.insert(uid, contribution);
         }
-        let (follower, of) = (self.clone(), view.clone());
-        let merged = self.blocking.with(state, move |state| follower.merge(state, &of, &contributions)).await;
-        let own = match merged {
-            Ok(own) => own,
-            Err(error) => {
-                tracing::warn!(window = view.window.0, %error, "cannot merge afterwards: no vote until the next checkpoint");
-                return None;
-            }
-        };
-        if own.digest != vote.update {
-            tracing::error!(
-                window = view.window.0, ours = %own.digest, voted = %vote.update,
-                "our merge differs from the one voted: no vote until the next checkpoint"
-            );
-            return None;
-        }
-        Some(own.buffer)
+        Ok(contributions)
     }
 
     /// Merges the selected contributions (PROT-17, PROT-18). Pure: the same on every node.
@@ -411,24 +395,17 @@ impl Follower {
         uid: Uid,
         digest: &'a Digest,
     ) -> BoxFuture<'a, Result<Contribution, ContributionError>> {
-        Box::pin(self.fetch_and_verify(view, seats, uid, digest))
-    }
-
-    async fn fetch_and_verify(
-        &self,
-        view: &WindowView,
-        seats: &[SeatView],
-        uid: Uid,
-        digest: &Digest,
-    ) -> Result<Contribution, ContributionError> {
-        let seat = seats.iter().find(|seat| seat.id.uid == uid).ok_or(ContributionError::NoSeat { uid })?;
-        let attesters = Mirrors::validators(seats, &view.attested, &self.run.origin, self.turn);
-        let mirrors = Mirrors::seat_then(seat, attesters);
-        let limits = self.contribution_limits();
-        let key = keys::contribution(self.run.id, view.window, digest);
-        let mut incoming = self.incoming_contribution();
-        mirrors.get_into(&*self.fetch, &key, digest, &limits, &mut incoming).await?;
-        Ok(self.verify(view, seat, digest, incoming.finish())?)
+        Box::pin(async move {
+            let seat =
+                seats.iter().find(|seat| seat.id.uid == uid).ok_or(ContributionError::NoSeat { uid })?;
+            let attesters = Mirrors::validators(seats, &view.attested, &self.run.origin, self.turn);
+            let mirrors = Mirrors::one(&seat.endpoint).and(attesters);
+            let limits = self.contribution_limits();
+            let key = keys::contribution(self.run.id, view.window, digest);
+            let mut incoming = self.incoming_contribution();
+            mirrors.get_into(&*self.fetch, &key, digest, &limits, &mut incoming).await?;
+            Ok(self.verify(view, seat, digest, incoming.finish())?)
+        })
     }
 
     /// The largest contribution in bytes, known before a byte is fetched (PROT-8).
@@ -506,29 +483,4 @@ pub enum ContributionError {
     Fetch(#[from] AllMirrorsFailed),
     #[error(transparent)]
     Fault(#[from] Fault),
-}
-
-/// Reads what a node must know before it can follow a run: the run, its specification, and the schema that follows
-/// from it.
-pub async fn run_and_spec(
-    chain: &dyn Chain,
-    fetch: &dyn Fetch,
-    run: RunId,
-) -> Result<(RunView, RunSpec), OpenError> {
-    let view = chain.run(run).await?;
-    let seats = chain.seats(run).await?;
-    let mirrors = Mirrors::one(&view.origin).and(Mirrors::validators(&seats, &[], &view.origin, 0));
-    let limits = Limits::for_bytes(model::SPEC_BYTES_MAX);
-    let bytes = mirrors.get(fetch, &keys::spec(&view.spec), &view.spec, &limits).await?;
-    Ok((view, RunSpec::from_bytes(&bytes)?))
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    #[error("could not read the run from the chain")]
-    Chain(#[from] ChainError),
-    #[error("could not fetch the run's specification")]
-    Fetch(#[from] AllMirrorsFailed),
-    #[error(transparent)]
-    Spec(#[from] model::SpecError),
 }

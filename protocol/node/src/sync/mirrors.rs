@@ -31,11 +31,6 @@ impl Mirrors {
         Mirrors { bases }.without_repeats()
     }
 
-    /// This seat first, then `then`.
-    pub fn seat_then(seat: &SeatView, then: Mirrors) -> Mirrors {
-        Mirrors::one(&seat.endpoint).and(then)
-    }
-
     /// These, then `others`.
     pub fn and(mut self, others: Mirrors) -> Mirrors {
         self.bases.extend(others.bases);
@@ -108,7 +103,7 @@ mod tests {
         ];
         let mirrors = Mirrors::validators(&seats, &[Uid(1), Uid(2)], "origin", 3);
         assert_eq!(mirrors.bases, ["c", "b", "a", "origin"]);
-        assert_eq!(Mirrors::seat_then(&seats[3], mirrors).bases, ["m", "c", "b", "a", "origin"]);
+        assert_eq!(Mirrors::one(&seats[3].endpoint).and(mirrors).bases, ["m", "c", "b", "a", "origin"]);
         assert_eq!(Mirrors::validators(&[], &[Uid(9)], "origin", 1).bases, ["origin"]);
     }
 }

@@ -11,7 +11,7 @@ pub use follow::{FollowError, Followed, Follower};
 
 use crate::{
     blocking::Blocking,
-    durable::{DiskFullRetry, DiskStatus, FileError},
+    durable::{DiskFullRetry, DiskStatus, FileError, is_full, retry_while_full},
     error_chain,
     journal::{Entry, Journal},
     state::{ModelState, StateError},
@@ -56,54 +56,42 @@ impl SyncDriver {
         path: PathBuf,
         journal: &mut Journal,
     ) -> BoxFuture<'_, Result<(SyncDriver, bool), SyncError>> {
-        Box::pin(SyncDriver::load_or_join(follower, path, journal))
-    }
-
-    async fn load_or_join(
-        follower: Arc<Follower>,
-        path: PathBuf,
-        journal: &mut Journal,
-    ) -> Result<(SyncDriver, bool), SyncError> {
-        let (run, values, from) = (follower.run.id, follower.schema().values(), path.clone());
-        let saved = match follower.blocking.run(move || ModelState::load(&from, run, values)).await {
-            Err(StateError::File(error @ FileError::Damaged { .. })) => {
-                tracing::error!(%error, "fetching the model from a checkpoint");
-                None
+        Box::pin(async move {
+            let (run, values, from) = (follower.run.id, follower.schema().values(), path.clone());
+            let saved = match follower.blocking.run(move || ModelState::load(&from, run, values)).await {
+                Err(StateError::File(error @ FileError::Damaged { .. })) => {
+                    tracing::error!(%error, "fetching the model from a checkpoint");
+                    None
+                }
+                saved => saved?,
+            };
+            let resumed = saved.is_some();
+            let mut driver = SyncDriver { follower, state: ModelState::default(), path, unchecked: None };
+            match saved {
+                Some(state) => driver.state = state,
+                None => {
+                    driver.state = driver.join(&journal.disk).await?;
+                    driver.save(&journal.disk).await?;
+                }
             }
-            saved => saved?,
-        };
-        let resumed = saved.is_some();
-        let mut driver = SyncDriver { follower, state: ModelState::default(), path, unchecked: None };
-        match saved {
-            Some(state) => driver.state = state,
-            None => {
-                driver.state = driver.join(&journal.disk).await?;
-                driver.save(&journal.disk).await?;
-            }
-        }
-        driver.follower.saved();
-        let (window, lineage) = (driver.state.window, driver.state.lineage);
-        journal.write(&Entry::Started { window, resumed });
-        journal.write(&Entry::Holds { window, lineage, outcome_before: None });
-        Ok((driver, resumed))
+            driver.follower.saved();
+            let (window, lineage) = (driver.state.window, driver.state.lineage);
+            journal.write(&Entry::Started { window, resumed });
+            journal.write(&Entry::Holds { window, lineage, outcome_before: None });
+            Ok((driver, resumed))
+        })
     }
 
     /// The state of the latest checkpoint, or `θ_0`. Retries while the disk is full or no mirror has it; pieces that
     /// were fetched are kept.
     async fn join(&self, disk: &DiskStatus) -> Result<ModelState, SyncError> {
-        let mut disk_full_retry = DiskFullRetry::new(disk);
         loop {
-            match self.follower.join().await {
-                Ok(state) => {
-                    disk_full_retry.found();
-                    return Ok(state);
-                }
-                Err(error) if error.is_full() => tokio::time::sleep(disk_full_retry.refused(&error)).await,
+            match retry_while_full(disk, || self.follower.join()).await {
                 Err(error) if may_pass(&error) => {
                     tracing::warn!(error = %error_chain(&error), "cannot join yet, trying again");
                     tokio::time::sleep(LOOK_AGAIN * 5).await;
                 }
-                Err(error) => return Err(error.into()),
+                joined => return Ok(joined?),
             }
         }
     }
@@ -118,54 +106,54 @@ impl SyncDriver {
         own: &'a mut Option<OwnMerge>,
         journal: &'a mut Journal,
     ) -> BoxFuture<'a, Result<bool, SyncError>> {
-        Box::pin(self.walk_to_open_window(heads, done, own, journal))
-    }
-
-    async fn walk_to_open_window(
-        &mut self,
-        heads: &mut watch::Receiver<Head>,
-        done: Option<Window>,
-        own: &mut Option<OwnMerge>,
-        journal: &mut Journal,
-    ) -> Result<bool, SyncError> {
-        let mut moved = false;
-        let mut disk_full_retry = DiskFullRetry::new(&journal.disk);
-        loop {
-            let head = *heads.borrow_and_update();
-            let open = self.follower.run.params.schedule.window_at(head.block);
-            let there = open.is_none_or(|open| open <= self.state.window);
-            if there && done.is_none_or(|done| done < self.state.window) {
-                self.compare_with_checkpoint(journal).await?;
-                return Ok(moved);
-            }
-            let own = own.take_if(|own| own.window <= self.state.window);
-            match self.follower.step(&mut self.state, own).await {
-                Ok(Followed::Advanced { outcome }) => {
+        Box::pin(async move {
+            let mut moved = false;
+            let mut retry = DiskFullRetry::new(&journal.disk);
+            loop {
+                let head = *heads.borrow_and_update();
+                let open = self.follower.run.params.schedule.window_at(head.block);
+                let there = open.is_none_or(|open| open <= self.state.window);
+                if there && done.is_none_or(|done| done < self.state.window) {
+                    self.compare_with_checkpoint(journal).await?;
+                    return Ok(moved);
+                }
+                let own = own.take_if(|own| own.window <= self.state.window);
+                let outcome_before = match self.follower.step(&mut self.state, own).await {
+                    Ok(Followed::Advanced { outcome }) => Some(outcome),
+                    Ok(Followed::Rejoined) => None,
+                    Ok(Followed::Waiting) => {
+                        wait_briefly(heads).await?;
+                        continue;
+                    }
+                    Err(error) if is_full(&error) => {
+                        tokio::time::sleep(retry.refused(&error)).await;
+                        continue;
+                    }
+                    // No mirror has it yet, or the chain is away for a moment. No window is skipped meanwhile.
+                    Err(error) if may_pass(&error) => {
+                        tracing::warn!(window = self.state.window.0, error = %error_chain(&error), "cannot follow yet, trying again");
+                        wait_briefly(heads).await?;
+                        continue;
+                    }
+                    Err(error) => return Err(error.into()),
+                };
+                retry.found();
+                if outcome_before.is_some() {
                     self.note_checkpoint().await?;
-                    self.save(&journal.disk).await?;
-                    moved = true;
-                    let (window, lineage) = (self.state.window, self.state.lineage);
-                    tracing::info!(window = window.0, %lineage, outcome = label(&outcome), "holds the model");
-                    journal.write(&Entry::Holds { window, lineage, outcome_before: Some(outcome) });
                 }
-                Ok(Followed::Rejoined) => {
-                    disk_full_retry.found();
-                    self.save(&journal.disk).await?;
-                    self.follower.saved();
-                    moved = true;
-                    let (window, lineage) = (self.state.window, self.state.lineage);
-                    journal.write(&Entry::Holds { window, lineage, outcome_before: None });
-                }
-                Ok(Followed::Waiting) => wait_briefly(heads).await?,
-                Err(error) if error.is_full() => tokio::time::sleep(disk_full_retry.refused(&error)).await,
-                // No mirror has it yet, or the chain is away for a moment. No window is skipped meanwhile.
-                Err(error) if may_pass(&error) => {
-                    tracing::warn!(window = self.state.window.0, error = %error_chain(&error), "cannot follow yet, trying again");
-                    wait_briefly(heads).await?;
-                }
-                Err(error) => return Err(error.into()),
+                self.save(&journal.disk).await?;
+                self.follower.saved();
+                moved = true;
+                let (window, lineage) = (self.state.window, self.state.lineage);
+                let outcome = match outcome_before {
+                    Some(Outcome::Merged(_)) => "merged",
+                    Some(Outcome::Void(_)) => "void",
+                    None => "checkpoint",
+                };
+                tracing::info!(window = window.0, %lineage, outcome, "holds the model");
+                journal.write(&Entry::Holds { window, lineage, outcome_before });
             }
-        }
+        })
     }
 
     /// Remembers the checkpoint if the chain just fixed one for the held state.
@@ -184,7 +172,7 @@ impl SyncDriver {
         let Some((checkpoint, held)) = self.unchecked else { return Ok(()) };
         let repaired = match self.follower.compare(&mut self.state, &checkpoint, &held).await {
             Ok(repaired) => repaired,
-            Err(error) if error.is_full() => {
+            Err(error) if is_full(&error) => {
                 let (window, error) = (checkpoint.window.0, error_chain(&error));
                 tracing::error!(
                     window,
@@ -215,13 +203,13 @@ impl SyncDriver {
 
     /// Saves the state; retries while the disk is full.
     async fn save(&mut self, disk: &DiskStatus) -> Result<(), StateError> {
-        let mut disk_full_retry = DiskFullRetry::new(disk);
+        let mut retry = DiskFullRetry::new(disk);
         loop {
             let path = self.path.clone();
             match self.blocking().with(&mut self.state, move |state| state.save(&path)).await {
-                Err(error) if error.is_full() => tokio::time::sleep(disk_full_retry.refused(&error)).await,
+                Err(error) if is_full(&error) => tokio::time::sleep(retry.refused(&error)).await,
                 saved => {
-                    disk_full_retry.found();
+                    retry.found();
                     return saved;
                 }
             }
@@ -234,14 +222,6 @@ impl SyncDriver {
 
     pub fn window(&self) -> Window {
         self.state.window
-    }
-}
-
-/// One word for the log.
-fn label(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Merged(_) => "merged",
-        Outcome::Void(_) => "void",
     }
 }
 

@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{
     StreamExt as _,
-    future::{AbortHandle, Abortable, Aborted},
+    future::{AbortHandle, Abortable, Aborted, BoxFuture},
     stream::FuturesUnordered,
 };
 use protocol::{Digest, keys, lineage};
@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 use store::{
-    Fetch, Limits,
+    Fetch, FetchError, Limits,
     fetch::{AllMirrorsFailed, Failure, fetch_verified},
 };
 use tokio::time::Instant;
@@ -87,7 +87,8 @@ impl Report {
     }
 }
 
-/// A requested piece.
+/// A piece that has not arrived yet.
+#[derive(Default)]
 struct Flight {
     /// Where it belongs; the same bytes may belong in several places.
     indices: Vec<usize>,
@@ -98,6 +99,9 @@ struct Flight {
     requests: Vec<(usize, Duration, AbortHandle)>,
 }
 
+/// A piece, the mirror that was asked for it, and its answer, unless the request was stopped.
+type Answer = (Digest, usize, Result<Result<Bytes, FetchError>, Aborted>);
+
 /// Fetches `wanted` into `place`. On an error, fetched pieces stay there and need not be fetched again.
 pub async fn fetch_pieces(
     fetch: &dyn Fetch,
@@ -105,141 +109,159 @@ pub async fn fetch_pieces(
     wanted: &[Wanted],
     place: &mut dyn PieceSink,
 ) -> Result<Report, PiecesError> {
-    let mut shares = Shares::new(mirrors.bases());
-    let bases: Vec<&str> = mirrors.bases().collect();
-    let mut flights: BTreeMap<Digest, Flight> = BTreeMap::new();
-    let mut queue = VecDeque::new();
-    for Wanted { index, digest } in wanted {
-        let flight = flights.entry(*digest).or_insert_with(|| {
-            queue.push_back(*digest);
-            Flight { indices: Vec::new(), asked: BTreeSet::new(), failures: Vec::new(), requests: Vec::new() }
-        });
-        flight.indices.push(*index);
-    }
-    let (all, begun) = (flights.len(), Instant::now());
-    let (mut fetched, mut bytes_fetched, mut said) = (0, 0, begun);
-    let mut answers = FuturesUnordered::new();
-    let ask = |digest: Digest, mirror: usize| {
-        let (handle, registration) = AbortHandle::new_pair();
-        let base = bases[mirror];
-        let asked = async move {
-            let limits = Limits::for_bytes(lineage::PIECE_BYTES as u64);
-            fetch_verified(fetch, base, &keys::piece(&digest), &digest, &limits).await
-        };
-        let answer = Abortable::new(asked, registration);
-        (handle, async move { (digest, mirror, answer.await) })
-    };
-    while !flights.is_empty() {
-        // Request pieces that were not requested yet, or not delivered.
-        while answers.len() < AT_ONCE
-            && let Some(digest) = queue.pop_front()
-        {
-            let Some(flight) = flights.get_mut(&digest) else { continue };
-            let Some(mirror) = shares.choose(&flight.asked) else {
-                let failures = std::mem::take(&mut flight.failures);
-                return Err(AllMirrorsFailed {
-                    key: keys::piece(&digest).to_string(),
-                    asked: bases.len(),
-                    failures,
-                }
-                .into());
-            };
-            let now = begun.elapsed();
-            let (handle, answer) = ask(digest, mirror);
-            shares.asked(mirror, now);
-            flight.asked.insert(mirror);
-            flight.requests.push((mirror, now, handle));
-            answers.push(answer);
-        }
-
-        // Wait for an answer; near the end, not for long.
-        let answer = match queue.is_empty() {
-            false => answers.next().await,
-            true => match tokio::time::timeout(LOOK_AGAIN, answers.next()).await {
-                Ok(answer) => answer,
-                Err(_) => {
-                    let spare = AT_ONCE.saturating_sub(answers.len());
-                    for (digest, mirror) in again(&flights, &shares, begun.elapsed(), spare) {
-                        let Some(flight) = flights.get_mut(&digest) else { continue };
-                        let now = begun.elapsed();
-                        let (handle, answer) = ask(digest, mirror);
-                        shares.asked(mirror, now);
-                        flight.asked.insert(mirror);
-                        flight.requests.push((mirror, now, handle));
-                        answers.push(answer);
-                    }
-                    continue;
-                }
-            },
-        };
-        let Some((digest, mirror, answer)) = answer else { continue };
-        let now = begun.elapsed();
+    let mut pieces = PieceFetch::new(fetch, mirrors, wanted);
+    let (all, mut said) = (pieces.flights.len(), pieces.began);
+    while !pieces.flights.is_empty() {
+        pieces.request_queued()?;
+        let Some((digest, mirror, answer)) = pieces.next_answer().await else { continue };
         match answer {
             Err(Aborted) => {}
             Ok(Ok(bytes)) => {
-                shares.gave(mirror, bytes.len() as u64, now);
-                let Some(flight) = flights.remove(&digest) else { continue };
-                for (other, _, handle) in flight.requests.into_iter().filter(|request| request.0 != mirror) {
-                    handle.abort();
-                    shares.given_up(other, now);
-                }
-                for index in flight.indices {
+                for index in pieces.arrived(&digest, mirror, bytes.len()) {
                     place.put(index, &bytes).await?;
                 }
-                fetched += 1;
-                bytes_fetched += bytes.len() as u64;
             }
-            Ok(Err(error)) => {
-                shares.failed(mirror, error.clone(), now);
-                let Some(flight) = flights.get_mut(&digest) else { continue };
-                tracing::debug!(piece = %digest, mirror = bases[mirror], %error, "a mirror failed");
-                flight.requests.retain(|request| request.0 != mirror);
-                flight.failures.push(Failure { mirror: bases[mirror].to_owned(), error });
-                if flight.requests.is_empty() {
-                    queue.push_front(digest);
-                }
-            }
+            Ok(Err(error)) => pieces.failed(digest, mirror, error),
         }
         if SAY_AGAIN <= said.elapsed() {
             said = Instant::now();
-            let rate = bytes_fetched as f64 / now.as_secs_f64() / 1e6;
-            tracing::info!(
-                pieces = fetched,
-                of = all,
-                mb_per_second = format!("{rate:.1}"),
-                "fetching the checkpoint"
-            );
+            let fetched = all - pieces.flights.len();
+            let bytes: u64 = pieces.shares.mirrors().iter().map(|share| share.bytes).sum();
+            let rate = bytes as f64 / pieces.began.elapsed().as_secs_f64() / 1e6;
+            let mb_per_second = format!("{rate:.1}");
+            tracing::info!(pieces = fetched, of = all, mb_per_second, "fetching the checkpoint");
         }
     }
-    Ok(Report { at_hand: 0, fetched, mirrors: shares.mirrors().to_vec() })
+    Ok(Report { at_hand: 0, fetched: all, mirrors: pieces.shares.mirrors().to_vec() })
 }
 
-/// Pieces to request a second time, and the mirrors: those in flight for longer than twice the time that another
-/// mirror should need.
-fn again(
-    flights: &BTreeMap<Digest, Flight>,
-    shares: &Shares,
-    now: Duration,
-    spare: usize,
-) -> Vec<(Digest, usize)> {
-    let mut late = Vec::new();
-    for (digest, flight) in flights {
-        let [(_, since, _)] = flight.requests[..] else { continue };
-        let Some(other) = shares.choose(&flight.asked).filter(|other| shares.mirrors()[*other].lies == 0)
-        else {
-            continue;
-        };
-        let waited = now.saturating_sub(since);
-        // Without a measured rate the expectation is no time; then a second of waiting is patience enough.
-        let patience =
-            if shares.is_measured() { 2.0 * shares.seconds_for(other, lineage::PIECE_BYTES) } else { 1.0 };
-        if patience < waited.as_secs_f64() {
-            late.push((waited, *digest, other));
+/// The state of one [`fetch_pieces`].
+struct PieceFetch<'a> {
+    fetch: &'a dyn Fetch,
+    bases: Vec<&'a str>,
+    shares: Shares,
+    /// The pieces that have not arrived yet.
+    flights: BTreeMap<Digest, Flight>,
+    /// Pieces to request: new ones, and those that no mirror delivered yet.
+    queue: VecDeque<Digest>,
+    answers: FuturesUnordered<BoxFuture<'a, Answer>>,
+    began: Instant,
+}
+
+impl<'a> PieceFetch<'a> {
+    fn new(fetch: &'a dyn Fetch, mirrors: &'a Mirrors, wanted: &[Wanted]) -> PieceFetch<'a> {
+        let (mut flights, mut queue) = (BTreeMap::<Digest, Flight>::new(), VecDeque::new());
+        for Wanted { index, digest } in wanted {
+            let flight = flights.entry(*digest).or_insert_with(|| {
+                queue.push_back(*digest);
+                Flight::default()
+            });
+            flight.indices.push(*index);
+        }
+        PieceFetch {
+            fetch,
+            bases: mirrors.bases().collect(),
+            shares: Shares::new(mirrors.bases()),
+            flights,
+            queue,
+            answers: FuturesUnordered::new(),
+            began: Instant::now(),
         }
     }
-    late.sort_by_key(|one| std::cmp::Reverse(one.0));
-    late.truncate(spare);
-    late.into_iter().map(|(_, digest, mirror)| (digest, mirror)).collect()
+
+    /// Requests queued pieces, until [`AT_ONCE`] are in flight.
+    ///
+    /// # Errors
+    /// If all mirrors failed to deliver one of them.
+    fn request_queued(&mut self) -> Result<(), AllMirrorsFailed> {
+        while self.answers.len() < AT_ONCE
+            && let Some(digest) = self.queue.pop_front()
+        {
+            let Some(flight) = self.flights.get_mut(&digest) else { continue };
+            let Some(mirror) = self.shares.choose(&flight.asked) else {
+                let (key, failures) =
+                    (keys::piece(&digest).to_string(), std::mem::take(&mut flight.failures));
+                return Err(AllMirrorsFailed { key, asked: self.bases.len(), failures });
+            };
+            self.request(digest, mirror);
+        }
+        Ok(())
+    }
+
+    fn request(&mut self, digest: Digest, mirror: usize) {
+        let Some(flight) = self.flights.get_mut(&digest) else { return };
+        let (handle, registration) = AbortHandle::new_pair();
+        let (fetch, base, now) = (self.fetch, self.bases[mirror], self.began.elapsed());
+        self.shares.asked(mirror, now);
+        flight.asked.insert(mirror);
+        flight.requests.push((mirror, now, handle));
+        self.answers.push(Box::pin(async move {
+            let (key, limits) = (keys::piece(&digest), Limits::for_bytes(lineage::PIECE_BYTES as u64));
+            let answer = fetch_verified(fetch, base, &key, &digest, &limits);
+            (digest, mirror, Abortable::new(answer, registration).await)
+        }));
+    }
+
+    /// Waits for an answer. When nothing is queued, it waits only [`LOOK_AGAIN`], then requests late pieces a second
+    /// time and returns `None`.
+    async fn next_answer(&mut self) -> Option<Answer> {
+        if !self.queue.is_empty() {
+            return self.answers.next().await;
+        }
+        match tokio::time::timeout(LOOK_AGAIN, self.answers.next()).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.late().into_iter().for_each(|(digest, mirror)| self.request(digest, mirror));
+                None
+            }
+        }
+    }
+
+    /// Records that a piece arrived, and stops its other requests. Returns where it belongs.
+    fn arrived(&mut self, digest: &Digest, mirror: usize, bytes: usize) -> Vec<usize> {
+        let now = self.began.elapsed();
+        self.shares.gave(mirror, bytes as u64, now);
+        let flight = self.flights.remove(digest).unwrap_or_default();
+        for (other, _, handle) in flight.requests.into_iter().filter(|request| request.0 != mirror) {
+            handle.abort();
+            self.shares.given_up(other, now);
+        }
+        flight.indices
+    }
+
+    /// Records that a request failed, and queues its piece if it was the only one.
+    fn failed(&mut self, digest: Digest, mirror: usize, error: FetchError) {
+        self.shares.failed(mirror, error.clone(), self.began.elapsed());
+        let Some(flight) = self.flights.get_mut(&digest) else { return };
+        let base_url = self.bases[mirror].to_owned();
+        tracing::debug!(piece = %digest, mirror = base_url, %error, "a mirror failed");
+        flight.requests.retain(|request| request.0 != mirror);
+        flight.failures.push(Failure { mirror: base_url, error });
+        if flight.requests.is_empty() {
+            self.queue.push_front(digest);
+        }
+    }
+
+    /// Pieces to request a second time, and the mirrors: those in flight for longer than twice the time that another
+    /// mirror should need.
+    fn late(&self) -> Vec<(Digest, usize)> {
+        let now = self.began.elapsed();
+        let mut late = Vec::new();
+        for (digest, flight) in &self.flights {
+            let [(_, since, _)] = flight.requests[..] else { continue };
+            let Some(other) = self.shares.choose(&flight.asked) else { continue };
+            let waited = now.saturating_sub(since);
+            // Without a measured rate, one second.
+            let expected = self.shares.seconds_for(other, lineage::PIECE_BYTES);
+            let patience = expected.map_or(1.0, |seconds| 2.0 * seconds);
+            if self.shares.mirrors()[other].lies == 0 && patience < waited.as_secs_f64() {
+                late.push((waited, *digest, other));
+            }
+        }
+        late.sort_by_key(|one| std::cmp::Reverse(one.0));
+        late.truncate(AT_ONCE.saturating_sub(self.answers.len()));
+        late.into_iter().map(|(_, digest, mirror)| (digest, mirror)).collect()
+    }
 }
 
 /// Pieces as values in memory: rows of equal length, one behind the other.

@@ -14,7 +14,7 @@ const MEMORY: f64 = 0.8;
 const IN_A_ROW_MAX: u32 = 20;
 
 /// The past of one mirror, and its expected rate.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Share {
     pub base: String,
     /// Right pieces that it delivered.
@@ -38,19 +38,7 @@ pub struct Share {
 
 impl Share {
     fn new(base: &str) -> Share {
-        Share {
-            base: base.to_owned(),
-            pieces: 0,
-            bytes: 0,
-            failures: 0,
-            lies: 0,
-            last_failure: None,
-            in_flight: 0,
-            in_a_row: 0,
-            recent_bytes: 0.0,
-            recent_seconds: 0.0,
-            busy_since: Duration::ZERO,
-        }
+        Share { base: base.to_owned(), ..Share::default() }
     }
 
     /// Bytes per second; `None` before the first piece.
@@ -91,13 +79,10 @@ impl Shares {
         f64::from(share.in_flight + 1) / rate * f64::from(1u32 << share.in_a_row)
     }
 
-    /// The same in seconds, if any mirror has been measured.
-    pub fn seconds_for(&self, mirror: usize, bytes: usize) -> f64 {
-        self.expected(mirror) * bytes as f64
-    }
-
-    pub fn is_measured(&self) -> bool {
-        self.mirrors.iter().any(|share| share.rate().is_some())
+    /// The same for `bytes`, in seconds; `None` if no mirror has been measured.
+    pub fn seconds_for(&self, mirror: usize, bytes: usize) -> Option<f64> {
+        let is_measured = self.mirrors.iter().any(|share| share.rate().is_some());
+        is_measured.then(|| self.expected(mirror) * bytes as f64)
     }
 
     pub fn asked(&mut self, mirror: usize, now: Duration) {
