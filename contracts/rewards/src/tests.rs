@@ -387,8 +387,10 @@ fn the_weight_of_paying_grows_with_seats_and_validators() {
     with_run(|| {
         assert_ok!(fund(5000));
         let earned = consensus(&INCENTIVE, &DIVIDENDS);
-        assert_eq!(Rewards::pay_epoch(RUN, 0, &earned, &[]), SharePay::get());
-        assert_eq!(Rewards::pay_epoch(RunId(9), 0, &earned, &[]), Weight::zero());
+        let three_seats = weight_info::pay_epoch::<Test>(3);
+        assert_eq!(Rewards::pay_epoch(RUN, 0, &earned, &[]), three_seats + SharePay::get());
+        let none = weight_info::pay_epoch::<Test>(0);
+        assert_eq!(Rewards::pay_epoch(RunId(9), 0, &earned, &[]), none);
     });
 }
 
