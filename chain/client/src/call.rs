@@ -448,8 +448,7 @@ impl Call {
 
     /// The call as subxt signs it; `encode` is as in [`Call::arguments`].
     pub(crate) fn payload<E>(&self, encode: impl Fn(&Call) -> Result<Vec<u8>, E>) -> Result<CallPayload, E> {
-        let metadata = self.metadata();
-        Ok(CallPayload { metadata, arguments: Arguments { metadata, encoded: self.arguments(encode)? } })
+        Ok(CallPayload { metadata: self.metadata(), arguments: self.arguments(encode)? })
     }
 
     /// Pallet and call, as the chain names them: `Registry.add_stake`.
@@ -465,13 +464,14 @@ impl Call {
     }
 }
 
+/// A call whose arguments are encoded already; they only have to fit the chain's metadata.
 pub(crate) struct CallPayload {
     metadata: &'static CallMetadata,
-    arguments: Arguments,
+    arguments: Vec<Vec<u8>>,
 }
 
 impl subxt::tx::Payload for CallPayload {
-    type CallData = Arguments;
+    type CallData = CallPayload;
 
     fn pallet_name(&self) -> &str {
         self.metadata.pallet
@@ -481,18 +481,12 @@ impl subxt::tx::Payload for CallPayload {
         self.metadata.call
     }
 
-    fn call_data(&self) -> &Arguments {
-        &self.arguments
+    fn call_data(&self) -> &CallPayload {
+        self
     }
 }
 
-/// Arguments that are encoded already; they only have to fit the metadata.
-pub(crate) struct Arguments {
-    metadata: &'static CallMetadata,
-    encoded: Vec<Vec<u8>>,
-}
-
-impl EncodeAsFields for Arguments {
+impl EncodeAsFields for CallPayload {
     fn encode_as_fields_to<R: TypeResolver>(
         &self,
         fields: &mut dyn FieldIter<'_, R::TypeId>,
@@ -507,7 +501,7 @@ impl EncodeAsFields for Arguments {
                 arguments.len()
             )));
         }
-        for ((field, name), encoded) in fields.zip(*arguments).zip(&self.encoded) {
+        for ((field, name), encoded) in fields.zip(*arguments).zip(&self.arguments) {
             if field.name.is_some_and(|found| found != *name) {
                 return Err(EncodeError::custom_string(format!(
                     "{pallet}.{call} takes `{}` on this chain where `{name}` is known",
@@ -770,9 +764,8 @@ pub(crate) mod tests {
             };
             let payload = call.payload(inner)?;
             payload
-                .arguments
                 .encode_as_fields(&mut fields, metadata.types())
-                .map(|bytes| (bytes, payload.arguments.encoded.concat()))
+                .map(|bytes| (bytes, payload.arguments.concat()))
                 .map_err(|error| error.to_string())
         };
         for call in calls() {
@@ -783,13 +776,12 @@ pub(crate) mod tests {
         // An argument whose type has changed, and one too few: nothing is signed.
         let claim = Call::Claim { run: RunId(1), uid: Uid(1) };
         let mut changed = claim.payload(|_| Ok::<_, ()>(Vec::new())).unwrap();
-        changed.arguments.encoded[1] = 1u32.encode();
+        changed.arguments[1] = 1u32.encode();
         let pallet = ours.pallet_by_name("Rewards").unwrap();
         let fields = &pallet.call_variant_by_name("claim").unwrap().fields;
         let field = |index: usize| Field { name: fields[index].name.as_deref(), id: fields[index].ty.id };
         let fit = |fields: Vec<Field<'_, u32>>| {
-            let error =
-                changed.arguments.encode_as_fields(&mut fields.into_iter(), ours.types()).unwrap_err();
+            let error = changed.encode_as_fields(&mut fields.into_iter(), ours.types()).unwrap_err();
             error.to_string()
         };
         assert!(fit(vec![field(0), field(1)]).contains("`uid` of Rewards.claim has another type"));

@@ -293,7 +293,7 @@ impl Chain {
             for block in dropped.values() {
                 inner.numbers.remove(&block.hash);
                 if let Some(body) = &block.body {
-                    inner.pool.retracted(block.hash, &body.included);
+                    inner.pool.notify_all(&body.included, &Status::Retracted(block.hash));
                 }
             }
             (dropped, inner.pool.drain(), inner.heads)
@@ -353,7 +353,7 @@ impl Chain {
             let block = blocks.get_mut(&head.number).and_then(|block| block.body.as_mut());
             let body = block.expect("a block that becomes final has its body");
             body.unsaved = Changes::new();
-            pool.finalised(head.hash, &body.included);
+            pool.notify_all(&body.included, &Status::Finalized(head.hash));
             inner.prune(self.keep);
         }
     }

@@ -237,15 +237,10 @@ impl Pool {
         self.update_ready();
     }
 
-    pub(crate) fn finalised(&mut self, block: H256, included: &[H256]) {
-        for hash in included {
-            self.notify(hash, Status::Finalized(block));
-        }
-    }
-
-    pub(crate) fn retracted(&mut self, block: H256, included: &[H256]) {
-        for hash in included {
-            self.notify(hash, Status::Retracted(block));
+    /// Tells the watchers of these transactions.
+    pub(crate) fn notify_all(&mut self, transactions: &[H256], status: &Status) {
+        for hash in transactions {
+            self.notify(hash, status.clone());
         }
     }
 
@@ -539,10 +534,10 @@ mod tests {
         let mut pool = Pool::new(LIMITS);
         let mut statuses = watched(&mut pool, 1, signed(7, 0, 0, 1));
         pool.block(2, hash(100), &[hash(1)], vec![]);
-        pool.retracted(hash(100), &[hash(1)]);
+        pool.notify_all(&[hash(1)], &Status::Retracted(hash(100)));
         pool.submit(hash(1), bytes(10), signed(7, 0, 0, 1), 1, None).unwrap();
         pool.block(2, hash(101), &[hash(1)], vec![]);
-        pool.finalised(hash(101), &[hash(1)]);
+        pool.notify_all(&[hash(1)], &Status::Finalized(hash(101)));
         let expected = [
             Status::Ready,
             Status::InBlock(hash(100)),

@@ -517,7 +517,7 @@ fn a_seat_that_leaves_after_an_epoch_is_paid_and_its_unbonding_nominations_can_b
         let seats: Vec<u16> = Runtime::seats(RUN).iter().map(|seat| seat.id.uid.0).collect();
         assert_eq!(seats, [1, 2, 3]);
         // Half of the miners' part; by stake half of the validators' part, of which half goes to the nominator.
-        let former = pallet_rewards::FormerPay::<Runtime>::get(RUN, &COLDKEY.to_account_id());
+        let former = pallet_rewards::FormerPay::<Runtime>::get(RUN, COLDKEY.to_account_id());
         let expected = 250 * UNIT + 400 * UNIT / 2 / 2;
         assert!(former.abs_diff(expected) < UNIT / 1000, "{former} of {expected}");
         assert_eq!(Runtime::weights(RUN), [(Uid(1), 65535)]);

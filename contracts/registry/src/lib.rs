@@ -4,7 +4,7 @@
 //! hotkey (an online signing key) for a coldkey (the account that owns the stake).
 //!
 //! Seats, keys and terms do not change within a window. A free seat is taken at once and counts from the next
-//! opening. Every other change waits until the windows pallet opens a window (`Seats::window_opens`):
+//! opening. Every other change waits until the windows pallet opens a window (`Pallet::window_opens`):
 //!
 //! | change                          | takes effect at                 |
 //! |---------------------------------|---------------------------------|

@@ -340,7 +340,7 @@ fn the_holder_at_the_end_of_an_epoch_is_paid_even_if_it_has_left() {
         Rewards::pay_epoch(RUN, 0, &earned, &former);
         check();
         assert_eq!([earnings(0), earnings(1), earnings(2)], [(0, 0), (125, 125), (0, 0)]);
-        assert_eq!(FormerPay::<Test>::get(RUN, &COLDKEY), 375 + 100);
+        assert_eq!(FormerPay::<Test>::get(RUN, COLDKEY), 375 + 100);
         assert_eq!(Nomination::nominations_of(RUN, &NOMINATOR)[0].claimable, 300);
         assert_eq!(books().treasury, 0);
         // The record names the former holder: the present one sees none of it.
@@ -387,8 +387,10 @@ fn the_weight_of_paying_grows_with_seats_and_validators() {
     with_run(|| {
         assert_ok!(fund(5000));
         let earned = consensus(&INCENTIVE, &DIVIDENDS);
-        assert_eq!(Rewards::pay_epoch(RUN, 0, &earned, &[]), SharePay::get());
-        assert_eq!(Rewards::pay_epoch(RunId(9), 0, &earned, &[]), Weight::zero());
+        let three_seats = weight_info::pay_epoch::<Test>(3);
+        assert_eq!(Rewards::pay_epoch(RUN, 0, &earned, &[]), three_seats + SharePay::get());
+        let none = weight_info::pay_epoch::<Test>(0);
+        assert_eq!(Rewards::pay_epoch(RunId(9), 0, &earned, &[]), none);
     });
 }
 
@@ -474,7 +476,7 @@ fn a_seat_that_is_given_up_frees_its_pay_and_later_its_nominations() {
         window(1);
         Registry::window_opens(RUN, Window(1));
         assert_eq!(Registry::seat(RUN, Uid(2)), None);
-        assert_eq!((FormerPay::<Test>::get(RUN, &COLDKEY), earnings(2)), (200, (0, 0)));
+        assert_eq!((FormerPay::<Test>::get(RUN, COLDKEY), earnings(2)), (200, (0, 0)));
         let before = Balances::free_balance(NOMINATOR);
         window(1 + UNBONDING);
         assert_ok!(Nomination::withdraw(RuntimeOrigin::signed(NOMINATOR), RUN, Uid(2)));
@@ -542,7 +544,7 @@ fn a_former_seat_s_pay_waits_for_its_coldkey_and_the_next_holder_has_none() {
         check();
         assert_eq!((earnings(0), Rewards::recent_pay(RUN, Uid(0))), ((0, 0), 0));
         assert!(!Rewards::pays_into_stake(RUN, Uid(0)));
-        assert_eq!(FormerPay::<Test>::get(RUN, &COLDKEY), 500);
+        assert_eq!(FormerPay::<Test>::get(RUN, COLDKEY), 500);
         assert_eq!(Rewards::treasury_view(RUN).claimable, claimable);
         assert_noop!(claim(COLDKEY, 0), Error::<Test>::NothingToClaim);
 

@@ -5,7 +5,7 @@ use crate::full::{self, RUN, uid};
 use frame::benchmarking::prelude::*;
 use pallet_registry::{Ending, OnSeats as _};
 use pallet_windows::Epochs as _;
-use protocol::{Digest, Window, reveal::commitment};
+use protocol::{Digest, Hotkey, Window, reveal::commitment};
 
 #[benchmarks]
 mod benchmarks {

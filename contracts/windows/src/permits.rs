@@ -48,9 +48,10 @@ impl<T: Config> Pallet<T> {
         run: RunId,
         window: Window,
     ) -> Result<MayCommit, DispatchError> {
+        let hotkey = ensure_signed(origin)?;
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(offset <= params.schedule.commit_by, Error::<T>::TooLate);
-        let (uid, role) = Registry::<T>::seat_of(run, &ensure_signed(origin)?).ok_or(Error::<T>::NotASeat)?;
+        let (uid, role) = Registry::<T>::seat_of(run, &hotkey).ok_or(Error::<T>::NotASeat)?;
         ensure!(role == Role::Miner, Error::<T>::NotAMiner);
         let record = Self::record(run, window)?;
         let slot = record.slots.binary_search(&uid).map_err(|_| Error::<T>::NotInThisWindow)?;
@@ -64,10 +65,11 @@ impl<T: Config> Pallet<T> {
         window: Window,
         verdicts: &[(Uid, Verdict)],
     ) -> Result<(Uid, RunParams), DispatchError> {
+        let hotkey = ensure_signed(origin)?;
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks == 0, Error::<T>::MustBeHidden);
         Self::in_phase(offset, params.schedule.commit_by, params.schedule.attest_by)?;
-        let uid = Self::validator(run, &ensure_signed(origin)?)?;
+        let uid = Self::validator(run, &hotkey)?;
         ensure!(!Attestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
         Self::check_verdicts(run, window, verdicts)?;
         Ok((uid, params))
@@ -78,10 +80,11 @@ impl<T: Config> Pallet<T> {
         run: RunId,
         window: Window,
     ) -> Result<Uid, DispatchError> {
+        let hotkey = ensure_signed(origin)?;
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
         Self::in_phase(offset, params.schedule.commit_by, params.schedule.attest_by)?;
-        let uid = Self::validator(run, &ensure_signed(origin)?)?;
+        let uid = Self::validator(run, &hotkey)?;
         let _ = Self::record(run, window)?;
         ensure!(!HiddenAttestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
         Ok(uid)
@@ -112,10 +115,11 @@ impl<T: Config> Pallet<T> {
         window: Window,
         vote: &Vote,
     ) -> Result<Uid, DispatchError> {
+        let hotkey = ensure_signed(origin)?;
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks == 0, Error::<T>::MustBeHidden);
         Self::in_phase(offset, params.schedule.attest_by, params.schedule.vote_by)?;
-        let uid = Self::member(run, window, &ensure_signed(origin)?)?;
+        let uid = Self::member(run, window, &hotkey)?;
         Self::check_state_root(&params, window, vote)?;
         ensure!(!Votes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
         Ok(uid)
@@ -126,10 +130,11 @@ impl<T: Config> Pallet<T> {
         run: RunId,
         window: Window,
     ) -> Result<Uid, DispatchError> {
+        let hotkey = ensure_signed(origin)?;
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
         Self::in_phase(offset, attest_revealed_by(&params), params.schedule.vote_by)?;
-        let uid = Self::member(run, window, &ensure_signed(origin)?)?;
+        let uid = Self::member(run, window, &hotkey)?;
         ensure!(!HiddenVotes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
         Ok(uid)
     }
@@ -155,8 +160,9 @@ impl<T: Config> Pallet<T> {
     }
 
     pub(crate) fn may_anchor(origin: OriginFor<T>, run: RunId, window: Window) -> Result<Uid, DispatchError> {
+        let hotkey = ensure_signed(origin)?;
         ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
-        let uid = Self::validator(run, &ensure_signed(origin)?)?;
+        let uid = Self::validator(run, &hotkey)?;
         let record = Records::<T>::get(run, window).ok_or(Error::<T>::WindowNotKept)?;
         ensure!(record.outcome.is_some(), Error::<T>::TooEarly);
         let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::NotASeat)?;

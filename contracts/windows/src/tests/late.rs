@@ -127,7 +127,9 @@ fn a_block_runs_tasks_until_its_budget_is_used() {
                 .filter(|run| ProgressOf::<Test>::get(RunId(*run)).unwrap().window.is_some())
                 .collect::<Vec<_>>()
         };
-        let one_run = weight_info::task::<Test>() + weight_info::open::<Test>(0, 0);
+        let one_run = weight_info::task::<Test>()
+            + weight_info::open::<Test>(0, 0)
+            + pallet_registry::weight_info::window_opens::<Test>(0);
         TaskBudget::set(one_run * 2);
         go_to_block(10);
         assert_eq!((opened(), Backlog::<Test>::get()), (vec![0, 1], Some(Block(10))));
