@@ -280,6 +280,8 @@ mod tests {
             data_seconds: 0.01,
         };
         let bytes = trained.encode();
+        assert_eq!(bytes[8..16], (-0.0f64).to_bits().to_le_bytes());
+        assert_eq!(bytes.len(), 4 + 4 + 4 * 8);
         assert_eq!(Trained::decode(&mut &bytes[..]).unwrap().encode(), bytes);
         assert_eq!(Trained::decode(&mut &bytes[..]).unwrap(), trained);
     }

@@ -17,7 +17,6 @@ use nn::{
 };
 use node::{ModelState, open::SPEC_FILE, program};
 use protocol::RunId;
-use serde_json::Value;
 use std::{
     io,
     path::{Path, PathBuf},
@@ -62,26 +61,10 @@ pub async fn run(command: ModelCommand, output: &mut Output<'_>) -> anyhow::Resu
     }
 }
 
-/// The result of work on another thread.
-struct Report {
-    text: String,
-    value: Value,
-    notes: Vec<String>,
-}
-
-impl Report {
-    fn print(self, output: &mut Output<'_>) -> anyhow::Result<()> {
-        for note in &self.notes {
-            output.note(note)?;
-        }
-        Ok(output.result(&self.text, self.value)?)
-    }
-}
-
 /// Runs `work` on its own thread. On Ctrl-C sets the flag, and waits until the work has cleaned up.
-async fn interruptible(
-    work: impl FnOnce(&AtomicBool) -> anyhow::Result<Report> + Send + 'static,
-) -> anyhow::Result<Report> {
+async fn interruptible<T: Send + 'static>(
+    work: impl FnOnce(&AtomicBool) -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
     let stop = Arc::new(AtomicBool::new(false));
     let mut work = {
         let stop = stop.clone();

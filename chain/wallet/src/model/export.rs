@@ -1,6 +1,6 @@
 //! `mettle model export`: writes a node's model, or a voted checkpoint, in Hugging Face format.
 
-use super::{OutgoingTokenizer, Report, interruptible, node_model, stopped};
+use super::{OutgoingTokenizer, interruptible, node_model, stopped};
 use crate::output::Output;
 use anyhow::{Context as _, bail, ensure};
 use chain_client::Chain;
@@ -20,7 +20,7 @@ use protocol::{
     Digest, RunId, Window, keys, lineage,
     view::{Checkpoint, Outcome, RunView},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
     fs::File,
@@ -82,7 +82,11 @@ pub(super) async fn export(wanted: ExportModel, output: &mut Output<'_>) -> anyh
         true => from_mirrors(&wanted).await?,
         false => tokio::task::block_in_place(|| from_directory(&wanted))?,
     };
-    interruptible(move |stop| write_model(&wanted, source, stop)).await?.print(output)
+    if source.tokenizer.is_none() {
+        output.note("No tokenizer found (name one with --dataset): the model is written without it.")?;
+    }
+    let (text, value) = interruptible(move |stop| write_model(&wanted, source, stop)).await?;
+    Ok(output.result(&text, value)?)
 }
 
 /// A model to export.
@@ -217,18 +221,17 @@ fn tokenizer_at_hand(reading: &ReadOnlyConfig) -> anyhow::Result<Option<Vec<u8>>
     }
 }
 
-fn write_model(wanted: &ExportModel, outgoing: Outgoing, stop: &AtomicBool) -> anyhow::Result<Report> {
-    let mut notes = Vec::new();
+/// Writes the model. Returns the result as text and as JSON.
+fn write_model(
+    wanted: &ExportModel,
+    outgoing: Outgoing,
+    stop: &AtomicBool,
+) -> anyhow::Result<(String, Value)> {
     let Outgoing { spec, run, window, lineage, root, values, tokenizer } = outgoing;
     let tokenizer = tokenizer
         .map(|json| OutgoingTokenizer::new(json, wanted.end_of_document.as_deref()))
         .transpose()
         .context("the dataset's tokenizer cannot be used")?;
-    if tokenizer.is_none() {
-        notes.push(
-            "No tokenizer found (name one with --dataset): the model is written without it.".to_owned(),
-        );
-    }
     let metadata = BTreeMap::from([
         // Required by `transformers`.
         ("format".to_owned(), "pt".to_owned()),
@@ -255,19 +258,17 @@ fn write_model(wanted: &ExportModel, outgoing: Outgoing, stop: &AtomicBool) -> a
         }
     };
     let (out, dtype, files, bytes) = (&wanted.out, wanted.dtype, written.weights.len(), written.bytes);
-    Ok(Report {
-        text: format!(
-            "{}: the model of run {run}, window {}, {dtype} in {files} files, {bytes} bytes in total\nlineage {lineage}\n\
-             weights root {root}",
-            out.display(),
-            window.0,
-        ),
-        value: json!({
-            "directory": out, "run": run, "window": window, "dtype": dtype.to_string(), "files": files,
-            "bytes": bytes, "lineage": lineage, "weights_root": root,
-        }),
-        notes,
-    })
+    let text = format!(
+        "{}: the model of run {run}, window {}, {dtype} in {files} files, {bytes} bytes in total\nlineage {lineage}\n\
+         weights root {root}",
+        out.display(),
+        window.0,
+    );
+    let value = json!({
+        "directory": out, "run": run, "window": window, "dtype": dtype.to_string(), "files": files,
+        "bytes": bytes, "lineage": lineage, "weights_root": root,
+    });
+    Ok((text, value))
 }
 
 pub(super) fn write(

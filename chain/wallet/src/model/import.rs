@@ -1,6 +1,6 @@
 //! `mettle model import`: checks that a model in Hugging Face format can be trained here.
 
-use super::{OutgoingTokenizer, Report, export::write, interruptible, stopped};
+use super::{OutgoingTokenizer, export::write, interruptible, stopped};
 use crate::output::Output;
 use anyhow::{Context as _, ensure};
 use model::ModelConfig;
@@ -9,7 +9,7 @@ use nn::{
     hugging_face::{Export, Import},
 };
 use protocol::{Digest, lineage};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -34,10 +34,12 @@ pub struct ImportModel {
 }
 
 pub(super) async fn import(wanted: ImportModel, output: &mut Output<'_>) -> anyhow::Result<()> {
-    interruptible(move |stop| read_model(&wanted, stop)).await?.print(output)
+    let (text, value) = interruptible(move |stop| read_model(&wanted, stop)).await?;
+    Ok(output.result(&text, value)?)
 }
 
-fn read_model(wanted: &ImportModel, stop: &AtomicBool) -> anyhow::Result<Report> {
+/// Reads the model. Returns the result as text and as JSON.
+fn read_model(wanted: &ImportModel, stop: &AtomicBool) -> anyhow::Result<(String, Value)> {
     let mut import = Import::open(&wanted.from)
         .with_context(|| format!("{} cannot be imported", wanted.from.display()))?;
     if let Some(sequence) = wanted.sequence {
@@ -73,7 +75,7 @@ fn read_model(wanted: &ImportModel, stop: &AtomicBool) -> anyhow::Result<Report>
         write_flat(out, &import.config, &flat, root, tokenizer, stop)?;
         text += &format!("\nwritten to {}", out.display());
     }
-    Ok(Report { text, value, notes: Vec::new() })
+    Ok((text, value))
 }
 
 /// Writes the model as f32, with the tensors in the protocol's order.
