@@ -129,8 +129,8 @@ fn is_key(text: &str) -> bool {
     }
 }
 
-/// Whether a part of a name is a value as it is written there: numbers with a sign or more zeros, and upper-case digits,
-/// are not.
+/// Whether a part of a name is a value as it is written there: numbers with a sign or more zeros, and upper-case
+/// digits, are not.
 fn is_written<N: FromStr, V: ToString>(part: &str, value: impl Fn(N) -> V) -> bool {
     part.parse().is_ok_and(|number| value(number).to_string() == part)
 }

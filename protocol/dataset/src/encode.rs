@@ -231,8 +231,10 @@ struct Works<'a> {
     readings: Vec<(usize, u32)>,
     next: Cursor,
     /// The file of `next`.
-    open: Option<(Box<dyn Iterator<Item = Result<Batch, SourceError>> + Send>, Records)>,
+    open: Option<(Batches, Records)>,
 }
+
+type Batches = Box<dyn Iterator<Item = Result<Batch, SourceError>> + Send>;
 
 impl Works<'_> {
     fn batch(&mut self) -> Result<Option<Work>, PrepareError> {
