@@ -76,8 +76,8 @@ pub fn text(report: &Value, columns: &[Column]) -> String {
     text
 }
 
-/// `rows` as lines below their titles: the first column to the left, the others to the right; `-` for what is absent. A
-/// column that no row has is left out.
+/// `rows` as lines below their titles: the first column to the left, the others to the right; `-` for what is absent.
+/// A column that no row has is left out.
 fn table(columns: &[Column], rows: &[Value]) -> String {
     let columns: Vec<&Column> =
         columns.iter().filter(|column| rows.iter().any(|row| row.get(column.field).is_some())).collect();

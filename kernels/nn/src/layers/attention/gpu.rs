@@ -38,8 +38,7 @@ struct Place {
     group: usize,
 }
 
-/// `dense[sequence, kv head, row, head of group, ·] ← rows[sequence, row, kv head, head of group, ·]`, `from` and `to`;
-/// or the reverse.
+/// `dense[sequence, kv head, row, head of group, ·] ← rows[sequence, row, kv head, head of group, ·]`, or the reverse.
 #[cube(launch)]
 fn copy_heads<S: Float, F: Float, N: Size>(
     from: &[Vector<S, N>],
