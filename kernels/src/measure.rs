@@ -62,7 +62,7 @@ pub fn text(report: &Value, columns: &[Column]) -> String {
             Value::Object(_) => {
                 self::text(value, columns).lines().map(|line| format!("{name}.{line}\n")).collect()
             }
-            Value::Array(rows) if rows.iter().all(Value::is_object) => {
+            Value::Array(rows) if !rows.is_empty() && rows.iter().all(Value::is_object) => {
                 format!("\n{}\n", table(columns, rows))
             }
             Value::Number(number) if number.is_f64() => {

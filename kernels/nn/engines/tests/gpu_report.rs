@@ -71,6 +71,7 @@ fn kernels(device: Device) {
     let report = report(device, &["--kernels", "--mebivalues", "1", "--rounds", "1"]);
     let kernels = report["kernels"].as_array().unwrap();
     assert!(kernels.len() >= 14, "a copy and thirteen kernels: {report}");
+    assert!(report["failed"].as_array().unwrap().is_empty(), "{report}");
     for kernel in kernels {
         assert!(kernel["moved_gbps"].as_f64().is_some_and(|moved| moved > 0.0), "{kernel}");
     }

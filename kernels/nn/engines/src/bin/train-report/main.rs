@@ -29,7 +29,7 @@ use std::{
 
 const MIB: f64 = 1.0 / (1 << 20) as f64;
 /// Of the tables in a report's text.
-const COLUMNS: [Column; 27] = [
+const COLUMNS: [Column; 28] = [
     Column::new("name", "name", 1.0, 0),
     Column::new("preset", "preset", 1.0, 0),
     Column::new("parameters", "parameters", 1.0, 0),
@@ -57,6 +57,7 @@ const COLUMNS: [Column; 27] = [
     Column::new("device", "device", 1.0, 0),
     Column::new("losses apart, 1e-6", "difference", 1e6, 2),
     Column::new("bound, 1e-6", "bound", 1e6, 0),
+    Column::new("error", "error", 1.0, 0),
 ];
 
 /// Default presets, on the CPU and on a GPU.

@@ -13,7 +13,10 @@ use nn::{
     gpu::{Array, Gpu, Result},
     layers::{
         attention::Shape,
-        matmul::{Write, gpu::View},
+        matmul::{
+            Write,
+            gpu::{Algorithm, View},
+        },
         rope::{Angles, Rotation},
     },
     optim::adamw::Coefficients,
@@ -88,6 +91,13 @@ struct Product {
     tflops: f64,
 }
 
+#[derive(Default)]
+struct Products {
+    measured: Vec<Product>,
+    /// Those that failed. The others are measured nevertheless.
+    failed: Vec<Value>,
+}
+
 struct Meter<'a> {
     gpu: &'a Gpu,
     rounds: usize,
@@ -106,13 +116,21 @@ pub fn measure(options: &Options) -> anyhow::Result<Value> {
     let values = usize::try_from(options.mebivalues << 20)?;
     let kernels = meter.kernels(values)?;
     let tokens = (TOKENS * options.mebivalues).min(TOKENS_MAX) as usize;
-    let mut products = Vec::new();
-    for model in if options.mebivalues < LARGE { &SMALL[..] } else { &MODELS[..] } {
-        meter.products(model, tokens, &mut products)?;
+    let models = if options.mebivalues < LARGE { &SMALL[..] } else { &MODELS[..] };
+    let mut products = Products::default();
+    for model in models {
+        let done = meter.products(model, tokens, &mut products);
+        products.note(model.name, done);
         for length in LENGTHS {
             let shape = Shape { seq_len: length * model.attention.seq_len, ..model.attention };
-            meter.attention(model.name, &shape, tokens, &mut products)?;
+            let done = meter.attention(model.name, &shape, tokens, &mut products);
+            products.note(model.name, done);
         }
+    }
+    // Last, because an algorithm that fails may spoil the device.
+    for model in models {
+        let done = meter.algorithms(model, tokens, &mut products);
+        products.note(model.name, done);
     }
     Ok(json!({
         "device": options.device.to_string(),
@@ -122,7 +140,8 @@ pub fn measure(options: &Options) -> anyhow::Result<Value> {
         // 10^9 bytes read and written per second by a copy in the device's memory.
         "copy_moved_gbps": kernels[0].moved_gbps,
         "kernels": kernels,
-        "products": products,
+        "products": products.measured,
+        "failed": products.failed,
     }))
 }
 
@@ -210,18 +229,16 @@ impl Meter<'_> {
         Ok(kernels)
     }
 
-    fn time(&self, name: String, operations: f64, run: &dyn Fn() -> Result) -> Result<Product> {
-        let seconds = self.seconds(run)?;
-        Ok(Product { name, seconds, tflops: operations / seconds / 1e12 })
+    fn time(&self, all: &mut Products, name: String, operations: f64, run: &dyn Fn() -> Result) {
+        match self.seconds(run) {
+            Ok(seconds) => all.measured.push(Product { name, seconds, tflops: operations / seconds / 1e12 }),
+            Err(error) => all.failed.push(json!({ "name": name, "error": error.to_string() })),
+        }
     }
 
-    fn products(&self, model: &Model, tokens: usize, all: &mut Vec<Product>) -> Result {
+    fn products(&self, model: &Model, tokens: usize, all: &mut Products) -> Result {
         let (gpu, inputs) = (self.gpu, model.width);
-        for (what, outputs) in [
-            ("queries, keys, values", model.attention.row_width()),
-            ("gates and ups", 2 * model.inner),
-            ("vocabulary", model.vocab),
-        ] {
+        for (what, outputs) in model.products() {
             let make = |len| self.filled(len, self.precision);
             let (x, weights, y) = (make(tokens * inputs)?, make(outputs * inputs)?, make(tokens * outputs)?);
             let (grad_x, grad_weights) =
@@ -230,20 +247,40 @@ impl Meter<'_> {
             let grad_y = View::new(&y, [tokens, outputs]);
             let operations = 2.0 * tokens as f64 * outputs as f64 * inputs as f64;
             let name = format!("{}, {what} {tokens}·{inputs}·{outputs}", model.name);
-            all.push(self.time(format!("{name}, forward"), operations, &|| {
+            self.time(all, format!("{name}, forward"), operations, &|| {
                 gpu.product(Write::Set, &y, [tokens, outputs], rows, weights.transposed())
-            })?);
-            all.push(self.time(format!("{name}, backward to inputs"), operations, &|| {
+            });
+            self.time(all, format!("{name}, backward to inputs"), operations, &|| {
                 gpu.product(Write::Set, &grad_x, [tokens, inputs], grad_y, weights)
-            })?);
-            all.push(self.time(format!("{name}, backward to weights, added"), operations, &|| {
+            });
+            self.time(all, format!("{name}, backward to weights, added"), operations, &|| {
                 gpu.product(Write::Add, &grad_weights, [outputs, inputs], grad_y.transposed(), rows)
-            })?);
+            });
         }
         Ok(())
     }
 
-    fn attention(&self, model: &str, shape: &Shape, tokens: usize, all: &mut Vec<Product>) -> Result {
+    /// The forward products by each algorithm that the device has.
+    fn algorithms(&self, model: &Model, tokens: usize, all: &mut Products) -> Result {
+        let inputs = model.width;
+        for (what, outputs) in model.products() {
+            let make = |len| self.filled(len, self.precision);
+            let (x, weights, y) = (make(tokens * inputs)?, make(outputs * inputs)?, make(tokens * outputs)?);
+            let [rows, weights] = [View::new(&x, [tokens, inputs]), View::new(&weights, [outputs, inputs])];
+            let operations = 2.0 * tokens as f64 * outputs as f64 * inputs as f64;
+            for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::Plain) {
+                let run = || self.gpu.product_by(algorithm, &y, rows, weights.transposed());
+                // An algorithm that is not available is refused before the device gets work.
+                if run().is_ok() {
+                    let name = format!("{}, {what} {tokens}·{inputs}·{outputs}", model.name);
+                    self.time(all, format!("{name}, forward by {algorithm:?}"), operations, &run);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn attention(&self, model: &str, shape: &Shape, tokens: usize, all: &mut Products) -> Result {
         let sequences = (tokens / shape.seq_len).max(1);
         let count = sequences * shape.seq_len;
         let make = |width| self.filled(count * width, self.precision);
@@ -253,12 +290,30 @@ impl Meter<'_> {
         let sums = self.gpu.array(count * shape.heads, Precision::F32)?;
         let product = (count * (shape.seq_len + 1) * width) as f64;
         let name = format!("{model}, attention of {sequences} · {}", shape.seq_len);
-        all.push(self.time(format!("{name}, forward"), 2.0 * product, &|| {
+        self.time(all, format!("{name}, forward"), 2.0 * product, &|| {
             self.gpu.attention(shape, &rows, &mixed, &sums)
-        })?);
-        all.push(self.time(format!("{name}, backward"), 5.0 * product, &|| {
+        });
+        self.time(all, format!("{name}, backward"), 5.0 * product, &|| {
             self.gpu.attention_backward(shape, &rows, &mixed, &sums, &grad_mixed, &grad_rows)
-        })?);
+        });
         Ok(())
+    }
+}
+
+impl Model {
+    /// Names and output widths of the products with `width` inputs.
+    fn products(&self) -> [(&'static str, usize); 3] {
+        [
+            ("queries, keys, values", self.attention.row_width()),
+            ("gates and ups", 2 * self.inner),
+            ("vocabulary", self.vocab),
+        ]
+    }
+}
+
+impl Products {
+    /// Keeps the error of a measurement that could not be set up.
+    fn note(&mut self, what: &str, done: Result) {
+        self.failed.extend(done.err().map(|error| json!({ "name": what, "error": error.to_string() })));
     }
 }
