@@ -532,7 +532,8 @@ impl From<RpcError> for LinkError {
     fn from(error: RpcError) -> LinkError {
         match error {
             RpcError::User(error) => {
-                let detail = error.data.map(|data| format!(": {}", data.get().trim_matches('"')));
+                let data = error.data.as_ref().map(|data| data.get().trim_matches('"'));
+                let detail = data.filter(|data| !data.is_empty()).map(|data| format!(": {data}"));
                 let message = error.message + &detail.unwrap_or_default();
                 LinkError::Answer { code: error.code, message }
             }

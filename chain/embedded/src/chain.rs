@@ -321,7 +321,10 @@ impl Chain {
     fn store(&self, store: &Store, number: u32, made: &Block) -> Result<(), StoreError> {
         let inner = self.inner();
         let before = inner.blocks.get(&(number - 1)).expect("the parent of an unfinalised block is stored");
-        let block = inner.blocks.get(&number).unwrap_or(made);
+        let block = match number == made.header.number {
+            true => made,
+            false => inner.blocks.get(&number).expect("unfinalised blocks are stored"),
+        };
         let body = block.body.as_ref().expect("unfinalised blocks have their body");
         let stored = StoredBody {
             inherents: body.inherents as u32,
@@ -410,8 +413,11 @@ impl Inner {
     }
 
     fn headers(&self, first: u32, last: u32) -> Vec<(H256, Header)> {
-        let blocks = self.blocks.range(first..=last.max(first)).filter(|(number, _)| **number <= last);
-        blocks.map(|(_, block)| (block.hash, block.header.clone())).collect()
+        // A range must not end before it begins.
+        if first > last {
+            return Vec::new();
+        }
+        self.blocks.range(first..=last).map(|(_, block)| (block.hash, block.header.clone())).collect()
     }
 
     fn best(&self) -> &Block {

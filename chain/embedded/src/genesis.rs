@@ -38,6 +38,7 @@ fn preset(runtime: &Runtime, name: Option<&str>) -> Result<Value, String> {
         .call(&State::empty(), "GenesisBuilder_get_preset", &name.map(str::to_owned).encode())
         .map_err(|error| error.to_string())?;
     let text = Option::<Vec<u8>>::decode(&mut bytes.as_slice()).map_err(|error| error.to_string())?;
-    let text = text.ok_or_else(|| format!("the runtime has no genesis preset {name:?}"))?;
+    let text =
+        text.ok_or_else(|| format!("the runtime has no genesis preset `{}`", name.unwrap_or("default")))?;
     serde_json::from_slice(&text).map_err(|error| format!("a preset is no JSON: {error}"))
 }

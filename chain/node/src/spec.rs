@@ -81,7 +81,7 @@ pub fn build(path: &Path, raw: bool) -> Result<String, SpecError> {
         .with_protocol_id(&chain.id)
         .with_chain_type(ChainType::Live)
         .with_properties(properties())
-        .with_boot_nodes(chain.bootnodes.clone())
+        .with_boot_nodes(chain.bootnodes.iter().map(|node| node.0.clone()).collect())
         .with_genesis_config_patch(chain.genesis())
         .build();
     // The runtime validates the genesis by building the state, also if it is not written.
@@ -99,7 +99,7 @@ struct ChainSettings {
     slot_millis: u64,
     sudo: Option<PublicKey>,
     #[serde(default)]
-    bootnodes: Vec<MultiaddrWithPeerId>,
+    bootnodes: Vec<Bootnode>,
     #[serde(default)]
     authorities: Vec<Authority>,
     #[serde(default)]
@@ -142,6 +142,20 @@ impl TryFrom<String> for PublicKey {
         key.map(PublicKey).ok_or_else(|| {
             format!("neither an address (SS58) nor a public key (0x and 64 hexadecimal digits): {text:?}")
         })
+    }
+}
+
+/// A node's address.
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(try_from = "String")]
+struct Bootnode(MultiaddrWithPeerId);
+
+impl TryFrom<String> for Bootnode {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Bootnode, String> {
+        let example = "/dns/example.org/tcp/30333/p2p/12D3…";
+        text.parse().map(Bootnode).map_err(|error| format!("not a node's address (like {example}): {error}"))
     }
 }
 
@@ -196,7 +210,7 @@ impl ChainSettings {
             if !(1..=ENDOWMENT_MAX).contains(mtl) {
                 let account = &account.0;
                 return Err(format!(
-                    "[[endowments]] of {account}: `mtl` must be from 1 to {ENDOWMENT_MAX}, not {mtl}"
+                    "[[endowments]] number {number}, of {account}: `mtl` must be from 1 to {ENDOWMENT_MAX}, not {mtl}"
                 ));
             }
         }
@@ -212,7 +226,10 @@ impl ChainSettings {
     /// The changes to the runtime's default genesis.
     fn genesis(&self) -> Value {
         // All kinds of keys have the same form as addresses.
-        let keys = |Authority { account, aura, grandpa }: &Authority| json!([account, account, { "aura": aura, "grandpa": grandpa }]);
+        let keys = |authority: &Authority| {
+            let Authority { account, aura, grandpa } = authority;
+            json!([account, account, { "aura": aura, "grandpa": grandpa }])
+        };
         let balance = |Endowment { account, mtl }: &Endowment| json!([account, Balance::from(*mtl) * UNIT]);
         json!({
             "balances": { "balances": self.endowments.iter().map(balance).collect::<Vec<_>>() },
@@ -309,7 +326,7 @@ mod tests {
             (
                 "mtl = 1000",
                 "mtl = 0",
-                format!("[[endowments]] of {ALICE}: `mtl` must be from 1 to {ENDOWMENT_MAX}, not 0"),
+                format!("[[endowments]] number 1, of {ALICE}: `mtl` must be from 1 to {ENDOWMENT_MAX}, not 0"),
             ),
             ("mtl = 1000", "mtl = 18446745", format!("not {}", ENDOWMENT_MAX + 1)),
             (
@@ -327,7 +344,9 @@ mod tests {
         let poor = good().split("[[endowments]]").next().unwrap().to_owned();
         assert!(chain(&poor).unwrap_err().contains(&format!("`sudo` {ALICE} has no [[endowments]]")));
         let lost = chain(&good().replace(NODE, "example.org")).unwrap_err();
-        assert!(lost.contains("bootnodes = [\"example.org\"]"), "{lost}");
+        for expected in ["bootnodes = [\"example.org\"]", "like /dns/example.org/tcp/30333"] {
+            assert!(lost.contains(expected), "{lost}");
+        }
         let no_authorities = good().split("[[authorities]]").next().unwrap().replace("sudo", "#");
         assert!(chain(&no_authorities).unwrap_err().contains("there is no [[authorities]]"));
         let authority = |number: usize| {

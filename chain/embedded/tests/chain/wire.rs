@@ -276,8 +276,11 @@ async fn the_genesis_preset_can_be_patched() {
     let chain = start(config).await;
     let wire = Wire::to(&chain).await;
     assert_eq!(wire.free(&[7; 32], None).await, 125 << 40);
+    // A list is replaced as a whole.
+    let alice = Sr25519Keyring::Alice.to_raw_public();
+    assert_eq!(wire.free(&alice, None).await, 0);
     let plain = start(manual()).await;
-    assert!(Wire::to(&plain).await.free(&Sr25519Keyring::Alice.to_raw_public(), None).await > 0);
+    assert!(Wire::to(&plain).await.free(&alice, None).await > 0);
     assert_ne!(plain.genesis_hash(), chain.genesis_hash());
     plain.shutdown().await;
     chain.shutdown().await;

@@ -89,10 +89,13 @@ fn functions(pallet: &str, before: &str) -> Result<Vec<Function>, Misfit> {
     for line in before.lines() {
         if line.starts_with("///") {
             docs.extend([line, "\n"]);
-        } else if let Some(signature) = line.strip_prefix(FUNCTION) {
+            continue;
+        }
+        if let Some(signature) = line.strip_prefix(FUNCTION) {
             let function = parse(std::mem::take(&mut docs), signature);
             functions.push(function.ok_or_else(|| Misfit::NoFunction(pallet.into(), line.into()))?);
         }
+        docs.clear();
     }
     Ok(functions)
 }
