@@ -177,6 +177,7 @@ async fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> anyho
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::roles::store_config;
     use std::sync::{Arc, Mutex};
     use tokio::net::TcpListener;
 
@@ -254,6 +255,10 @@ mod tests {
         assert_eq!(Plan::read(&make().plan).unwrap().unwrap(), first);
         assert_eq!(first.bucket_url("miner-0"), "http://store:9000/miner-0");
         assert_eq!(first.seats.len(), 3);
+        let store = store_config(&first, home.path().join("store"));
+        assert_eq!((store.listen.to_string(), store.buckets.len()), ("0.0.0.0:9000".into(), 4));
+        let at_home = Plan { store_host: "127.0.0.1".into(), ..first };
+        assert!(store_config(&at_home, home.path().join("store")).listen.ip().is_loopback());
     }
 
     #[tokio::test]

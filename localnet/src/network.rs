@@ -167,7 +167,7 @@ impl Network {
         Ok(None)
     }
 
-    /// Stops all processes: seats first, then the store, then the chain.
+    /// Stops all processes: seats first, then store and chain.
     pub async fn stop(&mut self) {
         let (base, seats): (Vec<_>, Vec<_>) =
             self.processes.drain(..).partition(|process| is_base(&process.program.name));

@@ -21,7 +21,7 @@ pub const PROGRAM: &str = "mettle-node";
 /// The node's program: the one asked for, or one beside this program, built in this checkout, or in PATH.
 pub fn find(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
     let found = match asked {
-        Some(asked) => Some(asked.to_owned()).filter(|path| path.exists()),
+        Some(asked) => asked.canonicalize().ok(),
         None => candidates().into_iter().find(|path| path.is_file()),
     };
     let Some(path) = found else {

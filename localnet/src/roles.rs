@@ -217,23 +217,8 @@ async fn store(role: StoreRole) -> anyhow::Result<()> {
     }
     let plan = Plan::read(&role.plan)?;
     let plan = plan.with_context(|| format!("there is no plan at {}", role.plan.display()))?;
-    let (access_key, secret_key) = &plan.origin_keys;
-    let mut buckets = vec![BucketConfig::new(ORIGIN, access_key, secret_key)];
-    let of_seat = |seat: &SeatPlan| BucketConfig::new(&seat.name, &seat.access_key, &seat.secret_key);
-    buckets.extend(plan.seats.iter().map(of_seat));
-    // It listens to every address only where its seats are elsewhere.
-    let host: Option<IpAddr> = plan.store_host.parse().ok();
-    let ip = host.filter(IpAddr::is_loopback).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-    let config = ServerConfig {
-        listen: SocketAddr::new(ip, plan.store_port),
-        data_dir: Some(role.data),
-        admin: plan
-            .store_admin
-            .clone()
-            .map(|(port, token)| AdminConfig { listen: SocketAddr::from(([127, 0, 0, 1], port)), token }),
-        ..ServerConfig::temporary(buckets)
-    };
-    let server = S3Server::start(config).await.context("could not start the store")?;
+    let server =
+        S3Server::start(store_config(&plan, role.data)).await.context("could not start the store")?;
     // The bucket of an adversary may answer readers with faults.
     let validators = plan.seats_of(protocol::Role::Validator).count();
     let validators = u16::try_from(validators).unwrap_or(u16::MAX);
@@ -247,4 +232,22 @@ async fn store(role: StoreRole) -> anyhow::Result<()> {
     program::stop_requested().await;
     server.shutdown().await;
     Ok(())
+}
+
+/// The store of a network: a bucket for the origin and for each seat.
+pub(crate) fn store_config(plan: &Plan, data: PathBuf) -> ServerConfig {
+    let (access_key, secret_key) = &plan.origin_keys;
+    let mut buckets = vec![BucketConfig::new(ORIGIN, access_key, secret_key)];
+    let of_seat = |seat: &SeatPlan| BucketConfig::new(&seat.name, &seat.access_key, &seat.secret_key);
+    buckets.extend(plan.seats.iter().map(of_seat));
+    // It listens to every address only where its seats are elsewhere.
+    let host: Option<IpAddr> = plan.store_host.parse().ok();
+    let ip = host.filter(IpAddr::is_loopback).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    let admin = |(port, token)| AdminConfig { listen: SocketAddr::from(([127, 0, 0, 1], port)), token };
+    ServerConfig {
+        listen: SocketAddr::new(ip, plan.store_port),
+        data_dir: Some(data),
+        admin: plan.store_admin.clone().map(admin),
+        ..ServerConfig::temporary(buckets)
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::contribution_store::{ContributionStore, ContributionStoreError, Snapshot, SnapshotError};
 use nn::Trainer;
-use node::durable::is_full;
+use node::durable::{Recovered, is_full};
 use protocol::Window;
 
 /// Trainer, residual and files of one seat.
@@ -16,19 +16,19 @@ pub struct LocalState {
 
 impl LocalState {
     /// Reads the snapshot and puts the trainer's optimiser there. Without one, the residual for `window` is empty. Also
-    /// returns whether the backup was read; `None` without a snapshot.
+    /// returns which file was read, if any.
     pub fn load(
         store: ContributionStore,
         mut trainer: Trainer,
         window: Window,
-    ) -> Result<(LocalState, Option<bool>), SnapshotError> {
+    ) -> Result<(LocalState, Option<Recovered<()>>), SnapshotError> {
         let found = store.open(&mut trainer)?;
-        let from_backup = found.as_ref().map(|found| found.from_backup);
+        let read = found.as_ref().map(|found| Recovered { value: (), from_backup: found.from_backup });
         let snapshot = match found {
             Some(found) => found.value,
             None => Snapshot::fresh(window, store.codec.schema().values()),
         };
-        Ok((LocalState { trainer, snapshot, store }, from_backup))
+        Ok((LocalState { trainer, snapshot, store }, read))
     }
 
     /// Runs `change` on the snapshot. If the disk is full, reads the snapshot again, as `change` may have left it half

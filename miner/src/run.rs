@@ -12,7 +12,7 @@ use futures::future::LocalBoxFuture;
 use nn::Trainer;
 use node::{
     Entry, Lent, ModelState, Node, Skip,
-    durable::{DiskFullRetry, is_full},
+    durable::{DiskFullRetry, Recovered, is_full},
 };
 use protocol::Window;
 use std::{sync::Arc, time::Duration};
@@ -59,11 +59,13 @@ impl Miner {
         };
         let window = node.window();
         let loaded = node.blocking.run(move || LocalState::load(store, trainer, window)).await;
-        let (local, from_backup) = loaded?;
+        let (local, read) = loaded?;
         let mut local = Lent::new(local);
-        match from_backup {
-            Some(false) => {}
-            Some(true) => node.journal.write(&Entry::FellBack { file: "miner.snapshot".into() }),
+        match read {
+            Some(Recovered { from_backup: false, .. }) => {}
+            Some(Recovered { from_backup: true, .. }) => {
+                node.journal.write(&Entry::FellBack { file: "miner.snapshot".into() })
+            }
             None => {
                 let mut retry = DiskFullRetry::new(&node.journal.disk);
                 let begin = |local: &mut Lent<LocalState>| local.store.save(&local.snapshot, &local.trainer);

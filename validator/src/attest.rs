@@ -88,10 +88,13 @@ impl Validator {
         let run = self.node.run_id();
         let attestation = self.signed.report(window).and_then(|report| report.attestation.as_ref());
         let Some(attestation) = attestation.filter(|_| self.hides()) else { return Ok(()) };
-        let held = attestation.valid.iter().map(|uid| Ok((*uid, at_hand.get(uid).ok_or(uid)?.clone())));
-        let attested: BTreeMap<Uid, Contribution> = held
-            .collect::<Result<_, &Uid>>()
-            .map_err(|uid| Stop::skip(format!("the bytes of uid {uid} are not at hand any more")))?;
+        let mut attested = BTreeMap::new();
+        for uid in &attestation.valid {
+            let Some(held) = at_hand.get(uid) else {
+                return Err(Stop::skip(format!("the bytes of uid {uid} are not at hand any more")));
+            };
+            attested.insert(*uid, held.clone());
+        }
         let verdicts = attestation.verdicts();
         if let Err(error) = mirror(&*self.node.store, self.node.follower(), window, &attested).await {
             let reason = format!("our bucket did not take what it attests: {}", error_chain(&error));

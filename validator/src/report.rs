@@ -142,7 +142,11 @@ impl Validator {
         match self.signed.mark_published(window) {
             Err(error) if is_full(&error) => {
                 let error = error_chain(&error);
-                tracing::warn!(window = window.0, error, "a restart will publish this receipt again");
+                tracing::warn!(
+                    window = window.0,
+                    error,
+                    "this receipt will be published again after the next write"
+                );
                 Ok(())
             }
             marked => Ok(marked?),

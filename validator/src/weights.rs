@@ -80,8 +80,8 @@ impl Validator {
         Ok(())
     }
 
-    /// Removes a weight vote that the chain has, or will never take. On a full disk its row stays until the next
-    /// start.
+    /// Removes a weight vote that the chain has, or will never take. On a full disk its row stays, and is
+    /// removed with the next write.
     fn remove_weight_vote(&mut self, epoch: u32) -> Result<(), RunError> {
         match self.signed.remove_weight_vote(epoch) {
             Err(error) if is_full(&error) => {

@@ -114,6 +114,12 @@ async fn receipt_of(
 ) -> Result<Receipt, String> {
     let receipt = gather::receipt_of(fetch, run, view, seat).await.map_err(|error| match error {
         AuditError::NotAnchored { .. } => "no receipt anchored for this window".into(),
+        AuditError::NotPublished { source, .. } => {
+            format!("its bucket does not serve its receipt: {}", error_chain(&source))
+        }
+        AuditError::NoReceipt { source, .. } => {
+            format!("the anchored bytes are no receipt: {}", error_chain(&source))
+        }
         error => error_chain(&error),
     })?;
     let (window, uid) = (receipt.window, receipt.validator.uid);

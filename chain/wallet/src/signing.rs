@@ -14,7 +14,7 @@ use node::{
     open,
 };
 use protocol::{
-    RunId, Uid, Window,
+    RunId, RunParams, Uid, Window,
     view::{Account, RunStatus, SeatStatus, UnbondingView},
 };
 use serde::Serialize;
@@ -24,6 +24,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use store::Store;
 
 /// How a transaction is confirmed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
@@ -321,6 +322,21 @@ impl SigningSession {
         }
         Ok(())
     }
+}
+
+/// Writes an object with the bucket's key, reads it at `base_url` without, and deletes it. Unlike at a node's start, a
+/// bucket that is only away fails too: what is signed next cannot be taken back.
+pub async fn check_bucket(
+    output: &mut Output<'_>,
+    bucket: &dyn Store,
+    params: &RunParams,
+    base_url: &str,
+) -> anyhow::Result<()> {
+    output.note("Checking the bucket.")?;
+    store::check_bucket(bucket, &open::fetcher(params)?, base_url).await.context(
+        "the bucket cannot be used, so nothing was signed: correct [store] in the settings file, the access rules of \
+         the bucket, or its public URL",
+    )
 }
 
 /// A run, as a command finds it, and the session in which calls to it are signed.

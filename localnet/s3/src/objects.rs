@@ -55,7 +55,6 @@ pub(super) enum ObjectError {
 impl From<io::Error> for ObjectError {
     fn from(error: io::Error) -> ObjectError {
         match error.kind() {
-            io::ErrorKind::NotFound => ObjectError::NotFound,
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ObjectError::Full,
             _ => ObjectError::Disk(error),
         }
@@ -114,13 +113,12 @@ impl Objects {
     /// The objects whose names begin with `prefix`.
     pub fn list(&self, bucket: &str, prefix: &str) -> Result<BTreeMap<String, Object>, ObjectError> {
         let _names = self.names();
-        let mut found = walk(&self.objects.join(bucket))?;
-        found.retain(|name, _| name.starts_with(prefix));
-        Ok(found)
+        Ok(walk(&self.objects.join(bucket), prefix)?)
     }
 
+    /// Deletes the object, if there is one.
     pub fn delete(&self, bucket: &str, key: &str) -> Result<(), ObjectError> {
-        let path = self.path(bucket, key)?;
+        let Ok(path) = self.path(bucket, key) else { return Ok(()) };
         let _names = self.names();
         match fs::remove_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -157,7 +155,11 @@ impl Objects {
 
     /// Opens an object for reading. A reader keeps its object even if it is replaced meanwhile.
     pub async fn read(&self, bucket: &str, key: &str) -> Result<(Object, tokio::fs::File), ObjectError> {
-        let file = tokio::fs::File::open(self.path(bucket, key)?).await?;
+        let path = self.path(bucket, key).map_err(|_| ObjectError::NotFound)?;
+        let file = tokio::fs::File::open(path).await.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => ObjectError::NotFound,
+            _ => error.into(),
+        })?;
         Ok((Object::of(key, &file.metadata().await?)?, file))
     }
 
@@ -297,8 +299,8 @@ fn marked(path: &Path) -> Result<PathBuf, ServerError> {
     Ok(marker)
 }
 
-/// The objects of the bucket whose directory is `top`, by name.
-fn walk(top: &Path) -> io::Result<BTreeMap<String, Object>> {
+/// The objects of the bucket whose directory is `top` and whose names begin with `wanted`, by name.
+fn walk(top: &Path, wanted: &str) -> io::Result<BTreeMap<String, Object>> {
     let mut found = BTreeMap::new();
     let mut directories = vec![(String::new(), top.to_owned())];
     while let Some((prefix, directory)) = directories.pop() {
@@ -316,8 +318,11 @@ fn walk(top: &Path) -> io::Result<BTreeMap<String, Object>> {
             };
             let key = format!("{prefix}{name}");
             if file.is_dir() {
-                directories.push((format!("{key}/"), entry.path()));
-            } else {
+                let below = format!("{key}/");
+                if below.starts_with(wanted) || wanted.starts_with(&below) {
+                    directories.push((below, entry.path()));
+                }
+            } else if key.starts_with(wanted) {
                 let object = Object::of(&key, &file)?;
                 found.insert(key, object);
             }

@@ -1,28 +1,86 @@
 //! Work on many threads with results in the order of the items, and a bounded number of items in memory.
 
-use rayon::prelude::*;
+use std::{
+    any::Any,
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{Mutex, PoisonError, mpsc},
+    thread,
+};
 
-/// Items of a round for each thread, so that few threads wait for the last item of a round.
-const AHEAD: usize = 2;
+/// Items per thread that are waiting or done, so that no thread waits for the next.
+const AHEAD: usize = 4;
 
-/// Does `work` on `threads` threads, round by round, and passes the results to `sink` in the order of `items`. The next
-/// round is read meanwhile. Ends with the first error in that order, of any of the three.
+/// Reads `items` on one thread, does `work` on `threads` threads, and passes the results to `sink` on the caller's
+/// thread, in order. Ends with the first error in that order, of any of the three.
 pub(crate) fn ordered<I: Send, O: Send, E: Send>(
     threads: usize,
-    mut items: impl Iterator<Item = Result<I, E>> + Send,
+    items: impl Iterator<Item = Result<I, E>> + Send,
     work: impl Fn(I) -> Result<O, E> + Sync,
     mut sink: impl FnMut(O) -> Result<(), E>,
 ) -> Result<(), E> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads can be started");
-    let mut read = || items.by_ref().take(threads.max(1) * AHEAD).collect::<Vec<_>>();
-    let mut round = read();
-    while !round.is_empty() {
-        let results = || round.into_par_iter().map(|item| work(item?)).collect::<Vec<_>>();
-        let (results, next) = pool.install(|| rayon::join(results, &mut read));
-        results.into_iter().try_for_each(|result| sink(result?))?;
-        round = next;
+    type Done<O, E> = (u64, Result<Result<O, E>, Box<dyn Any + Send>>);
+    let threads = threads.max(1);
+    // No send blocks: each item has a permit, and one error needs none.
+    let ahead = threads * AHEAD;
+    let (give, take) = mpsc::sync_channel::<(u64, I)>(ahead);
+    let (done, results) = mpsc::sync_channel::<Done<O, E>>(ahead + 1);
+    let (permit, permits) = mpsc::sync_channel::<()>(ahead);
+    for _ in 0..ahead {
+        permit.send(()).expect("its receiver stands one line above");
     }
-    Ok(())
+
+    thread::scope(|scope| {
+        let failed = done.clone();
+        // Ends with the items, with an error, or when the sink has gone.
+        scope.spawn(move || {
+            for (number, item) in (0..).zip(items) {
+                if permits.recv().is_err() {
+                    break;
+                }
+                let sent = match item {
+                    Ok(item) => give.send((number, item)).is_ok(),
+                    Err(error) => {
+                        let _ = failed.send((number, Ok(Err(error))));
+                        false
+                    }
+                };
+                if !sent {
+                    break;
+                }
+            }
+        });
+        let take = std::sync::Arc::new(Mutex::new(take));
+        for _ in 0..threads {
+            let (take, done, work) = (take.clone(), done.clone(), &work);
+            scope.spawn(move || {
+                loop {
+                    let next = take.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let Ok((number, item)) = next else { break };
+                    let result = catch_unwind(AssertUnwindSafe(|| work(item)));
+                    if done.send((number, result)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop((take, done));
+
+        // Dropped at the end, so that no thread waits for them.
+        let (permit, results) = (permit, results);
+        let mut early = BTreeMap::new();
+        let mut next = 0;
+        while let Ok((number, result)) = results.recv() {
+            early.insert(number, result);
+            while let Some(result) = early.remove(&next) {
+                sink(result.unwrap_or_else(|panic| resume_unwind(panic))?)?;
+                next += 1;
+                // The thread that reads may have ended.
+                let _ = permit.send(());
+            }
+        }
+        Ok(())
+    })
 }
 
 #[cfg(test)]
@@ -50,7 +108,7 @@ mod tests {
         })
         .expect("nothing fails");
         assert_eq!(seen, (0..500).collect::<Vec<_>>());
-        assert!(most.into_inner() <= 2 * 3 * AHEAD, "one round is done, and the next one is read");
+        assert!(most.into_inner() <= 3 * AHEAD + 1, "one more may have been taken and wait for its permit");
     }
 
     #[test]

@@ -447,7 +447,7 @@ impl Shard {
             for (at, token) in tokens(&sequence, manifest.token_bytes).enumerate() {
                 match counts.get_mut(token as usize) {
                     Some(count) => *count += u64::from(at > 0),
-                    None => outside = Some(token),
+                    None => outside = outside.or(Some(token)),
                 }
             }
         }

@@ -197,7 +197,11 @@ fn count_words(sample: &[String]) -> Result<BTreeMap<String, u64>, TokenizerErro
         byte_level.pre_tokenize(&mut split).map_err(failed)?;
         let mut words: BTreeMap<String, u64> = BTreeMap::new();
         for (word, _, _) in split.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
-            *words.entry(word.to_owned()).or_default() += 1;
+            // A word that is known needs no text of its own.
+            match words.get_mut(word) {
+                Some(count) => *count += 1,
+                None => drop(words.insert(word.to_owned(), 1)),
+            }
         }
         Ok(words)
     };

@@ -90,8 +90,8 @@ pub struct ServeFile {
     pub ballast_bytes: Option<u64>,
 }
 
-/// The largest `ballast_bytes`: 1 GiB.
-const BALLAST_BYTES_MAX: u64 = 1 << 30;
+/// The largest `ballast_bytes`: 128 MiB. A ballast is written again between a signature and its call.
+const BALLAST_BYTES_MAX: u64 = 128 << 20;
 
 /// The flags that all daemon commands share. Each overrides the file's value of the same name.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn a_ballast_has_a_largest_size() {
-        for (bytes, is_taken) in [(0, true), (1 << 30, true), ((1 << 30) + 1, false)] {
+        for (bytes, is_taken) in [(0, true), (BALLAST_BYTES_MAX, true), (BALLAST_BYTES_MAX + 1, false)] {
             let (_file, flags) = flags(&format!("key = \"//Alice\"\n[serve]\nballast_bytes = {bytes}"));
             match Settings::read(&flags) {
                 Ok(settings) => assert!(is_taken && settings.serve.ballast_bytes == Some(bytes)),

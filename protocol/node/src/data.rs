@@ -3,7 +3,7 @@
 //! needs no mirror. Of a larger one, pieces are fetched when they are read.
 
 use crate::{
-    durable::{self, FileError, write_atomic},
+    durable::{self, DiskStatus, FileError, retry_while_full, write_atomic},
     error_chain,
     mirrors::Mirrors,
     shards::FetchedShards,
@@ -109,12 +109,14 @@ pub struct DataSource {
 /// first used.
 ///
 /// # Errors
-/// On a [full](durable::is_full) disk, files that were fetched before stay, and the next call continues with them.
+/// On a [full](durable::is_full) disk, unless it waits with `disk` until there is space. Files that were fetched before
+/// stay, and the next call continues with them.
 pub async fn fetch_dataset(
     fetch: Arc<dyn Fetch>,
     run: &RunView,
     directory: &Path,
     data_source: &DataSource,
+    disk: Option<&DiskStatus>,
 ) -> Result<Dataset, DataError> {
     let mirrors =
         data_source.mirrors.iter().fold(Mirrors::default(), |all, base| all.and(Mirrors::one(base)));
@@ -155,23 +157,32 @@ pub async fn fetch_dataset(
     // More than there is room for?
     let shards = manifest.training.iter().chain(&manifest.held_out);
     if data_source.cache_bytes < shards.map(|shard| manifest.shard_bytes(shard)).sum() {
-        write_atomic(&tokenizer_path(&cache), &tokenizer)?;
-        write_atomic(&manifest_path(&cache), &bytes)?;
+        keep(&tokenizer_path(&cache), &tokenizer, disk).await?;
+        keep(&manifest_path(&cache), &bytes, disk).await?;
         return in_pieces(fetch, &mirrors, manifest, tokenizer.to_vec(), cache, data_source.cache_bytes);
     }
-    write_atomic(&tokenizer_path(directory), &tokenizer)?;
+    keep(&tokenizer_path(directory), &tokenizer, disk).await?;
     for shard in manifest.training.iter().chain(&manifest.held_out) {
         let path = shard_path(directory, &shard.digest);
-        if holds(&path, &shard.digest)? {
+        let (held, digest) = (path.clone(), shard.digest);
+        if tokio::task::spawn_blocking(move || holds(&held, &digest)).await?? {
             continue;
         }
         let limits = Limits::for_bytes(manifest.shard_bytes(shard));
         let contents = get(fetch_whole, &plan, &keys::shard(&shard.digest), &shard.digest, &limits).await?;
-        write_atomic(&path, &contents)?;
+        keep(&path, &contents, disk).await?;
     }
     // The manifest last: a directory with one is a whole dataset.
-    write_atomic(&manifest_path(directory), &bytes)?;
+    keep(&manifest_path(directory), &bytes, disk).await?;
     open(directory, Some(run.manifest), again()).await
+}
+
+/// Writes a fetched file; with `disk`, waits until there is space for it.
+async fn keep(path: &Path, bytes: &[u8], disk: Option<&DiskStatus>) -> Result<(), FileError> {
+    match disk {
+        Some(disk) => retry_while_full(disk, || async { write_atomic(path, bytes) }).await,
+        None => write_atomic(path, bytes),
+    }
 }
 
 /// The bytes of an object of the dataset, from the first mirror that gives the right ones. Who gave none is named.
@@ -332,7 +343,7 @@ mod tests {
 
         async fn open(&self, cache_bytes: u64) -> Result<Dataset, DataError> {
             let data_source = DataSource { mirrors: vec![], cache_bytes };
-            fetch_dataset(self.fetch.clone(), &self.run, &self.data(), &data_source).await
+            fetch_dataset(self.fetch.clone(), &self.run, &self.data(), &data_source, None).await
         }
 
         /// Reads everything, as a trainer would: on a thread of its own.

@@ -93,6 +93,8 @@ struct State {
     head: Option<(Head, Instant)>,
     /// The newest block of the best fork.
     best: Block,
+    /// Blocks by which the finalised block trailed `best` when it was read.
+    lag: u32,
     held: Option<Window>,
     last_error: Option<(SystemTime, String)>,
     traffic: Option<Traffic>,
@@ -236,7 +238,7 @@ impl Shared {
             Entry::Attested { valid, faulty, not_observed, .. } => {
                 counts.attested += 1;
                 for (verdict, seats) in
-                    [("valid", valid.len()), ("faulty", faulty.len()), ("not_observed", not_observed.len())]
+                    VERDICTS.into_iter().zip([valid.len(), faulty.len(), not_observed.len()])
                 {
                     counts.verdicts.get_or_create(&[("verdict", verdict.to_owned())]).inc_by(seats as u64);
                 }
@@ -330,6 +332,8 @@ impl State {
     }
 }
 
+const VERDICTS: [&str; 3] = ["valid", "faulty", "not_observed"];
+
 /// The numbers of one moment.
 struct Page(Registry);
 
@@ -354,8 +358,7 @@ impl Page {
         let number = |window: Option<Window>| window.map_or(-1, |window| i64::from(window.0));
         self.gauge("block", "Latest finalised block that the role has heard of", block);
         self.gauge("best_block", "Newest block of the best fork, final or not", state.best.0);
-        let lag = state.best.0.saturating_sub(block);
-        self.gauge("finality_lag_blocks", "Blocks by which the finalised block trails the newest", lag);
+        self.gauge("finality_lag_blocks", "Blocks by which the finalised block trails the newest", state.lag);
         let age = health.seconds_since_block.unwrap_or(0.0);
         self.gauge("head_age_seconds", "Time since a block was last finalised", age);
         self.gauge("window", "Window that is open; -1 before the run starts", number(health.window));
@@ -398,6 +401,9 @@ impl Page {
         self.counter("pieces_repaired", "Pieces of the model that a checkpoint set right", of.repaired);
         let help = "Windows without the role's commitment, attestation or vote";
         self.counter("windows_missed", help, of.missed);
+        for verdict in VERDICTS {
+            drop(of.verdicts.get_or_create(&[("verdict", verdict.to_owned())]));
+        }
         self.0.register("verdicts", "Contributions by their verdict", of.verdicts.clone());
         self.counter("trained_sequences", "Sequences trained on", of.trained_sequences);
         self.counter("training_seconds", "Time spent training", of.train_seconds);
@@ -430,7 +436,9 @@ async fn watch_heads(chain: Arc<dyn Chain>, shared: Arc<Shared>) {
 async fn watch_best(chain: Arc<dyn Chain>, shared: Arc<Shared>) {
     loop {
         if let Ok(best) = chain.best_block().await {
-            shared.state().best = best;
+            let finalised = chain.heads().borrow().block;
+            let mut state = shared.state();
+            (state.best, state.lag) = (best, best.0.saturating_sub(finalised.0));
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }

@@ -135,7 +135,7 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
             Some(dataset) => open_dataset(dataset, run.manifest).await?,
             None => {
                 let data = directory.join("dataset");
-                let fetched = || fetch_dataset(fetch.clone(), &run, &data, &reading.data_source);
+                let fetched = || fetch_dataset(fetch.clone(), &run, &data, &reading.data_source, Some(&disk));
                 Arc::new(retry_while_full(&disk, fetched).await?)
             }
         };
@@ -155,11 +155,11 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
 
 /// Writes an object, reads it back at the seat's public URL, and deletes it: a wrong secret or URL must show before
 /// anything is trained. A bucket that is only away does not stop the start.
-pub async fn check_bucket(store: &dyn Store, fetch: &HttpFetcher, endpoint: &str) -> anyhow::Result<()> {
+async fn check_bucket(store: &dyn Store, fetch: &HttpFetcher, endpoint: &str) -> anyhow::Result<()> {
     match store::check_bucket(store, fetch, endpoint).await {
         Ok(()) => Ok(()),
         Err(error) if error.may_pass() => {
-            tracing::warn!(error = crate::error_chain(&error), "could not check the bucket; going on without");
+            tracing::warn!(error = crate::error_chain(&error), "could not check the bucket; starting without");
             Ok(())
         }
         Err(error) => Err(error).context(
@@ -188,7 +188,7 @@ pub fn open_read_only(reading: &ReadOnlyConfig) -> BoxFuture<'_, anyhow::Result<
             Some(dataset) => open_dataset(dataset, run.manifest).await?,
             None => {
                 let data = reading.directory.join("dataset");
-                Arc::new(fetch_dataset(fetch.clone(), &run, &data, &reading.data_source).await?)
+                Arc::new(fetch_dataset(fetch.clone(), &run, &data, &reading.data_source, None).await?)
             }
         };
         let follower = Arc::new(follower(&chain, &fetch, run, &spec)?);
@@ -223,7 +223,7 @@ pub fn fetcher(params: &RunParams) -> anyhow::Result<HttpFetcher> {
 /// A fetcher with the run's policy, and the run's specification.
 async fn published(chain: &dyn Chain, run: &RunView) -> anyhow::Result<(Arc<HttpFetcher>, RunSpec)> {
     let fetch = Arc::new(fetcher(&run.params)?);
-    let seats = chain.seats(run.id).await?;
+    let seats = chain.seats(run.id).await.context("could not read the run's seats from the chain")?;
     let mirrors = Mirrors::one(&run.origin).and(Mirrors::validators(&seats, &[], &run.origin, 0));
     let limits = Limits::for_bytes(model::SPEC_BYTES_MAX);
     let bytes = mirrors.get(&*fetch, &keys::spec(&run.spec), &run.spec, &limits).await;

@@ -199,15 +199,27 @@ impl FetchError {
     /// Whether the owner of the endpoint is to blame, so that a validator may attest a fault. Otherwise it is no
     /// observation.
     pub fn is_theirs(&self) -> bool {
-        !matches!(
-            self,
+        match self {
+            FetchError::BadUrl { .. }
+            | FetchError::ForbiddenAddress { .. }
+            | FetchError::Missing
+            | FetchError::Refused { .. }
+            | FetchError::Redirected { .. }
+            | FetchError::NoLength
+            | FetchError::Encoded { .. }
+            | FetchError::TooLarge { .. }
+            | FetchError::Stalled { .. }
+            | FetchError::Crawled { .. }
+            | FetchError::CutShort { .. }
+            | FetchError::OtherRange { .. }
+            | FetchError::WrongDigest { .. } => true,
             FetchError::Unresolved { .. }
-                | FetchError::Unreachable { .. }
-                | FetchError::Broken { .. }
-                | FetchError::Unavailable { .. }
-                | FetchError::Deadline { .. }
-                | FetchError::Ours { .. }
-        )
+            | FetchError::Unreachable { .. }
+            | FetchError::Broken { .. }
+            | FetchError::Unavailable { .. }
+            | FetchError::Deadline { .. }
+            | FetchError::Ours { .. } => false,
+        }
     }
 
     /// Whether the same fetch may succeed soon.

@@ -135,7 +135,8 @@ impl MemoryFetcher {
         let (length, took) = (bytes.len() as u64, started.elapsed());
         self.traffic.add_down(length);
         // The whole object comes at once, so a slow one is refused at its end.
-        if limits.rate_window <= took && length < limits.min_bytes_per_second.saturating_mul(took.as_secs()) {
+        let read = whole.len() as u64;
+        if limits.rate_window <= took && read < limits.min_bytes_per_second.saturating_mul(took.as_secs()) {
             return Err(FetchError::Crawled { bytes: length, window: limits.rate_window });
         }
         Ok(bytes)

@@ -121,7 +121,7 @@ enum Failure {
 }
 
 impl S3Store {
-    /// Writes what `from` reads: in parts, a few at a time, if it is longer than one part. `path` is for error texts.
+    /// Writes what `from` reads: in parts, a few at a time, unless it is shorter than one part. `path` is for error texts.
     async fn upload(
         &self,
         key: &ObjectKey,
@@ -183,9 +183,11 @@ async fn send_parts(
     while !part.is_empty() {
         length += part.len() as u64;
         upload.put(part);
-        upload.wait_for_capacity(PARTS_AT_ONCE - 1).await?;
+        upload.wait_for_capacity(PARTS_AT_ONCE).await?;
         part = next_part(path, &mut from).await?;
     }
+    // A part that fails is aborted by the caller, which logs what cannot be aborted.
+    upload.wait_for_capacity(0).await?;
     Ok(length)
 }
 

@@ -228,10 +228,14 @@ impl Auditor {
     /// The model of `window`; `None` if it cannot be rebuilt any more.
     async fn model(&mut self, window: Window) -> Option<ModelState> {
         if self.state.as_ref().is_none_or(|state| state.window != window) {
-            self.state = self.rebuild(window).await.unwrap_or_else(|error| {
-                tracing::warn!(window = window.0, error = %error_chain(&error), "the window's model cannot be rebuilt");
-                None
-            });
+            match self.rebuild(window).await {
+                Ok(state) => self.state = state,
+                // The model of another window stays: it may be the nearest to the next one.
+                Err(error) => {
+                    tracing::warn!(window = window.0, error = %error_chain(&error), "the window's model cannot be rebuilt");
+                    return None;
+                }
+            }
         }
         self.state.clone()
     }

@@ -5,7 +5,7 @@
 
 use crate::{
     output::Output,
-    signing::{ConfirmArgs, Signer, SigningSession, TransactionPlan},
+    signing::{ConfirmArgs, Signer, SigningSession, TransactionPlan, check_bucket},
 };
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{Amount, Call, Chain, terms};
@@ -15,7 +15,6 @@ use model::{ModelConfig, Recipe};
 use nn::hugging_face::Import;
 use node::config::{Flags, Settings};
 use node::create::{self, BLOCKS_BEFORE_START, NewRun, PreparedRun};
-use node::open;
 use protocol::{Block, Digest, RunId, RunParams, Terms};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -101,7 +100,7 @@ pub(super) async fn create(create: CreateRun, output: &mut Output<'_>) -> anyhow
         fund: create.fund,
     };
     let ready = create::prepare(&mut new).await?;
-    open::check_bucket(&store, &open::fetcher(&new.params)?, &create.origin).await?;
+    check_bucket(output, &store, &new.params, &create.origin).await?;
     let mut session = SigningSession::open(&settings.reading.chain).await?;
     let signer = Signer {
         source: settings.key.clone(),
@@ -234,5 +233,6 @@ async fn plan(
 
 pub(super) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     let bytes = std::fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
-    serde_json::from_slice(&bytes).with_context(|| format!("{} has not the expected content", path.display()))
+    serde_json::from_slice(&bytes)
+        .with_context(|| format!("{} is not JSON, or has not the expected content", path.display()))
 }

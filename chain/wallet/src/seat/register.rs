@@ -3,7 +3,7 @@
 use super::{ColdkeyFlags, required_hotkey};
 use crate::{
     output::Output,
-    signing::{RunSession, TransactionPlan},
+    signing::{RunSession, TransactionPlan, check_bucket},
 };
 use chain_client::{
     Amount,
@@ -11,7 +11,7 @@ use chain_client::{
     keys::address,
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use node::{config::ChainFlags, open};
+use node::config::ChainFlags;
 use protocol::Role;
 use serde_json::json;
 
@@ -73,8 +73,7 @@ pub(super) async fn register(command: Register, output: &mut Output<'_>) -> anyh
         return Ok(output.result(&format!("uid {uid}"), json!({ "uid": uid, "already": true }))?);
     }
     if let Some(bucket) = &session.args.store {
-        let fetch = open::fetcher(&session.status.run.params)?;
-        open::check_bucket(&bucket.open()?, &fetch, &request.endpoint).await?;
+        check_bucket(output, &bucket.open()?, &session.status.run.params, &request.endpoint).await?;
     }
     let transaction = TransactionPlan {
         what: format!("register {} as a {} of run {}", address(&hotkey.0), request.role, session.run),

@@ -31,7 +31,7 @@ struct Options {
     /// Numbers of threads to measure with [default: 1 and all].
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
-    /// The widest vectors to use [default: the widest that the processor has].
+    /// The widest vectors to use: portable, avx2 or avx512 [default: the widest that the processor has].
     #[arg(long, value_parser = width)]
     simd: Option<Width>,
     /// Only encode, once, and say how much memory that added: for rows that nearly fill the machine.

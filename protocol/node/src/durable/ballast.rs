@@ -28,13 +28,15 @@ impl Ballast {
         Ballast { path: directory.join(FILE), bytes }
     }
 
-    /// Writes the ballast if it is missing and there is space. A disk without space has none, so failures are not
-    /// reported.
+    /// Writes the ballast if it is missing, or of another size by more than half, and there is space. A disk without
+    /// space has none, so failures are not reported.
     pub fn restore(&self) {
-        if self.bytes == 0 || self.path.exists() {
+        let held = fs::metadata(&self.path).map_or(0, |file| file.len());
+        let bytes = self.bytes.min((free_bytes(&self.path) + held) / SHARE_OF_FREE);
+        if 0 < held && bytes / 2 <= held && held <= self.bytes {
             return;
         }
-        let bytes = self.bytes.min(free_bytes(&self.path) / SHARE_OF_FREE);
+        self.release();
         if bytes == 0 {
             return;
         }
@@ -89,9 +91,14 @@ mod tests {
         let path = directory.path().join(FILE);
         assert_eq!(fs::metadata(&path).unwrap().len(), 3_000_000);
         ballast.restore();
-        assert!(ballast.release() && !path.exists());
+        for bytes in [7_000_000, 1_000_000] {
+            Ballast::new(directory.path(), bytes).restore();
+            assert_eq!(fs::metadata(&path).unwrap().len(), bytes, "the size follows the setting");
+        }
         Ballast::new(directory.path(), 0).restore();
         assert!(!path.exists());
+        ballast.restore();
+        assert!(ballast.release() && !path.exists());
     }
 
     #[test]

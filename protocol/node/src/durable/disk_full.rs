@@ -44,8 +44,12 @@ pub struct DiskFullRetry {
 
 impl Drop for DiskFullRetry {
     fn drop(&mut self) {
-        if self.since.is_some() {
+        if let Some(since) = self.since {
             *self.status.error() = None;
+            tracing::warn!(
+                seconds = since.elapsed().as_secs(),
+                "the disk stayed full: this write was given up"
+            );
         }
     }
 }

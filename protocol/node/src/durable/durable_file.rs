@@ -58,9 +58,9 @@ impl DurableFile {
     /// that error is never [full](is_full).
     pub fn write(&self, fill: impl Fn(&mut dyn Write) -> io::Result<()>) -> Result<u64, FileError> {
         let failed = |source: io::Error| {
-            let mut counting = Hashing::new(io::sink());
-            let source = match is_full(&source) && fill(&mut counting).is_ok() {
-                true => with_need(source, counting.bytes + DIGEST as u64),
+            let mut counted = Counter(0);
+            let source = match is_full(&source) && fill(&mut counted).is_ok() {
+                true => with_need(source, counted.0 + DIGEST as u64),
                 false => source,
             };
             FileError::Write { path: self.path.clone(), source }
@@ -234,6 +234,20 @@ impl Read for DurableReader {
         self.hasher.update(&bytes[..count]);
         self.left -= count as u64;
         Ok(count)
+    }
+}
+
+/// Counts the bytes that are written to it.
+struct Counter(u64);
+
+impl Write for Counter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

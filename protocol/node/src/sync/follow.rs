@@ -109,6 +109,17 @@ pub enum OwnMergeError {
     NoBuffer,
 }
 
+/// Logs that a validator has no merge-side buffer. Only a merge that differs from the vote is this node's error.
+fn log_missing_buffer(window: Window, error: &OwnMergeError) {
+    const TEXT: &str = "cannot merge afterwards: no vote until the next checkpoint";
+    match error {
+        OwnMergeError::Differs { .. } => {
+            tracing::error!(window = window.0, error = %error_chain(error), "{TEXT}");
+        }
+        error => tracing::warn!(window = window.0, error = %error_chain(error), "{TEXT}"),
+    }
+}
+
 impl Follower {
     pub fn schema(&self) -> &Schema {
         self.sent.schema()
@@ -247,8 +258,7 @@ impl Follower {
             Some(own) => Some(own.buffer),
             None if self.keeps_buffer => {
                 let merged = self.merge_afterwards(state, view, &seats, &vote).await;
-                let log = |error: &OwnMergeError| tracing::error!(window = window.0, error = %error_chain(error), "cannot merge afterwards: no vote until the next checkpoint");
-                merged.inspect_err(log).ok()
+                merged.inspect_err(|error| log_missing_buffer(window, error)).ok()
             }
             None => None,
         };

@@ -142,7 +142,10 @@ impl SyncDriver {
                     self.note_checkpoint().await?;
                 }
                 self.save(&journal.disk).await?;
-                self.follower.saved();
+                // An interrupted fetch of a checkpoint to compare with continues in the next window.
+                if outcome_before.is_none() {
+                    self.follower.saved();
+                }
                 moved = true;
                 let (window, lineage) = (self.state.window, self.state.lineage);
                 let outcome = match outcome_before {

@@ -40,11 +40,15 @@ impl AddressClass {
     pub fn allowed(self, allow_private: bool) -> bool {
         match self {
             AddressClass::Public => true,
+            AddressClass::Loopback
+            | AddressClass::Private
+            | AddressClass::LinkLocal
+            | AddressClass::CarrierGrade
+            | AddressClass::Reserved => allow_private,
             AddressClass::Unspecified
             | AddressClass::Multicast
             | AddressClass::Broadcast
             | AddressClass::Translated => false,
-            _ => allow_private,
         }
     }
 }

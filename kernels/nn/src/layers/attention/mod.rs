@@ -49,8 +49,7 @@ impl From<&model::ModelConfig> for Shape {
     }
 }
 
-/// Scores that a GPU holds at once, unless [`Gpu::with_scores`](crate::gpu::Gpu::with_scores) sets another number: 128
-/// MiB in f32.
+/// Scores that a GPU holds at once, unless `Gpu::with_scores` sets another number: 128 MiB in f32.
 pub const SCORES: usize = 1 << 25;
 /// Queries of a GPU's block, at least and at most, if the sequence has as many.
 pub const QUERIES: [usize; 2] = [128, 512];

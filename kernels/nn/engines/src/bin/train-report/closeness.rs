@@ -12,7 +12,11 @@ use nn::{
     layers::{
         attention::{self, Shape},
         cross_entropy,
-        matmul::{Mat, MatMut, Threads, Write, gpu::View, matmul},
+        matmul::{
+            Mat, MatMut, Threads, Write,
+            gpu::{View, algorithms},
+            matmul,
+        },
         rms_norm,
         rope::{self, Angles, Rotation},
         swiglu,
@@ -90,7 +94,7 @@ fn compare(gpu: &Gpu, precision: Precision, all: &mut Vec<Closeness>) -> anyhow:
     Ok(())
 }
 
-/// [`Gpu::product`] into f32 and into the operands' precision.
+/// [`Gpu::product`] into f32 and into the operands' precision, and by each algorithm that it may fall back to.
 fn product(
     gpu: &Gpu,
     [m, n, k]: [usize; 3],
@@ -110,6 +114,18 @@ fn product(
         gpu.product(Write::Set, &out, [m, n], View::new(&lhs, [m, k]), View::new(&rhs, [k, n]))?;
         let error = distance(&expected, &gpu.download(&out)?);
         all.push(Closeness { what: format!("{what}, in {to:?}"), error, bound: sums + rounding(to) });
+    }
+    let out = gpu.array(m * n, Precision::F32)?;
+    for algorithm in algorithms(gpu.has_tensor_cores(precision), precision, [m, n, k]) {
+        // An algorithm that is not available is refused before the device gets work.
+        if gpu.product_by(*algorithm, &out, View::new(&lhs, [m, k]), View::new(&rhs, [k, n])).is_ok() {
+            let error = distance(&expected, &gpu.download(&out)?);
+            all.push(Closeness {
+                what: format!("{what}, by {algorithm:?}"),
+                error,
+                bound: sums + rounding(Precision::F32),
+            });
+        }
     }
     Ok(all)
 }

@@ -112,7 +112,10 @@ pub fn measure(preset: &str, options: &Options) -> anyhow::Result<Value> {
         cpu.push(took.cpu.as_secs_f64());
         wall.push(took.wall.as_secs_f64());
     }
-    let tokens_per_second = (recipe.batch * config.seq_len) as f64 / measure::median(&wall);
+    // On a GPU the mean, as PyTorch's figure beside it; on a CPU others compute too, and the median is steadier.
+    let step =
+        if options.on_cpu() { measure::median(&wall) } else { wall.iter().sum::<f64>() / wall.len() as f64 };
+    let tokens_per_second = (recipe.batch * config.seq_len) as f64 / step;
     Ok(serde_json::to_value(Preset {
         preset: preset.to_owned(),
         parameters: config.parameters(),
