@@ -1,4 +1,4 @@
-//! What the program says to whoever types it, without a chain.
+//! The program's answers to wrong input, without a chain.
 
 use std::{
     ffi::OsStr,
@@ -49,19 +49,4 @@ fn a_typo_in_the_settings_is_refused() {
     let settings = home.path().join("miner.toml");
     fs::write(&settings, "chian = \"ws://127.0.0.1:1\"\n").unwrap();
     refused(&[&"start", &"--config", &settings], &["miner.toml", "chian"]);
-}
-
-/// A stand-in for `mettle` beside the program shows what it is called with.
-#[cfg(unix)]
-#[test]
-fn a_moved_command_runs_mettle_with_its_arguments_and_exit_code() {
-    use std::os::unix::fs::PermissionsExt as _;
-    let home = tempfile::tempdir().unwrap();
-    let (miner, mettle) = (home.path().join("miner"), home.path().join("mettle"));
-    fs::copy(env!("CARGO_BIN_EXE_miner"), &miner).unwrap();
-    fs::write(&mettle, "#!/bin/sh\necho \"$@\"\nexit 5\n").unwrap();
-    fs::set_permissions(&mettle, fs::Permissions::from_mode(0o755)).unwrap();
-    let output = Command::new(&miner).args(["register", "--stake", "5"]).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "register miner --stake 5\n");
-    assert_eq!(output.status.code(), Some(5));
 }

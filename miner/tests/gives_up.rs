@@ -138,6 +138,8 @@ impl PieceSource for Withheld {
 struct Leaves {
     steps: mpsc::SyncSender<u32>,
     leaving: Arc<AtomicBool>,
+    /// How often the training asked whether to leave: more than once per step only while it waits for data.
+    polls: Arc<AtomicUsize>,
 }
 
 impl TrainObserver for Leaves {
@@ -148,6 +150,7 @@ impl TrainObserver for Leaves {
         panic!("{error}");
     }
     fn is_leaving(&self) -> bool {
+        self.polls.fetch_add(1, SeqCst);
         self.leaving.load(SeqCst)
     }
 }
@@ -160,13 +163,21 @@ fn a_deadline_or_stop_while_waiting_for_data_keeps_the_finished_steps() {
         let told = Arc::new(AtomicBool::new(false));
         let (steps, seen) = mpsc::sync_channel(BATCH);
         let (over, until) = mpsc::sync_channel::<()>(1);
-        let tell = told.clone();
+        let (tell, polls) = (told.clone(), Arc::new(AtomicUsize::new(0)));
+        let polled = polls.clone();
+        let waits_then_tells = move || {
+            let before = polled.load(SeqCst);
+            while polled.load(SeqCst) < before + 3 {
+                std::thread::yield_now();
+            }
+            tell.store(true, SeqCst);
+        };
         let withheld = Withheld {
             directory: scene.data.clone(),
             reads: 0.into(),
             given: 3,
             steps: Mutex::new(seen),
-            asked: Box::new(move || tell.store(true, SeqCst)),
+            asked: Box::new(waits_then_tells),
             over: Mutex::new(until),
         };
         let manifest = scene.dataset.manifest().clone();
@@ -176,7 +187,7 @@ fn a_deadline_or_stop_while_waiting_for_data_keeps_the_finished_steps() {
         let (stop, leaving) = if deadline { (told, never) } else { (never, told) };
         let sequences: Vec<u64> = (100..140).collect();
         let mut trainer = scene.trainer(1e-3);
-        let mut beside = Leaves { steps, leaving };
+        let mut beside = Leaves { steps, leaving, polls };
         let trained =
             train::train(&mut trainer, &withheld, &sequences, BATCH, Trained::default(), &stop, &mut beside)
                 .unwrap();
