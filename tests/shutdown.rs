@@ -1,5 +1,6 @@
-//! A miner with slow computations stays responsive: its executor keeps running, `/health` answers over HTTP, and Ctrl-C
-//! ends its process within two seconds. The tests run the program's own loop with a slow engine, on the simulated chain.
+//! A miner with slow computations stays responsive: its executor keeps running, `/health` answers over HTTP, and
+//! Ctrl-C ends its process within two seconds. The tests run the program's own loop with a slow engine, on the
+//! simulated chain.
 
 #![cfg(unix)]
 

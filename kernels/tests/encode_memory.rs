@@ -38,7 +38,7 @@ static ALLOCATOR: Counting = Counting;
 /// What the documentation of `encode_into` promises.
 const BYTES_A_THREAD: usize = 4 << 20;
 
-/// The most that encoding so many full sections allocates at a time.
+/// The most memory that encoding this many full sections has allocated at one time.
 fn added_by(sections: usize, density: u16) -> usize {
     let layout = Layout::new(&[sections * SECTION], density).unwrap();
     let mut residual: Vec<f32> =

@@ -318,7 +318,7 @@ async fn the_network_in_containers_outlives_a_kill_and_a_cut_and_leaves_nothing(
         docker(&["start", &seen.stack.container(service)]);
     }
 
-    // A node, and with it the seat that asks it, sees nobody any more.
+    // A node is cut off, and with it the seat that asks it.
     let (network, node) = (seen.stack.network(), seen.stack.container("node-3"));
     docker(&["network", "disconnect", &network, &node]);
     let block = seen.observer.block.0;

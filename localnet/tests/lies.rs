@@ -2,8 +2,8 @@
 //! as a person runs them, against a network of real processes.
 //!
 //! Each lie must be named with the seat that it is about, and every honest validator must come out without a
-//! difference. Nothing here measures time: windows are fixed until one is found in which everybody had the chance to
-//! lie.
+//! difference. Nothing here measures time: windows are fixed until one is found in which every validator had the
+//! chance to lie.
 
 #[allow(dead_code, reason = "shared with the other tests of whole networks")]
 mod support;
@@ -19,7 +19,7 @@ use support::{Ended, Net, one_at_a_time};
 const SEATS: &str = "honest:2,freeloader-zeros:1,poison-norm:1,\
     validator:3,inventor:1,favourer:1,weight-copier:1,whitewasher:1,two-faced:1,false-merge:1,absentee:1,lazy-voter:1";
 
-/// Windows that may pass until everybody has had the chance to lie in one of them.
+/// Windows that may pass until every validator has had the chance to lie in one of them.
 const WINDOWS_MAX: u32 = 16;
 
 fn params(finality_lag: u32) -> RunParams {
@@ -93,7 +93,7 @@ async fn every_lie_is_named_and_no_honest_validator_has_a_difference() {
     net.down().await;
 }
 
-/// Of all lies this one is signed twice over: whoever shows that to the chain is paid from the liar's stake, once.
+/// The liar signs this lie twice: the account that shows both to the chain is paid from the liar's stake, once.
 async fn two_faces_cost_stake(net: &mut Net, window: Window, report: &Value) {
     for one in report["result"]["validators"].as_array().expect("a list") {
         let proofs = one["evidence"].as_array().map_or(0, Vec::len);

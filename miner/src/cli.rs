@@ -40,7 +40,7 @@ pub struct Start {
     pub flags: Flags,
     #[command(flatten)]
     pub metrics: MetricsFlag,
-    /// Stop after so many windows.
+    /// Stop after this many windows.
     #[arg(long, value_name = "N")]
     pub windows: Option<u32>,
     /// Stop when standard input closes.

@@ -15,8 +15,8 @@ pub struct LocalState {
 }
 
 impl LocalState {
-    /// Reads the snapshot and puts the trainer's optimiser there. Without one, the residual for `window` is empty. Also
-    /// returns which file was read, if any.
+    /// Reads the snapshot and puts the trainer's optimiser there. Without one, the residual for `window` is empty.
+    /// Also returns which file was read, if any.
     pub fn load(
         store: ContributionStore,
         mut trainer: Trainer,

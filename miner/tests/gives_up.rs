@@ -203,7 +203,7 @@ fn a_deadline_or_stop_while_waiting_for_data_keeps_the_finished_steps() {
     }
 }
 
-/// Tokens in memory that does not hold them: the first so many times that they are read they are others.
+/// Tokens in faulty memory: the first reads of them, up to a number, give others.
 struct Unsound {
     others: Vec<u32>,
     tokens: Vec<u32>,

@@ -45,7 +45,7 @@ const WINDOWS: u32 = 4;
 /// Sequences dealt in each.
 const SEQUENCES: u32 = 40;
 const BATCH: usize = 4;
-/// In every third window a deadline comes after so many.
+/// In every third window a deadline comes after this many.
 const CUT: u32 = 24;
 const KILLS: u32 = 50;
 const DECAY: f32 = 0.9;
@@ -322,7 +322,7 @@ fn header(schema: &Schema, codec: &Codec, key: &SigningKey, state: &ModelState, 
 /// What a process says that waits to be killed.
 const HOLDING: &str = "holding";
 
-/// Says what comes next to whoever will kill us.
+/// Tells the parent process, which will kill this one, what comes next.
 fn say(what: &str) {
     println!("\nnow {what}");
     std::io::stdout().flush().expect("the parent listens");
@@ -374,7 +374,8 @@ impl Scene {
         run_and_kill_when(self.command(home, &[]), home, || after <= started.elapsed())
     }
 
-    /// The same, in this window after so many of its sequences. It does not get further, however late the kill comes.
+    /// The same, in this window after this many of its sequences. It does not get further, however late the kill
+    /// comes.
     fn run_and_kill_at(&self, home: &Path, window: u32, sequences: u32) {
         let mut command = self.command(home, &[]);
         command.env(HOLD, format!("{window} {sequences}"));

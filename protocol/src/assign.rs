@@ -1,12 +1,13 @@
-//! Which sequences a seat trains on in a window, and which ones it is judged by (PROT-2, PROT-4, PROT-5, PROT-6, PROT-22).
+//! Which sequences a seat trains on in a window, and which ones it is judged by (PROT-2, PROT-4, PROT-5, PROT-6,
+//! PROT-22).
 //!
 //! All training sequences, in one shuffled order per epoch of the data, are one endless line of *positions*. A window
-//! takes the next `slots × n` of them, and the chain remembers where it stopped (the *cursor*). So nothing is handed out
-//! twice in an epoch, whoever joins or leaves, and nobody stores a list: the order is a keyed permutation that can be
-//! asked for one position alone.
+//! takes the next `slots × n` of them, and the chain stores where it stopped (the *cursor*). So no sequence is
+//! assigned twice in an epoch, also if seats join or leave. No list is stored: the order is a keyed permutation, which
+//! is computed for single positions.
 //!
-//! The order of an epoch is known in advance. Which seat gets which part of it, and which sequences the judges look at,
-//! is not: those are drawn by hashes of blocks that do not exist yet.
+//! The order of an epoch is known in advance. Which seat gets which part of it, and which sequences the judges look
+//! at, is not: those are drawn by hashes of blocks that do not exist yet.
 
 use crate::{Digest, RunId, Uid, Window};
 use alloc::{collections::BTreeSet, vec::Vec};
@@ -21,8 +22,8 @@ pub mod domain {
     pub const EVALUATE: &str = "evaluate";
 }
 
-/// `blake3(domain ‖ run ‖ w ‖ hash of the opening block)`, numbers as four bytes, little-endian (PROT-2). All that follows
-/// the domain has a fixed length, so two different inputs never run together into the same bytes.
+/// `blake3(domain ‖ run ‖ w ‖ hash of the opening block)`, numbers as four bytes, little-endian (PROT-2). All that
+/// follows the domain has a fixed length, so two different inputs never run together into the same bytes.
 pub fn seed(domain: &str, run: RunId, window: Window, opening_hash: &Digest) -> Digest {
     Digest::of_parts(&[domain.as_bytes(), &run.0.to_le_bytes(), &window.0.to_le_bytes(), &opening_hash.0])
 }
@@ -36,8 +37,8 @@ pub fn evaluation_seed(run: RunId, window: Window, evaluation_hash: &Digest, sal
 
 /// A keyed bijection of `0..len` onto itself, computed for one position at a time in constant memory.
 ///
-/// A Feistel network over pairs `(left < a, right < b)` with `a·b ≥ len`, adding the round function modulo `a` and `b` in
-/// turn; a result outside `0..len` is sent through again. As `a·b < len + a`, that is rare.
+/// A Feistel network over pairs `(left < a, right < b)` with `a·b ≥ len`, adding the round function modulo `a` and `b`
+/// in turn; a result outside `0..len` is sent through again. As `a·b < len + a`, that is rare.
 #[derive(Clone, Debug)]
 pub struct Permutation {
     key: [u8; 32],
@@ -210,8 +211,8 @@ fn epoch_order(run: RunId, epoch: u128, training_sequences: u64) -> Permutation 
     Permutation::new(&key, training_sequences)
 }
 
-/// `count` distinct training sequences that nobody was given in the window: the same for all seats, drawn after they
-/// committed (PROT-22). Fewer where the dataset has no more.
+/// `count` distinct training sequences that were assigned to no seat in the window: the same for all seats, drawn
+/// after they committed (PROT-22). Fewer where the dataset has no more.
 pub fn common_sequences(seed: &Digest, assignment: &Assignment<'_>, count: usize) -> Vec<u64> {
     let coverage = assignment.coverage();
     if coverage.everything {
@@ -221,8 +222,8 @@ pub fn common_sequences(seed: &Digest, assignment: &Assignment<'_>, count: usize
     order.iter().filter(|sequence| !coverage.contains(*sequence)).take(count).collect()
 }
 
-/// `count` distinct sequences of those that a seat trained on, its declared prefix (PROT-6, PROT-22). Fewer where it has
-/// no more.
+/// `count` distinct sequences of those that a seat trained on, its declared prefix (PROT-6, PROT-22). Fewer where it
+/// has no more.
 pub fn own_sequences(seed: &Digest, uid: Uid, own: &[u64], count: usize) -> Vec<u64> {
     let key = Digest::of_parts(&[&seed.0, b"own", &uid.0.to_le_bytes()]);
     let mut seen = BTreeSet::new();
@@ -425,7 +426,7 @@ mod tests {
                 let mut taken: Vec<u64> = slots.iter().flat_map(|uid| assignment.of(*uid).unwrap()).collect();
                 prop_assert_eq!(taken.len() as u64, assignment.positions());
 
-                // What the seats got together is what stands at the window's positions, whoever got which.
+                // Together the seats got what stands at the window's positions.
                 let mut positions: Vec<u64> =
                     (cursor..cursor + assignment.positions()).map(|at| assignment.sequence_at(at.into())).collect();
                 line.extend_from_slice(&positions);

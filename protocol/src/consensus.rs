@@ -1,9 +1,9 @@
-//! What the validators' weights come to: Yuma consensus with bonds, in whole numbers (PROT-31).
+//! Computes the consensus of the validators' weights: Yuma consensus with bonds, in whole numbers (PROT-31).
 //!
-//! A seat's consensus weight is the highest that more than half of the stake stands behind. What a validator gave beyond
-//! it is clipped: it moves no pay, and costs the validator dividends. So a minority can neither raise a seat nor sink it.
-//! What stands of a validator's weight is bonded to the seat, and bonds remember: whoever was behind a good seat early
-//! holds more of it than whoever came late, or copied.
+//! A seat's consensus weight is the highest weight that validators with more than half of the stake give it. The part
+//! of a validator's weight above it is clipped: it does not change pay, and reduces the validator's dividends. So a
+//! minority cannot raise a seat's weight. The unclipped part becomes a bond to the seat. Bonds are averages over
+//! epochs: a validator that weighted a good seat early has a larger bond than one that did so late, or that copied.
 //!
 //! The formulas are those of Bittensor (`docs/consensus.md` and `pallets/subtensor/src/epoch/run_epoch.rs` in
 //! `opentensor/subtensor`), for validators `i` with stake `S_i`, seats `j`, and rows of weights that add up to 1:
@@ -20,18 +20,20 @@
 //!
 //! Where ours differ, and why:
 //!
-//! - All stake that decides counts in `Σ_i S_i`, also that of a validator without a ballot: else whoever keeps others
-//!   from posting could become the majority. There, only active stake counts, and a share of exactly `κ` suffices.
-//! - Bonds are of clipped weights (as there with a bonds penalty of 1): nobody bonds with what the majority denied.
-//! - Bonds are averages of the weights themselves. There, each epoch's are first scaled to add up to 1 per seat, so that
-//!   having been right about a seat while it was worth little weighs as much as while it was worth a lot: a validator that
-//!   always posts the last consensus then loses a quarter in the test below, and by ours seven eighths. For the same
-//!   reason bonds to a seat outside the consensus fade here, and one that returns after long is found anew.
+//! - `Σ_i S_i` is the stake of the whole active set, also of validators without a weight vote: otherwise a validator
+//!   that keeps others from posting could become the majority. There, only active stake counts, and exactly `κ` is
+//!   enough.
+//! - Bonds are of clipped weights (as there with a bonds penalty of 1): a weight above the consensus gives no bond.
+//! - Bonds are averages of the weights themselves. There, each epoch's are first scaled to add up to 1 per seat, so
+//!   that having been right about a seat while it was worth little weighs as much as while it was worth a lot: a
+//!   validator that always posts the last consensus then loses a quarter in the test below, and by ours seven eighths.
+//!   For the same reason bonds to a seat outside the consensus fade here, and one that returns after long is found
+//!   anew.
 //! - A validator without a ballot earns nothing, whatever bonds it holds. Its part goes to the others.
 //! - Whole numbers only, and `α` is the same for every seat (there, "liquid alpha" takes exponentials).
 //!
-//! Rounding: down, to parts of [`ONE`], except that what `I` and `D` then miss of [`ONE`] goes to the largest remainders
-//! (ties: lower uid), so that they add up exactly. Stakes above 46 bits all lose the same low bits.
+//! Rounding: down, to parts of [`ONE`], except that what `I` and `D` then miss of [`ONE`] goes to the largest
+//! remainders (ties: lower uid), so that they add up exactly. Stakes above 46 bits all lose the same low bits.
 
 use crate::{Uid, view::SeatConsensus};
 use alloc::{collections::BTreeMap, vec::Vec};
@@ -42,10 +44,11 @@ mod tests;
 /// The whole of which shares are parts.
 pub const ONE: u64 = 1 << 32;
 
-/// `α` is one part in so many; the rest is memory.
+/// `1/α`.
 const BOND_EPOCHS: u128 = 10;
 
-/// One validator, as an epoch closes. One that posted nothing has no weights: its stake counts, for nobody.
+/// One validator at the close of an epoch. Without a weight vote it has no weights, and its stake still counts in the
+/// total.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ValidatorWeights {
     pub validator: Uid,
@@ -58,8 +61,8 @@ pub struct ValidatorWeights {
     pub earns: bool,
 }
 
-/// `B_ij` of one validator: the mean over time of its clipped weight for each seat times its part of the stake, in parts of
-/// [`ONE`], in uid order, without zeros.
+/// `B_ij` of one validator: the mean over time of its clipped weight for each seat times its part of the stake, in
+/// parts of [`ONE`], in uid order, without zeros.
 pub type Bonds = Vec<(Uid, u32)>;
 
 /// All lists are in uid order and leave out zeros.
@@ -71,7 +74,8 @@ pub struct Consensus {
     pub incentive: Vec<(Uid, u64)>,
     /// Per seat, how much of the weight that stake gave it the consensus let stand, in parts of [`ONE`].
     pub trust: Vec<(Uid, u64)>,
-    /// Validators' shares of what is paid to validators. They add up to [`ONE`]; there are none if nobody may earn.
+    /// Validators' shares of what is paid to validators. They add up to [`ONE`]; there are none if no validator may
+    /// earn.
     pub dividends: Vec<(Uid, u64)>,
     /// Per validator, how much of its ballot the consensus let stand, in parts of [`ONE`].
     pub validator_trust: Vec<(Uid, u64)>,
@@ -102,7 +106,8 @@ pub fn yuma(ballots: &[ValidatorWeights]) -> Option<Consensus> {
             given += stake * u128::from(weight);
             stood[voter] += stands;
             let share = stake * u128::from(stands) / total.max(1);
-            // Nine parts of what it was, and one of the clipped weight by the part of the stake: below 2^32, as before.
+            // Nine parts of what it was, and one of the clipped weight by the part of the stake: below 2^32, as
+            // before.
             let bond = ((u128::from(bond) * (BOND_EPOCHS - 1) + share) / BOND_EPOCHS) as u32;
             if bond > 0 {
                 bonds[voter].push((seat, bond));
@@ -112,7 +117,8 @@ pub fn yuma(ballots: &[ValidatorWeights]) -> Option<Consensus> {
         if consensus > 0 {
             weights.insert(seat, consensus);
             ranks.push((seat, rank));
-            // Not above `ONE`, as nothing stands that was not given; and something was, as a majority stands behind it.
+            // Not above `ONE`, as nothing stands that was not given; and something was, as a majority stands behind
+            // it.
             trust.push((seat, (rank * u128::from(ONE) / given) as u64));
             bonded.insert(seat, held);
         }
@@ -174,7 +180,8 @@ struct Voter {
 /// With 2^16 validators and weights of at most 2^32, sums stay below 2^94, and a sum times [`ONE`] below 2^126.
 const STAKE_BITS: u32 = 46;
 
-/// Ballots as fractions, one per validator, in uid order. All stakes lose the same low bits, where the largest has too many.
+/// Ballots as fractions, one per validator, in uid order. All stakes lose the same low bits, where the largest has too
+/// many.
 fn voters(ballots: &[ValidatorWeights]) -> Vec<Voter> {
     let mut ballots: Vec<&ValidatorWeights> = ballots.iter().collect();
     ballots.sort_unstable();
@@ -264,8 +271,8 @@ fn earnings(bonds: &Bonds, incentive: &[(Uid, u64)], bonded: &BTreeMap<Uid, u128
     bonds.iter().filter_map(earned).sum()
 }
 
-/// Amounts as parts of [`ONE`] that add up to it exactly: rounded down, and what is missing to the largest remainders (ties:
-/// lower uid). In uid order; empty where all amounts are 0.
+/// Amounts as parts of [`ONE`] that add up to it exactly: rounded down, and what is missing to the largest remainders
+/// (ties: lower uid). In uid order; empty where all amounts are 0.
 fn shares_of_one(amounts: Vec<(Uid, u128)>) -> Vec<(Uid, u64)> {
     let total: u128 = amounts.iter().map(|(_, amount)| *amount).sum();
     if total == 0 {

@@ -411,7 +411,7 @@ fn rice_parameter(gaps: &[u16]) -> u8 {
     RICE_MAX
 }
 
-/// The most bytes that a section of so many values can have.
+/// The most bytes that a section of `values` values can have.
 ///
 /// With parameter `r` the quotients of a chunk's gaps add up to at most `(len − kept) >> r`, and the encoder takes the
 /// best parameter.
@@ -432,7 +432,7 @@ fn smallest_section(density: Density, values: usize) -> usize {
     1 + 2 * values.div_ceil(CHUNK_VALUES) + (3 * entries_of(density, values)).div_ceil(8)
 }
 
-/// Entries of so many values of one tensor.
+/// Entries of `values` values of one tensor.
 pub(crate) fn entries_of(density: Density, values: usize) -> usize {
     values / CHUNK_VALUES * density.kept(CHUNK_VALUES) + density.kept(values % CHUNK_VALUES)
 }

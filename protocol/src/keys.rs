@@ -1,8 +1,8 @@
-//! What objects are called in a bucket, and the only place that knows it (PROT-12).
+//! The names of objects in a bucket (PROT-12). No other module makes names.
 //!
-//! A name ends in the digest of the object's bytes: who knows what the chain says can ask for it, nobody has to list a
-//! bucket, and bytes under a name are right or wrong, never old. What belongs to one window lies under that window, so
-//! that it can be dropped when the window is long past.
+//! A name ends in the digest of the object's bytes. So a reader makes the name from what the chain says and lists no
+//! bucket, and bytes under a name are right or wrong, never old. Objects of one window have a common prefix, so that
+//! old windows can be deleted.
 
 use crate::{Digest, RunId, Uid, Window};
 use alloc::{

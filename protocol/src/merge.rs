@@ -76,7 +76,8 @@ pub fn merge(
 }
 
 /// What each contribution is multiplied by, `[tensor][input]`: `min(1, median norm / own norm)`, the median being the
-/// lower one, and 1 where the own norm is 0. Norms and their quotient are in f64, the scale is rounded to f32 (PROT-17).
+/// lower one, and 1 where the own norm is 0. Norms and their quotient are in f64, the scale is rounded to f32
+/// (PROT-17).
 pub fn clip_scales(inputs: &[&Sparse]) -> Vec<Vec<f32>> {
     let tensors = inputs.iter().map(|input| input.tensors.len()).min().unwrap_or(0);
     (0..tensors)
@@ -196,8 +197,8 @@ pub fn seal_update(header: &UpdateHeader, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Reads the header of an update of this window and model, and returns it with the body, which is not decoded. That the
-/// digest of `bytes` is the one voted, its caller has checked.
+/// Reads the header of an update of this window and model, and returns it with the body, which is not decoded. That
+/// the digest of `bytes` is the one voted, its caller has checked.
 pub fn open_update<'a>(
     bytes: &'a [u8],
     schema: &Schema,
@@ -231,7 +232,7 @@ pub fn open_update<'a>(
     Ok((UpdateHeader { codec, run, window, base, schema: of_schema, density, inputs }, body))
 }
 
-/// The most bytes that the update of a merge with so many places can have: a fetcher's cap.
+/// The most bytes that the update of a merge with `places` places can have: a fetcher's limit.
 pub fn largest_update(schema: &Schema, density: Density, places: usize) -> usize {
     schema
         .largest_body(density)

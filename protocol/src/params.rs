@@ -1,5 +1,5 @@
-//! The numbers that a run shares. They are read from the chain, never from a local file: two parties that differ in one
-//! of them take part in two different runs.
+//! The numbers that a run shares. They are read from the chain, never from a local file: two parties that differ in
+//! one of them take part in two different runs.
 
 use crate::{ensure, identity::Role, window::Schedule};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
@@ -9,22 +9,22 @@ use serde::{Deserialize, Serialize};
 /// Values in a full chunk: the unit in which entries are selected (PROT-7).
 pub const CHUNK_VALUES: usize = 4096;
 
-/// No run may keep stake longer than so many windows after it was taken out.
+/// The longest unbonding time of a run, in windows.
 pub const UNBONDING_WINDOWS_MAX: u32 = 100_000;
 
-/// The numbers of a run that models are computed with. Nobody can change them once the run exists: the lineage begins with
+/// The numbers of a run that models are computed with. They cannot change once the run exists: the lineage begins with
 /// them (PROT-19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct RunParams {
     pub schedule: Schedule,
-    /// `E`: weights are posted and pay is shared once in so many windows (PROT-30).
+    /// `E`: windows of an epoch. Weights are posted and pay is shared once per epoch (PROT-30).
     pub epoch_windows: u32,
-    /// A validator reveals the weights it committed to in the first so many windows of the epoch after; at most
+    /// Windows at the beginning of an epoch in which validators reveal the last epoch's weight votes; at most
     /// `epoch_windows` (PROT-30).
     pub reveal_windows: u32,
-    /// Blocks after its deadline in which a hidden attestation or vote is revealed; 0 where both are posted in the open
-    /// (PROT-30).
+    /// Blocks after its deadline in which a hidden attestation or vote is revealed; 0 where both are posted in the
+    /// open (PROT-30).
     pub hidden_blocks: u32,
     /// `n`: training sequences handed to each seat in a window (PROT-5).
     pub sequences_per_seat: u32,
@@ -48,23 +48,24 @@ pub struct RunParams {
     /// Further places, for seats within `newcomer_windows` of their registration (PROT-16).
     pub reserve_places: u16,
     pub newcomer_windows: u32,
-    /// Fewer selected contributions than this leave the window void; `1 ≤ min_contributions ≤ reserve_places` (PROT-16).
+    /// Fewer selected contributions than this leave the window void; `1 ≤ min_contributions ≤ reserve_places`
+    /// (PROT-16).
     pub min_contributions: u16,
-    /// Validators vote the state root after every so many windows (PROT-20).
+    /// Windows from one vote on the state root to the next (PROT-20).
     pub checkpoint_windows: u32,
     /// Whether endpoints may have private addresses: true only for a network on one machine (PROT-13).
     pub localnet: bool,
 }
 
-/// The numbers of a run that nobody computes a model with: who may sit, what is at stake, what is paid. The run's owner may
-/// change them; a change takes effect as an epoch begins, so that nobody is paid by other terms than those that
-/// stood when the work was done.
+/// The numbers of a run that no model depends on: seats, stake and pay. The run's owner may change them. A change
+/// takes effect at the beginning of an epoch, so that work is paid by the terms under which it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct Terms {
     /// `V`: validators in the electorate, at most (PROT-3).
     pub electorate_max: u16,
-    /// `M`: a validator absent so long leaves the electorate until it attests again (PROT-3).
+    /// `M`: windows without an attestation after which a validator leaves the electorate, until it attests again
+    /// (PROT-3).
     pub absence_windows: u32,
     /// `q_min`: the electorate's share of all bonded validator stake under which the run pauses (PROT-3).
     pub quorum: Permille,
@@ -76,17 +77,17 @@ pub struct Terms {
     pub miner_seats_max: u16,
     /// Validators' seats, at most (PROT-29).
     pub validator_seats_max: u16,
-    /// A seat cannot be replaced for so many windows after its registration (PROT-29).
+    /// Windows after its registration in which a seat cannot be replaced (PROT-29).
     pub immunity_windows: u32,
-    /// Stake that is taken out stays held, and can be slashed, for so many windows (PROT-29).
+    /// Windows for which unstaked tokens stay held and can be slashed (PROT-29).
     pub unbonding_windows: u32,
-    /// What a seat costs where nobody else wants one; burnt (PROT-29).
+    /// The lowest price of a seat; burnt (PROT-29).
     pub seat_price_min: u128,
     /// Of what a validator has at stake, how much a proven equivocation costs (PROT-21).
     pub equivocation_slash: Permille,
     /// Paid out of the treasury each epoch, if it holds as much (PROT-32).
     pub emission_per_epoch: u128,
-    /// The emission halves after every so many epochs; 0 where it never does (PROT-32).
+    /// Epochs from one halving of the emission to the next; 0 if it never halves (PROT-32).
     pub emission_halving_epochs: u32,
     pub shares: PayShares,
 }

@@ -1,19 +1,20 @@
 //! What a validator says a window's work was worth, with everything it concluded that from (PROT-27).
 //!
-//! One file a validator and window: what it attested and why, the salt that chose its sequences, the losses it measured, what
-//! it remembered of every seat before and after, the resulting scores and weights, and what it merged. The file is
-//! signed, its digest stands on the chain, and each names the one before, so that nothing can be slipped in between
-//! two of them. From a receipt and public data anyone can work out the same, and see where it was not so.
+//! One file a validator and window: what it attested and why, the salt that chose its sequences, the losses it
+//! measured, what it remembered of every seat before and after, the resulting scores and weights, and what it merged.
+//! The file is signed, its digest stands on the chain, and each names the one before, so that nothing can be slipped
+//! in between two of them. From a receipt and public data anyone can work out the same, and see where it was not so.
 //!
 //! ```text
 //! object = "MTLR" ‖ receipt ‖ signature, 64 bytes
 //! ```
 //!
-//! Inside it are its validator's signatures under what it attested and voted, in the form in which the chain takes evidence.
+//! Inside it are its validator's signatures under what it attested and voted, in the form in which the chain takes
+//! evidence.
 //!
-//! The receipt is in SCALE: fields in order, integers little-endian, lists after their compact length, fractions as the bits
-//! of an f64. The signature is over the receipt's digest; the digest on the chain is over the whole object. There is one
-//! spelling of each: what is read is written again and compared.
+//! The receipt is in SCALE: fields in order, integers little-endian, lists after their compact length, fractions as
+//! the bits of an f64. The signature is over the receipt's digest; the digest on the chain is over the whole object.
+//! There is one spelling of each: what is read is written again and compared.
 
 use crate::{
     Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window, ensure,
@@ -36,7 +37,8 @@ pub const FORMAT: u16 = 1;
 /// Bytes of the longest text in a receipt. A longer one is cut by [`text`].
 pub const TEXT_BYTES_MAX: usize = 256;
 
-/// Penalties that weigh on one seat, at most: as many as there are evaluations in which one is still there, of every kind.
+/// Penalties that weigh on one seat, at most: as many as there are evaluations in which one is still there, of every
+/// kind.
 pub const PENALTIES_MAX: usize = 64;
 
 /// Seats of one run, at most: what the chain can hold.
@@ -119,8 +121,8 @@ pub struct MergeRecord {
     pub state_root: Option<Digest>,
 }
 
-/// Signatures under what the receipt says was attested and voted, each as a [`Statement`] of its own: whoever told the chain something
-/// else has signed the proof of it. `None` of what the chain has not taken.
+/// Signatures of the receipt's attestation and vote, each as a [`Statement`]: a validator that told the chain
+/// something else has signed the proof of it. `None` for a call that is not on the chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode, Serialize)]
 pub struct Statements {
     pub attestation: Option<Signature>,
@@ -200,7 +202,8 @@ pub enum PenaltyReason {
 /// What the window's work was worth, and why.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
 pub struct Judgement {
-    /// Contributions that the validator held, in uid order: the scales of all of them come from the norms of these (PROT-17).
+    /// Contributions that the validator held, in uid order: the scales of all of them come from the norms of these
+    /// (PROT-17).
     pub held: Vec<Uid>,
     /// Contributions that it has time to measure in a window, at most.
     pub budget: u32,
@@ -360,8 +363,8 @@ impl Attestation {
 }
 
 impl Receipt {
-    /// The exact bytes to publish, signed with the validator's hotkey. The same receipt has the same bytes whenever it is
-    /// sealed.
+    /// The exact bytes to publish, signed with the validator's hotkey. The same receipt has the same bytes whenever it
+    /// is sealed.
     pub fn sign(&self, key: &ed25519_dalek::SigningKey) -> SignedReceipt {
         let body = self.encode();
         let signature = identity::sign(key, Domain::Receipt, &Digest::of(&body).0);
@@ -369,8 +372,8 @@ impl Receipt {
         SignedReceipt { digest: Digest::of(&bytes), bytes }
     }
 
-    /// Reads a stranger's bytes: bounded by `params`, one spelling, in order, and signed by the hotkey that they name. Whether that
-    /// key holds the seat, and whether anything in it is true, is another question.
+    /// Reads a stranger's bytes: bounded by `params`, one spelling, in order, and signed by the hotkey that they name.
+    /// Whether that key holds the seat, and whether anything in it is true, is another question.
     pub fn open(bytes: &[u8], params: &RunParams) -> Result<Receipt, ReceiptError> {
         let largest = largest_bytes(params);
         ensure!(bytes.len() <= largest, ReceiptError::TooLarge { bytes: bytes.len(), largest });

@@ -1,8 +1,8 @@
 //! Commit first, reveal later: what a party binds itself to before it shows it (PROT-30).
 //!
-//! Weights, and where a run asks for it attestations and votes, are committed to as a hash by a deadline and shown after
-//! it. Whoever reads the chain in between learns nothing to copy: the salt hides the few likely values, and the hotkey
-//! in the hash makes another's hash worthless as one's own.
+//! Weights, and where a run asks for it attestations and votes, are committed to as a hash by a deadline and shown
+//! after it. Whoever reads the chain in between learns nothing to copy: the salt hides the few likely values, and the
+//! hotkey in the hash makes another's hash worthless as one's own.
 
 use crate::{Digest, Hotkey};
 use alloc::vec::Vec;

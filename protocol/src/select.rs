@@ -1,7 +1,7 @@
 //! Who is merged: a pure function of weights, attestations and a seed (PROT-14, PROT-16).
 //!
-//! Half of the places are earned outright, half are drawn, so that every seat with a weight is merged sometimes and none
-//! can stop working once it is at the top. Newcomers, who have no weight yet, have places of their own.
+//! Half of the places are earned outright, half are drawn, so that every seat with a weight is merged sometimes and
+//! none can stop working once it is at the top. Newcomers, who have no weight yet, have places of their own.
 
 use crate::{Digest, RunParams, Uid, assign::first_u64};
 use alloc::vec::Vec;
@@ -30,8 +30,8 @@ pub struct Candidate {
 }
 
 /// The seats to merge, in uid order: at most `places + reserve_places`, and none at all where there are fewer than
-/// `min_contributions` (PROT-16). The order of the candidates does not matter; of two with the same uid the one with the
-/// lower digest counts.
+/// `min_contributions` (PROT-16). The order of the candidates does not matter; of two with the same uid the one with
+/// the lower digest counts.
 ///
 /// `seed` is [`crate::assign::seed`] with [`crate::assign::domain::SELECT`].
 pub fn select(params: &RunParams, seed: &Digest, candidates: &[Candidate]) -> Vec<Selected> {
@@ -75,14 +75,14 @@ pub fn select(params: &RunParams, seed: &Digest, candidates: &[Candidate]) -> Ve
     selected
 }
 
-/// Whether `stake` is at least two thirds of `total`. Of no stake at all nobody has two thirds.
+/// Whether `stake` is at least two thirds of `total`. False if `total` is 0.
 pub fn two_thirds(stake: u128, total: u128) -> bool {
     // `⌈2·total / 3⌉`, written so that it cannot overflow.
     let needed = 2 * (total / 3) + total % 3;
     total > 0 && stake >= needed
 }
 
-/// The index of one candidate, drawn with a probability proportional to its weight; `None` where nobody is left.
+/// The index of one candidate, drawn with a probability proportional to its weight; `None` if the weights add up to 0.
 fn drawn_place(seed: &Digest, draw: u64, candidates: &[Candidate]) -> Option<usize> {
     let total = candidates.iter().map(|candidate| u64::from(candidate.weight)).sum::<u64>();
     if total == 0 {

@@ -1,9 +1,8 @@
-//! What a validator says outside the chain under its own signature, and the proof that it said two different things
-//! (PROT-21).
+//! Statements that a validator signs outside the chain, and the proof of equivocation (PROT-21).
 //!
-//! On the chain an attestation or a vote is taken once, so nobody can contradict itself there. Off the chain a validator
-//! signs what it tells others: in a receipt, what it attested and voted. Two such statements about the same matter with
-//! different digests are a proof that needs no judge; so is one that differs from what the chain holds.
+//! The chain takes one attestation and one vote per window and validator, so no validator can contradict itself there.
+//! In a receipt a validator signs what it attested and voted. Two such statements about the same matter with different
+//! digests prove equivocation; so does one that differs from what the chain holds.
 
 use crate::{
     Digest, Hotkey, RunId, Uid, Window, ensure,

@@ -30,7 +30,7 @@ pub const SIGNATURE_BYTES: usize = 64;
 /// A larger root mean square of the values sent in any tensor is no training: the largest level is 15 (PROT-14).
 pub const RMS_MAX: f64 = LEVEL_MAX as f64 / 2.0;
 
-/// What a contribution is bound to: nobody else, and no other window or model, can use it.
+/// What a contribution is bound to: it is invalid for another seat, window or model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, MaxEncodedLen)]
 pub struct Header {
     /// The version of the body's format: [`CODEC`].
@@ -189,8 +189,8 @@ impl<'a> Submission<'a> {
         Ok(update)
     }
 
-    /// All of [`Submission::verify`] but what it says of the body, which is returned: that it can be decoded, and then
-    /// [`check_norms`]. For whoever decodes faster, or keeps the bytes alone.
+    /// [`Submission::verify`] without the checks of the body, which is returned. The caller decodes it and calls
+    /// [`check_norms`], or keeps the bytes only.
     pub fn check(&self, expected: &Expected<'_>) -> Result<&'a [u8], Fault> {
         let header = self.header;
         let largest = largest_bytes(expected.schema, expected.density);

@@ -1,7 +1,7 @@
 //! Bytes that every release must still read, and still write: `tests/golden/v1`.
 //!
-//! A vector is never changed. When a rule changes, its bytes go in a folder of the next version, and these stay as long
-//! as anything on a chain names them. A file that no test opens is a failure.
+//! A vector is never changed. When a rule changes, its bytes go in a folder of the next version, and these stay as
+//! long as anything on a chain names them. A file that no test opens is a failure.
 
 use mettle_protocol::{
     Block, Digest, Hotkey, RunId, RunParams, Schedule, SeatId, Uid, Window,

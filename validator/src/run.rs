@@ -140,8 +140,8 @@ impl Validator {
         Ok(())
     }
 
-    /// The window on the chain once `is_ready`, which under load is some blocks late; when the chain reaches `until`, as
-    /// it is. `None` if the chain does not know the window.
+    /// The window on the chain once `is_ready`, which under load is some blocks late; when the chain reaches `until`,
+    /// as it is. `None` if the chain does not know the window.
     pub(crate) async fn wait_for_view(
         &mut self,
         window: Window,

@@ -313,8 +313,8 @@ impl SignedDb {
     /// Notes that a receipt is on the chain, or never will be.
     ///
     /// # Errors
-    /// It is noted in memory only, until the next write. Then the receipt is published again, and the chain answers what
-    /// became of it.
+    /// It is noted in memory only, until the next write. Then the receipt is published again, and the chain answers
+    /// what became of it.
     pub fn mark_published(&mut self, window: Window) -> Result<(), SignedDbError> {
         let Some(record) = self.rows.receipts.get_mut(&window) else { return Ok(()) };
         record.is_published = true;

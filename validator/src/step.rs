@@ -1,4 +1,5 @@
-//! What a step of a window has in common with the others: how it ends early, and how it stores before the chain is told.
+//! What a step of a window has in common with the others: how it ends early, and how it stores before the chain is
+//! told.
 
 use crate::{
     evaluate::EvaluateError,

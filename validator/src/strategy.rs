@@ -18,7 +18,8 @@ use protocol::{
 
 /// Changes what a validator tells the chain. The default of each method changes nothing.
 ///
-/// No method but [`Strategy::wait_and_look`] waits. Each gets what is public at that moment, and `own`: the result of this validator.
+/// No method but [`Strategy::wait_and_look`] waits. Each gets what is public at that moment, and `own`: the result of
+/// this validator.
 #[async_trait]
 pub trait Strategy: Send {
     /// Whether the validator gathers, merges and evaluates. Without that it has seen no contribution, has no merge to

@@ -144,7 +144,7 @@ fn evidence(world: &World, window: u32, seat: usize, measured: bool) -> Option<E
     let mut of_sequences = |kind: u64, mean: f64, scatter: f64| -> Vec<LossPair> {
         (0..K)
             .map(|sequence| {
-                // The same common sequences for everybody, as hard for everybody.
+                // The same common sequences for all seats, equally hard for all.
                 let before = loss(&mut Dice::new(&[world.seed, window.into(), kind, sequence]));
                 let scattered = if still { 0.0 } else { mean + scatter * dice.normal() };
                 LossPair::new(sequence, before, before * (1.0 - scattered))

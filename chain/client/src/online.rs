@@ -54,8 +54,8 @@ impl SubxtChain {
         Box::pin(SubxtChain::connect_timed(url, key, None, Timing::default()))
     }
 
-    /// [`SubxtChain::connect`] with another [`Timing`], and the same errors. With `genesis`, only the chain whose first block
-    /// has this hash is accepted.
+    /// [`SubxtChain::connect`] with another [`Timing`], and the same errors. With `genesis`, only the chain whose
+    /// first block has this hash is accepted.
     pub async fn connect_timed(
         url: &str,
         key: Option<Key>,

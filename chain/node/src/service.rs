@@ -161,8 +161,8 @@ pub fn start(config: Configuration) -> Result<TaskManager, Error> {
             network,
             sync: sync_service,
             notification_service: grandpa_notifications,
-            // Vote for the best block rather than two blocks behind it, which saves two slots. GRANDPA does not finalise
-            // what its voters do not agree on.
+            // Vote for the best block rather than two blocks behind it, which saves two slots. GRANDPA does not
+            // finalise what its voters do not agree on.
             voting_rule: VotingRulesBuilder::new().add(ThreeQuartersOfTheUnfinalizedChain).build(),
             prometheus_registry: registry,
             shared_voter_state: voter_state,

@@ -532,7 +532,12 @@ mod tests {
         let of = async |view: &WindowView| receipt_of(&fetch, &run, view, &validator).await;
         assert_eq!(of(&view(5, Some(digest))).await, Ok(receipt(measured())));
         assert!(of(&view(5, None)).await.unwrap_err().contains("no receipt"));
-        assert!(of(&view(5, Some(Digest([3; 32])))).await.unwrap_err().contains("its bucket does not serve its receipt"));
+        assert!(
+            of(&view(5, Some(Digest([3; 32]))))
+                .await
+                .unwrap_err()
+                .contains("its bucket does not serve its receipt")
+        );
         assert!(of(&view(6, Some(digest))).await.unwrap_err().contains("another window"));
     }
 }

@@ -69,8 +69,8 @@ macro_rules! runtime {
     };
 }
 
-/// Configures the registry of a `Test` runtime for the tests of another pallet: limits that no such test reaches, and no
-/// deposit for a run.
+/// Configures the registry of a `Test` runtime for the tests of another pallet: limits that no such test reaches, and
+/// no deposit for a run.
 #[macro_export]
 macro_rules! registry {
     (

@@ -11,8 +11,8 @@ impl<T: Config> Pallet<T> {
         Registry::<T>::window_now(details).unwrap_or_default()
     }
 
-    /// The window in which a nomination withdrawn now is free. It still counts in the open window, so the unbonding time
-    /// begins with the next one.
+    /// The window in which a nomination withdrawn now is free. It still counts in the open window, so the unbonding
+    /// time begins with the next one.
     pub(crate) fn unbonded(details: &Run<T::AccountId>) -> Window {
         Window(Registry::<T>::opens_next(details).0.saturating_add(details.terms.unbonding_windows))
     }

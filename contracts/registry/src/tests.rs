@@ -352,9 +352,9 @@ fn unknown_runs_and_seats_are_refused() {
         assert_noop!(R::rotate_hotkey(cold(), RUN, Uid(0), 7), E::UnknownSeat);
         assert_noop!(R::add_to_stake(RUN, Uid(0), &OWNER, 1), E::UnknownSeat);
 
-        let nobody = SeatId { uid: Uid(0), registered_at: Block(1) };
-        assert_storage_noop!(assert_eq!(slash(nobody, 1000, Some(OTHER)), 0));
-        assert_storage_noop!(assert_eq!(R::slash(nowhere, nobody, Permille(1000), None), 0));
+        let unknown_seat = SeatId { uid: Uid(0), registered_at: Block(1) };
+        assert_storage_noop!(assert_eq!(slash(unknown_seat, 1000, Some(OTHER)), 0));
+        assert_storage_noop!(assert_eq!(R::slash(nowhere, unknown_seat, Permille(1000), None), 0));
         assert_storage_noop!({
             R::window_opens(nowhere, Window(0));
         });

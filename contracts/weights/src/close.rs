@@ -57,8 +57,8 @@ impl<T: Config> Pallet<T> {
         standings.find(|(seat, _)| *seat == uid).map(|(_, standing)| standing).unwrap_or_default()
     }
 
-    /// The weight votes and bonds of the electorate, and the bonds of validators outside it; and how many members of the
-    /// electorate revealed a vote.
+    /// The weight votes and bonds of the electorate, and the bonds of validators outside it; and how many members of
+    /// the electorate revealed a vote.
     fn votes(
         run: RunId,
         epoch: u32,
@@ -143,8 +143,8 @@ impl<T: Config> Pallet<T> {
         Standings::<T>::insert(run, BoundedVec::truncate_from(seats));
     }
 
-    /// Stores the validators' `rows` of bonds for the epoch `next`. Drops the bonds of and to seats that departed, unless
-    /// the seat was held to the end of `next` too, which then awaits its own close.
+    /// Stores the validators' `rows` of bonds for the epoch `next`. Drops the bonds of and to seats that departed,
+    /// unless the seat was held to the end of `next` too, which then awaits its own close.
     fn put_bonds<'a>(
         run: RunId,
         next: u32,

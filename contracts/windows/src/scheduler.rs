@@ -1,11 +1,12 @@
 //! Runs the scheduled tasks that are due, within a block's budget.
 //!
 //! Tasks run in the order of their blocks, and within one block in the order of runs. Once they have cost more than
-//! [`Config::MaxTaskWeight`], the rest is delayed to the next block, where it comes first. Every block runs at least one
-//! due task, however small the budget, so that every task runs eventually.
+//! [`Config::MaxTaskWeight`], the rest is delayed to the next block, where it comes first. Every block runs at least
+//! one due task, however small the budget, so that every task runs eventually.
 //!
-//! A delayed task has the result it would have had in time: it knows the block that it was scheduled at, reads that block's
-//! hash, and counts what its deadline closed. One exception: it sees changes of stake made while it was delayed.
+//! A delayed task has the result it would have had in time: it knows the block that it was scheduled at, reads that
+//! block's hash, and counts what its deadline closed. One exception: it sees changes of stake made while it was
+//! delayed.
 
 use crate::pallet::*;
 use alloc::vec::Vec;

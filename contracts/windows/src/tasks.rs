@@ -95,8 +95,8 @@ impl<T: Config> Pallet<T> {
         weight
     }
 
-    /// Opens a window: records a snapshot of everything that its participants must agree on (PROT-3, 5, 16, 19), and closes
-    /// the epoch whose weights are revealed by now.
+    /// Opens a window: records a snapshot of everything that its participants must agree on (PROT-3, 5, 16, 19), and
+    /// closes the epoch whose weights are revealed by now.
     pub(crate) fn open(run: RunId, window: Window) -> Weight {
         let (Some(details), Some(mut progress)) = (Registry::<T>::run(run), ProgressOf::<T>::get(run)) else {
             defensive!("run and progress exist since the run was created");
@@ -208,8 +208,8 @@ impl<T: Config> Pallet<T> {
             .collect()
     }
 
-    /// Records the hash of the block before `at` (PROT-2). A task that runs after the chain has pruned the hash records
-    /// none, and the window is void.
+    /// Records the hash of the block before `at` (PROT-2). A task that runs after the chain has pruned the hash
+    /// records none, and the window is void.
     pub(crate) fn record_hash(
         run: RunId,
         window: Window,
@@ -344,8 +344,9 @@ impl<T: Config> Pallet<T> {
     /// Counts the minority votes: those for another update than two thirds voted. Each costs its validator the epoch's
     /// dividends (PROT-19).
     ///
-    /// A network fault cannot cause one. The update is a function of the selection and of bytes named by their digests: a
-    /// validator that lacks any of them computes no update and votes none. A late or missing vote is not counted here.
+    /// A network fault cannot cause one. The update is a function of the selection and of bytes named by their
+    /// digests: a validator that lacks any of them computes no update and votes none. A late or missing vote is not
+    /// counted here.
     fn record_minority_votes(
         run: RunId,
         window: Window,
@@ -360,8 +361,8 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// Removes a window and everything stored for it. Each map has at most one entry per seat, `Punished` one per seat and
-    /// statement kind.
+    /// Removes a window and everything stored for it. Each map has at most one entry per seat, `Punished` one per seat
+    /// and statement kind.
     pub(crate) fn prune(run: RunId, window: Window) -> Weight {
         let key = (run, window);
         let limit = T::MaxSeats::get();

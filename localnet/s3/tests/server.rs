@@ -26,7 +26,7 @@ async fn in_memory() -> S3Server {
     S3Server::start(ServerConfig::temporary(buckets())).await.expect("a server")
 }
 
-/// An address where no other test listens, so that nobody is there when the server is gone.
+/// An address where no other test listens, so that no server answers once this one is gone.
 fn home(number: u8) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, if cfg!(target_os = "linux") { number } else { 1 }], 0))
 }

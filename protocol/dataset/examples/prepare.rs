@@ -1,4 +1,4 @@
-//! Prepares the default text, or a directory of text, and prints what came of it.
+//! Prepares the default text, or a directory of text, and prints the result.
 //!
 //!     cargo run --release -p mettle-dataset --example prepare -- DIRECTORY [TEXT]
 

@@ -216,8 +216,8 @@ impl Dataset {
         self.0.held_out.sequences
     }
 
-    /// Training sequences, in the order of `indices`, which count from 0: `seq_len + 1` tokens each. The inputs are all
-    /// but the last, the targets all but the first.
+    /// Training sequences, in the order of `indices`, which count from 0: `seq_len + 1` tokens each. The inputs are
+    /// all but the last, the targets all but the first.
     pub fn sequences(&self, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
         self.read(&self.0.training, indices)
     }

@@ -1,17 +1,18 @@
 //! Selects documents, how often each is taken, and those that are held out, from the records of the first pass: by
 //! contents alone.
 //!
-//! **Duplicates.** Of documents with equal contents the first is taken. Several passes over the records each keep the keys
-//! of one range, so that memory is bounded by [`KEYS_AT_ONCE`] and not by the text; the result is one bit per item.
+//! **Duplicates.** Of documents with equal contents the first is taken. Several passes over the records each keep the
+//! keys of one range, so that memory is bounded by [`KEYS_AT_ONCE`] and not by the text; the result is one bit per
+//! item.
 //!
-//! **Mixtures.** With weights `w` and `U` bytes of different documents in each source, the scarcest source, whose `U / w` is
-//! least, is read `epochs` times, and each of the others `epochs · (U_s / w_s of the scarcest) · w / U` times. The whole part
-//! of that number are whole readings, one after the other. In the last reading documents are taken evenly (as a line is
-//! drawn in pixels), so that the share holds to within a document everywhere in it.
+//! **Mixtures.** With weights `w` and `U` bytes of different documents in each source, the scarcest source, whose `U /
+//! w` is least, is read `epochs` times, and each of the others `epochs · (U_s / w_s of the scarcest) · w / U` times.
+//! The whole part of that number are whole readings, one after the other. In the last reading documents are taken
+//! evenly (as a line is drawn in pixels), so that the share holds to within a document everywhere in it.
 //!
-//! **Held out** are the documents with the lowest keys, a random sample, until there are enough: of each source by its share
-//! in the mixture, and each document once. Since a key is a hash of the contents, no text is in both splits. The tokenizer
-//! learns from the documents with the next keys.
+//! **Held out** are the documents with the lowest keys, a random sample, until there are enough: of each source by its
+//! share in the mixture, and each document once. Since a key is a hash of the contents, no text is in both splits. The
+//! tokenizer learns from the documents with the next keys.
 
 use crate::{
     error::PrepareError,
@@ -218,7 +219,7 @@ fn times(bytes: u64, rate: u64) -> u64 {
     u64::try_from((u128::from(bytes) * u128::from(rate)) >> 32).unwrap_or(u64::MAX)
 }
 
-/// Which of so many ranges of keys has this one.
+/// The index of the range that holds `key`, where `ranges` equal ranges divide all keys.
 fn range_of(key: &Key, ranges: u64) -> u64 {
     let first = u64::from_be_bytes(key[..8].try_into().expect("a key has 32 bytes"));
     ((u128::from(first) * u128::from(ranges)) >> 64) as u64

@@ -176,7 +176,7 @@ pub(crate) struct TextFile {
     pub path: PathBuf,
     /// Of the file, as it is compressed.
     pub bytes: u64,
-    /// A text file is cut into documents of at most so many bytes.
+    /// The largest document that a text file is cut into, in bytes.
     pub part_bytes: usize,
     pub formats: Option<&'static dyn Formats>,
 }

@@ -163,7 +163,7 @@ pub type FindStart<'a> = Box<dyn Fn(&[u8]) -> Option<usize> + Send + 'a>;
 
 /// Where in its object a body lies.
 pub struct Frame<'a> {
-    /// With so many bytes, or all there are, the body's start is known or never will be.
+    /// The bytes in which a body's start is found, if at all.
     pub head: usize,
     pub start: FindStart<'a>,
     /// Bytes after the body.

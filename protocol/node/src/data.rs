@@ -109,8 +109,8 @@ pub struct DataSource {
 /// first used.
 ///
 /// # Errors
-/// On a [full](durable::is_full) disk, unless it waits with `disk` until there is space. Files that were fetched before
-/// stay, and the next call continues with them.
+/// On a [full](durable::is_full) disk, unless it waits with `disk` until there is space. Files that were fetched
+/// before stay, and the next call continues with them.
 pub async fn fetch_dataset(
     fetch: Arc<dyn Fetch>,
     run: &RunView,
@@ -471,7 +471,7 @@ mod tests {
         assert_eq!(fetch.asked.load(SeqCst), ROUNDS);
     }
 
-    /// Does not answer the first so many times that it is asked.
+    /// How many of the first requests it does not answer.
     struct Away {
         inner: Arc<MemoryFetcher>,
         rounds: AtomicU32,

@@ -45,7 +45,7 @@ pub struct FetchedShards {
     runtime: tokio::runtime::Handle,
 }
 
-/// Why nobody gave some bytes of a shard.
+/// Why no mirror gave some bytes of a shard.
 #[derive(Debug, thiserror::Error)]
 #[error("none of {asked} mirrors gave {what} of shard {shard}{last}")]
 struct NotToBeHad {

@@ -171,7 +171,7 @@ async fn a_join_that_is_dropped_goes_on_with_what_is_on_disk() {
     let (directory, mirrors) = (tempfile::tempdir().unwrap(), all(&["a"]));
     let mut fetched = 0;
     for more in [1, 4, 7, 9] {
-        // The manifest comes first, then so many pieces, then nothing more.
+        // The manifest comes first, then this many pieces, then nothing more.
         fetch.left.store(1 + more, Ordering::SeqCst);
         fetched += more;
         let joining = join(directory.path(), &fetch, &mirrors, &checkpoint);
@@ -199,7 +199,7 @@ async fn a_join_that_is_dropped_goes_on_with_what_is_on_disk() {
 /// What the child of the next test reads its orders from.
 const CHILD: &str = "METTLE_TEST_JOIN";
 
-/// The network of a process that does not come to its end: after so many answers it waits, until it is killed.
+/// The network of a process that does not end: after this many answers it waits until it is killed.
 struct Waiting {
     network: HttpFetcher,
     left: AtomicUsize,

@@ -163,7 +163,7 @@ fn who_may_not_earn_still_decides_and_what_it_would_have_earned_goes_to_the_othe
     is_about(share_of(&barred.dividends, 1), 1, 2);
     assert_eq!(sum(&barred.dividends), ONE);
 
-    // Where nobody may earn, miners are paid all the same.
+    // Miners are paid also if no validator may earn.
     let nobody = all.map(|ballot| ValidatorWeights { earns: false, ..ballot });
     let nobody = yuma(&nobody).unwrap();
     assert_eq!(nobody.dividends, []);
@@ -236,7 +236,8 @@ fn bonds_to_a_seat_that_nobody_stands_behind_fade_away() {
 
 #[test]
 fn a_seat_that_comes_back_after_long_is_found_anew() {
-    // Validators 1 and 2 are behind seat 1; then everyone is elsewhere; then 2 and 3 find it again. What does 1 earn by it?
+    // Validators 1 and 2 are behind seat 1; then everyone is elsewhere; then 2 and 3 find it again. What does 1 earn
+    // by it?
     let back_after = |epochs: u32| {
         let both = &[(0, 1), (1, 1)];
         let mut last = yuma(&[ballot(1, 5, both), ballot(2, 5, both), ballot(3, 5, &[(0, 1)])]).unwrap();

@@ -411,7 +411,7 @@ fn what_was_attested_and_voted_is_signed_as_the_chain_takes_it() {
     let open = |receipt: &Receipt| Receipt::open(&receipt.sign(&key()).bytes, &params());
     assert_eq!(open(&receipt), Ok(receipt.clone()));
 
-    // A signature under something else convicts nobody, and so makes no receipt.
+    // A signature of another statement convicts no validator, and makes no receipt.
     let other = Receipt { window: Window(9), ..receipt.clone() };
     assert_eq!(open(&other), Err(ReceiptError::NotSigned(SignatureError::BadSignature)));
     let nothing = Receipt { merged: None, ..receipt };

@@ -17,8 +17,8 @@ use crate::{
     Action, Entry, Listing, Store, StoreError, Traffic, TrafficTotals, error_chain, is_below, trimmed,
 };
 
-/// Larger objects are uploaded in parts of this size. S3 wants at least 5 MiB, and some stores want all parts equal but
-/// the last.
+/// Larger objects are uploaded in parts of this size. S3 wants at least 5 MiB, and some stores want all parts equal
+/// but the last.
 const PART_BYTES: usize = 8 << 20;
 /// Parts on their way at once: with [`PART_BYTES`] it bounds the memory of an upload.
 const PARTS_AT_ONCE: usize = 4;
@@ -121,7 +121,8 @@ enum Failure {
 }
 
 impl S3Store {
-    /// Writes what `from` reads: in parts, a few at a time, unless it is shorter than one part. `path` is for error texts.
+    /// Writes what `from` reads: in parts, a few at a time, unless it is shorter than one part. `path` is for error
+    /// texts.
     async fn upload(
         &self,
         key: &ObjectKey,

@@ -285,7 +285,7 @@ async fn closing_early_is_theirs_and_a_reset_is_not() {
 async fn garbage_and_hanging_up_are_no_observation() {
     let garbage = saying("\0\0\0\0 not http at all\r\n\r\n").await;
     let nothing = saying("").await;
-    // A port that is taken, so that no other test is given it, and at which nobody listens.
+    // A port that is taken, so that no other test gets it, and at which no server listens.
     let silent = TcpSocket::new_v4().expect("a socket");
     silent.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let refused = format!("http://{}/bucket", silent.local_addr().expect("bound"));
@@ -538,7 +538,7 @@ async fn a_name_with_a_private_address_is_theirs() {
 
 #[tokio::test]
 async fn the_fetcher_connects_to_the_address_that_it_judged() {
-    // An endpoint stands on loopback; the name means it only for whoever asks a second time.
+    // The endpoint is on loopback, and the name resolves to it only at the second request.
     let (tell, mut told) = tokio::sync::mpsc::channel(8);
     let base = endpoint(move |mut stream, head| {
         let tell = tell.clone();

@@ -184,8 +184,8 @@ impl Bench {
     }
 }
 
-/// The measured sizes: each component in steps from its smallest to its largest value, with the others at their largest,
-/// smallest and middle values. The smallest is needed for costs that grow with a product.
+/// The measured sizes: each component in steps from its smallest to its largest value, with the others at their
+/// largest, smallest and middle values. The smallest is needed for costs that grow with a product.
 fn choices(components: &[(BenchmarkParameter, u32, u32)], steps: u32) -> Vec<Sizes> {
     if components.is_empty() {
         return vec![Vec::new()];

@@ -1,8 +1,8 @@
 //! Measures the weights of calls and tasks, and writes the pallets' `weight_info.rs`.
 //!
-//! The benchmarks are those of the pallets (`contracts/*/src/benchmarking.rs`). They run in the Wasm runtime, from an empty
-//! state, as with Substrate's `benchmark pallet`, which would add a hundred crates. Storage accesses are counted rather
-//! than timed: the runtime has a price for a read and a write.
+//! The benchmarks are those of the pallets (`contracts/*/src/benchmarking.rs`). They run in the Wasm runtime, from an
+//! empty state, as with Substrate's `benchmark pallet`, which would add a hundred crates. Storage accesses are counted
+//! rather than timed: the runtime has a price for a read and a write.
 //!
 //! `scripts/benchmark-pallets` builds the Wasm runtime and calls this program.
 

@@ -62,10 +62,9 @@ pub fn write(
     let mut text = format!(
         "//! Weights of calls and tasks, measured in the Wasm runtime (PROT-33).
 //!
-//! Written by `scripts/benchmark-pallets`, except for signatures and documentation: {steps} steps per size, {repeat} repetitions,
-//! on {date}, on {machine}, in the Wasm runtime with BLAKE2b-256
-//! {runtime}.
-//! Time is processor time. Storage accesses are counted, at the prices of `T::DbWeight`; proof sizes are not used.
+//! Written by `scripts/benchmark-pallets`, except for signatures and documentation: {steps} steps per size, {repeat}
+//! repetitions, on {date}, on {machine}, in the Wasm runtime with BLAKE2b-256 {runtime}. Time is processor time.
+//! Storage accesses are counted, at the prices of `T::DbWeight`; proof sizes are not used.
 
 use frame::weights_prelude::*;
 "

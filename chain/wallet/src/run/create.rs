@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 
 /// Create a run: publish its model, data and first weights
 ///
-/// Everything is published in the bucket of the settings file's [store] section, which is checked first. Then the chain is
-/// told the digests.
+/// Everything is published in the bucket of the settings file's [store] section, which is checked first. Then the
+/// chain is told the digests.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CreateRun {
     /// Settings file (TOML). Its [store] section names the bucket to publish in.

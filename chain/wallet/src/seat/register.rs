@@ -17,8 +17,8 @@ use serde_json::json;
 
 /// Register a seat; its coldkey pays the price and the stake
 ///
-/// The coldkey owns the seat. The hotkey signs the seat's daily work; only its address is read here. If the settings file
-/// names a bucket, it is first checked as the node does at its start: written, read at the endpoint, and deleted.
+/// The coldkey owns the seat. The hotkey signs the seat's daily work; only its address is read here. If the settings
+/// file names a bucket, it is first checked as the node does at its start: written, read at the endpoint, and deleted.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Register {
     /// What the seat is for.

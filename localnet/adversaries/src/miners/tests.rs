@@ -172,7 +172,7 @@ fn a_copycat_commits_to_anothers_digest_and_shows_the_others_bytes_which_name_th
         verified(&bench.codec, US, Window(3), &victim.bytes, victim.digest),
         Err(Fault::WrongSeat { got: Uid(2) })
     );
-    // With nobody to copy there is nothing to say.
+    // Without a seat to copy there is nothing to present.
     assert_eq!(bench.present(4, &[(US, Digest::of(b"its own"))]).0, Presentation::default());
 }
 

@@ -11,7 +11,7 @@ pub struct Favourer {
     pub friend: Option<Uid>,
 }
 
-/// A friend counts as so many.
+/// A friend's weight is multiplied by this.
 pub const FAVOUR: f64 = 10.0;
 
 impl Strategy for Favourer {

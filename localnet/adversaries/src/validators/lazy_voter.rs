@@ -1,13 +1,13 @@
 //! Computes nothing: it attests what another validator has attested, votes what most others have voted, and posts the
 //! consensus of the epoch before.
 //!
-//! Attests and votes at the last moment, when there is most to copy. The chain shows only that a validator has attested,
-//! but its bucket shows what: it copies what it attests as valid before it attests (PROT-15).
+//! Attests and votes at the last moment, when there is most to copy. The chain shows only that a validator has
+//! attested, but its bucket shows what: it copies what it attests as valid before it attests (PROT-15).
 //!
-//! Sees: commitments, votes as they come in, the consensus, and the buckets of others. Ends at: PROT-14, what it attests
-//! does not stand alone; PROT-30, where attestations and votes are hidden there is nothing to copy, and a validator that
-//! never votes earns nothing; it publishes no receipt (PROT-27), and bonds follow the seats that were good before
-//! (PROT-31).
+//! Sees: commitments, votes as they come in, the consensus, and the buckets of others. Ends at: PROT-14, what it
+//! attests does not stand alone; PROT-30, where attestations and votes are hidden there is nothing to copy, and a
+//! validator that never votes earns nothing; it publishes no receipt (PROT-27), and bonds follow the seats that were
+//! good before (PROT-31).
 
 use async_trait::async_trait;
 use node::{Follower, wait_past};

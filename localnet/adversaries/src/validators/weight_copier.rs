@@ -1,4 +1,4 @@
-//! Scores nobody: posts the consensus of the epoch before as its own weights.
+//! Scores no seat: posts the consensus of the epoch before as its own weights.
 //!
 //! Sees: the consensus, which is public. Ends at: PROT-30 and PROT-31, what it copies is an epoch old, and its bonds
 //! grow in who was good instead of in who is.
@@ -9,7 +9,7 @@ use validator::{evaluate::Measurements, strategy::Strategy};
 pub struct WeightCopier;
 
 impl Strategy for WeightCopier {
-    /// What its program measured is thrown away: it says it reached nobody.
+    /// Discards what its program measured, and reports that it reached no seat.
     fn measured(&mut self, _window: Window, mut own: Measurements) -> Measurements {
         own.seats.clear();
         own

@@ -440,7 +440,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let kept = kept(directory.path());
         write(&kept, b"one");
-        // A directory in the way of the older one: the first rename fails, whoever runs the test.
+        // A directory in the way of the older one: the first rename fails, also for root.
         fs::create_dir_all(kept.backup_path().join("child")).unwrap();
         assert!(matches!(kept.write(|sink| sink.write_all(b"two")), Err(FileError::Write { .. })));
         assert_eq!(names(&kept), ["state", "state.before"]);

@@ -89,7 +89,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state");
         write_atomic(&path, b"old").unwrap();
-        // A directory in the way: the rename fails, whoever runs the test.
+        // A directory in the way: the rename fails, also for root.
         let blocked = directory.path().join("blocked");
         fs::create_dir_all(blocked.join("child")).unwrap();
         assert!(matches!(write_atomic(&blocked, b"new"), Err(FileError::Write { .. })));

@@ -72,7 +72,7 @@ impl CheckpointManifest {
         digests.enumerate().map(|(index, digest)| Wanted { index, digest })
     }
 
-    /// The largest manifest of a model with so many values, in bytes.
+    /// The largest manifest of a model with `values` values, in bytes.
     fn largest(values: usize) -> u64 {
         let pieces = values.saturating_mul(4).div_ceil(lineage::PIECE_BYTES);
         u64::try_from(pieces.saturating_mul(64).saturating_add(256)).unwrap_or(u64::MAX)
@@ -165,9 +165,9 @@ pub async fn manifest(
     Err(CheckpointError::NoManifest { last })
 }
 
-/// Fetches a checkpoint piece by piece, each checked as it comes: into memory, or through a file in `directory`, so that
-/// a killed process resumes. The file stays until [`forget`] is called, after the state is saved. Without `with_buffer`
-/// only the weights, which is what a miner needs.
+/// Fetches a checkpoint piece by piece, each checked as it comes: into memory, or through a file in `directory`, so
+/// that a killed process resumes. The file stays until [`forget`] is called, after the state is saved. Without
+/// `with_buffer` only the weights, which is what a miner needs.
 pub async fn fetch(
     directory: Option<&Path>,
     fetch: &dyn Fetch,

@@ -17,7 +17,7 @@ use std::{
 };
 use tokio::io::{AsyncSeekExt as _, AsyncWriteExt as _};
 
-/// Where each piece of so many rows of `values` values lies, counted through all rows.
+/// Where each piece lies in rows of `values` values. Pieces are numbered through all rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub values: usize,

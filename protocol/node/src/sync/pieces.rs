@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{
     StreamExt as _,
-    future::{AbortHandle, Abortable, Aborted, BoxFuture},
+    future::{AbortHandle, Abortable, BoxFuture},
     stream::FuturesUnordered,
 };
 use protocol::{Digest, keys, lineage};
@@ -99,8 +99,8 @@ struct Flight {
     requests: Vec<(usize, Duration, AbortHandle)>,
 }
 
-/// A piece, the mirror that was asked for it, and its answer, unless the request was stopped.
-type Answer = (Digest, usize, Result<Result<Bytes, FetchError>, Aborted>);
+/// A piece, the mirror that was asked for it, and its answer; `None` if the request was stopped.
+type Answer = (Digest, usize, Option<Result<Bytes, FetchError>>);
 
 /// Fetches `wanted` into `place`. On an error, fetched pieces stay there and need not be fetched again.
 pub async fn fetch_pieces(
@@ -115,13 +115,13 @@ pub async fn fetch_pieces(
         pieces.request_queued()?;
         let Some((digest, mirror, answer)) = pieces.next_answer().await else { continue };
         match answer {
-            Err(Aborted) => {}
-            Ok(Ok(bytes)) => {
+            None => {}
+            Some(Ok(bytes)) => {
                 for index in pieces.arrived(&digest, mirror, bytes.len()) {
                     place.put(index, &bytes).await?;
                 }
             }
-            Ok(Err(error)) => pieces.failed(digest, mirror, error),
+            Some(Err(error)) => pieces.failed(digest, mirror, error),
         }
         if SAY_AGAIN <= said.elapsed() {
             said = Instant::now();
@@ -198,7 +198,7 @@ impl<'a> PieceFetch<'a> {
         self.answers.push(Box::pin(async move {
             let (key, limits) = (keys::piece(&digest), Limits::for_bytes(lineage::PIECE_BYTES as u64));
             let answer = fetch_verified(fetch, base, &key, &digest, &limits);
-            (digest, mirror, Abortable::new(answer, registration).await)
+            (digest, mirror, Abortable::new(answer, registration).await.ok())
         }));
     }
 

@@ -255,8 +255,8 @@ impl Network {
         self.gpu.add(middle, &workspace.added, next)
     }
 
-    /// Replaces `workspace.grad_x`, the gradient of what [`feed_forward`](Self::feed_forward) wrote, by that of what it
-    /// read. Gates and ups are computed `again` if they were not kept.
+    /// Replaces `workspace.grad_x`, the gradient of what [`feed_forward`](Self::feed_forward) wrote, by that of what
+    /// it read. Gates and ups are computed `again` if they were not kept.
     fn feed_forward_backward(
         &self,
         weights: &LayerStacks<&Weight>,
