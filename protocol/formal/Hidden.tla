@@ -1,14 +1,14 @@
 --------------------------------- MODULE Hidden --------------------------------
 (* Whether a lazy validator can post what another found out, without the work (PROT-30): an attestation, or a vote. Bound by a hash
-   before the deadline, shown after it; what is bound is also on show elsewhere, in the bucket of whoever found it out (PROT-15,
+   before the deadline, shown after it; what is bound is also on show elsewhere, in the bucket of the validator that found it out (PROT-15,
    `validator/src/aggregator.rs`): contributions that it attests, an update that it votes. Everybody can read an object whose name
-   they know, and nobody can list (PROT-12, ADR 0005). *)
+   they know, and no reader can list (PROT-12, ADR 0005). *)
 EXTENDS Naturals
 
 CONSTANTS
     None,
     Hides,          \* whether the run hides attestations and votes
-    NamesTheKey,    \* whether the hash that is bound covers the hotkey of whoever binds it (`protocol::reveal`)
+    NamesTheKey,    \* whether the hash that is bound covers the hotkey of the account that binds it (`protocol::reveal`)
     NameIsKnown,    \* whether the object's name is public: a contribution's is, by its commitment; an update's is not before it is shown
     PutsFirst       \* whether the diligent put the object into their bucket before they bind, or before they show
 
@@ -79,7 +79,7 @@ Next == Put \/ Bind \/ Show \/ BindLazily \/ ShowLazily \/ End
 Spec == Init /\ [][Next]_state
 
 --------------------------------------------------------------------------------
-(* Nobody posts what it did not find out itself. *)
+(* No participant posts what it did not find out itself. *)
 PROT_30_nothing_is_copied == shown["lazy"] /= "found"
 
 (* What counts is there for others to fetch, once all is shown. *)

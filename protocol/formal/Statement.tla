@@ -1,6 +1,6 @@
 ------------------------------- MODULE Statement -------------------------------
-(* What a validator says of one matter of one window, outside the chain and on it, and who can be convicted by it (PROT-21): an
-   honest validator that crashes and looks again, which may see something else, and a dishonest one that says whatever it likes.
+(* What a validator says of one matter of one window, outside the chain and on it, and which validators it can convict (PROT-21): an
+   honest validator that crashes and looks again, which may see something else, and a dishonest one that signs any value.
    Calls and conditions are those of `contracts/windows` (`permits.rs`: may_convict, may_contradict) and `protocol` (`statement.rs`).
    It does not matter whether the matter is an attestation, a vote or receipts. *)
 EXTENDS Naturals, FiniteSets
@@ -15,7 +15,7 @@ VARIABLES
     sent,           \* its calls on their way to the chain, also those of before a crash
     bound,          \* the dishonest validator's hash on the chain, where such matters are hidden (PROT-30)
     record,         \* on the chain: what each validator put there, once
-    said,           \* what each validator has signed. Whoever was shown one may show it on
+    said,           \* what each validator has signed. A reader may show it on
     slashed,        \* how often each validator was punished for this matter
     over            \* whether the window is: nothing is put on the chain any more, but may be reported
 
@@ -87,7 +87,7 @@ End ==
     /\ UNCHANGED <<mind, disk, sent, bound, record, said, slashed>>
 
 --------------------------------------------------------------------------------
-(* Anybody reports anybody, with any statements: the chain asks whether the accused signed them, and whether they differ from each
+(* Any account reports any validator, with any statements: the chain asks whether the accused signed them, and whether they differ from each
    other, or from what it put on the chain itself. Each matter is punished once. *)
 
 IsProof(accused, one, other) == one /= other /\ {one, other} \subseteq said[accused]

@@ -1,13 +1,13 @@
 -------------------------------- MODULE Window --------------------------------
 (* One window of a run, and the hand-over into the next: commit, reveal, attest, select, vote, fix. What the chain does is what
-   `contracts/windows` does (`permits.rs`: who may call what, and when; `steps.rs`, `tally.rs`: what follows from it). What the
+   `contracts/windows` does (`permits.rs`: which seat may call what, and when; `tasks.rs`, `tally.rs`: what follows from it). What the
    parties may do is everything that the rules leave to them.
 
    Time is a row of phases. Within a phase everybody acts in any order, or not at all: a message that is lost, or comes too late,
    is an act that has not happened when the phase ends. Only the steady are waited for, which is what "steady" means.
 
    Validators are of three kinds. The steady are honest, there, and lose nothing. The faltering are honest too, but may be away at
-   any time, lose any message, and take a failure of their own for one of the miner's. The dishonest do whatever their keys allow.
+   any time, lose any message, and take a failure of their own for one of the miner's. The dishonest do all that their keys allow.
    Miners are diligent or crooked; an honest miner that fails does less than a crooked one may. *)
 EXTENDS Integers, Sequences, FiniteSets
 
@@ -30,7 +30,7 @@ VARIABLES
     paused,         \* as taken down when the window opened
     lineage,        \* the updates that have led to this window's model, oldest first (PROT-19)
     commitment,     \* on the chain: what each miner's seat is committed to
-    uploaded,       \* the diligent miners whose bytes anybody can read
+    uploaded,       \* the diligent miners whose bytes any reader can fetch
     bound, shown,   \* on the chain: each validator's attestation as a hash, and in the open
     choice,         \* on the chain: the seats found valid and faulty, and those selected with their digests
     ballot, vote,   \* on the chain: each validator's vote as a hash, and in the open
@@ -40,7 +40,7 @@ VARIABLES
 state == <<window, phase, paused, lineage, commitment, uploaded, bound, shown, choice, ballot, vote, behind, history>>
 
 --------------------------------------------------------------------------------
-(* Who there is, and what stake decides. *)
+(* The participants, and what stake decides. *)
 
 Honest == Steady \union Faltering
 Validators == Honest \union Dishonest
@@ -51,7 +51,7 @@ StakeOf(group) ==
         + StakeFaltering * Cardinality(group \intersect Faltering)
         + StakeDishonest * Cardinality(group \intersect Dishonest)
 
-(* `select::two_thirds`: of the whole electorate's stake, whoever was heard. *)
+(* `select::two_thirds`: of the whole electorate's stake, absent members included. *)
 TwoThirds(group) == 3 * StakeOf(group) >= 2 * StakeOf(Validators)
 
 --------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ Digests == [seat : Miners, work : Miners, sound : BOOLEAN]
 
 OwnWork(miner) == [seat |-> miner, work |-> miner, sound |-> TRUE]
 
-(* PROT-9: what everybody who has the bytes can check. Whose work it is nobody can see. *)
+(* PROT-9: what every reader of the bytes can check. The bytes do not show whose work it is. *)
 IsFlawless(miner) == commitment[miner] /= None /\ commitment[miner].sound /\ commitment[miner].seat = miner
 
 (* What a crooked miner has something to commit to: work of its own, sound or not; work of others that it can read, under its own
@@ -88,7 +88,7 @@ MayFind(validator, miner) ==
     ELSE IF validator \in Steady THEN {"valid"}
     ELSE Verdicts
 
-(* An attestation that names nobody counts like none, and only the steady are made to give one. *)
+(* An attestation without a verdict counts like none, and only the steady are made to give one. *)
 Attestations(validator) ==
     {said \in [Miners -> Verdicts] :
         /\ \A miner \in Miners : said[miner] \in MayFind(validator, miner)
@@ -99,7 +99,7 @@ WhoSay(verdict, miner) == {v \in Validators : shown[v] /= None /\ shown[v][miner
 NoChoice == [valid |-> {}, faulty |-> {}, selected |-> {}]
 
 --------------------------------------------------------------------------------
-(* An update is the merge of what was selected, onto the lineage, and of nothing else (PROT-17): whoever has the bytes gets the same
+(* An update is the merge of what was selected, onto the lineage, and of nothing else (PROT-17): every holder of the bytes gets the same
    one. The dishonest may vote any other. *)
 
 Merge(on, selected) == [on |-> on, of |-> {<<chosen.uid, chosen.digest>> : chosen \in selected}]
@@ -111,7 +111,7 @@ IsServed(chosen) == \E v \in Steady : shown[v] /= None /\ shown[v][chosen.uid] =
 
 CanMerge(validator) == validator \notin behind /\ \A chosen \in choice.selected : IsServed(chosen)
 
-(* An honest validator votes the merge or nothing. Who cannot count on the bytes may still have got them from somebody. *)
+(* An honest validator votes the merge or nothing. A validator that is not sure of the bytes may still have got them from another. *)
 MayVote(validator) ==
     IF validator \in behind THEN {}
     ELSE IF validator \in Honest THEN {TheMerge}
@@ -216,10 +216,10 @@ Fix ==
     IN  /\ history' = Append(history, outcome)
         /\ lineage' = IF outcome.merged THEN Append(lineage, outcome.update) ELSE lineage
 
-(* An update is fetched from whoever voted it and published it before. Of those only the steady are sure to be there. *)
+(* An update is fetched from a validator that voted it and published it before. Of those only the steady are sure to be there. *)
 CanFollow(outcome) == outcome.merged => \E v \in Steady : vote[v] = outcome.update
 
-(* The phases end in order. Who is steady is waited for, as far as there is something that it can do. *)
+(* The phases end in order. The steady are waited for, as far as there is something that it can do. *)
 End ==
     \/  /\ phase = "commit"
         /\ \A m \in Diligent : commitment[m] /= None
@@ -248,7 +248,7 @@ End ==
         /\ Fix
         /\ UNCHANGED <<window, paused, commitment, uploaded, bound, shown, choice, ballot, vote, behind>>
 
-(* The next window opens. Who cannot get the update stays behind, and says so; the faltering may stay behind in any case. *)
+(* The next window opens. A node without the update stays behind, and reports it; the faltering may stay behind in any case. *)
 Open ==
     /\ phase = "fixed"
     /\ window < Windows
@@ -287,7 +287,7 @@ TypeOK ==
 PROT_11_bound_by_the_deadline ==
     [][commitment' /= commitment => phase = "commit" \/ phase' = "commit"]_state
 
-(* Nobody sees another's work in time to hand it in as its own. *)
+(* No miner sees another's work in time to hand it in as its own. *)
 PROT_11_no_work_is_copied == \A chosen \in choice.selected : chosen.digest.work = chosen.uid
 
 (* What is merged is what its seat committed to, sound, and under its own header. *)
@@ -295,7 +295,7 @@ PROT_9_selected_is_flawless ==
     \A chosen \in choice.selected :
         chosen.digest = commitment[chosen.uid] /\ chosen.digest.sound /\ chosen.digest.seat = chosen.uid
 
-(* No honest seat whose bytes can be had is fixed as faulty, whatever the dishonest say and the faltering mistake. *)
+(* No honest seat whose bytes can be had is fixed as faulty, whatever the dishonest sign and the faltering mistake. *)
 PROT_14_no_honest_seat_is_faulty == choice.faulty \intersect Diligent = {}
 
 (* No seat is both, and one without a commitment is neither. *)
@@ -332,7 +332,7 @@ PROT_19_merged_is_the_merge ==
 PROT_19_no_honest_dissent ==
     IsFixed /\ Outcome.merged => \A v \in Honest : vote[v] \in {None, Outcome.update}
 
-(* Who is there follows: it can fetch each update that is fixed, and holds the window's model. *)
+(* A node that is present follows: it can fetch each update that is fixed, and holds the window's model. *)
 PROT_20_the_steady_follow == behind \intersect Steady = {}
 
 (* A window with a quorum is merged. This one needs two thirds of the stake to be steady. *)
