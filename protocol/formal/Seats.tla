@@ -36,12 +36,12 @@ RECURSIVE Sum(_, _)
 Sum(of, accounts) == IF accounts = {} THEN 0 ELSE LET one == CHOOSE a \in accounts : TRUE IN of[one] + Sum(of, accounts \ {one})
 Least(one, other) == IF one < other THEN one ELSE other
 
-(* PROT-3: established stake counts in full. New stake shares a budget of a tenth of it per window, at most four tenths in an epoch. *)
+(* PROT-3: established stake counts in full. New stake shares a budget of a tenth of it per window, at most three tenths in an epoch. *)
 Counted(members, staked, established, at) ==
     LET old == [a \in Accounts |-> IF a \in members THEN Least(staked[a], established[a]) ELSE 0]
         new == [a \in Accounts |-> IF a \in members THEN staked[a] - old[a] ELSE 0]
         all == Sum(new, Accounts)
-        budget == (Sum(old, Accounts) * Least(at, 4)) \div 10
+        budget == (Sum(old, Accounts) * Least(at, 3)) \div 10
         full == "budget" \notin Rules \/ Sum(old, Accounts) = 0 \/ all <= budget
     IN  [a \in Accounts |-> IF full THEN old[a] + new[a] ELSE old[a] + (new[a] * budget) \div all]
 
