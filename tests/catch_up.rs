@@ -10,7 +10,9 @@ use mettle_runtime::{AccountId, RuntimeCall};
 use model::{Recipe, RunSpec, init_flat};
 use node::{Blocking, Codec, Followed, Follower, ModelState, checkpoint};
 use protocol::{
-    Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, contribution, keys,
+    Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, contribution,
+    identity::Signer,
+    keys,
     keys::ObjectKey,
     lineage,
     params::Density,
@@ -187,7 +189,7 @@ impl SmallRun {
             density: params().density,
             trained: 1,
         };
-        let sealed = submission::seal(&header, &body, &key(1));
+        let sealed = submission::seal(&header, &body, &Signer::new(key(1), self.chain.genesis()));
         let digest = Digest::of(&sealed);
         self.send(&key(1), pallet_windows::Call::commit { run: RUN, window, digest });
         self.miner.put(&keys::contribution(RUN, window, &digest), sealed.into()).await.unwrap();

@@ -25,7 +25,7 @@ pub use refusal::Refusal;
 
 use async_trait::async_trait;
 use protocol::{
-    Block, Digest, Hotkey, RunId, Uid, Window,
+    Block, Digest, GenesisHash, Hotkey, RunId, Uid, Window,
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, Verdict, WindowView},
 };
 use std::time::Duration;
@@ -63,6 +63,9 @@ pub struct Draft {
 /// of the implementation's, then fail with [`ChainError::Unreachable`] or [`ChainError::TimedOut`].
 #[async_trait]
 pub trait Chain: Send + Sync {
+    /// The hash of the chain's block 0, which all that is signed names. Every connection leads to this chain.
+    fn genesis(&self) -> GenesisHash;
+
     /// The latest finalised block; its number never falls. Blocks may be skipped. The channel closes only when the
     /// client has stopped.
     fn heads(&self) -> watch::Receiver<Head>;

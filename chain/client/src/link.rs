@@ -10,7 +10,7 @@ use crate::{
 };
 use codec::{Compact, DecodeAll, Encode};
 use protocol::{
-    Block, Digest, RunId, Uid, Window,
+    Block, Digest, GenesisHash, RunId, Uid, Window,
     view::{Account, Verdict},
 };
 use sp_core::{Blake2Hasher, Hasher as _};
@@ -70,7 +70,7 @@ pub(crate) struct Link {
     methods: LegacyRpcMethods<RpcConfigFor<PolkadotConfig>>,
     /// Metadata and versions as of the connection's first block; calls are encoded and signed for these.
     runtime: OnlineClientAtBlock<PolkadotConfig>,
-    pub(crate) genesis: Digest,
+    pub(crate) genesis: GenesisHash,
     head: watch::Sender<Head>,
     /// Notified when the finalised chain has another runtime than this connection was opened for.
     runtime_upgraded: Notify,
@@ -81,7 +81,7 @@ impl Link {
     /// Connects, and checks the chain: its genesis if one is given, its runtime's name, its calls and its runtime API.
     pub(crate) async fn open(
         url: &str,
-        genesis: Option<Digest>,
+        genesis: Option<GenesisHash>,
         request_timeout: Duration,
     ) -> Result<Link, OpenError> {
         let wrong_chain = |expected: String, found: String| {
@@ -94,7 +94,8 @@ impl Link {
         };
         let client = within(request_timeout, RpcClient::from_insecure_url(url)).await?;
         let methods = LegacyRpcMethods::new(client.clone());
-        let found = digest(within(request_timeout, methods.genesis_hash()).await.map_err(no_node)?);
+        let found = within(request_timeout, methods.genesis_hash()).await.map_err(no_node)?;
+        let found = GenesisHash(digest(found).0);
         if let Some(expected) = genesis.filter(|expected| *expected != found) {
             return Err(wrong_chain(format!("genesis {expected}"), format!("genesis {found}")));
         }

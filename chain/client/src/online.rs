@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use codec::{Decode, DecodeAll, Encode};
 use futures::future::BoxFuture;
 use protocol::{
-    Block, Digest, Hotkey, RunId, Uid, Window,
+    Block, Digest, GenesisHash, Hotkey, RunId, Uid, Window,
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, Verdict, WindowView},
 };
 use std::{
@@ -37,7 +37,7 @@ pub struct SubxtChain {
 struct Inner {
     connection: Connection,
     account: Option<Account>,
-    genesis: Digest,
+    genesis: GenesisHash,
     requests: Option<mpsc::Sender<Request>>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -59,7 +59,7 @@ impl SubxtChain {
     pub async fn connect_timed(
         url: &str,
         key: Option<Key>,
-        genesis: Option<Digest>,
+        genesis: Option<GenesisHash>,
         timing: Timing,
     ) -> Result<SubxtChain, ChainError> {
         let invalid = |reason: &str| {
@@ -90,11 +90,6 @@ impl SubxtChain {
         Ok(SubxtChain { inner: Arc::new(Inner { connection, account, genesis, requests, tasks }) })
     }
 
-    /// The hash of the chain's first block.
-    pub fn genesis(&self) -> Digest {
-        self.inner.genesis
-    }
-
     pub fn url(&self) -> &str {
         &self.inner.connection.url
     }
@@ -115,7 +110,7 @@ impl SubxtChain {
 }
 
 /// Tries until [`Timing::connect`] has passed, so that a chain and its clients may be started in any order.
-async fn first_link(url: &str, genesis: Option<Digest>, timing: Timing) -> Result<Link, ChainError> {
+async fn first_link(url: &str, genesis: Option<GenesisHash>, timing: Timing) -> Result<Link, ChainError> {
     let started = Instant::now();
     loop {
         let why = match Link::open(url, genesis, timing.request.min(timing.connect)).await {
@@ -142,6 +137,10 @@ impl Drop for Inner {
 
 #[async_trait]
 impl Chain for SubxtChain {
+    fn genesis(&self) -> GenesisHash {
+        self.inner.genesis
+    }
+
     fn heads(&self) -> watch::Receiver<Head> {
         self.inner.connection.heads.clone()
     }

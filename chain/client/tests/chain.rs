@@ -8,7 +8,7 @@ use mettle_chain_client::{
     account::{self, SeatRequest},
     keys::Key,
 };
-use protocol::{Block, Digest, Role, RunId, Uid, Window, view::SeatView};
+use protocol::{Block, Digest, GenesisHash, Role, RunId, Uid, Window, view::SeatView};
 use std::{sync::Arc, time::Duration};
 use support::{
     at_home, busy, busy_chain, catch_up, chain_without_a_clock, client, create_run, dev, free, head,
@@ -390,9 +390,9 @@ async fn another_chain_is_refused_with_what_was_found() {
         Err(ChainError::WrongChain { found, .. }) => assert!(found.contains(expected), "{found}"),
         other => panic!("{other:?}"),
     };
-    let genesis = Digest(chain.genesis_hash().0);
+    let genesis = GenesisHash(chain.genesis_hash().0);
     connect(&chain.url(), Some(genesis)).await.unwrap();
-    not_ours(connect(&chain.url(), Some(Digest::of(b"another"))).await, &genesis.to_string());
+    not_ours(connect(&chain.url(), Some(GenesisHash([7; 32]))).await, &genesis.to_string());
 
     let proxy = Proxy::to(chain.address().port()).await;
     proxy.set(Wire::Tampered { from: "\"specName\":\"mettle\"", to: "\"specName\":\"kettle\"" });

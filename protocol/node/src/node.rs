@@ -9,9 +9,9 @@ use crate::{
 };
 use chain_client::{Call, Chain, ChainError, Head, Refusal};
 use dataset::Dataset;
-use ed25519_dalek::SigningKey;
 use protocol::{
     Block, RunId, Schedule, Uid, Window,
+    identity::Signer,
     view::{RunView, SeatView, WindowView},
 };
 use std::{path::PathBuf, sync::Arc};
@@ -25,7 +25,8 @@ pub struct Node {
     /// The node's own bucket.
     pub store: Arc<dyn Store>,
     pub dataset: Arc<Dataset>,
-    pub key: SigningKey,
+    /// The hotkey, signing for the chain.
+    pub signer: Signer,
     pub seat: SeatView,
     /// Finalised blocks.
     pub heads: watch::Receiver<Head>,

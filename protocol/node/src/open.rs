@@ -16,7 +16,9 @@ use dataset::Dataset;
 use futures::future::BoxFuture;
 use model::RunSpec;
 use protocol::{
-    Digest, Role, RunId, RunParams, keys,
+    Digest, Role, RunId, RunParams,
+    identity::Signer,
+    keys,
     view::{RunView, SeatView},
 };
 use std::{
@@ -62,7 +64,7 @@ impl NodeContext {
             heads: self.chain.heads(),
             blocking: sync.follower.blocking,
             traffic: self.traffic(),
-            key: self.key.signing_key().clone(),
+            signer: Signer::new(self.key.signing_key().clone(), self.chain.genesis()),
             sync,
             store: self.store,
             dataset: self.dataset,
