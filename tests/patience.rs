@@ -203,6 +203,7 @@ impl Scene {
             blocking: Blocking::Pool,
             traffic: Box::new(|| (0, 0)),
             windows_max: None,
+            witness: None,
             lock: None,
         };
         let signed = SignedDb::open(&directory, self.chain.genesis(), RUN, 0).unwrap().0;

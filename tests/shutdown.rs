@@ -223,6 +223,7 @@ impl Scene {
             blocking: Blocking::Pool,
             traffic: Box::new(|| (0, 0)),
             windows_max: Some(1),
+            witness: None,
             lock: None,
         };
         let options = MinerOptions {

@@ -6,6 +6,7 @@
 use crate::{
     Amount, ChainError, Draft, Head,
     call::{self, Call, CallPayload},
+    endpoint::is_private,
     keys::Key,
 };
 use codec::{Compact, DecodeAll, Encode};
@@ -28,7 +29,9 @@ use subxt::{
         storage::{IntoDecodableValues, encode_storage_key_prefix},
     },
     rpcs::{
-        Error as RpcError, LegacyRpcMethods, RpcClient, client::RpcSubscription, methods::legacy::NumberOrHex,
+        Error as RpcError, LegacyRpcMethods, RpcClient,
+        client::{RpcParams, RpcSubscription},
+        methods::legacy::NumberOrHex,
     },
     utils::{AccountId32, H256, MultiSignature},
 };
@@ -71,6 +74,7 @@ pub(crate) struct Link {
     /// Metadata and versions as of the connection's first block; calls are encoded and signed for these.
     runtime: OnlineClientAtBlock<PolkadotConfig>,
     pub(crate) genesis: GenesisHash,
+    pub(crate) is_development: bool,
     head: watch::Sender<Head>,
     /// Notified when the finalised chain has another runtime than this connection was opened for.
     runtime_upgraded: Notify,
@@ -106,6 +110,11 @@ impl Link {
             let found = format!("one named `{spec_name}`");
             return Err(wrong_chain(format!("a runtime named `{SPEC_NAME}`"), found));
         }
+        let kind =
+            within(request_timeout, client.request::<String>("system_chainType", RpcParams::new())).await;
+        // A kind of its own name is an object, and no development chain.
+        let is_development =
+            is_private(url) && kind.is_ok_and(|kind| matches!(kind.as_str(), "Development" | "Local"));
 
         let head = finalised_head(&methods, request_timeout).await?;
         let backend = LegacyBackend::<PolkadotConfig>::builder().build(client);
@@ -122,7 +131,8 @@ impl Link {
         call::check_compatible(runtime.metadata_ref())
             .map_err(|found| wrong_chain("the calls and reads of this release".into(), found))?;
         let head = watch::channel(head).0;
-        Ok(Link { methods, runtime, genesis: found, head, runtime_upgraded: Notify::new(), request_timeout })
+        let runtime_upgraded = Notify::new();
+        Ok(Link { methods, runtime, genesis: found, is_development, head, runtime_upgraded, request_timeout })
     }
 
     /// The latest finalised block that this connection has seen.

@@ -38,6 +38,7 @@ struct Inner {
     connection: Connection,
     account: Option<Account>,
     genesis: GenesisHash,
+    is_development: bool,
     requests: Option<mpsc::Sender<Request>>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -51,11 +52,20 @@ impl SubxtChain {
     /// [`ChainError::Unreachable`] after [`Timing::connect`]; [`ChainError::WrongChain`] and [`ChainError::Invalid`]
     /// at once.
     pub fn connect(url: &str, key: Option<Key>) -> BoxFuture<'_, Result<SubxtChain, ChainError>> {
-        Box::pin(SubxtChain::connect_timed(url, key, None, Timing::default()))
+        SubxtChain::connect_to(url, key, None)
     }
 
-    /// [`SubxtChain::connect`] with another [`Timing`], and the same errors. With `genesis`, only the chain whose
-    /// first block has this hash is accepted.
+    /// [`SubxtChain::connect`], and the same errors. With `genesis`, only the chain whose block 0 has this hash is
+    /// accepted.
+    pub fn connect_to(
+        url: &str,
+        key: Option<Key>,
+        genesis: Option<GenesisHash>,
+    ) -> BoxFuture<'_, Result<SubxtChain, ChainError>> {
+        Box::pin(SubxtChain::connect_timed(url, key, genesis, Timing::default()))
+    }
+
+    /// [`SubxtChain::connect_to`] with another [`Timing`], and the same errors.
     pub async fn connect_timed(
         url: &str,
         key: Option<Key>,
@@ -76,7 +86,7 @@ impl SubxtChain {
         let (tell_heads, heads) = watch::channel(first.head());
         let (tell_state, state) = watch::channel(ConnectionState::Up(first.clone()));
         let url: Arc<str> = url.into();
-        let genesis = first.genesis;
+        let (genesis, is_development) = (first.genesis, first.is_development);
         let connection = Connection { url: url.clone(), timing, heads, state };
         let follower = Follower { url, timing, genesis, heads: tell_heads, state: tell_state };
         let mut tasks = vec![tokio::spawn(follower.run(first))];
@@ -87,7 +97,9 @@ impl SubxtChain {
             tasks.push(tokio::spawn(Submitter::new(connection.clone(), key).run(received)));
             requests
         });
-        Ok(SubxtChain { inner: Arc::new(Inner { connection, account, genesis, requests, tasks }) })
+        Ok(SubxtChain {
+            inner: Arc::new(Inner { connection, account, genesis, is_development, requests, tasks }),
+        })
     }
 
     pub fn url(&self) -> &str {
@@ -139,6 +151,10 @@ impl Drop for Inner {
 impl Chain for SubxtChain {
     fn genesis(&self) -> GenesisHash {
         self.inner.genesis
+    }
+
+    fn is_development(&self) -> bool {
+        self.inner.is_development
     }
 
     fn heads(&self) -> watch::Receiver<Head> {

@@ -392,9 +392,19 @@ async fn another_chain_is_refused_with_what_was_found() {
     };
     let genesis = GenesisHash(chain.genesis_hash().0);
     connect(&chain.url(), Some(genesis)).await.unwrap();
-    not_ours(connect(&chain.url(), Some(GenesisHash([7; 32]))).await, &genesis.to_string());
+    let other = GenesisHash([7; 32]);
+    not_ours(connect(&chain.url(), Some(other)).await, &genesis.to_string());
+    let text = connect(&chain.url(), Some(other)).await.unwrap_err().to_string();
+    assert!(text.contains(&other.to_string()), "{text}");
 
+    // Only what calls itself a development chain is one.
+    let client = SubxtChain::connect_timed(&chain.url(), None, None, patient()).await.unwrap();
+    assert_eq!((client.genesis(), client.is_development()), (genesis, true));
     let proxy = Proxy::to(chain.address().port()).await;
+    proxy.set(Wire::Tampered { from: "\"Development\"", to: "\"Independent\"" });
+    let client = SubxtChain::connect_timed(&proxy.url(), None, None, patient()).await.unwrap();
+    assert_eq!((client.genesis(), client.is_development()), (genesis, false));
+
     proxy.set(Wire::Tampered { from: "\"specName\":\"mettle\"", to: "\"specName\":\"kettle\"" });
     not_ours(connect(&proxy.url(), None).await, "`kettle`");
     // A JSON-RPC server that is no chain.

@@ -66,7 +66,7 @@ pub async fn receipts(command: Receipts, output: &mut Output<'_>) -> anyhow::Res
     ensure!(!windows.is_empty(), "no window of run {} is closed yet; try again after the first", args.run);
 
     let run = status.run;
-    let fetch = fetcher(&run.params)?;
+    let fetch = fetcher(chain, &run.params)?;
     let seats = chain.seats(run.id).await?;
     let payslips = chain.payslips(run.id, uid).await?;
     let mut all = Vec::new();

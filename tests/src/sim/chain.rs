@@ -243,6 +243,10 @@ impl Chain for SharedChain {
         GenesisHash(hash_of(&self.lock().seed, 0).0)
     }
 
+    fn is_development(&self) -> bool {
+        true
+    }
+
     fn heads(&self) -> watch::Receiver<Head> {
         self.heads.clone()
     }

@@ -121,6 +121,7 @@ impl Shared {
             directory,
             traffic: Box::new(|| (0, 0)),
             windows_max: Some(windows_max),
+            witness: None,
             lock: None,
         })
     }

@@ -143,6 +143,9 @@ impl Chain for Anchors {
     fn genesis(&self) -> GenesisHash {
         GENESIS
     }
+    fn is_development(&self) -> bool {
+        true
+    }
     fn heads(&self) -> watch::Receiver<Head> {
         watch::channel(Head { block: Block(0), hash: Digest::default() }).1
     }
