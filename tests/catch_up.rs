@@ -8,9 +8,11 @@ use codec::Encode as _;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
 use model::{Recipe, RunSpec, init_flat};
-use node::{Blocking, Codec, Followed, Follower, ModelState, checkpoint};
+use node::{Blocking, ChainWitness, Codec, Followed, Follower, ModelState, WitnessError, checkpoint};
 use protocol::{
-    Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, contribution, keys,
+    Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, contribution,
+    identity::Signer,
+    keys,
     keys::ObjectKey,
     lineage,
     params::Density,
@@ -102,12 +104,17 @@ struct SmallRun {
 
 impl SmallRun {
     fn new() -> SmallRun {
+        SmallRun::on(b"catch up")
+    }
+
+    /// The run on a chain whose blocks derive from `chain`.
+    fn on(chain: &[u8]) -> SmallRun {
         let model = small::model(32, 8);
         let name = "small".to_owned();
         let spec = RunSpec { version: 1, name, model, seed: 0, weights: None, recipe: Recipe::default() };
         let theta = init_flat(&spec.model, 0).unwrap();
         let (params, manifest) = (params(), Digest::of(b"a manifest"));
-        let mut chain = SimChain::new(Digest::of(b"catch up"));
+        let mut chain = SimChain::new(Digest::of(chain));
         let create = pallet_registry::Call::create_run {
             params,
             terms: Terms {
@@ -187,7 +194,7 @@ impl SmallRun {
             density: params().density,
             trained: 1,
         };
-        let sealed = submission::seal(&header, &body, &key(1));
+        let sealed = submission::seal(&header, &body, &Signer::new(key(1), self.chain.genesis()));
         let digest = Digest::of(&sealed);
         self.send(&key(1), pallet_windows::Call::commit { run: RUN, window, digest });
         self.miner.put(&keys::contribution(RUN, window, &digest), sealed.into()).await.unwrap();
@@ -248,6 +255,25 @@ fn follower(
 
 fn accepted(results: Vec<Result<(), String>>) {
     results.into_iter().for_each(|result| result.expect("the runtime accepts an honest call"));
+}
+
+/// The first endpoint shows a fork of its own, with the same run and window.
+#[tokio::test]
+async fn a_window_that_two_endpoints_open_in_different_blocks_is_not_confirmed() {
+    let (fork, network) = (SmallRun::on(b"a liar's fork"), SmallRun::on(b"the network"));
+    let schedule = params().schedule;
+    for run in [&fork, &network] {
+        run.advance_to(schedule.opens_at(Window(0)).0 + 2);
+    }
+    let urls = || ["wss://liar.example".to_owned(), "wss://honest.example".to_owned()];
+    let witness = ChainWitness::new(Arc::new(network.chain.clone()), urls());
+    let view = |of: &SmallRun| of.chain.window_now(RUN, Window(0)).unwrap();
+    witness.confirm(RUN, schedule, &view(&network)).await.unwrap();
+    let error = witness.confirm(RUN, schedule, &view(&fork)).await.unwrap_err();
+    assert!(matches!(error, WitnessError::Disagree { .. }), "{error}");
+    let text = error.to_string();
+    let hashes = [view(&fork), view(&network)].map(|view| view.opening_hash.unwrap().to_string());
+    assert!(urls().iter().chain(&hashes).all(|part| text.contains(part)), "{text}");
 }
 
 #[tokio::test]

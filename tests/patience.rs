@@ -3,6 +3,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use chain_client::Chain as _;
 use dataset::{Dataset, PieceSource, PieceSourceError, ShardRange};
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
@@ -12,7 +13,9 @@ use node::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     assign::Assignment,
-    contribution, keys,
+    contribution,
+    identity::Signer,
+    keys,
     keys::ObjectKey,
     lineage,
     params::Density,
@@ -193,17 +196,18 @@ impl Scene {
             sync: sync_driver,
             store: self.store.clone(),
             dataset,
-            key: key(2),
+            signer: Signer::new(key(2), self.chain.genesis()),
             seat: self.seat(Role::Validator),
             journal,
             directory: directory.clone(),
             blocking: Blocking::Pool,
             traffic: Box::new(|| (0, 0)),
             windows_max: None,
+            witness: None,
             lock: None,
         };
-        let signed = SignedDb::open(&directory, RUN, &params(), 0).unwrap().0;
-        let salts = Salts::new(&key(2).to_bytes());
+        let signed = SignedDb::open(&directory, self.chain.genesis(), RUN, 0).unwrap().0;
+        let salts = Salts::new(&key(2).to_bytes(), &self.chain.genesis());
         let mut validator = Validator::new(node, evaluator, signed, salts, strategy);
         (validator.evaluations_max, validator.held_out_sequences) = (8, 4);
         validator
@@ -222,7 +226,7 @@ impl Scene {
     fn signed_from(&self, bytes: &[u8]) -> SignedDb {
         let copy = tempfile::tempdir_in(self.home.path()).unwrap().keep();
         fs::write(copy.join("signed.redb"), bytes).unwrap();
-        SignedDb::open(&copy, RUN, &params(), 0).unwrap().0
+        SignedDb::open(&copy, self.chain.genesis(), RUN, 0).unwrap().0
     }
 
     fn window(&self) -> Window {
@@ -307,7 +311,7 @@ impl Scene {
             density: params().density,
             trained: TRAINED as u32,
         };
-        let sealed = submission::seal(&header, &body, &key(1));
+        let sealed = submission::seal(&header, &body, &Signer::new(key(1), self.chain.genesis()));
         let digest = Digest::of(&sealed);
         let commit = pallet_windows::Call::commit { run: RUN, window, digest };
         accepted(self.chain.lock().block(vec![(account(&key(1)), commit.into())]));

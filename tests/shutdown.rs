@@ -4,6 +4,7 @@
 
 #![cfg(unix)]
 
+use chain_client::Chain as _;
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
@@ -20,7 +21,8 @@ use nn::{
 };
 use node::{Blocking, Codec, Entry, Follower, Journal, Metrics, Node, SyncDriver, program};
 use protocol::{
-    Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, lineage, params::Density,
+    Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, identity::Signer, lineage,
+    params::Density,
 };
 use sp_keyring::Sr25519Keyring;
 use std::{
@@ -214,13 +216,14 @@ impl Scene {
             sync,
             store: self.buckets.add("https://miner.invalid"),
             dataset: self.dataset.clone(),
-            key: key(1),
+            signer: Signer::new(key(1), self.chain.genesis()),
             seat,
             journal,
             directory: directory.to_owned(),
             blocking: Blocking::Pool,
             traffic: Box::new(|| (0, 0)),
             windows_max: Some(1),
+            witness: None,
             lock: None,
         };
         let options = MinerOptions {

@@ -11,6 +11,7 @@ use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use embedded_chain::{Config, EmbeddedChain};
 use node::{Follower, program};
+use protocol::identity::Signer;
 use s3_server::{AdminConfig, BucketConfig, S3Server, ServerConfig};
 use std::{
     ffi::OsString,
@@ -133,8 +134,8 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     tracing::info!(strategy = name, index, "this seat is an adversary");
     if let Some(adversary) = adversaries::miner(&name, &setup) {
         let strategy = |opened: &node::NodeContext| -> Box<dyn miner::strategy::Strategy> {
-            let (follower, key) = (opened.follower.clone(), opened.key.signing_key().clone());
-            Box::new(ActingStrategy::new(adversary, follower, key, opened.seat.id.uid))
+            let signer = Signer::new(opened.key.signing_key().clone(), opened.chain.genesis());
+            Box::new(ActingStrategy::new(adversary, opened.follower.clone(), signer, opened.seat.id.uid))
         };
         return miner::cli::start(start, Box::new(strategy)).await;
     }

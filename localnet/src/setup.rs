@@ -27,6 +27,8 @@ use store::{Credentials, S3Settings, S3Store};
 
 /// The development account with a well-known key, which the development chain endows. It owns the run.
 const OWNER: &str = "//Alice";
+/// The file of a seat's directory with its bucket's secret.
+const STORE_SECRET: &str = "store-secret";
 
 /// Blocks between the run's creation and its first window, beside the finality lag.
 const BLOCKS_BEFORE_START: u32 = 20;
@@ -161,6 +163,7 @@ pub async fn add_seat(
     let coldkey = key_at(&home.join("coldkey.json"), &password)?;
     let hotkey = key_at(&home.join("hotkey.json"), &password)?;
     let settings = toml::to_string_pretty(&settings(plan, seat, &home))?;
+    write_atomic(&home.join(STORE_SECRET), seat.secret_key.as_bytes())?;
     write_atomic(&home.join("settings.toml"), settings.as_bytes())?;
 
     if owner.balance(&coldkey.account()).await? == Balance::default() {
@@ -197,6 +200,9 @@ fn key_at(file: &Path, password: &KeyPassword) -> anyhow::Result<Key> {
 fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
     File {
         chain: Some(plan.chain_url_of(&seat.name)),
+        genesis: None,
+        chain_witness: None,
+        allow_plain_ws: None,
         run: Some(plan.run),
         key: Some(home.join("hotkey.json").display().to_string()),
         password_file: Some(home.join("password")),
@@ -207,8 +213,8 @@ fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
             endpoint: plan.store_url(),
             bucket: seat.name.clone(),
             access_key: seat.access_key.clone(),
-            secret_key: Some(seat.secret_key.clone()),
-            secret_key_file: None,
+            secret_key: None,
+            secret_key_file: Some(home.join(STORE_SECRET)),
         }),
         data: None,
         train: (seat.role == Role::Miner)

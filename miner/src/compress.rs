@@ -1,12 +1,12 @@
 //! Turns trained weights into a contribution: pseudo-gradient, error feedback, encoding and signature in one pass
 //! (PROT-9, PROT-10).
 
-use ed25519_dalek::SigningKey;
 use kernels::encode::{self, Feedback, Source};
 use node::Codec;
 use protocol::{
     Digest,
     contribution::EncodeError,
+    identity::Signer,
     submission::{Header, SIGNATURE_BYTES, Sealer},
 };
 
@@ -42,7 +42,7 @@ pub fn decay_residual(residual: &mut [f32], decay: f32, windows: u32) {
 pub fn compress<E>(
     codec: &Codec,
     header: &Header,
-    key: &SigningKey,
+    signer: &Signer,
     residual: &mut [f32],
     source: Source<'_>,
     sink: &mut dyn FnMut(&[u8]) -> Result<(), E>,
@@ -70,7 +70,7 @@ pub fn compress<E>(
         }
         encode::EncodeError::Sink(error) => CompressError::Sink(error),
     })?;
-    let (signature, digest) = sealer.finish(key);
+    let (signature, digest) = sealer.finish(signer);
     sink(&signature.0).map_err(CompressError::Sink)?;
     Ok(Sealed { digest, length: (prefix.len() + SIGNATURE_BYTES) as u64 + body })
 }
@@ -78,9 +78,10 @@ pub fn compress<E>(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use ed25519_dalek::SigningKey;
     use proptest::prelude::*;
     use protocol::{
-        Hotkey, RunId, Uid, Window,
+        GenesisHash, RunId, Uid, Window,
         contribution::{self, CODEC, Schema, TensorSpec},
         params::Density,
         submission,
@@ -94,8 +95,8 @@ pub(crate) mod tests {
         Codec::new(&schema, Density(512)).unwrap()
     }
 
-    pub(crate) fn key() -> SigningKey {
-        SigningKey::from_bytes(&[7; 32])
+    pub(crate) fn key() -> Signer {
+        Signer::new(SigningKey::from_bytes(&[7; 32]), GenesisHash([1; 32]))
     }
 
     pub(crate) fn header(codec: &Codec) -> Header {
@@ -104,7 +105,7 @@ pub(crate) mod tests {
             run: RunId(1),
             window: Window(9),
             uid: Uid(4),
-            hotkey: Hotkey(key().verifying_key().to_bytes()),
+            hotkey: key().hotkey(),
             base: Digest([5; 32]),
             schema: codec.schema().digest(),
             density: codec.density(),

@@ -54,7 +54,7 @@ impl Miner {
             directory: node.directory.clone(),
             run: node.run_id(),
             seat: node.seat.id,
-            key: node.key.clone(),
+            signer: node.signer.clone(),
             codec: node.follower().sent.clone(),
         };
         let window = node.window();

@@ -11,7 +11,7 @@ use miner::{
 use model::Recipe;
 use nn::{Device, ModelError, Trainer};
 use node::{Codec, error_chain};
-use protocol::{Block, RunId, SeatId, Uid, Window, params::Density};
+use protocol::{Block, GenesisHash, RunId, SeatId, Uid, Window, identity::Signer, params::Density};
 use std::{
     cell::Cell,
     fs,
@@ -66,11 +66,16 @@ fn a_loss_that_explodes_twice_gives_up_the_window_and_changes_nothing() {
     let scene = Scene::new();
     let mut trainer = scene.trainer(1e3);
     let schema = support::config(&scene.dataset).schema().unwrap();
-    let (codec, key) =
-        (Arc::new(Codec::new(&schema, Density(256)).unwrap()), SigningKey::from_bytes(&[7; 32]));
+    let codec = Arc::new(Codec::new(&schema, Density(256)).unwrap());
+    let signer = Signer::new(SigningKey::from_bytes(&[7; 32]), GenesisHash([1; 32]));
     let seat = SeatId { uid: Uid(4), registered_at: Block(9) };
-    let store =
-        ContributionStore { directory: scene.directory.path().to_owned(), run: RunId(1), seat, key, codec };
+    let store = ContributionStore {
+        directory: scene.directory.path().to_owned(),
+        run: RunId(1),
+        seat,
+        signer,
+        codec,
+    };
     // A window was trained well before.
     trainer.step(&scene.dataset.sequences(&[1]).unwrap()).unwrap();
     let before = state(&trainer);

@@ -22,8 +22,9 @@ use model::Recipe;
 use nn::{Device, ModelError, Trainer};
 use node::{Codec, ModelState, codec::Update, durable};
 use protocol::{
-    Block, Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window,
+    Block, Digest, GenesisHash, RunId, RunParams, SeatId, Uid, Window,
     contribution::{CODEC, Schema},
+    identity::Signer,
     params::Density,
     submission::{Header, PREFIX_BYTES, SIGNATURE_BYTES},
 };
@@ -174,10 +175,15 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let schema = config.schema()?;
     let (run, params) = (RunId(1), RunParams::default());
     let seat = SeatId { uid: Uid(4), registered_at: Block(9) };
-    let key = SigningKey::from_bytes(&[7; 32]);
+    let signer = Signer::new(SigningKey::from_bytes(&[7; 32]), GenesisHash([1; 32]));
     let codec = Arc::new(Codec::new(&schema, Density(256))?);
-    let store =
-        ContributionStore { directory: home.to_owned(), run, seat, key: key.clone(), codec: codec.clone() };
+    let store = ContributionStore {
+        directory: home.to_owned(),
+        run,
+        seat,
+        signer: signer.clone(),
+        codec: codec.clone(),
+    };
 
     let model = home.join("model.state");
     let mut state = match ModelState::load(&model, run, schema.values())? {
@@ -206,7 +212,7 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
         let pending = match snapshot.pending.clone().filter(|pending| pending.window == window) {
             Some(pending) => {
                 say("taking up a contribution");
-                let header = header(&schema, &codec, &key, &state, pending.trained);
+                let header = header(&schema, &codec, &signer, &state, pending.trained);
                 store.resume(&mut snapshot, pending, &header, &trainer)?
             }
             None => {
@@ -217,7 +223,7 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
                 compress::decay_residual(&mut snapshot.residual, DECAY, away);
                 let after = trainer.weights_flat()?;
                 let source = Feedback::Difference { decay: DECAY, before: &state.theta, after: &after };
-                let header = header(&schema, &codec, &key, &state, trained.sequences);
+                let header = header(&schema, &codec, &signer, &state, trained.sequences);
                 let pending = store.make(&mut snapshot, &header, source, &trainer)?;
                 progress::file(home).remove();
                 pending
@@ -305,13 +311,13 @@ impl TrainObserver for Keeping<'_> {
     }
 }
 
-fn header(schema: &Schema, codec: &Codec, key: &SigningKey, state: &ModelState, trained: u32) -> Header {
+fn header(schema: &Schema, codec: &Codec, signer: &Signer, state: &ModelState, trained: u32) -> Header {
     Header {
         codec: CODEC,
         run: state.run,
         window: state.window,
         uid: Uid(4),
-        hotkey: Hotkey(key.verifying_key().to_bytes()),
+        hotkey: signer.hotkey(),
         base: state.lineage,
         schema: schema.digest(),
         density: codec.density(),

@@ -4,14 +4,17 @@
 
 use ed25519_dalek::SigningKey;
 use mettle_protocol::{
-    Digest, Hotkey, RunId, Uid, Window,
+    Digest, GenesisHash, RunId, Uid, Window,
     contribution::{CODEC, Schema, Sparse, TensorSpec, decode, encode},
-    identity::{self, Domain},
+    identity::{Domain, Signer},
     merge::{UpdateHeader, largest_update, open_update, seal_update},
     params::{Density, RunParams},
     receipt::{self, MAGIC, Receipt, ReceiptError},
     submission::{Expected, Fault, Header, Submission, largest_bytes, seal},
 };
+
+/// The chain that submissions and receipts are signed for.
+pub const GENESIS: GenesisHash = GenesisHash([1; 32]);
 
 /// The first byte chooses the density, the others are a body.
 pub fn contribution_body(bytes: &[u8]) {
@@ -22,14 +25,14 @@ pub fn contribution_body(bytes: &[u8]) {
 
 /// Any bytes as a whole submission, and as the body of one that is signed as it should be.
 pub fn submission(bytes: &[u8]) {
-    let key = SigningKey::from_bytes(&[7; 32]);
+    let key = Signer::new(SigningKey::from_bytes(&[7; 32]), GENESIS);
     let schema = schema();
     let header = Header {
         codec: CODEC,
         run: RunId(1),
         window: Window(2),
         uid: Uid(3),
-        hotkey: Hotkey(key.verifying_key().to_bytes()),
+        hotkey: key.hotkey(),
         base: Digest([4; 32]),
         schema: schema.digest(),
         density: DENSITY,
@@ -38,9 +41,9 @@ pub fn submission(bytes: &[u8]) {
     let verify = |bytes: &[u8]| {
         let Header { run, window, uid, hotkey, base, density, .. } = header;
         let (schema, digest) = (&schema, Digest::of(bytes));
-        let sequences_per_seat = 8;
+        let (genesis, sequences_per_seat) = (GENESIS, 8);
         let expected =
-            Expected { run, window, uid, hotkey, base, schema, density, sequences_per_seat, digest };
+            Expected { genesis, run, window, uid, hotkey, base, schema, density, sequences_per_seat, digest };
         let submission = Submission::read(bytes)?;
         Ok((submission.header, submission.verify(&expected)?))
     };
@@ -94,22 +97,22 @@ pub fn update(bytes: &[u8]) {
 
 /// Any bytes as a whole receipt, and as what is signed in one.
 pub fn receipt(bytes: &[u8]) {
-    let key = SigningKey::from_bytes(&[42; 32]);
+    let key = Signer::new(SigningKey::from_bytes(&[42; 32]), GENESIS);
     let params = RunParams::default();
     let check = |bytes: &[u8]| {
-        let read = Receipt::open(bytes, &params);
+        let read = Receipt::open(bytes, &params, &GENESIS);
         if let Ok(receipt) = &read {
             assert!(bytes.len() <= receipt::largest_bytes(&params), "longer than the longest");
             let again = receipt.sign(&key);
             // Only our own key's signature can be made again.
-            let signed_by_us = receipt.hotkey == Hotkey(key.verifying_key().to_bytes());
+            let signed_by_us = receipt.hotkey == key.hotkey();
             assert!(!signed_by_us || again.bytes == bytes, "two spellings of one receipt");
         }
         read
     };
     let _ = check(bytes);
     // As a body, signed as it should be: what is refused is refused for what it says.
-    let signature = identity::sign(&key, Domain::Receipt, &Digest::of(bytes).0);
+    let signature = key.sign(Domain::Receipt, &Digest::of(bytes).0);
     if let Err(ReceiptError::NotAReceipt) = check(&[&MAGIC[..], bytes, &signature.0].concat()) {
         assert!(bytes.len() < 2, "a body with its frame is taken for none");
     }

@@ -30,9 +30,16 @@ pub fn seed(domain: &str, run: RunId, window: Window, opening_hash: &Digest) -> 
 
 /// A validator's seed for judging `window`: the hash of block `commit_by + 1`, which no miner knew when it committed,
 /// and the validator's own salt, which no block author knew (PROT-2).
-pub fn evaluation_seed(run: RunId, window: Window, evaluation_hash: &Digest, salt: &[u8; 32]) -> Digest {
+///
+/// `salt` is `None` if the chain holds no digest of one: a salt that is not bound could be chosen for its result.
+pub fn evaluation_seed(
+    run: RunId,
+    window: Window,
+    evaluation_hash: &Digest,
+    salt: Option<&[u8; 32]>,
+) -> Digest {
     let drawn = seed(domain::EVALUATE, run, window, evaluation_hash);
-    Digest::of_parts(&[&drawn.0, salt])
+    salt.map_or(drawn, |salt| Digest::of_parts(&[&drawn.0, salt]))
 }
 
 /// A keyed bijection of `0..len` onto itself, computed for one position at a time in constant memory.
@@ -286,8 +293,9 @@ mod tests {
             seed(domain::ASSIGN, RunId(2), Window(2), &key(3)),
             seed(domain::ASSIGN, RunId(1), Window(3), &key(3)),
             seed(domain::ASSIGN, RunId(1), Window(2), &key(4)),
-            evaluation_seed(RunId(1), Window(2), &key(3), &[0; 32]),
-            evaluation_seed(RunId(1), Window(2), &key(3), &[1; 32]),
+            evaluation_seed(RunId(1), Window(2), &key(3), Some(&[0; 32])),
+            evaluation_seed(RunId(1), Window(2), &key(3), Some(&[1; 32])),
+            evaluation_seed(RunId(1), Window(2), &key(3), None),
         ];
         let all: BTreeSet<Digest> = others.into_iter().chain([base]).collect();
         assert_eq!(all.len(), 7);

@@ -44,7 +44,12 @@ pub struct Hotkey(pub [u8; 32]);
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Digest(pub [u8; 32]);
 
-/// An ed25519 signature over `domain ‖ 0x00 ‖ message`.
+/// The hash of a chain's block 0. Chains number runs, windows and seats alike: only this tells them apart.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
+pub struct GenesisHash(pub [u8; 32]);
+
+/// An ed25519 signature over `domain ‖ 0x00 ‖ genesis hash ‖ message`.
 #[derive(Clone, Copy, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Signature(pub [u8; 64]);
 
@@ -59,9 +64,9 @@ pub enum Domain {
 impl Domain {
     const fn label(self) -> &'static [u8] {
         match self {
-            Domain::Contribution => b"mettle/1/contribution",
-            Domain::Receipt => b"mettle/1/receipt",
-            Domain::Statement => b"mettle/1/statement",
+            Domain::Contribution => b"mettle/2/contribution",
+            Domain::Receipt => b"mettle/2/receipt",
+            Domain::Statement => b"mettle/2/statement",
         }
     }
 }
@@ -89,26 +94,60 @@ impl Digest {
     }
 }
 
-/// Signs `message` for one purpose only.
-pub fn sign(key: &ed25519_dalek::SigningKey, domain: Domain, message: &[u8]) -> Signature {
-    use ed25519_dalek::Signer as _;
-    Signature(key.sign(&framed(domain, message)).to_bytes())
+/// A hotkey that signs for one chain. The key is wiped when the signer is dropped.
+#[derive(Clone)]
+pub struct Signer {
+    key: ed25519_dalek::SigningKey,
+    genesis: GenesisHash,
 }
 
-/// Checks a signature made by [`sign`], refusing the malleable encodings that plain verification lets through.
+impl Signer {
+    pub fn new(key: ed25519_dalek::SigningKey, genesis: GenesisHash) -> Signer {
+        Signer { key, genesis }
+    }
+
+    pub fn hotkey(&self) -> Hotkey {
+        Hotkey(self.key.verifying_key().to_bytes())
+    }
+
+    /// The chain that the signatures are for.
+    pub fn genesis(&self) -> GenesisHash {
+        self.genesis
+    }
+
+    /// Signs `message` for one purpose on one chain.
+    pub fn sign(&self, domain: Domain, message: &[u8]) -> Signature {
+        use ed25519_dalek::Signer as _;
+        Signature(self.key.sign(&framed(&self.genesis, domain, message)).to_bytes())
+    }
+}
+
+impl fmt::Debug for Signer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Signer")
+            .field("hotkey", &self.hotkey())
+            .field("genesis", &self.genesis)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Checks a signature made by [`Signer::sign`], refusing the malleable encodings that plain verification lets
+/// through. A signature for another chain is refused.
 pub fn verify(
     hotkey: &Hotkey,
+    genesis: &GenesisHash,
     domain: Domain,
     message: &[u8],
     signature: &Signature,
 ) -> Result<(), SignatureError> {
     let key = ed25519_dalek::VerifyingKey::from_bytes(&hotkey.0).map_err(|_| SignatureError::BadKey)?;
     let signature = ed25519_dalek::Signature::from_bytes(&signature.0);
-    key.verify_strict(&framed(domain, message), &signature).map_err(|_| SignatureError::BadSignature)
+    key.verify_strict(&framed(genesis, domain, message), &signature).map_err(|_| SignatureError::BadSignature)
 }
 
-fn framed(domain: Domain, message: &[u8]) -> Vec<u8> {
-    [domain.label(), &[0], message].concat()
+/// The genesis hash has a fixed length, so no two different triples share the signed bytes.
+fn framed(genesis: &GenesisHash, domain: Domain, message: &[u8]) -> Vec<u8> {
+    [domain.label(), &[0], &genesis.0, message].concat()
 }
 
 fn write_hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -168,6 +207,7 @@ pub struct BadHex {
 }
 
 hex_bytes!(Digest, "a digest");
+hex_bytes!(GenesisHash, "a genesis hash");
 hex_bytes!(Hotkey, "a hotkey");
 hex_bytes!(Signature, "a signature");
 
@@ -196,19 +236,29 @@ impl fmt::Display for Role {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_signature_for_one_purpose_is_worthless_for_another() {
-        let key = ed25519_dalek::SigningKey::from_bytes(&[7; 32]);
-        let hotkey = Hotkey(key.verifying_key().to_bytes());
-        let signature = sign(&key, Domain::Contribution, b"words");
+    const GENESIS: GenesisHash = GenesisHash([1; 32]);
 
-        assert_eq!(verify(&hotkey, Domain::Contribution, b"words", &signature), Ok(()));
-        assert_eq!(verify(&hotkey, Domain::Receipt, b"words", &signature), Err(SignatureError::BadSignature));
-        assert_eq!(
-            verify(&hotkey, Domain::Contribution, b"other words", &signature),
-            Err(SignatureError::BadSignature)
-        );
-        assert!(verify(&Hotkey([0xff; 32]), Domain::Contribution, b"words", &signature).is_err());
+    fn signer() -> Signer {
+        Signer::new(ed25519_dalek::SigningKey::from_bytes(&[7; 32]), GENESIS)
+    }
+
+    #[test]
+    fn a_signature_is_valid_for_one_key_chain_purpose_and_message() {
+        let (signer, domain, refused) = (signer(), Domain::Contribution, Err(SignatureError::BadSignature));
+        let (hotkey, signature) = (signer.hotkey(), signer.sign(domain, b"words"));
+
+        assert_eq!(verify(&hotkey, &GENESIS, domain, b"words", &signature), Ok(()));
+        assert_eq!(verify(&hotkey, &GENESIS, Domain::Receipt, b"words", &signature), refused);
+        assert_eq!(verify(&hotkey, &GenesisHash([2; 32]), domain, b"words", &signature), refused);
+        assert_eq!(verify(&hotkey, &GENESIS, domain, b"other words", &signature), refused);
+        assert!(verify(&Hotkey([0xff; 32]), &GENESIS, domain, b"words", &signature).is_err());
+    }
+
+    #[test]
+    fn a_signer_shows_no_secret() {
+        let text = alloc::format!("{:?}", signer());
+        assert!(text.contains(&alloc::format!("{:?}", signer().hotkey())), "{text}");
+        assert!(!text.contains("07070707") && !text.contains("7, 7, 7"), "{text}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub mod view;
 pub mod weights;
 pub mod window;
 
-pub use identity::{Digest, Hotkey, Role, RunId, SeatId, Uid};
+pub use identity::{Digest, GenesisHash, Hotkey, Role, RunId, SeatId, Uid};
 pub use params::{RunParams, Terms};
 pub use window::{Block, Phase, Schedule, Window};
 

@@ -13,12 +13,12 @@
 //! evidence.
 //!
 //! The receipt is in SCALE: fields in order, integers little-endian, lists after their compact length, fractions as
-//! the bits of an f64. The signature is over the receipt's digest; the digest on the chain is over the whole object.
+//! the bits of an f64. The signature is over the chain's genesis hash and the receipt's digest; the digest on the chain is over the whole object.
 //! There is one spelling of each: what is read is written again and compared.
 
 use crate::{
-    Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window, ensure,
-    identity::{self, Domain, Signature, SignatureError},
+    Digest, GenesisHash, Hotkey, RunId, RunParams, SeatId, Uid, Window, ensure,
+    identity::{self, Domain, Signature, SignatureError, Signer},
     select::Selected,
     statement::{SignedStatement, Statement},
     view::{Verdict, Vote},
@@ -347,7 +347,7 @@ pub enum ReceiptError {
     NotCanonical,
     #[error("{0}")]
     Disordered(&'static str),
-    #[error("it is not signed by the hotkey that it names: {0}")]
+    #[error("it is not signed by the hotkey that it names for this chain: {0}")]
     NotSigned(#[from] SignatureError),
 }
 
@@ -365,16 +365,16 @@ impl Attestation {
 impl Receipt {
     /// The exact bytes to publish, signed with the validator's hotkey. The same receipt has the same bytes whenever it
     /// is sealed.
-    pub fn sign(&self, key: &ed25519_dalek::SigningKey) -> SignedReceipt {
+    pub fn sign(&self, signer: &Signer) -> SignedReceipt {
         let body = self.encode();
-        let signature = identity::sign(key, Domain::Receipt, &Digest::of(&body).0);
+        let signature = signer.sign(Domain::Receipt, &Digest::of(&body).0);
         let bytes = [&MAGIC[..], &body, &signature.0].concat();
         SignedReceipt { digest: Digest::of(&bytes), bytes }
     }
 
-    /// Reads a stranger's bytes: bounded by `params`, one spelling, in order, and signed by the hotkey that they name.
-    /// Whether that key holds the seat, and whether anything in it is true, is another question.
-    pub fn open(bytes: &[u8], params: &RunParams) -> Result<Receipt, ReceiptError> {
+    /// Reads a stranger's bytes: bounded by `params`, one spelling, in order, and signed by the hotkey that they name for
+    /// the chain of this genesis. Whether that key holds the seat, and whether anything in it is true, is another question.
+    pub fn open(bytes: &[u8], params: &RunParams, genesis: &GenesisHash) -> Result<Receipt, ReceiptError> {
         let largest = largest_bytes(params);
         ensure!(bytes.len() <= largest, ReceiptError::TooLarge { bytes: bytes.len(), largest });
         let rest = bytes.strip_prefix(&MAGIC[..]).ok_or(ReceiptError::NotAReceipt)?;
@@ -385,9 +385,15 @@ impl Receipt {
         let receipt = Receipt::decode_all(&mut &body[..]).map_err(|_| ReceiptError::Undecodable)?;
         ensure!(receipt.encode() == body, ReceiptError::NotCanonical);
         receipt.check(params)?;
-        identity::verify(&receipt.hotkey, Domain::Receipt, &Digest::of(body).0, &Signature(*signature))?;
+        identity::verify(
+            &receipt.hotkey,
+            genesis,
+            Domain::Receipt,
+            &Digest::of(body).0,
+            &Signature(*signature),
+        )?;
         for signed in receipt.signed_statements() {
-            signed.verify(&receipt.hotkey)?;
+            signed.verify(&receipt.hotkey, genesis)?;
         }
         Ok(receipt)
     }
@@ -403,8 +409,8 @@ impl Receipt {
     }
 
     /// Signs what the receipt says of those matters that the chain has taken (PROT-21).
-    pub fn sign_statements(&mut self, attestation: bool, vote: bool, key: &ed25519_dalek::SigningKey) {
-        let sign = |statement: Statement| statement.sign(key).signature;
+    pub fn sign_statements(&mut self, attestation: bool, vote: bool, signer: &Signer) {
+        let sign = |statement: Statement| statement.sign(signer).signature;
         self.statements = Statements {
             attestation: attestation.then(|| sign(self.attestation_statement())),
             vote: self.vote_statement().filter(|_| vote).map(sign),

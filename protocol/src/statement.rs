@@ -5,8 +5,8 @@
 //! digests prove equivocation; so does one that differs from what the chain holds.
 
 use crate::{
-    Digest, Hotkey, RunId, Uid, Window, ensure,
-    identity::{self, Domain, Signature, SignatureError},
+    Digest, GenesisHash, Hotkey, RunId, Uid, Window, ensure,
+    identity::{self, Domain, Signature, SignatureError, Signer},
     view::{Verdict, Vote},
 };
 use alloc::vec::Vec;
@@ -60,7 +60,7 @@ pub enum ProofError {
     DifferentSubject,
     #[error("the statements say the same")]
     SameDigest,
-    #[error("a statement is not signed by the hotkey: {0}")]
+    #[error("a statement is not signed by the hotkey for this chain: {0}")]
     NotSigned(#[from] SignatureError),
 }
 
@@ -75,9 +75,9 @@ impl Statement {
         Statement { run, window, uid, kind: StatementKind::Vote, digest: Digest::of(&vote.encode()) }
     }
 
-    /// Signs the statement with the validator's hotkey.
-    pub fn sign(self, key: &ed25519_dalek::SigningKey) -> SignedStatement {
-        SignedStatement { statement: self, signature: identity::sign(key, Domain::Statement, &self.encode()) }
+    /// Signs the statement with the validator's hotkey, for the signer's chain.
+    pub fn sign(self, signer: &Signer) -> SignedStatement {
+        SignedStatement { statement: self, signature: signer.sign(Domain::Statement, &self.encode()) }
     }
 
     /// Whether both are about one matter, whatever they say of it.
@@ -87,20 +87,20 @@ impl Statement {
 }
 
 impl SignedStatement {
-    /// Checks the signature.
-    pub fn verify(&self, hotkey: &Hotkey) -> Result<(), SignatureError> {
-        identity::verify(hotkey, Domain::Statement, &self.statement.encode(), &self.signature)
+    /// Checks that `hotkey` signed the statement for the chain of this genesis.
+    pub fn verify(&self, hotkey: &Hotkey, genesis: &GenesisHash) -> Result<(), SignatureError> {
+        identity::verify(hotkey, genesis, Domain::Statement, &self.statement.encode(), &self.signature)
     }
 }
 
 impl Equivocation {
-    /// Checks that the proof proves what it claims. Whose hotkey it was, the chain must say.
-    pub fn check(&self) -> Result<Statement, ProofError> {
+    /// Checks that the proof proves what it claims on the chain of this genesis. Whose hotkey it was, the chain must say.
+    pub fn check(&self, genesis: &GenesisHash) -> Result<Statement, ProofError> {
         let (one, other) = (self.one.statement, self.other.statement);
         ensure!(one.same_subject(&other), ProofError::DifferentSubject);
         ensure!(one.digest != other.digest, ProofError::SameDigest);
-        self.one.verify(&self.hotkey)?;
-        self.other.verify(&self.hotkey)?;
+        self.one.verify(&self.hotkey, genesis)?;
+        self.other.verify(&self.hotkey, genesis)?;
         Ok(one)
     }
 }
@@ -119,24 +119,29 @@ mod tests {
         }
     }
 
-    fn key() -> (ed25519_dalek::SigningKey, Hotkey) {
-        let key = ed25519_dalek::SigningKey::from_bytes(&[7; 32]);
-        let hotkey = Hotkey(key.verifying_key().to_bytes());
-        (key, hotkey)
+    const GENESIS: GenesisHash = GenesisHash([1; 32]);
+
+    fn signer(secret: u8, genesis: GenesisHash) -> Signer {
+        Signer::new(ed25519_dalek::SigningKey::from_bytes(&[secret; 32]), genesis)
+    }
+
+    fn key() -> (Signer, Hotkey) {
+        let key = signer(7, GENESIS);
+        (key.clone(), key.hotkey())
     }
 
     #[test]
     fn two_different_statements_on_one_matter_prove_an_equivocation() {
         let (key, hotkey) = key();
         let proof = Equivocation { hotkey, one: statement(1).sign(&key), other: statement(2).sign(&key) };
-        assert_eq!(proof.check(), Ok(statement(1)));
+        assert_eq!(proof.check(&GENESIS), Ok(statement(1)));
     }
 
     #[test]
     fn statements_that_agree_or_are_about_something_else_prove_nothing() {
         let (key, hotkey) = key();
         let proof = |one: Statement, other: Statement| {
-            Equivocation { hotkey, one: one.sign(&key), other: other.sign(&key) }.check().unwrap_err()
+            Equivocation { hotkey, one: one.sign(&key), other: other.sign(&key) }.check(&GENESIS).unwrap_err()
         };
         assert_eq!(proof(statement(1), statement(1)), ProofError::SameDigest);
         let base = statement(1);
@@ -153,10 +158,20 @@ mod tests {
     #[test]
     fn nobody_is_convicted_by_a_signature_that_is_not_its_own() {
         let (key, hotkey) = key();
-        let stranger = ed25519_dalek::SigningKey::from_bytes(&[8; 32]);
+        let stranger = signer(8, GENESIS);
         let (one, other) = (statement(1).sign(&key), statement(2).sign(&stranger));
         let refused = ProofError::NotSigned(SignatureError::BadSignature);
-        assert_eq!(Equivocation { hotkey, one, other }.check(), Err(refused));
-        assert_eq!(Equivocation { hotkey, one: other, other: one }.check(), Err(refused));
+        assert_eq!(Equivocation { hotkey, one, other }.check(&GENESIS), Err(refused));
+        assert_eq!(Equivocation { hotkey, one: other, other: one }.check(&GENESIS), Err(refused));
+    }
+
+    #[test]
+    fn an_honest_statement_of_another_chain_proves_nothing() {
+        let (key, hotkey) = key();
+        // The same hotkey voted on both chains, for the same run, window and uid.
+        let (here, there) = (statement(1).sign(&key), statement(2).sign(&signer(7, GenesisHash([2; 32]))));
+        let refused = Err(ProofError::NotSigned(SignatureError::BadSignature));
+        assert_eq!(Equivocation { hotkey, one: here, other: there }.check(&GENESIS), refused);
+        assert_eq!(Equivocation { hotkey, one: there, other: here }.check(&GENESIS), refused);
     }
 }

@@ -7,15 +7,15 @@
 //! object = "MTLC" ‖ header, 114 bytes ‖ body ‖ signature, 64 bytes
 //! ```
 //!
-//! The header is in SCALE: its fields in order, integers little-endian. The signature is over the header and the
-//! body's digest; the digest committed on the chain is over the whole object. The signature comes last, so that an
+//! The header is in SCALE: its fields in order, integers little-endian. The signature is over the chain's
+//! genesis hash, the header and the body's digest; the digest committed on the chain is over the whole object. The signature comes last, so that an
 //! object is written and hashed in one pass, section by section ([`Sealer`]).
 
 use crate::{
-    Digest, Hotkey, RunId, Uid, Window,
+    Digest, GenesisHash, Hotkey, RunId, Uid, Window,
     contribution::{self, CODEC, DecodeError, LEVEL_MAX, Schema, Sparse},
     ensure,
-    identity::{self, Domain, Signature},
+    identity::{self, Domain, Signature, Signer},
     params::Density,
 };
 use alloc::vec::Vec;
@@ -49,10 +49,10 @@ pub struct Header {
 }
 
 /// The exact bytes to commit to and upload, signed.
-pub fn seal(header: &Header, body: &[u8], key: &ed25519_dalek::SigningKey) -> Vec<u8> {
+pub fn seal(header: &Header, body: &[u8], signer: &Signer) -> Vec<u8> {
     let (mut sealer, prefix) = Sealer::new(header);
     sealer.push(body);
-    [&prefix[..], body, &sealer.finish(key).0.0].concat()
+    [&prefix[..], body, &sealer.finish(signer).0.0].concat()
 }
 
 /// Seals a body that is still being written: it hashes what goes by, and signs at the end (PROT-9).
@@ -83,9 +83,9 @@ impl Sealer {
     }
 
     /// The signature, which is the object's end, and the object's digest.
-    pub fn finish(mut self, key: &ed25519_dalek::SigningKey) -> (Signature, Digest) {
+    pub fn finish(mut self, signer: &Signer) -> (Signature, Digest) {
         let body = Digest(*self.body.finalize().as_bytes());
-        let signature = identity::sign(key, Domain::Contribution, &signed_message(&self.header, &body));
+        let signature = signer.sign(Domain::Contribution, &signed_message(&self.header, &body));
         self.object.update(&signature.0);
         (signature, Digest(*self.object.finalize().as_bytes()))
     }
@@ -108,6 +108,7 @@ pub struct Submission<'a> {
 /// What the chain knows of a contribution before it is fetched.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected<'a> {
+    pub genesis: GenesisHash,
     pub run: RunId,
     pub window: Window,
     pub uid: Uid,
@@ -212,7 +213,7 @@ impl<'a> Submission<'a> {
         ensure!((1..=assigned).contains(&trained), Fault::WrongTrained { trained, assigned });
 
         let message = signed_message(&header.encode(), &Digest::of(self.body));
-        identity::verify(&header.hotkey, Domain::Contribution, &message, &self.signature)
+        identity::verify(&header.hotkey, &expected.genesis, Domain::Contribution, &message, &self.signature)
             .map_err(|_| Fault::BadSignature)?;
         Ok(self.body)
     }
@@ -270,8 +271,10 @@ mod tests {
 
     const DENSITY: Density = Density(64);
 
-    fn key() -> SigningKey {
-        SigningKey::from_bytes(&[7; 32])
+    const GENESIS: GenesisHash = GenesisHash([1; 32]);
+
+    fn key() -> Signer {
+        Signer::new(SigningKey::from_bytes(&[7; 32]), GENESIS)
     }
 
     fn schema() -> Schema {
@@ -284,7 +287,7 @@ mod tests {
             run: RunId(1),
             window: Window(9),
             uid: Uid(4),
-            hotkey: Hotkey(key().verifying_key().to_bytes()),
+            hotkey: key().hotkey(),
             base: Digest([5; 32]),
             schema: schema().digest(),
             density: DENSITY,
@@ -304,8 +307,9 @@ mod tests {
         let Header { run, window, uid, hotkey, base, density, .. } = header();
         let schema = &schema();
         let sequences_per_seat = 512;
+        let genesis = GENESIS;
         let expected =
-            Expected { run, window, uid, hotkey, base, schema, density, sequences_per_seat, digest };
+            Expected { genesis, run, window, uid, hotkey, base, schema, density, sequences_per_seat, digest };
         Submission::read(bytes)?.verify(&expected)
     }
 
@@ -353,7 +357,7 @@ mod tests {
 
     #[test]
     fn nobody_can_sign_for_the_seat_or_change_what_it_signed() {
-        let stranger = SigningKey::from_bytes(&[8; 32]);
+        let stranger = Signer::new(SigningKey::from_bytes(&[8; 32]), GENESIS);
         assert_eq!(verify(&seal(&header(), &body(), &stranger)), Err(Fault::BadSignature));
 
         // The copycat's way: another's body under another's signature, with one's own claim.

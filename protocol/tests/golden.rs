@@ -4,8 +4,9 @@
 //! long as anything on a chain names them. A file that no test opens is a failure.
 
 use mettle_protocol::{
-    Block, Digest, Hotkey, RunId, RunParams, Schedule, SeatId, Uid, Window,
+    Block, Digest, GenesisHash, RunId, RunParams, Schedule, SeatId, Uid, Window,
     contribution::{CODEC, Schema, Sparse, TensorSpec, decode, encode, encode_with_feedback},
+    identity::Signer,
     lineage,
     merge::{Input, UpdateHeader, apply, merge, open_update, seal_update},
     params::{Density, F32Bits, MergeRule},
@@ -72,8 +73,10 @@ impl Vectors {
     }
 }
 
-fn key() -> ed25519_dalek::SigningKey {
-    ed25519_dalek::SigningKey::from_bytes(&[42; 32])
+const GENESIS: GenesisHash = GenesisHash([1; 32]);
+
+fn key() -> Signer {
+    Signer::new(ed25519_dalek::SigningKey::from_bytes(&[42; 32]), GENESIS)
 }
 
 fn base() -> Digest {
@@ -120,7 +123,7 @@ fn header() -> Header {
         run: RunId(3),
         window: Window(1000),
         uid: Uid(7),
-        hotkey: Hotkey(key().verifying_key().to_bytes()),
+        hotkey: key().hotkey(),
         base: base(),
         schema: schema().digest(),
         density: DENSITY,
@@ -216,7 +219,7 @@ fn receipt() -> Receipt {
         run: RunId(3),
         window: Window(1000),
         validator: seat(0),
-        hotkey: Hotkey(key().verifying_key().to_bytes()),
+        hotkey: key().hotkey(),
         base: base(),
         previous: Some(PreviousReceipt { window: Window(999), digest: Digest::of(b"previous") }),
         salt: [9; 32],
@@ -297,6 +300,7 @@ fn every_release_reads_and_writes_the_golden_bytes() {
     let Header { run, window, uid, hotkey, base, density, .. } = header();
     let digest = Digest::of(&bytes);
     let expected = Expected {
+        genesis: GENESIS,
         run,
         window,
         uid,
@@ -331,7 +335,7 @@ fn every_release_reads_and_writes_the_golden_bytes() {
     }
     let bytes = vectors.bytes("one.receipt");
     assert!(receipt().sign(&key()).bytes == bytes, "a receipt is sealed differently");
-    assert_eq!(Receipt::open(&bytes, &RunParams::default()), Ok(receipt()));
+    assert_eq!(Receipt::open(&bytes, &RunParams::default(), &GENESIS), Ok(receipt()));
 
     assert_eq!(genesis(), vectors.digest("genesis.lineage"));
     assert_eq!(schema.digest(), vectors.digest("schema.digest"));

@@ -20,8 +20,9 @@ use node::{
     codec::{self, Input, Update},
 };
 use protocol::{
-    Block, Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window,
+    Block, Digest, GenesisHash, RunId, RunParams, SeatId, Uid, Window,
     contribution::{self, CODEC, Sparse},
+    identity::Signer,
     params::{Density, F32Bits, MergeRule},
     submission::{self, Header},
 };
@@ -119,7 +120,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         });
     }
 
-    let key = SigningKey::from_bytes(&[7; 32]);
+    let key = Signer::new(SigningKey::from_bytes(&[7; 32]), GenesisHash::default());
     let (mut cursor, mut reputations, mut sketches) = (0u64, Reputations::default(), Sketches::default());
     let mut paid: BTreeMap<Uid, f64> = BTreeMap::new();
     let mut gaps: BTreeMap<Kind, [Samples; 4]> = BTreeMap::new();
@@ -172,7 +173,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 run: RunId(0),
                 window: Window(window as u32),
                 uid,
-                hotkey: Hotkey(key.verifying_key().to_bytes()),
+                hotkey: key.hotkey(),
                 base: Digest::default(),
                 schema: schema.digest(),
                 density,

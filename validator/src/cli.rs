@@ -20,6 +20,7 @@ use node::{
 };
 use protocol::Role;
 use std::{ffi::OsString, process::ExitCode};
+use zeroize::Zeroizing;
 
 /// Judges contributions by what they do to the loss, merges the best, and votes.
 #[derive(Debug, Parser)]
@@ -111,15 +112,16 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
         SyncDriver::open(context.follower.clone(), path, &mut context.journal).await?;
     let evaluator = engines::evaluator(device, &context.spec.model, &sync_driver.state.theta)
         .context("could not make the evaluator")?;
-    let run = context.run();
+    let (run, genesis) = (context.run(), context.chain.genesis());
     let directory = &settings.reading.directory;
     let ballast_bytes = settings.serve.ballast_bytes.unwrap_or(BALLAST_BYTES);
-    let open = || async { SignedDb::open(directory, run.id, &run.params, ballast_bytes) };
+    let open = || async { SignedDb::open(directory, genesis, run.id, ballast_bytes) };
     let (signed, origin) = durable::retry_while_full(&context.journal.disk, open).await?;
     log_origin(&origin, is_resumed);
     tracing::info!(uid = context.seat.id.uid.0, window = sync_driver.window().0, "serving");
 
-    let salts = Salts::new(&context.key.signing_key().to_bytes());
+    let seed = Zeroizing::new(context.key.signing_key().to_bytes());
+    let salts = Salts::new(&seed, &genesis);
     let evaluator = Box::new(DeviceEvaluator { evaluator, dataset: context.dataset.clone() });
     let node = context.into_node(sync_driver, directory.clone(), serve.windows);
     let mut validator = Validator::new(node, evaluator, signed, salts, strategy);
@@ -132,12 +134,6 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
 /// A validator with a saved model has served before, and had a database then.
 fn log_origin(origin: &Origin, is_resumed: bool) {
     match origin {
-        Origin::Imported(files) => {
-            tracing::info!(
-                files = files.join(", "),
-                "imported the files of an older release into signed.redb"
-            );
-        }
         Origin::Created if is_resumed => {
             tracing::warn!("this validator has served before, and its signed.redb is gone. {LOSS}");
         }

@@ -98,7 +98,9 @@ impl Validator {
         let Some(mut evaluator) = self.evaluator.take() else { return };
         let run = self.node.run();
         let salt = self.salts.salt(run.id, view.window);
-        let seed = assign::evaluation_seed(run.id, view.window, &evaluation_hash, &salt);
+        let is_committed = view.salts.iter().any(|(uid, _)| *uid == self.node.uid());
+        let seed =
+            assign::evaluation_seed(run.id, view.window, &evaluation_hash, is_committed.then_some(&salt));
         let assignment = Assignment {
             run: run.id,
             window: view.window,

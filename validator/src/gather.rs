@@ -1,9 +1,12 @@
 //! Fetches and checks the contributions that miners committed to. A slow or faulty seat affects no other (PROT-13,
 //! PROT-14).
 
+mod hosts;
+
 use crate::run::Validator;
 use chain_client::Head;
 use futures::{StreamExt as _, stream::FuturesUnordered};
+use hosts::HostBudgets;
 use node::{Contribution, Follower, error_chain, wait_past};
 use protocol::{
     Block, Digest, Schedule, Uid, Window,
@@ -17,8 +20,9 @@ use tokio::sync::{Semaphore, watch};
 
 /// Fetches with a slot at the same time.
 const SLOTS: usize = 16;
-/// Pause between two attempts for one seat.
+/// Pause after the first failed attempt for a seat. It doubles with each further one, up to [`RETRY_MAX`].
 const RETRY: Duration = Duration::from_millis(400);
+const RETRY_MAX: Duration = Duration::from_millis(6400);
 
 /// The result for each committed seat.
 #[derive(Debug, Default)]
@@ -114,12 +118,14 @@ impl Gathered {
 }
 
 /// Slots for fetches. Each attempt waits for a slot in turn, so a second attempt comes after every first one. An
-/// attempt that exceeds its share of the time continues without its slot: every first attempt begins before the
-/// deadline, and a slow one loses no bytes.
+/// attempt that exceeds its share of the time continues without its slot: a slow seat keeps no other from its first
+/// attempt, and loses no bytes.
 struct Slots {
     free: Semaphore,
     /// Blocks for which an attempt keeps its slot.
     share: u32,
+    /// How soon a host may be asked again.
+    hosts: HostBudgets,
 }
 
 impl Slots {
@@ -128,7 +134,7 @@ impl Slots {
     fn until(deadline: Block, now: Block, seats: usize) -> Slots {
         let turns = u32::try_from(seats.div_ceil(SLOTS)).unwrap_or(u32::MAX).max(1);
         let share = (deadline.0.saturating_sub(now.0) / turns).max(1);
-        Slots { free: Semaphore::new(SLOTS), share }
+        Slots { free: Semaphore::new(SLOTS), share, hosts: HostBudgets::default() }
     }
 }
 
@@ -189,7 +195,8 @@ enum NotFetched {
     NoSlot,
 }
 
-/// Retries until the bytes are complete or the deadline passes.
+/// Retries until the bytes are complete or the deadline passes, with growing pauses and within the host's budget. After
+/// the deadline there is one more attempt, for which the budget does not count: bytes that came in time are found.
 async fn fetch_until(
     fetch: &dyn Fetch,
     wanted: &Wanted<'_>,
@@ -199,11 +206,17 @@ async fn fetch_until(
     retry: Duration,
 ) -> Result<(), NotFetched> {
     let Wanted { endpoint, key, digest, limits, until } = *wanted;
-    let (mut past_heads, mut share_heads) = (heads.clone(), heads.clone());
+    let (mut past_heads, mut share_heads, mut deadline_heads) = (heads.clone(), heads.clone(), heads.clone());
+    let (mut retry, retry_max) = (retry, retry.max(RETRY_MAX));
     let mut give_up = std::pin::pin!(wait_past(&mut past_heads, until.give_up));
     let mut last = None;
     loop {
         // A lost chain ends these waits too; the caller notices it.
+        tokio::select! {
+            biased;
+            _ = wait_past(&mut deadline_heads, until.reveal_by) => {}
+            () = slots.hosts.turn(endpoint) => {}
+        }
         let mut slot = tokio::select! {
             biased;
             _ = &mut give_up => return Err(last.map_or(NotFetched::NoSlot, NotFetched::Failed)),
@@ -224,9 +237,17 @@ async fn fetch_until(
             Err(error) if until.reveal_by < heads.borrow().block => return Err(NotFetched::Failed(error)),
             Err(error) => {
                 last = Some(error);
-                tokio::time::sleep(retry).await;
+                tokio::select! {
+                    biased;
+                    _ = wait_past(&mut deadline_heads, until.reveal_by) => {}
+                    () = tokio::time::sleep(retry) => {}
+                }
+                retry = retry.saturating_mul(2).min(retry_max);
             }
-            Ok(()) => return Ok(()),
+            Ok(()) => {
+                slots.hosts.served(endpoint);
+                return Ok(());
+            }
         }
     }
 }
@@ -497,7 +518,7 @@ mod tests {
         assert!(ended[..60].iter().all(|ended| matches!(ended, Err(NotFetched::Unfinished))));
 
         // Without shares the slow seats keep their slots, and the others get none.
-        let keeps = Slots { free: Semaphore::new(SLOTS), share: 1_000 };
+        let keeps = Slots { free: Semaphore::new(SLOTS), share: 1_000, hosts: HostBudgets::default() };
         let ended = observe_all(&seats, Block(0), keeps).await;
         assert!(ended[SLOTS..].iter().all(|ended| matches!(ended, Err(NotFetched::NoSlot))), "{ended:?}");
     }
@@ -513,8 +534,55 @@ mod tests {
         assert!(ended[..60].iter().all(missing), "{:?}", &ended[..60]);
     }
 
+    /// A host of a stranger, which seats name as theirs. It counts the requests, and has no contribution.
+    #[derive(Default)]
+    struct Victim(AtomicU64);
+
+    #[async_trait]
+    impl Fetch for Victim {
+        async fn fetch(&self, _: &str, _: &ObjectKey, _: &Limits) -> Result<bytes::Bytes, FetchError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            Err(FetchError::Missing)
+        }
+
+        fn traffic(&self) -> TrafficTotals {
+            TrafficTotals::default()
+        }
+    }
+
+    /// The default schedule in virtual time: blocks of 6 s, ten of them until the deadline, two more to give up.
+    #[tokio::test(start_paused = true)]
+    async fn a_host_that_150_seats_name_gets_few_requests_per_window() {
+        let (sender, heads) = watch::channel(Head { block: Block(0), hash: Digest::default() });
+        let victim = Victim::default();
+        let digest = Digest::of(b"bytes that are nowhere");
+        let key = keys::contribution(RunId(0), Window(1), &digest);
+        let limits = Limits::for_bytes(100);
+        let until = GatherDeadlines { reveal_by: Block(10), give_up: Block(12) };
+        let slots = Slots::until(until.reveal_by, Block(0), 150);
+        let fetches = (0..150).map(|_| async {
+            let endpoint = "https://victim.example/bucket";
+            let wanted = Wanted { endpoint, key: &key, digest: &digest, limits: &limits, until };
+            fetch_until(&victim, &wanted, &mut BufferSink::default(), &heads, &slots, RETRY).await
+        });
+        let fetches = futures::future::join_all(fetches);
+        let blocks = async {
+            for block in 1..15 {
+                tokio::time::sleep(Duration::from_secs(6)).await;
+                sender.send_modify(|head| head.block = Block(block));
+            }
+        };
+        let ended = futures::future::join(fetches, blocks).await.0;
+        let requests = victim.0.load(Ordering::Relaxed);
+        assert!(requests <= 250, "the host got {requests} requests from one validator");
+        let missing =
+            |ended: &Result<(), NotFetched>| matches!(ended, Err(NotFetched::Failed(FetchError::Missing)));
+        assert!(ended.iter().all(missing), "each seat is asked, and found to have nothing");
+    }
+
     #[test]
-    fn every_first_attempt_begins_before_the_deadline() {
+    fn each_group_of_seats_has_an_equal_share_of_the_time() {
         let share = |seats| Slots::until(Block(140), Block(100), seats).share;
         assert_eq!((share(0), share(1), share(SLOTS)), (40, 40, 40));
         assert_eq!((share(SLOTS + 1), share(4 * SLOTS), share(1000)), (20, 10, 1));

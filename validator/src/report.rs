@@ -81,8 +81,8 @@ impl Validator {
             before: form::reputations(self.signed.reputations()),
             judgement,
         };
-        receipt.sign_statements(confirmed.attestation, confirmed.vote, &self.node.key);
-        let signed_receipt = receipt.sign(&self.node.key);
+        receipt.sign_statements(confirmed.attestation, confirmed.vote, &self.node.signer);
+        let signed_receipt = receipt.sign(&self.node.signer);
         let store =
             self.store_by(until, |signed| signed.store_receipt(window, &signed_receipt, reputations.clone()));
         if store.await? {

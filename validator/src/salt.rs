@@ -1,13 +1,17 @@
-//! The validator's secret salts, all derived from its hotkey, so that a restarted validator reveals what it committed
-//! to.
+//! The validator's secret salts, all derived from its hotkey and the chain, so that a restarted validator reveals what
+//! it committed to.
 //!
 //! A block author may grind the hash that seeds an evaluation, but not together with a salt that it does not know
-//! (PROT-2). A hidden attestation, vote or weight vote could be guessed from its hash without a salt (PROT-30).
+//! (PROT-2). A hidden attestation, vote or weight vote could be guessed from its hash without a salt (PROT-30). A chain's receipts
+//! publish salts. So each chain has its own, or a test network would disclose those of the next one.
 
 use codec::Encode;
-use protocol::{Digest, Hotkey, RunId, Uid, Window, reveal};
+use protocol::{Digest, GenesisHash, Hotkey, RunId, Uid, Window, reveal};
+use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-/// Derives the salts of one validator. Keep it secret: it tells on which sequences contributions will be judged.
+/// Derives the salts of one validator on one chain. Keep it secret: it tells on which sequences contributions will be
+/// judged. It is wiped on drop.
+#[derive(Zeroize, ZeroizeOnDrop)]
 pub struct Salts {
     evaluation: [u8; 32],
     commit_reveal: [u8; 32],
@@ -15,12 +19,16 @@ pub struct Salts {
 }
 
 impl Salts {
-    /// Derives three secrets from the hotkey's seed, by one-way functions.
-    pub fn new(hotkey_seed: &[u8; 32]) -> Salts {
+    /// Derives three secrets from the hotkey's seed and the chain's genesis hash, by one-way functions.
+    pub fn new(hotkey_seed: &[u8; 32], genesis: &GenesisHash) -> Salts {
+        let mut material = Zeroizing::new([0; 64]);
+        material[..32].copy_from_slice(hotkey_seed);
+        material[32..].copy_from_slice(&genesis.0);
+        let derive = |context| blake3::derive_key(context, &*material);
         Salts {
-            evaluation: blake3::derive_key("mettle 1 validator evaluation salts", hotkey_seed),
-            commit_reveal: blake3::derive_key("mettle 1 validator hidden salts", hotkey_seed),
-            weight_vote: blake3::derive_key("mettle 1 validator ballot salts", hotkey_seed),
+            evaluation: derive("mettle 2 validator evaluation salts"),
+            commit_reveal: derive("mettle 2 validator hidden salts"),
+            weight_vote: derive("mettle 2 validator weight vote salts"),
         }
     }
 
@@ -34,8 +42,7 @@ impl Salts {
         Digest::of(&self.salt(run, window))
     }
 
-    /// The salt of a hidden attestation or vote. Another payload has another salt, also if a new chain repeats run
-    /// and window.
+    /// The salt of a hidden attestation or vote. Another payload has another salt.
     pub fn commit_reveal<P: Encode + ?Sized>(&self, run: RunId, window: Window, payload: &P) -> reveal::Salt {
         keyed(&self.commit_reveal, run, window.0, &payload.encode())
     }
@@ -74,6 +81,7 @@ mod tests {
     use super::*;
     use protocol::view::Vote;
 
+    const GENESIS: GenesisHash = GenesisHash([1; 32]);
     const RUN: RunId = RunId(3);
     const NOW: Window = Window(8);
 
@@ -83,30 +91,38 @@ mod tests {
 
     #[test]
     fn each_window_has_its_own_salt_and_a_restart_derives_it_again() {
-        let salts = Salts::new(&[7; 32]);
-        assert_eq!(salts.salt(RunId(0), Window(3)), Salts::new(&[7; 32]).salt(RunId(0), Window(3)));
+        let salts = Salts::new(&[7; 32], &GENESIS);
+        assert_eq!(salts.salt(RunId(0), Window(3)), Salts::new(&[7; 32], &GENESIS).salt(RunId(0), Window(3)));
         assert_ne!(salts.salt(RunId(0), Window(3)), salts.salt(RunId(0), Window(4)));
         assert_ne!(salts.salt(RunId(0), Window(3)), salts.salt(RunId(1), Window(3)));
-        assert_ne!(salts.salt(RunId(0), Window(3)), Salts::new(&[8; 32]).salt(RunId(0), Window(3)));
+        assert_ne!(salts.salt(RunId(0), Window(3)), Salts::new(&[8; 32], &GENESIS).salt(RunId(0), Window(3)));
         assert_eq!(salts.commitment(RunId(0), Window(3)), Digest::of(&salts.salt(RunId(0), Window(3))));
     }
 
     #[test]
     fn the_hash_of_a_hidden_vote_is_the_one_the_chain_checks_and_no_salt_repeats() {
-        let (salts, hotkey) = (Salts::new(&[7; 32]), Hotkey([5; 32]));
+        let (salts, hotkey) = (Salts::new(&[7; 32], &GENESIS), Hotkey([5; 32]));
         let salt = salts.commit_reveal(RUN, NOW, &vote(1));
         let hash = salts.hidden_commitment(RUN, NOW, &vote(1), &hotkey);
         assert_eq!(hash, reveal::commitment(&vote(1), &salt, &hotkey));
         assert_ne!(salts.commit_reveal(RUN, NOW, &vote(2)), salt);
         assert_ne!(salts.commit_reveal(RUN, NOW.next(), &vote(1)), salt);
         assert_ne!(salts.commit_reveal(RunId(4), NOW, &vote(1)), salt);
-        assert_ne!(Salts::new(&[8; 32]).commit_reveal(RUN, NOW, &vote(1)), salt);
+        assert_ne!(Salts::new(&[8; 32], &GENESIS).commit_reveal(RUN, NOW, &vote(1)), salt);
+    }
+
+    #[test]
+    fn two_chains_share_no_salt_of_one_hotkey() {
+        let (here, there) = (Salts::new(&[7; 32], &GENESIS), Salts::new(&[7; 32], &GenesisHash([2; 32])));
+        assert_ne!(here.salt(RUN, NOW), there.salt(RUN, NOW));
+        assert_ne!(here.commit_reveal(RUN, NOW, &vote(1)), there.commit_reveal(RUN, NOW, &vote(1)));
+        assert_ne!(here.weight_vote(RUN, 4, &[(Uid(1), 1)]), there.weight_vote(RUN, 4, &[(Uid(1), 1)]));
     }
 
     /// A release that derives other salts could not reveal what an earlier one committed to.
     #[test]
     fn the_salts_of_a_hotkey_never_change() {
-        let salts = Salts::new(&[7; 32]);
+        let salts = Salts::new(&[7; 32], &GENESIS);
         let hex = |salt| Digest(salt).to_string();
         assert_eq!(
             hex(salts.salt(RUN, NOW)),
@@ -124,11 +140,11 @@ mod tests {
 
     #[test]
     fn no_salt_of_a_weight_vote_repeats() {
-        let salts = Salts::new(&[7; 32]);
+        let salts = Salts::new(&[7; 32], &GENESIS);
         let salt = salts.weight_vote(RUN, 4, &[(Uid(1), 65535)]);
         assert_ne!(salts.weight_vote(RUN, 5, &[(Uid(1), 65535)]), salt);
         assert_ne!(salts.weight_vote(RunId(4), 4, &[(Uid(1), 65535)]), salt);
         assert_ne!(salts.weight_vote(RUN, 4, &[(Uid(1), 65534)]), salt);
-        assert_ne!(Salts::new(&[8; 32]).weight_vote(RUN, 4, &[(Uid(1), 65535)]), salt);
+        assert_ne!(Salts::new(&[8; 32], &GENESIS).weight_vote(RUN, 4, &[(Uid(1), 65535)]), salt);
     }
 }

@@ -4,21 +4,22 @@
 //! dividends (PROT-30). So each statement is in the database before the chain is told, and a step that runs again
 //! gets the stored statement, not a new one. Each step is one transaction: the tables never disagree. Signed receipts
 //! are files beside the database, which holds their digests.
+//!
+//! A database belongs to one chain. Chains number runs and windows alike, so on another chain its rows would pass for
+//! statements that were never made there.
 
-mod import;
 #[cfg(test)]
 mod tests;
 
 use crate::{gauntlet::Reputations, report::form};
-use codec::{Decode, Encode};
+use codec::{Decode, Encode, Error as CodecError, Input};
 use node::durable::{Ballast, Db, DbError, FileError, Table, Transaction, write_atomic};
 use protocol::{
-    Digest, Hotkey, RunId, RunParams, Uid, Window,
-    receipt::{self, Attestation, MergeRecord, PreviousReceipt, ReceiptError, SignedReceipt},
+    Digest, GenesisHash, Hotkey, RunId, Uid, Window,
+    receipt::{self, Attestation, MergeRecord, PreviousReceipt, SignedReceipt},
     reveal::{self, Salt},
     view::Vote,
 };
-use serde::Deserialize;
 use std::{
     collections::BTreeMap,
     fs,
@@ -26,7 +27,9 @@ use std::{
 };
 
 const FILE: &str = "signed.redb";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
+/// The directory of signed receipts, a folder per run.
+const RECEIPT_FOLDER: &str = "receipts";
 
 const META: Table<(), Meta> = Table::new("meta");
 /// By run and epoch.
@@ -36,14 +39,23 @@ const RECEIPTS: Table<(RunId, Window), ReceiptRecord> = Table::new("receipts");
 const REPUTATIONS: Table<RunId, receipt::Reputations> = Table::new("reputations");
 
 /// Written with the first transaction.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode)]
 struct Meta {
     format: u32,
-    /// Files of an older release that were imported: names relative to the directory, and digests.
-    imported: ImportedFiles,
+    /// The chain on which all of it was told. Zero in another format, of which only the number is read.
+    genesis: GenesisHash,
 }
 
-type ImportedFiles = Vec<(String, Digest)>;
+impl Decode for Meta {
+    fn decode<I: Input>(from: &mut I) -> Result<Meta, CodecError> {
+        let format = u32::decode(from)?;
+        if format == FORMAT {
+            return Ok(Meta { format, genesis: GenesisHash::decode(from)? });
+        }
+        while from.read_byte().is_ok() {}
+        Ok(Meta { format, genesis: GenesisHash::default() })
+    }
+}
 
 /// Reports kept for windows without a receipt. An evaluation is never this many windows behind.
 const REPORTS_MAX: usize = 16;
@@ -63,14 +75,11 @@ impl WeightVote {
     }
 }
 
-/// This validator's attestation and vote in one window, kept until the window's receipt is signed. Older releases kept
-/// it as JSON.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// This validator's attestation and vote in one window, kept until the window's receipt is signed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct WindowReport {
     /// The lineage of the window's model.
     pub base: Digest,
-    #[serde(rename = "attested")]
     pub attestation: Option<Attestation>,
     pub merged: Option<MergeRecord>,
 }
@@ -110,8 +119,6 @@ struct Rows {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     Found,
-    /// It was created from these files of an older release.
-    Imported(Vec<String>),
     /// It was created empty: on a first start, or after a loss.
     Created,
 }
@@ -126,17 +133,18 @@ pub enum SignedDbError {
         path.display()
     )]
     Damaged { path: PathBuf, source: Box<DbError> },
-    #[error("{} has format {found}, and this release reads format {FORMAT}; start a release that reads {found}", path.display())]
-    Format { path: PathBuf, found: u32 },
-    #[error("{} is damaged; remove it to start without it. {loss}", path.display())]
-    DamagedImport { path: PathBuf, loss: &'static str, source: serde_json::Error },
-    #[error("the receipt {} is damaged; remove it, and an audit finds it missing", path.display())]
-    DamagedReceipt { path: PathBuf, source: ReceiptError },
     #[error(
-        "an older release wrote {} after {FILE} was made. Remove {} to continue with {FILE}, or remove {FILE} to import it again",
-        path.display(), path.display()
+        "{} has format {found}, and this release reads format {FORMAT}. Start a release that reads {found}, or on a new \
+         chain an empty directory",
+        path.display()
     )]
-    OldFile { path: PathBuf },
+    Format { path: PathBuf, found: u32 },
+    #[error(
+        "{} was signed on the chain with genesis {found}, and the node is on the one with genesis {chain}. Use another \
+         directory for each chain",
+        path.display()
+    )]
+    OtherChain { path: PathBuf, found: GenesisHash, chain: GenesisHash },
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -146,12 +154,15 @@ pub const LOSS: &str = "Without it, a weight vote that waits for its reveal earn
     an attestation or vote that is committed and not revealed does not count, and miners are rated afresh";
 
 impl SignedDb {
-    /// Opens the database in `directory`, or creates it: from the files of an older release if there are some. A
-    /// transaction that finds the disk full deletes a ballast of `ballast_bytes`, so that it fits.
+    /// Opens the database of the chain in `directory`, or creates it. A transaction that finds the disk full deletes a
+    /// ballast of `ballast_bytes`, so that it fits.
+    ///
+    /// # Errors
+    /// [`SignedDbError::OtherChain`] if the database is of another chain: its statements count for nothing here.
     pub fn open(
         directory: &Path,
+        genesis: GenesisHash,
         run: RunId,
-        params: &RunParams,
         ballast_bytes: u64,
     ) -> Result<(SignedDb, Origin), SignedDbError> {
         let path = directory.join(FILE);
@@ -162,21 +173,17 @@ impl SignedDb {
         let (meta, origin) = match db.read(|tx| tx.get(&META, &())).map_err(failed)? {
             Some(meta) => (meta, Origin::Found),
             None => {
-                let (rows, imported) = import::read(directory, run, params)?;
-                let names: Vec<String> = imported.iter().map(|(name, _)| name.clone()).collect();
-                let meta = Meta { format: FORMAT, imported };
-                db.write(|tx| {
-                    tx.put(&META, &(), &meta)?;
-                    rows.iter().try_for_each(|(run, rows)| rows.write(*run, tx))
-                })
-                .map_err(failed)?;
-                (meta, if names.is_empty() { Origin::Created } else { Origin::Imported(names) })
+                let meta = Meta { format: FORMAT, genesis };
+                db.write(|tx| tx.put(&META, &(), &meta)).map_err(failed)?;
+                (meta, Origin::Created)
             }
         };
         if meta.format != FORMAT {
             return Err(SignedDbError::Format { path, found: meta.format });
         }
-        import::rename(directory, &meta.imported)?;
+        if meta.genesis != genesis {
+            return Err(SignedDbError::OtherChain { path, found: meta.genesis, chain: genesis });
+        }
         let rows = db.read(|tx| Rows::read(run, tx)).map_err(failed)?;
         Ok((SignedDb { directory: directory.to_owned(), run, db, rows }, origin))
     }
@@ -365,18 +372,10 @@ impl Rows {
             reputations: tx.get(&REPUTATIONS, &run)?.as_ref().map(form::remembered).unwrap_or_default(),
         })
     }
-
-    /// Writes imported rows.
-    fn write(&self, run: RunId, tx: &Transaction<'_>) -> Result<(), DbError> {
-        self.weight_votes.iter().try_for_each(|(epoch, vote)| tx.put(&WEIGHT_VOTES, &(run, *epoch), vote))?;
-        self.reports.iter().try_for_each(|(window, report)| tx.put(&REPORTS, &(run, *window), report))?;
-        self.receipts.iter().try_for_each(|(window, record)| tx.put(&RECEIPTS, &(run, *window), record))?;
-        tx.put(&REPUTATIONS, &run, &form::reputations(&self.reputations))
-    }
 }
 
 fn receipt_path(directory: &Path, run: RunId, window: Window) -> PathBuf {
-    directory.join(import::RECEIPTS).join(run.to_string()).join(format!("{window}.receipt"))
+    directory.join(RECEIPT_FOLDER).join(run.to_string()).join(format!("{window}.receipt"))
 }
 
 fn db_error(path: &Path, error: DbError) -> SignedDbError {

@@ -8,7 +8,7 @@ use crate::{
     connection::{ConnectionState, Timing},
     link::{Link, LinkError, OpenError, advance, head_of},
 };
-use protocol::Digest;
+use protocol::GenesisHash;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -20,7 +20,7 @@ pub(crate) struct Follower {
     pub(crate) url: Arc<str>,
     pub(crate) timing: Timing,
     /// The genesis of the first connection: every later one must have the same.
-    pub(crate) genesis: Digest,
+    pub(crate) genesis: GenesisHash,
     pub(crate) heads: watch::Sender<Head>,
     pub(crate) state: watch::Sender<ConnectionState>,
 }

@@ -118,7 +118,7 @@ impl Key {
         address(&self.account())
     }
 
-    /// The secret half, for the protocol's own signatures: [`protocol::identity::sign`], `protocol::submission`.
+    /// The secret half, for the protocol's own signatures: [`protocol::identity::Signer`].
     pub fn signing_key(&self) -> &SigningKey {
         &self.0
     }

@@ -3,6 +3,7 @@
 mod amount;
 mod call;
 mod connection;
+mod endpoint;
 mod error;
 mod follow;
 mod link;
@@ -19,13 +20,14 @@ pub mod terms;
 pub use amount::{Amount, AmountError, DECIMALS, SYMBOL};
 pub use call::{Call, Payout, ProxyKind};
 pub use connection::Timing;
+pub use endpoint::is_private;
 pub use error::ChainError;
 pub use online::SubxtChain;
 pub use refusal::Refusal;
 
 use async_trait::async_trait;
 use protocol::{
-    Block, Digest, Hotkey, RunId, Uid, Window,
+    Block, Digest, GenesisHash, Hotkey, RunId, Uid, Window,
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, Verdict, WindowView},
 };
 use std::time::Duration;
@@ -63,6 +65,13 @@ pub struct Draft {
 /// of the implementation's, then fail with [`ChainError::Unreachable`] or [`ChainError::TimedOut`].
 #[async_trait]
 pub trait Chain: Send + Sync {
+    /// The hash of the chain's block 0, which all that is signed names. Every connection leads to this chain.
+    fn genesis(&self) -> GenesisHash;
+
+    /// Whether this is a development or a local chain, as it says itself at an address of this machine or a private
+    /// network. Well-known keys and private endpoints are for such chains only. A remote server's word does not count.
+    fn is_development(&self) -> bool;
+
     /// The latest finalised block; its number never falls. Blocks may be skipped. The channel closes only when the
     /// client has stopped.
     fn heads(&self) -> watch::Receiver<Head>;

@@ -6,11 +6,12 @@
 use crate::{
     Amount, ChainError, Draft, Head,
     call::{self, Call, CallPayload},
+    endpoint::is_private,
     keys::Key,
 };
 use codec::{Compact, DecodeAll, Encode};
 use protocol::{
-    Block, Digest, RunId, Uid, Window,
+    Block, Digest, GenesisHash, RunId, Uid, Window,
     view::{Account, Verdict},
 };
 use sp_core::{Blake2Hasher, Hasher as _};
@@ -28,7 +29,9 @@ use subxt::{
         storage::{IntoDecodableValues, encode_storage_key_prefix},
     },
     rpcs::{
-        Error as RpcError, LegacyRpcMethods, RpcClient, client::RpcSubscription, methods::legacy::NumberOrHex,
+        Error as RpcError, LegacyRpcMethods, RpcClient,
+        client::{RpcParams, RpcSubscription},
+        methods::legacy::NumberOrHex,
     },
     utils::{AccountId32, H256, MultiSignature},
 };
@@ -70,7 +73,8 @@ pub(crate) struct Link {
     methods: LegacyRpcMethods<RpcConfigFor<PolkadotConfig>>,
     /// Metadata and versions as of the connection's first block; calls are encoded and signed for these.
     runtime: OnlineClientAtBlock<PolkadotConfig>,
-    pub(crate) genesis: Digest,
+    pub(crate) genesis: GenesisHash,
+    pub(crate) is_development: bool,
     head: watch::Sender<Head>,
     /// Notified when the finalised chain has another runtime than this connection was opened for.
     runtime_upgraded: Notify,
@@ -81,7 +85,7 @@ impl Link {
     /// Connects, and checks the chain: its genesis if one is given, its runtime's name, its calls and its runtime API.
     pub(crate) async fn open(
         url: &str,
-        genesis: Option<Digest>,
+        genesis: Option<GenesisHash>,
         request_timeout: Duration,
     ) -> Result<Link, OpenError> {
         let wrong_chain = |expected: String, found: String| {
@@ -94,7 +98,8 @@ impl Link {
         };
         let client = within(request_timeout, RpcClient::from_insecure_url(url)).await?;
         let methods = LegacyRpcMethods::new(client.clone());
-        let found = digest(within(request_timeout, methods.genesis_hash()).await.map_err(no_node)?);
+        let found = within(request_timeout, methods.genesis_hash()).await.map_err(no_node)?;
+        let found = GenesisHash(digest(found).0);
         if let Some(expected) = genesis.filter(|expected| *expected != found) {
             return Err(wrong_chain(format!("genesis {expected}"), format!("genesis {found}")));
         }
@@ -105,6 +110,11 @@ impl Link {
             let found = format!("one named `{spec_name}`");
             return Err(wrong_chain(format!("a runtime named `{SPEC_NAME}`"), found));
         }
+        let kind =
+            within(request_timeout, client.request::<String>("system_chainType", RpcParams::new())).await;
+        // A kind of its own name is an object, and no development chain.
+        let is_development =
+            is_private(url) && kind.is_ok_and(|kind| matches!(kind.as_str(), "Development" | "Local"));
 
         let head = finalised_head(&methods, request_timeout).await?;
         let backend = LegacyBackend::<PolkadotConfig>::builder().build(client);
@@ -121,7 +131,8 @@ impl Link {
         call::check_compatible(runtime.metadata_ref())
             .map_err(|found| wrong_chain("the calls and reads of this release".into(), found))?;
         let head = watch::channel(head).0;
-        Ok(Link { methods, runtime, genesis: found, head, runtime_upgraded: Notify::new(), request_timeout })
+        let runtime_upgraded = Notify::new();
+        Ok(Link { methods, runtime, genesis: found, is_development, head, runtime_upgraded, request_timeout })
     }
 
     /// The latest finalised block that this connection has seen.

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use codec::{Decode, DecodeAll, Encode};
 use futures::future::BoxFuture;
 use protocol::{
-    Block, Digest, Hotkey, RunId, Uid, Window,
+    Block, Digest, GenesisHash, Hotkey, RunId, Uid, Window,
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, Verdict, WindowView},
 };
 use std::{
@@ -37,7 +37,8 @@ pub struct SubxtChain {
 struct Inner {
     connection: Connection,
     account: Option<Account>,
-    genesis: Digest,
+    genesis: GenesisHash,
+    is_development: bool,
     requests: Option<mpsc::Sender<Request>>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -51,15 +52,24 @@ impl SubxtChain {
     /// [`ChainError::Unreachable`] after [`Timing::connect`]; [`ChainError::WrongChain`] and [`ChainError::Invalid`]
     /// at once.
     pub fn connect(url: &str, key: Option<Key>) -> BoxFuture<'_, Result<SubxtChain, ChainError>> {
-        Box::pin(SubxtChain::connect_timed(url, key, None, Timing::default()))
+        SubxtChain::connect_to(url, key, None)
     }
 
-    /// [`SubxtChain::connect`] with another [`Timing`], and the same errors. With `genesis`, only the chain whose
-    /// first block has this hash is accepted.
+    /// [`SubxtChain::connect`], and the same errors. With `genesis`, only the chain whose block 0 has this hash is
+    /// accepted.
+    pub fn connect_to(
+        url: &str,
+        key: Option<Key>,
+        genesis: Option<GenesisHash>,
+    ) -> BoxFuture<'_, Result<SubxtChain, ChainError>> {
+        Box::pin(SubxtChain::connect_timed(url, key, genesis, Timing::default()))
+    }
+
+    /// [`SubxtChain::connect_to`] with another [`Timing`], and the same errors.
     pub async fn connect_timed(
         url: &str,
         key: Option<Key>,
-        genesis: Option<Digest>,
+        genesis: Option<GenesisHash>,
         timing: Timing,
     ) -> Result<SubxtChain, ChainError> {
         let invalid = |reason: &str| {
@@ -76,7 +86,7 @@ impl SubxtChain {
         let (tell_heads, heads) = watch::channel(first.head());
         let (tell_state, state) = watch::channel(ConnectionState::Up(first.clone()));
         let url: Arc<str> = url.into();
-        let genesis = first.genesis;
+        let (genesis, is_development) = (first.genesis, first.is_development);
         let connection = Connection { url: url.clone(), timing, heads, state };
         let follower = Follower { url, timing, genesis, heads: tell_heads, state: tell_state };
         let mut tasks = vec![tokio::spawn(follower.run(first))];
@@ -87,12 +97,9 @@ impl SubxtChain {
             tasks.push(tokio::spawn(Submitter::new(connection.clone(), key).run(received)));
             requests
         });
-        Ok(SubxtChain { inner: Arc::new(Inner { connection, account, genesis, requests, tasks }) })
-    }
-
-    /// The hash of the chain's first block.
-    pub fn genesis(&self) -> Digest {
-        self.inner.genesis
+        Ok(SubxtChain {
+            inner: Arc::new(Inner { connection, account, genesis, is_development, requests, tasks }),
+        })
     }
 
     pub fn url(&self) -> &str {
@@ -115,7 +122,7 @@ impl SubxtChain {
 }
 
 /// Tries until [`Timing::connect`] has passed, so that a chain and its clients may be started in any order.
-async fn first_link(url: &str, genesis: Option<Digest>, timing: Timing) -> Result<Link, ChainError> {
+async fn first_link(url: &str, genesis: Option<GenesisHash>, timing: Timing) -> Result<Link, ChainError> {
     let started = Instant::now();
     loop {
         let why = match Link::open(url, genesis, timing.request.min(timing.connect)).await {
@@ -142,6 +149,14 @@ impl Drop for Inner {
 
 #[async_trait]
 impl Chain for SubxtChain {
+    fn genesis(&self) -> GenesisHash {
+        self.inner.genesis
+    }
+
+    fn is_development(&self) -> bool {
+        self.inner.is_development
+    }
+
     fn heads(&self) -> watch::Receiver<Head> {
         self.inner.connection.heads.clone()
     }

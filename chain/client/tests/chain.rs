@@ -8,7 +8,7 @@ use mettle_chain_client::{
     account::{self, SeatRequest},
     keys::Key,
 };
-use protocol::{Block, Digest, Role, RunId, Uid, Window, view::SeatView};
+use protocol::{Block, Digest, GenesisHash, Role, RunId, Uid, Window, view::SeatView};
 use std::{sync::Arc, time::Duration};
 use support::{
     at_home, busy, busy_chain, catch_up, chain_without_a_clock, client, create_run, dev, free, head,
@@ -390,11 +390,21 @@ async fn another_chain_is_refused_with_what_was_found() {
         Err(ChainError::WrongChain { found, .. }) => assert!(found.contains(expected), "{found}"),
         other => panic!("{other:?}"),
     };
-    let genesis = Digest(chain.genesis_hash().0);
+    let genesis = GenesisHash(chain.genesis_hash().0);
     connect(&chain.url(), Some(genesis)).await.unwrap();
-    not_ours(connect(&chain.url(), Some(Digest::of(b"another"))).await, &genesis.to_string());
+    let other = GenesisHash([7; 32]);
+    not_ours(connect(&chain.url(), Some(other)).await, &genesis.to_string());
+    let text = connect(&chain.url(), Some(other)).await.unwrap_err().to_string();
+    assert!(text.contains(&other.to_string()), "{text}");
 
+    // Only what calls itself a development chain is one.
+    let client = SubxtChain::connect_timed(&chain.url(), None, None, patient()).await.unwrap();
+    assert_eq!((client.genesis(), client.is_development()), (genesis, true));
     let proxy = Proxy::to(chain.address().port()).await;
+    proxy.set(Wire::Tampered { from: "\"Development\"", to: "\"Independent\"" });
+    let client = SubxtChain::connect_timed(&proxy.url(), None, None, patient()).await.unwrap();
+    assert_eq!((client.genesis(), client.is_development()), (genesis, false));
+
     proxy.set(Wire::Tampered { from: "\"specName\":\"mettle\"", to: "\"specName\":\"kettle\"" });
     not_ours(connect(&proxy.url(), None).await, "`kettle`");
     // A JSON-RPC server that is no chain.

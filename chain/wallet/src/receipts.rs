@@ -9,7 +9,7 @@ use chain_client::Amount;
 use node::config::SeatFlags;
 use node::{error_chain, open::fetcher};
 use protocol::{
-    Role, Uid, Window,
+    GenesisHash, Role, Uid, Window,
     consensus::ONE,
     receipt::{Attestation, Observed, Outcome, Receipt, Reputation, SeatJudgement, SeatReputation},
     view::{Payslip, RunView, SeatView, WindowView},
@@ -66,7 +66,7 @@ pub async fn receipts(command: Receipts, output: &mut Output<'_>) -> anyhow::Res
     ensure!(!windows.is_empty(), "no window of run {} is closed yet; try again after the first", args.run);
 
     let run = status.run;
-    let fetch = fetcher(&run.params)?;
+    let fetch = fetcher(chain, &run.params)?;
     let seats = chain.seats(run.id).await?;
     let payslips = chain.payslips(run.id, uid).await?;
     let mut all = Vec::new();
@@ -77,7 +77,7 @@ pub async fn receipts(command: Receipts, output: &mut Output<'_>) -> anyhow::Res
                 window.0
             );
         };
-        all.push(receipts_of(&fetch, &run, &view, &seats, &payslips).await);
+        all.push(receipts_of(&fetch, chain.genesis(), &run, &view, &seats, &payslips).await);
     }
     let text: String = all.iter().map(|window| window.text(uid)).collect();
     let windows: Vec<Value> = all.iter().map(|window| window.json(uid)).collect();
@@ -86,6 +86,7 @@ pub async fn receipts(command: Receipts, output: &mut Output<'_>) -> anyhow::Res
 
 async fn receipts_of(
     fetch: &dyn Fetch,
+    genesis: GenesisHash,
     run: &RunView,
     view: &WindowView,
     seats: &[SeatView],
@@ -94,7 +95,7 @@ async fn receipts_of(
     let epoch = view.window.epoch(run.params.epoch_windows);
     let mut receipts = Vec::new();
     for seat in seats.iter().filter(|seat| seat.role == Role::Validator) {
-        receipts.push((seat.id.uid, receipt_of(fetch, run, view, seat).await.map(Box::new)));
+        receipts.push((seat.id.uid, receipt_of(fetch, genesis, run, view, seat).await.map(Box::new)));
     }
     WindowReceipts {
         window: view.window,
@@ -108,11 +109,12 @@ async fn receipts_of(
 /// Fetches the receipt that a validator anchored for the window, and checks it against the chain.
 async fn receipt_of(
     fetch: &dyn Fetch,
+    genesis: GenesisHash,
     run: &RunView,
     view: &WindowView,
     seat: &SeatView,
 ) -> Result<Receipt, String> {
-    let receipt = gather::receipt_of(fetch, run, view, seat).await.map_err(|error| match error {
+    let receipt = gather::receipt_of(fetch, genesis, run, view, seat).await.map_err(|error| match error {
         AuditError::NotAnchored { .. } => "no receipt anchored for this window".into(),
         AuditError::NotPublished { source, .. } => {
             format!("its bucket does not serve its receipt: {}", error_chain(&source))
@@ -302,7 +304,9 @@ mod tests {
     use super::*;
     use expect_test::expect;
     use protocol::{
-        Block, Digest, Hotkey, RunId, RunParams, SeatId, keys,
+        Block, Digest, Hotkey, RunId, RunParams, SeatId,
+        identity::Signer,
+        keys,
         receipt::{
             Baseline, ExactF64, FORMAT, Judgement, LossPair, Measured, NearDuplicate, OwnData, Penalty,
             PenaltyReason, ReportedFault, Reputations, SignedReceipt, Statements, WindowScore,
@@ -316,8 +320,10 @@ mod tests {
         SeatId { uid: Uid(uid), registered_at: Block(1) }
     }
 
-    fn key() -> ed25519_dalek::SigningKey {
-        ed25519_dalek::SigningKey::from_bytes(&[7; 32])
+    const GENESIS: GenesisHash = GenesisHash([1; 32]);
+
+    fn key() -> Signer {
+        Signer::new(ed25519_dalek::SigningKey::from_bytes(&[7; 32]), GENESIS)
     }
 
     fn reputation(mu: f64, own_data_score: f64) -> SeatReputation {
@@ -363,7 +369,7 @@ mod tests {
             run: RunId(0),
             window: Window(5),
             validator: seat(2),
-            hotkey: Hotkey(key().verifying_key().to_bytes()),
+            hotkey: key().hotkey(),
             base: Digest([1; 32]),
             previous: None,
             salt: [0; 32],
@@ -529,7 +535,7 @@ mod tests {
         }
         let fetch = MemoryFetcher::new();
         fetch.serve("http://bucket", bucket);
-        let of = async |view: &WindowView| receipt_of(&fetch, &run, view, &validator).await;
+        let of = async |view: &WindowView| receipt_of(&fetch, GENESIS, &run, view, &validator).await;
         assert_eq!(of(&view(5, Some(digest))).await, Ok(receipt(measured())));
         assert!(of(&view(5, None)).await.unwrap_err().contains("no receipt"));
         assert!(

@@ -45,7 +45,9 @@ pub async fn report(command: Report, output: &mut Output<'_>) -> anyhow::Result<
     let seats = session.chain.seats(run.id).await?;
     let seat = seats.iter().find(|seat| seat.id.uid == uid && seat.role == Role::Validator);
     let seat = seat.ok_or(AuditError::NoValidator { uid })?;
-    let receipt = receipt_of(&fetcher(&run.params)?, &run, &view, seat).await?;
+    let receipt =
+        receipt_of(&fetcher(&*session.chain, &run.params)?, session.chain.genesis(), &run, &view, seat)
+            .await?;
     if receipt.run != run.id || receipt.window != window || receipt.validator != seat.id {
         bail!(
             "uid {uid} anchored the receipt of another window or seat for window {}: an audit reports that, and the chain does not punish it",

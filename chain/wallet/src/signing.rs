@@ -10,7 +10,7 @@ use chain_client::{
     keys::{Key, KeyPassword, KeySource, Prompt, address, parse_address},
 };
 use node::{
-    config::{AccountFlags, EndpointArgs},
+    config::{AccountFlags, ChainConfig, EndpointArgs},
     open,
 };
 use protocol::{
@@ -230,13 +230,13 @@ struct CallFailed {
 /// A connection to the chain, at first without a key.
 pub struct SigningSession {
     pub chain: Arc<dyn Chain>,
-    pub url: String,
+    config: ChainConfig,
 }
 
 impl SigningSession {
     /// Connects without a key.
-    pub async fn open(url: &str) -> anyhow::Result<SigningSession> {
-        Ok(SigningSession { chain: open::chain(url, None).await?, url: url.to_owned() })
+    pub async fn open(config: &ChainConfig) -> anyhow::Result<SigningSession> {
+        Ok(SigningSession { chain: open::chain(config, None).await?, config: config.clone() })
     }
 
     /// What would be signed, with the chain's estimates.
@@ -256,7 +256,7 @@ impl SigningSession {
         }
         Ok(Preview {
             what: plan.what.clone(),
-            chain: self.url.clone(),
+            chain: self.config.url.clone(),
             signer: address(&account),
             whose: plan.signer.whose.to_owned(),
             free: self.chain.balance(&account).await?.free.to_string(),
@@ -274,6 +274,7 @@ impl SigningSession {
             return Ok(false);
         }
         output.confirm(signer.confirm.yes)?;
+        open::check_key(&signer.source, self.chain.is_development())?;
         let key = signer.open()?;
         ensure!(
             key.account() == signer.key_account()?,
@@ -281,7 +282,7 @@ impl SigningSession {
             signer.source
         );
         // Later reads see the effect of what this client submits.
-        self.chain = open::chain(&self.url, Some(key)).await?;
+        self.chain = open::chain(&self.config, Some(key)).await?;
         Ok(true)
     }
 
@@ -329,11 +330,12 @@ impl SigningSession {
 pub async fn check_bucket(
     output: &mut Output<'_>,
     bucket: &dyn Store,
+    chain: &dyn Chain,
     params: &RunParams,
     base_url: &str,
 ) -> anyhow::Result<()> {
     output.note("Checking the bucket.")?;
-    store::check_bucket(bucket, &open::fetcher(params)?, base_url).await.context(
+    store::check_bucket(bucket, &open::fetcher(chain, params)?, base_url).await.context(
         "the bucket cannot be used, so nothing was signed: correct [store] in the settings file, the access rules of \
          the bucket, or its public URL",
     )

@@ -5,7 +5,9 @@ use ed25519_dalek::SigningKey;
 use frame::{benchmarking::prelude::*, prelude::fungible::Mutate as _};
 use pallet_registry::{Balance, Pallet as Registry, Url};
 use protocol::{
-    Hotkey, Role, RunParams, Schedule, Terms, reveal,
+    Hotkey, Role, RunParams, Schedule, Terms,
+    identity::Signer,
+    reveal,
     select::Selected,
     statement::{Equivocation, SignedStatement, Statement, StatementKind},
     view::{Outcome, Verdict, Vote},
@@ -170,8 +172,9 @@ fn end_window<T: Config>() {
     });
 }
 
-fn statement(index: u32, kind: StatementKind, of: u8) -> SignedStatement {
-    Statement { run: RUN, window: NOW, uid: uid(index), kind, digest: digest(of) }.sign(&key(index))
+fn statement<T: Config>(index: u32, kind: StatementKind, of: u8) -> SignedStatement {
+    Statement { run: RUN, window: NOW, uid: uid(index), kind, digest: digest(of) }
+        .sign(&Signer::new(key(index), Pallet::<T>::genesis()))
 }
 
 #[benchmarks]
@@ -270,8 +273,10 @@ mod benchmarks {
     #[benchmark]
     fn report_equivocation() -> Result<(), BenchmarkError> {
         let validator = largest::<T>(0)?;
-        let (one, other) =
-            (statement(validator, StatementKind::Vote, 1), statement(validator, StatementKind::Vote, 2));
+        let (one, other) = (
+            statement::<T>(validator, StatementKind::Vote, 1),
+            statement::<T>(validator, StatementKind::Vote, 2),
+        );
         let proof = Equivocation { hotkey: public(validator), one, other };
         let reporter: T::AccountId = whitelisted_caller();
         #[extrinsic_call]
@@ -285,7 +290,7 @@ mod benchmarks {
         let validator = largest::<T>(0)?;
         // The attestation is the largest record that can be contradicted.
         attest_all::<T>(miners_max::<T>(), 1);
-        let signed = statement(validator, StatementKind::Attestation, 2);
+        let signed = statement::<T>(validator, StatementKind::Attestation, 2);
         let reporter: T::AccountId = whitelisted_caller();
         #[extrinsic_call]
         _(RawOrigin::Signed(reporter), public(validator), signed);

@@ -10,6 +10,7 @@ use pallet_mock::pallet_balances;
 use pallet_registry::{Balance, Nominations, Url};
 use protocol::{
     Block as Height, Digest, Hotkey, Role, RunId, RunParams, Schedule, SeatId, Terms, Uid, Window,
+    identity::Signer,
     params::Permille,
     reveal,
     statement::{SignedStatement, Statement, StatementKind},
@@ -256,9 +257,14 @@ pub fn reveal_vote(uid: u16, window: u32, update: u8) -> DispatchResult {
     Windows::reveal_vote(signed(uid), RUN, Window(window), ballot(update, None), salt(uid))
 }
 
+/// The hotkey of `uid`, signing for this chain.
+pub fn signer(uid: u16) -> Signer {
+    Signer::new(key(uid), Windows::genesis())
+}
+
 /// A statement that `uid` signs off the chain.
 pub fn statement(uid: u16, window: u32, kind: StatementKind, digest: Digest) -> SignedStatement {
-    Statement { run: RUN, window: Window(window), uid: Uid(uid), kind, digest }.sign(&key(uid))
+    Statement { run: RUN, window: Window(window), uid: Uid(uid), kind, digest }.sign(&signer(uid))
 }
 
 pub fn view(window: u32) -> WindowView {

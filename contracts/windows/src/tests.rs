@@ -897,7 +897,7 @@ fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
                     let said = |of| {
                         let mut said = statement(key, window, kind, digest(of)).statement;
                         said.uid = uid_of(key);
-                        said.sign(&mock::key(key))
+                        said.sign(&signer(key))
                     };
                     let proof = Equivocation { hotkey: public(key), one: said(1), other: said(2) };
                     let _ = Windows::report_equivocation(RuntimeOrigin::signed(REPORTER), proof);
@@ -906,7 +906,7 @@ fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
                     let window = open.saturating_sub(behind);
                     let mut said = statement(key, window, kind, digest(1)).statement;
                     said.uid = uid_of(key);
-                    let signed = said.sign(&mock::key(key));
+                    let signed = said.sign(&signer(key));
                     let _ =
                         Windows::report_contradiction(RuntimeOrigin::signed(REPORTER), public(key), signed);
                 }

@@ -54,13 +54,13 @@ pub fn anchor_receipts<T: frame_system::Config>() -> Weight {
 /// With two statements.
 pub fn report_equivocation<T: frame_system::Config>() -> Weight {
     // 579 to 639 µs.
-    Weight::from_parts(630_958_000, 0).saturating_add(T::DbWeight::get().reads_writes(11, 6))
+    Weight::from_parts(630_958_000, 0).saturating_add(T::DbWeight::get().reads_writes(12, 6))
 }
 
 /// With one statement and the chain's record.
 pub fn report_contradiction<T: frame_system::Config>() -> Weight {
     // 485 to 598 µs.
-    Weight::from_parts(562_036_000, 0).saturating_add(T::DbWeight::get().reads_writes(12, 6))
+    Weight::from_parts(562_036_000, 0).saturating_add(T::DbWeight::get().reads_writes(13, 6))
 }
 
 /// The overhead of any scheduled task.

@@ -9,10 +9,11 @@ use crate::adversary::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use chain_client::{Call, ChainError};
-use ed25519_dalek::SigningKey;
 use miner::{contribution_store::PendingContribution, strategy::Strategy};
 use node::{Contribution, Follower, wait_past};
-use protocol::{Block, Uid, Window, keys, keys::ObjectKey, submission::Submission, view::WindowView};
+use protocol::{
+    Block, Uid, Window, identity::Signer, keys, keys::ObjectKey, submission::Submission, view::WindowView,
+};
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use store::{Store, StoreError};
 
@@ -24,7 +25,7 @@ pub struct ActingStrategy {
     adversary: Box<dyn Adversary>,
     follower: Arc<Follower>,
     /// The seat's key.
-    key: SigningKey,
+    signer: Signer,
     uid: Uid,
     /// The window that is being trained.
     window: Window,
@@ -38,11 +39,11 @@ impl ActingStrategy {
     pub fn new(
         adversary: Box<dyn Adversary>,
         follower: Arc<Follower>,
-        key: SigningKey,
+        signer: Signer,
         uid: Uid,
     ) -> ActingStrategy {
         let (window, seen) = (Window::FIRST, BTreeMap::new());
-        ActingStrategy { adversary, follower, key, uid, window, seen, presenting: None }
+        ActingStrategy { adversary, follower, signer, uid, window, seen, presenting: None }
     }
 
     /// The presentation of a window, decided once. `file` is the honest contribution.
@@ -58,7 +59,7 @@ impl ActingStrategy {
         let header = Submission::read(&bytes).map(|submission| submission.header);
         let presentation = match header {
             Ok(header) => {
-                let own = OwnContribution { header, bytes: bytes.clone(), key: &self.key };
+                let own = OwnContribution { header, bytes: bytes.clone(), signer: &self.signer };
                 let at =
                     MinerContext { commitments: &commitments, ..context(&self.follower, self.uid, window) };
                 self.adversary.present(&at, &own)

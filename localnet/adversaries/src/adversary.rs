@@ -3,10 +3,10 @@
 
 use crate::seeded_rng::SeededRng;
 use bytes::Bytes;
-use ed25519_dalek::SigningKey;
 use node::{Codec, Contribution};
 use protocol::{
     Digest, RunId, RunParams, Uid, Window,
+    identity::Signer,
     submission::{self, Header, PREFIX_BYTES, SIGNATURE_BYTES},
 };
 use store::faults::Faults;
@@ -93,7 +93,7 @@ pub struct OwnContribution<'a> {
     pub header: Header,
     /// Header, body and signature.
     pub bytes: Bytes,
-    pub key: &'a SigningKey,
+    pub signer: &'a Signer,
 }
 
 impl OwnContribution<'_> {
@@ -108,7 +108,7 @@ impl OwnContribution<'_> {
 
     /// The same body under another header.
     pub fn sealed_as(&self, header: Header) -> Bytes {
-        submission::seal(&header, self.body(), self.key).into()
+        submission::seal(&header, self.body(), self.signer).into()
     }
 }
 

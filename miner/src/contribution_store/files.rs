@@ -6,12 +6,12 @@
 
 use crate::compress::{self, CompressError, Sealed};
 use dataset::durable::{PendingFile, Readers};
-use ed25519_dalek::SigningKey;
 use kernels::{decode::StreamDecoder, encode::Source};
 use node::Codec;
 use protocol::{
     Digest,
     contribution::EncodeError,
+    identity::Signer,
     submission::{Header, PREFIX_BYTES, SIGNATURE_BYTES},
 };
 use std::{
@@ -66,7 +66,7 @@ impl ContributionFiles {
         &self,
         codec: &Codec,
         header: &Header,
-        key: &SigningKey,
+        signer: &Signer,
         residual: &mut [f32],
         source: Source<'_>,
     ) -> Result<Sealed, ContributionFileError> {
@@ -74,7 +74,7 @@ impl ContributionFiles {
         let mut file = PendingFile::create_in(&self.directory, UNFINISHED, Readers::Owner).map_err(failed)?;
         let at = file.path().to_owned();
         let sealed =
-            fill(&at, file.file(), |sink| compress::compress(codec, header, key, residual, source, sink))?;
+            fill(&at, file.file(), |sink| compress::compress(codec, header, signer, residual, source, sink))?;
         file.sync().map_err(|source| ContributionFileError::Write { path: at, source })?;
         let path = self.path(&sealed.digest);
         file.publish(&path).map_err(|source| ContributionFileError::Write { path, source })?;

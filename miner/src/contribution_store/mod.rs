@@ -15,14 +15,13 @@ mod snapshot;
 pub use files::{ContributionFileError, ContributionFiles};
 pub use snapshot::{Optimiser, PendingContribution, Snapshot, SnapshotError};
 
-use ed25519_dalek::SigningKey;
 use kernels::encode::Source;
 use nn::StateError;
 use node::{
     Codec,
     durable::{DurableFile, Recovered},
 };
-use protocol::{RunId, SeatId, submission::Header};
+use protocol::{RunId, SeatId, identity::Signer, submission::Header};
 use std::{io, path::PathBuf, sync::Arc};
 
 /// The files of a seat, and what it takes to make a contribution. Clones share everything large.
@@ -32,7 +31,7 @@ pub struct ContributionStore {
     pub directory: PathBuf,
     pub run: RunId,
     pub seat: SeatId,
-    pub key: SigningKey,
+    pub signer: Signer,
     pub codec: Arc<Codec>,
 }
 
@@ -97,7 +96,7 @@ impl ContributionStore {
         source: Source<'_>,
         optimiser: &dyn Optimiser,
     ) -> Result<PendingContribution, ContributionStoreError> {
-        let sealed = self.files().write(&self.codec, header, &self.key, &mut snapshot.residual, source)?;
+        let sealed = self.files().write(&self.codec, header, &self.signer, &mut snapshot.residual, source)?;
         let pending = PendingContribution {
             window: header.window,
             digest: sealed.digest,
@@ -192,13 +191,17 @@ mod tests {
 
     struct Home {
         directory: tempfile::TempDir,
-        key: SigningKey,
+        signer: Signer,
         codec: Arc<Codec>,
     }
 
     impl Home {
         fn new() -> Home {
-            Home { directory: tempfile::tempdir().unwrap(), key: key(), codec: Arc::new(codec(&[5000, 3])) }
+            Home {
+                directory: tempfile::tempdir().unwrap(),
+                signer: key(),
+                codec: Arc::new(codec(&[5000, 3])),
+            }
         }
 
         fn store(&self) -> ContributionStore {
@@ -206,7 +209,7 @@ mod tests {
                 directory: self.directory.path().to_owned(),
                 run: RunId(1),
                 seat: SeatId { uid: Uid(4), registered_at: Block(9) },
-                key: self.key.clone(),
+                signer: self.signer.clone(),
                 codec: self.codec.clone(),
             }
         }

@@ -304,8 +304,9 @@ mod tests {
     use ed25519_dalek::SigningKey;
     use proptest::prelude::*;
     use protocol::{
-        Hotkey, RunId, Window,
+        GenesisHash, RunId, Window,
         contribution::{CODEC, EncodeError, TensorSpec},
+        identity::Signer,
         keys::{self, ObjectKey},
     };
     use store::{Fetch, FetchError, Limits, TrafficTotals, fetch_verified_into};
@@ -353,8 +354,10 @@ mod tests {
         body
     }
 
-    fn key() -> SigningKey {
-        SigningKey::from_bytes(&[7; 32])
+    const GENESIS: GenesisHash = GenesisHash([1; 32]);
+
+    fn key() -> Signer {
+        Signer::new(SigningKey::from_bytes(&[7; 32]), GENESIS)
     }
 
     fn sealed(body: &[u8]) -> Vec<u8> {
@@ -363,7 +366,7 @@ mod tests {
             run: RunId(1),
             window: Window(9),
             uid: Uid(4),
-            hotkey: Hotkey(key().verifying_key().to_bytes()),
+            hotkey: key().hotkey(),
             base: Digest([5; 32]),
             schema: schema().digest(),
             density: SENT,
@@ -373,10 +376,21 @@ mod tests {
     }
 
     fn expected(schema: &Schema, digest: Digest) -> Expected<'_> {
-        let hotkey = Hotkey(key().verifying_key().to_bytes());
+        let hotkey = key().hotkey();
         let (run, window, uid, base) = (RunId(1), Window(9), Uid(4), Digest([5; 32]));
-        let sequences_per_seat = 512;
-        Expected { run, window, uid, hotkey, base, schema, density: SENT, sequences_per_seat, digest }
+        let (genesis, sequences_per_seat) = (GENESIS, 512);
+        Expected {
+            genesis,
+            run,
+            window,
+            uid,
+            hotkey,
+            base,
+            schema,
+            density: SENT,
+            sequences_per_seat,
+            digest,
+        }
     }
 
     fn incoming(codec: &Codec) -> Incoming<'_> {

@@ -1,21 +1,29 @@
 //! Settings: defaults, a TOML file, the environment and flags. Later ones win.
 
 use crate::data::DataSource;
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use chain_client::keys::KeySource;
-use protocol::RunId;
-use serde::{Deserialize, Serialize};
+use protocol::{GenesisHash, RunId};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::{
+    fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
 };
 use store::{Credentials, S3Settings, S3Store};
+use zeroize::Zeroizing;
 
 /// The settings file. An unknown key is an error.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
     pub chain: Option<String>,
+    /// The hash of the chain's block 0, as the network publishes it. Required but on a development chain.
+    pub genesis: Option<GenesisHash>,
+    /// URL of a second node of the chain, best of another operator, whose finalised blocks have to be the same.
+    pub chain_witness: Option<String>,
+    /// Allows `ws://` to a host that is not private. Without encryption, any network on the way may answer.
+    pub allow_plain_ws: Option<bool>,
     pub run: Option<u32>,
     /// A key file, or a development key such as `//Alice`.
     pub key: Option<String>,
@@ -39,9 +47,38 @@ pub struct StoreFile {
     pub endpoint: String,
     pub bucket: String,
     pub access_key: String,
-    /// The secret, or better `secret_key_file`, or the variable METTLE_STORE_SECRET.
-    pub secret_key: Option<String>,
+    /// The secret, or better `secret_key_file`, or the variable METTLE_STORE_SECRET. Never written.
+    #[serde(skip_serializing)]
+    pub secret_key: Option<Secret>,
     pub secret_key_file: Option<PathBuf>,
+}
+
+/// A secret text: wiped on drop, and shown as `…`.
+#[derive(Clone, PartialEq)]
+pub struct Secret(Zeroizing<String>);
+
+impl Secret {
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Secret {
+        Secret(Zeroizing::new(text))
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Secret, D::Error> {
+        String::deserialize(deserializer).map(Secret::from)
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
 }
 
 /// How the run's data is fetched, if it is not on this machine.
@@ -102,6 +139,9 @@ pub struct Flags {
     /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
     #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
     pub chain: Option<String>,
+    /// The hash of the chain's block 0; required but on a development chain.
+    #[arg(long, value_name = "HASH", env = "METTLE_GENESIS")]
+    pub genesis: Option<GenesisHash>,
     /// The run to take part in.
     #[arg(long, value_name = "ID", env = "METTLE_RUN")]
     pub run: Option<u32>,
@@ -125,7 +165,7 @@ pub struct Flags {
 /// The chain, the run and the key of a command.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EndpointArgs {
-    pub chain: String,
+    pub chain: ChainConfig,
     pub run: RunId,
     pub key: Option<KeySource>,
     pub password_file: Option<PathBuf>,
@@ -142,6 +182,9 @@ pub struct ChainFlags {
     /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
     #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
     pub chain: Option<String>,
+    /// The hash of the chain's block 0; required but on a development chain.
+    #[arg(long, value_name = "HASH", env = "METTLE_GENESIS")]
+    pub genesis: Option<GenesisHash>,
     /// The run.
     #[arg(long, value_name = "ID", env = "METTLE_RUN")]
     pub run: Option<u32>,
@@ -179,8 +222,8 @@ impl ChainFlags {
     /// # Errors
     /// If the settings file or the key cannot be used.
     pub fn read(&self, key: Option<&str>) -> anyhow::Result<EndpointArgs> {
-        let ChainFlags { config, chain, run } = self.clone();
-        let flags = Flags { config, chain, run, key: key.map(str::to_owned), ..Flags::default() };
+        let ChainFlags { config, chain, genesis, run } = self.clone();
+        let flags = Flags { config, chain, genesis, run, key: key.map(str::to_owned), ..Flags::default() };
         let file = File::layered(&flags)?;
         let key = file.key()?;
         let ReadOnlyConfig { chain, run, .. } = file.clone().read_only();
@@ -217,12 +260,23 @@ pub struct Settings {
 /// The settings of a command that signs nothing and publishes nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReadOnlyConfig {
-    pub chain: String,
+    pub chain: ChainConfig,
     pub run: RunId,
     pub directory: PathBuf,
     pub dataset: Option<PathBuf>,
     pub data_source: DataSource,
     pub device: toml::Value,
+}
+
+/// Where the chain is, and which chain it has to be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChainConfig {
+    pub url: String,
+    /// URL of a second node that has to have the same finalised blocks.
+    pub witness: Option<String>,
+    pub genesis: Option<GenesisHash>,
+    /// Allows `ws://` to a host that is not private.
+    pub allow_plain_ws: bool,
 }
 
 /// The default address of a node on the user's own machine.
@@ -260,9 +314,11 @@ impl File {
     /// The settings file that the flags name, overlaid by the flags. Flags read the environment.
     fn layered(flags: &Flags) -> anyhow::Result<File> {
         let file = flags.config.as_deref().map_or_else(|| Ok(File::default()), File::parse)?;
-        let Flags { config: _, chain, run, key, password_file, directory, dataset, device } = flags.clone();
+        let Flags { config: _, chain, genesis, run, key, password_file, directory, dataset, device } =
+            flags.clone();
         Ok(File {
             chain: chain.or(file.chain),
+            genesis: genesis.or(file.genesis),
             run: run.or(file.run),
             key: key.or(file.key),
             password_file: password_file.or(file.password_file),
@@ -274,9 +330,17 @@ impl File {
     }
 
     fn parse(path: &Path) -> anyhow::Result<File> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("could not read the settings file {}", path.display()))?;
-        toml::from_str(&text).with_context(|| format!("the settings file {} is invalid", path.display()))
+        let text = Zeroizing::new(
+            std::fs::read_to_string(path)
+                .with_context(|| format!("could not read the settings file {}", path.display()))?,
+        );
+        // The error would quote the line that it stops at, which may hold a secret.
+        let read: Result<File, toml::de::Error> = toml::from_str(&text);
+        read.map_err(|error| {
+            let line =
+                error.span().map_or(0, |span| text[..span.start.min(text.len())].lines().count().max(1));
+            anyhow!("the settings file {} is invalid in line {line}: {}", path.display(), error.message())
+        })
     }
 
     fn key(&self) -> anyhow::Result<Option<KeySource>> {
@@ -288,7 +352,12 @@ impl File {
     fn read_only(self) -> ReadOnlyConfig {
         let data = self.data.unwrap_or_default();
         ReadOnlyConfig {
-            chain: self.chain.unwrap_or_else(|| format!("ws://{DEFAULT_CHAIN}")),
+            chain: ChainConfig {
+                url: self.chain.unwrap_or_else(|| format!("ws://{DEFAULT_CHAIN}")),
+                witness: self.chain_witness,
+                genesis: self.genesis,
+                allow_plain_ws: self.allow_plain_ws.unwrap_or(false),
+            },
             run: RunId(self.run.unwrap_or(0)),
             directory: self.directory.unwrap_or_else(|| "mettle-data".into()),
             dataset: self.dataset,
@@ -329,7 +398,7 @@ impl StoreFile {
             return Ok(text.trim().to_owned());
         }
         if let Some(secret) = &self.secret_key {
-            return Ok(secret.clone());
+            return Ok(secret.reveal().to_owned());
         }
         std::env::var("METTLE_STORE_SECRET")
             .context("no secret for the store: set METTLE_STORE_SECRET, or `secret_key_file` under [store]")
@@ -355,7 +424,7 @@ mod tests {
             flags("chain = \"ws://a\"\nkey = \"//Alice\"\nrun = 3\n[data]\nmirrors = [\"https://a/b\"]");
         let flags = Flags { chain: Some("ws://b".into()), ..flags };
         let Settings { reading, key, .. } = Settings::read(&flags).unwrap();
-        assert_eq!((reading.chain.as_str(), reading.run), ("ws://b", RunId(3)));
+        assert_eq!((reading.chain.url.as_str(), reading.run), ("ws://b", RunId(3)));
         assert_eq!((key.to_string().as_str(), reading.device.as_str()), ("//Alice", Some("cpu")));
         let mirrors = vec!["https://a/b".into()];
         assert_eq!(reading.data_source, DataSource { mirrors, cache_bytes: 16 << 30 });
@@ -365,9 +434,9 @@ mod tests {
         assert_eq!(reading.data_source, DataSource { mirrors: Vec::new(), cache_bytes: 5 });
         assert_eq!(reading.device["name"].as_str(), Some("cuda:0"));
 
-        let flags = ChainFlags { config: flags.config, chain: flags.chain, run: Some(5) };
+        let flags = ChainFlags { config: flags.config, chain: flags.chain, genesis: None, run: Some(5) };
         let args = flags.read(Some("//Bob")).unwrap();
-        assert_eq!((args.chain.as_str(), args.run), ("ws://b", RunId(5)));
+        assert_eq!((args.chain.url.as_str(), args.run), ("ws://b", RunId(5)));
         assert_eq!(args.key, Some(KeySource::Dev("//Bob".into())));
     }
 

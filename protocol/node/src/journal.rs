@@ -3,7 +3,7 @@
 //!
 //! No decision depends on the journal, and losing it loses nothing but the record.
 
-use crate::durable::DiskStatus;
+use crate::durable::{DiskStatus, owners_file};
 use protocol::{Digest, Uid, Window, view::Outcome};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -113,7 +113,7 @@ impl Journal {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
-        let mut file = fs::OpenOptions::new().create(true).read(true).append(true).open(path)?;
+        let mut file = owners_file().create(true).append(true).open(path)?;
         let is_torn = ends_in_a_line(&mut file)?;
         let file = JournalFile { path: path.to_owned(), file, is_torn };
         Ok(Journal { file: Some(file), watchers: Vec::new(), disk: DiskStatus::default() })
@@ -189,6 +189,16 @@ pub fn read_from(path: &Path, offset: u64) -> io::Result<(Vec<Entry>, u64)> {
 mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
+
+    #[cfg(unix)]
+    #[test]
+    fn only_the_owner_reads_a_journal() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal.jsonl");
+        Journal::open(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
 
     #[test]
     fn a_journal_in_memory_hands_every_entry_to_its_watcher() {

@@ -18,6 +18,7 @@ pub mod shards;
 pub mod state;
 pub mod step;
 pub mod sync;
+pub mod witness;
 
 pub use crate::codec::{Codec, Contribution};
 pub use crate::node::{Node, NodeError};
@@ -34,3 +35,4 @@ pub use sync::{
     FollowError, Followed, Follower, SyncDriver, SyncError, checkpoint, follow, mirrors, pieces, shares,
     wait_briefly, wait_past,
 };
+pub use witness::{ChainWitness, WitnessError};

@@ -1,17 +1,18 @@
 //! What both roles are made of: chain, bucket, seat, model, journal, and where heavy work runs.
 
 use crate::{
-    Blocking, Entry, Follower, Journal, SyncDriver, SyncError,
+    Blocking, ChainWitness, Entry, Follower, Journal, SyncDriver, SyncError,
     durable::DirectoryLock,
     error_chain,
     step::{Skip, Stop},
     sync::{follow::OwnMerge, wait_past},
+    witness::WitnessError,
 };
 use chain_client::{Call, Chain, ChainError, Head, Refusal};
 use dataset::Dataset;
-use ed25519_dalek::SigningKey;
 use protocol::{
     Block, RunId, Schedule, Uid, Window,
+    identity::Signer,
     view::{RunView, SeatView, WindowView},
 };
 use std::{path::PathBuf, sync::Arc};
@@ -25,10 +26,13 @@ pub struct Node {
     /// The node's own bucket.
     pub store: Arc<dyn Store>,
     pub dataset: Arc<Dataset>,
-    pub key: SigningKey,
+    /// The hotkey, signing for the chain.
+    pub signer: Signer,
     pub seat: SeatView,
     /// Finalised blocks.
     pub heads: watch::Receiver<Head>,
+    /// A second node that has to have the same blocks, if there is one.
+    pub witness: Option<ChainWitness>,
     pub journal: Journal,
     /// Where the node keeps its files.
     pub directory: PathBuf,
@@ -48,6 +52,8 @@ pub enum NodeError {
     Chain(#[from] ChainError),
     #[error(transparent)]
     Sync(#[from] SyncError),
+    #[error(transparent)]
+    Witness(#[from] WitnessError),
     #[error("another account took this seat at block {registered_at}; register again")]
     SeatLost { registered_at: Block },
 }
@@ -104,8 +110,15 @@ impl Node {
     }
 
     /// The chain's view of a window; `None` if the chain has not opened it yet, or has forgotten it.
+    ///
+    /// # Errors
+    /// [`NodeError::Witness`] if the second node has another block in which the window opened: one of them lies.
     pub async fn window_view(&self, window: Window) -> Result<Option<WindowView>, NodeError> {
-        Ok(self.chain().window(self.run_id(), window).await?)
+        let view = self.chain().window(self.run_id(), window).await?;
+        if let (Some(witness), Some(view)) = (&self.witness, &view) {
+            witness.confirm(self.run_id(), self.schedule(), view).await?;
+        }
+        Ok(view)
     }
 
     pub async fn seats(&self) -> Result<Vec<SeatView>, NodeError> {

@@ -1,25 +1,28 @@
 //! Opens everything that a node needs before its first window.
 
-use crate::config::{ReadOnlyConfig, Settings};
+use crate::config::{ChainConfig, ReadOnlyConfig, Settings};
 use crate::{
-    Blocking, Codec, Follower, Journal, Node, SyncDriver,
+    Blocking, ChainWitness, Codec, Follower, Journal, Node, SyncDriver,
     data::fetch_dataset,
-    durable::{DirectoryLock, DiskStatus, retry_while_full, write_atomic},
+    durable::{DirectoryLock, DiskStatus, FileError, retry_while_full, write_atomic},
     mirrors::Mirrors,
 };
 use anyhow::{Context as _, bail};
 use chain_client::{
-    Chain, SubxtChain,
-    keys::{Key, KeyPassword, Prompt},
+    Chain, SubxtChain, is_private,
+    keys::{Key, KeyPassword, KeySource, Prompt},
 };
 use dataset::Dataset;
 use futures::future::BoxFuture;
 use model::RunSpec;
 use protocol::{
-    Digest, Role, RunId, RunParams, keys,
+    Digest, GenesisHash, Role, RunId, RunParams,
+    identity::{BadHex, Signer},
+    keys,
     view::{RunView, SeatView},
 };
 use std::{
+    io::ErrorKind,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -28,9 +31,14 @@ use store::{Fetch as _, HttpFetcher, Limits, Store, fetch::FetchPolicy};
 /// The name of the run's specification in a node's directory.
 pub const SPEC_FILE: &str = "spec.json";
 
+/// The name of the file with the genesis hash of the chain that a node's directory belongs to.
+pub const GENESIS_FILE: &str = "genesis";
+
 pub struct NodeContext {
     pub key: Key,
     pub chain: Arc<dyn Chain>,
+    /// The second node of the chain, if the settings name one.
+    pub witness: Option<ChainWitness>,
     pub fetch: Arc<HttpFetcher>,
     /// The node's own bucket.
     pub store: Arc<dyn Store>,
@@ -62,7 +70,8 @@ impl NodeContext {
             heads: self.chain.heads(),
             blocking: sync.follower.blocking,
             traffic: self.traffic(),
-            key: self.key.signing_key().clone(),
+            witness: self.witness,
+            signer: Signer::new(self.key.signing_key().clone(), self.chain.genesis()),
             sync,
             store: self.store,
             dataset: self.dataset,
@@ -85,9 +94,77 @@ pub fn key(settings: &Settings) -> anyhow::Result<Key> {
 }
 
 /// Connects to the chain; with a key, calls are signed.
-pub async fn chain(url: &str, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>> {
-    let chain = SubxtChain::connect(url, key).await?;
+///
+/// # Errors
+/// If the URL sends signed calls over an open network, if it leads to another chain than the settings name, or if they
+/// name none and it is no development chain.
+pub async fn chain(config: &ChainConfig, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>> {
+    let ChainConfig { url, genesis, allow_plain_ws, .. } = config;
+    if url.starts_with("ws://") && !is_private(url) && !allow_plain_ws {
+        bail!(
+            "{url} is not encrypted, and its host is not in a private network: any network on the way could answer for \
+             the chain. Use wss://, or add `allow_plain_ws = true` to the settings file"
+        );
+    }
+    let chain = SubxtChain::connect_to(url, key, *genesis).await?;
+    if genesis.is_none() {
+        check_unnamed(url, chain.genesis(), chain.is_development())?;
+    }
     Ok(Arc::new(chain))
+}
+
+/// Refuses a chain that the settings do not name, unless it is a development chain.
+fn check_unnamed(url: &str, found: GenesisHash, is_development: bool) -> anyhow::Result<()> {
+    if !is_development {
+        bail!(
+            "the settings name no chain, and {url} is no local development chain. It says that its genesis hash is \
+             {found}: compare this with what the network publishes, then add it with --genesis, or as `genesis` to the \
+             settings file"
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a development key, whose secret is public, on any chain but a development chain.
+pub fn check_key(key: &KeySource, is_development: bool) -> anyhow::Result<()> {
+    if matches!(key, KeySource::Dev(_)) && !is_development {
+        bail!("the secret of {key} is public, and this is no local development chain. Use a key file");
+    }
+    Ok(())
+}
+
+/// Why a directory cannot be used on a chain.
+#[derive(Debug, thiserror::Error)]
+enum PinError {
+    #[error(
+        "the directory {} was used on the chain with genesis {found}, and this is the chain with genesis {chain}. Give \
+         the URL of the former, or use another directory",
+        directory.display()
+    )]
+    OtherChain { directory: PathBuf, found: GenesisHash, chain: GenesisHash },
+    #[error("{} holds no genesis hash: remove it if the directory is of this chain", path.display())]
+    Damaged { path: PathBuf, source: BadHex },
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// Writes the chain's genesis hash into a node's directory, or compares it with the one there. A directory belongs to
+/// one chain: what a node keeps of runs and windows has the same numbers on every chain.
+fn pin_chain(directory: &Path, chain: GenesisHash) -> Result<(), PinError> {
+    let path = directory.join(GENESIS_FILE);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => {
+            let found = text.trim().parse().map_err(|source| PinError::Damaged { path, source })?;
+            if found == chain {
+                return Ok(());
+            }
+            Err(PinError::OtherChain { directory: directory.to_owned(), found, chain })
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Ok(write_atomic(&path, format!("{chain}\n").as_bytes())?)
+        }
+        Err(source) => Err(FileError::Read { path, source }.into()),
+    }
 }
 
 /// Opens chain, seat, bucket, specification and data, the most likely errors first.
@@ -102,6 +179,12 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
         let key = key(settings)?;
         let hotkey = key.hotkey();
         let chain = self::chain(&reading.chain, Some(key.clone())).await?;
+        check_key(&settings.key, chain.is_development())?;
+        retry_while_full(&disk, || async { pin_chain(directory, chain.genesis()) }).await?;
+        let witness = match &reading.chain.witness {
+            Some(url) => Some(ChainWitness::open(&reading.chain, url.clone(), &*chain).await?),
+            None => None,
+        };
         let run = chain.run(reading.run).await?;
 
         let seats = chain.seats(run.id).await?;
@@ -149,7 +232,7 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
         let journal = retry_while_full(&disk, || async { Journal::open(&journal_path) })
             .await
             .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
-        Ok(NodeContext { key, chain, fetch, store, seat, spec, dataset, follower, journal, lock })
+        Ok(NodeContext { key, chain, witness, fetch, store, seat, spec, dataset, follower, journal, lock })
     })
 }
 
@@ -205,7 +288,7 @@ pub struct PublishedRun {
 }
 
 /// Opens chain and specification. No data is fetched.
-pub fn open_published_run(chain: &str, run: RunId) -> BoxFuture<'_, anyhow::Result<PublishedRun>> {
+pub fn open_published_run(chain: &ChainConfig, run: RunId) -> BoxFuture<'_, anyhow::Result<PublishedRun>> {
     Box::pin(async move {
         let chain = self::chain(chain, None).await?;
         let run = chain.run(run).await?;
@@ -214,15 +297,19 @@ pub fn open_published_run(chain: &str, run: RunId) -> BoxFuture<'_, anyhow::Resu
     })
 }
 
-/// A fetcher with the run's policy.
-pub fn fetcher(params: &RunParams) -> anyhow::Result<HttpFetcher> {
-    let policy = if params.localnet { FetchPolicy::localnet() } else { FetchPolicy::public() };
-    Ok(HttpFetcher::new(policy)?)
+/// A fetcher with the run's policy. A run that calls itself a localnet is fetched from private addresses only on a
+/// development chain: on a public chain its creator could send every reader to addresses behind the reader's firewall.
+pub fn fetcher(chain: &dyn Chain, params: &RunParams) -> anyhow::Result<HttpFetcher> {
+    Ok(HttpFetcher::new(fetch_policy(params, chain.is_development()))?)
+}
+
+fn fetch_policy(params: &RunParams, is_development: bool) -> FetchPolicy {
+    if params.localnet && is_development { FetchPolicy::localnet() } else { FetchPolicy::public() }
 }
 
 /// A fetcher with the run's policy, and the run's specification.
 async fn published(chain: &dyn Chain, run: &RunView) -> anyhow::Result<(Arc<HttpFetcher>, RunSpec)> {
-    let fetch = Arc::new(fetcher(&run.params)?);
+    let fetch = Arc::new(fetcher(chain, &run.params)?);
     let seats = chain.seats(run.id).await.context("could not read the run's seats from the chain")?;
     let mirrors = Mirrors::one(&run.origin).and(Mirrors::validators(&seats, &[], &run.origin, 0));
     let limits = Limits::for_bytes(model::SPEC_BYTES_MAX);
@@ -276,6 +363,49 @@ mod tests {
         OutputDirectory, PrepareOptions, Source, TokenizerChoice, manifest_path, shard_path, tokenizer_path,
     };
     use std::fs;
+
+    #[test]
+    fn a_directory_is_used_on_one_chain_only() {
+        let home = tempfile::tempdir().unwrap();
+        let (one, other) = (GenesisHash([1; 32]), GenesisHash([2; 32]));
+        pin_chain(home.path(), one).unwrap();
+        pin_chain(home.path(), one).unwrap();
+        let text = pin_chain(home.path(), other).unwrap_err().to_string();
+        assert!(text.contains(&one.to_string()) && text.contains(&other.to_string()), "{text}");
+        fs::write(home.path().join(GENESIS_FILE), "no hash").unwrap();
+        assert!(matches!(pin_chain(home.path(), one), Err(PinError::Damaged { .. })));
+    }
+
+    #[test]
+    fn a_public_chain_takes_no_public_secret_no_private_endpoint_and_no_trust_on_sight() {
+        let (dev, file) = ("//Alice".parse().unwrap(), "hotkey.json".parse().unwrap());
+        assert!(check_key(&dev, true).is_ok() && check_key(&file, false).is_ok());
+        let refused = check_key(&dev, false).unwrap_err().to_string();
+        assert!(refused.contains("//Alice") && refused.contains("public"), "{refused}");
+
+        // The run's creator says that it is a localnet.
+        let params = RunParams { localnet: true, ..RunParams::default() };
+        assert!(!fetch_policy(&params, false).allow_private);
+        assert!(fetch_policy(&params, true).allow_private);
+        assert!(!fetch_policy(&RunParams::default(), true).allow_private);
+
+        let found = GenesisHash([7; 32]);
+        assert!(check_unnamed("ws://127.0.0.1:9944", found, true).is_ok());
+        let refused = check_unnamed("wss://rpc.example", found, false).unwrap_err().to_string();
+        assert!(refused.contains(&found.to_string()) && refused.contains("--genesis"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn an_open_url_beyond_a_private_network_is_refused() {
+        let config = |url: &str| ChainConfig {
+            url: url.to_owned(),
+            witness: None,
+            genesis: None,
+            allow_plain_ws: false,
+        };
+        let refused = chain(&config("ws://rpc.example:9944"), None).await.err().unwrap().to_string();
+        assert!(refused.contains("allow_plain_ws"), "{refused}");
+    }
 
     #[tokio::test]
     async fn a_damaged_dataset_error_names_file_reason_and_remedy() {

@@ -3,8 +3,10 @@ use crate::Block;
 use alloc::{string::ToString as _, vec};
 use proptest::{collection::vec as some, prelude::*};
 
-fn key() -> ed25519_dalek::SigningKey {
-    ed25519_dalek::SigningKey::from_bytes(&[7; 32])
+const GENESIS: GenesisHash = GenesisHash([1; 32]);
+
+fn key() -> Signer {
+    Signer::new(ed25519_dalek::SigningKey::from_bytes(&[7; 32]), GENESIS)
 }
 
 fn params() -> RunParams {
@@ -172,7 +174,7 @@ fn receipt() -> impl Strategy<Value = Receipt> {
                     run: RunId(1),
                     window: Window(window),
                     validator: seat(Uid(3)),
-                    hotkey: Hotkey(key().verifying_key().to_bytes()),
+                    hotkey: key().hotkey(),
                     base: Digest(salt),
                     previous: window
                         .checked_sub(1)
@@ -205,7 +207,7 @@ fn plain() -> Receipt {
         run: RunId(1),
         window: Window(2),
         validator: seat(Uid(3)),
-        hotkey: Hotkey(key().verifying_key().to_bytes()),
+        hotkey: key().hotkey(),
         base: Digest([4; 32]),
         previous: None,
         salt: [5; 32],
@@ -253,7 +255,7 @@ proptest! {
     fn a_receipt_comes_back_as_it_was_and_in_one_spelling(receipt in receipt()) {
         let sealed = receipt.sign(&key());
         prop_assert!(sealed.bytes.len() <= largest_bytes(&params()));
-        let read = Receipt::open(&sealed.bytes, &params());
+        let read = Receipt::open(&sealed.bytes, &params(), &GENESIS);
         prop_assert_eq!(read.as_ref(), Ok(&receipt));
         prop_assert_eq!(read.unwrap().sign(&key()), sealed);
     }
@@ -263,33 +265,33 @@ proptest! {
         let mut bytes = receipt.sign(&key()).bytes;
         let place = place.index(bytes.len());
         bytes[place] ^= 1 << bit;
-        prop_assert!(Receipt::open(&bytes, &params()).is_err());
+        prop_assert!(Receipt::open(&bytes, &params(), &GENESIS).is_err());
     }
 
     #[test]
     fn no_bytes_make_the_reader_panic(bytes in some(any::<u8>(), 0..400)) {
-        let _ = Receipt::open(&bytes, &params());
-        let _ = Receipt::open(&[&MAGIC[..], &FORMAT.to_le_bytes(), &bytes].concat(), &params());
+        let _ = Receipt::open(&bytes, &params(), &GENESIS);
+        let _ = Receipt::open(&[&MAGIC[..], &FORMAT.to_le_bytes(), &bytes].concat(), &params(), &GENESIS);
     }
 }
 
 #[test]
 fn only_the_hotkey_that_a_receipt_names_can_sign_it() {
-    let stranger = ed25519_dalek::SigningKey::from_bytes(&[8; 32]);
+    let stranger = Signer::new(ed25519_dalek::SigningKey::from_bytes(&[8; 32]), GENESIS);
     let bytes = plain().sign(&stranger).bytes;
     let refused = Err(ReceiptError::NotSigned(SignatureError::BadSignature));
-    assert_eq!(Receipt::open(&bytes, &params()), refused);
+    assert_eq!(Receipt::open(&bytes, &params(), &GENESIS), refused);
     // Nor does a signature for another purpose count.
     let body = plain().encode();
-    let signature = identity::sign(&key(), Domain::Statement, &Digest::of(&body).0);
+    let signature = key().sign(Domain::Statement, &Digest::of(&body).0);
     let bytes = [&MAGIC[..], &body, &signature.0].concat();
-    assert_eq!(Receipt::open(&bytes, &params()), refused);
+    assert_eq!(Receipt::open(&bytes, &params(), &GENESIS), refused);
 }
 
 #[test]
 fn what_is_no_receipt_is_said_to_be_none() {
     let good = plain().sign(&key()).bytes;
-    let open = |bytes: &[u8]| Receipt::open(bytes, &params()).unwrap_err();
+    let open = |bytes: &[u8]| Receipt::open(bytes, &params(), &GENESIS).unwrap_err();
     assert_eq!(open(b""), ReceiptError::NotAReceipt);
     assert_eq!(open(&good[1..]), ReceiptError::NotAReceipt);
     assert_eq!(open(&good[..40]), ReceiptError::NotAReceipt);
@@ -307,7 +309,7 @@ fn what_is_no_receipt_is_said_to_be_none() {
 
 #[test]
 fn what_is_out_of_order_or_beyond_its_bound_is_refused() {
-    let refused = |receipt: Receipt| match Receipt::open(&receipt.sign(&key()).bytes, &params()) {
+    let refused = |receipt: Receipt| match Receipt::open(&receipt.sign(&key()).bytes, &params(), &GENESIS) {
         Err(ReceiptError::Disordered(what)) => what.to_string(),
         other => panic!("{other:?}"),
     };
@@ -407,8 +409,8 @@ fn what_was_attested_and_voted_is_signed_as_the_chain_takes_it() {
     assert_eq!(attestation.statement.digest, Digest::of(&verdicts.encode()));
     let said = Vote { update: Digest([6; 32]), state_root: None };
     assert_eq!(vote.statement.digest, Digest::of(&said.encode()));
-    assert!([attestation, vote].iter().all(|signed| signed.verify(&receipt.hotkey).is_ok()));
-    let open = |receipt: &Receipt| Receipt::open(&receipt.sign(&key()).bytes, &params());
+    assert!([attestation, vote].iter().all(|signed| signed.verify(&receipt.hotkey, &GENESIS).is_ok()));
+    let open = |receipt: &Receipt| Receipt::open(&receipt.sign(&key()).bytes, &params(), &GENESIS);
     assert_eq!(open(&receipt), Ok(receipt.clone()));
 
     // A signature of another statement convicts no validator, and makes no receipt.

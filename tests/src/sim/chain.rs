@@ -13,7 +13,7 @@ use mettle_runtime::{
     mettle_api::runtime_decl_for_mettle_api::MettleApi as _,
 };
 use protocol::{
-    Block, Digest, RunId, Uid, Window,
+    Block, Digest, GenesisHash, RunId, Uid, Window,
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
 };
 use sp_inherents::InherentData;
@@ -239,6 +239,14 @@ impl SharedChain {
 
 #[async_trait]
 impl Chain for SharedChain {
+    fn genesis(&self) -> GenesisHash {
+        GenesisHash(hash_of(&self.lock().seed, 0).0)
+    }
+
+    fn is_development(&self) -> bool {
+        true
+    }
+
     fn heads(&self) -> watch::Receiver<Head> {
         self.heads.clone()
     }

@@ -21,6 +21,7 @@ use nn::{Device, Evaluator, Trainer};
 use node::{Blocking, Codec, Follower, Journal, Node, SyncDriver};
 use protocol::{
     Digest, Uid, Window,
+    identity::Signer,
     view::{RunView, SeatView},
 };
 use std::{
@@ -114,12 +115,13 @@ impl Shared {
             sync,
             store,
             dataset: self.world.dataset.clone(),
-            key: seat.key,
+            signer: Signer::new(seat.key, seat.chain.genesis()),
             seat: seat.view,
             journal,
             directory,
             traffic: Box::new(|| (0, 0)),
             windows_max: Some(windows_max),
+            witness: None,
             lock: None,
         })
     }
@@ -139,8 +141,8 @@ pub async fn mine(shared: Arc<Shared>, seat: Seat, behaviour: MinerSeat) -> Resu
             Box::new(PartTime { share, batch })
         }
         MinerSeat::Adversary(adversary) => {
-            let (follower, key) = (follower.clone(), seat.key.clone());
-            Box::new(ActingStrategy::new(adversary, follower, key, seat.view.id.uid))
+            let signer = Signer::new(seat.key.clone(), seat.chain.genesis());
+            Box::new(ActingStrategy::new(adversary, follower.clone(), signer, seat.view.id.uid))
         }
     };
     let store = seat.store.clone();
@@ -186,11 +188,12 @@ pub async fn validate(
     };
     let follower =
         Follower { keeps_buffer: strategy.computes(), ..shared.follower(&seat.chain, seat.validator_index) };
-    let store = seat.store.clone();
+    let (store, genesis) = (seat.store.clone(), seat.chain.genesis());
     let node = shared.node(seat, Arc::new(follower), store).await?;
-    let (signed, _) = SignedDb::open(&directory, shared.run.id, &shared.run.params, 0)?;
+    let salts = Salts::new(&secret, &genesis);
+    let (signed, _) = SignedDb::open(&directory, genesis, shared.run.id, 0)?;
     let evaluator = Box::new(shared.evaluations.clone());
-    let mut validator = Validator::new(node, evaluator, signed, Salts::new(&secret), strategy);
+    let mut validator = Validator::new(node, evaluator, signed, salts, strategy);
     validator.evaluations_max = EVALUATIONS_MAX;
     validator.held_out_sequences = VALIDATOR_HELD_OUT;
     Ok(validator.run().await?)

@@ -77,10 +77,13 @@ impl Facts {
         self.view.votes.iter().find(|(of, _)| *of == self.uid).map(|(_, vote)| *vote)
     }
 
-    /// The seed of the validator's sequences (PROT-2).
+    /// The seed of the validator's sequences (PROT-2). Where the chain has no digest of a salt, the receipt's salt plays
+    /// no part in it.
     pub fn seed(&self) -> Option<Digest> {
         let hash = self.view.evaluation_hash?;
-        Some(assign::evaluation_seed(self.receipt.run, self.view.window, &hash, &self.receipt.salt))
+        let is_committed = self.view.salts.iter().any(|(of, _)| *of == self.uid);
+        let salt = is_committed.then_some(&self.receipt.salt);
+        Some(assign::evaluation_seed(self.receipt.run, self.view.window, &hash, salt))
     }
 
     /// The window's assignment (PROT-5).

@@ -18,7 +18,7 @@ use node::{
     mirrors::Mirrors,
 };
 use protocol::{
-    Digest, Role, Uid, Window, keys,
+    Digest, GenesisHash, Role, Uid, Window, keys,
     receipt::{self, Judgement, Observed, PreviousReceipt, Receipt, ReceiptError},
     submission::Fault,
     view::{Checkpoint, Outcome, RunView, SeatView, WindowView},
@@ -91,7 +91,7 @@ impl Auditor {
         let Some(seat) = seats.iter().find(|seat| seat.id.uid == uid && seat.role == Role::Validator) else {
             return Err(AuditError::NoValidator { uid });
         };
-        let receipt = receipt_of(&*self.follower.fetch, &run, view, seat).await?;
+        let receipt = receipt_of(&*self.follower.fetch, self.genesis(), &run, view, seat).await?;
         let attestation = self.follower.chain.attestation(run.id, view.window, uid).await?;
         let (earlier, kept_from) = self.earlier(view.window, uid).await?;
         let remembered = match receipt.previous {
@@ -150,9 +150,15 @@ impl Auditor {
         Ok((None, at))
     }
 
+    fn genesis(&self) -> GenesisHash {
+        self.follower.chain.genesis()
+    }
+
     async fn receipt_named(&self, seat: &SeatView, named: PreviousReceipt) -> Option<Receipt> {
         let PreviousReceipt { window, digest } = named;
-        fetch_receipt(&*self.follower.fetch, &self.follower.run, seat, window, digest).await.ok()
+        fetch_receipt(&*self.follower.fetch, self.genesis(), &self.follower.run, seat, window, digest)
+            .await
+            .ok()
     }
 
     /// The window's contributions in public buckets, and the finding for each.
@@ -365,7 +371,10 @@ impl Auditor {
             let Some(before) = at.previous().filter(|_| earned.len() < 2) else { break };
             at = before;
             let Some(view) = self.view(at).await? else { break };
-            let Ok(receipt) = receipt_of(&*self.follower.fetch, run, &view, seat).await else { continue };
+            let Ok(receipt) = receipt_of(&*self.follower.fetch, self.genesis(), run, &view, seat).await
+            else {
+                continue;
+            };
             if let Some(judgement) = receipt.judgement {
                 earned.insert(0, (at, judgement.weights));
             }
@@ -388,6 +397,7 @@ fn found_by(error: &ContributionError) -> Found {
 /// Fetches the receipt that a validator anchored for a window.
 pub async fn receipt_of(
     fetch: &dyn Fetch,
+    genesis: GenesisHash,
     run: &RunView,
     view: &WindowView,
     seat: &SeatView,
@@ -395,11 +405,12 @@ pub async fn receipt_of(
     let (uid, window) = (seat.id.uid, view.window);
     let anchored = view.receipts.iter().find(|(of, _)| *of == uid);
     let Some((_, digest)) = anchored else { return Err(AuditError::NotAnchored { uid, window }) };
-    fetch_receipt(fetch, run, seat, window, *digest).await
+    fetch_receipt(fetch, genesis, run, seat, window, *digest).await
 }
 
 async fn fetch_receipt(
     fetch: &dyn Fetch,
+    genesis: GenesisHash,
     run: &RunView,
     seat: &SeatView,
     window: Window,
@@ -411,7 +422,11 @@ async fn fetch_receipt(
     let mirrors = Mirrors::one(&seat.endpoint);
     let fetched = mirrors.get(fetch, &key, &digest, &Limits::for_bytes(largest)).await;
     let bytes = fetched.map_err(|source| AuditError::NotPublished { uid, window, source })?;
-    Receipt::open(&bytes, &run.params).map_err(|source| AuditError::NoReceipt { uid, window, source })
+    Receipt::open(&bytes, &run.params, &genesis).map_err(|source| AuditError::NoReceipt {
+        uid,
+        window,
+        source,
+    })
 }
 
 #[cfg(test)]

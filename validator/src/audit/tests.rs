@@ -6,8 +6,9 @@ use crate::{
     report::form::{self, Plan},
 };
 use protocol::{
-    Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Window,
+    Block, Digest, GenesisHash, Hotkey, Role, RunId, RunParams, SeatId, Window,
     assign::{self, Assignment},
+    identity::Signer,
     receipt::{
         Attestation, ExactF64, FORMAT, Judgement, MergeRecord, Observed, PreviousReceipt, ReportedFault,
         Statements,
@@ -25,8 +26,10 @@ fn params() -> RunParams {
     RunParams { evaluation_sequences: 6, sequences_per_seat: 20, epoch_windows: 2, ..RunParams::default() }
 }
 
-fn key() -> ed25519_dalek::SigningKey {
-    ed25519_dalek::SigningKey::from_bytes(&[9; 32])
+const GENESIS: GenesisHash = GenesisHash([1; 32]);
+
+fn key() -> Signer {
+    Signer::new(ed25519_dalek::SigningKey::from_bytes(&[9; 32]), GENESIS)
 }
 
 fn digest(of: u16) -> Digest {
@@ -37,7 +40,7 @@ fn seat(uid: Uid, role: Role) -> SeatView {
     SeatView {
         id: SeatId { uid, registered_at: Block(0) },
         role,
-        hotkey: if uid == UID { Hotkey(key().verifying_key().to_bytes()) } else { Hotkey([uid.0 as u8; 32]) },
+        hotkey: if uid == UID { key().hotkey() } else { Hotkey([uid.0 as u8; 32]) },
         coldkey: [0; 32],
         endpoint: String::new(),
         stake: 1,
@@ -88,19 +91,28 @@ fn honest() -> Facts {
 
 /// The receipt of an honest validator that measures `budget` seats per window, and an auditor's facts.
 fn honest_with(budget: u32) -> Facts {
+    honest_by(budget, &seed_of(NOW, Some(&SALT)))
+}
+
+fn seed_of(window: Window, salt: Option<&[u8; 32]>) -> Digest {
+    assign::evaluation_seed(RunId(1), window, &digest(101), salt)
+}
+
+/// The receipt of a validator that measures by `seed`.
+fn honest_by(budget: u32, seed: &Digest) -> Facts {
     let (params, view) = (params(), view(NOW));
     let mut before = Remembering::default();
     // In earlier windows seats earned different reputations.
     for window in 2..6 {
-        let evidence =
-            evidence_of(&params, &super::tests::view(Window(window)), &[0, 1, 2, 3, 4, 5, 6], Window(window));
-        before = gauntlet::judge(&params, &before, Window(window), &evidence).reputations;
+        let (view, window) = (super::tests::view(Window(window)), Window(window));
+        let seed = seed_of(window, Some(&SALT));
+        let evidence = evidence_of(&params, &view, &[0, 1, 2, 3, 4, 5, 6], window, &seed);
+        before = gauntlet::judge(&params, &before, window, &evidence).reputations;
     }
     let held: Vec<Uid> = (0..8).map(Uid).collect();
-    let seed = assign::evaluation_seed(RunId(1), NOW, &digest(101), &SALT);
     let candidates: Vec<SeatId> = held.iter().map(|uid| seat(*uid, Role::Miner).id).collect();
     let order = gauntlet::whom_to_evaluate(
-        &seed,
+        seed,
         NOW,
         &candidates,
         &before,
@@ -109,7 +121,7 @@ fn honest_with(budget: u32) -> Facts {
     );
     let order: Vec<Uid> = order.into_iter().map(|seat| seat.uid).collect();
     let reached: Vec<u16> = order.iter().map(|uid| uid.0).collect();
-    let evidence = evidence_of(&params, &view, &reached, NOW);
+    let evidence = evidence_of(&params, &view, &reached, NOW, seed);
     let verdict = gauntlet::judge(&params, &before, NOW, &evidence);
     let plan = Plan { held: held.clone(), budget, order };
     let before = form::reputations(&before);
@@ -175,8 +187,13 @@ fn honest_with(budget: u32) -> Facts {
     }
 }
 
-fn evidence_of(params: &RunParams, view: &WindowView, reached: &[u16], window: Window) -> Vec<Evidence> {
-    let seed = assign::evaluation_seed(RunId(1), window, &digest(101), &SALT);
+fn evidence_of(
+    params: &RunParams,
+    view: &WindowView,
+    reached: &[u16],
+    window: Window,
+    seed: &Digest,
+) -> Vec<Evidence> {
     let assignment = Assignment {
         run: RunId(1),
         window,
@@ -186,7 +203,7 @@ fn evidence_of(params: &RunParams, view: &WindowView, reached: &[u16], window: W
         sequences_per_seat: params.sequences_per_seat,
         training_sequences: 5000,
     };
-    let common = assign::common_sequences(&seed, &assignment, 6);
+    let common = assign::common_sequences(seed, &assignment, 6);
     let of = |uid: &Uid| {
         let observed = match uid.0 {
             8 => gauntlet::Observed::Absent,
@@ -195,7 +212,7 @@ fn evidence_of(params: &RunParams, view: &WindowView, reached: &[u16], window: W
                 detail: "it cannot be decoded".into(),
             },
             _ => {
-                let own = assign::own_sequences(&seed, *uid, &assignment.of(*uid).unwrap()[..18], 6);
+                let own = assign::own_sequences(seed, *uid, &assignment.of(*uid).unwrap()[..18], 6);
                 let measured = Measured {
                     own: own.iter().map(|sequence| pair(*uid, *sequence, true)).collect(),
                     common: common.iter().map(|sequence| pair(*uid, *sequence, false)).collect(),
@@ -406,7 +423,7 @@ fn a_false_merge_is_found() {
 /// The kinds of statements that convict the validator.
 fn proven(facts: &Facts) -> Vec<StatementKind> {
     let proofs = evidence(&facts.receipt, facts.attestation.as_deref(), facts.vote());
-    assert!(proofs.iter().all(|proof| proof.verify(&facts.receipt.hotkey).is_ok()));
+    assert!(proofs.iter().all(|proof| proof.verify(&facts.receipt.hotkey, &GENESIS).is_ok()));
     proofs.iter().map(|proof| proof.statement.kind).collect()
 }
 
@@ -448,6 +465,33 @@ fn a_receipt_without_signed_statements_is_found() {
     let mut facts = honest();
     facts.seats.last_mut().unwrap().hotkey = Hotkey([1; 32]);
     assert_eq!((audit(&facts).len(), unchecked(&facts).len()), (0, 1));
+}
+
+/// The validator attested nothing in the window before, so the chain has no digest of a salt. It measures all sequences,
+/// then takes of 64 salts the one that draws those on which the seat of its choice looks best.
+#[test]
+fn a_salt_chosen_after_the_losses_are_known_is_found() {
+    let favoured = |facts: &Facts| facts.receipt.of(Uid(1)).unwrap().result.common_gain.unwrap().get();
+    let receipts: Vec<Facts> = (0..64)
+        .map(|try_of: u8| {
+            let salt = [try_of; 32];
+            let mut facts = honest_by(64, &seed_of(NOW, Some(&salt)));
+            facts.receipt.salt = salt;
+            facts.receipt.sign_statements(true, true, &key());
+            facts.view.salts.clear();
+            facts
+        })
+        .collect();
+    let gains: Vec<f64> = receipts.iter().map(favoured).collect();
+    let (mean, best) = (gains.iter().sum::<f64>() / 64.0, gains.iter().copied().fold(f64::MIN, f64::max));
+    assert!(mean * 1.02 < best, "the choice pays: the best gain is {best}, the mean {mean}");
+    let accepted = receipts.iter().filter(|facts| audit(facts).is_empty()).count();
+    assert_eq!(accepted, 0, "of 64 salts, an audit accepts {accepted}");
+
+    // Without a committed salt the block's hash alone is the seed, whatever salt the receipt shows.
+    let mut honest = honest_by(64, &seed_of(NOW, None));
+    honest.view.salts.clear();
+    assert_eq!(audit(&honest), []);
 }
 
 #[test]

@@ -8,7 +8,9 @@ use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head};
 use codec::Encode as _;
 use ed25519_dalek::SigningKey;
 use protocol::{
-    Block, Hotkey, RunId, RunParams, SeatId, keys,
+    Block, GenesisHash, RunId, RunParams, SeatId,
+    identity::Signer,
+    keys,
     receipt::{FORMAT, MergeRecord, PreviousReceipt, Reputations, SignedReceipt},
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
 };
@@ -23,12 +25,14 @@ use tokio::sync::watch;
 const RUN: RunId = RunId(3);
 const UID: Uid = Uid(9);
 
-fn key() -> SigningKey {
-    SigningKey::from_bytes(&[7; 32])
+const GENESIS: GenesisHash = GenesisHash([1; 32]);
+
+fn key() -> Signer {
+    Signer::new(SigningKey::from_bytes(&[7; 32]), GENESIS)
 }
 
 fn open(directory: &Path) -> SignedDb {
-    SignedDb::open(directory, RUN, &RunParams::default(), 0).unwrap().0
+    SignedDb::open(directory, GENESIS, RUN, 0).unwrap().0
 }
 
 fn receipt(window: Window, previous: Option<PreviousReceipt>, report: WindowReport) -> Receipt {
@@ -37,7 +41,7 @@ fn receipt(window: Window, previous: Option<PreviousReceipt>, report: WindowRepo
         run: RUN,
         window,
         validator: SeatId { uid: UID, registered_at: Block(1) },
-        hotkey: Hotkey(key().verifying_key().to_bytes()),
+        hotkey: key().hotkey(),
         base: report.base,
         previous,
         salt: [4; 32],
@@ -87,7 +91,7 @@ fn only_what_the_chain_has_as_it_was_stored_is_signed_as_a_statement() {
     let report = WindowReport { attestation: Some(valid(&[1, 2])), ..WindowReport::default() };
     let mut receipt = receipt(Window(2), None, report);
     receipt.sign_statements(true, true, &key());
-    let opened = Receipt::open(&receipt.sign(&key()).bytes, &RunParams::default()).unwrap();
+    let opened = Receipt::open(&receipt.sign(&key()).bytes, &RunParams::default(), &GENESIS).unwrap();
     let statements = opened.signed_statements();
     assert_eq!(statements.len(), 1, "there was no vote");
     assert_eq!(statements[0].statement.digest, Digest::of(&verdicts.encode()));
@@ -104,7 +108,7 @@ fn each_receipt_names_the_one_before_also_after_a_restart() {
     let pending = signed.pending_receipts();
     let digests: Vec<_> = pending.iter().map(|(window, digest, _)| (window.0, *digest)).collect();
     assert_eq!(digests, [(2, first), (5, second)]);
-    let last = Receipt::open(pending[1].2.as_ref().unwrap(), &RunParams::default()).unwrap();
+    let last = Receipt::open(pending[1].2.as_ref().unwrap(), &RunParams::default(), &GENESIS).unwrap();
     assert_eq!(last.previous, Some(PreviousReceipt { window: Window(2), digest: first }));
 }
 
@@ -136,6 +140,12 @@ fn unasked<T>() -> Result<T, ChainError> {
 
 #[async_trait]
 impl Chain for Anchors {
+    fn genesis(&self) -> GenesisHash {
+        GENESIS
+    }
+    fn is_development(&self) -> bool {
+        true
+    }
     fn heads(&self) -> watch::Receiver<Head> {
         watch::channel(Head { block: Block(0), hash: Digest::default() }).1
     }
@@ -321,7 +331,7 @@ fn evidence_and_reputations_survive_a_receipt_to_the_last_bit() {
     let mut receipt = receipt(Window(1), None, WindowReport::default());
     receipt.before = form::reputations(&before);
     receipt.judgement = Some(judgement.clone());
-    let read = Receipt::open(&receipt.sign(&key()).bytes, &params).unwrap();
+    let read = Receipt::open(&receipt.sign(&key()).bytes, &params, &GENESIS).unwrap();
     let again = form::judged_again(&params, &read, &judgement);
     assert_eq!(again, verdict);
 }

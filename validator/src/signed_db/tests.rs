@@ -1,19 +1,17 @@
 use super::*;
-use protocol::{
-    receipt::{NotObserved, ReportedFault},
-    select::Selected,
-};
+use protocol::receipt::ReportedFault;
 
+const GENESIS: GenesisHash = GenesisHash([1; 32]);
 const RUN: RunId = RunId(3);
 const NOW: Window = Window(8);
 const BASE: Digest = Digest([1; 32]);
 
 fn open(directory: &Path) -> SignedDb {
-    SignedDb::open(directory, RUN, &RunParams::default(), 0).unwrap().0
+    SignedDb::open(directory, GENESIS, RUN, 0).unwrap().0
 }
 
 fn refused(directory: &Path) -> SignedDbError {
-    SignedDb::open(directory, RUN, &RunParams::default(), 0).err().expect("the database is refused")
+    SignedDb::open(directory, GENESIS, RUN, 0).err().expect("the database is refused")
 }
 
 fn valid(uids: &[u16]) -> Attestation {
@@ -90,7 +88,7 @@ fn each_run_has_its_own_rows() {
     db.store_weight_vote(vote(4, 1)).unwrap();
     db.store_receipt(Window(7), &receipt(b"seven"), Some(judged(7))).unwrap();
     drop(db);
-    let (mut other, origin) = SignedDb::open(directory.path(), RunId(4), &RunParams::default(), 0).unwrap();
+    let (mut other, origin) = SignedDb::open(directory.path(), GENESIS, RunId(4), 0).unwrap();
     assert_eq!(origin, Origin::Found);
     assert_eq!((other.report(NOW), other.weight_vote(4), other.signed_until()), (None, None, None));
     assert_eq!(other.reputations(), &Reputations::default());
@@ -199,10 +197,10 @@ fn a_second_process_is_refused() {
 #[test]
 fn a_lost_database_is_created_again_and_its_receipts_are_found() {
     let directory = tempfile::tempdir().unwrap();
-    assert_eq!(SignedDb::open(directory.path(), RUN, &RunParams::default(), 0).unwrap().1, Origin::Created);
-    assert_eq!(SignedDb::open(directory.path(), RUN, &RunParams::default(), 0).unwrap().1, Origin::Found);
+    assert_eq!(SignedDb::open(directory.path(), GENESIS, RUN, 0).unwrap().1, Origin::Created);
+    assert_eq!(SignedDb::open(directory.path(), GENESIS, RUN, 0).unwrap().1, Origin::Found);
     fs::remove_file(directory.path().join(FILE)).unwrap();
-    assert_eq!(SignedDb::open(directory.path(), RUN, &RunParams::default(), 0).unwrap().1, Origin::Created);
+    assert_eq!(SignedDb::open(directory.path(), GENESIS, RUN, 0).unwrap().1, Origin::Created);
 }
 
 #[test]
@@ -226,155 +224,21 @@ fn another_format_is_refused_by_its_number() {
     let directory = tempfile::tempdir().unwrap();
     drop(open(directory.path()));
     let db = Db::open(directory.path().join(FILE), Ballast::new(directory.path(), 0)).unwrap();
-    db.write(|tx| tx.put(&META, &(), &Meta { format: 7, imported: vec![] })).unwrap();
+    // The first format kept the names of imported files in the place of the genesis hash.
+    let first: Table<(), (u32, Vec<(String, Digest)>)> = Table::new("meta");
+    db.write(|tx| tx.put(&first, &(), &(1, vec![("said.json".to_owned(), Digest([1; 32]))]))).unwrap();
     drop(db);
-    assert!(matches!(refused(directory.path()), SignedDbError::Format { found: 7, .. }));
+    assert!(matches!(refused(directory.path()), SignedDbError::Format { found: 1, .. }));
 }
 
-/// The files of an older release, as it wrote them (`fixture/`), and its receipts of windows 5 (published) and 6
-/// (pending).
-fn older_release() -> tempfile::TempDir {
+#[test]
+fn a_directory_of_another_chain_is_refused_with_both_genesis_hashes() {
     let directory = tempfile::tempdir().unwrap();
-    let receipts = directory.path().join("receipts/3");
-    fs::create_dir_all(&receipts).unwrap();
-    for (name, text) in [
-        ("ballots.json", include_str!("fixture/ballots.json")),
-        ("hidden.json", include_str!("fixture/hidden.json")),
-        ("standings.json", include_str!("fixture/standings.json")),
-        ("receipts/3/said.json", include_str!("fixture/said.json")),
-    ] {
-        fs::write(directory.path().join(name), text).unwrap();
-    }
-    fs::write(receipts.join("00000005.receipt"), include_bytes!("fixture/00000005.receipt")).unwrap();
-    fs::write(receipts.join("00000006.pending"), include_bytes!("fixture/00000006.pending")).unwrap();
-    directory
-}
-
-fn older_attestation() -> Attestation {
-    Attestation {
-        valid: vec![Uid(1), Uid(4)],
-        faulty: vec![ReportedFault { uid: Uid(2), label: "late".into(), detail: "it came late".into() }],
-        not_observed: vec![NotObserved { uid: Uid(3), reason: "no route".into() }],
-    }
-}
-
-fn older_merge() -> MergeRecord {
-    MergeRecord {
-        inputs: vec![Selected { uid: Uid(1), digest: Digest([2; 32]) }],
-        update: Digest([3; 32]),
-        state_root: Some(Digest([4; 32])),
-    }
-}
-
-#[test]
-fn the_files_of_an_older_release_are_imported_and_renamed() {
-    let directory = older_release();
-    let (mut db, origin) = SignedDb::open(directory.path(), RUN, &RunParams::default(), 0).unwrap();
-    let files = ["ballots.json", "hidden.json", "receipts/3/said.json", "standings.json"];
-    assert_eq!(origin, Origin::Imported(files.map(str::to_owned).to_vec()));
-    for name in files {
-        assert!(!directory.path().join(name).exists(), "{name}");
-        assert!(directory.path().join(format!("{name}.migrated")).exists(), "{name}");
-    }
-    for restarted in [false, true] {
-        if restarted {
-            drop(db);
-            let (again, origin) = SignedDb::open(directory.path(), RUN, &RunParams::default(), 0).unwrap();
-            assert_eq!(origin, Origin::Found);
-            db = again;
-        }
-        let votes = db.weight_votes_before(9);
-        assert_eq!(votes.len(), 1);
-        assert_eq!((votes[0].epoch, &votes[0].weights[..]), (4, &[(Uid(1), 65535), (Uid(2), 300)][..]));
-        let salts = crate::salt::Salts::new(&[7; 32]);
-        assert_eq!(votes[0].salt, salts.weight_vote(RUN, 4, &votes[0].weights), "it can be revealed");
-        let attested = WindowReport { base: BASE, attestation: Some(older_attestation()), merged: None };
-        assert_eq!(db.report(Window(7)), Some(&attested));
-        let voted = WindowReport { merged: Some(older_merge()), ..attested };
-        assert_eq!(db.report(Window(8)), Some(&voted));
-        assert_eq!(db.unsigned_before(Window(9)), [Window(7), Window(8)]);
-        let latest = Digest::of(include_bytes!("fixture/00000006.pending"));
-        assert_eq!(db.latest_receipt(), Some(PreviousReceipt { window: Window(6), digest: latest }));
-        let bytes = include_bytes!("fixture/00000006.pending").to_vec();
-        assert_eq!(db.pending_receipts(), [(Window(6), latest, Some(bytes))]);
-        let standings: Reputations = serde_json::from_str(include_str!("fixture/standings.json")).unwrap();
-        assert_eq!(standings.judged, Some(Window(6)));
-        assert_eq!(db.reputations(), &standings);
-    }
-    drop(db);
-    // The weight vote of another run.
-    let (other, _) = SignedDb::open(directory.path(), RunId(5), &RunParams::default(), 0).unwrap();
-    assert_eq!(other.weight_vote(0).unwrap().weights, [(Uid(9), 1)]);
-}
-
-#[test]
-fn the_later_of_reputations_and_last_receipt_is_imported() {
-    let directory = older_release();
-    // A release that was killed between receipt and reputations.
-    fs::write(directory.path().join("standings.json"), "{\"judged\":5,\"seats\":[]}").unwrap();
-    let db = open(directory.path());
-    assert_eq!(db.reputations().judged, Some(Window(6)));
-    assert_eq!(db.reputations().seats.len(), 2);
-}
-
-#[test]
-fn what_was_committed_wins_over_a_lost_report() {
-    let directory = older_release();
-    fs::remove_file(directory.path().join("receipts/3/said.json")).unwrap();
-    let db = open(directory.path());
-    let report = db.report(Window(8)).unwrap();
-    assert_eq!(report.attestation.as_ref().unwrap().verdicts(), older_attestation().verdicts());
-    assert_eq!(report.vote(), Some(Vote { update: Digest([3; 32]), state_root: Some(Digest([4; 32])) }));
-    assert_eq!(db.unsigned_before(Window(9)), [Window(8)]);
-}
-
-#[test]
-fn an_import_that_was_killed_before_the_renames_is_finished() {
-    let directory = older_release();
-    drop(open(directory.path()));
-    for name in ["ballots.json", "receipts/3/said.json"] {
-        let path = directory.path().join(name);
-        fs::rename(directory.path().join(format!("{name}.migrated")), &path).unwrap();
-    }
-    let receipts = directory.path().join("receipts/3");
-    fs::rename(receipts.join("00000006.receipt"), receipts.join("00000006.pending")).unwrap();
-    let db = open(directory.path());
-    assert!(!directory.path().join("ballots.json").exists());
-    assert_eq!(db.weight_votes_before(9).len(), 1);
-    assert!(db.pending_receipts()[0].2.is_some());
-}
-
-#[test]
-fn an_older_release_that_ran_since_is_refused_by_its_file() {
-    let directory = older_release();
-    drop(open(directory.path()));
-    fs::write(directory.path().join("ballots.json"), "[]").unwrap();
-    let refused = refused(directory.path());
-    assert!(
-        matches!(&refused, SignedDbError::OldFile { path } if path.ends_with("ballots.json")),
-        "{refused:?}"
-    );
-}
-
-#[test]
-fn a_damaged_file_of_an_older_release_is_refused_with_what_its_loss_costs() {
-    for (name, loss) in [
-        ("ballots.json", "dividends"),
-        ("hidden.json", "does not count"),
-        ("receipts/3/said.json", "say nothing of attestation and vote"),
-        ("standings.json", "rated afresh"),
-    ] {
-        let directory = older_release();
-        let path = directory.path().join(name);
-        fs::write(&path, "[{\"run\":").unwrap();
-        let text = refused(directory.path()).to_string();
-        assert!(text.contains(name) && text.contains("remove it") && text.contains(loss), "{text}");
-        // Nothing was imported by halves.
-        fs::remove_file(&path).unwrap();
-        let (_, origin) = SignedDb::open(directory.path(), RUN, &RunParams::default(), 0).unwrap();
-        assert!(matches!(origin, Origin::Imported(files) if files.len() == 3));
-    }
-    let directory = older_release();
-    fs::write(directory.path().join("receipts/3/00000006.pending"), "MTLR").unwrap();
-    assert!(matches!(refused(directory.path()), SignedDbError::DamagedReceipt { .. }));
+    let (chain, attested) = (GenesisHash([2; 32]), valid(&[1]));
+    open(directory.path()).store_attestation(NOW, BASE, attested.clone()).unwrap();
+    let refused = SignedDb::open(directory.path(), chain, RUN, 0).err().expect("the database is refused");
+    assert!(matches!(&refused, SignedDbError::OtherChain { found, .. } if *found == GENESIS), "{refused:?}");
+    let text = refused.to_string();
+    assert!(text.contains(&GENESIS.to_string()) && text.contains(&chain.to_string()), "{text}");
+    assert_eq!(open(directory.path()).report(NOW).unwrap().attestation, Some(attested));
 }

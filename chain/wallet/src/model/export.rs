@@ -17,7 +17,7 @@ use node::{
     mirrors::Mirrors,
 };
 use protocol::{
-    Digest, RunId, Window, keys, lineage,
+    Digest, GenesisHash, RunId, Window, keys, lineage,
     view::{Checkpoint, Outcome, RunView},
 };
 use serde_json::{Value, json};
@@ -58,6 +58,9 @@ pub struct ExportModel {
     /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
     #[arg(long, value_name = "URL", env = "METTLE_CHAIN", requires = "published")]
     chain: Option<String>,
+    /// The hash of the chain's block 0; required but on a development chain.
+    #[arg(long, value_name = "HASH", env = "METTLE_GENESIS", requires = "published")]
+    genesis: Option<GenesisHash>,
     /// The run.
     #[arg(long, value_name = "ID", env = "METTLE_RUN")]
     run: Option<u32>,
@@ -200,6 +203,7 @@ fn reading(wanted: &ExportModel) -> anyhow::Result<ReadOnlyConfig> {
     ReadOnlyConfig::read(&Flags {
         config: wanted.config.clone(),
         chain: wanted.chain.clone(),
+        genesis: wanted.genesis,
         run: wanted.run,
         directory: wanted.directory.clone(),
         dataset: wanted.dataset.clone(),

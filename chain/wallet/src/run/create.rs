@@ -15,7 +15,7 @@ use model::{ModelConfig, Recipe};
 use nn::hugging_face::Import;
 use node::config::{Flags, Settings};
 use node::create::{self, BLOCKS_BEFORE_START, NewRun, PreparedRun};
-use protocol::{Block, Digest, RunId, RunParams, Terms};
+use protocol::{Block, Digest, GenesisHash, RunId, RunParams, Terms};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +31,9 @@ pub struct CreateRun {
     /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
     #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
     pub chain: Option<String>,
+    /// The hash of the chain's block 0; required but on a development chain.
+    #[arg(long, value_name = "HASH", env = "METTLE_GENESIS")]
+    pub genesis: Option<GenesisHash>,
     /// The owner's key, which signs: a key file, or a development key such as //Alice.
     #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
     pub key: Option<String>,
@@ -77,6 +80,7 @@ pub(super) async fn create(create: CreateRun, output: &mut Output<'_>) -> anyhow
     let settings = Settings::read(&Flags {
         config: create.config.clone(),
         chain: create.chain.clone(),
+        genesis: create.genesis,
         key: create.key.clone(),
         password_file: create.password_file.clone(),
         dataset: create.dataset.clone(),
@@ -100,8 +104,8 @@ pub(super) async fn create(create: CreateRun, output: &mut Output<'_>) -> anyhow
         fund: create.fund,
     };
     let ready = create::prepare(&mut new).await?;
-    check_bucket(output, &store, &new.params, &create.origin).await?;
     let mut session = SigningSession::open(&settings.reading.chain).await?;
+    check_bucket(output, &store, &*session.chain, &new.params, &create.origin).await?;
     let signer = Signer {
         source: settings.key.clone(),
         password_file: settings.password_file.clone(),

@@ -11,7 +11,7 @@ use chain_client::{
     keys::address,
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use node::config::ChainFlags;
+use node::{config::ChainFlags, open};
 use protocol::Role;
 use serde_json::json;
 
@@ -57,6 +57,9 @@ pub(super) async fn register(command: Register, output: &mut Output<'_>) -> anyh
     let hotkey = required_hotkey(&args, "add --key FILE, or `key = \"FILE\"` to the settings file")?;
     let signer = command.coldkey.signer()?;
     let mut session = RunSession::open(args).await?;
+    if let Some(key) = &session.args.key {
+        open::check_key(key, session.chain().is_development())?;
+    }
     let request = SeatRequest {
         run: session.run,
         role: command.role,
@@ -73,7 +76,8 @@ pub(super) async fn register(command: Register, output: &mut Output<'_>) -> anyh
         return Ok(output.result(&format!("uid {uid}"), json!({ "uid": uid, "already": true }))?);
     }
     if let Some(bucket) = &session.args.store {
-        check_bucket(output, &bucket.open()?, &session.status.run.params, &request.endpoint).await?;
+        let params = &session.status.run.params;
+        check_bucket(output, &bucket.open()?, session.chain(), params, &request.endpoint).await?;
     }
     let transaction = TransactionPlan {
         what: format!("register {} as a {} of run {}", address(&hotkey.0), request.role, session.run),

@@ -2,7 +2,11 @@
 
 use super::*;
 use frame::traits::fungible::Inspect as _;
-use protocol::statement::{SignedStatement, Statement};
+use protocol::{
+    GenesisHash,
+    identity::Signer,
+    statement::{SignedStatement, Statement},
+};
 
 fn proof(uid: u16, one: SignedStatement, other: SignedStatement) -> Equivocation {
     Equivocation { hotkey: public(uid), one, other }
@@ -88,17 +92,17 @@ fn statements_that_prove_nothing_cost_nothing() {
         let other = statement(3, 0, receipts, digest(2));
         assert_noop!(report(proof(3, one, other)), Error::<Test>::NotOneMatter);
         // A stranger signs in its name.
-        let forged = Statement { digest: digest(2), ..one.statement }.sign(&key(4));
+        let forged = Statement { digest: digest(2), ..one.statement }.sign(&signer(4));
         assert_noop!(report(proof(3, one, forged)), Error::<Test>::NotSigned);
         assert_noop!(report(proof(4, one, forged)), Error::<Test>::NotSigned);
         // Keys of no seat, and of another seat.
         assert_noop!(report(two(40, 0, vote)), Error::<Test>::NotASeat);
-        let as_another = |digest| Statement { uid: Uid(4), digest, ..one.statement }.sign(&key(3));
+        let as_another = |digest| Statement { uid: Uid(4), digest, ..one.statement }.sign(&signer(3));
         let named = proof(3, as_another(digest(1)), as_another(digest(2)));
         assert_noop!(report(named), Error::<Test>::NotItsSeat);
         assert_noop!(report(two(0, 0, vote)), Error::<Test>::NotAValidator);
         assert_noop!(report(two(3, 1, vote)), Error::<Test>::WindowNotKept);
-        let elsewhere = |digest| Statement { run: RunId(9), digest, ..one.statement }.sign(&key(3));
+        let elsewhere = |digest| Statement { run: RunId(9), digest, ..one.statement }.sign(&signer(3));
         let elsewhere = proof(3, elsewhere(digest(1)), elsewhere(digest(2)));
         assert_noop!(report(elsewhere), Error::<Test>::UnknownRun);
         assert_noop!(
@@ -106,6 +110,24 @@ fn statements_that_prove_nothing_cost_nothing() {
             DispatchError::BadOrigin
         );
         assert_eq!(VALIDATORS.map(stake), [1000; 3]);
+    });
+}
+
+/// The same hotkey serves run 0 of another chain. Its honest receipts there hold another vote and another attestation
+/// for the same window and uid.
+#[test]
+fn an_honest_statement_of_another_chain_convicts_no_validator() {
+    with_stakes(|| {
+        play(0, &VALIDATORS);
+        let there = Signer::new(key(3), GenesisHash([9; 32]));
+        assert_ne!(there.genesis(), Windows::genesis());
+        for kind in [StatementKind::Attestation, StatementKind::Vote] {
+            let here = statement(3, 0, kind, digest(1));
+            let elsewhere = Statement { digest: digest(2), ..here.statement }.sign(&there);
+            assert_noop!(report(proof(3, here, elsewhere)), Error::<Test>::NotSigned);
+            assert_noop!(contradict(3, elsewhere), Error::<Test>::NotSigned);
+        }
+        assert_eq!(stake(3), 1000);
     });
 }
 
@@ -134,7 +156,7 @@ fn a_statement_that_contradicts_the_chain_is_proof() {
             let truth = statement(3, 0, kind, digest_of);
             assert_noop!(contradict(3, truth), Error::<Test>::NoContradiction);
             let other = statement(3, 0, kind, digest(77));
-            let forged = other.statement.sign(&key(4));
+            let forged = other.statement.sign(&signer(4));
             assert_noop!(contradict(3, forged), Error::<Test>::NotSigned);
             let before = stake(3);
             assert_eq!(contradict(3, other).unwrap().pays_fee, Pays::No);

@@ -100,13 +100,13 @@ pub fn spoilt(fault: &str, at: &MinerContext<'_>, own: &OwnContribution<'_>) -> 
         }
         "undecodable" => {
             let (_, cut) = own.body().split_last().unwrap_or((&0, &[]));
-            Presentation::of(submission::seal(&header, cut, own.key).into())
+            Presentation::of(submission::seal(&header, cut, own.signer).into())
         }
         "abnormal-norm" => {
             let values = vec![contribution::LEVEL_MAX; at.codec.schema().values()];
             let body = contribution::encode(at.codec.schema(), at.codec.density(), &values);
             let body = body.expect("what is finite and as long as the schema can be encoded");
-            Presentation::of(submission::seal(&header, &body, own.key).into())
+            Presentation::of(submission::seal(&header, &body, own.signer).into())
         }
         _ => Presentation::honest(own),
     }

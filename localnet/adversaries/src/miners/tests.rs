@@ -12,8 +12,9 @@ use bytes::Bytes;
 use ed25519_dalek::SigningKey;
 use node::{Codec, Contribution, codec::Arrived};
 use protocol::{
-    Digest, Hotkey, RunId, RunParams, Uid, Window,
+    Digest, GenesisHash, RunId, RunParams, Uid, Window,
     contribution::{CODEC, Schema, TensorSpec},
+    identity::Signer,
     params::Density,
     submission::{Expected, Fault, Header, Submission},
 };
@@ -33,8 +34,10 @@ fn params() -> RunParams {
     RunParams { sequences_per_seat: ASSIGNED, density: DENSITY, ..RunParams::default() }
 }
 
-fn key(uid: Uid) -> SigningKey {
-    SigningKey::from_bytes(&Digest::of(&uid.0.to_le_bytes()).0)
+const GENESIS: GenesisHash = GenesisHash([1; 32]);
+
+fn key(uid: Uid) -> Signer {
+    Signer::new(SigningKey::from_bytes(&Digest::of(&uid.0.to_le_bytes()).0), GENESIS)
 }
 
 fn header(codec: &Codec, uid: Uid, window: Window) -> Header {
@@ -43,7 +46,7 @@ fn header(codec: &Codec, uid: Uid, window: Window) -> Header {
         run: RUN,
         window,
         uid,
-        hotkey: Hotkey(key(uid).verifying_key().to_bytes()),
+        hotkey: key(uid).hotkey(),
         base: BASE,
         schema: codec.schema().digest(),
         density: DENSITY,
@@ -75,10 +78,11 @@ fn verified(
     digest: Digest,
 ) -> Result<Contribution, Fault> {
     let expected = Expected {
+        genesis: GENESIS,
         run: RUN,
         window,
         uid,
-        hotkey: Hotkey(key(uid).verifying_key().to_bytes()),
+        hotkey: key(uid).hotkey(),
         base: BASE,
         schema: codec.schema(),
         density: DENSITY,
@@ -135,7 +139,7 @@ impl Bench {
         let own = OwnContribution {
             header: header(codec, US, Window(window)),
             bytes: bytes.clone(),
-            key: &key(US),
+            signer: &key(US),
         };
         (adversary.present(&at, &own), bytes)
     }
@@ -372,7 +376,7 @@ fn each_malformed_one_has_the_fault_it_claims_and_no_other() {
 fn what_is_no_fault_is_shown_as_it_is() {
     let bench = Bench::of("malformed");
     let bytes = sealed(&bench.codec, US, Window(0), &bench.honest_work());
-    let own = OwnContribution { header: header(&bench.codec, US, Window(0)), bytes, key: &key(US) };
+    let own = OwnContribution { header: header(&bench.codec, US, Window(0)), bytes, signer: &key(US) };
     let at = MinerContext {
         run: RUN,
         window: Window(0),

@@ -4,7 +4,10 @@
 //! A transaction is on the disk when [`Db::write`] returns, or has not happened. If the disk is full, the node's
 //! [`Ballast`] is deleted and the transaction tried again.
 
-use super::{ballast::Ballast, file::is_full};
+use super::{
+    ballast::Ballast,
+    file::{is_full, owners_file},
+};
 use codec::{Decode, DecodeAll as _, Encode};
 use redb::{Database, ReadableTable as _, TableDefinition, WriteTransaction};
 use std::{
@@ -186,9 +189,10 @@ impl Db {
     fn opened(&self) -> Result<MutexGuard<'_, Option<Database>>, DbError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.is_none() {
-            let failed =
-                |error: redb::DatabaseError| DbError::Open { path: self.path.clone(), source: error.into() };
-            *open = Some(Database::create(&self.path).map_err(failed)?);
+            let failed = |source| DbError::Open { path: self.path.clone(), source };
+            let file = owners_file().create(true).open(&self.path);
+            let file = file.map_err(|error| failed(redb::Error::Io(error)))?;
+            *open = Some(redb::Builder::new().create_file(file).map_err(|error| failed(error.into()))?);
         }
         Ok(open)
     }
@@ -208,6 +212,15 @@ mod tests {
 
     fn open(directory: &Path) -> Result<Db, DbError> {
         Db::open(directory.join("node.redb"), Ballast::new(directory, 0))
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_the_owner_reads_a_database() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let db = open(directory.path()).unwrap();
+        assert_eq!(fs::metadata(db.path()).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]

@@ -53,6 +53,16 @@ pub(crate) fn with_need(error: io::Error, bytes: u64) -> io::Error {
     }
 }
 
+/// Options to read and write a file. If they create it, only its owner may read it: it tells what a node did and will
+/// say.
+pub fn owners_file() -> fs::OpenOptions {
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+}
+
 /// Replaces `path` by `bytes`. A crash at any moment leaves either the old file or the new one.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let failed = |source| {

@@ -14,5 +14,5 @@ pub use durable_file::{
     DurableFile, DurableReader, Recovered, read_values, read_vector, write_values, write_vector,
 };
 pub(crate) use file::with_need;
-pub use file::{FileError, is_full, sweep, write_atomic};
+pub use file::{FileError, is_full, owners_file, sweep, write_atomic};
 pub use lock::{DirectoryLock, LockError};

@@ -439,6 +439,7 @@ impl Follower {
         arrived: Arrived,
     ) -> Result<Contribution, Fault> {
         let expected = Expected {
+            genesis: self.chain.genesis(),
             run: self.run.id,
             window: view.window,
             uid: seat.id.uid,

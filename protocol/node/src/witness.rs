@@ -1,0 +1,79 @@
+//! A second node of the chain, which has to have the same finalised blocks.
+//!
+//! Through one endpoint a node sees what that endpoint shows: a fork of its own, or windows that never opened. Two
+//! endpoints of different operators would have to lie alike. The hash of a window's first block decides its data
+//! (PROT-2) and fixes all blocks before it, so it is compared for every window before anything is signed for it.
+
+use crate::{config::ChainConfig, open, sync::wait_past};
+use chain_client::{Chain, ChainError};
+use protocol::{Block, Digest, RunId, Schedule, view::WindowView};
+use std::sync::Arc;
+
+pub struct ChainWitness {
+    chain: Arc<dyn Chain>,
+    /// The first node's URL, and the second's.
+    urls: [String; 2],
+}
+
+/// Why a window could not be confirmed. Nothing may be signed for it.
+#[derive(Debug, thiserror::Error)]
+pub enum WitnessError {
+    #[error("the second node of the chain, {url}, did not answer")]
+    Chain { url: String, source: ChainError },
+    #[error(
+        "{url} has {ours} as the hash of block {block}, and {witness} has {}. One of them shows another chain than the \
+         network's: nothing more is signed. Find out which, and give the URLs of two honest nodes",
+        theirs.map_or("none".to_owned(), |hash| hash.to_string())
+    )]
+    Disagree { url: String, witness: String, block: Block, ours: Digest, theirs: Option<Digest> },
+}
+
+impl ChainWitness {
+    /// Connects to the second node, at `url`. It has to be of the same chain as `first`.
+    pub async fn open(config: &ChainConfig, url: String, first: &dyn Chain) -> anyhow::Result<ChainWitness> {
+        let genesis = Some(first.genesis());
+        let second = ChainConfig { url: url.clone(), witness: None, genesis, ..config.clone() };
+        let chain = open::chain(&second, None).await?;
+        Ok(ChainWitness::new(chain, [config.url.clone(), url]))
+    }
+
+    /// `chain` is the second node. `urls` are the first node's and the second's.
+    pub fn new(chain: Arc<dyn Chain>, urls: [String; 2]) -> ChainWitness {
+        ChainWitness { chain, urls }
+    }
+
+    /// Waits until the second node has finalised the window's first block, and compares its hash. Without a hash there
+    /// is nothing to compare yet.
+    ///
+    /// # Errors
+    /// [`WitnessError::Disagree`] with both hashes and both URLs.
+    pub async fn confirm(
+        &self,
+        run: RunId,
+        schedule: Schedule,
+        view: &WindowView,
+    ) -> Result<(), WitnessError> {
+        let Some(ours) = view.opening_hash else { return Ok(()) };
+        let [url, witness] = self.urls.clone();
+        let failed = |source| WitnessError::Chain { url: witness.clone(), source };
+        let block = schedule.opens_at(view.window);
+        // The hash of a block is in the state of the next one, or of a later one under load.
+        let mut heads = self.chain.heads();
+        loop {
+            wait_past(&mut heads, block).await.map_err(failed)?;
+            let head = heads.borrow_and_update().block;
+            let theirs = self.chain.window(run, view.window).await.map_err(failed)?;
+            let theirs = theirs.and_then(|theirs| theirs.opening_hash);
+            if theirs == Some(ours) {
+                return Ok(());
+            }
+            if theirs.is_some() || PATIENCE_BLOCKS < head.0.saturating_sub(block.0) {
+                return Err(WitnessError::Disagree { url, witness, block, ours, theirs });
+            }
+            wait_past(&mut heads, head).await.map_err(failed)?;
+        }
+    }
+}
+
+/// Blocks after a window's opening by which every node has recorded its hash: a chain under load runs the task late.
+const PATIENCE_BLOCKS: u32 = 8;
