@@ -128,7 +128,7 @@ impl Validator {
         let job = Job {
             held_out: self.held_out_sequences,
             earlier: self.sketches.clone(),
-            ..Job::new(theta, self.node.follower(), contributions, order, &assignment, seed)
+            ..Job::new(theta, self.node.follower(), view, contributions, order, &assignment, seed)
         };
         let time_is_up = Arc::new(AtomicBool::new(false));
         let stop = time_is_up.clone();

@@ -311,7 +311,7 @@ impl Auditor {
     }
 
     /// The repeated measurements, on the validator's sequences. Needs every contribution that it held: the scale of
-    /// each depends on all.
+    /// each depends on those selected.
     async fn measure(
         &mut self,
         state: &ModelState,
@@ -332,7 +332,7 @@ impl Auditor {
             judgement.order.iter().rposition(|uid| measured.contains(uid)).map_or(0, |last| last + 1);
         let mut asked = reached + reached.div_ceil(SEATS_TOGETHER);
         let order = judgement.order.clone();
-        let job = Job::new(state.theta.clone(), &self.follower, held, order, &assignment, seed);
+        let job = Job::new(state.theta.clone(), &self.follower, &facts.view, held, order, &assignment, seed);
         let dataset = self.dataset.clone();
         let (evaluator, measured) = tokio::task::spawn_blocking(move || {
             let mut time_left = || {

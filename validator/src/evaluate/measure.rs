@@ -12,6 +12,8 @@ use protocol::{
     RunParams, Uid, Window,
     assign::{self, Assignment},
     contribution::{DecodeError, Sparse},
+    merge,
+    view::WindowView,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,6 +57,8 @@ pub struct Job {
     /// Decodes the contributions.
     pub codec: Arc<Codec>,
     pub contributions: BTreeMap<Uid, Contribution>,
+    /// The norm of each tensor to which larger ones are scaled down, from [`median_norms`].
+    pub median_norms: Option<Vec<f64>>,
     /// Seats to evaluate, in this order (PROT-28).
     pub order: Vec<Uid>,
     /// Each seat's sequences of this window.
@@ -74,6 +78,7 @@ impl Job {
     pub fn new(
         theta: Vec<f32>,
         follower: &Follower,
+        view: &WindowView,
         contributions: BTreeMap<Uid, Contribution>,
         order: Vec<Uid>,
         assignment: &Assignment<'_>,
@@ -83,8 +88,30 @@ impl Job {
         let count = usize::try_from(params.evaluation_sequences).unwrap_or(usize::MAX);
         let common = assign::common_sequences(&seed, assignment, count);
         let assigned = order.iter().filter_map(|uid| Some((*uid, assignment.of(*uid)?))).collect();
+        let median_norms = median_norms(view, &contributions);
         let (window, held_out, earlier) = (assignment.window, 0, Sketches::default());
-        Job { window, theta, params, codec, contributions, order, assigned, common, seed, held_out, earlier }
+        Job {
+            window,
+            theta,
+            params,
+            codec,
+            contributions,
+            median_norms,
+            order,
+            assigned,
+            common,
+            seed,
+            held_out,
+            earlier,
+        }
+    }
+
+    /// What a contribution's tensor is multiplied by: as in the merge, so that a contribution is judged by what it would
+    /// do (PROT-17).
+    fn scale(&self, held: &Contribution, tensor: usize) -> f32 {
+        let norm = held.square_norms.get(tensor).map(|square_norm| square_norm.sqrt());
+        let median = self.median_norms.as_ref().and_then(|medians| medians.get(tensor));
+        norm.zip(median).map_or(1.0, |(norm, median)| merge::clip_scale(norm, *median))
     }
 
     /// The sequences on which a seat's own work is measured (PROT-22).
@@ -93,6 +120,23 @@ impl Job {
         let trained = usize::try_from(held.header.trained).unwrap_or(usize::MAX);
         assign::own_sequences(&self.seed, uid, &assigned[..assigned.len().min(trained)], count)
     }
+}
+
+/// The median norm of each tensor, by consensus weight, over the selected contributions at hand: that of the merge.
+/// Contributions that are not merged do not count, so that many small ones cannot hide the effect of work. `None` if no
+/// selected seat has a weight: contributions are then measured as they are (PROT-22).
+pub fn median_norms(view: &WindowView, contributions: &BTreeMap<Uid, Contribution>) -> Option<Vec<f64>> {
+    let selected = view.selection.iter().flat_map(|selection| &selection.selected);
+    let (norms, weights): (Vec<&[f64]>, Vec<u16>) = selected
+        .filter_map(|one| {
+            let held = contributions.get(&one.uid).filter(|held| held.digest == one.digest)?;
+            Some((&held.square_norms[..], view.weight_of(one.uid)))
+        })
+        .filter(|(_, weight)| 0 < *weight)
+        .unzip();
+    let tensors = norms.iter().map(|norms| norms.len()).min()?;
+    let of_tensor = |tensor: usize| norms.iter().map(|norms| norms[tensor].sqrt()).collect::<Vec<f64>>();
+    Some((0..tensors).map(|tensor| merge::median_norm(&of_tensor(tensor), &weights)).collect())
 }
 
 /// Runs the job on `evaluator`. Blocks: call it on a thread of its own.
@@ -115,12 +159,6 @@ pub fn measure(
     let held_out_losses = evaluator.losses(&held_out)?;
     let common = dataset.sequences(&job.common)?;
     let common_before = evaluator.losses(&common)?;
-
-    // Scaled as the merge scales them, so that a contribution is judged by what it would do (PROT-17).
-    let norms: Vec<Vec<f64>> = job.contributions.values().map(|held| held.square_norms.clone()).collect();
-    let scales = kernels::merge::clip_scales(&norms);
-    let place: BTreeMap<Uid, usize> =
-        job.contributions.keys().enumerate().map(|(place, uid)| (*uid, place)).collect();
 
     let mut sketches = job.earlier.clone();
     let mut sketched = BTreeSet::new();
@@ -147,12 +185,11 @@ pub fn measure(
             if !time_left() {
                 break 'all;
             }
-            let Some(place) = place.get(uid) else { continue };
             // Decoded one at a time: entries take six times the memory of the bytes.
             let update = decode(job, *uid, held)?;
             sketches.add(job.window, *uid, held.digest, Sketch::of(&update));
             sketched.insert(*uid);
-            let scaled = scaled(update, |tensor| scales[tensor][*place]);
+            let scaled = scaled(update, |tensor| job.scale(held, tensor));
             let undo = evaluator.apply_sparse(&scaled, rate)?;
             let own_after = evaluator.losses(tokens);
             let common_after = evaluator.losses(&common);
