@@ -98,7 +98,8 @@ impl Auditor {
             Some(previous) => self.receipt_named(seat, previous).await.map(|receipt| receipt.after().clone()),
             None => None,
         };
-        let (contributions, found) = self.contributions(view, &seats).await;
+        let state = self.model(view.window).await;
+        let (contributions, found) = self.contributions(view, &seats, state.as_ref()).await;
         let alike = match &receipt.judgement {
             Some(judgement) => self.alike(view, &seats, judgement, &contributions).await,
             None => BTreeMap::new(),
@@ -113,6 +114,7 @@ impl Auditor {
             earlier,
             kept_from,
             remembered,
+            has_model: state.is_some(),
             found,
             alike,
             measured: None,
@@ -122,7 +124,7 @@ impl Auditor {
             receipt,
             seats,
         };
-        if let Some(state) = self.model(view.window).await {
+        if let Some(state) = state {
             facts.merged = self.merge(&state, &facts, &contributions).await?;
             facts.measured = self.measure(&state, &facts, &contributions).await?;
         }
@@ -160,10 +162,19 @@ impl Auditor {
         &self,
         view: &WindowView,
         seats: &[SeatView],
+        state: Option<&ModelState>,
     ) -> (BTreeMap<Uid, Contribution>, BTreeMap<Uid, Found>) {
+        let rate = self.follower.run.params.outer_rate.get();
+        let has_effect = |contribution: &Contribution| {
+            state.is_none_or(|state| self.follower.sent.changes_any(contribution.body(), rate, &state.theta))
+        };
         let (mut held, mut found) = (BTreeMap::new(), BTreeMap::new());
         for (uid, digest) in &view.commitments {
             let what = match self.follower.fetch_contribution(view, seats, *uid, digest).await {
+                Ok(contribution) if !has_effect(&contribution) => {
+                    let fault = Fault::NoEffect;
+                    Found::Faulty { label: fault.label().to_owned(), detail: fault.to_string() }
+                }
                 Ok(contribution) => {
                     let trained = contribution.header.trained;
                     held.insert(*uid, contribution);

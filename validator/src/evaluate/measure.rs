@@ -4,7 +4,7 @@
 //! are computed for many seats at a time. Each contribution gets a sketch, measured or not: sketches show
 //! near-duplicates.
 
-use crate::gauntlet::{LossPair, Measured, NearDuplicate, Sketch, Sketches};
+use crate::gauntlet::{LossPair, Measured, NearDuplicate, Sketch, Sketches, evidence::bounded};
 use dataset::{Dataset, ReadError};
 use nn::{Evaluator, ModelError};
 use node::{Codec, Contribution, Follower};
@@ -240,6 +240,94 @@ fn scaled(mut update: Sparse, scale_of: impl Fn(usize) -> f32) -> Sparse {
     update
 }
 
+/// The mean loss of a model on training sequences, in nats per token; a loss that is not finite counts as a very high
+/// one. Blocks.
+pub fn mean_loss(
+    evaluator: &mut Evaluator,
+    dataset: &Dataset,
+    theta: &[f32],
+    sequences: &[u64],
+) -> Result<f64, EvaluateError> {
+    evaluator.load(theta)?;
+    let losses = evaluator.losses(&dataset.sequences(sequences)?)?;
+    Ok(mean(&losses.into_iter().map(bounded).collect::<Vec<_>>()))
+}
+
 fn mean(losses: &[f64]) -> f64 {
     losses.iter().sum::<f64>() / losses.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::{
+        Digest, Hotkey, RunId, params::Density, select::Selected, submission::Header, view::Selection,
+    };
+
+    /// A window with these consensus weights in which `selected` are merged.
+    fn view(weights: &[(u16, u16)], selected: &[u16]) -> WindowView {
+        WindowView {
+            window: Window(3),
+            opening_hash: None,
+            evaluation_hash: None,
+            slots: Vec::new(),
+            cursor: 0,
+            electorate: Vec::new(),
+            lineage: Digest::default(),
+            weights: weights.iter().map(|(uid, weight)| (Uid(*uid), *weight)).collect(),
+            commitments: Vec::new(),
+            salts: Vec::new(),
+            attested: Vec::new(),
+            selection: Some(Selection {
+                selected: selected
+                    .iter()
+                    .map(|uid| Selected { uid: Uid(*uid), digest: Digest::default() })
+                    .collect(),
+                valid: Vec::new(),
+                faulty: Vec::new(),
+            }),
+            votes: Vec::new(),
+            outcome: None,
+            receipts: Vec::new(),
+        }
+    }
+
+    fn held(norms: &[(u16, f64)]) -> BTreeMap<Uid, Contribution> {
+        let contribution = |(uid, norm): &(u16, f64)| {
+            let (uid, digest) = (Uid(*uid), Digest::default());
+            let header = Header {
+                codec: protocol::PROTOCOL_VERSION,
+                run: RunId(0),
+                window: Window(3),
+                uid,
+                hotkey: Hotkey([0; 32]),
+                base: digest,
+                schema: digest,
+                density: Density(64),
+                trained: 1,
+            };
+            let square_norms = vec![norm * norm, 4.0 * norm * norm];
+            (uid, Contribution { digest, bytes: Vec::new().into(), header, square_norms })
+        };
+        norms.iter().map(contribution).collect()
+    }
+
+    #[test]
+    fn contributions_that_are_not_merged_do_not_move_the_median_norms() {
+        let mut norms = vec![(1, 3.0), (2, 2.0), (3, 5.0)];
+        let weights = [(1, 10), (2, 10), (3, 10)];
+        let expected = Some(vec![3.0, 6.0]);
+        assert_eq!(median_norms(&view(&weights, &[1, 2, 3]), &held(&norms)), expected);
+        norms.extend((10..40).map(|uid| (uid, 1e-9)));
+        assert_eq!(median_norms(&view(&weights, &[1, 2, 3]), &held(&norms)), expected);
+        // Nor do newcomers that are merged.
+        assert_eq!(median_norms(&view(&weights, &[1, 2, 3, 10, 11, 12, 13]), &held(&norms)), expected);
+    }
+
+    #[test]
+    fn without_a_selected_weight_contributions_are_measured_as_they_are() {
+        let norms = held(&[(1, 3.0), (2, 2.0)]);
+        assert_eq!(median_norms(&view(&[], &[1, 2]), &norms), None);
+        assert_eq!(median_norms(&view(&[(7, 9)], &[1, 2]), &norms), None);
+    }
 }
