@@ -53,27 +53,11 @@ pub enum MergeError {
     NotFinite { tensor: usize, position: usize },
 }
 
-/// The factor of each contribution, `[tensor][input]`, from the square norms of its tensors, `[input][tensor]`:
-/// `min(1, median norm / own norm)`, the median being the lower one, and 1 where the own norm is 0 (PROT-17).
-pub fn clip_scales(square_norms: &[Vec<f64>]) -> Vec<Vec<f32>> {
-    let tensors = square_norms.iter().map(Vec::len).min().unwrap_or(0);
-    (0..tensors)
-        .map(|tensor| {
-            let norms: Vec<f64> = square_norms.iter().map(|norms| norms[tensor].sqrt()).collect();
-            let mut sorted = norms.clone();
-            sorted.sort_unstable_by(f64::total_cmp);
-            let median = sorted[(sorted.len() - 1) / 2];
-            let scale = |norm: &f64| if *norm > median { (median / norm) as f32 } else { 1.0 };
-            norms.iter().map(scale).collect()
-        })
-        .collect()
-}
-
 /// Merges the bodies of contributions, in uid order, into `buffer`, and takes the update out of it: `b ← b + mean`,
 /// encode `b`, `b ← b − decoded` (PROT-18). Returns the update's body.
 ///
 /// `layout` is that of the contributions, `merged` that of the update: the same tensors, at its own density. `scales`
-/// are `[tensor][input]`, from [`clip_scales`]. On an error the buffer may have been merged in part: keep a copy.
+/// are `[tensor][input]`; an input with a scale of 0 is left out of the tensor. On an error the buffer may have been merged in part: keep a copy.
 ///
 /// # Panics
 /// If the two layouts have other tensors, `scales` or `buffer` are not of their lengths, or there are more than 65,535
@@ -183,7 +167,7 @@ fn add_mean_body(
 ) {
     sums[..buffer.len()].fill(0.0);
     hits[..buffer.len()].fill(0);
-    for (input, scale) in inputs.iter().zip(scales) {
+    for (input, scale) in inputs.iter().zip(scales).filter(|(_, scale)| **scale != 0.0) {
         let chunk = input.chunk(chunk);
         let scaled = chunk.levels.map(|level| scale * level);
         for entry in chunk.entries {
@@ -192,7 +176,7 @@ fn add_mean_body(
             hits[at] += 1;
         }
     }
-    let all = inputs.len() as f32;
+    let all = scales.iter().filter(|scale| **scale != 0.0).count() as f32;
     for ((value, sum), hits) in buffer.iter_mut().zip(&*sums).zip(&*hits) {
         let mean = sum
             / match rule {
@@ -211,6 +195,32 @@ fn add_mean_body(
 /// If `theta` is not as long as the layout.
 pub fn apply(layout: &Layout, body: &[u8], rate: f32, theta: &mut [f32]) -> Result<(), Rejected> {
     step(layout, body, theta, |_, level| -(rate * level))
+}
+
+/// Whether [`apply`] would change any value of `theta`. Stops at the first one.
+///
+/// # Panics
+/// If `theta` is not as long as the layout.
+pub fn changes_any(layout: &Layout, body: &[u8], rate: f32, theta: &[f32]) -> Result<bool, Rejected> {
+    assert_eq!(theta.len(), layout.values(), "a row has all of its layout's values");
+    let mut unpacked = Unpacked::default();
+    for (section, (place, bytes)) in layout.sections().iter().zip(split(layout, body)?).enumerate() {
+        if !unpacked.read(layout.density(), place.values.len(), bytes) {
+            return Err(Rejected { section });
+        }
+        let values = &theta[place.values.clone()];
+        let changes = unpacked.chunks().any(|chunk| {
+            let steps = chunk.levels.map(|level| rate * level);
+            chunk.entries.iter().any(|entry| {
+                let value = values[chunk.start + usize::from(entry & INDEX)];
+                value - steps[usize::from(entry >> LEVEL_SHIFT) % 4] != value
+            })
+        });
+        if changes {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// `e ← fl(e − sent)` at every entry of a body: subtracts the sent values from their residual (PROT-10). Errors as

@@ -395,6 +395,12 @@ proptest! {
             let mut ours = theta.clone();
             merge::apply(&layout, &body, rate, &mut ours).unwrap();
             assert!(bits(&ours) == bits(&stepped), "the stepped models differ");
+            for rate in [rate, rate * 1e-9, 0.0] {
+                let mut stepped = theta.clone();
+                protocol::merge::apply(&schema, &mut stepped, &update, rate);
+                let changed = theta.iter().zip(&stepped).any(|(before, after)| before != after);
+                assert_eq!(merge::changes_any(&layout, &body, rate, &theta), Ok(changed));
+            }
             let mut ours = values.clone();
             merge::subtract_sent(&layout, &body, &mut ours).unwrap();
             assert!(bits(&ours) == bits(&left), "what is left differs");
@@ -426,8 +432,9 @@ fn merges_alike(lengths: &[usize], density: u16, merged: u16, rows: &[Vec<f32>],
     let merged_layout = Layout::new(lengths, merged).unwrap();
     let (bodies, updates): (Vec<_>, Vec<_>) = rows.iter().map(|row| sent(&schema, density, row)).unzip();
     let bodies: Vec<&[u8]> = bodies.iter().map(|body| &body[..]).collect();
-    let inputs: Vec<_> = (0..).zip(&updates).map(|(uid, update)| Input { uid: Uid(uid), update }).collect();
-    let expected_scales = protocol::merge::clip_scales(&updates.iter().collect::<Vec<_>>());
+    let inputs: Vec<_> =
+        (0..).zip(&updates).map(|(uid, update)| Input { uid: Uid(uid), weight: uid % 3, update }).collect();
+    let weights: Vec<u16> = inputs.iter().map(|input| input.weight).collect();
 
     for (rule, slow_rule) in
         [(Rule::MeanOverHits, MergeRule::MeanOverHits), (Rule::MeanOverAll, MergeRule::MeanOverAll)]
@@ -437,8 +444,7 @@ fn merges_alike(lengths: &[usize], density: u16, merged: u16, rows: &[Vec<f32>],
             protocol::merge::merge(&schema, slow_rule, Density(merged), &inputs, &mut expected_left).unwrap();
         at_every_width(|| {
             let norms: Vec<_> = bodies.iter().map(|body| decode::norms(&layout, body).unwrap()).collect();
-            let scales = merge::clip_scales(&norms);
-            assert_eq!(scales, expected_scales);
+            let scales = protocol::merge::clip_scales(&norms, &weights);
             let mut left = buffer.to_vec();
             let body = merge::merge(&layout, rule, &merged_layout, &bodies, &scales, &mut left).unwrap();
             assert!(body == expected, "the merged bodies differ");

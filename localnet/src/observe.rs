@@ -278,6 +278,7 @@ impl Observer {
             }
             Entry::Committed { .. }
             | Entry::Uploaded { .. }
+            | Entry::Vetoed { .. }
             | Entry::Posted { .. }
             | Entry::Published { .. }
             | Entry::Repaired { .. }

@@ -57,7 +57,7 @@ fn merging(criterion: &mut Criterion) {
         })
         .collect();
     let inputs: Vec<Input<'_>> =
-        (0..).zip(&updates).map(|(uid, update)| Input { uid: Uid(uid), update }).collect();
+        (0..).zip(&updates).map(|(uid, update)| Input { uid: Uid(uid), weight: 0, update }).collect();
     let zeros = || vec![0.0f32; schema.values()];
 
     let mut group = criterion.benchmark_group("merge");

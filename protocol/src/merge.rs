@@ -1,8 +1,8 @@
 //! Many contributions become one update, bit for bit the same on every machine (PROT-17, PROT-18).
 //!
-//! Three steps: each contribution is scaled down to the median norm, tensor by tensor; the scaled values are averaged
-//! coordinate by coordinate, in the order of uids; and the mean is encoded again, with an error-feedback buffer of its
-//! own that everyone holds alike. One rounding per operation and no fused multiply-add, so that an order of operations
+//! Three steps: each contribution is scaled down to the median norm by weight, tensor by tensor; the scaled values are
+//! averaged coordinate by coordinate, in the order of uids; and the mean is encoded again, with an error-feedback
+//! buffer of its own that everyone holds alike. One rounding per operation and no fused multiply-add, so that an order of operations
 //! is written down for every bit.
 //!
 //! ```text
@@ -28,6 +28,8 @@ pub const MAGIC: [u8; 4] = *b"MTLU";
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     pub uid: Uid,
+    /// Consensus weight as it stood when the window opened; 0 where the seat has none.
+    pub weight: u16,
     pub update: &'a Sparse,
 }
 
@@ -66,7 +68,9 @@ pub fn merge(
     contribution::check_encodable(schema, density, buffer)?;
 
     let updates: Vec<&Sparse> = inputs.iter().map(|input| input.update).collect();
-    let scales = clip_scales(&updates);
+    let weights: Vec<u16> = inputs.iter().map(|input| input.weight).collect();
+    let square_norms: Vec<Vec<f64>> = updates.iter().map(|update| square_norms(update)).collect();
+    let scales = clip_scales(&square_norms, &weights);
     for (tensor, (range, scales)) in schema.ranges().zip(&scales).enumerate() {
         let parts: Vec<(&SparseTensor, f32)> =
             updates.iter().zip(scales).map(|(update, scale)| (&update.tensors[tensor], *scale)).collect();
@@ -75,22 +79,49 @@ pub fn merge(
     Ok(contribution::encode_with_feedback(schema, density, buffer)?)
 }
 
-/// What each contribution is multiplied by, `[tensor][input]`: `min(1, median norm / own norm)`, the median being the
-/// lower one, and 1 where the own norm is 0. Norms and their quotient are in f64, the scale is rounded to f32
+/// A contribution whose norm of a tensor is below this part of the median is left out of the tensor (PROT-17).
+pub const NORM_PART_MIN: f64 = 1.0 / 1024.0;
+
+/// What each contribution is multiplied by, `[tensor][input]`, from the square norms of its tensors, `[input][tensor]`,
+/// and its consensus weight: `min(1, median norm / own norm)`, and 0 for one that is left out. The median is the lower
+/// one by weight, or by head if no input has a weight. Norms and their quotient are in f64, the scale is rounded to f32
 /// (PROT-17).
-pub fn clip_scales(inputs: &[&Sparse]) -> Vec<Vec<f32>> {
-    let tensors = inputs.iter().map(|input| input.tensors.len()).min().unwrap_or(0);
+pub fn clip_scales(square_norms: &[Vec<f64>], weights: &[u16]) -> Vec<Vec<f32>> {
+    let tensors = square_norms.iter().map(Vec::len).min().unwrap_or(0);
     (0..tensors)
         .map(|tensor| {
-            let norms: Vec<f64> =
-                inputs.iter().map(|input| libm::sqrt(input.tensors[tensor].square_norm)).collect();
-            let mut sorted = norms.clone();
-            sorted.sort_unstable_by(f64::total_cmp);
-            let median = sorted[(sorted.len() - 1) / 2];
-            let scale = |norm: &f64| if *norm > median { (median / norm) as f32 } else { 1.0 };
-            norms.iter().map(scale).collect()
+            let norms: Vec<f64> = square_norms.iter().map(|norms| libm::sqrt(norms[tensor])).collect();
+            let median = median_norm(&norms, weights);
+            norms.iter().map(|norm| clip_scale(*norm, median)).collect()
         })
         .collect()
+}
+
+/// The least norm at which at least half of the weight is reached; by head if the weights add up to 0. 0 without norms.
+pub fn median_norm(norms: &[f64], weights: &[u16]) -> f64 {
+    let by_head = weights.iter().all(|weight| *weight == 0);
+    let votes = |weight: u16| if by_head { 1 } else { u64::from(weight) };
+    let mut sorted: Vec<(f64, u64)> =
+        norms.iter().zip(weights).map(|(norm, weight)| (*norm, votes(*weight))).collect();
+    sorted.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    let total: u64 = sorted.iter().map(|(_, votes)| votes).sum();
+    let mut reached = 0;
+    let median = sorted.iter().find(|(_, votes)| {
+        reached += votes;
+        total <= 2 * reached
+    });
+    median.map_or(0.0, |(norm, _)| *norm)
+}
+
+/// The scale of a contribution whose tensor has this norm, where the median is `median`.
+pub fn clip_scale(norm: f64, median: f64) -> f32 {
+    if norm < NORM_PART_MIN * median {
+        0.0
+    } else if norm > median {
+        (median / norm) as f32
+    } else {
+        1.0
+    }
 }
 
 /// `θ ← fl(θ − fl(α·u))` at every coordinate that was sent (PROT-18).
@@ -108,10 +139,16 @@ pub fn apply(schema: &Schema, theta: &mut [f32], update: &Sparse, rate: f32) {
     }
 }
 
-/// Adds the mean of one tensor's parts to its part of the buffer.
+/// Of each tensor.
+pub fn square_norms(update: &Sparse) -> Vec<f64> {
+    update.tensors.iter().map(|tensor| tensor.square_norm).collect()
+}
+
+/// Adds the mean of one tensor's parts to its part of the buffer. Parts with a scale of 0 are left out.
 fn add_mean(rule: MergeRule, parts: &[(&SparseTensor, f32)], buffer: &mut [f32]) {
     let mut sums = vec![(0.0f32, 0u32); buffer.len()];
-    for (tensor, scale) in parts {
+    let counted = || parts.iter().filter(|(_, scale)| *scale != 0.0);
+    for (tensor, scale) in counted() {
         for (position, value) in tensor.positions.iter().zip(&tensor.values) {
             let (sum, hits) = &mut sums[*position as usize];
             *sum += scale * value;
@@ -121,7 +158,7 @@ fn add_mean(rule: MergeRule, parts: &[(&SparseTensor, f32)], buffer: &mut [f32])
     for (value, (sum, hits)) in buffer.iter_mut().zip(sums).filter(|(_, (_, hits))| *hits > 0) {
         let divisor = match rule {
             MergeRule::MeanOverHits => hits as f32,
-            MergeRule::MeanOverAll => parts.len() as f32,
+            MergeRule::MeanOverAll => counted().count() as f32,
         };
         *value += sum / divisor;
     }
@@ -263,12 +300,15 @@ mod tests {
     }
 
     fn inputs(updates: &[Sparse]) -> Vec<Input<'_>> {
-        (0..).step_by(3).zip(updates).map(|(uid, update)| Input { uid: Uid(uid), update }).collect()
+        let input = |(uid, update)| Input { uid: Uid(uid), weight: uid % 4, update };
+        (0..).step_by(3).zip(updates).map(input).collect()
     }
 
     /// The mean, coordinate by coordinate over the whole model, as PROT-17 tells it; `None` where nothing was sent.
     fn mean_by_the_book(schema: &Schema, rule: MergeRule, updates: &[Sparse]) -> Vec<Option<f32>> {
-        let scales = clip_scales(&updates.iter().collect::<Vec<_>>());
+        let norms: Vec<Vec<f64>> = updates.iter().map(square_norms).collect();
+        let weights: Vec<u16> = inputs(updates).iter().map(|input| input.weight).collect();
+        let scales = clip_scales(&norms, &weights);
         let (mut sums, mut hits) = (vec![0.0f32; schema.values()], vec![0; schema.values()]);
         for (which, update) in updates.iter().enumerate() {
             for ((range, tensor), scales) in schema.ranges().zip(&update.tensors).zip(&scales) {
@@ -319,7 +359,7 @@ mod tests {
             let updates = contributions(&schema, seed, 4);
             let (mut one, mut other) = (vec![0.0; schema.values()], vec![0.0; schema.values()]);
             let first = merge(&schema, MergeRule::MeanOverHits, MERGED, &inputs(&updates), &mut one).unwrap();
-            let renamed: Vec<_> = (100..).zip(&updates).map(|(uid, update)| Input { uid: Uid(uid), update }).collect();
+            let renamed: Vec<_> = inputs(&updates).into_iter().map(|input| Input { uid: Uid(input.uid.0 + 100), ..input }).collect();
             let second = merge(&schema, MergeRule::MeanOverHits, MERGED, &renamed, &mut other).unwrap();
             prop_assert!(first == second && one == other);
         }
@@ -383,7 +423,8 @@ mod tests {
         let of = |norm: f32| update(&[(0, norm)]);
         let check = |norms: &[f32], expected: &[f32]| {
             let updates: Vec<Sparse> = norms.iter().map(|norm| of(*norm)).collect();
-            assert_eq!(clip_scales(&updates.iter().collect::<Vec<_>>()), [expected]);
+            let norms: Vec<Vec<f64>> = updates.iter().map(square_norms).collect();
+            assert_eq!(clip_scales(&norms, &vec![0; norms.len()]), [expected]);
         };
         check(&[1.0, 100.0, 2.0], &[1.0, 0.02, 1.0]);
         // Of an even number the lower median: half of the contributions cannot lift it.
@@ -391,8 +432,44 @@ mod tests {
         check(&[4.0, 1.0], &[0.25, 1.0]);
         check(&[5.0], &[1.0]);
         check(&[0.0, 0.0, 3.0], &[1.0, 1.0, 0.0]);
-        check(&[0.0, 2.0, 3.0], &[1.0, 1.0, (2.0f64 / 3.0) as f32]);
-        assert!(clip_scales(&[]).is_empty());
+        check(&[2.0 / 1024.0, 2.0, 3.0], &[1.0, 1.0, (2.0f64 / 3.0) as f32]);
+        assert!(clip_scales(&[], &[]).is_empty());
+    }
+
+    #[test]
+    fn a_majority_by_head_without_a_weight_does_not_move_the_median() {
+        let norms = |junk: f64| -> Vec<Vec<f64>> {
+            [1.0, 1.1].into_iter().chain([junk; 10]).map(|norm: f64| vec![norm * norm]).collect()
+        };
+        let weights: Vec<u16> = [300, 200].into_iter().chain([0; 10]).collect();
+        let scales = |junk| clip_scales(&norms(junk), &weights).remove(0);
+        // A huge norm is scaled down to the median of the two seats with a weight.
+        assert_eq!(scales(7500.0)[..3], [1.0, (1.0f64 / 1.1) as f32, (1.0 / 7500.0) as f32]);
+        // A tiny one scales down no other, and is left out.
+        assert_eq!(scales(1e-6)[..3], [1.0, (1.0f64 / 1.1) as f32, 0.0]);
+    }
+
+    #[test]
+    fn the_median_is_the_least_norm_that_half_of_the_weight_reaches() {
+        assert_eq!(median_norm(&[1.0, 2.0, 3.0], &[1, 1, 2]), 2.0);
+        assert_eq!(median_norm(&[1.0, 2.0, 3.0], &[1, 1, 3]), 3.0);
+        assert_eq!(median_norm(&[3.0, 1.0], &[u16::MAX, u16::MAX]), 1.0);
+        assert_eq!(median_norm(&[3.0, 1.0, 5.0], &[0, 0, 0]), 3.0);
+        assert_eq!(median_norm(&[], &[]), 0.0);
+    }
+
+    #[test]
+    fn a_contribution_far_below_the_median_does_not_thin_out_the_mean() {
+        let schema = rows(&[4096]);
+        let updates = [update(&[(1, 3.0)]), update(&[(1, 4.0)]), update(&[(1, 1e-3)])];
+        for rule in [MergeRule::MeanOverHits, MergeRule::MeanOverAll] {
+            let mut buffer = vec![0.0; 4096];
+            let inputs: Vec<_> =
+                inputs(&updates).into_iter().map(|input| Input { weight: 1, ..input }).collect();
+            let body = merge(&schema, rule, Density(64), &inputs, &mut buffer).unwrap();
+            let sent = dense(&schema, &contribution::decode(&schema, Density(64), &body).unwrap());
+            assert_eq!(sent[1] + buffer[1], 3.0, "both are scaled to 3, the third does not count");
+        }
     }
 
     #[test]
@@ -407,7 +484,7 @@ mod tests {
             error
         };
         fn input(uid: u16, update: &Sparse) -> Input<'_> {
-            Input { uid: Uid(uid), update }
+            Input { uid: Uid(uid), weight: 0, update }
         }
 
         assert_eq!(refused(&[], &buffer), MergeError::NoInputs);

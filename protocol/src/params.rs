@@ -12,6 +12,9 @@ pub const CHUNK_VALUES: usize = 4096;
 /// The longest unbonding time of a run, in windows.
 pub const UNBONDING_WINDOWS_MAX: u32 = 100_000;
 
+/// The least `min_contributions` of a run: a median of fewer norms is its members' own (PROT-16, PROT-17).
+pub const MIN_CONTRIBUTIONS: u16 = 4;
+
 /// The numbers of a run that models are computed with. They cannot change once the run exists: the lineage begins with
 /// them (PROT-19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +51,8 @@ pub struct RunParams {
     /// Further places, for seats within `newcomer_windows` of their registration (PROT-16).
     pub reserve_places: u16,
     pub newcomer_windows: u32,
-    /// Fewer selected contributions than this leave the window void; `1 ≤ min_contributions ≤ reserve_places`
-    /// (PROT-16).
+    /// Fewer selected contributions than this leave the window void; at most `reserve_places`, and at least
+    /// [`MIN_CONTRIBUTIONS`], or 1 in a localnet (PROT-16).
     pub min_contributions: u16,
     /// Windows from one vote on the state root to the next (PROT-20).
     pub checkpoint_windows: u32,
@@ -143,6 +146,8 @@ pub enum ParamsError {
     Rate { name: &'static str, max: u8 },
     #[error("min_contributions must be at most reserve_places, and reserve_places at most the places in all")]
     Places,
+    #[error("min_contributions must be at least {MIN_CONTRIBUTIONS}, except in a localnet")]
+    MinContributions,
     #[error("the quorum is from 1 to 1000 thousandths")]
     Quorum,
     #[error("pay shares must add up to 1000 thousandths")]
@@ -189,6 +194,7 @@ impl RunParams {
         }
         let places = self.places.checked_add(self.reserve_places);
         ensure!(self.min_contributions <= self.reserve_places && places.is_some(), ParamsError::Places);
+        ensure!(self.localnet || MIN_CONTRIBUTIONS <= self.min_contributions, ParamsError::MinContributions);
         ensure!(self.reveal_windows <= self.epoch_windows, ParamsError::Reveal);
         let fits =
             |deadline: u32, end: u32| deadline.checked_add(self.hidden_blocks).is_some_and(|last| last < end);
@@ -308,7 +314,7 @@ impl Default for RunParams {
             places: 20,
             reserve_places: 4,
             newcomer_windows: 20,
-            min_contributions: 1,
+            min_contributions: MIN_CONTRIBUTIONS,
             checkpoint_windows: 20,
             localnet: false,
         }
@@ -366,6 +372,8 @@ mod tests {
             ParamsError::Rate { name: "outer_rate", max: 10 }
         );
         assert_eq!(refused(RunParams { min_contributions: 5, ..good }), ParamsError::Places);
+        assert_eq!(refused(RunParams { min_contributions: 3, ..good }), ParamsError::MinContributions);
+        assert_eq!(RunParams { min_contributions: 1, localnet: true, ..good }.validate(), Ok(()));
         assert_eq!(refused(RunParams { reveal_windows: 11, ..good }), ParamsError::Reveal);
         assert_eq!(refused(RunParams { hidden_blocks: 8, ..good }), ParamsError::Hidden);
         assert_eq!(RunParams { hidden_blocks: 7, ..good }.validate(), Ok(()));

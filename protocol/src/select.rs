@@ -1,7 +1,8 @@
 //! Who is merged: a pure function of weights, attestations and a seed (PROT-14, PROT-16).
 //!
 //! Half of the places are earned outright, half are drawn, so that every seat with a weight is merged sometimes and
-//! none can stop working once it is at the top. Newcomers, who have no weight yet, have places of their own.
+//! none can stop working once it is at the top. Newcomers have places of their own, at most a quarter of all: their
+//! work has not been judged yet.
 
 use crate::{Digest, RunParams, Uid, assign::first_u64};
 use alloc::vec::Vec;
@@ -33,7 +34,8 @@ pub struct Candidate {
 /// `min_contributions` (PROT-16). The order of the candidates does not matter; of two with the same uid the one with
 /// the lower digest counts.
 ///
-/// `seed` is [`crate::assign::seed`] with [`crate::assign::domain::SELECT`].
+/// `seed` is [`crate::assign::seed`] with [`crate::assign::domain::SELECT`] and the hash of a block after the last
+/// commitment, so that no miner knows the draw when it commits.
 pub fn select(params: &RunParams, seed: &Digest, candidates: &[Candidate]) -> Vec<Selected> {
     let mut candidates = candidates.to_vec();
     candidates.sort_unstable();
@@ -55,8 +57,9 @@ pub fn select(params: &RunParams, seed: &Digest, candidates: &[Candidate]) -> Ve
         taken.push(left.remove(place));
     }
 
-    // The reserve, and every place still free, to newcomers in seeded order.
+    // The reserve, and places still free, to newcomers in seeded order.
     let free = (places + usize::from(params.reserve_places)).saturating_sub(taken.len());
+    let free = free.min(newcomers_max(params, taken.len()));
     let mut newcomers: Vec<_> = left
         .into_iter()
         .chain(unweighted)
@@ -73,6 +76,15 @@ pub fn select(params: &RunParams, seed: &Digest, candidates: &[Candidate]) -> Ve
         taken.into_iter().map(|Candidate { uid, digest, .. }| Selected { uid, digest }).collect();
     selected.sort_unstable();
     selected
+}
+
+/// Newcomers beside `weighted` seats that are merged by weight, at most: a quarter of all, at least one, and as many as
+/// reach `min_contributions`. Unlimited if no seat is merged by weight: before the first consensus every seat is new.
+fn newcomers_max(params: &RunParams, weighted: usize) -> usize {
+    match weighted {
+        0 => usize::MAX,
+        _ => (weighted / 3).max(1).max(usize::from(params.min_contributions).saturating_sub(weighted)),
+    }
 }
 
 /// Whether `stake` is at least two thirds of `total`. False if `total` is 0.
@@ -106,7 +118,6 @@ fn newcomer_rank(seed: &Digest, uid: Uid) -> Digest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::vec;
     use proptest::prelude::*;
 
     fn params(places: u16, reserve_places: u16) -> RunParams {
@@ -166,22 +177,47 @@ mod tests {
     }
 
     #[test]
-    fn newcomers_fill_the_reserve_and_every_free_place_in_seeded_order() {
-        let mut candidates = vec![candidate(0, 5, 99)];
+    fn newcomers_fill_their_places_in_seeded_order() {
+        let mut candidates: Vec<_> = (20..26).map(|uid| candidate(uid, 5, 99)).collect();
         candidates.extend((1..=8).map(|uid| candidate(uid, 0, 20)));
         candidates.extend((10..=18).map(|uid| candidate(uid, 0, 21)));
         let mut ever = alloc::collections::BTreeSet::new();
         for seed in seeds(60) {
-            let selected = uids(&select(&params(4, 2), &seed, &candidates));
-            assert_eq!(selected.len(), 6);
-            assert_eq!(selected[0], 0);
+            let selected = uids(&select(&params(6, 2), &seed, &candidates));
+            let (weighted, newcomers): (Vec<_>, Vec<_>) = selected.into_iter().partition(|uid| 20 <= *uid);
+            assert_eq!((weighted.len(), newcomers.len()), (6, 2));
             assert!(
-                selected.iter().all(|uid| *uid <= 8),
-                "a seat past its newcomer time was let in: {selected:?}"
+                newcomers.iter().all(|uid| *uid <= 8),
+                "a seat past its newcomer time was let in: {newcomers:?}"
             );
-            ever.extend(selected);
+            ever.extend(newcomers);
         }
-        assert_eq!(ever.len(), 9, "every newcomer's turn comes");
+        assert_eq!(ever.len(), 8, "every newcomer's turn comes");
+    }
+
+    #[test]
+    fn sixteen_unjudged_seats_are_no_majority_beside_eight_with_a_weight() {
+        let mut candidates: Vec<_> = (0..8).map(|uid| candidate(uid, 100, 99)).collect();
+        candidates.extend((8..24).map(|uid| candidate(uid, 0, 1)));
+        for seed in seeds(50) {
+            let selected = uids(&select(&RunParams::default(), &seed, &candidates));
+            let newcomers = selected.iter().filter(|uid| 8 <= **uid).count();
+            assert_eq!((selected.len(), newcomers), (10, 2));
+        }
+    }
+
+    #[test]
+    fn newcomers_take_a_quarter_at_least_one_place_and_what_is_missing_to_the_minimum() {
+        let params = RunParams { min_contributions: 4, ..params(20, 4) };
+        let newcomers = |weighted: u16| {
+            let candidates: Vec<_> = (0..weighted)
+                .map(|uid| candidate(uid, 9, 99))
+                .chain((50..90).map(|uid| candidate(uid, 0, 1)))
+                .collect();
+            uids(&select(&params, &Digest::default(), &candidates)).iter().filter(|uid| 50 <= **uid).count()
+        };
+        let counts = [0, 1, 2, 3, 5, 6, 9, 20, 40].map(newcomers);
+        assert_eq!(counts, [24, 3, 2, 1, 1, 2, 3, 4, 4]);
     }
 
     #[test]
@@ -261,19 +297,23 @@ mod tests {
         }
 
         #[test]
-        fn no_place_stays_free_while_a_seat_could_take_it(
-            candidates in any_candidates(), places in 1u16..12, reserve in 1u16..6, seed in any::<[u8; 32]>(),
+        fn no_place_stays_free_while_a_seat_may_take_it(
+            mut candidates in any_candidates(), places in 1u16..12, reserve in 1u16..6, seed in any::<[u8; 32]>(),
         ) {
             let params = params(places, reserve);
             let selected = select(&params, &Digest(seed), &candidates);
-            let left_out = candidates.iter().filter(|candidate| selected.iter().all(|seat| seat.uid != candidate.uid));
-            let is_newcomer = |candidate: &Candidate| candidate.windows_since_registration <= params.newcomer_windows;
-            let duplicate = |candidate: &Candidate| candidates.iter().filter(|other| other.uid == candidate.uid).count() > 1;
-            if selected.len() < usize::from(places + reserve) {
-                prop_assert!(left_out.clone().all(|candidate| duplicate(candidate) || !is_newcomer(candidate)));
+            candidates.sort_unstable();
+            candidates.dedup_by_key(|candidate| candidate.uid);
+            let weighted = candidates.iter().filter(|candidate| candidate.weight > 0).count().min(places.into());
+            let most = weighted.saturating_add(newcomers_max(&params, weighted)).min(usize::from(places + reserve));
+            prop_assert!(selected.len() <= most);
+            let mut left_out =
+                candidates.iter().filter(|candidate| selected.iter().all(|seat| seat.uid != candidate.uid));
+            if selected.len() < most {
+                prop_assert!(left_out.clone().all(|candidate| params.newcomer_windows < candidate.windows_since_registration));
             }
             if selected.len() < usize::from(places) {
-                prop_assert!(left_out.clone().all(|candidate| duplicate(candidate) || candidate.weight == 0));
+                prop_assert!(left_out.all(|candidate| candidate.weight == 0));
             }
         }
 

@@ -159,6 +159,8 @@ pub enum Fault {
     Undecodable(DecodeError),
     #[error("the root mean square of what it sends is {rms}, not above 0 and at most {RMS_MAX}")]
     AbnormalNorm { rms: f64 },
+    #[error("it changes no weight of the model")]
+    NoEffect,
 }
 
 const HEADER_BYTES: usize = 114;
@@ -220,7 +222,7 @@ impl<'a> Submission<'a> {
 }
 
 /// Refuses what is no work at all, and what has left every bound of training, by the square norm of each tensor of the
-/// schema. Between the two the merge clips (PROT-14).
+/// schema. Between the two the merge clips (PROT-14). [`Fault::NoEffect`] needs the model, and is not found here.
 pub fn check_norms(schema: &Schema, density: Density, square_norms: &[f64]) -> Result<(), Fault> {
     let mut total = 0.0;
     for (range, square_norm) in schema.ranges().zip(square_norms) {
@@ -254,6 +256,7 @@ impl Fault {
             Fault::BadSignature => "bad-signature",
             Fault::Undecodable(_) => "undecodable",
             Fault::AbnormalNorm { .. } => "abnormal-norm",
+            Fault::NoEffect => "no-effect",
         }
     }
 }

@@ -73,7 +73,8 @@ pub struct WindowView {
     pub electorate: Vec<(Uid, u128)>,
     /// `lineage_w`: the model everyone starts from (PROT-19).
     pub lineage: Digest,
-    /// Consensus weights as they stood at the opening: selection draws by them (PROT-16).
+    /// Consensus weights as they stood at the opening: selection draws by them, and the merge's median counts them
+    /// (PROT-16, PROT-17).
     pub weights: Vec<(Uid, u16)>,
     pub commitments: Vec<(Uid, Digest)>,
     /// Digests of the salts that validators committed before the window opened (PROT-2).
@@ -86,6 +87,13 @@ pub struct WindowView {
     pub outcome: Option<Outcome>,
     /// Digests of the receipts that validators published for the window (PROT-27).
     pub receipts: Vec<(Uid, Digest)>,
+}
+
+impl WindowView {
+    /// The seat's consensus weight at the opening; 0 where it has none.
+    pub fn weight_of(&self, uid: Uid) -> u16 {
+        self.weights.iter().find(|(of, _)| *of == uid).map_or(0, |(_, weight)| *weight)
+    }
 }
 
 /// What attestation came to: fixed one block after `attest_by`.

@@ -271,7 +271,7 @@ fn merge_inputs(mut values: impl FnMut(&str) -> Vec<f32>) -> Vec<Sparse> {
 
 fn merged(rule: MergeRule, updates: &[Sparse], buffer: &mut [f32]) -> Vec<u8> {
     let inputs: Vec<_> =
-        SEATS.iter().zip(updates).map(|(uid, update)| Input { uid: Uid(*uid), update }).collect();
+        SEATS.iter().zip(updates).map(|(uid, update)| Input { uid: Uid(*uid), weight: 0, update }).collect();
     let body = merge(&schema(), rule, MERGED, &inputs, buffer).unwrap();
     seal_update(&update_header(), &body)
 }

@@ -198,6 +198,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             params,
             codec: sent.clone(),
             contributions,
+            median_norms: None,
             order: miners.iter().map(|miner| miner.uid).collect(),
             assigned,
             common,
@@ -210,7 +211,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
         // Measure.
         let gains: Vec<score::Gains> = measured.seats.values().filter_map(score::gains).collect();
-        let scale = score::gap_scale(gains.iter());
+        let scale = score::gap_scale(gains.iter().map(|gains| (gains, 1.0)));
         let whole: f64 = gains[..full].iter().map(|gains| gains.common.mean).sum::<f64>() / full as f64;
         for (miner, gains) in miners.iter().zip(&gains) {
             let Some(gap) = gains.gap() else { continue };
@@ -278,6 +279,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             .filter(|miner| matches!(miner.kind, Kind::Full | Kind::Half))
             .map(|miner| Input {
                 uid: miner.uid,
+                weight: 0,
                 body: &miner.body,
                 square_norms: &job.contributions[&miner.uid].square_norms,
             })

@@ -2,7 +2,7 @@
 
 mod measure;
 
-pub use measure::{EvaluateError, Job, Measurements, SEATS_TOGETHER, measure};
+pub use measure::{EvaluateError, Job, Measurements, SEATS_TOGETHER, mean_loss, measure};
 
 use crate::{
     gather::Gathered,
@@ -15,7 +15,7 @@ use dataset::Dataset;
 use nn::Evaluator;
 use node::{Work, error_chain};
 use protocol::{
-    Block, Uid,
+    Block, Digest, Uid,
     assign::{self, Assignment},
     submission::Fault,
     view::{SeatView, WindowView},
@@ -37,6 +37,9 @@ pub trait Evaluate: Send {
         job: &Job,
         time_left: &mut dyn FnMut() -> bool,
     ) -> Result<Measurements, EvaluateError>;
+
+    /// The mean loss of a model on training sequences, in nats per token. Blocks.
+    fn mean_loss(&mut self, theta: &[f32], sequences: &[u64]) -> Result<f64, EvaluateError>;
 }
 
 /// Measures on a device of this machine.
@@ -52,6 +55,10 @@ impl Evaluate for DeviceEvaluator {
         time_left: &mut dyn FnMut() -> bool,
     ) -> Result<Measurements, EvaluateError> {
         measure(&mut self.evaluator, &self.dataset, job, time_left)
+    }
+
+    fn mean_loss(&mut self, theta: &[f32], sequences: &[u64]) -> Result<f64, EvaluateError> {
+        mean_loss(&mut self.evaluator, &self.dataset, theta, sequences)
     }
 }
 
@@ -86,9 +93,7 @@ impl Validator {
         seats: &[SeatView],
         gathered: Gathered,
     ) {
-        let (Some(opening_hash), Some(evaluation_hash)) = (view.opening_hash, view.evaluation_hash) else {
-            return;
-        };
+        let Some((seed, assignment)) = self.draw(view) else { return };
         if self.evaluation.is_some() {
             return;
         }
@@ -97,19 +102,6 @@ impl Validator {
         let theta = blocking.with(&mut self.node.sync.state, |state| state.theta.clone()).await;
         let Some(mut evaluator) = self.evaluator.take() else { return };
         let run = self.node.run();
-        let salt = self.salts.salt(run.id, view.window);
-        let is_committed = view.salts.iter().any(|(uid, _)| *uid == self.node.uid());
-        let seed =
-            assign::evaluation_seed(run.id, view.window, &evaluation_hash, is_committed.then_some(&salt));
-        let assignment = Assignment {
-            run: run.id,
-            window: view.window,
-            opening_hash,
-            slots: &view.slots,
-            cursor: view.cursor,
-            sequences_per_seat: run.params.sequences_per_seat,
-            training_sequences: self.node.dataset.training_sequences(),
-        };
         let held = seats.iter().filter(|seat| contributions.contains_key(&seat.id.uid));
         let candidates: Vec<_> = held.map(|seat| seat.id).collect();
         let order = gauntlet::whom_to_evaluate(
@@ -130,7 +122,7 @@ impl Validator {
         let job = Job {
             held_out: self.held_out_sequences,
             earlier: self.sketches.clone(),
-            ..Job::new(theta, self.node.follower(), contributions, order, &assignment, seed)
+            ..Job::new(theta, self.node.follower(), view, contributions, order, &assignment, seed)
         };
         let time_is_up = Arc::new(AtomicBool::new(false));
         let stop = time_is_up.clone();
@@ -149,6 +141,26 @@ impl Validator {
         });
     }
 
+    /// The seed of this validator's measurements, and the window's assignment; `None` without a hash of the window
+    /// (PROT-2, PROT-5).
+    pub(crate) fn draw<'a>(&self, view: &'a WindowView) -> Option<(Digest, Assignment<'a>)> {
+        let run = self.node.run();
+        let salt = self.salts.salt(run.id, view.window);
+        let is_committed = view.salts.iter().any(|(uid, _)| *uid == self.node.uid());
+        let salt = is_committed.then_some(&salt);
+        let seed = assign::evaluation_seed(run.id, view.window, &view.evaluation_hash?, salt);
+        let assignment = Assignment {
+            run: run.id,
+            window: view.window,
+            opening_hash: view.opening_hash?,
+            slots: &view.slots,
+            cursor: view.cursor,
+            sequences_per_seat: run.params.sequences_per_seat,
+            training_sequences: self.node.dataset.training_sequences(),
+        };
+        Some((seed, assignment))
+    }
+
     /// Has the evaluation end with the contribution that it is at. Seats that it has not reached come earlier in the
     /// next window (PROT-28).
     pub(crate) fn end_evaluation(&self) {
@@ -157,43 +169,53 @@ impl Validator {
         }
     }
 
+    /// Waits for the evaluation until the chain is past `until`, and takes its measurements and the evaluator back. If
+    /// its data cannot be read, the evaluation is dropped.
+    pub(crate) async fn collect_evaluation(&mut self, until: Block) -> Result<(), RunError> {
+        let Some(Evaluation { view, progress: Progress::Running(running), .. }) = &mut self.evaluation else {
+            return Ok(());
+        };
+        let window = view.window;
+        let (evaluator, measured) = tokio::select! {
+            // An evaluation that has ended is taken, also past the last block.
+            biased;
+            ended = running => ended?,
+            waited = node::wait_past(&mut self.node.heads, until) => {
+                waited?;
+                return Ok(());
+            }
+        };
+        self.evaluator = Some(evaluator);
+        let measured = match measured {
+            Err(EvaluateError::Data(error)) => {
+                let error = error_chain(&error);
+                tracing::error!(
+                    window = window.0,
+                    error,
+                    "its data cannot be read: the window is not judged"
+                );
+                self.evaluation = None;
+                return Ok(());
+            }
+            measured => self.strategy.measured(window, measured?),
+        };
+        self.sketches = measured.sketches.clone();
+        if let Some(evaluation) = &mut self.evaluation {
+            evaluation.progress = Progress::Measured(measured);
+        }
+        Ok(())
+    }
+
     /// Judges the evaluation if it ends before `last_call`. Otherwise, or if the disk is full until then, it is kept
     /// for the next call.
     pub(crate) async fn judge_by(&mut self, last_call: Block) -> Result<(), RunError> {
+        self.collect_evaluation(last_call).await?;
         let Some(mut evaluation) = self.evaluation.take() else { return Ok(()) };
         let window = evaluation.view.window;
-        let measured = match evaluation.progress {
-            Progress::Measured(measured) => measured,
-            Progress::Running(mut running) => {
-                let ended = tokio::select! {
-                    // An evaluation that has ended is judged, also at the last call.
-                    biased;
-                    ended = &mut running => ended?,
-                    waited = node::wait_past(&mut self.node.heads, last_call) => {
-                        waited?;
-                        tracing::debug!(window = window.0, "the evaluation continues in the next window");
-                        evaluation.progress = Progress::Running(running);
-                        self.evaluation = Some(evaluation);
-                        return Ok(());
-                    }
-                };
-                let (evaluator, measured) = ended;
-                self.evaluator = Some(evaluator);
-                let measured = match measured {
-                    Err(EvaluateError::Data(error)) => {
-                        let error = error_chain(&error);
-                        tracing::error!(
-                            window = window.0,
-                            error,
-                            "its data cannot be read: the window is not judged"
-                        );
-                        return Ok(());
-                    }
-                    measured => self.strategy.measured(window, measured?),
-                };
-                self.sketches = measured.sketches.clone();
-                measured
-            }
+        let Progress::Measured(measured) = evaluation.progress else {
+            tracing::debug!(window = window.0, "the evaluation continues in the next window");
+            self.evaluation = Some(evaluation);
+            return Ok(());
         };
         // With hidden votes, the window is finalised some blocks after the vote deadline.
         let over = self.node.schedule().opens_at(window.next());

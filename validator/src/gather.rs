@@ -7,7 +7,7 @@ use crate::run::Validator;
 use chain_client::Head;
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use hosts::HostBudgets;
-use node::{Contribution, Follower, error_chain, wait_past};
+use node::{Codec, Contribution, Follower, ModelState, error_chain, wait_past};
 use protocol::{
     Block, Digest, Schedule, Uid, Window,
     keys::{self, ObjectKey},
@@ -59,9 +59,18 @@ impl GatherDeadlines {
 }
 
 impl Validator {
-    pub(crate) async fn gather(&self, view: &WindowView, seats: &[SeatView]) -> Gathered {
+    pub(crate) async fn gather(&mut self, view: &WindowView, seats: &[SeatView]) -> Gathered {
         let until = GatherDeadlines::of(&self.node.schedule(), view.window);
-        gather(self.node.follower(), view, seats, &self.node.heads, until).await
+        let mut gathered = gather(self.node.follower(), view, seats, &self.node.heads, until).await;
+        let (codec, base) = (self.node.follower().sent.clone(), view.lineage);
+        let rate = self.node.run().params.outer_rate.get();
+        let refuse = move |state: &mut ModelState| {
+            if state.lineage == base {
+                gathered.refuse_without_effect(&codec, rate, &state.theta);
+            }
+            gathered
+        };
+        self.node.blocking.with(&mut self.node.sync.state, refuse).await
     }
 }
 
@@ -102,6 +111,19 @@ pub async fn gather(
 }
 
 impl Gathered {
+    /// Moves contributions that change no weight of `theta` at the outer rate to the faulty ones (PROT-14).
+    pub fn refuse_without_effect(&mut self, codec: &Codec, rate: f32, theta: &[f32]) {
+        let (valid, without): (BTreeMap<Uid, Contribution>, BTreeMap<Uid, Contribution>) =
+            std::mem::take(&mut self.valid)
+                .into_iter()
+                .partition(|(_, held)| codec.changes_any(held.body(), rate, theta));
+        self.valid = valid;
+        for uid in without.into_keys() {
+            tracing::info!(uid = uid.0, fault = %Fault::NoEffect, "faulty contribution");
+            self.faulty.insert(uid, Fault::NoEffect);
+        }
+    }
+
     /// A slow seat counts as missing, unless more seats were slow than arrived: then this validator's link is the
     /// likelier cause (PROT-14).
     fn judge_slow(&mut self, slow: BTreeMap<Uid, String>) {
@@ -266,7 +288,12 @@ fn observation_of(error: &FetchError) -> Observation {
 mod tests {
     use super::*;
     use async_trait::async_trait;
-    use protocol::{Hotkey, RunId, params::Density, submission::Header};
+    use protocol::{
+        Hotkey, RunId,
+        contribution::{Schema, TensorSpec},
+        params::Density,
+        submission::Header,
+    };
     use std::sync::atomic::{AtomicU64, Ordering};
     use store::{BufferSink, TrafficTotals};
 
@@ -284,6 +311,26 @@ mod tests {
             trained: 1,
         };
         Contribution { digest, bytes: Vec::new().into(), header, square_norms: Vec::new() }
+    }
+
+    #[test]
+    fn a_contribution_that_changes_no_weight_is_a_fault() {
+        let tensor = TensorSpec { name: "weight".into(), shape: vec![4096] };
+        let codec = Codec::new(&Schema::new(vec![tensor]).unwrap(), Density(64)).unwrap();
+        let key = ed25519_dalek::SigningKey::from_bytes(&[7; 32]);
+        let signer = protocol::identity::Signer::new(key, protocol::identity::GenesisHash([0; 32]));
+        let of_level = |uid: u16, level: f32| {
+            let body = protocol::contribution::encode(codec.schema(), Density(64), &[level; 4096]).unwrap();
+            let empty = contribution(Uid(uid));
+            let bytes = protocol::submission::seal(&empty.header, &body, &signer).into();
+            (Uid(uid), Contribution { bytes, ..empty })
+        };
+        let mute = 1.0 / (1u32 << 30) as f32;
+        let valid = [of_level(1, mute), of_level(2, 1e-3), of_level(3, -mute)].into();
+        let mut gathered = Gathered { valid, ..Gathered::default() };
+        gathered.refuse_without_effect(&codec, 0.7, &[0.02; 4096]);
+        assert_eq!(gathered.valid.keys().copied().collect::<Vec<_>>(), [Uid(2)]);
+        assert_eq!(gathered.faulty, [(Uid(1), Fault::NoEffect), (Uid(3), Fault::NoEffect)].into());
     }
 
     /// The numbers of faulty and of unobserved seats, if `whole` seats arrived and `slow` seats were slow.

@@ -63,8 +63,9 @@ pub fn evidence(
 }
 
 impl Validator {
-    /// Judges a measured window, unless it was void: no seat loses by a void window (PROT-19). Windows before it that
-    /// were not measured get their receipts first. If the disk is full until `last_call`, nothing has changed, and
+    /// Judges a measured window, unless it was void: no seat loses by a void window (PROT-19). A void window that this
+    /// validator vetoed is judged, so that the seats that spoilt it earn no weight. Windows before it that were not
+    /// measured get their receipts first. If the disk is full until `last_call`, nothing has changed, and
     /// the caller repeats it.
     pub(crate) async fn judge(
         &mut self,
@@ -81,8 +82,9 @@ impl Validator {
         // A process before this one may have judged it.
         let is_judged = Some(window) <= self.signed.reputations().judged.max(self.signed.signed_until());
         let is_merged = matches!(view.outcome, Some(Outcome::Merged(_)));
-        let verdict = (is_merged && !is_judged && self.held_seat_in(window))
-            .then(|| self.verdict(evaluation, measured));
+        let counts = is_merged || self.vetoed_in(window).is_some();
+        let verdict =
+            (counts && !is_judged && self.held_seat_in(window)).then(|| self.verdict(evaluation, measured));
         let (judgement, reports) = verdict.unzip();
         self.sign_receipt(window, view.lineage, judgement, last_call).await?;
         if reports.is_some() {
@@ -229,6 +231,7 @@ mod tests {
             Fault::BadSignature,
             Fault::Undecodable(DecodeError::BadDensity(9)),
             Fault::AbnormalNorm { rms: RMS_MAX * 2.0 },
+            Fault::NoEffect,
         ];
         for fault in &all {
             match fault {
@@ -248,7 +251,8 @@ mod tests {
                 | Fault::WrongTrained { .. }
                 | Fault::BadSignature
                 | Fault::Undecodable(_)
-                | Fault::AbnormalNorm { .. } => {}
+                | Fault::AbnormalNorm { .. }
+                | Fault::NoEffect => {}
             }
         }
         all

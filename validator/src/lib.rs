@@ -14,5 +14,6 @@ pub mod salt;
 pub mod signed_db;
 pub mod step;
 pub mod strategy;
+pub mod veto;
 mod vote;
 mod weights;

@@ -3,10 +3,12 @@
 use crate::{
     run::{UNKNOWN_WINDOW, Validator},
     step::{RunError, Stop},
+    veto::LossRise,
 };
 use node::{Contribution, ModelState, Node, checkpoint, error_chain};
 use protocol::{
     Block, Uid, Window, keys, lineage,
+    receipt::MergeRecord,
     view::{SeatView, Vote, WindowView},
 };
 use std::collections::BTreeMap;
@@ -24,7 +26,7 @@ impl Validator {
     }
 
     /// Merges the selection, publishes the update, and returns the vote for it. The merge is kept for the next
-    /// window's model.
+    /// window's model. An update that makes the model worse is not voted for (PROT-19).
     pub(crate) async fn merge(
         &mut self,
         view: &WindowView,
@@ -41,8 +43,20 @@ impl Validator {
         let selected = self.node.follower().fetch_selected(view, seats, at_hand).await;
         let contributions = selected.map_err(|error| skip(&error))?;
         let (blocking, follower, view) = (self.node.blocking, self.node.sync.follower.clone(), view.clone());
-        let merge = move |state: &mut ModelState| follower.merge(state, &view, &contributions);
+        let of = view.clone();
+        let merge = move |state: &mut ModelState| follower.merge(state, &of, &contributions);
         let own = blocking.with(&mut self.node.sync.state, merge).await.map_err(|error| skip(&error))?;
+        let (own, worse) = self.measure_merge(&view, own).await?;
+        if let Some(LossRise { before, after }) = worse {
+            let selection = view.selection.as_ref();
+            let inputs = selection.map(|selection| selection.selected.clone()).unwrap_or_default();
+            let merged = MergeRecord { inputs, update: own.digest, state_root: None };
+            self.vetoed = Some((own.window, merged));
+            // The others may merge it all the same.
+            self.own_merge = Some(own);
+            let reason = format!("the merged model is worse: a loss of {after:.4}, before it {before:.4}");
+            return Err(Stop::skip(reason));
+        }
         // The upload comes first: a vote for an update in no bucket would leave every node behind.
         let key = keys::update(self.node.run_id(), own.window, &own.digest);
         if let Err(error) = self.node.store.put(&key, own.bytes.clone()).await {

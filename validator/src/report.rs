@@ -76,7 +76,7 @@ impl Validator {
             previous: self.signed.latest_receipt(),
             salt: self.salts.salt(run, window),
             attestation: report.attestation.unwrap_or_default(),
-            merged: report.merged,
+            merged: report.merged.or_else(|| self.vetoed_in(window).cloned()),
             statements: Statements::default(),
             before: form::reputations(self.signed.reputations()),
             judgement,

@@ -12,7 +12,7 @@ use crate::{
 };
 use futures::future::LocalBoxFuture;
 use node::{Node, follow::OwnMerge};
-use protocol::{Block, Window, view::WindowView};
+use protocol::{Block, Window, receipt::MergeRecord, view::WindowView};
 use tokio::task::JoinHandle;
 
 /// An evaluation is waited for until this many blocks before the window ends.
@@ -40,6 +40,8 @@ pub struct Validator {
     pub(crate) publishing: Option<JoinHandle<Vec<Published>>>,
     /// This validator's merge of the window that is open.
     pub(crate) own_merge: Option<OwnMerge>,
+    /// The latest window whose merge it vetoed, and that merge.
+    pub(crate) vetoed: Option<(Window, MergeRecord)>,
 }
 
 impl Validator {
@@ -63,6 +65,7 @@ impl Validator {
             sketches: Sketches::default(),
             publishing: None,
             own_merge: None,
+            vetoed: None,
         }
     }
 

@@ -16,7 +16,7 @@ use protocol::{Block, Window};
 
 /// Blocks before a deadline at which a full disk is no longer waited for: finality may be three behind, and a call
 /// takes two.
-const SUBMIT_BLOCKS: u32 = 5;
+pub(crate) const SUBMIT_BLOCKS: u32 = 5;
 
 /// Why a step of a window ended early.
 pub type Stop = node::Stop<RunError>;

@@ -273,6 +273,8 @@ pub mod pallet {
         BadRate,
         /// The numbers of places contradict each other. Set min_contributions ≤ reserve_places.
         BadPlaces,
+        /// Too few contributions would make a window. Raise `min_contributions`; only a localnet may have less than 4.
+        TooFewContributions,
         /// The quorum must be from 1 to 1000 thousandths.
         BadQuorum,
         /// The pay shares must add up to 1000 thousandths.

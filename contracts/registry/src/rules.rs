@@ -20,6 +20,7 @@ impl<T: Config> From<ParamsError> for Error<T> {
             ParamsError::Density => Error::BadDensity,
             ParamsError::Rate { .. } => Error::BadRate,
             ParamsError::Places => Error::BadPlaces,
+            ParamsError::MinContributions => Error::TooFewContributions,
             ParamsError::Quorum => Error::BadQuorum,
             ParamsError::Shares => Error::BadShares,
             ParamsError::Reveal => Error::BadReveal,

@@ -77,6 +77,7 @@ fn parameters_and_terms_out_of_bounds_are_refused_with_their_own_error() {
             (RunParams { density: Density(0), ..good }, E::BadDensity),
             (RunParams { error_feedback_decay: F32Bits::of(f32::NAN), ..good }, E::BadRate),
             (RunParams { min_contributions: 9, ..good }, E::BadPlaces),
+            (RunParams { min_contributions: 3, localnet: false, ..good }, E::TooFewContributions),
             (RunParams { reveal_windows: 9, ..good }, E::BadReveal),
             (RunParams { hidden_blocks: 100, ..good }, E::BadHidden),
             (RunParams { checkpoint_windows: 65, ..good }, E::CheckpointsTooRare),

@@ -201,7 +201,7 @@ fn a_validator_with_a_minority_vote_keeps_its_weight_vote_and_earns_nothing() {
 /// and reveal; then `before_the_close` runs.
 fn merged_epoch(voters: &[u16], before_the_close: impl FnOnce()) -> Consensus {
     let update = Vote { update: Digest([7; 32]), state_root: None };
-    with_params(RunParams { min_contributions: 1, ..params() }, || {
+    with_params(RunParams { min_contributions: 1, localnet: true, ..params() }, || {
         for window in [0, 1] {
             let opens = u64::from(SCHEDULE.opens_at(Window(window)).0);
             go_to_block(opens);

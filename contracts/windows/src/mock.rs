@@ -95,6 +95,7 @@ pub fn params() -> RunParams {
         sequences_per_seat: 7,
         checkpoint_windows: 3,
         min_contributions: 1,
+        localnet: true,
         ..RunParams::default()
     }
 }

@@ -264,7 +264,8 @@ impl<T: Config> Pallet<T> {
                 },
             })
             .collect();
-        let selected = match record.opening_hash {
+        // The hash of a block after the last commitment: no miner knows the draw before it commits (PROT-2).
+        let selected = match record.evaluation_hash {
             Some(hash) if !record.paused => {
                 let seed = assign::seed(assign::domain::SELECT, run, window, &hash);
                 select::select(params, &seed, &candidates)

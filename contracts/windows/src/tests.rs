@@ -5,7 +5,8 @@ use frame::testing_prelude::*;
 
 use proptest::prelude::*;
 use protocol::{
-    Role, RunParams, Schedule, Terms, Uid, Window, lineage,
+    Role, RunParams, Schedule, Terms, Uid, Window, assign, lineage,
+    select::{self, Candidate},
     statement::{Equivocation, StatementKind},
     view::{Checkpoint, Outcome, Verdict, VoidReason, Vote},
 };
@@ -564,6 +565,47 @@ fn every_seat_is_a_newcomer_before_the_first_consensus() {
         play(4, &VALIDATORS);
         play(5, &VALIDATORS);
         assert!(selected(5).is_empty());
+    });
+}
+
+#[test]
+fn the_opening_hash_does_not_tell_which_newcomers_are_drawn() {
+    let params = RunParams { places: 1, reserve_places: 1, ..params() };
+    with_run(params, || {
+        let miners: Vec<u16> =
+            MINERS.into_iter().chain((0..9).map(|_| register(RUN, Role::Miner, 1))).collect();
+        let windows = 1..41;
+        let is_foretold = |window: &u32| {
+            go_to(*window, 1);
+            let opening_hash = view(*window).opening_hash.unwrap();
+            for uid in &miners {
+                assert_ok!(commit(*uid, *window, 1));
+            }
+            let candidates: Vec<_> = view(*window)
+                .commitments
+                .iter()
+                .map(|(uid, digest)| Candidate {
+                    uid: *uid,
+                    digest: *digest,
+                    weight: 0,
+                    windows_since_registration: 0,
+                })
+                .collect();
+            let seed = assign::seed(assign::domain::SELECT, RUN, Window(*window), &opening_hash);
+            let guess = select::select(&params, &seed, &candidates);
+            go_to(*window, 9);
+            let all: Vec<_> = miners.iter().map(|uid| (*uid, VALID)).collect();
+            for uid in VALIDATORS {
+                assert_ok!(attest(uid, *window, &all));
+            }
+            go_to(*window, 15);
+            let selected = view(*window).selection.unwrap().selected;
+            assert_eq!(selected.len(), 2);
+            selected == guess
+        };
+        // One of 66 pairs is drawn in each of 40 windows.
+        let foretold = windows.clone().filter(is_foretold).count();
+        assert!(foretold < 5, "{foretold} of {} draws were known before the commitments", windows.len());
     });
 }
 

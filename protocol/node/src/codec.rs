@@ -67,7 +67,19 @@ impl Codec {
     pub fn square_norms(&self, body: &[u8]) -> Result<Vec<f64>, DecodeError> {
         match decode::norms(&self.layout, body) {
             Ok(norms) => Ok(norms),
-            Err(_) => Ok(square_norms(&self.ask_the_slow_one(body)?)),
+            Err(_) => Ok(merge::square_norms(&self.ask_the_slow_one(body)?)),
+        }
+    }
+
+    /// Whether a body that has been checked changes any value of `theta` at this rate (PROT-14).
+    pub fn changes_any(&self, body: &[u8], rate: f32, theta: &[f32]) -> bool {
+        match kernels::merge::changes_any(&self.layout, body, rate, theta) {
+            Ok(changes) => changes,
+            Err(_) => self.ask_the_slow_one(body).is_ok_and(|update| {
+                let mut after = theta.to_vec();
+                merge::apply(&self.schema, &mut after, &update, rate);
+                theta.iter().zip(after).any(|(before, after)| *before != after)
+            }),
         }
     }
 
@@ -84,14 +96,12 @@ impl Codec {
     }
 }
 
-fn square_norms(update: &Sparse) -> Vec<f64> {
-    update.tensors.iter().map(|tensor| tensor.square_norm).collect()
-}
-
 /// A contribution to be merged. It has been verified: its body can be decoded, and has these norms.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     pub uid: Uid,
+    /// Consensus weight as it stood when the window opened; 0 where the seat has none.
+    pub weight: u16,
     pub body: &'a [u8],
     /// Of each tensor.
     pub square_norms: &'a [f64],
@@ -118,7 +128,8 @@ pub fn merge(
     if fits {
         let bodies: Vec<&[u8]> = inputs.iter().map(|input| input.body).collect();
         let norms: Vec<Vec<f64>> = inputs.iter().map(|input| input.square_norms.to_vec()).collect();
-        let scales = kernels::merge::clip_scales(&norms);
+        let weights: Vec<u16> = inputs.iter().map(|input| input.weight).collect();
+        let scales = merge::clip_scales(&norms, &weights);
         let rule = match rule {
             MergeRule::MeanOverHits => kernels::merge::Rule::MeanOverHits,
             MergeRule::MeanOverAll => kernels::merge::Rule::MeanOverAll,
@@ -137,8 +148,11 @@ pub fn merge(
                 .map_err(|_| MergeError::WrongShape { uid: input.uid })
         })
         .collect::<Result<Vec<Sparse>, _>>()?;
-    let slow: Vec<_> =
-        inputs.iter().zip(&updates).map(|(input, update)| merge::Input { uid: input.uid, update }).collect();
+    let slow: Vec<_> = inputs
+        .iter()
+        .zip(&updates)
+        .map(|(input, update)| merge::Input { uid: input.uid, weight: input.weight, update })
+        .collect();
     let body = merge::merge(&sent.schema, rule, merged.density, &slow, &mut after)?;
     tracing::error!(
         inputs = inputs.len(),
@@ -414,7 +428,7 @@ mod tests {
             let (codec, body) = (codec(SENT), spoilt(body(seed), how, at));
             let slow = contribution::decode(&schema(), SENT, &body);
             prop_assert_eq!(&codec.decode(&body), &slow);
-            prop_assert_eq!(codec.square_norms(&body), slow.as_ref().map(square_norms).map_err(Clone::clone));
+            prop_assert_eq!(codec.square_norms(&body), slow.as_ref().map(merge::square_norms).map_err(Clone::clone));
             let update = Update::check(&codec, &body, false);
             match (update, slow) {
                 (Ok(update), Ok(slow)) => {
@@ -449,7 +463,7 @@ mod tests {
                 (Ok(fast), Ok((header, update))) => {
                     prop_assert_eq!((fast.header, fast.digest), (header, digest));
                     prop_assert_eq!(codec.decode(fast.body()).unwrap(), update.clone());
-                    prop_assert_eq!(fast.square_norms, square_norms(&update));
+                    prop_assert_eq!(fast.square_norms, merge::square_norms(&update));
                 }
                 (fast, slow) => prop_assert_eq!(fast.map(|_| ()), slow.map(|_| ())),
             }
@@ -463,17 +477,17 @@ mod tests {
             let rule = if over_all { MergeRule::MeanOverAll } else { MergeRule::MeanOverHits };
             let bodies: Vec<Vec<u8>> = (0..count).map(|index| body(seed ^ index)).collect();
             let updates: Vec<Sparse> = bodies.iter().map(|body| sent.decode(body).unwrap()).collect();
-            let norms: Vec<Vec<f64>> = updates.iter().map(square_norms).collect();
+            let norms: Vec<Vec<f64>> = updates.iter().map(merge::square_norms).collect();
             let buffer = values(!seed);
 
             let mut by_the_book = buffer.clone();
             let slow: Vec<_> =
-                (0..).zip(&updates).map(|(uid, update)| merge::Input { uid: Uid(uid), update }).collect();
+                (0..).zip(&updates).map(|(uid, update)| merge::Input { uid: Uid(uid), weight: uid % 3, update }).collect();
             let expected = merge::merge(&schema(), rule, MERGED, &slow, &mut by_the_book).unwrap();
 
             let inputs: Vec<_> = (0..)
                 .zip(bodies.iter().zip(&norms))
-                .map(|(uid, (body, square_norms))| Input { uid: Uid(uid), body, square_norms })
+                .map(|(uid, (body, square_norms))| Input { uid: Uid(uid), weight: uid % 3, body, square_norms })
                 .collect();
             for sent in [sent, broken(SENT)] {
                 let (body, after) = self::merge(&sent, &merged, rule, &inputs, &buffer).unwrap();
@@ -493,7 +507,7 @@ mod tests {
         let arrived = receive(incoming(&broken), &bytes, 100);
         assert_eq!(arrived.square_norms, None);
         let contribution = verify(&broken, &expected(&schema, Digest::of(&bytes)), arrived).unwrap();
-        assert_eq!(contribution.square_norms, square_norms(&slow));
+        assert_eq!(contribution.square_norms, merge::square_norms(&slow));
 
         let mut theta = values(2);
         Update::check(&broken, &body(1), false).unwrap().apply(0.5, &mut theta);
@@ -509,7 +523,7 @@ mod tests {
         let refused = |inputs: &[Input<'_>], buffer: &[f32]| {
             self::merge(&sent, &merged, MergeRule::MeanOverHits, inputs, buffer).unwrap_err()
         };
-        let input = |uid: u16| Input { uid: Uid(uid), body: &good, square_norms: &norms };
+        let input = |uid: u16| Input { uid: Uid(uid), weight: 0, body: &good, square_norms: &norms };
         let buffer = values(3);
         assert_eq!(refused(&[], &buffer), MergeError::NoInputs);
         for uid in [2, 3] {

@@ -51,6 +51,8 @@ pub enum Entry {
     Voted { window: Window, update: Digest, bytes: u64, inputs: Vec<Uid> },
     /// A validator could not vote.
     Abstained { window: Window, reason: String },
+    /// A validator did not vote for its merge, as the merged model was worse (PROT-19). Losses in nats per token.
+    Vetoed { window: Window, loss_before: f64, loss_after: f64 },
     /// A validator judged the window's contributions.
     Judged { window: Window, held_out_loss: f64, seats: Vec<SeatJudged>, evaluate_seconds: f64 },
     /// A validator posted its weights.
@@ -331,6 +333,7 @@ mod tests {
             },
             Entry::Voted { window, update: digest, bytes: 9, inputs: vec![Uid(1)] },
             Entry::Abstained { window, reason: "no buffer".into() },
+            Entry::Vetoed { window, loss_before: 2.5, loss_after: 7.0 },
             Entry::Judged {
                 window,
                 held_out_loss: 7.989_260_414_310_03,

@@ -109,6 +109,7 @@ struct Counts {
     uploaded: u64,
     attested: u64,
     voted: u64,
+    vetoed: u64,
     judged: u64,
     posted: u64,
     receipts: u64,
@@ -251,6 +252,7 @@ impl Shared {
                 counts.missed += 1;
                 state.failed(*window, reason);
             }
+            Entry::Vetoed { .. } => counts.vetoed += 1,
             Entry::Judged { held_out_loss, evaluate_seconds, .. } => {
                 counts.judged += 1;
                 counts.held_out_loss = Some(*held_out_loss);
@@ -394,6 +396,7 @@ impl Page {
         self.counter("uploads", "Contributions uploaded", of.uploaded);
         self.counter("attestations", "Windows attested", of.attested);
         self.counter("votes", "Updates voted", of.voted);
+        self.counter("vetoes", "Merged models that were worse and not voted for", of.vetoed);
         self.counter("windows_judged", "Windows whose contributions were judged", of.judged);
         self.counter("weights_posted", "Epochs for which weights were posted", of.posted);
         let help = "Windows whose receipt is in the bucket and on the chain";

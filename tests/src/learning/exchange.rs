@@ -137,8 +137,10 @@ impl<'a> Exchange<'a> {
                     sent.push(contribution::decode(self.schema, Density(density), &body)?);
                 }
                 self.count_hits(&sent);
-                let inputs: Vec<Input<'_>> =
-                    (0..).zip(&sent).map(|(uid, update)| Input { uid: Uid(uid), update }).collect();
+                let inputs: Vec<Input<'_>> = (0..)
+                    .zip(&sent)
+                    .map(|(uid, update)| Input { uid: Uid(uid), weight: 0, update })
+                    .collect();
                 let density = Density(merge_density);
                 let rule = match over {
                     Divisor::Hits => MergeRule::MeanOverHits,
@@ -203,7 +205,8 @@ impl<'a> Exchange<'a> {
 
     /// Sets the update to the mean of `sent`, each tensor clipped to the median norm.
     fn mean(&mut self, over: Divisor, sent: &[Sparse]) {
-        let scales = merge::clip_scales(&sent.iter().collect::<Vec<_>>());
+        let norms: Vec<Vec<f64>> = sent.iter().map(merge::square_norms).collect();
+        let scales = merge::clip_scales(&norms, &vec![0; norms.len()]);
         self.update.fill(0.0);
         for (which, update) in sent.iter().enumerate() {
             for ((range, tensor), scales) in self.schema.ranges().zip(&update.tensors).zip(&scales) {

@@ -54,6 +54,13 @@ const fn miners(name: &'static str, miners: &'static [&'static str]) -> Plan {
     Plan { name, miners, validators: &[], honest_stake: 1, hidden_votes: false, failing_percent: 0 }
 }
 
+/// One seat, and one more of another kind than there are honest seats.
+const fn among(one: &'static str, others: &'static str) -> [&'static str; 12] {
+    let mut seats = [others; 12];
+    seats[0] = one;
+    seats
+}
+
 const fn validators(name: &'static str, honest_stake: u128, hidden_votes: bool) -> Plan {
     const CHEATS: &[&str] =
         &["weight-copier", "inventor", "favourer", "absentee", "lazy-voter", "false-merge"];
@@ -70,6 +77,12 @@ pub const ONE_AWAY: &str = "one-away";
 pub const ONE_SHOT: &str = "one-shot";
 /// The baseline plus five cheats of four kinds.
 pub const COLLUDERS: &str = "colluders";
+/// The baseline plus more newcomers than honest seats, all of which send the largest values that are no fault.
+pub const BOMBED: &str = "bombed";
+/// The baseline plus a seat that stops working, and more seats without effect than honest ones.
+pub const MUTED: &str = "muted";
+/// The same with seats of almost no effect.
+pub const JUNK: &str = "junk-majority";
 /// The baseline with failing storage.
 pub const FAILING: &str = "failing-storage";
 /// Six cheating validators with 6/22 of the stake; attestations and votes are hidden.
@@ -95,6 +108,9 @@ pub const PLANS: &[Plan] = &[
     miners("idlers", &["freeloader-random", "freeloader-tiny", "freeloader-replay"]),
     miners("other-work", &["wrong-data", "partial-data", "half-data", "noise", "noise-loud"]),
     miners("poison", &["poison-sign", "poison-norm"]),
+    miners(BOMBED, &among("newcomer-bomb", "newcomer-bomb")),
+    miners(MUTED, &among("quitter", "mute")),
+    miners(JUNK, &among("quitter", "junk")),
     miners(ONE_SHOT, &["poison-one-shot"]),
     miners(ELEVEN, &["honest"]),
     miners(ONE_AWAY, &[AWAY]),

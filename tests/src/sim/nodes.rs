@@ -22,6 +22,7 @@ use node::{Blocking, Codec, Follower, Journal, Node, SyncDriver};
 use protocol::{
     Digest, Uid, Window,
     identity::Signer,
+    lineage,
     view::{RunView, SeatView},
 };
 use std::{
@@ -235,13 +236,16 @@ struct Measured {
     window: Window,
     /// Evaluations of `window`: seed, digests of the contributions, result.
     known: Vec<(Digest, Vec<Digest>, Measurements)>,
+    /// Mean losses of models since the last change of window: root of the model, sequences, loss.
+    losses: Vec<((Digest, Vec<u64>), f64)>,
 }
 
 impl Evaluations {
     pub fn new(world: &World, theta: &[f32]) -> Result<Evaluations, nn::ModelError> {
         let evaluator = Evaluator::new(&world.spec.model, DEVICE, theta)?;
         let dataset = world.dataset.clone();
-        let measured = Measured { evaluator, dataset, window: Window::FIRST, known: Vec::new() };
+        let measured =
+            Measured { evaluator, dataset, window: Window::FIRST, known: Vec::new(), losses: Vec::new() };
         Ok(Evaluations(Arc::new(Mutex::new(measured))))
     }
 }
@@ -253,9 +257,9 @@ impl Evaluate for Evaluations {
         time_left: &mut dyn FnMut() -> bool,
     ) -> Result<Measurements, EvaluateError> {
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Measured { evaluator, dataset, window, known } = &mut *shared;
+        let Measured { evaluator, dataset, window, known, losses } = &mut *shared;
         if *window != job.window {
-            (*window, *known) = (job.window, Vec::new());
+            (*window, *known, *losses) = (job.window, Vec::new(), Vec::new());
         }
         let digests: Vec<Digest> = job.contributions.values().map(|held| held.digest).collect();
         if let Some((_, _, measured)) = known.iter().find(|(seed, of, _)| *seed == job.seed && *of == digests)
@@ -265,5 +269,17 @@ impl Evaluate for Evaluations {
         let measured = evaluate::measure(evaluator, dataset, job, time_left)?;
         known.push((job.seed, digests, measured.clone()));
         Ok(measured)
+    }
+
+    fn mean_loss(&mut self, theta: &[f32], sequences: &[u64]) -> Result<f64, EvaluateError> {
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Measured { evaluator, dataset, losses, .. } = &mut *shared;
+        let subject = (lineage::weights_root(theta), sequences.to_vec());
+        if let Some((_, loss)) = losses.iter().find(|(of, _)| *of == subject) {
+            return Ok(*loss);
+        }
+        let loss = evaluate::mean_loss(evaluator, dataset, theta, sequences)?;
+        losses.push((subject, loss));
+        Ok(loss)
     }
 }

@@ -260,7 +260,7 @@ fn adversary<'a>(
 /// The first window in which the adversary does not behave like an honest seat.
 fn cheats_from(name: &str) -> usize {
     match name {
-        "poison-one-shot" => GOOD_WINDOWS,
+        "poison-one-shot" | "quitter" => GOOD_WINDOWS,
         "freeloader-replay" => adversaries::miners::freeloader::BEGINNING as usize,
         _ => 0,
     }
@@ -282,8 +282,10 @@ fn honest_work(name: &str, windows: usize) -> Option<f64> {
         "partial-data" => Some(0.1),
         "freeloader-tiny" | "withholder" => Some(8.0 / 96.0),
         "half-data" => Some(0.5),
-        "freeloader-replay" | "poison-one-shot" if windows <= cheats_from(name) as f64 => Some(1.0),
-        "freeloader-replay" => Some(cheats_from(name) as f64 / windows),
+        "freeloader-replay" | "poison-one-shot" | "quitter" if windows <= cheats_from(name) as f64 => {
+            Some(1.0)
+        }
+        "freeloader-replay" | "quitter" => Some(cheats_from(name) as f64 / windows),
         "poison-one-shot" => Some(1.0 - 1.0 / windows),
         _ => None,
     }

@@ -285,7 +285,7 @@ impl Exchange {
         {
             let mut buffer = before;
             let inputs: Vec<Input<'_>> =
-                (0..).zip(&sent).map(|(uid, update)| Input { uid: Uid(uid), update }).collect();
+                (0..).zip(&sent).map(|(uid, update)| Input { uid: Uid(uid), weight: 0, update }).collect();
             let body = merge::merge(schema, MergeRule::MeanOverHits, codec.density, &inputs, &mut buffer)?;
             let same_buffer = buffer.iter().zip(&self.buffer).all(|(a, b)| a.to_bits() == b.to_bits());
             if !same_buffer || contribution::decode(schema, codec.density, &body)? != update.sparse {
@@ -319,10 +319,13 @@ fn subtract(schema: &Schema, values: &mut [f32], sent: &Sparse) {
 
 /// The mean of each coordinate over the miners that sent it (PROT-17); `None` if no miner did.
 fn mean_over_hits(schema: &Schema, sent: &[Sparse]) -> Vec<Option<f32>> {
-    let scales = merge::clip_scales(&sent.iter().collect::<Vec<_>>());
+    let norms: Vec<Vec<f64>> = sent.iter().map(merge::square_norms).collect();
+    let scales = merge::clip_scales(&norms, &vec![0; norms.len()]);
     let (mut sums, mut hits) = (vec![0.0f32; schema.values()], vec![0u32; schema.values()]);
     for (which, update) in sent.iter().enumerate() {
-        for ((range, tensor), scales) in schema.ranges().zip(&update.tensors).zip(&scales) {
+        let counted =
+            schema.ranges().zip(&update.tensors).zip(&scales).filter(|(_, scales)| scales[which] != 0.0);
+        for ((range, tensor), scales) in counted {
             for (position, value) in tensor.positions.iter().zip(&tensor.values) {
                 let at = range.start + *position as usize;
                 sums[at] += scales[which] * value;

@@ -31,6 +31,8 @@ pub struct Facts {
     pub kept_from: Window,
     /// The reputations after the receipt before this one.
     pub remembered: Option<Reputations>,
+    /// Whether the window's model was at hand.
+    pub has_model: bool,
     /// The window's contributions as they are in public buckets now.
     pub found: BTreeMap<Uid, Found>,
     /// Similarity of each pair of contributions that the validator held, and of each one and its reported

@@ -98,7 +98,8 @@ impl Auditor {
             Some(previous) => self.receipt_named(seat, previous).await.map(|receipt| receipt.after().clone()),
             None => None,
         };
-        let (contributions, found) = self.contributions(view, &seats).await;
+        let state = self.model(view.window).await;
+        let (contributions, found) = self.contributions(view, &seats, state.as_ref()).await;
         let alike = match &receipt.judgement {
             Some(judgement) => self.alike(view, &seats, judgement, &contributions).await,
             None => BTreeMap::new(),
@@ -113,6 +114,7 @@ impl Auditor {
             earlier,
             kept_from,
             remembered,
+            has_model: state.is_some(),
             found,
             alike,
             measured: None,
@@ -122,7 +124,7 @@ impl Auditor {
             receipt,
             seats,
         };
-        if let Some(state) = self.model(view.window).await {
+        if let Some(state) = state {
             facts.merged = self.merge(&state, &facts, &contributions).await?;
             facts.measured = self.measure(&state, &facts, &contributions).await?;
         }
@@ -166,10 +168,19 @@ impl Auditor {
         &self,
         view: &WindowView,
         seats: &[SeatView],
+        state: Option<&ModelState>,
     ) -> (BTreeMap<Uid, Contribution>, BTreeMap<Uid, Found>) {
+        let rate = self.follower.run.params.outer_rate.get();
+        let has_effect = |contribution: &Contribution| {
+            state.is_none_or(|state| self.follower.sent.changes_any(contribution.body(), rate, &state.theta))
+        };
         let (mut held, mut found) = (BTreeMap::new(), BTreeMap::new());
         for (uid, digest) in &view.commitments {
             let what = match self.follower.fetch_contribution(view, seats, *uid, digest).await {
+                Ok(contribution) if !has_effect(&contribution) => {
+                    let fault = Fault::NoEffect;
+                    Found::Faulty { label: fault.label().to_owned(), detail: fault.to_string() }
+                }
                 Ok(contribution) => {
                     let trained = contribution.header.trained;
                     held.insert(*uid, contribution);
@@ -317,7 +328,7 @@ impl Auditor {
     }
 
     /// The repeated measurements, on the validator's sequences. Needs every contribution that it held: the scale of
-    /// each depends on all.
+    /// each depends on those selected.
     async fn measure(
         &mut self,
         state: &ModelState,
@@ -338,7 +349,7 @@ impl Auditor {
             judgement.order.iter().rposition(|uid| measured.contains(uid)).map_or(0, |last| last + 1);
         let mut asked = reached + reached.div_ceil(SEATS_TOGETHER);
         let order = judgement.order.clone();
-        let job = Job::new(state.theta.clone(), &self.follower, held, order, &assignment, seed);
+        let job = Job::new(state.theta.clone(), &self.follower, &facts.view, held, order, &assignment, seed);
         let dataset = self.dataset.clone();
         let (evaluator, measured) = tokio::task::spawn_blocking(move || {
             let mut time_left = || {

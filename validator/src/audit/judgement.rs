@@ -22,7 +22,9 @@ const SHARE_ALIKE: f64 = 1e-3;
 /// Compares each seat's observation with the chain's (PROT-6, PROT-14).
 pub(super) fn observations(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
     let view = &facts.view;
-    if !matches!(view.outcome, Some(Outcome::Merged(_))) {
+    // A validator that merged and did not vote, as the model became worse, judges the void window too.
+    let vetoed = facts.receipt.merged.is_some() && facts.vote().is_none();
+    if !matches!(view.outcome, Some(Outcome::Merged(_))) && !vetoed {
         found.push(Difference::JudgedVoid);
     }
     let Some(selection) = &view.selection else { return };

@@ -171,6 +171,7 @@ fn honest_by(budget: u32, seed: &Digest) -> Facts {
         earlier: Some(previous),
         kept_from: Window(0),
         remembered: Some(before),
+        has_model: true,
         found: found.collect(),
         alike: BTreeMap::new(),
         measured: Some(measured.collect()),
@@ -613,6 +614,9 @@ fn a_receipt_for_another_window_or_seat_is_found() {
     let mut facts = honest();
     facts.view.outcome = Some(Outcome::Void(protocol::view::VoidReason::NoAgreement));
     found(&facts, |d| matches!(d, Difference::JudgedVoid));
+    // A validator that merged and did not vote has vetoed the model.
+    facts.view.votes.retain(|(uid, _)| *uid != UID);
+    assert!(!audit(&facts).contains(&Difference::JudgedVoid));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! are computed for many seats at a time. Each contribution gets a sketch, measured or not: sketches show
 //! near-duplicates.
 
-use crate::gauntlet::{LossPair, Measured, NearDuplicate, Sketch, Sketches};
+use crate::gauntlet::{LossPair, Measured, NearDuplicate, Sketch, Sketches, evidence::bounded};
 use dataset::{Dataset, ReadError};
 use nn::{Evaluator, ModelError};
 use node::{Codec, Contribution, Follower};
@@ -12,6 +12,8 @@ use protocol::{
     RunParams, Uid, Window,
     assign::{self, Assignment},
     contribution::{DecodeError, Sparse},
+    merge,
+    view::WindowView,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,6 +57,8 @@ pub struct Job {
     /// Decodes the contributions.
     pub codec: Arc<Codec>,
     pub contributions: BTreeMap<Uid, Contribution>,
+    /// The norm of each tensor to which larger ones are scaled down, from [`median_norms`].
+    pub median_norms: Option<Vec<f64>>,
     /// Seats to evaluate, in this order (PROT-28).
     pub order: Vec<Uid>,
     /// Each seat's sequences of this window.
@@ -74,6 +78,7 @@ impl Job {
     pub fn new(
         theta: Vec<f32>,
         follower: &Follower,
+        view: &WindowView,
         contributions: BTreeMap<Uid, Contribution>,
         order: Vec<Uid>,
         assignment: &Assignment<'_>,
@@ -83,8 +88,30 @@ impl Job {
         let count = usize::try_from(params.evaluation_sequences).unwrap_or(usize::MAX);
         let common = assign::common_sequences(&seed, assignment, count);
         let assigned = order.iter().filter_map(|uid| Some((*uid, assignment.of(*uid)?))).collect();
+        let median_norms = median_norms(view, &contributions);
         let (window, held_out, earlier) = (assignment.window, 0, Sketches::default());
-        Job { window, theta, params, codec, contributions, order, assigned, common, seed, held_out, earlier }
+        Job {
+            window,
+            theta,
+            params,
+            codec,
+            contributions,
+            median_norms,
+            order,
+            assigned,
+            common,
+            seed,
+            held_out,
+            earlier,
+        }
+    }
+
+    /// What a contribution's tensor is multiplied by: as in the merge, so that a contribution is judged by what it would
+    /// do (PROT-17).
+    fn scale(&self, held: &Contribution, tensor: usize) -> f32 {
+        let norm = held.square_norms.get(tensor).map(|square_norm| square_norm.sqrt());
+        let median = self.median_norms.as_ref().and_then(|medians| medians.get(tensor));
+        norm.zip(median).map_or(1.0, |(norm, median)| merge::clip_scale(norm, *median))
     }
 
     /// The sequences on which a seat's own work is measured (PROT-22).
@@ -93,6 +120,23 @@ impl Job {
         let trained = usize::try_from(held.header.trained).unwrap_or(usize::MAX);
         assign::own_sequences(&self.seed, uid, &assigned[..assigned.len().min(trained)], count)
     }
+}
+
+/// The median norm of each tensor, by consensus weight, over the selected contributions at hand: that of the merge.
+/// Contributions that are not merged do not count, so that many small ones cannot hide the effect of work. `None` if no
+/// selected seat has a weight: contributions are then measured as they are (PROT-22).
+pub fn median_norms(view: &WindowView, contributions: &BTreeMap<Uid, Contribution>) -> Option<Vec<f64>> {
+    let selected = view.selection.iter().flat_map(|selection| &selection.selected);
+    let (norms, weights): (Vec<&[f64]>, Vec<u16>) = selected
+        .filter_map(|one| {
+            let held = contributions.get(&one.uid).filter(|held| held.digest == one.digest)?;
+            Some((&held.square_norms[..], view.weight_of(one.uid)))
+        })
+        .filter(|(_, weight)| 0 < *weight)
+        .unzip();
+    let tensors = norms.iter().map(|norms| norms.len()).min()?;
+    let of_tensor = |tensor: usize| norms.iter().map(|norms| norms[tensor].sqrt()).collect::<Vec<f64>>();
+    Some((0..tensors).map(|tensor| merge::median_norm(&of_tensor(tensor), &weights)).collect())
 }
 
 /// Runs the job on `evaluator`. Blocks: call it on a thread of its own.
@@ -115,12 +159,6 @@ pub fn measure(
     let held_out_losses = evaluator.losses(&held_out)?;
     let common = dataset.sequences(&job.common)?;
     let common_before = evaluator.losses(&common)?;
-
-    // Scaled as the merge scales them, so that a contribution is judged by what it would do (PROT-17).
-    let norms: Vec<Vec<f64>> = job.contributions.values().map(|held| held.square_norms.clone()).collect();
-    let scales = kernels::merge::clip_scales(&norms);
-    let place: BTreeMap<Uid, usize> =
-        job.contributions.keys().enumerate().map(|(place, uid)| (*uid, place)).collect();
 
     let mut sketches = job.earlier.clone();
     let mut sketched = BTreeSet::new();
@@ -147,12 +185,11 @@ pub fn measure(
             if !time_left() {
                 break 'all;
             }
-            let Some(place) = place.get(uid) else { continue };
             // Decoded one at a time: entries take six times the memory of the bytes.
             let update = decode(job, *uid, held)?;
             sketches.add(job.window, *uid, held.digest, Sketch::of(&update));
             sketched.insert(*uid);
-            let scaled = scaled(update, |tensor| scales[tensor][*place]);
+            let scaled = scaled(update, |tensor| job.scale(held, tensor));
             let undo = evaluator.apply_sparse(&scaled, rate)?;
             let own_after = evaluator.losses(tokens);
             let common_after = evaluator.losses(&common);
@@ -203,6 +240,94 @@ fn scaled(mut update: Sparse, scale_of: impl Fn(usize) -> f32) -> Sparse {
     update
 }
 
+/// The mean loss of a model on training sequences, in nats per token; a loss that is not finite counts as a very high
+/// one. Blocks.
+pub fn mean_loss(
+    evaluator: &mut Evaluator,
+    dataset: &Dataset,
+    theta: &[f32],
+    sequences: &[u64],
+) -> Result<f64, EvaluateError> {
+    evaluator.load(theta)?;
+    let losses = evaluator.losses(&dataset.sequences(sequences)?)?;
+    Ok(mean(&losses.into_iter().map(bounded).collect::<Vec<_>>()))
+}
+
 fn mean(losses: &[f64]) -> f64 {
     losses.iter().sum::<f64>() / losses.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::{
+        Digest, Hotkey, RunId, params::Density, select::Selected, submission::Header, view::Selection,
+    };
+
+    /// A window with these consensus weights in which `selected` are merged.
+    fn view(weights: &[(u16, u16)], selected: &[u16]) -> WindowView {
+        WindowView {
+            window: Window(3),
+            opening_hash: None,
+            evaluation_hash: None,
+            slots: Vec::new(),
+            cursor: 0,
+            electorate: Vec::new(),
+            lineage: Digest::default(),
+            weights: weights.iter().map(|(uid, weight)| (Uid(*uid), *weight)).collect(),
+            commitments: Vec::new(),
+            salts: Vec::new(),
+            attested: Vec::new(),
+            selection: Some(Selection {
+                selected: selected
+                    .iter()
+                    .map(|uid| Selected { uid: Uid(*uid), digest: Digest::default() })
+                    .collect(),
+                valid: Vec::new(),
+                faulty: Vec::new(),
+            }),
+            votes: Vec::new(),
+            outcome: None,
+            receipts: Vec::new(),
+        }
+    }
+
+    fn held(norms: &[(u16, f64)]) -> BTreeMap<Uid, Contribution> {
+        let contribution = |(uid, norm): &(u16, f64)| {
+            let (uid, digest) = (Uid(*uid), Digest::default());
+            let header = Header {
+                codec: protocol::PROTOCOL_VERSION,
+                run: RunId(0),
+                window: Window(3),
+                uid,
+                hotkey: Hotkey([0; 32]),
+                base: digest,
+                schema: digest,
+                density: Density(64),
+                trained: 1,
+            };
+            let square_norms = vec![norm * norm, 4.0 * norm * norm];
+            (uid, Contribution { digest, bytes: Vec::new().into(), header, square_norms })
+        };
+        norms.iter().map(contribution).collect()
+    }
+
+    #[test]
+    fn contributions_that_are_not_merged_do_not_move_the_median_norms() {
+        let mut norms = vec![(1, 3.0), (2, 2.0), (3, 5.0)];
+        let weights = [(1, 10), (2, 10), (3, 10)];
+        let expected = Some(vec![3.0, 6.0]);
+        assert_eq!(median_norms(&view(&weights, &[1, 2, 3]), &held(&norms)), expected);
+        norms.extend((10..40).map(|uid| (uid, 1e-9)));
+        assert_eq!(median_norms(&view(&weights, &[1, 2, 3]), &held(&norms)), expected);
+        // Nor do newcomers that are merged.
+        assert_eq!(median_norms(&view(&weights, &[1, 2, 3, 10, 11, 12, 13]), &held(&norms)), expected);
+    }
+
+    #[test]
+    fn without_a_selected_weight_contributions_are_measured_as_they_are() {
+        let norms = held(&[(1, 3.0), (2, 2.0)]);
+        assert_eq!(median_norms(&view(&[], &[1, 2]), &norms), None);
+        assert_eq!(median_norms(&view(&[(7, 9)], &[1, 2]), &norms), None);
+    }
 }

@@ -83,13 +83,14 @@ impl LossPair {
     }
 }
 
-fn bounded(loss: f64) -> f64 {
+/// The loss, within [`LOSS_MIN`] and [`LOSS_MAX`].
+pub(crate) fn bounded(loss: f64) -> f64 {
     if loss.is_finite() { loss.clamp(LOSS_MIN, LOSS_MAX) } else { LOSS_MAX }
 }
 
 /// Labels of faults that the seat's own bytes prove. The other faults may come from a failing disk or network, or a
 /// late restart.
-const PROVED: [&str; 10] = [
+const PROVED: [&str; 11] = [
     "malformed",
     "wrong-run",
     "wrong-window",
@@ -100,6 +101,7 @@ const PROVED: [&str; 10] = [
     "bad-signature",
     "undecodable",
     "abnormal-norm",
+    "no-effect",
 ];
 
 impl Observed {

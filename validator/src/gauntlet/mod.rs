@@ -23,6 +23,7 @@ pub mod score;
 pub mod weights;
 
 mod exact;
+mod median;
 #[cfg(test)]
 mod tests;
 
@@ -82,7 +83,7 @@ pub fn judge(
     }
 
     // The own-data test, on the scale of this window (PROT-24), and penalties (PROT-25).
-    let scale = score::gap_scale(gains.values());
+    let scale = score::gap_scale(gains.iter().map(|(seat, gains)| (gains, before.seats[seat].claim())));
     let mut outcomes = BTreeMap::new();
     for (seat, observed) in &observed {
         let remembered = after.seat_mut(*seat);

@@ -4,7 +4,7 @@
 //! online ranking" (JMLR 12, 2011), algorithm 4, with one seat per team. Only ranks count: one huge gain is worth no
 //! more than one first rank.
 
-use super::exact;
+use super::{exact, median::weighted_median};
 use serde::{Deserialize, Serialize};
 
 /// The spread of one round's performance around the skill (PROT-23).
@@ -57,18 +57,7 @@ impl Default for Rating {
 /// The weighted median of `(ordinal, weight)` pairs, or 0 without weights. Seats without work have no weight and do
 /// not move it.
 pub fn median_rating(ordinals: &[(f64, f64)]) -> f64 {
-    let mut ordinals: Vec<(f64, f64)> =
-        ordinals.iter().copied().filter(|(ordinal, weight)| ordinal.is_finite() && 0.0 < *weight).collect();
-    ordinals.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
-    let half = ordinals.iter().map(|(_, weight)| weight).sum::<f64>() / 2.0;
-    let mut so_far = 0.0;
-    for (ordinal, weight) in &ordinals {
-        so_far += weight;
-        if half <= so_far {
-            return *ordinal;
-        }
-    }
-    ordinals.last().map_or(0.0, |(ordinal, _)| *ordinal)
+    weighted_median(ordinals.iter().copied()).unwrap_or(0.0)
 }
 
 /// The ratings after a round, in the order of the players. A player is its rating before and its rank; equal ranks

@@ -3,7 +3,10 @@
 //! Own work gains most on the seat's own sequences; a copied gradient gains the same on all. The difference of the
 //! two gains, the *gap*, shows own work, and its size how much of it.
 
-use super::evidence::{LossPair, Measured};
+use super::{
+    evidence::{LossPair, Measured},
+    median,
+};
 
 /// The part of each outcome that enters the own-data score: a memory of about twenty evaluations (PROT-24).
 const SCORE_RATE: f64 = 0.05;
@@ -127,11 +130,24 @@ fn gain(pairs: &[LossPair]) -> Option<Gain> {
 
 /// The size of a full gap in this window: the median of the measured ones, but at least the noise, so that a window
 /// of copies is not graded by chance. 0 without measurements.
-pub fn gap_scale<'a>(gains: impl Iterator<Item = &'a Gains>) -> f64 {
-    let (mut means, mut errors): (Vec<f64>, Vec<f64>) =
-        gains.filter_map(Gains::gap).map(|gap| (gap.mean, gap.error)).unzip();
-    let noise = SCALE_ERRORS * median(&mut errors);
-    median(&mut means).max(noise)
+///
+/// Each measurement comes with its seat's proven work and counts by it, so that seats without work do not move the
+/// scale, however many they are. If no work is proven yet, significant gaps count alike; if there are none, all do.
+pub fn gap_scale<'a>(measured: impl Iterator<Item = (&'a Gains, f64)>) -> f64 {
+    let gaps: Vec<(Gap, f64)> =
+        measured.filter_map(|(gains, claim)| gains.gap().map(|gap| (gap, claim))).collect();
+    let scale_by = |weight: &dyn Fn(&(Gap, f64)) -> f64| -> Option<f64> {
+        let of = |number: &dyn Fn(&Gap) -> f64| {
+            median::weighted_median(gaps.iter().map(|gap| (number(&gap.0), weight(gap))))
+        };
+        let noise = SCALE_ERRORS * of(&|gap| gap.error)?;
+        Some(of(&|gap| gap.mean)?.max(noise))
+    };
+    let is_significant = |gap: &Gap| 0.0 < gap.mean && SCALE_ERRORS * gap.error <= gap.mean;
+    scale_by(&|(_, claim)| *claim)
+        .or_else(|| scale_by(&|(gap, _)| if is_significant(gap) { 1.0 } else { 0.0 }))
+        .or_else(|| scale_by(&|_| 1.0))
+        .unwrap_or(0.0)
 }
 
 /// The gap on the window's scale, from −1 to 1. It is odd in the gap: noise averages out to 0.
@@ -178,17 +194,6 @@ pub fn updated_own_data_score(
 /// error counts as 0, one of three loses a ninth, one of ten a hundredth.
 pub fn proven(own_data_score: f64, variance: f64) -> f64 {
     if own_data_score <= 0.0 { 0.0 } else { (own_data_score - variance / own_data_score).max(0.0) }
-}
-
-/// The median, and the mean of the two middle values of an even number; 0 without values.
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match (values.get(middle.wrapping_sub(1)), values.get(middle)) {
-        (Some(below), Some(above)) if values.len().is_multiple_of(2) => (below + above) / 2.0,
-        (_, Some(above)) => *above,
-        (_, None) => 0.0,
-    }
 }
 
 #[cfg(test)]
@@ -247,7 +252,6 @@ mod tests {
         assert_eq!(lone.gap(), None);
         let none = gains(&Measured { own: vec![], common: pairs(&[0.1, 0.2]) }).unwrap();
         assert_eq!(none.gap(), None);
-        assert_eq!(gap_scale([].iter()), 0.0);
     }
 
     #[test]
@@ -314,23 +318,38 @@ mod tests {
         close(proven(0.0, 0.0), 0.0);
     }
 
-    #[test]
-    fn the_scale_is_the_median_gap_and_at_least_the_noise() {
-        let seat = |own: f64, error: f64| Gains {
+    fn seat(own: f64, error: f64) -> Gains {
+        Gains {
             own: Some(Gain { mean: own, error: Some(error) }),
             common: Gain { mean: 0.0, error: Some(0.0) },
-        };
-        close(gap_scale([seat(0.1, 0.01), seat(0.2, 0.01), seat(0.4, 0.01)].iter()), 0.2);
-        close(gap_scale([seat(0.1, 0.01), seat(0.2, 0.01)].iter()), 0.15);
-        close(gap_scale([seat(0.001, 0.01), seat(-0.2, 0.01), seat(0.4, 0.01)].iter()), 0.03);
-        close(gap_scale([seat(-0.1, 0.01)].iter()), 0.03);
+        }
+    }
+
+    /// The scale of gaps with these means, errors and claims.
+    fn scale(gaps: &[(f64, f64, f64)]) -> f64 {
+        let seats: Vec<(Gains, f64)> =
+            gaps.iter().map(|(mean, error, claim)| (seat(*mean, *error), *claim)).collect();
+        gap_scale(seats.iter().map(|(gains, claim)| (gains, *claim)))
     }
 
     #[test]
-    fn a_median_is_the_middle() {
-        assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&mut [4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert_eq!(median(&mut [7.0]), 7.0);
-        assert_eq!(median(&mut []), 0.0);
+    fn the_scale_is_the_median_gap_and_at_least_the_noise() {
+        close(scale(&[(0.1, 0.01, 1.0), (0.2, 0.01, 1.0), (0.4, 0.01, 1.0)]), 0.2);
+        close(scale(&[(0.1, 0.01, 1.0), (0.2, 0.01, 1.0)]), 0.1);
+        close(scale(&[(0.001, 0.01, 1.0), (-0.2, 0.01, 1.0), (0.4, 0.01, 1.0)]), 0.03);
+        close(scale(&[(-0.1, 0.01, 1.0)]), 0.03);
+        close(scale(&[]), 0.0);
+    }
+
+    #[test]
+    fn seats_without_proven_work_do_not_move_the_scale() {
+        let junk = [(0.0, 0.0, 0.0); 12];
+        let field = [(0.1, 0.01, 0.5), (0.2, 0.01, 0.5), (0.3, 0.01, 0.5)];
+        close(scale(&[&field[..], &junk].concat()), 0.2);
+        // Before any work is proven.
+        let field = field.map(|(mean, error, _)| (mean, error, 0.0));
+        close(scale(&[&field[..], &junk].concat()), 0.2);
+        // Copies only: no gap is significant.
+        close(scale(&[(0.01, 0.01, 0.0), (-0.02, 0.02, 0.0)]), 0.03);
     }
 }

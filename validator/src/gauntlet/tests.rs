@@ -20,6 +20,8 @@ enum Miner {
     /// Uploads another seat's work, which gains the same on all data.
     Copycat,
     Harmful,
+    /// Sends valid bytes that change no loss.
+    Mute,
     Faulty,
     Away,
     Unlucky,
@@ -63,6 +65,12 @@ fn evidence(run: u64, window: u32, uid: usize, miner: Miner) -> Evidence {
         Miner::Honest { work } => valid(100, 0.008 + 0.03 * work, 0.008),
         Miner::Copycat => valid(100, 0.008, 0.008),
         Miner::Harmful => valid(100, -0.05, -0.05),
+        Miner::Mute => {
+            let same =
+                |names| losses(names, 0.0).into_iter().map(|pair| LossPair { after: pair.before, ..pair });
+            let measured = Measured { own: same(names(1)).collect(), common: same(names(2)).collect() };
+            Observed::Valid { trained: 100, measured: Some(measured), near_duplicate: None }
+        }
         Miner::Faulty => {
             Observed::Faulty { label: "wrong-digest".into(), detail: "the digest is another".into() }
         }
@@ -93,6 +101,37 @@ fn next(run: u64, reputations: &Reputations, window: u32, miners: &[Miner]) -> V
 }
 
 const HONEST: Miner = Miner::Honest { work: 1.0 };
+
+#[test]
+fn a_seat_that_stops_working_loses_its_share_among_more_seats_without_effect_than_workers() {
+    let mut reputations = Reputations::default();
+    for window in 0..20 {
+        reputations = next(1, &reputations, window, &[HONEST; 10]).reputations;
+    }
+    let mut miners = vec![HONEST; 9];
+    miners.extend([Miner::Mute; 12]);
+    let mut weights = Vec::new();
+    for window in 20..31 {
+        let verdict = next(1, &reputations, window, &miners);
+        (reputations, weights) = (verdict.reputations, verdict.weights);
+    }
+    let total: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
+    let share = |uid: u16| {
+        weights.iter().find(|(of, _)| of.0 == uid).map_or(0.0, |(_, weight)| f64::from(*weight) / total)
+    };
+    assert!(share(9) < 0.01, "the seat that stopped still has {:.1} % of the weight", 100.0 * share(9));
+    assert!((0..9).all(|uid| 0.08 < share(uid)), "{weights:?}");
+}
+
+#[test]
+fn workers_earn_a_score_among_more_seats_without_effect_from_the_start() {
+    let mut miners = vec![HONEST; 5];
+    miners.extend([Miner::Mute; 8]);
+    let (verdict, _) = simulate(1, 8, &miners);
+    let paid: Vec<u16> =
+        verdict.weights.iter().filter(|(_, weight)| 0 < *weight).map(|(uid, _)| uid.0).collect();
+    assert_eq!(paid, [0, 1, 2, 3, 4]);
+}
 
 /// A change of any rule of the gauntlet shows here as a diff.
 #[test]

@@ -7,11 +7,13 @@ pub mod equivocator;
 pub mod freeloader;
 pub mod late;
 pub mod malformed;
+pub mod newcomer_bomb;
 pub mod noise;
 pub mod partial_data;
 pub mod poison;
 pub mod slow_loris;
 pub mod sybil;
+pub mod useless;
 pub mod withholder;
 pub mod wrong_data;
 

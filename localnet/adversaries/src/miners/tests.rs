@@ -311,6 +311,35 @@ fn one_shot_poison_comes_once_after_good_work() {
 }
 
 #[test]
+fn useless_contributions_and_bombs_are_no_fault_by_themselves() {
+    let usual = norm(&Bench::of("noise").honest_work());
+    for (name, least, most) in
+        [("mute", 0.0, 1e-5), ("junk", 1e-5, 1e-3), ("newcomer-bomb", 1000.0, f64::MAX)]
+    {
+        let mut bench = Bench::of(name);
+        let (sequences, t, _) = bench.window(0, &[]);
+        assert!(sequences.is_empty() && t == ASSIGNED, "{name} does not train");
+        let (presentation, _) = bench.present(0, &[]);
+        let Content::Bytes(bytes) = &presentation.uploads[0].what else { panic!("{name}: bytes") };
+        let seen = verified(&bench.codec, US, Window(0), bytes, presentation.commits[0].digest).unwrap();
+        let times = seen.square_norms.iter().sum::<f64>().sqrt() / usual;
+        assert!(least < times && times < most, "{name} has {times} times the usual norm");
+    }
+}
+
+#[test]
+fn a_quitter_works_and_then_sends_junk() {
+    let mut bench = Bench::with("quitter", &Setup { good_windows: 3, ..Setup::default() });
+    for window in 0..6 {
+        let (sequences, t, _) = bench.window(window, &[]);
+        let (presentation, own) = bench.present(window, &[]);
+        assert_eq!(!sequences.is_empty(), window < 3);
+        assert_eq!(t, ASSIGNED);
+        assert_eq!(presentation.commits[0].digest == Digest::of(&own), window < 3, "window {window}");
+    }
+}
+
+#[test]
 fn who_is_late_is_late_with_one_thing_at_a_time() {
     let mut bench = Bench::of("late");
     let (even, _) = bench.present(4, &[]);

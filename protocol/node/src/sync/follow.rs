@@ -374,7 +374,12 @@ impl Follower {
             let uid = choice.uid;
             let contribution = contributions.get(&uid).ok_or(OwnMergeError::Contribution { uid })?;
             let square_norms = &contribution.square_norms;
-            inputs.push(codec::Input { uid, body: contribution.body(), square_norms });
+            inputs.push(codec::Input {
+                uid,
+                weight: view.weight_of(uid),
+                body: contribution.body(),
+                square_norms,
+            });
         }
         let params = &self.run.params;
         let buffer = state.buffer.as_deref().ok_or(OwnMergeError::NoBuffer)?;

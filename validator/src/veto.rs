@@ -1,0 +1,94 @@
+//! Measures the merged model before the vote: a validator does not vote for a model that became worse (PROT-19).
+//!
+//! Its threshold is far above the rounding of machines, so that no agreement on losses is needed: each validator
+//! measures on common sequences of its own draw. If validators with more than a third of the stake abstain, the window
+//! is void and the model stays as it was.
+
+use crate::{
+    evaluate::EvaluateError,
+    gauntlet::evidence::bounded,
+    run::Validator,
+    step::{RunError, SUBMIT_BLOCKS, before},
+};
+use node::{Entry, error_chain, follow::OwnMerge};
+use protocol::{Window, assign, receipt::MergeRecord, view::WindowView};
+
+/// The part by which the loss may rise in one window.
+const RISE_MAX: f64 = 0.05;
+/// Common sequences on which the two models are measured, at most.
+const SEQUENCES_MAX: usize = 16;
+
+/// Mean losses on common sequences, in nats per token, of the window's model and of a merged one that is worse.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossRise {
+    pub before: f64,
+    pub after: f64,
+}
+
+/// Whether a loss rose by more than [`RISE_MAX`]. A loss that is not finite counts as a very high one.
+pub fn is_worse(before: f64, after: f64) -> bool {
+    bounded(before) * (1.0 + RISE_MAX) < bounded(after)
+}
+
+impl Validator {
+    /// The merge of a window that this validator did not vote for, as it made the model worse.
+    pub(crate) fn vetoed_in(&self, window: Window) -> Option<&MergeRecord> {
+        self.vetoed.as_ref().filter(|(of, _)| *of == window).map(|(_, merged)| merged)
+    }
+
+    /// Measures the window's model and the merged one. Returns the losses if the merged one is worse; `None` as well if
+    /// nothing can be measured in time.
+    pub(crate) async fn measure_merge(
+        &mut self,
+        view: &WindowView,
+        own: OwnMerge,
+    ) -> Result<(OwnMerge, Option<LossRise>), RunError> {
+        let window = view.window;
+        let count = usize::try_from(self.node.run().params.evaluation_sequences).unwrap_or(usize::MAX);
+        let sequences = self.draw(view).map_or_else(Vec::new, |(seed, assignment)| {
+            assign::common_sequences(&seed, &assignment, count.min(SEQUENCES_MAX))
+        });
+        // An evaluation of the window before was told to end, and has the evaluator until then.
+        let deadline = self.node.schedule().vote_deadline(window);
+        self.collect_evaluation(before(deadline, SUBMIT_BLOCKS)).await?;
+        let evaluator = if sequences.is_empty() { None } else { self.evaluator.take() };
+        let Some(mut evaluator) = evaluator else {
+            tracing::warn!(window = window.0, "the merged model is not measured before the vote");
+            return Ok((own, None));
+        };
+        let blocking = self.node.blocking;
+        let measure = move |state: &mut node::ModelState| {
+            let losses = evaluator.mean_loss(&state.theta, &sequences);
+            let losses = losses.and_then(|before| Ok((before, evaluator.mean_loss(&own.theta, &sequences)?)));
+            (evaluator, own, losses)
+        };
+        let (evaluator, own, losses) = blocking.with(&mut self.node.sync.state, measure).await;
+        self.evaluator = Some(evaluator);
+        let (before, after) = match losses {
+            Ok(losses) => losses,
+            Err(EvaluateError::Data(error)) => {
+                let error = error_chain(&error);
+                tracing::error!(window = window.0, error, "the merged model is not measured before the vote");
+                return Ok((own, None));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if !is_worse(before, after) {
+            return Ok((own, None));
+        }
+        self.node.journal.write(&Entry::Vetoed { window, loss_before: before, loss_after: after });
+        Ok((own, Some(LossRise { before, after })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_worse_if_its_loss_rises_by_more_than_a_twentieth() {
+        assert!(!is_worse(4.0, 3.9) && !is_worse(4.0, 4.0) && !is_worse(4.0, 4.19));
+        assert!(is_worse(4.0, 4.21) && is_worse(4.0, f64::INFINITY) && is_worse(4.0, f64::NAN));
+        assert!(!is_worse(f64::NAN, f64::NAN), "a broken model cannot become worse");
+    }
+}
