@@ -5,9 +5,9 @@
 //! lock                  held while a network runs
 //! chain/  store/        the data of chain and store; node-0/ … in place of chain/ with real nodes
 //! miner-0/ … validator-0/ …
-//!     settings.toml  coldkey.json  hotkey.json  password  log.txt  data/journal.jsonl  …
+//!     settings.toml  coldkey.json  hotkey.json  password  store-secret  log.txt  data/journal.jsonl  …
 //!
-//! `password` opens the key files beside it, and is readable by this user only, as are the settings.
+//! `password` opens the key files beside it. It and `store-secret` are readable by this user only.
 //! ```
 
 use node::durable::{DirectoryLock, FileError, LockError};

@@ -126,15 +126,15 @@ mod tests {
         let hex = |salt| Digest(salt).to_string();
         assert_eq!(
             hex(salts.salt(RUN, NOW)),
-            "ba5c1671aaf6f481355f6dae695c9aafc98bef206753abefcd6a93e30eedab08"
+            "92294d7ba6381df667e39871327fa8fcd6266dbf53e787b93b0520049e7be1ad"
         );
         assert_eq!(
             hex(salts.commit_reveal(RUN, NOW, &vote(3))),
-            "afc9e8df6252ab12861e18df9e8d576bcee3e8306a6909e67e21c229db0bbe77"
+            "4e7af659420ac2c5c4c4010f8f79df4adcde71aaaaa38870d4afb071092f3385"
         );
         assert_eq!(
             hex(salts.weight_vote(RUN, 4, &[(Uid(1), 65535), (Uid(2), 300)])),
-            "9c2aa63ac53df2cc0aca19fa54bb1c69783cd69dfbdf2bd26d88c9b98f5c2251"
+            "4d9864e86b23ed90a4ec03ba0d2ae0362e07b36003b27e6734cbdcba6772767c"
         );
     }
 

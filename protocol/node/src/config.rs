@@ -334,12 +334,16 @@ impl File {
             std::fs::read_to_string(path)
                 .with_context(|| format!("could not read the settings file {}", path.display()))?,
         );
-        // The error would quote the line that it stops at, which may hold a secret.
-        let read: Result<File, toml::de::Error> = toml::from_str(&text);
-        read.map_err(|error| {
-            let line =
-                error.span().map_or(0, |span| text[..span.start.min(text.len())].lines().count().max(1));
-            anyhow!("the settings file {} is invalid in line {line}: {}", path.display(), error.message())
+        // The error itself would quote the line that it stops at, and that may hold a secret.
+        toml::from_str(&text).map_err(|error| {
+            let until = text.get(..error.span().map_or(0, |span| span.end)).unwrap_or_default();
+            let (line, last) = (until.lines().count().max(1), until.lines().last().unwrap_or_default());
+            let at = last.split_once('=').map_or("", |(key, _)| key).trim();
+            anyhow!(
+                "the settings file {} is invalid in line {line} {at}: {}",
+                path.display(),
+                error.message()
+            )
         })
     }
 
@@ -461,6 +465,23 @@ mod tests {
                 assert!(error.contains(part), "no {part:?} in {error}");
             }
         }
+    }
+
+    #[test]
+    fn a_secret_is_in_no_error_no_debug_and_no_written_settings() {
+        let store = "[store]\nendpoint = \"https://a\"\nbucket = \"b\"\naccess_key = \"c\"\n";
+        // The quotation mark at the end is missing, or the key is misspelt.
+        for broken in ["secret_key = \"hunter2", "secret_kye = \"hunter2\""] {
+            let (_file, flags) = flags(&format!("{store}{broken}"));
+            let error = format!("{:?}", ReadOnlyConfig::read(&flags).unwrap_err());
+            assert!(error.contains("line 5") && !error.contains("hunter2"), "{error}");
+        }
+        let (_file, flags) = flags(&format!("key = \"//Alice\"\n{store}secret_key = \"hunter2\""));
+        let settings = Settings::read(&flags).unwrap();
+        assert_eq!(settings.store.as_ref().unwrap().secret().unwrap(), "hunter2");
+        assert!(!format!("{settings:?}").contains("hunter2"));
+        let written = toml::to_string(&File { store: settings.store, ..File::default() }).unwrap();
+        assert!(written.contains("access_key") && !written.contains("hunter2"), "{written}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Limits the requests to one host in one window (PROT-13).
 //!
 //! A seat names any URL as its endpoint, also that of a stranger, and many seats may name one host. A host that has
-//! served no contribution in this window gets a few requests at once and then one a second, however many seats name
-//! it. A host that has served one keeps a store for this run, so its requests are not limited here.
+//! served no contribution in this window gets a few repeated requests at once and then one a second, however many seats
+//! name it. A host that has served one keeps a store for this run, so its requests are not limited here.
 //!
 //! Hosts are told apart by name. Names that resolve to one address count as several hosts.
 
@@ -13,7 +13,7 @@ use std::{
 };
 use tokio::{sync::watch, time::Instant};
 
-/// Requests to a host that may be made at once.
+/// Repeated requests to a host that may be made at once.
 const AT_ONCE: u32 = 16;
 /// Pause between two later requests.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ struct Budget {
 }
 
 impl HostBudgets {
-    /// Waits until the host of `endpoint` may be asked. Requests to one host get their turns in the order of the calls.
+    /// Waits until the host of `endpoint` may be asked again. Requests to one host get their turns in the order of the calls.
     pub async fn turn(&self, endpoint: &str) {
         let (at, mut served) = self.reserve(endpoint);
         tokio::select! {
