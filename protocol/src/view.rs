@@ -69,7 +69,7 @@ pub struct WindowView {
     pub slots: Vec<Uid>,
     /// First position of the training order that this window hands out (PROT-5).
     pub cursor: u64,
-    /// Validators that decide this window, and their stake (PROT-3).
+    /// Validators that decide this window, and the stake of each that counts (PROT-3).
     pub electorate: Vec<(Uid, u128)>,
     /// `lineage_w`: the model everyone starts from (PROT-19).
     pub lineage: Digest,

@@ -317,6 +317,7 @@ impl pallet_registry::Config for Runtime {
     type OnSeats = ((Weights, Windows), (Rewards, Nomination));
     type Nominations = Nomination;
     type Payslips = Rewards;
+    type MinerWeights = Weights;
     type MaxChanges = ConstU32<64>;
     type MaxUnbonding = ConstU32<8>;
     type MaxRuns = MaxRuns;
@@ -522,7 +523,7 @@ impl_runtime_apis! {
             Windows::position(run)
         }
         fn weights(run: RunId) -> Vec<(Uid, u16)> {
-            <Weights as pallet_windows::Epochs>::weights(run)
+            <Weights as pallet_registry::MinerWeights>::weights(run)
         }
         fn run_status(run: RunId) -> Option<view::RunStatus> {
             views::run_status(run)

@@ -31,6 +31,8 @@ use sp_keyring::{Ed25519Keyring, Sr25519Keyring};
 
 mod large;
 mod random;
+mod serial_reporter;
+mod squatter;
 
 const TIMESTAMP: InherentIdentifier = *b"timstap0";
 const RUN: RunId = RunId(0);
@@ -259,7 +261,15 @@ fn terms() -> Terms {
 fn register(uid: usize) -> RuntimeCall {
     let (role, stake) = if uid < 2 { (Role::Miner, UNIT) } else { (Role::Validator, 100 * UNIT) };
     let hotkey = HOTKEYS[uid].to_account_id();
-    pallet_registry::Call::register { run: RUN, role, hotkey, endpoint: url(), stake, price_max: UNIT }.into()
+    pallet_registry::Call::register {
+        run: RUN,
+        role,
+        hotkey,
+        endpoint: url(),
+        stake,
+        price_max: Balance::MAX,
+    }
+    .into()
 }
 
 fn create_run(params: RunParams) -> RuntimeCall {
@@ -420,7 +430,7 @@ fn a_hotkey_without_balance_takes_part_and_its_other_calls_are_refused() {
         hotkey: hotkey.clone(),
         endpoint: url(),
         stake: UNIT,
-        price_max: UNIT,
+        price_max: Balance::MAX,
     };
     chain.all_accepted(vec![(&COLDKEY, register.into())]);
     chain.go_to(20);

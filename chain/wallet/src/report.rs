@@ -20,8 +20,8 @@ use validator::audit::{
 
 /// Report a validator whose receipt contradicts its calls
 ///
-/// A validator that signed another attestation or vote in its receipt than it sent to the chain loses stake. The
-/// reporter gets a part of it. `mettle audit` finds such contradictions.
+/// A validator that signed another attestation or vote in its receipt than it sent to the chain loses stake, once, and
+/// its seat. The reporter gets a part of the validator's own stake. `mettle audit` finds such contradictions.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = help::signing(&["mettle report --key my-account.json --window 212 --validator 3"]))]
 pub struct Report {
@@ -57,37 +57,34 @@ pub async fn report(command: Report, output: &mut Output<'_>) -> anyhow::Result<
 
     let attestation = session.chain.attestation(run.id, window, uid).await?;
     let vote = view.votes.iter().find(|(of, _)| *of == uid).map(|(_, vote)| *vote);
-    let proofs = evidence(&receipt, attestation.as_deref(), vote);
-    if proofs.is_empty() {
+    // One proof is enough: a seat is punished once.
+    let Some(proof) = evidence(&receipt, attestation.as_deref(), vote).into_iter().next() else {
         let text = format!(
             "nothing to report: the receipt of uid {uid} for window {} agrees with the chain",
             window.0
         );
         return Ok(output.result(&text, json!({ "reported": [] }))?);
-    }
-    let matters: Vec<&str> = proofs.iter().map(kind).collect();
+    };
+    let matter = kind(&proof);
     let plan = TransactionPlan {
         what: format!(
-            "report that uid {uid} of run {} signed another {} in window {} than it sent to the chain",
-            run.id,
-            matters.join(" and another "),
-            window.0
+            "report that uid {uid} of run {} signed another {matter} in window {} than it sent to the chain",
+            run.id, window.0
         ),
-        calls: proofs
-            .into_iter()
-            .map(|statement| Call::ReportContradiction { hotkey: receipt.hotkey, statement })
-            .collect(),
+        calls: vec![Call::ReportContradiction { hotkey: receipt.hotkey, statement: proof }],
         signer: command.signer.signer(&args, "the reporter")?,
         then: vec![
             format!(
-                "uid {uid} loses {} of its stake, and of what is nominated behind it",
+                "uid {uid} loses {} of its stake, and of what is nominated behind it; its seat ends at the next opening",
                 percent(run.terms.equivocation_slash)
             ),
-            "the reporter gets a tenth of the slashed amount, and the fee back; the rest is burnt".into(),
+            "the reporter gets a tenth of what the validator itself loses, at most 1 MTL, and the fee back; the rest is \
+             burnt"
+                .into(),
         ],
     };
-    let text = format!("reported: uid {uid} is slashed for its {}", matters.join(" and its "));
-    session.sign_and_print(output, &plan, &text, json!({ "reported": matters })).await
+    let text = format!("reported: uid {uid} is slashed for its {matter}");
+    session.sign_and_print(output, &plan, &text, json!({ "reported": [matter] })).await
 }
 
 fn kind(of: &SignedStatement) -> &'static str {

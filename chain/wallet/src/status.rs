@@ -209,7 +209,7 @@ impl StatusReport {
             }
             PendingChange::Leaves => writeln!(text, "is given up with {when}"),
             PendingChange::Replaced => {
-                writeln!(text, "is replaced by a new seat with {when}: its recent pay was the least")
+                writeln!(text, "is replaced by a new seat with {when}")
             }
         }
     }
@@ -251,9 +251,14 @@ impl StatusReport {
         if seats.taken < seats.max {
             format!("{} of {} {role} seats are taken (recent pay {recent:.2})", seats.taken, seats.max)
         } else {
-            format!(
-                "all {role} seats are taken: a new seat replaces the one with the least recent pay (this one: {recent:.2})"
-            )
+            match role {
+                Role::Miner => format!(
+                    "all miner seats are taken: a new seat replaces one without a consensus weight, or else the one with the least recent pay (this one: {recent:.2})"
+                ),
+                Role::Validator => format!(
+                    "all validator seats are taken: a new seat replaces the one with the least recent pay (this one: {recent:.2}) of those that it outbids in stake by a tenth"
+                ),
+            }
         }
     }
 
@@ -474,7 +479,7 @@ mod tests {
     fn a_miner_in_a_full_run_reads_how_it_may_lose_its_seat() {
         expect![[r#"
             run 1: window 3, commit, epoch 0, block 165
-            uid 4, miner, since block 90; all miner seats are taken: a new seat replaces the one with the least recent pay (this one: 3.00 MTL)
+            uid 4, miner, since block 90; all miner seats are taken: a new seat replaces one without a consensus weight, or else the one with the least recent pay (this one: 3.00 MTL)
             stake     10.00 MTL
                       5.00 MTL unbonding, free in window 9, in about 11 min 30 s
             consensus weight 65535 of 65535; 25.00 % of the miners' pay
@@ -519,7 +524,7 @@ mod tests {
         text += &run_text(&report.run, &report.clock);
         expect![[r#"
             is given up with window 4, in about 1 min 30 s
-            is replaced by a new seat with window 4, in about 1 min 30 s: its recent pay was the least
+            is replaced by a new seat with window 4, in about 1 min 30 s
             changes its hotkey to 5CDvHBym6RLoxTdX9MS1acpaDbNxaFagqM5LpBiFGjWT6o1n with window 4, in about 1 min 30 s
             run 1: window 3, commit, epoch 0, block 165
             the run's owner has paused it: its windows are void, and no pay is earned

@@ -77,7 +77,8 @@ macro_rules! registry {
         on_run_created: $on_run_created:ty,
         on_seats: $on_seats:ty,
         nominations: $nominations:ty,
-        payslips: $payslips:ty $(,)?
+        payslips: $payslips:ty,
+        miner_weights: $miner_weights:ty $(,)?
     ) => {
         impl pallet_registry::Config for Test {
             type Currency = Balances;
@@ -86,6 +87,7 @@ macro_rules! registry {
             type OnSeats = $on_seats;
             type Nominations = $nominations;
             type Payslips = $payslips;
+            type MinerWeights = $miner_weights;
             type MaxRuns = ConstU32<16>;
             type MaxSeats = ConstU32<1088>;
             type MaxChanges = ConstU32<64>;

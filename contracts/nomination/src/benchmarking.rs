@@ -152,12 +152,11 @@ mod benchmarks {
     fn slash() {
         let (seat, params) = validator::<T>();
         nominated::<T>(&params, 0);
-        let reporter: T::AccountId = account("reporter", 0, 0);
         let taken;
 
         #[block]
         {
-            taken = Pallet::<T>::slash(RUN, seat.id(UID), Permille(1000), Some((&reporter, Permille(100))));
+            taken = Pallet::<T>::slash(RUN, seat.id(UID), Permille(1000));
         }
 
         assert!(taken > 0);

@@ -1,7 +1,8 @@
 //! Nominations: stake that other accounts put behind validators, their pay and their slashes (PROT-29, PROT-32).
 //!
-//! Any account may nominate a validator. The amount counts as the validator's stake, earns a part of its pay, and is
-//! slashed with it. The nominations of one holder of a seat form a pool, of which nominators hold shares: slashes and
+//! Any account may nominate a validator. The amount counts as the validator's stake up to a multiple of the validator's
+//! own (`counted_nominations`), earns a part of its pay, and is slashed with it. What is above the multiple dilutes the
+//! nominators' pay. The nominations of one holder of a seat form a pool, of which nominators hold shares: slashes and
 //! payments change the pool alone, and nothing iterates over nominators.
 //!
 //! One account of the pallet holds all money, and the ledger accounts for it. At every block, to the last unit,
@@ -186,8 +187,8 @@ pub mod pallet {
         CommissionSet { run: RunId, uid: Uid, commission: Permille, from: Window },
         /// A seat's nominators earned `amount`.
         Shared { run: RunId, uid: Uid, amount: Balance },
-        /// A seat's nominators lost `amount`; `rewarded` went to the reporter, the rest was burnt.
-        Slashed { run: RunId, uid: Uid, amount: Balance, rewarded: Balance },
+        /// A seat's nominators lost `amount`, which was burnt.
+        Slashed { run: RunId, uid: Uid, amount: Balance },
         /// A pool no longer counts for its seat, and can be withdrawn from window `until`.
         PoolClosed { run: RunId, uid: Uid, value: Balance, until: Window },
     }
@@ -250,8 +251,8 @@ pub mod pallet {
 
     #[pallet::call]
     impl<T: Config> Pallet<T> {
-        /// Nominates a validator with `amount`. It counts as the validator's stake from the next opening, earns a
-        /// part of its pay, and is slashed with it.
+        /// Nominates a validator with `amount`. It counts as the validator's stake from the next opening, as far
+        /// as its own stake allows, earns a part of its pay, and is slashed with it.
         #[pallet::call_index(0)]
         #[pallet::weight(weight_info::nominate::<T>())]
         pub fn nominate(origin: OriginFor<T>, run: RunId, uid: Uid, amount: Balance) -> DispatchResult {

@@ -2,7 +2,7 @@
 
 use crate::{pallet::*, pool::nominators_part, *};
 use frame::prelude::{fungible::Mutate as _, *};
-use pallet_registry::{Ending, OnSeats, Pallet as Registry, Seat, share_of};
+use pallet_registry::{Ending, OnSeats, Pallet as Registry, Seat, counted_nominations};
 use protocol::{RunId, SeatId, Uid};
 
 impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
@@ -26,7 +26,8 @@ impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
             Stage::Unbonding { commission, .. } => commission,
             Stage::Open | Stage::Spent => Self::commission(run, uid),
         };
-        let part = nominators_part(amount, own_stake, pool.behind(), commission);
+        let counted = counted_nominations(own_stake, pool.behind());
+        let part = nominators_part(amount, own_stake, counted, commission);
         let fits = pool.unclaimed.checked_add(part).is_some() && ledger.unclaimed.checked_add(part).is_some();
         // If the payer cannot pay, the seat keeps all.
         if part == 0
@@ -43,12 +44,7 @@ impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
         part
     }
 
-    fn slash(
-        run: RunId,
-        seat: SeatId,
-        share: Permille,
-        reporter: Option<(&T::AccountId, Permille)>,
-    ) -> Balance {
+    fn slash(run: RunId, seat: SeatId, share: Permille) -> Balance {
         let (Some((id, mut pool)), Some(mut ledger)) = (Self::of_seat(run, seat), Holdings::<T>::get())
         else {
             return 0;
@@ -63,21 +59,9 @@ impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
             return 0;
         }
         ledger.nominated = ledger.nominated.saturating_sub(amount);
-        let account = Self::account();
-        let rewarded = match reporter {
-            Some((to, part)) => {
-                let reward = share_of(amount, part);
-                // A reward that cannot reach the reporter is burnt.
-                match T::Currency::transfer(&account, to, reward, Preservation::Preserve) {
-                    Ok(_) => reward,
-                    Err(_) => 0,
-                }
-            }
-            None => 0,
-        };
         T::Currency::burn_from(
-            &account,
-            amount.saturating_sub(rewarded),
+            &Self::account(),
+            amount,
             Preservation::Preserve,
             Precision::Exact,
             Fortitude::Polite,
@@ -85,7 +69,7 @@ impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
         .defensive_proof("the account holds all nominations")
         .ok();
         Holdings::<T>::put(ledger);
-        Self::deposit_event(Event::Slashed { run, uid, amount, rewarded });
+        Self::deposit_event(Event::Slashed { run, uid, amount });
         if pool.is_spent() {
             Self::close(id, pool, Stage::Spent, now);
         } else {

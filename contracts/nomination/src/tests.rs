@@ -17,7 +17,7 @@ pallet_mock::runtime! {
 }
 
 pallet_mock::registry! {
-    on_run_created: (), on_seats: Nomination, nominations: Nomination, payslips: ()
+    on_run_created: (), on_seats: Nomination, nominations: Nomination, payslips: (), miner_weights: ()
 }
 
 parameter_types! {
@@ -135,12 +135,17 @@ fn pay(own: Balance, amount: Balance) -> Balance {
     pay_to(seat(), own, amount)
 }
 
-fn slash_of(seat: SeatId, share: u16, reporter: Option<(&u128, Permille)>) -> Balance {
-    <Nomination as pallet_registry::Nominations<u128>>::slash(RUN, seat, Permille(share), reporter)
+/// Pays so much that the nominators' part is `amount` before the commission.
+fn pay_nominators(amount: Balance) -> Balance {
+    pay(behind(), 2 * amount)
+}
+
+fn slash_of(seat: SeatId, share: u16) -> Balance {
+    <Nomination as pallet_registry::Nominations<u128>>::slash(RUN, seat, Permille(share))
 }
 
 fn slash(share: u16) -> Balance {
-    slash_of(seat(), share, None)
+    slash_of(seat(), share)
 }
 
 /// Gives the seat a new holder. The old holder's nominations unbond in `UNBONDING` windows.
@@ -203,9 +208,7 @@ fn pay_is_shared_by_stake_after_the_commission() {
         // Half is slashed: 150 and 50 are left. The registry slashes the own stake.
         assert_eq!(slash(500), 200);
         assert_eq!((view(ONE).amount, view(OTHER).amount), (150, 50));
-        System::assert_last_event(
-            Event::<Test>::Slashed { run: RUN, uid: UID, amount: 200, rewarded: 0 }.into(),
-        );
+        System::assert_last_event(Event::<Test>::Slashed { run: RUN, uid: UID, amount: 200 }.into());
         // 200 more buys as many shares as exist; 400 of 500 is nominated.
         assert_ok!(nominate(THIRD, 200));
         assert_eq!((behind(), view(THIRD).amount, view(THIRD).claimable), (400, 200, 0));
@@ -231,7 +234,7 @@ fn rounding_remainders_are_counted_as_dust() {
         for who in [ONE, OTHER, THIRD] {
             assert_ok!(nominate(who, MIN));
         }
-        assert_eq!(pay(0, 100), 100);
+        assert_eq!(pay_nominators(100), 100);
         assert_eq!([ONE, OTHER, THIRD].map(|who| view(who).claimable), [33, 33, 33]);
         vacate();
         window(UNBONDING);
@@ -257,7 +260,7 @@ fn an_unbonding_nomination_earns_nothing_can_be_slashed_and_is_paid_back_in_the_
             Event::<Test>::Unnominated { run: RUN, uid: UID, who: ONE, amount: 60, until }.into(),
         );
         assert_eq!(behind(), 140);
-        assert_eq!(pay(0, 140), 140);
+        assert_eq!(pay_nominators(140), 140);
         assert_eq!(view(ONE).claimable, 40);
         assert_eq!(slash(500), 100);
         assert_eq!((view(ONE).amount, behind()), (20, 70));
@@ -330,11 +333,11 @@ fn a_raised_commission_waits_until_earlier_nominators_could_leave() {
         assert_eq!(Nomination::commission(RUN, UID), Permille(0));
         let waits = Some((Permille(200), Window(4 + UNBONDING)));
         assert_eq!(Nomination::commission_raise(RUN, UID), waits);
-        assert_eq!(pay(0, 100), 100);
+        assert_eq!(pay_nominators(100), 100);
         window(4 + UNBONDING);
         assert_eq!(Nomination::commission(RUN, UID), Permille(200));
         assert_eq!(Nomination::commission_raise(RUN, UID), None);
-        assert_eq!(pay(0, 100), 80);
+        assert_eq!(pay_nominators(100), 80);
         // Another raise waits anew; a lower commission applies at once and cancels the waiting one.
         assert_ok!(set_commission(300));
         assert_eq!(Nomination::commission(RUN, UID), Permille(200));
@@ -352,12 +355,12 @@ fn nominations_unbond_when_the_seat_changes_hands_and_the_next_holder_has_none()
         assert_ok!(set_commission(0));
         assert_ok!(nominate(ONE, 100));
         assert_ok!(unnominate(ONE, 40));
-        assert_eq!(pay(0, 30), 30);
+        assert_eq!(pay_nominators(30), 30);
         assert_ok!(set_commission(500));
         vacate();
         let until = Window(2 + UNBONDING);
         System::assert_last_event(Event::<Test>::PoolClosed { run: RUN, uid: UID, value: 100, until }.into());
-        assert_eq!((behind(), pay(0, 100), slash(500)), (0, 0, 0));
+        assert_eq!((behind(), pay_nominators(100), slash(500)), (0, 0, 0));
         assert!(!Commissions::<Test>::contains_key(RUN, UID));
         // An amount that would have unbonded a window later is free with the rest.
         let free = UnbondingView { uid: UID, amount: 100, until };
@@ -395,10 +398,8 @@ fn nominations_of_a_former_holder_are_slashed_with_it_until_they_are_free() {
         window(3);
 
         let issuance = Balances::total_issuance();
-        let reporter = Balances::free_balance(FOURTH);
-        assert_eq!(slash_of(old, 100, Some((&FOURTH, Permille(100)))), 40);
-        assert_eq!(Balances::free_balance(FOURTH), reporter + 4);
-        assert_eq!(Balances::total_issuance(), issuance - 36);
+        assert_eq!(slash_of(old, 100), 40);
+        assert_eq!(Balances::total_issuance(), issuance - 40);
         check();
         // The nominators of the two holders are independent.
         assert_eq!((behind(), view(THIRD).amount), (50, 50));
@@ -407,14 +408,14 @@ fn nominations_of_a_former_holder_are_slashed_with_it_until_they_are_free() {
         assert_eq!((lost(ONE), lost(OTHER)), (270, 90));
 
         window(2 + UNBONDING);
-        assert_eq!(slash_of(old, 100, None), 0);
+        assert_eq!(slash_of(old, 100), 0);
         let before = [ONE, OTHER].map(Balances::free_balance);
         assert_ok!(withdraw(ONE));
         // A later conviction finds nothing that is free.
-        assert_eq!(slash_of(old, 1000, None), 0);
+        assert_eq!(slash_of(old, 1000), 0);
         assert_ok!(withdraw(OTHER));
         assert_eq!([ONE, OTHER].map(Balances::free_balance), [before[0] + 270, before[1] + 90]);
-        assert_eq!((FormerPools::<Test>::iter().count(), slash_of(old, 1000, None)), (0, 0));
+        assert_eq!((FormerPools::<Test>::iter().count(), slash_of(old, 1000)), (0, 0));
     });
 }
 
@@ -443,10 +444,10 @@ fn nominators_of_a_former_holder_get_their_part_of_late_pay() {
 fn a_former_holder_s_pool_without_value_frees_its_nominators() {
     with_run(|| {
         assert_ok!(nominate(ONE, 100));
-        assert_eq!(pay(0, 50), 50);
+        assert_eq!(pay_nominators(50), 50);
         let old = seat();
         vacate();
-        assert_eq!(slash_of(old, 1000, None), 100);
+        assert_eq!(slash_of(old, 1000), 100);
         check();
         assert_eq!(FormerPools::<Test>::iter().count(), 0);
         assert_ok!(withdraw(ONE));
@@ -456,18 +457,26 @@ fn a_former_holder_s_pool_without_value_frees_its_nominators() {
 }
 
 #[test]
-fn a_slash_pays_the_reporter_and_burns_the_rest() {
+fn a_slash_is_burnt() {
     with_run(|| {
         assert_ok!(nominate(ONE, 1000));
         let issuance = Balances::total_issuance();
-        let reporter = Some((&POOR, Permille(100)));
-        assert_eq!(slash_of(seat(), 100, reporter), 100);
-        assert_eq!(Balances::free_balance(POOR), 10);
-        assert_eq!((Balances::total_issuance(), behind()), (issuance - 90, 900));
-        // Two units cannot create an account.
-        let reporter = Some((&(POOR + 100), Permille(100)));
-        assert_eq!(slash_of(seat(), 30, reporter), 27);
-        assert_eq!((Balances::total_issuance(), behind()), (issuance - 117, 873));
+        assert_eq!(slash(100), 100);
+        assert_eq!((Balances::total_issuance(), behind()), (issuance - 100, 900));
+    });
+}
+
+#[test]
+fn nominations_above_ten_times_the_own_stake_dilute_the_nominators_pay_and_not_the_validators() {
+    with_run(|| {
+        assert_ok!(nominate(ONE, 1000));
+        assert_eq!((pay(100, 1100), view(ONE).claimable), (1000, 1000));
+        assert_ok!(nominate(OTHER, 3000));
+        assert_eq!(pay(100, 1100), 1000);
+        assert_eq!([ONE, OTHER].map(|who| view(who).claimable), [1250, 750]);
+        // The own stake shrinks, and less counts.
+        assert_eq!(pay(50, 1100), 1000);
+        assert_eq!(pay(0, 1100), 0);
     });
 }
 
@@ -475,7 +484,7 @@ fn a_slash_pays_the_reporter_and_burns_the_rest() {
 fn a_pool_without_value_is_closed_and_a_new_one_can_begin() {
     with_run(|| {
         assert_ok!(nominate(ONE, 100));
-        assert_eq!(pay(0, 50), 50);
+        assert_eq!(pay_nominators(50), 50);
         assert_eq!(slash(1000), 100);
         assert_eq!(behind(), 0);
         check();
@@ -549,7 +558,7 @@ fn withdrawals_and_claims_of_nothing_are_refused() {
         // An account below the existential deposit cannot be paid less than it.
         let all = Balances::free_balance(ONE);
         assert_ok!(Balances::transfer_allow_death(signed(ONE), OTHER, all));
-        assert_eq!(pay(0, DEPOSIT - 1), DEPOSIT - 1);
+        assert_eq!(pay_nominators(DEPOSIT - 1), DEPOSIT - 1);
         assert_noop!(claim(ONE), Error::<Test>::CannotPay);
         assert_eq!(slash(950), 60);
         vacate();
@@ -577,7 +586,7 @@ fn only_a_validator_s_coldkey_sets_a_commission_of_at_most_one() {
         assert_ok!(set_commission(1000));
         assert_ok!(nominate(ONE, 50));
         window(UNBONDING);
-        assert_eq!(pay(0, 100), 0);
+        assert_eq!(pay_nominators(100), 0);
     });
 }
 
@@ -637,7 +646,6 @@ enum Op {
     Slash {
         former: bool,
         share: u16,
-        reporter: Option<u128>,
     },
     Vacate,
     Windows(u32),
@@ -655,8 +663,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0u16..1100).prop_map(Op::Commission),
         3 => (any::<bool>(), 0u128..3000, 0u128..2000)
             .prop_map(|(former, own, amount)| Op::Pay { former, own, amount }),
-        2 => (any::<bool>(), 0u16..=1000, proptest::option::of(POOR..POOR + 2))
-            .prop_map(|(former, share, reporter)| Op::Slash { former, share, reporter }),
+        2 => (any::<bool>(), 0u16..=1000).prop_map(|(former, share)| Op::Slash { former, share }),
         1 => Just(Op::Vacate),
         2 => (1u32..8).prop_map(Op::Windows),
     ]
@@ -696,10 +703,9 @@ proptest! {
                     Op::Pay { former, own, amount } => {
                         assert!(pay_to(if former { old } else { seat() }, own, amount) <= amount);
                     }
-                    Op::Slash { former, share, reporter } => {
+                    Op::Slash { former, share } => {
                         let before = Balances::total_issuance();
-                        let reporter = reporter.as_ref().map(|who| (who, Permille(100)));
-                        slash_of(if former { old } else { seat() }, share, reporter);
+                        slash_of(if former { old } else { seat() }, share);
                         burnt += before - Balances::total_issuance();
                     }
                     Op::Vacate => {

@@ -13,8 +13,6 @@ const STAKE: Balance = 1_000_000_000_000;
 /// Enough for any deposit and a thousand stakes.
 const FUNDS: Balance = STAKE * 1_000_000;
 
-type Queue<T> = BoundedVec<(Uid, Change<<T as frame_system::Config>::AccountId>), <T as Config>::MaxChanges>;
-
 fn rich<T: Config>(name: &'static str) -> T::AccountId {
     let who: T::AccountId = account(name, 0, 0);
     T::Currency::set_balance(&who, FUNDS);
@@ -106,7 +104,7 @@ pub fn newcomer<T: Config>(index: u32) -> Seat<T::AccountId> {
 }
 
 /// Fills the list of changes but for one, without a change of any seat.
-fn almost_full_queue<T: Config>() -> Queue<T> {
+fn almost_full_queue<T: Config>() -> ChangesOf<T> {
     let waiting = 1..T::MaxChanges::get();
     let change = |index: u32| {
         let uid = Uid(u16::MAX.saturating_sub(index as u16));

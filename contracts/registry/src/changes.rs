@@ -7,12 +7,35 @@ use frame::{
 };
 
 impl<T: Config> Pallet<T> {
-    /// Queues a change for `uid`; it replaces a waiting rotation of the same seat.
+    /// Queues a change that a call requests; it replaces a waiting rotation of the same seat.
     pub(crate) fn queue(
-        changes: &mut BoundedVec<(Uid, Change<T::AccountId>), T::MaxChanges>,
+        changes: &mut ChangesOf<T>,
         uid: Uid,
         change: Change<T::AccountId>,
     ) -> DispatchResult {
+        let waits = changes.iter().any(|(seat, _)| *seat == uid);
+        ensure!(waits || changes.len() < T::MaxChanges::get() as usize, Error::<T>::TooManyChanges);
+        Self::put_change(changes, uid, change)
+    }
+
+    /// Expels the holder of a seat at the next opening, also if the list of changes is full.
+    pub fn expel(run: RunId, id: SeatId) {
+        let uid = id.uid;
+        let mut changes = Changes::<T>::get(run);
+        let waiting = changes.iter().find(|(seat, _)| *seat == uid).map(|(_, change)| change);
+        let stays = SeatsOf::<T>::get(run, uid).is_some_and(|seat| seat.id(uid) == id)
+            && matches!(waiting, None | Some(Change::Rotates(_)));
+        if !stays {
+            return;
+        }
+        if Self::put_change(&mut changes, uid, Change::Leaves).is_err() {
+            defensive!("the list has room for a change of every seat");
+        }
+        Self::put_changes(run, changes);
+        Self::deposit_event(Event::Leaving { run, uid });
+    }
+
+    fn put_change(changes: &mut ChangesOf<T>, uid: Uid, change: Change<T::AccountId>) -> DispatchResult {
         match changes.iter_mut().find(|(seat, _)| *seat == uid) {
             Some((_, waiting)) => {
                 if let Change::Rotates(hotkey) = waiting {
@@ -25,7 +48,7 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    pub(crate) fn put_changes(run: RunId, changes: BoundedVec<(Uid, Change<T::AccountId>), T::MaxChanges>) {
+    pub(crate) fn put_changes(run: RunId, changes: ChangesOf<T>) {
         if changes.is_empty() {
             Changes::<T>::remove(run);
         } else {
@@ -141,7 +164,7 @@ impl<T: Config> Pallet<T> {
         run: RunId,
         window: Window,
         details: &Run<T::AccountId>,
-        changes: BoundedVec<(Uid, Change<T::AccountId>), T::MaxChanges>,
+        changes: ChangesOf<T>,
     ) -> Weight {
         let until = Window(window.0.saturating_add(details.terms.unbonding_windows));
         let ending = Ending { window, until };
@@ -180,20 +203,20 @@ impl<T: Config> Pallet<T> {
         weight
     }
 
-    /// Takes `amount` of `coldkey`'s held stake: the reporter's part is paid and returned, the rest burnt.
+    /// Takes `amount` of `coldkey`'s held stake: the reporter's reward is paid and returned, the rest burnt.
     pub(crate) fn confiscate(
         coldkey: &T::AccountId,
         amount: Balance,
-        reporter: Reporter<T::AccountId>,
+        reporter: Option<&T::AccountId>,
     ) -> Balance {
         let reason = HoldReason::Stake.into();
-        let rewarded = reporter.map_or(0, |(reporter, share)| {
+        let rewarded = reporter.map_or(0, |reporter| {
             // A transfer below the existential deposit of a new account fails; then all is burnt.
             T::Currency::transfer_on_hold(
                 &reason,
                 coldkey,
                 reporter,
-                share_of(amount, share),
+                share_of(amount, REPORTER_SHARE).min(REPORTER_REWARD_MAX),
                 Precision::Exact,
                 Restriction::Free,
                 Fortitude::Force,

@@ -46,12 +46,18 @@ pub mod weight_info;
 
 pub use pallet::*;
 pub use price::Price;
-pub use rules::share_of;
+pub use rules::{counted_nominations, share_of};
 pub use traits::*;
 pub use types::*;
 
 /// An amount of the chain's token, in its smallest unit.
 pub type Balance = u128;
+
+/// The part of an offender's own slashed stake that the reporter gets (PROT-21).
+pub const REPORTER_SHARE: Permille = Permille(100);
+
+/// The most that a reporter gets for a report: one MTL.
+pub const REPORTER_REWARD_MAX: Balance = 1_000_000_000_000;
 
 /// The longest URL that the chain stores.
 pub const URL_BYTES_MAX: u32 = 256;
@@ -92,8 +98,11 @@ pub mod pallet {
         /// Nominations are slashed with their validators.
         type Nominations: Nominations<Self::AccountId>;
 
-        /// Recent pay decides which seat a newcomer replaces in a full run.
+        /// Pay decides what a seat costs, and which one a newcomer replaces in a full run.
         type Payslips: Payslips;
+
+        /// Miners with a weight are replaced last.
+        type MinerWeights: MinerWeights;
 
         /// The most runs.
         #[pallet::constant]
@@ -103,8 +112,8 @@ pub mod pallet {
         #[pallet::constant]
         type MaxSeats: Get<u32>;
 
-        /// The most seats of a run that change hands or keys at one opening. At most half may be new hotkeys, so that
-        /// rotations cannot keep newcomers out.
+        /// The most changes of seats that calls may request for one opening. At most half may be new hotkeys, so that
+        /// rotations cannot keep newcomers out. Expelled holders come on top.
         #[pallet::constant]
         type MaxChanges: Get<u32>;
 
@@ -170,15 +179,13 @@ pub mod pallet {
     pub type FormerHotkeys<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Blake2_128Concat, T::AccountId, SeatId>;
 
-    /// Changes for the next opening, in order; at most one per seat.
+    /// Changes of seats, in order; at most one per seat.
+    pub type ChangesOf<T> =
+        BoundedVec<(Uid, Change<<T as frame_system::Config>::AccountId>), <T as Config>::MaxSeats>;
+
+    /// Changes for the next opening.
     #[pallet::storage]
-    pub type Changes<T: Config> = StorageMap<
-        _,
-        Twox64Concat,
-        RunId,
-        BoundedVec<(Uid, Change<T::AccountId>), T::MaxChanges>,
-        ValueQuery,
-    >;
+    pub type Changes<T: Config> = StorageMap<_, Twox64Concat, RunId, ChangesOf<T>, ValueQuery>;
 
     /// The price that the last registration of a role left.
     #[pallet::storage]
@@ -227,7 +234,7 @@ pub mod pallet {
         StakeAdded { run: RunId, uid: Uid, amount: Balance, stake: Balance },
         /// A seat has less stake; the amount can be withdrawn from window `until`.
         Unstaked { run: RunId, uid: Uid, amount: Balance, stake: Balance, until: Window },
-        /// A seat is given up at the next opening.
+        /// A seat is given up, or its holder is expelled, at the next opening.
         Leaving { run: RunId, uid: Uid },
         /// A seat's holder has left; its stake can be withdrawn from window `until`.
         Vacated { run: RunId, seat: SeatId, coldkey: T::AccountId, stake: Balance, until: Window },
@@ -293,8 +300,14 @@ pub mod pallet {
         CheckpointsTooRare,
         /// Not a base URL: it needs `http://` or `https://`, a host, printable ASCII, and no user or password.
         BadUrl,
-        /// All seats of the role are taken, and each is immune or about to change hands. Wait for the next opening.
+        /// All seats of the role are taken, and none can be replaced: each is immune, about to change hands, or has a
+        /// consensus weight while newer seats have none. Wait for a later opening.
         RunFull,
+        /// All validators' seats are taken. A newcomer must stake more than a holder has by a tenth, counted nominations
+        /// included.
+        StakeTooLowToReplace,
+        /// As many seats of the role change hands at the next opening as may. Register after it.
+        TooManyReplacements,
         /// The hotkey holds, held or will hold a seat in this run. Use a new one.
         HotkeyInUse,
         /// The stake is, or would be, below the run's minimum for the role. Stake more, or leave.
@@ -401,9 +414,11 @@ pub mod pallet {
         /// and `stake` is held.
         ///
         /// The lowest free uid is taken at once. If the role has none, the newcomer replaces a seat at the next
-        /// opening: one that is given up, or else the lowest paid one that is past its immunity.
+        /// opening: one that is given up, or else the lowest paid one that is past its immunity. A miner with a
+        /// consensus weight comes after those without. A validator is replaced only if the newcomer stakes more than
+        /// is behind it, by a tenth. At most a sixteenth of the role's seats are replaced per window.
         #[pallet::call_index(1)]
-        #[pallet::weight(weight_info::replace::<T>(T::MaxSeats::get()).max(weight_info::register::<T>()))]
+        #[pallet::weight(weight_info::replace::<T>(*role, T::MaxSeats::get()).max(weight_info::register::<T>()))]
         pub fn register(
             origin: OriginFor<T>,
             run: RunId,
@@ -422,9 +437,9 @@ pub mod pallet {
             ensure!(!Self::is_used(run, &hotkey, &changes), Error::<T>::HotkeyInUse);
             let mut roster = Rosters::<T>::get(run);
             let opens = Self::opens_next(&details);
-            let place = Self::place(run, role, terms, opens, &roster, &changes).ok_or(Error::<T>::RunFull)?;
+            let place = Self::place(run, role, stake, terms, opens, &roster, &changes)?;
             let now = Self::window_now(&details).unwrap_or_default();
-            let price = Prices::<T>::get(run, role).in_window(now, terms);
+            let price = Self::price_in(run, role, &details, now);
             ensure!(price <= price_max, Error::<T>::PriceAboveMax);
             T::Currency::hold(&HoldReason::Stake.into(), &coldkey, stake)
                 .map_err(|_| Error::<T>::NotEnoughFunds)?;
@@ -461,7 +476,7 @@ pub mod pallet {
                     Self::queue(&mut changes, uid, Change::Replaced(seat))?;
                     Self::put_changes(run, changes);
                     Self::deposit_event(Event::TakingOver { run, uid, hotkey, coldkey, stake });
-                    weight_info::replace::<T>(roster.len() as u32)
+                    weight_info::replace::<T>(role, roster.len() as u32)
                 }
             };
             Ok(Some(weight).into())

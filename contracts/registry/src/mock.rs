@@ -18,6 +18,7 @@ impl Config for Test {
     type OnSeats = Others;
     type Nominations = Others;
     type Payslips = Others;
+    type MinerWeights = Others;
     type MaxRuns = ConstU32<3>;
     type MaxSeats = ConstU32<8>;
     type MaxChanges = ConstU32<4>;
@@ -29,6 +30,10 @@ impl Config for Test {
 parameter_types! {
     /// Recent pay of the seats of run 0.
     pub static Paid: BTreeMap<u16, Balance> = BTreeMap::new();
+    /// Their consensus weights.
+    pub static Weighted: Vec<(Uid, u16)> = Vec::new();
+    /// The run's treasury.
+    pub static Treasury: Balance = 0;
     /// Their nominations.
     pub static Behind: BTreeMap<u16, Balance> = BTreeMap::new();
     /// The seats reported as vacated.
@@ -41,6 +46,15 @@ pub struct Others;
 impl Payslips for Others {
     fn recent_pay(_: RunId, uid: Uid) -> Balance {
         Paid::get().get(&uid.0).copied().unwrap_or(0)
+    }
+    fn treasury(_: RunId) -> Balance {
+        Treasury::get()
+    }
+}
+
+impl MinerWeights for Others {
+    fn weights(_: RunId) -> Vec<(Uid, u16)> {
+        Weighted::get()
     }
 }
 
@@ -59,7 +73,7 @@ impl Nominations<u64> for Others {
         0
     }
     /// These tests have no nominations of former seats.
-    fn slash(_: RunId, id: SeatId, share: Permille, _: Option<(&u64, Permille)>) -> Balance {
+    fn slash(_: RunId, id: SeatId, share: Permille) -> Balance {
         let uid = id.uid;
         if SeatsOf::<Test>::get(RUN, uid).is_none_or(|seat| seat.id(uid) != id) {
             return 0;
@@ -149,6 +163,8 @@ pub fn hotkeys() -> Vec<(u16, u64)> {
 pub fn empty_chain() -> TestState {
     Paid::set(BTreeMap::new());
     Behind::set(BTreeMap::new());
+    Weighted::set(Vec::new());
+    Treasury::set(0);
     Gone::set(Vec::new());
     pallet_mock::chain::<Test>((1..=5).map(|who| (who, 1_000)).collect())
 }

@@ -85,41 +85,61 @@ impl<T: Config> Pallet<T> {
         waits || Hotkeys::<T>::contains_key(run, hotkey) || FormerHotkeys::<T>::contains_key(run, hotkey)
     }
 
-    /// The seat that a newcomer of `role` gets; `None` if there is none.
+    /// The seat that a newcomer of `role` with `stake` gets.
     ///
     /// New terms may allow fewer seats than are taken. Then holders stay, a newcomer may still replace one, and seats
     /// that are given up stay empty until the number is right.
+    ///
+    /// # Errors
+    /// `TooManyReplacements`, `StakeTooLowToReplace`, or `RunFull` if there is none.
     pub(crate) fn place(
         run: RunId,
         role: Role,
+        stake: Balance,
         terms: &Terms,
         opens: Window,
         roster: &[Option<Entry>],
         changes: &[(Uid, Change<T::AccountId>)],
-    ) -> Option<Place> {
-        let of_role = || {
-            (roster.iter().zip(0u32..))
-                .filter(move |(taken, _)| taken.is_some_and(|entry| entry.role == role))
-        };
-        let taken = of_role().count();
+    ) -> Result<Place, Error<T>> {
+        let of_role: Vec<(Uid, &Entry)> = roster
+            .iter()
+            .zip(0u32..)
+            .filter_map(|(entry, index)| Some((Uid(u16::try_from(index).ok()?), entry.as_ref()?)))
+            .filter(|(_, entry)| entry.role == role)
+            .collect();
         let seats_max = usize::from(terms.seats_max(role));
-        if taken < seats_max
+        if of_role.len() < seats_max
             && let Some(uid) = free_uid(roster, T::MaxSeats::get())
         {
-            return Some(Place::Free(uid));
+            return Ok(Place::Free(uid));
         }
-        let of_role =
-            of_role().filter_map(|(entry, index)| Some((Uid(u16::try_from(index).ok()?), entry.as_ref()?)));
-        let mut surplus = taken.saturating_sub(seats_max);
+        let change_of = |uid: Uid| changes.iter().find(|(seat, _)| *seat == uid).map(|(_, change)| change);
+        let replaced = |uid: &Uid| matches!(change_of(*uid), Some(Change::Replaced(_)));
+        let replacements_max = rules::replacements_max(terms, role);
+        if of_role.iter().filter(|(uid, _)| replaced(uid)).count() >= replacements_max {
+            return Err(Error::<T>::TooManyReplacements);
+        }
+        // A validator is replaced by stake, a miner by work.
+        let weights = match role {
+            Role::Miner => T::MinerWeights::weights(run),
+            Role::Validator => Vec::new(),
+        };
+        let has_weight = |uid: Uid| {
+            let place = weights.binary_search_by_key(&uid, |(seat, _)| *seat);
+            place.is_ok_and(|place| weights.get(place).is_some_and(|(_, weight)| *weight > 0))
+        };
+        let mut surplus = of_role.len().saturating_sub(seats_max);
         let mut lowest = None;
-        for (uid, entry) in of_role {
-            match changes.iter().find(|(seat, _)| *seat == uid).map(|(_, change)| change) {
+        let mut outstaked = false;
+        for (uid, entry) in &of_role {
+            let uid = *uid;
+            match change_of(uid) {
                 Some(Change::Replaced(_)) => continue,
                 Some(Change::Leaves) if surplus > 0 => {
                     surplus = surplus.saturating_sub(1);
                     continue;
                 }
-                Some(Change::Leaves) => return Some(Place::Replacing(uid)),
+                Some(Change::Leaves) => return Ok(Place::Replacing(uid)),
                 Some(Change::Rotates(_)) | None => {}
             }
             if entry.since.0.saturating_add(terms.immunity_windows) > opens.0 {
@@ -129,17 +149,27 @@ impl<T: Config> Pallet<T> {
                 defensive!("every uid on the roster has a seat");
                 continue;
             };
-            let stake = match role {
-                Role::Miner => seat.stake,
-                Role::Validator => seat.stake.saturating_add(T::Nominations::behind(run, uid)),
-            };
+            let held = Self::stake_behind(run, uid, &seat);
+            if role == Role::Validator && !rules::outstakes(stake, held) {
+                outstaked = true;
+                continue;
+            }
             let pay = T::Payslips::recent_pay(run, uid);
-            let rank = (pay, stake, Reverse(seat.registered_at), Reverse(uid));
+            let rank = (has_weight(uid), pay, held, Reverse(seat.registered_at), Reverse(uid));
             if lowest.is_none_or(|lowest| rank < lowest) {
                 lowest = Some(rank);
             }
         }
-        lowest.map(|(_, _, _, Reverse(uid))| Place::Replacing(uid))
+        match lowest {
+            // Idle newcomers could drive out all who work, so they must show work before more may come.
+            Some((true, ..)) => {
+                let unproven = of_role.iter().filter(|(uid, _)| replaced(uid) || !has_weight(*uid)).count();
+                ensure!(unproven < replacements_max, Error::<T>::RunFull);
+            }
+            None if outstaked => return Err(Error::<T>::StakeTooLowToReplace),
+            _ => {}
+        }
+        lowest.map(|(.., Reverse(uid))| Place::Replacing(uid)).ok_or(Error::<T>::RunFull)
     }
 }
 

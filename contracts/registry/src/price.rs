@@ -1,9 +1,9 @@
-//! The price of a seat: it rises with each registration and falls with time (PROT-29). Plain functions, without
-//! storage.
+//! The price of a seat: it rises with each registration and falls with time, down to a part of what a seat is paid
+//! (PROT-29). Plain functions, without storage.
 
-use crate::Balance;
+use crate::{Balance, rules::share_of};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
-use protocol::{Role, Terms, Window};
+use protocol::{Role, RunParams, Terms, Window};
 use scale_info::TypeInfo;
 
 /// A newcomer that replaces a seat raises the price by one part in this many.
@@ -21,10 +21,10 @@ pub struct Price {
 }
 
 impl Price {
-    /// The price in `window`: it halves with each half-life, linearly in between, and is at least the terms' minimum.
-    pub fn in_window(&self, window: Window, terms: &Terms) -> Balance {
+    /// The price in `window`: it halves with each half-life, linearly in between, and is at least `floor`.
+    pub fn in_window(&self, window: Window, terms: &Terms, floor: Balance) -> Balance {
         let elapsed = window.0.saturating_sub(self.at.0);
-        decayed(self.amount, elapsed, half_life(terms)).max(terms.seat_price_min)
+        decayed(self.amount, elapsed, half_life(terms)).max(floor)
     }
 
     /// The price after a registration that paid `paid` in `window`. Taking a free seat raises it so little that a
@@ -36,6 +36,22 @@ impl Price {
         };
         Price { amount: paid.saturating_add(paid.div_ceil(parts)), at: window }
     }
+}
+
+/// The lowest price of a seat of `role` in `window`: the terms' minimum, or half of what the seat would be paid over
+/// its immunity, if all seats of the role were taken and paid alike out of `treasury`. An idle seat earns nothing, so
+/// that much is its cost.
+pub fn floor(terms: &Terms, params: &RunParams, role: Role, window: Window, treasury: Balance) -> Balance {
+    let share = match role {
+        Role::Miner => terms.shares.miners,
+        Role::Validator => terms.shares.validators,
+    };
+    let epoch_windows = params.epoch_windows.max(1);
+    let pot = terms.emission(window.epoch(epoch_windows)).min(treasury);
+    let per_epoch = share_of(pot, share) / Balance::from(terms.seats_max(role).max(1));
+    let over_immunity =
+        per_epoch.saturating_mul(terms.immunity_windows.into()) / Balance::from(epoch_windows);
+    terms.seat_price_min.max(over_immunity / 2)
 }
 
 fn half_life(terms: &Terms) -> u32 {
@@ -64,7 +80,7 @@ mod tests {
     #[test]
     fn a_price_halves_with_each_half_life_down_to_its_minimum() {
         let price = Price { amount: 800, at: Window(5) };
-        let at = |window| price.in_window(Window(window), &terms());
+        let at = |window| price.in_window(Window(window), &terms(), 100);
         assert_eq!(
             [4, 5, 6, 10, 15, 20, 25, 35, 36, 1000].map(at),
             [800, 800, 760, 600, 400, 300, 200, 100, 100, 100]
@@ -86,11 +102,29 @@ mod tests {
             let mut price = Price::default();
             let mut last = 0;
             for _ in 0..seats {
-                last = price.in_window(Window(0), &terms);
+                last = price.in_window(Window(0), &terms, terms.seat_price_min);
                 price = Price::after(last, Window(0), &terms, Role::Miner, true);
             }
             assert!(last < 3 * terms.seat_price_min, "{seats} seats: {last}");
         }
+    }
+
+    #[test]
+    fn the_lowest_price_is_half_of_what_a_seat_of_a_full_role_is_paid_over_its_immunity() {
+        let terms = Terms { emission_per_epoch: 192_000, validator_seats_max: 64, ..terms() };
+        let params = RunParams { epoch_windows: 10, ..RunParams::default() };
+        let floor = |role, window, treasury| floor(&terms, &params, role, Window(window), treasury);
+        // Four epochs of immunity; 96,000 to 192 miners, 76,800 to 64 validators per epoch.
+        assert_eq!(floor(Role::Miner, 0, Balance::MAX), 500 * 4 / 2);
+        assert_eq!(floor(Role::Validator, 0, Balance::MAX), 1200 * 4 / 2);
+        // A treasury that holds less than the emission pays less, and an empty one nothing.
+        assert_eq!(floor(Role::Miner, 0, 96_000), 500);
+        assert_eq!(floor(Role::Miner, 0, 0), 100);
+        // The emission halves, and the price with it.
+        let halving = Terms { emission_halving_epochs: 2, ..terms };
+        assert_eq!(super::floor(&halving, &params, Role::Miner, Window(20), Balance::MAX), 500);
+        let largest = Terms { emission_per_epoch: Balance::MAX, immunity_windows: u32::MAX, ..terms };
+        assert!(super::floor(&largest, &params, Role::Miner, Window(0), Balance::MAX) > Balance::MAX / 100);
     }
 
     proptest! {
@@ -98,10 +132,11 @@ mod tests {
         fn a_price_never_rises_by_itself_and_never_overflows(
             amount: Balance, at: u32, elapsed: u32, immunity: u32,
         ) {
-            let terms = Terms { immunity_windows: immunity, seat_price_min: 0, ..terms() };
+            let terms = Terms { immunity_windows: immunity, ..terms() };
             let price = Price { amount, at: Window(at) };
-            let now = price.in_window(Window(at.saturating_add(elapsed)), &terms);
-            let later = price.in_window(Window(at.saturating_add(elapsed).saturating_add(1)), &terms);
+            let now = price.in_window(Window(at.saturating_add(elapsed)), &terms, 0);
+            let after = Window(at.saturating_add(elapsed).saturating_add(1));
+            let later = price.in_window(after, &terms, 0);
             prop_assert!(later <= now && now <= amount);
             prop_assert!(Price::after(now, Window(at), &terms, Role::Miner, false).amount >= now);
         }

@@ -20,8 +20,15 @@ impl<T: Config> Pallet<T> {
     pub fn price(run: RunId, role: Role) -> Balance {
         Runs::<T>::get(run).map_or(0, |details| {
             let now = Self::window_now(&details).unwrap_or_default();
-            Prices::<T>::get(run, role).in_window(now, &details.terms)
+            Self::price_in(run, role, &details, now)
         })
+    }
+
+    /// The price of a seat of `role` in `window`.
+    pub(crate) fn price_in(run: RunId, role: Role, details: &Run<T::AccountId>, window: Window) -> Balance {
+        let Run { params, terms, .. } = details;
+        let floor = price::floor(terms, params, role, window, T::Payslips::treasury(run));
+        Prices::<T>::get(run, role).in_window(window, terms, floor)
     }
 
     /// Whether the run is stopped, or will be at the next opening.

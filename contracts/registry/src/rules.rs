@@ -1,7 +1,16 @@
-//! Checks of URLs and parameters, and shares of amounts: plain functions, without storage.
+//! Checks of URLs and parameters, shares of amounts, and bounds of replacements: plain functions, without storage.
 
 use crate::{Balance, Config, Error};
-use protocol::params::{ParamsError, Permille};
+use protocol::{
+    Role, Terms,
+    params::{ParamsError, Permille},
+};
+
+/// Nominations count up to this many times the validator's own stake (PROT-3).
+const NOMINATIONS_PER_STAKE: Balance = 10;
+
+/// Of a role's seats, one part in this many changes hands per window (PROT-29).
+const REPLACEMENT_PARTS: u16 = 16;
 
 /// Whether `url` is a base URL: `http` or `https`, a host, printable ASCII, no credential (PROT-12).
 pub(crate) fn is_base_url(url: &[u8]) -> bool {
@@ -36,4 +45,20 @@ pub fn share_of(amount: Balance, share: Permille) -> Balance {
     let share = Balance::from(share.0.min(1000));
     // `amount · share / 1000` without overflow.
     (amount / 1000) * share + (amount % 1000) * share / 1000
+}
+
+/// The part of `nominated` that counts as the stake of a validator with `own` stake: at most ten times that.
+pub fn counted_nominations(own: Balance, nominated: Balance) -> Balance {
+    nominated.min(own.saturating_mul(NOMINATIONS_PER_STAKE))
+}
+
+/// The most seats of `role` that newcomers replace at one opening.
+pub(crate) fn replacements_max(terms: &Terms, role: Role) -> usize {
+    usize::from((terms.seats_max(role) / REPLACEMENT_PARTS).max(1))
+}
+
+/// Whether a newcomer with `stake` may replace a validator with `held`, nominations included: it must have more by a
+/// tenth.
+pub(crate) fn outstakes(stake: Balance, held: Balance) -> bool {
+    stake > held.saturating_add(held / 10)
 }

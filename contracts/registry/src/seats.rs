@@ -83,19 +83,23 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// Slashes `share` of a seat's stake, unbonding stake and nominations. The reporter gets its part, the rest is
-    /// burnt. Returns the amount slashed.
-    pub fn slash(
-        run: RunId,
-        id: SeatId,
-        share: Permille,
-        reporter: Option<(&T::AccountId, Permille)>,
-    ) -> Balance {
+    /// The stake behind a seat: its own, and the nominations that count (PROT-3).
+    pub fn stake_behind(run: RunId, uid: Uid, seat: &Seat<T::AccountId>) -> Balance {
+        let nominated = match seat.role {
+            Role::Miner => 0,
+            Role::Validator => T::Nominations::behind(run, uid),
+        };
+        seat.stake.saturating_add(counted_nominations(seat.stake, nominated))
+    }
+
+    /// Slashes `share` of a seat's stake, unbonding stake and nominations. The reporter gets a part of the holder's
+    /// own stake, the rest is burnt. Returns the amount slashed.
+    pub fn slash(run: RunId, id: SeatId, share: Permille, reporter: Option<&T::AccountId>) -> Balance {
         let Some(details) = Runs::<T>::get(run) else {
             return 0;
         };
         // Nominators may have unbonding stake of which the seat has none.
-        let nominated = T::Nominations::slash(run, id, share, reporter);
+        let nominated = T::Nominations::slash(run, id, share);
         let present = SeatsOf::<T>::get(run, id.uid).filter(|seat| seat.id(id.uid) == id);
         let coldkey = present.as_ref().map(|seat| seat.coldkey.clone());
         let Some(coldkey) = coldkey.or_else(|| FormerSeats::<T>::get(run, id)) else {

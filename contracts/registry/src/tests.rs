@@ -45,8 +45,7 @@ fn holder(hotkey: u64) -> Option<SeatId> {
 }
 
 fn slash(seat: SeatId, share: u16, reporter: Option<u64>) -> Balance {
-    let reporter = reporter.as_ref().map(|who| (who, Permille(100)));
-    R::slash(RUN, seat, Permille(share), reporter)
+    R::slash(RUN, seat, Permille(share), reporter.as_ref())
 }
 
 // Runs.
@@ -518,30 +517,33 @@ fn a_full_run_replaces_the_lowest_paid_seat_that_is_past_its_immunity() {
         open(3);
         // Immune in windows 0 to 3; window 4 opens next. Of the two with equal pay, uid 2 has less stake.
         assert_ok!(newcomer(3));
-        assert_ok!(newcomer(4));
-        assert_ok!(newcomer(5));
-        assert_noop!(newcomer(6), E::RunFull);
-        assert_noop!(newcomer(4), E::HotkeyInUse);
+        assert_noop!(newcomer(4), E::TooManyReplacements);
+        assert_noop!(newcomer(3), E::HotkeyInUse);
         // Paid for, but not replaced before the opening.
         assert_eq!(hotkeys(), [(0, 0), (1, 1), (2, 2)]);
-        assert_eq!((staked(OTHER), holder(3)), (45, None));
+        assert_eq!((staked(OTHER), holder(3)), (15, None));
         assert_eq!(Gone::get(), []);
 
         open(4);
-        assert_eq!(hotkeys(), [(0, 5), (1, 4), (2, 3)]);
+        assert_eq!(hotkeys(), [(0, 0), (1, 1), (2, 3)]);
         let before = |uid| (RUN, SeatId { uid: Uid(uid), registered_at: Block(1) });
-        assert_eq!(Gone::get(), [before(2), before(1), before(0)]);
+        assert_eq!(Gone::get(), [before(2)]);
         let opening = params().schedule.opens_at(Window(4));
         assert_eq!((seat(2).registered_at, seat(2).since, seat(2).coldkey), (opening, Window(4), OTHER));
         assert_eq!(holder(2), Some(before(2).1));
         assert_eq!(holder(3), Some(SeatId { uid: Uid(2), registered_at: opening }));
-        assert_eq!(unbonding(COLDKEY), [(0, 10, 9), (1, 20, 9), (2, 10, 9)]);
+        assert_ok!(newcomer(4));
+        open(5);
+        assert_ok!(newcomer(5));
+        open(6);
+        assert_eq!(hotkeys(), [(0, 5), (1, 4), (2, 3)]);
+        assert_eq!(unbonding(COLDKEY), [(2, 10, 9), (1, 20, 10), (0, 10, 11)]);
         assert_noop!(newcomer(2), E::HotkeyInUse);
         assert_noop!(newcomer(7), E::RunFull);
 
         open(8);
         assert_noop!(R::withdraw(signed(COLDKEY), RUN), E::NothingToWithdraw);
-        open(9);
+        open(11);
         assert_ok!(R::withdraw(signed(COLDKEY), RUN));
         assert_eq!((free(COLDKEY), staked(COLDKEY), unbonding(COLDKEY)), (1_000, 0, vec![]));
     });
@@ -556,22 +558,88 @@ fn of_equal_seats_the_newest_is_replaced() {
         assert_ok!(mine(2));
         open(3);
         assert_ok!(newcomer(3));
-        assert_ok!(newcomer(4));
         open(4);
+        assert_ok!(newcomer(4));
+        open(5);
         assert_eq!(hotkeys(), [(0, 0), (1, 4), (2, 3)]);
     });
 }
 
 #[test]
-fn nominations_protect_a_validator_from_replacement() {
+fn at_most_a_sixteenth_of_a_role_s_seats_and_at_least_one_are_replaced_per_window() {
+    let most =
+        |seats| crate::rules::replacements_max(&Terms { miner_seats_max: seats, ..terms() }, Role::Miner);
+    assert_eq!([1, 15, 16, 31, 32, 192, 1024].map(most), [1, 1, 1, 1, 2, 12, 64]);
+}
+
+#[test]
+fn a_miner_with_a_weight_is_replaced_after_those_without() {
+    with_a_full_run(|| {
+        Paid::set([(0, 9), (1, 0), (2, 5)].into());
+        Weighted::set(vec![(Uid(0), 0), (Uid(1), 65_535)]);
+        open(4);
+        // Uid 1 has the least pay, and a weight. Of the two without, uid 2 has less pay.
+        assert_ok!(newcomer(3));
+        open(5);
+        assert_ok!(newcomer(4));
+        open(6);
+        assert_eq!(hotkeys(), [(0, 4), (1, 1), (2, 3)]);
+        // The two newcomers are immune, and have shown no work: uid 1 stays.
+        assert_noop!(newcomer(5), E::RunFull);
+        Weighted::set(vec![(Uid(0), 7), (Uid(1), 65_535)]);
+        assert_noop!(newcomer(5), E::RunFull);
+        Weighted::set(vec![(Uid(0), 7), (Uid(1), 65_535), (Uid(2), 1)]);
+        assert_ok!(newcomer(5));
+        open(7);
+        assert_eq!(hotkeys(), [(0, 4), (1, 5), (2, 3)]);
+    });
+}
+
+#[test]
+fn the_price_of_a_seat_follows_what_a_seat_is_paid() {
+    let paying = Terms { emission_per_epoch: 1_200, seat_price_min: 7, ..terms() };
+    with_terms(paying, || {
+        // A treasury without money pays nothing.
+        assert_eq!((R::price(RUN, Role::Miner), R::price(RUN, Role::Validator)), (7, 7));
+        Treasury::set(10_000);
+        // Half of 600 over three seats, 480 over two, in four of an epoch's three windows.
+        assert_eq!((R::price(RUN, Role::Miner), R::price(RUN, Role::Validator)), (133, 160));
+        assert_ok!(mine(0));
+        assert_eq!((free(COLDKEY), staked(COLDKEY)), (1_000 - 133 - 10, 10));
+    });
+}
+
+#[test]
+fn a_validator_is_replaced_only_by_one_with_more_stake_by_a_tenth() {
     with_a_run(|| {
         assert_ok!(validate(0, 60));
         assert_ok!(validate(1, 50));
         Behind::set([(1, 20)].into());
+        Paid::set([(0, 9)].into());
+        let outbid = |stake| register(OTHER, Role::Validator, HOTKEY + 2, stake);
+        open(2);
+        assert_noop!(outbid(900), E::RunFull);
         open(3);
-        assert_ok!(register(OTHER, Role::Validator, HOTKEY + 2, 50));
+        assert_noop!(outbid(66), E::StakeTooLowToReplace);
+        // Uid 1 is paid less; its nominations protect it.
+        assert_ok!(outbid(67));
         open(4);
         assert_eq!(hotkeys(), [(0, 2), (1, 1)]);
+    });
+}
+
+#[test]
+fn nominations_above_ten_times_the_own_stake_protect_no_validator() {
+    with_a_run(|| {
+        assert_ok!(validate(0, 50));
+        assert_ok!(validate(1, 50));
+        Behind::set([(0, 900), (1, 90_000)].into());
+        let behind = |uid: u16| R::stake_behind(RUN, Uid(uid), &seat(uid));
+        assert_eq!([0, 1].map(behind), [550, 550]);
+        open(3);
+        let outbid = |stake| register(OTHER, Role::Validator, HOTKEY + 2, stake);
+        assert_noop!(outbid(605), E::StakeTooLowToReplace);
+        assert_ok!(outbid(606));
     });
 }
 
@@ -583,7 +651,7 @@ fn a_newcomer_takes_a_seat_that_is_given_up_before_it_replaces_one() {
         assert_noop!(newcomer(3), E::RunFull);
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(1)));
         assert_ok!(newcomer(3));
-        assert_noop!(newcomer(4), E::RunFull);
+        assert_noop!(newcomer(4), E::TooManyReplacements);
         assert_noop!(R::leave(signed(COLDKEY), RUN, Uid(1)), E::ChangeWaiting);
         open(1);
         assert_eq!(hotkeys(), [(0, 0), (1, 3), (2, 2)]);
@@ -622,7 +690,7 @@ fn lowering_the_number_of_seats_evicts_no_holder_but_seats_given_up_stay_empty()
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(1)));
         // The remaining one can still be replaced.
         assert_ok!(newcomer(3));
-        assert_noop!(newcomer(4), E::RunFull);
+        assert_noop!(newcomer(4), E::TooManyReplacements);
         open(4);
         assert_eq!(hotkeys(), [(2, 3)]);
 
@@ -649,7 +717,8 @@ fn a_role_below_its_maximum_may_find_every_uid_taken() {
         assert_eq!((next_uid(), R::taken(RUN, Role::Validator)), (None, (2, 6)));
         assert_noop!(validate(8, VALIDATOR_STAKE), E::RunFull);
         open(4);
-        assert_ok!(validate(8, VALIDATOR_STAKE));
+        assert_noop!(validate(8, VALIDATOR_STAKE), E::StakeTooLowToReplace);
+        assert_ok!(validate(8, VALIDATOR_STAKE * 2));
     });
 }
 
@@ -670,11 +739,34 @@ fn the_changes_of_an_opening_are_bounded_and_at_most_half_are_rotations() {
         assert_noop!(R::leave(signed(COLDKEY), RUN, Uid(4)), E::TooManyChanges);
         // A seat with a waiting rotation needs no further entry.
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
-        assert_ok!(newcomer(21));
-        assert_ok!(newcomer(22));
-        assert_noop!(newcomer(23), E::TooManyChanges);
         open(5);
-        assert_eq!(hotkeys(), [(0, 21), (1, 11), (2, 2), (3, 22), (4, 4), (5, 20)]);
+        assert_eq!(hotkeys(), [(1, 11), (2, 2), (4, 4), (5, 20)]);
+    });
+}
+
+#[test]
+fn a_full_list_of_changes_keeps_no_expelled_holder() {
+    with_terms(Terms { miner_seats_max: 6, ..terms() }, || {
+        for hotkey in 0..6 {
+            assert_ok!(mine(hotkey));
+        }
+        open(4);
+        assert_ok!(R::rotate_hotkey(signed(COLDKEY), RUN, Uid(0), HOTKEY + 10));
+        for uid in [1, 2, 3] {
+            assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(uid)));
+        }
+        assert_noop!(R::leave(signed(COLDKEY), RUN, Uid(4)), E::TooManyChanges);
+        let former = SeatId { uid: Uid(5), registered_at: Block(0) };
+        for id in [seat(0).id(Uid(0)), seat(3).id(Uid(3)), seat(4).id(Uid(4)), former] {
+            R::expel(RUN, id);
+        }
+        assert_eq!(Changes::<Test>::get(RUN).len(), 5);
+        R::check_invariants().unwrap();
+        // A newcomer takes the seat of an expelled holder.
+        assert_ok!(newcomer(20));
+        R::expel(RUN, seat(0).id(Uid(0)));
+        open(5);
+        assert_eq!(hotkeys(), [(0, 20), (5, 5)]);
     });
 }
 
@@ -878,6 +970,18 @@ fn a_slash_reaches_no_earlier_or_later_holder_of_the_uid() {
 }
 
 #[test]
+fn a_reporter_gets_at_most_one_mtl() {
+    const MTL: Balance = 1_000_000_000_000;
+    with_a_run(|| {
+        assert_ok!(Balances::force_set_balance(RuntimeOrigin::root(), COLDKEY, 10_000 * MTL));
+        assert_ok!(validate(0, 5_000 * MTL));
+        let issued = Balances::total_issuance();
+        assert_eq!(slash(seat(0).id(Uid(0)), 100, Some(OTHER)), 500 * MTL);
+        assert_eq!((free(OTHER), issued - Balances::total_issuance()), (1_000 + MTL, 499 * MTL));
+    });
+}
+
+#[test]
 fn a_reporter_without_an_account_gets_no_reward_below_the_existential_deposit() {
     with_a_run(|| {
         assert_ok!(validate(0, 400));
@@ -1012,8 +1116,10 @@ fn call(op: Op, window: &mut u32) -> DispatchResult {
         Op::AddToStake { run, uid, amount } => R::add_to_stake(RunId(run), Uid(uid), &OWNER, amount),
         Op::Slash { hotkey, run, share, reporter } => {
             if let Some(seat) = R::holder_of(RunId(run), &hotkey) {
-                let reporter = reporter.as_ref().map(|who| (who, Permille(100)));
-                R::slash(RunId(run), seat, Permille(share), reporter);
+                R::slash(RunId(run), seat, Permille(share), reporter.as_ref());
+                if share > 500 {
+                    R::expel(RunId(run), seat);
+                }
             }
             Ok(())
         }

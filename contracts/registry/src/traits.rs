@@ -1,6 +1,7 @@
 //! What the registry asks of other pallets.
 
 use crate::{Balance, Run, Seat};
+use alloc::vec::Vec;
 use frame::prelude::{DispatchResult, Weight};
 use protocol::{RunId, SeatId, Uid, Window, params::Permille};
 
@@ -33,7 +34,7 @@ impl<AccountId, A: OnSeats<AccountId>, B: OnSeats<AccountId>> OnSeats<AccountId>
 
 /// Nominations: stake of other accounts behind validators.
 pub trait Nominations<AccountId> {
-    /// The nominations of a seat's present holder. They count as its stake.
+    /// The nominations of a seat's present holder, also those that do not count as its stake.
     fn behind(run: RunId, uid: Uid) -> Balance;
 
     /// Shares `amount`, earned by a present or former seat with `own_stake`, with its nominators, out of `payer`'s
@@ -41,9 +42,9 @@ pub trait Nominations<AccountId> {
     fn share_pay(run: RunId, seat: SeatId, own_stake: Balance, amount: Balance, payer: &AccountId)
     -> Balance;
 
-    /// Slashes `share` of the nominations of a present seat, or of the unbonding ones of a former seat. The reporter
-    /// gets its part, the rest is burnt. Returns the amount slashed.
-    fn slash(run: RunId, seat: SeatId, share: Permille, reporter: Option<(&AccountId, Permille)>) -> Balance;
+    /// Burns `share` of the nominations of a present seat, or of the unbonding ones of a former seat. Returns the
+    /// amount burnt.
+    fn slash(run: RunId, seat: SeatId, share: Permille) -> Balance;
 }
 
 impl<AccountId> Nominations<AccountId> for () {
@@ -53,20 +54,38 @@ impl<AccountId> Nominations<AccountId> for () {
     fn share_pay(_: RunId, _: SeatId, _: Balance, _: Balance, _: &AccountId) -> Balance {
         0
     }
-    fn slash(_: RunId, _: SeatId, _: Permille, _: Option<(&AccountId, Permille)>) -> Balance {
+    fn slash(_: RunId, _: SeatId, _: Permille) -> Balance {
         0
     }
 }
 
-/// Recent pay of seats: a full run replaces the lowest paid seat (PROT-29).
+/// Pay: a full run replaces the lowest paid seat, and the price of a seat follows the pay of one (PROT-29).
 pub trait Payslips {
     /// Pay of the last epochs, decaying with age.
     fn recent_pay(run: RunId, uid: Uid) -> Balance;
+
+    /// The funds from which a run pays its seats.
+    fn treasury(run: RunId) -> Balance;
 }
 
 impl Payslips for () {
     fn recent_pay(_: RunId, _: Uid) -> Balance {
         0
+    }
+    fn treasury(_: RunId) -> Balance {
+        0
+    }
+}
+
+/// The consensus weights of miners: they decide what is merged, and which miners a newcomer may replace (PROT-29).
+pub trait MinerWeights {
+    /// The current consensus weights, in uid order.
+    fn weights(run: RunId) -> Vec<(Uid, u16)>;
+}
+
+impl MinerWeights for () {
+    fn weights(_: RunId) -> Vec<(Uid, u16)> {
+        Vec::new()
     }
 }
 

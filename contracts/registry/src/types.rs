@@ -2,7 +2,7 @@
 
 use crate::{Balance, Url};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
-use protocol::{Block, Digest, Role, RunParams, SeatId, Terms, Uid, Window, params::Permille};
+use protocol::{Block, Digest, Role, RunParams, SeatId, Terms, Uid, Window};
 use scale_info::TypeInfo;
 
 /// A run. Only its owner, terms and stop change.
@@ -70,7 +70,7 @@ impl<AccountId> From<&Seat<AccountId>> for Entry {
 pub enum Change<AccountId> {
     /// The seat gets this hotkey.
     Rotates(AccountId),
-    /// The seat is given up.
+    /// The seat is given up, or its holder is expelled.
     Leaves,
     /// This newcomer replaces the holder. Its stake is held already.
     Replaced(Seat<AccountId>),
@@ -92,6 +92,3 @@ pub struct Waiting {
     pub terms: Option<Terms>,
     pub stopped: Option<bool>,
 }
-
-/// The account that reports an offence, and its part of the slashed amount.
-pub type Reporter<'a, AccountId> = Option<(&'a AccountId, Permille)>;

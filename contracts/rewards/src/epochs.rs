@@ -179,6 +179,10 @@ impl<T: Config> Payslips for Pallet<T> {
         let last = LastPaid::<T>::get(run).unwrap_or(0);
         decayed_pay(&EarningsOf::<T>::get(run, uid), last)
     }
+
+    fn treasury(run: RunId) -> Balance {
+        Self::treasury(run)
+    }
 }
 
 impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {

@@ -21,7 +21,8 @@ pallet_mock::runtime! {
 }
 
 pallet_mock::registry! {
-    on_run_created: (), on_seats: (Nomination, Rewards), nominations: Nomination, payslips: Rewards
+    on_run_created: (), on_seats: (Nomination, Rewards), nominations: Nomination, payslips: Rewards,
+    miner_weights: ()
 }
 
 parameter_types! {
@@ -867,8 +868,7 @@ proptest! {
                     }
                     Op::Slash { uid, share, reporter } => {
                         if let Some(seat) = Registry::seat(RUN, Uid(uid)) {
-                            let reporter = reporter.as_ref().map(|who| (who, Permille(100)));
-                            Registry::slash(RUN, seat.id(Uid(uid)), Permille(share), reporter);
+                            Registry::slash(RUN, seat.id(Uid(uid)), Permille(share), reporter.as_ref());
                         }
                         slashed += issuance - Balances::total_issuance();
                     }

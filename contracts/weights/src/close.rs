@@ -3,7 +3,7 @@
 use crate::{pallet::*, *};
 use alloc::collections::{BTreeMap, BTreeSet};
 use frame::prelude::*;
-use pallet_registry::{Ending, OnSeats, Pallet as Registry, Seat};
+use pallet_registry::{Ending, MinerWeights, OnSeats, Pallet as Registry, Seat};
 use pallet_windows::{Epochs, Member, Members};
 use protocol::{
     RunParams,
@@ -14,11 +14,13 @@ use protocol::{
 /// Rows of bonds by validator.
 type BondRows = BTreeMap<Uid, Vec<(Uid, u32)>>;
 
-impl<T: Config> Epochs for Pallet<T> {
+impl<T: Config> MinerWeights for Pallet<T> {
     fn weights(run: RunId) -> Vec<(Uid, u16)> {
         ConsensusWeights::<T>::get(run).into_inner()
     }
+}
 
+impl<T: Config> Epochs for Pallet<T> {
     fn close(run: RunId, epoch: u32, electorate: &[Member]) -> Weight {
         let Some(details) = Registry::<T>::run(run) else {
             defensive!("an epoch closes in a run that exists");

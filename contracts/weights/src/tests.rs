@@ -2,6 +2,7 @@
 
 use crate::{mock::*, *};
 use frame::{deps::frame_support::dispatch::CheckIfFeeless, testing_prelude::*};
+use pallet_registry::MinerWeights as _;
 use pallet_windows::{Epochs as _, Member};
 use proptest::prelude::*;
 use protocol::{

@@ -5,7 +5,9 @@ use alloc::vec::Vec;
 use frame::prelude::*;
 use pallet_registry::Pallet as Registry;
 use protocol::{
-    Digest, Role, RunId, RunParams, Terms, Uid, Window, lineage, select::Selected, view::Outcome,
+    Digest, Role, RunId, RunParams, Terms, Uid, Window, lineage,
+    select::Selected,
+    view::{Outcome, PendingChange},
 };
 
 impl<T: Config> Pallet<T> {
@@ -21,6 +23,7 @@ impl<T: Config> Pallet<T> {
                 continue;
             };
             Self::check_epochs(run, open.epoch(details.params.epoch_windows))?;
+            Self::check_punished(run)?;
             Self::check_windows(run, &details.params, &details.terms, &progress, open)?;
         }
         Ok(())
@@ -63,6 +66,18 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
+    /// The holder of a punished seat leaves at the next opening.
+    fn check_punished(run: RunId) -> Result<(), &'static str> {
+        for seat in Punished::<T>::iter_key_prefix(run) {
+            let present = Registry::<T>::seat(run, seat.uid).is_some_and(|held| held.id(seat.uid) == seat);
+            let change = Registry::<T>::pending_change(run, seat.uid);
+            if present && !matches!(change, Some(PendingChange::Leaves | PendingChange::Replaced)) {
+                return Err("a punished seat keeps its holder");
+            }
+        }
+        Ok(())
+    }
+
     /// The stored windows are the last ones, and each begins where the one before ended.
     fn check_windows(
         run: RunId,
@@ -83,6 +98,17 @@ impl<T: Config> Pallet<T> {
             Self::check_record(run, window, &record)?;
             if window == open && record.electorate.len() > usize::from(terms.electorate_max) {
                 return Err("the electorate is larger than the run allows");
+            }
+            ensure!(
+                record.electorate.len() == record.registered_at.len(),
+                "the electorate's holders are not those of its seats"
+            );
+            let counts = CountedStakes::<T>::get(run);
+            let is_counted = |(uid, stake): &(Uid, u128)| {
+                counts.iter().any(|one| one.seat.uid == *uid && one.counted == *stake)
+            };
+            if window == open && !record.electorate.iter().all(is_counted) {
+                return Err("the electorate's stakes are not those that count");
             }
             if expected.is_some_and(|expected| expected != (record.cursor, record.lineage)) {
                 return Err("a window does not begin where the one before it ended");

@@ -24,10 +24,9 @@
 
 extern crate alloc;
 
-use alloc::vec::Vec;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use frame::prelude::Weight;
-use protocol::{Block, Digest, RunId, Uid, Window, params::Permille, view::Checkpoint};
+use protocol::{Block, Digest, RunId, SeatId, Uid, Window, view::Checkpoint};
 use scale_info::TypeInfo;
 
 #[cfg(feature = "runtime-benchmarks")]
@@ -46,9 +45,6 @@ mod tests;
 pub mod weight_info;
 
 pub use pallet::*;
-
-/// The part of a slashed amount that the reporter gets (PROT-21).
-pub const REPORTER_SHARE: Permille = Permille(100);
 
 /// Free commitments per seat and window. A miner needs one, and one more after each crash.
 pub const FREE_COMMITMENTS: u8 = 4;
@@ -83,12 +79,23 @@ pub struct Presence {
     pub epoch_before: Option<u32>,
 }
 
+/// The stake of a validator that counts, as of the last opening (PROT-3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
+pub struct CountedStake {
+    pub seat: SeatId,
+    /// What counted as the epoch began. As much of it as the validator still has counts at once.
+    pub established: u128,
+    /// What counts.
+    pub counted: u128,
+}
+
 /// A member of the electorate, as an epoch closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Member {
     pub uid: Uid,
-    /// Own stake plus nominations.
+    /// The stake that counts.
     pub stake: u128,
     /// Whether it attested in the epoch; without an attestation it earns no dividends (PROT-3).
     pub attested: bool,
@@ -100,11 +107,8 @@ pub struct Member {
     pub silent: bool,
 }
 
-/// The consensus weights that selection draws by, updated once an epoch.
+/// The pallet that closes epochs.
 pub trait Epochs {
-    /// The current consensus weights, in uid order.
-    fn weights(run: RunId) -> Vec<(Uid, u16)>;
-
     /// Closes `epoch`, whose weights are revealed by now, and returns the weight of that. `electorate` is in uid
     /// order.
     fn close(run: RunId, epoch: u32, electorate: &[Member]) -> Weight;
@@ -186,8 +190,10 @@ pub mod pallet {
         /// Miners' seats, in uid order (PROT-5).
         pub slots: BoundedVec<Uid, T::MaxSeats>,
         pub cursor: u64,
-        /// In uid order, with own stake plus nominations (PROT-3).
+        /// In uid order, with the stake that counts (PROT-3).
         pub electorate: BoundedVec<(Uid, u128), T::MaxSeats>,
+        /// The blocks of the members' registrations, in the same order: a uid has other holders later.
+        pub registered_at: BoundedVec<Block, T::MaxSeats>,
         pub lineage: Digest,
         /// In uid order (PROT-16).
         pub weights: BoundedVec<(Uid, u16), T::MaxSeats>,
@@ -229,6 +235,11 @@ pub mod pallet {
 
     #[pallet::storage]
     pub type PresenceOf<T: Config> = StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Uid, Presence>;
+
+    /// The counted stakes of the validators with the minimum stake, in uid order.
+    #[pallet::storage]
+    pub type CountedStakes<T: Config> =
+        StorageMap<_, Twox64Concat, RunId, BoundedVec<CountedStake, T::MaxSeats>, ValueQuery>;
 
     /// Digests of contributions (PROT-11).
     #[pallet::storage]
@@ -283,10 +294,9 @@ pub mod pallet {
     pub type Receipts<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Digest>;
 
-    /// Punished equivocations: once per seat, window and statement kind (PROT-21).
+    /// Seats that were punished for equivocation: once, for good (PROT-21). Each entry cost a seat and a slash.
     #[pallet::storage]
-    pub type Punished<T: Config> =
-        StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, (Uid, StatementKind), ()>;
+    pub type Punished<T: Config> = StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, SeatId, ()>;
 
     #[pallet::event]
     #[pallet::generate_deposit(pub(super) fn deposit_event)]
@@ -320,7 +330,7 @@ pub mod pallet {
         CheckpointFixed { run: RunId, checkpoint: Checkpoint },
         /// A validator published its receipts for a window.
         ReceiptsAnchored { run: RunId, window: Window, uid: Uid, digest: Digest },
-        /// A validator signed two contradicting statements, and lost `slashed`.
+        /// A validator signed two contradicting statements, lost `slashed`, and is expelled at the next opening.
         EquivocationPunished {
             run: RunId,
             window: Window,
@@ -353,7 +363,8 @@ pub mod pallet {
         /// The seat takes no part in this window: it was registered after the opening, or the run is stopped. Wait
         /// for the next window.
         NotInThisWindow,
-        /// The validator does not decide this window: it was absent, registered late, or has too little stake.
+        /// The validator does not decide this window: it was absent, registered late, or has too little stake. Nor can it
+        /// be punished for such a window.
         NotInElectorate,
         /// This validator has attested this window. One attestation is final.
         AlreadyAttested,
@@ -391,7 +402,7 @@ pub mod pallet {
         NotItsSeat,
         /// The chain has no record of this seat that the statement could contradict.
         NothingOnRecord,
-        /// This seat was already punished for this kind of statement in this window.
+        /// This seat was already punished. A seat is punished once, and its holder expelled.
         AlreadyPunished,
     }
 
@@ -595,8 +606,9 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Proves that a validator signed two different statements on one subject of a stored window. The validator
-        /// is slashed; the signer gets a tenth of that and its fee back (PROT-21).
+        /// Proves that a member of the electorate of a stored window signed two different statements on one subject of
+        /// it. The validator is slashed and expelled; the signer gets a part of the validator's own slashed stake, and
+        /// its fee back (PROT-21).
         #[pallet::call_index(8)]
         #[pallet::weight(weight_info::report_equivocation::<T>())]
         pub fn report_equivocation(origin: OriginFor<T>, proof: Equivocation) -> DispatchResultWithPostInfo {

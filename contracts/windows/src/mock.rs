@@ -7,7 +7,7 @@ use frame::{
     testing_prelude::*,
 };
 use pallet_mock::pallet_balances;
-use pallet_registry::{Balance, Nominations, Url};
+use pallet_registry::{Balance, MinerWeights, Nominations, Url};
 use protocol::{
     Block as Height, Digest, Hotkey, Role, RunId, RunParams, Schedule, SeatId, Terms, Uid, Window,
     identity::Signer,
@@ -25,7 +25,8 @@ pallet_mock::runtime! {
 }
 
 pallet_mock::registry! {
-    on_run_created: Windows, on_seats: Windows, nominations: Nominated, payslips: ()
+    on_run_created: Windows, on_seats: Windows, nominations: Nominated, payslips: (),
+    miner_weights: RecordedEpochs
 }
 
 impl pallet_windows::Config for Test {
@@ -52,7 +53,7 @@ impl Nominations<AccountId32> for Nominated {
     fn share_pay(_: RunId, _: SeatId, _: Balance, _: Balance, _: &AccountId32) -> Balance {
         0
     }
-    fn slash(_: RunId, _: SeatId, _: Permille, _: Option<(&AccountId32, Permille)>) -> Balance {
+    fn slash(_: RunId, _: SeatId, _: Permille) -> Balance {
         0
     }
 }
@@ -60,11 +61,13 @@ impl Nominations<AccountId32> for Nominated {
 /// Epochs with weights set by a test, which record each close.
 pub struct RecordedEpochs;
 
-impl Epochs for RecordedEpochs {
+impl MinerWeights for RecordedEpochs {
     fn weights(_: RunId) -> Vec<(Uid, u16)> {
         StandingWeights::get()
     }
+}
 
+impl Epochs for RecordedEpochs {
     fn close(run: RunId, epoch: u32, electorate: &[Member]) -> Weight {
         Closed::mutate(|closed| closed.push((run, epoch, electorate.to_vec())));
         Weight::zero()

@@ -179,30 +179,25 @@ impl<T: Config> Pallet<T> {
 
     /// Checks that the holder of `hotkey` can be punished for `statement`. Does not check signatures.
     pub(crate) fn may_convict(hotkey: &Hotkey, statement: &Statement) -> Result<Conviction, Error<T>> {
-        let Statement { run, window, uid, kind, .. } = *statement;
-        let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
-        ensure!(Records::<T>::contains_key(run, window), Error::<T>::WindowNotKept);
+        let Statement { run, window, uid, .. } = *statement;
+        let terms = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?.terms;
+        let record = Records::<T>::get(run, window).ok_or(Error::<T>::WindowNotKept)?;
         let account = hotkey.0.into();
         let seat = Registry::<T>::holder_of(run, &account).ok_or(Error::<T>::NotASeat)?;
         ensure!(seat.uid == uid, Error::<T>::NotItsSeat);
-        let over_at = details.params.schedule.opens_at(window.next());
-        ensure!(seat.registered_at < over_at, Error::<T>::NotInThisWindow);
-        if let Some(held) = Registry::<T>::seat(run, uid)
-            && held.id(uid) == seat
-        {
-            ensure!(held.role == Role::Validator, Error::<T>::NotAValidator);
-        }
-        ensure!(!Punished::<T>::contains_key((run, window), (uid, kind)), Error::<T>::AlreadyPunished);
-        Ok(Conviction { seat, terms: details.terms })
+        // The window's electorate names its holders: one does not answer for a predecessor or successor.
+        let place = record.electorate.binary_search_by_key(&uid, |(member, _)| *member);
+        let registered_at = place.ok().and_then(|place| record.registered_at.get(place));
+        ensure!(registered_at == Some(&seat.registered_at), Error::<T>::NotInElectorate);
+        ensure!(!Punished::<T>::contains_key(run, seat), Error::<T>::AlreadyPunished);
+        Ok(Conviction { seat, terms })
     }
 
     /// Checks that a signed statement differs from what the same holder of the seat put on the chain.
     pub(crate) fn may_contradict(hotkey: &Hotkey, signed: &SignedStatement) -> Result<Conviction, Error<T>> {
         let Statement { run, window, uid, kind, digest } = signed.statement;
+        // The holder decided the window, so the chain's record of the uid is by this holder.
         let conviction = Self::may_convict(hotkey, &signed.statement)?;
-        // The chain's record of a window is by the holder of that time. A holder does not answer for its predecessor.
-        let held = Registry::<T>::seat(run, uid).ok_or(Error::<T>::NothingOnRecord)?;
-        ensure!(held.id(uid) == conviction.seat && held.since <= window, Error::<T>::NothingOnRecord);
         let key = (run, window);
         let on_record = match kind {
             StatementKind::Attestation => {
@@ -217,13 +212,13 @@ impl<T: Config> Pallet<T> {
         Ok(conviction)
     }
 
-    /// Slashes a convicted validator, and records the punishment.
+    /// Punishes a convicted validator, once for good: slashes it, and expels it at the next opening.
     pub(crate) fn punish(conviction: Conviction, statement: &Statement, reporter: T::AccountId) {
         let Statement { run, window, uid, kind, .. } = *statement;
         let Conviction { seat, terms } = conviction;
-        Punished::<T>::insert((run, window), (uid, kind), ());
-        let reward = Some((&reporter, crate::REPORTER_SHARE));
-        let slashed = Registry::<T>::slash(run, seat, terms.equivocation_slash, reward);
+        Punished::<T>::insert(run, seat, ());
+        let slashed = Registry::<T>::slash(run, seat, terms.equivocation_slash, Some(&reporter));
+        Registry::<T>::expel(run, seat);
         Self::deposit_event(Event::EquivocationPunished { run, window, uid, kind, reporter, slashed });
     }
 

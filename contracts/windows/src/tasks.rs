@@ -8,7 +8,7 @@ use crate::{
 };
 use alloc::vec::Vec;
 use frame::prelude::*;
-use pallet_registry::{Ending, Entry, Nominations, OnRunCreated, OnSeats, Pallet as Registry, Run, Seat};
+use pallet_registry::{Ending, Entry, MinerWeights, OnRunCreated, OnSeats, Pallet as Registry, Run, Seat};
 use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, assign, lineage,
     select::{self, Candidate},
@@ -115,7 +115,10 @@ impl<T: Config> Pallet<T> {
         // A stopped run assigns no data, so that none is spent.
         let slots = if stopped { Vec::new() } else { miners };
         let bonded = Self::bonded(run, window, &terms, &validators);
-        let electorate = electorate::choose(&terms, window, &bonded);
+        let before = CountedStakes::<T>::get(run);
+        let counted = electorate::count_stakes(&terms, params.epoch_windows, window, &bonded, &before);
+        let electorate = electorate::choose(&terms, window, &bonded, &counted);
+        CountedStakes::<T>::insert(run, BoundedVec::truncate_from(counted));
         let paused = stopped || !electorate.has_quorum(terms.quorum);
 
         if let Some(epoch) = closed_epoch(window, &params) {
@@ -127,9 +130,10 @@ impl<T: Config> Pallet<T> {
             evaluation_hash: None,
             cursor: progress.cursor,
             lineage: progress.lineage,
-            weights: BoundedVec::truncate_from(T::Epochs::weights(run)),
+            weights: BoundedVec::truncate_from(T::MinerWeights::weights(run)),
             slots: BoundedVec::truncate_from(slots),
             electorate: BoundedVec::truncate_from(electorate.members.clone()),
+            registered_at: BoundedVec::truncate_from(electorate.registered_at.clone()),
             paused,
             selection: None,
             outcome: None,
@@ -174,7 +178,7 @@ impl<T: Config> Pallet<T> {
             .iter()
             .map(|&(uid, stake)| {
                 let presence =
-                    bonded.iter().find(|validator| validator.uid == uid).map(|bonded| bonded.presence);
+                    bonded.iter().find(|validator| validator.seat.uid == uid).map(|bonded| bonded.presence);
                 member_of::<T>(run, epoch, params, uid, stake, presence, &participation)
             })
             .collect();
@@ -189,7 +193,7 @@ impl<T: Config> Pallet<T> {
         weight.saturating_add(closing)
     }
 
-    /// Validators with the minimum stake of their own, in uid order, with their total stake and presence. Records the
+    /// Validators with the minimum stake of their own, in uid order, with the stake behind them and presence. Records the
     /// presence of validators that it sees for the first time.
     fn bonded(run: RunId, window: Window, terms: &Terms, validators: &[Uid]) -> Vec<Bonded> {
         validators
@@ -202,8 +206,7 @@ impl<T: Config> Pallet<T> {
                     PresenceOf::<T>::insert(run, uid, presence);
                     presence
                 });
-                let stake = seat.stake.saturating_add(T::Nominations::behind(run, *uid));
-                Bonded { uid: *uid, stake, presence }
+                Bonded { seat: seat.id(*uid), stake: Registry::<T>::stake_behind(run, *uid, &seat), presence }
             })
             .collect()
     }
@@ -362,8 +365,7 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// Removes a window and everything stored for it. Each map has at most one entry per seat, `Punished` one per seat
-    /// and statement kind.
+    /// Removes a window and everything stored for it. Each map has at most one entry per seat.
     pub(crate) fn prune(run: RunId, window: Window) -> Weight {
         let key = (run, window);
         let limit = T::MaxSeats::get();
@@ -377,7 +379,6 @@ impl<T: Config> Pallet<T> {
             HiddenAttestations::<T>::clear_prefix(key, limit, None).unique,
             HiddenVotes::<T>::clear_prefix(key, limit, None).unique,
             Receipts::<T>::clear_prefix(key, limit, None).unique,
-            Punished::<T>::clear_prefix(key, limit.saturating_mul(3), None).unique,
         ];
         weight_info::prune::<T>(removed.iter().fold(0, |sum: u32, count| sum.saturating_add(*count)))
     }

@@ -24,6 +24,12 @@ fn contradict(uid: u16, signed: SignedStatement) -> DispatchResultWithPostInfo {
     Windows::report_contradiction(RuntimeOrigin::signed(REPORTER), public(uid), signed)
 }
 
+const KINDS: [StatementKind; 3] = [StatementKind::Attestation, StatementKind::Vote, StatementKind::Receipts];
+
+fn seat_of(uid: u16) -> SeatId {
+    Registry::seat(RUN, Uid(uid)).unwrap().id(Uid(uid))
+}
+
 fn stake(uid: u16) -> u128 {
     pallet_registry::SeatsOf::<Test>::get(RUN, Uid(uid)).unwrap().stake
 }
@@ -56,29 +62,72 @@ fn two_statements_cost_a_tenth_of_the_stake_and_the_reporter_gets_a_tenth_of_tha
             reporter: REPORTER,
             slashed: 100,
         }));
-        // Slashed below the minimum, it leaves the electorate at the next opening.
-        for _ in 0..25 {
-            Punished::<Test>::remove((RUN, Window(0)), (Uid(3), StatementKind::Vote));
-            assert_ok!(report(two(3, 0, StatementKind::Vote)));
-        }
-        assert!(stake(3) < STAKE);
+        // It decides the open window and no later one.
+        go_to(0, 19);
+        assert_eq!(view(0).electorate.len(), 3);
         go_to(1, 0);
         assert_eq!(view(1).electorate.iter().map(|(uid, _)| uid.0).collect::<Vec<_>>(), [4, 5]);
+        assert_eq!(Registry::seat(RUN, Uid(3)), None);
     });
 }
 
 #[test]
-fn each_kind_of_statement_is_punished_once_per_window() {
+fn a_seat_is_punished_once_for_whatever_it_signed() {
     with_stakes(|| {
         play(0, &VALIDATORS);
         go_to(1, 0);
-        for kind in [StatementKind::Attestation, StatementKind::Vote, StatementKind::Receipts] {
-            assert_ok!(report(two(3, 0, kind)));
-            assert_noop!(report(two(3, 0, kind)), Error::<Test>::AlreadyPunished);
-        }
-        assert_ok!(report(two(3, 1, StatementKind::Vote)));
+        assert_ok!(report(two(3, 0, StatementKind::Vote)));
+        let refused = || {
+            for (window, kind) in (0..2).flat_map(|window| KINDS.map(|kind| (window, kind))) {
+                assert_noop!(report(two(3, window, kind)), Error::<Test>::AlreadyPunished);
+            }
+            let said = statement(3, 0, StatementKind::Vote, digest(9));
+            assert_noop!(contradict(3, said), Error::<Test>::AlreadyPunished);
+        };
+        refused();
         assert_ok!(report(two(4, 0, StatementKind::Vote)));
-        assert_eq!(Punished::<Test>::iter().count(), 5);
+        assert_eq!(Punished::<Test>::iter().count(), 2);
+        // As a former holder, with a successor on its uid, and after all windows of its time are pruned.
+        go_to(2, 0);
+        let signed = RuntimeOrigin::signed(COLDKEY);
+        assert_ok!(Registry::register(signed, RUN, Role::Validator, hotkey(60), url(), STAKE, u128::MAX));
+        assert_eq!(Registry::seat_of(RUN, &hotkey(60)).unwrap().0, Uid(3));
+        refused();
+        go_to(70, 0);
+        assert_noop!(report(two(3, 1, StatementKind::Vote)), Error::<Test>::WindowNotKept);
+        assert_eq!(Punished::<Test>::iter().count(), 2);
+    });
+}
+
+#[test]
+fn only_windows_in_which_the_validator_was_in_the_electorate_convict() {
+    with_terms(params(), Terms { electorate_max: 2, absence_windows: 1_000, ..terms() }, || {
+        play(0, &[3, 4]);
+        assert_noop!(report(two(5, 0, StatementKind::Vote)), Error::<Test>::NotInElectorate);
+        assert_ok!(Registry::add_stake(RuntimeOrigin::signed(COLDKEY), RUN, Uid(5), 1));
+        go_to(1, 0);
+        assert_eq!(view(1).electorate, [(Uid(3), STAKE), (Uid(5), STAKE + 1)]);
+        assert_noop!(report(two(5, 0, StatementKind::Vote)), Error::<Test>::NotInElectorate);
+        assert_ok!(report(two(5, 1, StatementKind::Vote)));
+        // Its successor and its predecessor do not answer for each other's windows.
+        go_to(2, 0);
+        let signed = RuntimeOrigin::signed(COLDKEY);
+        assert_ok!(Registry::register(signed, RUN, Role::Validator, hotkey(60), url(), 9 * STAKE, u128::MAX));
+        go_to(3, 0);
+        let by_successor = |window| {
+            let sign = |byte| {
+                let statement = statement(5, window, StatementKind::Vote, digest(byte)).statement;
+                statement.sign(&key(60))
+            };
+            report(proof(60, sign(1), sign(2)))
+        };
+        assert_noop!(by_successor(1), Error::<Test>::NotInElectorate);
+        assert_noop!(report(two(5, 3, StatementKind::Vote)), Error::<Test>::NotInElectorate);
+        // More of its stake counts in the epoch's third window.
+        go_to(7, 0);
+        assert_eq!(view(7).electorate, [(Uid(3), STAKE), (Uid(5), STAKE + 20)]);
+        assert_noop!(report(two(5, 7, StatementKind::Vote)), Error::<Test>::NotInElectorate);
+        assert_ok!(by_successor(7));
     });
 }
 
@@ -100,7 +149,7 @@ fn statements_that_prove_nothing_cost_nothing() {
         let as_another = |digest| Statement { uid: Uid(4), digest, ..one.statement }.sign(&signer(3));
         let named = proof(3, as_another(digest(1)), as_another(digest(2)));
         assert_noop!(report(named), Error::<Test>::NotItsSeat);
-        assert_noop!(report(two(0, 0, vote)), Error::<Test>::NotAValidator);
+        assert_noop!(report(two(0, 0, vote)), Error::<Test>::NotInElectorate);
         assert_noop!(report(two(3, 1, vote)), Error::<Test>::WindowNotKept);
         let elsewhere = |digest| Statement { run: RunId(9), digest, ..one.statement }.sign(&signer(3));
         let elsewhere = proof(3, elsewhere(digest(1)), elsewhere(digest(2)));
@@ -136,8 +185,11 @@ fn a_holder_does_not_answer_for_windows_before_its_time() {
     with_stakes(|| {
         go_to(1, 2);
         let late = register(RUN, Role::Validator, STAKE);
-        assert_noop!(report(two(late, 0, StatementKind::Vote)), Error::<Test>::NotInThisWindow);
-        assert_ok!(report(two(late, 1, StatementKind::Vote)));
+        for window in [0, 1] {
+            assert_noop!(report(two(late, window, StatementKind::Vote)), Error::<Test>::NotInElectorate);
+        }
+        go_to(2, 0);
+        assert_ok!(report(two(late, 2, StatementKind::Vote)));
     });
 }
 
@@ -153,6 +205,7 @@ fn a_statement_that_contradicts_the_chain_is_proof() {
             (StatementKind::Receipts, digest(9)),
         ];
         for (kind, digest_of) in said {
+            Punished::<Test>::remove(RUN, seat_of(3));
             let truth = statement(3, 0, kind, digest_of);
             assert_noop!(contradict(3, truth), Error::<Test>::NoContradiction);
             let other = statement(3, 0, kind, digest(77));
@@ -170,7 +223,7 @@ fn a_statement_that_contradicts_the_chain_is_proof() {
 fn a_statement_contradicts_nothing_if_the_chain_has_no_record() {
     with_stakes(|| {
         play(0, &[3, 4]);
-        for kind in [StatementKind::Attestation, StatementKind::Vote, StatementKind::Receipts] {
+        for kind in KINDS {
             let said = statement(5, 0, kind, digest(1));
             assert_noop!(contradict(5, said), Error::<Test>::NothingOnRecord);
         }
@@ -213,7 +266,7 @@ fn a_former_holder_answers_with_its_unbonding_stake_and_not_for_its_successor() 
             digest(1)
         ));
         let said = statement(5, 2, StatementKind::Attestation, digest(1));
-        assert_noop!(contradict(5, said), Error::<Test>::NothingOnRecord);
+        assert_noop!(contradict(5, said), Error::<Test>::NotInElectorate);
     });
 }
 
