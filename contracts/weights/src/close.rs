@@ -19,7 +19,7 @@ impl<T: Config> Epochs for Pallet<T> {
         ConsensusWeights::<T>::get(run).into_inner()
     }
 
-    fn close(run: RunId, epoch: u32, electorate: &[Member]) -> Weight {
+    fn close(run: RunId, epoch: u32, merged: u32, electorate: &[Member]) -> Weight {
         let Some(details) = Registry::<T>::run(run) else {
             defensive!("an epoch closes in a run that exists");
             return T::DbWeight::get().reads(1);
@@ -45,7 +45,7 @@ impl<T: Config> Epochs for Pallet<T> {
         Self::put_bonds(run, next, &departed, moved);
         let seats = consensus.weights.len() as u32;
         Self::deposit_event(Event::ConsensusReached { run, epoch, ballots: revealed, seats });
-        weight.saturating_accrue(T::Payroll::pay(run, epoch, &consensus, &departed));
+        weight.saturating_accrue(T::Payroll::pay(run, epoch, merged, &consensus, &departed));
         weight
     }
 }

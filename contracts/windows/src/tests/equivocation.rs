@@ -52,14 +52,6 @@ fn two_statements_cost_a_tenth_of_the_stake_and_the_reporter_gets_a_tenth_of_tha
             reporter: REPORTER,
             slashed: 100,
         }));
-        // Slashed below the minimum, it leaves the electorate at the next opening.
-        for _ in 0..25 {
-            Punished::<Test>::remove((RUN, Window(0)), (Uid(3), StatementKind::Vote));
-            assert_ok!(report(two(3, 0, StatementKind::Vote)));
-        }
-        assert!(stake(3) < STAKE);
-        go_to(1, 0);
-        assert_eq!(view(1).electorate.iter().map(|(uid, _)| uid.0).collect::<Vec<_>>(), [4, 5]);
     });
 }
 
