@@ -1,7 +1,7 @@
 //! The numbers that a run shares. They are read from the chain, never from a local file: two parties that differ in
 //! one of them take part in two different runs.
 
-use crate::{ensure, identity::Role, window::Schedule};
+use crate::{Window, ensure, identity::Role, window::Schedule};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;
 use serde::{Deserialize, Serialize};
@@ -15,8 +15,8 @@ pub const UNBONDING_WINDOWS_MAX: u32 = 100_000;
 /// The least `min_contributions` of a run: a median of fewer norms is its members' own (PROT-16, PROT-17).
 pub const MIN_CONTRIBUTIONS: u16 = 4;
 
-/// The numbers of a run that models are computed with. They cannot change once the run exists: the lineage begins with
-/// them (PROT-19).
+/// The numbers of a run that cannot change once it exists: those that models are computed with, and the limits of its
+/// terms. The lineage begins with them (PROT-19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct RunParams {
@@ -58,10 +58,28 @@ pub struct RunParams {
     pub checkpoint_windows: u32,
     /// Whether endpoints may have private addresses: true only for a network on one machine (PROT-13).
     pub localnet: bool,
+    #[serde(default)]
+    pub limits: TermsLimits,
 }
 
-/// The numbers of a run that no model depends on: seats, stake and pay. The run's owner may change them. A change
-/// takes effect at the beginning of an epoch, so that work is paid by the terms under which it was done.
+/// The largest values that a run's terms of the same names may ever have, whatever its owner wants (PROT-32).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TermsLimits {
+    /// Of `shares.owner`.
+    pub owner_share: Permille,
+    pub emission_per_epoch: u128,
+    pub equivocation_slash: Permille,
+    pub unbonding_windows: u32,
+    pub validator_stake_min: u128,
+    pub miner_stake_min: u128,
+    pub seat_price_min: u128,
+}
+
+/// The numbers of a run that no model depends on: seats, stake and pay. The run's owner may change them within the
+/// run's [`TermsLimits`]. A change takes effect at the beginning of an epoch, so that work is paid by the terms under
+/// which it was done; see [`RunParams::terms_hold_from`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct Terms {
@@ -160,6 +178,18 @@ pub enum ParamsError {
     Slash,
     #[error("stake may stay held for at most {UNBONDING_WINDOWS_MAX} windows")]
     Unbonding,
+    #[error("shares.owner is above the limit of this run")]
+    OwnerShareLimit,
+    #[error("emission_per_epoch is above the limit of this run")]
+    EmissionLimit,
+    #[error("equivocation_slash is above the limit of this run")]
+    SlashLimit,
+    #[error("unbonding_windows is above the limit of this run")]
+    UnbondingLimit,
+    #[error("a minimum stake is above the limit of this run")]
+    StakeLimit,
+    #[error("seat_price_min is above the limit of this run")]
+    PriceLimit,
 }
 
 impl RunParams {
@@ -203,6 +233,22 @@ impl RunParams {
         Ok(())
     }
 
+    /// The first window with `new` terms if the owner asks for them in window `now`, or before the first window. It is
+    /// the first of an epoch.
+    ///
+    /// Terms that worsen the present ones wait `unbonding_windows` and an epoch: stake that is taken out within an
+    /// epoch after the request has unbonded by then (PROT-29).
+    pub fn terms_hold_from(&self, now: Option<Window>, terms: &Terms, new: &Terms) -> Window {
+        let opens_next = now.map_or(Window(0), Window::next).0;
+        let notice = match terms.worsened_by(new) {
+            true => terms.unbonding_windows.saturating_add(self.epoch_windows),
+            false => 0,
+        };
+        let epoch_windows = self.epoch_windows.max(1);
+        let epochs = opens_next.saturating_add(notice).div_ceil(epoch_windows);
+        Window(epochs.saturating_mul(epoch_windows))
+    }
+
     /// Whether the state root is voted together with `window`'s update: the model after it is a checkpoint (PROT-20).
     pub fn is_checkpoint(&self, window: crate::Window) -> bool {
         window.next().0.is_multiple_of(self.checkpoint_windows.max(1))
@@ -234,7 +280,62 @@ impl Terms {
         Ok(())
     }
 
-    /// The least a seat of `role` must have staked itself.
+    /// Checks the terms against the limits of their run.
+    pub fn check_limits(&self, limits: &TermsLimits) -> Result<(), ParamsError> {
+        ensure!(self.shares.owner <= limits.owner_share, ParamsError::OwnerShareLimit);
+        ensure!(self.emission_per_epoch <= limits.emission_per_epoch, ParamsError::EmissionLimit);
+        ensure!(self.equivocation_slash <= limits.equivocation_slash, ParamsError::SlashLimit);
+        ensure!(self.unbonding_windows <= limits.unbonding_windows, ParamsError::UnbondingLimit);
+        ensure!(self.validator_stake_min <= limits.validator_stake_min, ParamsError::StakeLimit);
+        ensure!(self.miner_stake_min <= limits.miner_stake_min, ParamsError::StakeLimit);
+        ensure!(self.seat_price_min <= limits.seat_price_min, ParamsError::PriceLimit);
+        Ok(())
+    }
+
+    /// Whether `new` terms are worse in any respect for holders of seats or for nominators (PROT-29).
+    ///
+    /// Fewer places, less time and less pay are worse, and so are a higher price, stake or slash. Any change of these
+    /// is worse: the quorum (a lower one lets fewer validators decide, a higher one pauses the run earlier), the
+    /// unbonding time (a shorter one also shortens the notice of later changes), and the emission (a higher one
+    /// empties the treasury sooner).
+    pub fn worsened_by(&self, new: &Terms) -> bool {
+        let Terms {
+            electorate_max,
+            absence_windows,
+            quorum,
+            validator_stake_min,
+            miner_stake_min,
+            miner_seats_max,
+            validator_seats_max,
+            immunity_windows,
+            unbonding_windows,
+            seat_price_min,
+            equivocation_slash,
+            emission_per_epoch,
+            emission_halving_epochs,
+            shares: PayShares { miners, validators, owner, burn },
+        } = *self;
+        let lower = new.electorate_max < electorate_max
+            || new.absence_windows < absence_windows
+            || new.miner_seats_max < miner_seats_max
+            || new.validator_seats_max < validator_seats_max
+            || new.immunity_windows < immunity_windows
+            || new.shares.miners < miners
+            || new.shares.validators < validators;
+        let higher = new.validator_stake_min > validator_stake_min
+            || new.miner_stake_min > miner_stake_min
+            || new.seat_price_min > seat_price_min
+            || new.equivocation_slash > equivocation_slash
+            || new.shares.owner > owner
+            || new.shares.burn > burn;
+        let other = new.quorum != quorum
+            || new.unbonding_windows != unbonding_windows
+            || new.emission_per_epoch != emission_per_epoch
+            || new.emission_halving_epochs != emission_halving_epochs;
+        lower || higher || other
+    }
+
+    /// The least a seat of `role` must have staked itself to register, and after it takes stake out.
     pub fn stake_min(&self, role: Role) -> u128 {
         match role {
             Role::Miner => self.miner_stake_min,
@@ -254,6 +355,15 @@ impl Terms {
     pub fn emission(&self, epoch: u32) -> u128 {
         let halvings = epoch.checked_div(self.emission_halving_epochs).unwrap_or(0);
         self.emission_per_epoch.checked_shr(halvings).unwrap_or(0)
+    }
+
+    /// What `epoch` pays at most with `merged` of its `epoch_windows` windows merged: their part of the emission,
+    /// rounded down (PROT-32).
+    pub fn earned_emission(&self, epoch: u32, merged: u32, epoch_windows: u32) -> u128 {
+        let emission = self.emission(epoch);
+        let (windows, merged) = (u128::from(epoch_windows.max(1)), u128::from(merged.min(epoch_windows)));
+        // `emission · merged / windows` without overflow: `merged` is at most `windows`.
+        emission / windows * merged + emission % windows * merged / windows
     }
 }
 
@@ -317,6 +427,22 @@ impl Default for RunParams {
             min_contributions: MIN_CONTRIBUTIONS,
             checkpoint_windows: 20,
             localnet: false,
+            limits: TermsLimits::default(),
+        }
+    }
+}
+
+/// Wide enough for any run that the defaults of [`Terms`] suggest. A real run sets its own.
+impl Default for TermsLimits {
+    fn default() -> TermsLimits {
+        TermsLimits {
+            owner_share: Permille(200),
+            emission_per_epoch: 1_000_000_000_000_000,
+            equivocation_slash: Permille(300),
+            unbonding_windows: 2_000,
+            validator_stake_min: 1_000_000_000_000_000,
+            miner_stake_min: 10_000_000_000_000,
+            seat_price_min: 1_000_000_000_000,
         }
     }
 }
@@ -393,6 +519,94 @@ mod tests {
         assert_eq!(refused(Terms { unbonding_windows: u32::MAX, ..terms }), ParamsError::Unbonding);
         let shares = PayShares { burn: Permille(1), ..terms.shares };
         assert_eq!(refused(Terms { shares, ..terms }), ParamsError::Shares);
+    }
+
+    #[test]
+    fn terms_above_a_limit_are_refused_by_name() {
+        let (limits, terms) = (TermsLimits::default(), Terms::default());
+        assert_eq!(terms.check_limits(&limits), Ok(()));
+        let shares = PayShares { owner: Permille(201), miners: Permille(399), ..terms.shares };
+        for (terms, error) in [
+            (Terms { shares, ..terms }, ParamsError::OwnerShareLimit),
+            (
+                Terms { emission_per_epoch: limits.emission_per_epoch + 1, ..terms },
+                ParamsError::EmissionLimit,
+            ),
+            (Terms { equivocation_slash: Permille(301), ..terms }, ParamsError::SlashLimit),
+            (Terms { unbonding_windows: 2_001, ..terms }, ParamsError::UnbondingLimit),
+            (Terms { validator_stake_min: limits.validator_stake_min + 1, ..terms }, ParamsError::StakeLimit),
+            (Terms { miner_stake_min: limits.miner_stake_min + 1, ..terms }, ParamsError::StakeLimit),
+            (Terms { seat_price_min: limits.seat_price_min + 1, ..terms }, ParamsError::PriceLimit),
+        ] {
+            assert_eq!((terms.validate(), terms.check_limits(&limits)), (Ok(()), Err(error)));
+        }
+    }
+
+    #[test]
+    fn terms_are_worse_if_any_of_them_is() {
+        let now = Terms::default();
+        let shares = |miners, validators, owner, burn| {
+            let [miners, validators, owner, burn] = [miners, validators, owner, burn].map(Permille);
+            Terms { shares: PayShares { miners, validators, owner, burn }, ..now }
+        };
+        assert!(!now.worsened_by(&now));
+        // Each pair: the change in the direction that harms, and back.
+        for worse in [
+            Terms { electorate_max: 63, ..now },
+            Terms { absence_windows: 19, ..now },
+            Terms { validator_stake_min: now.validator_stake_min + 1, ..now },
+            Terms { miner_stake_min: now.miner_stake_min + 1, ..now },
+            Terms { miner_seats_max: 191, ..now },
+            Terms { validator_seats_max: 63, ..now },
+            Terms { immunity_windows: 39, ..now },
+            Terms { seat_price_min: now.seat_price_min + 1, ..now },
+            Terms { equivocation_slash: Permille(101), ..now },
+            shares(499, 400, 101, 0),
+            shares(500, 399, 100, 1),
+        ] {
+            assert!(now.worsened_by(&worse), "{worse:?}");
+            assert!(!worse.worsened_by(&now), "{worse:?}");
+        }
+        for either in [
+            Terms { quorum: Permille(501), ..now },
+            Terms { unbonding_windows: 201, ..now },
+            Terms { emission_per_epoch: now.emission_per_epoch + 1, ..now },
+            Terms { emission_halving_epochs: 1, ..now },
+            shares(501, 399, 100, 0),
+        ] {
+            assert!(now.worsened_by(&either) && either.worsened_by(&now), "{either:?}");
+        }
+        // One term that is worse outweighs all that are better.
+        assert!(now.worsened_by(&Terms { electorate_max: 65, equivocation_slash: Permille(101), ..now }));
+    }
+
+    #[test]
+    fn worse_terms_wait_until_stake_can_have_unbonded() {
+        let params = RunParams { epoch_windows: 10, ..RunParams::default() };
+        let terms = Terms { unbonding_windows: 25, ..Terms::default() };
+        let from = |now: Option<u32>, new: Terms| params.terms_hold_from(now.map(Window), &terms, &new).0;
+        let better = Terms { seat_price_min: 0, ..terms };
+        let next_epoch = [None, Some(0), Some(8), Some(9), Some(10)].map(|now| from(now, better));
+        assert_eq!(next_epoch, [0, 10, 10, 10, 20]);
+        let worse = Terms { equivocation_slash: Permille(101), ..terms };
+        assert_eq!([None, Some(0), Some(4), Some(5)].map(|now| from(now, worse)), [40, 40, 40, 50]);
+        for now in 0..50 {
+            // Taken out in the last window of the epoch that follows the request, it unbonds from the next opening.
+            let free = now + params.epoch_windows + 1 + terms.unbonding_windows;
+            assert!(free <= from(Some(now), worse), "window {now}");
+        }
+        assert!(params.terms_hold_from(Some(Window(u32::MAX)), &terms, &worse).0 >= u32::MAX - 10);
+    }
+
+    #[test]
+    fn an_epoch_earns_the_part_of_its_emission_that_its_merged_windows_are() {
+        let of = |emission_per_epoch, merged| {
+            Terms { emission_per_epoch, ..Terms::default() }.earned_emission(0, merged, 3)
+        };
+        assert_eq!([0, 1, 2, 3, 4].map(|merged| of(1000, merged)), [0, 333, 666, 1000, 1000]);
+        assert_eq!(of(u128::MAX, 3), u128::MAX);
+        assert_eq!(of(u128::MAX, 2), u128::MAX / 3 * 2);
+        assert_eq!(Terms::default().earned_emission(0, 1, 0), 0);
     }
 
     #[test]

@@ -156,12 +156,19 @@ pub struct RunStatus {
     pub epoch: Option<u32>,
     pub miners: SeatOccupancy,
     pub validators: SeatOccupancy,
-    /// Terms that wait for an epoch to begin.
-    pub pending_terms: Option<Terms>,
+    pub pending_terms: Option<PendingTerms>,
     /// Whether the owner has stopped the run, or has asked to (PROT-3).
     pub stopped_by_owner: bool,
     #[serde(rename = "books")]
     pub treasury: TreasuryView,
+}
+
+/// Terms that the owner asked for, and the first window in which they hold (PROT-29).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
+pub struct PendingTerms {
+    pub terms: Terms,
+    pub from: Window,
 }
 
 /// How full a run is, and what a seat costs there (PROT-29).
@@ -237,8 +244,10 @@ pub struct SeatConsensus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct Payslip {
     pub epoch: u32,
-    /// What the run paid in all in that epoch.
+    /// What the run paid at most in that epoch: the emission's part for its merged windows.
     pub pot: u128,
+    /// Merged windows of the epoch.
+    pub merged: u32,
     #[serde(rename = "standing")]
     pub consensus: SeatConsensus,
     /// Credited to the seat.

@@ -9,7 +9,7 @@ use mettle_protocol::{
     identity::Signer,
     lineage,
     merge::{Input, UpdateHeader, apply, merge, open_update, seal_update},
-    params::{Density, F32Bits, MergeRule},
+    params::{Density, F32Bits, MergeRule, Permille, TermsLimits},
     receipt::{
         Attestation, Baseline, ExactF64, Judgement, LossPair, Measured, MergeRecord, NearDuplicate,
         NotObserved, Observed, Outcome, OwnData, Penalty, PenaltyReason, PreviousReceipt, Receipt,
@@ -113,6 +113,15 @@ fn genesis() -> Digest {
         min_contributions: 1,
         checkpoint_windows: 20,
         localnet: false,
+        limits: TermsLimits {
+            owner_share: Permille(200),
+            emission_per_epoch: 1_000_000_000_000_000,
+            equivocation_slash: Permille(300),
+            unbonding_windows: 2_000,
+            validator_stake_min: 1_000_000_000_000_000,
+            miner_stake_min: 10_000_000_000_000,
+            seat_price_min: 1_000_000_000_000,
+        },
     };
     lineage::genesis(&params, &Digest::of(b"manifest"), &Digest::of(b"theta"))
 }

@@ -19,8 +19,9 @@ use protocol::{
 use std::collections::BTreeMap;
 
 /// The gauntlet's evidence for every miner's seat of the window: what the chain finalised about it, and what this
-/// validator measured (PROT-14). `faults` are those that this validator saw: they name what the chain calls faulty,
-/// and count for nothing alone.
+/// validator measured (PROT-14). A contribution that this validator holds counts unless two thirds attested it as
+/// faulty: what other validators leave out does not starve a seat. `faults` are those that this validator saw: they
+/// name what the chain calls faulty, and count for nothing alone.
 pub fn evidence(
     view: &WindowView,
     seats: &[SeatView],
@@ -45,7 +46,7 @@ pub fn evidence(
                 },
             }
         } else {
-            match contributions.get(&uid).filter(|_| selection.valid.contains(&uid)) {
+            match contributions.get(&uid) {
                 Some(trained) => {
                     let near_duplicate = measured.near_duplicates.get(&uid).copied();
                     Observed::Valid {
@@ -155,10 +156,15 @@ fn reasons(report: &gauntlet::SeatReport) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gauntlet::Sketches;
+    use crate::gauntlet::{LossPair, Measured, Sketches};
     use protocol::{
-        Digest, Hotkey, RunId, SeatId, Window, contribution::DecodeError, params::Density, select::Selected,
-        submission::RMS_MAX, view::Selection,
+        Digest, Hotkey, RunId, RunParams, SeatId, Window,
+        consensus::{ONE, ValidatorWeights, yuma},
+        contribution::DecodeError,
+        params::Density,
+        select::Selected,
+        submission::RMS_MAX,
+        view::Selection,
     };
     use std::collections::BTreeSet;
 
@@ -302,5 +308,56 @@ mod tests {
         let observed: Vec<_> = evidence.iter().map(|evidence| &evidence.observed).collect();
         let waiting = Observed::Valid { trained: 5, measured: None, near_duplicate: None };
         assert_eq!(observed, [&Observed::Unobserved, &waiting, &Observed::Absent]);
+    }
+
+    /// The losses of honest work: it gains 1 % on common sequences and 2 % on its own, with some scatter.
+    fn honest_work(uid: u16, window: u32) -> Measured {
+        let pairs = |kind: u32, gain: f64| {
+            (0..16u32).map(move |sequence| {
+                let drawn = (u32::from(uid) * 31 + window * 17 + sequence * 7 + kind * 5) % 13;
+                let scattered = gain * (1.0 + 0.02 * (f64::from(drawn) - 6.0));
+                LossPair::new(sequence.into(), 3.0, 3.0 * (1.0 - scattered))
+            })
+        };
+        Measured { own: pairs(1, 0.02).collect(), common: pairs(2, 0.01).collect() }
+    }
+
+    /// The share of miner 0 of four equal ones, in parts of [`ONE`], after `windows` windows in which two thirds
+    /// attested `valid` and `faulty`. Validators with 66 of 100 parts of the stake hold all four contributions; the
+    /// others give miner 0 no weight.
+    fn share_of_miner_0(valid: &[u16], faulty: &[u16], windows: u32) -> u64 {
+        let miners = [0, 1, 2, 3];
+        let params = RunParams { sequences_per_seat: 5, ..RunParams::default() };
+        let held: BTreeMap<Uid, u32> = miners.iter().map(|uid| (Uid(*uid), 5)).collect();
+        let mut reputations = Reputations::default();
+        let mut weights = Vec::new();
+        for window in 0..windows {
+            let view = WindowView { window: Window(window), ..view(&miners, valid, faulty) };
+            let measured = Measurements {
+                seats: miners.iter().map(|uid| (Uid(*uid), honest_work(*uid, window))).collect(),
+                ..nothing_measured()
+            };
+            let evidence = evidence(&view, &miners.map(seat), &held, &BTreeMap::new(), &measured);
+            let verdict = gauntlet::judge(&params, &reputations, view.window, &evidence);
+            (reputations, weights) = (verdict.reputations, verdict.weights);
+        }
+        let ballot = |validator: u16, stake, weights| {
+            let validator = Uid(validator);
+            ValidatorWeights { validator, stake, weights, bonds: Vec::new(), earns: true }
+        };
+        let of_excluders = [1, 2, 3].map(|uid| (Uid(uid), 65535)).to_vec();
+        let ballots = [ballot(10, 66, weights), ballot(11, 34, of_excluders)];
+        let incentive = yuma(&ballots).expect("more than half of the stake agrees").incentive;
+        incentive.iter().find(|(uid, _)| *uid == Uid(0)).map_or(0, |(_, share)| *share)
+    }
+
+    #[test]
+    fn a_third_that_leaves_a_seat_out_of_its_attestations_does_not_starve_it() {
+        let fair = share_of_miner_0(&[0, 1, 2, 3], &[], 20);
+        let left_out = share_of_miner_0(&[1, 2, 3], &[], 20);
+        let permille = |share: u64| share * 1000 / ONE;
+        println!("share of the seat left out: {} of {} thousandths", permille(left_out), permille(fair));
+        assert_eq!(left_out, fair, "the third's own weights count, and not what it left out");
+        assert_eq!(share_of_miner_0(&[1, 2, 3], &[0], 20), 0, "two thirds that call it faulty decide");
     }
 }

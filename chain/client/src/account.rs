@@ -178,7 +178,8 @@ pub struct RunRequest {
 pub async fn create_run(chain: &dyn Chain, request: &RunRequest) -> Result<RunView, ChainError> {
     let doing = || "creating a run".to_owned();
     let owner = chain.account().ok_or_else(|| ChainError::NoSigner { doing: doing() })?;
-    if let Err(error) = request.params.validate().and_then(|()| request.terms.validate()) {
+    let terms = || request.terms.validate().and_then(|()| request.terms.check_limits(&request.params.limits));
+    if let Err(error) = request.params.validate().and_then(|()| terms()) {
         return Err(ChainError::Invalid { doing: doing(), reason: error.to_string() });
     }
     if let Some(run) = find_run(chain, &owner, request).await? {

@@ -3,7 +3,7 @@
 use crate::{Amount, AmountError};
 use protocol::{
     Terms,
-    params::{ParamsError, Permille},
+    params::{ParamsError, Permille, TermsLimits},
 };
 use serde_json::Value as Json;
 
@@ -87,6 +87,28 @@ fn fields(terms: &mut Terms) -> [(&'static str, Field<'_>); 17] {
 /// Every term and its value, in the order of [`Terms`].
 pub fn lines(terms: &Terms) -> Vec<(&'static str, String)> {
     fields(&mut terms.clone()).into_iter().map(|(name, field)| (name, field.show())).collect()
+}
+
+/// Every limit of the terms and its value, in the order of [`TermsLimits`].
+pub fn limit_lines(limits: &TermsLimits) -> [(&'static str, String); 7] {
+    let TermsLimits {
+        owner_share,
+        emission_per_epoch,
+        equivocation_slash,
+        unbonding_windows,
+        validator_stake_min,
+        miner_stake_min,
+        seat_price_min,
+    } = *limits;
+    [
+        ("shares.owner", percent(owner_share)),
+        ("emission_per_epoch", Amount(emission_per_epoch).to_string()),
+        ("equivocation_slash", percent(equivocation_slash)),
+        ("unbonding_windows", unbonding_windows.to_string()),
+        ("validator_stake_min", Amount(validator_stake_min).to_string()),
+        ("miner_stake_min", Amount(miner_stake_min).to_string()),
+        ("seat_price_min", Amount(seat_price_min).to_string()),
+    ]
 }
 
 /// The terms that differ: name, old value, new value.
@@ -202,6 +224,14 @@ mod tests {
                 None => json.contains_key(name),
             };
             assert!(known, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_limit_has_the_name_of_its_term() {
+        let terms = lines(&Terms::default());
+        for (name, _) in limit_lines(&TermsLimits::default()) {
+            assert!(terms.iter().any(|(term, _)| *term == name), "{name}");
         }
     }
 

@@ -354,13 +354,19 @@ impl pallet_nomination::Config for Runtime {
 pub struct PayFromTreasury;
 
 impl pallet_weights::Payroll<AccountId> for PayFromTreasury {
-    fn pay(run: RunId, epoch: u32, consensus: &Consensus, departed: &[Departed<AccountId>]) -> Weight {
+    fn pay(
+        run: RunId,
+        epoch: u32,
+        merged: u32,
+        consensus: &Consensus,
+        departed: &[Departed<AccountId>],
+    ) -> Weight {
         let former = departed.iter().map(|departed| Former {
             seat: departed.seat,
             coldkey: departed.coldkey.clone(),
             stake: departed.stake,
         });
-        Rewards::pay_epoch(run, epoch, &consensus.seats(), &former.collect::<Vec<_>>())
+        Rewards::pay_epoch(run, epoch, merged, &consensus.seats(), &former.collect::<Vec<_>>())
     }
 }
 

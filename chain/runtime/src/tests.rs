@@ -30,6 +30,7 @@ use protocol::{
 use sp_keyring::{Ed25519Keyring, Sr25519Keyring};
 
 mod large;
+mod pay;
 mod random;
 mod serial_reporter;
 mod squatter;
@@ -301,6 +302,11 @@ fn by_validators(call: impl Fn() -> RuntimeCall) -> Vec<(&'static dyn Signer, Ru
 
 /// Plays a window in which every seat takes part and agrees.
 fn play(chain: &mut Chain, window: u32) {
+    play_with_votes(chain, window, &HOTKEYS[2..]);
+}
+
+/// Plays a window in which every seat commits or attests, and `voters` vote the same.
+fn play_with_votes(chain: &mut Chain, window: u32, voters: &[Ed25519Keyring]) {
     let (window, opens) = (Window(window), params().schedule.opens_at(Window(window)).0);
     chain.go_to(opens);
     let commits = HOTKEYS[..2]
@@ -320,7 +326,8 @@ fn play(chain: &mut Chain, window: u32) {
     chain.go_to(opens + 6);
     let state_root = params().is_checkpoint(window).then_some(digest(8));
     let vote = Vote { update: digest(50 + window.0 as u8), state_root };
-    chain.all_accepted(by_validators(|| pallet_windows::Call::vote { run: RUN, window, vote }.into()));
+    let vote = || pallet_windows::Call::vote { run: RUN, window, vote }.into();
+    chain.all_accepted(voters.iter().map(|hotkey| (hotkey as &dyn Signer, vote())).collect());
     chain.go_to(opens + 9);
 }
 
@@ -412,6 +419,7 @@ fn check_client_views() {
     let payslips = Runtime::payslips(RUN, Uid(0));
     assert_eq!(payslips.len(), 1);
     assert_eq!((payslips[0].epoch, payslips[0].pot, payslips[0].amount), (0, 1000 * UNIT, 250 * UNIT));
+    assert_eq!(payslips[0].merged, 2);
     assert_eq!(payslips[0].consensus.incentive, ONE / 2);
     let bonds = Runtime::consensus_bonds(RUN, Uid(2));
     assert_eq!(bonds.iter().map(|(seat, _)| *seat).collect::<Vec<_>>(), [Uid(0), Uid(1)]);
@@ -526,9 +534,10 @@ fn a_seat_that_leaves_after_an_epoch_is_paid_and_its_unbonding_nominations_can_b
     chain.read(|| {
         let seats: Vec<u16> = Runtime::seats(RUN).iter().map(|seat| seat.id.uid.0).collect();
         assert_eq!(seats, [1, 2, 3]);
-        // Half of the miners' part; by stake half of the validators' part, of which half goes to the nominator.
+        // One window of two is merged. Of that pay, half of the miners' part; by stake half of the validators' part, of
+        // which half goes to the nominator.
         let former = pallet_rewards::FormerPay::<Runtime>::get(RUN, COLDKEY.to_account_id());
-        let expected = 250 * UNIT + 400 * UNIT / 2 / 2;
+        let expected = (250 * UNIT + 400 * UNIT / 2 / 2) / 2;
         assert!(former.abs_diff(expected) < UNIT / 1000, "{former} of {expected}");
         assert_eq!(Runtime::weights(RUN), [(Uid(1), 65535)]);
 

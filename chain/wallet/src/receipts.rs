@@ -147,12 +147,13 @@ impl WindowReceipts {
         let _ = match &self.pay {
             Some(slip) => writeln!(
                 text,
-                "  epoch {}: consensus weight {} of 65535; paid {:.2}, {} of the miners' part of {:.2}",
+                "  epoch {}: consensus weight {} of 65535; paid {:.2}, {} of the miners' part of {:.2} for {} windows",
                 self.epoch,
                 slip.consensus.weight,
                 Amount(slip.amount),
                 percent(slip.consensus.incentive as f64 / ONE as f64),
                 Amount(slip.pot),
+                slip.merged,
             ),
             None => writeln!(text, "  epoch {}: not paid yet, or not at all", self.epoch),
         };
@@ -227,6 +228,7 @@ impl WindowReceipts {
             json!({
                 "weight": slip.consensus.weight, "incentive": slip.consensus.incentive as f64 / ONE as f64,
                 "amount": slip.amount.to_string(), "pot": slip.pot.to_string(),
+                "merged": slip.merged,
             })
         });
         json!({
@@ -403,7 +405,7 @@ mod tests {
             epoch: 2,
             sequences_per_seat: 20,
             receipts: vec![(Uid(2), receipt.map(Box::new))],
-            pay: Some(Payslip { epoch: 2, pot, consensus, amount, nominators: 0 }),
+            pay: Some(Payslip { epoch: 2, pot, merged: 10, consensus, amount, nominators: 0 }),
         }
     }
 

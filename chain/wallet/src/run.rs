@@ -3,6 +3,7 @@
 mod create;
 
 use crate::{
+    block_clock::BlockClock,
     help,
     output::Output,
     signing::{AccountSigner, RunSession, Signer, TransactionPlan, units},
@@ -16,8 +17,9 @@ use chain_client::{
 use clap::Subcommand;
 use create::{CreateRun, read_json};
 use protocol::{
-    RunParams, Terms, Window,
-    view::{RunStatus, TreasuryView},
+    Terms,
+    params::TermsLimits,
+    view::{PendingTerms, RunStatus, TreasuryView},
 };
 use serde_json::{Map, Value, json};
 use std::{fmt::Write as _, path::PathBuf};
@@ -36,9 +38,10 @@ pub enum RunCommand {
     Fund(Fund),
     /// Show or change the run's economic terms: seats, stakes, pay
     ///
-    /// New terms take effect when the next epoch begins, so that work is paid by the terms under which it was done.
-    /// Only terms can change. The run's parameters, with which every participant computes the model, are fixed at
-    /// creation.
+    /// New terms take effect when an epoch begins, so that work is paid by the terms under which it was done: with the
+    /// next epoch, or, if they are worse for seats or nominators, after `unbonding_windows` and an epoch, so that any
+    /// stake can leave before. Only terms can change, up to the limits fixed at the run's creation. The run's
+    /// parameters, with which every participant computes the model, never change.
     #[command(alias = "params", after_help = help::signing(&[
         "mettle run terms",
         "mettle run terms --key owner.json --set miner_seats_max=128 --set \"quorum=60 %\"",
@@ -130,17 +133,6 @@ fn owner_signer(flags: &AccountSigner, session: &RunSession) -> anyhow::Result<S
     Ok(signer)
 }
 
-/// The first window of the next epoch, when new terms take effect.
-fn next_epoch(params: &RunParams, now: Option<Window>) -> Window {
-    match now {
-        None => Window(0),
-        Some(now) => {
-            let epoch = now.epoch(params.epoch_windows);
-            Window(epoch.saturating_add(1).saturating_mul(params.epoch_windows))
-        }
-    }
-}
-
 async fn fund(command: Fund, output: &mut Output<'_>) -> anyhow::Result<()> {
     let mut session = RunSession::open(command.flags.account.read()?).await?;
     let (run, amount, status) = (session.run, command.amount, &session.status);
@@ -166,21 +158,29 @@ async fn fund(command: Fund, output: &mut Output<'_>) -> anyhow::Result<()> {
 }
 
 fn terms_json(terms: &Terms) -> Value {
-    let lines = terms::lines(terms).into_iter().map(|(name, value)| (name.to_owned(), Value::String(value)));
+    lines_json(terms::lines(terms))
+}
+
+fn lines_json(lines: impl IntoIterator<Item = (&'static str, String)>) -> Value {
+    let lines = lines.into_iter().map(|(name, value)| (name.to_owned(), Value::String(value)));
     Value::Object(lines.collect::<Map<_, _>>())
 }
 
-fn terms_text(status: &RunStatus, when: &str) -> String {
+fn terms_text(status: &RunStatus, clock: &BlockClock) -> String {
     let now = &status.run.terms;
     let mut text = format!("the terms of run {}\n", status.run.id);
     for (name, value) in terms::lines(now) {
         let _ = writeln!(text, "  {name:24} {value}");
     }
+    let _ = writeln!(text, "its owner can raise these, up to");
+    for (name, value) in terms::limit_lines(&status.run.params.limits) {
+        let _ = writeln!(text, "  {name:24} {value}");
+    }
     match &status.pending_terms {
         None => text.push_str("no new terms are pending"),
-        Some(pending) => {
-            let _ = write!(text, "with {when}, these change:");
-            for (name, old, new) in terms::changes(now, pending) {
+        Some(PendingTerms { terms, from }) => {
+            let _ = write!(text, "with {}, these change:", clock.until(*from));
+            for (name, old, new) in terms::changes(now, terms) {
                 let _ = write!(text, "\n  {name:24} {old} -> {new}");
             }
         }
@@ -194,11 +194,9 @@ async fn terms(command: TermsCommand, output: &mut Output<'_>) -> anyhow::Result
     if command.cancel && status.pending_terms.is_none() {
         return Ok(output.result("no new terms are pending", json!({ "changed": [] }))?);
     }
-    let next = next_epoch(&status.run.params, status.window);
-    let when = session.clock.until(next);
     let now = status.run.terms;
     // On top of the pending terms: a second change does not undo the first.
-    let from = status.pending_terms.unwrap_or(now);
+    let from = status.pending_terms.map_or(now, |pending| pending.terms);
     if command.cancel {
         let stays = |(name, old, new)| format!("{name} stays {old} and does not become {new}");
         let then = terms::changes(&now, &from).into_iter().map(stays).collect();
@@ -209,35 +207,47 @@ async fn terms(command: TermsCommand, output: &mut Output<'_>) -> anyhow::Result
         return session.signing.sign_and_print(output, &plan, text, value).await;
     }
     if command.set.is_empty() && command.file.is_none() {
-        let pending = status.pending_terms.as_ref().map(terms_json);
-        let value = json!({ "terms": terms_json(&now), "pending": pending, "pending_from": next });
-        return Ok(output.result(&terms_text(status, &when), value)?);
+        let pending = status.pending_terms;
+        let value = json!({
+            "terms": terms_json(&now), "limits": lines_json(terms::limit_lines(&status.run.params.limits)),
+            "pending": pending.map(|pending| terms_json(&pending.terms)),
+            "pending_from": pending.map(|pending| pending.from),
+        });
+        return Ok(output.result(&terms_text(status, &session.clock), value)?);
     }
 
-    let to = changed_terms(&command, from)?;
+    let to = changed_terms(&command, from, &status.run.params.limits)?;
     let changes = terms::changes(&from, &to);
     if changes.is_empty() {
         return Ok(output.result("nothing changes: the terms are so already", json!({ "changed": [] }))?);
     }
     let mut then: Vec<String> =
         changes.iter().map(|(name, old, new)| format!("{name}: {old} -> {new}")).collect();
+    let holds_from = status.run.params.terms_hold_from(status.window, &now, &to);
+    let when = session.clock.until(holds_from);
     then.push(format!(
         "this takes effect with {when}; until then it can be changed, or taken back with --cancel"
     ));
+    if now.worsened_by(&to) {
+        let notice = session.clock.windows(now.unbonding_windows);
+        then.push(format!(
+            "worse terms for seats or nominators wait for the unbonding time, {notice}, and an epoch"
+        ));
+    }
     if status.pending_terms.is_some() {
-        then.push("it replaces the pending terms, and includes them".into());
+        then.push("it replaces the pending terms, includes them, and has its own notice".into());
     }
     let signer = owner_signer(&command.flags, &session)?;
     let calls = vec![Call::SetTerms { run, terms: Box::new(to) }];
     let plan = TransactionPlan { what: format!("change the terms of run {run}"), calls, signer, then };
     let names: Vec<&str> = changes.iter().map(|(name, ..)| *name).collect();
     let text = format!("{} will change with {when}", names.join(", "));
-    let value = json!({ "changed": names, "terms": terms_json(&to), "from_window": next });
+    let value = json!({ "changed": names, "terms": terms_json(&to), "from_window": holds_from });
     session.signing.sign_and_print(output, &plan, &text, value).await
 }
 
 /// `from` with the changes that the file and the flags name.
-fn changed_terms(command: &TermsCommand, from: Terms) -> anyhow::Result<Terms> {
+fn changed_terms(command: &TermsCommand, from: Terms, limits: &TermsLimits) -> anyhow::Result<Terms> {
     let mut to = from;
     if let Some(path) = &command.file {
         terms::overwrite(&mut to, &read_json(path)?)
@@ -246,7 +256,7 @@ fn changed_terms(command: &TermsCommand, from: Terms) -> anyhow::Result<Terms> {
     for assignment in &command.set {
         terms::set(&mut to, assignment)?;
     }
-    to.validate().context("the run cannot have these terms")?;
+    to.validate().and_then(|()| to.check_limits(limits)).context("the run cannot have these terms")?;
     Ok(to)
 }
 
@@ -262,7 +272,8 @@ async fn set_paused(flags: AccountSigner, stopped: bool, output: &mut Output<'_>
     let (verb, then) = if stopped {
         let then = vec![
             format!("from {when}, its windows are void: nothing is merged and no pay is earned"),
-            "no validator counts as absent meanwhile; stakes stay, and can be taken out".into(),
+            "running validators go on attesting and do not become absent; stakes stay, and can be taken out"
+                .into(),
             "`mettle run resume` ends the pause".into(),
         ];
         ("pause", then)
@@ -305,7 +316,9 @@ async fn offer(command: Offer, output: &mut Output<'_>) -> anyhow::Result<()> {
         signer,
         then: vec![
             format!("{name} becomes the owner with `mettle run accept`; until then you remain the owner"),
-            "the owner may change the terms and pause the run, and gets the owner's share of the pay".into(),
+            "the owner may change the terms within the run's limits and pause the run, and gets the owner's share of \
+             the pay"
+                .into(),
         ],
     };
     let (text, value) =
@@ -328,18 +341,4 @@ async fn accept(flags: AccountSigner, output: &mut Output<'_>) -> anyhow::Result
     };
     let (text, value) = (format!("run {run} belongs to {owner}"), json!({ "run": run, "owner": owner }));
     session.signing.sign_and_print(output, &plan, &text, value).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn new_terms_wait_for_the_first_window_of_an_epoch() {
-        let params = RunParams { epoch_windows: 10, ..RunParams::default() };
-        assert_eq!(next_epoch(&params, None), Window(0));
-        assert_eq!(next_epoch(&params, Some(Window(0))), Window(10));
-        assert_eq!(next_epoch(&params, Some(Window(9))), Window(10));
-        assert_eq!(next_epoch(&params, Some(Window(10))), Window(20));
-    }
 }

@@ -11,7 +11,10 @@ use node::config::SeatFlags;
 use protocol::{
     Hotkey, Role, Uid, Window,
     consensus::ONE,
-    view::{AccountStatus, Payslip, PendingChange, RunStatus, SeatConsensus, SeatStatus, UnbondingView},
+    view::{
+        AccountStatus, Payslip, PendingChange, PendingTerms, RunStatus, SeatConsensus, SeatStatus,
+        UnbondingView,
+    },
 };
 use serde_json::{Value, json};
 use std::{
@@ -142,8 +145,8 @@ fn run_text(run: &RunStatus, clock: &BlockClock) -> String {
     } else if run.run.paused {
         let _ = writeln!(text, "the run is paused: too little of the validators' stake takes part");
     }
-    if run.pending_terms.is_some() {
-        let _ = writeln!(text, "new terms take effect with the next epoch: see `mettle run terms`");
+    if let Some(PendingTerms { from, .. }) = run.pending_terms {
+        let _ = writeln!(text, "new terms take effect with {}: see `mettle run terms`", clock.until(from));
     }
     text
 }
@@ -156,6 +159,7 @@ fn run_json(run: &RunStatus, clock: &BlockClock) -> Value {
         "paused": run.run.paused, "stopped_by_owner": run.stopped_by_owner,
         "miners": seats(run.miners), "validators": seats(run.validators),
         "treasury": units(Amount(run.treasury.treasury)), "new_terms_pending": run.pending_terms.is_some(),
+        "new_terms_from": run.pending_terms.map(|pending| pending.from),
         "block_seconds": clock.block_time.as_secs_f64(),
     })
 }
@@ -299,16 +303,20 @@ impl StatusReport {
         }
         writeln!(text, "payslips, the latest first:")?;
         for slip in self.payslips.iter().rev().take(PAYSLIPS_SHOWN) {
-            let Payslip { epoch, pot, consensus, amount, nominators } = slip;
+            let Payslip { epoch, pot, merged, consensus, amount, nominators } = slip;
             let (pot, amount) = (Amount(*pot), Amount(*amount));
+            let windows = self.run.run.params.epoch_windows;
             match self.seat.seat.role {
                 Role::Miner => {
                     let part = share(consensus.incentive);
-                    writeln!(text, "  epoch {epoch}: {amount:.2}, {part} of the miners' part of {pot:.2}")?;
+                    writeln!(
+                        text,
+                        "  epoch {epoch}: {amount:.2}, {part} of the miners' part of {pot:.2} for {merged} of {windows} windows"
+                    )?;
                 }
                 Role::Validator => writeln!(
                     text,
-                    "  epoch {epoch}: {amount:.2}, and {:.2} to its nominators, {} of the validators' part of {pot:.2}",
+                    "  epoch {epoch}: {amount:.2}, and {:.2} to its nominators, {} of the validators' part of {pot:.2} for {merged} of {windows} windows",
                     Amount(*nominators),
                     share(consensus.dividends)
                 )?,
@@ -328,7 +336,7 @@ impl StatusReport {
         };
         let payslip = |slip: &Payslip| {
             json!({
-                "epoch": slip.epoch, "pot": units(Amount(slip.pot)), "standing": consensus_json(&slip.consensus),
+                "epoch": slip.epoch, "pot": units(Amount(slip.pot)), "merged": slip.merged, "standing": consensus_json(&slip.consensus),
                 "amount": units(Amount(slip.amount)), "nominators": units(Amount(slip.nominators)),
             })
         };
@@ -433,6 +441,7 @@ mod tests {
         let slip = |epoch| Payslip {
             epoch,
             pot: Amount::mtl(8).0,
+            merged: 8,
             consensus,
             amount: Amount::mtl(1).0,
             nominators: Amount(500_000_000_000).0,
@@ -520,7 +529,7 @@ mod tests {
             report.write_pending(&mut text).unwrap();
         }
         report.run.stopped_by_owner = true;
-        report.run.pending_terms = Some(Terms::default());
+        report.run.pending_terms = Some(PendingTerms { terms: Terms::default(), from: Window(9) });
         text += &run_text(&report.run, &report.clock);
         expect![[r#"
             is given up with window 4, in about 1 min 30 s
@@ -528,7 +537,7 @@ mod tests {
             changes its hotkey to 5CDvHBym6RLoxTdX9MS1acpaDbNxaFagqM5LpBiFGjWT6o1n with window 4, in about 1 min 30 s
             run 1: window 3, commit, epoch 0, block 165
             the run's owner has paused it: its windows are void, and no pay is earned
-            new terms take effect with the next epoch: see `mettle run terms`
+            new terms take effect with window 9, in about 9 min: see `mettle run terms`
         "#]].assert_eq(&text);
     }
 

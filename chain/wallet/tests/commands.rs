@@ -454,7 +454,11 @@ async fn an_owner_funds_changes_pauses_and_hands_over_a_run() {
     assert_eq!(shown["result"]["terms"]["miner_seats_max"], "192");
     assert_eq!(shown["result"]["pending"]["miner_seats_max"], "7");
     assert_eq!(shown["result"]["pending"]["shares.burn"], "1 %");
-    net.windows_later(5).await;
+    assert_eq!(shown["result"]["limits"]["shares.owner"], "20 %");
+    let above = "run terms --yes --key //Alice --set shares.owner=201 --set shares.miners=399";
+    net.validator(above).await.ends_with_code(1).prints("above the limit");
+    // Unbonding takes one window, and an epoch has four.
+    net.windows_later(10).await;
     let terms = net.alice.run(net.run).await.unwrap().terms;
     assert_eq!((terms.miner_seats_max, terms.seat_price_min), (7, Amount::mtl(3).0));
     net.validator("run terms --cancel --yes --key //Alice")

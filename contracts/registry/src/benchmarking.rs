@@ -6,7 +6,7 @@ use frame::{
     benchmarking::prelude::*,
     prelude::fungible::{Mutate as _, MutateHold as _},
 };
-use protocol::Schedule;
+use protocol::{Schedule, view::PendingTerms};
 
 const RUN: RunId = RunId(0);
 const STAKE: Balance = 1_000_000_000_000;
@@ -259,7 +259,7 @@ mod benchmarks {
         #[extrinsic_call]
         _(RawOrigin::Signed(owner), RUN, terms(1));
 
-        assert_eq!(WaitingOf::<T>::get(RUN).terms, Some(terms(1)));
+        assert_eq!(WaitingOf::<T>::get(RUN).terms.map(|pending| pending.terms), Some(terms(1)));
         Ok(())
     }
 
@@ -325,7 +325,13 @@ mod benchmarks {
         if n > 0 {
             Changes::<T>::insert(RUN, Queue::<T>::truncate_from(changes));
         }
-        WaitingOf::<T>::insert(RUN, Waiting { terms: Some(terms(seats)), stopped: Some(true) });
+        WaitingOf::<T>::insert(
+            RUN,
+            Waiting {
+                terms: Some(PendingTerms { terms: terms(seats), from: Window(0) }),
+                stopped: Some(true),
+            },
+        );
         frame_system::Pallet::<T>::set_block_number(params().schedule.start.0.into());
 
         #[block]

@@ -36,7 +36,7 @@ impl<T: Config> Pallet<T> {
         for run in Self::run_ids() {
             let details = Runs::<T>::get(run).ok_or("a run is missing")?;
             add(&mut held.deposited, details.owner.clone(), details.deposit)?;
-            Self::check_terms(&details.terms).map_err(|_| "a run's terms are not valid")?;
+            Self::check_run_terms(run, &details)?;
             if WaitingOf::<T>::contains_key(run) && WaitingOf::<T>::get(run) == Waiting::default() {
                 return Err("an empty list of waiting changes is stored");
             }
@@ -45,6 +45,21 @@ impl<T: Config> Pallet<T> {
             Self::check_unbonding(run, &mut held)?;
         }
         Self::check_held(&held)
+    }
+
+    /// Terms are valid and within their limits, and change as an epoch begins.
+    fn check_run_terms(run: RunId, details: &Run<T::AccountId>) -> Result<(), &'static str> {
+        let RunParams { epoch_windows, limits, .. } = details.params;
+        Self::check_terms(&details.terms, &limits).map_err(|_| "a run's terms are not valid")?;
+        if let Some(PendingTerms { terms, from }) = WaitingOf::<T>::get(run).terms {
+            Self::check_terms(&terms, &limits).map_err(|_| "a run's pending terms are not valid")?;
+            ensure!(from.0.is_multiple_of(epoch_windows), "pending terms do not wait for an epoch to begin");
+        }
+        let former = FormerTerms::<T>::get(run);
+        if !former.windows(2).all(|pair| pair[0].0 < pair[1].0) {
+            return Err("former terms are not in the order of their epochs");
+        }
+        Ok(())
     }
 
     /// Roster, seats and hotkeys name each other.

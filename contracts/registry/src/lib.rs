@@ -12,6 +12,7 @@
 //! | a new hotkey                    | the next opening                |
 //! | the owner stops the run         | the next opening                |
 //! | new terms                       | the first opening of an epoch   |
+//! | terms that worsen the present   | the same, after a notice        |
 //!
 //! Stake that leaves a seat stays held while it unbonds: a slash for what the holder did reaches it, and never the
 //! stake of another holder of the uid. A run is never closed, and its deposit stays held.
@@ -25,7 +26,11 @@ extern crate alloc;
 
 use alloc::vec::Vec;
 use frame::prelude::{BoundedVec, ConstU32, DispatchResult, Weight};
-use protocol::{Block, Digest, Role, RunId, RunParams, SeatId, Terms, Uid, Window, params::Permille, view};
+use protocol::{
+    Block, Digest, Role, RunId, RunParams, SeatId, Terms, Uid, Window,
+    params::Permille,
+    view::{self, PendingTerms},
+};
 
 #[cfg(feature = "runtime-benchmarks")]
 pub mod benchmarking;
@@ -151,9 +156,11 @@ pub mod pallet {
     #[pallet::storage]
     pub type WaitingOf<T: Config> = StorageMap<_, Twox64Concat, RunId, Waiting, ValueQuery>;
 
-    /// The previous terms, and the first epoch of the present ones.
+    /// Former terms of a run, each with its last epoch, ascending: of the two epochs before the open one, which may be
+    /// unpaid.
     #[pallet::storage]
-    pub type FormerTerms<T: Config> = StorageMap<_, Twox64Concat, RunId, (u32, Terms)>;
+    pub type FormerTerms<T: Config> =
+        StorageMap<_, Twox64Concat, RunId, BoundedVec<(u32, Terms), ConstU32<2>>, ValueQuery>;
 
     /// The account to which a run's owner has offered the run.
     #[pallet::storage]
@@ -244,8 +251,8 @@ pub mod pallet {
         Rotating { run: RunId, uid: Uid, hotkey: T::AccountId },
         /// A seat has a new hotkey.
         Rotated { run: RunId, uid: Uid, hotkey: T::AccountId },
-        /// New terms wait for the next epoch.
-        TermsProposed { run: RunId, terms: Terms },
+        /// The owner asked for new terms. They hold from window `from`.
+        TermsProposed { run: RunId, terms: Terms, from: Window },
         /// The owner withdrew the waiting terms.
         TermsDropped { run: RunId },
         /// The run has new terms.
@@ -294,6 +301,19 @@ pub mod pallet {
         BadSlash,
         /// Stake would unbond too slowly. Lower `unbonding_windows`.
         BadUnbonding,
+        /// The owner's share is above the limit fixed at the run's creation. Lower `shares.owner`.
+        OwnerShareLimit,
+        /// The emission is above the limit fixed at the run's creation. Lower `emission_per_epoch`.
+        EmissionLimit,
+        /// The slash is above the limit fixed at the run's creation. Lower `equivocation_slash`.
+        SlashLimit,
+        /// The unbonding time is above the limit fixed at the run's creation. Lower `unbonding_windows`.
+        UnbondingLimit,
+        /// A minimum stake is above the limit fixed at the run's creation. Lower `validator_stake_min` or
+        /// `miner_stake_min`.
+        StakeLimit,
+        /// The lowest price is above the limit fixed at the run's creation. Lower `seat_price_min`.
+        PriceLimit,
         /// The run would have more seats than the chain allows. Lower `miner_seats_max` or `validator_seats_max`.
         TooManySeats,
         /// Checkpoints would be too rare for a node to join. Lower `checkpoint_windows`.
@@ -378,7 +398,7 @@ pub mod pallet {
         ) -> DispatchResult {
             let owner = ensure_signed(origin)?;
             params.validate().map_err(Error::<T>::from)?;
-            Self::check_terms(&terms)?;
+            Self::check_terms(&terms, &params.limits)?;
             ensure!(params.schedule.start > Self::now(), Error::<T>::StartPassed);
             ensure!(
                 params.checkpoint_windows <= T::MaxCheckpointWindows::get(),
@@ -604,15 +624,18 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Sets the terms that take effect with the next epoch. Signed by the owner, who may replace them until then.
+        /// Sets the terms that take effect with the next epoch, or, if they worsen the present ones, after a notice;
+        /// see [`RunParams::terms_hold_from`]. Signed by the owner, who may replace them until then: the replacement
+        /// has its own notice.
         #[pallet::call_index(8)]
         #[pallet::weight(weight_info::set_terms::<T>())]
         pub fn set_terms(origin: OriginFor<T>, run: RunId, terms: Terms) -> DispatchResult {
-            Self::run_of_owner(origin, run)?;
-            Self::check_terms(&terms)?;
+            let details = Self::run_of_owner(origin, run)?;
+            Self::check_terms(&terms, &details.params.limits)?;
 
-            WaitingOf::<T>::mutate(run, |waiting| waiting.terms = Some(terms));
-            Self::deposit_event(Event::TermsProposed { run, terms });
+            let from = details.params.terms_hold_from(Self::window_now(&details), &details.terms, &terms);
+            WaitingOf::<T>::mutate(run, |waiting| waiting.terms = Some(PendingTerms { terms, from }));
+            Self::deposit_event(Event::TermsProposed { run, terms, from });
             Ok(())
         }
 

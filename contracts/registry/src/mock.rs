@@ -3,7 +3,7 @@
 use crate::{self as pallet_registry, *};
 use frame::testing_prelude::*;
 use pallet_mock::pallet_balances;
-use protocol::Schedule;
+use protocol::{Schedule, params::TermsLimits};
 use std::collections::BTreeMap;
 
 pallet_mock::runtime! {
@@ -99,7 +99,8 @@ pub const RUN: RunId = RunId(0);
 /// Window 0 opens at block 5, an epoch has three windows.
 pub fn params() -> RunParams {
     let schedule = Schedule { start: Block(5), ..RunParams::default().schedule };
-    RunParams { schedule, epoch_windows: 3, ..RunParams::default() }
+    let limits = TermsLimits { unbonding_windows: 99_999, ..TermsLimits::default() };
+    RunParams { schedule, epoch_windows: 3, limits, ..RunParams::default() }
 }
 
 /// Three miners, two validators; immunity of four windows, unbonding of five, no price.

@@ -3,6 +3,7 @@
 use crate::{pallet::*, rules, *};
 use core::cmp::Reverse;
 use frame::prelude::*;
+use protocol::params::TermsLimits;
 
 type RunOf<T> = Run<<T as frame_system::Config>::AccountId>;
 type SeatOf<T> = Seat<<T as frame_system::Config>::AccountId>;
@@ -30,8 +31,9 @@ impl<T: Config> Pallet<T> {
         Self::window_now(details).map_or(Window(0), Window::next)
     }
 
-    pub(crate) fn check_terms(terms: &Terms) -> DispatchResult {
+    pub(crate) fn check_terms(terms: &Terms, limits: &TermsLimits) -> DispatchResult {
         terms.validate().map_err(Error::<T>::from)?;
+        terms.check_limits(limits).map_err(Error::<T>::from)?;
         let seats = u32::from(terms.miner_seats_max).saturating_add(terms.validator_seats_max.into());
         ensure!(seats <= T::MaxSeats::get(), Error::<T>::TooManySeats);
         Ok(())

@@ -36,6 +36,12 @@ impl<T: Config> From<ParamsError> for Error<T> {
             ParamsError::Hidden => Error::BadHidden,
             ParamsError::Slash => Error::BadSlash,
             ParamsError::Unbonding => Error::BadUnbonding,
+            ParamsError::OwnerShareLimit => Error::OwnerShareLimit,
+            ParamsError::EmissionLimit => Error::EmissionLimit,
+            ParamsError::SlashLimit => Error::SlashLimit,
+            ParamsError::UnbondingLimit => Error::UnbondingLimit,
+            ParamsError::StakeLimit => Error::StakeLimit,
+            ParamsError::PriceLimit => Error::PriceLimit,
         }
     }
 }

@@ -8,14 +8,12 @@ impl<T: Config> Pallet<T> {
         Runs::<T>::get(run)
     }
 
-    /// The terms of `epoch`: the present or the previous one. Pay follows the terms of the time of the work, also
-    /// when it is shared later.
+    /// The terms of `epoch`: the open one, or one of the two before it. Pay follows the terms of the time of the work,
+    /// also when it is shared later.
     pub fn terms_of(run: RunId, epoch: u32) -> Option<Terms> {
         let details = Runs::<T>::get(run)?;
-        match FormerTerms::<T>::get(run) {
-            Some((since, former)) if epoch < since => Some(former),
-            _ => Some(details.terms),
-        }
+        let former = FormerTerms::<T>::get(run).into_iter().find(|(last, _)| epoch <= *last);
+        Some(former.map_or(details.terms, |(_, terms)| terms))
     }
 
     /// The seat that `hotkey` holds in `run`, and its role.
@@ -61,11 +59,11 @@ impl<T: Config> Pallet<T> {
         }
         let epoch_windows = details.params.epoch_windows;
         if window.0.is_multiple_of(epoch_windows.max(1))
-            && let Some(terms) = waiting.terms.take()
+            && let Some(pending) = waiting.terms.take_if(|pending| pending.from <= window)
         {
             let epoch = window.epoch(epoch_windows);
-            FormerTerms::<T>::insert(run, (epoch, details.terms));
-            details.terms = terms;
+            Self::keep_former_terms(run, epoch, details.terms);
+            details.terms = pending.terms;
             Self::deposit_event(Event::TermsChanged { run, epoch });
         }
         if waiting != before {
@@ -73,6 +71,18 @@ impl<T: Config> Pallet<T> {
             Self::put_waiting(run, waiting);
         }
         weight
+    }
+
+    /// Keeps the terms that hold until `epoch` begins, for the two epochs before it. The older one may be paid only
+    /// now, as this epoch's first window opens.
+    fn keep_former_terms(run: RunId, epoch: u32, terms: Terms) {
+        let Some(last) = epoch.checked_sub(1) else { return };
+        FormerTerms::<T>::mutate(run, |former| {
+            former.retain(|(last, _)| last.saturating_add(2) >= epoch);
+            if former.try_push((last, terms)).is_err() {
+                defensive!("terms change at most once per epoch");
+            }
+        });
     }
 
     /// The present or former seat of a hotkey. No hotkey is used twice in a run.

@@ -8,8 +8,10 @@ use frame::{
 use proptest::prelude::*;
 use protocol::{
     Schedule,
-    params::{Density, F32Bits, PayShares},
+    params::{Density, F32Bits, PayShares, TermsLimits},
 };
+
+mod owner;
 
 type E = Error<Test>;
 type R = Registry;
@@ -42,6 +44,15 @@ fn next_uid() -> Option<Uid> {
 
 fn holder(hotkey: u64) -> Option<SeatId> {
     R::holder_of(RUN, &(HOTKEY + hotkey))
+}
+
+/// Sets new terms, and opens the first window with them.
+fn change_terms(terms: Terms) -> u32 {
+    assert_ok!(R::set_terms(signed(OWNER), RUN, terms));
+    let from = WaitingOf::<Test>::get(RUN).terms.unwrap().from.0;
+    open(from);
+    assert_eq!(R::run(RUN).unwrap().terms, terms);
+    from
 }
 
 fn slash(seat: SeatId, share: u16, reporter: Option<u64>) -> Balance {
@@ -90,9 +101,18 @@ fn parameters_and_terms_out_of_bounds_are_refused_with_their_own_error() {
     });
 }
 
-fn bad_terms() -> [(Terms, E); 6] {
+fn bad_terms() -> [(Terms, E); 13] {
     let good = terms();
+    let shares = PayShares { owner: Permille(201), miners: Permille(399), ..good.shares };
+    let limits = params().limits;
     [
+        (Terms { shares, ..good }, E::OwnerShareLimit),
+        (Terms { emission_per_epoch: limits.emission_per_epoch + 1, ..good }, E::EmissionLimit),
+        (Terms { equivocation_slash: Permille(301), ..good }, E::SlashLimit),
+        (Terms { unbonding_windows: limits.unbonding_windows + 1, ..good }, E::UnbondingLimit),
+        (Terms { validator_stake_min: limits.validator_stake_min + 1, ..good }, E::StakeLimit),
+        (Terms { miner_stake_min: limits.miner_stake_min + 1, ..good }, E::StakeLimit),
+        (Terms { seat_price_min: limits.seat_price_min + 1, ..good }, E::PriceLimit),
         (Terms { electorate_max: 0, ..good }, E::ZeroParameter),
         (Terms { quorum: Permille(0), ..good }, E::BadQuorum),
         (Terms { shares: PayShares { owner: Permille(0), ..good.shares }, ..good }, E::BadShares),
@@ -127,13 +147,14 @@ fn terms_change_with_an_epoch_and_pay_follows_the_terms_of_its_epoch() {
     with_a_run(|| {
         let of = |epoch| R::terms_of(RUN, epoch).unwrap();
         let now = || R::run(RUN).unwrap().terms;
-        let new = Terms { miner_seats_max: 1, unbonding_windows: 1, ..terms() };
+        let new = Terms { miner_seats_max: 4, miner_stake_min: 1, ..terms() };
         open(0);
         assert_noop!(R::set_terms(signed(COLDKEY), RUN, new), E::NotTheOwner);
         assert_noop!(R::drop_terms(signed(OWNER), RUN), E::NoTermsWaiting);
-        assert_ok!(R::set_terms(signed(OWNER), RUN, Terms { miner_seats_max: 2, ..new }));
+        assert_ok!(R::set_terms(signed(OWNER), RUN, Terms { miner_stake_min: 2, ..new }));
         assert_ok!(R::set_terms(signed(OWNER), RUN, new));
-        assert_eq!(WaitingOf::<Test>::get(RUN).terms, Some(new));
+        let pending = PendingTerms { terms: new, from: Window(3) };
+        assert_eq!(WaitingOf::<Test>::get(RUN).terms, Some(pending));
         for window in [1, 2] {
             open(window);
             assert_eq!(now(), terms());
@@ -156,7 +177,7 @@ fn terms_change_with_an_epoch_and_pay_follows_the_terms_of_its_epoch() {
 #[test]
 fn terms_set_before_the_first_window_hold_from_the_first_window() {
     with_a_run(|| {
-        let new = Terms { immunity_windows: 1, ..terms() };
+        let new = Terms { immunity_windows: 9, ..terms() };
         assert_ok!(R::set_terms(signed(OWNER), RUN, new));
         open(0);
         assert_eq!(R::run(RUN).unwrap().terms, new);
@@ -682,8 +703,7 @@ fn the_lowest_free_uid_is_taken_first() {
 #[test]
 fn lowering_the_number_of_seats_evicts_no_holder_but_seats_given_up_stay_empty() {
     with_a_full_run(|| {
-        assert_ok!(R::set_terms(signed(OWNER), RUN, Terms { miner_seats_max: 1, ..terms() }));
-        open(3);
+        let now = change_terms(Terms { miner_seats_max: 1, ..terms() });
         assert_eq!(R::taken(RUN, Role::Miner), (3, 1));
         // Two seats too many: giving them up frees none.
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
@@ -691,11 +711,10 @@ fn lowering_the_number_of_seats_evicts_no_holder_but_seats_given_up_stay_empty()
         // The remaining one can still be replaced.
         assert_ok!(newcomer(3));
         assert_noop!(newcomer(4), E::TooManyReplacements);
-        open(4);
+        open(now + 1);
         assert_eq!(hotkeys(), [(2, 3)]);
 
-        assert_ok!(R::set_terms(signed(OWNER), RUN, terms()));
-        open(6);
+        change_terms(terms());
         assert_ok!(newcomer(4));
         assert_ok!(newcomer(5));
         assert_noop!(newcomer(6), E::RunFull);
@@ -710,13 +729,12 @@ fn a_role_below_its_maximum_may_find_every_uid_taken() {
             assert_ok!(mine(hotkey));
         }
         let swapped = Terms { miner_seats_max: 2, validator_seats_max: 6, ..terms() };
-        assert_ok!(R::set_terms(signed(OWNER), RUN, swapped));
-        open(0);
+        let now = change_terms(swapped);
         assert_ok!(validate(6, VALIDATOR_STAKE));
         assert_ok!(validate(7, VALIDATOR_STAKE));
         assert_eq!((next_uid(), R::taken(RUN, Role::Validator)), (None, (2, 6)));
         assert_noop!(validate(8, VALIDATOR_STAKE), E::RunFull);
-        open(4);
+        open(now + 4);
         assert_noop!(validate(8, VALIDATOR_STAKE), E::StakeTooLowToReplace);
         assert_ok!(validate(8, VALIDATOR_STAKE * 2));
     });
@@ -863,9 +881,11 @@ fn a_seat_leaves_by_the_terms_of_the_time_of_its_request() {
     with_a_full_run(|| {
         open(2);
         assert_ok!(R::set_terms(signed(OWNER), RUN, Terms { unbonding_windows: 1000, ..terms() }));
+        open(11);
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
-        open(3);
-        assert_eq!(unbonding(COLDKEY), [(0, 10, 8)]);
+        open(12);
+        assert_eq!(R::run(RUN).unwrap().terms.unbonding_windows, 1000);
+        assert_eq!(unbonding(COLDKEY), [(0, 10, 17)]);
     });
 }
 
@@ -1005,7 +1025,7 @@ fn a_share_is_rounded_down_and_never_exceeds_the_amount() {
 
 #[test]
 fn nothing_overflows_in_the_last_possible_window() {
-    let terms = Terms { immunity_windows: u32::MAX, unbonding_windows: 100_000, ..terms() };
+    let terms = Terms { immunity_windows: u32::MAX, unbonding_windows: 99_999, ..terms() };
     with_terms(terms, || {
         assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, 900));
         let last = params().schedule.window_at(Block(u32::MAX)).unwrap();

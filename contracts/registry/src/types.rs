@@ -2,7 +2,7 @@
 
 use crate::{Balance, Url};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
-use protocol::{Block, Digest, Role, RunParams, SeatId, Terms, Uid, Window};
+use protocol::{Block, Digest, Role, RunParams, SeatId, Terms, Uid, Window, view::PendingTerms};
 use scale_info::TypeInfo;
 
 /// A run. Only its owner, terms and stop change.
@@ -89,6 +89,6 @@ pub struct Chunk {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Waiting {
-    pub terms: Option<Terms>,
+    pub terms: Option<PendingTerms>,
     pub stopped: Option<bool>,
 }

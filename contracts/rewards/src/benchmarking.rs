@@ -12,7 +12,7 @@ use pallet_registry::{
     benchmarking::{newcomer, put_run},
 };
 use protocol::{
-    Role, RunId, Terms, Uid, Window,
+    Role, RunId, RunParams, Terms, Uid, Window,
     params::{PayShares, Permille},
     view::SeatConsensus,
 };
@@ -69,7 +69,7 @@ fn seats<T: Config>(role: Role, uids: core::ops::Range<u32>) -> Vec<(Uid, SeatCo
 fn paid<T: Config>() -> T::AccountId {
     let owner = run::<T>();
     let consensus = seats::<T>(Role::Miner, 0..1);
-    Pallet::<T>::pay_epoch(RUN, 0, &consensus, &[]);
+    Pallet::<T>::pay_epoch(RUN, 0, RunParams::default().epoch_windows, &consensus, &[]);
     assert!(EarningsOf::<T>::get(RUN, Uid(0)).claimable > 0);
     owner
 }
@@ -147,7 +147,7 @@ mod benchmarks {
 
         #[block]
         {
-            Pallet::<T>::pay_epoch(RUN, 0, &consensus, &[]);
+            Pallet::<T>::pay_epoch(RUN, 0, RunParams::default().epoch_windows, &consensus, &[]);
         }
 
         assert_eq!(History::<T>::get(RUN, 0).map(|record| record.slips.len()), Some(s as usize));

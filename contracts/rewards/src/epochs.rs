@@ -14,7 +14,8 @@ use protocol::{RunId, Window};
 type Formers<'a, T> = BTreeMap<Uid, &'a Former<<T as frame_system::Config>::AccountId>>;
 
 impl<T: Config> Pallet<T> {
-    /// Pays `epoch` by its `consensus`, which is in uid order: the run's emission, or what the treasury has left.
+    /// Pays `epoch` by its `consensus`, which is in uid order: the emission's part for its `merged` windows, or what
+    /// the treasury has left.
     ///
     /// Pay for a uid goes to the seat that `former` names for it, or else to the seat's present holder, if it held the
     /// seat in that epoch. What this and the rounding leave stays in the treasury. An epoch is paid once, and no epoch
@@ -22,6 +23,7 @@ impl<T: Config> Pallet<T> {
     pub fn pay_epoch(
         run: RunId,
         epoch: u32,
+        merged: u32,
         consensus: &[(Uid, SeatConsensus)],
         former: &[Former<T::AccountId>],
     ) -> Weight {
@@ -41,7 +43,8 @@ impl<T: Config> Pallet<T> {
         };
         let (incentive, dividends) = (shares(|seat| seat.incentive), shares(|seat| seat.dividends));
         let mut books = BooksOf::<T>::get(run);
-        let pot = terms.emission(epoch).min(books.map_or(0, |books| books.treasury));
+        let earned = terms.earned_emission(epoch, merged, details.params.epoch_windows);
+        let pot = earned.min(books.map_or(0, |books| books.treasury));
         // A run that was never funded pays nothing; its record still holds the consensus.
         if let Some(books) = &mut books {
             let split = split(pot, terms.shares, &incentive, &dividends);
@@ -51,7 +54,7 @@ impl<T: Config> Pallet<T> {
 
         // No longer than the number of seats.
         let slips = BoundedVec::truncate_from(slips.into_values().collect());
-        History::<T>::insert(run, epoch % KEPT_EPOCHS, EpochRecord { epoch, pot, slips });
+        History::<T>::insert(run, epoch % KEPT_EPOCHS, EpochRecord { epoch, pot, merged, slips });
         LastPaid::<T>::insert(run, epoch);
         let validators = dividends.len().min(seats as usize) as u64;
         weight_info::pay_epoch::<T>(seats).saturating_add(T::SharePayWeight::get().saturating_mul(validators))

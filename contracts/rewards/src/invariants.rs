@@ -32,6 +32,9 @@ impl<T: Config> Pallet<T> {
             if !record.slips.windows(2).all(|pair| pair[0].uid < pair[1].uid) {
                 return Err("an epoch's record is not in uid order");
             }
+            if record.merged == 0 && record.pot > 0 {
+                return Err("an epoch without merged windows has a pot");
+            }
             let paid = record.slips.iter().flat_map(|slip| [slip.amount, slip.nominators]);
             ensure!(paid.fold(0, Balance::saturating_add) <= record.pot, "an epoch paid more than its pot");
         }

@@ -91,6 +91,8 @@ pub struct Former<AccountId> {
 pub struct EpochRecord<L> {
     pub epoch: u32,
     pub pot: Balance,
+    /// Merged windows of the epoch.
+    pub merged: u32,
     pub slips: L,
 }
 

@@ -51,6 +51,7 @@ impl<T: Config> Pallet<T> {
                 (slip.registered_at == seat.registered_at).then_some(Payslip {
                     epoch,
                     pot: record.pot,
+                    merged: record.merged,
                     consensus: slip.consensus,
                     amount: slip.amount,
                     nominators: slip.nominators,

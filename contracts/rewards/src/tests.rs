@@ -9,7 +9,7 @@ use pallet_registry::{Ending, HoldReason, OnSeats as _, Payslips as _, Url};
 use proptest::prelude::*;
 use protocol::{
     Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
-    params::{PayShares, Permille},
+    params::{PayShares, Permille, TermsLimits},
     view::{Payslip, TreasuryView},
 };
 
@@ -46,6 +46,8 @@ impl Config for Test {
 /// The existential deposit.
 const DEPOSIT: Balance = 5;
 const EMISSION: Balance = 1000;
+/// The windows of an epoch.
+const ALL: u32 = 10;
 const STAKE: Balance = 100;
 const FUNDS: Balance = 100_000;
 const OWNER: u128 = 1;
@@ -60,6 +62,8 @@ const UNBONDING: u32 = 6;
 fn params() -> RunParams {
     RunParams {
         schedule: Schedule { start: protocol::Block(5), ..RunParams::default().schedule },
+        epoch_windows: ALL,
+        limits: TermsLimits { emission_per_epoch: Balance::MAX, ..TermsLimits::default() },
         ..RunParams::default()
     }
 }
@@ -152,7 +156,7 @@ fn pay(epoch: u32) {
     seats[0].1.weight = u16::MAX;
     seats[1].1.weight = u16::MAX / 3;
     seats[2].1.trust = 99;
-    Rewards::pay_epoch(RUN, epoch, &seats, &[]);
+    Rewards::pay_epoch(RUN, epoch, ALL, &seats, &[]);
     Rewards::check_invariants().unwrap();
 }
 
@@ -285,7 +289,7 @@ fn an_epoch_is_paid_once_and_no_earlier_one_after_it() {
 fn an_unearned_share_stays_in_the_treasury() {
     with_run(|| {
         assert_ok!(fund(1000));
-        Rewards::pay_epoch(RUN, 0, &consensus(&[], &DIVIDENDS), &[]);
+        Rewards::pay_epoch(RUN, 0, ALL, &consensus(&[], &DIVIDENDS), &[]);
         assert_eq!((earnings(2).0, books().treasury), (400, 500));
     });
 }
@@ -300,11 +304,11 @@ fn a_later_holder_is_not_paid_for_its_predecessor_s_work() {
         assert_ok!(Registry::register(coldkey, RUN, Role::Miner, 77, url, STAKE, Balance::MAX));
         // Seat 3 is new and seat 9 does not exist: their halves of 500 stay in the treasury.
         let incentive = [(Uid(0), 2), (Uid(3), 1), (Uid(9), 1)];
-        Rewards::pay_epoch(RUN, 0, &consensus(&incentive, &[]), &[]);
+        Rewards::pay_epoch(RUN, 0, ALL, &consensus(&incentive, &[]), &[]);
         assert_eq!((earnings(0).0, earnings(3).0, earnings(9).0), (250, 0, 0));
         assert_eq!(books().treasury, 1000 - 250 - 100);
         assert_eq!(Rewards::payslips(RUN, Uid(3)), []);
-        Rewards::pay_epoch(RUN, 1, &consensus(&incentive, &[]), &[]);
+        Rewards::pay_epoch(RUN, 1, ALL, &consensus(&incentive, &[]), &[]);
         assert!(earnings(3).0 > 0);
     });
 }
@@ -338,7 +342,7 @@ fn the_holder_at_the_end_of_an_epoch_is_paid_even_if_it_has_left() {
         assert_eq!([0, 2].map(|uid| Registry::seat(RUN, Uid(uid)).unwrap().coldkey), [PATRON; 2]);
 
         let earned = consensus(&INCENTIVE, &DIVIDENDS);
-        Rewards::pay_epoch(RUN, 0, &earned, &former);
+        Rewards::pay_epoch(RUN, 0, ALL, &earned, &former);
         check();
         assert_eq!([earnings(0), earnings(1), earnings(2)], [(0, 0), (125, 125), (0, 0)]);
         assert_eq!(FormerPay::<Test>::get(RUN, COLDKEY), 375 + 100);
@@ -389,9 +393,9 @@ fn the_weight_of_paying_grows_with_seats_and_validators() {
         assert_ok!(fund(5000));
         let earned = consensus(&INCENTIVE, &DIVIDENDS);
         let three_seats = weight_info::pay_epoch::<Test>(3);
-        assert_eq!(Rewards::pay_epoch(RUN, 0, &earned, &[]), three_seats + SharePay::get());
+        assert_eq!(Rewards::pay_epoch(RUN, 0, ALL, &earned, &[]), three_seats + SharePay::get());
         let none = weight_info::pay_epoch::<Test>(0);
-        assert_eq!(Rewards::pay_epoch(RunId(9), 0, &earned, &[]), none);
+        assert_eq!(Rewards::pay_epoch(RunId(9), 0, ALL, &earned, &[]), none);
     });
 }
 
@@ -577,7 +581,10 @@ fn a_payslip_says_why_a_seat_was_paid_and_is_kept_for_sixty_four_epochs() {
         let epochs: Vec<_> = slips.iter().map(|slip| slip.epoch).collect();
         assert_eq!(epochs, (6..68).chain([69]).collect::<Vec<_>>());
         let consensus = SeatConsensus { weight: u16::MAX, incentive: 3, trust: 0, dividends: 0 };
-        assert_eq!(slips[0], Payslip { epoch: 6, pot: EMISSION, consensus, amount: 375, nominators: 0 });
+        assert_eq!(
+            slips[0],
+            Payslip { epoch: 6, pot: EMISSION, merged: ALL, consensus, amount: 375, nominators: 0 }
+        );
         let consensus = SeatConsensus { weight: 0, incentive: 0, trust: 99, dividends: 7 };
         assert_eq!(Rewards::payslips(RUN, Uid(2))[0].consensus, consensus);
         assert_eq!(Rewards::payslips(RUN, Uid(9)), []);
@@ -620,12 +627,12 @@ fn recent_pay_halves_with_each_paid_epoch() {
         pay(1);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 375 / 2 + 375);
         let others = consensus(&INCENTIVE[1..], &[]);
-        Rewards::pay_epoch(RUN, 3, &others, &[]);
+        Rewards::pay_epoch(RUN, 3, ALL, &others, &[]);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 562 / 4);
         // Nothing decays while no epoch is paid.
         epoch(50);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 562 / 4);
-        Rewards::pay_epoch(RUN, 200, &others, &[]);
+        Rewards::pay_epoch(RUN, 200, ALL, &others, &[]);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 0);
         pay(201);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 375);
@@ -652,10 +659,28 @@ fn everything_can_be_claimed_to_the_last_unit() {
 }
 
 #[test]
+fn an_epoch_pays_the_part_of_its_emission_that_its_merged_windows_are() {
+    with_run(|| {
+        assert_ok!(fund(5000));
+        let earned = consensus(&INCENTIVE, &DIVIDENDS);
+        for (epoch, merged, spent) in
+            [(0, ALL, 1000), (1, 3, 1300), (2, 0, 1300), (3, 1, 1400), (4, 99, 2400)]
+        {
+            Rewards::pay_epoch(RUN, epoch, merged, &earned, &[]);
+            check();
+            assert!((5000 - books().treasury).abs_diff(spent) < 9, "epoch {epoch}: {:?}", books());
+        }
+        let slips = Rewards::payslips(RUN, Uid(0));
+        let of_epochs: Vec<_> = slips.iter().map(|slip| (slip.merged, slip.pot, slip.amount)).collect();
+        assert_eq!(of_epochs, [(10, 1000, 375), (3, 300, 112), (0, 0, 0), (1, 100, 37), (99, 1000, 375)]);
+    });
+}
+
+#[test]
 fn runs_share_no_money() {
     with_run(|| {
         assert_ok!(fund(5000));
-        Rewards::pay_epoch(RunId(1), 0, &consensus(&[(Uid(0), 1)], &[]), &[]);
+        Rewards::pay_epoch(RunId(1), 0, ALL, &consensus(&[(Uid(0), 1)], &[]), &[]);
         assert_eq!(BooksOf::<Test>::get(RunId(1)), None);
         assert_ne!(Rewards::account(RUN), Rewards::account(RunId(1)));
     });
@@ -739,7 +764,7 @@ fn the_largest_amounts_do_not_panic() {
         let dividends = [(Uid(2), u64::MAX)];
         for epoch in [0, 1, u32::MAX] {
             let earned = consensus(&uids, &dividends);
-            Rewards::pay_epoch(RUN, epoch, &earned, &[]);
+            Rewards::pay_epoch(RUN, epoch, ALL, &earned, &[]);
             check();
         }
         assert!(earnings(0).0 > most / 5);
@@ -749,14 +774,14 @@ fn the_largest_amounts_do_not_panic() {
         // The sum of all funds ever is bounded too.
         let all = Balances::free_balance(COLDKEY) - FUNDS;
         assert_ok!(Rewards::fund(RuntimeOrigin::signed(COLDKEY), RUN, all));
-        Rewards::pay_epoch(RUN, u32::MAX, &[], &[]);
+        Rewards::pay_epoch(RUN, u32::MAX, ALL, &[], &[]);
     });
 }
 
 #[derive(Clone, Debug)]
 enum Op {
     Fund { who: u128, run: u32, amount: Balance },
-    Pay { run: u32, incentive: Vec<(u16, u64)>, dividends: Vec<(u16, u64)> },
+    Pay { run: u32, merged: u32, incentive: Vec<(u16, u64)>, dividends: Vec<(u16, u64)> },
     Claim { who: u128, uid: u16 },
     ClaimOwner { who: u128, run: u32 },
     ClaimFormer(u128),
@@ -779,8 +804,9 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         3 => (who(), run(), prop_oneof![0u128..20, 0u128..5000])
             .prop_map(|(who, run, amount)| Op::Fund { who, run, amount }),
-        4 => (run(), parts(), parts()).prop_map(|(run, incentive, dividends)| Op::Pay {
+        4 => (run(), 0..=ALL, parts(), parts()).prop_map(|(run, merged, incentive, dividends)| Op::Pay {
             run,
+            merged,
             incentive: incentive.into_iter().collect(),
             dividends: dividends.into_iter().collect(),
         }),
@@ -822,7 +848,7 @@ proptest! {
                     Op::Fund { who, run, amount } => {
                         let _ = Rewards::fund(signed(who), RunId(run), amount);
                     }
-                    Op::Pay { run, incentive, dividends } => {
+                    Op::Pay { run, merged, incentive, dividends } => {
                         let (incentive, dividends) = (with_uids(incentive), with_uids(dividends));
                         let earned =
                             consensus(&incentive, &dividends);
@@ -830,7 +856,7 @@ proptest! {
                         let seat = SeatId { uid: Uid(step as u16 % 4), registered_at: protocol::Block(1) };
                         let gone = [Former { seat, coldkey: PATRON, stake: STAKE }];
                         let gone = if step % 3 == 0 { &gone[..] } else { &[] };
-                        Rewards::pay_epoch(RunId(run), step as u32, &earned, gone);
+                        Rewards::pay_epoch(RunId(run), step as u32, merged, &earned, gone);
                     }
                     Op::Claim { who, uid } => {
                         let feeless = is_feeless(who, uid);

@@ -45,7 +45,7 @@ mod benchmarks {
 
         #[block]
         {
-            Pallet::<T>::close(RUN, 3, &electorate);
+            Pallet::<T>::close(RUN, 3, 2, &electorate);
         }
 
         assert!(Ballots::<T>::iter_prefix((RUN, 3)).next().is_none());

@@ -21,7 +21,7 @@ impl<T: Config> MinerWeights for Pallet<T> {
 }
 
 impl<T: Config> Epochs for Pallet<T> {
-    fn close(run: RunId, epoch: u32, electorate: &[Member]) -> Weight {
+    fn close(run: RunId, epoch: u32, merged: u32, electorate: &[Member]) -> Weight {
         let Some(details) = Registry::<T>::run(run) else {
             defensive!("an epoch closes in a run that exists");
             return T::DbWeight::get().reads(1);
@@ -47,7 +47,7 @@ impl<T: Config> Epochs for Pallet<T> {
         Self::put_bonds(run, next, &departed, moved);
         let seats = consensus.weights.len() as u32;
         Self::deposit_event(Event::ConsensusReached { run, epoch, ballots: revealed, seats });
-        weight.saturating_accrue(T::Payroll::pay(run, epoch, &consensus, &departed));
+        weight.saturating_accrue(T::Payroll::pay(run, epoch, merged, &consensus, &departed));
         weight
     }
 }

@@ -60,13 +60,19 @@ pub struct Departed<AccountId> {
 
 /// Pays what an epoch earned.
 pub trait Payroll<AccountId> {
-    /// Pays `epoch` by its consensus, and returns the weight of that. The pay of a uid in `departed` is due to that
-    /// seat, not to the uid's present holder.
-    fn pay(run: RunId, epoch: u32, consensus: &Consensus, departed: &[Departed<AccountId>]) -> Weight;
+    /// Pays the `merged` windows of `epoch` by its consensus, and returns the weight of that. The pay of a uid in
+    /// `departed` is due to that seat, not to the uid's present holder.
+    fn pay(
+        run: RunId,
+        epoch: u32,
+        merged: u32,
+        consensus: &Consensus,
+        departed: &[Departed<AccountId>],
+    ) -> Weight;
 }
 
 impl<AccountId> Payroll<AccountId> for () {
-    fn pay(_: RunId, _: u32, _: &Consensus, _: &[Departed<AccountId>]) -> Weight {
+    fn pay(_: RunId, _: u32, _: u32, _: &Consensus, _: &[Departed<AccountId>]) -> Weight {
         Weight::zero()
     }
 }

@@ -42,7 +42,13 @@ impl pallet_weights::Config for Test {
 pub struct Payslips;
 
 impl Payroll<AccountId32> for Payslips {
-    fn pay(run: RunId, epoch: u32, consensus: &Consensus, departed: &[Departed<AccountId32>]) -> Weight {
+    fn pay(
+        run: RunId,
+        epoch: u32,
+        _merged: u32,
+        consensus: &Consensus,
+        departed: &[Departed<AccountId32>],
+    ) -> Weight {
         Paid::mutate(|paid| paid.push((run, epoch, consensus.clone())));
         Left::set(departed.to_vec());
         Weight::zero()

@@ -190,7 +190,7 @@ fn a_validator_with_a_minority_vote_keeps_its_weight_vote_and_earns_nothing() {
         }
         let member =
             |uid, dissents| Member { uid: Uid(uid), stake: STAKE, attested: true, dissents, silent: false };
-        Weights::close(RUN, 0, &[member(3, 0), member(4, 2), member(5, 0)]);
+        Weights::close(RUN, 0, 2, &[member(3, 0), member(4, 2), member(5, 0)]);
         let consensus = &Paid::get()[0].2;
         assert_eq!(consensus.dividends, [(Uid(3), ONE / 2), (Uid(5), ONE / 2)]);
         assert_eq!(bonds(4), bonds(3));
@@ -640,7 +640,7 @@ fn the_bonds_of_a_validator_outside_the_electorate_decay() {
             assert_ok!(reveal(uid, 1, &[(0, 1)]));
         }
         let member = |uid| Member { uid: Uid(uid), stake: STAKE, attested: true, dissents: 0, silent: false };
-        Weights::close(RUN, 1, &[member(3), member(4)]);
+        Weights::close(RUN, 1, 2, &[member(3), member(4)]);
         assert_eq!(BondsOf::<Test>::get(RUN, Uid(5))[0].1, before / 10 * 9 + before % 10 * 9 / 10);
         assert_eq!(earners(&Paid::get()[1].2), [3, 4]);
     });
@@ -666,10 +666,10 @@ fn nothing_is_stored_of_closed_epochs() {
 fn an_epoch_without_validators_has_no_consensus() {
     with_run(|| {
         go_to_block(30);
-        Weights::close(RUN, 0, &[]);
+        Weights::close(RUN, 0, 2, &[]);
         assert!(standing_weights().is_empty());
         let member = Member { uid: Uid(3), stake: 0, attested: true, dissents: 0, silent: false };
-        Weights::close(RUN, 1, &[member]);
+        Weights::close(RUN, 1, 2, &[member]);
         assert_eq!(Paid::get().len(), 0);
     });
 }
@@ -716,7 +716,7 @@ fn the_largest_epoch_closes_within_two_seconds() {
         for _ in 0..5 {
             crate::full::revealed::<Test>(1024, 64, 3);
             let began = std::time::Instant::now();
-            Weights::close(RUN, 3, &crate::full::members(1024, 64));
+            Weights::close(RUN, 3, 2, &crate::full::members(1024, 64));
             best = best.min(began.elapsed());
         }
         println!("1,024 miners, 64 validators: {best:?}");

@@ -354,7 +354,7 @@ mod benchmarks {
         Ok(())
     }
 
-    /// A third of the electorate casts minority votes; all of it is recorded in the epoch's participation.
+    /// A third of the electorate casts minority votes; all of it is recorded in the epoch's turnout.
     #[benchmark]
     fn finalise(v: Linear<1, 64>) -> Result<(), BenchmarkError> {
         let miners = miners_max::<T>();
@@ -364,12 +364,9 @@ mod benchmarks {
             let update = if index < v / 3 { 51 } else { 50 };
             Votes::<T>::insert((RUN, NOW), uid(miners + index), ballot(update));
         }
-        let decided = (0..v).map(|index| (uid(miners + index), false)).collect();
-        Turnouts::<T>::insert(
-            RUN,
-            NOW.epoch(params(0).epoch_windows),
-            Participation::<T>::truncate_from(decided),
-        );
+        let members = (0..v).map(|index| MemberTurnout { uid: uid(miners + index), owed: 1, cast: 0 });
+        let turnout = Turnout { merged: 1, members: BoundedVec::truncate_from(members.collect()) };
+        Turnouts::<T>::insert(RUN, NOW.epoch(params(0).epoch_windows), turnout);
         #[block]
         {
             let _ = Pallet::<T>::finalise(RUN, NOW, &params(0));

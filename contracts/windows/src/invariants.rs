@@ -1,6 +1,6 @@
 //! What must hold at every block.
 
-use crate::{Progress, pallet::*};
+use crate::{Progress, Turnout, pallet::*};
 use alloc::vec::Vec;
 use frame::prelude::*;
 use pallet_registry::Pallet as Registry;
@@ -46,21 +46,26 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// Minority votes and participation are kept for epochs that are still to close, of validators only.
+    /// Minority votes and turnouts are kept for epochs that are still to close, of validators only.
     fn check_epochs(run: RunId, open: u32) -> Result<(), &'static str> {
         let is_closed = |epoch: u32| epoch.saturating_add(2) < open;
         if Dissents::<T>::iter_keys().any(|((id, epoch), _)| id == run && is_closed(epoch)) {
             return Err("minority votes of a closed epoch are stored");
         }
-        for (epoch, participation) in Turnouts::<T>::iter_prefix(run) {
-            ensure!(!is_closed(epoch), "the participation of a closed epoch is stored");
-            if !participation.windows(2).all(|pair| pair[0].0 < pair[1].0) {
-                return Err("an epoch's participation is not in uid order");
+        for (epoch, Turnout { merged, members }) in Turnouts::<T>::iter_prefix(run) {
+            ensure!(!is_closed(epoch), "the turnout of a closed epoch is stored");
+            if !members.windows(2).all(|pair| pair[0].uid < pair[1].uid) {
+                return Err("an epoch's turnout is not in uid order");
+            }
+            if members.iter().any(|member| member.cast > member.owed || member.owed > merged) {
+                return Err(
+                    "a validator cast more votes than it owed, or owed more than windows were merged",
+                );
             }
             let is_validator =
                 |uid: Uid| Registry::<T>::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator);
-            if !participation.iter().all(|(uid, _)| is_validator(*uid)) {
-                return Err("an epoch's participation names a seat that is not a validator's");
+            if !members.iter().all(|member| is_validator(member.uid)) {
+                return Err("an epoch's turnout names a seat that is not a validator's");
             }
         }
         Ok(())

@@ -8,7 +8,7 @@
 //! | 0                   | records a snapshot: slots, electorate, data cursor, lineage and weights     |
 //! | 1                   | records the hash of the opening block; prunes the oldest window             |
 //! | `commit_by + 2`     | records the hash that evaluation is drawn from                              |
-//! | `attest_by + h + 1` | makes the selection (PROT-16)                                               |
+//! | `attest_by + h + 1` | records which validators were present (PROT-3); makes the selection         |
 //! | `vote_by + h + 1`   | finalises the window as merged or void, for good (PROT-19)                  |
 //!
 //! Each run has one scheduled task, so a block with nothing due costs two reads. If more is due than a block's budget
@@ -67,7 +67,8 @@ pub struct Progress {
     pub next_step: Block,
 }
 
-/// When a validator attested: decides whether it is absent, and whether it earns dividends (PROT-3).
+/// When a validator was present, which means that its attestation covered at least half of the seats that two thirds
+/// called valid. Decides whether it is absent, and whether it earns dividends (PROT-3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Presence {
@@ -102,16 +103,36 @@ pub struct Member {
     /// Minority votes: votes in the epoch for another update than two thirds voted. With any, it earns no dividends
     /// (PROT-19).
     pub dissents: u32,
-    /// Whether it is inactive: it held its seat all epoch, and voted in none of the epoch's merged windows. Then it
-    /// earns no dividends (PROT-30).
+    /// Whether it is inactive: it held its seat all epoch, and voted in less than two thirds of the merged windows
+    /// that it was to decide. Then it earns no dividends (PROT-30).
     pub silent: bool,
+}
+
+/// The votes of an epoch. `L` is a bounded list of [`MemberTurnout`], in uid order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
+pub struct Turnout<L> {
+    /// Merged windows of the epoch.
+    pub merged: u32,
+    pub members: L,
+}
+
+/// What a validator voted in an epoch's merged windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
+pub struct MemberTurnout {
+    pub uid: Uid,
+    /// Merged windows with it in the electorate.
+    pub owed: u32,
+    /// Those of them in which it voted.
+    pub cast: u32,
 }
 
 /// The pallet that closes epochs.
 pub trait Epochs {
-    /// Closes `epoch`, whose weights are revealed by now, and returns the weight of that. `electorate` is in uid
-    /// order.
-    fn close(run: RunId, epoch: u32, electorate: &[Member]) -> Weight;
+    /// Closes `epoch`, of which `merged` windows were merged and whose weights are revealed by now, and returns the
+    /// weight of that. `electorate` is in uid order.
+    fn close(run: RunId, epoch: u32, merged: u32, electorate: &[Member]) -> Weight;
 }
 
 /// The electorate, for the pallet that closes epochs.
@@ -215,8 +236,7 @@ pub mod pallet {
     /// A validator's verdicts on the contributions it looked at, in uid order.
     pub type Verdicts<T> = BoundedVec<(Uid, Verdict), <T as pallet_registry::Config>::MaxSeats>;
 
-    /// Members of the electorate in uid order, and whether each voted.
-    pub type Participation<T> = BoundedVec<(Uid, bool), <T as pallet_registry::Config>::MaxSeats>;
+    pub type TurnoutOf<T> = Turnout<BoundedVec<MemberTurnout, <T as pallet_registry::Config>::MaxSeats>>;
 
     /// The runs with a task scheduled at a block.
     #[pallet::storage]
@@ -284,10 +304,10 @@ pub mod pallet {
     pub type Dissents<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, u32, ValueQuery>;
 
-    /// Members of the electorate of an epoch's merged windows, and whether each voted in any of them (PROT-30).
+    /// The votes in the merged windows of epochs that are not closed (PROT-30).
     #[pallet::storage]
     pub type Turnouts<T: Config> =
-        StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, u32, Participation<T>, ValueQuery>;
+        StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, u32, TurnoutOf<T>, ValueQuery>;
 
     /// Digests of validators' receipts (PROT-27).
     #[pallet::storage]
@@ -339,9 +359,9 @@ pub mod pallet {
             reporter: T::AccountId,
             slashed: u128,
         },
-        /// A validator was inactive in an epoch: it voted in none of the merged windows, and earns no dividends.
-        /// Emitted for members of the electorate as the epoch closes.
-        NeverVoted { run: RunId, epoch: u32, uid: Uid },
+        /// A validator was inactive in an epoch: it voted in less than two thirds of the merged windows that it was
+        /// to decide, and earns no dividends. Emitted for members of the electorate as the epoch closes.
+        Inactive { run: RunId, epoch: u32, uid: Uid },
     }
 
     #[pallet::error]
@@ -448,7 +468,8 @@ pub mod pallet {
         /// Attests which contributions the signer, a validator's hotkey, found valid or faulty (PROT-14), and commits
         /// to its evaluation salt for the next window (PROT-2). A seat that is not named was not observed.
         ///
-        /// Every validator may attest: an absent one returns to the electorate by it.
+        /// Every validator may attest: an absent one returns to the electorate by an attestation that covers at least
+        /// half of the seats that two thirds call valid (PROT-3).
         #[pallet::call_index(1)]
         #[pallet::weight(weight_info::attest::<T>(verdicts.len() as u32))]
         #[pallet::feeless_if(|
@@ -467,10 +488,10 @@ pub mod pallet {
             verdicts: Verdicts<T>,
             next_salt: Digest,
         ) -> DispatchResult {
-            let (uid, params) = Self::may_attest(origin, run, window, &verdicts)?;
+            let uid = Self::may_attest(origin, run, window, &verdicts)?;
 
             Salts::<T>::insert((run, window.next()), uid, next_salt);
-            Self::record_attestation(run, window, uid, params.epoch_windows, verdicts);
+            Self::record_attestation(run, window, uid, verdicts);
             Ok(())
         }
 
@@ -537,10 +558,10 @@ pub mod pallet {
             verdicts: Verdicts<T>,
             salt: Salt,
         ) -> DispatchResult {
-            let (uid, params) = Self::may_reveal_attestation(origin, run, window, &verdicts, &salt)?;
+            let uid = Self::may_reveal_attestation(origin, run, window, &verdicts, &salt)?;
 
             HiddenAttestations::<T>::remove((run, window), uid);
-            Self::record_attestation(run, window, uid, params.epoch_windows, verdicts);
+            Self::record_attestation(run, window, uid, verdicts);
             Ok(())
         }
 

@@ -38,6 +38,8 @@ impl pallet_windows::Config for Test {
 parameter_types! {
     pub static StandingWeights: Vec<(Uid, u16)> = Vec::new();
     pub static Closed: Vec<(RunId, u32, Vec<Member>)> = Vec::new();
+    /// Merged windows of each closed epoch.
+    pub static Merged: Vec<u32> = Vec::new();
     /// Nominations by validator.
     pub static Behind: BTreeMap<Uid, Balance> = BTreeMap::new();
     pub static TaskBudget: Weight = Weight::MAX;
@@ -68,8 +70,9 @@ impl MinerWeights for RecordedEpochs {
 }
 
 impl Epochs for RecordedEpochs {
-    fn close(run: RunId, epoch: u32, electorate: &[Member]) -> Weight {
+    fn close(run: RunId, epoch: u32, merged: u32, electorate: &[Member]) -> Weight {
         Closed::mutate(|closed| closed.push((run, epoch, electorate.to_vec())));
+        Merged::mutate(|of| of.push(merged));
         Weight::zero()
     }
 }
@@ -171,6 +174,7 @@ pub fn chain() -> TestState {
     chain.execute_with(|| {
         StandingWeights::set(Vec::new());
         Closed::set(Vec::new());
+        Merged::set(Vec::new());
         Behind::set(BTreeMap::new());
         TaskBudget::set(Weight::MAX);
         go_to_block(1);

@@ -64,7 +64,7 @@ impl<T: Config> Pallet<T> {
         run: RunId,
         window: Window,
         verdicts: &[(Uid, Verdict)],
-    ) -> Result<(Uid, RunParams), DispatchError> {
+    ) -> Result<Uid, DispatchError> {
         let hotkey = ensure_signed(origin)?;
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks == 0, Error::<T>::MustBeHidden);
@@ -72,7 +72,7 @@ impl<T: Config> Pallet<T> {
         let uid = Self::validator(run, &hotkey)?;
         ensure!(!Attestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
         Self::check_verdicts(run, window, verdicts)?;
-        Ok((uid, params))
+        Ok(uid)
     }
 
     pub(crate) fn may_attest_hidden(
@@ -96,7 +96,7 @@ impl<T: Config> Pallet<T> {
         window: Window,
         verdicts: &[(Uid, Verdict)],
         salt: &Salt,
-    ) -> Result<(Uid, RunParams), DispatchError> {
+    ) -> Result<Uid, DispatchError> {
         let hotkey = ensure_signed(origin)?;
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
@@ -106,7 +106,7 @@ impl<T: Config> Pallet<T> {
         let hash = HiddenAttestations::<T>::get((run, window), uid).ok_or(Error::<T>::NothingHidden)?;
         Self::check_reveal(&hotkey, verdicts, salt, hash)?;
         Self::check_verdicts(run, window, verdicts)?;
-        Ok((uid, params))
+        Ok(uid)
     }
 
     pub(crate) fn may_vote(
@@ -222,24 +222,11 @@ impl<T: Config> Pallet<T> {
         Self::deposit_event(Event::EquivocationPunished { run, window, uid, kind, reporter, slashed });
     }
 
-    /// Records an attestation: its validator is present (PROT-3).
-    pub(crate) fn record_attestation(
-        run: RunId,
-        window: Window,
-        uid: Uid,
-        epoch_windows: u32,
-        verdicts: Verdicts<T>,
-    ) {
+    /// Records an attestation. The selection decides whether its validator was present (PROT-3).
+    pub(crate) fn record_attestation(run: RunId, window: Window, uid: Uid, verdicts: Verdicts<T>) {
         let valid = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Valid).count() as u32;
         let faulty = (verdicts.len() as u32).saturating_sub(valid);
         Attestations::<T>::insert((run, window), uid, verdicts);
-        // A seat registered in this window is bonded from the next opening.
-        let presence = PresenceOf::<T>::get(run, uid).unwrap_or(crate::Presence {
-            since: window.next(),
-            last_attested: None,
-            epoch_before: None,
-        });
-        PresenceOf::<T>::insert(run, uid, presence.attested(window, epoch_windows));
         Self::deposit_event(Event::Attested { run, window, uid, valid, faulty });
     }
 

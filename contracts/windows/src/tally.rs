@@ -1,6 +1,7 @@
 //! Counts stake: which verdicts and which update two thirds of the electorate agree on (PROT-14, 19, 20), and which
 //! members voted (PROT-30).
 
+use crate::MemberTurnout;
 use alloc::{collections::BTreeMap, vec::Vec};
 use protocol::{
     Digest, Uid,
@@ -70,23 +71,39 @@ pub(crate) fn agreed(votes: impl Iterator<Item = (u128, Vote)>, total: u128) -> 
     })
 }
 
-/// Adds a merged window to `before`: the members of the electorate in uid order, and whether each has voted.
-pub(crate) fn participation(
-    before: &[(Uid, bool)],
-    electorate: &[(Uid, u128)],
-    voters: impl Iterator<Item = Uid>,
-) -> Vec<(Uid, bool)> {
-    let mut now: BTreeMap<Uid, bool> = electorate.iter().map(|(uid, _)| (*uid, false)).collect();
-    now.extend(voters.map(|uid| (uid, true)));
-    for (uid, voted) in before {
-        *now.entry(*uid).or_default() |= voted;
-    }
-    now.into_iter().collect()
+/// Whether `verdicts` name at least half of the `valid` seats, as valid or faulty: then their validator was present
+/// (PROT-3). Both are in uid order.
+pub(crate) fn covers_half(verdicts: &[(Uid, Verdict)], valid: &[Uid]) -> bool {
+    let mut named = verdicts.iter().map(|(uid, _)| uid).peekable();
+    let is_named = |uid: &&Uid| {
+        while named.next_if(|seat| seat < uid).is_some() {}
+        named.next_if_eq(uid).is_some()
+    };
+    let covered = valid.iter().filter(is_named).count();
+    covered.saturating_mul(2) >= valid.len()
 }
 
-/// Whether windows were merged and `uid` voted in none of them, also because it was not in the electorate.
-pub(crate) fn is_inactive(participation: &[(Uid, bool)], uid: Uid) -> bool {
-    !participation.is_empty() && !participation.contains(&(uid, true))
+/// Adds a merged window to `before`: a member of its `electorate` owed a vote, which the `voters` among them cast. In
+/// uid order.
+pub(crate) fn turnout(
+    before: &[MemberTurnout],
+    electorate: &[(Uid, u128)],
+    voters: &[Uid],
+) -> Vec<MemberTurnout> {
+    let mut now: BTreeMap<Uid, MemberTurnout> = before.iter().map(|member| (member.uid, *member)).collect();
+    for (uid, _) in electorate {
+        let member = now.entry(*uid).or_insert(MemberTurnout { uid: *uid, owed: 0, cast: 0 });
+        member.owed = member.owed.saturating_add(1);
+        member.cast = member.cast.saturating_add(voters.contains(uid).into());
+    }
+    now.into_values().collect()
+}
+
+/// Whether `uid` is inactive in an epoch with `merged` merged windows: it cast less than two thirds of the votes that
+/// it owed, or owed none as it was in no merged window's electorate (PROT-30).
+pub(crate) fn is_inactive(merged: u32, members: &[MemberTurnout], uid: Uid) -> bool {
+    let member = members.iter().find(|member| member.uid == uid);
+    merged > 0 && member.is_none_or(|member| !two_thirds(member.cast.into(), member.owed.into()))
 }
 
 #[cfg(test)]
@@ -130,17 +147,31 @@ mod tests {
     }
 
     #[test]
-    fn one_vote_in_an_epoch_is_enough_and_an_absent_validator_has_none() {
+    fn a_validator_is_inactive_below_two_thirds_of_the_votes_that_it_owes() {
         let electorate = |uids: &[u16]| uids.iter().map(|uid| (Uid(*uid), 1)).collect::<Vec<_>>();
-        let voters = |uids: &'static [u16]| uids.iter().map(|uid| Uid(*uid));
-        let first = participation(&[], &electorate(&[1, 2, 5]), voters(&[2]));
-        assert_eq!(first, vec![(Uid(1), false), (Uid(2), true), (Uid(5), false)]);
-        let second = participation(&first, &electorate(&[2, 3, 5]), voters(&[3, 5]));
-        let expected = vec![(Uid(1), false), (Uid(2), true), (Uid(3), true), (Uid(5), true)];
-        assert_eq!(second, expected);
-        let inactive: Vec<u16> = (0..6).filter(|uid| is_inactive(&second, Uid(*uid))).collect();
-        assert_eq!(inactive, vec![0, 1, 4]);
-        assert!(!is_inactive(&[], Uid(1)), "nothing was merged");
+        let member = |uid, owed, cast| MemberTurnout { uid: Uid(uid), owed, cast };
+        let first = turnout(&[], &electorate(&[1, 2, 5]), &[Uid(2)]);
+        assert_eq!(first, vec![member(1, 1, 0), member(2, 1, 1), member(5, 1, 0)]);
+        let second = turnout(&first, &electorate(&[2, 3, 5]), &[Uid(2), Uid(3), Uid(5)]);
+        let third = turnout(&second, &electorate(&[2, 3, 5]), &[Uid(3), Uid(5)]);
+        assert_eq!(third, vec![member(1, 1, 0), member(2, 3, 2), member(3, 2, 2), member(5, 3, 2)]);
+        let inactive = |members: &[MemberTurnout]| {
+            (0..6).filter(|uid| is_inactive(3, members, Uid(*uid))).collect::<Vec<u16>>()
+        };
+        assert_eq!(inactive(&third), vec![0, 1, 4]);
+        assert_eq!(inactive(&second), vec![0, 1, 4, 5], "one of two is less than two thirds");
+        assert!(!is_inactive(0, &[], Uid(1)), "nothing was merged");
+    }
+
+    #[test]
+    fn verdicts_on_half_of_the_valid_seats_are_presence() {
+        let valid: Vec<Uid> = (1..6).map(Uid).collect();
+        let named = |uids: &[u16]| {
+            let verdicts: Vec<_> = uids.iter().map(|uid| (Uid(*uid), Verdict::Faulty)).collect();
+            covers_half(&verdicts, &valid)
+        };
+        assert!(named(&[1, 3, 5]) && !named(&[1, 3]) && !named(&[0, 1, 3, 6, 7, 8, 9]));
+        assert!(covers_half(&[], &[]), "nothing is valid: there is nothing to cover");
     }
 
     #[test]

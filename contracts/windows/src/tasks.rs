@@ -6,11 +6,11 @@ use crate::{
     pallet::*,
     tally, weight_info,
 };
-use alloc::vec::Vec;
+use alloc::{collections::BTreeMap, vec::Vec};
 use frame::prelude::*;
 use pallet_registry::{Ending, Entry, MinerWeights, OnRunCreated, OnSeats, Pallet as Registry, Run, Seat};
 use protocol::{
-    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, assign, lineage,
+    Block, Digest, Role, RunId, RunParams, Schedule, Uid, Window, assign, lineage,
     select::{self, Candidate},
     view::{Checkpoint, Outcome, VoidReason, Vote},
 };
@@ -114,7 +114,7 @@ impl<T: Config> Pallet<T> {
 
         // A stopped run assigns no data, so that none is spent.
         let slots = if stopped { Vec::new() } else { miners };
-        let bonded = Self::bonded(run, window, &terms, &validators);
+        let bonded = Self::bonded(run, window, &validators);
         let before = CountedStakes::<T>::get(run);
         let counted = electorate::count_stakes(&terms, params.epoch_windows, window, &bonded, &before);
         let electorate = electorate::choose(&terms, window, &bonded, &counted);
@@ -173,33 +173,36 @@ impl<T: Config> Pallet<T> {
         electorate: &[(Uid, u128)],
         bonded: &[Bonded],
     ) -> Weight {
-        let participation = Turnouts::<T>::take(run, epoch);
+        let turnout = Turnouts::<T>::take(run, epoch);
         let members: Vec<Member> = electorate
             .iter()
             .map(|&(uid, stake)| {
                 let presence =
                     bonded.iter().find(|validator| validator.seat.uid == uid).map(|bonded| bonded.presence);
-                member_of::<T>(run, epoch, params, uid, stake, presence, &participation)
+                member_of::<T>(run, epoch, params, uid, stake, presence, &turnout)
             })
             .collect();
         for Member { uid, .. } in members.iter().filter(|member| member.silent) {
-            Self::deposit_event(Event::NeverVoted { run, epoch, uid: *uid });
+            Self::deposit_event(Event::Inactive { run, epoch, uid: *uid });
         }
-        // A count of minority votes for each member, and the participation.
+        // A count of minority votes for each member, and the turnout.
         let touched = (members.len() as u64).saturating_add(1);
         let weight = T::DbWeight::get().reads_writes(touched, touched);
-        let closing = T::Epochs::close(run, epoch, &members);
+        let closing = T::Epochs::close(run, epoch, turnout.merged, &members);
         let _ = Dissents::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
         weight.saturating_add(closing)
     }
 
-    /// Validators with the minimum stake of their own, in uid order, with the stake behind them and presence. Records the
-    /// presence of validators that it sees for the first time.
-    fn bonded(run: RunId, window: Window, terms: &Terms, validators: &[Uid]) -> Vec<Bonded> {
+    /// Validators with stake of their own, in uid order, with the stake behind them and presence. Records the presence
+    /// of validators that it sees for the first time.
+    ///
+    /// The run's minimum binds validators that register or take stake out. A higher minimum excludes none that holds
+    /// a seat (PROT-3).
+    fn bonded(run: RunId, window: Window, validators: &[Uid]) -> Vec<Bonded> {
         validators
             .iter()
             .filter_map(|uid| Some((uid, Registry::<T>::seat(run, *uid)?)))
-            .filter(|(_, seat)| seat.stake >= terms.validator_stake_min)
+            .filter(|(_, seat)| seat.stake > 0)
             .map(|(uid, seat)| {
                 let presence = PresenceOf::<T>::get(run, uid).unwrap_or_else(|| {
                     let presence = Presence { since: window, last_attested: None, epoch_before: None };
@@ -229,25 +232,26 @@ impl<T: Config> Pallet<T> {
         weight_info::record_hash::<T>()
     }
 
-    /// Counts the attestations and selects the contributions to merge (PROT-14, 16).
+    /// Counts the attestations, records which validators were present, and selects the contributions to merge (PROT-3,
+    /// 14, 16).
     pub(crate) fn select(run: RunId, window: Window, params: &RunParams) -> Weight {
         let Some(mut record) = Records::<T>::get(run, window) else {
             defensive!("an open window has a record");
             return T::DbWeight::get().reads(1);
         };
         let commitments = Self::commitments(run, window, &record);
-        let attestations: Vec<(u128, Verdicts<T>)> = record
-            .electorate
-            .iter()
-            .filter_map(|(uid, stake)| Some((*stake, Attestations::<T>::get((run, window), uid)?)))
-            .collect();
+        let attestations: BTreeMap<Uid, Verdicts<T>> =
+            Attestations::<T>::iter_prefix((run, window)).collect();
         let total = tally::total(&record.electorate);
         let committed: Vec<Uid> = commitments.iter().map(|(uid, _)| *uid).collect();
-        let found = tally::verdicts(
-            &committed,
-            attestations.iter().map(|(stake, verdicts)| (*stake, verdicts.as_slice())),
-            total,
-        );
+        let of_electorate = record.electorate.iter();
+        let of_electorate =
+            of_electorate.filter_map(|(uid, stake)| Some((*stake, attestations.get(uid)?.as_slice())));
+        let found = tally::verdicts(&committed, of_electorate, total);
+        let present = attestations.iter().filter(|(_, verdicts)| tally::covers_half(verdicts, &found.valid));
+        for (uid, _) in present {
+            Self::record_presence(run, window, *uid, params.epoch_windows);
+        }
 
         // Before the first consensus no seat has a weight. If seats aged out of being newcomers meanwhile, a run whose
         // validators came late could never merge again: so every seat counts as a newcomer.
@@ -267,9 +271,10 @@ impl<T: Config> Pallet<T> {
                 },
             })
             .collect();
-        // The hash of a block after the last commitment: no miner knows the draw before it commits (PROT-2).
+        // The hash of a block after the last commitment: no miner knows the draw before it commits (PROT-2). Without the
+        // opening's hash no miner knew its data.
         let selected = match record.evaluation_hash {
-            Some(hash) if !record.paused => {
+            Some(hash) if record.opening_hash.is_some() && !record.paused => {
                 let seed = assign::seed(assign::domain::SELECT, run, window, &hash);
                 select::select(params, &seed, &candidates)
             }
@@ -283,7 +288,8 @@ impl<T: Config> Pallet<T> {
             valid: found.valid.len() as u32,
             faulty: found.faulty.len() as u32,
         });
-        let weight = weight_info::select::<T>(record.slots.len() as u32, record.electorate.len() as u32);
+        let attested = record.electorate.len().max(attestations.len()) as u32;
+        let weight = weight_info::select::<T>(record.slots.len() as u32, attested);
         record.selection = Some(Choice {
             selected: BoundedVec::truncate_from(selected),
             valid: BoundedVec::truncate_from(found.valid),
@@ -291,6 +297,16 @@ impl<T: Config> Pallet<T> {
         });
         Records::<T>::insert(run, window, record);
         weight
+    }
+
+    fn record_presence(run: RunId, window: Window, uid: Uid, epoch_windows: u32) {
+        // A seat registered in this window is bonded from the next opening.
+        let presence = PresenceOf::<T>::get(run, uid).unwrap_or(Presence {
+            since: window.next(),
+            last_attested: None,
+            epoch_before: None,
+        });
+        PresenceOf::<T>::insert(run, uid, presence.attested(window, epoch_windows));
     }
 
     /// Counts the votes and records the window's outcome (PROT-19, 20). Does nothing to a finalised window.
@@ -323,11 +339,12 @@ impl<T: Config> Pallet<T> {
         if let Outcome::Merged(agreed) = outcome {
             progress.lineage = lineage::next(&progress.lineage, &agreed.update);
             Self::record_minority_votes(run, window, params, &votes, &agreed);
-            Turnouts::<T>::mutate(run, window.epoch(params.epoch_windows), |participation| {
-                let voters = votes.iter().map(|(uid, ..)| *uid);
-                let now = tally::participation(participation, &record.electorate, voters);
+            Turnouts::<T>::mutate(run, window.epoch(params.epoch_windows), |turnout| {
+                let voters: Vec<Uid> = votes.iter().map(|(uid, ..)| *uid).collect();
+                let members = tally::turnout(&turnout.members, &record.electorate, &voters);
+                turnout.merged = turnout.merged.saturating_add(1);
                 // No longer than the number of seats: `vacated` removes a seat that leaves.
-                *participation = Participation::<T>::truncate_from(now);
+                turnout.members = BoundedVec::truncate_from(members);
             });
         }
         Self::deposit_event(Event::WindowFixed { run, window, outcome, lineage: progress.lineage });
@@ -423,12 +440,12 @@ fn member_of<T: Config>(
     uid: Uid,
     stake: u128,
     presence: Option<Presence>,
-    participation: &[(Uid, bool)],
+    turnout: &TurnoutOf<T>,
 ) -> Member {
     let attested = presence.is_some_and(|presence| presence.attested_in(epoch, params.epoch_windows));
     let present_throughout =
         presence.is_some_and(|presence| presence.present_throughout(epoch, params.epoch_windows));
-    let silent = present_throughout && tally::is_inactive(participation, uid);
+    let silent = present_throughout && tally::is_inactive(turnout.merged, &turnout.members, uid);
     Member { uid, stake, attested, dissents: Dissents::<T>::get((run, epoch), uid), silent }
 }
 
@@ -438,13 +455,13 @@ impl<T: Config> Members for Pallet<T> {
         let electorate = Records::<T>::get(run, ProgressOf::<T>::get(run)?.window?)?.electorate;
         let place = electorate.binary_search_by_key(&uid, |(member, _)| *member).ok()?;
         let (_, stake) = *electorate.get(place)?;
-        let (presence, participation) = (PresenceOf::<T>::get(run, uid), Turnouts::<T>::get(run, epoch));
-        Some(member_of::<T>(run, epoch, &params, uid, stake, presence, &participation))
+        let (presence, turnout) = (PresenceOf::<T>::get(run, uid), Turnouts::<T>::get(run, epoch));
+        Some(member_of::<T>(run, epoch, &params, uid, stake, presence, &turnout))
     }
 }
 
 impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
-    /// Clears what was counted for the former holder: presence, minority votes, participation, and its salt.
+    /// Clears what was counted for the former holder: presence, minority votes, turnout, and its salt.
     fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>, _: Ending) -> Weight {
         PresenceOf::<T>::remove(run, uid);
         let (Some(details), Some(progress)) = (Registry::<T>::run(run), ProgressOf::<T>::get(run)) else {
@@ -456,9 +473,9 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
         let epoch = progress.window.map_or(0, |window| window.epoch(details.params.epoch_windows));
         for epoch in epoch.saturating_sub(1)..=epoch {
             Dissents::<T>::remove((run, epoch), uid);
-            Turnouts::<T>::mutate_exists(run, epoch, |participation| {
-                if let Some(participation) = participation {
-                    participation.retain(|(other, _)| *other != uid);
+            Turnouts::<T>::mutate_exists(run, epoch, |turnout| {
+                if let Some(turnout) = turnout {
+                    turnout.members.retain(|member| member.uid != uid);
                 }
             });
         }

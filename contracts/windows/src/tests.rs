@@ -18,6 +18,7 @@ mod feeless;
 mod late;
 mod minority_votes;
 mod participation;
+mod presence;
 mod scale;
 mod seats;
 

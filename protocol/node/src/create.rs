@@ -78,7 +78,8 @@ pub async fn prepare(new: &mut NewRun<'_>) -> anyhow::Result<PreparedRun> {
         new.spec.model.seq_len
     );
     new.params.validate().context("the run's parameters cannot be used")?;
-    new.terms.validate().context("the run's terms cannot be used")?;
+    let terms = new.terms.validate().and_then(|()| new.terms.check_limits(&new.params.limits));
+    terms.context("the run's terms cannot be used")?;
     let theta = match (new.weights.take(), &new.spec.weights) {
         (None, None) => model::init_flat(&new.spec.model, new.spec.seed)?,
         (Some(weights), Some(_)) if weights.len() == new.spec.model.parameters() => weights,

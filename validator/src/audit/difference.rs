@@ -29,7 +29,7 @@ pub enum Difference {
     NotSigned { what: &'static str },
     #[error("uid {uid} was attested although it committed nothing")]
     AttestedNothing { uid: Uid },
-    #[error("uid {uid} was attested as valid; its contribution is faulty ({label}): {detail}")]
+    #[error("uid {uid} was attested or judged as valid; its contribution is faulty ({label}): {detail}")]
     SkippedFault { uid: Uid, label: String, detail: String },
     #[error("uid {uid} was attested as faulty ({label}); its contribution is valid")]
     InventedFault { uid: Uid, label: String },

@@ -45,7 +45,7 @@ pub(super) fn observations(facts: &Facts, judgement: &Judgement, found: &mut Vec
             Kind::Absent
         } else if selection.faulty.contains(uid) {
             Kind::Faulty
-        } else if selection.valid.contains(uid) && judgement.held.contains(uid) {
+        } else if judgement.held.contains(uid) {
             Kind::Valid
         } else {
             Kind::Unobserved
@@ -54,11 +54,18 @@ pub(super) fn observations(facts: &Facts, judgement: &Judgement, found: &mut Vec
         if said != is {
             found.push(Difference::SeenOtherwise { uid: *uid, said, is });
         }
-        if let (Observed::Valid { trained: said, .. }, Some(Found::Valid { trained })) =
-            (&judged.observed, facts.found.get(uid))
-            && said != trained
-        {
-            found.push(Difference::WrongTrained { uid: *uid, said: *said, declared: *trained });
+        match (&judged.observed, facts.found.get(uid)) {
+            (Observed::Valid { trained: said, .. }, Some(Found::Valid { trained })) if said != trained => {
+                found.push(Difference::WrongTrained { uid: *uid, said: *said, declared: *trained });
+            }
+            // The comparison of attestations reports a fault that was attested as valid.
+            (Observed::Valid { .. }, Some(Found::Faulty { label, detail }))
+                if !facts.receipt.attestation.valid.contains(uid) =>
+            {
+                let (label, detail) = (label.clone(), detail.clone());
+                found.push(Difference::SkippedFault { uid: *uid, label, detail });
+            }
+            _ => {}
         }
     }
     for judged in judgement.seats.iter().filter(|judged| !view.slots.contains(&judged.seat.uid)) {
@@ -85,10 +92,10 @@ pub(super) fn turns(facts: &Facts, judgement: &Judgement, found: &mut Vec<Differ
         found.push(Difference::WrongOrder { said: judgement.order.clone(), due: due.clone() });
     }
     let reached: BTreeSet<Uid> = measured_seats(judgement).map(|(judged, _)| judged.seat.uid).collect();
-    // A seat that two thirds did not attest as valid may have been measured without a trace.
+    // A seat that two thirds attested as faulty may have been measured without a trace.
     let shows = |uid: &Uid| {
         let selection = facts.view.selection.as_ref();
-        selection.is_some_and(|selection| selection.valid.contains(uid))
+        selection.is_some_and(|selection| !selection.faulty.contains(uid))
     };
     let last = due.iter().rposition(|uid| reached.contains(uid));
     let passed_over = due.iter().take(last.unwrap_or(0)).filter(|uid| shows(uid) && !reached.contains(uid));

@@ -587,6 +587,31 @@ fn a_missing_or_invented_near_duplicate_is_found() {
 }
 
 #[test]
+fn a_seat_that_others_leave_out_is_judged_by_what_the_validator_holds() {
+    let mut facts = honest();
+    facts.view.selection.as_mut().unwrap().valid.retain(|uid| *uid != Uid(7));
+    assert_eq!(audit(&facts), []);
+    // A validator that follows those that leave it out is found.
+    let unobserved = |receipt: &mut Receipt| {
+        judgement(receipt).seats[7].observed = Observed::Unobserved;
+        conclude(receipt);
+    };
+    found(&falsified(unobserved), |d| {
+        matches!(d, Difference::SeenOtherwise { uid: Uid(7), said: Kind::Unobserved, is: Kind::Valid })
+    });
+}
+
+#[test]
+fn faulty_bytes_that_are_judged_without_an_attestation_are_found() {
+    let mut facts = falsified(|receipt| receipt.attestation.valid.retain(|uid| *uid != Uid(7)));
+    facts.view.selection.as_mut().unwrap().valid.retain(|uid| *uid != Uid(7));
+    assert_eq!(audit(&facts), []);
+    let fault = Found::Faulty { label: "undecodable".into(), detail: "it cannot be decoded".into() };
+    facts.found.insert(Uid(7), fault);
+    found(&facts, |d| matches!(d, Difference::SkippedFault { uid: Uid(7), .. }));
+}
+
+#[test]
 fn a_missing_or_added_seat_is_found() {
     let facts = falsified(|receipt| {
         judgement(receipt).seats.remove(4);

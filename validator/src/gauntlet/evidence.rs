@@ -16,8 +16,8 @@ pub struct Evidence {
 pub enum Observed {
     /// Committed nothing: not rated, unpaid for the window, and no fault (PROT-14).
     Absent,
-    /// Committed, but neither two thirds of the stake nor this validator observed the bytes: no fault, no rank; half
-    /// of the last window's pay, a quarter in the next one.
+    /// Committed, but this validator did not observe the bytes, and two thirds of the stake did not attest them as
+    /// faulty: no fault, no rank; half of the last window's pay, a quarter in the next one.
     Unobserved,
     /// Two thirds of the stake attested it as faulty (PROT-14): last rank, unpaid for the window.
     Faulty {
@@ -27,7 +27,8 @@ pub enum Observed {
         /// The same in a sentence, with its numbers.
         detail: String,
     },
-    /// A valid contribution. `measured` is `None` if its turn did not come (PROT-28).
+    /// A contribution that this validator holds and has verified, and that two thirds of the stake did not attest as
+    /// faulty. `measured` is `None` if its turn did not come (PROT-28).
     Valid {
         /// `t`: sequences that the seat declared to have trained on (PROT-6).
         trained: u32,

@@ -49,7 +49,8 @@ pub struct CreateRun {
     /// The run's parameters as JSON [default: the protocol's]. With a start block of 0 the run starts soon.
     #[arg(long, value_name = "FILE")]
     pub params: Option<PathBuf>,
-    /// The run's economic terms as JSON [default: the protocol's]. The owner may change them later with `run terms`.
+    /// The run's economic terms as JSON [default: the protocol's]. The owner may change them later with `run terms`, up
+    /// to the `limits` of the parameters.
     #[arg(long, value_name = "FILE")]
     pub terms: Option<PathBuf>,
     /// The model's configuration: a preset's name, or a JSON file.
@@ -218,8 +219,13 @@ async fn plan(
     let mut then = vec![
         format!("first, specification, dataset and initial weights are published in the bucket {bucket}"),
         "a deposit is held for as long as the run exists".into(),
-        "parameters can never be changed; the owner can change the terms from one epoch to the next".into(),
+        "parameters can never be changed; the owner can change the terms as an epoch begins, up to these limits, \
+         which are parameters"
+            .into(),
     ];
+    then.extend(
+        terms::limit_lines(&new.params.limits).map(|(name, value)| format!("{name}: at most {value}")),
+    );
     if new.params.schedule.start == Block(0) {
         then.push(format!(
             "without a start block in the parameters, the run starts {BLOCKS_BEFORE_START} blocks after the call is signed"

@@ -117,7 +117,7 @@ fn only_windows_in_which_the_validator_was_in_the_electorate_convict() {
         let by_successor = |window| {
             let sign = |byte| {
                 let statement = statement(5, window, StatementKind::Vote, digest(byte)).statement;
-                statement.sign(&key(60))
+                statement.sign(&signer(60))
             };
             report(proof(60, sign(1), sign(2)))
         };

@@ -28,14 +28,14 @@ fn nominations_count_as_the_validators_stake() {
 }
 
 #[test]
-fn nominations_do_not_count_towards_the_minimum_stake() {
+fn a_validator_without_stake_of_its_own_decides_nothing_whatever_is_nominated() {
     with_run(params(), || {
         let stake = |uid: u16, stake| {
             pallet_registry::SeatsOf::<Test>::mutate(RUN, Uid(uid), |seat| {
                 seat.as_mut().unwrap().stake = stake;
             });
         };
-        stake(3, STAKE - 1);
+        stake(3, 0);
         Behind::set([(Uid(3), 1_000_000)].into());
         go_to(0, 0);
         assert_eq!(electorate(0), [(4, STAKE), (5, STAKE)]);
