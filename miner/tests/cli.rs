@@ -8,14 +8,9 @@ use std::{
 
 fn command(arguments: &[&dyn AsRef<OsStr>]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_miner"));
-    for variable in [
-        "METTLE_CONFIG",
-        "METTLE_CHAIN",
-        "METTLE_GENESIS",
-        "METTLE_RUN",
-        "METTLE_KEY",
-        "METTLE_DIRECTORY",
-    ] {
+    for variable in
+        ["METTLE_CONFIG", "METTLE_CHAIN", "METTLE_GENESIS", "METTLE_RUN", "METTLE_KEY", "METTLE_DIRECTORY"]
+    {
         command.env_remove(variable);
     }
     command.env("METTLE_KEY_PASSWORD", "correct horse battery staple");
