@@ -28,7 +28,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Mine window after window, until Ctrl-C.
-    Start(Start),
+    Start(Box<Start>),
     /// A command that moved to `mettle`.
     #[command(external_subcommand)]
     Moved(Vec<OsString>),
@@ -61,7 +61,7 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Moved(arguments) => moved::forward(Role::Miner, &arguments),
-        Command::Start(start) => self::start(start, Box::new(|_| Box::new(DefaultStrategy))).await,
+        Command::Start(start) => self::start(*start, Box::new(|_| Box::new(DefaultStrategy))).await,
     }
 }
 

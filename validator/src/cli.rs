@@ -33,7 +33,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve window after window, until Ctrl-C.
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// A command that moved to `mettle`.
     #[command(external_subcommand)]
     Moved(Vec<OsString>),
@@ -71,7 +71,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Moved(arguments) => moved::forward(Role::Validator, &arguments),
         Command::Serve(serve) => {
-            start(serve, Box::new(|context| Ok((context, Box::new(DefaultStrategy))))).await
+            start(*serve, Box::new(|context| Ok((context, Box::new(DefaultStrategy))))).await
         }
     }
 }

@@ -53,7 +53,7 @@ pub enum NodeError {
     #[error(transparent)]
     Sync(#[from] SyncError),
     #[error(transparent)]
-    Witness(#[from] WitnessError),
+    Witness(Box<WitnessError>),
     #[error("another account took this seat at block {registered_at}; register again")]
     SeatLost { registered_at: Block },
 }
@@ -116,7 +116,8 @@ impl Node {
     pub async fn window_view(&self, window: Window) -> Result<Option<WindowView>, NodeError> {
         let view = self.chain().window(self.run_id(), window).await?;
         if let (Some(witness), Some(view)) = (&self.witness, &view) {
-            witness.confirm(self.run_id(), self.schedule(), view).await?;
+            let confirmed = witness.confirm(self.run_id(), self.schedule(), view).await;
+            confirmed.map_err(|error| NodeError::Witness(Box::new(error)))?;
         }
         Ok(view)
     }
