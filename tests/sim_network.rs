@@ -77,6 +77,19 @@ fn copycats_and_a_freeloader_earn_almost_nothing_and_honest_seats_earn_equally()
 }
 
 #[test]
+fn a_majority_of_newcomers_that_bomb_voids_windows_and_never_harms_the_model() {
+    let history = network(1, &["newcomer-bomb"; 12], 0, 8);
+    let losses: Vec<f64> =
+        history.windows.iter().map(|window| window.held_out_loss).chain([history.held_out_loss]).collect();
+    assert!(losses.windows(2).all(|pair| pair[1] < 1.05 * pair[0]), "{losses:?}");
+    let merged: Vec<bool> = history.windows.iter().map(|window| window.merged).collect();
+    assert!(!merged[..3].iter().all(|merged| *merged), "bombs were the majority of no selection");
+    // Void windows that were vetoed are judged: the honest seats earn the weights of the first consensus.
+    assert!(merged[4..].iter().all(|merged| *merged), "{merged:?}");
+    assert!(losses[8] < 0.9 * losses[0], "{losses:?}");
+}
+
+#[test]
 fn a_failed_fetch_is_no_fault_of_the_miner() {
     let history = network(3, &[], 50_000, 6);
     let mut checked = 0;

@@ -51,7 +51,7 @@ pub fn params(finality_lag: u32) -> RunParams {
         evaluation_wait_max: 4,
         places: 4,
         reserve_places: 2,
-        // A demonstration has no strangers: every valid contribution is merged, whatever the weight of its miner.
+        // A demonstration has no strangers: a miner without a weight stays a newcomer.
         newcomer_windows: 1_000,
         min_contributions: 1,
         checkpoint_windows: 4,

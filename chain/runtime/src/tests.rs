@@ -242,6 +242,8 @@ fn params() -> RunParams {
         epoch_windows: 2,
         checkpoint_windows: 2,
         reveal_windows: 1,
+        min_contributions: 1,
+        localnet: true,
         ..RunParams::default()
     }
 }
