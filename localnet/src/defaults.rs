@@ -4,7 +4,7 @@ use chain_client::Amount;
 use model::{ModelConfig, Recipe, RunSpec};
 use protocol::{
     Block, RunParams, Schedule, Terms,
-    params::{Density, F32Bits, MergeRule},
+    params::{Density, F32Bits, MergeRule, TermsLimits},
 };
 
 pub const MINERS: u16 = 4;
@@ -56,6 +56,7 @@ pub fn params(finality_lag: u32) -> RunParams {
         min_contributions: 1,
         checkpoint_windows: 4,
         localnet: true,
+        limits: TermsLimits::default(),
     }
 }
 

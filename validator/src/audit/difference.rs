@@ -311,7 +311,7 @@ mod tests {
             PROT-21: the receipt attests uid 3 as faulty; the chain has valid
             PROT-21: the receipt does not sign the attestation on the chain
             PROT-14: uid 3 was attested although it committed nothing
-            PROT-14: uid 3 was attested as valid; its contribution is faulty (undecodable): a bad density
+            PROT-14: uid 3 was attested or judged as valid; its contribution is faulty (undecodable): a bad density
             PROT-14: uid 3 was attested as faulty (bad-signature); its contribution is valid
             PROT-16: the receipt merges uid 1, 2; the chain selected none
             PROT-21: the receipt's update is 0101…; the vote is for 0202…
