@@ -17,7 +17,7 @@ pallet_mock::runtime! {
 }
 
 pallet_mock::registry! {
-    on_run_created: (), on_seats: Nomination, nominations: Nomination, payslips: ()
+    on_run_created: (), on_run_closed: Nomination, on_seats: Nomination, nominations: Nomination, payslips: ()
 }
 
 parameter_types! {

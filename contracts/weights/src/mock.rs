@@ -17,7 +17,7 @@ pallet_mock::runtime! {
 }
 
 pallet_mock::registry! {
-    on_run_created: Windows, on_seats: (Weights, Windows), nominations: (), payslips: ()
+    on_run_created: Windows, on_run_closed: (Weights, Windows), on_seats: (Weights, Windows), nominations: (), payslips: ()
 }
 
 parameter_types! {

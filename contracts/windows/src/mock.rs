@@ -24,7 +24,7 @@ pallet_mock::runtime! {
 }
 
 pallet_mock::registry! {
-    on_run_created: Windows, on_seats: Windows, nominations: Nominated, payslips: ()
+    on_run_created: Windows, on_run_closed: Windows, on_seats: Windows, nominations: Nominated, payslips: ()
 }
 
 impl pallet_windows::Config for Test {
