@@ -9,7 +9,7 @@ use crate::{
 };
 use anyhow::{Context as _, bail};
 use chain_client::{
-    Chain, SubxtChain,
+    Amount, Chain, SubxtChain,
     keys::{Key, KeyPassword, Prompt},
 };
 use dataset::Dataset;
@@ -86,8 +86,13 @@ pub fn key(settings: &Settings) -> anyhow::Result<Key> {
 
 /// Connects to the chain; with a key, calls are signed.
 pub async fn chain(url: &str, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>> {
+    chain_with_tip(url, key, Amount::ZERO).await
+}
+
+/// [`chain`], with a tip on top of each fee.
+pub async fn chain_with_tip(url: &str, key: Option<Key>, tip: Amount) -> anyhow::Result<Arc<dyn Chain>> {
     let chain = SubxtChain::connect(url, key).await?;
-    Ok(Arc::new(chain))
+    Ok(Arc::new(chain.with_tip(tip)))
 }
 
 /// Opens chain, seat, bucket, specification and data, the most likely errors first.

@@ -213,7 +213,7 @@ async fn plan(
     }];
     let mut then = vec![
         format!("first, specification, dataset and initial weights are published in the bucket {bucket}"),
-        "a deposit is held for as long as the run exists".into(),
+        "a deposit is held, which grows with the seats that a block serves, until `mettle run close`".into(),
         "parameters can never be changed; the owner can change the terms from one epoch to the next".into(),
     ];
     if new.params.schedule.start == Block(0) {
