@@ -113,6 +113,19 @@ pub struct Terms {
     pub shares: PayShares,
 }
 
+/// The least that a chain asks of every run: free calls and scheduled tasks cost the chain time, and what a seat pays
+/// for them is its stake and its price (PROT-33). A chain fixes its floors in the genesis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Floors {
+    /// Blocks of a window.
+    pub blocks_per_window: u32,
+    pub validator_stake_min: u128,
+    pub miner_stake_min: u128,
+    pub seat_price_min: u128,
+}
+
 /// How many of a full chunk's 4096 values are kept. A chunk of `len` values keeps `⌈len · ρ⌉`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
@@ -364,6 +377,20 @@ impl Terms {
         let (windows, merged) = (u128::from(epoch_windows.max(1)), u128::from(merged.min(epoch_windows)));
         // `emission · merged / windows` without overflow: `merged` is at most `windows`.
         emission / windows * merged + emission % windows * merged / windows
+    }
+}
+
+impl Floors {
+    /// The floors of a development chain: any valid run is allowed.
+    pub const NONE: Floors =
+        Floors { blocks_per_window: 0, validator_stake_min: 0, miner_stake_min: 0, seat_price_min: 0 };
+}
+
+/// The least that the default terms ask, and windows of thirty blocks.
+impl Default for Floors {
+    fn default() -> Floors {
+        let Terms { validator_stake_min, miner_stake_min, seat_price_min, .. } = Terms::default();
+        Floors { blocks_per_window: 30, validator_stake_min, miner_stake_min, seat_price_min }
     }
 }
 

@@ -174,6 +174,9 @@ calls! {
     /// By the account that a run was offered to. It becomes the owner, and has the deposit held.
     optional AcceptRun { run: RunId } = Registry.accept_run, "taking run {run} over";
 
+    /// By the run's owner, of a run that has been stopped for its unbonding time: everything is paid out.
+    optional CloseRun { run: RunId } = Registry.close_run, "closing run {run}";
+
     /// By a miner's hotkey; a later one replaces an earlier one until the deadline (PROT-11).
     required Commit { run: RunId, window: Window, digest: Digest }
         = Windows.commit, "committing for window {} of run {run}", window.0;
@@ -315,7 +318,7 @@ pub enum ProxyKind {
     Any,
     /// Everything that cannot send money away.
     NonTransfer,
-    /// Seats and the stake behind them.
+    /// Seats that are registered, and the stake behind them.
     Staking,
     /// Claim pay, into the account itself.
     Claims,
@@ -623,6 +626,7 @@ pub(crate) mod tests {
             Call::SetStopped { run, stopped: true },
             Call::OfferRun { run, to: [5; 32] },
             Call::AcceptRun { run },
+            Call::CloseRun { run },
             Call::ClaimFormer { run },
             Call::SetPayout { run, uid: Uid(2), payout: Payout::Stake },
             Call::Nominate { run, uid: Uid(2), amount: Amount(3) },

@@ -242,7 +242,7 @@ impl Link {
         self.runtime_upgraded.notified().await;
     }
 
-    /// Signs a call that is valid for `blocks` blocks from `signed_at`, a finalised block.
+    /// Signs a call with `tip` that is valid for `blocks` blocks from `signed_at`, a finalised block.
     ///
     /// # Errors
     /// [`LinkError::Broken`] if the runtime was upgraded since the connection was made, [`LinkError::Garbled`] if the
@@ -250,6 +250,7 @@ impl Link {
     pub(crate) async fn sign(
         &self,
         call: &Call,
+        tip: Amount,
         key: &Key,
         nonce: u64,
         signed_at: &Head,
@@ -259,7 +260,7 @@ impl Link {
         let payload = self.payload(call)?;
         let params = DefaultExtrinsicParamsBuilder::<PolkadotConfig>::new()
             .nonce(nonce)
-            .tip(random_tip())
+            .tip(tip.0.saturating_add(random_tip()))
             .mortal_from_unchecked(u64::from(blocks), u64::from(signed_at.block.0), hash(signed_at))
             .build();
         let signed = self.runtime.tx().create_signable_offline(&payload, params);

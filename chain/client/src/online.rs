@@ -32,6 +32,8 @@ const REQUESTS_MAX: usize = 256;
 #[derive(Clone)]
 pub struct SubxtChain {
     inner: Arc<Inner>,
+    /// Paid on top of each fee.
+    tip: Amount,
 }
 
 struct Inner {
@@ -97,9 +99,14 @@ impl SubxtChain {
             tasks.push(tokio::spawn(Submitter::new(connection.clone(), key).run(received)));
             requests
         });
-        Ok(SubxtChain {
-            inner: Arc::new(Inner { connection, account, genesis, is_development, requests, tasks }),
-        })
+        let inner = Inner { connection, account, genesis, is_development, requests, tasks };
+        Ok(SubxtChain { inner: Arc::new(inner), tip: Amount::ZERO })
+    }
+
+    /// The same client, which pays `tip` on top of the fee of each call that it submits: where blocks are full, authors
+    /// prefer it.
+    pub fn with_tip(self, tip: Amount) -> SubxtChain {
+        SubxtChain { tip, ..self }
     }
 
     pub fn url(&self) -> &str {
@@ -294,6 +301,7 @@ impl Chain for SubxtChain {
     }
 
     async fn submit(&self, call: Call) -> Result<Head, ChainError> {
+        let tip = self.tip;
         let doing = call.to_string();
         let Some(requests) = &self.inner.requests else {
             return Err(ChainError::NoSigner { doing });
@@ -301,7 +309,7 @@ impl Chain for SubxtChain {
         let stopped = || ChainError::Stopped { part: "submitter" };
         let (reply, mut answer) = oneshot::channel();
         let sending = Arc::new(SendState::default());
-        requests.send(Request { call, reply, sending: sending.clone() }).await.map_err(|_| stopped())?;
+        requests.send(Request { call, tip, reply, sending: sending.clone() }).await.map_err(|_| stopped())?;
 
         // While blocks are finalised the submitter always answers. Only without new blocks does the caller time out.
         let connection = &self.inner.connection;

@@ -4,7 +4,7 @@
 //! `outbox`; here is what waits.
 
 use crate::{
-    ChainError, Head,
+    Amount, ChainError, Head,
     call::Call,
     connection::Connection,
     keys::Key,
@@ -34,6 +34,8 @@ const REJECTIONS_MAX: u32 = 60;
 /// A call to submit.
 pub(crate) struct Request {
     pub(crate) call: Call,
+    /// On top of the fee.
+    pub(crate) tip: Amount,
     pub(crate) reply: oneshot::Sender<Result<Head, ChainError>>,
     pub(crate) sending: Arc<SendState>,
 }
@@ -246,7 +248,8 @@ impl Submitter {
             let best = link.best().await?;
             let nonce = self.outbox.next_nonce(link.nonce(&self.key, &best).await?);
             let blocks = self.connection.timing.era_blocks;
-            let signed = link.sign(&task.request.call, &self.key, nonce, &head, blocks).await;
+            let Request { call, tip, .. } = &task.request;
+            let signed = link.sign(call, *tip, &self.key, nonce, &head, blocks).await;
             if let Err(LinkError::Broken(_)) = &signed {
                 return signed.map(|_| ());
             }

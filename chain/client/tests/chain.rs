@@ -165,6 +165,19 @@ async fn a_pallet_s_refusal_has_its_name_and_documentation() {
     chain.shutdown().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tip_is_paid_on_top_of_the_fee() {
+    let chain = busy_chain().await;
+    let (alice, bob) = (dev("//Alice"), dev("//Bob").account());
+    let tipping = client(&chain.url(), "//Alice").await.with_tip(ONE);
+    let before = free(&tipping, &alice).await;
+    tipping.submit(Call::Transfer { to: bob, amount: ONE }).await.unwrap();
+    let paid = before.0 - free(&tipping, &alice).await.0;
+    let fee = paid - Amount::mtl(2).0;
+    assert!(0 < fee && fee < ONE.0 / 1000, "{fee}");
+    chain.shutdown().await;
+}
+
 /// Makes `calls` transfers of one MTL at once, and returns the receiver's balance.
 async fn transfer_at_once(senders: &[SubxtChain], to: &Key, calls: usize) -> Amount {
     let transfers = (0..calls).map(|index| {

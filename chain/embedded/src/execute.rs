@@ -35,7 +35,7 @@ pub(crate) type Extrinsic = Arc<[u8]>;
 /// The deepest nesting of calls: a native runtime decodes and dispatches them on the thread's stack.
 const CALL_DEPTH_MAX: u32 = 64;
 /// After this many transactions that did not fit, a block takes no more.
-const SKIPPED_MAX: usize = 8;
+const SKIPPED_MAX: usize = 512;
 /// After this many transactions that panicked, a block takes no more.
 const PANICKING_MAX: usize = 8;
 /// Stands in the state for the Wasm runtime: this chain runs native code, and `set_code` has no effect.
@@ -46,6 +46,8 @@ const CODE: &[u8] = b"mettle: native code of a development chain";
 pub(crate) struct Runtime {
     pub(crate) dispatch: fn(&str, &[u8]) -> Option<Vec<u8>>,
     pub(crate) version: RuntimeVersion,
+    /// The oldest version whose state this runtime can continue.
+    pub(crate) oldest_state: u32,
     /// Length of a slot, in milliseconds.
     pub(crate) slot_millis: u64,
 }
@@ -118,6 +120,7 @@ impl Runtime {
         Runtime {
             dispatch: mettle_runtime::api::dispatch,
             version: mettle_runtime::VERSION,
+            oldest_state: mettle_runtime::migrations::OLDEST_STATE,
             slot_millis: mettle_runtime::SLOT_DURATION,
         }
     }

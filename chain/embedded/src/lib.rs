@@ -245,7 +245,7 @@ fn open(config: &Config) -> Result<Chain, StartError> {
     let genesis = genesis::build(&runtime, config.genesis_patch.clone())
         .map_err(|reason| StartError::Genesis { reason })?;
     let saved = match &config.dir {
-        Some(dir) => Some(Store::open(dir, keep, &genesis, &runtime.version)?),
+        Some(dir) => Some(Store::open(dir, keep, &genesis, &runtime.version, runtime.oldest_state)?),
         None => None,
     };
     Ok(Chain::new(runtime, genesis, saved, keep, config.finality_lag, config.pool)?)

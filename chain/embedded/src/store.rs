@@ -69,6 +69,11 @@ pub enum StoreError {
     )]
     NewerRuntime { dir: PathBuf, found: u32, ours: u32 },
     #[error(
+        "the chain in {dir} was last run with version {found} of the runtime, and this release continues the state of \
+         version {oldest} or newer: run it with the release that made it, or start a new chain in another directory"
+    )]
+    OlderRuntime { dir: PathBuf, found: u32, oldest: u32 },
+    #[error(
         "the chain in {dir} has another genesis: its is {found:?}, this release and these settings give {ours:?}. Start it \
          with the settings it was made with, or choose another directory"
     )]
@@ -110,6 +115,7 @@ impl Store {
         keep: Keep,
         genesis: &Genesis,
         version: &RuntimeVersion,
+        oldest_state: u32,
     ) -> Result<(Store, Resumed), StoreError> {
         let failed = |source| StoreError::Directory { dir: dir.into(), source };
         fs::create_dir_all(dir).map_err(failed)?;
@@ -118,7 +124,7 @@ impl Store {
             create(dir, genesis, version)?;
         }
         let store = Store { database: open(dir, FILE, false)?, dir: dir.into(), keep };
-        store.check(genesis, version)?;
+        store.check(genesis, version, oldest_state)?;
         let resumed = store.load()?;
         Ok((store, resumed))
     }
@@ -143,7 +149,12 @@ impl Store {
     }
 
     /// Checks that this release and these settings can continue the chain.
-    fn check(&self, genesis: &Genesis, version: &RuntimeVersion) -> Result<(), StoreError> {
+    fn check(
+        &self,
+        genesis: &Genesis,
+        version: &RuntimeVersion,
+        oldest_state: u32,
+    ) -> Result<(), StoreError> {
         let dir = self.dir.clone();
         let foreign = || StoreError::Foreign { dir: dir.clone() };
         let format: u32 = self.meta("format")?.ok_or_else(foreign)?;
@@ -158,6 +169,9 @@ impl Store {
         let ours = version.spec_version;
         if found > ours {
             return Err(StoreError::NewerRuntime { dir, found, ours });
+        }
+        if found < oldest_state {
+            return Err(StoreError::OlderRuntime { dir, found, oldest: oldest_state });
         }
         let genesis = genesis.header.hash();
         if found < ours {
@@ -344,5 +358,35 @@ fn failed(dir: &Path, file: &str, error: redb::Error) -> StoreError {
         redb::Error::UpgradeRequired(version) => damaged(format!("its file format {version} is too old")),
         redb::Error::TableDoesNotExist(table) => damaged(format!("it has no table `{table}`")),
         error => StoreError::File { file: dir.join(file), source: Box::new(error) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{execute::Runtime, genesis};
+
+    #[test]
+    fn a_chain_continues_with_a_newer_runtime_of_another_genesis_unless_its_state_is_too_old() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Runtime::native();
+        let (old, keep) = (runtime.version.spec_version, Keep { states: 1, headers: 1 });
+        let newer = RuntimeVersion { spec_version: old + 1, ..runtime.version.clone() };
+        let made = genesis::build(&runtime, None).unwrap();
+        let patch = serde_json::json!({ "authorities": { "slotMillis": 6000 } });
+        let other = genesis::build(&runtime, Some(patch)).unwrap();
+        drop(Store::open(dir.path(), keep, &made, &runtime.version, old).unwrap());
+
+        let refused = Store::open(dir.path(), keep, &other, &newer, old + 1).err().unwrap();
+        assert!(
+            matches!(refused, StoreError::OlderRuntime { found, oldest, .. } if (found, oldest) == (old, old + 1)),
+            "{refused}"
+        );
+        // A refusal changes nothing: both runtimes still open it.
+        drop(Store::open(dir.path(), keep, &made, &runtime.version, old).unwrap());
+        for _ in 0..2 {
+            let (_, resumed) = Store::open(dir.path(), keep, &other, &newer, old).unwrap();
+            assert_eq!(resumed.blocks[0].0.hash(), made.header.hash());
+        }
     }
 }

@@ -16,6 +16,7 @@ use alloc::vec::Vec;
 use frame::deps::{frame_benchmarking, frame_support};
 use frame::{
     deps::{
+        frame_support::traits::VariantCountOf,
         frame_system, sp_core, sp_genesis_builder,
         sp_runtime::{
             MultiAddress, generic, impl_opaque_keys,
@@ -27,7 +28,7 @@ use frame::{
 use pallet_rewards::Former;
 use pallet_transaction_payment::{FeeDetails, FungibleAdapter, RuntimeDispatchInfo};
 use pallet_weights::Departed;
-use protocol::{RunId, Uid, Window, consensus::Consensus, view};
+use protocol::{RunId, Uid, Window, consensus::Consensus, params::Floors, view};
 use sp_consensus_aura::sr25519::AuthorityId as AuraId;
 use sp_consensus_grandpa::AuthorityId as GrandpaId;
 
@@ -36,6 +37,8 @@ pub use frame::runtime::types_common::AccountId;
 pub mod authorities;
 #[cfg(feature = "runtime-benchmarks")]
 mod benches;
+pub mod fees;
+pub mod free_calls;
 pub mod mettle_api;
 pub mod migrations;
 pub mod presets;
@@ -63,7 +66,7 @@ const RELEASE: RuntimeVersion = RuntimeVersion {
     spec_name: alloc::borrow::Cow::Borrowed("mettle"),
     impl_name: alloc::borrow::Cow::Borrowed("mettle"),
     authoring_version: 1,
-    spec_version: 2,
+    spec_version: 3,
     impl_version: 1,
     apis: RUNTIME_API_VERSIONS,
     transaction_version: 1,
@@ -166,12 +169,16 @@ mod runtime {
     pub type Utility = pallet_utility::Pallet<Runtime>;
     #[runtime::pallet_index(22)]
     pub type SkipFeelessPayment = pallet_skip_feeless_payment::Pallet<Runtime>;
+    #[runtime::pallet_index(23)]
+    pub type FreeCalls = free_calls::Pallet<Runtime>;
 }
 
 parameter_types! {
     pub const Version: RuntimeVersion = VERSION;
     pub const ExistentialDeposit: Balance = UNIT / 1000;
     pub const RunDeposit: Balance = 10 * UNIT;
+    pub const RateDeposit: Balance = 10 * UNIT;
+    pub DefaultFloors: Floors = Floors::default();
     pub const KeyDeposit: Balance = UNIT;
     pub const ProxyDepositBase: Balance = UNIT / 10;
     pub const ProxyDepositFactor: Balance = UNIT / 100;
@@ -207,17 +214,34 @@ impl frame_system::Config for Runtime {
     type DbWeight = weights::constants::RocksDbWeight;
     type SS58Prefix = ConstU16<SS58_PREFIX>;
     type SingleBlockMigrations = migrations::All;
+    type SystemWeightInfo = frame_system::weights::SubstrateWeight<Runtime>;
+    type ExtensionsWeightInfo = frame_system::SubstrateExtensionsWeight<Runtime>;
 }
 
-#[derive_impl(pallet_balances::config_preludes::TestDefaultConfig)]
 impl pallet_balances::Config for Runtime {
+    type RuntimeEvent = RuntimeEvent;
+    type RuntimeHoldReason = RuntimeHoldReason;
+    type RuntimeFreezeReason = RuntimeFreezeReason;
+    type WeightInfo = pallet_balances::weights::SubstrateWeight<Runtime>;
     type Balance = Balance;
-    type AccountStore = System;
+    type DustRemoval = ();
     type ExistentialDeposit = ExistentialDeposit;
+    type AccountStore = System;
+    type ReserveIdentifier = [u8; 8];
+    type FreezeIdentifier = RuntimeFreezeReason;
+    type MaxLocks = ConstU32<50>;
+    type MaxReserves = ConstU32<50>;
+    type MaxFreezes = VariantCountOf<RuntimeFreezeReason>;
+    type DoneSlashHandler = ();
 }
 
-#[derive_impl(pallet_sudo::config_preludes::TestDefaultConfig)]
-impl pallet_sudo::Config for Runtime {}
+impl pallet_sudo::Config for Runtime {
+    type RuntimeEvent = RuntimeEvent;
+    type RuntimeCall = RuntimeCall;
+    type WeightInfo = pallet_sudo::weights::SubstrateWeight<Runtime>;
+}
+
+impl free_calls::Config for Runtime {}
 
 impl pallet_timestamp::Config for Runtime {
     type Moment = u64;
@@ -291,28 +315,22 @@ impl pallet_skip_feeless_payment::Config for Runtime {
     type RuntimeEvent = RuntimeEvent;
 }
 
-#[derive_impl(pallet_transaction_payment::config_preludes::TestDefaultConfig)]
 impl pallet_transaction_payment::Config for Runtime {
+    type RuntimeEvent = RuntimeEvent;
     type OnChargeTransaction = FungibleAdapter<Balances, ()>;
-    type WeightToFee = SmallFee;
-    type LengthToFee = FixedFee<1, Balance>;
-}
-
-/// One unit per hundred picoseconds: one MTL pays for a hundred thousand ordinary calls.
-pub struct SmallFee;
-
-impl weights::WeightToFee for SmallFee {
-    type Balance = Balance;
-
-    fn weight_to_fee(weight: &Weight) -> Balance {
-        Balance::from(weight.ref_time() / 100)
-    }
+    type WeightToFee = fees::WeightFee;
+    type LengthToFee = fees::LengthFee;
+    type FeeMultiplierUpdate = fees::FullBlocksCostMore;
+    type OperationalFeeMultiplier = ConstU8<5>;
+    type WeightInfo = pallet_transaction_payment::weights::SubstrateWeight<Runtime>;
 }
 
 impl pallet_registry::Config for Runtime {
     type Currency = Balances;
     type RuntimeHoldReason = RuntimeHoldReason;
     type OnRunCreated = Windows;
+    // Pay first: it belongs to the coldkeys of seats, which the registry clears last.
+    type OnRunClosed = ((Rewards, Nomination), (Weights, Windows));
     // Weights first: they read the validator's record before the windows clear it.
     type OnSeats = ((Weights, Windows), (Rewards, Nomination));
     type Nominations = Nomination;
@@ -324,6 +342,8 @@ impl pallet_registry::Config for Runtime {
     type MaxSeats = MaxSeats;
     type MaxCheckpointWindows = ConstU32<64>;
     type RunDeposit = RunDeposit;
+    type RateDeposit = RateDeposit;
+    type DefaultFloors = DefaultFloors;
 }
 
 impl pallet_windows::Config for Runtime {

@@ -2,6 +2,10 @@
 
 use crate::Runtime;
 
+/// The oldest `spec_version` whose state these migrations lead to the present layouts. A release that changes a layout
+/// without a migration raises it; a development chain of an older state is refused.
+pub const OLDEST_STATE: u32 = 3;
+
 /// In order of application. Each checks its pallet's storage version.
 #[cfg(not(feature = "upgrade-test"))]
 pub type All = ToVersion2;

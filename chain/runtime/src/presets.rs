@@ -1,16 +1,18 @@
 //! Genesis presets for development, with well-known keys. Not for networks with value.
 //!
-//! They differ only in their authorities.
+//! They differ only in their authorities. They have no floors (PROT-33), so that a run on one machine may have short
+//! windows.
 
 use crate::{
-    AuthoritiesConfig, BalancesConfig, RuntimeGenesisConfig, SLOT_DURATION, SessionConfig, SessionKeys,
-    SudoConfig, UNIT,
+    AuthoritiesConfig, BalancesConfig, RegistryConfig, RuntimeGenesisConfig, SLOT_DURATION, SessionConfig,
+    SessionKeys, SudoConfig, UNIT,
 };
 use alloc::{vec, vec::Vec};
 use frame::{
     deps::{frame_support, sp_genesis_builder},
     runtime::prelude::PresetId,
 };
+use protocol::params::Floors;
 use serde_json::Value;
 use sp_keyring::{Ed25519Keyring, Sr25519Keyring};
 
@@ -58,6 +60,7 @@ fn genesis(authorities: &[(Sr25519Keyring, Ed25519Keyring)]) -> Value {
             slot_millis: SLOT_DURATION,
         },
         session: SessionConfig { keys: authorities.iter().map(keys).collect::<Vec<_>>() },
+        registry: RegistryConfig { floors: Some(Floors::NONE) },
         sudo: SudoConfig { key: Some(Sr25519Keyring::Alice.to_account_id()) },
     })
 }

@@ -1,18 +1,22 @@
-//! Gives feeless transactions of the protocol the highest priority.
+//! Gives feeless transactions of the protocol the highest priority, and the runs turns.
 //!
 //! A pool orders transactions by priority, which the standard extensions take from the fee, so a feeless transaction
-//! would come last. Filling every block of a window with cheap transfers costs less than one MTL (`SmallFee`), and
-//! would delay every commitment past its deadline. So a feeless transaction has the maximal priority, above any tip.
+//! would come last. Filling every block of a window with calls that pay (`fees`) would delay every commitment past its
+//! deadline. So a feeless transaction is above any tip.
 //!
-//! Seats cannot flood the chain with that. A feeless call would succeed, is signed by a seat with a stake, and is
-//! counted against the seat's free calls of the window. Only an account's next nonce gets the priority: one
-//! transaction per seat and block.
+//! Among feeless ones the runs take turns. The seats of a run have ranks, which move by one with each block, and a
+//! transaction's priority is the maximum less its seat's rank. So an author takes one transaction of each run, then a
+//! second of each, and so on, whatever the number of a run's seats. A block includes free calls up to the share of
+//! their run and of all runs (`free_calls`).
+//!
+//! A feeless call would succeed, is signed by a seat, and is counted against the seat's free calls of the window. Only
+//! an account's next nonce gets the priority: one transaction per seat and block.
 
-use crate::{Runtime, RuntimeCall};
+use crate::{AccountId, FreeCalls, Registry, Runtime, RuntimeCall, System, free_calls};
 use codec::{Decode, DecodeWithMemTracking, Encode};
 use frame::{
     deps::{
-        frame_support::dispatch::CheckIfFeeless,
+        frame_support::{dispatch::CheckIfFeeless, traits::OriginTrait as _},
         frame_system::CheckNonce,
         sp_runtime::{
             DispatchResult,
@@ -20,14 +24,20 @@ use frame::{
                 DispatchInfoOf, DispatchOriginOf, Implication, PostDispatchInfoOf, TransactionExtension,
                 ValidateResult,
             },
-            transaction_validity::{TransactionPriority, TransactionSource, TransactionValidityError},
+            transaction_validity::{
+                InvalidTransaction, TransactionPriority, TransactionSource, TransactionValidityError,
+            },
         },
     },
     runtime::prelude::Weight,
 };
+use protocol::RunId;
 use scale_info::{Type, TypeInfo};
 
 type Inner = CheckNonce<Runtime>;
+
+/// The check whether a call is free, of values that the call reads anyway.
+const FREE_CALL_CHECK: Weight = Weight::from_parts(30_000_000, 0);
 
 /// [`CheckNonce`] that also gives an account's next transaction the highest priority if it is feeless. Shown to
 /// clients as `CheckNonce`.
@@ -51,7 +61,8 @@ impl TypeInfo for ProtocolPriority {
 impl TransactionExtension<RuntimeCall> for ProtocolPriority {
     const IDENTIFIER: &'static str = <Inner as TransactionExtension<RuntimeCall>>::IDENTIFIER;
     type Implicit = <Inner as TransactionExtension<RuntimeCall>>::Implicit;
-    type Val = <Inner as TransactionExtension<RuntimeCall>>::Val;
+    /// With the run and the cost of a free call.
+    type Val = (<Inner as TransactionExtension<RuntimeCall>>::Val, Option<(RunId, u64)>);
     type Pre = <Inner as TransactionExtension<RuntimeCall>>::Pre;
 
     fn implicit(&self) -> Result<Self::Implicit, TransactionValidityError> {
@@ -59,7 +70,7 @@ impl TransactionExtension<RuntimeCall> for ProtocolPriority {
     }
 
     fn weight(&self, call: &RuntimeCall) -> Weight {
-        self.0.weight(call)
+        self.0.weight(call).saturating_add(FREE_CALL_CHECK)
     }
 
     fn validate(
@@ -74,12 +85,21 @@ impl TransactionExtension<RuntimeCall> for ProtocolPriority {
     ) -> ValidateResult<Self::Val, RuntimeCall> {
         let (mut valid, val, origin) =
             self.0.validate(origin, call, info, len, implicit, implication, source)?;
-        // Within a block the order is fixed. A transaction without requirements has the next nonce.
-        let is_next = source != TransactionSource::InBlock && valid.requires.is_empty();
-        if is_next && call.is_feeless(&origin) {
-            valid.priority = TransactionPriority::MAX;
+        if !call.is_feeless(&origin) {
+            return Ok((valid, (val, None), origin));
         }
-        Ok((valid, val, origin))
+        let (run, cost) = (free_calls::run_of(call), free_calls::cost(info));
+        if source == TransactionSource::InBlock {
+            // The order is fixed. What has no room now stays in the pool.
+            if !FreeCalls::has_room(run, cost) {
+                return Err(InvalidTransaction::ExhaustsResources.into());
+            }
+        } else if valid.requires.is_empty() {
+            // A transaction without requirements has the next nonce.
+            let rank = origin.as_signer().map_or(0, |hotkey| rank(run, hotkey));
+            valid.priority = TransactionPriority::MAX.saturating_sub(rank.into());
+        }
+        Ok((valid, (val, Some((run, cost))), origin))
     }
 
     fn prepare(
@@ -90,7 +110,12 @@ impl TransactionExtension<RuntimeCall> for ProtocolPriority {
         info: &DispatchInfoOf<RuntimeCall>,
         len: usize,
     ) -> Result<Self::Pre, TransactionValidityError> {
-        self.0.prepare(val, origin, call, info, len)
+        let (val, free) = val;
+        let pre = self.0.prepare(val, origin, call, info, len)?;
+        if let Some((run, cost)) = free {
+            FreeCalls::count(run, cost);
+        }
+        Ok(pre)
     }
 
     fn post_dispatch_details(
@@ -102,4 +127,11 @@ impl TransactionExtension<RuntimeCall> for ProtocolPriority {
     ) -> Result<Weight, TransactionValidityError> {
         <Inner as TransactionExtension<RuntimeCall>>::post_dispatch_details(pre, info, done, len, result)
     }
+}
+
+/// The rank of a hotkey's seat among its run's seats: from 0, each seat in turn.
+fn rank(run: RunId, hotkey: &AccountId) -> u32 {
+    let seats = pallet_registry::Rosters::<Runtime>::decode_len(run).unwrap_or(0) as u32;
+    let uid = Registry::seat_of(run, hotkey).map_or(0, |(uid, _)| u32::from(uid.0));
+    uid.saturating_add(System::block_number() % seats.max(1)) % seats.max(1)
 }

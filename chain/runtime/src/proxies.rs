@@ -13,7 +13,8 @@ pub enum ProxyType {
     Any,
     /// All calls that cannot send money to another account, and none of root's.
     NonTransfer,
-    /// Seats and their stake. The proxy can cause a slash, but cannot take the stake.
+    /// The account's seats and nominations, their stake and pay. None of its calls brings the account's money behind
+    /// another hotkey: the proxy would sign what slashes it, and report it for the reward.
     Staking,
     /// Claims of pay, which go to the account itself.
     Claims,
@@ -41,15 +42,17 @@ impl InstanceFilter<RuntimeCall> for ProxyType {
         let staking = matches!(
             call,
             RuntimeCall::Registry(
-                pallet_registry::Call::register { .. }
-                    | pallet_registry::Call::set_endpoint { .. }
+                pallet_registry::Call::set_endpoint { .. }
                     | pallet_registry::Call::add_stake { .. }
                     | pallet_registry::Call::unstake { .. }
                     | pallet_registry::Call::leave { .. }
                     | pallet_registry::Call::withdraw { .. }
-                    | pallet_registry::Call::rotate_hotkey { .. }
             ) | RuntimeCall::Rewards(pallet_rewards::Call::set_payout { .. })
-                | RuntimeCall::Nomination(_)
+                | RuntimeCall::Nomination(
+                    pallet_nomination::Call::unnominate { .. }
+                        | pallet_nomination::Call::withdraw { .. }
+                        | pallet_nomination::Call::set_commission { .. }
+                )
         );
         // The new owner of a run gets the owner's pay.
         let gives_away = matches!(call, RuntimeCall::Registry(pallet_registry::Call::offer_run { .. }));
@@ -58,6 +61,7 @@ impl InstanceFilter<RuntimeCall> for ProxyType {
             RuntimeCall::Registry(_)
                 | RuntimeCall::Windows(_)
                 | RuntimeCall::Weights(_)
+                | RuntimeCall::Nomination(_)
                 | RuntimeCall::Session(_)
         );
         match self {
@@ -115,7 +119,27 @@ mod tests {
             (pallet_registry::Call::offer_run { run, to: AccountId::new([1; 32]) }.into(), &[ProxyType::Any]),
             (pallet_registry::Call::set_stopped { run, stopped: true }.into(), &KINDS[..2]),
             (pallet_registry::Call::add_stake { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..3]),
-            (pallet_nomination::Call::nominate { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..3]),
+            (pallet_registry::Call::leave { run, uid: Uid(0) }.into(), &KINDS[..3]),
+            // Each brings the account's money behind a hotkey that the proxy chooses.
+            (pallet_nomination::Call::nominate { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..2]),
+            (
+                pallet_registry::Call::rotate_hotkey { run, uid: Uid(0), hotkey: AccountId::new([1; 32]) }
+                    .into(),
+                &KINDS[..2],
+            ),
+            (
+                pallet_registry::Call::register {
+                    run,
+                    role: protocol::Role::Validator,
+                    hotkey: AccountId::new([1; 32]),
+                    endpoint: Default::default(),
+                    stake: 1,
+                    price_max: 1,
+                }
+                .into(),
+                &KINDS[..2],
+            ),
+            (pallet_nomination::Call::unnominate { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..3]),
             (pallet_nomination::Call::claim { run, uid: Uid(0) }.into(), &KINDS),
             (pallet_rewards::Call::claim { run, uid: Uid(0) }.into(), &KINDS),
             (pallet_utility::Call::batch_all { calls: vec![] }.into(), &KINDS),

@@ -67,6 +67,12 @@ pub enum RunCommand {
     /// The run's deposit is then held from you.
     #[command(after_help = help::signing(&["mettle run accept --key new-owner.json"]))]
     Accept(AccountSigner),
+    /// Close a run for good, and get its deposit back
+    ///
+    /// The run must have been paused for its unbonding time, or not have started. Stakes, nominations and claimable
+    /// pay go back to their accounts. The rest of the treasury is burnt.
+    #[command(after_help = help::signing(&["mettle run close --key owner.json"]))]
+    Close(AccountSigner),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -113,6 +119,7 @@ pub async fn run(command: RunCommand, output: &mut Output<'_>) -> anyhow::Result
         RunCommand::Claim(flags) => claim(flags, output).await,
         RunCommand::Offer(command) => offer(command, output).await,
         RunCommand::Accept(flags) => accept(flags, output).await,
+        RunCommand::Close(flags) => close(flags, output).await,
     }
 }
 
@@ -340,5 +347,29 @@ async fn accept(flags: AccountSigner, output: &mut Output<'_>) -> anyhow::Result
         )],
     };
     let (text, value) = (format!("run {run} belongs to {owner}"), json!({ "run": run, "owner": owner }));
+    session.signing.sign_and_print(output, &plan, &text, value).await
+}
+
+async fn close(flags: AccountSigner, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let mut session = RunSession::open(flags.account.read()?).await?;
+    let signer = owner_signer(&flags, &session)?;
+    let (run, status) = (session.run, &session.status);
+    ensure!(
+        status.window.is_none() || status.stopped_by_owner,
+        "run {run} is not paused: pause it with `mettle run pause`, and close it {} later",
+        session.unbonding()
+    );
+    let plan = TransactionPlan {
+        what: format!("close run {run}"),
+        calls: vec![Call::CloseRun { run }],
+        signer,
+        then: vec![
+            "the run ends for good: no call finds it any more".into(),
+            "stakes, nominations and claimable pay go back to their accounts within some blocks".into(),
+            format!("what the treasury has left is burnt: {} now", Amount(status.treasury.treasury)),
+            "the run's deposit is released to you".into(),
+        ],
+    };
+    let (text, value) = (format!("run {run} is closed"), json!({ "run": run }));
     session.signing.sign_and_print(output, &plan, &text, value).await
 }

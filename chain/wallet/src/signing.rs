@@ -26,7 +26,7 @@ use std::{
 };
 use store::Store;
 
-/// How a transaction is confirmed.
+/// How a transaction is confirmed and sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct ConfirmArgs {
     /// Sign without asking. Required without a terminal, and with --json.
@@ -35,6 +35,9 @@ pub struct ConfirmArgs {
     /// Show what would be signed, and sign nothing.
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
+    /// Pay this on top of the fee of each call: full blocks prefer it.
+    #[arg(long, value_name = "AMOUNT", default_value = "0")]
+    pub tip: Amount,
 }
 
 /// The account in whose name a call is made.
@@ -149,6 +152,8 @@ pub struct Preview {
     /// The account in whose name the calls are made, if it is not the signer's own.
     pub on_behalf_of: Option<String>,
     pub calls: Vec<PreviewedCall>,
+    /// Paid on top of the fee of each call, in MTL; `None` without one.
+    pub tip: Option<String>,
     pub then: Vec<String>,
 }
 
@@ -211,6 +216,9 @@ impl fmt::Display for Preview {
                 None => writeln!(f, "    fee: unknown")?,
             }
         }
+        if let Some(tip) = &self.tip {
+            writeln!(f, "  with a tip of {tip} for each call")?;
+        }
         for line in &self.then {
             writeln!(f, "  - {line}")?;
         }
@@ -262,6 +270,7 @@ impl SigningSession {
             free: self.chain.balance(&account).await?.free.to_string(),
             on_behalf_of: plan.signer.proxy_of.as_ref().map(address),
             calls,
+            tip: Some(plan.signer.confirm.tip).filter(|tip| *tip > Amount::ZERO).map(|tip| tip.to_string()),
             then: plan.then.clone(),
         })
     }
@@ -282,7 +291,7 @@ impl SigningSession {
             signer.source
         );
         // Later reads see the effect of what this client submits.
-        self.chain = open::chain(&self.config, Some(key)).await?;
+        self.chain = open::chain_with_tip(&self.config, Some(key), signer.confirm.tip).await?;
         Ok(true)
     }
 
@@ -416,6 +425,7 @@ mod tests {
                 call_data: "0x0a04".into(),
                 fee: Some("0.001 MTL".into()),
             }],
+            tip: None,
             then: vec!["it is free in window 9".into()],
         }
     }
@@ -444,6 +454,7 @@ mod tests {
         other.calls[0].arguments.push(PreviewedArgument { name: "terms".into(), value: terms });
         other.on_behalf_of = Some("5GoN…".into());
         other.calls[0].fee = None;
+        other.tip = Some("0.5 MTL".into());
         other.calls[0].call_data = format!("0x{}", "ab".repeat(100));
         expect![[r#"
             To take 5 MTL out of the stake of uid 3
@@ -474,6 +485,7 @@ mod tests {
                   shares.burn = 0 %
                 call data: 0xababababababababababababababababababababababababababababababab… (100 bytes; --json shows all)
                 fee: unknown
+              with a tip of 0.5 MTL for each call
               - it is free in window 9
         "#]].assert_eq(&other.to_string());
     }

@@ -70,20 +70,26 @@ macro_rules! runtime {
 }
 
 /// Configures the registry of a `Test` runtime for the tests of another pallet: limits that no such test reaches, and
-/// no deposit for a run.
+/// neither floors nor a deposit for a run.
 #[macro_export]
 macro_rules! registry {
     (
         on_run_created: $on_run_created:ty,
+        on_run_closed: $on_run_closed:ty,
         on_seats: $on_seats:ty,
         nominations: $nominations:ty,
         payslips: $payslips:ty,
         miner_weights: $miner_weights:ty $(,)?
     ) => {
+        parameter_types! {
+            pub const NoFloors: protocol::params::Floors = protocol::params::Floors::NONE;
+        }
+
         impl pallet_registry::Config for Test {
             type Currency = Balances;
             type RuntimeHoldReason = RuntimeHoldReason;
             type OnRunCreated = $on_run_created;
+            type OnRunClosed = $on_run_closed;
             type OnSeats = $on_seats;
             type Nominations = $nominations;
             type Payslips = $payslips;
@@ -94,6 +100,8 @@ macro_rules! registry {
             type MaxUnbonding = ConstU32<8>;
             type MaxCheckpointWindows = ConstU32<64>;
             type RunDeposit = ConstU128<0>;
+            type RateDeposit = ConstU128<0>;
+            type DefaultFloors = NoFloors;
         }
     };
 }

@@ -28,6 +28,7 @@ use scale_info::TypeInfo;
 
 #[cfg(feature = "runtime-benchmarks")]
 mod benchmarking;
+mod closing;
 mod invariants;
 mod ledger;
 mod pool;

@@ -17,7 +17,8 @@ pallet_mock::runtime! {
 }
 
 pallet_mock::registry! {
-    on_run_created: (), on_seats: Nomination, nominations: Nomination, payslips: (), miner_weights: ()
+    on_run_created: (), on_run_closed: Nomination, on_seats: Nomination, nominations: Nomination, payslips: (),
+    miner_weights: ()
 }
 
 parameter_types! {

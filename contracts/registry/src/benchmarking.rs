@@ -72,6 +72,7 @@ fn full_run<T: Config>(miners: u32) -> Result<T::AccountId, BenchmarkError> {
 
 fn create<T: Config>(miners: u32) -> Result<T::AccountId, BenchmarkError> {
     frame_system::Pallet::<T>::set_block_number(1u32.into());
+    FloorsOf::<T>::put(Floors::NONE);
     let owner = rich::<T>("owner");
     let digest = Digest([1; 32]);
     Pallet::<T>::create_run(signed::<T>(&owner), params(), terms(miners), digest, digest, digest, url())?;
@@ -86,6 +87,7 @@ pub fn put_run<T: Config>(run: RunId, owner: T::AccountId, terms: Terms) -> RunP
     let (origin, deposit, stopped) = (url(), 0, false);
     let details = Run { owner, params, terms, spec, manifest, theta0, origin, deposit, stopped };
     Runs::<T>::insert(run, details);
+    LiveRuns::<T>::put(1);
     params
 }
 
@@ -308,6 +310,18 @@ mod benchmarks {
         _(RawOrigin::Signed(to.clone()), RUN);
 
         assert!(Runs::<T>::get(RUN).is_some_and(|run| run.owner == to));
+        Ok(())
+    }
+
+    /// A run that has not started.
+    #[benchmark]
+    fn close_run() -> Result<(), BenchmarkError> {
+        let owner = create::<T>(1)?;
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(owner), RUN);
+
+        assert!(ClosedRuns::<T>::contains_key(RUN));
         Ok(())
     }
 

@@ -29,8 +29,12 @@ impl<T: Config> Pallet<T> {
     /// # Errors
     /// Names what does not hold.
     pub fn check_invariants() -> Result<(), &'static str> {
-        if Runs::<T>::iter().count() != RunCount::<T>::get() as usize {
-            return Err("runs are not numbered from 0 without a gap");
+        let live = Runs::<T>::iter().count().saturating_add(ClosedRuns::<T>::iter().count());
+        if live != LiveRuns::<T>::get() as usize {
+            return Err("the number of runs is not that of the open and the closed ones");
+        }
+        if Runs::<T>::iter_keys().any(|run| run.0 >= RunCount::<T>::get()) {
+            return Err("a run has an id that is still to be given");
         }
         let mut held = Held { staked: BTreeMap::new(), deposited: BTreeMap::new(), hotkeys: BTreeMap::new() };
         for run in Self::run_ids() {
@@ -43,6 +47,10 @@ impl<T: Config> Pallet<T> {
             Self::check_seats(run, &mut held)?;
             Self::check_changes(run, &mut held)?;
             Self::check_unbonding(run, &mut held)?;
+        }
+        for (run, ClosedRun { details, .. }) in ClosedRuns::<T>::iter() {
+            ensure!(!Runs::<T>::contains_key(run), "a closed run is open");
+            Self::count_closed(run, details, &mut held)?;
         }
         Self::check_held(&held)
     }
@@ -58,6 +66,33 @@ impl<T: Config> Pallet<T> {
         let former = FormerTerms::<T>::get(run);
         if !former.windows(2).all(|pair| pair[0].0 < pair[1].0) {
             return Err("former terms are not in the order of their epochs");
+        }
+        Ok(())
+    }
+
+    /// Counts what a closed run still holds.
+    fn count_closed(
+        run: RunId,
+        details: Run<T::AccountId>,
+        held: &mut Held<T::AccountId>,
+    ) -> Result<(), &'static str> {
+        add(&mut held.deposited, details.owner, details.deposit)?;
+        for (_, seat) in SeatsOf::<T>::iter_prefix(run) {
+            count(&mut held.hotkeys, seat.hotkey);
+            add(&mut held.staked, seat.coldkey, seat.stake)?;
+        }
+        for (_, change) in Changes::<T>::get(run) {
+            if let Some(hotkey) = incoming(&change) {
+                count(&mut held.hotkeys, hotkey.clone());
+            }
+            if let Change::Replaced(newcomer) = change {
+                add(&mut held.staked, newcomer.coldkey, newcomer.stake)?;
+            }
+        }
+        for ((coldkey, _), chunks) in Unbonding::<T>::iter_prefix((run,)) {
+            for chunk in chunks {
+                add(&mut held.staked, coldkey.clone(), chunk.amount)?;
+            }
         }
         Ok(())
     }

@@ -15,7 +15,10 @@
 //! | terms that worsen the present   | the same, after a notice        |
 //!
 //! Stake that leaves a seat stays held while it unbonds: a slash for what the holder did reaches it, and never the
-//! stake of another holder of the uid. A run is never closed, and its deposit stays held.
+//! stake of another holder of the uid.
+//!
+//! The owner may close a run that has been stopped for the unbonding time. From then on the run does not exist for any
+//! call. Its storage is cleared in bounded steps (`closing`), which pay out what it holds; the deposit comes last.
 #![cfg_attr(not(feature = "std"), no_std)]
 #![allow(
     clippy::large_enum_variant,
@@ -28,13 +31,14 @@ use alloc::vec::Vec;
 use frame::prelude::{BoundedVec, ConstU32, DispatchResult, Weight};
 use protocol::{
     Block, Digest, Role, RunId, RunParams, SeatId, Terms, Uid, Window,
-    params::Permille,
+    params::{Floors, Permille},
     view::{self, PendingTerms},
 };
 
 #[cfg(feature = "runtime-benchmarks")]
 pub mod benchmarking;
 mod changes;
+mod closing;
 mod invariants;
 #[cfg(test)]
 mod mock;
@@ -97,6 +101,9 @@ pub mod pallet {
 
         type OnRunCreated: OnRunCreated<Self::AccountId>;
 
+        /// Clears what the other pallets store of a closed run.
+        type OnRunClosed: OnRunClosed;
+
         /// Called when a seat changes hands.
         type OnSeats: OnSeats<Self::AccountId>;
 
@@ -131,9 +138,17 @@ pub mod pallet {
         #[pallet::constant]
         type MaxCheckpointWindows: Get<u32>;
 
-        /// Held from the account that creates a run.
+        /// The part of a run's deposit that does not depend on its size. The deposit is held from the owner.
         #[pallet::constant]
         type RunDeposit: Get<Balance>;
+
+        /// The deposit for each seat that a run serves per block: `seats / blocks_per_window` measures the free calls
+        /// and the tasks that the run can ask for.
+        #[pallet::constant]
+        type RateDeposit: Get<Balance>;
+
+        /// The floors of a chain whose genesis sets none.
+        type DefaultFloors: Get<Floors>;
     }
 
     /// Why funds of an account are held.
@@ -145,9 +160,43 @@ pub mod pallet {
         RunDeposit,
     }
 
-    /// Number of runs, and the next run's id.
+    /// The least that every run must ask of its seats. Set at genesis.
+    #[pallet::storage]
+    pub type FloorsOf<T: Config> = StorageValue<_, Floors, ValueQuery, <T as Config>::DefaultFloors>;
+
+    #[pallet::genesis_config]
+    #[derive(DefaultNoBound)]
+    pub struct GenesisConfig<T: Config> {
+        /// The chain's floors, if they are not the runtime's.
+        pub floors: Option<Floors>,
+        #[serde(skip)]
+        pub _config: PhantomData<T>,
+    }
+
+    #[pallet::genesis_build]
+    impl<T: Config> BuildGenesisConfig for GenesisConfig<T> {
+        fn build(&self) {
+            if let Some(floors) = self.floors {
+                FloorsOf::<T>::put(floors);
+            }
+        }
+    }
+
+    /// Number of runs ever created, and the next run's id: the id of a closed run is not used again.
     #[pallet::storage]
     pub type RunCount<T: Config> = StorageValue<_, u32, ValueQuery>;
+
+    /// Number of runs that are not cleared; at most `MaxRuns`.
+    #[pallet::storage]
+    pub type LiveRuns<T: Config> = StorageValue<_, u32, ValueQuery>;
+
+    /// The first window of a stopped run without work.
+    #[pallet::storage]
+    pub type StoppedSince<T: Config> = StorageMap<_, Twox64Concat, RunId, Window>;
+
+    /// The runs that are being cleared.
+    #[pallet::storage]
+    pub type ClosedRuns<T: Config> = StorageMap<_, Twox64Concat, RunId, ClosedRun<T::AccountId>>;
 
     #[pallet::storage]
     pub type Runs<T: Config> = StorageMap<_, Twox64Concat, RunId, Run<T::AccountId>>;
@@ -265,6 +314,10 @@ pub mod pallet {
         RunOffered { run: RunId, to: T::AccountId },
         /// The run has a new owner.
         OwnerChanged { run: RunId, owner: T::AccountId },
+        /// The owner closed the run: no call finds it, and its storage is cleared.
+        RunClosed { run: RunId },
+        /// The storage of a closed run is cleared, and `deposit` was released to its owner.
+        RunCleared { run: RunId, owner: T::AccountId, deposit: Balance },
         /// A seat and its nominations were slashed. Of `stake`, `rewarded` went to the reporter; the rest was burnt.
         Slashed { run: RunId, seat: SeatId, stake: Balance, rewarded: Balance, nominated: Balance },
     }
@@ -364,6 +417,14 @@ pub mod pallet {
         NoTermsWaiting,
         /// The run was not offered to the signer. Its owner must offer it first.
         NotOffered,
+        /// The run's windows have fewer blocks than this chain allows. Raise `blocks_per_window`.
+        WindowTooShort,
+        /// A least stake or the seat price is below this chain's floor. Raise it.
+        BelowFloor,
+        /// Only a stopped run can be closed. Stop it first.
+        NotStopped,
+        /// The run has not been stopped for its unbonding time. Wait.
+        StoppedTooBriefly,
     }
 
     #[pallet::hooks]
@@ -398,6 +459,7 @@ pub mod pallet {
         ) -> DispatchResult {
             let owner = ensure_signed(origin)?;
             params.validate().map_err(Error::<T>::from)?;
+            rules::check_schedule::<T>(&params.schedule, &FloorsOf::<T>::get())?;
             Self::check_terms(&terms, &params.limits)?;
             ensure!(params.schedule.start > Self::now(), Error::<T>::StartPassed);
             ensure!(
@@ -406,8 +468,9 @@ pub mod pallet {
             );
             ensure!(rules::is_base_url(&published_at), Error::<T>::BadUrl);
             let count = RunCount::<T>::get();
-            ensure!(count < T::MaxRuns::get(), Error::<T>::TooManyRuns);
-            let deposit = T::RunDeposit::get();
+            let live = LiveRuns::<T>::get();
+            ensure!(live < T::MaxRuns::get() && count < u32::MAX, Error::<T>::TooManyRuns);
+            let deposit = Self::deposit_of(&params, &terms);
             T::Currency::hold(&HoldReason::RunDeposit.into(), &owner, deposit)
                 .map_err(|_| Error::<T>::NotEnoughFunds)?;
 
@@ -426,6 +489,7 @@ pub mod pallet {
             T::OnRunCreated::run_created(run, &details)?;
             Runs::<T>::insert(run, details);
             RunCount::<T>::put(count.saturating_add(1));
+            LiveRuns::<T>::put(live.saturating_add(1));
             Self::deposit_event(Event::RunCreated { run, owner, start: params.schedule.start });
             Ok(())
         }
@@ -559,7 +623,7 @@ pub mod pallet {
 
         /// Gives up a seat at the next opening. Signed by the coldkey. All its stake unbonds.
         #[pallet::call_index(5)]
-        #[pallet::weight(weight_info::leave::<T>())]
+        #[pallet::weight((weight_info::leave::<T>(), DispatchClass::Operational))]
         pub fn leave(origin: OriginFor<T>, run: RunId, uid: Uid) -> DispatchResult {
             Self::seat_of_coldkey(origin, run, uid)?;
             let mut changes = Changes::<T>::get(run);
@@ -626,14 +690,16 @@ pub mod pallet {
 
         /// Sets the terms that take effect with the next epoch, or, if they worsen the present ones, after a notice;
         /// see [`RunParams::terms_hold_from`]. Signed by the owner, who may replace them until then: the replacement
-        /// has its own notice.
+        /// has its own notice. The deposit for more seats is held at once; it stays held if the terms do not take
+        /// effect.
         #[pallet::call_index(8)]
         #[pallet::weight(weight_info::set_terms::<T>())]
         pub fn set_terms(origin: OriginFor<T>, run: RunId, terms: Terms) -> DispatchResult {
             let details = Self::run_of_owner(origin, run)?;
             Self::check_terms(&terms, &details.params.limits)?;
-
             let from = details.params.terms_hold_from(Self::window_now(&details), &details.terms, &terms);
+            Self::raise_deposit(run, details, &terms)?;
+
             WaitingOf::<T>::mutate(run, |waiting| waiting.terms = Some(PendingTerms { terms, from }));
             Self::deposit_event(Event::TermsProposed { run, terms, from });
             Ok(())
@@ -654,7 +720,7 @@ pub mod pallet {
 
         /// Stops or restarts a run at the next opening (PROT-3). Signed by the owner.
         #[pallet::call_index(10)]
-        #[pallet::weight(weight_info::set_stopped::<T>())]
+        #[pallet::weight((weight_info::set_stopped::<T>(), DispatchClass::Operational))]
         pub fn set_stopped(origin: OriginFor<T>, run: RunId, stopped: bool) -> DispatchResult {
             let details = Self::run_of_owner(origin, run)?;
 
@@ -692,6 +758,28 @@ pub mod pallet {
             Runs::<T>::insert(run, details);
             Offers::<T>::remove(run);
             Self::deposit_event(Event::OwnerChanged { run, owner });
+            Ok(())
+        }
+
+        /// Closes a run for good: one that has been stopped for its unbonding time, or has not started. Signed by the
+        /// owner. Stakes, nominations and claimable pay go back to their accounts, and the rest of the treasury is
+        /// burnt, in the blocks that follow; then the deposit is released.
+        #[pallet::call_index(20)]
+        #[pallet::weight(weight_info::close_run::<T>())]
+        pub fn close_run(origin: OriginFor<T>, run: RunId) -> DispatchResult {
+            let details = Self::run_of_owner(origin, run)?;
+            let window = Self::window_now(&details);
+            if let Some(now) = window {
+                ensure!(details.stopped, Error::<T>::NotStopped);
+                let since = StoppedSince::<T>::get(run).ok_or(Error::<T>::NotStopped)?;
+                let stopped_for = now.0.saturating_sub(since.0);
+                ensure!(stopped_for >= details.terms.unbonding_windows, Error::<T>::StoppedTooBriefly);
+            }
+
+            Runs::<T>::remove(run);
+            ClosedRuns::<T>::insert(run, ClosedRun { details, window: window.unwrap_or_default() });
+            T::OnRunClosed::closed(run);
+            Self::deposit_event(Event::RunClosed { run });
             Ok(())
         }
     }

@@ -15,6 +15,7 @@ impl Config for Test {
     type Currency = Balances;
     type RuntimeHoldReason = RuntimeHoldReason;
     type OnRunCreated = ();
+    type OnRunClosed = ();
     type OnSeats = Others;
     type Nominations = Others;
     type Payslips = Others;
@@ -25,9 +26,12 @@ impl Config for Test {
     type MaxUnbonding = ConstU32<3>;
     type MaxCheckpointWindows = ConstU32<64>;
     type RunDeposit = ConstU128<100>;
+    type RateDeposit = ConstU128<0>;
+    type DefaultFloors = NoFloors;
 }
 
 parameter_types! {
+    pub const NoFloors: protocol::params::Floors = protocol::params::Floors::NONE;
     /// Recent pay of the seats of run 0.
     pub static Paid: BTreeMap<u16, Balance> = BTreeMap::new();
     /// Their consensus weights.

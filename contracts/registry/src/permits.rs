@@ -36,7 +36,13 @@ impl<T: Config> Pallet<T> {
         terms.check_limits(limits).map_err(Error::<T>::from)?;
         let seats = u32::from(terms.miner_seats_max).saturating_add(terms.validator_seats_max.into());
         ensure!(seats <= T::MaxSeats::get(), Error::<T>::TooManySeats);
+        rules::check_floors::<T>(terms, &FloorsOf::<T>::get())?;
         Ok(())
+    }
+
+    /// The deposit that a run needs (PROT-33).
+    pub fn deposit_of(params: &RunParams, terms: &Terms) -> Balance {
+        rules::deposit(T::RunDeposit::get(), T::RateDeposit::get(), &params.schedule, terms)
     }
 
     /// The run, if the signer owns it.

@@ -5,7 +5,9 @@ use crate::{pallet::*, *};
 impl<T: Config> Pallet<T> {
     /// The ids of all runs, ascending.
     pub fn run_ids() -> Vec<RunId> {
-        (0..RunCount::<T>::get()).map(RunId).collect()
+        let mut runs: Vec<RunId> = Runs::<T>::iter_keys().collect();
+        runs.sort_unstable();
+        runs
     }
 
     /// The taken seats of `role`, and their maximum. More may be taken than newer terms allow.

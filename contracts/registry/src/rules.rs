@@ -2,8 +2,8 @@
 
 use crate::{Balance, Config, Error};
 use protocol::{
-    Role, Terms,
-    params::{ParamsError, Permille},
+    Role, Schedule, Terms,
+    params::{Floors, ParamsError, Permille},
 };
 
 /// Nominations count up to this many times the validator's own stake (PROT-3).
@@ -44,6 +44,31 @@ impl<T: Config> From<ParamsError> for Error<T> {
             ParamsError::PriceLimit => Error::PriceLimit,
         }
     }
+}
+
+/// Checks that a run's windows are not below the chain's floor (PROT-33).
+pub(crate) fn check_schedule<T: Config>(schedule: &Schedule, floors: &Floors) -> Result<(), Error<T>> {
+    match schedule.blocks_per_window < floors.blocks_per_window {
+        true => Err(Error::WindowTooShort),
+        false => Ok(()),
+    }
+}
+
+/// Checks that stakes and price of a run's terms are not below the chain's floors (PROT-33).
+pub(crate) fn check_floors<T: Config>(terms: &Terms, floors: &Floors) -> Result<(), Error<T>> {
+    let stakes = terms.validator_stake_min >= floors.validator_stake_min
+        && terms.miner_stake_min >= floors.miner_stake_min;
+    match stakes && terms.seat_price_min >= floors.seat_price_min {
+        true => Ok(()),
+        false => Err(Error::BelowFloor),
+    }
+}
+
+/// The deposit of a run: `base`, and `per_rate` for each seat that its windows serve per block, rounded up (PROT-33).
+pub(crate) fn deposit(base: Balance, per_rate: Balance, schedule: &Schedule, terms: &Terms) -> Balance {
+    let seats = Balance::from(terms.miner_seats_max).saturating_add(terms.validator_seats_max.into());
+    let blocks = Balance::from(schedule.blocks_per_window).max(1);
+    base.saturating_add(per_rate.saturating_mul(seats).div_ceil(blocks))
 }
 
 /// `share` of `amount`, rounded down; at most all of it.

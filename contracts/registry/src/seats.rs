@@ -55,6 +55,10 @@ impl<T: Config> Pallet<T> {
         let before = waiting;
         if let Some(stopped) = waiting.stopped.take() {
             details.stopped = stopped;
+            match stopped {
+                true => StoppedSince::<T>::insert(run, window),
+                false => StoppedSince::<T>::remove(run),
+            }
             Self::deposit_event(Event::Stopped { run, window, stopped });
         }
         let epoch_windows = details.params.epoch_windows;

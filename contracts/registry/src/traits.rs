@@ -2,7 +2,7 @@
 
 use crate::{Balance, Run, Seat};
 use alloc::vec::Vec;
-use frame::prelude::{DispatchResult, Weight};
+use frame::prelude::{DispatchResult, Get as _, Weight, frame_system};
 use protocol::{RunId, SeatId, Uid, Window, params::Permille};
 
 /// The end of a seat.
@@ -97,5 +97,63 @@ pub trait OnRunCreated<AccountId> {
 impl<AccountId> OnRunCreated<AccountId> for () {
     fn run_created(_: RunId, _: &Run<AccountId>) -> DispatchResult {
         Ok(())
+    }
+}
+
+/// What one step of clearing a closed run did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cleared {
+    /// Entries removed. Fewer than allowed: nothing is left.
+    pub entries: u32,
+    pub weight: Weight,
+}
+
+impl Cleared {
+    /// Counts `entries`, each with one read and three writes.
+    pub fn count<T: frame_system::Config>(&mut self, entries: u32) {
+        self.entries = self.entries.saturating_add(entries);
+        let each = T::DbWeight::get().reads_writes(1, 3).saturating_add(Weight::from_parts(20_000_000, 0));
+        self.weight.saturating_accrue(each.saturating_mul(entries.into()));
+    }
+
+    /// How many of `limit` entries are left.
+    pub fn room(&self, limit: u32) -> u32 {
+        limit.saturating_sub(self.entries)
+    }
+}
+
+/// Clears what a pallet stores of a closed run.
+pub trait OnRunClosed {
+    /// Called as the owner closes the run.
+    fn closed(run: RunId);
+
+    /// Removes about `limit` entries at most, and pays out what they hold to its accounts.
+    fn clear(run: RunId, limit: u32) -> Cleared;
+}
+
+impl OnRunClosed for () {
+    fn closed(_: RunId) {}
+    fn clear(_: RunId, _: u32) -> Cleared {
+        Cleared::default()
+    }
+}
+
+impl<A: OnRunClosed, B: OnRunClosed> OnRunClosed for (A, B) {
+    fn closed(run: RunId) {
+        A::closed(run);
+        B::closed(run);
+    }
+
+    /// The second pallet follows when the first has nothing left.
+    fn clear(run: RunId, limit: u32) -> Cleared {
+        let first = A::clear(run, limit);
+        if first.room(limit) == 0 {
+            return first;
+        }
+        let second = B::clear(run, first.room(limit));
+        Cleared {
+            entries: first.entries.saturating_add(second.entries),
+            weight: first.weight.saturating_add(second.weight),
+        }
     }
 }

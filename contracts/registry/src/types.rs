@@ -26,6 +26,14 @@ pub struct Run<AccountId> {
     pub stopped: bool,
 }
 
+/// A run that its owner has closed, until its storage is cleared.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
+pub struct ClosedRun<AccountId> {
+    pub details: Run<AccountId>,
+    /// The window in which it was closed.
+    pub window: Window,
+}
+
 /// A seat in a run.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Seat<AccountId> {

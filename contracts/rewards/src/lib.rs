@@ -23,6 +23,7 @@ use scale_info::TypeInfo;
 
 #[cfg(feature = "runtime-benchmarks")]
 mod benchmarking;
+mod closing;
 mod epochs;
 mod invariants;
 mod reads;
@@ -193,6 +194,10 @@ pub mod pallet {
         FormerClaimed { run: RunId, to: T::AccountId, amount: Balance },
         /// The owner's share was claimed.
         OwnerClaimed { run: RunId, to: T::AccountId, amount: Balance },
+        /// A closed run paid what `to` could claim of it.
+        Settled { run: RunId, to: T::AccountId, amount: Balance },
+        /// A closed run's account was emptied: the rest of the treasury was burnt.
+        TreasuryBurnt { run: RunId, amount: Balance },
         /// A seat's pay has a new destination.
         PayoutSet { run: RunId, uid: Uid, payout: Payout },
         /// A seat's holder has left, and may still claim `amount`.

@@ -21,8 +21,8 @@ pallet_mock::runtime! {
 }
 
 pallet_mock::registry! {
-    on_run_created: (), on_seats: (Nomination, Rewards), nominations: Nomination, payslips: Rewards,
-    miner_weights: ()
+    on_run_created: (), on_run_closed: (Rewards, Nomination), on_seats: (Nomination, Rewards),
+    nominations: Nomination, payslips: Rewards, miner_weights: ()
 }
 
 parameter_types! {

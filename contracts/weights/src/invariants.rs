@@ -15,37 +15,40 @@ impl<T: Config> Pallet<T> {
     /// # Errors
     /// Names what does not hold.
     pub fn check_invariants() -> Result<(), &'static str> {
-        for (run, weights) in ConsensusWeights::<T>::iter() {
+        // A closed run is cleared in steps.
+        let is_open = |run: RunId| Registry::<T>::closed_run(run).is_none();
+        for (run, weights) in ConsensusWeights::<T>::iter().filter(|(run, _)| is_open(*run)) {
             let is_miner =
                 |uid: Uid| Registry::<T>::seat(run, uid).is_some_and(|seat| seat.role == Role::Miner);
             if !is_canonical(&weights) || !weights.iter().all(|(uid, _)| is_miner(*uid)) {
                 return Err("consensus weights are not canonical, or not of miners' seats");
             }
         }
-        for (run, seats) in Standings::<T>::iter() {
+        for (run, seats) in Standings::<T>::iter().filter(|(run, _)| is_open(*run)) {
             Self::check_consensus(run, &seats)?;
         }
-        for (run, validator, bonds) in BondsOf::<T>::iter() {
+        for (run, validator, bonds) in BondsOf::<T>::iter().filter(|(run, ..)| is_open(*run)) {
             let in_order = bonds.windows(2).all(|pair| pair[0].0 < pair[1].0);
             if !in_order || bonds.is_empty() || bonds.iter().any(|(_, bond)| *bond == 0) {
                 return Err("a row of bonds is empty, out of order, or has a zero");
             }
             Self::check_validator(run, validator, |departed| departed)?;
         }
-        for ((run, epoch), validator) in Commits::<T>::iter_keys() {
+        for ((run, epoch), validator) in Commits::<T>::iter_keys().filter(|((run, _), _)| is_open(*run)) {
             Self::check_epoch(run, epoch)?;
             Self::check_validator(run, validator, |_| false)?;
             if Ballots::<T>::contains_key((run, epoch), validator) {
                 return Err("a revealed weight vote still has its commitment");
             }
         }
-        for ((run, epoch), validator, weights) in Ballots::<T>::iter() {
+        for ((run, epoch), validator, weights) in Ballots::<T>::iter().filter(|((run, _), ..)| is_open(*run))
+        {
             Self::check_epoch(run, epoch)?;
             let departed = DepartedOf::<T>::contains_key((run, epoch), validator);
             Self::check_validator(run, validator, |_| departed)?;
             ensure!(!weights.is_empty() && is_canonical(&weights), "a weight vote is empty or not canonical");
         }
-        for ((run, epoch), uid, departed) in DepartedOf::<T>::iter() {
+        for ((run, epoch), uid, departed) in DepartedOf::<T>::iter().filter(|((run, _), ..)| is_open(*run)) {
             Self::check_departed(run, epoch, uid, &departed)?;
         }
         Ok(())

@@ -32,6 +32,7 @@ use scale_info::TypeInfo;
 #[cfg(feature = "runtime-benchmarks")]
 mod benchmarking;
 mod close;
+mod closing;
 #[cfg(any(test, feature = "runtime-benchmarks"))]
 mod full;
 mod invariants;

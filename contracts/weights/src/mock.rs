@@ -17,7 +17,8 @@ pallet_mock::runtime! {
 }
 
 pallet_mock::registry! {
-    on_run_created: Windows, on_seats: (Weights, Windows), nominations: (), payslips: (), miner_weights: Weights
+    on_run_created: Windows, on_run_closed: (Weights, Windows), on_seats: (Weights, Windows), nominations: (),
+    payslips: (), miner_weights: Weights
 }
 
 parameter_types! {

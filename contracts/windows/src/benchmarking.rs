@@ -306,7 +306,8 @@ mod benchmarks {
         let finalising = Block(START + SCHEDULE.vote_by + 1);
         let before = ProgressOf::<T>::get(RUN).ok_or(BenchmarkError::Stop("a run has progress"))?.next_step;
         Agenda::<T>::remove(before);
-        Pallet::<T>::schedule_next_task(RUN, finalising);
+        ProgressOf::<T>::mutate_extant(RUN, |progress| progress.next_step = finalising);
+        Pallet::<T>::schedule(RUN, finalising, crate::Turn::default());
         #[block]
         {
             let _ = Pallet::<T>::run_due_tasks(finalising);

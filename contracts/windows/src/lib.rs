@@ -12,8 +12,8 @@
 //! | `vote_by + h + 1`   | finalises the window as merged or void, for good (PROT-19)                  |
 //!
 //! Each run has one scheduled task, so a block with nothing due costs two reads. If more is due than a block's budget
-//! allows, the rest runs in the next blocks (`scheduler`). A task knows its block, so a delay does not change its
-//! result.
+//! allows, the runs take turns by the time that their tasks have cost (`scheduler`). A task knows its block, so a delay
+//! does not change its result.
 //!
 //! Start at `tasks`, then `permits`: which calls are allowed when. `electorate` and `tally` are plain functions.
 #![cfg_attr(not(feature = "std"), no_std)]
@@ -31,6 +31,7 @@ use scale_info::TypeInfo;
 
 #[cfg(feature = "runtime-benchmarks")]
 mod benchmarking;
+mod closing;
 mod electorate;
 mod invariants;
 #[cfg(test)]
@@ -65,6 +66,16 @@ pub struct Progress {
     pub paused: bool,
     /// The block of the run's scheduled task.
     pub next_step: Block,
+}
+
+/// A run's place among the runs whose tasks are due, in picoseconds of reference time (`scheduler`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
+pub struct Turn {
+    /// The service time up to which the run was served.
+    pub served: u64,
+    /// The expected cost of its next task: a decaying maximum of its last ones.
+    pub load: u64,
 }
 
 /// When a validator was present, which means that its attestation covered at least half of the seats that two thirds
@@ -196,7 +207,7 @@ pub mod pallet {
         type KeptWindows: Get<u32>;
 
         /// Budget for the tasks of one block. A started task is finished, so a block may exceed it by one task; the
-        /// rest is delayed to the next block.
+        /// rest is delayed to the next blocks.
         #[pallet::constant]
         type MaxTaskWeight: Get<Weight>;
     }
@@ -238,14 +249,25 @@ pub mod pallet {
 
     pub type TurnoutOf<T> = Turnout<BoundedVec<MemberTurnout, <T as pallet_registry::Config>::MaxSeats>>;
 
-    /// The runs with a task scheduled at a block.
+    /// The runs with a task scheduled at a later block, each with its place in the queue.
     #[pallet::storage]
     pub type Agenda<T: Config> =
-        StorageMap<_, Twox64Concat, Block, BoundedVec<RunId, T::MaxRuns>, ValueQuery>;
+        StorageMap<_, Twox64Concat, Block, BoundedVec<(RunId, Turn), T::MaxRuns>, ValueQuery>;
 
-    /// The first block with tasks that are still to run; `None` if none is delayed.
+    /// The tasks that are late, and the service time of the run that was served last.
     #[pallet::storage]
-    pub type Backlog<T: Config> = StorageValue<_, Block>;
+    pub type Queue<T: Config> = StorageValue<_, TaskQueue<T>, ValueQuery>;
+
+    /// The late tasks of a chain.
+    #[derive(CloneNoBound, DebugNoBound, DefaultNoBound, PartialEqNoBound, EqNoBound)]
+    #[derive(Encode, Decode, MaxEncodedLen, TypeInfo)]
+    #[scale_info(skip_type_params(T))]
+    pub struct TaskQueue<T: Config> {
+        /// A run that was served for less starts here: it gets no credit for the past.
+        pub served: u64,
+        /// Each late task, with its block.
+        pub late: BoundedVec<(RunId, Block, Turn), T::MaxRuns>,
+    }
 
     #[pallet::storage]
     pub type ProgressOf<T: Config> = StorageMap<_, Twox64Concat, RunId, Progress>;
@@ -631,7 +653,7 @@ pub mod pallet {
         /// it. The validator is slashed and expelled; the signer gets a part of the validator's own slashed stake, and
         /// its fee back (PROT-21).
         #[pallet::call_index(8)]
-        #[pallet::weight(weight_info::report_equivocation::<T>())]
+        #[pallet::weight((weight_info::report_equivocation::<T>(), DispatchClass::Operational))]
         pub fn report_equivocation(origin: OriginFor<T>, proof: Equivocation) -> DispatchResultWithPostInfo {
             let reporter = ensure_signed(origin)?;
             let statement = proof.check(&Self::genesis()).map_err(Error::<T>::from)?;
@@ -644,7 +666,7 @@ pub mod pallet {
         /// Proves that a validator signed a statement that differs from the chain's record of it. Otherwise as
         /// [`Pallet::report_equivocation`] (PROT-21).
         #[pallet::call_index(9)]
-        #[pallet::weight(weight_info::report_contradiction::<T>())]
+        #[pallet::weight((weight_info::report_contradiction::<T>(), DispatchClass::Operational))]
         pub fn report_contradiction(
             origin: OriginFor<T>,
             hotkey: Hotkey,

@@ -25,7 +25,7 @@ pallet_mock::runtime! {
 }
 
 pallet_mock::registry! {
-    on_run_created: Windows, on_seats: Windows, nominations: Nominated, payslips: (),
+    on_run_created: Windows, on_run_closed: Windows, on_seats: Windows, nominations: Nominated, payslips: (),
     miner_weights: RecordedEpochs
 }
 

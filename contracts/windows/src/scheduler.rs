@@ -1,74 +1,90 @@
 //! Runs the scheduled tasks that are due, within a block's budget.
 //!
-//! Tasks run in the order of their blocks, and within one block in the order of runs. Once they have cost more than
-//! [`Config::MaxTaskWeight`], the rest is delayed to the next block, where it comes first. Every block runs at least
-//! one due task, however small the budget, so that every task runs eventually.
+//! Once the tasks of a block have cost more than [`Config::MaxTaskWeight`], the rest is late. Runs with due tasks take
+//! turns (self-clocked fair queueing). A run's turn is the end of its next task, in service time: it begins where the
+//! run's last task ended, or where the run in service began, whichever is later, and takes as long as the run's tasks
+//! took lately. The earliest end is next. So each waiting run gets the same share of the budget, a light run goes
+//! before heavy ones, and a run that asks for more is late alone. Every block runs at least one due task, however
+//! small the budget, so that every task runs eventually.
 //!
 //! A delayed task has the result it would have had in time: it knows the block that it was scheduled at, reads that
 //! block's hash, and counts what its deadline closed. One exception: it sees changes of stake made while it was
 //! delayed.
 
-use crate::pallet::*;
-use alloc::vec::Vec;
+use crate::{Turn, pallet::*};
+use alloc::collections::BTreeSet;
 use frame::prelude::*;
 use protocol::{Block, RunId};
 
+impl Turn {
+    /// The turn of a run whose task is due while service has reached `served`.
+    fn due(self, served: u64) -> Turn {
+        Turn { served: self.served.max(served), ..self }
+    }
+
+    /// The expected end of the task.
+    fn end(self) -> u64 {
+        self.served.saturating_add(self.load)
+    }
+
+    /// The turn after a task that cost `cost`.
+    fn after(self, cost: u64) -> Turn {
+        Turn { served: self.served.saturating_add(cost), load: cost.max(self.load - self.load / 8) }
+    }
+}
+
 impl<T: Config> Pallet<T> {
-    /// Runs the tasks that are due at block `now`, as many as the budget allows.
+    /// Runs the tasks that are due at block `now`, as many as the budget allows. Called once per block.
     pub(crate) fn run_due_tasks(now: Block) -> Weight {
         let budget = T::MaxTaskWeight::get();
-        let late = Backlog::<T>::get();
-        let mut weight = T::DbWeight::get().reads(1);
-        let mut at = late.unwrap_or(now);
-        let mut ran_one = false;
-        while at <= now {
+        let mut weight = T::DbWeight::get().reads(2);
+        let TaskQueue { mut served, late } = Queue::<T>::get();
+        let due = Agenda::<T>::get(now);
+        if due.is_empty() && late.is_empty() {
+            return weight;
+        }
+        weight.saturating_accrue(T::DbWeight::get().writes(2));
+        Agenda::<T>::remove(now);
+        let late = late.into_iter().map(|(run, at, turn)| (turn.end(), at, run, turn));
+        let mut waiting: BTreeSet<(u64, Block, RunId, Turn)> = late.collect();
+        waiting.extend(due.into_iter().map(|(run, turn)| {
+            let turn = turn.due(served);
+            (turn.end(), now, run, turn)
+        }));
+
+        let (mut ran_one, mut last) = (false, served);
+        while let Some((end, at, run, turn)) = waiting.pop_first() {
             if ran_one && weight.any_gt(budget) {
-                return Self::delay(at, weight);
+                waiting.insert((end, at, run, turn));
+                break;
             }
-            weight.saturating_accrue(T::DbWeight::get().reads(1));
-            let mut due: Vec<RunId> = Agenda::<T>::get(at).into_inner();
-            due.sort_unstable();
-            let mut done = 0;
-            for run in &due {
-                if ran_one && weight.any_gt(budget) {
-                    break;
+            ran_one = true;
+            served = served.max(turn.served);
+            let (cost, next) = Self::run_task(run, at);
+            weight.saturating_accrue(cost);
+            let turn = turn.after(cost.ref_time());
+            last = last.max(turn.served);
+            match next {
+                Some(next) if next <= now => {
+                    waiting.insert((turn.end(), next, run, turn));
                 }
-                weight.saturating_accrue(Self::run_task(*run, at));
-                ran_one = true;
-                done = done.saturating_add(1);
+                Some(next) => Self::schedule(run, next, turn),
+                None => {}
             }
-            let rest = due.split_off(done);
-            if !due.is_empty() {
-                weight.saturating_accrue(T::DbWeight::get().writes(1));
-            }
-            if !rest.is_empty() {
-                Agenda::<T>::insert(at, BoundedVec::truncate_from(rest));
-                return Self::delay(at, weight);
-            }
-            if !due.is_empty() {
-                Agenda::<T>::remove(at);
-            }
-            let Some(next) = at.0.checked_add(1) else { break };
-            at = Block(next);
         }
-        if late.is_some() {
-            Backlog::<T>::kill();
-            weight.saturating_accrue(T::DbWeight::get().writes(1));
+        // Nothing waits: what the runs were served for until now does not count against them.
+        if waiting.is_empty() {
+            served = last;
         }
+        let late = waiting.into_iter().map(|(_, at, run, turn)| (run, at, turn)).collect();
+        Queue::<T>::put(TaskQueue { served, late: BoundedVec::truncate_from(late) });
         weight
     }
 
-    /// Continues with the tasks of block `at` in the next block.
-    fn delay(at: Block, weight: Weight) -> Weight {
-        Backlog::<T>::put(at);
-        weight.saturating_add(T::DbWeight::get().writes(1))
-    }
-
-    /// Schedules the run's next task. A run has one scheduled task at a time.
-    pub(crate) fn schedule_next_task(run: RunId, at: Block) {
-        if Agenda::<T>::try_append(at, run).is_err() {
+    /// Schedules a run's task at a later block. A run has one scheduled task at a time.
+    pub(crate) fn schedule(run: RunId, at: Block, turn: Turn) {
+        if Agenda::<T>::try_append(at, (run, turn)).is_err() {
             defensive!("a run has one scheduled task, and a block has room for every run");
         }
-        ProgressOf::<T>::mutate_extant(run, |progress| progress.next_step = at);
     }
 }

@@ -10,7 +10,7 @@ use alloc::{collections::BTreeMap, vec::Vec};
 use frame::prelude::*;
 use pallet_registry::{Ending, Entry, MinerWeights, OnRunCreated, OnSeats, Pallet as Registry, Run, Seat};
 use protocol::{
-    Block, Digest, Role, RunId, RunParams, Schedule, Uid, Window, assign, lineage,
+    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, assign, lineage,
     select::{self, Candidate},
     view::{Checkpoint, Outcome, VoidReason, Vote},
 };
@@ -48,16 +48,20 @@ fn tasks(params: &RunParams) -> [(u32, Task); 5] {
 }
 
 impl<T: Config> Pallet<T> {
-    /// Runs the task that `run` has at block `at`, now or earlier, and schedules the next one.
-    pub(crate) fn run_task(run: RunId, at: Block) -> Weight {
+    /// Runs the task that `run` has at block `at`, now or earlier. Returns its weight and the block of the next one;
+    /// `None` if the run is cleared.
+    pub(crate) fn run_task(run: RunId, at: Block) -> (Weight, Option<Block>) {
         let Some(Run { params, .. }) = Registry::<T>::run(run) else {
-            defensive!("a run with a scheduled task exists: none is ever removed");
-            return T::DbWeight::get().reads(1);
+            // A closed run: one step per block.
+            let (done, weight) = Registry::<T>::clear_step(run);
+            let next = Block(Registry::<T>::now().0.saturating_add(1));
+            ProgressOf::<T>::mutate_extant(run, |progress| progress.next_step = next);
+            return (weight, (!done).then_some(next));
         };
         let schedule = params.schedule;
         let Some((window, offset)) = schedule.locate(at) else {
             defensive!("a run's first task is at its start");
-            return T::DbWeight::get().reads(1);
+            return (T::DbWeight::get().reads(1), None);
         };
         let tasks = tasks(&params);
         let mut weight = weight_info::task::<T>();
@@ -91,8 +95,8 @@ impl<T: Config> Pallet<T> {
             Some((next, _)) => Block(schedule.opens_at(window).0.saturating_add(next)),
             None => schedule.opens_at(window.next()),
         };
-        Self::schedule_next_task(run, next);
-        weight
+        ProgressOf::<T>::mutate_extant(run, |progress| progress.next_step = next);
+        (weight, Some(next))
     }
 
     /// Opens a window: records a snapshot of everything that its participants must agree on (PROT-3, 5, 16, 19), and
@@ -384,6 +388,11 @@ impl<T: Config> Pallet<T> {
 
     /// Removes a window and everything stored for it. Each map has at most one entry per seat.
     pub(crate) fn prune(run: RunId, window: Window) -> Weight {
+        weight_info::prune::<T>(Self::remove_window(run, window))
+    }
+
+    /// Removes a window; returns the number of entries beside its record.
+    pub(crate) fn remove_window(run: RunId, window: Window) -> u32 {
         let key = (run, window);
         let limit = T::MaxSeats::get();
         Records::<T>::remove(run, window);
@@ -397,7 +406,7 @@ impl<T: Config> Pallet<T> {
             HiddenVotes::<T>::clear_prefix(key, limit, None).unique,
             Receipts::<T>::clear_prefix(key, limit, None).unique,
         ];
-        weight_info::prune::<T>(removed.iter().fold(0, |sum: u32, count| sum.saturating_add(*count)))
+        removed.iter().fold(0, |sum: u32, count| sum.saturating_add(*count))
     }
 
     /// The window's commitments, in uid order.
@@ -427,7 +436,10 @@ impl<T: Config> OnRunCreated<T::AccountId> for Pallet<T> {
                 next_step: start,
             },
         );
-        Self::schedule_next_task(run, start);
+        // The opening of its first window with all seats taken is the most that a task is expected to cost.
+        let Terms { miner_seats_max, validator_seats_max, .. } = details.terms;
+        let load = weight_info::open::<T>(miner_seats_max.into(), validator_seats_max.into()).ref_time();
+        Self::schedule(run, start, crate::Turn { served: 0, load });
         Ok(())
     }
 }

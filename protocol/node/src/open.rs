@@ -9,7 +9,7 @@ use crate::{
 };
 use anyhow::{Context as _, bail};
 use chain_client::{
-    Chain, SubxtChain, is_private,
+    Amount, Chain, SubxtChain, is_private,
     keys::{Key, KeyPassword, KeySource, Prompt},
 };
 use dataset::Dataset;
@@ -99,6 +99,15 @@ pub fn key(settings: &Settings) -> anyhow::Result<Key> {
 /// If the URL sends signed calls over an open network, if it leads to another chain than the settings name, or if they
 /// name none and it is no development chain.
 pub async fn chain(config: &ChainConfig, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>> {
+    chain_with_tip(config, key, Amount::ZERO).await
+}
+
+/// [`chain`], with a tip on top of each fee.
+pub async fn chain_with_tip(
+    config: &ChainConfig,
+    key: Option<Key>,
+    tip: Amount,
+) -> anyhow::Result<Arc<dyn Chain>> {
     let ChainConfig { url, genesis, allow_plain_ws, .. } = config;
     if url.starts_with("ws://") && !is_private(url) && !allow_plain_ws {
         bail!(
@@ -110,7 +119,7 @@ pub async fn chain(config: &ChainConfig, key: Option<Key>) -> anyhow::Result<Arc
     if genesis.is_none() {
         check_unnamed(url, chain.genesis(), chain.is_development())?;
     }
-    Ok(Arc::new(chain))
+    Ok(Arc::new(chain.with_tip(tip)))
 }
 
 /// Refuses a chain that the settings do not name, unless it is a development chain.

@@ -340,19 +340,14 @@ async fn a_chain_of_a_newer_release_is_refused() {
 }
 
 #[tokio::test]
-async fn a_chain_continues_with_a_newer_runtime_of_another_genesis() {
+async fn a_chain_whose_state_no_migration_covers_is_refused_and_told_what_to_do() {
     let dir = dir();
-    let chain = start(manual_in(dir.path())).await;
-    let (genesis, head) = (chain.genesis_hash(), seal(&chain, 2).await);
-    chain.shutdown().await;
-    // As if an older release had made it, with another genesis.
-    set_meta(dir.path(), "spec_version", &0_u32.to_le_bytes());
-    set_meta(dir.path(), "genesis", &[9; 32]);
-    for _ in 0..2 {
-        let chain = start(manual_in(dir.path())).await;
-        assert_eq!((chain.genesis_hash(), chain.best()), (genesis, head));
-        chain.shutdown().await;
-    }
+    start(manual_in(dir.path())).await.shutdown().await;
+    set_meta(dir.path(), "spec_version", &2_u32.to_le_bytes());
+    let error = refusal(manual_in(dir.path())).await;
+    assert!(matches!(error, StoreError::OlderRuntime { found: 2, .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains(&dir.path().display().to_string()) && text.contains("another directory"), "{text}");
 }
 
 #[tokio::test]

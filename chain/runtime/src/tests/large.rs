@@ -83,8 +83,13 @@ impl Author {
                 if System::block_weight().total().ref_time() + cost + base > limit {
                     break;
                 }
-                let transaction = waiting.pop_front().unwrap();
-                RuntimeExecutive::apply_extrinsic(transaction).expect("it is valid").expect("it succeeds");
+                match RuntimeExecutive::apply_extrinsic(transaction.clone()) {
+                    Ok(result) => result.expect("it succeeds"),
+                    // The run has used its share of the block.
+                    Err(TransactionValidityError::Invalid(InvalidTransaction::ExhaustsResources)) => break,
+                    Err(refused) => panic!("{refused:?}"),
+                }
+                waiting.pop_front();
             }
             let used = System::block_weight().total().ref_time();
             (RuntimeExecutive::finalize_block(), used)

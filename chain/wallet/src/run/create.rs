@@ -218,7 +218,7 @@ async fn plan(
     }];
     let mut then = vec![
         format!("first, specification, dataset and initial weights are published in the bucket {bucket}"),
-        "a deposit is held for as long as the run exists".into(),
+        "a deposit is held, which grows with the seats that a block serves, until `mettle run close`".into(),
         "parameters can never be changed; the owner can change the terms as an epoch begins, up to these limits, \
          which are parameters"
             .into(),

@@ -48,7 +48,7 @@ enum ProxyScope {
     Any,
     /// Everything that cannot send money away
     NonTransfer,
-    /// Seats and the stake behind them
+    /// Seats that are registered, and the stake behind them
     Staking,
     /// Claim pay, into the coldkey's own account
     Claims,

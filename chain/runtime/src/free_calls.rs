@@ -1,0 +1,102 @@
+//! The share of a block that free calls may take: of all runs, and of one run (PROT-33).
+//!
+//! A seat's free calls are bounded per window, but a run may have many seats and short windows, and any account may
+//! create a run. So in each block the free calls of one run take at most half of the room of all free calls, and these
+//! at most three quarters of the room of ordinary calls: a paying call always finds room. A call beyond that waits in
+//! the pool for a later block. Which calls are first is decided by their priority (`priority`).
+
+use crate::{RuntimeCall, block_weights};
+use frame::{
+    deps::frame_support::dispatch::{DispatchClass, DispatchInfo},
+    prelude::*,
+};
+use protocol::RunId;
+
+pub use pallet::*;
+
+#[frame::pallet]
+pub mod pallet {
+    use super::*;
+
+    #[pallet::pallet]
+    pub struct Pallet<T>(_);
+
+    #[pallet::config]
+    pub trait Config: frame_system::Config + pallet_registry::Config {}
+
+    /// The reference time of this block's free calls, by run. Empty between blocks.
+    #[pallet::storage]
+    pub type UsedBy<T: Config> = StorageValue<_, BoundedVec<(RunId, u64), T::MaxRuns>, ValueQuery>;
+
+    #[pallet::hooks]
+    impl<T: Config> Hooks<BlockNumberFor<T>> for Pallet<T> {
+        // The value is written and removed in memory: no state holds it.
+        fn on_finalize(_: BlockNumberFor<T>) {
+            UsedBy::<T>::kill();
+        }
+    }
+}
+
+/// Reference time of the free calls of all runs in a block.
+pub fn room_of_all() -> u64 {
+    let weights = block_weights();
+    let ordinary = weights.get(DispatchClass::Normal).max_total.unwrap_or(weights.max_block).ref_time();
+    ordinary / 4 * 3
+}
+
+/// Reference time of the free calls of one run in a block.
+pub fn room_of_one() -> u64 {
+    room_of_all() / 2
+}
+
+impl<T: Config> Pallet<T> {
+    /// Whether this block has room for a free call of `run`.
+    pub fn has_room(run: RunId, cost: u64) -> bool {
+        let used = UsedBy::<T>::get();
+        let of_all = used.iter().fold(cost, |sum, (_, used)| sum.saturating_add(*used));
+        let of_run = used.iter().find(|(id, _)| *id == run).map_or(0, |(_, used)| *used);
+        let is_known = used.len() < T::MaxRuns::get() as usize || used.iter().any(|(id, _)| *id == run);
+        is_known && of_all <= room_of_all() && of_run.saturating_add(cost) <= room_of_one()
+    }
+
+    /// Counts a free call that the block includes.
+    pub fn count(run: RunId, cost: u64) {
+        UsedBy::<T>::mutate(|used| match used.iter_mut().find(|(id, _)| *id == run) {
+            Some((_, used)) => *used = used.saturating_add(cost),
+            None => {
+                if used.try_push((run, cost)).is_err() {
+                    defensive!("a block has room for the free calls of every run");
+                }
+            }
+        });
+    }
+}
+
+/// What a free call takes of a block, in picoseconds.
+pub fn cost(info: &DispatchInfo) -> u64 {
+    let base = block_weights().get(info.class).base_extrinsic;
+    info.total_weight().saturating_add(base).ref_time()
+}
+
+/// The run of a call that may be free. Calls that name none share one part of a block.
+pub fn run_of(call: &RuntimeCall) -> RunId {
+    use pallet_windows::Call as Windows;
+    match call {
+        RuntimeCall::Windows(
+            Windows::commit { run, .. }
+            | Windows::attest { run, .. }
+            | Windows::vote { run, .. }
+            | Windows::attest_hidden { run, .. }
+            | Windows::reveal_attestation { run, .. }
+            | Windows::vote_hidden { run, .. }
+            | Windows::reveal_vote { run, .. }
+            | Windows::anchor_receipts { run, .. },
+        )
+        | RuntimeCall::Weights(
+            pallet_weights::Call::commit { run, .. } | pallet_weights::Call::reveal { run, .. },
+        )
+        | RuntimeCall::Registry(pallet_registry::Call::set_endpoint { run, .. })
+        | RuntimeCall::Rewards(pallet_rewards::Call::claim { run, .. }) => *run,
+        _ => RunId(u32::MAX),
+    }
+}
