@@ -160,8 +160,8 @@ fn a_block_full_of_paid_bytes_takes_an_owner_s_stop() {
     let mut chain = with_run();
     let remark = |bytes: usize| frame_system::Call::remark { remark: vec![0; bytes] };
     let mut pool: Vec<_> =
-        PAYERS.iter().map(|payer| chain.sign_with_tip(payer, remark(982_900), 0, 1000 * UNIT)).collect();
-    pool.push(chain.sign(&Sr25519Keyring::One, remark(100), 0));
+        PAYERS.iter().map(|payer| chain.sign_with_tip(payer, remark(982_500), 0, 1000 * UNIT)).collect();
+    pool.push(chain.sign(&Sr25519Keyring::One, remark(4000), 0));
     let stop = pallet_registry::Call::set_stopped { run: RUN, stopped: true };
     let nonce = chain.read(|| System::account_nonce(OWNER.to_account_id()));
     pool.push(chain.sign(&OWNER, stop, nonce));
