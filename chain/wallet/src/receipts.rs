@@ -421,7 +421,7 @@ mod tests {
                 own-data score 0.1000 before, 0.1400 after
                 penalty: Harm since window 3, 4 evaluations remain
                 score 0.12500; weight 51000 of 65535
-              epoch 2: consensus weight 50000 of 65535; paid 1.00 MTL, 25.000 % of the miners' part of 8.00 MTL
+              epoch 2: consensus weight 50000 of 65535; paid 1.00 MTL, 25.000 % of the miners' part of 8.00 MTL for 10 windows
         "#]].assert_eq(&window(Ok(receipt(measured()))).text(Uid(4)));
     }
 

@@ -479,8 +479,8 @@ mod tests {
             coldkey   5C8etthaGJi5SkQeEDSaK32ABBjkhwDeK9ksQCTLEGM3EH14, 50.00 MTL free, 10.00 MTL held
             endpoint  http://127.0.0.1/seat
             payslips, the latest first:
-              epoch 1: 1.00 MTL, and 0.50 MTL to its nominators, 33.33 % of the validators' part of 8.00 MTL
-              epoch 0: 1.00 MTL, and 0.50 MTL to its nominators, 33.33 % of the validators' part of 8.00 MTL
+              epoch 1: 1.00 MTL, and 0.50 MTL to its nominators, 33.33 % of the validators' part of 8.00 MTL for 8 of 10 windows
+              epoch 0: 1.00 MTL, and 0.50 MTL to its nominators, 33.33 % of the validators' part of 8.00 MTL for 8 of 10 windows
         "#]].assert_eq(&report(Role::Validator).text());
     }
 
@@ -497,8 +497,8 @@ mod tests {
             coldkey   5C8etthaGJi5SkQeEDSaK32ABBjkhwDeK9ksQCTLEGM3EH14, 50.00 MTL free, 10.00 MTL held
             endpoint  http://127.0.0.1/seat
             payslips, the latest first:
-              epoch 1: 1.00 MTL, 25.00 % of the miners' part of 8.00 MTL
-              epoch 0: 1.00 MTL, 25.00 % of the miners' part of 8.00 MTL
+              epoch 1: 1.00 MTL, 25.00 % of the miners' part of 8.00 MTL for 8 of 10 windows
+              epoch 0: 1.00 MTL, 25.00 % of the miners' part of 8.00 MTL for 8 of 10 windows
         "#]].assert_eq(&report(Role::Miner).text());
         let mut young = report(Role::Miner);
         young.seat.immune_until = Window(5);

@@ -13,7 +13,7 @@ use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, keys,
     params::Permille,
     reveal,
-    view::{PendingChange, SeatStatus},
+    view::{PendingChange, SeatStatus, Verdict, Vote},
 };
 use s3_server::{BucketConfig, S3Server, ServerConfig};
 use serde_json::Value;
@@ -181,17 +181,23 @@ impl Net {
         self.catch_up().await;
     }
 
-    /// Plays one epoch as the only validator: it attests, and gives all weight to one miner. Ends when the epoch is
-    /// paid.
-    async fn play_epoch(&self, validator: &str, miner: Uid) {
+    /// Plays one epoch as the only miner and the only validator, which gives all weight to the miner. Of its four
+    /// windows, the first is merged. Ends when the epoch is paid.
+    async fn play_epoch(&self, validator: &str, miner_key: &str, miner: Uid) {
         let key = dev(validator);
         let hotkey = key.hotkey();
         let chain = SubxtChain::connect(&self.chain.url(), Some(key)).await.unwrap();
-        let (run, salt, weights) = (self.run, [5; 32], vec![(miner, u16::MAX)]);
+        let (run, window, salt, weights) = (self.run, Window(0), [5; 32], vec![(miner, u16::MAX)]);
+        self.go_to(0, 1).await;
+        let miner_chain = SubxtChain::connect(&self.chain.url(), Some(dev(miner_key))).await.unwrap();
+        miner_chain.submit(Call::Commit { run, window, digest: Digest::of(b"work") }).await.unwrap();
         self.go_to(0, self.schedule.commit_by + 1).await;
-        let attest =
-            Call::Attest { run, window: Window(0), verdicts: Vec::new(), next_salt: Digest::of(b"salt") };
+        let verdicts = vec![(miner, Verdict::Valid)];
+        let attest = Call::Attest { run, window, verdicts, next_salt: Digest::of(b"salt") };
         chain.submit(attest).await.unwrap();
+        self.go_to(0, self.schedule.attest_by + 1).await;
+        let vote = Vote { update: Digest::of(b"update"), state_root: None };
+        chain.submit(Call::Vote { run, window, vote }).await.unwrap();
         let hash = reveal::commitment(&weights, &salt, &hotkey);
         chain.submit(Call::CommitWeights { run, epoch: 0, hash }).await.unwrap();
         self.go_to(4, 1).await;
@@ -554,17 +560,17 @@ async fn an_epoch_s_pay_is_claimed_by_each_recipient() {
     let miner = net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
     let validator = net.registered(Role::Validator, "//Dave", "//Dave//hot").await;
     net.validator(&format!("nominate --yes --key //Eve --uid {validator} --amount 10")).await.succeeds();
-    net.play_epoch("//Dave//hot", miner).await;
+    net.play_epoch("//Dave//hot", "//Bob//hot", miner).await;
 
     let books = net.alice.status(net.run).await.unwrap().treasury;
     let terms = net.alice.run(net.run).await.unwrap().terms;
-    let part = |share: Permille| Amount(terms.emission_per_epoch / 1000 * u128::from(share.0));
+    let part = |share: Permille| Amount(terms.emission_per_epoch / 4 / 1000 * u128::from(share.0));
     assert_eq!(books.burnt, part(terms.shares.burn).0);
     net.miner("status --key //Bob//hot")
         .await
         .succeeds()
         .prints("epoch 0: ")
-        .prints("of the miners' part of 1.00 MTL");
+        .prints("of the miners' part of 0.25 MTL for 1 of 4 windows");
     net.validator("status --key //Dave//hot").await.succeeds().prints("to its nominators");
 
     // The hotkey signs, without a fee; the coldkey has the pay, whole.

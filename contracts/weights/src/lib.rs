@@ -12,7 +12,7 @@
 //! At the first opening after the reveal windows, the epoch closes: the votes of the electorate go through Yuma
 //! consensus. Selection draws by the resulting weights, the epoch's pay is divided by the shares, and the bonds are
 //! stored for the next epoch. The stake of a member without a revealed vote counts, for no seat, and the member earns
-//! nothing. Neither does a member that was absent all epoch (PROT-3), cast a minority vote (PROT-19), or was
+//! nothing. Neither does a member that was never present (PROT-3), cast a minority vote (PROT-19), or was
 //! inactive. Without a consensus the last weights and bonds stay, and nothing is paid.
 //!
 //! A seat may change hands between an epoch's end and its close. The holder at the epoch's end is judged, and its

@@ -41,7 +41,6 @@ fn validators_that_withhold_their_votes_from_every_window_stall_the_pay_too() {
     seal_weights(&mut chain, 0);
     play_with_votes(&mut chain, 1, &HOTKEYS[2..4]);
     reveal_weights(&mut chain, 0);
-    println!("paid without a merged window: {} MTL", paid(&mut chain) / UNIT);
     assert_eq!(paid(&mut chain), 0);
 }
 
@@ -52,7 +51,6 @@ fn an_epoch_with_one_merged_window_of_two_pays_half() {
     seal_weights(&mut chain, 0);
     play_with_votes(&mut chain, 1, &HOTKEYS[2..3]);
     reveal_weights(&mut chain, 0);
-    println!("paid with one merged window of two: {} MTL", paid(&mut chain) / UNIT);
     assert!(paid(&mut chain).abs_diff(500 * UNIT) < 9);
 }
 
@@ -70,7 +68,6 @@ fn a_run_that_its_owner_stops_pays_for_no_window_of_the_stop() {
     }));
     seal_weights(&mut chain, 1);
     reveal_weights(&mut chain, 1);
-    println!("paid in a stopped epoch: {} MTL", paid(&mut chain) / UNIT);
     assert_eq!(paid(&mut chain), 0);
 }
 
@@ -83,6 +80,5 @@ fn a_validator_that_votes_in_less_than_two_thirds_of_the_merged_windows_earns_no
     play_with_votes(&mut chain, 1, &HOTKEYS[2..4]);
     reveal_weights(&mut chain, 0);
     let dividends = chain.read(|| Runtime::seats(RUN)[4].earned);
-    println!("dividends after one vote of two: {} MTL", dividends / UNIT);
     assert_eq!(dividends, 0);
 }
