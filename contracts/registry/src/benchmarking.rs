@@ -323,7 +323,7 @@ mod benchmarks {
             changes.push((uid, Change::Replaced(newcomer::<T>(seats + index))));
         }
         if n > 0 {
-            Changes::<T>::insert(RUN, Queue::<T>::truncate_from(changes));
+            Changes::<T>::insert(RUN, ChangesOf::<T>::truncate_from(changes));
         }
         WaitingOf::<T>::insert(RUN, Waiting { terms: Some(terms(seats)), stopped: Some(true) });
         frame_system::Pallet::<T>::set_block_number(params().schedule.start.0.into());
@@ -349,8 +349,7 @@ mod benchmarks {
 
         #[block]
         {
-            let reward = Some((&reporter, Permille(100)));
-            taken = Pallet::<T>::slash(RUN, seat, Permille(500), reward);
+            taken = Pallet::<T>::slash(RUN, seat, Permille(500), Some(&reporter));
         }
 
         assert_eq!(taken, STAKE / 2 * (1 + Balance::from(T::MaxUnbonding::get())));
