@@ -9,7 +9,7 @@ use frame::{
     arithmetic::{Rounding, helpers_128bit::multiply_by_rational_with_rounding},
     deps::sp_core::U256,
 };
-use pallet_registry::{Balance, share_of};
+use pallet_registry::{Balance, NOMINATIONS_PER_STAKE, share_of};
 use protocol::{RunId, SeatId, Window, params::Permille};
 use scale_info::TypeInfo;
 
@@ -162,7 +162,8 @@ impl Pool {
     }
 }
 
-/// The nominators' part of `amount`, earned by a seat with `own` stake and `behind` nominated, after the commission.
+/// The nominators' part of `amount`, earned by a seat with `own` stake and `behind` nominated, after the commission: by
+/// stake, and at most that of the nominations that count.
 pub(crate) fn nominators_part(
     amount: Balance,
     own: Balance,
@@ -170,7 +171,10 @@ pub(crate) fn nominators_part(
     commission: Permille,
 ) -> Balance {
     // The sum is below the token's issuance, so it does not overflow.
-    let gross = mul_div(amount, behind, own.saturating_add(behind), Rounding::Down).unwrap_or(0).min(amount);
+    let by_stake = mul_div(amount, behind, own.saturating_add(behind), Rounding::Down).unwrap_or(0);
+    let most =
+        mul_div(amount, NOMINATIONS_PER_STAKE, NOMINATIONS_PER_STAKE.saturating_add(1), Rounding::Down);
+    let gross = by_stake.min(most.unwrap_or(0));
     share_of(gross, Permille(1000u16.saturating_sub(commission.0)))
 }
 
@@ -240,9 +244,16 @@ mod tests {
         assert_eq!(nominators_part(1000, 100, 300, Permille(100)), 675);
         assert_eq!(nominators_part(1000, 100, 300, Permille(1000)), 0);
         // The commission is rounded up.
-        assert_eq!(nominators_part(10, 0, 1, Permille(1)), 9);
+        assert_eq!(nominators_part(11, 1, 10, Permille(1)), 9);
         assert_eq!(nominators_part(1000, 0, 0, Permille(0)), 0);
-        assert_eq!(nominators_part(u128::MAX, u128::MAX, u128::MAX, Permille(0)), u128::MAX);
+        // Above ten times the own stake, nominations earn no more.
+        assert_eq!(
+            [1000, 1001, 9_000_000].map(|behind| nominators_part(1100, 100, behind, Permille(0))),
+            [1000; 3]
+        );
+        assert_eq!(nominators_part(1100, 0, 1, Permille(0)), 1000);
+        let largest = nominators_part(u128::MAX, u128::MAX, u128::MAX, Permille(0));
+        assert!(largest > u128::MAX / 12 * 10);
     }
 
     #[test]

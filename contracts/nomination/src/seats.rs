@@ -2,7 +2,7 @@
 
 use crate::{pallet::*, pool::nominators_part, *};
 use frame::prelude::{fungible::Mutate as _, *};
-use pallet_registry::{Ending, OnSeats, Pallet as Registry, Seat, counted_nominations};
+use pallet_registry::{Ending, OnSeats, Pallet as Registry, Seat};
 use protocol::{RunId, SeatId, Uid};
 
 impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
@@ -26,8 +26,7 @@ impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
             Stage::Unbonding { commission, .. } => commission,
             Stage::Open | Stage::Spent => Self::commission(run, uid),
         };
-        let counted = counted_nominations(own_stake, pool.behind());
-        let part = nominators_part(amount, own_stake, counted, commission);
+        let part = nominators_part(amount, own_stake, pool.behind(), commission);
         let fits = pool.unclaimed.checked_add(part).is_some() && ledger.unclaimed.checked_add(part).is_some();
         // If the payer cannot pay, the seat keeps all.
         if part == 0

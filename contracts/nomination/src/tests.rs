@@ -475,9 +475,9 @@ fn nominations_above_ten_times_the_own_stake_dilute_the_nominators_pay_and_not_t
         assert_ok!(nominate(OTHER, 3000));
         assert_eq!(pay(100, 1100), 1000);
         assert_eq!([ONE, OTHER].map(|who| view(who).claimable), [1250, 750]);
-        // The own stake shrinks, and less counts.
+        // The own stake shrinks, and less counts: the validator gains nothing by it.
         assert_eq!(pay(50, 1100), 1000);
-        assert_eq!(pay(0, 1100), 0);
+        assert_eq!(pay(0, 1100), 1000);
     });
 }
 

@@ -337,7 +337,7 @@ mod benchmarks {
             changes.push((uid, Change::Replaced(newcomer::<T>(seats + index))));
         }
         if n > 0 {
-            Changes::<T>::insert(RUN, Queue::<T>::truncate_from(changes));
+            Changes::<T>::insert(RUN, ChangesOf::<T>::truncate_from(changes));
         }
         WaitingOf::<T>::insert(
             RUN,
@@ -369,8 +369,7 @@ mod benchmarks {
 
         #[block]
         {
-            let reward = Some((&reporter, Permille(100)));
-            taken = Pallet::<T>::slash(RUN, seat, Permille(500), reward);
+            taken = Pallet::<T>::slash(RUN, seat, Permille(500), Some(&reporter));
         }
 
         assert_eq!(taken, STAKE / 2 * (1 + Balance::from(T::MaxUnbonding::get())));

@@ -55,7 +55,7 @@ pub mod weight_info;
 
 pub use pallet::*;
 pub use price::Price;
-pub use rules::{counted_nominations, share_of};
+pub use rules::{NOMINATIONS_PER_STAKE, share_of};
 pub use traits::*;
 pub use types::*;
 

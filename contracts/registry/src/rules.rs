@@ -7,7 +7,7 @@ use protocol::{
 };
 
 /// Nominations count up to this many times the validator's own stake (PROT-3).
-const NOMINATIONS_PER_STAKE: Balance = 10;
+pub const NOMINATIONS_PER_STAKE: Balance = 10;
 
 /// Of a role's seats, one part in this many changes hands per window (PROT-29).
 const REPLACEMENT_PARTS: u16 = 16;
@@ -79,7 +79,7 @@ pub fn share_of(amount: Balance, share: Permille) -> Balance {
 }
 
 /// The part of `nominated` that counts as the stake of a validator with `own` stake: at most ten times that.
-pub fn counted_nominations(own: Balance, nominated: Balance) -> Balance {
+pub(crate) fn counted_nominations(own: Balance, nominated: Balance) -> Balance {
     nominated.min(own.saturating_mul(NOMINATIONS_PER_STAKE))
 }
 

@@ -1,6 +1,10 @@
 //! Runs and seats for other pallets: lookups, openings, slashes.
 
-use crate::{pallet::*, rules::share_of, *};
+use crate::{
+    pallet::*,
+    rules::{counted_nominations, share_of},
+    *,
+};
 use frame::prelude::{fungible::MutateHold as _, *};
 
 impl<T: Config> Pallet<T> {

@@ -319,6 +319,16 @@ mod benchmarks {
     #[benchmark]
     fn open(m: Linear<0, { miners_max::<T>() }>, v: Linear<1, 64>) -> Result<(), BenchmarkError> {
         create::<T>(m, v, 0)?;
+        // Every validator has new stake, so that all share the budget for it.
+        let established = STAKE / 2;
+        let validators =
+            Registry::<T>::roster(RUN).into_iter().filter(|(_, entry)| entry.role == Role::Validator);
+        for (uid, entry) in validators {
+            let seat = SeatId { uid, registered_at: entry.registered_at };
+            let stake = CountedStake { seat, established, counted: established };
+            CountedStakes::<T>::try_append(RUN, stake)
+                .map_err(|()| BenchmarkError::Stop("too many seats"))?;
+        }
         go_to::<T>(0);
         #[block]
         {

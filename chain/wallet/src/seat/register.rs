@@ -104,6 +104,10 @@ fn consequences(request: &SeatRequest, plan: &SeatPlan, session: &RunSession) ->
         Role::Miner => ("miner", session.status.miners),
         Role::Validator => ("validator", session.status.validators),
     };
+    let replaced = match request.role {
+        Role::Miner => "one without a consensus weight, or else the one with the least recent pay,",
+        Role::Validator => "one that it outbids in stake by a tenth",
+    };
     let mut then = Vec::new();
     if plan.already.is_none() {
         let when = session.clock.until(session.clock.next_window());
@@ -120,7 +124,7 @@ fn consequences(request: &SeatRequest, plan: &SeatPlan, session: &RunSession) ->
             format!("the seat takes part from {when}")
         } else {
             format!(
-                "all {} {role} seats are taken: this one replaces the seat with the least recent pay with {when}",
+                "all {} {role} seats are taken: this one replaces {replaced} with {when}, or is refused if there is none",
                 seats.max
             )
         });
