@@ -537,7 +537,7 @@ mod tests {
             changes its hotkey to 5CDvHBym6RLoxTdX9MS1acpaDbNxaFagqM5LpBiFGjWT6o1n with window 4, in about 1 min 30 s
             run 1: window 3, commit, epoch 0, block 165
             the run's owner has paused it: its windows are void, and no pay is earned
-            new terms take effect with window 9, in about 9 min: see `mettle run terms`
+            new terms take effect with window 9, in about 11 min 30 s: see `mettle run terms`
         "#]].assert_eq(&text);
     }
 
