@@ -266,7 +266,8 @@ impl<T: Config> Pallet<T> {
             .collect();
         // The hash of a block after the last commitment: no miner knows the draw before it commits (PROT-2).
         let selected = match record.evaluation_hash {
-            Some(hash) if !record.paused => {
+            // Without an opening hash no seat was assigned data.
+            Some(hash) if !record.paused && record.opening_hash.is_some() => {
                 let seed = assign::seed(assign::domain::SELECT, run, window, &hash);
                 select::select(params, &seed, &candidates)
             }
