@@ -278,9 +278,13 @@ fn register(uid: usize) -> RuntimeCall {
 }
 
 fn create_run(params: RunParams) -> RuntimeCall {
+    create_run_with(params, terms())
+}
+
+fn create_run_with(params: RunParams, terms: Terms) -> RuntimeCall {
     pallet_registry::Call::create_run {
         params,
-        terms: terms(),
+        terms,
         spec: digest(1),
         manifest: digest(2),
         theta0: digest(3),
@@ -291,8 +295,13 @@ fn create_run(params: RunParams) -> RuntimeCall {
 
 /// A funded run with two miners and three validators, before its first window.
 fn with_run() -> Chain {
+    with_run_on(terms())
+}
+
+/// The same, on these terms.
+fn with_run_on(terms: Terms) -> Chain {
     let mut chain = Chain::new();
-    chain.all_accepted(vec![(&OWNER, create_run(params()))]);
+    chain.all_accepted(vec![(&OWNER, create_run_with(params(), terms))]);
     let fund = pallet_rewards::Call::fund { run: RUN, amount: 5000 * UNIT }.into();
     let mut calls: Vec<(&dyn Signer, RuntimeCall)> = vec![(&OWNER, fund)];
     calls.extend((0..HOTKEYS.len()).map(|uid| (&COLDKEY as &dyn Signer, register(uid))));

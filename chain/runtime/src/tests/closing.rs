@@ -38,11 +38,9 @@ fn a_closed_run_pays_everything_out_and_leaves_nothing_in_the_storage() {
     let mut chain = Chain::new();
     let before = chain.read(keys);
     drop(chain);
-    let mut chain = with_run();
+    let mut chain = with_run_on(Terms { unbonding_windows: 3, ..terms() });
     let nominate = pallet_nomination::Call::nominate { run: RUN, uid: Uid(4), amount: 100 * UNIT };
-    let terms = Terms { unbonding_windows: 3, ..terms() };
-    let change = pallet_registry::Call::set_terms { run: RUN, terms };
-    chain.all_accepted(vec![(&OWNER, nominate.into()), (&OWNER, change.into())]);
+    chain.all_accepted(vec![(&OWNER, nominate.into())]);
     play(&mut chain, 0);
     let weights = vec![(Uid(0), 65535), (Uid(1), 65535)];
     let salt = [3; 32];

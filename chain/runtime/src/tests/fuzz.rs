@@ -60,6 +60,11 @@ impl Dice {
     }
 }
 
+/// Terms by which seats are replaced, stake unbonds and terms change within some windows.
+fn quick_terms() -> Terms {
+    Terms { immunity_windows: 2, unbonding_windows: 2, ..terms() }
+}
+
 /// The key of a hotkey. Many more than there are seats, as none is used twice in a run.
 fn key(number: u64) -> SigningKey {
     let mut seed = [5; 32];
@@ -226,7 +231,7 @@ impl World {
             0..=6 => {
                 let role = if self.dice.one_in(2) { Role::Miner } else { Role::Validator };
                 let stake = if self.dice.one_in(4) { amount } else { 2 * UNIT };
-                (person, Call::register { run, role, hotkey, endpoint: url(), stake, price_max: UNIT })
+                (person, Call::register { run, role, hotkey, endpoint: url(), stake, price_max: 100 * UNIT })
             }
             7 => (seat.hotkey, Call::set_endpoint { run, endpoint: url() }),
             8 | 9 => (coldkey, Call::add_stake { run, uid, amount }),
@@ -248,7 +253,7 @@ impl World {
                 let schedule = Schedule { start, ..params().schedule };
                 let hidden_blocks = self.dice.below(2) as u32;
                 let params = RunParams { schedule, hidden_blocks, ..params() };
-                return (person, create_run(params));
+                return (person, create_run_with(params, quick_terms()));
             }
             _ => (coldkey, Call::withdraw { run }),
         };
@@ -506,8 +511,8 @@ fn no_sequence_of_calls_breaks_an_invariant_or_creates_money() {
     let mut world = World::new(seed);
     let mut chain = Chain::new();
     chain.all_accepted(vec![
-        (&OWNER, create_run(params())),
-        (&OWNER, create_run(RunParams { hidden_blocks: 1, ..params() })),
+        (&OWNER, create_run_with(params(), quick_terms())),
+        (&OWNER, create_run_with(RunParams { hidden_blocks: 1, ..params() }, quick_terms())),
     ]);
     let fund = |run| pallet_rewards::Call::fund { run: RunId(run), amount: 100_000 * UNIT }.into();
     chain.all_accepted(vec![(&OWNER, fund(0)), (&OWNER, fund(1))]);
