@@ -57,7 +57,8 @@ pub enum MergeError {
 /// encode `b`, `b ← b − decoded` (PROT-18). Returns the update's body.
 ///
 /// `layout` is that of the contributions, `merged` that of the update: the same tensors, at its own density. `scales`
-/// are `[tensor][input]`; an input with a scale of 0 is left out of the tensor. On an error the buffer may have been merged in part: keep a copy.
+/// are `[tensor][input]`; an input with a scale of 0 is left out of the tensor. On an error the buffer may have been
+/// merged in part: keep a copy.
 ///
 /// # Panics
 /// If the two layouts have other tensors, `scales` or `buffer` are not of their lengths, or there are more than 65,535

@@ -3,8 +3,9 @@
 //! A seat's consensus weight is the highest weight that validators with more than half of the stake give it. The part
 //! of a validator's weight above it is clipped: it does not change pay, and reduces the validator's dividends. So
 //! validators with less than half of the stake can neither raise a seat's consensus weight above what the others give
-//! it nor lower it below; a weight of 0 lowers the seat's pay by the validator's part of the stake. The unclipped part becomes a bond to the seat. Bonds are averages over epochs: a validator that
-//! weighted a good seat early has a larger bond than one that did so late, or that copied.
+//! it nor lower it below; a weight of 0 lowers the seat's pay by the validator's part of the stake. The unclipped part
+//! becomes a bond to the seat. Bonds are averages over epochs: a validator that weighted a good seat early has a
+//! larger bond than one that did so late, or that copied.
 //!
 //! The formulas are those of Bittensor (`docs/consensus.md` and `pallets/subtensor/src/epoch/run_epoch.rs` in
 //! `opentensor/subtensor`), for validators `i` with stake `S_i`, seats `j`, and rows of weights that add up to 1:

@@ -2,8 +2,8 @@
 //!
 //! Three steps: each contribution is scaled down to the median norm by weight, tensor by tensor; the scaled values are
 //! averaged coordinate by coordinate, in the order of uids; and the mean is encoded again, with an error-feedback
-//! buffer of its own that everyone holds alike. One rounding per operation and no fused multiply-add, so that an order of operations
-//! is written down for every bit.
+//! buffer of its own that everyone holds alike. One rounding per operation and no fused multiply-add, so that an order
+//! of operations is written down for every bit.
 //!
 //! ```text
 //! object = "MTLU" ‖ codec u16 ‖ run u32 ‖ window u32 ‖ base ‖ schema ‖ density u16 ‖ n u32 ‖ n × (uid u16 ‖ digest) ‖ body

@@ -13,8 +13,8 @@
 //! evidence.
 //!
 //! The receipt is in SCALE: fields in order, integers little-endian, lists after their compact length, fractions as
-//! the bits of an f64. The signature is over the chain's genesis hash and the receipt's digest; the digest on the chain is over the whole object.
-//! There is one spelling of each: what is read is written again and compared.
+//! the bits of an f64. The signature is over the chain's genesis hash and the receipt's digest; the digest on the
+//! chain is over the whole object. There is one spelling of each: what is read is written again and compared.
 
 use crate::{
     Digest, GenesisHash, Hotkey, RunId, RunParams, SeatId, Uid, Window, ensure,
@@ -372,8 +372,9 @@ impl Receipt {
         SignedReceipt { digest: Digest::of(&bytes), bytes }
     }
 
-    /// Reads a stranger's bytes: bounded by `params`, one spelling, in order, and signed by the hotkey that they name for
-    /// the chain of this genesis. Whether that key holds the seat, and whether anything in it is true, is another question.
+    /// Reads a stranger's bytes: bounded by `params`, one spelling, in order, and signed by the hotkey that they name
+    /// for the chain of this genesis. Whether that key holds the seat, and whether anything in it is true, is another
+    /// question.
     pub fn open(bytes: &[u8], params: &RunParams, genesis: &GenesisHash) -> Result<Receipt, ReceiptError> {
         let largest = largest_bytes(params);
         ensure!(bytes.len() <= largest, ReceiptError::TooLarge { bytes: bytes.len(), largest });

@@ -94,7 +94,8 @@ impl SignedStatement {
 }
 
 impl Equivocation {
-    /// Checks that the proof proves what it claims on the chain of this genesis. Whose hotkey it was, the chain must say.
+    /// Checks that the proof proves what it claims on the chain of this genesis. Whose hotkey it was, the chain must
+    /// say.
     pub fn check(&self, genesis: &GenesisHash) -> Result<Statement, ProofError> {
         let (one, other) = (self.one.statement, self.other.statement);
         ensure!(one.same_subject(&other), ProofError::DifferentSubject);

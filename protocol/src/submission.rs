@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The header is in SCALE: its fields in order, integers little-endian. The signature is over the chain's
-//! genesis hash, the header and the body's digest; the digest committed on the chain is over the whole object. The signature comes last, so that an
-//! object is written and hashed in one pass, section by section ([`Sealer`]).
+//! genesis hash, the header and the body's digest; the digest committed on the chain is over the whole object. The
+//! signature comes last, so that an object is written and hashed in one pass, section by section ([`Sealer`]).
 
 use crate::{
     Digest, GenesisHash, Hotkey, RunId, Uid, Window,

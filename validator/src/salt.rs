@@ -2,8 +2,8 @@
 //! it committed to.
 //!
 //! A block author may grind the hash that seeds an evaluation, but not together with a salt that it does not know
-//! (PROT-2). A hidden attestation, vote or weight vote could be guessed from its hash without a salt (PROT-30). A chain's receipts
-//! publish salts. So each chain has its own, or a test network would disclose those of the next one.
+//! (PROT-2). A hidden attestation, vote or weight vote could be guessed from its hash without a salt (PROT-30). A
+//! chain's receipts publish salts. So each chain has its own, or a test network would disclose those of the next one.
 
 use codec::Encode;
 use protocol::{Digest, GenesisHash, Hotkey, RunId, Uid, Window, reveal};

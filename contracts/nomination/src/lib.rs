@@ -1,9 +1,9 @@
 //! Nominations: stake that other accounts put behind validators, their pay and their slashes (PROT-29, PROT-32).
 //!
 //! Any account may nominate a validator. The amount counts as the validator's stake up to a multiple of the validator's
-//! own (`NOMINATIONS_PER_STAKE`), earns a part of its pay, and is slashed with it. What is above the multiple dilutes the
-//! nominators' pay. The nominations of one holder of a seat form a pool, of which nominators hold shares: slashes and
-//! payments change the pool alone, and nothing iterates over nominators.
+//! own (`NOMINATIONS_PER_STAKE`), earns a part of its pay, and is slashed with it. What is above the multiple dilutes
+//! the nominators' pay. The nominations of one holder of a seat form a pool, of which nominators hold shares: slashes
+//! and payments change the pool alone, and nothing iterates over nominators.
 //!
 //! One account of the pallet holds all money, and the ledger accounts for it. At every block, to the last unit,
 //!

@@ -376,8 +376,8 @@ pub mod pallet {
         /// All seats of the role are taken, and none can be replaced: each is immune, about to change hands, or has a
         /// consensus weight while newer seats have none. Wait for a later opening.
         RunFull,
-        /// All validators' seats are taken. A newcomer must stake more than a holder has by a tenth, counted nominations
-        /// included.
+        /// All validators' seats are taken. A newcomer must stake more than a holder has by a tenth, counted
+        /// nominations included.
         StakeTooLowToReplace,
         /// As many seats of the role change hands at the next opening as may. Register after it.
         TooManyReplacements,

@@ -405,8 +405,8 @@ pub mod pallet {
         /// The seat takes no part in this window: it was registered after the opening, or the run is stopped. Wait
         /// for the next window.
         NotInThisWindow,
-        /// The validator does not decide this window: it was absent, registered late, or has too little stake. Nor can it
-        /// be punished for such a window.
+        /// The validator does not decide this window: it was absent, registered late, or has too little stake. Nor can
+        /// it be punished for such a window.
         NotInElectorate,
         /// This validator has attested this window. One attestation is final.
         AlreadyAttested,

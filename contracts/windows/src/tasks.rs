@@ -275,8 +275,8 @@ impl<T: Config> Pallet<T> {
                 },
             })
             .collect();
-        // The hash of a block after the last commitment: no miner knows the draw before it commits (PROT-2). Without the
-        // opening's hash no miner knew its data.
+        // The hash of a block after the last commitment: no miner knows the draw before it commits (PROT-2). Without
+        // the opening's hash no miner knew its data.
         let selected = match record.evaluation_hash {
             Some(hash) if record.opening_hash.is_some() && !record.paused => {
                 let seed = assign::seed(assign::domain::SELECT, run, window, &hash);

@@ -75,8 +75,8 @@ pub fn task<T: frame_system::Config>() -> Weight {
 
 /// By the run's miners and validators, without the part of registry and epochs.
 pub fn open<T: frame_system::Config>(miners: u32, validators: u32) -> Weight {
-    // 981 to 994 µs with 1024 miners and 64 validators. A read, a write and 1 µs per validator are added by hand, for the
-    // counted stakes.
+    // 981 to 994 µs with 1024 miners and 64 validators. A read, a write and 1 µs per validator are added by hand, for
+    // the counted stakes.
     Weight::from_parts(170_241_656, 0)
         .saturating_add(T::DbWeight::get().reads_writes(5, 3))
         .saturating_add(Weight::from_parts(84_759, 0).saturating_mul(u64::from(miners)))

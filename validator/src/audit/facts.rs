@@ -79,8 +79,8 @@ impl Facts {
         self.view.votes.iter().find(|(of, _)| *of == self.uid).map(|(_, vote)| *vote)
     }
 
-    /// The seed of the validator's sequences (PROT-2). Where the chain has no digest of a salt, the receipt's salt plays
-    /// no part in it.
+    /// The seed of the validator's sequences (PROT-2). Where the chain has no digest of a salt, the receipt's salt
+    /// plays no part in it.
     pub fn seed(&self) -> Option<Digest> {
         let hash = self.view.evaluation_hash?;
         let is_committed = self.view.salts.iter().any(|(of, _)| *of == self.uid);

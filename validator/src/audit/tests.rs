@@ -468,8 +468,8 @@ fn a_receipt_without_signed_statements_is_found() {
     assert_eq!((audit(&facts).len(), unchecked(&facts).len()), (0, 1));
 }
 
-/// The validator attested nothing in the window before, so the chain has no digest of a salt. It measures all sequences,
-/// then takes of 64 salts the one that draws those on which the seat of its choice looks best.
+/// The validator attested nothing in the window before, so the chain has no digest of a salt. It measures all
+/// sequences, then takes of 64 salts the one that draws those on which the seat of its choice looks best.
 #[test]
 fn a_salt_chosen_after_the_losses_are_known_is_found() {
     let favoured = |facts: &Facts| facts.receipt.of(Uid(1)).unwrap().result.common_gain.unwrap().get();

@@ -106,8 +106,8 @@ impl Job {
         }
     }
 
-    /// What a contribution's tensor is multiplied by: as in the merge, so that a contribution is judged by what it would
-    /// do (PROT-17).
+    /// What a contribution's tensor is multiplied by: as in the merge, so that a contribution is judged by what it
+    /// would do (PROT-17).
     fn scale(&self, held: &Contribution, tensor: usize) -> f32 {
         let norm = held.square_norms.get(tensor).map(|square_norm| square_norm.sqrt());
         let median = self.median_norms.as_ref().and_then(|medians| medians.get(tensor));

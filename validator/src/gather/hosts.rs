@@ -31,7 +31,8 @@ struct Budget {
 }
 
 impl HostBudgets {
-    /// Waits until the host of `endpoint` may be asked again. Requests to one host get their turns in the order of the calls.
+    /// Waits until the host of `endpoint` may be asked again. Requests to one host get their turns in the order of the
+    /// calls.
     pub async fn turn(&self, endpoint: &str) {
         let (at, mut served) = self.reserve(endpoint);
         tokio::select! {
