@@ -17,7 +17,7 @@ use protocol::{
     lineage,
     params::Density,
     submission::{self, Header},
-    view::{Outcome, Verdict, Vote},
+    view::{Outcome, Verdict, Vote, WindowView},
 };
 use sp_keyring::Sr25519Keyring;
 use std::{
@@ -268,8 +268,15 @@ async fn a_window_that_two_endpoints_open_in_different_blocks_is_not_confirmed()
     let urls = || ["wss://liar.example".to_owned(), "wss://honest.example".to_owned()];
     let witness = ChainWitness::new(Arc::new(network.chain.clone()), urls());
     let view = |of: &SmallRun| of.chain.window_now(RUN, Window(0)).unwrap();
-    witness.confirm(RUN, schedule, &view(&network)).await.unwrap();
-    let error = witness.confirm(RUN, schedule, &view(&fork)).await.unwrap_err();
+    let seen_at = Block(schedule.opens_at(Window(0)).0 + 2);
+    witness.confirm(RUN, schedule, &view(&network), seen_at).await.unwrap();
+    let hidden = WindowView { opening_hash: None, ..view(&fork) };
+    assert!(!ChainWitness::is_overdue(schedule, &hidden, seen_at));
+    assert!(
+        ChainWitness::is_overdue(schedule, &hidden, Block(seen_at.0 + 7)),
+        "a hash that is left out is not confirmed"
+    );
+    let error = witness.confirm(RUN, schedule, &view(&fork), seen_at).await.unwrap_err();
     assert!(matches!(error, WitnessError::Disagree { .. }), "{error}");
     let text = error.to_string();
     let hashes = [view(&fork), view(&network)].map(|view| view.opening_hash.unwrap().to_string());

@@ -22,10 +22,10 @@ pub mod domain {
     pub const EVALUATE: &str = "evaluate";
 }
 
-/// `blake3(domain ‖ run ‖ w ‖ hash of the opening block)`, numbers as four bytes, little-endian (PROT-2). All that
+/// `blake3(domain ‖ run ‖ w ‖ hash of a block)`, numbers as four bytes, little-endian (PROT-2). All that
 /// follows the domain has a fixed length, so two different inputs never run together into the same bytes.
-pub fn seed(domain: &str, run: RunId, window: Window, opening_hash: &Digest) -> Digest {
-    Digest::of_parts(&[domain.as_bytes(), &run.0.to_le_bytes(), &window.0.to_le_bytes(), &opening_hash.0])
+pub fn seed(domain: &str, run: RunId, window: Window, block_hash: &Digest) -> Digest {
+    Digest::of_parts(&[domain.as_bytes(), &run.0.to_le_bytes(), &window.0.to_le_bytes(), &block_hash.0])
 }
 
 /// A validator's seed for judging `window`: the hash of block `commit_by + 1`, which no miner knew when it committed,
@@ -298,7 +298,7 @@ mod tests {
             evaluation_seed(RunId(1), Window(2), &key(3), None),
         ];
         let all: BTreeSet<Digest> = others.into_iter().chain([base]).collect();
-        assert_eq!(all.len(), 7);
+        assert_eq!(all.len(), 8);
     }
 
     /// What was handed out in the first release must still be handed out: these values are a golden vector.

@@ -14,6 +14,7 @@ use protocol::{
     submission::Fault,
     view::{SeatView, WindowView},
 };
+use rayon::prelude::*;
 use std::{collections::BTreeMap, time::Duration};
 use store::{Fetch, FetchError, Limits, Sink, fetch_verified_into};
 use tokio::sync::{Semaphore, watch};
@@ -115,7 +116,7 @@ impl Gathered {
     pub fn refuse_without_effect(&mut self, codec: &Codec, rate: f32, theta: &[f32]) {
         let (valid, without): (BTreeMap<Uid, Contribution>, BTreeMap<Uid, Contribution>) =
             std::mem::take(&mut self.valid)
-                .into_iter()
+                .into_par_iter()
                 .partition(|(_, held)| codec.changes_any(held.body(), rate, theta));
         self.valid = valid;
         for uid in without.into_keys() {
@@ -240,7 +241,8 @@ async fn fetch_until(
             _ = &mut give_up => return Err(last.map_or(NotFetched::NoSlot, NotFetched::Failed)),
             slot = slots.free.acquire() => slot.ok(),
         };
-        let kept_until = Block(heads.borrow().block.0.saturating_add(slots.share - 1));
+        let began = heads.borrow().block;
+        let kept_until = Block(began.0.saturating_add(slots.share - 1));
         let mut fetching = std::pin::pin!(fetch_verified_into(fetch, endpoint, key, digest, limits, to));
         let fetched = loop {
             tokio::select! {
@@ -252,7 +254,7 @@ async fn fetch_until(
         };
         drop(slot);
         match fetched {
-            Err(error) if until.reveal_by < heads.borrow().block => return Err(NotFetched::Failed(error)),
+            Err(error) if until.reveal_by < began => return Err(NotFetched::Failed(error)),
             Err(error) => {
                 last = Some(error);
                 let pause = async {

@@ -46,6 +46,12 @@ impl Validator {
         let of = view.clone();
         let merge = move |state: &mut ModelState| follower.merge(state, &of, &contributions);
         let own = blocking.with(&mut self.node.sync.state, merge).await.map_err(|error| skip(&error))?;
+        // The upload comes first: a vote for an update in no bucket would leave every node behind.
+        let key = keys::update(self.node.run_id(), own.window, &own.digest);
+        if let Err(error) = self.node.store.put(&key, own.bytes.clone()).await {
+            let reason = format!("our bucket did not take the update: {}", error_chain(&error));
+            return Err(Stop::skip(reason));
+        }
         let (own, worse) = self.measure_merge(&view, own).await?;
         if let Some(LossRise { before, after }) = worse {
             let selection = view.selection.as_ref();
@@ -55,12 +61,6 @@ impl Validator {
             // The others may merge it all the same.
             self.own_merge = Some(own);
             let reason = format!("the merged model is worse: a loss of {after:.4}, before it {before:.4}");
-            return Err(Stop::skip(reason));
-        }
-        // The upload comes first: a vote for an update in no bucket would leave every node behind.
-        let key = keys::update(self.node.run_id(), own.window, &own.digest);
-        if let Err(error) = self.node.store.put(&key, own.bytes.clone()).await {
-            let reason = format!("our bucket did not take the update: {}", error_chain(&error));
             return Err(Stop::skip(reason));
         }
         let is_checkpoint = self.node.run().params.is_checkpoint(own.window);

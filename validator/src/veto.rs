@@ -44,13 +44,20 @@ impl Validator {
         own: OwnMerge,
     ) -> Result<(OwnMerge, Option<LossRise>), RunError> {
         let window = view.window;
+        let uid = self.node.uid();
+        let has_voted = view.votes.iter().any(|(of, _)| *of == uid)
+            || self.signed.report(window).is_some_and(|report| report.merged.is_some());
+        let deadline = self.node.schedule().vote_deadline(window);
+        let too_late = before(deadline, SUBMIT_BLOCKS) <= self.node.block();
+        if has_voted || too_late {
+            return Ok((own, None));
+        }
         let count = usize::try_from(self.node.run().params.evaluation_sequences).unwrap_or(usize::MAX);
         let sequences = self.draw(view).map_or_else(Vec::new, |(seed, assignment)| {
             assign::common_sequences(&seed, &assignment, count.min(SEQUENCES_MAX))
         });
         // An evaluation of the window before was told to end, and has the evaluator until then.
-        let deadline = self.node.schedule().vote_deadline(window);
-        self.collect_evaluation(before(deadline, SUBMIT_BLOCKS)).await?;
+        self.collect_evaluation(before(deadline, SUBMIT_BLOCKS + 1)).await?;
         let evaluator = if sequences.is_empty() { None } else { self.evaluator.take() };
         let Some(mut evaluator) = evaluator else {
             tracing::warn!(window = window.0, "the merged model is not measured before the vote");

@@ -113,8 +113,13 @@ impl Link {
         let kind =
             within(request_timeout, client.request::<String>("system_chainType", RpcParams::new())).await;
         // A kind of its own name is an object, and no development chain.
+        let kind = match kind {
+            Ok(kind) => Some(kind),
+            Err(LinkError::Broken(why)) => return Err(OpenError::Broken(why)),
+            Err(LinkError::Answer { .. } | LinkError::Garbled(_)) => None,
+        };
         let is_development =
-            is_private(url) && kind.is_ok_and(|kind| matches!(kind.as_str(), "Development" | "Local"));
+            is_private(url) && kind.is_some_and(|kind| matches!(kind.as_str(), "Development" | "Local"));
 
         let head = finalised_head(&methods, request_timeout).await?;
         let backend = LegacyBackend::<PolkadotConfig>::builder().build(client);

@@ -113,13 +113,15 @@ pub fn start(config: Configuration) -> Result<TaskManager, Error> {
     let telemetry = telemetry.as_ref().map(Telemetry::handle);
     if role.is_authority() {
         let slot_duration = sc_consensus_aura::slot_duration(&*client)?;
-        let proposer_factory = sc_basic_authorship::ProposerFactory::new(
+        let mut proposer_factory = sc_basic_authorship::ProposerFactory::new(
             task_manager.spawn_handle(),
             client.clone(),
             pool.clone(),
             registry.as_ref(),
             telemetry.clone(),
         );
+        // Free calls beyond their share come before paying calls and are skipped, for as long as a block is built.
+        proposer_factory.set_soft_deadline(sp_runtime::Percent::from_percent(100));
         let aura =
             sc_consensus_aura::start_aura::<AuraPair, _, _, _, _, _, _, _, _, _, _>(StartAuraParams {
                 slot_duration,

@@ -37,11 +37,15 @@ pub mod pallet {
     }
 }
 
-/// Reference time of the free calls of all runs in a block.
-pub fn room_of_all() -> u64 {
+/// Reference time of ordinary calls in a block.
+fn room_of_ordinary() -> u64 {
     let weights = block_weights();
-    let ordinary = weights.get(DispatchClass::Normal).max_total.unwrap_or(weights.max_block).ref_time();
-    ordinary / 4 * 3
+    weights.get(DispatchClass::Normal).max_total.unwrap_or(weights.max_block).ref_time()
+}
+
+/// Reference time of the free calls of all runs in a block without tasks.
+pub fn room_of_all() -> u64 {
+    room_of_ordinary() / 4 * 3
 }
 
 /// Reference time of the free calls of one run in a block.
@@ -56,7 +60,10 @@ impl<T: Config> Pallet<T> {
         let of_all = used.iter().fold(cost, |sum, (_, used)| sum.saturating_add(*used));
         let of_run = used.iter().find(|(id, _)| *id == run).map_or(0, |(_, used)| *used);
         let is_known = used.len() < T::MaxRuns::get() as usize || used.iter().any(|(id, _)| *id == run);
-        is_known && of_all <= room_of_all() && of_run.saturating_add(cost) <= room_of_one()
+        // Tasks of a block come first, and may leave less than the room of ordinary calls.
+        let tasks = *frame_system::Pallet::<T>::block_weight().get(DispatchClass::Mandatory);
+        let left = block_weights().max_block.saturating_sub(tasks).ref_time() / 4 * 3;
+        is_known && of_all <= room_of_all().min(left) && of_run.saturating_add(cost) <= room_of_one()
     }
 
     /// Counts a free call that the block includes.
@@ -72,10 +79,16 @@ impl<T: Config> Pallet<T> {
     }
 }
 
-/// What a free call takes of a block, in picoseconds.
-pub fn cost(info: &DispatchInfo) -> u64 {
+/// What a free call of `len` bytes takes of a block, in picoseconds: its weight, or, if that is more, the room of ordinary
+/// calls in proportion to its bytes.
+pub fn cost(info: &DispatchInfo, len: usize) -> u64 {
     let base = block_weights().get(info.class).base_extrinsic;
-    info.total_weight().saturating_add(base).ref_time()
+    let weight = info.total_weight().saturating_add(base).ref_time();
+    let lengths: frame_system::limits::BlockLength =
+        <crate::Runtime as frame_system::Config>::BlockLength::get();
+    let bytes = u128::from(*lengths.max.get(DispatchClass::Normal)).max(1);
+    let by_length = u128::from(room_of_ordinary()).saturating_mul(len as u128) / bytes;
+    weight.max(u64::try_from(by_length).unwrap_or(u64::MAX))
 }
 
 /// The run of a call that may be free. Calls that name none share one part of a block.

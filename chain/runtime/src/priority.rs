@@ -88,7 +88,7 @@ impl TransactionExtension<RuntimeCall> for ProtocolPriority {
         if !call.is_feeless(&origin) {
             return Ok((valid, (val, None), origin));
         }
-        let (run, cost) = (free_calls::run_of(call), free_calls::cost(info));
+        let (run, cost) = (free_calls::run_of(call), free_calls::cost(info, len));
         if source == TransactionSource::InBlock {
             // The order is fixed. What has no room now stays in the pool.
             if !FreeCalls::has_room(run, cost) {

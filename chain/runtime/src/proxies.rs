@@ -55,7 +55,13 @@ impl InstanceFilter<RuntimeCall> for ProxyType {
                 )
         );
         // The new owner of a run gets the owner's pay.
-        let gives_away = matches!(call, RuntimeCall::Registry(pallet_registry::Call::offer_run { .. }));
+        // So does closing it burn the treasury.
+        let gives_away = matches!(
+            call,
+            RuntimeCall::Registry(
+                pallet_registry::Call::offer_run { .. } | pallet_registry::Call::close_run { .. }
+            )
+        );
         let protocol = matches!(
             call,
             RuntimeCall::Registry(_)

@@ -100,6 +100,7 @@ impl Net {
             epoch_windows: 4,
             reveal_windows: 2,
             localnet: true,
+            min_contributions: 1,
             ..RunParams::default()
         };
         let wish = RunRequest {
@@ -450,7 +451,7 @@ async fn an_owner_funds_changes_pauses_and_hands_over_a_run() {
         .prints("validator_stake_min, miner_seats_max will change with");
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("terms.json");
-    std::fs::write(&file, r#"{ "seat_price_min": "3 MTL", "shares": { "owner": 90, "burn": "1 %" } }"#)
+    std::fs::write(&file, r#"{ "seat_price_min": "1 MTL", "shares": { "owner": 90, "burn": "1 %" } }"#)
         .unwrap();
     net.validator(&format!("run terms --yes --key //Alice --file {}", file.display()))
         .await
@@ -461,12 +462,12 @@ async fn an_owner_funds_changes_pauses_and_hands_over_a_run() {
     assert_eq!(shown["result"]["pending"]["miner_seats_max"], "7");
     assert_eq!(shown["result"]["pending"]["shares.burn"], "1 %");
     assert_eq!(shown["result"]["limits"]["shares.owner"], "20 %");
-    let above = "run terms --yes --key //Alice --set shares.owner=201 --set shares.miners=399";
+    let above = "run terms --yes --key //Alice --set shares.owner=201 --set shares.miners=389";
     net.validator(above).await.ends_with_code(1).prints("above the limit");
     // Unbonding takes one window, and an epoch has four.
     net.windows_later(10).await;
     let terms = net.alice.run(net.run).await.unwrap().terms;
-    assert_eq!((terms.miner_seats_max, terms.seat_price_min), (7, Amount::mtl(3).0));
+    assert_eq!((terms.miner_seats_max, terms.seat_price_min), (7, Amount::mtl(1).0));
     net.validator("run terms --cancel --yes --key //Alice")
         .await
         .succeeds()
@@ -726,7 +727,9 @@ async fn a_run_is_published_and_created_as_previewed() {
     let id = RunId(created["result"]["run"].as_u64().unwrap() as u32);
     let run = net.alice.run(id).await.unwrap();
     assert_eq!((run.owner, run.terms.miner_seats_max), (dev("//Bob").account(), 12));
-    assert_eq!((run.treasury, held(&net).await), (Amount::mtl(7).0, Amount::mtl(10)));
+    // 10 MTL, and 10 for each of 12 + 64 seats per 115 blocks.
+    let deposit = Amount(Amount::mtl(10).0 + (Amount::mtl(10).0 * 76).div_ceil(115));
+    assert_eq!((run.treasury, held(&net).await), (Amount::mtl(7).0, deposit));
     assert_eq!(created["result"]["start"], run.params.schedule.start.0);
     let credentials = Credentials { access_key: "origin".into(), secret_key: "secret".into() };
     let bucket = S3Store::open(&S3Settings::new(server.endpoint(), "origin", credentials)).unwrap();

@@ -35,7 +35,12 @@ impl<T: Config> Pallet<T> {
         Self::deposit_event(Event::Leaving { run, uid });
     }
 
-    fn put_change(changes: &mut ChangesOf<T>, uid: Uid, change: Change<T::AccountId>) -> DispatchResult {
+    /// Puts a change for `uid`, in the place of a waiting rotation of the same seat, also if calls would be refused.
+    pub(crate) fn put_change(
+        changes: &mut ChangesOf<T>,
+        uid: Uid,
+        change: Change<T::AccountId>,
+    ) -> DispatchResult {
         match changes.iter_mut().find(|(seat, _)| *seat == uid) {
             Some((_, waiting)) => {
                 if let Change::Rotates(hotkey) = waiting {

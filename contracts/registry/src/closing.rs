@@ -96,6 +96,7 @@ impl<T: Config> Pallet<T> {
             FormerTerms::<T>::remove(run);
             Offers::<T>::remove(run);
             StoppedSince::<T>::remove(run);
+            UnbondsBy::<T>::remove(run);
             for role in [Role::Miner, Role::Validator] {
                 Prices::<T>::remove(run, role);
             }

@@ -194,6 +194,10 @@ pub mod pallet {
     #[pallet::storage]
     pub type StoppedSince<T: Config> = StorageMap<_, Twox64Concat, RunId, Window>;
 
+    /// The window by which all stake has unbonded that left seats under former terms with a longer time.
+    #[pallet::storage]
+    pub type UnbondsBy<T: Config> = StorageMap<_, Twox64Concat, RunId, Window, ValueQuery>;
+
     /// The runs that are being cleared.
     #[pallet::storage]
     pub type ClosedRuns<T: Config> = StorageMap<_, Twox64Concat, RunId, ClosedRun<T::AccountId>>;
@@ -423,7 +427,7 @@ pub mod pallet {
         BelowFloor,
         /// Only a stopped run can be closed. Stop it first.
         NotStopped,
-        /// The run has not been stopped for its unbonding time. Wait.
+        /// The run has not been stopped for its unbonding time and two epochs, or stake of former terms unbonds. Wait.
         StoppedTooBriefly,
     }
 
@@ -629,7 +633,8 @@ pub mod pallet {
             let mut changes = Changes::<T>::get(run);
             let waiting = changes.iter().find(|(seat, _)| *seat == uid).map(|(_, change)| change);
             ensure!(matches!(waiting, None | Some(Change::Rotates(_))), Error::<T>::ChangeWaiting);
-            Self::queue(&mut changes, uid, Change::Leaves)?;
+            // Also if the list is full: a holder can always leave before worse terms hold.
+            Self::put_change(&mut changes, uid, Change::Leaves)?;
 
             Self::put_changes(run, changes);
             Self::deposit_event(Event::Leaving { run, uid });
@@ -773,7 +778,11 @@ pub mod pallet {
                 ensure!(details.stopped, Error::<T>::NotStopped);
                 let since = StoppedSince::<T>::get(run).ok_or(Error::<T>::NotStopped)?;
                 let stopped_for = now.0.saturating_sub(since.0);
-                ensure!(stopped_for >= details.terms.unbonding_windows, Error::<T>::StoppedTooBriefly);
+                // The last epoch with work is paid within the next one.
+                let epochs = details.params.epoch_windows.saturating_mul(2);
+                let wait = details.terms.unbonding_windows.max(epochs);
+                let has_unbonded = UnbondsBy::<T>::get(run) <= now;
+                ensure!(wait <= stopped_for && has_unbonded, Error::<T>::StoppedTooBriefly);
             }
 
             Runs::<T>::remove(run);

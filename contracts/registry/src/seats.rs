@@ -71,6 +71,8 @@ impl<T: Config> Pallet<T> {
         {
             let epoch = window.epoch(epoch_windows);
             Self::keep_former_terms(run, epoch, details.terms);
+            let by = Window(window.0.saturating_add(details.terms.unbonding_windows));
+            UnbondsBy::<T>::mutate(run, |until| *until = by.max(*until));
             details.terms = pending.terms;
             Self::deposit_event(Event::TermsChanged { run, epoch });
         }

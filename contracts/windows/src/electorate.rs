@@ -62,7 +62,8 @@ pub(crate) fn choose(
 /// The stake of each of the `bonded` that counts in `window`, in their order, which is that of uids. `before` are the
 /// counted stakes of the window before. All stake together is below the token's issuance, so no sum overflows.
 ///
-/// If no established stake is left, in the run's first electorate, all stake counts in full and is established.
+/// If no stake is established, in the run's first electorate or as an epoch begins, all stake counts in full and is
+/// established. If none is left within an epoch, no stake counts until the next one begins.
 pub(crate) fn count_stakes(
     terms: &Terms,
     epoch_windows: u32,
@@ -85,8 +86,12 @@ pub(crate) fn count_stakes(
         .collect();
     let bonded_stake = sum(kept.iter().map(|(_, kept)| *kept));
     if bonded_stake == 0 {
-        let all =
-            |&Bonded { seat, stake, .. }: &Bonded| CountedStake { seat, established: stake, counted: stake };
+        // What was established left within the epoch: nothing counts until the next one begins.
+        let left = windows_in_epoch != 0 && !before.is_empty();
+        let all = |&Bonded { seat, stake, .. }: &Bonded| {
+            let stake = if left { 0 } else { stake };
+            CountedStake { seat, established: stake, counted: stake }
+        };
         return bonded.iter().map(all).collect();
     }
 
@@ -319,7 +324,8 @@ mod tests {
                     established = before.iter().map(|one: &CountedStake| (one.seat.uid, one.counted)).collect();
                 }
                 let kept = |uid: &Uid| established.get(uid).copied().unwrap_or(0);
-                let is_first = !all.iter().any(|one| kept(&one.seat.uid) > 0);
+                let none_is_left = !all.iter().any(|one| kept(&one.seat.uid) > 0);
+                let is_first = none_is_left && (before.is_empty() || window.0.is_multiple_of(epoch_windows));
                 let now = count_stakes(&terms, epoch_windows, window, &all, &before);
                 for (one, stake) in all.iter().zip(&now) {
                     prop_assert_eq!(one.seat, stake.seat);

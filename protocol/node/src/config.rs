@@ -342,7 +342,7 @@ impl File {
             anyhow!(
                 "the settings file {} is invalid in line {line} {at}: {}",
                 path.display(),
-                error.message()
+                without_value(error.message())
             )
         })
     }
@@ -406,6 +406,14 @@ impl StoreFile {
         }
         std::env::var("METTLE_STORE_SECRET")
             .context("no secret for the store: set METTLE_STORE_SECRET, or `secret_key_file` under [store]")
+    }
+}
+
+/// An error's message without the value that it quotes, which may be a secret. Unknown keys stay.
+fn without_value(message: &str) -> &str {
+    match message.starts_with("invalid") {
+        true => message.split(['`', '"']).next().unwrap_or_default().trim_end(),
+        false => message,
     }
 }
 

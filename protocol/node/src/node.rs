@@ -112,11 +112,17 @@ impl Node {
     /// The chain's view of a window; `None` if the chain has not opened it yet, or has forgotten it.
     ///
     /// # Errors
-    /// [`NodeError::Witness`] if the second node has another block in which the window opened: one of them lies.
+    /// [`NodeError::Witness`] if the second node has another block in which the window opened: one of them lies. A
+    /// window whose first block has no hash for long counts as not opened: nothing is signed for it unconfirmed.
     pub async fn window_view(&self, window: Window) -> Result<Option<WindowView>, NodeError> {
+        let seen_at = self.block();
         let view = self.chain().window(self.run_id(), window).await?;
         if let (Some(witness), Some(view)) = (&self.witness, &view) {
-            let confirmed = witness.confirm(self.run_id(), self.schedule(), view).await;
+            if ChainWitness::is_overdue(self.schedule(), view, seen_at) {
+                tracing::warn!(window = window.0, "the chain shows no hash of the window's first block");
+                return Ok(None);
+            }
+            let confirmed = witness.confirm(self.run_id(), self.schedule(), view, seen_at).await;
             confirmed.map_err(|error| NodeError::Witness(Box::new(error)))?;
         }
         Ok(view)

@@ -109,7 +109,7 @@ pub async fn chain_with_tip(
     tip: Amount,
 ) -> anyhow::Result<Arc<dyn Chain>> {
     let ChainConfig { url, genesis, allow_plain_ws, .. } = config;
-    if url.starts_with("ws://") && !is_private(url) && !allow_plain_ws {
+    if !url.starts_with("wss://") && !is_private(url) && !allow_plain_ws {
         bail!(
             "{url} is not encrypted, and its host is not in a private network: any network on the way could answer for \
              the chain. Use wss://, or add `allow_plain_ws = true` to the settings file"

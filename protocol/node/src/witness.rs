@@ -5,9 +5,10 @@
 //! (PROT-2) and fixes all blocks before it, so it is compared for every window before anything is signed for it.
 
 use crate::{config::ChainConfig, open, sync::wait_past};
-use chain_client::{Chain, ChainError};
+use chain_client::{Chain, ChainError, Head};
 use protocol::{Block, Digest, RunId, Schedule, view::WindowView};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+use tokio::sync::watch;
 
 pub struct ChainWitness {
     chain: Arc<dyn Chain>,
@@ -42,8 +43,8 @@ impl ChainWitness {
         ChainWitness { chain, urls }
     }
 
-    /// Waits until the second node has finalised the window's first block, and compares its hash. Without a hash there
-    /// is nothing to compare yet.
+    /// Waits until the second node has finalised the window's first block, and compares its hash. `seen_at` is the first
+    /// node's finalised block before `view` was read. Without a hash there is nothing to compare yet.
     ///
     /// # Errors
     /// [`WitnessError::Disagree`] with both hashes and both URLs.
@@ -52,6 +53,7 @@ impl ChainWitness {
         run: RunId,
         schedule: Schedule,
         view: &WindowView,
+        seen_at: Block,
     ) -> Result<(), WitnessError> {
         let Some(ours) = view.opening_hash else { return Ok(()) };
         let [url, witness] = self.urls.clone();
@@ -60,20 +62,41 @@ impl ChainWitness {
         // The hash of a block is in the state of the next one, or of a later one under load.
         let mut heads = self.chain.heads();
         loop {
-            wait_past(&mut heads, block).await.map_err(failed)?;
+            self.wait_past(&mut heads, block).await.map_err(failed)?;
             let head = heads.borrow_and_update().block;
             let theirs = self.chain.window(run, view.window).await.map_err(failed)?;
             let theirs = theirs.and_then(|theirs| theirs.opening_hash);
             if theirs == Some(ours) {
                 return Ok(());
             }
-            if theirs.is_some() || PATIENCE_BLOCKS < head.0.saturating_sub(block.0) {
+            if theirs.is_some() || seen_at.0.saturating_add(PATIENCE_BLOCKS) < head.0 {
                 return Err(WitnessError::Disagree { url, witness, block, ours, theirs });
             }
-            wait_past(&mut heads, head).await.map_err(failed)?;
+            self.wait_past(&mut heads, head).await.map_err(failed)?;
+        }
+    }
+
+    /// Whether the first node, which is at `seen_at`, shows no hash of the window's first block although it should. The
+    /// window cannot be confirmed.
+    pub fn is_overdue(schedule: Schedule, view: &WindowView, seen_at: Block) -> bool {
+        let due = schedule.opens_at(view.window).0.saturating_add(PATIENCE_BLOCKS);
+        view.opening_hash.is_none() && due < seen_at.0
+    }
+
+    /// Waits for the second node's finality, and warns while it stands still.
+    async fn wait_past(&self, heads: &mut watch::Receiver<Head>, block: Block) -> Result<(), ChainError> {
+        loop {
+            match tokio::time::timeout(WARN_AFTER, wait_past(heads, block)).await {
+                Ok(passed) => return passed,
+                Err(_) => {
+                    let [_, witness] = &self.urls;
+                    tracing::warn!(witness, block = block.0, "the second node of the chain is behind");
+                }
+            }
         }
     }
 }
 
-/// Blocks after a window's opening by which every node has recorded its hash: a chain under load runs the task late.
+/// Blocks after a window's opening by which a node has recorded its hash: a chain under load runs the task late.
 const PATIENCE_BLOCKS: u32 = 8;
+const WARN_AFTER: Duration = Duration::from_secs(60);

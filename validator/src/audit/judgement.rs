@@ -23,7 +23,8 @@ const SHARE_ALIKE: f64 = 1e-3;
 pub(super) fn observations(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
     let view = &facts.view;
     // A validator that merged and did not vote, as the model became worse, judges the void window too.
-    let vetoed = facts.receipt.merged.is_some() && facts.vote().is_none();
+    let merged = facts.receipt.merged.as_ref().is_some_and(|merged| !merged.inputs.is_empty());
+    let vetoed = merged && facts.vote().is_none();
     if !matches!(view.outcome, Some(Outcome::Merged(_))) && !vetoed {
         found.push(Difference::JudgedVoid);
     }

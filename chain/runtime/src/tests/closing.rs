@@ -66,7 +66,7 @@ fn a_closed_run_pays_everything_out_and_leaves_nothing_in_the_storage() {
     chain.all_accepted(vec![(&OWNER, stop.into())]);
     chain.go_to(50);
     assert_eq!(refusal(&chain.submit(vec![(&OWNER, close())])), "StoppedTooBriefly");
-    chain.go_to(80);
+    chain.go_to(90);
     assert_eq!(refusal(&chain.submit(vec![(&COLDKEY, close())])), "NotTheOwner");
     let claimable = chain.read(|| {
         let ledger = pallet_nomination::Holdings::<Runtime>::get().unwrap();
@@ -81,7 +81,7 @@ fn a_closed_run_pays_everything_out_and_leaves_nothing_in_the_storage() {
     chain.all_accepted(vec![(&OWNER, close())]);
     chain.read(|| assert_eq!(Runtime::run(RUN), None));
     assert_eq!(refusal(&chain.submit(vec![(&OWNER, close())])), "UnknownRun");
-    chain.go_to(90);
+    chain.go_to(100);
 
     chain.read(|| {
         assert_eq!((held(&COLDKEY), held(&OWNER)), (0, 0));
@@ -111,7 +111,7 @@ fn a_closed_run_pays_everything_out_and_leaves_nothing_in_the_storage() {
     // Its id is not used again.
     chain.all_accepted(vec![(
         &OWNER,
-        create_run(RunParams { schedule: Schedule { start: Height(100), ..params().schedule }, ..params() }),
+        create_run(RunParams { schedule: Schedule { start: Height(120), ..params().schedule }, ..params() }),
     )]);
     chain.read(|| assert_eq!(Runtime::runs(), [RunId(1)]));
 }
