@@ -48,8 +48,7 @@ impl Validator {
         let has_voted = view.votes.iter().any(|(of, _)| *of == uid)
             || self.signed.report(window).is_some_and(|report| report.merged.is_some());
         let deadline = self.node.schedule().vote_deadline(window);
-        let too_late = before(deadline, SUBMIT_BLOCKS) <= self.node.block();
-        if has_voted || too_late {
+        if has_voted || deadline <= self.node.block() {
             return Ok((own, None));
         }
         let count = usize::try_from(self.node.run().params.evaluation_sequences).unwrap_or(usize::MAX);
@@ -57,7 +56,7 @@ impl Validator {
             assign::common_sequences(&seed, &assignment, count.min(SEQUENCES_MAX))
         });
         // An evaluation of the window before was told to end, and has the evaluator until then.
-        self.collect_evaluation(before(deadline, SUBMIT_BLOCKS + 1)).await?;
+        self.collect_evaluation(before(deadline, SUBMIT_BLOCKS)).await?;
         let evaluator = if sequences.is_empty() { None } else { self.evaluator.take() };
         let Some(mut evaluator) = evaluator else {
             tracing::warn!(window = window.0, "the merged model is not measured before the vote");
