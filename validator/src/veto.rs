@@ -25,7 +25,7 @@ pub struct LossRise {
     pub after: f64,
 }
 
-/// Whether a loss rose by more than [`RISE_MAX`]. A loss that is not finite counts as a very high one.
+/// Whether a loss rose by more than `RISE_MAX`. A loss that is not finite counts as a very high one.
 pub fn is_worse(before: f64, after: f64) -> bool {
     bounded(before) * (1.0 + RISE_MAX) < bounded(after)
 }

@@ -57,7 +57,7 @@ pub struct Job {
     /// Decodes the contributions.
     pub codec: Arc<Codec>,
     pub contributions: BTreeMap<Uid, Contribution>,
-    /// The norm of each tensor to which larger ones are scaled down, from [`median_norms`].
+    /// The norm of each tensor to which larger ones are scaled down, from `median_norms`.
     pub median_norms: Option<Vec<f64>>,
     /// Seats to evaluate, in this order (PROT-28).
     pub order: Vec<Uid>,
