@@ -149,7 +149,7 @@ impl SmallRun {
         let buckets = Arc::new(Buckets::default());
         let codec = Arc::new(Codec::new(&spec.schema().unwrap(), params.density).unwrap());
         let (store, miner) = (buckets.add("https://validator.invalid"), buckets.add("https://miner.invalid"));
-        let reader = Reader::new(buckets.clone(), Digest::of(b"validator"), 0);
+        let reader = Reader::new(buckets.clone(), String::new(), Digest::of(b"validator"), 0);
         SmallRun {
             validator: follower(&chain, &spec, &codec, Arc::new(reader), true),
             state: ModelState::genesis(RUN, &params, &manifest, theta),
@@ -300,7 +300,7 @@ async fn a_node_that_joins_at_window_1000_fetches_one_checkpoint_and_the_updates
         small.chain.run(RUN).await.unwrap().checkpoint.expect("validators vote for one every twenty windows");
     assert_eq!(checkpoint.window, Window(CHECKPOINT));
 
-    let inner = Reader::new(small.buckets.clone(), Digest::of(b"joiner"), 0);
+    let inner = Reader::new(small.buckets.clone(), String::new(), Digest::of(b"joiner"), 0);
     let recording = Arc::new(RecordingFetcher { inner, fetched: Mutex::default() });
     let joiner = follower(&small.chain, &small.spec, &small.codec, recording.clone(), false);
     let mut state = joiner.join().await.unwrap();

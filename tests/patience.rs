@@ -363,7 +363,7 @@ fn follower(
 }
 
 fn reader(buckets: &Arc<Buckets>) -> Reader {
-    Reader::new(buckets.clone(), Digest::of(b"reader"), 0)
+    Reader::new(buckets.clone(), String::new(), Digest::of(b"reader"), 0)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

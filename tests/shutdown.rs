@@ -189,7 +189,7 @@ impl Scene {
         let codec = Arc::new(Codec::new(&self.spec.schema()?, params().density)?);
         let follower = Arc::new(Follower {
             chain: chain.clone(),
-            fetch: Arc::new(Reader::new(self.buckets.clone(), Digest::of(b"reader"), 0)),
+            fetch: Arc::new(Reader::new(self.buckets.clone(), String::new(), Digest::of(b"reader"), 0)),
             run: self.chain.run_now(RUN).expect("the run was created"),
             spec: self.spec.clone(),
             sent: codec.clone(),

@@ -43,6 +43,7 @@ fn with_restarts(
         same_evaluation: failures_ppm == 0,
         failures_ppm,
         restarts,
+        outages: Vec::new(),
     };
     let history = on_one_thread(|| Network::new(&WORLD, cast).and_then(|network| network.run(windows)));
     history.expect("no seat can stop a network")

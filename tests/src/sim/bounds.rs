@@ -93,7 +93,7 @@ pub fn bounds(table: &Table) -> Vec<Bound> {
         }
     }
     for (name, number) in &table.honest {
-        let max = match name.trim_start_matches("failing_storage_") {
+        let max = match name.trim_start_matches("failing_storage_").trim_start_matches("outages_") {
             "seat_windows_under_a_penalty" | "seat_windows_at_fault" | "attested_as_faulty" => 0.0,
             "pay_largest_over_smallest_30" | "pay_largest_over_smallest_100" => EQUALS_MAX,
             _ => continue,

@@ -3,7 +3,10 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use protocol::{Digest, keys::ObjectKey};
-use std::sync::Arc;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+};
 use store::{
     Fetch, FetchError, Limits, MemoryStore, TrafficTotals,
     faults::{Faults, FaultyStore},
@@ -14,11 +17,15 @@ use store::{
 #[derive(Default)]
 pub struct Buckets {
     open: MemoryFetcher,
+    /// Base URLs of the seats that are cut off from all others.
+    cut: Mutex<BTreeSet<String>>,
 }
 
 /// A reader of all buckets, with its own network failures.
 pub struct Reader {
     buckets: Arc<Buckets>,
+    /// The base URL of the reader's own bucket; empty without one.
+    url: String,
     seed: Digest,
     /// Objects per million that this reader cannot fetch.
     failures_ppm: u32,
@@ -36,11 +43,22 @@ impl Buckets {
         self.open.serve(base_url, Arc::new(FaultyStore::new(store.clone(), 0, faults)));
         store
     }
+
+    /// Cuts off the seats at these base URLs, and connects all others.
+    pub fn cut_off(&self, urls: BTreeSet<String>) {
+        *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = urls;
+    }
+
+    /// Whether exactly one of the two seats is cut off.
+    fn is_between(&self, one: &str, other: &str) -> bool {
+        let cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
+        cut.contains(one) != cut.contains(other)
+    }
 }
 
 impl Reader {
-    pub fn new(buckets: Arc<Buckets>, seed: Digest, failures_ppm: u32) -> Reader {
-        Reader { buckets, seed, failures_ppm }
+    pub fn new(buckets: Arc<Buckets>, url: String, seed: Digest, failures_ppm: u32) -> Reader {
+        Reader { buckets, url, seed, failures_ppm }
     }
 
     /// Whether the network fails a fetch. Repeated fetches of one object from one bucket have the same result.
@@ -54,7 +72,7 @@ impl Reader {
 #[async_trait]
 impl Fetch for Reader {
     async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
-        if self.fails(base_url, key) {
+        if self.fails(base_url, key) || self.buckets.is_between(&self.url, base_url) {
             return Err(FetchError::Unavailable { status: 503 });
         }
         self.buckets.open.fetch(base_url, key, limits).await

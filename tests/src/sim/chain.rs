@@ -23,6 +23,7 @@ use sp_runtime::{
 };
 use sp_state_machine::BasicExternalities;
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -39,9 +40,18 @@ pub struct SimChain {
     state_root: Digest,
     /// One channel per subscriber, in the order of subscription: the receivers of a shared channel wake in random
     /// order.
-    heads: Vec<watch::Sender<Head>>,
+    heads: Vec<Subscriber>,
+    /// Accounts that see no new head and reach the chain with no call.
+    cut: BTreeSet<AccountId>,
     /// Calls of the next block, in the order of submission.
     pending: Vec<Pending>,
+}
+
+/// The channel of heads of one subscriber.
+struct Subscriber {
+    /// The account that signs the subscriber's calls.
+    signer: Option<AccountId>,
+    heads: watch::Sender<Head>,
 }
 
 /// A submitted call, and the channel on which its signer awaits the result.
@@ -61,6 +71,7 @@ impl SimChain {
             head,
             state_root: Digest::default(),
             heads: Vec::new(),
+            cut: BTreeSet::new(),
             pending: Vec::new(),
         };
         chain.state.execute_with(|| {
@@ -111,7 +122,11 @@ impl SimChain {
         });
         self.state_root = Digest(state_root.0);
         self.head = Head { block: Block(number), hash: hash_of(&self.seed, number) };
-        self.heads.retain(|heads| heads.send(self.head).is_ok());
+        let (head, cut) = (self.head, &self.cut);
+        self.heads.retain(|subscriber| match &subscriber.signer {
+            Some(signer) if cut.contains(signer) => !subscriber.heads.is_closed(),
+            _ => subscriber.heads.send(head).is_ok(),
+        });
         results
     }
 
@@ -129,10 +144,15 @@ impl SimChain {
         }
     }
 
-    /// The channel of finalised heads.
-    pub fn subscribe(&mut self) -> watch::Receiver<Head> {
-        let (sender, receiver) = watch::channel(self.head);
-        self.heads.push(sender);
+    /// Cuts off these accounts from the chain, and connects all others with the next block.
+    pub fn cut_off(&mut self, accounts: BTreeSet<AccountId>) {
+        self.cut = accounts;
+    }
+
+    /// The channel of finalised heads, for a client that signs as `signer`.
+    pub fn subscribe(&mut self, signer: Option<AccountId>) -> watch::Receiver<Head> {
+        let (heads, receiver) = watch::channel(self.head);
+        self.heads.push(Subscriber { signer, heads });
         receiver
     }
 
@@ -206,13 +226,14 @@ pub enum Sealing {
 
 impl SharedChain {
     pub fn new(mut chain: SimChain, sealing: Sealing) -> SharedChain {
-        let heads = chain.subscribe();
+        let heads = chain.subscribe(None);
         SharedChain { chain: Arc::new(Mutex::new(chain)), heads, signer: None, sealing }
     }
 
     /// The handle of a node that signs as `account`.
     pub fn signed_by(&self, account: AccountId) -> SharedChain {
-        SharedChain { heads: self.lock().subscribe(), signer: Some(account), ..self.clone() }
+        let heads = self.lock().subscribe(Some(account.clone()));
+        SharedChain { heads, signer: Some(account), ..self.clone() }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, SimChain> {
@@ -320,6 +341,11 @@ impl Chain for SharedChain {
             doing: doing.clone(),
             reason: "the simulation supports only the calls that a node sends in a window".into(),
         })?;
+        // A client sends its call once it reaches the chain again.
+        let mut heads = self.heads.clone();
+        while self.lock().cut.contains(&signer) {
+            heads.changed().await.map_err(|_| ChainError::Stopped { part: "block producer" })?;
+        }
         let (included, sealed) = oneshot::channel();
         {
             let mut chain = self.lock();

@@ -5,12 +5,12 @@
 //! a network's loss is the effect of all its adversaries together.
 
 use super::{
-    network::{Cast, MinerSeat, Network, SimError, ValidatorSeat},
+    network::{Cast, MinerSeat, Network, Outage, Restart, SimError, ValidatorSeat},
     record::History,
     world::{BATCH, World},
 };
 use adversaries::{Adversary, MinerContext, Setup, SharedMailbox};
-use protocol::Role;
+use protocol::{Block, Digest, Role, Window, window::Schedule};
 use std::{
     collections::BTreeMap,
     sync::{
@@ -27,6 +27,8 @@ pub const SLOW: &str = "slow";
 pub const OTHER_BATCH: &str = "other-batch";
 /// Number of seats named [`HONEST`].
 pub const HONEST_SEATS: usize = 8;
+/// These, the slow one and the one with the smaller batch.
+pub const HONEST_MINERS: usize = HONEST_SEATS + 2;
 const SLOW_SHARE: f64 = 0.5;
 const SMALL_BATCH: usize = BATCH * 3 / 4;
 /// Validators of a network in which only miners cheat.
@@ -48,10 +50,20 @@ pub struct Plan {
     pub hidden_votes: bool,
     /// Percentage of objects that a validator cannot fetch.
     pub failing_percent: u32,
+    /// Whether nodes are killed and reopened, and seats cut off for a while.
+    pub outages: bool,
 }
 
 const fn miners(name: &'static str, miners: &'static [&'static str]) -> Plan {
-    Plan { name, miners, validators: &[], honest_stake: 1, hidden_votes: false, failing_percent: 0 }
+    Plan {
+        name,
+        miners,
+        validators: &[],
+        honest_stake: 1,
+        hidden_votes: false,
+        failing_percent: 0,
+        outages: false,
+    }
 }
 
 /// One seat, and one more of another kind than there are honest seats.
@@ -64,7 +76,15 @@ const fn among(one: &'static str, others: &'static str) -> [&'static str; 12] {
 const fn validators(name: &'static str, honest_stake: u128, hidden_votes: bool) -> Plan {
     const CHEATS: &[&str] =
         &["weight-copier", "inventor", "favourer", "absentee", "lazy-voter", "false-merge"];
-    Plan { name, miners: &[], validators: CHEATS, honest_stake, hidden_votes, failing_percent: 0 }
+    Plan {
+        name,
+        miners: &[],
+        validators: CHEATS,
+        honest_stake,
+        hidden_votes,
+        failing_percent: 0,
+        outages: false,
+    }
 }
 
 /// The ten honest miners alone.
@@ -85,6 +105,8 @@ pub const MUTED: &str = "muted";
 pub const JUNK: &str = "junk-majority";
 /// The baseline with failing storage.
 pub const FAILING: &str = "failing-storage";
+/// The same, and nodes are killed and seats cut off.
+pub const OUTAGES: &str = "outages";
 /// Six cheating validators with 6/22 of the stake; attestations and votes are hidden.
 pub const CHEATING_VALIDATORS: &str = "validators";
 /// The same validators, with public attestations and votes.
@@ -98,6 +120,7 @@ pub const PLANS: &[Plan] = &[
     validators(IN_THE_OPEN, 4, false),
     validators(MOST_OF_THE_STAKE, 1, false),
     Plan { failing_percent: 5, ..miners(FAILING, &[]) },
+    Plan { failing_percent: 5, outages: true, ..miners(OUTAGES, &[]) },
     miners(BASELINE, &[]),
     miners(
         "delivery",
@@ -143,7 +166,7 @@ impl Plan {
     }
 
     /// The seats of the network, with their behaviour.
-    fn cast(&self, seed: u64) -> Cast {
+    fn cast(&self, seed: u64, windows: u32, schedule: &Schedule) -> Cast {
         let honest = |share, batch| MinerSeat::Honest { share, batch };
         let mut miners: Vec<(String, MinerSeat)> =
             (0..HONEST_SEATS).map(|_| (HONEST.to_owned(), honest(1.0, BATCH))).collect();
@@ -187,9 +210,44 @@ impl Plan {
             // If only miners cheat, all validators use the same evaluation.
             same_evaluation: self.validators.is_empty(),
             failures_ppm: self.failing_percent * 10_000,
-            restarts: Vec::new(),
+            restarts: if self.outages { restarts(seed, windows, schedule) } else { Vec::new() },
+            outages: if self.outages { outages(seed, windows, schedule) } else { Vec::new() },
         }
     }
+}
+
+/// A number below `below`, drawn for `window`.
+fn drawn(seed: u64, window: u32, what: &[u8], below: u32) -> u32 {
+    let drawn = Digest::of_parts(&[b"outages", &seed.to_le_bytes(), &window.to_le_bytes(), what]);
+    u32::from_le_bytes([drawn.0[0], drawn.0[1], drawn.0[2], drawn.0[3]]) % below
+}
+
+/// Seats that do all their work: the first miners, and the validators.
+fn drawn_seat(seed: u64, window: u32, what: &[u8]) -> usize {
+    let seat = drawn(seed, window, what, (HONEST_SEATS + usize::from(VALIDATORS)) as u32) as usize;
+    if seat < HONEST_SEATS { seat } else { seat - HONEST_SEATS + HONEST_MINERS }
+}
+
+/// One node is killed in each window, at any block of it.
+fn restarts(seed: u64, windows: u32, schedule: &Schedule) -> Vec<Restart> {
+    let restart = |window| Restart {
+        seat: drawn_seat(seed, window, b"killed"),
+        at: Block(
+            schedule.opens_at(Window(window)).0 + drawn(seed, window, b"kill", schedule.blocks_per_window),
+        ),
+    };
+    (0..windows).map(restart).collect()
+}
+
+/// One seat is cut off in each window, from any block of it, for at most a window.
+fn outages(seed: u64, windows: u32, schedule: &Schedule) -> Vec<Outage> {
+    let outage = |window| {
+        let blocks = schedule.blocks_per_window;
+        let from = schedule.opens_at(Window(window)).0 + drawn(seed, window, b"cut", blocks);
+        let until = from + 1 + drawn(seed, window, b"heal", blocks);
+        Outage { seat: drawn_seat(seed, window, b"cut off"), from: Block(from), until: Block(until) }
+    };
+    (0..windows).map(outage).collect()
 }
 
 /// The adversaries of all networks.
@@ -232,7 +290,9 @@ pub fn run(
             scope.spawn(|| {
                 while let Some((plan, seed)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let world = if plan.hidden_votes { &hidden_votes } else { world };
-                    let history = on_one_thread(|| Network::new(world, plan.cast(*seed))?.run(windows));
+                    let history = on_one_thread(|| {
+                        Network::new(world, plan.cast(*seed, windows, &world.params.schedule))?.run(windows)
+                    });
                     on_done(plan, *seed);
                     done.lock().unwrap_or_else(PoisonError::into_inner).push((plan.name, *seed, history));
                 }

@@ -16,7 +16,7 @@ use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall, SLOT_DURATION};
 use model::{RunSpec, init_flat};
 use node::Codec;
-use protocol::{Block, Digest, Role, RunId, Window, lineage};
+use protocol::{Block, Digest, Role, RunId, Window, lineage, view::SeatView};
 use sp_keyring::Sr25519Keyring;
 use std::{path::Path, pin::Pin, sync::Arc, time::Duration};
 use store::faults::Faults;
@@ -62,6 +62,19 @@ pub struct Cast {
     /// Objects per million that a validator cannot fetch.
     pub failures_ppm: u32,
     pub restarts: Vec<Restart>,
+    pub outages: Vec<Outage>,
+}
+
+/// Cuts off a seat: it sees no new block, none of its calls is included, and it exchanges no object with others. Seats
+/// that are cut off together exchange objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outage {
+    /// The uid.
+    pub seat: usize,
+    /// From the block after this head.
+    pub from: Block,
+    /// The first block that reaches it again follows this head.
+    pub until: Block,
 }
 
 /// Kills a node and opens it again from its directory.
@@ -227,6 +240,7 @@ impl<'a> Network<'a> {
         let chain = self.chain.clone();
         let stakes = chain.seats_now(RUN).iter().map(|seat| seat.stake as f64 / MTL as f64).collect();
         let (seed, restarts) = (self.cast.seed, self.cast.restarts.clone());
+        let outages = self.cast.outages.clone();
         let mut nodes = self.start(shared.clone());
 
         let mut records: Vec<WindowRecord> = Vec::new();
@@ -245,6 +259,8 @@ impl<'a> Network<'a> {
             for restart in restarts.iter().filter(|restart| restart.at == head) {
                 nodes.restart(*restart).await?;
             }
+            let cut = outages.iter().filter(|outage| outage.from <= head && head < outage.until);
+            nodes.cut_off(cut.map(|outage| outage.seat));
             chain.lock().seal();
             nodes.reap()?;
         }
@@ -351,6 +367,13 @@ impl Nodes {
             Some(_) => self.start_validator(restart.seat, ValidatorSeat::Honest),
         };
         Ok(())
+    }
+
+    /// Cuts off these seats, and connects all others.
+    fn cut_off(&self, seats: impl Iterator<Item = usize>) {
+        let cut: Vec<&SeatView> = seats.map(|seat| &self.seats[seat].view).collect();
+        self.shared.buckets.cut_off(cut.iter().map(|seat| seat.endpoint.clone()).collect());
+        self.shared.chain.lock().cut_off(cut.iter().map(|seat| AccountId::from(seat.hotkey.0)).collect());
     }
 
     /// Collects the results of the nodes that have ended.

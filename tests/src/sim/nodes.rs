@@ -80,13 +80,14 @@ pub struct Seat {
 }
 
 impl Shared {
-    fn follower(&self, chain: &SharedChain, validator_index: Option<usize>) -> Follower {
+    /// `url` is the base URL of the seat's bucket; empty without a seat.
+    fn follower(&self, chain: &SharedChain, url: &str, validator_index: Option<usize>) -> Follower {
         let number = validator_index.map_or(u64::MAX, |validator_index| validator_index as u64);
         let seed = Digest::of_parts(&[&self.seed.0, b"reader", &number.to_le_bytes()]);
         let failures_ppm = if validator_index.is_some() { self.failures_ppm } else { 0 };
         Follower {
             chain: Arc::new(chain.clone()),
-            fetch: Arc::new(Reader::new(self.buckets.clone(), seed, failures_ppm)),
+            fetch: Arc::new(Reader::new(self.buckets.clone(), url.to_owned(), seed, failures_ppm)),
             run: self.run.clone(),
             spec: self.spec.clone(),
             sent: self.sent.clone(),
@@ -134,7 +135,7 @@ impl Shared {
 
 /// Runs a miner until the last window.
 pub async fn mine(shared: Arc<Shared>, seat: Seat, behaviour: MinerSeat) -> Result<(), NodeFailed> {
-    let follower = Arc::new(shared.follower(&seat.chain, None));
+    let follower = Arc::new(shared.follower(&seat.chain, &seat.view.endpoint, None));
     let mut batch_sequences = shared.spec.recipe.batch;
     let strategy: Box<dyn miner::strategy::Strategy> = match behaviour {
         MinerSeat::Honest { share, batch } => {
@@ -187,8 +188,10 @@ pub async fn validate(
         ValidatorSeat::Honest => Box::new(validator::strategy::DefaultStrategy),
         ValidatorSeat::Adversary(strategy) => strategy,
     };
-    let follower =
-        Follower { keeps_buffer: strategy.computes(), ..shared.follower(&seat.chain, seat.validator_index) };
+    let follower = Follower {
+        keeps_buffer: strategy.computes(),
+        ..shared.follower(&seat.chain, &seat.view.endpoint, seat.validator_index)
+    };
     let (store, genesis) = (seat.store.clone(), seat.chain.genesis());
     let node = shared.node(seat, Arc::new(follower), store).await?;
     let salts = Salts::new(&secret, &genesis);
@@ -204,7 +207,7 @@ pub async fn validate(
 pub async fn observe(shared: Arc<Shared>, chain: SharedChain) -> Result<(), NodeFailed> {
     let directory = shared.home.join("observer");
     std::fs::create_dir_all(&directory)?;
-    let follower = Arc::new(shared.follower(&chain, None));
+    let follower = Arc::new(shared.follower(&chain, "", None));
     let mut journal = Journal::in_memory(shared.recorder.journal_of("observer".to_owned()));
     let (mut sync, _) = SyncDriver::open(follower, directory.join("model.state"), &mut journal).await?;
     let dataset = &shared.world.dataset;

@@ -2,8 +2,8 @@
 
 use super::{
     experiment::{
-        BASELINE, CHEATING_VALIDATORS, COLLUDERS, ELEVEN, FAILING, HONEST, HONEST_SEATS, Histories,
-        IN_THE_OPEN, MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH, SLOW, tested_adversaries,
+        BASELINE, CHEATING_VALIDATORS, COLLUDERS, ELEVEN, FAILING, HONEST, HONEST_MINERS, Histories,
+        IN_THE_OPEN, MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH, OUTAGES, SLOW, tested_adversaries,
     },
     record::{History, WindowRecord},
 };
@@ -348,7 +348,7 @@ fn honest(histories: &Histories, baseline: &[History]) -> BTreeMap<String, f64> 
         let (mut seat_windows, mut penalties, mut faults, mut attested) = (0usize, 0usize, 0usize, 0usize);
         for history in among {
             for record in &history.windows {
-                for seat in &record.seats[..HONEST_SEATS + 2] {
+                for seat in &record.seats[..HONEST_MINERS] {
                     seat_windows += 1;
                     penalties += usize::from(!seat.penalties.is_empty());
                     faults += usize::from(seat.observed.starts_with("Faulty"));
@@ -361,9 +361,10 @@ fn honest(histories: &Histories, baseline: &[History]) -> BTreeMap<String, f64> 
         numbers.insert(format!("{prefix}seat_windows_at_fault"), faults as f64);
         numbers.insert(format!("{prefix}attested_as_faulty"), attested as f64);
     };
-    let special = [FAILING, CHEATING_VALIDATORS, IN_THE_OPEN, MOST_OF_THE_STAKE];
+    let special = [FAILING, OUTAGES, CHEATING_VALIDATORS, IN_THE_OPEN, MOST_OF_THE_STAKE];
     count("", &mut histories.iter().filter(|(name, _)| !special.contains(name)).flat_map(|(_, all)| all));
     count("failing_storage_", &mut histories.get(FAILING).into_iter().flatten());
+    count("outages_", &mut histories.get(OUTAGES).into_iter().flatten());
 
     for after in AFTER {
         let reached: Vec<(&History, &WindowRecord)> =
@@ -453,7 +454,7 @@ fn rounded(number: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::record::SeatRecord;
+    use crate::sim::{experiment::HONEST_SEATS, record::SeatRecord};
 
     /// Eight equal seats, a slow one, one with another batch, and an adversary.
     fn history(earned: [f64; 11]) -> History {
