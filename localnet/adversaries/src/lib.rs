@@ -114,6 +114,8 @@ pub const KINDS: &[Kind] = &[
         &[14, 30, 31],
     ),
     validator_kind("false-merge", "votes another model than the selection gives", &[17, 19]),
+    validator_kind("third-excluder", "leaves a rival out of its attestations and weights", &[14, 31]),
+    validator_kind("paid-stall", "never votes, and posts weights", &[32]),
     validator_kind("whitewasher", "attests every faulty contribution as valid", &[14, 27]),
     validator_kind("two-faced", "attests faults as valid, and tells of them in its receipts", &[21]),
 ];
@@ -165,6 +167,8 @@ pub fn validator(name: &str, setup: &Setup) -> Option<Box<dyn Strategy>> {
         "absentee" => Box::new(absentee::Absentee),
         "lazy-voter" => Box::new(lazy_voter::LazyVoter::default()),
         "false-merge" => Box::new(false_merge::FalseMerge),
+        "third-excluder" => Box::new(third_excluder::ThirdExcluder),
+        "paid-stall" => Box::new(paid_stall::PaidStall),
         "whitewasher" => Box::new(whitewasher::Whitewasher),
         "two-faced" => Box::new(two_faced::TwoFaced::default()),
         _ => return None,

@@ -67,11 +67,14 @@ pub fn bounds(table: &Table) -> Vec<Bound> {
             };
             bound(format!("{name}: {title}"), since, max);
         }
-        if let Some(share) = number("pay_share_30_max").filter(|_| !is_miner) {
+        // Its victim's pay is bounded below: it measures and is paid for that.
+        let measures = name == "third-excluder";
+        if let Some(share) = number("pay_share_30_max").filter(|_| !is_miner && !measures) {
             // Copied weights are one epoch old; only an audit of receipts takes all dividends from a validator that
             // copies them (docs/gauntlet.md). The lazy voter runs with hidden votes: it has no vote to copy, and a
             // validator that never votes is paid nothing.
-            let seen_by_the_chain = ["absentee", "false-merge", "lazy-voter"].contains(&name.as_str());
+            let seen_by_the_chain =
+                ["absentee", "false-merge", "lazy-voter", "paid-stall"].contains(&name.as_str());
             let max = if seen_by_the_chain { CHEAT_MAX } else { COPIED_MAX };
             bound(format!("{name}: dividends"), share, max);
         }
@@ -90,6 +93,13 @@ pub fn bounds(table: &Table) -> Vec<Bound> {
         if let Some(harm) = numbers.get("harm").filter(|_| compared) {
             let max = if crowded { CROWDED_MAX } else { HARM_MAX };
             bound(format!("{name}: held-out loss above that of a network of honest seats"), *harm, max);
+        }
+    }
+    for numbers in table.networks.values() {
+        for (key, max) in [("pay_lost_by_the_first_seat", CHANCE), ("paid_without_a_merge", 0.0)] {
+            if let Some(number) = numbers.get(key) {
+                bound(key.replace('_', " "), *number, max);
+            }
         }
     }
     for (name, number) in &table.honest {

@@ -114,11 +114,23 @@ pub const IN_THE_OPEN: &str = "validators-in-the-open";
 /// As [`IN_THE_OPEN`], and the cheating validators have 6/10 of the stake.
 pub const MOST_OF_THE_STAKE: &str = "validators-with-most-of-the-stake";
 
+/// Five of thirteen parts of the stake leave the first seat out of the merge.
+pub const EXCLUDED: &str = "excluded";
+/// Five of thirteen parts of the stake cast no vote.
+pub const STALLED: &str = "stalled";
+
+/// More than a third of the stake, which disturbs in the same way.
+const fn minority(name: &'static str, cheats: &'static [&'static str]) -> Plan {
+    Plan { validators: cheats, honest_stake: 2, ..miners(name, &[]) }
+}
+
 /// All networks of the experiment.
 pub const PLANS: &[Plan] = &[
     validators(CHEATING_VALIDATORS, 4, true),
     validators(IN_THE_OPEN, 4, false),
     validators(MOST_OF_THE_STAKE, 1, false),
+    minority(EXCLUDED, &["third-excluder"; 5]),
+    minority(STALLED, &["paid-stall"; 5]),
     Plan { failing_percent: 5, ..miners(FAILING, &[]) },
     Plan { failing_percent: 5, outages: true, ..miners(OUTAGES, &[]) },
     miners(BASELINE, &[]),

@@ -2,8 +2,9 @@
 
 use super::{
     experiment::{
-        BASELINE, CHEATING_VALIDATORS, COLLUDERS, ELEVEN, FAILING, HONEST, HONEST_MINERS, Histories,
-        IN_THE_OPEN, MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH, OUTAGES, SLOW, tested_adversaries,
+        BASELINE, CHEATING_VALIDATORS, COLLUDERS, ELEVEN, EXCLUDED, FAILING, HONEST, HONEST_MINERS,
+        Histories, IN_THE_OPEN, MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH, OUTAGES, SLOW, STALLED,
+        tested_adversaries,
     },
     record::{History, WindowRecord},
 };
@@ -65,7 +66,7 @@ impl Table {
             let network = |network: &&str| match role {
                 // The colluders' network measures the loss, not pay.
                 Role::Miner => *network != COLLUDERS,
-                Role::Validator => *network == CHEATING_VALIDATORS,
+                Role::Validator => [CHEATING_VALIDATORS, EXCLUDED, STALLED].contains(network),
             };
             let among = histories.iter().filter(|(name, _)| network(name)).flat_map(|(_, all)| all);
             if let Some(numbers) = adversary(among, name, role, windows) {
@@ -93,6 +94,13 @@ impl Table {
             numbers.insert("harm".to_owned(), mean(harms));
             let void = histories.iter().flat_map(|history| &history.windows).filter(|window| !window.merged);
             numbers.insert("void_windows".to_owned(), void.count() as f64);
+            if *name == EXCLUDED {
+                numbers.insert("pay_lost_by_the_first_seat".to_owned(), mean(histories.iter().map(pay_lost)));
+            }
+            if *name == STALLED {
+                let paid = |history: &History| history.windows.last().map_or(0.0, paid_in_all);
+                numbers.insert("paid_without_a_merge".to_owned(), mean(histories.iter().map(paid)));
+            }
             table.networks.insert((*name).to_owned(), numbers);
         }
         if let Some(numbers) = table.adversaries.get_mut("poison-one-shot") {
@@ -168,6 +176,14 @@ impl Table {
                 100.0 * number("harm"),
                 number("void_windows")
             );
+        }
+        for (network, key, unit) in
+            [(EXCLUDED, "pay_lost_by_the_first_seat", ""), (STALLED, "paid_without_a_merge", " MTL")]
+        {
+            if let Some(number) = self.networks.get(network).and_then(|numbers| numbers.get(key)) {
+                let _ =
+                    writeln!(text, "\n`{network}`: {}: {}{unit}", key.replace('_', " "), rounded(*number));
+            }
         }
         let _ = writeln!(text, "\n| honest seats | |\n|---|---|");
         for (name, number) in &self.honest {
@@ -361,7 +377,7 @@ fn honest(histories: &Histories, baseline: &[History]) -> BTreeMap<String, f64> 
         numbers.insert(format!("{prefix}seat_windows_at_fault"), faults as f64);
         numbers.insert(format!("{prefix}attested_as_faulty"), attested as f64);
     };
-    let special = [FAILING, OUTAGES, CHEATING_VALIDATORS, IN_THE_OPEN, MOST_OF_THE_STAKE];
+    let special = [EXCLUDED, STALLED, FAILING, OUTAGES, CHEATING_VALIDATORS, IN_THE_OPEN, MOST_OF_THE_STAKE];
     count("", &mut histories.iter().filter(|(name, _)| !special.contains(name)).flat_map(|(_, all)| all));
     count("failing_storage_", &mut histories.get(FAILING).into_iter().flatten());
     count("outages_", &mut histories.get(OUTAGES).into_iter().flatten());
@@ -398,6 +414,18 @@ fn honest(histories: &Histories, baseline: &[History]) -> BTreeMap<String, f64> 
         }
     }
     numbers
+}
+
+/// How much less pay the first seat has than its equals, as a share of their mean.
+fn pay_lost(history: &History) -> f64 {
+    let Some(last) = history.windows.last() else { return 0.0 };
+    let equals = seats(history, HONEST, Role::Miner).filter(|uid| *uid != 0);
+    1.0 - ratio(last.seats[0].earned, mean(equals.map(|uid| last.seats[uid].earned)))
+}
+
+/// Pay of all seats until the end of the window, in MTL.
+fn paid_in_all(record: &WindowRecord) -> f64 {
+    record.seats.iter().map(|seat| seat.earned).sum()
 }
 
 /// `None` if the network ran no window or paid no miner.

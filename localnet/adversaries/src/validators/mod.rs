@@ -6,6 +6,8 @@ pub mod false_merge;
 pub mod favourer;
 pub mod inventor;
 pub mod lazy_voter;
+pub mod paid_stall;
+pub mod third_excluder;
 pub mod two_faced;
 pub mod weight_copier;
 pub mod whitewasher;

@@ -119,6 +119,17 @@ fn the_lazy_voter_votes_with_most_of_the_stake_and_not_before_others_have_voted(
 }
 
 #[test]
+fn the_excluder_names_its_rival_nowhere_and_the_staller_casts_no_vote() {
+    let verdicts = vec![(Uid(0), Verdict::Valid), (Uid(3), Verdict::Valid)];
+    let mut excluder = strategy("third-excluder");
+    assert_eq!(excluder.verdicts(&view(), verdicts.clone()), Some(vec![(Uid(3), Verdict::Valid)]));
+    assert_eq!(excluder.weights(&view(), vec![(Uid(0), 5), (Uid(3), 7)]), [(Uid(3), 7)]);
+    let mut staller = strategy("paid-stall");
+    assert_eq!(staller.verdicts(&view(), verdicts.clone()), Some(verdicts));
+    assert_eq!(staller.vote(&view(), Some(vote(1))), None);
+}
+
+#[test]
 fn the_whitewasher_sees_no_fault_and_the_two_faced_tells_of_it_afterwards() {
     let seen = vec![(Uid(3), Verdict::Faulty), (Uid(5), Verdict::Valid)];
     let washed = Some(vec![(Uid(3), Verdict::Valid), (Uid(5), Verdict::Valid)]);
