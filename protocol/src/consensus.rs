@@ -1,10 +1,9 @@
 //! Computes the consensus of the validators' weights: Yuma consensus with bonds, in whole numbers (PROT-31).
 //!
-//! A seat's consensus weight is the highest weight that validators with more than half of the stake give it. The part
-//! of a validator's weight above it is clipped: it does not change pay, and reduces the validator's dividends. So
-//! validators with less than half of the stake can neither raise a seat's consensus weight above what the others give
-//! it nor lower it below; a weight of 0 lowers the seat's pay by the validator's part of the stake. The unclipped part
-//! becomes a bond to the seat. Bonds are averages over epochs: a validator that weighted a good seat early has a
+//! A seat's consensus weight is the highest weight that validators with more than half of the stake give it. It alone
+//! decides the seat's pay. The part of a validator's weight above it is clipped: it reduces the validator's dividends.
+//! So validators with less than half of the stake can neither raise a seat's pay above what the others give it nor
+//! lower it below. The unclipped part becomes a bond to the seat. Bonds are averages over epochs: a validator that weighted a good seat early has a
 //! larger bond than one that did so late, or that copied.
 //!
 //! The formulas are those of Bittensor (`docs/consensus.md` and `pallets/subtensor/src/epoch/run_epoch.rs` in
@@ -14,8 +13,8 @@
 //! |---|---|---|
 //! | consensus       | `C_j`  | `max { w : Σ_{i: W_ij ≥ w} S_i > κ·Σ_i S_i }`, `κ = 1/2`; 0 if there is none |
 //! | clipped         | `W̄_ij` | `min(W_ij, C_j)` |
-//! | rank, incentive | `R_j`, `I_j` | `Σ_i S_i·W̄_ij`, and its part of `Σ_j R_j` |
-//! | trust of a seat | `T_j`  | `R_j / Σ_i S_i·W_ij` |
+//! | incentive       | `I_j`  | the part of `C_j` in `Σ_j C_j` |
+//! | trust of a seat | `T_j`  | `Σ_i S_i·W̄_ij / Σ_i S_i·W_ij` |
 //! | of a validator  | `V_i`  | `Σ_j W̄_ij` |
 //! | bonds           | `B_ij` | `(1−α)·B_ij + α·S_i·W̄_ij / Σ_i S_i`, `α = 1/10` |
 //! | dividends       | `D_i`  | `Σ_j I_j·B_ij / Σ_k B_kj`, and its part of the sum over those that may earn |
@@ -25,6 +24,8 @@
 //! - `Σ_i S_i` is the stake of the whole active set, also of validators without a weight vote: otherwise a validator
 //!   that keeps others from posting could become the majority. There, only active stake counts, and exactly `κ` is
 //!   enough.
+//! - Incentives are of consensus weights. There, they are of the ranks `Σ_i S_i·W̄_ij`, so that a validator that gives
+//!   a seat nothing lowers the seat's pay by the validator's part of the stake.
 //! - Bonds are of clipped weights (as there with a bonds penalty of 1): a weight above the consensus gives no bond.
 //! - Bonds are averages of the weights themselves. There, each epoch's are first scaled to add up to 1 per seat, so
 //!   that having been right about a seat while it was worth little weighs as much as while it was worth a lot: a
@@ -94,17 +95,16 @@ pub fn yuma(ballots: &[ValidatorWeights]) -> Option<Consensus> {
     let total: u128 = voters.iter().map(|voter| voter.stake).sum();
 
     let mut weights = BTreeMap::<Uid, u64>::new();
-    let mut ranks = Vec::new();
     let mut trust = Vec::new();
     let mut stood: Vec<u64> = voters.iter().map(|_| 0).collect();
     let mut bonds: Vec<Bonds> = voters.iter().map(|_| Bonds::new()).collect();
     let mut bonded = BTreeMap::<Uid, u128>::new();
     for (seat, column) in columns(&voters) {
         let consensus = majority_weight(&column, &voters, total);
-        let (mut rank, mut given, mut held) = (0, 0, 0);
+        let (mut stood_for, mut given, mut held) = (0, 0, 0);
         for Entry { voter, weight, bond } in column {
             let (stake, stands) = (voters[voter].stake, weight.min(consensus));
-            rank += stake * u128::from(stands);
+            stood_for += stake * u128::from(stands);
             given += stake * u128::from(weight);
             stood[voter] += stands;
             let share = stake * u128::from(stands) / total.max(1);
@@ -118,16 +118,15 @@ pub fn yuma(ballots: &[ValidatorWeights]) -> Option<Consensus> {
         }
         if consensus > 0 {
             weights.insert(seat, consensus);
-            ranks.push((seat, rank));
             // Not above `ONE`, as nothing stands that was not given; and something was, as a majority stands behind
             // it.
-            trust.push((seat, (rank * u128::from(ONE) / given) as u64));
+            trust.push((seat, (stood_for * u128::from(ONE) / given) as u64));
             bonded.insert(seat, held);
         }
     }
     trust.retain(|(_, trust)| *trust > 0);
 
-    let incentive = shares_of_one(ranks);
+    let incentive = shares_of_one(weights.iter().map(|(seat, weight)| (*seat, u128::from(*weight))).collect());
     if incentive.is_empty() {
         return None;
     }
