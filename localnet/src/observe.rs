@@ -280,6 +280,7 @@ impl Observer {
             | Entry::Uploaded { .. }
             | Entry::Vetoed { .. }
             | Entry::Posted { .. }
+            | Entry::Anchored { .. }
             | Entry::Published { .. }
             | Entry::Repaired { .. }
             | Entry::Resumed { .. }

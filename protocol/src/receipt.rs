@@ -351,6 +351,22 @@ pub enum ReceiptError {
     NotSigned(#[from] SignatureError),
 }
 
+/// The first window in which the receipt of `window` is public: that of the epoch after the one in which the receipt is
+/// signed (PROT-27).
+///
+/// A receipt is signed in the window after its own, and holds the weights that its validator votes in that window's
+/// epoch. The weight votes of an epoch are bound when the epoch is over, and so are the answers to its probes.
+pub fn public_from(window: Window, epoch_windows: u32) -> Window {
+    let epoch_windows = epoch_windows.max(1);
+    Window(window.next().epoch(epoch_windows).saturating_add(1).saturating_mul(epoch_windows))
+}
+
+/// The first window whose receipt is not public yet when `now` is open. The inverse of [`public_from`].
+pub fn first_sealed(now: Window, epoch_windows: u32) -> Window {
+    let epoch_windows = epoch_windows.max(1);
+    Window(now.epoch(epoch_windows).saturating_mul(epoch_windows).saturating_sub(1))
+}
+
 impl Attestation {
     /// What the chain is told of it, in uid order.
     pub fn verdicts(&self) -> Vec<(Uid, Verdict)> {

@@ -250,6 +250,23 @@ fn judged() -> Judgement {
     }
 }
 
+#[test]
+fn a_receipt_is_public_when_the_epoch_in_which_it_is_signed_is_over() {
+    let from = |window, epoch_windows| public_from(Window(window), epoch_windows).0;
+    assert_eq!([from(0, 10), from(8, 10), from(9, 10), from(18, 10), from(19, 10)], [10, 10, 20, 20, 30]);
+    assert_eq!([from(0, 2), from(1, 2), from(2, 2)], [2, 4, 4]);
+    assert_eq!([from(0, 1), from(1, 1)], [2, 3]);
+    assert_eq!(from(u32::MAX, 10), from(u32::MAX - 1, 10), "no overflow");
+    for epoch_windows in [1, 2, 3, 10] {
+        for now in (0..40).map(Window) {
+            let sealed = first_sealed(now, epoch_windows);
+            let open: Vec<_> =
+                (0..40).map(Window).filter(|at| public_from(*at, epoch_windows) <= now).collect();
+            assert_eq!(open, (0..sealed.0).map(Window).collect::<Vec<_>>(), "{now:?}, {epoch_windows}");
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn a_receipt_comes_back_as_it_was_and_in_one_spelling(receipt in receipt()) {

@@ -63,7 +63,7 @@ const fn among(one: &'static str, others: &'static str) -> [&'static str; 12] {
 
 const fn validators(name: &'static str, honest_stake: u128, hidden_votes: bool) -> Plan {
     const CHEATS: &[&str] =
-        &["weight-copier", "inventor", "favourer", "absentee", "lazy-voter", "false-merge"];
+        &["weight-copier", "receipt-copier", "inventor", "favourer", "absentee", "lazy-voter", "false-merge"];
     Plan { name, miners: &[], validators: CHEATS, honest_stake, hidden_votes, failing_percent: 0 }
 }
 
@@ -85,18 +85,22 @@ pub const MUTED: &str = "muted";
 pub const JUNK: &str = "junk-majority";
 /// The baseline with failing storage.
 pub const FAILING: &str = "failing-storage";
-/// Six cheating validators with 6/22 of the stake; attestations and votes are hidden.
+/// Seven cheating validators with 7/23 of the stake; attestations and votes are hidden.
 pub const CHEATING_VALIDATORS: &str = "validators";
 /// The same validators, with public attestations and votes.
 pub const IN_THE_OPEN: &str = "validators-in-the-open";
-/// As [`IN_THE_OPEN`], and the cheating validators have 6/10 of the stake.
+/// As [`IN_THE_OPEN`], and the cheating validators have 7/11 of the stake.
 pub const MOST_OF_THE_STAKE: &str = "validators-with-most-of-the-stake";
+
+/// The baseline, with a third of the stake behind validators that copy weights.
+pub const COPIED_WEIGHTS: &str = "copied-weights";
 
 /// All networks of the experiment.
 pub const PLANS: &[Plan] = &[
     validators(CHEATING_VALIDATORS, 4, true),
     validators(IN_THE_OPEN, 4, false),
     validators(MOST_OF_THE_STAKE, 1, false),
+    Plan { validators: &["receipt-copier", "weight-copier"], ..miners(COPIED_WEIGHTS, &[]) },
     Plan { failing_percent: 5, ..miners(FAILING, &[]) },
     miners(BASELINE, &[]),
     miners(
