@@ -529,6 +529,8 @@ mod tests {
             votes: vec![],
             outcome: None,
             receipts: anchored.map(|digest| (Uid(2), digest)).into_iter().collect(),
+            probe_roots: Vec::new(),
+            probes: Vec::new(),
         };
         let name = |window: u32| keys::receipt(RunId(0), Window(window), Uid(2), &digest);
         let bucket = Arc::new(MemoryStore::new());

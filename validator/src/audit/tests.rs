@@ -73,6 +73,8 @@ fn view(window: Window) -> WindowView {
         votes: vec![(UID, Vote { update: digest(103), state_root: None })],
         outcome: Some(Outcome::Merged(Vote { update: digest(103), state_root: None })),
         receipts: vec![(UID, digest(104))],
+        probe_roots: Vec::new(),
+        probes: Vec::new(),
         slots,
     }
 }

@@ -2,7 +2,7 @@
 
 use chain_client::{Call, Chain, Refusal};
 use node::error_chain;
-use protocol::{Digest, RunId, Uid, Window, keys};
+use protocol::{Digest, RunId, Uid, Window, keys, probe};
 use std::sync::Arc;
 use store::Store;
 
@@ -69,10 +69,11 @@ async fn publish_one(
         let reason = format!("our bucket did not take it: {}", error_chain(&error));
         return Err(NotAnchored::Retry(reason));
     }
-    let error = match chain.submit(Call::AnchorReceipts { run, window, digest }).await {
-        Ok(_) => return Ok(()),
-        Err(error) => error,
-    };
+    let error =
+        match chain.submit(Call::AnchorReceipts { run, window, digest, probes: probe::root(&[]) }).await {
+            Ok(_) => return Ok(()),
+            Err(error) => error,
+        };
     if error.refusal() == Some(Refusal::AlreadyAnchored) {
         // This one, anchored before a crash; or another, of which a lost disk knows nothing.
         let view = chain.window(run, window).await.ok().flatten();

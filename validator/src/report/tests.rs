@@ -183,6 +183,8 @@ impl Chain for Anchors {
             votes: vec![],
             outcome: None,
             receipts: receipts.collect(),
+            probe_roots: Vec::new(),
+            probes: Vec::new(),
         }))
     }
     async fn weights(&self, _: RunId) -> Result<Vec<(Uid, u16)>, ChainError> {
