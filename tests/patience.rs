@@ -648,7 +648,7 @@ async fn fill_the_disk_at_each_step() {
             assert_eq!(scene.count(anchored), 1);
         }
         // Those of the epochs that are over are public.
-        for window in (0..receipt::first_sealed(Window(last - 1), EPOCH).0).map(Window) {
+        for window in (0..receipt::first_sealed(Window(last - 1), &params()).0).map(Window) {
             let published =
                 |entry: &Entry| matches!(entry, Entry::Published { window: other, .. } if *other == window);
             scene.until(&format!("the receipt of window {window} is published"), published).await;

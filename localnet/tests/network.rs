@@ -273,7 +273,7 @@ fn receipts_pass_an_audit_and_tell_a_miner_its_pay() {
                 // Its epoch is over and its weights are revealed, so that they are audited too.
                 let epoch = Window(window).epoch(net.observer.run.params.epoch_windows);
                 // A window later each receipt that is public is in its bucket.
-                let public = receipt::first_sealed(Window(now), net.observer.run.params.epoch_windows).0;
+                let public = receipt::first_sealed(Window(now), &net.observer.run.params).0;
                 let old = window < public && paid.iter().any(|slip| slip.epoch == epoch);
                 complete = complete
                     .or((all && old && view.outcome.is_some_and(|outcome| merged(&outcome)))

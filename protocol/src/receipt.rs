@@ -351,20 +351,16 @@ pub enum ReceiptError {
     NotSigned(#[from] SignatureError),
 }
 
-/// The first window in which the receipt of `window` is public: that of the epoch after the one in which the receipt is
-/// signed (PROT-27).
-///
-/// A receipt is signed in the window after its own, and holds the weights that its validator votes in that window's
-/// epoch. The weight votes of an epoch are bound when the epoch is over, and so are the answers to its probes.
-pub fn public_from(window: Window, epoch_windows: u32) -> Window {
-    let epoch_windows = epoch_windows.max(1);
-    Window(window.next().epoch(epoch_windows).saturating_add(1).saturating_mul(epoch_windows))
+/// The first window in which the receipt of `window` is public: the one after the epoch in which validators may have to
+/// show what they measured in it (PROT-27, PROT-30). Then the answers are drawn, and the weight votes that the receipt
+/// discloses are bound.
+pub fn public_from(window: Window, params: &RunParams) -> Window {
+    Window(params.probe_epoch(window).saturating_add(1).saturating_mul(params.epoch_windows))
 }
 
 /// The first window whose receipt is not public yet when `now` is open. The inverse of [`public_from`].
-pub fn first_sealed(now: Window, epoch_windows: u32) -> Window {
-    let epoch_windows = epoch_windows.max(1);
-    Window(now.epoch(epoch_windows).saturating_mul(epoch_windows).saturating_sub(1))
+pub fn first_sealed(now: Window, params: &RunParams) -> Window {
+    Window(params.probe_windows(now.epoch(params.epoch_windows)).start)
 }
 
 impl Attestation {

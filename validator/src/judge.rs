@@ -204,6 +204,8 @@ mod tests {
             votes: Vec::new(),
             outcome: None,
             receipts: Vec::new(),
+            probe_roots: Vec::new(),
+            probes: Vec::new(),
         }
     }
 

@@ -125,6 +125,7 @@ impl Validator {
             let unanchored = self.signed.unanchored_receipts();
             if !unanchored.is_empty() {
                 let chain = self.node.sync.follower.chain.clone();
+                let run = self.node.run().clone();
                 self.anchoring = Some(tokio::spawn(anchor(chain, run, uid, unanchored)));
             }
         }
@@ -147,7 +148,7 @@ impl Validator {
     /// by one in which a weight vote is committed.
     fn first_sealed(&self) -> Window {
         let now = self.node.schedule().window_at(self.node.heads.borrow().block).unwrap_or(Window::FIRST);
-        receipt::first_sealed(now, self.node.run().params.epoch_windows)
+        receipt::first_sealed(now, &self.node.run().params)
     }
 
     fn journal_anchored(&mut self, delivery: Delivery) -> Result<(), RunError> {

@@ -40,6 +40,8 @@ pub struct Validator {
     pub(crate) anchoring: Option<JoinHandle<Vec<Delivery>>>,
     /// Receipts on their way to the bucket.
     pub(crate) publishing: Option<JoinHandle<Vec<Delivery>>>,
+    /// The latest epoch whose probes were answered by this process.
+    pub(crate) probes_opened: Option<u32>,
     /// This validator's merge of the window that is open.
     pub(crate) own_merge: Option<OwnMerge>,
     /// The latest window whose merge it vetoed, and that merge.
@@ -67,6 +69,7 @@ impl Validator {
             sketches: Sketches::default(),
             anchoring: None,
             publishing: None,
+            probes_opened: None,
             own_merge: None,
             vetoed: None,
         }
@@ -103,6 +106,7 @@ impl Validator {
         let schedule = self.node.schedule();
         self.node.keep_seat().await?;
         self.reveal_weights(window).await?;
+        self.open_probes(window).await?;
 
         // While miners train, judge the contributions of the window before.
         self.judge_by(schedule.commit_deadline(window)).await?;

@@ -57,11 +57,11 @@ pub async fn receipts(command: Receipts, output: &mut Output<'_>) -> anyhow::Res
     let status = chain.status(args.run).await?;
     let uid = uid_of(chain, &command.seat, &args).await?;
     let run = status.run;
-    let (now, epoch_windows) = (status.window.unwrap_or(Window::FIRST), run.params.epoch_windows);
+    let now = status.window.unwrap_or(Window::FIRST);
     let windows = match command.window {
         Some(window) => vec![Window(window)],
         None => {
-            let end = receipt::first_sealed(now, epoch_windows).0;
+            let end = receipt::first_sealed(now, &run.params).0;
             (end.saturating_sub(command.last)..end).map(Window).collect()
         }
     };
@@ -69,7 +69,7 @@ pub async fn receipts(command: Receipts, output: &mut Output<'_>) -> anyhow::Res
         !windows.is_empty(),
         "no receipt of run {} is public yet: those of its first window are from window {} on",
         args.run,
-        receipt::public_from(Window::FIRST, epoch_windows).0
+        receipt::public_from(Window::FIRST, &run.params).0
     );
 
     let fetch = fetcher(chain, &run.params)?;
@@ -539,6 +539,8 @@ mod tests {
             votes: vec![],
             outcome: None,
             receipts: anchored.map(|digest| (Uid(2), digest)).into_iter().collect(),
+            probe_roots: Vec::new(),
+            probes: Vec::new(),
         };
         let name = |window: u32| keys::receipt(RunId(0), Window(window), Uid(2), &digest);
         let bucket = Arc::new(MemoryStore::new());

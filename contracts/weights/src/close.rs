@@ -186,6 +186,7 @@ impl<T: Config> Pallet<T> {
             Self::deposit_event(Event::NotRevealed { run, epoch, validator });
         }
         let _ = Ballots::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
+        let _ = Opened::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
     }
 }
 

@@ -110,6 +110,7 @@ pub const KINDS: &[Kind] = &[
         "scores nobody, and posts what the latest public receipts add up to",
         &[27, 30],
     ),
+    validator_kind("prober", "measures nobody, and answers probes with the losses before", &[27, 30]),
     validator_kind("inventor", "makes its measurements up", &[27, 31]),
     validator_kind("favourer", "posts ten times a friend's weight", &[27, 31]),
     validator_kind("absentee", "attests and votes never, and posts weights", &[3]),
@@ -166,6 +167,7 @@ pub fn validator(name: &str, setup: &Setup) -> Option<Box<dyn Strategy>> {
     Some(match name {
         "weight-copier" => Box::new(weight_copier::WeightCopier),
         "receipt-copier" => Box::new(receipt_copier::ReceiptCopier::default()),
+        "prober" => Box::new(prober::Prober),
         "inventor" => Box::new(inventor::Inventor { seed: u64::from(setup.index) }),
         "favourer" => Box::new(favourer::Favourer { friend: setup.friend }),
         "absentee" => Box::new(absentee::Absentee),

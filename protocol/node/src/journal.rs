@@ -57,6 +57,8 @@ pub enum Entry {
     Judged { window: Window, held_out_loss: f64, seats: Vec<SeatJudged>, evaluate_seconds: f64 },
     /// A validator posted its weights.
     Posted { epoch: u32, weights: Vec<(Uid, u16)> },
+    /// A validator showed its measurements of `answered` of the `drawn` contributions of the epoch (PROT-30).
+    Answered { epoch: u32, answered: u32, drawn: u32 },
     /// The digest of a validator's receipt for the window is on the chain (PROT-27).
     Anchored { window: Window, receipt: Digest },
     /// A validator's receipt for the window is in its bucket.

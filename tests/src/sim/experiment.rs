@@ -62,8 +62,16 @@ const fn among(one: &'static str, others: &'static str) -> [&'static str; 12] {
 }
 
 const fn validators(name: &'static str, honest_stake: u128, hidden_votes: bool) -> Plan {
-    const CHEATS: &[&str] =
-        &["weight-copier", "receipt-copier", "inventor", "favourer", "absentee", "lazy-voter", "false-merge"];
+    const CHEATS: &[&str] = &[
+        "weight-copier",
+        "receipt-copier",
+        "prober",
+        "inventor",
+        "favourer",
+        "absentee",
+        "lazy-voter",
+        "false-merge",
+    ];
     Plan { name, miners: &[], validators: CHEATS, honest_stake, hidden_votes, failing_percent: 0 }
 }
 
@@ -85,11 +93,11 @@ pub const MUTED: &str = "muted";
 pub const JUNK: &str = "junk-majority";
 /// The baseline with failing storage.
 pub const FAILING: &str = "failing-storage";
-/// Seven cheating validators with 7/23 of the stake; attestations and votes are hidden.
+/// Eight cheating validators with a third of the stake; attestations and votes are hidden.
 pub const CHEATING_VALIDATORS: &str = "validators";
 /// The same validators, with public attestations and votes.
 pub const IN_THE_OPEN: &str = "validators-in-the-open";
-/// As [`IN_THE_OPEN`], and the cheating validators have 7/11 of the stake.
+/// As [`IN_THE_OPEN`], and the cheating validators have 8/12 of the stake.
 pub const MOST_OF_THE_STAKE: &str = "validators-with-most-of-the-stake";
 
 /// The baseline, with a third of the stake behind validators that copy weights.

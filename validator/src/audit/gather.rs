@@ -350,8 +350,8 @@ impl Auditor {
     ) -> Result<Option<BTreeMap<Uid, Measured>>, AuditError> {
         let Some(judgement) = &facts.receipt.judgement else { return Ok(None) };
         let held = judgement.held.iter().map(|uid| Some((*uid, contributions.get(uid)?.clone())));
-        let (Some(held), Some(seed), Some(assignment)) =
-            (held.collect::<Option<BTreeMap<_, _>>>(), facts.seed(), facts.assignment())
+        let (Some(held), Some(seeds), Some(assignment)) =
+            (held.collect::<Option<BTreeMap<_, _>>>(), facts.seeds(), facts.assignment())
         else {
             return Ok(None);
         };
@@ -362,7 +362,7 @@ impl Auditor {
             judgement.order.iter().rposition(|uid| measured.contains(uid)).map_or(0, |last| last + 1);
         let mut asked = reached + reached.div_ceil(SEATS_TOGETHER);
         let order = judgement.order.clone();
-        let job = Job::new(state.theta.clone(), &self.follower, &facts.view, held, order, &assignment, seed);
+        let job = Job::new(state.theta.clone(), &self.follower, &facts.view, held, order, &assignment, seeds);
         let dataset = self.dataset.clone();
         let (evaluator, measured) = tokio::task::spawn_blocking(move || {
             let mut time_left = || {
@@ -429,7 +429,7 @@ pub async fn receipt_of(
     let (uid, window) = (seat.id.uid, view.window);
     let anchored = view.receipts.iter().find(|(of, _)| *of == uid);
     let Some((_, digest)) = anchored else { return Err(AuditError::NotAnchored { uid, window }) };
-    let from = receipt::public_from(window, run.params.epoch_windows);
+    let from = receipt::public_from(window, &run.params);
     if now < from {
         return Err(AuditError::Sealed { uid, window, from });
     }

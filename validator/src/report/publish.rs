@@ -1,9 +1,9 @@
 //! Anchors the digests of signed receipts on the chain, and uploads the receipts.
 
-use crate::signed_db::StoredReceipt;
+use crate::{probes, signed_db::StoredReceipt};
 use chain_client::{Call, Chain, Refusal};
 use node::error_chain;
-use protocol::{Digest, RunId, Uid, Window, keys};
+use protocol::{Digest, RunId, Uid, Window, keys, receipt::Receipt, view::RunView};
 use std::sync::Arc;
 use store::Store;
 
@@ -38,18 +38,18 @@ impl Delivery {
 
 const LOST: &str = "its file is missing or damaged: an audit finds it missing";
 
-/// Anchors the digest of each receipt, oldest first. Stops at the first that must be tried again: each receipt names
+/// Anchors the digest of each receipt with the root over its measurements ([`probes`]), oldest first. Stops at the first that must be tried again: each receipt names
 /// the one before it.
 pub async fn anchor(
     chain: Arc<dyn Chain>,
-    run: RunId,
+    run: RunView,
     uid: Uid,
     unanchored: Vec<StoredReceipt>,
 ) -> Vec<Delivery> {
     let mut done = Vec::new();
     for receipt in unanchored {
         let outcome = match &receipt.bytes {
-            Some(_) => anchor_one(&*chain, run, uid, receipt.window, receipt.digest).await,
+            Some(bytes) => anchor_one(&*chain, &run, uid, &receipt, bytes).await,
             None => never(LOST.to_owned()),
         };
         let delivery = Delivery::of(&receipt, outcome);
@@ -90,18 +90,29 @@ pub async fn publish(
 
 async fn anchor_one(
     chain: &dyn Chain,
-    run: RunId,
+    run: &RunView,
     uid: Uid,
-    window: Window,
-    digest: Digest,
+    receipt: &StoredReceipt,
+    bytes: &[u8],
 ) -> Result<(), Undelivered> {
-    let error = match chain.submit(Call::AnchorReceipts { run, window, digest }).await {
+    let StoredReceipt { window, digest, .. } = *receipt;
+    let view = match chain.window(run.id, window).await {
+        Ok(view) => view,
+        Err(error) => return Err(Undelivered::Retry(error_chain(&error))),
+    };
+    let selected = view.and_then(|view| view.selection).map_or_else(Vec::new, |made| made.selected);
+    let probes = match Receipt::open(bytes, &run.params, &chain.genesis()) {
+        Ok(receipt) => probes::root(&receipt, &selected, &run.params),
+        Err(error) => return never(error_chain(&error)),
+    };
+    let call = Call::AnchorReceipts { run: run.id, window, digest, probes };
+    let error = match chain.submit(call).await {
         Ok(_) => return Ok(()),
         Err(error) => error,
     };
     if error.refusal() == Some(Refusal::AlreadyAnchored) {
         // This one, anchored before a crash; or another, of which a lost disk knows nothing.
-        let view = chain.window(run, window).await.ok().flatten();
+        let view = chain.window(run.id, window).await.ok().flatten();
         let anchored = view.and_then(|view| view.receipts.iter().find(|(of, _)| *of == uid).copied());
         return match anchored {
             Some((_, anchored)) if anchored != digest => {

@@ -8,7 +8,7 @@ use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head};
 use codec::Encode as _;
 use ed25519_dalek::SigningKey;
 use protocol::{
-    Block, GenesisHash, RunId, RunParams, SeatId,
+    Block, GenesisHash, RunId, RunParams, SeatId, Terms,
     identity::Signer,
     keys,
     receipt::{FORMAT, MergeRecord, PreviousReceipt, Reputations, SignedReceipt},
@@ -53,6 +53,22 @@ fn receipt(window: Window, previous: Option<PreviousReceipt>, report: WindowRepo
         statements: Statements::default(),
         before: Reputations { judged: window.previous(), seats: vec![] },
         judgement: None,
+    }
+}
+
+fn run() -> RunView {
+    RunView {
+        id: RUN,
+        owner: [0; 32],
+        params: RunParams::default(),
+        terms: Terms::default(),
+        spec: Digest::default(),
+        manifest: Digest::default(),
+        theta0: Digest::default(),
+        origin: String::new(),
+        treasury: 0,
+        checkpoint: None,
+        paused: false,
     }
 }
 
@@ -186,6 +202,8 @@ impl Chain for Anchors {
             votes: vec![],
             outcome: None,
             receipts: receipts.collect(),
+            probe_roots: Vec::new(),
+            probes: Vec::new(),
         }))
     }
     async fn weights(&self, _: RunId) -> Result<Vec<(Uid, u16)>, ChainError> {
@@ -231,7 +249,7 @@ impl Chain for Anchors {
 
 /// Anchors receipts and marks those that are finished. Returns each window, and whether its receipt is on the chain.
 async fn anchor_all(signed: &mut SignedDb, chain: &Arc<Anchors>) -> Vec<(u32, bool)> {
-    let done = anchor(chain.clone(), RUN, UID, signed.unanchored_receipts()).await;
+    let done = anchor(chain.clone(), run(), UID, signed.unanchored_receipts()).await;
     let finished = done.iter().filter(|delivery| delivery.is_over());
     finished.for_each(|delivery| signed.mark_anchored(delivery.window).unwrap());
     done.into_iter().map(|delivery| (delivery.window.0, delivery.outcome.is_ok())).collect()

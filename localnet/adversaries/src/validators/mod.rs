@@ -6,6 +6,7 @@ pub mod false_merge;
 pub mod favourer;
 pub mod inventor;
 pub mod lazy_voter;
+pub mod prober;
 pub mod receipt_copier;
 pub mod two_faced;
 pub mod weight_copier;

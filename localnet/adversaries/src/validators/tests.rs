@@ -33,6 +33,8 @@ fn view() -> WindowView {
         votes: vec![],
         outcome: None,
         receipts: vec![],
+        probe_roots: Vec::new(),
+        probes: Vec::new(),
     }
 }
 
