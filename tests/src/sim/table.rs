@@ -469,6 +469,8 @@ mod tests {
             lineage: String::new(),
             state_root: String::new(),
             resumed: 0,
+            answers: BTreeMap::new(),
+            abstained: Vec::new(),
         }
     }
 
