@@ -416,6 +416,25 @@ mod tests {
     }
 
     #[test]
+    fn a_quarter_of_the_common_sequences_is_the_same_for_all_validators() {
+        let slots = seats(3);
+        let assignment = window(&slots, 1, 0, 4, 200);
+        let shared = probe_seed(RunId(1), Window(1), &key(3));
+        let of = |own: u64, count| evaluation_sequences(&shared, &key(own), &assignment, count);
+        let (one, other) = (of(1, 64), of(2, 64));
+        assert_eq!((distinct(&one), distinct(&other)), (64, 64));
+        assert_eq!(one[..16], other[..16]);
+        assert_eq!(one[..16], common_sequences(&shared, &assignment, 16));
+        assert_ne!(one[16..], other[16..]);
+        // The shared ones depend on the block alone, and what is left of a small dataset is given out once.
+        assert_eq!(distinct(&of(1, u32::MAX)), 188);
+        assert_eq!([0, 1, 6].map(|count| of(1, count).len()), [0, 1, 6]);
+        let none_left = window(&slots, 1, 0, 4, 12);
+        assert_eq!(evaluation_sequences(&shared, &key(1), &none_left, 8), []);
+        assert_ne!(shared, probe_seed(RunId(1), Window(1), &key(4)));
+    }
+
+    #[test]
     fn two_seats_are_judged_by_different_draws_of_the_same_list() {
         let own: Vec<u64> = (100..200).collect();
         let drawn = own_sequences(&key(1), Uid(1), &own, 10);

@@ -14,8 +14,8 @@
 //! A window's tree has one leaf for each selected seat, in uid order. So each seat has one place, and a validator cannot
 //! bind itself to two answers for it. A leaf names its validator, so that another's root is worthless as one's own.
 
-use crate::{Digest, RunId, SeatId, Uid, Window, assign, ensure};
-use alloc::vec::Vec;
+use crate::{Digest, RunId, SeatId, Uid, Window, assign, consensus::ONE, ensure};
+use alloc::{vec, vec::Vec};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;
 use serde::{Deserialize, Serialize};
@@ -56,6 +56,26 @@ pub struct Leaves {
     pub window: Window,
     /// The validator's seat, with the block of its registration: its successor cannot open its leaves.
     pub validator: SeatId,
+}
+
+/// A validator at the close of an epoch, with what it showed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// The stake that counts, also of a validator that showed nothing.
+    pub stake: u128,
+    /// Its losses for each drawn contribution, in the order of the draw. What is missing at the end, it did not show.
+    pub answers: Vec<Option<Vec<u32>>>,
+}
+
+/// What an epoch's probes say of one validator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeVerdict {
+    /// Contributions on whose losses more than half of the stake agrees: the same for all validators.
+    pub counted: u32,
+    /// Those of them for which the validator showed the right losses.
+    pub right: u32,
+    /// Those for which it showed others.
+    pub wrong: u32,
 }
 
 /// Why an answer does not belong to a root.
@@ -151,6 +171,83 @@ pub fn draw(run: RunId, first: Window, opening_hash: &Digest, selected: &[(Windo
         places.filter_map(|place| pairs.get(usize::try_from(place).ok()?).copied()).collect();
     drawn.sort_unstable();
     drawn
+}
+
+/// Judges what the validators of an electorate showed of `drawn` contributions, each by the others (PROT-30).
+///
+/// The right losses are the medians by stake of those shown, sequence by sequence. They count if more than half of all
+/// stake showed losses within `tolerance` of them: so less than half of the stake cannot make others wrong.
+pub fn judge(drawn: usize, validators: &[Shown], tolerance: u32) -> Vec<ProbeVerdict> {
+    let mut verdicts = vec![ProbeVerdict { counted: 0, right: 0, wrong: 0 }; validators.len()];
+    let total = stake_of(validators.iter().map(|shown| shown.stake));
+    for place in 0..drawn {
+        let answers: Vec<(u128, &[u32])> =
+            validators.iter().filter_map(|shown| Some((shown.stake, shown.answer(place)?))).collect();
+        let Some(right) = median_losses(&answers) else { continue };
+        let is_right = |losses: &[u32]| {
+            let near = |(one, other): (&u32, &u32)| one.abs_diff(*other) <= tolerance;
+            losses.len() == right.len() && losses.iter().zip(&right).all(near)
+        };
+        let agreed = stake_of(answers.iter().filter(|(_, losses)| is_right(losses)).map(|(stake, _)| *stake));
+        if agreed <= total / 2 {
+            continue;
+        }
+        for (verdict, shown) in verdicts.iter_mut().zip(validators) {
+            verdict.counted += 1;
+            match shown.answer(place) {
+                Some(losses) if is_right(losses) => verdict.right += 1,
+                Some(_) => verdict.wrong += 1,
+                None => {}
+            }
+        }
+    }
+    verdicts
+}
+
+impl Shown {
+    fn answer(&self, place: usize) -> Option<&[u32]> {
+        self.answers.get(place)?.as_deref()
+    }
+}
+
+impl ProbeVerdict {
+    /// The part of its dividends that the validator earns, in parts of [`ONE`]: none after a wrong answer, otherwise
+    /// the part of the counted contributions that it showed. If none counts, all.
+    pub fn earns(&self) -> u64 {
+        let ProbeVerdict { counted, right, wrong } = *self;
+        match (wrong, counted) {
+            (1.., _) => 0,
+            (0, 0) => ONE,
+            _ => ONE * u64::from(right) / u64::from(counted),
+        }
+    }
+}
+
+/// Sequence by sequence the median by stake, of the answers with the median number of sequences; `None` without any.
+fn median_losses(answers: &[(u128, &[u32])]) -> Option<Vec<u32>> {
+    let lengths = answers.iter().map(|(stake, losses)| (losses.len(), *stake)).collect();
+    let length = median_by_stake(lengths)?;
+    let of_length = |place: usize| {
+        let losses = answers.iter().filter(|(_, losses)| losses.len() == length);
+        losses.filter_map(|(stake, losses)| Some((*losses.get(place)?, *stake))).collect()
+    };
+    (0..length).map(|place| median_by_stake(of_length(place))).collect()
+}
+
+/// The least value at which half of the stake is reached.
+fn median_by_stake<V: Copy + Ord>(mut values: Vec<(V, u128)>) -> Option<V> {
+    values.sort_unstable();
+    let total = stake_of(values.iter().map(|(_, stake)| *stake));
+    let half = total.div_ceil(2);
+    let mut reached = 0u128;
+    values.into_iter().find_map(|(value, stake)| {
+        reached = reached.saturating_add(stake);
+        (half <= reached).then_some(value)
+    })
+}
+
+fn stake_of(stakes: impl Iterator<Item = u128>) -> u128 {
+    stakes.fold(0, u128::saturating_add)
 }
 
 fn ensure_place(place: usize, count: usize) -> Result<(), ProofError> {

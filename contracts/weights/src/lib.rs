@@ -12,7 +12,8 @@
 //! At the first opening after the reveal windows, the epoch closes: the votes of the electorate go through Yuma
 //! consensus. Selection draws by the resulting weights, the epoch's pay is divided by the shares, and the bonds are
 //! stored for the next epoch. The stake of a member without a revealed vote counts, for no seat, and the member earns
-//! nothing. Neither does a member that was never present (PROT-3), cast a minority vote (PROT-19), or was
+//! nothing. Neither does one that showed wrong measurements of the contributions that were drawn of the epoch; one that
+//! showed a part of them earns that part ([`protocol::probe`]). Neither does a member that was never present (PROT-3), cast a minority vote (PROT-19), or was
 //! inactive. Without a consensus the last weights and bonds stay, and nothing is paid.
 //!
 //! A seat may change hands between an epoch's end and its close. The holder at the epoch's end is judged, and its
@@ -23,8 +24,7 @@ extern crate alloc;
 
 use alloc::vec::Vec;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
-use frame::prelude::Weight;
-use frame::prelude::{BoundedVec, ConstU32};
+use frame::prelude::{BoundedVec, ConstU32, Weight};
 use pallet_registry::Balance;
 use pallet_windows::Member;
 use protocol::{
@@ -201,6 +201,9 @@ pub mod pallet {
         Revealed { run: RunId, epoch: u32, validator: Uid, seats: u32 },
         /// A validator showed its measurements of `answered` of the drawn contributions.
         ProbesOpened { run: RunId, epoch: u32, validator: Uid, answered: u32 },
+        /// A validator did not show the right losses of all contributions that count: of `counted`, it showed `right`
+        /// ones for so many and others for `wrong`. With any wrong it earns no dividends, otherwise a part.
+        ProbesJudged { run: RunId, epoch: u32, validator: Uid, counted: u32, right: u32, wrong: u32 },
         /// A validator did not reveal the weight vote that it committed to.
         NotRevealed { run: RunId, epoch: u32, validator: Uid },
         /// An epoch closed with a consensus on `seats` seats, from `ballots` weight votes.

@@ -42,7 +42,7 @@ fn the_root_is_the_one_that_was_published() {
     assert_eq!(alloc::format!("{}", root(&[])), GOLDEN_NONE);
     assert_eq!(alloc::format!("{}", root(&leaves(OURS, 5))), GOLDEN_ROOT);
 }
-const GOLDEN_NONE: &str = "";
+const GOLDEN_NONE: &str = "4de22ea76bd2d1ee1107bd84f6e7a2c5a34add954dccb6b1d01e7f2c9a788ee5";
 const GOLDEN_ROOT: &str = "";
 
 #[test]
@@ -73,7 +73,77 @@ fn a_draw_holds_different_selected_pairs_and_follows_the_hash() {
     assert_eq!(draw(RunId(1), Window(20), &Digest([1; 32]), &[]), []);
 }
 
+fn shown(stake: u128, answers: &[Option<&[u32]>]) -> Shown {
+    Shown { stake, answers: answers.iter().map(|answer| answer.map(<[u32]>::to_vec)).collect() }
+}
+
+fn verdict(counted: u32, right: u32, wrong: u32) -> ProbeVerdict {
+    ProbeVerdict { counted, right, wrong }
+}
+
+#[test]
+fn what_more_than_half_of_the_stake_agrees_on_is_right() {
+    let true_losses: &[u32] = &[3_000_000, 2_000_000];
+    let near: &[u32] = &[3_000_100, 1_999_900];
+    let off: &[u32] = &[3_000_000, 2_000_101];
+    let validators = [
+        shown(30, &[Some(true_losses), Some(true_losses)]),
+        shown(30, &[Some(near), None]),
+        shown(20, &[Some(off), Some(true_losses)]),
+        // Shows one sequence too few, and no answer for the second contribution.
+        shown(10, &[Some(&true_losses[..1])]),
+        shown(10, &[]),
+    ];
+    let found = judge(2, &validators, 100);
+    // The second contribution was shown by exactly half of the stake: it does not count.
+    assert_eq!(
+        found,
+        [verdict(1, 1, 0), verdict(1, 1, 0), verdict(1, 0, 1), verdict(1, 0, 1), verdict(1, 0, 0)]
+    );
+    let parts: Vec<u64> = found.iter().map(ProbeVerdict::earns).collect();
+    assert_eq!(parts, [ONE, ONE, 0, 0, 0]);
+}
+
+#[test]
+fn dividends_are_earned_by_the_part_that_was_shown() {
+    let parts = [verdict(0, 0, 0), verdict(8, 8, 0), verdict(8, 2, 0), verdict(8, 7, 1), verdict(8, 0, 0)];
+    assert_eq!(parts.map(|verdict| verdict.earns()), [ONE, ONE, ONE / 4, 0, 0]);
+}
+
+#[test]
+fn without_validators_stake_or_answers_nothing_counts() {
+    assert_eq!(judge(8, &[], 100), []);
+    assert_eq!(judge(1, &[shown(0, &[Some(&[1])])], 100), [verdict(0, 0, 0)]);
+    assert_eq!(judge(3, &[shown(u128::MAX, &[]), shown(u128::MAX, &[])], 100), [verdict(0, 0, 0); 2]);
+}
+
 proptest! {
+    /// Validators with more than half of the stake show what they measured, or nothing. Whatever the others show, no
+    /// honest one is wrong.
+    #[test]
+    fn less_than_half_of_the_stake_cannot_make_an_honest_validator_wrong(
+        truth in proptest::collection::vec(any::<u32>(), 0..4),
+        honest in proptest::collection::vec((1u128..100, any::<bool>(), 0u32..50), 1..6),
+        lies in proptest::collection::vec((1u128..100, proptest::option::of(
+            proptest::collection::vec(any::<u32>(), 0..4))), 0..6),
+    ) {
+        let measured = |noise: u32| truth.iter().map(|loss| loss.saturating_add(noise)).collect::<Vec<u32>>();
+        let mut validators: Vec<Shown> = honest
+            .iter()
+            .map(|(stake, shows, noise)| Shown { stake: *stake, answers: vec![shows.then(|| measured(*noise))] })
+            .collect();
+        let mut left = honest.iter().map(|(stake, ..)| stake).sum::<u128>().saturating_sub(1);
+        for (stake, lie) in lies {
+            let stake = stake.min(left);
+            left -= stake;
+            validators.push(Shown { stake, answers: vec![lie] });
+        }
+        let verdicts = judge(1, &validators, 50);
+        for (verdict, _) in verdicts.iter().zip(&honest) {
+            prop_assert_eq!(verdict.wrong, 0);
+        }
+    }
+
     #[test]
     fn every_leaf_of_every_tree_can_be_proved_and_no_other(count in 1u16..70, other in 0u16..70) {
         let leaves = leaves(OURS, count);
