@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use node::Follower;
 use protocol::{
     Block, Uid, Window,
-    consensus::{ValidatorWeights, yuma},
+    consensus::{ONE, ValidatorWeights, yuma},
     keys,
     receipt::{self, Receipt},
     view::{SeatView, WindowView},
@@ -71,7 +71,7 @@ async fn majority(follower: &Follower, window: Window) -> Option<Vec<(Uid, u16)>
             stake: *stake,
             weights,
             bonds: Vec::new(),
-            earns: true,
+            earns: ONE,
         });
     }
     Some(yuma(&ballots)?.weights)

@@ -71,6 +71,24 @@ fn the_copier_posts_the_consensus_and_has_measured_nobody() {
 }
 
 #[test]
+fn the_prober_answers_with_the_losses_before() {
+    let mut prober = strategy("prober");
+    assert_eq!(prober.weights(&view(), OWN.to_vec()), [(Uid(3), 65535), (Uid(4), 100)]);
+    let said = prober.measured(Window(3), measurements());
+    assert_eq!(said.seats.len(), 2);
+    for Measured { own, common } in said.seats.values() {
+        assert!(own.iter().chain(common).all(|pair| pair.before == 3.0 && pair.after == 3.0));
+    }
+}
+
+#[test]
+fn the_receipt_copier_measures_nobody_and_without_receipts_posts_the_consensus() {
+    let mut copier = strategy("receipt-copier");
+    assert_eq!(copier.weights(&view(), OWN.to_vec()), [(Uid(3), 65535), (Uid(4), 100)]);
+    assert!(copier.measured(Window(3), measurements()).seats.is_empty());
+}
+
+#[test]
 fn the_inventor_measures_the_right_sequences_and_no_true_loss_after() {
     let mut inventor = strategy("inventor");
     let (own, invented) = (measurements(), inventor.measured(Window(3), measurements()));
