@@ -19,6 +19,7 @@ use protocol::{
     keys::ObjectKey,
     lineage,
     params::Density,
+    receipt,
     submission::{self, Header},
     view::{Outcome, SeatView, Verdict, Vote, WindowView},
 };
@@ -470,11 +471,11 @@ async fn without_data_a_validator_leaves_the_window_unjudged_and_continues() {
         );
         // Each window has a receipt, including the one without scores.
         for window in (0..3).map(Window) {
-            let what = format!("the receipt of window {window} is published");
+            let what = format!("the receipt of window {window} is anchored");
             scene
                 .until(
                     &what,
-                    |entry| matches!(entry, Entry::Published { window: other, .. } if *other == window),
+                    |entry| matches!(entry, Entry::Anchored { window: other, .. } if *other == window),
                 )
                 .await;
         }
@@ -641,17 +642,19 @@ async fn fill_the_disk_at_each_step() {
 
         let last = scene.window().0;
         for window in (0..last - 1).map(Window) {
-            let what = format!("the receipt of window {window} is published");
-            scene
-                .until(
-                    &what,
-                    |entry| matches!(entry, Entry::Published { window: other, .. } if *other == window),
-                )
-                .await;
-            let twice =
-                |entry: &Entry| matches!(entry, Entry::Published { window: other, .. } if *other == window);
-            assert_eq!(scene.count(twice), 1);
+            let anchored =
+                |entry: &Entry| matches!(entry, Entry::Anchored { window: other, .. } if *other == window);
+            scene.until(&format!("the receipt of window {window} is anchored"), anchored).await;
+            assert_eq!(scene.count(anchored), 1);
         }
+        // Those of the epochs that are over are public.
+        for window in (0..receipt::first_sealed(Window(last - 1), &params()).0).map(Window) {
+            let published =
+                |entry: &Entry| matches!(entry, Entry::Published { window: other, .. } if *other == window);
+            scene.until(&format!("the receipt of window {window} is published"), published).await;
+            assert_eq!(scene.count(published), 1);
+        }
+        assert!(0 < scene.count(|entry| matches!(entry, Entry::Published { .. })));
         assert_eq!(scene.count(|entry| matches!(entry, Entry::Unpublished { .. })), 0);
 
         // The validator can be stopped while it waits: the future is dropped below.

@@ -1,14 +1,21 @@
 //! Small networks in one process: the programs' own loops, in virtual time.
 
 use adversaries::Setup;
-use protocol::Block;
-use std::sync::LazyLock;
+use async_trait::async_trait;
+use node::Follower;
+use protocol::{Block, Uid, Window, keys, receipt, view::WindowView};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, LazyLock, Mutex},
+};
+use store::Limits;
 use tests::sim::{
     experiment::on_one_thread,
     network::{Cast, MinerSeat, Network, Restart, ValidatorSeat},
     record::History,
     world::World,
 };
+use validator::strategy::Strategy;
 
 static WORLD: LazyLock<World> = LazyLock::new(|| {
     let cache = World::default_cache().expect("HOME is set");
@@ -35,18 +42,111 @@ fn with_restarts(
         miners.push(((*name).to_owned(), MinerSeat::Adversary(adversary)));
     }
     let validators = (0..3).map(|_| ("validator".to_owned(), ValidatorSeat::Honest)).collect();
-    let cast = Cast {
-        seed,
-        miners,
-        validators,
-        honest_stake: 1,
-        same_evaluation: failures_ppm == 0,
-        failures_ppm,
-        restarts,
-        outages: Vec::new(),
-    };
+    played(
+        Cast {
+            seed,
+            miners,
+            validators,
+            honest_stake: 1,
+            same_evaluation: failures_ppm == 0,
+            failures_ppm,
+            restarts,
+            outages: Vec::new(),
+        },
+        windows,
+    )
+}
+
+fn played(cast: Cast, windows: u32) -> History {
     let history = on_one_thread(|| Network::new(&WORLD, cast).and_then(|network| network.run(windows)));
     history.expect("no seat can stop a network")
+}
+
+/// Six honest miners, four honest validators with evaluations of their own, and `others` with as much stake each.
+fn validators(seed: u64, others: Vec<(String, ValidatorSeat)>) -> Cast {
+    let honest = || ("honest".to_owned(), MinerSeat::Honest { share: 1.0, batch: 8 });
+    let validators = (0..4).map(|_| ("validator".to_owned(), ValidatorSeat::Honest)).chain(others);
+    Cast {
+        seed,
+        miners: (0..6).map(|_| honest()).collect(),
+        validators: validators.collect(),
+        honest_stake: 1,
+        same_evaluation: false,
+        failures_ppm: 0,
+        restarts: Vec::new(),
+        outages: Vec::new(),
+    }
+}
+
+/// By a validator's bucket and window of the receipt: the first window in which another validator could read it.
+type Readable = Arc<Mutex<BTreeMap<(Uid, Window), Window>>>;
+
+/// A validator that looks for the receipts of all others, as often as it may look.
+struct Reader(Readable);
+
+#[async_trait]
+impl Strategy for Reader {
+    async fn wait_and_look(
+        &mut self,
+        follower: &Follower,
+        now: Window,
+        _deadline: Block,
+    ) -> Option<WindowView> {
+        let run = follower.run.id;
+        let seats = follower.chain.seats(run).await.ok()?;
+        for window in (0..now.0).map(Window) {
+            let view = follower.chain.window(run, window).await.ok()??;
+            for (uid, digest) in view.receipts {
+                let endpoint = &seats.iter().find(|seat| seat.id.uid == uid)?.endpoint;
+                let key = keys::receipt(run, window, uid, &digest);
+                if follower.fetch.fetch(endpoint, &key, &Limits::for_bytes(1 << 24)).await.is_ok() {
+                    self.0.lock().unwrap().entry((uid, window)).or_insert(now);
+                }
+            }
+        }
+        None
+    }
+}
+
+#[test]
+fn no_receipt_is_readable_while_a_weight_vote_or_a_probe_could_use_it() {
+    let readable = Readable::default();
+    let reader = ValidatorSeat::Adversary(Box::new(Reader(readable.clone())));
+    played(validators(2, vec![("reader".to_owned(), reader)]), 9);
+    let readable = readable.lock().unwrap();
+    assert!(!readable.is_empty(), "receipts become public");
+    for ((uid, window), now) in readable.iter() {
+        let from = receipt::public_from(*window, &WORLD.params);
+        assert!(
+            from <= *now,
+            "the receipt of uid {uid} for window {window} is public in {now}, not from {from}"
+        );
+    }
+    // Each validator's receipts of the first two windows are.
+    let first_two = readable.keys().filter(|(_, window)| window.0 < 2).count();
+    assert_eq!(first_two, 2 * 5);
+}
+
+#[test]
+fn honest_validators_show_what_was_drawn_and_copiers_show_nothing() {
+    let copier = |name: &str| {
+        let strategy = adversaries::validator(name, &Setup::default()).expect("an adversary of this name");
+        (name.to_owned(), ValidatorSeat::Adversary(strategy))
+    };
+    let history = played(validators(3, vec![copier("receipt-copier"), copier("weight-copier")]), 12);
+    let (answered, drawn) = history.answers["validator"];
+    assert!(0 < drawn && answered == drawn, "honest validators answered {answered} of {drawn}");
+    for name in ["receipt-copier", "weight-copier"] {
+        assert_eq!(history.answers[name].0, 0, "{name}");
+        assert!(0 < history.answers[name].1, "{name}");
+    }
+    assert_eq!(history.abstained, [], "every call was taken");
+    let earned = &history.windows.last().expect("the network ran").seats;
+    let honest = earned[6..10].iter().map(|seat| seat.earned).sum::<f64>() / 4.0;
+    assert!(0.0 < honest);
+    for (name, seat) in history.seats[10..].iter().zip(&earned[10..]) {
+        assert!(seat.earned <= 0.05 * honest, "{name} has {} of {honest}", seat.earned);
+    }
 }
 
 #[test]

@@ -48,6 +48,7 @@ pub fn params(finality_lag: u32) -> RunParams {
         outer_rate: F32Bits::of(1.0),
         evaluation_fraction: F32Bits::of(0.2),
         evaluation_sequences: 64,
+        probe_tolerance: 100,
         evaluation_wait_max: 4,
         places: 4,
         reserve_places: 2,

@@ -280,6 +280,8 @@ impl Observer {
             | Entry::Uploaded { .. }
             | Entry::Vetoed { .. }
             | Entry::Posted { .. }
+            | Entry::Answered { .. }
+            | Entry::Anchored { .. }
             | Entry::Published { .. }
             | Entry::Repaired { .. }
             | Entry::Resumed { .. }
@@ -440,6 +442,8 @@ pub mod tests {
                 votes: vec![(Uid(1), Vote { update: Digest::default(), state_root: None })],
                 outcome: None,
                 receipts: Vec::new(),
+                probe_roots: Vec::new(),
+                probes: Vec::new(),
             }),
             block: Block(100 + 6 * 40 + 36),
             outcomes,

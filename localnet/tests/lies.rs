@@ -9,7 +9,7 @@
 mod support;
 
 use protocol::{
-    Role, RunParams, Uid, Window,
+    Role, RunParams, Uid, Window, receipt,
     view::{Outcome, WindowView},
 };
 use serde_json::Value;
@@ -149,7 +149,9 @@ async fn a_window_full_of_lies(net: &mut Net) -> WindowView {
         assert!(seen < WINDOWS_MAX, "no validator lies, or none is in time{}", net.last_lines());
         // Its epoch is over and its weights are revealed, so that they are audited too; and there were scores to make
         // weights of.
-        for window in (3..seen.saturating_sub(3)).rev().map(Window) {
+        // A window later each receipt that is public is in its bucket.
+        let public = receipt::first_sealed(Window(seen.saturating_sub(1)), &net.observer.run.params).0;
+        for window in (3..public.min(seen.saturating_sub(3))).rev().map(Window) {
             let view = net.chain.window(net.observer.run.id, window).await.expect("our chain answers");
             let view = view.expect("the window is kept");
             let all = receipts.iter().all(|uid| view.receipts.iter().any(|(of, _)| of == uid))

@@ -10,7 +10,7 @@ use chain_client::SubxtChain;
 use chain_client::keys::Key;
 use localnet::{observe::Observer, setup};
 use protocol::{
-    Role, Uid, Window,
+    Role, Uid, Window, receipt,
     view::{Outcome, VoidReason},
 };
 use s3_server::{Faults, Rate};
@@ -272,7 +272,9 @@ fn receipts_pass_an_audit_and_tell_a_miner_its_pay() {
                 let all = validators.iter().all(|uid| view.receipts.iter().any(|(of, _)| of == uid));
                 // Its epoch is over and its weights are revealed, so that they are audited too.
                 let epoch = Window(window).epoch(net.observer.run.params.epoch_windows);
-                let old = window + 4 <= now && paid.iter().any(|slip| slip.epoch == epoch);
+                // A window later each receipt that is public is in its bucket.
+                let public = receipt::first_sealed(Window(now), &net.observer.run.params).0;
+                let old = window < public && paid.iter().any(|slip| slip.epoch == epoch);
                 complete = complete
                     .or((all && old && view.outcome.is_some_and(|outcome| merged(&outcome)))
                         .then_some(window));

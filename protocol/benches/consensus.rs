@@ -7,7 +7,7 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use mettle_protocol::{
     Uid,
-    consensus::{ValidatorWeights, yuma},
+    consensus::{ONE, ValidatorWeights, yuma},
 };
 
 fn full(validators: u16, seats: u16) -> Vec<ValidatorWeights> {
@@ -17,7 +17,7 @@ fn full(validators: u16, seats: u16) -> Vec<ValidatorWeights> {
         // Spread over four orders of magnitude, no two ballots alike.
         weights: (0..seats).map(|seat| (Uid(seat), 1 + (seat * 61 + validator * 3) % 60_000)).collect(),
         bonds: (0..seats).map(|seat| (Uid(seat), 4_000 + u32::from(seat ^ validator))).collect(),
-        earns: true,
+        earns: ONE,
     };
     (0..validators).map(ballot).collect()
 }

@@ -9,7 +9,7 @@
 //! The order of an epoch is known in advance. Which seat gets which part of it, and which sequences the judges look
 //! at, is not: those are drawn by hashes of blocks that do not exist yet.
 
-use crate::{Digest, RunId, Uid, Window};
+use crate::{Digest, RunId, Uid, Window, probe};
 use alloc::{collections::BTreeSet, vec::Vec};
 
 /// What a seed is drawn for. Two domains never share a seed.
@@ -20,6 +20,10 @@ pub mod domain {
     pub const SELECT: &str = "select";
     /// Which sequences a validator judges by (PROT-22).
     pub const EVALUATE: &str = "evaluate";
+    /// The common sequences that all validators judge by alike (PROT-22).
+    pub const PROBE: &str = "probe";
+    /// Which measurements the validators show after an epoch (PROT-30).
+    pub const PROBES: &str = "probes";
 }
 
 /// `blake3(domain ‖ run ‖ w ‖ hash of a block)`, numbers as four bytes, little-endian (PROT-2). All that
@@ -40,6 +44,12 @@ pub fn evaluation_seed(
 ) -> Digest {
     let drawn = seed(domain::EVALUATE, run, window, evaluation_hash);
     salt.map_or(drawn, |salt| Digest::of_parts(&[&drawn.0, salt]))
+}
+
+/// The seed of the common sequences that are the same for all validators: of the hash of block `commit_by + 1` alone
+/// (PROT-2).
+pub fn probe_seed(run: RunId, window: Window, evaluation_hash: &Digest) -> Digest {
+    seed(domain::PROBE, run, window, evaluation_hash)
 }
 
 /// A keyed bijection of `0..len` onto itself, computed for one position at a time in constant memory.
@@ -229,6 +239,26 @@ pub fn common_sequences(seed: &Digest, assignment: &Assignment<'_>, count: usize
     order.iter().filter(|sequence| !coverage.contains(*sequence)).take(count).collect()
 }
 
+/// The `count` common sequences that a validator judges by (PROT-22). The first [`probe::sequences`] of them are those of
+/// `probe_seed`, the same for all validators; the others are drawn by the validator's own `seed`. Fewer where the
+/// dataset has no more.
+pub fn evaluation_sequences(
+    probe_seed: &Digest,
+    seed: &Digest,
+    assignment: &Assignment<'_>,
+    count: u32,
+) -> Vec<u64> {
+    let mut sequences = common_sequences(probe_seed, assignment, probe::sequences(count));
+    let count = usize::try_from(count).unwrap_or(usize::MAX);
+    let shared = sequences.len();
+    // Of the own draw, as many more as may be among the shared ones.
+    let own = common_sequences(seed, assignment, count);
+    let others = own.into_iter().filter(|sequence| !sequences.contains(sequence)).take(count - shared);
+    let others: Vec<u64> = others.collect();
+    sequences.extend(others);
+    sequences
+}
+
 /// `count` distinct sequences of those that a seat trained on, its declared prefix (PROT-6, PROT-22). Fewer where it
 /// has no more.
 pub fn own_sequences(seed: &Digest, uid: Uid, own: &[u64], count: usize) -> Vec<u64> {
@@ -383,6 +413,25 @@ mod tests {
         assert_eq!(common_sequences(&key(1), &window(&slots, 1, 0, 3, 9), 4), []);
         let almost = window(&slots, 1, 0, 3, 11);
         assert_eq!(common_sequences(&key(1), &almost, 4).len(), 2);
+    }
+
+    #[test]
+    fn a_quarter_of_the_common_sequences_is_the_same_for_all_validators() {
+        let slots = seats(3);
+        let assignment = window(&slots, 1, 0, 4, 200);
+        let shared = probe_seed(RunId(1), Window(1), &key(3));
+        let of = |own: u64, count| evaluation_sequences(&shared, &key(own), &assignment, count);
+        let (one, other) = (of(1, 64), of(2, 64));
+        assert_eq!((distinct(&one), distinct(&other)), (64, 64));
+        assert_eq!(one[..16], other[..16]);
+        assert_eq!(one[..16], common_sequences(&shared, &assignment, 16));
+        assert_ne!(one[16..], other[16..]);
+        // The shared ones depend on the block alone, and what is left of a small dataset is given out once.
+        assert_eq!(distinct(&of(1, u32::MAX)), 188);
+        assert_eq!([0, 1, 6].map(|count| of(1, count).len()), [0, 1, 6]);
+        let none_left = window(&slots, 1, 0, 4, 12);
+        assert_eq!(evaluation_sequences(&shared, &key(1), &none_left, 8), []);
+        assert_ne!(shared, probe_seed(RunId(1), Window(1), &key(4)));
     }
 
     #[test]

@@ -32,7 +32,8 @@
 //!   validator that always posts the last consensus then loses a quarter in the test below, and by ours seven eighths.
 //!   For the same reason bonds to a seat outside the consensus fade here, and one that returns after long is found
 //!   anew.
-//! - A validator without a ballot earns nothing, whatever bonds it holds. Its part goes to the others.
+//! - A validator without a ballot earns nothing, whatever bonds it holds. Its part goes to the others, as does what a
+//!   validator loses that did not show what it measured ([`crate::probe`]).
 //! - Whole numbers only, and `α` is the same for every seat (there, "liquid alpha" takes exponentials).
 //!
 //! Rounding: down, to parts of [`ONE`], except that what `I` and `D` then miss of [`ONE`] goes to the largest
@@ -60,8 +61,8 @@ pub struct ValidatorWeights {
     pub weights: Vec<(Uid, u16)>,
     /// As the last consensus left them. Of two to one seat the lower counts.
     pub bonds: Bonds,
-    /// Whether it may earn dividends this time.
-    pub earns: bool,
+    /// The part of its dividends that it may earn this time, in parts of [`ONE`].
+    pub earns: u64,
 }
 
 /// `B_ij` of one validator: the mean over time of its clipped weight for each seat times its part of the stake, in
@@ -133,8 +134,12 @@ pub fn yuma(ballots: &[ValidatorWeights]) -> Option<Consensus> {
     let earned = voters
         .iter()
         .zip(&bonds)
-        .filter(|(voter, _)| voter.earns && !voter.weights.is_empty())
-        .map(|(voter, bonds)| (voter.uid, earnings(bonds, &incentive, &bonded)))
+        .filter(|(voter, _)| !voter.weights.is_empty())
+        // Earnings add up to at most `ONE²`, and the part is at most `ONE`.
+        .map(|(voter, bonds)| {
+            let earned = earnings(bonds, &incentive, &bonded) * u128::from(voter.earns) / u128::from(ONE);
+            (voter.uid, earned)
+        })
         .collect();
     let of_voters = || voters.iter().map(|voter| voter.uid);
     Some(Consensus {
@@ -175,7 +180,7 @@ struct Voter {
     /// In parts of [`ONE`], adding up to at most [`ONE`]; no zeros.
     weights: BTreeMap<Uid, u64>,
     bonds: BTreeMap<Uid, u32>,
-    earns: bool,
+    earns: u64,
 }
 
 /// With 2^16 validators and weights of at most 2^32, sums stay below 2^94, and a sum times [`ONE`] below 2^126.
@@ -197,7 +202,7 @@ fn voters(ballots: &[ValidatorWeights]) -> Vec<Voter> {
             stake: ballot.stake >> excess_bits,
             weights: fractions(&ballot.weights),
             bonds: lowest(ballot.bonds.iter().map(|(seat, bond)| (*seat, *bond))),
-            earns: ballot.earns,
+            earns: ballot.earns.min(ONE),
         })
         .collect()
 }

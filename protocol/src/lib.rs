@@ -11,6 +11,7 @@ pub mod keys;
 pub mod lineage;
 pub mod merge;
 pub mod params;
+pub mod probe;
 pub mod receipt;
 pub mod reveal;
 pub mod select;

@@ -1,8 +1,9 @@
 //! The numbers that a run shares. They are read from the chain, never from a local file: two parties that differ in
 //! one of them take part in two different runs.
 
-use crate::{Window, ensure, identity::Role, window::Schedule};
+use crate::{Window, ensure, identity::Role, probe, window::Schedule};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
+use core::ops::Range;
 use scale_info::TypeInfo;
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,9 @@ pub const CHUNK_VALUES: usize = 4096;
 
 /// The longest unbonding time of a run, in windows.
 pub const UNBONDING_WINDOWS_MAX: u32 = 100_000;
+
+/// The largest `probe_tolerance` of a run, in millionths of a nat per token. What a contribution changes is larger.
+pub const PROBE_TOLERANCE_MAX: u32 = 10_000;
 
 /// The least `min_contributions` of a run: a median of fewer norms is its members' own (PROT-16, PROT-17).
 pub const MIN_CONTRIBUTIONS: u16 = 4;
@@ -44,6 +48,10 @@ pub struct RunParams {
     pub evaluation_fraction: F32Bits,
     /// `K`: sequences of each kind on which a contribution is judged (PROT-22).
     pub evaluation_sequences: u32,
+    /// By how much a loss that a validator shows may differ from the one that most stake measured, in millionths of a
+    /// nat per token (PROT-30).
+    #[serde(default = "probe_tolerance")]
+    pub probe_tolerance: u32,
     /// `E_max`: no seat waits longer for its evaluation (PROT-28).
     pub evaluation_wait_max: u32,
     /// `G`: places in the merge, newcomers apart (PROT-16).
@@ -179,6 +187,8 @@ pub enum ParamsError {
     Places,
     #[error("min_contributions must be at least {MIN_CONTRIBUTIONS}, except in a localnet")]
     MinContributions,
+    #[error("probe_tolerance is at most {PROBE_TOLERANCE_MAX} millionths of a nat")]
+    ProbeTolerance,
     #[error("the quorum is from 1 to 1000 thousandths")]
     Quorum,
     #[error("pay shares must add up to 1000 thousandths")]
@@ -239,6 +249,7 @@ impl RunParams {
         ensure!(self.min_contributions <= self.reserve_places && places.is_some(), ParamsError::Places);
         ensure!(self.localnet || MIN_CONTRIBUTIONS <= self.min_contributions, ParamsError::MinContributions);
         ensure!(self.reveal_windows <= self.epoch_windows, ParamsError::Reveal);
+        ensure!(self.probe_tolerance <= PROBE_TOLERANCE_MAX, ParamsError::ProbeTolerance);
         let fits =
             |deadline: u32, end: u32| deadline.checked_add(self.hidden_blocks).is_some_and(|last| last < end);
         let Schedule { attest_by, vote_by, blocks_per_window, .. } = self.schedule;
@@ -260,6 +271,21 @@ impl RunParams {
         let epoch_windows = self.epoch_windows.max(1);
         let epochs = opens_next.saturating_add(notice).div_ceil(epoch_windows);
         Window(epochs.saturating_mul(epoch_windows))
+    }
+
+    /// The windows whose measurements validators may have to show after `epoch` (PROT-30): as many as it has windows,
+    /// [`probe::DELAY_WINDOWS`] before them.
+    pub fn probe_windows(&self, epoch: u32) -> Range<u32> {
+        let begins =
+            |epoch: u32| epoch.saturating_mul(self.epoch_windows).saturating_sub(probe::DELAY_WINDOWS);
+        begins(epoch)..begins(epoch.saturating_add(1))
+    }
+
+    /// The epoch after which validators may have to show what they measured in `window` (PROT-30): before its end, a
+    /// validator discloses none of that.
+    pub fn probe_epoch(&self, window: Window) -> u32 {
+        let shifted = window.0.saturating_add(probe::DELAY_WINDOWS);
+        shifted.checked_div(self.epoch_windows).unwrap_or(0)
     }
 
     /// Whether the state root is voted together with `window`'s update: the model after it is a checkpoint (PROT-20).
@@ -423,6 +449,11 @@ impl From<F32Bits> for f32 {
     }
 }
 
+/// The tolerance of a run that names none: two hundred times the difference between two machines.
+fn probe_tolerance() -> u32 {
+    100
+}
+
 /// The defaults that PROTOCOL names, with a schedule of 115 blocks. A real run sets its own.
 impl Default for RunParams {
     fn default() -> RunParams {
@@ -447,6 +478,7 @@ impl Default for RunParams {
             outer_rate: F32Bits::of(0.7),
             evaluation_fraction: F32Bits::of(0.2),
             evaluation_sequences: 64,
+            probe_tolerance: probe_tolerance(),
             evaluation_wait_max: 10,
             places: 20,
             reserve_places: 4,
@@ -503,6 +535,7 @@ impl Default for Terms {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     #[test]
     fn the_defaults_are_valid() {
@@ -528,8 +561,24 @@ mod tests {
         assert_eq!(refused(RunParams { min_contributions: 3, ..good }), ParamsError::MinContributions);
         assert_eq!(RunParams { min_contributions: 1, localnet: true, ..good }.validate(), Ok(()));
         assert_eq!(refused(RunParams { reveal_windows: 11, ..good }), ParamsError::Reveal);
+        assert_eq!(refused(RunParams { probe_tolerance: 10_001, ..good }), ParamsError::ProbeTolerance);
         assert_eq!(refused(RunParams { hidden_blocks: 8, ..good }), ParamsError::Hidden);
         assert_eq!(RunParams { hidden_blocks: 7, ..good }.validate(), Ok(()));
+    }
+
+    #[test]
+    fn every_window_is_probed_after_one_epoch() {
+        for epoch_windows in 1..6 {
+            let params = RunParams { epoch_windows, ..RunParams::default() };
+            for window in 0..30 {
+                let epoch = params.probe_epoch(Window(window));
+                let epochs: Vec<u32> =
+                    (0..40).filter(|e| params.probe_windows(*e).contains(&window)).collect();
+                assert_eq!(epochs, [epoch], "window {window} of epochs of {epoch_windows}");
+                // A root anchored within two windows of the window is there before the epoch ends.
+                assert!(window + 2 < (epoch + 1) * epoch_windows);
+            }
+        }
     }
 
     #[test]

@@ -351,6 +351,18 @@ pub enum ReceiptError {
     NotSigned(#[from] SignatureError),
 }
 
+/// The first window in which the receipt of `window` is public: the one after the epoch in which validators may have to
+/// show what they measured in it (PROT-27, PROT-30). Then the answers are drawn, and the weight votes that the receipt
+/// discloses are bound.
+pub fn public_from(window: Window, params: &RunParams) -> Window {
+    Window(params.probe_epoch(window).saturating_add(1).saturating_mul(params.epoch_windows))
+}
+
+/// The first window whose receipt is not public yet when `now` is open. The inverse of [`public_from`].
+pub fn first_sealed(now: Window, params: &RunParams) -> Window {
+    Window(params.probe_windows(now.epoch(params.epoch_windows)).start)
+}
+
 impl Attestation {
     /// What the chain is told of it, in uid order.
     pub fn verdicts(&self) -> Vec<(Uid, Verdict)> {

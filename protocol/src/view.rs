@@ -2,7 +2,7 @@
 
 use crate::{
     Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window, params::Permille,
-    select::Selected,
+    probe::Probe, select::Selected,
 };
 use alloc::{string::String, vec::Vec};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
@@ -87,6 +87,20 @@ pub struct WindowView {
     pub outcome: Option<Outcome>,
     /// Digests of the receipts that validators published for the window (PROT-27).
     pub receipts: Vec<(Uid, Digest)>,
+    /// The roots over their measurements that validators anchored with the receipts (PROT-27).
+    pub probe_roots: Vec<ProbeRoot>,
+    /// What the opening of this window, the first of an epoch, drew of the epoch before it: each validator shows its
+    /// measurements of these contributions (PROT-30). Known one block after the opening.
+    pub probes: Vec<Probe>,
+}
+
+/// The root over what a validator measured in a window (PROT-27).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct ProbeRoot {
+    pub validator: Uid,
+    pub root: Digest,
+    /// The window in which it was anchored.
+    pub at: Window,
 }
 
 impl WindowView {

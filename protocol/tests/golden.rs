@@ -106,6 +106,7 @@ fn genesis() -> Digest {
         outer_rate: F32Bits::of(0.7),
         evaluation_fraction: F32Bits::of(0.2),
         evaluation_sequences: 64,
+        probe_tolerance: 100,
         evaluation_wait_max: 10,
         places: 20,
         reserve_places: 4,

@@ -36,6 +36,7 @@ pub const TOLERANCE: f64 = 1e-5;
 pub fn audit(facts: &Facts) -> Vec<Difference> {
     let mut found = Vec::new();
     window::identity(facts, &mut found);
+    window::probe_root(facts, &mut found);
     window::history(facts, &mut found);
     window::statements(facts, &mut found);
     window::attestation(facts, &mut found);

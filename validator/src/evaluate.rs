@@ -2,7 +2,7 @@
 
 mod measure;
 
-pub use measure::{EvaluateError, Job, Measurements, SEATS_TOGETHER, mean_loss, measure};
+pub use measure::{EvaluateError, Job, Measurements, SEATS_TOGETHER, Seeds, mean_loss, measure};
 
 use crate::{
     gather::Gathered,
@@ -15,7 +15,7 @@ use dataset::Dataset;
 use nn::Evaluator;
 use node::{Work, error_chain};
 use protocol::{
-    Block, Digest, Uid,
+    Block, Uid,
     assign::{self, Assignment},
     submission::Fault,
     view::{SeatView, WindowView},
@@ -93,7 +93,7 @@ impl Validator {
         seats: &[SeatView],
         gathered: Gathered,
     ) {
-        let Some((seed, assignment)) = self.draw(view) else { return };
+        let Some((seeds, assignment)) = self.draw(view) else { return };
         if self.evaluation.is_some() {
             return;
         }
@@ -105,7 +105,7 @@ impl Validator {
         let held = seats.iter().filter(|seat| contributions.contains_key(&seat.id.uid));
         let candidates: Vec<_> = held.map(|seat| seat.id).collect();
         let order = gauntlet::whom_to_evaluate(
-            &seed,
+            &seeds.own,
             view.window,
             &candidates,
             self.signed.reputations(),
@@ -122,7 +122,7 @@ impl Validator {
         let job = Job {
             held_out: self.held_out_sequences,
             earlier: self.sketches.clone(),
-            ..Job::new(theta, self.node.follower(), view, contributions, order, &assignment, seed)
+            ..Job::new(theta, self.node.follower(), view, contributions, order, &assignment, seeds)
         };
         let time_is_up = Arc::new(AtomicBool::new(false));
         let stop = time_is_up.clone();
@@ -141,14 +141,18 @@ impl Validator {
         });
     }
 
-    /// The seed of this validator's measurements, and the window's assignment; `None` without a hash of the window
+    /// The seeds of this validator's measurements, and the window's assignment; `None` without a hash of the window
     /// (PROT-2, PROT-5).
-    pub(crate) fn draw<'a>(&self, view: &'a WindowView) -> Option<(Digest, Assignment<'a>)> {
+    pub(crate) fn draw<'a>(&self, view: &'a WindowView) -> Option<(Seeds, Assignment<'a>)> {
         let run = self.node.run();
         let salt = self.salts.salt(run.id, view.window);
         let is_committed = view.salts.iter().any(|(uid, _)| *uid == self.node.uid());
         let salt = is_committed.then_some(&salt);
-        let seed = assign::evaluation_seed(run.id, view.window, &view.evaluation_hash?, salt);
+        let hash = view.evaluation_hash?;
+        let seeds = Seeds {
+            probe: assign::probe_seed(run.id, view.window, &hash),
+            own: assign::evaluation_seed(run.id, view.window, &hash, salt),
+        };
         let assignment = Assignment {
             run: run.id,
             window: view.window,
@@ -158,7 +162,7 @@ impl Validator {
             sequences_per_seat: run.params.sequences_per_seat,
             training_sequences: self.node.dataset.training_sequences(),
         };
-        Some((seed, assignment))
+        Some((seeds, assignment))
     }
 
     /// Has the evaluation end with the contribution that it is at. Seats that it has not reached come earlier in the

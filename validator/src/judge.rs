@@ -204,6 +204,8 @@ mod tests {
             votes: Vec::new(),
             outcome: None,
             receipts: Vec::new(),
+            probe_roots: Vec::new(),
+            probes: Vec::new(),
         }
     }
 
@@ -343,7 +345,7 @@ mod tests {
         }
         let ballot = |validator: u16, stake, weights| {
             let validator = Uid(validator);
-            ValidatorWeights { validator, stake, weights, bonds: Vec::new(), earns: true }
+            ValidatorWeights { validator, stake, weights, bonds: Vec::new(), earns: ONE }
         };
         let of_excluders = [1, 2, 3].map(|uid| (Uid(uid), 65535)).to_vec();
         let ballots = [ballot(10, 66, weights), ballot(11, 34, of_excluders)];

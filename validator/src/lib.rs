@@ -8,6 +8,7 @@ pub mod gather;
 pub mod gauntlet;
 pub mod judge;
 pub mod merge;
+pub mod probes;
 pub mod report;
 pub mod run;
 pub mod salt;

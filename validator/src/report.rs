@@ -2,20 +2,24 @@
 //! (PROT-27).
 //!
 //! A window has one receipt. It is on disk before its digest is on the chain. It states attestation and vote under a
-//! signature of their own, which convicts the validator if the chain has others (PROT-21). A receipt that cannot be
-//! published is tried again with every window, oldest first, and holds up nothing else.
+//! signature of their own, which convicts the validator if the chain has others (PROT-21).
+//!
+//! The digest is anchored at once. The bytes stay on this machine until no validator can use them any more: they hold
+//! the weights that this validator is about to vote, and its answers to the epoch's probes
+//! ([`receipt::public_from`]). What cannot be anchored or uploaded is tried again with every window, oldest first, and
+//! holds up nothing else.
 
 pub mod form;
 mod publish;
 #[cfg(test)]
 mod tests;
 
-pub use publish::{NotAnchored, Published, publish};
+pub use publish::{Delivery, Undelivered, anchor, publish};
 
 use crate::{
     gauntlet::Reputations,
     run::Validator,
-    signed_db::WindowReport,
+    signed_db::{SignedDbError, WindowReport},
     step::{RunError, Stop},
 };
 use node::{Entry, durable::is_full, error_chain};
@@ -24,6 +28,7 @@ use protocol::{
     receipt::{self, Attestation, Judgement, Receipt, Statements},
     view::{Verdict, Vote},
 };
+use tokio::task::JoinHandle;
 
 /// Which statements of a window the chain has as they were stored. Only these are signed as statements (PROT-21):
 /// another process may have had this seat's key.
@@ -107,49 +112,91 @@ impl Validator {
         Ok(Confirmed::of(report, attestation.as_deref(), vote))
     }
 
-    /// Notes what became of the receipts sent last, and sends those that are not published yet, in a task of its own.
-    pub(crate) async fn publish_receipts(&mut self) -> Result<(), RunError> {
-        if self.publishing.as_ref().is_some_and(|running| !running.is_finished()) {
-            return Ok(());
-        }
-        if let Some(ended) = self.publishing.take() {
-            for published in ended.await.map_err(RunError::PublisherDied)? {
-                self.journal_published(published)?;
+    /// Notes what became of the receipts sent last. Sends the digests that are not on the chain yet, and the receipts
+    /// that are public by now and not in the bucket, each in a task of its own.
+    pub(crate) async fn deliver_receipts(&mut self) -> Result<(), RunError> {
+        let (run, uid) = (self.node.run_id(), self.node.uid());
+        if let Some(ended) = take_ended(&mut self.anchoring) {
+            for delivery in ended.await.map_err(RunError::PublisherDied)? {
+                self.journal_anchored(delivery)?;
             }
         }
-        let pending = self.signed.pending_receipts();
-        if !pending.is_empty() {
-            let (store, chain) = (self.node.store.clone(), self.node.sync.follower.chain.clone());
-            let (run, uid) = (self.node.run_id(), self.node.uid());
-            self.publishing = Some(tokio::spawn(publish(store, chain, run, uid, pending)));
+        if self.anchoring.is_none() {
+            let unanchored = self.signed.unanchored_receipts();
+            if !unanchored.is_empty() {
+                let chain = self.node.sync.follower.chain.clone();
+                let run = self.node.run().clone();
+                self.anchoring = Some(tokio::spawn(anchor(chain, run, uid, unanchored)));
+            }
+        }
+        if let Some(ended) = take_ended(&mut self.publishing) {
+            for delivery in ended.await.map_err(RunError::PublisherDied)? {
+                self.journal_published(delivery)?;
+            }
+        }
+        if self.publishing.is_none() {
+            let unpublished = self.signed.unpublished_receipts(self.first_sealed());
+            if !unpublished.is_empty() {
+                let store = self.node.store.clone();
+                self.publishing = Some(tokio::spawn(publish(store, run, uid, unpublished)));
+            }
         }
         Ok(())
     }
 
-    fn journal_published(&mut self, published: Published) -> Result<(), RunError> {
-        let is_over = published.is_over();
-        let Published { window, digest, bytes, anchored } = published;
-        self.node.journal.write(&match anchored {
-            Ok(()) => Entry::Published { window, receipt: digest, bytes },
-            Err(NotAnchored::Retry(reason) | NotAnchored::Never(reason)) => {
+    /// The first window whose receipt is not public yet. Finality decides: a block that is not final may be replaced
+    /// by one in which a weight vote is committed.
+    fn first_sealed(&self) -> Window {
+        let now = self.node.schedule().window_at(self.node.heads.borrow().block).unwrap_or(Window::FIRST);
+        receipt::first_sealed(now, &self.node.run().params)
+    }
+
+    fn journal_anchored(&mut self, delivery: Delivery) -> Result<(), RunError> {
+        let is_over = delivery.is_over();
+        let Delivery { window, digest, outcome, .. } = delivery;
+        self.node.journal.write(&match outcome {
+            Ok(()) => Entry::Anchored { window, receipt: digest },
+            Err(Undelivered::Retry(reason) | Undelivered::Never(reason)) => {
                 tracing::warn!(window = window.0, reason, "the receipt is not on the chain");
                 Entry::Unpublished { window, reason }
             }
         });
-        if !is_over {
-            return Ok(());
+        match is_over {
+            true => noted(window, self.signed.mark_anchored(window)),
+            false => Ok(()),
         }
-        match self.signed.mark_published(window) {
-            Err(error) if is_full(&error) => {
-                let error = error_chain(&error);
-                tracing::warn!(
-                    window = window.0,
-                    error,
-                    "this receipt will be published again after the next write"
-                );
-                Ok(())
+    }
+
+    fn journal_published(&mut self, delivery: Delivery) -> Result<(), RunError> {
+        let is_over = delivery.is_over();
+        let Delivery { window, digest, bytes, outcome } = delivery;
+        self.node.journal.write(&match outcome {
+            Ok(()) => Entry::Published { window, receipt: digest, bytes },
+            Err(Undelivered::Retry(reason) | Undelivered::Never(reason)) => {
+                tracing::warn!(window = window.0, reason, "the receipt is not in our bucket");
+                Entry::Unpublished { window, reason }
             }
-            marked => Ok(marked?),
+        });
+        match is_over {
+            true => noted(window, self.signed.mark_published(window)),
+            false => Ok(()),
         }
+    }
+}
+
+/// The task, if it has ended.
+fn take_ended<T>(task: &mut Option<JoinHandle<T>>) -> Option<JoinHandle<T>> {
+    task.take_if(|running| running.is_finished())
+}
+
+/// On a full disk the note is in memory only, and the receipt is sent again after the next write.
+fn noted(window: Window, marked: Result<(), SignedDbError>) -> Result<(), RunError> {
+    match marked {
+        Err(error) if is_full(&error) => {
+            let error = error_chain(&error);
+            tracing::warn!(window = window.0, error, "this receipt will be sent again after the next write");
+            Ok(())
+        }
+        marked => Ok(marked?),
     }
 }

@@ -4,7 +4,7 @@ use crate::{
     evaluate::{Evaluate, Evaluation},
     gather::Gathered,
     gauntlet::Sketches,
-    report::Published,
+    report::Delivery,
     salt::Salts,
     signed_db::SignedDb,
     step::{RunError, Stop, before},
@@ -36,8 +36,12 @@ pub struct Validator {
     /// Sketches of the last windows' contributions. After a restart, copies of older work are found again only as the
     /// sketches fill.
     pub(crate) sketches: Sketches,
-    /// Receipts on their way to the bucket and the chain.
-    pub(crate) publishing: Option<JoinHandle<Vec<Published>>>,
+    /// Digests of receipts on their way to the chain.
+    pub(crate) anchoring: Option<JoinHandle<Vec<Delivery>>>,
+    /// Receipts on their way to the bucket.
+    pub(crate) publishing: Option<JoinHandle<Vec<Delivery>>>,
+    /// The latest epoch whose probes were answered by this process.
+    pub(crate) probes_opened: Option<u32>,
     /// This validator's merge of the window that is open.
     pub(crate) own_merge: Option<OwnMerge>,
     /// The latest window whose merge it vetoed, and that merge.
@@ -63,7 +67,9 @@ impl Validator {
             evaluator: Some(evaluator),
             evaluation: None,
             sketches: Sketches::default(),
+            anchoring: None,
             publishing: None,
+            probes_opened: None,
             own_merge: None,
             vetoed: None,
         }
@@ -100,7 +106,7 @@ impl Validator {
         let schedule = self.node.schedule();
         self.node.keep_seat().await?;
         self.reveal_weights(window).await?;
-        self.publish_receipts().await?;
+        self.open_probes(window).await?;
 
         // While miners train, judge the contributions of the window before.
         self.judge_by(schedule.commit_deadline(window)).await?;
@@ -108,6 +114,7 @@ impl Validator {
 
         // Gather.
         self.node.wait_past(schedule.commit_deadline(window)).await?;
+        self.deliver_receipts().await?;
         let view = self.node.window_view(window).await?.ok_or_else(|| Stop::skip(UNKNOWN_WINDOW))?;
         let seats = self.node.seats().await?;
         let gathered = match self.strategy.computes() {
@@ -138,7 +145,7 @@ impl Validator {
         let revealed = self.reveal_vote(window).await;
         self.journal_skip(window, "vote not revealed", revealed)?;
         self.judge_by(before(schedule.opens_at(window.next()), LAST_CALL_BLOCKS)).await?;
-        self.publish_receipts().await?;
+        self.deliver_receipts().await?;
         self.node.prune(window).await;
         Ok(())
     }

@@ -27,7 +27,7 @@ use std::{
 };
 
 const FILE: &str = "signed.redb";
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// The directory of signed receipts, a folder per run.
 const RECEIPT_FOLDER: &str = "receipts";
 
@@ -94,8 +94,19 @@ impl WindowReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 struct ReceiptRecord {
     digest: Digest,
-    /// It is on the chain, or never will be.
+    /// Its digest is on the chain, or never will be.
+    is_anchored: bool,
+    /// Its bytes are in the bucket, or never will be.
     is_published: bool,
+}
+
+/// A signed receipt on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredReceipt {
+    pub window: Window,
+    pub digest: Digest,
+    /// `None` if the file is missing or is not what was signed.
+    pub bytes: Option<Vec<u8>>,
 }
 
 /// The open database. The directory's lock keeps other processes out.
@@ -291,7 +302,7 @@ impl SignedDb {
         }
         // Until the transaction ends, nothing refers to the file.
         write_atomic(&self.receipt_path(window), &receipt.bytes)?;
-        let record = ReceiptRecord { digest: receipt.digest, is_published: false };
+        let record = ReceiptRecord { digest: receipt.digest, is_anchored: false, is_published: false };
         let reported: Vec<Window> = self.rows.reports.range(..=window).map(|(window, _)| *window).collect();
         let kept_from = Window(window.0.saturating_sub(node::prune::RECEIPT_WINDOWS_KEPT));
         let old: Vec<Window> = self.rows.receipts.range(..kept_from).map(|(window, _)| *window).collect();
@@ -307,26 +318,52 @@ impl SignedDb {
         Ok(true)
     }
 
-    /// Receipts that are not on the chain yet, oldest first, with their bytes where these are still what was signed.
-    pub fn pending_receipts(&self) -> Vec<(Window, Digest, Option<Vec<u8>>)> {
-        let pending = self.rows.receipts.iter().filter(|(_, record)| !record.is_published);
-        let read = |(window, record): (&Window, &ReceiptRecord)| {
-            let bytes = fs::read(self.receipt_path(*window)).ok();
-            (*window, record.digest, bytes.filter(|bytes| Digest::of(bytes) == record.digest))
-        };
-        pending.map(read).collect()
+    /// Receipts whose digest is not on the chain yet, oldest first.
+    pub fn unanchored_receipts(&self) -> Vec<StoredReceipt> {
+        let unanchored = self.rows.receipts.iter().filter(|(_, record)| !record.is_anchored);
+        unanchored.map(|(window, record)| self.stored_receipt(*window, record)).collect()
     }
 
-    /// Notes that a receipt is on the chain, or never will be.
+    /// Receipts of windows before `end` that are not in the bucket yet, oldest first.
+    pub fn unpublished_receipts(&self, end: Window) -> Vec<StoredReceipt> {
+        let unpublished = self.rows.receipts.range(..end).filter(|(_, record)| !record.is_published);
+        unpublished.map(|(window, record)| self.stored_receipt(*window, record)).collect()
+    }
+
+    /// The signed receipt of `window`, if there is one.
+    pub fn receipt(&self, window: Window) -> Option<StoredReceipt> {
+        let record = self.rows.receipts.get(&window)?;
+        Some(self.stored_receipt(window, record))
+    }
+
+    fn stored_receipt(&self, window: Window, record: &ReceiptRecord) -> StoredReceipt {
+        let bytes = fs::read(self.receipt_path(window)).ok();
+        let bytes = bytes.filter(|bytes| Digest::of(bytes) == record.digest);
+        StoredReceipt { window, digest: record.digest, bytes }
+    }
+
+    /// Notes that a receipt's digest is on the chain, or never will be.
     ///
     /// # Errors
-    /// It is noted in memory only, until the next write. Then the receipt is published again, and the chain answers
+    /// It is noted in memory only, until the next write. Then the receipt is anchored again, and the chain answers
     /// what became of it.
+    pub fn mark_anchored(&mut self, window: Window) -> Result<(), SignedDbError> {
+        self.mark(window, |record| record.is_anchored = true)
+    }
+
+    /// Notes that a receipt is in the bucket, or never will be.
+    ///
+    /// # Errors
+    /// It is noted in memory only, until the next write. Then the receipt is uploaded again, as the same object.
     pub fn mark_published(&mut self, window: Window) -> Result<(), SignedDbError> {
+        self.mark(window, |record| record.is_published = true)
+    }
+
+    fn mark(&mut self, window: Window, note: impl Fn(&mut ReceiptRecord)) -> Result<(), SignedDbError> {
         let Some(record) = self.rows.receipts.get_mut(&window) else { return Ok(()) };
-        record.is_published = true;
-        let published = *record;
-        self.commit(|run, tx| tx.put(&RECEIPTS, &(run, window), &published))
+        note(record);
+        let noted = *record;
+        self.commit(|run, tx| tx.put(&RECEIPTS, &(run, window), &noted))
     }
 
     /// The reputations after the last window judged.

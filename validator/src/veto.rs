@@ -52,8 +52,8 @@ impl Validator {
             return Ok((own, None));
         }
         let count = usize::try_from(self.node.run().params.evaluation_sequences).unwrap_or(usize::MAX);
-        let sequences = self.draw(view).map_or_else(Vec::new, |(seed, assignment)| {
-            assign::common_sequences(&seed, &assignment, count.min(SEQUENCES_MAX))
+        let sequences = self.draw(view).map_or_else(Vec::new, |(seeds, assignment)| {
+            assign::common_sequences(&seeds.own, &assignment, count.min(SEQUENCES_MAX))
         });
         // An evaluation of the window before was told to end, and has the evaluator until then.
         self.collect_evaluation(before(deadline, SUBMIT_BLOCKS)).await?;

@@ -13,6 +13,7 @@ use codec::{Compact, Encode};
 use protocol::{
     Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window,
     params::Permille,
+    probe::Answer,
     reveal::Salt,
     statement::{Equivocation, SignedStatement},
     view::{Account, Verdict, Vote},
@@ -205,8 +206,9 @@ calls! {
     optional RevealVote { run: RunId, window: Window, vote: Vote, salt: Salt as salt by Hex }
         = Windows.reveal_vote, "revealing the vote on window {} of run {run}", window.0;
 
-    /// By a validator's hotkey, once the window is finalised: the digest of its receipt (PROT-27).
-    optional AnchorReceipts { run: RunId, window: Window, digest: Digest }
+    /// By a validator's hotkey, once the window is finalised: the digest of its receipt, and the root over what it
+    /// measured (PROT-27).
+    optional AnchorReceipts { run: RunId, window: Window, digest: Digest, probes: Digest }
         = Windows.anchor_receipts, "anchoring the receipts for window {} of run {run}", window.0;
 
     /// By any account: a validator signed two different statements about one matter (PROT-21).
@@ -226,6 +228,11 @@ calls! {
     /// By a validator's hotkey, in the first windows of the next epoch (PROT-30).
     required RevealWeights { run: RunId, epoch: u32, weights: Vec<(Uid, u16)>, salt: Salt as salt by Hex }
         = Weights.reveal, "revealing weights for epoch {epoch} of run {run}";
+
+    /// By a validator's hotkey, in the first windows of the next epoch: its measurements of what was drawn, in the order
+    /// of the draw; `None` for what it did not measure (PROT-30).
+    optional OpenProbes { run: RunId, epoch: u32, answers: Vec<Option<Answer>> }
+        = Weights.open_probes, "showing measurements of epoch {epoch} of run {run}";
 
     /// By any account, into the run's treasury.
     required Fund { run: RunId, amount: Amount } = Rewards.fund, "funding run {run} with {amount}";
@@ -384,6 +391,7 @@ arguments! {
     };
     Vec<(Uid, Verdict)>: hex_text;
     Vec<(Uid, u16)>: hex_text;
+    Vec<Option<Answer>>: hex_text;
     Vote: hex_text;
     Equivocation: hex_text;
     SignedStatement: hex_text;
@@ -612,7 +620,12 @@ pub(crate) mod tests {
             Call::RevealAttestation { run, window, verdicts: vec![(Uid(1), Verdict::Valid)], salt: [7; 32] },
             Call::VoteHidden { run, window, hash: digest },
             Call::RevealVote { run, window, vote: Vote { update: digest, state_root: None }, salt: [7; 32] },
-            Call::AnchorReceipts { run, window, digest },
+            Call::AnchorReceipts { run, window, digest, probes: digest },
+            Call::OpenProbes {
+                run,
+                epoch: 4,
+                answers: vec![None, Some(Answer { losses: vec![3_141_593], proof: vec![digest] })],
+            },
             Call::ReportEquivocation {
                 proof: Equivocation { hotkey: Hotkey([3; 32]), one: signed_vote(1), other: signed_vote(2) },
             },

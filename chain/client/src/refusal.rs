@@ -42,6 +42,16 @@ refusals! {
     Weights.AlreadyCommitted;
     /// The validator has revealed its weights for the epoch.
     Weights.AlreadyRevealed;
+    /// The validator has shown its measurements of the epoch.
+    Weights.AlreadyOpened;
+    /// Nothing of the epoch was drawn, or not yet.
+    Weights.NothingDrawn;
+    /// The validator anchored nothing for a drawn window before the draw.
+    Weights.NotAnchored;
+    /// A measurement is not the one that the validator anchored.
+    Weights.OtherThanAnchored;
+    /// The epoch has closed.
+    Weights.RevealOver;
     /// The epoch's reveal period has not begun.
     Weights.RevealNotBegun;
 }

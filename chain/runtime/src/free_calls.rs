@@ -106,7 +106,9 @@ pub fn run_of(call: &RuntimeCall) -> RunId {
             | Windows::anchor_receipts { run, .. },
         )
         | RuntimeCall::Weights(
-            pallet_weights::Call::commit { run, .. } | pallet_weights::Call::reveal { run, .. },
+            pallet_weights::Call::commit { run, .. }
+            | pallet_weights::Call::reveal { run, .. }
+            | pallet_weights::Call::open_probes { run, .. },
         )
         | RuntimeCall::Registry(pallet_registry::Call::set_endpoint { run, .. })
         | RuntimeCall::Rewards(pallet_rewards::Call::claim { run, .. }) => *run,

@@ -355,6 +355,7 @@ impl pallet_windows::Config for Runtime {
 impl pallet_weights::Config for Runtime {
     type Payroll = PayFromTreasury;
     type Members = Windows;
+    type Probes = Windows;
 }
 
 impl pallet_rewards::Config for Runtime {

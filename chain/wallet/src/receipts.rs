@@ -11,7 +11,7 @@ use node::{error_chain, open::fetcher};
 use protocol::{
     GenesisHash, Role, Uid, Window,
     consensus::ONE,
-    receipt::{Attestation, Observed, Outcome, Receipt, Reputation, SeatJudgement, SeatReputation},
+    receipt::{self, Attestation, Observed, Outcome, Receipt, Reputation, SeatJudgement, SeatReputation},
     view::{Payslip, RunView, SeatView, WindowView},
 };
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ pub struct Receipts {
     /// Only this window.
     #[arg(long, value_name = "W", conflicts_with = "last")]
     pub window: Option<u32>,
-    /// The number of closed windows to show, the latest ones.
+    /// The number of windows to show, the latest ones whose receipts are public.
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub last: u32,
 }
@@ -56,16 +56,22 @@ pub async fn receipts(command: Receipts, output: &mut Output<'_>) -> anyhow::Res
     let chain = &*session.chain;
     let status = chain.status(args.run).await?;
     let uid = uid_of(chain, &command.seat, &args).await?;
+    let run = status.run;
+    let now = status.window.unwrap_or(Window::FIRST);
     let windows = match command.window {
         Some(window) => vec![Window(window)],
         None => {
-            let open = status.window.map_or(0, |window| window.0);
-            (open.saturating_sub(command.last)..open).map(Window).collect()
+            let end = receipt::first_sealed(now, &run.params).0;
+            (end.saturating_sub(command.last)..end).map(Window).collect()
         }
     };
-    ensure!(!windows.is_empty(), "no window of run {} is closed yet; try again after the first", args.run);
+    ensure!(
+        !windows.is_empty(),
+        "no receipt of run {} is public yet: those of its first window are from window {} on",
+        args.run,
+        receipt::public_from(Window::FIRST, &run.params).0
+    );
 
-    let run = status.run;
     let fetch = fetcher(chain, &run.params)?;
     let seats = chain.seats(run.id).await?;
     let payslips = chain.payslips(run.id, uid).await?;
@@ -77,7 +83,7 @@ pub async fn receipts(command: Receipts, output: &mut Output<'_>) -> anyhow::Res
                 window.0
             );
         };
-        all.push(receipts_of(&fetch, chain.genesis(), &run, &view, &seats, &payslips).await);
+        all.push(receipts_of(&fetch, chain.genesis(), &run, now, &view, &seats, &payslips).await);
     }
     let text: String = all.iter().map(|window| window.text(uid)).collect();
     let windows: Vec<Value> = all.iter().map(|window| window.json(uid)).collect();
@@ -88,6 +94,7 @@ async fn receipts_of(
     fetch: &dyn Fetch,
     genesis: GenesisHash,
     run: &RunView,
+    now: Window,
     view: &WindowView,
     seats: &[SeatView],
     payslips: &[Payslip],
@@ -95,7 +102,7 @@ async fn receipts_of(
     let epoch = view.window.epoch(run.params.epoch_windows);
     let mut receipts = Vec::new();
     for seat in seats.iter().filter(|seat| seat.role == Role::Validator) {
-        receipts.push((seat.id.uid, receipt_of(fetch, genesis, run, view, seat).await.map(Box::new)));
+        receipts.push((seat.id.uid, receipt_of(fetch, genesis, run, now, view, seat).await.map(Box::new)));
     }
     WindowReceipts {
         window: view.window,
@@ -111,19 +118,22 @@ async fn receipt_of(
     fetch: &dyn Fetch,
     genesis: GenesisHash,
     run: &RunView,
+    now: Window,
     view: &WindowView,
     seat: &SeatView,
 ) -> Result<Receipt, String> {
-    let receipt = gather::receipt_of(fetch, genesis, run, view, seat).await.map_err(|error| match error {
-        AuditError::NotAnchored { .. } => "no receipt anchored for this window".into(),
-        AuditError::NotPublished { source, .. } => {
-            format!("its bucket does not serve its receipt: {}", error_chain(&source))
-        }
-        AuditError::NoReceipt { source, .. } => {
-            format!("the anchored bytes are no receipt: {}", error_chain(&source))
-        }
-        error => error_chain(&error),
-    })?;
+    let receipt =
+        gather::receipt_of(fetch, genesis, run, now, view, seat).await.map_err(|error| match error {
+            AuditError::NotAnchored { .. } => "no receipt anchored for this window".into(),
+            AuditError::Sealed { from, .. } => format!("its receipt is public from window {} on", from.0),
+            AuditError::NotPublished { source, .. } => {
+                format!("its bucket does not serve its receipt: {}", error_chain(&source))
+            }
+            AuditError::NoReceipt { source, .. } => {
+                format!("the anchored bytes are no receipt: {}", error_chain(&source))
+            }
+            error => error_chain(&error),
+        })?;
     let (window, uid) = (receipt.window, receipt.validator.uid);
     if window != view.window || uid != seat.id.uid || receipt.run != run.id {
         return Err("it anchored the receipt of another window or seat".into());
@@ -529,6 +539,8 @@ mod tests {
             votes: vec![],
             outcome: None,
             receipts: anchored.map(|digest| (Uid(2), digest)).into_iter().collect(),
+            probe_roots: Vec::new(),
+            probes: Vec::new(),
         };
         let name = |window: u32| keys::receipt(RunId(0), Window(window), Uid(2), &digest);
         let bucket = Arc::new(MemoryStore::new());
@@ -537,9 +549,14 @@ mod tests {
         }
         let fetch = MemoryFetcher::new();
         fetch.serve("http://bucket", bucket);
-        let of = async |view: &WindowView| receipt_of(&fetch, GENESIS, &run, view, &validator).await;
+        let at = async |now, view: &WindowView| {
+            receipt_of(&fetch, GENESIS, &run, Window(now), view, &validator).await
+        };
+        let of = async |view: &WindowView| at(10, view).await;
         assert_eq!(of(&view(5, Some(digest))).await, Ok(receipt(measured())));
         assert!(of(&view(5, None)).await.unwrap_err().contains("no receipt"));
+        let sealed = at(9, &view(5, Some(digest))).await;
+        assert_eq!(sealed, Err("its receipt is public from window 10 on".into()));
         assert!(
             of(&view(5, Some(Digest([3; 32]))))
                 .await

@@ -11,6 +11,7 @@ use node::open::fetcher;
 use protocol::{
     Role, Uid, Window,
     statement::{SignedStatement, StatementKind},
+    view::RunStatus,
 };
 use serde_json::json;
 use validator::audit::{
@@ -40,14 +41,14 @@ pub async fn report(command: Report, output: &mut Output<'_>) -> anyhow::Result<
     let args = command.signer.account.read()?;
     let (uid, window) = (Uid(command.validator), Window(command.window));
     let mut session = SigningSession::open(&args.chain).await?;
-    let run = session.chain.run(args.run).await?;
+    let RunStatus { run, window: now, .. } = session.chain.status(args.run).await?;
     let view = session.chain.window(run.id, window).await?.ok_or(AuditError::NoWindow { window })?;
     let seats = session.chain.seats(run.id).await?;
     let seat = seats.iter().find(|seat| seat.id.uid == uid && seat.role == Role::Validator);
     let seat = seat.ok_or(AuditError::NoValidator { uid })?;
-    let receipt =
-        receipt_of(&fetcher(&*session.chain, &run.params)?, session.chain.genesis(), &run, &view, seat)
-            .await?;
+    let fetch = fetcher(&*session.chain, &run.params)?;
+    let now = now.unwrap_or(Window::FIRST);
+    let receipt = receipt_of(&fetch, session.chain.genesis(), &run, now, &view, seat).await?;
     if receipt.run != run.id || receipt.window != window || receipt.validator != seat.id {
         bail!(
             "uid {uid} anchored the receipt of another window or seat for window {}: an audit reports that, and the chain does not punish it",

@@ -4,10 +4,11 @@ use crate::{pallet::*, *};
 use alloc::collections::{BTreeMap, BTreeSet};
 use frame::prelude::*;
 use pallet_registry::{Ending, MinerWeights, OnSeats, Pallet as Registry, Seat};
-use pallet_windows::{Epochs, Member, Members};
+use pallet_windows::{Epochs, Member, Members, Probes};
 use protocol::{
     RunParams,
     consensus::{ValidatorWeights, yuma},
+    probe::ProbeVerdict,
     view::SeatConsensus,
 };
 
@@ -77,9 +78,11 @@ impl<T: Config> Pallet<T> {
             .iter()
             .filter(|departed| Ballots::<T>::contains_key((run, epoch), departed.seat.uid))
             .filter_map(|departed| departed.member);
+        let members: Vec<Member> = stayed.chain(left).collect();
+        let verdicts = Self::judge_probes(run, epoch, params, &members);
         let mut revealed = 0u32;
         let mut validators = Vec::with_capacity(electorate.len());
-        for member in stayed.chain(left) {
+        for (member, verdict) in members.into_iter().zip(verdicts) {
             // A validator that was absent all epoch has no vote and earns nothing; its stake still counts (PROT-3).
             let vote = Ballots::<T>::get((run, epoch), member.uid).filter(|_| member.attested);
             revealed = revealed.saturating_add(u32::from(vote.is_some()));
@@ -90,7 +93,7 @@ impl<T: Config> Pallet<T> {
                 stake: member.stake,
                 weights,
                 bonds: bonds.remove(&member.uid).unwrap_or_default(),
-                earns: member.dissents == 0 && !member.silent,
+                earns: if member.dissents == 0 && !member.silent { verdict.earns() } else { 0 },
             });
         }
         // A validator outside the electorate has no vote, and its bonds decay.
@@ -99,9 +102,30 @@ impl<T: Config> Pallet<T> {
             stake: 0,
             weights: Vec::new(),
             bonds,
-            earns: false,
+            earns: 0,
         }));
         (validators, revealed)
+    }
+
+    /// Judges what `members` showed of the contributions that were drawn of `epoch`, in their order, and reports each
+    /// that loses dividends by it (PROT-30).
+    fn judge_probes(run: RunId, epoch: u32, params: &RunParams, members: &[Member]) -> Vec<ProbeVerdict> {
+        let drawn = T::Probes::drawn(run, after_epoch(params, epoch)).len();
+        let shown = |member: &Member| {
+            let answers = Opened::<T>::get((run, epoch), member.uid).unwrap_or_default().into_iter();
+            let answers = answers.map(|answer| answer.map(BoundedVec::into_inner)).collect();
+            probe::Shown { stake: member.stake, answers }
+        };
+        let shown: Vec<probe::Shown> = members.iter().map(shown).collect();
+        let verdicts = probe::judge(drawn, &shown, params.probe_tolerance);
+        for (member, verdict) in members.iter().zip(&verdicts) {
+            let ProbeVerdict { counted, right, wrong } = *verdict;
+            if right < counted {
+                let validator = member.uid;
+                Self::deposit_event(Event::ProbesJudged { run, epoch, validator, counted, right, wrong });
+            }
+        }
+        verdicts
     }
 
     /// The miners' seats as `epoch` ended, with their first window. A later holder did none of the epoch's work.
@@ -186,6 +210,7 @@ impl<T: Config> Pallet<T> {
             Self::deposit_event(Event::NotRevealed { run, epoch, validator });
         }
         let _ = Ballots::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
+        let _ = Opened::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
     }
 }
 

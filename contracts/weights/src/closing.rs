@@ -25,6 +25,9 @@ impl<T: Config> OnRunClosed for Pallet<T> {
                 cleared.count::<T>(Ballots::<T>::clear_prefix(key, cleared.room(limit), None).unique);
             }
             if cleared.room(limit) > 0 {
+                cleared.count::<T>(Opened::<T>::clear_prefix(key, cleared.room(limit), None).unique);
+            }
+            if cleared.room(limit) > 0 {
                 cleared.count::<T>(DepartedOf::<T>::clear_prefix(key, cleared.room(limit), None).unique);
             }
         }

@@ -12,7 +12,8 @@
 //! At the first opening after the reveal windows, the epoch closes: the votes of the electorate go through Yuma
 //! consensus. Selection draws by the resulting weights, the epoch's pay is divided by the shares, and the bonds are
 //! stored for the next epoch. The stake of a member without a revealed vote counts, for no seat, and the member earns
-//! nothing. Neither does a member that was never present (PROT-3), cast a minority vote (PROT-19), or was
+//! nothing. Neither does one that showed wrong measurements of the contributions that were drawn of the epoch; one that
+//! showed a part of them earns that part ([`protocol::probe`]). Neither does a member that was never present (PROT-3), cast a minority vote (PROT-19), or was
 //! inactive. Without a consensus the last weights and bonds stay, and nothing is paid.
 //!
 //! A seat may change hands between an epoch's end and its close. The holder at the epoch's end is judged, and its
@@ -23,10 +24,14 @@ extern crate alloc;
 
 use alloc::vec::Vec;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
-use frame::prelude::Weight;
+use frame::prelude::{BoundedVec, ConstU32, Weight};
 use pallet_registry::Balance;
 use pallet_windows::Member;
-use protocol::{Role, RunId, SeatId, Uid, Window, consensus::Consensus};
+use protocol::{
+    Digest, Role, RunId, SeatId, Uid, Window,
+    consensus::Consensus,
+    probe::{self, PROBES, PROOF_MAX, SEQUENCES_MAX},
+};
 use scale_info::TypeInfo;
 
 #[cfg(feature = "runtime-benchmarks")]
@@ -59,6 +64,35 @@ pub struct Departed<AccountId> {
     pub member: Option<Member>,
 }
 
+/// Losses of one contribution on the probe sequences of its window, in millionths of a nat per token.
+pub type Losses = BoundedVec<u32, ConstU32<SEQUENCES_MAX>>;
+
+/// What a validator shows of an epoch, in the order of the draw; `None` for what it did not measure.
+pub type Shown<A> = BoundedVec<Option<A>, ConstU32<PROBES>>;
+
+/// [`probe::Answer`] with bounds.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
+pub struct Answer {
+    pub losses: Losses,
+    pub proof: BoundedVec<Digest, ConstU32<PROOF_MAX>>,
+}
+
+impl TryFrom<probe::Answer> for Answer {
+    type Error = TooLong;
+
+    fn try_from(answer: probe::Answer) -> Result<Answer, TooLong> {
+        let probe::Answer { losses, proof } = answer;
+        Ok(Answer {
+            losses: losses.try_into().map_err(|_| TooLong)?,
+            proof: proof.try_into().map_err(|_| TooLong)?,
+        })
+    }
+}
+
+/// An answer has more losses or a longer proof than any honest one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLong;
+
 /// Pays what an epoch earned.
 pub trait Payroll<AccountId> {
     /// Pays the `merged` windows of `epoch` by its consensus, and returns the weight of that. The pay of a uid in
@@ -84,9 +118,10 @@ pub mod pallet {
     use crate::close::{after_epoch, closes_at};
     use frame::prelude::*;
     use pallet_registry::Pallet as Registry;
-    use pallet_windows::Members;
+    use pallet_windows::{Members, Probes};
     use protocol::{
-        Digest, Hotkey, RunParams,
+        Hotkey, RunParams,
+        probe::Leaves,
         reveal::{Salt, commitment},
         view::SeatConsensus,
         weights::is_canonical,
@@ -105,6 +140,9 @@ pub mod pallet {
 
         /// The electorate's record of a validator that leaves.
         type Members: Members;
+
+        /// The draw of an epoch's probes, and what validators anchored.
+        type Probes: Probes;
     }
 
     /// Weights of seats, in uid order, without zeros.
@@ -144,6 +182,11 @@ pub mod pallet {
     pub type Ballots<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, SeatWeights<T>>;
 
+    /// What validators showed of their measurements, by run and epoch, until the epoch closes.
+    #[pallet::storage]
+    pub type Opened<T: Config> =
+        StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, Shown<Losses>>;
+
     /// Seats that held out an epoch and have departed, by run and epoch, until the epoch closes.
     #[pallet::storage]
     pub type DepartedOf<T: Config> =
@@ -156,6 +199,11 @@ pub mod pallet {
         Committed { run: RunId, epoch: u32, validator: Uid, hash: Digest },
         /// A validator revealed its weight vote on `seats` seats.
         Revealed { run: RunId, epoch: u32, validator: Uid, seats: u32 },
+        /// A validator showed its measurements of `answered` of the drawn contributions.
+        ProbesOpened { run: RunId, epoch: u32, validator: Uid, answered: u32 },
+        /// A validator did not show the right losses of all contributions that count: of `counted`, it showed `right`
+        /// ones for so many and others for `wrong`. With any wrong it earns no dividends, otherwise a part.
+        ProbesJudged { run: RunId, epoch: u32, validator: Uid, counted: u32, right: u32, wrong: u32 },
         /// A validator did not reveal the weight vote that it committed to.
         NotRevealed { run: RunId, epoch: u32, validator: Uid },
         /// An epoch closed with a consensus on `seats` seats, from `ballots` weight votes.
@@ -194,6 +242,19 @@ pub mod pallet {
         NothingWeighted,
         /// The weights are not canonical. Sort by uid, name each seat once, leave out zeros.
         NotCanonical,
+        /// This validator has shown its measurements of this epoch. It shows them once.
+        AlreadyOpened,
+        /// No contribution of this epoch was drawn, or not yet. Wait a block after the epoch's end; if no window of
+        /// the epoch was merged, there is nothing to show.
+        NothingDrawn,
+        /// There is not one answer for each drawn contribution. Answer in the order of the draw.
+        OtherThanDrawn,
+        /// No measurement is shown. Do not call without one.
+        NothingMeasured,
+        /// The validator anchored nothing for the contribution's window before the draw. Leave the answer out.
+        NotAnchored,
+        /// A measurement does not belong to the root that the validator anchored. Show exactly what was measured.
+        OtherThanAnchored,
     }
 
     #[pallet::hooks]
@@ -243,6 +304,30 @@ pub mod pallet {
             Self::deposit_event(Event::Revealed { run, epoch, validator, seats });
             Ok(())
         }
+
+        /// Shows what the signer, a validator's hotkey, measured of the contributions that were drawn of `epoch`, in the
+        /// order of the draw. Each answer must belong to the root that the validator anchored before the draw; `None`
+        /// is for a contribution that it did not measure (PROT-30).
+        #[pallet::call_index(2)]
+        #[pallet::weight(weight_info::open_probes::<T>())]
+        #[pallet::feeless_if(|
+            origin: &OriginFor<T>, run: &RunId, epoch: &u32, answers: &Shown<Answer>
+        | -> bool {
+            Pallet::<T>::may_open(origin.clone(), *run, *epoch, answers).is_ok()
+        })]
+        pub fn open_probes(
+            origin: OriginFor<T>,
+            run: RunId,
+            epoch: u32,
+            answers: Shown<Answer>,
+        ) -> DispatchResult {
+            let validator = Self::may_open(origin, run, epoch, &answers)?;
+            let answered = answers.iter().flatten().count() as u32;
+            let losses = answers.into_iter().map(|answer| answer.map(|answer| answer.losses));
+            Opened::<T>::insert((run, epoch), validator, Shown::truncate_from(losses.collect()));
+            Self::deposit_event(Event::ProbesOpened { run, epoch, validator, answered });
+            Ok(())
+        }
     }
 
     /// The checks of each call, without writes. A call runs them first, and is free of charge if they pass.
@@ -283,6 +368,37 @@ pub mod pallet {
             let opened = commitment(weights, salt, &sealed.hotkey);
             ensure!(opened == sealed.hash, Error::<T>::OtherThanCommitted);
             Ok(validator)
+        }
+
+        fn may_open(
+            origin: OriginFor<T>,
+            run: RunId,
+            epoch: u32,
+            answers: &[Option<Answer>],
+        ) -> Result<Uid, DispatchError> {
+            let hotkey = ensure_signed(origin)?;
+            let (params, window) = Self::open_window(run)?;
+            let first = after_epoch(&params, epoch);
+            ensure!(window >= first, Error::<T>::RevealNotBegun);
+            ensure!(window < closes_at(&params, epoch), Error::<T>::RevealOver);
+            let uid = Self::validator(run, &hotkey)?;
+            ensure!(!Opened::<T>::contains_key((run, epoch), uid), Error::<T>::AlreadyOpened);
+            let drawn = T::Probes::drawn(run, first);
+            ensure!(!drawn.is_empty(), Error::<T>::NothingDrawn);
+            ensure!(answers.len() == drawn.len(), Error::<T>::OtherThanDrawn);
+            ensure!(answers.iter().any(Option::is_some), Error::<T>::NothingMeasured);
+            let validator = Registry::<T>::seat(run, uid).ok_or(Error::<T>::NotASeat)?.id(uid);
+            for (drawn, answer) in drawn.iter().zip(answers) {
+                let Some(Answer { losses, proof }) = answer else { continue };
+                let window = drawn.probe.window;
+                let anchor = T::Probes::anchored(run, window, uid);
+                let anchor = anchor.filter(|anchor| anchor.at < first).ok_or(Error::<T>::NotAnchored)?;
+                let leaf = Leaves { run, window, validator }.leaf(drawn.probe.uid, Some(losses));
+                let (leaves, place) = (usize::from(drawn.leaves), usize::from(drawn.place));
+                probe::verify(&anchor.probes, leaves, place, leaf, proof)
+                    .map_err(|_| Error::<T>::OtherThanAnchored)?;
+            }
+            Ok(uid)
         }
 
         pub(crate) fn open_window(run: RunId) -> Result<(RunParams, Window), Error<T>> {

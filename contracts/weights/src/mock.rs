@@ -37,6 +37,7 @@ impl pallet_windows::Config for Test {
 impl pallet_weights::Config for Test {
     type Payroll = Payslips;
     type Members = Windows;
+    type Probes = Windows;
 }
 
 /// A payroll that records its calls.

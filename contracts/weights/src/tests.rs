@@ -11,6 +11,8 @@ use protocol::{
     view::{Outcome, SeatConsensus, Verdict, Vote},
 };
 
+mod probes;
+
 /// The first block of each phase of an epoch's weight votes.
 fn committing(epoch: u32) -> u64 {
     17 + u64::from(epoch) * 10

@@ -265,7 +265,7 @@ mod benchmarks {
         let validator = largest::<T>(0)?;
         end_window::<T>();
         #[extrinsic_call]
-        _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, digest(9));
+        _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, digest(9), digest(8));
         assert!(Receipts::<T>::contains_key((RUN, NOW), uid(validator)));
         Ok(())
     }

@@ -6,7 +6,8 @@
 //! | offset              | task                                                                        |
 //! |---------------------|-----------------------------------------------------------------------------|
 //! | 0                   | records a snapshot: slots, electorate, data cursor, lineage and weights     |
-//! | 1                   | records the hash of the opening block; prunes the oldest window             |
+//! | 1                   | records the hash of the opening block; in an epoch's first window, draws    |
+//! |                     | the probes of the epoch before (PROT-30); prunes the oldest window          |
 //! | `commit_by + 2`     | records the hash that evaluation is drawn from                              |
 //! | `attest_by + h + 1` | records which validators were present (PROT-3); makes the selection         |
 //! | `vote_by + h + 1`   | finalises the window as merged or void, for good (PROT-19)                  |
@@ -24,9 +25,14 @@
 
 extern crate alloc;
 
+use alloc::vec::Vec;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use frame::prelude::Weight;
-use protocol::{Block, Digest, RunId, SeatId, Uid, Window, view::Checkpoint};
+use protocol::{
+    Block, Digest, RunId, SeatId, Uid, Window,
+    probe::{self, Probe},
+    view::Checkpoint,
+};
 use scale_info::TypeInfo;
 
 #[cfg(feature = "runtime-benchmarks")]
@@ -119,6 +125,29 @@ pub struct Member {
     pub silent: bool,
 }
 
+/// What a validator anchored for a window (PROT-27).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
+pub struct Anchor {
+    /// Digest of its receipt.
+    pub receipts: Digest,
+    /// Root over what it measured ([`protocol::probe`]).
+    pub probes: Digest,
+    /// The window in which it anchored them.
+    pub at: Window,
+}
+
+/// A contribution that validators show their measurements of, and its place in their trees (PROT-30).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
+pub struct DrawnProbe {
+    pub probe: Probe,
+    /// The leaf of its seat: the seat's place among the selected ones, in uid order.
+    pub place: u16,
+    /// Leaves of the tree.
+    pub leaves: u16,
+}
+
 /// The votes of an epoch. `L` is a bounded list of [`MemberTurnout`], in uid order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
@@ -151,6 +180,15 @@ pub trait Members {
     /// The present holder of a seat as a member in `epoch`, with its stake in the electorate of the last window;
     /// `None` if it is not in that electorate.
     fn member(run: RunId, uid: Uid, epoch: u32) -> Option<Member>;
+}
+
+/// The draw of an epoch's probes and the roots that answers are checked against, for the pallet that closes epochs.
+pub trait Probes {
+    /// What the opening of `first`, the first window after an epoch, drew; nothing before that.
+    fn drawn(run: RunId, first: Window) -> Vec<DrawnProbe>;
+
+    /// What the present or last holder of a validator's seat anchored for `window`.
+    fn anchored(run: RunId, window: Window, validator: Uid) -> Option<Anchor>;
 }
 
 impl Presence {
@@ -331,10 +369,22 @@ pub mod pallet {
     pub type Turnouts<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, u32, TurnoutOf<T>, ValueQuery>;
 
-    /// Digests of validators' receipts (PROT-27).
+    /// Validators' receipts and the roots over what they measured (PROT-27).
     #[pallet::storage]
     pub type Receipts<T: Config> =
-        StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Digest>;
+        StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Anchor>;
+
+    /// What the opening of an epoch's first window drew of the epoch before it (PROT-30).
+    #[pallet::storage]
+    pub type Drawn<T: Config> = StorageDoubleMap<
+        _,
+        Twox64Concat,
+        RunId,
+        Twox64Concat,
+        Window,
+        BoundedVec<DrawnProbe, ConstU32<{ probe::PROBES }>>,
+        ValueQuery,
+    >;
 
     /// Seats that were punished for equivocation: once, for good (PROT-21). Each entry cost a seat and a slash.
     #[pallet::storage]
@@ -370,8 +420,10 @@ pub mod pallet {
         WindowFixed { run: RunId, window: Window, outcome: Outcome, lineage: Digest },
         /// Two thirds voted the state that every participant holds when the checkpoint's window opens.
         CheckpointFixed { run: RunId, checkpoint: Checkpoint },
-        /// A validator published its receipts for a window.
-        ReceiptsAnchored { run: RunId, window: Window, uid: Uid, digest: Digest },
+        /// A validator published its receipts for a window, and bound itself to what it measured.
+        ReceiptsAnchored { run: RunId, window: Window, uid: Uid, digest: Digest, probes: Digest },
+        /// As `window` opened, measurements of these contributions were drawn for validators to show.
+        ProbesDrawn { run: RunId, window: Window, probes: Vec<Probe> },
         /// A validator signed two contradicting statements, lost `slashed`, and is expelled at the next opening.
         EquivocationPunished {
             run: RunId,
@@ -629,11 +681,17 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Records the digest of the receipt that the signer, a validator's hotkey, published for a finalised window;
-        /// once (PROT-27).
+        /// Records the digest of the receipt that the signer, a validator's hotkey, published for a finalised window,
+        /// and the root over what it measured ([`protocol::probe::root`]); once (PROT-27).
         #[pallet::call_index(7)]
         #[pallet::weight(weight_info::anchor_receipts::<T>())]
-        #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, _digest: &Digest| -> bool {
+        #[pallet::feeless_if(|
+            origin: &OriginFor<T>,
+            run: &RunId,
+            window: &Window,
+            _digest: &Digest,
+            _probes: &Digest,
+        | -> bool {
             Pallet::<T>::may_anchor(origin.clone(), *run, *window).is_ok()
         })]
         pub fn anchor_receipts(
@@ -641,11 +699,12 @@ pub mod pallet {
             run: RunId,
             window: Window,
             digest: Digest,
+            probes: Digest,
         ) -> DispatchResult {
-            let uid = Self::may_anchor(origin, run, window)?;
+            let (uid, at) = Self::may_anchor(origin, run, window)?;
 
-            Receipts::<T>::insert((run, window), uid, digest);
-            Self::deposit_event(Event::ReceiptsAnchored { run, window, uid, digest });
+            Receipts::<T>::insert((run, window), uid, Anchor { receipts: digest, probes, at });
+            Self::deposit_event(Event::ReceiptsAnchored { run, window, uid, digest, probes });
             Ok(())
         }
 

@@ -159,16 +159,22 @@ impl<T: Config> Pallet<T> {
         Ok(uid)
     }
 
-    pub(crate) fn may_anchor(origin: OriginFor<T>, run: RunId, window: Window) -> Result<Uid, DispatchError> {
+    /// The validator's seat, and the window that is open.
+    pub(crate) fn may_anchor(
+        origin: OriginFor<T>,
+        run: RunId,
+        window: Window,
+    ) -> Result<(Uid, Window), DispatchError> {
         let hotkey = ensure_signed(origin)?;
-        ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
+        let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
         let uid = Self::validator(run, &hotkey)?;
         let record = Records::<T>::get(run, window).ok_or(Error::<T>::WindowNotKept)?;
         ensure!(record.outcome.is_some(), Error::<T>::TooEarly);
         let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::NotASeat)?;
         ensure!(seat.since <= window, Error::<T>::NotInThisWindow);
         ensure!(!Receipts::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAnchored);
-        Ok(uid)
+        let open = Registry::<T>::window_now(&details).ok_or(Error::<T>::NotStarted)?;
+        Ok((uid, open))
     }
 
     /// The chain's genesis hash: a statement signed for another chain proves nothing here. The system forgets later
@@ -204,7 +210,7 @@ impl<T: Config> Pallet<T> {
                 Attestations::<T>::get(key, uid).map(|own| Digest::of(&own.encode()))
             }
             StatementKind::Vote => Votes::<T>::get(key, uid).map(|own| Digest::of(&own.encode())),
-            StatementKind::Receipts => Receipts::<T>::get(key, uid),
+            StatementKind::Receipts => Receipts::<T>::get(key, uid).map(|own| own.receipts),
         };
         let on_record = on_record.ok_or(Error::<T>::NothingOnRecord)?;
         ensure!(on_record != digest, Error::<T>::NoContradiction);

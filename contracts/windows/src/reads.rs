@@ -1,11 +1,11 @@
 //! What the runtime API reads.
 
-use crate::pallet::*;
+use crate::{Anchor, pallet::*};
 use alloc::vec::Vec;
 use pallet_registry::Pallet as Registry;
 use protocol::{
     Digest, RunId, Uid, Window,
-    view::{Position, Selection, Vote, WindowView},
+    view::{Position, ProbeRoot, Selection, Vote, WindowView},
 };
 
 impl<T: Config> Pallet<T> {
@@ -24,12 +24,12 @@ impl<T: Config> Pallet<T> {
         let mut salts: Vec<(Uid, Digest)> = Salts::<T>::iter_prefix(key).collect();
         let mut attested: Vec<Uid> = Attestations::<T>::iter_key_prefix(key).collect();
         let mut votes: Vec<(Uid, Vote)> = Votes::<T>::iter_prefix(key).collect();
-        let mut receipts: Vec<(Uid, Digest)> = Receipts::<T>::iter_prefix(key).collect();
+        let mut anchors: Vec<(Uid, Anchor)> = Receipts::<T>::iter_prefix(key).collect();
         // Storage iterates in the order of hashed keys.
         salts.sort_unstable_by_key(|(uid, _)| *uid);
         attested.sort_unstable();
         votes.sort_unstable_by_key(|(uid, _)| *uid);
-        receipts.sort_unstable_by_key(|(uid, _)| *uid);
+        anchors.sort_unstable_by_key(|(uid, _)| *uid);
         Some(WindowView {
             window,
             opening_hash: record.opening_hash,
@@ -49,7 +49,12 @@ impl<T: Config> Pallet<T> {
             }),
             votes,
             outcome: record.outcome,
-            receipts,
+            receipts: anchors.iter().map(|(uid, anchor)| (*uid, anchor.receipts)).collect(),
+            probe_roots: anchors
+                .iter()
+                .map(|(uid, Anchor { probes, at, .. })| ProbeRoot { validator: *uid, root: *probes, at: *at })
+                .collect(),
+            probes: Drawn::<T>::get(run, window).iter().map(|drawn| drawn.probe).collect(),
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The scheduled tasks of a window: open it, record its hashes, select what is merged, finalise it, prune it.
 
 use crate::{
-    Epochs, Member, Members, Presence,
+    Anchor, DrawnProbe, Epochs, Member, Members, Presence, Probes,
     electorate::{self, Bonded, Electorate},
     pallet::*,
     tally, weight_info,
@@ -10,7 +10,7 @@ use alloc::{collections::BTreeMap, vec::Vec};
 use frame::prelude::*;
 use pallet_registry::{Ending, Entry, MinerWeights, OnRunCreated, OnSeats, Pallet as Registry, Run, Seat};
 use protocol::{
-    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, assign, lineage,
+    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, assign, lineage, probe,
     select::{self, Candidate},
     view::{Checkpoint, Outcome, VoidReason, Vote},
 };
@@ -77,6 +77,7 @@ impl<T: Config> Pallet<T> {
             }
             Some(Task::RecordOpeningHash) => {
                 add(Self::record_hash(run, window, at, |record| &mut record.opening_hash));
+                add(Self::draw_probes(run, window, &params));
                 if let Some(oldest) = window.0.checked_sub(T::KeptWindows::get()) {
                     add(Self::prune(run, Window(oldest)));
                 }
@@ -234,6 +235,45 @@ impl<T: Config> Pallet<T> {
             }
         });
         weight_info::record_hash::<T>()
+    }
+
+    /// Draws the contributions of the epoch before that validators show their measurements of, if `window` is the first
+    /// of an epoch (PROT-30). Nobody knew the draw before the window opened, and only roots anchored before that count.
+    pub(crate) fn draw_probes(run: RunId, window: Window, params: &RunParams) -> Weight {
+        let epoch = window.epoch(params.epoch_windows);
+        let Some(before) =
+            epoch.checked_sub(1).filter(|_| window.0 == epoch.saturating_mul(params.epoch_windows))
+        else {
+            return Weight::zero();
+        };
+        let Some(hash) = Records::<T>::get(run, window).and_then(|record| record.opening_hash) else {
+            return T::DbWeight::get().reads(1);
+        };
+        // Roots of windows that are pruned before the answers are due could not be checked.
+        let due = window.0.saturating_add(params.reveal_windows);
+        let kept = due.saturating_sub(T::KeptWindows::get().saturating_sub(1));
+        let windows = params.probe_windows(before);
+        let windows = windows.start.max(kept)..windows.end;
+        let weight = weight_info::draw_probes::<T>(windows.len() as u32);
+        let selected: Vec<(Window, Vec<Uid>)> = windows
+            .map(Window)
+            .filter_map(|window| {
+                let record = Records::<T>::get(run, window)?;
+                let merged = matches!(record.outcome, Some(Outcome::Merged(_)));
+                let choice = record.selection.filter(|_| merged)?;
+                Some((window, choice.selected.iter().map(|seat| seat.uid).collect()))
+            })
+            .collect();
+        let probes = probe::draw(run, window, &hash, &selected);
+        let drawn = probes.iter().filter_map(|probe| {
+            let (_, seats) = selected.iter().find(|(window, _)| *window == probe.window)?;
+            let place = seats.iter().position(|uid| *uid == probe.uid)?;
+            // A window has at most as many seats as there are uids.
+            Some(DrawnProbe { probe: *probe, place: place as u16, leaves: seats.len() as u16 })
+        });
+        Drawn::<T>::insert(run, window, BoundedVec::truncate_from(drawn.collect()));
+        Self::deposit_event(Event::ProbesDrawn { run, window, probes });
+        weight
     }
 
     /// Counts the attestations, records which validators were present, and selects the contributions to merge (PROT-3,
@@ -397,6 +437,7 @@ impl<T: Config> Pallet<T> {
         let limit = T::MaxSeats::get();
         Records::<T>::remove(run, window);
         TimesCommitted::<T>::remove(run, window);
+        Drawn::<T>::remove(run, window);
         let removed = [
             Commitments::<T>::clear_prefix(key, limit, None).unique,
             Salts::<T>::clear_prefix(key, limit, None).unique,
@@ -469,6 +510,16 @@ impl<T: Config> Members for Pallet<T> {
         let (_, stake) = *electorate.get(place)?;
         let (presence, turnout) = (PresenceOf::<T>::get(run, uid), Turnouts::<T>::get(run, epoch));
         Some(member_of::<T>(run, epoch, &params, uid, stake, presence, &turnout))
+    }
+}
+
+impl<T: Config> Probes for Pallet<T> {
+    fn drawn(run: RunId, first: Window) -> Vec<DrawnProbe> {
+        Drawn::<T>::get(run, first).into_inner()
+    }
+
+    fn anchored(run: RunId, window: Window, validator: Uid) -> Option<Anchor> {
+        Receipts::<T>::get((run, window), validator)
     }
 }
 

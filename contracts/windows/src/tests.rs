@@ -933,7 +933,8 @@ fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
                 }),
                 Op::Anchor(key) => {
                     for window in 0..=open {
-                        let _ = Windows::anchor_receipts(signed(key), RUN, Window(window), digest(9));
+                        let _ =
+                            Windows::anchor_receipts(signed(key), RUN, Window(window), digest(9), digest(8));
                     }
                 }
                 Op::Report { key, kind, behind } => {

@@ -92,6 +92,15 @@ pub fn record_hash<T: frame_system::Config>() -> Weight {
     Weight::from_parts(45_467_000, 0).saturating_add(T::DbWeight::get().reads_writes(2, 1))
 }
 
+/// By the windows that contributions are drawn from.
+pub fn draw_probes<T: frame_system::Config>(windows: u32) -> Weight {
+    // Estimated by hand: as much as recording a hash, and the decoding of a window's record for each.
+    Weight::from_parts(60_000_000, 0)
+        .saturating_add(T::DbWeight::get().reads_writes(1, 1))
+        .saturating_add(Weight::from_parts(60_000_000, 0).saturating_mul(u64::from(windows)))
+        .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(windows)))
+}
+
 /// By the window's slots, and by its electorate or its attestations, whichever are more.
 pub fn select<T: frame_system::Config>(slots: u32, electorate: u32) -> Weight {
     // 6156 to 6715 µs with 1024 slots and 64 electorate. A read, a write and 13 ns for each slot per member are added

@@ -105,6 +105,12 @@ pub const KINDS: &[Kind] = &[
     miner_kind("clock-liar", "uploads late, and has its bucket say otherwise", &[1, 14]),
     miner_kind("slow-loris", "answers its readers a few bytes at a time", &[13]),
     validator_kind("weight-copier", "scores nobody, and posts the last consensus", &[30, 31]),
+    validator_kind(
+        "receipt-copier",
+        "scores nobody, and posts what the latest public receipts add up to",
+        &[27, 30],
+    ),
+    validator_kind("prober", "measures nobody, and answers probes with the losses before", &[27, 30]),
     validator_kind("inventor", "makes its measurements up", &[27, 31]),
     validator_kind("favourer", "posts ten times a friend's weight", &[27, 31]),
     validator_kind("absentee", "attests and votes never, and posts weights", &[3]),
@@ -162,6 +168,8 @@ pub fn miner(name: &str, setup: &Setup) -> Option<Box<dyn Adversary>> {
 pub fn validator(name: &str, setup: &Setup) -> Option<Box<dyn Strategy>> {
     Some(match name {
         "weight-copier" => Box::new(weight_copier::WeightCopier),
+        "receipt-copier" => Box::new(receipt_copier::ReceiptCopier::default()),
+        "prober" => Box::new(prober::Prober),
         "inventor" => Box::new(inventor::Inventor { seed: u64::from(setup.index) }),
         "favourer" => Box::new(favourer::Favourer { friend: setup.friend }),
         "absentee" => Box::new(absentee::Absentee),

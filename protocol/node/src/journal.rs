@@ -57,9 +57,13 @@ pub enum Entry {
     Judged { window: Window, held_out_loss: f64, seats: Vec<SeatJudged>, evaluate_seconds: f64 },
     /// A validator posted its weights.
     Posted { epoch: u32, weights: Vec<(Uid, u16)> },
-    /// A validator's receipt for the window is in its bucket, and its digest on the chain (PROT-27).
+    /// A validator showed its measurements of `answered` of the `drawn` contributions of the epoch (PROT-30).
+    Answered { epoch: u32, answered: u32, drawn: u32 },
+    /// The digest of a validator's receipt for the window is on the chain (PROT-27).
+    Anchored { window: Window, receipt: Digest },
+    /// A validator's receipt for the window is in its bucket.
     Published { window: Window, receipt: Digest, bytes: u64 },
-    /// A validator's receipt is not on the chain, yet or for good.
+    /// A validator's receipt is not on the chain or not in its bucket, yet or for good.
     Unpublished { window: Window, reason: String },
     /// The state differed from the fixed checkpoint and was repaired (PROT-20).
     Repaired { window: Window, pieces: usize },

@@ -112,7 +112,10 @@ struct Counts {
     vetoed: u64,
     judged: u64,
     posted: u64,
-    receipts: u64,
+    probes_drawn: u64,
+    probes_answered: u64,
+    receipts_anchored: u64,
+    receipts_published: u64,
     repaired: u64,
     missed: u64,
     verdicts: Family<Label, Counter>,
@@ -259,7 +262,12 @@ impl Shared {
                 counts.evaluate_seconds += evaluate_seconds.max(0.0);
             }
             Entry::Posted { .. } => counts.posted += 1,
-            Entry::Published { .. } => counts.receipts += 1,
+            Entry::Answered { answered, drawn, .. } => {
+                counts.probes_answered += u64::from(*answered);
+                counts.probes_drawn += u64::from(*drawn);
+            }
+            Entry::Anchored { .. } => counts.receipts_anchored += 1,
+            Entry::Published { .. } => counts.receipts_published += 1,
             Entry::Unpublished { window, reason } => state.failed(*window, reason),
             Entry::Repaired { pieces, .. } => counts.repaired += *pieces as u64,
         }
@@ -399,8 +407,10 @@ impl Page {
         self.counter("vetoes", "Merged models that were worse and not voted for", of.vetoed);
         self.counter("windows_judged", "Windows whose contributions were judged", of.judged);
         self.counter("weights_posted", "Epochs for which weights were posted", of.posted);
-        let help = "Windows whose receipt is in the bucket and on the chain";
-        self.counter("receipts_published", help, of.receipts);
+        self.counter("probes_drawn", "Measurements that the chain asked for", of.probes_drawn);
+        self.counter("probes_answered", "Measurements shown on the chain", of.probes_answered);
+        self.counter("receipts_anchored", "Receipts whose digest is on the chain", of.receipts_anchored);
+        self.counter("receipts_published", "Receipts in the bucket", of.receipts_published);
         self.counter("pieces_repaired", "Pieces of the model that a checkpoint set right", of.repaired);
         let help = "Windows without the role's commitment, attestation or vote";
         self.counter("windows_missed", help, of.missed);
@@ -607,6 +617,9 @@ mod tests {
             Entry::Voted { window, update: digest, bytes: 11, inputs: vec![Uid(2)] },
             Entry::Judged { window, held_out_loss: 4.25, seats: vec![], evaluate_seconds: 0.5 },
             Entry::Posted { epoch: 0, weights: vec![] },
+            Entry::Answered { epoch: 0, answered: 5, drawn: 8 },
+            Entry::Anchored { window, receipt: digest },
+            Entry::Anchored { window: window.next(), receipt: digest },
             Entry::Published { window, receipt: digest, bytes: 9 },
             Entry::Repaired { window, pieces: 2 },
             Entry::Missed { window, reason: "too late".into() },
@@ -628,6 +641,9 @@ mod tests {
             "mettle_attestations_total 1",
             "mettle_votes_total 1",
             "mettle_weights_posted_total 1",
+            "mettle_probes_drawn_total 8",
+            "mettle_probes_answered_total 5",
+            "mettle_receipts_anchored_total 2",
             "mettle_receipts_published_total 1",
             "mettle_pieces_repaired_total 2",
             "mettle_windows_missed_total 2",

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 fn ballot(validator: u16, stake: u128, weights: &[(u16, u16)]) -> ValidatorWeights {
     let weights = weights.iter().map(|(seat, weight)| (Uid(*seat), *weight)).collect();
-    ValidatorWeights { validator: Uid(validator), stake, weights, bonds: Vec::new(), earns: true }
+    ValidatorWeights { validator: Uid(validator), stake, weights, bonds: Vec::new(), earns: ONE }
 }
 
 /// The ballots of the next epoch: each validator brings the bonds that `last` left it.
@@ -162,7 +162,7 @@ fn who_may_not_earn_still_decides_and_what_it_would_have_earned_goes_to_the_othe
     let honest = &[(0, 2), (1, 1)];
     let all = [ballot(1, 10, honest), ballot(2, 10, honest), ballot(3, 20, honest)];
     let mut one_barred = all.clone();
-    one_barred[2].earns = false;
+    one_barred[2].earns = 0;
     let (free, barred) = (yuma(&all).unwrap(), yuma(&one_barred).unwrap());
     assert_eq!((&barred.weights, &barred.incentive), (&free.weights, &free.incentive));
     assert_eq!(barred.bonds, free.bonds);
@@ -171,8 +171,15 @@ fn who_may_not_earn_still_decides_and_what_it_would_have_earned_goes_to_the_othe
     is_about(share_of(&barred.dividends, 1), 1, 2);
     assert_eq!(sum(&barred.dividends), ONE);
 
+    // A validator that may earn a quarter shares as if it held a quarter of its bonds: 20/4 of 10 + 10 + 20/4.
+    let mut one_slow = all.clone();
+    one_slow[2].earns = ONE / 4;
+    let slow = yuma(&one_slow).unwrap();
+    is_about(share_of(&slow.dividends, 3), 1, 5);
+    is_about(share_of(&slow.dividends, 1), 2, 5);
+
     // Miners are paid also if no validator may earn.
-    let nobody = all.map(|ballot| ValidatorWeights { earns: false, ..ballot });
+    let nobody = all.map(|ballot| ValidatorWeights { earns: 0, ..ballot });
     let nobody = yuma(&nobody).unwrap();
     assert_eq!(nobody.dividends, []);
     assert_eq!(sum(&nobody.incentive), ONE);
@@ -314,7 +321,7 @@ fn any_ballots() -> impl Strategy<Value = Vec<ValidatorWeights>> {
     let weights = proptest::collection::btree_map(0u16..8, any::<u16>(), 0..8);
     let bonds = proptest::collection::btree_map((0u16..8).prop_map(Uid), any::<u32>(), 0..8);
     let stake = prop_oneof![0u128..1000, any::<u128>(), Just(u128::MAX)];
-    proptest::collection::vec((stake, weights, bonds, any::<bool>()), 0..8).prop_map(|ballots| {
+    proptest::collection::vec((stake, weights, bonds, 0..=ONE), 0..8).prop_map(|ballots| {
         let ballots = ballots.into_iter().enumerate();
         ballots
             .map(|(validator, (stake, weights, bonds, earns))| ValidatorWeights {
@@ -363,7 +370,7 @@ proptest! {
         if let Some(consensus) = yuma(&ballots) {
             for ballot in &ballots {
                 let earned = share_of(&consensus.dividends, ballot.validator.0);
-                let may = ballot.earns && ballot.weights.iter().any(|(_, weight)| *weight > 0);
+                let may = ballot.earns > 0 && ballot.weights.iter().any(|(_, weight)| *weight > 0);
                 prop_assert!(may || earned == 0);
             }
         }

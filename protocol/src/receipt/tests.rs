@@ -250,6 +250,29 @@ fn judged() -> Judgement {
     }
 }
 
+#[test]
+fn a_receipt_is_public_when_no_weight_vote_and_no_probe_can_use_it() {
+    let params = |epoch_windows| RunParams { epoch_windows, ..RunParams::default() };
+    let from = |window, epoch_windows| public_from(Window(window), &params(epoch_windows)).0;
+    assert_eq!([from(0, 10), from(7, 10), from(8, 10), from(9, 10), from(18, 10)], [10, 10, 20, 20, 30]);
+    assert_eq!([from(0, 2), from(1, 2), from(2, 2)], [4, 4, 6]);
+    assert_eq!(from(u32::MAX, 10), u32::MAX, "no overflow");
+    for epoch_windows in [1, 2, 3, 10] {
+        let params = params(epoch_windows);
+        for now in (0..40).map(Window) {
+            let public = |at: &Window| public_from(*at, &params) <= now;
+            let open: Vec<_> = (0..40).map(Window).filter(public).collect();
+            let end = first_sealed(now, &params);
+            assert_eq!(open, (0..end.0).map(Window).collect::<Vec<_>>(), "{now:?}, {epoch_windows}");
+        }
+        for window in (0..40).map(Window) {
+            // It is signed in the next window at the latest, with the weights of that window's epoch.
+            let epoch = window.next().epoch(epoch_windows);
+            assert!(epoch < public_from(window, &params).epoch(epoch_windows));
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn a_receipt_comes_back_as_it_was_and_in_one_spelling(receipt in receipt()) {

@@ -13,8 +13,9 @@ use protocol::Role;
 const CHEAT_MAX: f64 = 0.05;
 /// The same in the worst seed, where one more honest window or one lucky rating counts for more.
 const CHEAT_MAX_IN_A_SEED: f64 = 0.1;
-/// Maximum dividends of a validator that copies, as a share of an honest validator's for the same stake.
-const COPIED_MAX: f64 = 0.9;
+/// Maximum dividends of a validator that measures and favours a friend, as a share of an honest validator's for the
+/// same stake: what consensus clips.
+const FAVOURED_MAX: f64 = 0.7;
 /// Margin above the pay that a seat has earned by doing part of the work.
 const CHANCE: f64 = 0.1;
 /// Maximum relative increase of the final loss. Any difference between two networks changes it by about 0.5 %.
@@ -67,16 +68,10 @@ pub fn bounds(table: &Table) -> Vec<Bound> {
             };
             bound(format!("{name}: {title}"), since, max);
         }
-        // Its victim's pay is bounded below: it measures and is paid for that.
+        // A bound below is for its victim's pay: it measures, and is paid for that.
         let measures = name == "third-excluder";
         if let Some(share) = number("pay_share_30_max").filter(|_| !is_miner && !measures) {
-            // Copied weights are one epoch old; only an audit of receipts takes all dividends from a validator that
-            // copies them (docs/gauntlet.md). The lazy voter runs with hidden votes: it has no vote to copy, and a
-            // validator that never votes is paid nothing.
-            let seen_by_the_chain =
-                ["absentee", "false-merge", "lazy-voter", "paid-stall"].contains(&name.as_str());
-            let max = if seen_by_the_chain { CHEAT_MAX } else { COPIED_MAX };
-            bound(format!("{name}: dividends"), share, max);
+            bound(format!("{name}: dividends"), share, dividends_max(name));
         }
         if let Some(windows) = number("one_shot_windows_until_paid_below_half") {
             bound(format!("{name}: windows until it is paid below half"), windows, BELOW_HALF_WINDOWS);
@@ -84,6 +79,12 @@ pub fn bounds(table: &Table) -> Vec<Bound> {
         let counts = number("one_shot_seats").zip(number("one_shot_seats_paid_below_half"));
         if let Some((seats, below)) = counts {
             bound(format!("{name}: seats that are never paid below half"), seats - below, 0.0);
+        }
+    }
+    for (network, validators) in &table.validators {
+        for (name, numbers) in validators {
+            let Some(share) = numbers.get("pay_share_30_max") else { continue };
+            bound(format!("{name} in {network}: dividends"), *share, dividends_max(name));
         }
     }
     for (name, numbers) in &table.networks {
@@ -113,9 +114,15 @@ pub fn bounds(table: &Table) -> Vec<Bound> {
     bounds
 }
 
+/// Maximum dividends of a cheating validator, as a share of an honest validator's for the same stake.
+fn dividends_max(name: &str) -> f64 {
+    if name == "favourer" { FAVOURED_MAX } else { CHEAT_MAX }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     fn table(name: &str, key: &str, number: f64) -> Table {
         let mut table = Table::default();
@@ -139,16 +146,21 @@ mod tests {
     }
 
     #[test]
-    fn a_validator_that_fails_on_the_chain_may_earn_less_than_one_that_copies_weights() {
+    fn a_validator_that_copies_or_invents_earns_nothing_in_any_network() {
         let holds = |name: &str, share: f64| {
             let bounds = bounds(&table(name, "pay_share_30_max", share));
             assert_eq!(bounds.len(), 1, "{name}");
             bounds[0].holds()
         };
-        for name in ["absentee", "false-merge", "lazy-voter"] {
+        for name in ["absentee", "false-merge", "lazy-voter", "weight-copier", "receipt-copier", "inventor"] {
             assert!(holds(name, 0.04) && !holds(name, 0.06), "{name}");
         }
-        assert!(holds("weight-copier", 0.85) && !holds("weight-copier", 0.95));
+        assert!(holds("favourer", 0.6) && !holds("favourer", 0.8));
+        let mut table = Table::default();
+        let copier = BTreeMap::from([("pay_share_30_max".to_owned(), 0.06)]);
+        let of_network = BTreeMap::from([("weight-copier".to_owned(), copier)]);
+        table.validators.insert("copied-weights".to_owned(), of_network);
+        assert!(!bounds(&table)[0].holds());
     }
 
     #[test]

@@ -388,14 +388,20 @@ fn runtime_call(call: Call) -> Option<(&'static str, RuntimeCall)> {
             windows(pallet_windows::Call::reveal_vote { run, window, vote, salt })
         }
         Call::Vote { run, window, vote } => windows(pallet_windows::Call::vote { run, window, vote }),
-        Call::AnchorReceipts { run, window, digest } => {
-            windows(pallet_windows::Call::anchor_receipts { run, window, digest })
+        Call::AnchorReceipts { run, window, digest, probes } => {
+            windows(pallet_windows::Call::anchor_receipts { run, window, digest, probes })
         }
         Call::CommitWeights { run, epoch, hash } => {
             weights(pallet_weights::Call::commit { run, epoch, hash })
         }
         Call::RevealWeights { run, epoch, weights: vote, salt } => {
             weights(pallet_weights::Call::reveal { run, epoch, weights: vote.try_into().ok()?, salt })
+        }
+        Call::OpenProbes { run, epoch, answers } => {
+            let answers =
+                answers.into_iter().map(|answer| answer.map(pallet_weights::Answer::try_from).transpose());
+            let answers = answers.collect::<Result<Vec<_>, _>>().ok()?.try_into().ok()?;
+            weights(pallet_weights::Call::open_probes { run, epoch, answers })
         }
         _ => return None,
     })

@@ -74,17 +74,17 @@ const fn among(one: &'static str, others: &'static str) -> [&'static str; 12] {
 }
 
 const fn validators(name: &'static str, honest_stake: u128, hidden_votes: bool) -> Plan {
-    const CHEATS: &[&str] =
-        &["weight-copier", "inventor", "favourer", "absentee", "lazy-voter", "false-merge"];
-    Plan {
-        name,
-        miners: &[],
-        validators: CHEATS,
-        honest_stake,
-        hidden_votes,
-        failing_percent: 0,
-        outages: false,
-    }
+    const CHEATS: &[&str] = &[
+        "weight-copier",
+        "receipt-copier",
+        "prober",
+        "inventor",
+        "favourer",
+        "absentee",
+        "lazy-voter",
+        "false-merge",
+    ];
+    Plan { validators: CHEATS, honest_stake, hidden_votes, ..miners(name, &[]) }
 }
 
 /// The ten honest miners alone.
@@ -107,11 +107,11 @@ pub const JUNK: &str = "junk-majority";
 pub const FAILING: &str = "failing-storage";
 /// The same, and nodes are killed and seats cut off.
 pub const OUTAGES: &str = "outages";
-/// Six cheating validators with 6/22 of the stake; attestations and votes are hidden.
+/// Eight cheating validators with a third of the stake; attestations and votes are hidden.
 pub const CHEATING_VALIDATORS: &str = "validators";
 /// The same validators, with public attestations and votes.
 pub const IN_THE_OPEN: &str = "validators-in-the-open";
-/// As [`IN_THE_OPEN`], and the cheating validators have 6/10 of the stake.
+/// As [`IN_THE_OPEN`], and the cheating validators have 8/12 of the stake.
 pub const MOST_OF_THE_STAKE: &str = "validators-with-most-of-the-stake";
 
 /// Five of thirteen parts of the stake leave the first seat out of the merge.
@@ -123,6 +123,8 @@ pub const STALLED: &str = "stalled";
 const fn minority(name: &'static str, cheats: &'static [&'static str]) -> Plan {
     Plan { validators: cheats, honest_stake: 2, ..miners(name, &[]) }
 }
+/// The baseline, with a third of the stake behind validators that copy weights.
+pub const COPIED_WEIGHTS: &str = "copied-weights";
 
 /// All networks of the experiment.
 pub const PLANS: &[Plan] = &[
@@ -131,6 +133,7 @@ pub const PLANS: &[Plan] = &[
     validators(MOST_OF_THE_STAKE, 1, false),
     minority(EXCLUDED, &["third-excluder"; 5]),
     minority(STALLED, &["paid-stall"; 5]),
+    Plan { validators: &["receipt-copier", "weight-copier"], ..miners(COPIED_WEIGHTS, &[]) },
     Plan { failing_percent: 5, ..miners(FAILING, &[]) },
     Plan { failing_percent: 5, outages: true, ..miners(OUTAGES, &[]) },
     miners(BASELINE, &[]),

@@ -278,6 +278,8 @@ impl<'a> Network<'a> {
             held_out_loss: shared.recorder.loss_of(end).ok_or_else(not_finalised)?,
             lineage: shared.recorder.lineage_of(end).ok_or_else(not_finalised)?.to_string(),
             resumed: shared.recorder.resumed(),
+            answers: shared.recorder.answers(),
+            abstained: shared.recorder.abstained(),
             state_root: chain.lock().state_root().to_string(),
         })
     }

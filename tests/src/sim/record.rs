@@ -65,6 +65,10 @@ pub struct History {
     pub state_root: String,
     /// Number of nodes that resumed from their directory.
     pub resumed: usize,
+    /// By name: measurements that validators showed, and that were drawn (PROT-30).
+    pub answers: BTreeMap<String, (u32, u32)>,
+    /// By name: why a validator left out a step of a window.
+    pub abstained: Vec<(String, String)>,
 }
 
 /// Collects the reports of one network's nodes.
@@ -86,6 +90,8 @@ struct Reports {
     published: published::Judge,
     /// Number of nodes that resumed from their directory.
     resumed: usize,
+    answers: BTreeMap<String, (u32, u32)>,
+    abstained: Vec<(String, String)>,
 }
 
 impl Recorder {
@@ -117,7 +123,12 @@ impl Recorder {
             }
             Entry::Missed { window, reason } => tracing::debug!(name, window = window.0, reason, "missed"),
             Entry::Abstained { window, reason } => {
-                tracing::debug!(name, window = window.0, reason, "abstained")
+                tracing::debug!(name, window = window.0, reason, "abstained");
+                reports.abstained.push((name.to_owned(), reason.clone()));
+            }
+            Entry::Answered { answered, drawn, .. } => {
+                let sums = reports.answers.entry(name.to_owned()).or_default();
+                *sums = (sums.0 + answered, sums.1 + drawn);
             }
             _ => {}
         }
@@ -139,6 +150,16 @@ impl Recorder {
     /// Number of nodes that resumed from their directory.
     pub fn resumed(&self) -> usize {
         self.reports().resumed
+    }
+
+    /// By name: measurements that validators showed, and that were drawn.
+    pub fn answers(&self) -> BTreeMap<String, (u32, u32)> {
+        self.reports().answers.clone()
+    }
+
+    /// By name: why a validator left out a step of a window.
+    pub fn abstained(&self) -> Vec<(String, String)> {
+        self.reports().abstained.clone()
     }
 
     pub fn lineage_of(&self, window: Window) -> Option<Digest> {

@@ -2,9 +2,9 @@
 
 use super::{
     experiment::{
-        BASELINE, CHEATING_VALIDATORS, COLLUDERS, ELEVEN, EXCLUDED, FAILING, HONEST, HONEST_MINERS,
-        Histories, IN_THE_OPEN, MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH, OUTAGES, SLOW, STALLED,
-        tested_adversaries,
+        BASELINE, CHEATING_VALIDATORS, COLLUDERS, COPIED_WEIGHTS, ELEVEN, EXCLUDED, FAILING, HONEST,
+        HONEST_MINERS, Histories, IN_THE_OPEN, MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH, OUTAGES, SLOW,
+        STALLED, tested_adversaries,
     },
     record::{History, WindowRecord},
 };
@@ -72,7 +72,7 @@ impl Table {
             if let Some(numbers) = adversary(among, name, role, windows) {
                 table.adversaries.insert(name.to_owned(), numbers);
             }
-            for network in [IN_THE_OPEN, MOST_OF_THE_STAKE] {
+            for network in [IN_THE_OPEN, MOST_OF_THE_STAKE, COPIED_WEIGHTS] {
                 if let Some(numbers) = adversary(runs(network).iter(), name, role, windows)
                     && role == Role::Validator
                 {
@@ -377,7 +377,16 @@ fn honest(histories: &Histories, baseline: &[History]) -> BTreeMap<String, f64> 
         numbers.insert(format!("{prefix}seat_windows_at_fault"), faults as f64);
         numbers.insert(format!("{prefix}attested_as_faulty"), attested as f64);
     };
-    let special = [EXCLUDED, STALLED, FAILING, OUTAGES, CHEATING_VALIDATORS, IN_THE_OPEN, MOST_OF_THE_STAKE];
+    let special = [
+        EXCLUDED,
+        STALLED,
+        FAILING,
+        OUTAGES,
+        CHEATING_VALIDATORS,
+        IN_THE_OPEN,
+        MOST_OF_THE_STAKE,
+        COPIED_WEIGHTS,
+    ];
     count("", &mut histories.iter().filter(|(name, _)| !special.contains(name)).flat_map(|(_, all)| all));
     count("failing_storage_", &mut histories.get(FAILING).into_iter().flatten());
     count("outages_", &mut histories.get(OUTAGES).into_iter().flatten());
@@ -498,6 +507,8 @@ mod tests {
             lineage: String::new(),
             state_root: String::new(),
             resumed: 0,
+            answers: BTreeMap::new(),
+            abstained: Vec::new(),
         }
     }
 

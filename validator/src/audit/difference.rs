@@ -19,6 +19,8 @@ pub enum Difference {
     WrongSalt { revealed: Digest, committed: Digest },
     #[error("the receipt names {} as its predecessor; the chain has {}", previous(.said), previous(.chain))]
     OtherPrevious { said: Option<PreviousReceipt>, chain: Option<PreviousReceipt> },
+    #[error("its measurements have the root {ours}; the root on the chain is {anchored}")]
+    OtherProbeRoot { anchored: Digest, ours: Digest },
     #[error("the reputation{} changed between two receipts: {field} {was}, then {is}", of_uid(.uid))]
     #[serde(rename = "standing-changed")]
     ReputationChanged { uid: Option<Uid>, field: &'static str, was: String, is: String },
@@ -134,7 +136,7 @@ impl Difference {
     pub fn rule(&self) -> &'static str {
         use Difference::*;
         match self {
-            OtherSubject { .. } | OtherPrevious { .. } => "PROT-27",
+            OtherSubject { .. } | OtherPrevious { .. } | OtherProbeRoot { .. } => "PROT-27",
             WrongSalt { .. } => "PROT-2",
             AttestedOther { .. } | NotSigned { .. } | VotedOther { .. } => "PROT-21",
             WrongTrained { .. } => "PROT-6",
@@ -199,6 +201,7 @@ mod tests {
             Difference::WrongBase { said: digest(1), chain: digest(2) },
             Difference::WrongSalt { revealed: digest(1), committed: digest(2) },
             Difference::OtherPrevious { said: previous(4, 1), chain: None },
+            Difference::OtherProbeRoot { anchored: digest(1), ours: digest(2) },
             Difference::ReputationChanged {
                 uid: Some(uid),
                 field: "rating",
@@ -264,6 +267,7 @@ mod tests {
                 | Difference::WrongBase { .. }
                 | Difference::WrongSalt { .. }
                 | Difference::OtherPrevious { .. }
+                | Difference::OtherProbeRoot { .. }
                 | Difference::ReputationChanged { .. }
                 | Difference::AttestedOther { .. }
                 | Difference::NotSigned { .. }

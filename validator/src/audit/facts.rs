@@ -1,6 +1,6 @@
 //! The facts that an audit compares with a receipt.
 
-use crate::gauntlet::Measured;
+use crate::{evaluate::Seeds, gauntlet::Measured};
 use protocol::{
     Block, Digest, RunParams, SeatId, Uid, Window,
     assign::{self, Assignment},
@@ -79,13 +79,17 @@ impl Facts {
         self.view.votes.iter().find(|(of, _)| *of == self.uid).map(|(_, vote)| *vote)
     }
 
-    /// The seed of the validator's sequences (PROT-2). Where the chain has no digest of a salt, the receipt's salt
-    /// plays no part in it.
-    pub fn seed(&self) -> Option<Digest> {
+    /// The seeds of the validator's sequences (PROT-2). Where the chain has no digest of a salt, the receipt's salt
+    /// plays no part in them.
+    pub fn seeds(&self) -> Option<Seeds> {
         let hash = self.view.evaluation_hash?;
         let is_committed = self.view.salts.iter().any(|(of, _)| *of == self.uid);
         let salt = is_committed.then_some(&self.receipt.salt);
-        Some(assign::evaluation_seed(self.receipt.run, self.view.window, &hash, salt))
+        let (run, window) = (self.receipt.run, self.view.window);
+        Some(Seeds {
+            probe: assign::probe_seed(run, window, &hash),
+            own: assign::evaluation_seed(run, window, &hash, salt),
+        })
     }
 
     /// The window's assignment (PROT-5).

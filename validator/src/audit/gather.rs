@@ -61,6 +61,13 @@ pub enum AuditError {
         window.0
     )]
     NotAnchored { uid: Uid, window: Window },
+    #[error(
+        "the receipt that uid {uid} anchored for window {} is public from window {} on, when the weight votes that it \
+         discloses are bound. Audit the window then",
+        window.0,
+        from.0
+    )]
+    Sealed { uid: Uid, window: Window, from: Window },
     #[error("the receipt that uid {uid} anchored for window {} is in no bucket. Ask the validator for it", window.0)]
     NotPublished { uid: Uid, window: Window, source: AllMirrorsFailed },
     #[error("this release cannot read the receipt that uid {uid} anchored for window {}", window.0)]
@@ -91,7 +98,7 @@ impl Auditor {
         let Some(seat) = seats.iter().find(|seat| seat.id.uid == uid && seat.role == Role::Validator) else {
             return Err(AuditError::NoValidator { uid });
         };
-        let receipt = receipt_of(&*self.follower.fetch, self.genesis(), &run, view, seat).await?;
+        let receipt = receipt_of(&*self.follower.fetch, self.genesis(), &run, self.now(), view, seat).await?;
         let attestation = self.follower.chain.attestation(run.id, view.window, uid).await?;
         let (earlier, kept_from) = self.earlier(view.window, uid).await?;
         let remembered = match receipt.previous {
@@ -154,6 +161,12 @@ impl Auditor {
 
     fn genesis(&self) -> GenesisHash {
         self.follower.chain.genesis()
+    }
+
+    /// The window that is open at the latest finalised block.
+    fn now(&self) -> Window {
+        let head = self.follower.chain.heads().borrow().block;
+        self.follower.run.params.schedule.window_at(head).unwrap_or(Window::FIRST)
     }
 
     async fn receipt_named(&self, seat: &SeatView, named: PreviousReceipt) -> Option<Receipt> {
@@ -337,8 +350,8 @@ impl Auditor {
     ) -> Result<Option<BTreeMap<Uid, Measured>>, AuditError> {
         let Some(judgement) = &facts.receipt.judgement else { return Ok(None) };
         let held = judgement.held.iter().map(|uid| Some((*uid, contributions.get(uid)?.clone())));
-        let (Some(held), Some(seed), Some(assignment)) =
-            (held.collect::<Option<BTreeMap<_, _>>>(), facts.seed(), facts.assignment())
+        let (Some(held), Some(seeds), Some(assignment)) =
+            (held.collect::<Option<BTreeMap<_, _>>>(), facts.seeds(), facts.assignment())
         else {
             return Ok(None);
         };
@@ -349,7 +362,7 @@ impl Auditor {
             judgement.order.iter().rposition(|uid| measured.contains(uid)).map_or(0, |last| last + 1);
         let mut asked = reached + reached.div_ceil(SEATS_TOGETHER);
         let order = judgement.order.clone();
-        let job = Job::new(state.theta.clone(), &self.follower, &facts.view, held, order, &assignment, seed);
+        let job = Job::new(state.theta.clone(), &self.follower, &facts.view, held, order, &assignment, seeds);
         let dataset = self.dataset.clone();
         let (evaluator, measured) = tokio::task::spawn_blocking(move || {
             let mut time_left = || {
@@ -382,10 +395,9 @@ impl Auditor {
             let Some(before) = at.previous().filter(|_| earned.len() < 2) else { break };
             at = before;
             let Some(view) = self.view(at).await? else { break };
-            let Ok(receipt) = receipt_of(&*self.follower.fetch, self.genesis(), run, &view, seat).await
-            else {
-                continue;
-            };
+            let receipt =
+                receipt_of(&*self.follower.fetch, self.genesis(), run, self.now(), &view, seat).await;
+            let Ok(receipt) = receipt else { continue };
             if let Some(judgement) = receipt.judgement {
                 earned.insert(0, (at, judgement.weights));
             }
@@ -405,17 +417,22 @@ fn found_by(error: &ContributionError) -> Found {
     }
 }
 
-/// Fetches the receipt that a validator anchored for a window.
+/// Fetches the receipt that a validator anchored for a window, if it is public when the window `now` is open.
 pub async fn receipt_of(
     fetch: &dyn Fetch,
     genesis: GenesisHash,
     run: &RunView,
+    now: Window,
     view: &WindowView,
     seat: &SeatView,
 ) -> Result<Receipt, AuditError> {
     let (uid, window) = (seat.id.uid, view.window);
     let anchored = view.receipts.iter().find(|(of, _)| *of == uid);
     let Some((_, digest)) = anchored else { return Err(AuditError::NotAnchored { uid, window }) };
+    let from = receipt::public_from(window, &run.params);
+    if now < from {
+        return Err(AuditError::Sealed { uid, window, from });
+    }
     fetch_receipt(fetch, genesis, run, seat, window, *digest).await
 }
 

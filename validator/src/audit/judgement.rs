@@ -6,6 +6,7 @@ use super::{
     compare::{compare_reputations, compare_weights},
 };
 use crate::{
+    evaluate::Seeds,
     gauntlet::{self, LossPair, near_duplicates::ALIKE_MIN},
     report::form,
 };
@@ -76,7 +77,7 @@ pub(super) fn observations(facts: &Facts, judgement: &Judgement, found: &mut Vec
 
 /// Compares the measured seats with the seats that were due (PROT-28).
 pub(super) fn turns(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
-    let Some(seed) = facts.seed() else { return };
+    let Some(Seeds { own: seed, .. }) = facts.seeds() else { return };
     let seat =
         |uid: &Uid| judgement.seats.iter().find(|judged| judged.seat.uid == *uid).map(|judged| judged.seat);
     let candidates: Vec<SeatId> = judgement.held.iter().filter_map(seat).collect();
@@ -110,19 +111,20 @@ pub(super) fn turns(facts: &Facts, judgement: &Judgement, found: &mut Vec<Differ
 
 /// Compares the sequences with those that salt and chain draw (PROT-2, PROT-22).
 pub(super) fn sequences(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
-    let (Some(seed), Some(assignment)) = (facts.seed(), facts.assignment()) else { return };
-    let count = usize::try_from(facts.params.evaluation_sequences).unwrap_or(usize::MAX);
+    let (Some(seeds), Some(assignment)) = (facts.seeds(), facts.assignment()) else { return };
+    let count = facts.params.evaluation_sequences;
     let said = judgement.common.iter().map(|baseline| baseline.sequence);
     let anyone = measured_seats(judgement).next().is_some();
-    if anyone && !said.eq(assign::common_sequences(&seed, &assignment, count)) {
+    if anyone && !said.eq(assign::evaluation_sequences(&seeds.probe, &seeds.own, &assignment, count)) {
         found.push(Difference::WrongSequences { uid: None });
     }
+    let count = usize::try_from(count).unwrap_or(usize::MAX);
     for (judged, measured) in measured_seats(judgement) {
         let Observed::Valid { trained, .. } = &judged.observed else { continue };
         let uid = judged.seat.uid;
         let assigned = assignment.of(uid).unwrap_or_default();
         let prefix = assigned.len().min(usize::try_from(*trained).unwrap_or(usize::MAX));
-        let drawn = assign::own_sequences(&seed, uid, assigned.get(..prefix).unwrap_or_default(), count);
+        let drawn = assign::own_sequences(&seeds.own, uid, assigned.get(..prefix).unwrap_or_default(), count);
         if !measured.own.iter().map(|pair| pair.sequence).eq(drawn) {
             found.push(Difference::WrongSequences { uid: Some(uid) });
         }

@@ -3,18 +3,20 @@
 use super::*;
 use crate::{
     gauntlet::{self, Evidence, LossPair as Pair, Measured, Reputations as Remembering},
+    probes,
     report::form::{self, Plan},
 };
 use protocol::{
     Block, Digest, GenesisHash, Hotkey, Role, RunId, RunParams, SeatId, Window,
     assign::{self, Assignment},
     identity::Signer,
+    probe::{self, Answer, Leaves},
     receipt::{
         Attestation, ExactF64, FORMAT, Judgement, MergeRecord, Observed, PreviousReceipt, ReportedFault,
         Statements,
     },
     select::Selected,
-    view::{Outcome, SeatView, Selection, WindowView},
+    view::{Outcome, ProbeRoot, SeatView, Selection, WindowView},
 };
 use std::collections::BTreeMap;
 
@@ -73,6 +75,8 @@ fn view(window: Window) -> WindowView {
         votes: vec![(UID, Vote { update: digest(103), state_root: None })],
         outcome: Some(Outcome::Merged(Vote { update: digest(103), state_root: None })),
         receipts: vec![(UID, digest(104))],
+        probe_roots: Vec::new(),
+        probes: Vec::new(),
         slots,
     }
 }
@@ -204,7 +208,8 @@ fn evidence_of(
         sequences_per_seat: params.sequences_per_seat,
         training_sequences: 5000,
     };
-    let common = assign::common_sequences(seed, &assignment, 6);
+    let probe_seed = assign::probe_seed(RunId(1), window, &digest(101));
+    let common = assign::evaluation_sequences(&probe_seed, seed, &assignment, 6);
     let of = |uid: &Uid| {
         let observed = match uid.0 {
             8 => gauntlet::Observed::Absent,
@@ -233,7 +238,18 @@ fn falsified(falsify: impl FnOnce(&mut Receipt)) -> Facts {
     falsify(&mut facts.receipt);
     facts.receipt.sign_statements(true, true, &key());
     facts.attestation = Some(facts.receipt.verdicts());
+    facts.view.probe_roots = vec![root_of(&facts.receipt, &facts.view)];
     facts
+}
+
+/// The root as the validator of a receipt anchors it.
+fn root_of(receipt: &Receipt, view: &WindowView) -> ProbeRoot {
+    let root = probes::root(receipt, selected(view), &params());
+    ProbeRoot { validator: UID, root, at: NOW.next() }
+}
+
+fn selected(view: &WindowView) -> &[Selected] {
+    &view.selection.as_ref().unwrap().selected
 }
 
 fn judgement(receipt: &mut Receipt) -> &mut Judgement {
@@ -652,4 +668,50 @@ fn missing_facts_are_listed_and_are_no_difference() {
     assert_eq!(audit(&facts), []);
     assert_eq!(unchecked(&facts).len(), 3);
     assert!(unchecked(&facts).iter().all(|one| !one.what.is_empty() && !one.to_do.is_empty()));
+}
+
+#[test]
+fn a_root_that_does_not_follow_from_the_receipt_is_a_difference() {
+    let mut facts = honest();
+    facts.view.probe_roots = vec![root_of(&facts.receipt, &facts.view)];
+    assert_eq!(audit(&facts), []);
+    let anchored = digest(77);
+    facts.view.probe_roots[0].root = anchored;
+    found(&facts, |d| matches!(d, Difference::OtherProbeRoot { anchored: other, .. } if *other == anchored));
+    // That of another validator is its own matter.
+    facts.view.probe_roots[0].validator = Uid(91);
+    assert_eq!(audit(&facts), []);
+}
+
+#[test]
+fn an_answer_belongs_to_the_anchored_root_and_an_unmeasured_seat_has_none() {
+    let Facts { receipt, view, params, .. } = honest_with(3);
+    let (root, selected) = (probes::root(&receipt, selected(&view), &params), selected(&view));
+    let leaves = Leaves { run: RunId(1), window: NOW, validator: receipt.validator };
+    let order = &receipt.judgement.as_ref().unwrap().order;
+    let mut answered = 0;
+    for (place, one) in selected.iter().enumerate() {
+        let answer = probes::answer(&receipt, selected, one.uid, &params);
+        assert_eq!(answer.is_some(), order.contains(&one.uid), "uid {}", one.uid);
+        let Some(Answer { losses, proof }) = answer else { continue };
+        answered += 1;
+        // A quarter of six sequences, rounded up.
+        assert_eq!(losses.len(), 2);
+        let leaf = leaves.leaf(one.uid, Some(&losses));
+        assert_eq!(probe::verify(&root, selected.len(), place, leaf, &proof), Ok(()));
+        let wrong: Vec<u32> = losses.iter().map(|loss| loss + 1).collect();
+        let leaf = leaves.leaf(one.uid, Some(&wrong));
+        assert!(probe::verify(&root, selected.len(), place, leaf, &proof).is_err());
+    }
+    assert!(0 < answered && answered < selected.len());
+    assert_eq!(probes::answer(&receipt, selected, Uid(7), &params), None, "it is not selected");
+}
+
+#[test]
+fn a_validator_without_every_selected_contribution_shows_nothing_of_the_window() {
+    let Facts { mut receipt, view, params, .. } = honest();
+    let selected = selected(&view);
+    assert!(probes::answer(&receipt, selected, Uid(0), &params).is_some());
+    receipt.judgement.as_mut().unwrap().held.retain(|uid| *uid != Uid(1));
+    assert_eq!(probes::answer(&receipt, selected, Uid(0), &params), None);
 }

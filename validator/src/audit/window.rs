@@ -1,6 +1,7 @@
 //! Compares what a receipt says of window, history, attestation and merge.
 
 use super::{Difference, Facts, Found, compare::compare_reputations};
+use crate::probes;
 use protocol::{
     Digest, Uid,
     receipt::Reputations,
@@ -32,6 +33,17 @@ pub(super) fn identity(facts: &Facts, found: &mut Vec<Difference>) {
     let revealed = Digest::of(&receipt.salt);
     if let Some(committed) = committed.filter(|committed| *committed != revealed) {
         found.push(Difference::WrongSalt { revealed, committed });
+    }
+}
+
+/// Compares the root on the chain with the one that follows from the receipt's measurements (PROT-27).
+pub(super) fn probe_root(facts: &Facts, found: &mut Vec<Difference>) {
+    let Facts { receipt, view, uid, params, .. } = facts;
+    let Some(anchored) = view.probe_roots.iter().find(|anchored| anchored.validator == *uid) else { return };
+    let selected = view.selection.as_ref().map(|made| &made.selected[..]).unwrap_or_default();
+    let ours = probes::root(receipt, selected, params);
+    if anchored.root != ours {
+        found.push(Difference::OtherProbeRoot { anchored: anchored.root, ours });
     }
 }
 

@@ -9,7 +9,7 @@ use dataset::{Dataset, ReadError};
 use nn::{Evaluator, ModelError};
 use node::{Codec, Contribution, Follower};
 use protocol::{
-    RunParams, Uid, Window,
+    Digest, RunParams, Uid, Window,
     assign::{self, Assignment},
     contribution::{DecodeError, Sparse},
     merge,
@@ -49,6 +49,15 @@ pub enum EvaluateError {
     Decode { uid: Uid, source: DecodeError },
 }
 
+/// The seeds of a window's measurements (PROT-2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seeds {
+    /// Of the common sequences that are the same for all validators.
+    pub probe: Digest,
+    /// Of everything else, with the validator's salt.
+    pub own: Digest,
+}
+
 /// What to measure, in which order, on which sequences.
 pub struct Job {
     pub window: Window,
@@ -65,7 +74,8 @@ pub struct Job {
     pub assigned: BTreeMap<Uid, Vec<u64>>,
     /// Common sequences, the same for all seats.
     pub common: Vec<u64>,
-    pub seed: protocol::Digest,
+    /// The validator's own seed, with its salt.
+    pub seed: Digest,
     /// Held-out sequences to report the loss on.
     pub held_out: u64,
     /// Sketches of earlier windows' contributions.
@@ -74,7 +84,7 @@ pub struct Job {
 
 impl Job {
     /// Draws the sequences: own ones from the prefix that each seat trained on, common ones from those assigned to no
-    /// seat (PROT-22). Without held-out sequences and earlier sketches: the caller sets them.
+    /// seat, the first of them the same for all validators (PROT-22). Without held-out sequences and earlier sketches: the caller sets them.
     pub fn new(
         theta: Vec<f32>,
         follower: &Follower,
@@ -82,11 +92,11 @@ impl Job {
         contributions: BTreeMap<Uid, Contribution>,
         order: Vec<Uid>,
         assignment: &Assignment<'_>,
-        seed: protocol::Digest,
+        seeds: Seeds,
     ) -> Job {
         let (params, codec) = (follower.run.params, follower.sent.clone());
-        let count = usize::try_from(params.evaluation_sequences).unwrap_or(usize::MAX);
-        let common = assign::common_sequences(&seed, assignment, count);
+        let count = params.evaluation_sequences;
+        let common = assign::evaluation_sequences(&seeds.probe, &seeds.own, assignment, count);
         let assigned = order.iter().filter_map(|uid| Some((*uid, assignment.of(*uid)?))).collect();
         let median_norms = median_norms(view, &contributions);
         let (window, held_out, earlier) = (assignment.window, 0, Sketches::default());
@@ -100,7 +110,7 @@ impl Job {
             order,
             assigned,
             common,
-            seed,
+            seed: seeds.own,
             held_out,
             earlier,
         }
@@ -260,9 +270,7 @@ fn mean(losses: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use protocol::{
-        Digest, Hotkey, RunId, params::Density, select::Selected, submission::Header, view::Selection,
-    };
+    use protocol::{Hotkey, RunId, params::Density, select::Selected, submission::Header, view::Selection};
 
     /// A window with these consensus weights in which `selected` are merged.
     fn view(weights: &[(u16, u16)], selected: &[u16]) -> WindowView {
@@ -289,6 +297,8 @@ mod tests {
             votes: Vec::new(),
             outcome: None,
             receipts: Vec::new(),
+            probe_roots: Vec::new(),
+            probes: Vec::new(),
         }
     }
 

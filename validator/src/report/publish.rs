@@ -1,54 +1,60 @@
-//! Uploads signed receipts and anchors their digests on the chain.
+//! Anchors the digests of signed receipts on the chain, and uploads the receipts.
 
+use crate::{probes, signed_db::StoredReceipt};
 use chain_client::{Call, Chain, Refusal};
 use node::error_chain;
-use protocol::{Digest, RunId, Uid, Window, keys};
+use protocol::{Digest, RunId, Uid, Window, keys, receipt::Receipt, view::RunView};
 use std::sync::Arc;
 use store::Store;
 
-/// What became of one receipt.
+/// What became of one receipt, on its way to the chain or to the bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Published {
+pub struct Delivery {
     pub window: Window,
     pub digest: Digest,
     pub bytes: u64,
-    pub anchored: Result<(), NotAnchored>,
+    pub outcome: Result<(), Undelivered>,
 }
 
-/// Why a receipt is not on the chain.
+/// Why a receipt did not arrive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotAnchored {
+pub enum Undelivered {
     Retry(String),
     /// The chain has forgotten the window, or has another receipt for it, or the receipt is lost.
     Never(String),
 }
 
-impl Published {
+impl Delivery {
+    fn of(receipt: &StoredReceipt, outcome: Result<(), Undelivered>) -> Delivery {
+        let bytes = u64::try_from(receipt.bytes.as_ref().map_or(0, Vec::len)).unwrap_or(u64::MAX);
+        Delivery { window: receipt.window, digest: receipt.digest, bytes, outcome }
+    }
+
     /// Whether there is nothing left to try.
     pub fn is_over(&self) -> bool {
-        !matches!(self.anchored, Err(NotAnchored::Retry(_)))
+        !matches!(self.outcome, Err(Undelivered::Retry(_)))
     }
 }
 
-/// Uploads each receipt to our bucket and then anchors its digest, oldest first. Stops at the first that must be
-/// tried again: each receipt names the one before it.
-pub async fn publish(
-    store: Arc<dyn Store>,
+const LOST: &str = "its file is missing or damaged: an audit finds it missing";
+
+/// Anchors the digest of each receipt with the root over its measurements ([`probes`]), oldest first. Stops at the first that must be tried again: each receipt names
+/// the one before it.
+pub async fn anchor(
     chain: Arc<dyn Chain>,
-    run: RunId,
+    run: RunView,
     uid: Uid,
-    pending: Vec<(Window, Digest, Option<Vec<u8>>)>,
-) -> Vec<Published> {
+    unanchored: Vec<StoredReceipt>,
+) -> Vec<Delivery> {
     let mut done = Vec::new();
-    for (window, digest, bytes) in pending {
-        let length = u64::try_from(bytes.as_ref().map_or(0, Vec::len)).unwrap_or(u64::MAX);
-        let anchored = match bytes {
-            Some(bytes) => publish_one(&*store, &*chain, run, uid, window, digest, bytes).await,
-            None => never("its file is missing or damaged: an audit finds it missing".to_owned()),
+    for receipt in unanchored {
+        let outcome = match &receipt.bytes {
+            Some(bytes) => anchor_one(&*chain, &run, uid, &receipt, bytes).await,
+            None => never(LOST.to_owned()),
         };
-        let published = Published { window, digest, bytes: length, anchored };
-        let is_over = published.is_over();
-        done.push(published);
+        let delivery = Delivery::of(&receipt, outcome);
+        let is_over = delivery.is_over();
+        done.push(delivery);
         if !is_over {
             break;
         }
@@ -56,26 +62,57 @@ pub async fn publish(
     done
 }
 
-async fn publish_one(
-    store: &dyn Store,
-    chain: &dyn Chain,
+/// Uploads each receipt to our bucket, oldest first. Stops at the first that must be tried again.
+pub async fn publish(
+    store: Arc<dyn Store>,
     run: RunId,
     uid: Uid,
-    window: Window,
-    digest: Digest,
-    bytes: Vec<u8>,
-) -> Result<(), NotAnchored> {
-    if let Err(error) = store.put(&keys::receipt(run, window, uid, &digest), bytes.into()).await {
-        let reason = format!("our bucket did not take it: {}", error_chain(&error));
-        return Err(NotAnchored::Retry(reason));
+    unpublished: Vec<StoredReceipt>,
+) -> Vec<Delivery> {
+    let mut done = Vec::new();
+    for receipt in unpublished {
+        let key = keys::receipt(run, receipt.window, uid, &receipt.digest);
+        let outcome = match &receipt.bytes {
+            Some(bytes) => store.put(&key, bytes.clone().into()).await.map_err(|error| {
+                Undelivered::Retry(format!("our bucket did not take it: {}", error_chain(&error)))
+            }),
+            None => never(LOST.to_owned()),
+        };
+        let delivery = Delivery::of(&receipt, outcome);
+        let is_over = delivery.is_over();
+        done.push(delivery);
+        if !is_over {
+            break;
+        }
     }
-    let error = match chain.submit(Call::AnchorReceipts { run, window, digest }).await {
+    done
+}
+
+async fn anchor_one(
+    chain: &dyn Chain,
+    run: &RunView,
+    uid: Uid,
+    receipt: &StoredReceipt,
+    bytes: &[u8],
+) -> Result<(), Undelivered> {
+    let StoredReceipt { window, digest, .. } = *receipt;
+    let view = match chain.window(run.id, window).await {
+        Ok(view) => view,
+        Err(error) => return Err(Undelivered::Retry(error_chain(&error))),
+    };
+    let selected = view.and_then(|view| view.selection).map_or_else(Vec::new, |made| made.selected);
+    let probes = match Receipt::open(bytes, &run.params, &chain.genesis()) {
+        Ok(receipt) => probes::root(&receipt, &selected, &run.params),
+        Err(error) => return never(error_chain(&error)),
+    };
+    let call = Call::AnchorReceipts { run: run.id, window, digest, probes };
+    let error = match chain.submit(call).await {
         Ok(_) => return Ok(()),
         Err(error) => error,
     };
     if error.refusal() == Some(Refusal::AlreadyAnchored) {
         // This one, anchored before a crash; or another, of which a lost disk knows nothing.
-        let view = chain.window(run, window).await.ok().flatten();
+        let view = chain.window(run.id, window).await.ok().flatten();
         let anchored = view.and_then(|view| view.receipts.iter().find(|(of, _)| *of == uid).copied());
         return match anchored {
             Some((_, anchored)) if anchored != digest => {
@@ -88,10 +125,10 @@ async fn publish_one(
         Some(
             Refusal::WindowNotKept | Refusal::NotInThisWindow | Refusal::NotASeat | Refusal::NotAValidator,
         ) => never(error_chain(&error)),
-        _ => Err(NotAnchored::Retry(error_chain(&error))),
+        _ => Err(Undelivered::Retry(error_chain(&error))),
     }
 }
 
-fn never(reason: String) -> Result<(), NotAnchored> {
-    Err(NotAnchored::Never(reason))
+fn never(reason: String) -> Result<(), Undelivered> {
+    Err(Undelivered::Never(reason))
 }

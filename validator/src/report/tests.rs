@@ -8,7 +8,7 @@ use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head};
 use codec::Encode as _;
 use ed25519_dalek::SigningKey;
 use protocol::{
-    Block, GenesisHash, RunId, RunParams, SeatId,
+    Block, GenesisHash, RunId, RunParams, SeatId, Terms,
     identity::Signer,
     keys,
     receipt::{FORMAT, MergeRecord, PreviousReceipt, Reputations, SignedReceipt},
@@ -19,7 +19,10 @@ use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
-use store::{MemoryStore, Store as _};
+use store::{
+    MemoryStore, Store as _,
+    faults::{Faults, FaultyStore, Rate},
+};
 use tokio::sync::watch;
 
 const RUN: RunId = RunId(3);
@@ -50,6 +53,22 @@ fn receipt(window: Window, previous: Option<PreviousReceipt>, report: WindowRepo
         statements: Statements::default(),
         before: Reputations { judged: window.previous(), seats: vec![] },
         judgement: None,
+    }
+}
+
+fn run() -> RunView {
+    RunView {
+        id: RUN,
+        owner: [0; 32],
+        params: RunParams::default(),
+        terms: Terms::default(),
+        spec: Digest::default(),
+        manifest: Digest::default(),
+        theta0: Digest::default(),
+        origin: String::new(),
+        treasury: 0,
+        checkpoint: None,
+        paused: false,
     }
 }
 
@@ -105,10 +124,10 @@ fn each_receipt_names_the_one_before_also_after_a_restart() {
     drop(signed);
     let mut signed = open(directory.path());
     let second = store(&mut signed, 5);
-    let pending = signed.pending_receipts();
-    let digests: Vec<_> = pending.iter().map(|(window, digest, _)| (window.0, *digest)).collect();
+    let pending = signed.unanchored_receipts();
+    let digests: Vec<_> = pending.iter().map(|stored| (stored.window.0, stored.digest)).collect();
     assert_eq!(digests, [(2, first), (5, second)]);
-    let last = Receipt::open(pending[1].2.as_ref().unwrap(), &RunParams::default(), &GENESIS).unwrap();
+    let last = Receipt::open(pending[1].bytes.as_ref().unwrap(), &RunParams::default(), &GENESIS).unwrap();
     assert_eq!(last.previous, Some(PreviousReceipt { window: Window(2), digest: first }));
 }
 
@@ -183,6 +202,8 @@ impl Chain for Anchors {
             votes: vec![],
             outcome: None,
             receipts: receipts.collect(),
+            probe_roots: Vec::new(),
+            probes: Vec::new(),
         }))
     }
     async fn weights(&self, _: RunId) -> Result<Vec<(Uid, u16)>, ChainError> {
@@ -226,33 +247,42 @@ impl Chain for Anchors {
     }
 }
 
-/// Publishes pending receipts and marks those that are finished. Returns each window, and whether its receipt is on
-/// the chain.
-async fn publish_all(
-    signed: &mut SignedDb,
-    store: &Arc<MemoryStore>,
-    chain: &Arc<Anchors>,
-) -> Vec<(u32, bool)> {
-    let done = publish(store.clone(), chain.clone(), RUN, UID, signed.pending_receipts()).await;
-    let finished = done.iter().filter(|published| published.is_over());
-    finished.for_each(|published| signed.mark_published(published.window).unwrap());
-    done.into_iter().map(|published| (published.window.0, published.anchored.is_ok())).collect()
+/// Anchors receipts and marks those that are finished. Returns each window, and whether its receipt is on the chain.
+async fn anchor_all(signed: &mut SignedDb, chain: &Arc<Anchors>) -> Vec<(u32, bool)> {
+    let done = anchor(chain.clone(), run(), UID, signed.unanchored_receipts()).await;
+    let finished = done.iter().filter(|delivery| delivery.is_over());
+    finished.for_each(|delivery| signed.mark_anchored(delivery.window).unwrap());
+    done.into_iter().map(|delivery| (delivery.window.0, delivery.outcome.is_ok())).collect()
+}
+
+/// Uploads the receipts of windows before `end` and marks those that are finished. As [`anchor_all`].
+async fn publish_before(signed: &mut SignedDb, store: &Arc<MemoryStore>, end: u32) -> Vec<(u32, bool)> {
+    let done = publish(store.clone(), RUN, UID, signed.unpublished_receipts(Window(end))).await;
+    let finished = done.iter().filter(|delivery| delivery.is_over());
+    finished.for_each(|delivery| signed.mark_published(delivery.window).unwrap());
+    done.into_iter().map(|delivery| (delivery.window.0, delivery.outcome.is_ok())).collect()
 }
 
 #[tokio::test]
-async fn a_restart_publishes_the_same_receipt_to_the_bucket_and_the_chain() {
+async fn a_restart_sends_the_same_receipt_to_the_chain_and_later_to_the_bucket() {
     let directory = tempfile::tempdir().unwrap();
     let (store, chain) = (Arc::new(MemoryStore::new()), Anchors::refusing(vec![]));
     let digest = self::store(&mut open(directory.path()), 2);
+    let key = keys::receipt(RUN, Window(2), UID, &digest);
 
     let mut signed = open(directory.path());
-    assert_eq!(publish_all(&mut signed, &store, &chain).await, [(2, true)]);
+    assert_eq!(anchor_all(&mut signed, &chain).await, [(2, true)]);
     assert_eq!(*chain.taken.lock().unwrap(), [(Window(2), digest)]);
-    assert!(store.get(&keys::receipt(RUN, Window(2), UID, &digest), 1 << 30).await.is_ok());
-    assert!(signed.pending_receipts().is_empty());
+    assert!(store.get(&key, 1 << 30).await.is_err(), "it is anchored, and not public");
+    drop(signed);
+    let mut signed = open(directory.path());
+    assert_eq!(anchor_all(&mut signed, &chain).await, []);
+    assert_eq!(publish_before(&mut signed, &store, 2).await, []);
+    assert_eq!(publish_before(&mut signed, &store, 3).await, [(2, true)]);
+    assert!(store.get(&key, 1 << 30).await.is_ok());
     drop(signed);
     let signed = open(directory.path());
-    assert!(signed.pending_receipts().is_empty());
+    assert!(signed.unanchored_receipts().is_empty() && signed.unpublished_receipts(Window(9)).is_empty());
     assert_eq!(signed.signed_until(), Some(Window(2)));
 }
 
@@ -266,13 +296,28 @@ async fn a_failed_receipt_is_retried_before_later_ones() {
         last: String::new(),
         sent: false,
     };
-    let (store, chain) = (Arc::new(MemoryStore::new()), Anchors::refusing(vec![refused("TooEarly"), early]));
+    let chain = Anchors::refusing(vec![refused("TooEarly"), early]);
     let mut signed = open(directory.path());
     self::store(&mut signed, 2);
     self::store(&mut signed, 3);
-    assert_eq!(publish_all(&mut signed, &store, &chain).await, [(2, false)]);
-    assert_eq!(publish_all(&mut signed, &store, &chain).await, [(2, false)]);
-    assert_eq!(publish_all(&mut signed, &store, &chain).await, [(2, true), (3, true)]);
+    assert_eq!(anchor_all(&mut signed, &chain).await, [(2, false)]);
+    assert_eq!(anchor_all(&mut signed, &chain).await, [(2, false)]);
+    assert_eq!(anchor_all(&mut signed, &chain).await, [(2, true), (3, true)]);
+}
+
+#[tokio::test]
+async fn a_bucket_that_fails_delays_no_anchor_and_loses_no_receipt() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, chain) = (Arc::new(MemoryStore::new()), Anchors::refusing(vec![]));
+    let faults = Faults { unavailable: Rate::Always, ..Faults::default() };
+    let broken = Arc::new(FaultyStore::new(store.clone(), 1, faults));
+    let mut signed = open(directory.path());
+    self::store(&mut signed, 2);
+    self::store(&mut signed, 3);
+    let done = publish(broken, RUN, UID, signed.unpublished_receipts(Window(4))).await;
+    assert_eq!((done.len(), done[0].is_over()), (1, false));
+    assert_eq!(anchor_all(&mut signed, &chain).await, [(2, true), (3, true)]);
+    assert_eq!(publish_before(&mut signed, &store, 4).await, [(2, true), (3, true)]);
 }
 
 #[tokio::test]
@@ -286,9 +331,13 @@ async fn a_receipt_that_the_chain_will_never_take_is_given_up() {
     }
     std::fs::remove_file(directory.path().join(format!("receipts/{RUN}/{}.receipt", Window(4)))).unwrap();
     // Forgotten; the chain has another one; lost from the disk; anchored.
-    let published = publish_all(&mut signed, &store, &chain).await;
-    assert_eq!(published, [(2, false), (3, false), (4, false), (5, true)]);
-    assert!(signed.pending_receipts().is_empty());
+    let anchored = anchor_all(&mut signed, &chain).await;
+    assert_eq!(anchored, [(2, false), (3, false), (4, false), (5, true)]);
+    assert!(signed.unanchored_receipts().is_empty());
+    // The audit of the next window needs the bytes of each that is not lost.
+    let published = publish_before(&mut signed, &store, 6).await;
+    assert_eq!(published, [(2, true), (3, true), (4, false), (5, true)]);
+    assert!(signed.unpublished_receipts(Window(9)).is_empty());
 }
 
 #[tokio::test]
@@ -296,9 +345,9 @@ async fn a_receipt_anchored_before_a_crash_counts_as_anchored() {
     let directory = tempfile::tempdir().unwrap();
     let mut signed = open(directory.path());
     let digest = self::store(&mut signed, 2);
-    let (store, chain) = (Arc::new(MemoryStore::new()), Anchors::refusing(vec![]));
+    let chain = Anchors::refusing(vec![]);
     chain.taken.lock().unwrap().push((Window(2), digest));
-    assert_eq!(publish_all(&mut signed, &store, &chain).await, [(2, true)]);
+    assert_eq!(anchor_all(&mut signed, &chain).await, [(2, true)]);
 }
 
 #[test]

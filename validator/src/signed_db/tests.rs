@@ -1,5 +1,6 @@
 use super::*;
 use protocol::receipt::ReportedFault;
+use std::slice;
 
 const GENESIS: GenesisHash = GenesisHash([1; 32]);
 const RUN: RunId = RunId(3);
@@ -28,6 +29,10 @@ fn vote(epoch: u32, weight: u16) -> WeightVote {
 
 fn receipt(bytes: &[u8]) -> SignedReceipt {
     SignedReceipt { digest: Digest::of(bytes), bytes: bytes.to_vec() }
+}
+
+fn stored(window: u32, bytes: &[u8]) -> StoredReceipt {
+    StoredReceipt { window: Window(window), digest: Digest::of(bytes), bytes: Some(bytes.to_vec()) }
 }
 
 fn judged(window: u32) -> Reputations {
@@ -113,16 +118,36 @@ fn a_receipt_replaces_the_reports_up_to_its_window() {
     assert_eq!(db.unsigned_before(Window(9)), [Window(4)]);
     let latest = PreviousReceipt { window: Window(3), digest: Digest::of(b"three") };
     assert_eq!((db.latest_receipt(), db.reputations()), (Some(latest), &judged(3)));
-    let pending: Vec<_> = db.pending_receipts();
-    assert_eq!(pending[0], (Window(2), Digest::of(b"two"), Some(b"two".to_vec())));
-    assert_eq!(pending.len(), 2);
+    assert_eq!(db.unanchored_receipts(), [stored(2, b"two"), stored(3, b"three")]);
+    db.mark_anchored(Window(2)).unwrap();
+    drop(db);
+    let db = open(directory.path());
+    assert_eq!(db.unanchored_receipts(), [stored(3, b"three")]);
+    // A file that is not what was signed is not sent.
+    fs::write(db.receipt_path(Window(3)), b"another").unwrap();
+    let lost = StoredReceipt { bytes: None, ..stored(3, b"three") };
+    assert_eq!(db.unanchored_receipts(), slice::from_ref(&lost));
+    assert_eq!(db.receipt(Window(3)), Some(lost));
+}
+
+#[test]
+fn a_receipt_is_anchored_and_published_at_different_times_also_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut db = open(directory.path());
+    for (window, bytes) in [(2, b"two"), (3, b"tri"), (4, b"for")] {
+        db.store_receipt(Window(window), &receipt(bytes), None).unwrap();
+        db.mark_anchored(Window(window)).unwrap();
+    }
+    drop(db);
+    let mut db = open(directory.path());
+    assert_eq!(db.unanchored_receipts(), []);
+    assert_eq!(db.unpublished_receipts(Window(2)), []);
+    assert_eq!(db.unpublished_receipts(Window(4)), [stored(2, b"two"), stored(3, b"tri")]);
     db.mark_published(Window(2)).unwrap();
     drop(db);
     let db = open(directory.path());
-    assert_eq!(db.pending_receipts(), [(Window(3), Digest::of(b"three"), Some(b"three".to_vec()))]);
-    // A file that is not what was signed is not published.
-    fs::write(db.receipt_path(Window(3)), b"another").unwrap();
-    assert_eq!(db.pending_receipts(), [(Window(3), Digest::of(b"three"), None)]);
+    assert_eq!(db.unpublished_receipts(Window(9)), [stored(3, b"tri"), stored(4, b"for")]);
+    assert_eq!(db.receipt(Window(2)), Some(stored(2, b"two")));
 }
 
 #[test]
@@ -133,7 +158,7 @@ fn a_window_has_one_receipt_also_after_a_restart() {
     for _ in 0..2 {
         assert!(!db.store_receipt(Window(2), &receipt(b"another"), Some(judged(9))).unwrap());
         assert!(!db.store_receipt(Window(1), &receipt(b"earlier"), Some(judged(9))).unwrap());
-        assert_eq!(db.pending_receipts(), [(Window(2), Digest::of(b"two"), Some(b"two".to_vec()))]);
+        assert_eq!(db.unanchored_receipts(), [stored(2, b"two")]);
         assert_eq!(db.reputations(), &judged(2));
         drop(db);
         db = open(directory.path());
@@ -149,7 +174,7 @@ fn receipts_that_left_the_bucket_leave_the_disk() {
     db.store_receipt(Window(2 + node::prune::RECEIPT_WINDOWS_KEPT), &receipt(b"x"), None).unwrap();
     assert!(file.exists());
     db.store_receipt(Window(3 + node::prune::RECEIPT_WINDOWS_KEPT), &receipt(b"y"), None).unwrap();
-    assert!(!file.exists() && db.pending_receipts().len() == 2);
+    assert!(!file.exists() && db.unpublished_receipts(Window(u32::MAX)).len() == 2);
 }
 
 #[test]
@@ -176,7 +201,7 @@ fn a_receipt_whose_file_cannot_be_written_is_not_stored() {
     fs::create_dir_all(file.join("child")).unwrap();
     for _ in 0..2 {
         assert!(db.store_receipt(NOW, &receipt(b"now"), Some(judged(8))).is_err());
-        assert_eq!((db.signed_until(), db.pending_receipts().len()), (None, 0));
+        assert_eq!((db.signed_until(), db.unanchored_receipts().len()), (None, 0));
         assert_eq!((db.unsigned_before(NOW.next()), db.reputations()), (vec![NOW], &Reputations::default()));
     }
     fs::remove_dir_all(&file).unwrap();
@@ -184,7 +209,7 @@ fn a_receipt_whose_file_cannot_be_written_is_not_stored() {
     assert!(db.store_receipt(NOW, &receipt(b"another"), Some(judged(8))).unwrap());
     drop(db);
     let db = open(directory.path());
-    assert_eq!(db.pending_receipts(), [(NOW, Digest::of(b"another"), Some(b"another".to_vec()))]);
+    assert_eq!(db.unanchored_receipts(), [stored(NOW.0, b"another")]);
 }
 
 #[test]

@@ -271,7 +271,7 @@ impl World {
         let call = match self.dice.below(10) {
             0 => {
                 let (digest, window) = (digest(1), Window(window.0.saturating_sub(1)));
-                Call::anchor_receipts { run, window, digest }
+                Call::anchor_receipts { run, window, digest, probes: digest }
             }
             1 => {
                 let signed = self.statement(&scene, &hotkey, uid);

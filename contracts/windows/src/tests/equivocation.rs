@@ -197,7 +197,7 @@ fn a_holder_does_not_answer_for_windows_before_its_time() {
 fn a_statement_that_contradicts_the_chain_is_proof() {
     with_stakes(|| {
         play(0, &VALIDATORS);
-        assert_ok!(Windows::anchor_receipts(signed(3), RUN, Window(0), digest(9)));
+        assert_ok!(Windows::anchor_receipts(signed(3), RUN, Window(0), digest(9), digest(8)));
         let valid: Vec<_> = MINERS.iter().map(|uid| (*uid, VALID)).collect();
         let said = [
             (StatementKind::Attestation, Digest::of(&verdicts(&valid).encode())),
@@ -273,7 +273,8 @@ fn a_former_holder_answers_with_its_unbonding_stake_and_not_for_its_successor() 
 #[test]
 fn receipts_are_anchored_once_and_after_the_window_is_finalised() {
     with_run(params(), || {
-        let anchor = |uid, window| Windows::anchor_receipts(signed(uid), RUN, Window(window), digest(9));
+        let anchor =
+            |uid, window| Windows::anchor_receipts(signed(uid), RUN, Window(window), digest(9), digest(8));
         assert_noop!(anchor(3, 0), Error::<Test>::WindowNotKept);
         go_to(0, 17);
         assert_noop!(anchor(3, 0), Error::<Test>::TooEarly);
@@ -284,10 +285,10 @@ fn receipts_are_anchored_once_and_after_the_window_is_finalised() {
         assert_eq!(view(0).receipts, [(Uid(3), digest(9)), (Uid(4), digest(9))]);
         assert_noop!(anchor(0, 0), Error::<Test>::NotAValidator);
         assert_noop!(anchor(40, 0), Error::<Test>::NotASeat);
-        let other = Windows::anchor_receipts(signed(3), RunId(8), Window(0), digest(9));
+        let other = Windows::anchor_receipts(signed(3), RunId(8), Window(0), digest(9), digest(8));
         assert_eq!(other, Err(Error::<Test>::UnknownRun.into()));
         assert_noop!(
-            Windows::anchor_receipts(RuntimeOrigin::none(), RUN, Window(0), digest(9)),
+            Windows::anchor_receipts(RuntimeOrigin::none(), RUN, Window(0), digest(9), digest(8)),
             DispatchError::BadOrigin
         );
         go_to(1, 0);

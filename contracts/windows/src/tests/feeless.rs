@@ -64,11 +64,11 @@ fn attestations_and_votes_are_free_while_they_would_succeed() {
         assert!(is_free(3, vote_call()));
         assert_ok!(vote(3, 0, 50, None));
         assert!(!is_free(3, vote_call()));
-        let anchor = || Call::anchor_receipts { run: RUN, window: NOW, digest: digest(1) };
+        let anchor = || Call::anchor_receipts { run: RUN, window: NOW, digest: digest(1), probes: digest(2) };
         assert!(!is_free(3, anchor()));
         go_to(0, 18);
         assert!(is_free(3, anchor()));
-        assert_ok!(Windows::anchor_receipts(signed(3), RUN, NOW, digest(1)));
+        assert_ok!(Windows::anchor_receipts(signed(3), RUN, NOW, digest(1), digest(2)));
         assert!(!is_free(3, anchor()));
     });
 }

@@ -7,6 +7,8 @@ pub mod favourer;
 pub mod inventor;
 pub mod lazy_voter;
 pub mod paid_stall;
+pub mod prober;
+pub mod receipt_copier;
 pub mod third_excluder;
 pub mod two_faced;
 pub mod weight_copier;

@@ -33,6 +33,8 @@ fn view() -> WindowView {
         votes: vec![],
         outcome: None,
         receipts: vec![],
+        probe_roots: Vec::new(),
+        probes: Vec::new(),
     }
 }
 
@@ -66,6 +68,24 @@ fn the_copier_posts_the_consensus_and_has_measured_nobody() {
     assert!(copier.measured(Window(3), measurements()).seats.is_empty());
     let honest = vec![(Uid(3), Verdict::Valid)];
     assert_eq!(copier.verdicts(&view(), honest.clone()), Some(honest));
+}
+
+#[test]
+fn the_prober_answers_with_the_losses_before() {
+    let mut prober = strategy("prober");
+    assert_eq!(prober.weights(&view(), OWN.to_vec()), [(Uid(3), 65535), (Uid(4), 100)]);
+    let said = prober.measured(Window(3), measurements());
+    assert_eq!(said.seats.len(), 2);
+    for Measured { own, common } in said.seats.values() {
+        assert!(own.iter().chain(common).all(|pair| pair.before == 3.0 && pair.after == 3.0));
+    }
+}
+
+#[test]
+fn the_receipt_copier_measures_nobody_and_without_receipts_posts_the_consensus() {
+    let mut copier = strategy("receipt-copier");
+    assert_eq!(copier.weights(&view(), OWN.to_vec()), [(Uid(3), 65535), (Uid(4), 100)]);
+    assert!(copier.measured(Window(3), measurements()).seats.is_empty());
 }
 
 #[test]

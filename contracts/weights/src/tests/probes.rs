@@ -1,0 +1,264 @@
+//! Measurements that validators show after an epoch, and what they earn by it (PROT-30).
+
+use super::*;
+use pallet_windows::Anchor;
+use protocol::probe::{self, Leaves};
+
+/// The first windows of the run, of which all contributions are drawn after epoch 1: two windows of three seats.
+const PROBED: [Window; 2] = [Window(0), Window(1)];
+const SEATS: [u16; 3] = [0, 1, 2];
+/// The block after the opening of the first window of epoch 2.
+const DRAWN: u64 = 31;
+
+/// What a validator measured of a contribution.
+type Measured = fn(Window, u16) -> Option<Vec<u32>>;
+
+/// A validator's losses, and whether it shows them.
+#[derive(Clone, Copy)]
+struct Validator {
+    measured: Measured,
+    shows: bool,
+}
+
+const HONEST: Validator = Validator { measured: truth, shows: true };
+/// Posts the weights of others, binds itself to nothing and shows nothing.
+const COPIER: Validator = Validator { measured: |_, _| None, shows: false };
+
+/// The losses after a contribution, in millionths of a nat.
+fn truth(window: Window, seat: u16) -> Option<Vec<u32>> {
+    let gain = 900 * (u32::from(seat) + 1) + 400 * window.0;
+    Some(vec![3_000_000 - gain, 2_500_000 - 2 * gain])
+}
+
+fn leaves(uid: u16, window: Window, measured: Measured) -> Vec<Digest> {
+    let validator = pallet_registry::SeatsOf::<Test>::get(RUN, Uid(uid)).unwrap().id(Uid(uid));
+    let of = Leaves { run: RUN, window, validator };
+    SEATS.map(|seat| of.leaf(Uid(seat), measured(window, seat).as_deref())).to_vec()
+}
+
+fn anchor(uid: u16, window: Window, probes: Digest) -> DispatchResult {
+    Windows::anchor_receipts(signed(uid), RUN, window, Digest([4; 32]), probes)
+}
+
+/// The validator's answers in the order of the draw.
+fn answers(uid: u16, measured: Measured) -> Shown<Answer> {
+    let drawn = Windows::window_view(RUN, Window(4)).unwrap().probes;
+    let answers = drawn.iter().map(|of| {
+        let proof = probe::proof(&leaves(uid, of.window, measured), usize::from(of.uid.0)).unwrap();
+        let losses = measured(of.window, of.uid.0)?;
+        Some(probe::Answer { losses, proof }.try_into().unwrap())
+    });
+    answers.collect::<Vec<_>>().try_into().unwrap()
+}
+
+fn show(uid: u16, answers: Shown<Answer>) -> DispatchResult {
+    Weights::open_probes(signed(uid), RUN, 1, answers)
+}
+
+/// Runs epochs 0 and 1 with all windows merged, up to the draw of epoch 1. All validators attest, vote and post
+/// the same weights, and bind themselves to what they `measured`.
+fn until_the_draw(measured: [Measured; 3], story: impl FnOnce()) {
+    let params = RunParams { min_contributions: 1, localnet: true, ..params() };
+    with_params(params, || {
+        let update = Vote { update: Digest([7; 32]), state_root: None };
+        let weights: &[(u16, u16)] = &[(0, 3), (1, 2), (2, 1)];
+        for window in (0..4).map(Window) {
+            let opens = u64::from(SCHEDULE.opens_at(window).0);
+            go_to_block(opens);
+            for seat in SEATS {
+                assert_ok!(Windows::commit(signed(seat), RUN, window, Digest([1; 32])));
+            }
+            let over = window.0.checked_sub(1).map(Window).filter(|over| PROBED.contains(over));
+            for (uid, measured) in VALIDATORS.into_iter().zip(measured) {
+                if let Some(over) = over {
+                    assert_ok!(anchor(uid, over, probe::root(&leaves(uid, over, measured))));
+                }
+            }
+            go_to_block(opens + 2);
+            for uid in VALIDATORS {
+                let seen = SEATS.map(|seat| (Uid(seat), Verdict::Valid)).to_vec().try_into().unwrap();
+                assert_ok!(Windows::attest(signed(uid), RUN, window, seen, Digest([0; 32])));
+                if window == Window(2) {
+                    assert_ok!(commit(uid, 1, weights));
+                }
+            }
+            go_to_block(opens + 4);
+            for uid in VALIDATORS {
+                assert_ok!(Windows::vote(signed(uid), RUN, window, update));
+            }
+        }
+        go_to_block(DRAWN);
+        for uid in VALIDATORS {
+            assert_ok!(reveal(uid, 1, weights));
+        }
+        story();
+    });
+}
+
+/// The dividends of epoch 1, by validator, in parts of a thousand.
+fn dividends(validators: [Validator; 3]) -> [u64; 3] {
+    dividends_and(validators, || {})
+}
+
+/// The same, and runs `at_the_close`.
+fn dividends_and(validators: [Validator; 3], at_the_close: impl FnOnce()) -> [u64; 3] {
+    until_the_draw(validators.map(|validator| validator.measured), || {
+        for (uid, Validator { measured, shows }) in VALIDATORS.into_iter().zip(validators) {
+            if shows {
+                assert_ok!(show(uid, answers(uid, measured)));
+            }
+        }
+        go_to_block(35);
+        at_the_close();
+    });
+    paid()
+}
+
+fn paid() -> [u64; 3] {
+    let consensus = Paid::get().pop().unwrap().2;
+    assert_eq!(consensus.dividends.iter().map(|(_, share)| share).sum::<u64>(), ONE, "pay is conserved");
+    let of = |uid| consensus.dividends.iter().find(|(of, _)| *of == Uid(uid)).map_or(0, |(_, share)| *share);
+    VALIDATORS.map(|uid| (of(uid) * 1000 + ONE / 2) / ONE)
+}
+
+#[test]
+fn honest_validators_that_show_everything_earn_alike() {
+    assert_eq!(dividends([HONEST; 3]), [333; 3]);
+}
+
+#[test]
+fn a_copier_of_weights_that_measures_nothing_earns_no_dividends() {
+    assert_eq!(dividends([HONEST, HONEST, COPIER]), [500, 500, 0]);
+}
+
+#[test]
+fn a_copier_that_guesses_the_losses_earns_no_dividends() {
+    // The losses of the model without the contribution, which one evaluation for all seats gives.
+    let guesses = Validator { measured: |_, _| Some(vec![3_000_000, 2_500_000]), shows: true };
+    assert_eq!(dividends([HONEST, HONEST, guesses]), [500, 500, 0]);
+}
+
+#[test]
+fn a_validator_cannot_show_what_another_measured() {
+    until_the_draw([truth, truth, |_, _| None], || {
+        // Even the root of another, had it been copied, binds the other's seat.
+        Anchors::insert_copy(4, 5);
+        let copied = answers(4, truth);
+        assert_ok!(show(4, copied.clone()));
+        assert_noop!(show(5, copied), Error::<Test>::OtherThanAnchored);
+        assert_noop!(show(5, answers(5, truth)), Error::<Test>::OtherThanAnchored);
+        assert_ok!(show(3, answers(3, truth)));
+        go_to_block(35);
+    });
+    assert_eq!(paid(), [500, 500, 0]);
+}
+
+/// Copies of anchors.
+struct Anchors;
+
+impl Anchors {
+    /// Gives `to` the roots of `from`, as if it had anchored them when it saw them on the chain.
+    fn insert_copy(from: u16, to: u16) {
+        for window in PROBED {
+            let of: Anchor = pallet_windows::Receipts::<Test>::get((RUN, window), Uid(from)).unwrap();
+            pallet_windows::Receipts::<Test>::insert((RUN, window), Uid(to), of);
+        }
+    }
+}
+
+#[test]
+fn a_slow_validator_that_measured_half_earns_by_the_half() {
+    let slow = Validator {
+        measured: |window, seat| truth(window, seat).filter(|_| window == Window(0)),
+        shows: true,
+    };
+    let paid = dividends_and([HONEST, HONEST, slow], || System::assert_has_event(judged(5, 6, 3, 0)));
+    assert_eq!(paid, [400, 400, 200]);
+}
+
+#[test]
+fn a_broken_machine_loses_its_own_dividends_only() {
+    let broken = |error: u32| -> Measured {
+        match error {
+            100 => |window, seat| truth(window, seat).map(|losses| vec![losses[0] + 100, losses[1]]),
+            _ => |window, seat| truth(window, seat).map(|losses| vec![losses[0], losses[1] + 101]),
+        }
+    };
+    let of = |error| Validator { measured: broken(error), shows: true };
+    assert_eq!(dividends([HONEST, of(100), HONEST]), [333; 3]);
+    let paid = dividends_and([HONEST, of(101), HONEST], || {
+        System::assert_has_event(judged(4, 6, 0, 6));
+        let stake = pallet_registry::SeatsOf::<Test>::get(RUN, Uid(4)).map(|seat| seat.stake);
+        assert_eq!(stake, Some(STAKE), "no stake is lost");
+    });
+    assert_eq!(paid, [500, 0, 500]);
+}
+
+#[test]
+fn what_no_majority_shows_changes_no_dividends() {
+    assert_eq!(dividends([HONEST, COPIER, COPIER]), [333; 3]);
+}
+
+fn judged(validator: u16, counted: u32, right: u32, wrong: u32) -> RuntimeEvent {
+    let validator = Uid(validator);
+    Event::<Test>::ProbesJudged { run: RUN, epoch: 1, validator, counted, right, wrong }.into()
+}
+
+#[test]
+fn without_merged_windows_nothing_is_drawn_and_dividends_stay() {
+    with_run(|| {
+        epoch_of(0, &all(&[(0, 1)]));
+        go_to_block(revealing(1) + 1);
+        assert_eq!(Windows::window_view(RUN, Window(4)).unwrap().probes, []);
+        assert_noop!(show(3, vec![None].try_into().unwrap()), Error::<Test>::NothingDrawn);
+        assert_eq!(paid(), [333; 3]);
+    });
+}
+
+#[test]
+fn measurements_are_shown_once_after_the_draw_and_only_what_was_anchored_before() {
+    until_the_draw([truth; 3], || {
+        let good = answers(3, truth);
+        let drawn = Windows::window_view(RUN, Window(4)).unwrap().probes;
+        assert_eq!(drawn.len(), 6);
+        let some = |place: usize| {
+            let keep = |(at, answer): (usize, &Option<Answer>)| answer.clone().filter(|_| at == place);
+            Shown::truncate_from(good.iter().enumerate().map(keep).collect())
+        };
+        let call = |uid: u16, answers: &Shown<Answer>| {
+            let call = Call::<Test>::open_probes { run: RUN, epoch: 1, answers: answers.clone() };
+            call.is_feeless(&signed(uid))
+        };
+        assert_noop!(Weights::open_probes(signed(3), RUN, 2, good.clone()), Error::<Test>::RevealNotBegun);
+        assert_noop!(Weights::open_probes(signed(3), RUN, 0, good.clone()), Error::<Test>::RevealOver);
+        assert_noop!(show(0, good.clone()), Error::<Test>::NotAValidator);
+        assert_noop!(show(40, good.clone()), Error::<Test>::NotASeat);
+        let shorter = Shown::truncate_from(good.iter().skip(1).cloned().collect());
+        assert_noop!(show(3, shorter), Error::<Test>::OtherThanDrawn);
+        assert_noop!(show(3, some(6)), Error::<Test>::NothingMeasured);
+        let mut other = good.clone();
+        other[1].as_mut().unwrap().losses[0] += 1;
+        assert_noop!(show(3, other), Error::<Test>::OtherThanAnchored);
+        // A root that came after the draw could be made up for it.
+        pallet_windows::Receipts::<Test>::mutate((RUN, Window(0)), Uid(4), |anchor| {
+            anchor.as_mut().unwrap().at = Window(4);
+        });
+        let of_4 = answers(4, truth);
+        assert_noop!(show(4, of_4.clone()), Error::<Test>::NotAnchored);
+        let late = drawn.iter().zip(of_4).map(|(of, answer)| answer.filter(|_| of.window == Window(1)));
+        assert_ok!(show(4, Shown::truncate_from(late.collect())));
+
+        assert!(call(3, &good) && !call(3, &some(6)));
+        assert_ok!(show(3, good.clone()));
+        assert!(!call(3, &good));
+        assert_noop!(show(3, some(0)), Error::<Test>::AlreadyOpened);
+        System::assert_has_event(
+            Event::<Test>::ProbesOpened { run: RUN, epoch: 1, validator: Uid(3), answered: 6 }.into(),
+        );
+        assert_ok!(show(5, answers(5, truth)));
+        go_to_block(35);
+        assert_eq!(Opened::<Test>::iter().count(), 0);
+        assert_noop!(show(3, good), Error::<Test>::RevealOver);
+        assert_eq!(paid(), [400, 200, 400]);
+    });
+}

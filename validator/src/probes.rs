@@ -1,0 +1,139 @@
+//! Binds this validator to its measurements, and shows those that are drawn (PROT-27, PROT-30).
+//!
+//! With each receipt goes a root over the losses that the validator measured on the window's shared sequences. After an
+//! epoch the chain draws a few contributions, and the validator shows the losses that belong to its roots. Everything
+//! follows from the receipt and the window's selection: nothing else is stored, and an audit recomputes the root.
+
+use crate::{run::Validator, step::RunError};
+use chain_client::{Call, Refusal};
+use node::{Entry, error_chain};
+use protocol::{
+    Digest, RunParams, Uid, Window,
+    probe::{self, Answer, Leaves, Probe},
+    receipt::{Observed, Receipt},
+    select::Selected,
+    view::ProbeRoot,
+};
+use std::collections::BTreeMap;
+
+/// The root over what a receipt says of the selected contributions (PROT-27).
+pub fn root(receipt: &Receipt, selected: &[Selected], params: &RunParams) -> Digest {
+    probe::root(&leaves(receipt, selected, params))
+}
+
+/// The losses after the contribution of `uid` and their proof; `None` if the receipt has none to show.
+pub fn answer(receipt: &Receipt, selected: &[Selected], uid: Uid, params: &RunParams) -> Option<Answer> {
+    let place = selected.iter().position(|one| one.uid == uid)?;
+    let losses = losses(receipt, selected, uid, params)?;
+    Some(Answer { losses, proof: probe::proof(&leaves(receipt, selected, params), place)? })
+}
+
+fn leaves(receipt: &Receipt, selected: &[Selected], params: &RunParams) -> Vec<Digest> {
+    let Receipt { run, window, validator, .. } = *receipt;
+    let leaves = Leaves { run, window, validator };
+    let leaf = |one: &Selected| leaves.leaf(one.uid, losses(receipt, selected, one.uid, params).as_deref());
+    selected.iter().map(leaf).collect()
+}
+
+/// The losses after the contribution of `uid` on the shared sequences, in millionths of a nat per token, rounded to the
+/// nearest. `None` if it was not measured, or if the validator did not hold all selected contributions: what it
+/// measured then is scaled by other norms than those of the other validators (PROT-17).
+fn losses(receipt: &Receipt, selected: &[Selected], uid: Uid, params: &RunParams) -> Option<Vec<u32>> {
+    let judgement = receipt.judgement.as_ref()?;
+    if !selected.iter().all(|one| judgement.held.contains(&one.uid)) {
+        return None;
+    }
+    let Observed::Valid { measured: Some(measured), .. } = &receipt.of(uid)?.observed else { return None };
+    let shared = probe::sequences(params.evaluation_sequences);
+    let losses = measured.common_after.iter().take(shared).map(|loss| probe::millionths(loss.get()));
+    let losses: Vec<u32> = losses.collect();
+    (!losses.is_empty()).then_some(losses)
+}
+
+impl Validator {
+    /// In the first windows of an epoch, shows what this validator measured of the contributions that were drawn of the
+    /// epoch before. A validator that shows less is paid less for that epoch.
+    pub(crate) async fn open_probes(&mut self, window: Window) -> Result<(), RunError> {
+        let (run, params) = (self.node.run_id(), self.node.run().params);
+        let Some(epoch) = window.epoch(params.epoch_windows).checked_sub(1) else { return Ok(()) };
+        let first = Window((epoch + 1).saturating_mul(params.epoch_windows));
+        let is_over = first.0.saturating_add(params.reveal_windows) <= window.0;
+        if is_over || Some(epoch) <= self.probes_opened {
+            return Ok(());
+        }
+        // The chain draws in the block after the opening.
+        self.node.wait_past(self.node.schedule().opens_at(first)).await?;
+        let Some(view) = self.node.window_view(first).await? else { return Ok(()) };
+        if view.probes.is_empty() {
+            return Ok(());
+        }
+        let answers = self.answers(first, &view.probes).await?;
+        let drawn = u32::try_from(answers.len()).unwrap_or(u32::MAX);
+        let answered = u32::try_from(answers.iter().flatten().count()).unwrap_or(u32::MAX);
+        let shown = Entry::Answered { epoch, answered, drawn };
+        let entry = match answered {
+            // The chain takes no call without an answer.
+            0 => Some(shown),
+            _ => match self.node.chain().submit(Call::OpenProbes { run, epoch, answers }).await {
+                Ok(_) => Some(shown),
+                // By a process before this one.
+                Err(error) if error.refusal() == Some(Refusal::AlreadyOpened) => None,
+                // Kept for the next window.
+                Err(error) if error.refusal() == Some(Refusal::RevealNotBegun) => return Ok(()),
+                Err(error) if error.is_transient() => return Err(error.into()),
+                Err(error) => {
+                    let reason = error_chain(&error);
+                    tracing::warn!(epoch, reason, "no measurement is shown, and no dividends for the epoch");
+                    let reason = format!("no measurement of epoch {epoch} is shown: {reason}");
+                    Some(Entry::Abstained { window, reason })
+                }
+            },
+        };
+        self.probes_opened = Some(epoch);
+        if let Some(entry) = entry {
+            self.node.journal.write(&entry);
+        }
+        Ok(())
+    }
+
+    /// One answer for each probe, in order. `None` for what was not measured, or not anchored before the window `first`.
+    async fn answers(&self, first: Window, probes: &[Probe]) -> Result<Vec<Option<Answer>>, RunError> {
+        let mut bound = BTreeMap::new();
+        let mut answers = Vec::with_capacity(probes.len());
+        for Probe { window, uid } in probes {
+            if !bound.contains_key(window) {
+                bound.insert(*window, self.bound_by(*window, first).await?);
+            }
+            let params = &self.node.run().params;
+            let answer = bound
+                .get(window)
+                .and_then(Option::as_ref)
+                .and_then(|(receipt, selected)| answer(receipt, selected, *uid, params));
+            answers.push(answer);
+        }
+        Ok(answers)
+    }
+
+    /// This validator's receipt of `window` and the window's selection, if the chain has the receipt's root since before
+    /// the window `first`.
+    async fn bound_by(
+        &self,
+        window: Window,
+        first: Window,
+    ) -> Result<Option<(Receipt, Vec<Selected>)>, RunError> {
+        let params = &self.node.run().params;
+        let Some(bytes) = self.signed.receipt(window).and_then(|stored| stored.bytes) else {
+            return Ok(None);
+        };
+        let Some(view) = self.node.window_view(window).await? else { return Ok(None) };
+        let Ok(receipt) = Receipt::open(&bytes, params, &self.node.chain().genesis()) else {
+            return Ok(None);
+        };
+        let selected = view.selection.map_or_else(Vec::new, |made| made.selected);
+        let ours = root(&receipt, &selected, params);
+        let is_bound = |anchored: &ProbeRoot| {
+            anchored.validator == self.node.uid() && anchored.root == ours && anchored.at < first
+        };
+        Ok(view.probe_roots.iter().any(is_bound).then_some((receipt, selected)))
+    }
+}
