@@ -112,6 +112,8 @@ pub enum Kind {
     Absent,
     #[error("not observed")]
     Unobserved,
+    #[error("not fetched")]
+    Unfetched,
     #[error("faulty")]
     Faulty,
     #[error("valid")]
@@ -123,6 +125,7 @@ impl Kind {
         match observed {
             Observed::Absent => Kind::Absent,
             Observed::Unobserved => Kind::Unobserved,
+            Observed::Unfetched => Kind::Unfetched,
             Observed::Faulty { .. } => Kind::Faulty,
             Observed::Valid { .. } => Kind::Valid,
         }

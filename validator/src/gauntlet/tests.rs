@@ -167,6 +167,7 @@ fn the_report_of_one_window() {
         let observed = match &report.observed {
             Seen::Absent => "absent",
             Seen::Unobserved => "unobserved",
+            Seen::Unfetched => "unfetched",
             Seen::Faulty { label, .. } => label,
             Seen::Waiting => "waiting",
             Seen::Evaluated => "evaluated",
@@ -563,6 +564,7 @@ fn any_observed() -> impl Strategy<Value = Observed> {
     prop_oneof![
         Just(Observed::Absent),
         Just(Observed::Unobserved),
+        Just(Observed::Unfetched),
         Just(Observed::Faulty { label: "late".into(), detail: "late".into() }),
         (any::<u32>(), measured, proptest::option::of((0u16..9, 0u32..9))).prop_map(
             |(trained, measured, found)| {
