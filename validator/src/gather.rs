@@ -66,7 +66,7 @@ enum Observation {
 pub struct GatherDeadlines {
     /// A contribution that is not in its bucket by then is missing.
     pub reveal_by: Block,
-    /// Unfinished downloads are cancelled then. The rest of the phase is for copying and attesting.
+    /// Unfinished downloads are cancelled then. The rest of the phase is for attesting.
     pub give_up: Block,
 }
 
@@ -105,7 +105,7 @@ impl Validator {
                 && !gathered.unfetched.contains(&seat.id.uid)
         });
         for seat in fetched {
-            let failed = gathered.faulty.contains_key(&seat.id.uid);
+            let failed = !gathered.valid.contains_key(&seat.id.uid);
             self.fetch_history.record(seat.id, view.window, failed);
         }
         gathered

@@ -26,12 +26,13 @@ pub struct FetchHistory(BTreeMap<SeatId, LastFetch>);
 #[derive(Clone, Copy, Debug)]
 struct LastFetch {
     window: Window,
-    /// Whether the seat was at fault.
+    /// Whether it brought no valid contribution, whatever the cause.
     failed: bool,
 }
 
 impl FetchHistory {
-    /// Records that `seat` was fetched in `window`, and whether the seat was at fault.
+    /// Records a fetch from `seat` in `window`. It failed if it brought no valid contribution, whatever the cause: it is
+    /// no evidence, and decides only the order.
     pub fn record(&mut self, seat: SeatId, window: Window, failed: bool) {
         self.0.insert(seat, LastFetch { window, failed });
     }
