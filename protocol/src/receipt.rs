@@ -256,6 +256,9 @@ pub enum Observed {
         #[serde(rename = "twin")]
         near_duplicate: Option<NearDuplicate>,
     },
+    /// Committed, and this validator did not fetch it: it was not its turn among the seats without a consensus weight
+    /// (PROT-13).
+    Unfetched,
 }
 
 /// A near-duplicate (PROT-25).

@@ -111,7 +111,8 @@ fn drawn_place(seed: &Digest, draw: u64, candidates: &[Candidate]) -> Option<usi
     })
 }
 
-fn newcomer_rank(seed: &Digest, uid: Uid) -> Digest {
+/// The place of a newcomer in the draw: the lowest come first (PROT-16). `seed` is that of [`select`].
+pub fn newcomer_rank(seed: &Digest, uid: Uid) -> Digest {
     Digest::of_parts(&[&seed.0, b"newcomer", &uid.0.to_le_bytes()])
 }
 

@@ -16,7 +16,7 @@ use ed25519_dalek::SigningKey;
 use model::{ModelConfig, Recipe, init_flat};
 use nn::{Device, Evaluator, Trainer};
 use node::{
-    Codec, Contribution,
+    Codec, Contribution, HeldContribution,
     codec::{self, Input, Update},
 };
 use protocol::{
@@ -128,7 +128,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for window in 0..windows {
         let before: Vec<Vec<u8>> = miners.iter().map(|miner| miner.body.clone()).collect();
         let mut assigned: BTreeMap<Uid, Vec<u64>> = BTreeMap::new();
-        let mut contributions: BTreeMap<Uid, Contribution> = BTreeMap::new();
+        let mut contributions: BTreeMap<Uid, HeldContribution> = BTreeMap::new();
         let order = protocol::assign::Permutation::new(&Digest::of(b"example"), dataset.training_sequences());
         for place in 0..miners.len() {
             let own: Vec<u64> = (0..sequences as u64).map(|at| order.at(cursor + at)).collect();
@@ -182,7 +182,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             let bytes = submission::seal(&header, &body, &key);
             let square_norms = sent.square_norms(&body)?;
             let digest = Digest::of(&bytes);
-            contributions.insert(uid, Contribution { digest, bytes: bytes.into(), header, square_norms });
+            let contribution = Contribution { digest, bytes: bytes.into(), header, square_norms };
+            contributions.insert(uid, contribution.into());
             let sketch = Sketch::of(&sent.decode(&body)?);
             miners[place].body = body;
             miners[place].sketches.push(sketch);

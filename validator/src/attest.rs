@@ -1,30 +1,44 @@
-//! Attests each committed contribution as valid or faulty (PROT-14), and copies the valid ones to this validator's
+//! Attests each committed contribution as valid or faulty (PROT-14), and copies the selected ones to this validator's
 //! bucket (PROT-15).
 
 use crate::{gather::Gathered, run::Validator, step::Stop};
 use chain_client::{Call, Refusal};
-use node::{Contribution, Entry, Follower, error_chain, journal::SeatFault};
+use futures::StreamExt as _;
+use node::{Entry, HeldContribution, error_chain, journal::SeatFault};
 use protocol::{
-    Uid, Window, keys,
+    RunId, Uid, Window,
+    keys::{self, ObjectKey},
     receipt::{self, Attestation, NotObserved, ReportedFault},
     view::{Verdict, WindowView},
 };
-use std::collections::BTreeMap;
-use store::{Store, StoreError};
+use std::{collections::BTreeMap, sync::Arc};
+use store::Store;
 
-/// Copies attested contributions to our bucket under their own names: a miner cannot show its bytes to one validator
-/// alone (PROT-15).
-pub async fn mirror(
-    store: &dyn Store,
-    follower: &Follower,
-    window: Window,
-    contributions: &BTreeMap<Uid, Contribution>,
-) -> Result<(), StoreError> {
-    for contribution in contributions.values() {
-        let key = keys::contribution(follower.run.id, window, &contribution.digest);
-        store.put(&key, contribution.bytes.clone()).await?;
-    }
-    Ok(())
+/// Uploads at the same time.
+const UPLOADS: usize = 4;
+
+/// Those of `held` that are selected, with their names in a bucket.
+pub fn selected_of(
+    run: RunId,
+    view: &WindowView,
+    held: &BTreeMap<Uid, HeldContribution>,
+) -> Vec<(ObjectKey, HeldContribution)> {
+    let selected = view.selection.iter().flat_map(|selection| &selection.selected);
+    let held = selected.filter_map(|one| held.get(&one.uid).filter(|held| held.digest == one.digest));
+    held.map(|held| (keys::contribution(run, view.window, &held.digest), held.clone())).collect()
+}
+
+/// Copies selected contributions to our bucket under their own names: a validator that could not get one from its miner
+/// gets it there (PROT-15). A failure is logged: other validators copy them too.
+pub async fn mirror(store: Arc<dyn Store>, contributions: Vec<(ObjectKey, HeldContribution)>) {
+    let store = &*store;
+    let copies = contributions.into_iter().map(|(key, held)| async move {
+        if let Err(error) = held.put(store, &key).await {
+            let error = error_chain(&error);
+            tracing::warn!(object = %key, error, "could not copy a selected contribution to our bucket");
+        }
+    });
+    futures::stream::iter(copies).buffer_unordered(UPLOADS).collect::<()>().await;
 }
 
 impl Validator {
@@ -35,23 +49,8 @@ impl Validator {
         if view.attested.contains(&self.node.uid()) {
             return Ok(());
         }
-        let mut not_observed = gathered.not_observed.clone();
-        // Names in a bucket are public: copies made now would tell a hidden attestation. They are made before its
-        // reveal (PROT-30).
-        let mirrored = if self.hides() {
-            Ok(())
-        } else {
-            mirror(&*self.node.store, self.node.follower(), window, &gathered.valid).await
-        };
-        let mut verdicts: Vec<(Uid, Verdict)> = Vec::new();
-        match mirrored {
-            Ok(()) => verdicts.extend(gathered.valid.keys().map(|uid| (*uid, Verdict::Valid))),
-            // Without copies we cannot attest them. That is our failure, not the miners'.
-            Err(error) => {
-                let reason = format!("our bucket did not take its bytes: {}", error_chain(&error));
-                not_observed.extend(gathered.valid.keys().map(|uid| (*uid, reason.clone())));
-            }
-        }
+        let mut verdicts: Vec<(Uid, Verdict)> =
+            gathered.valid.keys().map(|uid| (*uid, Verdict::Valid)).collect();
         verdicts.extend(gathered.faulty.keys().map(|uid| (*uid, Verdict::Faulty)));
         verdicts.sort_by_key(|(uid, _)| *uid);
         let deadline = self.node.schedule().attest_deadline(window);
@@ -59,7 +58,7 @@ impl Validator {
         let view = looked.as_ref().unwrap_or(view);
         let Some(verdicts) = self.strategy.verdicts(view, verdicts) else { return Ok(()) };
 
-        let attestation = attestation(&verdicts, gathered, &not_observed);
+        let attestation = attestation(&verdicts, gathered);
         let store = self.store_before(deadline, |signed| {
             signed.store_attestation(window, view.lineage, attestation.clone())
         });
@@ -74,32 +73,24 @@ impl Validator {
             Call::Attest { run, window, verdicts: verdicts.clone(), next_salt }
         };
         self.node.submit_once(call, Refusal::AlreadyAttested).await?;
-        self.node.journal.write(&attested(window, &verdicts, gathered, not_observed));
+        self.node.journal.write(&attested(window, &verdicts, gathered));
         Ok(())
     }
 
-    /// In a run that hides attestations, reveals the one that was committed (PROT-30), after copying what it calls
-    /// valid (PROT-15). Without the copies it is not revealed.
+    /// In a run that hides attestations, reveals the one that was committed (PROT-30), if this validator still holds
+    /// what it calls valid (PROT-15).
     pub(crate) async fn reveal_attestation(
         &mut self,
         window: Window,
-        at_hand: &BTreeMap<Uid, Contribution>,
+        held: &BTreeMap<Uid, HeldContribution>,
     ) -> Result<(), Stop> {
         let run = self.node.run_id();
         let attestation = self.signed.report(window).and_then(|report| report.attestation.as_ref());
         let Some(attestation) = attestation.filter(|_| self.hides()) else { return Ok(()) };
-        let mut attested = BTreeMap::new();
-        for uid in &attestation.valid {
-            let Some(held) = at_hand.get(uid) else {
-                return Err(Stop::skip(format!("the bytes of uid {uid} are not at hand any more")));
-            };
-            attested.insert(*uid, held.clone());
+        if let Some(uid) = attestation.valid.iter().find(|uid| !held.contains_key(uid)) {
+            return Err(Stop::skip(format!("the bytes of uid {uid} are not at hand any more")));
         }
         let verdicts = attestation.verdicts();
-        if let Err(error) = mirror(&*self.node.store, self.node.follower(), window, &attested).await {
-            let reason = format!("our bucket did not take what it attests: {}", error_chain(&error));
-            return Err(Stop::skip(reason));
-        }
         let salt = self.salts.commit_reveal(run, window, &verdicts);
         self.node
             .submit_once(Call::RevealAttestation { run, window, verdicts, salt }, Refusal::AlreadyAttested)
@@ -108,11 +99,7 @@ impl Validator {
 }
 
 /// The attestation, with the reasons that the window's receipt gives for it.
-pub(crate) fn attestation(
-    verdicts: &[(Uid, Verdict)],
-    gathered: &Gathered,
-    not_observed: &BTreeMap<Uid, String>,
-) -> Attestation {
+pub(crate) fn attestation(verdicts: &[(Uid, Verdict)], gathered: &Gathered) -> Attestation {
     let of = |wanted| verdicts.iter().filter(move |(_, verdict)| *verdict == wanted).map(|(uid, _)| *uid);
     let fault = |uid| match gathered.faulty.get(&uid) {
         Some(fault) => {
@@ -121,7 +108,7 @@ pub(crate) fn attestation(
         }
         None => ReportedFault { uid, label: "unsaid".to_owned(), detail: String::new() },
     };
-    let unseen = not_observed.iter().filter(|(uid, _)| verdicts.iter().all(|(of, _)| of != *uid));
+    let unseen = gathered.not_observed.iter().filter(|(uid, _)| verdicts.iter().all(|(of, _)| of != *uid));
     Attestation {
         valid: of(Verdict::Valid).collect(),
         faulty: of(Verdict::Faulty).map(fault).collect(),
@@ -131,15 +118,11 @@ pub(crate) fn attestation(
     }
 }
 
-fn attested(
-    window: Window,
-    verdicts: &[(Uid, Verdict)],
-    gathered: &Gathered,
-    not_observed: BTreeMap<Uid, String>,
-) -> Entry {
+fn attested(window: Window, verdicts: &[(Uid, Verdict)], gathered: &Gathered) -> Entry {
     let fault = |uid, label: &str, reason| SeatFault { uid, label: label.to_owned(), reason };
     let faulty = gathered.faulty.iter().map(|(uid, of)| fault(*uid, of.label(), of.to_string()));
-    let not_observed = not_observed.into_iter().map(|(uid, reason)| fault(uid, "not-observed", reason));
+    let not_observed = gathered.not_observed.iter();
+    let not_observed = not_observed.map(|(uid, reason)| fault(*uid, "not-observed", reason.clone()));
     let valid = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Valid).map(|(uid, _)| *uid);
     Entry::Attested {
         window,

@@ -21,7 +21,7 @@ use protocol::{
     view::{SeatView, WindowView},
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -68,6 +68,8 @@ pub(crate) struct Evaluation {
     pub seats: Vec<SeatView>,
     /// `t` of every valid contribution at hand.
     pub trained: BTreeMap<Uid, u32>,
+    /// Seats that this validator did not fetch, as it was not their turn.
+    pub unfetched: BTreeSet<Uid>,
     /// Faults that this validator saw.
     pub faults: BTreeMap<Uid, Fault>,
     pub plan: Plan,
@@ -97,7 +99,7 @@ impl Validator {
         if self.evaluation.is_some() {
             return;
         }
-        let Gathered { valid: contributions, faulty: faults, .. } = gathered;
+        let Gathered { valid: contributions, faulty: faults, unfetched, .. } = gathered;
         let blocking = self.node.blocking;
         let theta = blocking.with(&mut self.node.sync.state, |state| state.theta.clone()).await;
         let Some(mut evaluator) = self.evaluator.take() else { return };
@@ -134,6 +136,7 @@ impl Validator {
             view: view.clone(),
             seats: seats.to_vec(),
             trained,
+            unfetched,
             faults,
             plan,
             time_is_up,
@@ -174,7 +177,7 @@ impl Validator {
     }
 
     /// Waits for the evaluation until the chain is past `until`, and takes its measurements and the evaluator back. If
-    /// its data cannot be read, the evaluation is dropped.
+    /// its data or a contribution cannot be read, the evaluation is dropped.
     pub(crate) async fn collect_evaluation(&mut self, until: Block) -> Result<(), RunError> {
         let Some(Evaluation { view, progress: Progress::Running(running), .. }) = &mut self.evaluation else {
             return Ok(());
@@ -191,7 +194,7 @@ impl Validator {
         };
         self.evaluator = Some(evaluator);
         let measured = match measured {
-            Err(EvaluateError::Data(error)) => {
+            Err(error @ (EvaluateError::Data(_) | EvaluateError::Held(_))) => {
                 let error = error_chain(&error);
                 tracing::error!(
                     window = window.0,

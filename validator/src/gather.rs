@@ -1,26 +1,42 @@
 //! Fetches and checks the contributions that miners committed to. A slow or faulty seat affects no other (PROT-13,
 //! PROT-14).
+//!
+//! What a window costs is bounded, whatever is committed: `order` bounds the contributions fetched, [`IN_MEMORY`] those
+//! in memory at once. Those that have arrived and are valid are on the disk.
 
 mod hosts;
+pub mod order;
 
 use crate::run::Validator;
-use chain_client::Head;
+use chain_client::{ChainError, Head};
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use hosts::HostBudgets;
-use node::{Codec, Contribution, Follower, ModelState, error_chain, wait_past};
+use node::{
+    Codec, Contribution, Follower, HeldContribution, Node, Spill,
+    durable::{DiskFullRetry, DiskStatus, FileError},
+    error_chain, wait_past,
+};
+use order::{FetchOrder, fetch_order};
 use protocol::{
-    Block, Digest, Schedule, Uid, Window,
+    Block, Digest, Schedule, Uid, Window, assign,
     keys::{self, ObjectKey},
     submission::Fault,
     view::{SeatView, WindowView},
 };
-use rayon::prelude::*;
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 use store::{Fetch, FetchError, Limits, Sink, fetch_verified_into};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 
 /// Fetches with a slot at the same time.
 const SLOTS: usize = 16;
+/// Fetches that have exceeded their share of the time, and continue without a slot, at most.
+const OVERDUE_MAX: usize = 16;
+/// Contributions in memory at the same time while a validator gathers, at most.
+pub const IN_MEMORY: usize = SLOTS + OVERDUE_MAX;
 /// Pause after the first failed attempt for a seat. It doubles with each further one, up to [`RETRY_MAX`].
 const RETRY: Duration = Duration::from_millis(400);
 const RETRY_MAX: Duration = Duration::from_millis(6400);
@@ -28,14 +44,17 @@ const RETRY_MAX: Duration = Duration::from_millis(6400);
 /// The result for each committed seat.
 #[derive(Debug, Default)]
 pub struct Gathered {
-    pub valid: BTreeMap<Uid, Contribution>,
+    pub valid: BTreeMap<Uid, HeldContribution>,
     pub faulty: BTreeMap<Uid, Fault>,
     /// Seats that this validator could not observe, and why. No evidence against them.
     pub not_observed: BTreeMap<Uid, String>,
+    /// Those of `not_observed` that this validator did not fetch, as more seats without a consensus weight committed
+    /// than it fetches in a window.
+    pub unfetched: BTreeSet<Uid>,
 }
 
 enum Observation {
-    Valid(Contribution),
+    Valid(HeldContribution),
     Faulty(Fault),
     /// The endpoint sent too slowly, or this validator's link is slow: the other seats tell which.
     Slow(String),
@@ -47,7 +66,7 @@ enum Observation {
 pub struct GatherDeadlines {
     /// A contribution that is not in its bucket by then is missing.
     pub reveal_by: Block,
-    /// Unfinished downloads are cancelled then. The rest of the phase is for copying and attesting.
+    /// Unfinished downloads are cancelled then. The rest of the phase is for attesting.
     pub give_up: Block,
 }
 
@@ -61,70 +80,50 @@ impl GatherDeadlines {
 
 impl Validator {
     pub(crate) async fn gather(&mut self, view: &WindowView, seats: &[SeatView]) -> Gathered {
-        let until = GatherDeadlines::of(&self.node.schedule(), view.window);
-        let mut gathered = gather(self.node.follower(), view, seats, &self.node.heads, until).await;
-        let (codec, base) = (self.node.follower().sent.clone(), view.lineage);
-        let rate = self.node.run().params.outer_rate.get();
-        let refuse = move |state: &mut ModelState| {
-            if state.lineage == base {
-                gathered.refuse_without_effect(&codec, rate, &state.theta);
-            }
-            gathered
+        let params = self.node.run().params;
+        let until = GatherDeadlines::of(&params.schedule, view.window);
+        // Without the hash all validators still have one order, although it could be foreseen.
+        let hash = self.draw_hash(view).await.unwrap_or_default();
+        let seed = assign::seed(assign::domain::SELECT, self.node.run_id(), view.window, &hash);
+        self.fetch_history.retain(seats);
+        let order = fetch_order(&params, &seed, view, seats, &self.fetch_history);
+        let Node { sync, heads, journal, .. } = &self.node;
+        let observer = Observer {
+            follower: &sync.follower,
+            view,
+            seats,
+            heads,
+            until,
+            slots: Slots::default(),
+            spill: &self.spill,
+            disk: &journal.disk,
+            theta: (sync.state.lineage == view.lineage).then_some(&sync.state.theta[..]),
         };
-        self.node.blocking.with(&mut self.node.sync.state, refuse).await
-    }
-}
-
-/// Fetches every committed contribution until it arrives or `give_up` passes. Unfinished downloads are then
-/// cancelled, so a slow seat harms only itself (PROT-13). `Slots` gives every seat a turn.
-pub async fn gather(
-    follower: &Follower,
-    view: &WindowView,
-    seats: &[SeatView],
-    heads: &watch::Receiver<Head>,
-    until: GatherDeadlines,
-) -> Gathered {
-    let slots = Slots::until(until.reveal_by, heads.borrow().block, view.commitments.len());
-    let observer = &Observer { follower, view, seats, heads, until, slots };
-    let observations = view
-        .commitments
-        .iter()
-        .map(|(uid, digest)| async move { (*uid, observer.observe(*uid, digest).await) });
-    let mut observations: FuturesUnordered<_> = observations.collect();
-    let mut gathered = Gathered::default();
-    let mut slow = BTreeMap::new();
-    while let Some((uid, observation)) = observations.next().await {
-        match observation {
-            Observation::Valid(contribution) => drop(gathered.valid.insert(uid, contribution)),
-            Observation::Faulty(fault) => drop(gathered.faulty.insert(uid, fault)),
-            Observation::Slow(reason) => drop(slow.insert(uid, reason)),
-            Observation::NotObserved(reason) => drop(gathered.not_observed.insert(uid, reason)),
+        let gathered = observer.gather(&order).await;
+        let fetched = seats.iter().filter(|seat| {
+            view.commitments.iter().any(|(uid, _)| *uid == seat.id.uid)
+                && !gathered.unfetched.contains(&seat.id.uid)
+        });
+        for seat in fetched {
+            let failed = !gathered.valid.contains_key(&seat.id.uid);
+            self.fetch_history.record(seat.id, view.window, failed);
         }
+        gathered
     }
-    gathered.judge_slow(slow);
-    for (uid, fault) in &gathered.faulty {
-        tracing::info!(window = view.window.0, uid = uid.0, %fault, "faulty contribution");
+
+    /// The hash of block `commit_by + 1`, from which the selection is drawn (PROT-2). The chain records it one block
+    /// later; until then it is that of the head.
+    async fn draw_hash(&self, view: &WindowView) -> Option<Digest> {
+        let at = Block(self.node.schedule().commit_deadline(view.window).0.saturating_add(1));
+        let head = *self.node.heads.borrow();
+        if view.evaluation_hash.is_some() || head.block == at {
+            return view.evaluation_hash.or(Some(head.hash));
+        }
+        self.node.window_view(view.window).await.ok().flatten()?.evaluation_hash
     }
-    for (uid, reason) in &gathered.not_observed {
-        tracing::warn!(window = view.window.0, uid = uid.0, reason, "could not observe a contribution");
-    }
-    gathered
 }
 
 impl Gathered {
-    /// Moves contributions that change no weight of `theta` at the outer rate to the faulty ones (PROT-14).
-    pub fn refuse_without_effect(&mut self, codec: &Codec, rate: f32, theta: &[f32]) {
-        let (valid, without): (BTreeMap<Uid, Contribution>, BTreeMap<Uid, Contribution>) =
-            std::mem::take(&mut self.valid)
-                .into_par_iter()
-                .partition(|(_, held)| codec.changes_any(held.body(), rate, theta));
-        self.valid = valid;
-        for uid in without.into_keys() {
-            tracing::info!(uid = uid.0, fault = %Fault::NoEffect, "faulty contribution");
-            self.faulty.insert(uid, Fault::NoEffect);
-        }
-    }
-
     /// A slow seat counts as missing, unless more seats were slow than arrived: then this validator's link is the
     /// likelier cause (PROT-14).
     fn judge_slow(&mut self, slow: BTreeMap<Uid, String>) {
@@ -142,23 +141,63 @@ impl Gathered {
 
 /// Slots for fetches. Each attempt waits for a slot in turn, so a second attempt comes after every first one. An
 /// attempt that exceeds its share of the time continues without its slot: every first attempt begins before the
-/// deadline, and a slow one loses no bytes.
+/// deadline, and a slow one loses no bytes. Of more than [`OVERDUE_MAX`] such attempts the oldest ends, and first one
+/// for a seat without a weight.
 struct Slots {
     free: Semaphore,
-    /// Blocks for which an attempt keeps its slot.
-    share: u32,
+    /// For attempts, until their contribution is on the disk.
+    memory: Semaphore,
+    overdue: Mutex<Vec<Overdue>>,
     /// How soon a host may be asked again.
     hosts: HostBudgets,
 }
 
-impl Slots {
-    /// For `seats` seats, from block `now` to the deadline. Each group of [`SLOTS`] seats has an equal part of the
-    /// time.
-    fn until(deadline: Block, now: Block, seats: usize) -> Slots {
-        let turns = u32::try_from(seats.div_ceil(SLOTS)).unwrap_or(u32::MAX).max(1);
-        let share = (deadline.0.saturating_sub(now.0) / turns).max(1);
-        Slots { free: Semaphore::new(SLOTS), share, hosts: HostBudgets::default() }
+/// An attempt without a slot.
+struct Overdue {
+    has_weight: bool,
+    end: Arc<Notify>,
+}
+
+impl Default for Slots {
+    fn default() -> Slots {
+        Slots {
+            free: Semaphore::new(SLOTS),
+            memory: Semaphore::new(IN_MEMORY),
+            overdue: Mutex::default(),
+            hosts: HostBudgets::default(),
+        }
     }
+}
+
+impl Slots {
+    async fn acquire(&self) -> (Option<SemaphorePermit<'_>>, Option<SemaphorePermit<'_>>) {
+        let slot = self.free.acquire().await.ok();
+        (slot, self.memory.acquire().await.ok())
+    }
+
+    fn begin_overdue(&self, has_weight: bool, end: &Arc<Notify>) {
+        let mut overdue = self.overdue();
+        overdue.push(Overdue { has_weight, end: end.clone() });
+        if OVERDUE_MAX < overdue.len() {
+            let oldest = overdue.iter().position(|attempt| !attempt.has_weight).unwrap_or(0);
+            overdue.remove(oldest).end.notify_one();
+        }
+    }
+
+    fn end_overdue(&self, end: &Arc<Notify>) {
+        self.overdue().retain(|attempt| !Arc::ptr_eq(&attempt.end, end));
+    }
+
+    fn overdue(&self) -> MutexGuard<'_, Vec<Overdue>> {
+        self.overdue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Blocks for which an attempt keeps its slot, if `seats` seats are fetched from block `now` to `deadline`. Each group
+/// of [`SLOTS`] seats has an equal part of the time.
+fn share(now: Block, deadline: Block, seats: usize) -> u32 {
+    let turns = u32::try_from(seats.div_ceil(SLOTS)).unwrap_or(u32::MAX).max(1);
+    (deadline.0.saturating_sub(now.0) / turns).max(1)
 }
 
 /// Observes the commitments of one window.
@@ -169,32 +208,145 @@ struct Observer<'a> {
     heads: &'a watch::Receiver<Head>,
     until: GatherDeadlines,
     slots: Slots,
+    spill: &'a Spill,
+    disk: &'a DiskStatus,
+    /// The window's model, if this node has it.
+    theta: Option<&'a [f32]>,
+}
+
+/// Why a contribution is not on the disk.
+#[derive(Debug, thiserror::Error)]
+enum NotHeld {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Chain(#[from] ChainError),
 }
 
 impl Observer<'_> {
+    /// Fetches contributions until they arrive or `give_up` passes. Unfinished downloads are then cancelled, so a slow
+    /// seat harms only itself (PROT-13). Seats without a weight come after those with one, at the latest after half of
+    /// the time.
+    async fn gather(&self, order: &FetchOrder) -> Gathered {
+        let now = self.heads.borrow().block;
+        let GatherDeadlines { reveal_by, .. } = self.until;
+        let half = Block(now.0.saturating_add(reveal_by.0.saturating_sub(now.0) / 2));
+        let (arrived, mut have_arrived) = watch::channel(false);
+        let weighted = async {
+            let share = share(now, half, order.weighted.len());
+            let observed = self.observe_all(&order.weighted, true, share).await;
+            arrived.send_replace(true);
+            observed
+        };
+        let unweighted = async {
+            let mut heads = self.heads.clone();
+            tokio::select! {
+                biased;
+                _ = have_arrived.wait_for(|have_arrived| *have_arrived) => {}
+                _ = wait_past(&mut heads, Block(half.0.saturating_sub(1))) => {}
+            }
+            let now = self.heads.borrow().block;
+            self.observe_all(&order.unweighted, false, share(now, reveal_by, order.unweighted.len())).await
+        };
+        let (weighted, unweighted) = futures::join!(weighted, unweighted);
+        let mut gathered = Gathered::default();
+        let mut slow = BTreeMap::new();
+        for (uid, observation) in weighted.into_iter().chain(unweighted) {
+            match observation {
+                Observation::Valid(held) => drop(gathered.valid.insert(uid, held)),
+                Observation::Faulty(fault) => drop(gathered.faulty.insert(uid, fault)),
+                Observation::Slow(reason) => drop(slow.insert(uid, reason)),
+                Observation::NotObserved(reason) => drop(gathered.not_observed.insert(uid, reason)),
+            }
+        }
+        gathered.judge_slow(slow);
+        let window = self.view.window.0;
+        for (uid, fault) in &gathered.faulty {
+            tracing::info!(window, uid = uid.0, %fault, "faulty contribution");
+        }
+        for (uid, reason) in &gathered.not_observed {
+            tracing::warn!(window, uid = uid.0, reason, "could not observe a contribution");
+        }
+        if !order.unfetched.is_empty() {
+            let seats = order.unfetched.len();
+            tracing::info!(
+                window,
+                seats,
+                "seats without a weight that were not fetched: it was not their turn"
+            );
+        }
+        let reason = "not fetched: it was not its turn among the seats without a weight";
+        gathered.not_observed.extend(order.unfetched.iter().map(|uid| (*uid, reason.to_owned())));
+        gathered.unfetched = order.unfetched.clone();
+        gathered
+    }
+
+    async fn observe_all(&self, uids: &[Uid], has_weight: bool, share: u32) -> Vec<(Uid, Observation)> {
+        let observations: FuturesUnordered<_> = uids
+            .iter()
+            .map(|uid| async move { (*uid, self.observe(*uid, has_weight, share).await) })
+            .collect();
+        observations.collect().await
+    }
+
     /// Fetches and checks one contribution. Failures are retried until the deadline; the last one decides whose fault
     /// it is.
-    async fn observe(&self, uid: Uid, digest: &Digest) -> Observation {
-        let Some(seat) = self.seats.iter().find(|seat| seat.id.uid == uid) else {
+    async fn observe(&self, uid: Uid, has_weight: bool, share: u32) -> Observation {
+        let seat = self.seats.iter().find(|seat| seat.id.uid == uid);
+        let committed = self.view.commitments.iter().find(|(of, _)| *of == uid);
+        let Some((seat, (_, digest))) = seat.zip(committed) else {
             return Observation::NotObserved("the seat is gone from the chain".into());
         };
         let key = keys::contribution(self.follower.run.id, self.view.window, digest);
         let limits = self.follower.contribution_limits();
         let mut incoming = self.follower.incoming_contribution();
-        let wanted =
-            Wanted { endpoint: &seat.endpoint, key: &key, digest, limits: &limits, until: self.until };
+        let (endpoint, until) = (&seat.endpoint[..], self.until);
+        let wanted = Wanted { endpoint, key: &key, digest, limits: &limits, until, has_weight, share };
         let fetch = &*self.follower.fetch;
         match fetch_until(fetch, &wanted, &mut incoming, self.heads, &self.slots, RETRY).await {
-            Ok(()) => self
-                .follower
-                .verify(self.view, seat, digest, incoming.finish())
-                .map_or_else(Observation::Faulty, Observation::Valid),
+            Ok(_memory) => {
+                let verified = self.follower.verify(self.view, seat, digest, incoming.finish());
+                let (codec, rate) = (&self.follower.sent, self.follower.run.params.outer_rate.get());
+                match verified.and_then(|contribution| with_effect(codec, rate, self.theta, contribution)) {
+                    Ok(contribution) => self.hold(contribution).await,
+                    Err(fault) => Observation::Faulty(fault),
+                }
+            }
             Err(NotFetched::NoSlot) => Observation::NotObserved("the deadline came before its turn".into()),
             Err(NotFetched::Failed(error)) => observation_of(&error),
             Err(NotFetched::Unfinished) => {
                 Observation::Slow("the download was unfinished when it was time to attest".into())
             }
         }
+    }
+
+    /// Writes a contribution to the disk. If the disk is full, it retries until it is time to attest.
+    async fn hold(&self, contribution: Contribution) -> Observation {
+        let (contribution, blocking) = (Arc::new(contribution), self.follower.blocking);
+        let mut heads = self.heads.clone();
+        let mut retry = DiskFullRetry::new(self.disk);
+        let held = retry.wait_until(self.until.give_up, &mut heads, async || {
+            let (spill, contribution) = (self.spill.clone(), contribution.clone());
+            Ok::<_, NotHeld>(blocking.run(move || spill.write(&contribution)).await?)
+        });
+        match held.await {
+            Ok(held) => Observation::Valid(held),
+            Err(error) => Observation::NotObserved(error_chain(&error)),
+        }
+    }
+}
+
+/// The contribution, unless it changes no weight of the window's model at the outer rate (PROT-14). Without the model
+/// nothing is checked.
+fn with_effect(
+    codec: &Codec,
+    rate: f32,
+    theta: Option<&[f32]>,
+    contribution: Contribution,
+) -> Result<Contribution, Fault> {
+    match theta {
+        Some(theta) if !codec.changes_any(contribution.body(), rate, theta) => Err(Fault::NoEffect),
+        _ => Ok(contribution),
     }
 }
 
@@ -205,6 +357,10 @@ struct Wanted<'a> {
     digest: &'a Digest,
     limits: &'a Limits,
     until: GatherDeadlines,
+    /// Whether the seat has a consensus weight.
+    has_weight: bool,
+    /// Blocks for which an attempt keeps its slot.
+    share: u32,
 }
 
 /// Why there are no bytes.
@@ -220,43 +376,57 @@ enum NotFetched {
 
 /// Retries until the bytes are complete or the deadline passes, with growing pauses and within the host's budget. After
 /// the deadline there is one more attempt: bytes that came in time are found. Neither this nor the first attempt needs
-/// the host's budget, so no seat can use up another's.
-async fn fetch_until(
+/// the host's budget, so no seat can use up another's. Returns the place in memory, until the bytes are on the disk.
+async fn fetch_until<'a>(
     fetch: &dyn Fetch,
     wanted: &Wanted<'_>,
     to: &mut dyn Sink,
     heads: &watch::Receiver<Head>,
-    slots: &Slots,
+    slots: &'a Slots,
     retry: Duration,
-) -> Result<(), NotFetched> {
-    let Wanted { endpoint, key, digest, limits, until } = *wanted;
+) -> Result<Option<SemaphorePermit<'a>>, NotFetched> {
+    let Wanted { endpoint, key, digest, limits, until, has_weight, share } = *wanted;
     let (mut past_heads, mut share_heads, mut deadline_heads) = (heads.clone(), heads.clone(), heads.clone());
     let (mut retry, retry_max) = (retry, retry.max(RETRY_MAX));
     let mut give_up = std::pin::pin!(wait_past(&mut past_heads, until.give_up));
     let mut last = None;
     loop {
         // A lost chain ends these waits too; the caller notices it.
-        let mut slot = tokio::select! {
+        let (mut slot, memory) = tokio::select! {
             biased;
             _ = &mut give_up => return Err(last.map_or(NotFetched::NoSlot, NotFetched::Failed)),
-            slot = slots.free.acquire() => slot.ok(),
+            acquired = slots.acquire() => acquired,
         };
         let began = heads.borrow().block;
-        let kept_until = Block(began.0.saturating_add(slots.share - 1));
-        let mut fetching = std::pin::pin!(fetch_verified_into(fetch, endpoint, key, digest, limits, to));
-        let fetched = loop {
-            tokio::select! {
-                biased;
-                fetched = &mut fetching => break fetched,
-                _ = &mut give_up => return Err(last.map_or(NotFetched::Unfinished, NotFetched::Failed)),
-                _ = wait_past(&mut share_heads, kept_until), if slot.is_some() => slot = None,
+        let kept_until = Block(began.0.saturating_add(share - 1));
+        let end = Arc::new(Notify::new());
+        let fetched = {
+            let mut fetching = std::pin::pin!(fetch_verified_into(fetch, endpoint, key, digest, limits, to));
+            loop {
+                tokio::select! {
+                    biased;
+                    fetched = &mut fetching => break Some(fetched),
+                    _ = &mut give_up => break None,
+                    () = end.notified() => break None,
+                    _ = wait_past(&mut share_heads, kept_until), if slot.is_some() => {
+                        slot = None;
+                        slots.begin_overdue(has_weight, &end);
+                    }
+                }
             }
         };
+        slots.end_overdue(&end);
         drop(slot);
+        let Some(fetched) = fetched else {
+            return Err(last.map_or(NotFetched::Unfinished, NotFetched::Failed));
+        };
         match fetched {
             Err(error) if until.reveal_by < began => return Err(NotFetched::Failed(error)),
             Err(error) => {
                 last = Some(error);
+                // Frees what came before the failure.
+                to.begin(0);
+                drop(memory);
                 let pause = async {
                     tokio::time::sleep(retry).await;
                     slots.hosts.turn(endpoint).await;
@@ -270,7 +440,7 @@ async fn fetch_until(
             }
             Ok(()) => {
                 slots.hosts.served(endpoint);
-                return Ok(());
+                return Ok(memory);
             }
         }
     }
@@ -296,7 +466,10 @@ mod tests {
         params::Density,
         submission::Header,
     };
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::{
+        cell::Cell,
+        sync::atomic::{AtomicU64, Ordering},
+    };
     use store::{BufferSink, TrafficTotals};
 
     fn contribution(uid: Uid) -> Contribution {
@@ -321,23 +494,22 @@ mod tests {
         let codec = Codec::new(&Schema::new(vec![tensor]).unwrap(), Density(64)).unwrap();
         let key = ed25519_dalek::SigningKey::from_bytes(&[7; 32]);
         let signer = protocol::identity::Signer::new(key, protocol::identity::GenesisHash([0; 32]));
-        let of_level = |uid: u16, level: f32| {
+        let checked = |level: f32, theta: Option<&[f32]>| {
             let body = protocol::contribution::encode(codec.schema(), Density(64), &[level; 4096]).unwrap();
-            let empty = contribution(Uid(uid));
+            let empty = contribution(Uid(1));
             let bytes = protocol::submission::seal(&empty.header, &body, &signer).into();
-            (Uid(uid), Contribution { bytes, ..empty })
+            with_effect(&codec, 0.7, theta, Contribution { bytes, ..empty }).map(drop)
         };
-        let mute = 1.0 / (1u32 << 30) as f32;
-        let valid = [of_level(1, mute), of_level(2, 1e-3), of_level(3, -mute)].into();
-        let mut gathered = Gathered { valid, ..Gathered::default() };
-        gathered.refuse_without_effect(&codec, 0.7, &[0.02; 4096]);
-        assert_eq!(gathered.valid.keys().copied().collect::<Vec<_>>(), [Uid(2)]);
-        assert_eq!(gathered.faulty, [(Uid(1), Fault::NoEffect), (Uid(3), Fault::NoEffect)].into());
+        let (mute, theta) = (1.0 / (1u32 << 30) as f32, [0.02; 4096]);
+        assert_eq!(checked(mute, Some(&theta)), Err(Fault::NoEffect));
+        assert_eq!(checked(1e-3, Some(&theta)), Ok(()));
+        assert_eq!(checked(-mute, Some(&theta)), Err(Fault::NoEffect));
+        assert_eq!(checked(mute, None), Ok(()));
     }
 
     /// The numbers of faulty and of unobserved seats, if `whole` seats arrived and `slow` seats were slow.
     fn judged(whole: u16, slow: u16) -> (usize, usize) {
-        let valid = (0..whole).map(Uid).map(|uid| (uid, contribution(uid))).collect();
+        let valid = (0..whole).map(Uid).map(|uid| (uid, contribution(uid).into())).collect();
         let mut gathered = Gathered { valid, ..Gathered::default() };
         let crawled = FetchError::Crawled { bytes: 1, window: Duration::from_secs(5) };
         let slow = (0..slow).map(|index| match observation_of(&crawled) {
@@ -397,9 +569,14 @@ mod tests {
         }
     }
 
-    /// Slots for one seat.
-    fn enough() -> Slots {
-        Slots::until(Block(5), Block(0), 1)
+    /// The contribution of the only seat.
+    fn wanted<'a>(
+        key: &'a ObjectKey,
+        digest: &'a Digest,
+        limits: &'a Limits,
+        until: GatherDeadlines,
+    ) -> Wanted<'a> {
+        Wanted { endpoint: "", key, digest, limits, until, has_weight: true, share: 5 }
     }
 
     fn bytes_of(seat: u64) -> bytes::Bytes {
@@ -417,10 +594,11 @@ mod tests {
             let key = keys::contribution(RunId(0), Window(1), &digest);
             let limits = Limits::for_bytes(100);
             let until = GatherDeadlines { reveal_by: Block(5), give_up: Block(7) };
-            let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
+            let wanted = wanted(&key, &digest, &limits, until);
             let mut whole = BufferSink::default();
-            match fetch_until(&network, &wanted, &mut whole, &heads, &enough(), Duration::ZERO).await {
-                Ok(()) => assert_eq!(whole.into_bytes(), bytes_of(seat)),
+            match fetch_until(&network, &wanted, &mut whole, &heads, &Slots::default(), Duration::ZERO).await
+            {
+                Ok(_) => assert_eq!(whole.into_bytes(), bytes_of(seat)),
                 Err(NotFetched::Failed(error)) => {
                     assert!(matches!(observation_of(&error), Observation::NotObserved(_)), "{error}");
                     unseen += 1;
@@ -443,10 +621,9 @@ mod tests {
         let key = keys::contribution(RunId(0), Window(1), &digest);
         let limits = Limits::for_bytes(100);
         let until = GatherDeadlines { reveal_by: Block(5), give_up: Block(9) };
-        let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
-        let error =
-            fetch_until(&network, &wanted, &mut BufferSink::default(), &heads, &enough(), Duration::ZERO)
-                .await;
+        let wanted = wanted(&key, &digest, &limits, until);
+        let (slots, mut whole) = (Slots::default(), BufferSink::default());
+        let error = fetch_until(&network, &wanted, &mut whole, &heads, &slots, Duration::ZERO).await;
         assert!(error.is_err());
         assert_eq!(network.fetches.load(Ordering::Relaxed), 1);
     }
@@ -491,11 +668,10 @@ mod tests {
         let key = keys::contribution(RunId(0), Window(1), &digest);
         let limits = Limits::for_bytes(100);
         let until = GatherDeadlines { reveal_by: Block(5), give_up: Block(7) };
-        let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
+        let wanted = wanted(&key, &digest, &limits, until);
         let crawler = Crawler(sender);
-        let ended =
-            fetch_until(&crawler, &wanted, &mut BufferSink::default(), &heads, &enough(), Duration::ZERO)
-                .await;
+        let (slots, mut whole) = (Slots::default(), BufferSink::default());
+        let ended = fetch_until(&crawler, &wanted, &mut whole, &heads, &slots, Duration::ZERO).await;
         assert!(matches!(ended, Err(NotFetched::Unfinished)));
         assert!((7..12).contains(&heads.borrow().block.0), "{:?}", heads.borrow().block);
     }
@@ -525,9 +701,14 @@ mod tests {
     }
 
     /// The result of each of `seats`, fetched in this order, with 40 blocks until the deadline and 10 more until it
-    /// gives up.
-    async fn observe_all(seats: &[&str], uploaded: Block, slots: Slots) -> Vec<Result<(), NotFetched>> {
+    /// gives up; and the largest number of places in memory that were taken.
+    async fn observe_all(
+        seats: &[&str],
+        uploaded: Block,
+        share: u32,
+    ) -> (Vec<Result<(), NotFetched>>, usize) {
         let (sender, heads) = watch::channel(Head { block: Block(0), hash: Digest::default() });
+        let (slots, free) = (&Slots::default(), Cell::new(IN_MEMORY));
         let network = Many { heads: heads.clone(), uploaded };
         let digest = Digest::of(&bytes_of(1));
         let key = keys::contribution(RunId(0), Window(1), &digest);
@@ -535,10 +716,11 @@ mod tests {
         let until = GatherDeadlines { reveal_by: Block(40), give_up: Block(50) };
         let fetches = seats.iter().map(|endpoint| {
             let (network, heads, key, digest, limits) = (&network, &heads, &key, &digest, &limits);
-            let slots = &slots;
             async move {
-                let wanted = Wanted { endpoint, key, digest, limits, until };
-                fetch_until(network, &wanted, &mut BufferSink::default(), heads, slots, Duration::ZERO).await
+                let has_weight = *endpoint == "honest";
+                let wanted = Wanted { endpoint, key, digest, limits, until, has_weight, share };
+                let to = &mut BufferSink::default();
+                fetch_until(network, &wanted, to, heads, slots, Duration::ZERO).await.map(drop)
             }
         });
         let fetches = futures::future::join_all(fetches);
@@ -547,11 +729,12 @@ mod tests {
                 // Each fetch is polled several times per block.
                 for _ in 0..seats.len() * 4 {
                     tokio::task::yield_now().await;
+                    free.set(free.get().min(slots.memory.available_permits()));
                 }
                 sender.send_modify(|head| head.block = Block(block));
             }
         };
-        futures::future::join(fetches, blocks).await.0
+        (futures::future::join(fetches, blocks).await.0, IN_MEMORY - free.get())
     }
 
     /// 60 bad seats, and 4 honest ones after them.
@@ -562,21 +745,21 @@ mod tests {
     #[tokio::test]
     async fn honest_seats_behind_sixty_slow_ones_are_fetched_in_time() {
         let seats = crowd("crawls");
-        let ended = observe_all(&seats, Block(0), Slots::until(Block(40), Block(0), seats.len())).await;
+        let (ended, in_memory) = observe_all(&seats, Block(0), share(Block(0), Block(40), seats.len())).await;
         assert!(ended[60..].iter().all(Result::is_ok), "{:?}", &ended[60..]);
         assert!(ended[..60].iter().all(|ended| matches!(ended, Err(NotFetched::Unfinished))));
 
+        assert_eq!(in_memory, IN_MEMORY, "sixty unfinished downloads take 32 places in memory");
+
         // Without shares the slow seats keep their slots, and the others get none.
-        let keeps = Slots { free: Semaphore::new(SLOTS), share: 1_000, hosts: HostBudgets::default() };
-        let ended = observe_all(&seats, Block(0), keeps).await;
+        let (ended, _) = observe_all(&seats, Block(0), 1_000).await;
         assert!(ended[SLOTS..].iter().all(|ended| matches!(ended, Err(NotFetched::NoSlot))), "{ended:?}");
     }
 
     #[tokio::test]
     async fn honest_seats_behind_sixty_empty_ones_are_retried_until_they_upload() {
         let seats = crowd("withholds");
-        let slots_of = Slots::until(Block(40), Block(0), seats.len());
-        let ended = observe_all(&seats, Block(30), slots_of).await;
+        let (ended, _) = observe_all(&seats, Block(30), share(Block(0), Block(40), seats.len())).await;
         assert!(ended[60..].iter().all(Result::is_ok), "{:?}", &ended[60..]);
         let missing =
             |ended: &Result<(), NotFetched>| matches!(ended, Err(NotFetched::Failed(FetchError::Missing)));
@@ -609,11 +792,13 @@ mod tests {
         let key = keys::contribution(RunId(0), Window(1), &digest);
         let limits = Limits::for_bytes(100);
         let until = GatherDeadlines { reveal_by: Block(10), give_up: Block(12) };
-        let slots = Slots::until(until.reveal_by, Block(0), 150);
+        let slots = Slots::default();
+        let share = share(Block(0), until.reveal_by, 150);
         let fetches = (0..150).map(|_| async {
             let endpoint = "https://victim.example/bucket";
-            let wanted = Wanted { endpoint, key: &key, digest: &digest, limits: &limits, until };
-            fetch_until(&victim, &wanted, &mut BufferSink::default(), &heads, &slots, RETRY).await
+            let (key, digest, limits) = (&key, &digest, &limits);
+            let wanted = Wanted { endpoint, key, digest, limits, until, has_weight: false, share };
+            fetch_until(&victim, &wanted, &mut BufferSink::default(), &heads, &slots, RETRY).await.map(drop)
         });
         let fetches = futures::future::join_all(fetches);
         let blocks = async {
@@ -632,10 +817,10 @@ mod tests {
 
     #[test]
     fn every_first_attempt_begins_before_the_deadline() {
-        let share = |seats| Slots::until(Block(140), Block(100), seats).share;
+        let share = |seats| share(Block(100), Block(140), seats);
         assert_eq!((share(0), share(1), share(SLOTS)), (40, 40, 40));
         assert_eq!((share(SLOTS + 1), share(4 * SLOTS), share(1000)), (20, 10, 1));
-        assert_eq!(Slots::until(Block(100), Block(140), 20).share, 1, "past the deadline");
+        assert_eq!(super::share(Block(140), Block(100), 20), 1, "past the deadline");
     }
 
     #[test]

@@ -16,16 +16,17 @@ use protocol::{
     submission::Fault,
     view::{Outcome, SeatView, WindowView},
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The gauntlet's evidence for every miner's seat of the window: what the chain finalised about it, and what this
 /// validator measured (PROT-14). A contribution that this validator holds counts unless two thirds attested it as
 /// faulty: what other validators leave out does not starve a seat. `faults` are those that this validator saw: they
-/// name what the chain calls faulty, and count for nothing alone.
+/// name what the chain calls faulty, and count for nothing alone. `unfetched` seats are those whose turn it was not.
 pub fn evidence(
     view: &WindowView,
     seats: &[SeatView],
     contributions: &BTreeMap<Uid, u32>,
+    unfetched: &BTreeSet<Uid>,
     faults: &BTreeMap<Uid, Fault>,
     measured: &Measurements,
 ) -> Vec<Evidence> {
@@ -55,6 +56,7 @@ pub fn evidence(
                         near_duplicate,
                     }
                 }
+                None if unfetched.contains(&uid) => Observed::Unfetched,
                 None => Observed::Unobserved,
             }
         };
@@ -111,8 +113,8 @@ impl Validator {
         evaluation: &Evaluation,
         measured: &Measurements,
     ) -> ((Judgement, Reputations), Vec<gauntlet::SeatReport>) {
-        let Evaluation { view, seats, trained, faults, plan, .. } = evaluation;
-        let evidence = evidence(view, seats, trained, faults, measured);
+        let Evaluation { view, seats, trained, unfetched, faults, plan, .. } = evaluation;
+        let evidence = evidence(view, seats, trained, unfetched, faults, measured);
         let before = self.signed.reputations();
         let verdict = gauntlet::judge(&self.node.run().params, before, view.window, &evidence);
         self.strategy.judged(view.window, &evidence, &verdict.reports);
@@ -166,7 +168,6 @@ mod tests {
         submission::RMS_MAX,
         view::Selection,
     };
-    use std::collections::BTreeSet;
 
     fn seat(uid: u16) -> SeatView {
         SeatView {
@@ -271,8 +272,14 @@ mod tests {
         let faults: BTreeMap<Uid, Fault> = (0..).map(Uid).zip(every_fault()).collect();
         let uids: Vec<u16> = faults.keys().map(|uid| uid.0).collect();
         let seats: Vec<SeatView> = uids.iter().copied().map(seat).collect();
-        let evidence =
-            evidence(&view(&uids, &[], &uids), &seats, &BTreeMap::new(), &faults, &nothing_measured());
+        let evidence = evidence(
+            &view(&uids, &[], &uids),
+            &seats,
+            &BTreeMap::new(),
+            &BTreeSet::new(),
+            &faults,
+            &nothing_measured(),
+        );
         assert_eq!(evidence.len(), faults.len());
         let mut labels = BTreeSet::new();
         for (evidence, fault) in evidence.iter().zip(faults.values()) {
@@ -288,16 +295,28 @@ mod tests {
     #[test]
     fn a_fault_that_only_this_validator_saw_does_not_count() {
         let faults = BTreeMap::from([(Uid(1), Fault::Missing)]);
-        let evidence =
-            evidence(&view(&[1], &[], &[]), &[seat(1)], &BTreeMap::new(), &faults, &nothing_measured());
+        let evidence = evidence(
+            &view(&[1], &[], &[]),
+            &[seat(1)],
+            &BTreeMap::new(),
+            &BTreeSet::new(),
+            &faults,
+            &nothing_measured(),
+        );
         assert_eq!(evidence[0].observed, Observed::Unobserved);
     }
 
     #[test]
     fn a_fault_that_only_others_saw_has_the_label_attested() {
         let none = BTreeMap::new();
-        let evidence =
-            evidence(&view(&[1], &[], &[1]), &[seat(1)], &none, &BTreeMap::new(), &nothing_measured());
+        let evidence = evidence(
+            &view(&[1], &[], &[1]),
+            &[seat(1)],
+            &none,
+            &BTreeSet::new(),
+            &BTreeMap::new(),
+            &nothing_measured(),
+        );
         assert!(matches!(&evidence[0].observed, Observed::Faulty { label, .. } if label == ATTESTED));
     }
 
@@ -306,7 +325,8 @@ mod tests {
         let held = BTreeMap::from([(Uid(2), 5)]);
         let view = view(&[1, 2], &[1, 2], &[]);
         let seats = [seat(1), seat(2), seat(3), SeatView { role: Role::Validator, ..seat(4) }];
-        let evidence = evidence(&view, &seats, &held, &BTreeMap::new(), &nothing_measured());
+        let evidence =
+            evidence(&view, &seats, &held, &BTreeSet::new(), &BTreeMap::new(), &nothing_measured());
         let observed: Vec<_> = evidence.iter().map(|evidence| &evidence.observed).collect();
         let waiting = Observed::Valid { trained: 5, measured: None, near_duplicate: None };
         assert_eq!(observed, [&Observed::Unobserved, &waiting, &Observed::Absent]);
@@ -339,7 +359,8 @@ mod tests {
                 seats: miners.iter().map(|uid| (Uid(*uid), honest_work(*uid, window))).collect(),
                 ..nothing_measured()
             };
-            let evidence = evidence(&view, &miners.map(seat), &held, &BTreeMap::new(), &measured);
+            let evidence =
+                evidence(&view, &miners.map(seat), &held, &BTreeSet::new(), &BTreeMap::new(), &measured);
             let verdict = gauntlet::judge(&params, &reputations, view.window, &evidence);
             (reputations, weights) = (verdict.reputations, verdict.weights);
         }

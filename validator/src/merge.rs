@@ -2,10 +2,12 @@
 
 use crate::{
     run::{UNKNOWN_WINDOW, Validator},
-    step::{RunError, Stop},
+    step::{RunError, Stop, before},
     veto::LossRise,
 };
-use node::{Contribution, ModelState, Node, checkpoint, error_chain};
+use node::{
+    Contribution, HeldContribution, ModelState, Node, checkpoint, error_chain, follow::OwnMergeError,
+};
 use protocol::{
     Block, Uid, Window, keys, lineage,
     receipt::MergeRecord,
@@ -31,7 +33,7 @@ impl Validator {
         &mut self,
         view: &WindowView,
         seats: &[SeatView],
-        at_hand: &BTreeMap<Uid, Contribution>,
+        held: &BTreeMap<Uid, HeldContribution>,
     ) -> Result<Vote, Stop> {
         if view.selection.as_ref().is_none_or(|selection| selection.selected.is_empty()) {
             return Err(Stop::skip("the selection is empty"));
@@ -40,8 +42,7 @@ impl Validator {
             return Err(Stop::skip("the merge-side buffer is missing until the next checkpoint"));
         }
         let skip = |error: &(dyn std::error::Error + 'static)| Stop::skip(error_chain(error));
-        let selected = self.node.follower().fetch_selected(view, seats, at_hand).await;
-        let contributions = selected.map_err(|error| skip(&error))?;
+        let contributions = self.selected_contributions(view, seats, held).await?;
         let (blocking, follower, view) = (self.node.blocking, self.node.sync.follower.clone(), view.clone());
         let of = view.clone();
         let merge = move |state: &mut ModelState| follower.merge(state, &of, &contributions);
@@ -75,6 +76,36 @@ impl Validator {
         let (own, vote) = blocking.run(hash).await;
         self.own_merge = Some(own);
         Ok(vote)
+    }
+
+    /// The selected contributions. Those that this validator does not hold are in the bucket of their miner or, soon
+    /// after the selection, of a validator that attested them: it asks again with each block while it can still vote.
+    async fn selected_contributions(
+        &mut self,
+        view: &WindowView,
+        seats: &[SeatView],
+        held: &BTreeMap<Uid, HeldContribution>,
+    ) -> Result<BTreeMap<Uid, Contribution>, Stop> {
+        let selected = view.selection.iter().flat_map(|selection| &selection.selected);
+        let held: Vec<HeldContribution> = selected.filter_map(|one| held.get(&one.uid)).cloned().collect();
+        let read = move || held.iter().map(HeldContribution::read).collect::<Vec<_>>();
+        let mut contributions = BTreeMap::new();
+        for read in self.node.blocking.run(read).await {
+            match read {
+                Ok(contribution) => drop(contributions.insert(contribution.header.uid, contribution)),
+                Err(error) => tracing::warn!(error = %error_chain(&error), "fetching the contribution again"),
+            }
+        }
+        let last = before(self.node.schedule().vote_deadline(view.window), 1);
+        loop {
+            let head = self.node.block();
+            let follower = self.node.follower();
+            match follower.fetch_selected(view, seats, &mut contributions).await {
+                Ok(()) => return Ok(contributions),
+                Err(OwnMergeError::Fetch { .. }) if head < last => self.node.wait_past(head).await?,
+                Err(error) => return Err(Stop::skip(error_chain(&error))),
+            }
+        }
     }
 
     /// Publishes the model as a checkpoint if the chain has just finalised one for it. A failure is logged: other

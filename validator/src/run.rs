@@ -1,8 +1,9 @@
 //! The validator's loop: one window, top to bottom. Each step has a file of its own.
 
 use crate::{
+    attest::{mirror, selected_of},
     evaluate::{Evaluate, Evaluation},
-    gather::Gathered,
+    gather::{Gathered, order::FetchHistory},
     gauntlet::Sketches,
     report::Delivery,
     salt::Salts,
@@ -11,9 +12,9 @@ use crate::{
     strategy::Strategy,
 };
 use futures::future::LocalBoxFuture;
-use node::{Node, follow::OwnMerge};
+use node::{Node, Spill, follow::OwnMerge};
 use protocol::{Block, Window, receipt::MergeRecord, view::WindowView};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 /// An evaluation is waited for until this many blocks before the window ends.
 const LAST_CALL_BLOCKS: u32 = 2;
@@ -36,6 +37,9 @@ pub struct Validator {
     /// Sketches of the last windows' contributions. After a restart, copies of older work are found again only as the
     /// sketches fill.
     pub(crate) sketches: Sketches,
+    /// The bytes of gathered contributions.
+    pub(crate) spill: Spill,
+    pub(crate) fetch_history: FetchHistory,
     /// Digests of receipts on their way to the chain.
     pub(crate) anchoring: Option<JoinHandle<Vec<Delivery>>>,
     /// Receipts on their way to the bucket.
@@ -58,6 +62,8 @@ impl Validator {
         strategy: Box<dyn Strategy>,
     ) -> Validator {
         Validator {
+            spill: Spill::new(&node.directory.join("gathered")),
+            fetch_history: FetchHistory::default(),
             node,
             signed,
             salts,
@@ -131,6 +137,10 @@ impl Validator {
 
         // Merge and vote.
         let view = self.selection(window).await?;
+        // Ends with the window, at the latest.
+        let mut mirroring = JoinSet::new();
+        let selected = selected_of(self.node.run_id(), &view, &gathered.valid);
+        mirroring.spawn(mirror(self.node.store.clone(), selected));
         let voted = self.merge_and_vote(&view, &seats, &gathered.valid).await;
         self.journal_skip(window, "no vote", voted)?;
 

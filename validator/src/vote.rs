@@ -2,7 +2,7 @@
 
 use crate::{run::Validator, step::Stop};
 use chain_client::{Call, Refusal};
-use node::{Contribution, Entry};
+use node::{Entry, HeldContribution};
 use protocol::{
     Uid, Window,
     receipt::MergeRecord,
@@ -17,10 +17,10 @@ impl Validator {
         &mut self,
         view: &WindowView,
         seats: &[SeatView],
-        at_hand: &BTreeMap<Uid, Contribution>,
+        held: &BTreeMap<Uid, HeldContribution>,
     ) -> Result<(), Stop> {
         let own = match self.strategy.computes() {
-            true => Some(self.merge(view, seats, at_hand).await?),
+            true => Some(self.merge(view, seats, held).await?),
             false => None,
         };
         // One vote per window: a process before this one may have voted.

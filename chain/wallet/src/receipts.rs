@@ -182,6 +182,7 @@ impl WindowReceipts {
         let seen = match &judged.observed {
             Observed::Absent => "no commitment: unrated, and unpaid for the window".into(),
             Observed::Unobserved => "not observed by two thirds of the stake: no effect".into(),
+            Observed::Unfetched => "not fetched: its turn comes later; unpaid for the window".into(),
             Observed::Faulty { label, detail } => {
                 format!(
                     "faulty for two thirds of the stake ({label}: {detail}): last rank, unpaid for the window"

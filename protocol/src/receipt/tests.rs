@@ -84,6 +84,7 @@ fn observed(common: usize) -> impl Strategy<Value = Observed> {
     prop_oneof![
         Just(Observed::Absent),
         Just(Observed::Unobserved),
+        Just(Observed::Unfetched),
         "[a-zä ]{0,9}".prop_map(|detail| Observed::Faulty { label: "late".into(), detail }),
         (any::<u32>(), proptest::option::of(measured), proptest::option::of(near_duplicate)).prop_map(
             |(trained, measured, near_duplicate)| Observed::Valid { trained, measured, near_duplicate }

@@ -12,9 +12,10 @@ use mettle_runtime::{
     AccountId, Header, Runtime, RuntimeCall, RuntimeOrigin, SLOT_DURATION, System, api,
     mettle_api::runtime_decl_for_mettle_api::MettleApi as _,
 };
+use pallet_windows::Attestations;
 use protocol::{
     Block, Digest, GenesisHash, RunId, Uid, Window,
-    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
+    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, Verdict, WindowView},
 };
 use sp_inherents::InherentData;
 use sp_runtime::{
@@ -294,6 +295,16 @@ impl Chain for SharedChain {
 
     async fn window(&self, run: RunId, window: Window) -> Result<Option<WindowView>, ChainError> {
         Ok(self.window_now(run, window))
+    }
+
+    async fn attestation(
+        &self,
+        run: RunId,
+        window: Window,
+        validator: Uid,
+    ) -> Result<Option<Vec<(Uid, Verdict)>>, ChainError> {
+        let stored = || Attestations::<Runtime>::try_get((run, window), validator).ok();
+        Ok(self.lock().read(stored).map(Into::into))
     }
 
     async fn weights(&self, run: RunId) -> Result<Vec<(Uid, u16)>, ChainError> {

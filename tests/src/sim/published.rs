@@ -61,7 +61,7 @@ impl Judge {
                     reputation.faults += 1;
                     participants.push((seen.seat, f64::NEG_INFINITY));
                 }
-                Observed::Valid { .. } | Observed::Absent | Observed::Unobserved => {}
+                Observed::Valid { .. } | Observed::Absent | Observed::Unobserved | Observed::Unfetched => {}
             }
         }
         let rank = |gain: f64| participants.iter().filter(|(_, other)| gain < *other).count() as u32 + 1;

@@ -114,6 +114,8 @@ pub enum Kind {
     Absent,
     #[error("not observed")]
     Unobserved,
+    #[error("not fetched")]
+    Unfetched,
     #[error("faulty")]
     Faulty,
     #[error("valid")]
@@ -125,6 +127,7 @@ impl Kind {
         match observed {
             Observed::Absent => Kind::Absent,
             Observed::Unobserved => Kind::Unobserved,
+            Observed::Unfetched => Kind::Unfetched,
             Observed::Faulty { .. } => Kind::Faulty,
             Observed::Valid { .. } => Kind::Valid,
         }

@@ -13,7 +13,7 @@ use chain_client::ChainError;
 use dataset::Dataset;
 use nn::Evaluator;
 use node::{
-    Contribution, Followed, Follower, ModelState, checkpoint, error_chain,
+    Contribution, Followed, Follower, HeldContribution, ModelState, checkpoint, error_chain,
     follow::{ContributionError, FollowError},
     mirrors::Mirrors,
 };
@@ -340,8 +340,8 @@ impl Auditor {
         Ok(merged.ok().map(|merged| merged.digest))
     }
 
-    /// The repeated measurements, on the validator's sequences. Needs every contribution that it held: the scale of
-    /// each depends on those selected.
+    /// The repeated measurements, on the validator's sequences, of the contributions that are still there. Needs every
+    /// selected one that the validator held: the scale of each depends on them.
     async fn measure(
         &mut self,
         state: &ModelState,
@@ -349,12 +349,15 @@ impl Auditor {
         contributions: &BTreeMap<Uid, Contribution>,
     ) -> Result<Option<BTreeMap<Uid, Measured>>, AuditError> {
         let Some(judgement) = &facts.receipt.judgement else { return Ok(None) };
-        let held = judgement.held.iter().map(|uid| Some((*uid, contributions.get(uid)?.clone())));
-        let (Some(held), Some(seeds), Some(assignment)) =
-            (held.collect::<Option<BTreeMap<_, _>>>(), facts.seeds(), facts.assignment())
-        else {
+        let selected = facts.view.selection.iter().flat_map(|selection| &selection.selected);
+        let is_gone = |uid: &Uid| judgement.held.contains(uid) && !contributions.contains_key(uid);
+        if selected.map(|one| one.uid).any(|uid| is_gone(&uid)) {
             return Ok(None);
-        };
+        }
+        let held = judgement.held.iter();
+        let held: BTreeMap<Uid, HeldContribution> =
+            held.filter_map(|uid| Some((*uid, contributions.get(uid)?.clone().into()))).collect();
+        let (Some(seeds), Some(assignment)) = (facts.seeds(), facts.assignment()) else { return Ok(None) };
         let Some(mut evaluator) = self.evaluator.take() else { return Ok(None) };
         let measured: Vec<Uid> = measured_seats(judgement).map(|(judged, _)| judged.seat.uid).collect();
         // The same seats share a batch, so that losses are equal to the last bit.

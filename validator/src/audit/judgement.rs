@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     evaluate::Seeds,
+    gather::order::unweighted_max,
     gauntlet::{self, LossPair, near_duplicates::ALIKE_MIN},
     report::form,
 };
@@ -31,6 +32,8 @@ pub(super) fn observations(facts: &Facts, judgement: &Judgement, found: &mut Vec
     }
     let Some(selection) = &view.selection else { return };
     let opened = facts.params.schedule.opens_at(view.window);
+    let unweighted = view.commitments.iter().filter(|(uid, _)| view.weight_of(*uid) == 0).count();
+    let fetches_some_only = unweighted_max(&facts.params) < unweighted;
     for uid in &view.slots {
         let Some(judged) = judgement.seats.iter().find(|judged| judged.seat.uid == *uid) else {
             if facts.holder(*uid, opened).is_some() {
@@ -53,7 +56,10 @@ pub(super) fn observations(facts: &Facts, judgement: &Judgement, found: &mut Vec
             Kind::Unobserved
         };
         let said = Kind::of(&judged.observed);
-        if said != is {
+        // A seat may have to wait for its turn only if it has no weight, and more such seats committed than are
+        // fetched in a window (PROT-13).
+        let may_wait = is == Kind::Unobserved && view.weight_of(*uid) == 0 && fetches_some_only;
+        if said != is && !(said == Kind::Unfetched && may_wait) {
             found.push(Difference::SeenOtherwise { uid: *uid, said, is });
         }
         match (&judged.observed, facts.found.get(uid)) {

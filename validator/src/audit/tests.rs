@@ -618,6 +618,26 @@ fn a_seat_that_others_leave_out_is_judged_by_what_the_validator_holds() {
 }
 
 #[test]
+fn a_seat_may_be_left_unfetched_only_without_a_weight_and_in_a_crowd() {
+    let unfetched = |mut facts: Facts| {
+        let judged = facts.receipt.judgement.as_mut().unwrap();
+        judged.held.retain(|uid| *uid != Uid(7));
+        judged.order.retain(|uid| *uid != Uid(7));
+        judged.seats[7].observed = Observed::Unfetched;
+        let is_said = |d: &Difference| {
+            matches!(d, Difference::SeenOtherwise { uid: Uid(7), said: Kind::Unfetched, .. })
+        };
+        audit(&facts).iter().any(is_said)
+    };
+    assert!(unfetched(honest()), "ten seats are fewer than are fetched");
+    let mut crowded = honest();
+    crowded.view.commitments.extend((200..240).map(|uid| (Uid(uid), digest(uid))));
+    assert!(!unfetched(crowded.clone()));
+    crowded.view.weights = vec![(Uid(7), 1)];
+    assert!(unfetched(crowded), "a seat with a weight is always fetched");
+}
+
+#[test]
 fn faulty_bytes_that_are_judged_without_an_attestation_are_found() {
     let mut facts = falsified(|receipt| receipt.attestation.valid.retain(|uid| *uid != Uid(7)));
     facts.view.selection.as_mut().unwrap().valid.retain(|uid| *uid != Uid(7));

@@ -44,6 +44,16 @@ pub fn unchecked(facts: &Facts) -> Vec<Unchecked> {
             "audit within 64 windows: contributions and checkpoints are kept that long",
         );
     }
+    let lost = judgement.into_iter().flat_map(measured_seats).map(|(judged, _)| judged.seat.uid);
+    let lost = lost.filter(|uid| facts.measured.as_ref().is_some_and(|again| !again.contains_key(uid)));
+    let lost: Vec<String> = lost.map(|uid| uid.to_string()).collect();
+    if !lost.is_empty() {
+        add(
+            &format!("the losses of uid {}", lost.join(", ")),
+            "its contribution was not selected, so no validator copied it, and its miner has removed it",
+            "audit sooner: only selected contributions are kept by validators",
+        );
+    }
     if facts.receipt.merged.is_some() && facts.merged.is_none() {
         add(
             "the merge",

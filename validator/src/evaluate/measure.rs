@@ -7,7 +7,7 @@
 use crate::gauntlet::{LossPair, Measured, NearDuplicate, Sketch, Sketches, evidence::bounded};
 use dataset::{Dataset, ReadError};
 use nn::{Evaluator, ModelError};
-use node::{Codec, Contribution, Follower};
+use node::{Codec, Follower, HeldContribution, durable::FileError};
 use protocol::{
     Digest, RunParams, Uid, Window,
     assign::{self, Assignment},
@@ -43,6 +43,8 @@ pub const SEATS_TOGETHER: usize = 8;
 pub enum EvaluateError {
     #[error("could not read the evaluation's data")]
     Data(#[from] ReadError),
+    #[error("could not read a contribution that was gathered")]
+    Held(#[from] FileError),
     #[error("the model could not be evaluated")]
     Model(#[from] ModelError),
     #[error("the contribution of uid {uid} was decoded when it was gathered, and cannot be decoded now")]
@@ -65,7 +67,7 @@ pub struct Job {
     pub params: RunParams,
     /// Decodes the contributions.
     pub codec: Arc<Codec>,
-    pub contributions: BTreeMap<Uid, Contribution>,
+    pub contributions: BTreeMap<Uid, HeldContribution>,
     /// The norm of each tensor to which larger ones are scaled down, from `median_norms`.
     pub median_norms: Option<Vec<f64>>,
     /// Seats to evaluate, in this order (PROT-28).
@@ -89,7 +91,7 @@ impl Job {
         theta: Vec<f32>,
         follower: &Follower,
         view: &WindowView,
-        contributions: BTreeMap<Uid, Contribution>,
+        contributions: BTreeMap<Uid, HeldContribution>,
         order: Vec<Uid>,
         assignment: &Assignment<'_>,
         seeds: Seeds,
@@ -118,14 +120,14 @@ impl Job {
 
     /// What a contribution's tensor is multiplied by: as in the merge, so that a contribution is judged by what it
     /// would do (PROT-17).
-    fn scale(&self, held: &Contribution, tensor: usize) -> f32 {
+    fn scale(&self, held: &HeldContribution, tensor: usize) -> f32 {
         let norm = held.square_norms.get(tensor).map(|square_norm| square_norm.sqrt());
         let median = self.median_norms.as_ref().and_then(|medians| medians.get(tensor));
         norm.zip(median).map_or(1.0, |(norm, median)| merge::clip_scale(norm, *median))
     }
 
     /// The sequences on which a seat's own work is measured (PROT-22).
-    fn own_sequences(&self, uid: Uid, held: &Contribution, assigned: &[u64]) -> Vec<u64> {
+    fn own_sequences(&self, uid: Uid, held: &HeldContribution, assigned: &[u64]) -> Vec<u64> {
         let count = usize::try_from(self.params.evaluation_sequences).unwrap_or(usize::MAX);
         let trained = usize::try_from(held.header.trained).unwrap_or(usize::MAX);
         assign::own_sequences(&self.seed, uid, &assigned[..assigned.len().min(trained)], count)
@@ -135,7 +137,7 @@ impl Job {
 /// The median norm of each tensor, by consensus weight, over the selected contributions at hand: that of the merge.
 /// Contributions that are not merged do not count, so that many small ones cannot hide the effect of work. `None` if no
 /// selected seat has a weight: contributions are then measured as they are (PROT-22).
-pub fn median_norms(view: &WindowView, contributions: &BTreeMap<Uid, Contribution>) -> Option<Vec<f64>> {
+pub fn median_norms(view: &WindowView, contributions: &BTreeMap<Uid, HeldContribution>) -> Option<Vec<f64>> {
     let selected = view.selection.iter().flat_map(|selection| &selection.selected);
     let (norms, weights): (Vec<&[f64]>, Vec<u16>) = selected
         .filter_map(|one| {
@@ -229,8 +231,9 @@ pub fn measure(
     })
 }
 
-fn decode(job: &Job, uid: Uid, held: &Contribution) -> Result<Sparse, EvaluateError> {
-    job.codec.decode(held.body()).map_err(|source| EvaluateError::Decode { uid, source })
+/// Reads one contribution at a time.
+fn decode(job: &Job, uid: Uid, held: &HeldContribution) -> Result<Sparse, EvaluateError> {
+    job.codec.decode(held.read()?.body()).map_err(|source| EvaluateError::Decode { uid, source })
 }
 
 fn pairs(sequences: &[u64], before: &[f64], after: &[f64]) -> Vec<LossPair> {
@@ -270,6 +273,7 @@ fn mean(losses: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use node::Contribution;
     use protocol::{Hotkey, RunId, params::Density, select::Selected, submission::Header, view::Selection};
 
     /// A window with these consensus weights in which `selected` are merged.
@@ -302,7 +306,7 @@ mod tests {
         }
     }
 
-    fn held(norms: &[(u16, f64)]) -> BTreeMap<Uid, Contribution> {
+    fn held(norms: &[(u16, f64)]) -> BTreeMap<Uid, HeldContribution> {
         let contribution = |(uid, norm): &(u16, f64)| {
             let (uid, digest) = (Uid(*uid), Digest::default());
             let header = Header {
@@ -317,7 +321,7 @@ mod tests {
                 trained: 1,
             };
             let square_norms = vec![norm * norm, 4.0 * norm * norm];
-            (uid, Contribution { digest, bytes: Vec::new().into(), header, square_norms })
+            (uid, Contribution { digest, bytes: Vec::new().into(), header, square_norms }.into())
         };
         norms.iter().map(contribution).collect()
     }

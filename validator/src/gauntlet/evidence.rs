@@ -19,6 +19,9 @@ pub enum Observed {
     /// Committed, but this validator did not observe the bytes, and two thirds of the stake did not attest them as
     /// faulty: no fault, no rank; half of the last window's pay, a quarter in the next one.
     Unobserved,
+    /// Committed, and this validator did not fetch it: more seats without a consensus weight committed than it fetches
+    /// in a window (PROT-13). Unpaid for the window; nothing else changes.
+    Unfetched,
     /// Two thirds of the stake attested it as faulty (PROT-14): last rank, unpaid for the window.
     Faulty {
         /// One stable word, for counting: that of the fault which this validator saw itself
@@ -114,14 +117,14 @@ impl Observed {
     pub(super) fn near_duplicate(&self) -> Option<&NearDuplicate> {
         match self {
             Observed::Valid { near_duplicate, .. } => near_duplicate.as_ref(),
-            Observed::Absent | Observed::Unobserved | Observed::Faulty { .. } => None,
+            Observed::Absent | Observed::Unobserved | Observed::Unfetched | Observed::Faulty { .. } => None,
         }
     }
 
     pub fn measured(&self) -> Option<&Measured> {
         match self {
             Observed::Valid { measured, .. } => measured.as_ref(),
-            Observed::Absent | Observed::Unobserved | Observed::Faulty { .. } => None,
+            Observed::Absent | Observed::Unobserved | Observed::Unfetched | Observed::Faulty { .. } => None,
         }
     }
 
@@ -129,7 +132,7 @@ impl Observed {
     pub(super) fn trained_share(&self, sequences_per_seat: u32) -> Option<f64> {
         match self {
             Observed::Absent | Observed::Faulty { .. } => Some(0.0),
-            Observed::Unobserved => None,
+            Observed::Unobserved | Observed::Unfetched => None,
             Observed::Valid { trained, .. } => {
                 Some((f64::from(*trained) / f64::from(sequences_per_seat.max(1))).min(1.0))
             }

@@ -170,15 +170,20 @@ fn score_seats(
             }
         }
         // Unobserved: half of the last share, so that showing bytes to few validators does not pay.
-        remembered.share =
-            observed.trained_share(params.sequences_per_seat).unwrap_or(remembered.share * UNOBSERVED_SHARE);
+        let unobserved_share = match observed {
+            Observed::Unfetched => remembered.share,
+            _ => remembered.share * UNOBSERVED_SHARE,
+        };
+        remembered.share = observed.trained_share(params.sequences_per_seat).unwrap_or(unobserved_share);
     }
     // Weighted by their proven work.
     let ordinals: Vec<(f64, f64)> =
         after.seats.values().map(|seat| (seat.rating.ordinal(), seat.claim())).collect();
     let median = rating::median_rating(&ordinals);
-    for remembered in after.seats.values_mut() {
-        let earned = WindowScore { score: remembered.score(median), penalty: remembered.penalty_factor() };
+    for (seat, remembered) in &mut after.seats {
+        let is_unfetched = observed.get(seat).is_some_and(|observed| **observed == Observed::Unfetched);
+        let score = if is_unfetched { 0.0 } else { remembered.score(median) };
+        let earned = WindowScore { score, penalty: remembered.penalty_factor() };
         weights::remember(&mut remembered.recent, earned, params.epoch_windows);
     }
     median

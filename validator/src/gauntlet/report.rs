@@ -51,6 +51,7 @@ pub struct SeatReport {
 pub enum Seen {
     Absent,
     Unobserved,
+    Unfetched,
     Faulty {
         label: String,
         detail: String,
@@ -89,6 +90,7 @@ pub(super) fn of(seat: SeatId, facts: Facts<'_>, before: &Reputation, after: &Re
         observed: match facts.observed {
             Observed::Absent => Seen::Absent,
             Observed::Unobserved => Seen::Unobserved,
+            Observed::Unfetched => Seen::Unfetched,
             Observed::Faulty { label, detail } => {
                 Seen::Faulty { label: label.clone(), detail: detail.clone() }
             }

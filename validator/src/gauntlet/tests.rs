@@ -167,6 +167,7 @@ fn the_report_of_one_window() {
         let observed = match &report.observed {
             Seen::Absent => "absent",
             Seen::Unobserved => "unobserved",
+            Seen::Unfetched => "unfetched",
             Seen::Faulty { label, .. } => label,
             Seen::Waiting => "waiting",
             Seen::Evaluated => "evaluated",
@@ -324,6 +325,34 @@ fn an_unobserved_contribution_is_no_fault_and_costs_half_a_windows_pay() {
     // Apart from a window's growth of uncertainty.
     assert!((report.score - 0.5 * before.reports[3].score).abs() < 1e-9);
     assert!(report.weight > 0);
+}
+
+#[test]
+fn a_seat_whose_turn_it_was_not_is_unpaid_for_the_window_and_loses_nothing_else() {
+    let (before, _) = simulate(7, 20, &[HONEST; 4]);
+    let evidence = |observed: Observed| {
+        let waiting = |uid| Evidence {
+            seat: seat(uid),
+            observed: Observed::Valid { trained: 100, measured: None, near_duplicate: None },
+        };
+        vec![waiting(0), waiting(1), waiting(2), Evidence { seat: seat(3), observed }]
+    };
+    let waits = |windows: u32, observed: Observed| {
+        let mut reputations = before.reputations.clone();
+        for window in 20..20 + windows {
+            let evidence = evidence(observed.clone());
+            reputations = judge(&params(), &reputations, Window(window), &evidence).reputations;
+        }
+        let again = Observed::Valid { trained: 100, measured: None, near_duplicate: None };
+        let verdict = judge(&params(), &reputations, Window(20 + windows), &evidence(again));
+        let unpaid = verdict.reputations.seats[&seat(3)].recent.iter().rev().skip(1);
+        let unpaid = unpaid.take_while(|earned| earned.score == 0.0).count();
+        (unpaid, verdict.reports[3].score / verdict.reports[2].score, verdict.reports[3].own_data_score_after)
+    };
+    let (unpaid, share, own_data_score) = waits(4, Observed::Unfetched);
+    assert_eq!(unpaid, 4);
+    let (_, worked, own_data_score_of_worker) = waits(4, evidence(Observed::Absent)[0].observed.clone());
+    assert_eq!((share, own_data_score), (worked, own_data_score_of_worker));
 }
 
 #[test]
@@ -563,6 +592,7 @@ fn any_observed() -> impl Strategy<Value = Observed> {
     prop_oneof![
         Just(Observed::Absent),
         Just(Observed::Unobserved),
+        Just(Observed::Unfetched),
         Just(Observed::Faulty { label: "late".into(), detail: "late".into() }),
         (any::<u32>(), measured, proptest::option::of((0u16..9, 0u32..9))).prop_map(
             |(trained, measured, found)| {

@@ -63,6 +63,7 @@ fn observed_in_receipt(observed: &Observed, common: &[receipt::Baseline]) -> rec
     match observed {
         Observed::Absent => receipt::Observed::Absent,
         Observed::Unobserved => receipt::Observed::Unobserved,
+        Observed::Unfetched => receipt::Observed::Unfetched,
         Observed::Faulty { label, detail } => {
             receipt::Observed::Faulty { label: text(label), detail: text(detail) }
         }
@@ -96,6 +97,7 @@ fn observed(observed: &receipt::Observed, common: &[receipt::Baseline]) -> Obser
     match observed {
         receipt::Observed::Absent => Observed::Absent,
         receipt::Observed::Unobserved => Observed::Unobserved,
+        receipt::Observed::Unfetched => Observed::Unfetched,
         receipt::Observed::Faulty { label, detail } => {
             Observed::Faulty { label: label.clone(), detail: detail.clone() }
         }

@@ -370,6 +370,7 @@ fn evidence_and_reputations_survive_a_receipt_to_the_last_bit() {
         of(4, Observed::Faulty { label: "late".into(), detail: "it came late".into() }),
         of(5, Observed::Unobserved),
         of(6, Observed::Absent),
+        of(7, Observed::Unfetched),
     ];
     let before = gauntlet::judge(&params, &Default::default(), Window(0), &evidence).reputations;
     let verdict = gauntlet::judge(&params, &before, Window(1), &evidence);

@@ -1,10 +1,9 @@
 //! Computes nothing: it attests what another validator has attested, votes what most others have voted, and posts the
 //! consensus of the epoch before.
 //!
-//! Attests and votes at the last moment, when there is most to copy. The chain shows only that a validator has
-//! attested, but its bucket shows what: it copies what it attests as valid before it attests (PROT-15).
+//! Attests and votes at the last moment, when there is most to copy.
 //!
-//! Sees: commitments, votes as they come in, the consensus, and the buckets of others. Ends at: PROT-14, what it
+//! Sees: commitments, attestations and votes as they come in, and the consensus. Ends at: PROT-14, what it
 //! attests does not stand alone; PROT-30, where attestations and votes are hidden there is nothing to copy, and a
 //! validator that never votes earns nothing; it publishes no receipt (PROT-27), and bonds follow the seats that were
 //! good before (PROT-31).
@@ -12,7 +11,7 @@
 use async_trait::async_trait;
 use node::{Follower, wait_past};
 use protocol::{
-    Block, Digest, Uid, Window, keys,
+    Block, Digest, Uid, Window,
     view::{Verdict, Vote, WindowView},
 };
 use std::collections::BTreeMap;
@@ -20,7 +19,7 @@ use validator::strategy::Strategy;
 
 #[derive(Default)]
 pub struct LazyVoter {
-    /// The attestation of another validator, as its bucket shows it.
+    /// The attestation of another validator.
     pub(crate) copied: Vec<(Uid, Verdict)>,
 }
 
@@ -70,20 +69,8 @@ impl Strategy for LazyVoter {
     }
 }
 
-/// The verdicts of a validator that has attested, as its bucket shows them; `None` if no validator has.
+/// The verdicts of a validator that has attested, as the chain has them; `None` if no validator has.
 async fn copied(follower: &Follower, view: &WindowView) -> Option<Vec<(Uid, Verdict)>> {
-    let seats = follower.chain.seats(follower.run.id).await.ok()?;
-    let attester = seats.iter().find(|seat| view.attested.contains(&seat.id.uid))?;
-    let limits = follower.contribution_limits();
-    let mut verdicts = Vec::new();
-    for (uid, digest) in &view.commitments {
-        let key = keys::contribution(follower.run.id, view.window, digest);
-        let verdict = match follower.fetch.fetch(&attester.endpoint, &key, &limits).await {
-            Ok(_) => Verdict::Valid,
-            Err(_) => Verdict::Faulty,
-        };
-        verdicts.push((*uid, verdict));
-    }
-    verdicts.sort_by_key(|(uid, _)| *uid);
-    Some(verdicts)
+    let attester = *view.attested.first()?;
+    follower.chain.attestation(follower.run.id, view.window, attester).await.ok()?
 }

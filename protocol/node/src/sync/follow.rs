@@ -330,7 +330,8 @@ impl Follower {
         seats: &[SeatView],
         vote: &Vote,
     ) -> Result<Vec<f32>, OwnMergeError> {
-        let contributions = self.fetch_selected(view, seats, &BTreeMap::new()).await?;
+        let mut contributions = BTreeMap::new();
+        self.fetch_selected(view, seats, &mut contributions).await?;
         let (follower, of) = (self.clone(), view.clone());
         let own = self.blocking.with(state, move |state| follower.merge(state, &of, &contributions)).await?;
         match own.digest == vote.update {
@@ -339,26 +340,24 @@ impl Follower {
         }
     }
 
-    /// The selected contributions: those in `at_hand`, and the others from their miners or attesters (PROT-15).
+    /// Adds the selected contributions that `contributions` lacks, from their miners or attesters (PROT-15).
+    ///
+    /// # Errors
+    /// If one is in no bucket. Those before it have been added.
     pub async fn fetch_selected(
         &self,
         view: &WindowView,
         seats: &[SeatView],
-        at_hand: &BTreeMap<Uid, Contribution>,
-    ) -> Result<BTreeMap<Uid, Contribution>, OwnMergeError> {
-        let mut contributions = BTreeMap::new();
+        contributions: &mut BTreeMap<Uid, Contribution>,
+    ) -> Result<(), OwnMergeError> {
         for selected in view.selection.iter().flat_map(|selection| &selection.selected) {
             let uid = selected.uid;
-            let contribution = match at_hand.get(&uid).filter(|held| held.digest == selected.digest) {
-                Some(held) => held.clone(),
-                None => {
-                    let fetched = self.fetch_contribution(view, seats, uid, &selected.digest).await;
-                    fetched.map_err(|source| OwnMergeError::Fetch { uid, source })?
-                }
-            };
-            contributions.insert(uid, contribution);
+            if contributions.get(&uid).is_none_or(|held| held.digest != selected.digest) {
+                let fetched = self.fetch_contribution(view, seats, uid, &selected.digest).await;
+                contributions.insert(uid, fetched.map_err(|source| OwnMergeError::Fetch { uid, source })?);
+            }
         }
-        Ok(contributions)
+        Ok(())
     }
 
     /// Merges the selected contributions (PROT-17, PROT-18). Pure: the same on every node.
