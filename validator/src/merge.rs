@@ -7,7 +7,7 @@ use crate::{
 };
 use node::{Contribution, ModelState, Node, checkpoint, error_chain};
 use protocol::{
-    Block, Uid, Window, keys, lineage,
+    Block, Uid, Window, keys,
     receipt::MergeRecord,
     view::{SeatView, Vote, WindowView},
 };
@@ -65,10 +65,7 @@ impl Validator {
         }
         let is_checkpoint = self.node.run().params.is_checkpoint(own.window);
         let hash = move || {
-            let state_root = is_checkpoint.then(|| {
-                let weights = lineage::weights_root(&own.theta);
-                lineage::state_root(&weights, &lineage::weights_root(&own.buffer))
-            });
+            let state_root = is_checkpoint.then(|| own.state_root());
             let vote = Vote { update: own.digest, state_root };
             (own, vote)
         };
