@@ -214,9 +214,7 @@ impl SmallRun {
             .merge(&self.state, &view, &BTreeMap::from([(miner.id.uid, contribution)]))
             .unwrap_or_else(|error| panic!("window {window}: {error}; uid {}", validator.id.uid));
         self.store.put(&keys::update(RUN, window, &own.digest), own.bytes.clone()).await.unwrap();
-        let state_root = params().is_checkpoint(window).then(|| {
-            lineage::state_root(&lineage::weights_root(&own.theta), &lineage::weights_root(&own.buffer))
-        });
+        let state_root = params().is_checkpoint(window).then(|| own.state_root());
         let vote = Vote { update: own.digest, state_root };
         self.send(&key(2), pallet_windows::Call::vote { run: RUN, window, vote });
 

@@ -17,6 +17,7 @@ use protocol::{
     Uid,
     contribution::{self, Schema, Sparse, TensorSpec},
     merge::Input,
+    norms::RunningNorms,
     params::{Density, MergeRule},
 };
 use rayon::prelude::*;
@@ -120,7 +121,14 @@ fn merging(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("protocol", 1), |bencher| {
             bencher.iter(|| {
                 let rule = MergeRule::MeanOverHits;
-                protocol::merge::merge(&schema, rule, Density(MERGED), &inputs, &mut buffer)
+                protocol::merge::merge(
+                    &schema,
+                    rule,
+                    Density(MERGED),
+                    &inputs,
+                    &RunningNorms::default(),
+                    &mut buffer,
+                )
             });
         });
         let scales = vec![vec![1.0; bodies.len()]; layout.tensors()];

@@ -23,6 +23,7 @@ use protocol::{
     Digest, RunId, Uid, Window,
     contribution::{self, Schema, Sparse, TensorSpec},
     merge::{Input, open_update},
+    norms::RunningNorms,
     params::{Density, MergeRule},
 };
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -440,11 +441,20 @@ fn merges_alike(lengths: &[usize], density: u16, merged: u16, rows: &[Vec<f32>],
         [(Rule::MeanOverHits, MergeRule::MeanOverHits), (Rule::MeanOverAll, MergeRule::MeanOverAll)]
     {
         let mut expected_left = buffer.to_vec();
-        let expected =
-            protocol::merge::merge(&schema, slow_rule, Density(merged), &inputs, &mut expected_left).unwrap();
+        let expected = protocol::merge::merge(
+            &schema,
+            slow_rule,
+            Density(merged),
+            &inputs,
+            &RunningNorms::default(),
+            &mut expected_left,
+        )
+        .unwrap()
+        .body;
         at_every_width(|| {
             let norms: Vec<_> = bodies.iter().map(|body| decode::norms(&layout, body).unwrap()).collect();
-            let scales = protocol::merge::clip_scales(&norms, &weights);
+            let references = protocol::merge::reference_norms(&norms, &weights, &RunningNorms::default());
+            let scales = protocol::merge::clip_scales(&norms, &references);
             let mut left = buffer.to_vec();
             let body = merge::merge(&layout, rule, &merged_layout, &bodies, &scales, &mut left).unwrap();
             assert!(body == expected, "the merged bodies differ");

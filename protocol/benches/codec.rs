@@ -7,6 +7,7 @@ use mettle_protocol::{
     Uid,
     contribution::{Schema, Sparse, TensorSpec, decode, encode, encode_with_feedback},
     merge::{Input, apply, merge},
+    norms::RunningNorms,
     params::{Density, MergeRule},
 };
 use std::hint::black_box;
@@ -63,7 +64,9 @@ fn merging(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("merge");
     group.throughput(Throughput::Elements(schema.values() as u64)).sample_size(20);
     group.bench_function("eight contributions", |bencher| {
-        let merge = |buffer: &mut Vec<f32>| merge(&schema, MergeRule::MeanOverHits, MERGED, &inputs, buffer);
+        let norms = RunningNorms::default();
+        let merge =
+            |buffer: &mut Vec<f32>| merge(&schema, MergeRule::MeanOverHits, MERGED, &inputs, &norms, buffer);
         bencher.iter_batched_ref(zeros, merge, BatchSize::LargeInput);
     });
     group.bench_function("apply", |bencher| {

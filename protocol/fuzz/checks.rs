@@ -77,6 +77,7 @@ pub fn update(bytes: &[u8]) {
         schema: schema.digest(),
         density: DENSITY,
         inputs: Vec::new(),
+        norms: Vec::new(),
     };
     let check = |bytes: &[u8]| {
         if let Ok((header, body)) = open_update(bytes, &schema, DENSITY, RunId(1), Window(2), base)
@@ -88,9 +89,9 @@ pub fn update(bytes: &[u8]) {
         }
     };
     check(bytes);
-    // The header of an update without inputs, but for their number.
+    // The header of an update without inputs and norms, but for their numbers.
     let mut sealed = seal_update(&header, &[]);
-    sealed.truncate(sealed.len() - 4);
+    sealed.truncate(sealed.len() - 8);
     sealed.extend_from_slice(bytes);
     check(&sealed);
 }

@@ -10,6 +10,7 @@ pub mod identity;
 pub mod keys;
 pub mod lineage;
 pub mod merge;
+pub mod norms;
 pub mod params;
 pub mod probe;
 pub mod receipt;

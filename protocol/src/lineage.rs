@@ -104,10 +104,10 @@ impl RootOfBlocks {
     }
 }
 
-/// `blake3(weights root ‖ buffer root)`, what validators vote at a checkpoint. A miner needs only the first half, and
-/// can check it with the second at hand (PROT-20).
-pub fn state_root(weights: &Digest, buffer: &Digest) -> Digest {
-    Digest::of_parts(&[&weights.0, &buffer.0])
+/// `blake3(weights root ‖ buffer root ‖ norms root)`, what validators vote at a checkpoint. A miner needs only the
+/// first part, and can check it with the others' roots at hand (PROT-20).
+pub fn state_root(weights: &Digest, buffer: &Digest, norms: &Digest) -> Digest {
+    Digest::of_parts(&[&weights.0, &buffer.0, &norms.0])
 }
 
 #[cfg(test)]
@@ -171,6 +171,7 @@ mod tests {
         let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
         assert_ne!(root_of_pieces(&[a, b]), root_of_pieces(&[b, a]));
         assert_ne!(root_of_pieces(&[a]), root_of_pieces(&[a, a]));
-        assert_ne!(state_root(&a, &b), state_root(&b, &a));
+        assert_ne!(state_root(&a, &b, &b), state_root(&b, &a, &b));
+        assert_ne!(state_root(&a, &b, &b), state_root(&a, &b, &a));
     }
 }

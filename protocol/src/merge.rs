@@ -1,20 +1,24 @@
 //! Many contributions become one update, bit for bit the same on every machine (PROT-17, PROT-18).
 //!
-//! Three steps: each contribution is scaled down to the median norm by weight, tensor by tensor; the scaled values are
+//! Three steps: each contribution is scaled down to the reference norm, tensor by tensor; the scaled values are
 //! averaged coordinate by coordinate, in the order of uids; and the mean is encoded again, with an error-feedback
 //! buffer of its own that everyone holds alike. One rounding per operation and no fused multiply-add, so that an order
 //! of operations is written down for every bit.
 //!
 //! ```text
-//! object = "MTLU" ‖ codec u16 ‖ run u32 ‖ window u32 ‖ base ‖ schema ‖ density u16 ‖ n u32 ‖ n × (uid u16 ‖ digest) ‖ body
+//! object = "MTLU" ‖ codec u16 ‖ run u32 ‖ window u32 ‖ base ‖ schema ‖ density u16
+//!          ‖ n u32 ‖ n × (uid u16 ‖ digest) ‖ m u32 ‖ m × norm f64 ‖ body
 //! ```
 //!
-//! Integers are little-endian. The object is not signed: all validators make the same one, and vote its digest.
+//! Numbers are little-endian. The norms are those that the window adds to the running norms: one per tensor, or none.
+//! So a node that merges nothing has them, too. The object is not signed: all validators make the same one, and vote
+//! its digest.
 
 use crate::{
     Digest, RunId, Uid, Window,
     contribution::{self, CODEC, DecodeError, EncodeError, Schema, Sparse, SparseTensor},
     ensure,
+    norms::{self, RunningNorms},
     params::{Density, MergeRule},
     select::Selected,
 };
@@ -46,8 +50,17 @@ pub enum MergeError {
     Buffer(#[from] EncodeError),
 }
 
+/// What a merge gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Merged {
+    /// The update's body.
+    pub body: Vec<u8>,
+    /// What the window adds to the running norms: the reference norm of each tensor; none if no input has a weight.
+    pub norms: Vec<f64>,
+}
+
 /// Merges contributions in uid order into `buffer`, and takes the update out of it: `b ← b + mean`, encode `b`,
-/// `b ← b − decoded` (PROT-18). Returns the update's body. On an error the buffer is as it was.
+/// `b ← b − decoded` (PROT-18). On an error the buffer is as it was.
 ///
 /// The mean is added at the coordinates that some contribution sent, and only there: not even the sign of a zero
 /// changes elsewhere.
@@ -56,8 +69,9 @@ pub fn merge(
     rule: MergeRule,
     density: Density,
     inputs: &[Input<'_>],
+    running: &RunningNorms,
     buffer: &mut [f32],
-) -> Result<Vec<u8>, MergeError> {
+) -> Result<Merged, MergeError> {
     ensure!(!inputs.is_empty(), MergeError::NoInputs);
     if let Some(pair) = inputs.windows(2).find(|pair| pair[0].uid >= pair[1].uid) {
         return Err(MergeError::OutOfOrder { uid: pair[1].uid });
@@ -70,29 +84,55 @@ pub fn merge(
     let updates: Vec<&Sparse> = inputs.iter().map(|input| input.update).collect();
     let weights: Vec<u16> = inputs.iter().map(|input| input.weight).collect();
     let square_norms: Vec<Vec<f64>> = updates.iter().map(|update| square_norms(update)).collect();
-    let scales = clip_scales(&square_norms, &weights);
+    let references = reference_norms(&square_norms, &weights, running);
+    let scales = clip_scales(&square_norms, &references);
     for (tensor, (range, scales)) in schema.ranges().zip(&scales).enumerate() {
         let parts: Vec<(&SparseTensor, f32)> =
             updates.iter().zip(scales).map(|(update, scale)| (&update.tensors[tensor], *scale)).collect();
         add_mean(rule, &parts, &mut buffer[range]);
     }
-    Ok(contribution::encode_with_feedback(schema, density, buffer)?)
+    let body = contribution::encode_with_feedback(schema, density, buffer)?;
+    Ok(Merged { body, norms: norms_to_keep(references, &weights) })
 }
 
-/// A contribution whose norm of a tensor is below this part of the median is left out of the tensor (PROT-17).
+/// What the merge of a window adds to the running norms. Reference norms that count heads are none of them: until
+/// there are weights, the holder of most seats chooses them.
+pub fn norms_to_keep(references: Vec<f64>, weights: &[u16]) -> Vec<f64> {
+    if weights.iter().all(|weight| *weight == 0) { Vec::new() } else { references }
+}
+
+/// A contribution whose norm of a tensor is below this part of the reference norm is left out of the tensor (PROT-17).
 pub const NORM_PART_MIN: f64 = 1.0 / 1024.0;
 
-/// What each contribution is multiplied by, `[tensor][input]`, from the square norms of its tensors, `[input][tensor]`,
-/// and its consensus weight: `min(1, median norm / own norm)`, and 0 for one that is left out. The median is the lower
-/// one by weight, or by head if no input has a weight. Norms and their quotient are in f64, the scale is rounded to f32
-/// (PROT-17).
-pub fn clip_scales(square_norms: &[Vec<f64>], weights: &[u16]) -> Vec<Vec<f32>> {
-    let tensors = square_norms.iter().map(Vec::len).min().unwrap_or(0);
+/// The norm of each tensor to which larger ones are scaled down, from the square norms of the contributions' tensors,
+/// `[input][tensor]`, and their consensus weights: the median by weight, or by head if no input has a weight, held
+/// within a factor of the running norm. In f64 (PROT-17).
+pub fn reference_norms(
+    square_norms: &[impl AsRef<[f64]>],
+    weights: &[u16],
+    running: &RunningNorms,
+) -> Vec<f64> {
+    let tensors = square_norms.iter().map(|norms| norms.as_ref().len()).min().unwrap_or(0);
     (0..tensors)
         .map(|tensor| {
-            let norms: Vec<f64> = square_norms.iter().map(|norms| libm::sqrt(norms[tensor])).collect();
-            let median = median_norm(&norms, weights);
-            norms.iter().map(|norm| clip_scale(*norm, median)).collect()
+            let norms: Vec<f64> =
+                square_norms.iter().map(|norms| libm::sqrt(norms.as_ref()[tensor])).collect();
+            running.reference(tensor, median_norm(&norms, weights))
+        })
+        .collect()
+}
+
+/// What each contribution is multiplied by, `[tensor][input]`, from the square norms of its tensors,
+/// `[input][tensor]`, and the tensors' reference norms: `min(1, reference norm / own norm)`, and 0 for one that is
+/// left out. Norms and their quotient are in f64, the scale is rounded to f32 (PROT-17).
+pub fn clip_scales(square_norms: &[impl AsRef<[f64]>], references: &[f64]) -> Vec<Vec<f32>> {
+    let scale =
+        |norms: &[f64], tensor: usize, reference: f64| clip_scale(libm::sqrt(norms[tensor]), reference);
+    references
+        .iter()
+        .enumerate()
+        .map(|(tensor, reference)| {
+            square_norms.iter().map(|norms| scale(norms.as_ref(), tensor, *reference)).collect()
         })
         .collect()
 }
@@ -113,12 +153,12 @@ pub fn median_norm(norms: &[f64], weights: &[u16]) -> f64 {
     median.map_or(0.0, |(norm, _)| *norm)
 }
 
-/// The scale of a contribution whose tensor has this norm, where the median is `median`.
-pub fn clip_scale(norm: f64, median: f64) -> f32 {
-    if norm < NORM_PART_MIN * median {
+/// The scale of a contribution whose tensor has this norm, where the reference norm is `reference`.
+pub fn clip_scale(norm: f64, reference: f64) -> f32 {
+    if norm < NORM_PART_MIN * reference {
         0.0
-    } else if norm > median {
-        (median / norm) as f32
+    } else if norm > reference {
+        (reference / norm) as f32
     } else {
         1.0
     }
@@ -179,7 +219,7 @@ fn fits(schema: &Schema, update: &Sparse) -> bool {
 }
 
 /// What an update says of itself, before its body.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct UpdateHeader {
     /// The version of the body's format: [`CODEC`].
     pub codec: u16,
@@ -191,6 +231,8 @@ pub struct UpdateHeader {
     pub density: Density,
     /// What was merged, in uid order: the chain's selection.
     pub inputs: Vec<Selected>,
+    /// What the window adds to the running norms: [`Merged::norms`].
+    pub norms: Vec<f64>,
 }
 
 /// Why bytes are not a window's update.
@@ -212,6 +254,8 @@ pub enum UpdateError {
     WrongDensity { got: Density },
     #[error("the update's inputs are not in uid order, or there are none")]
     InputsOutOfOrder,
+    #[error("the update's norms are not one number per tensor, or none at all")]
+    WrongNorms,
     #[error("the update's body cannot be decoded")]
     Undecodable(#[from] DecodeError),
 }
@@ -221,15 +265,21 @@ type FixedHeader = (u16, RunId, Window, Digest, Digest, Density, u32);
 
 const FIXED_BYTES: usize = MAGIC.len() + 80;
 const SELECTED_BYTES: usize = 34;
+const NORM_COUNT_BYTES: usize = 4;
+const NORM_BYTES: usize = 8;
 
 /// The exact bytes whose digest validators vote. `header.inputs` are in uid order, as the chain gives them.
 pub fn seal_update(header: &UpdateHeader, body: &[u8]) -> Vec<u8> {
-    let UpdateHeader { codec, run, window, base, schema, density, inputs } = header;
+    let UpdateHeader { codec, run, window, base, schema, density, inputs, norms } = header;
     let count = u32::try_from(inputs.len()).expect("there are fewer seats than uids");
-    let mut bytes = Vec::with_capacity(FIXED_BYTES + SELECTED_BYTES * inputs.len() + body.len());
+    let norm_count = u32::try_from(norms.len()).expect("tensors are counted in 32 bits");
+    let lists = SELECTED_BYTES * inputs.len() + NORM_COUNT_BYTES + NORM_BYTES * norms.len();
+    let mut bytes = Vec::with_capacity(FIXED_BYTES + lists + body.len());
     bytes.extend_from_slice(&MAGIC);
     (*codec, *run, *window, *base, *schema, *density, count).encode_to(&mut bytes);
     inputs.iter().for_each(|selected| selected.encode_to(&mut bytes));
+    norm_count.encode_to(&mut bytes);
+    norms.iter().for_each(|norm| norm.encode_to(&mut bytes));
     bytes.extend_from_slice(body);
     bytes
 }
@@ -257,7 +307,7 @@ pub fn open_update<'a>(
     ensure!(of_schema == schema.digest(), UpdateError::WrongSchema);
     ensure!(of_density == density, UpdateError::WrongDensity { got: of_density });
 
-    let (mut list, body) = (count as usize)
+    let (mut list, rest) = (count as usize)
         .checked_mul(SELECTED_BYTES)
         .and_then(|length| rest.split_at_checked(length))
         .ok_or(UpdateError::Malformed("it ends inside the list of its inputs"))?;
@@ -266,7 +316,17 @@ pub fn open_update<'a>(
         .collect::<Result<Vec<_>, _>>()
         .map_err(|_| UpdateError::Malformed("its list of inputs is broken"))?;
     ensure!(!inputs.is_empty() && inputs.is_sorted_by(|a, b| a.uid < b.uid), UpdateError::InputsOutOfOrder);
-    Ok((UpdateHeader { codec, run, window, base, schema: of_schema, density, inputs }, body))
+
+    let ends_inside_norms = UpdateError::Malformed("it ends inside its norms");
+    let (count, rest) = rest.split_first_chunk().ok_or(ends_inside_norms.clone())?;
+    let (norms, body) = (u32::from_le_bytes(*count) as usize)
+        .checked_mul(NORM_BYTES)
+        .and_then(|length| rest.split_at_checked(length))
+        .ok_or(ends_inside_norms)?;
+    let norms: Vec<f64> = norms.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
+    let fit = norms.is_empty() || norms.len() == schema.tensors().len();
+    ensure!(fit && norms::are_norms(&norms), UpdateError::WrongNorms);
+    Ok((UpdateHeader { codec, run, window, base, schema: of_schema, density, inputs, norms }, body))
 }
 
 /// The most bytes that the update of a merge with `places` places can have: a fetcher's limit.
@@ -274,6 +334,8 @@ pub fn largest_update(schema: &Schema, density: Density, places: usize) -> usize
     schema
         .largest_body(density)
         .saturating_add(places.saturating_mul(SELECTED_BYTES))
+        .saturating_add(schema.tensors().len().saturating_mul(NORM_BYTES))
+        .saturating_add(NORM_COUNT_BYTES)
         .saturating_add(FIXED_BYTES)
 }
 
@@ -304,28 +366,40 @@ mod tests {
         (0..).step_by(3).zip(updates).map(input).collect()
     }
 
+    /// The norms of ten windows: those of the last tensor bind from above, those of the middle one from below.
+    fn running() -> RunningNorms {
+        let mut running = RunningNorms::default();
+        (0..10).for_each(|_| running.push(vec![0.01, 0.1, 0.001]));
+        running
+    }
+
     /// The mean, coordinate by coordinate over the whole model, as PROT-17 tells it; `None` where nothing was sent.
     fn mean_by_the_book(schema: &Schema, rule: MergeRule, updates: &[Sparse]) -> Vec<Option<f32>> {
         let norms: Vec<Vec<f64>> = updates.iter().map(square_norms).collect();
         let weights: Vec<u16> = inputs(updates).iter().map(|input| input.weight).collect();
-        let scales = clip_scales(&norms, &weights);
+        let scales = clip_scales(&norms, &reference_norms(&norms, &weights, &running()));
         let (mut sums, mut hits) = (vec![0.0f32; schema.values()], vec![0; schema.values()]);
+        let mut counted = vec![0; schema.values()];
         for (which, update) in updates.iter().enumerate() {
             for ((range, tensor), scales) in schema.ranges().zip(&update.tensors).zip(&scales) {
+                if scales[which] == 0.0 {
+                    continue;
+                }
                 for (position, value) in tensor.positions.iter().zip(&tensor.values) {
                     let at = range.start + *position as usize;
                     let scaled = scales[which] * value;
                     sums[at] += scaled;
                     hits[at] += 1;
                 }
+                counted[range].iter_mut().for_each(|counted| *counted += 1);
             }
         }
-        let divisor = |hits: usize| match rule {
+        let divisor = |hits: usize, counted: usize| match rule {
             MergeRule::MeanOverHits => hits as f32,
-            MergeRule::MeanOverAll => updates.len() as f32,
+            MergeRule::MeanOverAll => counted as f32,
         };
-        let mean = |(sum, hits): (f32, usize)| (hits > 0).then(|| sum / divisor(hits));
-        sums.into_iter().zip(hits).map(mean).collect()
+        let mean = |((sum, hits), counted)| (hits > 0).then(|| sum / divisor(hits, counted));
+        sums.into_iter().zip(hits).zip(counted).map(mean).collect()
     }
 
     proptest! {
@@ -348,8 +422,8 @@ mod tests {
             }
             let expected_body = contribution::encode_with_feedback(&schema, MERGED, &mut expected).unwrap();
 
-            let body = merge(&schema, rule, MERGED, &inputs(&updates), &mut buffer).unwrap();
-            prop_assert!(body == expected_body);
+            let merged = merge(&schema, rule, MERGED, &inputs(&updates), &running(), &mut buffer).unwrap();
+            prop_assert!(merged.body == expected_body);
             prop_assert!(buffer.iter().map(|x| x.to_bits()).eq(expected.iter().map(|x| x.to_bits())));
         }
 
@@ -358,9 +432,9 @@ mod tests {
             let schema = rows(&LENGTHS);
             let updates = contributions(&schema, seed, 4);
             let (mut one, mut other) = (vec![0.0; schema.values()], vec![0.0; schema.values()]);
-            let first = merge(&schema, MergeRule::MeanOverHits, MERGED, &inputs(&updates), &mut one).unwrap();
+            let first = merge(&schema, MergeRule::MeanOverHits, MERGED, &inputs(&updates), &running(), &mut one).unwrap();
             let renamed: Vec<_> = inputs(&updates).into_iter().map(|input| Input { uid: Uid(input.uid.0 + 100), ..input }).collect();
-            let second = merge(&schema, MergeRule::MeanOverHits, MERGED, &renamed, &mut other).unwrap();
+            let second = merge(&schema, MergeRule::MeanOverHits, MERGED, &renamed, &running(), &mut other).unwrap();
             prop_assert!(first == second && one == other);
         }
 
@@ -369,7 +443,9 @@ mod tests {
             let schema = rows(&LENGTHS);
             let updates = contributions(&schema, seed, 3);
             let mut buffer = vec![0.0; schema.values()];
-            let body = merge(&schema, MergeRule::MeanOverHits, Density(16), &inputs(&updates), &mut buffer).unwrap();
+            let merged =
+                merge(&schema, MergeRule::MeanOverHits, Density(16), &inputs(&updates), &running(), &mut buffer);
+            let body = merged.unwrap().body;
             let sent = dense(&schema, &contribution::decode(&schema, Density(16), &body).unwrap());
             let means = mean_by_the_book(&schema, MergeRule::MeanOverHits, &updates);
             for ((mean, sent), left) in means.into_iter().zip(sent).zip(buffer) {
@@ -394,7 +470,7 @@ mod tests {
         let updates = [update(&[(1, 3.0), (2, 4.0)]), update(&[(2, 3.0), (3, -4.0)])];
         let sent = |rule| {
             let mut buffer = vec![0.0; 4096];
-            merge(&schema, rule, Density(1), &inputs(&updates), &mut buffer).unwrap();
+            merge(&schema, rule, Density(1), &inputs(&updates), &none(), &mut buffer).unwrap();
             buffer
         };
         // One value is sent, and leaves the buffer: the largest one, or the lower of two.
@@ -411,6 +487,7 @@ mod tests {
             MergeRule::MeanOverHits,
             Density(1),
             &inputs(&[update(&[(7, 1.0), (9, 0.0)])]),
+            &none(),
             &mut buffer,
         )
         .unwrap();
@@ -424,7 +501,8 @@ mod tests {
         let check = |norms: &[f32], expected: &[f32]| {
             let updates: Vec<Sparse> = norms.iter().map(|norm| of(*norm)).collect();
             let norms: Vec<Vec<f64>> = updates.iter().map(square_norms).collect();
-            assert_eq!(clip_scales(&norms, &vec![0; norms.len()]), [expected]);
+            let references = reference_norms(&norms, &vec![0; norms.len()], &none());
+            assert_eq!(clip_scales(&norms, &references), [expected]);
         };
         check(&[1.0, 100.0, 2.0], &[1.0, 0.02, 1.0]);
         // Of an even number the lower median: half of the contributions cannot lift it.
@@ -433,7 +511,74 @@ mod tests {
         check(&[5.0], &[1.0]);
         check(&[0.0, 0.0, 3.0], &[1.0, 1.0, 0.0]);
         check(&[2.0 / 1024.0, 2.0, 3.0], &[1.0, 1.0, (2.0f64 / 3.0) as f32]);
-        assert!(clip_scales(&[], &[]).is_empty());
+        assert!(reference_norms(&[[0.0; 0]; 0], &[], &none()).is_empty());
+    }
+
+    fn none() -> RunningNorms {
+        RunningNorms::default()
+    }
+
+    /// How far a merge moves the model, and how far the honest work in it does: of 24 seats with equal weights `honest`
+    /// ones send a norm of 1, and the others `norm`. Each sends a coordinate of its own.
+    fn steps(honest: usize, norm: f32, running: &RunningNorms) -> (f64, f64) {
+        let schema = rows(&[4096]);
+        let norms = vec![1.0; honest].into_iter().chain(vec![norm; 24 - honest]);
+        let updates: Vec<Sparse> = (1..).zip(norms).map(|(at, norm)| update(&[(at, norm)])).collect();
+        let inputs: Vec<_> = inputs(&updates).into_iter().map(|input| Input { weight: 1, ..input }).collect();
+        let mut buffer = vec![0.0; 4096];
+        let merged = merge(&schema, MergeRule::MeanOverHits, MERGED, &inputs, running, &mut buffer).unwrap();
+        let update = dense(&schema, &contribution::decode(&schema, MERGED, &merged.body).unwrap());
+        let moved = |range: core::ops::Range<usize>| {
+            range.map(|at| f64::from(update[at] + buffer[at]).powi(2)).sum::<f64>().sqrt()
+        };
+        (moved(1..25), moved(1..honest + 1))
+    }
+
+    /// The norms of a run in which honest work has had a norm of 1.
+    fn usual(windows: usize) -> RunningNorms {
+        let mut running = RunningNorms::default();
+        (0..windows).for_each(|_| running.push(vec![1.0]));
+        running
+    }
+
+    #[test]
+    fn a_majority_of_huge_norms_moves_the_model_at_most_four_times_as_far() {
+        let honest = steps(24, 1.0, &none()).0;
+        let times = |windows| steps(11, 7500.0, &usual(windows)).0 / honest;
+        let (without, with) = (times(norms::WINDOWS_MIN - 1), times(norms::WINDOWS_MIN));
+        std::println!(
+            "a bomb of 13 of 24 seats: {without:.1} times an honest step, with a running norm {with:.2}"
+        );
+        assert!(5000.0 < without);
+        assert!(with < norms::FACTOR_MAX);
+    }
+
+    #[test]
+    fn a_majority_of_tiny_norms_leaves_honest_work_a_quarter_of_its_step() {
+        let honest = steps(12, 1.0, &none()).1;
+        for norm in [1e-9, 1e-6, 2e-3] {
+            let share = |windows| steps(12, norm, &usual(windows)).1 / honest;
+            let (without, with) = (share(norms::WINDOWS_MIN - 1), share(norms::WINDOWS_MIN));
+            std::println!(
+                "12 of 24 seats at {norm:e}: honest work has {without:.1e}, with a running norm {with:.2}"
+            );
+            assert!(without < 1.1 * f64::from(norm));
+            assert!((1.0 / norms::FACTOR_MAX - 0.01..=1.0).contains(&with));
+        }
+    }
+
+    #[test]
+    fn norms_that_count_heads_are_not_kept() {
+        let schema = rows(&[4096]);
+        let updates = [update(&[(1, 3.0)]), update(&[(1, 4.0)])];
+        let merged = |weight| {
+            let inputs: Vec<_> =
+                inputs(&updates).into_iter().map(|input| Input { weight, ..input }).collect();
+            let mut buffer = vec![0.0; 4096];
+            merge(&schema, MergeRule::MeanOverHits, Density(64), &inputs, &none(), &mut buffer).unwrap()
+        };
+        assert_eq!(merged(1).norms, [3.0]);
+        assert_eq!(merged(0), Merged { norms: Vec::new(), ..merged(1) });
     }
 
     #[test]
@@ -442,7 +587,10 @@ mod tests {
             [1.0, 1.1].into_iter().chain([junk; 10]).map(|norm: f64| vec![norm * norm]).collect()
         };
         let weights: Vec<u16> = [300, 200].into_iter().chain([0; 10]).collect();
-        let scales = |junk| clip_scales(&norms(junk), &weights).remove(0);
+        let scales = |junk| {
+            let norms = norms(junk);
+            clip_scales(&norms, &reference_norms(&norms, &weights, &none())).remove(0)
+        };
         // A huge norm is scaled down to the median of the two seats with a weight.
         assert_eq!(scales(7500.0)[..3], [1.0, (1.0f64 / 1.1) as f32, (1.0 / 7500.0) as f32]);
         // A tiny one scales down no other, and is left out.
@@ -466,7 +614,7 @@ mod tests {
             let mut buffer = vec![0.0; 4096];
             let inputs: Vec<_> =
                 inputs(&updates).into_iter().map(|input| Input { weight: 1, ..input }).collect();
-            let body = merge(&schema, rule, Density(64), &inputs, &mut buffer).unwrap();
+            let body = merge(&schema, rule, Density(64), &inputs, &none(), &mut buffer).unwrap().body;
             let sent = dense(&schema, &contribution::decode(&schema, Density(64), &body).unwrap());
             assert_eq!(sent[1] + buffer[1], 3.0, "both are scaled to 3, the third does not count");
         }
@@ -479,7 +627,8 @@ mod tests {
         let buffer = vec![0.5f32; 4096];
         let refused = |inputs: &[Input<'_>], buffer: &[f32]| {
             let mut copy = buffer.to_vec();
-            let error = merge(&schema, MergeRule::MeanOverHits, MERGED, inputs, &mut copy).unwrap_err();
+            let error =
+                merge(&schema, MergeRule::MeanOverHits, MERGED, inputs, &none(), &mut copy).unwrap_err();
             assert!(copy.iter().map(|x| x.to_bits()).eq(buffer.iter().map(|x| x.to_bits())));
             error
         };
@@ -537,6 +686,7 @@ mod tests {
             schema: rows(&[4096]).digest(),
             density: MERGED,
             inputs: vec![selected(3), selected(8)],
+            norms: vec![0.5],
         };
         change(&mut header);
         seal_update(&header, body)
@@ -576,13 +726,23 @@ mod tests {
         assert_eq!(refused(|header| header.inputs.reverse()), UpdateError::InputsOutOfOrder);
         assert_eq!(refused(|header| header.inputs.clear()), UpdateError::InputsOutOfOrder);
         assert_eq!(refused(|header| header.inputs[1] = header.inputs[0]), UpdateError::InputsOutOfOrder);
+        assert_eq!(refused(|header| header.norms.push(0.5)), UpdateError::WrongNorms);
+        for norm in [f64::NAN, f64::INFINITY, -0.5] {
+            assert_eq!(
+                read(&sealed(|header| header.norms = vec![norm], &body)),
+                Err(UpdateError::WrongNorms)
+            );
+        }
+        assert!(read(&sealed(|header| header.norms.clear(), &body)).is_ok());
 
         let bytes = sealed(|_| (), &body);
         assert!(matches!(read(&bytes[..bytes.len() - 1]), Err(UpdateError::Undecodable(_))));
         assert!(matches!(read(&bytes[1..]), Err(UpdateError::Malformed(_))));
         assert!(matches!(read(b"MTLU"), Err(UpdateError::Malformed(_))));
-        let mut endless = bytes.clone();
-        endless[FIXED_BYTES - 4..FIXED_BYTES].fill(0xff);
-        assert!(matches!(read(&endless), Err(UpdateError::Malformed(_))));
+        for count in [FIXED_BYTES - 4, FIXED_BYTES + 2 * SELECTED_BYTES] {
+            let mut endless = bytes.clone();
+            endless[count..count + 4].fill(0xff);
+            assert!(matches!(read(&endless), Err(UpdateError::Malformed(_))));
+        }
     }
 }

@@ -62,9 +62,11 @@ fn write_the_seeds_of_the_corpus() {
         }
         let body = contribution::encode(&schema, checks::DENSITY, &values).unwrap();
         write("submission", &format!("body-{name}"), &body);
-        // Two inputs, as the fixed header would announce them.
+        // Two inputs, as the fixed header would announce them, and a norm of each tensor.
         let inputs = [&2u32.to_le_bytes()[..], &[3, 0], &[3; 32], &[8, 0], &[8; 32]].concat();
-        write("update", &format!("tail-{name}"), &[inputs, body].concat());
+        let norms = vec![0.5f64.to_le_bytes(); schema.tensors().len()].concat();
+        let norms = [&(schema.tensors().len() as u32).to_le_bytes()[..], &norms].concat();
+        write("update", &format!("tail-{name}"), &[inputs, norms, body].concat());
     }
     // The golden receipt, whole and without its frame, and cut at several places.
     let golden = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1/one.receipt");

@@ -8,7 +8,8 @@ use mettle_protocol::{
     contribution::{CODEC, Schema, Sparse, TensorSpec, decode, encode, encode_with_feedback},
     identity::Signer,
     lineage,
-    merge::{Input, UpdateHeader, apply, merge, open_update, seal_update},
+    merge::{Input, Merged, UpdateHeader, apply, merge, open_update, seal_update},
+    norms::RunningNorms,
     params::{Density, F32Bits, MergeRule, Permille, TermsLimits},
     receipt::{
         Attestation, Baseline, ExactF64, Judgement, LossPair, Measured, MergeRecord, NearDuplicate,
@@ -151,6 +152,7 @@ fn update_header() -> UpdateHeader {
         schema: schema().digest(),
         density: MERGED,
         inputs: SEATS.map(selected).to_vec(),
+        norms: Vec::new(),
     }
 }
 
@@ -279,11 +281,23 @@ fn merge_inputs(mut values: impl FnMut(&str) -> Vec<f32>) -> Vec<Sparse> {
         .to_vec()
 }
 
-fn merged(rule: MergeRule, updates: &[Sparse], buffer: &mut [f32]) -> Vec<u8> {
+/// Merges twice, so that the second merge starts from what the first one left, and from norms of which one bounds the
+/// median from below and two from above. Returns the second update with buffer and norms after it.
+fn merged_twice(rule: MergeRule, updates: &[Sparse]) -> (Vec<u8>, Vec<f32>, RunningNorms) {
     let inputs: Vec<_> =
-        SEATS.iter().zip(updates).map(|(uid, update)| Input { uid: Uid(*uid), weight: 0, update }).collect();
-    let body = merge(&schema(), rule, MERGED, &inputs, buffer).unwrap();
-    seal_update(&update_header(), &body)
+        SEATS.iter().zip(updates).map(|(uid, update)| Input { uid: Uid(*uid), weight: 1, update }).collect();
+    let (mut buffer, mut running) = (vec![0.0; schema().values()], RunningNorms::default());
+    let merge = |running: &RunningNorms, buffer: &mut [f32]| {
+        merge(&schema(), rule, MERGED, &inputs, running, buffer).unwrap()
+    };
+    let first = merge(&running, &mut buffer).norms;
+    for _ in 0..8 {
+        running.push(first.iter().zip([16.0, 0.125, 0.0625]).map(|(norm, times)| norm * times).collect());
+    }
+    let Merged { body, norms } = merge(&running, &mut buffer);
+    assert_eq!(norms, [first[0] * 4.0, first[1] * 0.5, first[2] * 0.25]);
+    running.push(norms.clone());
+    (seal_update(&UpdateHeader { norms, ..update_header() }, &body), buffer, running)
 }
 
 const RULES: [(&str, MergeRule); 2] = [("hits", MergeRule::MeanOverHits), ("all", MergeRule::MeanOverAll)];
@@ -327,19 +341,20 @@ fn every_release_reads_and_writes_the_golden_bytes() {
 
     for (name, rule) in RULES {
         let updates = merge_inputs(|name| vectors.values(&format!("{name}.values")));
-        let mut buffer = vec![0.0; schema.values()];
-        // Twice, so that the second merge starts from what the first one left.
-        merged(rule, &updates, &mut buffer);
-        let update = merged(rule, &updates, &mut buffer);
+        let (update, buffer, norms) = merged_twice(rule, &updates);
         let golden = vectors.bytes(&format!("{name}.update"));
         assert!(update == golden, "a merge over {name} comes out differently");
         let (header, body) = open_update(&golden, &schema, MERGED, run, window, base).unwrap();
-        assert_eq!(header, update_header());
+        assert_eq!(header, UpdateHeader { norms: header.norms.clone(), ..update_header() });
         let update = decode(&schema, MERGED, body).unwrap();
 
         let mut theta = vectors.values("normal.values");
         apply(&schema, &mut theta, &update, 0.7);
-        let state = lineage::state_root(&lineage::weights_root(&theta), &lineage::weights_root(&buffer));
+        let state = lineage::state_root(
+            &lineage::weights_root(&theta),
+            &lineage::weights_root(&buffer),
+            &norms.root(),
+        );
         assert_eq!(state, vectors.digest(&format!("{name}.state-root")));
         assert_eq!(lineage::next(&base, &Digest::of(&golden)), vectors.digest(&format!("{name}.lineage")));
     }
@@ -391,15 +406,17 @@ fn write_missing_vectors() {
 
     for (name, rule) in RULES {
         let updates = merge_inputs(|name| invented(name, schema.values()));
-        let mut buffer = vec![0.0; schema.values()];
-        merged(rule, &updates, &mut buffer);
-        let bytes = merged(rule, &updates, &mut buffer);
+        let (bytes, buffer, norms) = merged_twice(rule, &updates);
         write(&format!("{name}.update"), &bytes);
         let (_, body) = open_update(&bytes, &schema, MERGED, RunId(3), Window(1000), base()).unwrap();
         let update = decode(&schema, MERGED, body).unwrap();
         let mut theta = normal.clone();
         apply(&schema, &mut theta, &update, 0.7);
-        let state = lineage::state_root(&lineage::weights_root(&theta), &lineage::weights_root(&buffer));
+        let state = lineage::state_root(
+            &lineage::weights_root(&theta),
+            &lineage::weights_root(&buffer),
+            &norms.root(),
+        );
         write_digest(&format!("{name}.state-root"), state);
         write_digest(&format!("{name}.lineage"), lineage::next(&base(), &Digest::of(&bytes)));
     }

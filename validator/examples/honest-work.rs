@@ -23,6 +23,7 @@ use protocol::{
     Block, Digest, GenesisHash, RunId, RunParams, SeatId, Uid, Window,
     contribution::{self, CODEC, Sparse},
     identity::Signer,
+    norms::RunningNorms,
     params::{Density, F32Bits, MergeRule},
     submission::{self, Header},
 };
@@ -199,7 +200,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             params,
             codec: sent.clone(),
             contributions,
-            median_norms: None,
+            reference_norms: Vec::new(),
             order: miners.iter().map(|miner| miner.uid).collect(),
             assigned,
             common,
@@ -285,9 +286,16 @@ fn main() -> Result<(), Box<dyn Error>> {
                 square_norms: &job.contributions[&miner.uid].square_norms,
             })
             .collect();
-        let (body, after) = codec::merge(&sent, &merged, MergeRule::MeanOverHits, &inputs, &buffer)?;
+        let (update, after) = codec::merge(
+            &sent,
+            &merged,
+            MergeRule::MeanOverHits,
+            &inputs,
+            &RunningNorms::default(),
+            &buffer,
+        )?;
         buffer = after;
-        Update::check(&merged, &body, false)?.apply(1.0, &mut theta);
+        Update::check(&merged, &update.body, false)?.apply(1.0, &mut theta);
     }
 
     println!(

@@ -101,7 +101,7 @@ impl Validator {
         }
         let Gathered { valid: contributions, faulty: faults, unfetched, .. } = gathered;
         let blocking = self.node.blocking;
-        let theta = blocking.with(&mut self.node.sync.state, |state| state.theta.clone()).await;
+        let state = blocking.with(&mut self.node.sync.state, |state| state.without_buffer()).await;
         let Some(mut evaluator) = self.evaluator.take() else { return };
         let run = self.node.run();
         let held = seats.iter().filter(|seat| contributions.contains_key(&seat.id.uid));
@@ -124,7 +124,7 @@ impl Validator {
         let job = Job {
             held_out: self.held_out_sequences,
             earlier: self.sketches.clone(),
-            ..Job::new(theta, self.node.follower(), view, contributions, order, &assignment, seeds)
+            ..Job::new(state, self.node.follower(), view, contributions, order, &assignment, seeds)
         };
         let time_is_up = Arc::new(AtomicBool::new(false));
         let stop = time_is_up.clone();

@@ -9,7 +9,7 @@ use node::{
     Contribution, HeldContribution, ModelState, Node, checkpoint, error_chain, follow::OwnMergeError,
 };
 use protocol::{
-    Block, Uid, Window, keys, lineage,
+    Block, Uid, Window, keys,
     receipt::MergeRecord,
     view::{SeatView, Vote, WindowView},
 };
@@ -66,10 +66,7 @@ impl Validator {
         }
         let is_checkpoint = self.node.run().params.is_checkpoint(own.window);
         let hash = move || {
-            let state_root = is_checkpoint.then(|| {
-                let weights = lineage::weights_root(&own.theta);
-                lineage::state_root(&weights, &lineage::weights_root(&own.buffer))
-            });
+            let state_root = is_checkpoint.then(|| own.state_root());
             let vote = Vote { update: own.digest, state_root };
             (own, vote)
         };

@@ -9,7 +9,12 @@
 //! that its memory and its processor time are its own. Each way is tried three times, in turn, and the median told.
 
 use mettle_node_kit::{Blocking, ModelState, checkpoint, mirrors::Mirrors};
-use protocol::{Digest, RunId, RunParams, Window, lineage, view::Checkpoint};
+use protocol::{
+    Digest, RunId, RunParams, Window,
+    contribution::{Schema, TensorSpec},
+    lineage,
+    view::Checkpoint,
+};
 use s3_server::{BucketConfig, Faults, Rate, S3Server, ServerConfig};
 use std::{error::Error, path::Path, process::Command, time::Instant};
 use store::{Credentials, HttpFetcher, S3Settings, S3Store, fetch::FetchPolicy};
@@ -125,8 +130,10 @@ async fn join(
 ) -> Result<(), Failed> {
     let fetch = HttpFetcher::new(FetchPolicy::localnet())?;
     let mirrors = bases.iter().fold(Mirrors::default(), |mirrors, base| mirrors.and(Mirrors::one(base)));
+    let shape = vec![u32::try_from(values)?];
+    let schema = Schema::new(vec![TensorSpec { name: "w".into(), shape }])?;
     let began = Instant::now();
-    checkpoint::fetch_weights_to(&directory.join("weights"), &fetch, &mirrors, RUN, checkpoint, values)
+    checkpoint::fetch_weights_to(&directory.join("weights"), &fetch, &mirrors, RUN, checkpoint, &schema)
         .await?;
     let seconds = began.elapsed().as_secs_f64();
     let status = std::fs::read_to_string("/proc/self/status")?;

@@ -15,7 +15,8 @@ use kernels::{
 use protocol::{
     Digest, Uid,
     contribution::{self, DecodeError, Schema, Sparse, SparseTensor},
-    merge::{self, MergeError},
+    merge::{self, MergeError, Merged},
+    norms::RunningNorms,
     params::{Density, MergeRule},
     submission::{self, Expected, Fault, Header, PREFIX_BYTES, SIGNATURE_BYTES, Submission},
 };
@@ -107,8 +108,8 @@ pub struct Input<'a> {
     pub square_norms: &'a [f64],
 }
 
-/// `merge::merge`, sooner and straight from bytes to bytes (PROT-17, PROT-18): the body of the update, and the buffer
-/// after it. `sent` reads the contributions, `merged` is the codec of the update.
+/// `merge::merge`, sooner and straight from bytes to bytes (PROT-17, PROT-18): the update, and the buffer after it.
+/// `sent` reads the contributions, `merged` is the codec of the update.
 ///
 /// # Panics
 /// If the two are of different schemas.
@@ -117,8 +118,9 @@ pub fn merge(
     merged: &Codec,
     rule: MergeRule,
     inputs: &[Input<'_>],
+    running: &RunningNorms,
     buffer: &[f32],
-) -> Result<(Vec<u8>, Vec<f32>), MergeError> {
+) -> Result<(Merged, Vec<f32>), MergeError> {
     let mut after = buffer.to_vec();
     // What the kernel does not look at, the slow merge refuses.
     let fits = !inputs.is_empty()
@@ -127,16 +129,17 @@ pub fn merge(
         && buffer.len() == sent.layout.values();
     if fits {
         let bodies: Vec<&[u8]> = inputs.iter().map(|input| input.body).collect();
-        let norms: Vec<Vec<f64>> = inputs.iter().map(|input| input.square_norms.to_vec()).collect();
+        let norms: Vec<&[f64]> = inputs.iter().map(|input| input.square_norms).collect();
         let weights: Vec<u16> = inputs.iter().map(|input| input.weight).collect();
-        let scales = merge::clip_scales(&norms, &weights);
+        let references = merge::reference_norms(&norms, &weights, running);
+        let scales = merge::clip_scales(&norms, &references);
         let rule = match rule {
             MergeRule::MeanOverHits => kernels::merge::Rule::MeanOverHits,
             MergeRule::MeanOverAll => kernels::merge::Rule::MeanOverAll,
         };
         let body = kernels::merge::merge(&sent.layout, rule, &merged.layout, &bodies, &scales, &mut after);
         if let Ok(body) = body {
-            return Ok((body, after));
+            return Ok((Merged { body, norms: merge::norms_to_keep(references, &weights) }, after));
         }
         after.copy_from_slice(buffer);
     }
@@ -153,12 +156,12 @@ pub fn merge(
         .zip(&updates)
         .map(|(input, update)| merge::Input { uid: input.uid, weight: input.weight, update })
         .collect();
-    let body = merge::merge(&sent.schema, rule, merged.density, &slow, &mut after)?;
+    let merged = merge::merge(&sent.schema, rule, merged.density, &slow, running, &mut after)?;
     tracing::error!(
         inputs = inputs.len(),
         "the fast merge refused good contributions; the slow one's update is used. Please report this"
     );
-    Ok((body, after))
+    Ok((merged, after))
 }
 
 /// Takes an object while it comes: keeps its bytes, and decodes its body on the way, a section at a time.
@@ -479,19 +482,21 @@ mod tests {
             let updates: Vec<Sparse> = bodies.iter().map(|body| sent.decode(body).unwrap()).collect();
             let norms: Vec<Vec<f64>> = updates.iter().map(merge::square_norms).collect();
             let buffer = values(!seed);
+            let mut running = RunningNorms::default();
+            (0..8).for_each(|_| running.push(vec![1e-9, 1e-3, 1e9]));
 
             let mut by_the_book = buffer.clone();
             let slow: Vec<_> =
                 (0..).zip(&updates).map(|(uid, update)| merge::Input { uid: Uid(uid), weight: uid % 3, update }).collect();
-            let expected = merge::merge(&schema(), rule, MERGED, &slow, &mut by_the_book).unwrap();
+            let expected = merge::merge(&schema(), rule, MERGED, &slow, &running, &mut by_the_book).unwrap();
 
             let inputs: Vec<_> = (0..)
                 .zip(bodies.iter().zip(&norms))
                 .map(|(uid, (body, square_norms))| Input { uid: Uid(uid), weight: uid % 3, body, square_norms })
                 .collect();
             for sent in [sent, broken(SENT)] {
-                let (body, after) = self::merge(&sent, &merged, rule, &inputs, &buffer).unwrap();
-                prop_assert!(body == expected);
+                let (update, after) = self::merge(&sent, &merged, rule, &inputs, &running, &buffer).unwrap();
+                prop_assert!(update == expected);
                 prop_assert!(after.iter().map(|x| x.to_bits()).eq(by_the_book.iter().map(|x| x.to_bits())));
             }
         }
@@ -521,7 +526,8 @@ mod tests {
         let (sent, merged) = (codec(SENT), codec(MERGED));
         let (good, norms) = (body(1), codec(SENT).square_norms(&body(1)).unwrap());
         let refused = |inputs: &[Input<'_>], buffer: &[f32]| {
-            self::merge(&sent, &merged, MergeRule::MeanOverHits, inputs, buffer).unwrap_err()
+            self::merge(&sent, &merged, MergeRule::MeanOverHits, inputs, &RunningNorms::default(), buffer)
+                .unwrap_err()
         };
         let input = |uid: u16| Input { uid: Uid(uid), weight: 0, body: &good, square_norms: &norms };
         let buffer = values(3);

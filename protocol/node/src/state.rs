@@ -6,10 +6,10 @@ use crate::{
     durable::{self, DurableFile, FileError},
 };
 use codec::{Decode as _, Encode as _, IoReader};
-use protocol::{Digest, RunId, RunParams, Window, lineage};
+use protocol::{Digest, RunId, RunParams, Window, lineage, norms::RunningNorms};
 use std::path::Path;
 
-/// The model `θ_w` with its lineage and buffer (PROT-17 to PROT-20).
+/// The model `θ_w` with its lineage, running norms and buffer (PROT-17 to PROT-20).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelState {
     pub run: RunId,
@@ -17,6 +17,8 @@ pub struct ModelState {
     pub window: Window,
     /// `lineage_w`.
     pub lineage: Digest,
+    /// The running norms of the merge: each update tells what it adds to them.
+    pub norms: RunningNorms,
     /// `θ_w`: all tensors of the schema, one after the other, row-major.
     pub theta: Vec<f32>,
     /// The error-feedback buffer of the merge, as long as `theta`. Validators need it to merge; miners, and validators
@@ -40,33 +42,43 @@ pub enum StateError {
     OtherShape { found: usize, expected: usize },
 }
 
-/// The version of the format: version, run, window and lineage, then the values as a SCALE vector of their bits, so
-/// that a NaN is preserved, then the buffer as an `Option` of one. Every change of the format is a new version.
-const VERSION: u16 = 1;
+/// The version of the format: version, run, window, lineage and running norms, then the values as a SCALE vector of
+/// their bits, so that a NaN is preserved, then the buffer as an `Option` of one. Every change of the format is a new
+/// version.
+const VERSION: u16 = 2;
 
 impl ModelState {
-    /// `θ_0`, with an empty buffer (PROT-19).
+    /// `θ_0`, with an empty buffer and no norms (PROT-19).
     pub fn genesis(run: RunId, params: &RunParams, manifest: &Digest, theta: Vec<f32>) -> ModelState {
         let root = lineage::weights_root(&theta);
         ModelState {
             run,
             window: Window::FIRST,
             lineage: lineage::genesis(params, manifest, &root),
+            norms: RunningNorms::default(),
             buffer: Some(vec![0.0; theta.len()]),
             theta,
         }
     }
 
     /// Applies a merged window: `θ ← fl(θ − fl(α·u))`, and the lineage grows by the update's digest (PROT-18,
-    /// PROT-19). `buffer` is the one after the merge, if this node has it.
-    pub fn merged(&mut self, rate: f32, digest: &Digest, update: &Update<'_>, buffer: Option<Vec<f32>>) {
+    /// PROT-19). `norms` are those in the update's header, `buffer` is the one after the merge, if this node has it.
+    pub fn merged(
+        &mut self,
+        rate: f32,
+        digest: &Digest,
+        norms: Vec<f64>,
+        update: &Update<'_>,
+        buffer: Option<Vec<f32>>,
+    ) {
         update.apply(rate, &mut self.theta);
         self.lineage = lineage::next(&self.lineage, digest);
+        self.norms.push(norms);
         self.buffer = buffer;
         self.window = self.window.next();
     }
 
-    /// Applies a void window: model, buffer and lineage stay (PROT-19).
+    /// Applies a void window: model, norms, buffer and lineage stay (PROT-19).
     pub fn void(&mut self) {
         self.window = self.window.next();
     }
@@ -78,13 +90,26 @@ impl ModelState {
     /// The root that validators vote at checkpoint windows (PROT-20); `None` without the buffer.
     pub fn state_root(&self) -> Option<Digest> {
         let buffer = self.buffer.as_ref()?;
-        Some(lineage::state_root(&self.weights_root(), &lineage::weights_root(buffer)))
+        Some(lineage::state_root(&self.weights_root(), &lineage::weights_root(buffer), &self.norms.root()))
+    }
+
+    /// A copy without the buffer: the model as miners have it.
+    pub fn without_buffer(&self) -> ModelState {
+        let ModelState { run, window, lineage, norms, theta, buffer: _ } = self;
+        ModelState {
+            run: *run,
+            window: *window,
+            lineage: *lineage,
+            norms: norms.clone(),
+            theta: theta.clone(),
+            buffer: None,
+        }
     }
 
     /// Writes the state; a crash at any moment leaves a whole file. The previous one becomes the backup.
     pub fn save(&self, path: &Path) -> Result<(), StateError> {
         DurableFile::new(path).write(|sink| {
-            sink.write_all(&(VERSION, self.run, self.window, self.lineage).encode())?;
+            sink.write_all(&(VERSION, self.run, self.window, self.lineage, &self.norms).encode())?;
             durable::write_vector(sink, &self.theta)?;
             match &self.buffer {
                 None => sink.write_all(&[0]),
@@ -110,6 +135,7 @@ impl ModelState {
             }
             let window = Window::decode(&mut source).map_err(StateError::Format)?;
             let lineage = Digest::decode(&mut source).map_err(StateError::Format)?;
+            let norms = RunningNorms::decode(&mut source).map_err(StateError::Format)?;
             let theta = values_of(&mut source, values)?;
             let buffer = match u8::decode(&mut source).map_err(StateError::Format)? {
                 0 => None,
@@ -119,7 +145,7 @@ impl ModelState {
             if 0 < source.0.left() {
                 return Err(StateError::Format("more follows than belongs there".into()));
             }
-            Ok(ModelState { run, window, lineage, theta, buffer })
+            Ok(ModelState { run, window, lineage, norms, theta, buffer })
         })?;
         Ok(found.map(|found| found.value))
     }
@@ -150,8 +176,9 @@ mod tests {
     }
 
     #[test]
-    fn a_void_window_leaves_model_buffer_and_lineage_as_they_were() {
-        let before = state();
+    fn a_void_window_leaves_model_norms_buffer_and_lineage_as_they_were() {
+        let mut before = state();
+        before.norms.push(vec![0.5]);
         let mut after = before.clone();
         after.void();
         assert_eq!(after.window, Window(1));
@@ -167,7 +194,8 @@ mod tests {
         let update = Update::check(&codec, &body, false).unwrap();
         let mut after = state();
         let digest = Digest::of(&body);
-        after.merged(1.0, &digest, &update, None);
+        after.merged(1.0, &digest, vec![0.5], &update, None);
+        assert_ne!(after.norms, state().norms);
         assert_eq!(after.window, Window(1));
         assert_eq!(after.lineage, lineage::next(&state().lineage, &digest));
         assert_eq!(after.theta[5], 4.5);
@@ -181,6 +209,7 @@ mod tests {
         assert!(ModelState::load(&path, RunId(3), 64).unwrap().is_none());
         let mut state = state();
         state.theta[0] = -0.0;
+        state.norms.push(vec![0.5]);
         state.save(&path).unwrap();
         let read = ModelState::load(&path, RunId(3), 64).unwrap().unwrap();
         assert_eq!(read.theta[0].to_bits(), (-0.0f32).to_bits());

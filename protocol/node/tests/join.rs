@@ -10,7 +10,15 @@ use mettle_node_kit::{
     mirrors::Mirrors,
     pieces::{self, PiecesError},
 };
-use protocol::{Digest, RunId, RunParams, Window, keys, keys::ObjectKey, lineage, view::Checkpoint};
+use protocol::{
+    Digest, RunId, RunParams, Window,
+    contribution::{Schema, TensorSpec},
+    keys,
+    keys::ObjectKey,
+    lineage,
+    norms::RunningNorms,
+    view::Checkpoint,
+};
 use s3_server::{BucketConfig, Faults, Rate, S3Server, ServerConfig};
 use std::{
     collections::BTreeMap,
@@ -30,6 +38,10 @@ const RUN: RunId = RunId(3);
 const PIECES: usize = 12;
 const VALUES: usize = (PIECES - 1) * lineage::PIECE_VALUES + 77;
 
+fn schema() -> Schema {
+    Schema::new(vec![TensorSpec { name: "w".into(), shape: vec![VALUES as u32] }]).unwrap()
+}
+
 /// A state of some pieces, each unlike the others.
 fn state() -> ModelState {
     let row = |seed: u8| {
@@ -45,7 +57,9 @@ fn state() -> ModelState {
     };
     let digest = Digest::of(b"manifest");
     let state = ModelState::genesis(RUN, &RunParams::default(), &digest, row(1));
-    ModelState { window: Window(1000), buffer: Some(row(2)), ..state }
+    let mut norms = RunningNorms::default();
+    (0..9).for_each(|window| norms.push(vec![0.1 * f64::from(window)]));
+    ModelState { window: Window(1000), norms, buffer: Some(row(2)), ..state }
 }
 
 /// Buckets in memory, and a count of what is asked of each.
@@ -117,7 +131,7 @@ async fn join(
     mirrors: &Mirrors,
     checkpoint: &Checkpoint,
 ) -> Result<ModelState, CheckpointError> {
-    checkpoint::fetch(Some(directory), fetch, mirrors, RUN, checkpoint, VALUES, true).await
+    checkpoint::fetch(Some(directory), fetch, mirrors, RUN, checkpoint, &schema(), true).await
 }
 
 fn pieces_of(state: &ModelState) -> Vec<Digest> {
@@ -321,7 +335,8 @@ async fn pieces_that_are_equal_are_fetched_once() {
     let mut state = ModelState { theta: vec![0.5; VALUES], buffer: Some(vec![0.0; VALUES]), ..state() };
     let checkpoint = checkpoint::publish(Blocking::Pool, &*store, &mut state).await.unwrap();
     fetch.buckets.serve("a", store as Arc<dyn Store>);
-    let joined = checkpoint::fetch(None, &fetch, &all(&["a"]), RUN, &checkpoint, VALUES, true).await.unwrap();
+    let joined =
+        checkpoint::fetch(None, &fetch, &all(&["a"]), RUN, &checkpoint, &schema(), true).await.unwrap();
     assert_eq!(joined, state);
     assert_eq!(fetch.asked().len(), 1 + 4, "a whole piece and the last one, of each row");
 }
@@ -375,14 +390,30 @@ async fn pieces_that_a_bucket_does_not_give_are_put_there_again_and_the_manifest
 async fn only_pieces_that_differ_are_repaired() {
     let (fetch, _, checkpoint) = mirrored(&["a"]).await;
     let mirrors = all(&["a"]);
-    let manifest = checkpoint::manifest(&fetch, &mirrors, RUN, &checkpoint, VALUES).await.unwrap();
+    let manifest = checkpoint::manifest(&fetch, &mirrors, RUN, &checkpoint, &schema()).await.unwrap();
     let mut ours = state();
     ours.theta[3] += 1.0;
     ours.buffer.as_mut().unwrap()[VALUES - 1] = 0.0;
+    ours.norms.push(vec![0.5]);
     fetch.asked();
-    assert_eq!(checkpoint::repair(Blocking::Pool, &fetch, &mirrors, &mut ours, &manifest).await.unwrap(), 2);
+    assert_eq!(checkpoint::repair(Blocking::Pool, &fetch, &mirrors, &mut ours, &manifest).await.unwrap(), 3);
     assert_eq!(ours, state());
     assert_eq!(fetch.asked().len(), 2);
+}
+
+#[tokio::test]
+async fn a_manifest_with_other_running_norms_is_not_the_one_voted() {
+    let (fetch, stores, checkpoint) = mirrored(&["liar", "honest"]).await;
+    let mut other = state();
+    other.norms.push(vec![7500.0]);
+    let forged = CheckpointManifest::of(&other).unwrap().encode();
+    let key = keys::checkpoint(RUN, checkpoint.window, &checkpoint.state_root);
+    stores[0].put(&key, forged.into()).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let refused = join(directory.path(), &fetch, &all(&["liar"]), &checkpoint).await;
+    assert!(matches!(refused, Err(CheckpointError::NoManifest { .. })), "{refused:?}");
+    let joined = join(directory.path(), &fetch, &all(&["liar", "honest"]), &checkpoint).await.unwrap();
+    assert_eq!(joined.norms, state().norms);
 }
 
 /// A server with the checkpoint in each of these buckets, and what goes wrong with them.

@@ -5,6 +5,7 @@ use protocol::{
     Uid,
     contribution::{self, Schema, Sparse},
     merge::{self, Input},
+    norms::RunningNorms,
     params::{Density, MergeRule},
 };
 use serde::{Deserialize, Serialize};
@@ -60,6 +61,7 @@ pub struct Exchange<'a> {
     residuals: Vec<Vec<f32>>,
     /// The residual of the merge (PROT-18).
     buffer: Vec<f32>,
+    norms: RunningNorms,
     velocity: Vec<f32>,
     /// The dense update.
     update: Vec<f32>,
@@ -94,6 +96,7 @@ impl<'a> Exchange<'a> {
             scheme,
             residuals: if sparse { vec![vec![0.0; values]; workers] } else { Vec::new() },
             buffer: vec![0.0; values],
+            norms: RunningNorms::default(),
             velocity: vec![0.0; values],
             update: vec![0.0; values],
             hits: vec![0; values],
@@ -139,16 +142,18 @@ impl<'a> Exchange<'a> {
                 self.count_hits(&sent);
                 let inputs: Vec<Input<'_>> = (0..)
                     .zip(&sent)
-                    .map(|(uid, update)| Input { uid: Uid(uid), weight: 0, update })
+                    .map(|(uid, update)| Input { uid: Uid(uid), weight: 1, update })
                     .collect();
                 let density = Density(merge_density);
                 let rule = match over {
                     Divisor::Hits => MergeRule::MeanOverHits,
                     Divisor::All => MergeRule::MeanOverAll,
                 };
-                let body = merge::merge(self.schema, rule, density, &inputs, &mut self.buffer)?;
-                self.traffic.updates += body.len() as u64;
-                let update = contribution::decode(self.schema, density, &body)?;
+                let merged =
+                    merge::merge(self.schema, rule, density, &inputs, &self.norms, &mut self.buffer)?;
+                self.norms.push(merged.norms);
+                self.traffic.updates += merged.body.len() as u64;
+                let update = contribution::decode(self.schema, density, &merged.body)?;
                 if outer.momentum == 0.0 {
                     merge::apply(self.schema, theta, &update, outer.rate);
                 } else {
@@ -206,7 +211,8 @@ impl<'a> Exchange<'a> {
     /// Sets the update to the mean of `sent`, each tensor clipped to the median norm.
     fn mean(&mut self, over: Divisor, sent: &[Sparse]) {
         let norms: Vec<Vec<f64>> = sent.iter().map(merge::square_norms).collect();
-        let scales = merge::clip_scales(&norms, &vec![0; norms.len()]);
+        let references = merge::reference_norms(&norms, &vec![0; norms.len()], &RunningNorms::default());
+        let scales = merge::clip_scales(&norms, &references);
         self.update.fill(0.0);
         for (which, update) in sent.iter().enumerate() {
             for ((range, tensor), scales) in self.schema.ranges().zip(&update.tensors).zip(&scales) {

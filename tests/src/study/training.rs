@@ -12,6 +12,7 @@ use protocol::{
     Uid,
     contribution::{self, Schema, Sparse},
     merge::{self, Input},
+    norms::RunningNorms,
     params::MergeRule,
 };
 use serde::Serialize;
@@ -286,9 +287,10 @@ impl Exchange {
             let mut buffer = before;
             let inputs: Vec<Input<'_>> =
                 (0..).zip(&sent).map(|(uid, update)| Input { uid: Uid(uid), weight: 0, update }).collect();
-            let body = merge::merge(schema, MergeRule::MeanOverHits, codec.density, &inputs, &mut buffer)?;
+            let (rule, norms) = (MergeRule::MeanOverHits, RunningNorms::default());
+            let merged = merge::merge(schema, rule, codec.density, &inputs, &norms, &mut buffer)?;
             let same_buffer = buffer.iter().zip(&self.buffer).all(|(a, b)| a.to_bits() == b.to_bits());
-            if !same_buffer || contribution::decode(schema, codec.density, &body)? != update.sparse {
+            if !same_buffer || contribution::decode(schema, codec.density, &merged.body)? != update.sparse {
                 return Err(StudyError::NotTheProtocol { what: "merge" });
             }
         }
@@ -320,7 +322,8 @@ fn subtract(schema: &Schema, values: &mut [f32], sent: &Sparse) {
 /// The mean of each coordinate over the miners that sent it (PROT-17); `None` if no miner did.
 fn mean_over_hits(schema: &Schema, sent: &[Sparse]) -> Vec<Option<f32>> {
     let norms: Vec<Vec<f64>> = sent.iter().map(merge::square_norms).collect();
-    let scales = merge::clip_scales(&norms, &vec![0; norms.len()]);
+    let references = merge::reference_norms(&norms, &vec![0; norms.len()], &RunningNorms::default());
+    let scales = merge::clip_scales(&norms, &references);
     let (mut sums, mut hits) = (vec![0.0f32; schema.values()], vec![0u32; schema.values()]);
     for (which, update) in sent.iter().enumerate() {
         let counted =

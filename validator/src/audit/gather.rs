@@ -308,9 +308,8 @@ impl Auditor {
                 && let Some(state_root) = vote.state_root
             {
                 let checkpoint = Checkpoint { window: at, state_root, lineage: view.lineage };
-                let values = follower.schema().values();
-                let fetch = &*follower.fetch;
-                match checkpoint::fetch(None, fetch, &mirrors, run, &checkpoint, values, true).await {
+                let (fetch, schema) = (&*follower.fetch, follower.schema());
+                match checkpoint::fetch(None, fetch, &mirrors, run, &checkpoint, schema, true).await {
                     Ok(state) => return Ok(Some(state)),
                     Err(error) => {
                         tracing::debug!(window = at.0, error = %error_chain(&error), "trying an older checkpoint");
@@ -365,7 +364,8 @@ impl Auditor {
             judgement.order.iter().rposition(|uid| measured.contains(uid)).map_or(0, |last| last + 1);
         let mut asked = reached + reached.div_ceil(SEATS_TOGETHER);
         let order = judgement.order.clone();
-        let job = Job::new(state.theta.clone(), &self.follower, &facts.view, held, order, &assignment, seeds);
+        let state = state.without_buffer();
+        let job = Job::new(state, &self.follower, &facts.view, held, order, &assignment, seeds);
         let dataset = self.dataset.clone();
         let (evaluator, measured) = tokio::task::spawn_blocking(move || {
             let mut time_left = || {

@@ -7,12 +7,13 @@
 use crate::gauntlet::{LossPair, Measured, NearDuplicate, Sketch, Sketches, evidence::bounded};
 use dataset::{Dataset, ReadError};
 use nn::{Evaluator, ModelError};
-use node::{Codec, Follower, HeldContribution, durable::FileError};
+use node::{Codec, Follower, HeldContribution, ModelState, durable::FileError};
 use protocol::{
     Digest, RunParams, Uid, Window,
     assign::{self, Assignment},
     contribution::{DecodeError, Sparse},
     merge,
+    norms::RunningNorms,
     view::WindowView,
 };
 use std::{
@@ -68,8 +69,8 @@ pub struct Job {
     /// Decodes the contributions.
     pub codec: Arc<Codec>,
     pub contributions: BTreeMap<Uid, HeldContribution>,
-    /// The norm of each tensor to which larger ones are scaled down, from `median_norms`.
-    pub median_norms: Option<Vec<f64>>,
+    /// The norm of each tensor to which larger ones are scaled down, from `reference_norms`.
+    pub reference_norms: Vec<Option<f64>>,
     /// Seats to evaluate, in this order (PROT-28).
     pub order: Vec<Uid>,
     /// Each seat's sequences of this window.
@@ -86,9 +87,10 @@ pub struct Job {
 
 impl Job {
     /// Draws the sequences: own ones from the prefix that each seat trained on, common ones from those assigned to no
-    /// seat, the first of them the same for all validators (PROT-22). Without held-out sequences and earlier sketches: the caller sets them.
+    /// seat, the first of them the same for all validators (PROT-22). Without held-out sequences and earlier sketches:
+    /// the caller sets them.
     pub fn new(
-        theta: Vec<f32>,
+        state: ModelState,
         follower: &Follower,
         view: &WindowView,
         contributions: BTreeMap<Uid, HeldContribution>,
@@ -100,15 +102,15 @@ impl Job {
         let count = params.evaluation_sequences;
         let common = assign::evaluation_sequences(&seeds.probe, &seeds.own, assignment, count);
         let assigned = order.iter().filter_map(|uid| Some((*uid, assignment.of(*uid)?))).collect();
-        let median_norms = median_norms(view, &contributions);
+        let reference_norms = reference_norms(view, &contributions, &state.norms);
         let (window, held_out, earlier) = (assignment.window, 0, Sketches::default());
         Job {
             window,
-            theta,
+            theta: state.theta,
             params,
             codec,
             contributions,
-            median_norms,
+            reference_norms,
             order,
             assigned,
             common,
@@ -122,8 +124,8 @@ impl Job {
     /// would do (PROT-17).
     fn scale(&self, held: &HeldContribution, tensor: usize) -> f32 {
         let norm = held.square_norms.get(tensor).map(|square_norm| square_norm.sqrt());
-        let median = self.median_norms.as_ref().and_then(|medians| medians.get(tensor));
-        norm.zip(median).map_or(1.0, |(norm, median)| merge::clip_scale(norm, *median))
+        let reference = self.reference_norms.get(tensor).copied().flatten();
+        norm.zip(reference).map_or(1.0, |(norm, reference)| merge::clip_scale(norm, reference))
     }
 
     /// The sequences on which a seat's own work is measured (PROT-22).
@@ -134,10 +136,15 @@ impl Job {
     }
 }
 
-/// The median norm of each tensor, by consensus weight, over the selected contributions at hand: that of the merge.
-/// Contributions that are not merged do not count, so that many small ones cannot hide the effect of work. `None` if no
-/// selected seat has a weight: contributions are then measured as they are (PROT-22).
-pub fn median_norms(view: &WindowView, contributions: &BTreeMap<Uid, HeldContribution>) -> Option<Vec<f64>> {
+/// The reference norm of each tensor, over the selected contributions at hand of seats with a weight: that of the
+/// merge. Contributions that are not merged do not count, so that many small ones cannot hide the effect of work. If
+/// no selected seat has a weight, it is the running norm; without one, contributions are measured as they are
+/// (PROT-22).
+pub fn reference_norms(
+    view: &WindowView,
+    contributions: &BTreeMap<Uid, HeldContribution>,
+    running: &RunningNorms,
+) -> Vec<Option<f64>> {
     let selected = view.selection.iter().flat_map(|selection| &selection.selected);
     let (norms, weights): (Vec<&[f64]>, Vec<u16>) = selected
         .filter_map(|one| {
@@ -146,9 +153,11 @@ pub fn median_norms(view: &WindowView, contributions: &BTreeMap<Uid, HeldContrib
         })
         .filter(|(_, weight)| 0 < *weight)
         .unzip();
-    let tensors = norms.iter().map(|norms| norms.len()).min()?;
-    let of_tensor = |tensor: usize| norms.iter().map(|norms| norms[tensor].sqrt()).collect::<Vec<f64>>();
-    Some((0..tensors).map(|tensor| merge::median_norm(&of_tensor(tensor), &weights)).collect())
+    if !norms.is_empty() {
+        return merge::reference_norms(&norms, &weights, running).into_iter().map(Some).collect();
+    }
+    let tensors = contributions.values().map(|held| held.square_norms.len()).max().unwrap_or(0);
+    (0..tensors).map(|tensor| running.of(tensor)).collect()
 }
 
 /// Runs the job on `evaluator`. Blocks: call it on a thread of its own.
@@ -327,21 +336,41 @@ mod tests {
     }
 
     #[test]
-    fn contributions_that_are_not_merged_do_not_move_the_median_norms() {
+    fn contributions_that_are_not_merged_do_not_move_the_reference_norms() {
         let mut norms = vec![(1, 3.0), (2, 2.0), (3, 5.0)];
         let weights = [(1, 10), (2, 10), (3, 10)];
-        let expected = Some(vec![3.0, 6.0]);
-        assert_eq!(median_norms(&view(&weights, &[1, 2, 3]), &held(&norms)), expected);
+        let references = |selected: &[u16], norms: &[(u16, f64)]| {
+            reference_norms(&view(&weights, selected), &held(norms), &RunningNorms::default())
+        };
+        let expected = [Some(3.0), Some(6.0)];
+        assert_eq!(references(&[1, 2, 3], &norms), expected);
         norms.extend((10..40).map(|uid| (uid, 1e-9)));
-        assert_eq!(median_norms(&view(&weights, &[1, 2, 3]), &held(&norms)), expected);
+        assert_eq!(references(&[1, 2, 3], &norms), expected);
         // Nor do newcomers that are merged.
-        assert_eq!(median_norms(&view(&weights, &[1, 2, 3, 10, 11, 12, 13]), &held(&norms)), expected);
+        assert_eq!(references(&[1, 2, 3, 10, 11, 12, 13], &norms), expected);
+    }
+
+    fn usual() -> RunningNorms {
+        let mut running = RunningNorms::default();
+        (0..8).for_each(|_| running.push(vec![1.0, 2.0]));
+        running
     }
 
     #[test]
-    fn without_a_selected_weight_contributions_are_measured_as_they_are() {
+    fn a_majority_by_weight_moves_the_reference_norms_within_a_factor_of_the_running_norms() {
+        let view = view(&[(1, 10), (2, 30)], &[1, 2]);
+        let references = |norm| reference_norms(&view, &held(&[(1, 1.0), (2, norm)]), &usual());
+        assert_eq!(references(1e-9), [Some(0.25), Some(0.5)]);
+        assert_eq!(references(7500.0), [Some(4.0), Some(8.0)]);
+    }
+
+    #[test]
+    fn without_a_selected_weight_contributions_are_scaled_to_the_running_norm_or_measured_as_they_are() {
         let norms = held(&[(1, 3.0), (2, 2.0)]);
-        assert_eq!(median_norms(&view(&[], &[1, 2]), &norms), None);
-        assert_eq!(median_norms(&view(&[(7, 9)], &[1, 2]), &norms), None);
+        for weights in [&[][..], &[(7, 9)]] {
+            let view = view(weights, &[1, 2]);
+            assert_eq!(reference_norms(&view, &norms, &RunningNorms::default()), [None, None]);
+            assert_eq!(reference_norms(&view, &norms, &usual()), [Some(1.0), Some(2.0)]);
+        }
     }
 }

@@ -160,6 +160,8 @@ mod tests {
             votes: Vec::new(),
             outcome: None,
             receipts: Vec::new(),
+            probe_roots: Vec::new(),
+            probes: Vec::new(),
         };
         (view, uids.into_iter().map(seat).collect())
     }

@@ -130,7 +130,7 @@ async fn from_mirrors(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
     let reading = reading(wanted)?;
     let PublishedRun { chain, fetch, run, spec } =
         node::open_published_run(&reading.chain, reading.run).await?;
-    let values = spec.schema()?.values();
+    let schema = spec.schema()?;
     let checkpoint = voted(&*chain, &run, wanted.window).await?;
     let mirrors = Mirrors::validators(&chain.seats(run.id).await?, &[], &run.origin, 0);
     let tokenizer = match tokenizer_at_hand(&reading)? {
@@ -153,7 +153,7 @@ async fn from_mirrors(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
         (Some(checkpoint), _) => checkpoint,
     };
     let path = fetching_path(&wanted.out);
-    let manifest = checkpoint::fetch_weights_to(&path, &*fetch, &mirrors, run.id, &checkpoint, values)
+    let manifest = checkpoint::fetch_weights_to(&path, &*fetch, &mirrors, run.id, &checkpoint, &schema)
         .await
         .with_context(|| format!("could not fetch the checkpoint of window {}", checkpoint.window.0))?;
     Ok(Outgoing {

@@ -9,15 +9,17 @@ use crate::{blocking::Blocking, durable::FileError, error_chain, state::ModelSta
 use bytes::Bytes;
 use codec::{Decode, DecodeAll as _, Encode};
 use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
-use protocol::{Digest, RunId, Window, keys, lineage, view::Checkpoint};
+use protocol::{
+    Digest, RunId, Window, contribution::Schema, keys, lineage, norms::RunningNorms, view::Checkpoint,
+};
 use std::{collections::BTreeMap, path::Path};
 use store::{Fetch, Limits, Store, StoreError};
 
 /// Pieces on their way into our bucket at once.
 const PIECES_UP_AT_ONCE: usize = 4;
 
-/// Names every piece of a state.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+/// Names every piece of a state, and holds its running norms.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct CheckpointManifest {
     version: u16,
     pub run: RunId,
@@ -28,7 +30,11 @@ pub struct CheckpointManifest {
     pub weights: Vec<Digest>,
     /// Digests of the buffer's pieces, in order.
     pub buffer: Vec<Digest>,
+    pub norms: RunningNorms,
 }
+
+/// Of a manifest's format.
+const VERSION: u16 = 2;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
@@ -48,12 +54,13 @@ impl CheckpointManifest {
     /// The manifest of a whole state; `None` without the buffer.
     pub fn of(state: &ModelState) -> Option<CheckpointManifest> {
         Some(CheckpointManifest {
-            version: 1,
+            version: VERSION,
             run: state.run,
             window: state.window,
             lineage: state.lineage,
             weights: lineage::piece_digests(&state.theta),
             buffer: lineage::piece_digests(state.buffer.as_ref()?),
+            norms: state.norms.clone(),
         })
     }
 
@@ -62,7 +69,8 @@ impl CheckpointManifest {
     }
 
     pub fn state_root(&self) -> Digest {
-        lineage::state_root(&self.weights_root(), &lineage::root_of_pieces(&self.buffer))
+        let buffer = lineage::root_of_pieces(&self.buffer);
+        lineage::state_root(&self.weights_root(), &buffer, &self.norms.root())
     }
 
     /// All pieces of the weights, then, if they are wanted, those of the buffer.
@@ -72,22 +80,24 @@ impl CheckpointManifest {
         digests.enumerate().map(|(index, digest)| Wanted { index, digest })
     }
 
-    /// The largest manifest of a model with `values` values, in bytes.
-    fn largest(values: usize) -> u64 {
-        let pieces = values.saturating_mul(4).div_ceil(lineage::PIECE_BYTES);
-        u64::try_from(pieces.saturating_mul(64).saturating_add(256)).unwrap_or(u64::MAX)
+    /// The largest manifest of a model, in bytes.
+    fn largest(schema: &Schema) -> u64 {
+        let pieces = schema.values().saturating_mul(4).div_ceil(lineage::PIECE_BYTES);
+        let norms = RunningNorms::largest(schema.tensors().len());
+        u64::try_from(pieces.saturating_mul(64).saturating_add(norms).saturating_add(256)).unwrap_or(u64::MAX)
     }
 
     /// Reads a manifest and checks that it is the one that was voted, and as long as the model.
-    fn read(bytes: &[u8], run: RunId, expected: &Checkpoint, values: usize) -> Option<CheckpointManifest> {
+    fn read(bytes: &[u8], run: RunId, expected: &Checkpoint, schema: &Schema) -> Option<CheckpointManifest> {
         let manifest = CheckpointManifest::decode_all(&mut &bytes[..]).ok()?;
-        let pieces = values.saturating_mul(4).div_ceil(lineage::PIECE_BYTES);
-        let as_voted = manifest.version == 1
+        let pieces = schema.values().saturating_mul(4).div_ceil(lineage::PIECE_BYTES);
+        let as_voted = manifest.version == VERSION
             && manifest.run == run
             && manifest.window == expected.window
             && manifest.lineage == expected.lineage
             && manifest.weights.len() == pieces
             && manifest.buffer.len() == pieces
+            && manifest.norms.fit(schema.tensors().len())
             && manifest.state_root() == expected.state_root;
         as_voted.then_some(manifest)
     }
@@ -148,14 +158,14 @@ pub async fn manifest(
     mirrors: &Mirrors,
     run: RunId,
     checkpoint: &Checkpoint,
-    values: usize,
+    schema: &Schema,
 ) -> Result<CheckpointManifest, CheckpointError> {
     let key = keys::checkpoint(run, checkpoint.window, &checkpoint.state_root);
-    let limits = Limits::for_bytes(CheckpointManifest::largest(values));
+    let limits = Limits::for_bytes(CheckpointManifest::largest(schema));
     let mut last = "there is no mirror to ask".to_owned();
     for base in mirrors.bases() {
         match fetch.fetch(base, &key, &limits).await {
-            Ok(bytes) => match CheckpointManifest::read(&bytes, run, checkpoint, values) {
+            Ok(bytes) => match CheckpointManifest::read(&bytes, run, checkpoint, schema) {
                 Some(manifest) => return Ok(manifest),
                 None => last = format!("{base} gave a manifest that is not the one voted"),
             },
@@ -174,10 +184,11 @@ pub async fn fetch(
     mirrors: &Mirrors,
     run: RunId,
     checkpoint: &Checkpoint,
-    values: usize,
+    schema: &Schema,
     with_buffer: bool,
 ) -> Result<ModelState, CheckpointError> {
-    let manifest = manifest(fetch, mirrors, run, checkpoint, values).await?;
+    let manifest = manifest(fetch, mirrors, run, checkpoint, schema).await?;
+    let values = schema.values();
     let (theta, buffer) = match directory {
         Some(directory) => {
             let path = directory.join(format!("{PARTIAL}{}-{}", checkpoint.window.0, checkpoint.state_root));
@@ -193,7 +204,8 @@ pub async fn fetch(
             (theta, buffer)
         }
     };
-    Ok(ModelState { run, window: checkpoint.window, lineage: checkpoint.lineage, theta, buffer })
+    let (Checkpoint { window, lineage, .. }, norms) = (*checkpoint, manifest.norms);
+    Ok(ModelState { run, window, lineage, norms, theta, buffer })
 }
 
 /// Fetches into the file at `path`, and reads weights and buffer from it. Pieces that the disk has damaged meanwhile
@@ -226,11 +238,11 @@ pub fn fetch_weights_to<'a>(
     mirrors: &'a Mirrors,
     run: RunId,
     checkpoint: &'a Checkpoint,
-    values: usize,
+    schema: &'a Schema,
 ) -> BoxFuture<'a, Result<CheckpointManifest, CheckpointError>> {
     Box::pin(async move {
-        let manifest = manifest(fetch, mirrors, run, checkpoint, values).await?;
-        fill(path, fetch, mirrors, &manifest, values, false).await?;
+        let manifest = manifest(fetch, mirrors, run, checkpoint, schema).await?;
+        fill(path, fetch, mirrors, &manifest, schema.values(), false).await?;
         Ok(manifest)
     })
 }
@@ -276,8 +288,8 @@ fn forget_but(directory: &Path, but: Option<&Path>) {
     }
 }
 
-/// Compares a state with the voted checkpoint of its window and fetches the pieces that differ (PROT-20). Returns
-/// their number.
+/// Compares a state with the voted checkpoint of its window, takes its norms, and fetches the pieces that differ
+/// (PROT-20). Returns the number of differences.
 pub async fn repair(
     blocking: Blocking,
     fetch: &dyn Fetch,
@@ -296,7 +308,9 @@ pub async fn repair(
     let mut place = InMemory { rows: vec![&mut state.theta] };
     place.rows.extend(state.buffer.as_deref_mut());
     fetch_pieces(fetch, mirrors, &wanted, &mut place).await?.log();
-    Ok(wanted.len())
+    let norms_differ = state.norms != manifest.norms;
+    state.norms = manifest.norms.clone();
+    Ok(wanted.len() + usize::from(norms_differ))
 }
 
 fn pieces(values: &[f32]) -> impl Iterator<Item = &[f32]> {

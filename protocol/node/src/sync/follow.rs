@@ -22,6 +22,7 @@ use protocol::{
     Digest, Uid, Window,
     contribution::Schema,
     keys, lineage, merge,
+    norms::RunningNorms,
     submission::{self, Expected, Fault, PREFIX_BYTES, SIGNATURE_BYTES},
     view::{Checkpoint, Outcome, RunView, SeatView, Vote, WindowView},
 };
@@ -58,9 +59,19 @@ pub struct OwnMerge {
     pub bytes: Bytes,
     /// The error-feedback buffer after it.
     pub buffer: Vec<f32>,
+    /// The running norms after it.
+    pub norms: RunningNorms,
     /// The model after it.
     pub theta: Vec<f32>,
     pub inputs: Vec<Uid>,
+}
+
+impl OwnMerge {
+    /// The root of the state after it, which validators vote at checkpoint windows (PROT-20).
+    pub fn state_root(&self) -> Digest {
+        let (weights, buffer) = (lineage::weights_root(&self.theta), lineage::weights_root(&self.buffer));
+        lineage::state_root(&weights, &buffer, &self.norms.root())
+    }
 }
 
 /// The result of one step.
@@ -169,8 +180,8 @@ impl Follower {
         checkpoint: &Checkpoint,
         with_buffer: bool,
     ) -> Result<ModelState, CheckpointError> {
-        let (directory, values) = (self.directory.as_deref(), self.schema().values());
-        checkpoint::fetch(directory, &*self.fetch, mirrors, self.run.id, checkpoint, values, with_buffer)
+        let (directory, schema) = (self.directory.as_deref(), self.schema());
+        checkpoint::fetch(directory, &*self.fetch, mirrors, self.run.id, checkpoint, schema, with_buffer)
             .await
     }
 
@@ -219,8 +230,8 @@ impl Follower {
                 return Ok(0);
             }
         }
-        let (mirrors, values) = (self.mirrors().await?, self.schema().values());
-        let manifest = checkpoint::manifest(&*self.fetch, &mirrors, self.run.id, checkpoint, values).await?;
+        let (mirrors, schema) = (self.mirrors().await?, self.schema());
+        let manifest = checkpoint::manifest(&*self.fetch, &mirrors, self.run.id, checkpoint, schema).await?;
         let buffer_is_lost = self.keeps_buffer && state.buffer.is_none();
         let in_place = still_there && state.lineage == checkpoint.lineage;
         let same_weights = manifest.weights_root() == *held && !buffer_is_lost;
@@ -278,9 +289,9 @@ impl Follower {
         arrived: &Arrived,
         buffer: Option<Vec<f32>>,
     ) -> Result<(), merge::UpdateError> {
-        let (_, body) = self.open_update(state, &arrived.bytes)?;
+        let (header, body) = self.open_update(state, &arrived.bytes)?;
         let update = Update::check(&self.merged, body, arrived.square_norms.is_some())?;
-        state.merged(self.run.params.outer_rate.get(), digest, &update, buffer);
+        state.merged(self.run.params.outer_rate.get(), digest, header.norms, &update, buffer);
         Ok(())
     }
 
@@ -382,7 +393,10 @@ impl Follower {
         }
         let params = &self.run.params;
         let buffer = state.buffer.as_deref().ok_or(OwnMergeError::NoBuffer)?;
-        let (body, buffer) = codec::merge(&self.sent, &self.merged, params.merge_rule, &inputs, buffer)?;
+        let rule = params.merge_rule;
+        let (merged, buffer) = codec::merge(&self.sent, &self.merged, rule, &inputs, &state.norms, buffer)?;
+        let mut norms = state.norms.clone();
+        norms.push(merged.norms.clone());
         let header = merge::UpdateHeader {
             codec: protocol::PROTOCOL_VERSION,
             run: self.run.id,
@@ -391,14 +405,16 @@ impl Follower {
             schema: self.schema().digest(),
             density: params.merge_density,
             inputs: selected.to_vec(),
+            norms: merged.norms,
         };
-        let bytes = Bytes::from(merge::seal_update(&header, &body));
+        let bytes = Bytes::from(merge::seal_update(&header, &merged.body));
         let mut theta = state.theta.clone();
-        Update::check(&self.merged, &body, false)
+        Update::check(&self.merged, &merged.body, false)
             .expect("what the encoder wrote, the decoder reads")
             .apply(params.outer_rate.get(), &mut theta);
         let inputs = selected.iter().map(|choice| choice.uid).collect();
-        Ok(OwnMerge { window: view.window, digest: Digest::of(&bytes), bytes, buffer, theta, inputs })
+        let (window, digest) = (view.window, Digest::of(&bytes));
+        Ok(OwnMerge { window, digest, bytes, buffer, norms, theta, inputs })
     }
 
     /// One committed contribution, from the miner or from its attesters (PROT-15), checked in full.
@@ -480,12 +496,13 @@ pub fn genesis_of_seed(run: &RunView, spec: &RunSpec) -> Result<ModelState, Foll
     Ok(ModelState::genesis(run.id, &run.params, &run.manifest, theta))
 }
 
-/// The checkpoint that opens window 0: the weights whose root is on the chain, and an empty buffer. It needs no vote.
+/// The checkpoint that opens window 0: the weights whose root is on the chain, an empty buffer and no norms. It needs
+/// no vote.
 pub fn first_checkpoint(run: &RunView, spec: &RunSpec) -> Result<Checkpoint, FollowError> {
     let empty = lineage::root_of_zeros(spec.schema()?.values());
     Ok(Checkpoint {
         window: Window::FIRST,
-        state_root: lineage::state_root(&run.theta0, &empty),
+        state_root: lineage::state_root(&run.theta0, &empty, &RunningNorms::default().root()),
         lineage: lineage::genesis(&run.params, &run.manifest, &run.theta0),
     })
 }
