@@ -43,7 +43,7 @@ fn the_root_is_the_one_that_was_published() {
     assert_eq!(alloc::format!("{}", root(&leaves(OURS, 5))), GOLDEN_ROOT);
 }
 const GOLDEN_NONE: &str = "4de22ea76bd2d1ee1107bd84f6e7a2c5a34add954dccb6b1d01e7f2c9a788ee5";
-const GOLDEN_ROOT: &str = "";
+const GOLDEN_ROOT: &str = "4820ffeb4e4c5965c7eb3f1277c267005577a92948c0cf15e2c6e2d4e881f179";
 
 #[test]
 fn a_proof_of_another_length_place_or_tree_is_refused() {
