@@ -352,7 +352,7 @@ mod benchmarks {
     }
 
     #[benchmark]
-    fn draw_probes(w: Linear<1, 64>) -> Result<(), BenchmarkError> {
+    fn draw_probes(w: Linear<2, 64>) -> Result<(), BenchmarkError> {
         largest::<T>(0)?;
         commit_all::<T>(miners_max::<T>());
         select_one::<T>();
