@@ -13,8 +13,8 @@ pub const CHUNK_VALUES: usize = 4096;
 /// The longest unbonding time of a run, in windows.
 pub const UNBONDING_WINDOWS_MAX: u32 = 100_000;
 
-/// The largest `probe_tolerance` of a run, in millionths of a nat per token. What a contribution changes is larger.
-pub const PROBE_TOLERANCE_MAX: u32 = 10_000;
+/// The largest `probe_tolerance` of a run, in millionths of a nat per token: a wider one would let guesses pass.
+pub const PROBE_TOLERANCE_MAX: u32 = 1_000;
 
 /// The least `min_contributions` of a run: a median of fewer norms is its members' own (PROT-16, PROT-17).
 pub const MIN_CONTRIBUTIONS: u16 = 4;
@@ -561,7 +561,7 @@ mod tests {
         assert_eq!(refused(RunParams { min_contributions: 3, ..good }), ParamsError::MinContributions);
         assert_eq!(RunParams { min_contributions: 1, localnet: true, ..good }.validate(), Ok(()));
         assert_eq!(refused(RunParams { reveal_windows: 11, ..good }), ParamsError::Reveal);
-        assert_eq!(refused(RunParams { probe_tolerance: 10_001, ..good }), ParamsError::ProbeTolerance);
+        assert_eq!(refused(RunParams { probe_tolerance: 1_001, ..good }), ParamsError::ProbeTolerance);
         assert_eq!(refused(RunParams { hidden_blocks: 8, ..good }), ParamsError::Hidden);
         assert_eq!(RunParams { hidden_blocks: 7, ..good }.validate(), Ok(()));
     }

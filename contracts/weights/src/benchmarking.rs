@@ -38,9 +38,27 @@ mod benchmarks {
     }
 
     #[benchmark]
+    fn open_probes() {
+        full::run_with::<T>(1023, 1, 4);
+        let (answers, validator) = full::drawn::<T>(1023);
+        let signer = full::hotkey::<T>(validator);
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(signer), RUN, 3, answers);
+
+        assert!(Opened::<T>::contains_key((RUN, 3), validator));
+    }
+
+    #[benchmark]
     fn close(v: Linear<1, 64>, s: Linear<1, 1024>) {
         full::run_with::<T>(s, v, 4);
         full::revealed::<T>(s, v, 3);
+        let (answers, _) = full::drawn::<T>(s);
+        let losses = answers.into_iter().map(|answer| answer.map(|answer| answer.losses));
+        let shown = Shown::truncate_from(losses.collect());
+        for member in full::members(s, v) {
+            Opened::<T>::insert((RUN, 3), member.uid, shown.clone());
+        }
         let electorate = full::members(s, v);
 
         #[block]

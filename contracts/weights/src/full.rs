@@ -5,6 +5,8 @@ use alloc::vec::Vec;
 use frame::prelude::*;
 use pallet_registry::{Entry, Run, Seat, Url};
 use pallet_windows::Member;
+#[cfg(feature = "runtime-benchmarks")]
+use pallet_windows::{Anchor, DrawnProbe, Probes as _};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window, consensus::ONE, view::SeatConsensus,
 };
@@ -98,4 +100,26 @@ pub(crate) fn revealed<T: Config>(miners: u32, validators: u32, epoch: u32) {
     let standings = weights.iter().map(|(seat, weight)| (*seat, standing(*weight))).collect();
     Standings::<T>::insert(RUN, BoundedVec::truncate_from(standings));
     ConsensusWeights::<T>::insert(RUN, weights);
+}
+
+/// Draws as many contributions of epoch 3 as can be, of windows with 2048 selected seats. Returns the answers of the
+/// first validator, whose uid follows those of the `miners`, with proofs of full length.
+#[cfg(feature = "runtime-benchmarks")]
+pub(crate) fn drawn<T: Config>(miners: u32) -> (crate::Shown<crate::Answer>, Uid) {
+    use protocol::probe::{self, Leaves, PROBES, Probe, SEQUENCES_MAX};
+    const LEAVES: u16 = 2048;
+    let (window, validator, first) = (Window(30), uid(miners), Window(40));
+    let of =
+        Leaves { run: RUN, window, validator: protocol::SeatId { uid: validator, registered_at: Block(0) } };
+    let losses: Vec<u32> = (0..SEQUENCES_MAX).collect();
+    let leaves: Vec<Digest> = (0..LEAVES).map(|seat| of.leaf(Uid(seat), Some(&losses))).collect();
+    let probes = (0..PROBES as u16).map(|place| Probe { window, uid: Uid(place) });
+    let drawn = probes.map(|probe| DrawnProbe { probe, place: probe.uid.0, leaves: LEAVES }).collect();
+    let anchor = Anchor { receipts: Digest([1; 32]), probes: probe::root(&leaves), at: Window(31) };
+    T::Probes::set(RUN, first, drawn, validator, anchor);
+    let answers = (0..PROBES as usize).map(|place| {
+        let proof = probe::proof(&leaves, place)?;
+        crate::Answer::try_from(probe::Answer { losses: losses.clone(), proof }).ok()
+    });
+    (crate::Shown::truncate_from(answers.collect()), validator)
 }

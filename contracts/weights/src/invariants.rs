@@ -48,6 +48,12 @@ impl<T: Config> Pallet<T> {
             Self::check_validator(run, validator, |_| departed)?;
             ensure!(!weights.is_empty() && is_canonical(&weights), "a weight vote is empty or not canonical");
         }
+        for ((run, epoch), validator, shown) in Opened::<T>::iter().filter(|((run, _), ..)| is_open(*run)) {
+            Self::check_epoch(run, epoch)?;
+            let departed = DepartedOf::<T>::contains_key((run, epoch), validator);
+            Self::check_validator(run, validator, |_| departed)?;
+            ensure!(shown.iter().any(Option::is_some), "a validator showed no measurement");
+        }
         for ((run, epoch), uid, departed) in DepartedOf::<T>::iter().filter(|((run, _), ..)| is_open(*run)) {
             Self::check_departed(run, epoch, uid, &departed)?;
         }

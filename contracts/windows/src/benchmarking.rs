@@ -352,6 +352,26 @@ mod benchmarks {
     }
 
     #[benchmark]
+    fn draw_probes(w: Linear<2, 64>) -> Result<(), BenchmarkError> {
+        largest::<T>(0)?;
+        commit_all::<T>(miners_max::<T>());
+        select_one::<T>();
+        end_window::<T>();
+        let params = RunParams { epoch_windows: w, reveal_windows: 1, ..params(0) };
+        let first = Window(w.saturating_mul(2));
+        let record = Records::<T>::get(RUN, NOW).ok_or(BenchmarkError::Stop("a window is open"))?;
+        for window in params.probe_windows(1).chain([first.0]) {
+            Records::<T>::insert(RUN, Window(window), record.clone());
+        }
+        #[block]
+        {
+            let _ = Pallet::<T>::draw_probes(RUN, first, &params);
+        }
+        assert_eq!(Drawn::<T>::get(RUN, first).len() as u32, w.min(probe::PROBES));
+        Ok(())
+    }
+
+    #[benchmark]
     fn select(m: Linear<1, { miners_max::<T>() }>, v: Linear<1, 64>) -> Result<(), BenchmarkError> {
         open_window::<T>(m, v, 0)?;
         commit_all::<T>(m);

@@ -1,6 +1,6 @@
 //! What must hold at every block.
 
-use crate::{Progress, Turnout, pallet::*};
+use crate::{DrawnProbe, Progress, Turnout, pallet::*};
 use alloc::vec::Vec;
 use frame::prelude::*;
 use pallet_registry::Pallet as Registry;
@@ -108,6 +108,13 @@ impl<T: Config> Pallet<T> {
         let surplus = Records::<T>::iter_key_prefix(run).count().checked_sub(stored.clone().count());
         if surplus.is_none_or(|surplus| surplus > 1) {
             return Err("a window is stored too long or was pruned too early");
+        }
+        for (window, drawn) in Drawn::<T>::iter_prefix(run) {
+            let in_order = drawn.windows(2).all(|pair| pair[0].probe < pair[1].probe);
+            let has_leaf = |one: &DrawnProbe| one.place < one.leaves && one.probe.window < window;
+            if !Records::<T>::contains_key(run, window) || !in_order || !drawn.iter().all(has_leaf) {
+                return Err("drawn probes are out of order, without a leaf, or of a window that is not kept");
+            }
         }
         let mut expected: Option<(u64, Digest)> = None;
         for window in stored.map(Window) {

@@ -189,6 +189,10 @@ pub trait Probes {
 
     /// What the present or last holder of a validator's seat anchored for `window`.
     fn anchored(run: RunId, window: Window, validator: Uid) -> Option<Anchor>;
+
+    /// Sets what is drawn, and what a validator anchored for each window of it.
+    #[cfg(feature = "runtime-benchmarks")]
+    fn set(run: RunId, first: Window, drawn: Vec<DrawnProbe>, validator: Uid, anchor: Anchor);
 }
 
 impl Presence {

@@ -13,6 +13,7 @@ use frame::{
 use pallet_rewards::Payout;
 use protocol::{
     identity::{self, GenesisHash},
+    probe::{self, Leaves},
     statement::{Equivocation, SignedStatement, Statement, StatementKind},
 };
 use proxies::ProxyType;
@@ -269,10 +270,7 @@ impl World {
         let (uid, seat) = self.seat(scene.run, Some(role));
         let (run, window, hotkey) = (scene.run, scene.window, seat.hotkey);
         let call = match self.dice.below(10) {
-            0 => {
-                let (digest, window) = (digest(1), Window(window.0.saturating_sub(1)));
-                Call::anchor_receipts { run, window, digest, probes: digest }
-            }
+            0 => self.anchoring(run, Window(window.0.saturating_sub(1)), uid),
             1 => {
                 let signed = self.statement(&scene, &hotkey, uid);
                 Call::report_contradiction { hotkey: Hotkey(*hotkey.as_ref()), statement: signed }
@@ -336,7 +334,7 @@ impl World {
         let scene =
             Scene { run, window, epoch: window.epoch(details.params.epoch_windows), params: details.params };
         let mut made = 0;
-        for (_, seat) in Registry::seats(run) {
+        for (uid, seat) in Registry::seats(run) {
             let miner = seat.role == Role::Miner;
             if miner != (scene.offset() <= scene.params.schedule.commit_by) || self.dice.one_in(10) {
                 continue;
@@ -345,11 +343,40 @@ impl World {
             self.make(seat.hotkey.clone(), call.into());
             if !miner && self.dice.one_in(4) {
                 let call = self.weighing(&scene, &seat.hotkey);
-                self.make(seat.hotkey, call.into());
+                self.make(seat.hotkey.clone(), call.into());
+            }
+            if !miner && self.dice.one_in(2) {
+                let call = match self.dice.one_in(2) {
+                    true => self.anchoring(run, Window(window.0.saturating_sub(1)), uid).into(),
+                    false => self.showing(&scene, uid).into(),
+                };
+                self.make(seat.hotkey, call);
             }
             made += 1;
         }
         made
+    }
+
+    /// Anchors a receipt for `window`, and a root over losses of every selected seat.
+    fn anchoring(&mut self, run: RunId, window: Window, uid: Uid) -> pallet_windows::Call<Runtime> {
+        let probes = probe::root(&leaves(run, window, uid));
+        pallet_windows::Call::anchor_receipts { run, window, digest: digest(1), probes }
+    }
+
+    /// Shows what was drawn of the last epoch, except for a few answers.
+    fn showing(&mut self, scene: &Scene, uid: Uid) -> pallet_weights::Call<Runtime> {
+        let (run, first) = (scene.run, Window(scene.epoch * scene.params.epoch_windows));
+        let drawn = pallet_windows::Drawn::<Runtime>::get(run, first).into_iter();
+        let answers = drawn.map(|drawn| {
+            let window = drawn.probe.window;
+            let proof = probe::proof(&leaves(run, window, uid), usize::from(drawn.place))?;
+            let anchor = pallet_windows::Receipts::<Runtime>::get((run, window), uid)?;
+            let loss = if self.dice.one_in(50) { 8 } else { 7 };
+            let answer = probe::Answer { losses: vec![loss], proof };
+            (anchor.at < first).then(|| answer.try_into().unwrap())
+        });
+        let answers = answers.collect::<Vec<_>>().try_into().unwrap();
+        pallet_weights::Call::open_probes { run, epoch: scene.epoch.saturating_sub(1), answers }
     }
 
     fn of_weights(&mut self) -> (AccountId, RuntimeCall) {
@@ -486,6 +513,15 @@ impl World {
         }
         made + strangers
     }
+}
+
+/// A validator's leaves for the selected seats of a window: the same loss for each.
+fn leaves(run: RunId, window: Window, uid: Uid) -> Vec<Digest> {
+    let selection = pallet_windows::Records::<Runtime>::get(run, window).and_then(|record| record.selection);
+    let seat = pallet_registry::SeatsOf::<Runtime>::get(run, uid);
+    let (Some(selection), Some(seat)) = (selection, seat) else { return Vec::new() };
+    let of = Leaves { run, window, validator: seat.id(uid) };
+    selection.selected.iter().map(|one| of.leaf(one.uid, Some(&[7]))).collect()
 }
 
 /// The accounts hold exactly what was issued.

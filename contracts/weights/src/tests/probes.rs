@@ -58,6 +58,11 @@ fn show(uid: u16, answers: Shown<Answer>) -> DispatchResult {
 /// Runs epochs 0 and 1 with all windows merged, up to the draw of epoch 1. All validators attest, vote and post
 /// the same weights, and bind themselves to what they `measured`.
 fn until_the_draw(measured: [Measured; 3], story: impl FnOnce()) {
+    with_merged(&[0, 1, 2, 3], measured, story);
+}
+
+/// The same, with votes in the `merged` windows only.
+fn with_merged(merged: &[u32], measured: [Measured; 3], story: impl FnOnce()) {
     let params = RunParams { min_contributions: 1, localnet: true, ..params() };
     with_params(params, || {
         let update = Vote { update: Digest([7; 32]), state_root: None };
@@ -83,7 +88,7 @@ fn until_the_draw(measured: [Measured; 3], story: impl FnOnce()) {
                 }
             }
             go_to_block(opens + 4);
-            for uid in VALIDATORS {
+            for uid in VALIDATORS.into_iter().filter(|_| merged.contains(&window.0)) {
                 assert_ok!(Windows::vote(signed(uid), RUN, window, update));
             }
         }
@@ -202,6 +207,30 @@ fn what_no_majority_shows_changes_no_dividends() {
 fn judged(validator: u16, counted: u32, right: u32, wrong: u32) -> RuntimeEvent {
     let validator = Uid(validator);
     Event::<Test>::ProbesJudged { run: RUN, epoch: 1, validator, counted, right, wrong }.into()
+}
+
+#[test]
+fn contributions_are_drawn_from_merged_windows_of_the_epoch_only() {
+    with_merged(&[1, 2, 3], [truth; 3], || {
+        let drawn = |window| Windows::window_view(RUN, Window(window)).unwrap().probes;
+        let expected = SEATS.map(|seat| probe::Probe { window: Window(1), uid: Uid(seat) });
+        assert_eq!(drawn(4), expected);
+        System::assert_has_event(
+            pallet_windows::Event::<Test>::ProbesDrawn {
+                run: RUN,
+                window: Window(4),
+                probes: expected.to_vec(),
+            }
+            .into(),
+        );
+        // Nothing was drawn as other windows opened.
+        assert!((0..4).all(|window| drawn(window).is_empty()));
+        for uid in VALIDATORS {
+            assert_ok!(show(uid, answers(uid, truth)));
+        }
+        go_to_block(35);
+        assert_eq!(paid(), [333; 3]);
+    });
 }
 
 #[test]
