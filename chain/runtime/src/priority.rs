@@ -78,7 +78,7 @@ impl TransactionExtension<RuntimeCall> for ProtocolPriority {
     const IDENTIFIER: &'static str = "ProtocolPriority";
     type Implicit = <Inner as TransactionExtension<RuntimeCall>>::Implicit;
     type Val = (Val<CheckNonce<Runtime>>, Val<CheckWeight<Runtime>>, Charge);
-    type Pre = (Pre<CheckNonce<Runtime>>, Pre<CheckWeight<Runtime>>, Option<Pre<Fee>>);
+    type Pre = (Pre<CheckNonce<Runtime>>, Option<Pre<Fee>>);
 
     fn implicit(&self) -> Result<Self::Implicit, TransactionValidityError> {
         TransactionExtension::<RuntimeCall>::implicit(&self.0)
@@ -136,7 +136,7 @@ impl TransactionExtension<RuntimeCall> for ProtocolPriority {
     ) -> Result<Self::Pre, TransactionValidityError> {
         let (nonce, weight, fee) = self.0;
         let nonce = nonce.prepare(of_nonce, origin, call, info, len)?;
-        let weight = weight.prepare(of_weight, origin, call, info, len)?;
+        weight.prepare(of_weight, origin, call, info, len)?;
         let fee = match charge {
             Charge::Fee(of_fee) => Some(fee.prepare(of_fee, origin, call, info, len)?),
             Charge::Free(run, cost) => {
@@ -144,18 +144,18 @@ impl TransactionExtension<RuntimeCall> for ProtocolPriority {
                 None
             }
         };
-        Ok((nonce, weight, fee))
+        Ok((nonce, fee))
     }
 
     fn post_dispatch_details(
-        (nonce, weight, fee): Self::Pre,
+        (nonce, fee): Self::Pre,
         info: &DispatchInfoOf<RuntimeCall>,
         done: &PostDispatchInfoOf<RuntimeCall>,
         len: usize,
         result: &DispatchResult,
     ) -> Result<Weight, TransactionValidityError> {
         let nonce = CheckNonce::<Runtime>::post_dispatch_details(nonce, info, done, len, result)?;
-        let weight = CheckWeight::<Runtime>::post_dispatch_details(weight, info, done, len, result)?;
+        let weight = CheckWeight::<Runtime>::post_dispatch_details((), info, done, len, result)?;
         let fee =
             fee.map_or(Ok(Weight::zero()), |fee| Fee::post_dispatch_details(fee, info, done, len, result))?;
         Ok(nonce.saturating_add(weight).saturating_add(fee))
