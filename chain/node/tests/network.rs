@@ -8,7 +8,7 @@
 //! it. METTLE_NEXT_WASM names the next Wasm runtime, which is built otherwise.
 
 use codec::{Decode, Encode};
-use mettle_runtime::{Hash, RuntimeCall, TxExtension, UncheckedExtrinsic, VERSION};
+use mettle_runtime::{Hash, RuntimeCall, TxExtension, UncheckedExtrinsic, VERSION, priority::ProtocolPriority};
 use serde_json::{Value, json};
 use sp_keyring::Sr25519Keyring::{self, Alice, Bob};
 use sp_runtime::{
@@ -486,12 +486,10 @@ fn signed(node: &Node, spec_version: u32, call: impl Into<RuntimeCall>) -> Strin
         frame_system::CheckTxVersion::new(),
         frame_system::CheckGenesis::new(),
         frame_system::CheckEra::from(Era::Immortal),
-        frame_system::CheckNonce::from(node.nonce().expect("the node answers") as u32).into(),
-        frame_system::CheckWeight::new(),
-        pallet_transaction_payment::ChargeTransactionPayment::from(0).into(),
+        ProtocolPriority::new(node.nonce().expect("the node answers") as u32, 0),
         frame_system::WeightReclaim::new(),
     );
-    let implied = ((), (), spec_version, VERSION.transaction_version, genesis, genesis, (), (), (), ());
+    let implied = ((), (), spec_version, VERSION.transaction_version, genesis, genesis, ((), (), ()), ());
     let payload = SignedPayload::from_raw(call.into(), extension, implied);
     let signature = payload.using_encoded(|message| Alice.sign(message));
     let (call, extension, _) = payload.deconstruct();

@@ -79,8 +79,8 @@ impl<T: Config> Pallet<T> {
     }
 }
 
-/// What a free call of `len` bytes takes of a block, in picoseconds: its weight, or, if that is more, the room of ordinary
-/// calls in proportion to its bytes.
+/// What a free call of `len` bytes takes of a block, in picoseconds: its weight, or, if that is more, the room of
+/// ordinary calls in proportion to its bytes.
 pub fn cost(info: &DispatchInfo, len: usize) -> u64 {
     let base = block_weights().get(info.class).base_extrinsic;
     let weight = info.total_weight().saturating_add(base).ref_time();
@@ -91,8 +91,8 @@ pub fn cost(info: &DispatchInfo, len: usize) -> u64 {
     weight.max(u64::try_from(by_length).unwrap_or(u64::MAX))
 }
 
-/// The run of a call that may be free. Calls that name none share one part of a block.
-pub fn run_of(call: &RuntimeCall) -> RunId {
+/// The run of a call that may be free. Calls that are not listed here pay.
+pub fn run_of(call: &RuntimeCall) -> Option<RunId> {
     use pallet_windows::Call as Windows;
     match call {
         RuntimeCall::Windows(
@@ -111,7 +111,7 @@ pub fn run_of(call: &RuntimeCall) -> RunId {
             | pallet_weights::Call::open_probes { run, .. },
         )
         | RuntimeCall::Registry(pallet_registry::Call::set_endpoint { run, .. })
-        | RuntimeCall::Rewards(pallet_rewards::Call::claim { run, .. }) => *run,
-        _ => RunId(u32::MAX),
+        | RuntimeCall::Rewards(pallet_rewards::Call::claim { run, .. }) => Some(*run),
+        _ => None,
     }
 }

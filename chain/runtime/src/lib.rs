@@ -96,14 +96,8 @@ pub type TxExtension = (
     frame_system::CheckTxVersion<Runtime>,
     frame_system::CheckGenesis<Runtime>,
     frame_system::CheckEra<Runtime>,
-    // Shown to clients as `CheckNonce`.
+    // Shown to clients as `CheckNonce`, `CheckWeight` and `ChargeTransactionPayment`.
     priority::ProtocolPriority,
-    frame_system::CheckWeight<Runtime>,
-    // Skips the fee of feeless calls. Clients see the fee's extension only.
-    pallet_skip_feeless_payment::SkipCheckIfFeeless<
-        Runtime,
-        pallet_transaction_payment::ChargeTransactionPayment<Runtime>,
-    >,
     frame_system::WeightReclaim<Runtime>,
 );
 
@@ -167,8 +161,6 @@ mod runtime {
     pub type Proxy = pallet_proxy::Pallet<Runtime>;
     #[runtime::pallet_index(21)]
     pub type Utility = pallet_utility::Pallet<Runtime>;
-    #[runtime::pallet_index(22)]
-    pub type SkipFeelessPayment = pallet_skip_feeless_payment::Pallet<Runtime>;
     #[runtime::pallet_index(23)]
     pub type FreeCalls = free_calls::Pallet<Runtime>;
 }
@@ -309,10 +301,6 @@ impl pallet_utility::Config for Runtime {
     type RuntimeCall = RuntimeCall;
     type PalletsOrigin = OriginCaller;
     type WeightInfo = pallet_utility::weights::SubstrateWeight<Runtime>;
-}
-
-impl pallet_skip_feeless_payment::Config for Runtime {
-    type RuntimeEvent = RuntimeEvent;
 }
 
 impl pallet_transaction_payment::Config for Runtime {

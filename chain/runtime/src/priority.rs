@@ -11,42 +11,58 @@
 //!
 //! A feeless call would succeed, is signed by a seat, and is counted against the seat's free calls of the window. Only
 //! an account's next nonce gets the priority: one transaction per seat and block.
+//!
+//! The check whether a call is free is the first part of the call itself, and costs time before any fee is paid. So it
+//! is made once per transaction, and its weight is counted.
 
-use crate::{AccountId, FreeCalls, Registry, Runtime, RuntimeCall, System, free_calls};
+use crate::{AccountId, Balance, FreeCalls, Nonce, Registry, Runtime, RuntimeCall, System, free_calls};
+use alloc::vec::Vec;
 use codec::{Decode, DecodeWithMemTracking, Encode};
 use frame::{
     deps::{
-        frame_support::{dispatch::CheckIfFeeless, traits::OriginTrait as _},
-        frame_system::CheckNonce,
+        frame_support::{
+            dispatch::{CheckIfFeeless, GetDispatchInfo as _},
+            traits::OriginTrait as _,
+        },
+        frame_system::{CheckNonce, CheckWeight},
         sp_runtime::{
             DispatchResult,
             traits::{
                 DispatchInfoOf, DispatchOriginOf, Implication, PostDispatchInfoOf, TransactionExtension,
-                ValidateResult,
+                TransactionExtensionMetadata, ValidateResult,
             },
             transaction_validity::{
-                InvalidTransaction, TransactionPriority, TransactionSource, TransactionValidityError,
+                InvalidTransaction, TransactionPriority, TransactionSource, TransactionValidity,
+                TransactionValidityError,
             },
         },
     },
     runtime::prelude::Weight,
 };
+use pallet_transaction_payment::ChargeTransactionPayment;
 use protocol::RunId;
 use scale_info::{Type, TypeInfo};
 
-type Inner = CheckNonce<Runtime>;
+type Fee = ChargeTransactionPayment<Runtime>;
+type Inner = (CheckNonce<Runtime>, CheckWeight<Runtime>, Fee);
+type Val<E> = <E as TransactionExtension<RuntimeCall>>::Val;
+type Pre<E> = <E as TransactionExtension<RuntimeCall>>::Pre;
 
-/// The check whether a call is free, of values that the call reads anyway.
-const FREE_CALL_CHECK: Weight = Weight::from_parts(30_000_000, 0);
-
-/// [`CheckNonce`] that also gives an account's next transaction the highest priority if it is feeless. Shown to
-/// clients as `CheckNonce`.
+/// [`CheckNonce`], [`CheckWeight`] and [`ChargeTransactionPayment`]. A feeless transaction pays no fee, and has the
+/// highest priority if its nonce is the account's next. Clients see the three extensions.
 #[derive(Encode, Decode, DecodeWithMemTracking, Clone, Debug, PartialEq, Eq)]
-pub struct ProtocolPriority(pub Inner);
+pub struct ProtocolPriority(Inner);
 
-impl From<Inner> for ProtocolPriority {
-    fn from(nonce: Inner) -> ProtocolPriority {
-        ProtocolPriority(nonce)
+/// What a transaction costs its signer.
+pub enum Charge {
+    Fee(Val<Fee>),
+    /// Nothing: a free call of this run takes so much of the block, in picoseconds.
+    Free(RunId, u64),
+}
+
+impl ProtocolPriority {
+    pub fn new(nonce: Nonce, tip: Balance) -> ProtocolPriority {
+        ProtocolPriority((CheckNonce::from(nonce), CheckWeight::new(), Fee::from(tip)))
     }
 }
 
@@ -59,18 +75,21 @@ impl TypeInfo for ProtocolPriority {
 }
 
 impl TransactionExtension<RuntimeCall> for ProtocolPriority {
-    const IDENTIFIER: &'static str = <Inner as TransactionExtension<RuntimeCall>>::IDENTIFIER;
+    const IDENTIFIER: &'static str = "ProtocolPriority";
     type Implicit = <Inner as TransactionExtension<RuntimeCall>>::Implicit;
-    /// With the run and the cost of a free call.
-    type Val = (<Inner as TransactionExtension<RuntimeCall>>::Val, Option<(RunId, u64)>);
-    type Pre = <Inner as TransactionExtension<RuntimeCall>>::Pre;
+    type Val = (Val<CheckNonce<Runtime>>, Val<CheckWeight<Runtime>>, Charge);
+    type Pre = (Pre<CheckNonce<Runtime>>, Option<Pre<Fee>>);
 
     fn implicit(&self) -> Result<Self::Implicit, TransactionValidityError> {
         TransactionExtension::<RuntimeCall>::implicit(&self.0)
     }
 
+    fn metadata() -> Vec<TransactionExtensionMetadata> {
+        <Inner as TransactionExtension<RuntimeCall>>::metadata()
+    }
+
     fn weight(&self, call: &RuntimeCall) -> Weight {
-        self.0.weight(call).saturating_add(FREE_CALL_CHECK)
+        self.0.weight(call).saturating_add(check_weight(call))
     }
 
     fn validate(
@@ -79,16 +98,21 @@ impl TransactionExtension<RuntimeCall> for ProtocolPriority {
         call: &RuntimeCall,
         info: &DispatchInfoOf<RuntimeCall>,
         len: usize,
-        implicit: Self::Implicit,
+        (of_nonce, of_weight, of_fee): Self::Implicit,
         implication: &impl Implication,
         source: TransactionSource,
     ) -> ValidateResult<Self::Val, RuntimeCall> {
-        let (mut valid, val, origin) =
-            self.0.validate(origin, call, info, len, implicit, implication, source)?;
-        if !call.is_feeless(&origin) {
-            return Ok((valid, (val, None), origin));
-        }
-        let (run, cost) = (free_calls::run_of(call), free_calls::cost(info, len));
+        let (nonce, weight, fee) = &self.0;
+        let (valid, nonce, origin) =
+            nonce.validate(origin, call, info, len, of_nonce, implication, source)?;
+        let (next, weight, origin) =
+            weight.validate(origin, call, info, len, of_weight, implication, source)?;
+        let mut valid = valid.combine_with(next);
+        let Some(run) = free_calls::run_of(call).filter(|_| call.is_feeless(&origin)) else {
+            let (next, fee, origin) = fee.validate(origin, call, info, len, of_fee, implication, source)?;
+            return Ok((valid.combine_with(next), (nonce, weight, Charge::Fee(fee)), origin));
+        };
+        let cost = free_calls::cost(info, len);
         if source == TransactionSource::InBlock {
             // The order is fixed. What has no room now stays in the pool.
             if !FreeCalls::has_room(run, cost) {
@@ -99,33 +123,80 @@ impl TransactionExtension<RuntimeCall> for ProtocolPriority {
             let rank = origin.as_signer().map_or(0, |hotkey| rank(run, hotkey));
             valid.priority = TransactionPriority::MAX.saturating_sub(rank.into());
         }
-        Ok((valid, (val, Some((run, cost))), origin))
+        Ok((valid, (nonce, weight, Charge::Free(run, cost)), origin))
     }
 
     fn prepare(
         self,
-        val: Self::Val,
+        (of_nonce, of_weight, charge): Self::Val,
         origin: &DispatchOriginOf<RuntimeCall>,
         call: &RuntimeCall,
         info: &DispatchInfoOf<RuntimeCall>,
         len: usize,
     ) -> Result<Self::Pre, TransactionValidityError> {
-        let (val, free) = val;
-        let pre = self.0.prepare(val, origin, call, info, len)?;
-        if let Some((run, cost)) = free {
-            FreeCalls::count(run, cost);
-        }
-        Ok(pre)
+        let (nonce, weight, fee) = self.0;
+        let nonce = nonce.prepare(of_nonce, origin, call, info, len)?;
+        weight.prepare(of_weight, origin, call, info, len)?;
+        let fee = match charge {
+            Charge::Fee(of_fee) => Some(fee.prepare(of_fee, origin, call, info, len)?),
+            Charge::Free(run, cost) => {
+                FreeCalls::count(run, cost);
+                None
+            }
+        };
+        Ok((nonce, fee))
     }
 
     fn post_dispatch_details(
-        pre: Self::Pre,
+        (nonce, fee): Self::Pre,
         info: &DispatchInfoOf<RuntimeCall>,
         done: &PostDispatchInfoOf<RuntimeCall>,
         len: usize,
         result: &DispatchResult,
     ) -> Result<Weight, TransactionValidityError> {
-        <Inner as TransactionExtension<RuntimeCall>>::post_dispatch_details(pre, info, done, len, result)
+        let nonce = CheckNonce::<Runtime>::post_dispatch_details(nonce, info, done, len, result)?;
+        let weight = CheckWeight::<Runtime>::post_dispatch_details((), info, done, len, result)?;
+        let fee =
+            fee.map_or(Ok(Weight::zero()), |fee| Fee::post_dispatch_details(fee, info, done, len, result))?;
+        Ok(nonce.saturating_add(weight).saturating_add(fee))
+    }
+
+    // Inherents are weighed too.
+    fn bare_validate(
+        call: &RuntimeCall,
+        info: &DispatchInfoOf<RuntimeCall>,
+        len: usize,
+    ) -> TransactionValidity {
+        Inner::bare_validate(call, info, len)
+    }
+
+    fn bare_validate_and_prepare(
+        call: &RuntimeCall,
+        info: &DispatchInfoOf<RuntimeCall>,
+        len: usize,
+    ) -> Result<(), TransactionValidityError> {
+        Inner::bare_validate_and_prepare(call, info, len)
+    }
+
+    fn bare_post_dispatch(
+        info: &DispatchInfoOf<RuntimeCall>,
+        done: &mut PostDispatchInfoOf<RuntimeCall>,
+        len: usize,
+        result: &DispatchResult,
+    ) -> Result<(), TransactionValidityError> {
+        <Inner as TransactionExtension<RuntimeCall>>::bare_post_dispatch(info, done, len, result)
+    }
+}
+
+/// The weight of the check whether a call is free: as measured, or that of the call, which begins with the same check.
+fn check_weight(call: &RuntimeCall) -> Weight {
+    use pallet_windows::{Call, weight_info};
+    match call {
+        // Also checks the hash of all verdicts.
+        RuntimeCall::Windows(Call::reveal_attestation { .. }) => call.get_dispatch_info().call_weight,
+        RuntimeCall::Windows(_) => weight_info::free_call_check::<Runtime>(),
+        _ if free_calls::run_of(call).is_some() => call.get_dispatch_info().call_weight,
+        _ => Weight::zero(),
     }
 }
 

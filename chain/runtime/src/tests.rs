@@ -149,9 +149,7 @@ impl Chain {
                 frame_system::CheckTxVersion::new(),
                 frame_system::CheckGenesis::new(),
                 frame_system::CheckEra::from(Era::Immortal),
-                frame_system::CheckNonce::from(nonce).into(),
-                frame_system::CheckWeight::new(),
-                pallet_transaction_payment::ChargeTransactionPayment::from(tip).into(),
+                priority::ProtocolPriority::new(nonce, tip),
                 frame_system::WeightReclaim::new(),
             );
             let payload = SignedPayload::new(call.into(), extension).unwrap();
@@ -627,10 +625,14 @@ fn one_mtl_pays_for_thousands_of_calls() {
         }
         .into(),
     ];
-    for call in calls {
+    for call in &calls {
         let paid = fee(call.clone());
         assert!(0 < paid && paid < UNIT / 5000, "{paid} for {call:?}");
     }
+    let dest = MultiAddress::Id(OWNER.to_account_id());
+    let transfer = pallet_balances::Call::transfer_keep_alive { dest, value: UNIT };
+    let bought = UNIT / fee(transfer.into());
+    assert!((90_000..130_000).contains(&bought), "one MTL pays for {bought} transfers");
 }
 
 #[test]

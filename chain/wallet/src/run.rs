@@ -69,8 +69,9 @@ pub enum RunCommand {
     Accept(AccountSigner),
     /// Close a run for good, and get its deposit back
     ///
-    /// The run must have been paused for its unbonding time, or not have started. Stakes, nominations and claimable
-    /// pay go back to their accounts. The rest of the treasury is burnt.
+    /// The run must not have started, or have been paused for its unbonding time and for two epochs. If new terms
+    /// shortened the unbonding time, stake that unbonds by the former one must be free too. Stakes, nominations and
+    /// claimable pay go back to their accounts. The rest of the treasury is burnt.
     #[command(after_help = help::signing(&["mettle run close --key owner.json"]))]
     Close(AccountSigner),
 }
@@ -354,10 +355,11 @@ async fn close(flags: AccountSigner, output: &mut Output<'_>) -> anyhow::Result<
     let mut session = RunSession::open(flags.account.read()?).await?;
     let signer = owner_signer(&flags, &session)?;
     let (run, status) = (session.run, &session.status);
+    let two_epochs = status.run.params.epoch_windows.saturating_mul(2);
+    let wait = session.clock.windows(status.run.terms.unbonding_windows.max(two_epochs));
     ensure!(
         status.window.is_none() || status.stopped_by_owner,
-        "run {run} is not paused: pause it with `mettle run pause`, and close it {} later",
-        session.unbonding()
+        "run {run} is not paused: pause it with `mettle run pause`, and close it {wait} later"
     );
     let plan = TransactionPlan {
         what: format!("close run {run}"),

@@ -141,6 +141,7 @@ mod benchmarks {
     #[benchmark]
     fn create_run() {
         frame_system::Pallet::<T>::set_block_number(1u32.into());
+        FloorsOf::<T>::put(Floors::NONE);
         let owner = rich::<T>("owner");
         let digest = Digest([1; 32]);
 

@@ -95,6 +95,7 @@ fn create<T: Config>(miners: u32, validators: u32, hidden_blocks: u32) -> Result
     let url = || Url::truncate_from(b"http://10.0.0.1/seat".to_vec());
     let signed = || RawOrigin::Signed(owner.clone()).into();
     let (params, terms, digest) = (params(hidden_blocks), terms(miners), digest(1));
+    pallet_registry::FloorsOf::<T>::put(protocol::params::Floors::NONE);
     Registry::<T>::create_run(signed(), params, terms, digest, digest, digest, url())?;
     for index in 0..miners + validators {
         // The price of a seat is not measured here.
@@ -189,6 +190,23 @@ mod benchmarks {
         #[extrinsic_call]
         _(RawOrigin::Signed(hotkey::<T>(last)), RUN, NOW, digest(99));
         assert_eq!(Commitments::<T>::get((RUN, NOW), uid(last)), Some(digest(99)));
+        Ok(())
+    }
+
+    /// The check whether a commitment is free: it reads the most.
+    #[benchmark]
+    fn free_call_check() -> Result<(), BenchmarkError> {
+        largest::<T>(0)?;
+        commit_all::<T>(miners_max::<T>());
+        let origin: T::RuntimeOrigin = RawOrigin::Signed(hotkey::<T>(0)).into();
+        let permit;
+
+        #[block]
+        {
+            permit = Pallet::<T>::may_commit(origin, RUN, NOW);
+        }
+
+        assert!(permit.is_ok_and(|permit| permit.times == 1));
         Ok(())
     }
 

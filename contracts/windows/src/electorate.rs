@@ -15,7 +15,7 @@ use protocol::{Block, SeatId, Terms, Uid, Window, params::Permille};
 /// New stake counts up to this many tenths of the established one.
 const NEW_TENTHS_MAX: u32 = 3;
 
-/// A validator with at least the run's minimum stake of its own. `stake` includes the nominations that count.
+/// A validator with stake of its own. `stake` includes the nominations that count.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bonded {
     pub seat: SeatId,
@@ -31,7 +31,7 @@ pub(crate) struct Electorate {
     pub registered_at: Vec<Block>,
     /// The members' stake: the denominator of every "two thirds".
     pub stake: u128,
-    /// The counted stake of all validators with the minimum, absent ones included.
+    /// The counted stake of all validators with stake of their own, absent ones included.
     pub bonded_stake: u128,
 }
 

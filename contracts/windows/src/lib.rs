@@ -320,7 +320,7 @@ pub mod pallet {
     #[pallet::storage]
     pub type PresenceOf<T: Config> = StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Uid, Presence>;
 
-    /// The counted stakes of the validators with the minimum stake, in uid order.
+    /// The counted stakes of the validators with stake of their own, in uid order.
     #[pallet::storage]
     pub type CountedStakes<T: Config> =
         StorageMap<_, Twox64Concat, RunId, BoundedVec<CountedStake, T::MaxSeats>, ValueQuery>;
