@@ -280,7 +280,7 @@ fn honest_work(name: &str, windows: usize) -> Option<f64> {
     let windows = windows.max(1) as f64;
     match name {
         "partial-data" => Some(0.1),
-        "freeloader-tiny" | "withholder" => Some(8.0 / 96.0),
+        "freeloader-tiny" | "withholder" | "distilled" => Some(8.0 / 96.0),
         "half-data" => Some(0.5),
         "freeloader-replay" | "poison-one-shot" | "quitter" if windows <= cheats_from(name) as f64 => {
             Some(1.0)
