@@ -1,8 +1,8 @@
 //! Several seats, one training: the first trains, each other adds one step on its own data, large enough that no two
 //! contributions are near-duplicates.
 //!
-//! Sees: everything of its seats, by a private channel ([`crate::SharedMailbox`]). Stopped by: PROT-24 for each seat by
-//! itself: one step on eight sequences shows a small gap on the whole prefix.
+//! Sees: everything of its seats, by a private channel ([`crate::SharedMailbox`]). Stopped by: PROT-24 for each seat:
+//! one step on eight sequences shows a small gap on the whole prefix.
 
 use crate::{
     adversary::{Adversary, MinerContext, TrainedWindow, delta, moved, norm},

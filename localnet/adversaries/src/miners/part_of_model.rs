@@ -1,7 +1,7 @@
 //! Trains a part of the model, and declares the whole window.
 //!
-//! Such a miner needs one forward pass and a fraction of the backward pass. The engine has no such mode: this adversary
-//! trains the whole model and keeps the change of some tensors, which the cheap training would give at best.
+//! Such a miner needs one forward pass and a fraction of the backward pass. The engine has no such mode: this
+//! adversary trains the whole model and keeps the change of some tensors, which the cheap training gives at best.
 //!
 //! Sees: its own work.
 //! Stopped by: PROT-22 to PROT-25. It helps less than the seats it is compared with, and is paid in proportion.
