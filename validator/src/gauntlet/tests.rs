@@ -324,7 +324,7 @@ fn an_unobserved_contribution_is_no_fault_and_costs_half_a_windows_pay() {
     assert_eq!((report.rank, report.own_data_score_after), (None, report.own_data_score_before));
     // Apart from a window's growth of uncertainty, and the field's median, in which the seat counts half.
     let expected = 0.5 * before.reports[3].score;
-    assert!((report.score - expected).abs() < 0.01 * expected, "{} {expected}", report.score);
+    assert!((report.score - expected).abs() < 0.05 * expected, "{} {expected}", report.score);
     assert!(report.weight > 0);
 }
 
