@@ -127,7 +127,8 @@ pub fn yuma(ballots: &[ValidatorWeights]) -> Option<Consensus> {
     }
     trust.retain(|(_, trust)| *trust > 0);
 
-    let incentive = shares_of_one(weights.iter().map(|(seat, weight)| (*seat, u128::from(*weight))).collect());
+    let incentive =
+        shares_of_one(weights.iter().map(|(seat, weight)| (*seat, u128::from(*weight))).collect());
     if incentive.is_empty() {
         return None;
     }

@@ -145,6 +145,7 @@ pub const PLANS: &[Plan] = &[
     miners("copiers", &["copycat", "copycat-last", "copycat-mixture", "sybil", "sybil"]),
     miners("idlers", &["freeloader-random", "freeloader-tiny", "freeloader-replay"]),
     miners("other-work", &["wrong-data", "partial-data", "half-data", "noise", "noise-loud"]),
+    miners("cheap-work", &["last-layers", "big-rate", "distilled", "distilled", "distilled"]),
     miners("poison", &["poison-sign", "poison-norm"]),
     miners(BOMBED, &among("newcomer-bomb", "newcomer-bomb")),
     miners(MUTED, &among("quitter", "mute")),
@@ -201,8 +202,12 @@ impl Plan {
                 None if *name == AWAY => MinerSeat::Adversary(Box::new(AwayOnce::default())),
                 None => honest(1.0, BATCH),
             };
-            // The first seat of a pair trains; the second sends the same work.
-            let name = if *name == "sybil" && index.is_multiple_of(2) { "sybil-trainer" } else { name };
+            // The first seat of a pair or group trains; the others send its work.
+            let name = match *name {
+                "sybil" if index.is_multiple_of(2) => "sybil-trainer",
+                "distilled" if index == 0 => "distilled-trainer",
+                name => name,
+            };
             miners.push((name.to_owned(), seat));
         }
         let honest = if self.validators.is_empty() { VALIDATORS.into() } else { VALIDATORS_AMONG_CHEATS };

@@ -3,8 +3,8 @@
 use super::{
     experiment::{
         BASELINE, CHEATING_VALIDATORS, COLLUDERS, COPIED_WEIGHTS, ELEVEN, EXCLUDED, FAILING, HONEST,
-        HONEST_MINERS, Histories, IN_THE_OPEN, MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH, OUTAGES, SLOW,
-        STALLED, tested_adversaries,
+        HONEST_MINERS, Histories, IN_THE_OPEN, MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH, OUTAGES,
+        SLOW, STALLED, tested_adversaries,
     },
     record::{History, WindowRecord},
 };
@@ -296,7 +296,7 @@ fn honest_work(name: &str, windows: usize) -> Option<f64> {
     let windows = windows.max(1) as f64;
     match name {
         "partial-data" => Some(0.1),
-        "freeloader-tiny" | "withholder" => Some(8.0 / 96.0),
+        "freeloader-tiny" | "withholder" | "distilled" => Some(8.0 / 96.0),
         "half-data" => Some(0.5),
         "freeloader-replay" | "poison-one-shot" | "quitter" if windows <= cheats_from(name) as f64 => {
             Some(1.0)

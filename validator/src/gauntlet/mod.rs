@@ -36,7 +36,7 @@ pub use schedule::whom_to_evaluate;
 pub use weights::weights;
 
 use protocol::{RunParams, SeatId, Uid, Window};
-use score::Gains;
+use score::{Gains, Scale};
 use std::collections::BTreeMap;
 
 /// The part of the last share that an unobserved window is paid.
@@ -83,7 +83,9 @@ pub fn judge(
     }
 
     // The own-data test, on the scale of this window (PROT-24), and penalties (PROT-25).
-    let scale = score::gap_scale(gains.iter().map(|(seat, gains)| (gains, before.seats[seat].claim())));
+    let scale = score::scale(
+        gains.iter().map(|(seat, gains)| score::Sample { gains, claim: before.seats[seat].claim() }),
+    );
     let mut outcomes = BTreeMap::new();
     for (seat, observed) in &observed {
         let remembered = after.seat_mut(*seat);
@@ -122,20 +124,21 @@ fn test_own_data(
     params: &RunParams,
     observed: &Observed,
     gains: &Gains,
-    scale: f64,
+    scale: Scale,
     remembered: &mut Reputation,
 ) -> Option<OwnData> {
     let gap = gains.gap()?;
     let share = observed.trained_share(params.sequences_per_seat).unwrap_or(1.0);
-    let outcome = score::outcome(&gap, scale, share);
+    let outcome = score::outcome(gains, scale, share)?;
     let windows = remembered.unmeasured.min(params.evaluation_wait_max).max(1);
     (remembered.own_data_score, remembered.own_data_variance) = score::updated_own_data_score(
         remembered.own_data_score,
         remembered.own_data_variance,
         outcome,
         windows,
+        remembered.evaluations,
     );
-    Some(OwnData { gap: gap.mean, error: gap.error, scale, outcome: outcome.value })
+    Some(OwnData { gap: gap.mean, error: gap.error, scale: scale.gap, outcome: outcome.value })
 }
 
 /// Counts an evaluation: earlier penalties recover, and harm and copies are penalised (PROT-25).
@@ -180,9 +183,10 @@ fn score_seats(
     let ordinals: Vec<(f64, f64)> =
         after.seats.values().map(|seat| (seat.rating.ordinal(), seat.claim())).collect();
     let median = rating::median_rating(&ordinals);
+    let field = after.median_own_data_score();
     for (seat, remembered) in &mut after.seats {
         let is_unfetched = observed.get(seat).is_some_and(|observed| **observed == Observed::Unfetched);
-        let score = if is_unfetched { 0.0 } else { remembered.score(median) };
+        let score = if is_unfetched { 0.0 } else { remembered.score(median, field) };
         let earned = WindowScore { score, penalty: remembered.penalty_factor() };
         weights::remember(&mut remembered.recent, earned, params.epoch_windows);
     }

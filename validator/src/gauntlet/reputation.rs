@@ -1,7 +1,7 @@
 //! The reputation of each seat, kept from window to window. It is saved with each verdict: a restart changes no
 //! rating and forgives no penalty (PROT-25).
 
-use super::{exact, rating::Rating, score};
+use super::{exact, median::weighted_median, rating::Rating, score};
 pub use protocol::receipt::{Penalty, PenaltyReason};
 use protocol::{SeatId, Window};
 use serde::{Deserialize, Serialize};
@@ -85,10 +85,11 @@ impl Reputation {
         }
     }
 
-    /// `rating factor · proven own-data score · (t/n)`: the score before penalties, at a median ordinal of `median`
-    /// (PROT-25).
-    pub fn score(&self, median: f64) -> f64 {
-        self.rating.rating_factor(median) * self.claim()
+    /// `rating factor · settled own-data score · (t/n)`: the score before penalties, at a median ordinal of `median` and
+    /// the field's own-data score `field` (PROT-25).
+    pub fn score(&self, median: f64, field: f64) -> f64 {
+        let settled = score::settled(self.own_data_score, self.own_data_variance, field);
+        self.rating.rating_factor(median) * settled * self.share
     }
 
     /// The share of a window's work that the seat has proven: `t/n` times the proven own-data score.
@@ -143,6 +144,12 @@ impl Reputations {
         for seat in self.seats.values_mut() {
             seat.rating = seat.rating.aged(windows);
         }
+    }
+
+    /// The field's own-data score: the median, each seat counted by its proven work (PROT-25).
+    pub(super) fn median_own_data_score(&self) -> f64 {
+        let scores = self.seats.values().map(|seat| (seat.own_data_score, seat.claim()));
+        weighted_median(scores).unwrap_or(0.0)
     }
 
     /// `seat` is one of those given to [`Reputations::opened_for`].
@@ -208,9 +215,9 @@ mod tests {
     fn a_score_needs_a_rating_own_work_and_training() {
         let rating = Rating { mu: 30.0, sigma: 5.0 };
         let good = Reputation { rating, own_data_score: 0.5, share: 0.5, ..Reputation::new(Window(0)) };
-        assert_eq!(good.score(15.0), 0.25);
-        assert_eq!(Reputation { own_data_score: -0.5, ..good.clone() }.score(15.0), 0.0);
-        assert_eq!(Reputation { share: 0.0, ..good.clone() }.score(15.0), 0.0);
-        assert_eq!(Reputation { rating: Rating { mu: 2.0, sigma: 5.0 }, ..good }.score(15.0), 0.0);
+        assert_eq!(good.score(15.0, 0.5), 0.25);
+        assert_eq!(Reputation { own_data_score: -0.5, ..good.clone() }.score(15.0, 0.5), 0.0);
+        assert_eq!(Reputation { share: 0.0, ..good.clone() }.score(15.0, 0.5), 0.0);
+        assert_eq!(Reputation { rating: Rating { mu: 2.0, sigma: 5.0 }, ..good }.score(15.0, 0.5), 0.0);
     }
 }

@@ -10,12 +10,19 @@ use super::{
 
 /// The part of each outcome that enters the own-data score: a memory of about twenty evaluations (PROT-24).
 const SCORE_RATE: f64 = 0.05;
+/// The same in a seat's first evaluations, so that a newcomer's score reaches nine tenths in 22 of them.
+const START_RATE: f64 = 0.1;
+const START_EVALUATIONS: u32 = 30;
 /// The same for a measurement that shows nothing of the seat's own data.
 const FALL_RATE: f64 = 0.3;
 /// A gain below zero by this many standard errors is harm (PROT-25).
 const HARM_ERRORS: f64 = 3.0;
 /// If the median gap of a window is below this many standard errors, gaps are graded on the noise instead.
 const SCALE_ERRORS: f64 = 3.0;
+/// The best tenth of the proven work sets the full gain (PROT-24).
+const BEST_RANK: f64 = 0.9;
+/// An own-data score is moved towards the field's by at most this many of its standard errors (PROT-25).
+const SETTLED_ERRORS: f64 = 1.5;
 
 /// The gains of a contribution on both kinds of sequences.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -128,38 +135,91 @@ fn gain(pairs: &[LossPair]) -> Option<Gain> {
     Some(Gain { mean, error })
 }
 
-/// The size of a full gap in this window: the median of the measured ones, but at least the noise, so that a window
-/// of copies is not graded by chance. 0 without measurements.
-///
-/// Each measurement comes with its seat's proven work and counts by it, so that seats without work do not move the
-/// scale, however many they are. If no work is proven yet, significant gaps count alike; if there are none, all do.
-pub fn gap_scale<'a>(measured: impl Iterator<Item = (&'a Gains, f64)>) -> f64 {
-    let gaps: Vec<(Gap, f64)> =
-        measured.filter_map(|(gains, claim)| gains.gap().map(|gap| (gap, claim))).collect();
-    let scale_by = |weight: &dyn Fn(&(Gap, f64)) -> f64| -> Option<f64> {
-        let of = |number: &dyn Fn(&Gap) -> f64| {
-            median::weighted_median(gaps.iter().map(|gap| (number(&gap.0), weight(gap))))
-        };
-        let noise = SCALE_ERRORS * of(&|gap| gap.error)?;
-        Some(of(&|gap| gap.mean)?.max(noise))
-    };
-    let is_significant = |gap: &Gap| 0.0 < gap.mean && SCALE_ERRORS * gap.error <= gap.mean;
-    scale_by(&|(_, claim)| *claim)
-        .or_else(|| scale_by(&|(gap, _)| if is_significant(gap) { 1.0 } else { 0.0 }))
-        .or_else(|| scale_by(&|_| 1.0))
-        .unwrap_or(0.0)
+/// What counts as full work in a window: the measure of every outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scale {
+    /// The median gap, but at least the noise, so that a window of copies is not graded by chance. 0 without
+    /// measurements.
+    pub gap: f64,
+    /// `None` if gains are within the noise.
+    pub gain: Option<GainScale>,
 }
 
-/// The gap on the window's scale, from −1 to 1. It is odd in the gap: noise averages out to 0.
+/// Gains on common sequences, each seat counted by its proven work.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GainScale {
+    pub median: f64,
+    /// The gain that a tenth of the work reaches.
+    pub best: f64,
+}
+
+/// A measured seat as it counts in the window's [`Scale`].
+#[derive(Clone, Copy, Debug)]
+pub struct Sample<'a> {
+    pub gains: &'a Gains,
+    /// The work that the seat had proven before the window.
+    pub claim: f64,
+}
+
+/// The scale of a window.
 ///
-/// A seat that declares a part `share` of its sequences is graded on a smaller scale, by the fourth root of it:
-/// training on half of the sequences was measured to leave 0.87 to 1.4 times the gap on each.
-pub fn outcome(gap: &Gap, scale: f64, share: f64) -> Outcome {
-    let expected = scale * libm::sqrt(libm::sqrt(share.clamp(0.0, 1.0)));
+/// Each measurement counts by its seat's proven work, so that seats without work do not move the scale, however many
+/// they are. If no work is proven yet, significant gaps count alike; if there are none, all do.
+pub fn scale<'a>(measured: impl Iterator<Item = Sample<'a>>) -> Scale {
+    let samples: Vec<(Sample<'_>, Gap)> =
+        measured.filter_map(|sample| Some((sample, sample.gains.gap()?))).collect();
+    let scale_by = |weight: &dyn Fn(&(Sample<'_>, Gap)) -> f64| -> Option<Scale> {
+        let of = |rank: f64, number: &dyn Fn(&(Sample<'_>, Gap)) -> f64| {
+            median::weighted_quantile(samples.iter().map(|sample| (number(sample), weight(sample))), rank)
+        };
+        let error = of(0.5, &|(_, gap)| gap.error)?;
+        let gap = of(0.5, &|(_, gap)| gap.mean)?.max(SCALE_ERRORS * error);
+        let [median, best] = [0.5, BEST_RANK].map(|rank| of(rank, &|(sample, _)| sample.gains.common.mean));
+        let (median, best) = (median?, best?);
+        let gain_error = of(0.5, &|(sample, _)| sample.gains.common.error.unwrap_or(0.0))?;
+        Some(Scale { gap, gain: (SCALE_ERRORS * gain_error < median).then_some(GainScale { median, best }) })
+    };
+    let is_significant = |gap: &Gap| 0.0 < gap.mean && SCALE_ERRORS * gap.error <= gap.mean;
+    scale_by(&|(sample, _)| sample.claim)
+        .or_else(|| scale_by(&|(_, gap)| if is_significant(gap) { 1.0 } else { 0.0 }))
+        .or_else(|| scale_by(&|_| 1.0))
+        .unwrap_or_default()
+}
+
+/// The gap that a part `share` of the work is expected to leave, relative to the whole's: the fourth root. Training on
+/// half of the sequences was measured to leave 0.87 to 1.4 times the gap on each.
+fn gap_share(share: f64) -> f64 {
+    libm::sqrt(libm::sqrt(share.clamp(0.0, 1.0)))
+}
+
+/// The part of full pay that a gain is worth, from 0 to 1, and its standard error. A part `share` of the sequences is
+/// expected to gain between the square and the root of it, relative to the whole: half of them were measured to gain
+/// 0.25 to 0.6 of the whole.
+fn gain_factor(gain: Gain, scale: GainScale, share: f64) -> (f64, f64) {
+    let GainScale { median, best } = scale;
+    let share = share.clamp(f64::MIN_POSITIVE, 1.0);
+    let [least, most] = [share * share, libm::sqrt(share)].map(|part| gain.mean / part);
+    // The gain of a whole window, as close to the median as the declared part allows.
+    let whole = if least < median { least } else { most.max(median) };
+    ((whole / best).clamp(0.0, 1.0), gain.error.unwrap_or(0.0) / best)
+}
+
+/// The gap on the window's scale, from −1 to 1. A positive one is multiplied by the gain on its scale, from 0 to 1, so
+/// that pay rises with both up to full work. The noise of a gap averages out to 0 or less. A seat that declares a part
+/// `share` of its sequences is graded on smaller scales. `None` if no gap was measured.
+pub fn outcome(gains: &Gains, scale: Scale, share: f64) -> Option<Outcome> {
+    let gap = gains.gap()?;
+    let expected = scale.gap * gap_share(share);
     if expected <= 0.0 {
-        return Outcome { value: 0.0, error: 0.0 };
+        return Some(Outcome { value: 0.0, error: 0.0 });
     }
-    Outcome { value: (gap.mean / expected).clamp(-1.0, 1.0), error: gap.error / expected }
+    let (own, own_error) = ((gap.mean / expected).clamp(-1.0, 1.0), gap.error / expected);
+    let (gain, gain_error) = match scale.gain {
+        Some(scale) if 0.0 < own => gain_factor(gains.common, scale, share),
+        _ => (1.0, 0.0),
+    };
+    let error = libm::sqrt((own_error * gain) * (own_error * gain) + (own * gain_error) * (own * gain_error));
+    Some(Outcome { value: own * gain, error })
 }
 
 /// The result of a window's own-data test, and its standard error.
@@ -180,11 +240,12 @@ pub fn updated_own_data_score(
     variance: f64,
     outcome: Outcome,
     windows: u32,
+    evaluations: u32,
 ) -> (f64, f64) {
     let shows_nothing = outcome.value <= 0.0 && outcome.value < own_data_score;
-    let first = if shows_nothing { FALL_RATE } else { SCORE_RATE };
-    let kept =
-        (0..windows).fold(1.0, |kept, window| kept * (1.0 - if window == 0 { first } else { SCORE_RATE }));
+    let rate = if evaluations < START_EVALUATIONS { START_RATE } else { SCORE_RATE };
+    let first = if shows_nothing { FALL_RATE } else { rate };
+    let kept = (0..windows).fold(1.0, |kept, window| kept * (1.0 - if window == 0 { first } else { rate }));
     let moved = 1.0 - kept;
     let error = (moved * outcome.error).min(1.0);
     (kept * own_data_score + moved * outcome.value, kept * kept * variance + error * error)
@@ -194,6 +255,20 @@ pub fn updated_own_data_score(
 /// error counts as 0, one of three loses a ninth, one of ten a hundredth.
 pub fn proven(own_data_score: f64, variance: f64) -> f64 {
     if own_data_score <= 0.0 { 0.0 } else { (own_data_score - variance / own_data_score).max(0.0) }
+}
+
+/// The own-data score that is paid: moved towards the field's by at most [`SETTLED_ERRORS`] standard errors, so that
+/// noise does not part equal seats. Both the score and that distance are lowered by the share that noise explains (see
+/// [`proven`]).
+pub fn settled(own_data_score: f64, variance: f64, field: f64) -> f64 {
+    let proven = proven(own_data_score, variance);
+    if proven <= 0.0 {
+        return 0.0;
+    }
+    let certain = proven / own_data_score;
+    let reach = certain * SETTLED_ERRORS * libm::sqrt(variance);
+    let moved = own_data_score + (field - own_data_score).clamp(-reach, reach);
+    certain * moved.clamp(0.0, 1.0)
 }
 
 #[cfg(test)]
@@ -265,45 +340,81 @@ mod tests {
         assert!(!harms(&[0.0, 0.0]));
     }
 
+    /// Gains with a gap of `gap ± error` and a common gain of `common`.
+    fn seat(gap: f64, error: f64, common: f64) -> Gains {
+        Gains {
+            own: Some(Gain { mean: common + gap, error: Some(error) }),
+            common: Gain { mean: common, error: Some(0.0) },
+        }
+    }
+
     #[test]
-    fn an_outcome_is_graded_bounded_and_odd() {
-        let at = |mean: f64, error: f64| outcome(&Gap { mean, error }, 0.02, 1.0);
+    fn an_outcome_is_graded_bounded_and_odd_where_gains_say_nothing() {
+        let scale = Scale { gap: 0.02, gain: None };
+        let at = |gap: f64, error: f64| outcome(&seat(gap, error, 0.0), scale, 1.0).unwrap();
         close(at(0.02, 0.0).value, 1.0);
         close(at(0.002, 0.0).value, 0.1);
         close(at(0.5, 0.0).value, 1.0);
         close(at(-0.5, 0.0).value, -1.0);
         close(at(0.01, 0.004).error, 0.2);
         close(at(-0.013, 0.004).value, -at(0.013, 0.004).value);
-        close(outcome(&Gap { mean: 0.005, error: 0.0 }, 0.02, 0.0625).value, 0.5);
-        assert_eq!(outcome(&Gap { mean: 1.0, error: 0.5 }, 0.0, 1.0), Outcome { value: 0.0, error: 0.0 });
+        close(outcome(&seat(0.005, 0.0, 0.0), scale, 0.0625).unwrap().value, 0.5);
+        let none = Scale { gap: 0.0, gain: None };
+        assert_eq!(outcome(&seat(1.0, 0.5, 0.0), none, 1.0), Some(Outcome { value: 0.0, error: 0.0 }));
+    }
+
+    #[test]
+    fn an_outcome_rises_with_the_gain_up_to_the_best_tenth() {
+        let scale = Scale { gap: 0.02, gain: Some(GainScale { median: 0.1, best: 0.125 }) };
+        let at = |gap: f64, common: f64| outcome(&seat(gap, 0.0, common), scale, 1.0).unwrap().value;
+        close(at(0.02, 0.05), 0.4);
+        close(at(0.02, 0.1), 0.8);
+        close(at(0.02, 0.11), 0.88);
+        close(at(0.02, 0.125), 1.0);
+        close(at(0.02, 0.3), 1.0);
+        close(at(0.01, 0.1), 0.4);
+        // No gain, or harm, and a gap: nothing. A negative gap stays what it is.
+        close(at(0.02, -0.1), 0.0);
+        close(at(-0.02, 0.05), -1.0);
+    }
+
+    #[test]
+    fn a_declared_part_is_expected_to_gain_between_its_square_and_its_root() {
+        let scale = Scale { gap: 0.02, gain: Some(GainScale { median: 0.1, best: 0.125 }) };
+        let factor = |gain: f64| gain_factor(Gain { mean: gain, error: None }, scale.gain.unwrap(), 0.25).0;
+        close(factor(0.1 / 16.0), 0.8);
+        close(factor(0.05), 0.8);
+        close(factor(0.03), 0.8);
+        close(factor(0.05 / 16.0), 0.4);
+        close(factor(0.1), 1.0);
     }
 
     #[test]
     fn the_own_data_score_moves_once_for_each_window_of_a_measurement() {
         let outcome = Outcome { value: 1.0, error: 0.3 };
         let (mut own_data_score, mut variance) = (0.2, 0.0);
-        close(updated_own_data_score(own_data_score, variance, outcome, 0).0, 0.2);
+        close(updated_own_data_score(own_data_score, variance, outcome, 0, 30).0, 0.2);
         for _ in 0..3 {
-            (own_data_score, variance) = updated_own_data_score(own_data_score, variance, outcome, 1);
+            (own_data_score, variance) = updated_own_data_score(own_data_score, variance, outcome, 1, 30);
         }
-        let (at_once, with_one_error) = updated_own_data_score(0.2, 0.0, outcome, 3);
+        let (at_once, with_one_error) = updated_own_data_score(0.2, 0.0, outcome, 3, 30);
         close(at_once, own_data_score);
         assert!(variance < with_one_error, "three measurements have a smaller variance than one");
     }
 
     #[test]
     fn the_own_data_score_falls_fast_without_own_work() {
-        let at = |value: f64| updated_own_data_score(0.8, 0.0, Outcome { value, error: 0.2 }, 1).0;
+        let at = |value: f64| updated_own_data_score(0.8, 0.0, Outcome { value, error: 0.2 }, 1, 30).0;
         close(at(-0.1), 0.7 * 0.8 + 0.3 * -0.1);
         close(at(0.0), 0.7 * 0.8);
         close(at(0.1), 0.95 * 0.8 + 0.05 * 0.1);
         // Once per measurement, for any number of windows, and never upwards.
         close(
-            updated_own_data_score(0.8, 0.0, Outcome { value: 0.0, error: 0.2 }, 3).0,
+            updated_own_data_score(0.8, 0.0, Outcome { value: 0.0, error: 0.2 }, 3, 30).0,
             0.7 * 0.95 * 0.95 * 0.8,
         );
         close(
-            updated_own_data_score(-0.5, 0.0, Outcome { value: -0.1, error: 0.2 }, 1).0,
+            updated_own_data_score(-0.5, 0.0, Outcome { value: -0.1, error: 0.2 }, 1, 30).0,
             0.95 * -0.5 + 0.05 * -0.1,
         );
     }
@@ -318,38 +429,73 @@ mod tests {
         close(proven(0.0, 0.0), 0.0);
     }
 
-    fn seat(own: f64, error: f64) -> Gains {
-        Gains {
-            own: Some(Gain { mean: own, error: Some(error) }),
-            common: Gain { mean: 0.0, error: Some(0.0) },
-        }
+    #[test]
+    fn a_new_seats_score_reaches_nine_tenths_in_its_first_evaluations() {
+        let full = Outcome { value: 1.0, error: 0.1 };
+        let score = (0..22).fold((0.0, 0.0), |(score, variance), evaluations| {
+            updated_own_data_score(score, variance, full, 1, evaluations)
+        });
+        assert!((0.9..0.91).contains(&score.0), "{score:?}");
+        close(updated_own_data_score(0.5, 0.0, full, 1, START_EVALUATIONS).0, 0.525);
     }
 
-    /// The scale of gaps with these means, errors and claims.
-    fn scale(gaps: &[(f64, f64, f64)]) -> f64 {
-        let seats: Vec<(Gains, f64)> =
-            gaps.iter().map(|(mean, error, claim)| (seat(*mean, *error), *claim)).collect();
-        gap_scale(seats.iter().map(|(gains, claim)| (gains, *claim)))
+    #[test]
+    fn a_score_is_moved_towards_the_field_by_one_and_a_half_errors_at_most() {
+        let at = |score: f64| settled(score, 0.0025, 0.8) * score / proven(score, 0.0025);
+        close(at(0.76), 0.8);
+        close(at(0.84), 0.8);
+        // An error of 0.05, and noise explains less than a hundredth.
+        close(at(0.7), 0.7 + 0.075 * (1.0 - 0.0025 / 0.49));
+        close(at(0.9), 0.9 - 0.075 * (1.0 - 0.0025 / 0.81));
+        assert_eq!(settled(0.049, 0.0025, 0.8), 0.0, "one error proves nothing, whatever the field has");
+        assert!(settled(0.06, 0.0025, 0.8) < 0.05, "little more than one error proves little");
+        assert_eq!(settled(-0.2, 0.0025, 0.8), 0.0);
+    }
+
+    /// The scale of seats with these gaps, errors and claims.
+    fn gap_scale(gaps: &[(f64, f64, f64)]) -> f64 {
+        scale_of(
+            &gaps.iter().map(|(gap, error, claim)| (seat(*gap, *error, 0.0), *claim)).collect::<Vec<_>>(),
+        )
+        .gap
+    }
+
+    fn scale_of(seats: &[(Gains, f64)]) -> Scale {
+        scale(seats.iter().map(|(gains, claim)| Sample { gains, claim: *claim }))
+    }
+
+    #[test]
+    fn full_gain_is_that_of_the_best_tenth_of_the_work() {
+        let mut seats: Vec<(Gains, f64)> =
+            (1..=20).map(|at| (seat(0.1, 0.01, f64::from(at) / 100.0), 1.0)).collect();
+        assert_eq!(scale_of(&seats).gain, Some(GainScale { median: 0.1, best: 0.18 }));
+        // Seats without proven work do not raise it.
+        seats.extend((0..50).map(|_| (seat(0.0, 0.01, 9.0), 0.0)));
+        assert_eq!(scale_of(&seats).gain, Some(GainScale { median: 0.1, best: 0.18 }));
+        let noisy = |mean| Gains { common: Gain { mean, error: Some(0.04) }, ..seat(0.1, 0.01, mean) };
+        assert_eq!(scale_of(&[(noisy(0.1), 1.0)]).gain, None);
+        assert_eq!(scale_of(&[(noisy(-0.5), 1.0)]).gain, None);
+        assert!(scale_of(&[(noisy(0.5), 1.0)]).gain.is_some());
     }
 
     #[test]
     fn the_scale_is_the_median_gap_and_at_least_the_noise() {
-        close(scale(&[(0.1, 0.01, 1.0), (0.2, 0.01, 1.0), (0.4, 0.01, 1.0)]), 0.2);
-        close(scale(&[(0.1, 0.01, 1.0), (0.2, 0.01, 1.0)]), 0.1);
-        close(scale(&[(0.001, 0.01, 1.0), (-0.2, 0.01, 1.0), (0.4, 0.01, 1.0)]), 0.03);
-        close(scale(&[(-0.1, 0.01, 1.0)]), 0.03);
-        close(scale(&[]), 0.0);
+        close(gap_scale(&[(0.1, 0.01, 1.0), (0.2, 0.01, 1.0), (0.4, 0.01, 1.0)]), 0.2);
+        close(gap_scale(&[(0.1, 0.01, 1.0), (0.2, 0.01, 1.0)]), 0.1);
+        close(gap_scale(&[(0.001, 0.01, 1.0), (-0.2, 0.01, 1.0), (0.4, 0.01, 1.0)]), 0.03);
+        close(gap_scale(&[(-0.1, 0.01, 1.0)]), 0.03);
+        close(gap_scale(&[]), 0.0);
     }
 
     #[test]
     fn seats_without_proven_work_do_not_move_the_scale() {
         let junk = [(0.0, 0.0, 0.0); 12];
         let field = [(0.1, 0.01, 0.5), (0.2, 0.01, 0.5), (0.3, 0.01, 0.5)];
-        close(scale(&[&field[..], &junk].concat()), 0.2);
+        close(gap_scale(&[&field[..], &junk].concat()), 0.2);
         // Before any work is proven.
         let field = field.map(|(mean, error, _)| (mean, error, 0.0));
-        close(scale(&[&field[..], &junk].concat()), 0.2);
+        close(gap_scale(&[&field[..], &junk].concat()), 0.2);
         // Copies only: no gap is significant.
-        close(scale(&[(0.01, 0.01, 0.0), (-0.02, 0.02, 0.0)]), 0.03);
+        close(gap_scale(&[(0.01, 0.01, 0.0), (-0.02, 0.02, 0.0)]), 0.03);
     }
 }

@@ -191,11 +191,11 @@ fn the_report_of_one_window() {
     }
     expect![[r#"
         uid  observed          own   common rank   rating   sigma  factor own-data penalties   score weight
-        0    evaluated      0.0412   0.0053    1  35.3358  7.6786  1.0000   0.4596    1.0000  0.4590  65529
-        1    evaluated      0.0414   0.0070    1  35.3358  7.6786  1.0000   0.4596    1.0000  0.4590  65535
-        2    evaluated      0.0202   0.0106    1  35.3358  7.6786  1.0000   0.2287    1.0000  0.2275  32478
-        3    evaluated      0.0062   0.0061    1  35.3358  7.6786  1.0000  -0.0220    1.0000  0.0000      0
-        4    evaluated     -0.0518  -0.0510    5  13.9420  7.2448  0.2726  -0.0426    0.0023  0.0000      0
+        0    evaluated      0.0412   0.0053    1  35.3358  7.6786  1.0000   0.6738    1.0000  0.6592  65509
+        1    evaluated      0.0414   0.0070    1  35.3358  7.6786  1.0000   0.6620    1.0000  0.6595  65535
+        2    evaluated      0.0202   0.0106    1  35.3358  7.6786  1.0000   0.2885    1.0000  0.3289  32684
+        3    evaluated      0.0062   0.0061    1  35.3358  7.6786  1.0000  -0.0112    1.0000  0.0000      0
+        4    evaluated     -0.0518  -0.0510    5  13.9420  7.2448  0.2726  -0.0495    0.0023  0.0000      0
         5    wrong-digest        -        -    6  -3.2583  7.3978  0.0000   0.0000    1.0000  0.0000      0
         6    absent              -        -    -  25.0000  8.3405  0.7044   0.0000    1.0000  0.0000      0
         7    unobserved          -        -    -  25.0000  8.3405  0.7044   0.0000    1.0000  0.0000      0
@@ -257,7 +257,8 @@ fn one_harmful_window_costs_three_quarters_for_ten_evaluations() {
     assert_eq!(report.penalties[0].since, Window(40));
     assert_eq!(reputation::factor(&report.penalties[0]), 0.25);
     let remembered = &harmed.reputations.seats[&seat(1)];
-    let unpunished = remembered.score(report.median_rating);
+    let field = harmed.reputations.median_own_data_score();
+    let unpunished = remembered.score(report.median_rating, field);
     assert!((report.score - unpunished * 0.25).abs() < 1e-12);
 
     let mut verdict = harmed;
@@ -322,8 +323,9 @@ fn an_unobserved_contribution_is_no_fault_and_costs_half_a_windows_pay() {
     assert_eq!(report.observed, Seen::Unobserved);
     assert_eq!(report.trained_share, 0.5);
     assert_eq!((report.rank, report.own_data_score_after), (None, report.own_data_score_before));
-    // Apart from a window's growth of uncertainty.
-    assert!((report.score - 0.5 * before.reports[3].score).abs() < 1e-9);
+    // Apart from a window's growth of uncertainty, and the field's median, in which the seat counts half.
+    let expected = 0.5 * before.reports[3].score;
+    assert!((report.score - expected).abs() < 0.05 * expected, "{} {expected}", report.score);
     assert!(report.weight > 0);
 }
 
@@ -626,11 +628,12 @@ proptest! {
             let verdict = judge(&params(), &reputations, Window(window), &evidence);
             prop_assert!(protocol::weights::is_canonical(&verdict.weights));
             prop_assert!(verdict.reports.windows(2).all(|pair| pair[0].seat.uid < pair[1].seat.uid));
+            let field = verdict.reputations.median_own_data_score();
             for seat in verdict.reputations.seats.values() {
                 prop_assert!(seat.rating.mu.is_finite() && seat.rating.sigma.is_finite());
                 prop_assert!((-1.0..=1.0).contains(&seat.own_data_score));
                 prop_assert!(seat.penalties.len() <= 20);
-                prop_assert!((0.0..=1.0).contains(&seat.score(verdict.reports.first().map_or(0.0, |report| report.median_rating))));
+                prop_assert!((0.0..=1.0).contains(&seat.score(verdict.reports.first().map_or(0.0, |report| report.median_rating), field)));
             }
             reputations = verdict.reputations;
         }

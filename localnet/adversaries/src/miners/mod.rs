@@ -3,12 +3,14 @@
 pub mod clock_liar;
 pub mod copycat;
 pub mod copycat_last;
+pub mod distilled;
 pub mod equivocator;
 pub mod freeloader;
 pub mod late;
 pub mod malformed;
 pub mod newcomer_bomb;
 pub mod noise;
+pub mod part_of_model;
 pub mod partial_data;
 pub mod poison;
 pub mod slow_loris;

@@ -271,6 +271,65 @@ fn partial_data_is_the_first_part_declared_as_all() {
     }
 }
 
+/// A model of two blocks, as a Llama checkpoint names its tensors.
+fn codec_of_two_blocks() -> Codec {
+    let names = [
+        "model.embed_tokens.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.layers.1.mlp.up_proj.weight",
+        "model.norm.weight",
+    ];
+    let tensor = |name: &str| TensorSpec { name: name.to_owned(), shape: vec![100] };
+    Codec::new(&Schema::new(names.map(tensor).to_vec()).unwrap(), DENSITY).unwrap()
+}
+
+#[test]
+fn cheap_training_changes_the_last_layers_only() {
+    for (name, changed) in
+        [("last-layers", [true, false, true, true]), ("big-rate", [false, false, true, false])]
+    {
+        let mut bench = Bench { codec: codec_of_two_blocks(), ..Bench::of(name) };
+        let (sequences, t, sent) = bench.window(0, &[]);
+        assert_eq!((sequences.len(), t), (120, ASSIGNED));
+        for (part, changed) in sent.chunks(100).zip(changed) {
+            assert_eq!(part.iter().any(|value| *value != 0.0), changed, "{name}");
+        }
+        if name == "big-rate" {
+            assert!((norm(&sent) / norm(&bench.honest_work()) - 1.0).abs() < 1e-3);
+        }
+    }
+}
+
+#[test]
+fn distilled_work_is_anothers_with_one_step_on_own_data_and_no_near_duplicate() {
+    let mailbox = SharedMailbox::default();
+    let seat =
+        |index| Bench::with("distilled", &Setup { index, mailbox: mailbox.clone(), ..Setup::default() });
+    let (mut first, mut second) = (seat(0), seat(1));
+    let (sequences, t, shared) = first.window(4, &[]);
+    assert_eq!((sequences.len(), t), (120, ASSIGNED));
+
+    let (codec, params) = (codec(), params());
+    let at = MinerContext {
+        run: RUN,
+        window: Window(4),
+        uid: Uid(8),
+        params: &params,
+        codec: &codec,
+        commitments: &[],
+    };
+    let before = theta(&codec);
+    let sequences = second.adversary.sequences(&at, (0..120).collect(), 1000);
+    assert_eq!((sequences.len(), second.adversary.declares(&at, 8, ASSIGNED)), (8, ASSIGNED));
+    let own = trained(&codec, 9);
+    let of_window = TrainedWindow { seen: &[], before: &before, after: &own };
+    let sent = delta(&before, &second.adversary.outcome(&at, &of_window).unwrap());
+    let cosine = cosine(&sent, &shared);
+    assert!((0.7..0.9).contains(&cosine), "{cosine}");
+    let next = MinerContext { window: Window(5), ..at };
+    assert_eq!(second.adversary.outcome(&next, &of_window), None, "the first seat has sent nothing yet");
+}
+
 #[test]
 fn noise_is_as_large_as_the_work_below_it() {
     let mut bench = Bench::of("noise");
