@@ -211,16 +211,16 @@ fn main() -> Result<(), Box<dyn Error>> {
 
         // Measure.
         let gains: Vec<score::Gains> = measured.seats.values().filter_map(score::gains).collect();
-        let scale = score::gap_scale(gains.iter().map(|gains| (gains, 1.0)));
+        let scale = score::scale(gains.iter().map(|gains| score::Sample { gains, claim: 1.0 }));
         let whole: f64 = gains[..full].iter().map(|gains| gains.common.mean).sum::<f64>() / full as f64;
         for (miner, gains) in miners.iter().zip(&gains) {
             let Some(gap) = gains.gap() else { continue };
             let [errors, ratio, gain, outcome] = gaps.entry(miner.kind).or_default();
             errors.0.push(gap.mean / gap.error);
-            ratio.0.push(gap.mean / scale);
+            ratio.0.push(gap.mean / scale.gap);
             gain.0.push(gains.common.mean / whole);
             let share = if miner.kind == Kind::Half { 0.5 } else { 1.0 };
-            outcome.0.push(score::outcome(&gap, scale, share).value);
+            outcome.0.extend(score::outcome(gains, scale, share).map(|outcome| outcome.value));
         }
         let honest = |miner: &&Miner| matches!(miner.kind, Kind::Full | Kind::Half | Kind::Tenth);
         for (place, one) in miners.iter().filter(honest).enumerate() {
