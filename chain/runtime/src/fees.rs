@@ -1,8 +1,8 @@
 //! What a call costs: by its weight and its bytes, and more while blocks are full.
 //!
-//! One MTL pays for about a hundred thousand transfers. The price is that of an empty chain: a multiplier rises by up to
-//! 1.1 % per block while blocks are fuller than [`Target`], and falls again to one. Free calls alone cannot raise it:
-//! they fill at most three quarters of a block (`free_calls`).
+//! One MTL pays for about a hundred thousand transfers. The price is that of an empty chain: a multiplier rises by up
+//! to 1.1 % per block while blocks are fuller than [`Target`], and falls again to one. Free calls alone cannot raise
+//! it: they fill at most three quarters of a block (`free_calls`).
 
 use crate::{Balance, Runtime, System, TransactionPayment, block_weights, frame_system};
 use frame::{

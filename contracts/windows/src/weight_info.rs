@@ -14,7 +14,8 @@ pub fn commit<T: frame_system::Config>() -> Weight {
 
 /// The check whether a call is free. The call reads the same values again, then from memory.
 pub fn free_call_check<T: frame_system::Config>() -> Weight {
-    // 82.3 to 85.1 µs when the values are in memory. Counted by hand is a whole vote: 211 to 262 µs, from the database.
+    // 82.3 to 85.1 µs when the values are in memory. Counted by hand is a whole vote, whose values are not: 211 to 262
+    // µs.
     Weight::from_parts(250_000_000, 0)
 }
 
