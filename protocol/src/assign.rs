@@ -239,8 +239,8 @@ pub fn common_sequences(seed: &Digest, assignment: &Assignment<'_>, count: usize
     order.iter().filter(|sequence| !coverage.contains(*sequence)).take(count).collect()
 }
 
-/// The `count` common sequences that a validator judges by (PROT-22). The first [`probe::sequences`] of them are those of
-/// `probe_seed`, the same for all validators; the others are drawn by the validator's own `seed`. Fewer where the
+/// The `count` common sequences that a validator judges by (PROT-22). The first [`probe::sequences`] of them are those
+/// of `probe_seed`, the same for all validators; the others are drawn by the validator's own `seed`. Fewer where the
 /// dataset has no more.
 pub fn evaluation_sequences(
     probe_seed: &Digest,

@@ -3,8 +3,8 @@
 //! A seat's consensus weight is the highest weight that validators with more than half of the stake give it. It alone
 //! decides the seat's pay. The part of a validator's weight above it is clipped: it reduces the validator's dividends.
 //! So validators with less than half of the stake can neither raise a seat's pay above what the others give it nor
-//! lower it below. The unclipped part becomes a bond to the seat. Bonds are averages over epochs: a validator that weighted a good seat early has a
-//! larger bond than one that did so late, or that copied.
+//! lower it below. The unclipped part becomes a bond to the seat. Bonds are averages over epochs: a validator that
+//! weighted a good seat early has a larger bond than one that did so late, or that copied.
 //!
 //! The formulas are those of Bittensor (`docs/consensus.md` and `pallets/subtensor/src/epoch/run_epoch.rs` in
 //! `opentensor/subtensor`), for validators `i` with stake `S_i`, seats `j`, and rows of weights that add up to 1:

@@ -13,8 +13,8 @@ pub const WINDOWS_KEPT: usize = 32;
 /// Without the norms of this many windows there is no running norm.
 pub const WINDOWS_MIN: usize = 8;
 
-/// The factor by which a window's reference norm may be above or below the running norm. A median lags behind by half of
-/// [`WINDOWS_KEPT`]: if honest norms change by more in that time, the reference norm follows them later.
+/// The factor by which a window's reference norm may be above or below the running norm. A median lags behind by half
+/// of [`WINDOWS_KEPT`]: if honest norms change by more in that time, the reference norm follows them later.
 pub const FACTOR_MAX: f64 = 4.0;
 
 /// The reference norms of the last merged windows, per window and tensor, oldest first. At most [`WINDOWS_KEPT`].

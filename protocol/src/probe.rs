@@ -11,8 +11,9 @@
 //!      └─ leaf 2: the last node of an odd level is moved up as it is
 //! ```
 //!
-//! A window's tree has one leaf for each selected seat, in uid order. So each seat has one place, and a validator cannot
-//! bind itself to two answers for it. A leaf names its validator, so that another's root is worthless as one's own.
+//! A window's tree has one leaf for each selected seat, in uid order. So each seat has one place, and a validator
+//! cannot bind itself to two answers for it. A leaf names its validator, so that another's root is worthless as one's
+//! own.
 
 use crate::{Digest, RunId, SeatId, Uid, Window, assign, consensus::ONE, ensure};
 use alloc::{vec, vec::Vec};

@@ -96,7 +96,8 @@ impl Validator {
         Ok(())
     }
 
-    /// One answer for each probe, in order. `None` for what was not measured, or not anchored before the window `first`.
+    /// One answer for each probe, in order. `None` for what was not measured, or not anchored before the window
+    /// `first`.
     async fn answers(&self, first: Window, probes: &[Probe]) -> Result<Vec<Option<Answer>>, RunError> {
         let mut bound = BTreeMap::new();
         let mut answers = Vec::with_capacity(probes.len());
@@ -114,8 +115,8 @@ impl Validator {
         Ok(answers)
     }
 
-    /// This validator's receipt of `window` and the window's selection, if the chain has the receipt's root since before
-    /// the window `first`.
+    /// This validator's receipt of `window` and the window's selection, if the chain has the receipt's root since
+    /// before the window `first`.
     async fn bound_by(
         &self,
         window: Window,

@@ -229,8 +229,8 @@ calls! {
     required RevealWeights { run: RunId, epoch: u32, weights: Vec<(Uid, u16)>, salt: Salt as salt by Hex }
         = Weights.reveal, "revealing weights for epoch {epoch} of run {run}";
 
-    /// By a validator's hotkey, in the first windows of the next epoch: its measurements of what was drawn, in the order
-    /// of the draw; `None` for what it did not measure (PROT-30).
+    /// By a validator's hotkey, in the first windows of the next epoch: its measurements of what was drawn, in the
+    /// order of the draw; `None` for what it did not measure (PROT-30).
     optional OpenProbes { run: RunId, epoch: u32, answers: Vec<Option<Answer>> }
         = Weights.open_probes, "showing measurements of epoch {epoch} of run {run}";
 

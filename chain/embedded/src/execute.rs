@@ -34,8 +34,8 @@ pub(crate) type Extrinsic = Arc<[u8]>;
 
 /// The deepest nesting of calls: a native runtime decodes and dispatches them on the thread's stack.
 const CALL_DEPTH_MAX: u32 = 64;
-/// After this many transactions that did not fit, a block takes no more. Free calls beyond their share come before paying
-/// calls and are skipped, so it is above the number of transactions in a pool.
+/// After this many transactions that did not fit, a block takes no more. Free calls beyond their share come before
+/// paying calls and are skipped, so it is above the number of transactions in a pool.
 const SKIPPED_MAX: usize = 16_384;
 /// After this many transactions that panicked, a block takes no more.
 const PANICKING_MAX: usize = 8;

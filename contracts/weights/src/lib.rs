@@ -13,8 +13,9 @@
 //! consensus. Selection draws by the resulting weights, the epoch's pay is divided by the shares, and the bonds are
 //! stored for the next epoch. The stake of a member without a revealed vote counts, for no seat, and the member earns
 //! nothing. Neither does one that showed wrong measurements of the contributions that were drawn of the epoch; one that
-//! showed a part of them earns that part ([`protocol::probe`]). Neither does a member that was never present (PROT-3), cast a minority vote (PROT-19), or was
-//! inactive. Without a consensus the last weights and bonds stay, and nothing is paid.
+//! showed a part of them earns that part ([`protocol::probe`]). Neither does a member that was never present (PROT-3),
+//! cast a minority vote (PROT-19), or was inactive. Without a consensus the last weights and bonds stay, and nothing
+//! is paid.
 //!
 //! A seat may change hands between an epoch's end and its close. The holder at the epoch's end is judged, and its
 //! revealed vote counts: it is paid like any other (PROT-32). The next holder inherits no consensus, vote or bond.
@@ -305,9 +306,9 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Shows what the signer, a validator's hotkey, measured of the contributions that were drawn of `epoch`, in the
-        /// order of the draw. Each answer must belong to the root that the validator anchored before the draw; `None`
-        /// is for a contribution that it did not measure (PROT-30).
+        /// Shows what the signer, a validator's hotkey, measured of the contributions that were drawn of `epoch`, in
+        /// the order of the draw. Each answer must belong to the root that the validator anchored before the draw;
+        /// `None` is for a contribution that it did not measure (PROT-30).
         #[pallet::call_index(2)]
         #[pallet::weight(weight_info::open_probes::<T>())]
         #[pallet::feeless_if(|

@@ -43,8 +43,8 @@ impl ChainWitness {
         ChainWitness { chain, urls }
     }
 
-    /// Waits until the second node has finalised the window's first block, and compares its hash. `seen_at` is the first
-    /// node's finalised block before `view` was read. Without a hash there is nothing to compare yet.
+    /// Waits until the second node has finalised the window's first block, and compares its hash. `seen_at` is the
+    /// first node's finalised block before `view` was read. Without a hash there is nothing to compare yet.
     ///
     /// # Errors
     /// [`WitnessError::Disagree`] with both hashes and both URLs.

@@ -42,8 +42,8 @@ fn is_about(share: u64, of: u64, parts: u64) {
 }
 
 /// Worked by hand. `C_0 = C_1 = 1/2`, as B and A stand behind it; C keeps 1/4 and 1/2 of its 1/4 and 3/4.
-/// So `I = (1/2, 1/2)`. `T_1 = (40 + 35 + 25)/2 / (20 + 17.5 + 18.75) = 8/9`. `B_0 = (20, 17.5, 6.25)/1000`, `B_1 = (20, 17.5, 12.5)/1000`.
-/// `D_A = 1/2·20/43.75 + 1/2·20/50 = 3/7`, and so on.
+/// So `I = (1/2, 1/2)`. `T_1 = (40 + 35 + 25)/2 / (20 + 17.5 + 18.75) = 8/9`. `B_0 = (20, 17.5, 6.25)/1000`, `B_1 =
+/// (20, 17.5, 12.5)/1000`. `D_A = 1/2·20/43.75 + 1/2·20/50 = 3/7`, and so on.
 #[test]
 fn three_validators_and_two_seats_come_to_what_a_pencil_says() {
     let first = yuma(&[

@@ -31,8 +31,8 @@ struct LastFetch {
 }
 
 impl FetchHistory {
-    /// Records a fetch from `seat` in `window`. It failed if it brought no valid contribution, whatever the cause: it is
-    /// no evidence, and decides only the order.
+    /// Records a fetch from `seat` in `window`. It failed if it brought no valid contribution, whatever the cause: it
+    /// is no evidence, and decides only the order.
     pub fn record(&mut self, seat: SeatId, window: Window, failed: bool) {
         self.0.insert(seat, LastFetch { window, failed });
     }

@@ -85,8 +85,8 @@ impl Reputation {
         }
     }
 
-    /// `rating factor · settled own-data score · (t/n)`: the score before penalties, at a median ordinal of `median` and
-    /// the field's own-data score `field` (PROT-25).
+    /// `rating factor · settled own-data score · (t/n)`: the score before penalties, at a median ordinal of `median`
+    /// and the field's own-data score `field` (PROT-25).
     pub fn score(&self, median: f64, field: f64) -> f64 {
         let settled = score::settled(self.own_data_score, self.own_data_variance, field);
         self.rating.rating_factor(median) * settled * self.share

@@ -38,8 +38,8 @@ impl Delivery {
 
 const LOST: &str = "its file is missing or damaged: an audit finds it missing";
 
-/// Anchors the digest of each receipt with the root over its measurements ([`probes`]), oldest first. Stops at the first that must be tried again: each receipt names
-/// the one before it.
+/// Anchors the digest of each receipt with the root over its measurements ([`probes`]), oldest first. Stops at the
+/// first that must be tried again: each receipt names the one before it.
 pub async fn anchor(
     chain: Arc<dyn Chain>,
     run: RunView,
