@@ -1,8 +1,7 @@
 //! Large files that a node must not lose: streamed, with a digest at their end and the previous version as a backup.
 //!
 //! ```text
-//! write an unfinished file ── sync ── NAME becomes NAME.before ── the unfinished file becomes NAME ── sync the
-//! directory
+//! write an unfinished file ── sync ── NAME becomes NAME.before ── the unfinished file becomes NAME ── sync the directory
 //! ```
 //!
 //! A crash at any moment leaves a whole file under one of the two names. A damaged file is moved to `NAME.damaged` and
