@@ -268,8 +268,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             *paid.entry(*uid).or_default() += f64::from(*weight) / total;
         }
         eprintln!(
-            "window {window}: held-out {:.4}, gain {whole:.5}, scale {scale:.5}, twins {:?}",
+            "window {window}: held-out {:.4}, gain {whole:.5}, scale {:.5}, twins {:?}",
             measured.held_out_loss,
+            scale.gap,
             measured.near_duplicates.keys().map(|uid| uid.0).collect::<Vec<_>>()
         );
 
