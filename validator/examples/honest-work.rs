@@ -271,8 +271,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         eprintln!(
             "window {window}: held-out {:.4}, gain {whole:.5}, scale {:.5}, twins {:?}",
-            scale.gap,
             measured.held_out_loss,
+            scale.gap,
             measured.near_duplicates.keys().map(|uid| uid.0).collect::<Vec<_>>()
         );
 
