@@ -18,9 +18,21 @@ pub const WINDOWS_MIN: usize = 8;
 pub const FACTOR_MAX: f64 = 4.0;
 
 /// The reference norms of the last merged windows, per window and tensor, oldest first. At most [`WINDOWS_KEPT`].
-#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[derive(Clone, Debug, Default, PartialEq, Encode)]
 pub struct RunningNorms {
     windows: Vec<Vec<f64>>,
+}
+
+impl Decode for RunningNorms {
+    /// Refuses more windows than are kept, before it takes memory for them.
+    fn decode<I: codec::Input>(input: &mut I) -> Result<RunningNorms, codec::Error> {
+        let windows = codec::Compact::<u32>::decode(input)?.0 as usize;
+        if WINDOWS_KEPT < windows {
+            return Err("norms of more windows than are kept".into());
+        }
+        let windows = (0..windows).map(|_| Vec::decode(input)).collect::<Result<_, _>>()?;
+        Ok(RunningNorms { windows })
+    }
 }
 
 impl RunningNorms {
@@ -100,6 +112,14 @@ mod tests {
         assert_eq!(norms([2.0; 8]).of(0), Some(2.0));
         assert_eq!(norms([2.0; 8]).of(1), None, "a tensor that never had a norm has no usual one");
         assert_eq!(norms([2.0; 8]).of(2), None, "there is no such tensor");
+    }
+
+    #[test]
+    fn norms_of_more_windows_than_are_kept_are_not_decoded() {
+        let kept = norms([2.0; WINDOWS_KEPT]);
+        assert_eq!(RunningNorms::decode(&mut &kept.encode()[..]), Ok(kept));
+        let many = vec![Vec::<f64>::new(); WINDOWS_KEPT + 1].encode();
+        assert!(RunningNorms::decode(&mut &many[..]).is_err());
     }
 
     #[test]

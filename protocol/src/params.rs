@@ -16,6 +16,13 @@ pub const UNBONDING_WINDOWS_MAX: u32 = 100_000;
 /// The largest `probe_tolerance` of a run, in millionths of a nat per token: a wider one would let guesses pass.
 pub const PROBE_TOLERANCE_MAX: u32 = 1_000;
 
+/// The smallest: two machines differ by a millionth, and rounding by another.
+pub const PROBE_TOLERANCE_MIN: u32 = 10;
+
+/// The longest epoch, in windows. Receipts are public up to two windows more after their own, and an audit needs
+/// contributions, which are kept for 64 windows.
+pub const EPOCH_WINDOWS_MAX: u32 = 48;
+
 /// The least `min_contributions` of a run: a median of fewer norms is its members' own (PROT-16, PROT-17).
 pub const MIN_CONTRIBUTIONS: u16 = 4;
 
@@ -187,7 +194,9 @@ pub enum ParamsError {
     Places,
     #[error("min_contributions must be at least {MIN_CONTRIBUTIONS}, except in a localnet")]
     MinContributions,
-    #[error("probe_tolerance is at most {PROBE_TOLERANCE_MAX} millionths of a nat")]
+    #[error("epoch_windows is at most {EPOCH_WINDOWS_MAX}")]
+    Epoch,
+    #[error("probe_tolerance is from {PROBE_TOLERANCE_MIN} to {PROBE_TOLERANCE_MAX} millionths of a nat")]
     ProbeTolerance,
     #[error("the quorum is from 1 to 1000 thousandths")]
     Quorum,
@@ -249,7 +258,9 @@ impl RunParams {
         ensure!(self.min_contributions <= self.reserve_places && places.is_some(), ParamsError::Places);
         ensure!(self.localnet || MIN_CONTRIBUTIONS <= self.min_contributions, ParamsError::MinContributions);
         ensure!(self.reveal_windows <= self.epoch_windows, ParamsError::Reveal);
-        ensure!(self.probe_tolerance <= PROBE_TOLERANCE_MAX, ParamsError::ProbeTolerance);
+        ensure!(self.epoch_windows <= EPOCH_WINDOWS_MAX, ParamsError::Epoch);
+        let tolerated = PROBE_TOLERANCE_MIN..=PROBE_TOLERANCE_MAX;
+        ensure!(tolerated.contains(&self.probe_tolerance), ParamsError::ProbeTolerance);
         let fits =
             |deadline: u32, end: u32| deadline.checked_add(self.hidden_blocks).is_some_and(|last| last < end);
         let Schedule { attest_by, vote_by, blocks_per_window, .. } = self.schedule;
@@ -562,6 +573,8 @@ mod tests {
         assert_eq!(RunParams { min_contributions: 1, localnet: true, ..good }.validate(), Ok(()));
         assert_eq!(refused(RunParams { reveal_windows: 11, ..good }), ParamsError::Reveal);
         assert_eq!(refused(RunParams { probe_tolerance: 1_001, ..good }), ParamsError::ProbeTolerance);
+        assert_eq!(refused(RunParams { probe_tolerance: 9, ..good }), ParamsError::ProbeTolerance);
+        assert_eq!(refused(RunParams { epoch_windows: 49, ..good }), ParamsError::Epoch);
         assert_eq!(refused(RunParams { hidden_blocks: 8, ..good }), ParamsError::Hidden);
         assert_eq!(RunParams { hidden_blocks: 7, ..good }.validate(), Ok(()));
     }

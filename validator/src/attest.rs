@@ -14,8 +14,8 @@ use protocol::{
 use std::{collections::BTreeMap, sync::Arc};
 use store::Store;
 
-/// Uploads at the same time.
-const UPLOADS: usize = 4;
+/// Uploads at the same time: the update is uploaded meanwhile, and is needed earlier.
+const UPLOADS: usize = 1;
 
 /// Those of `held` that are selected, with their names in a bucket.
 pub fn selected_of(

@@ -99,7 +99,10 @@ impl Validator {
         if self.evaluation.is_some() {
             return;
         }
-        let Gathered { valid: contributions, faulty: faults, unfetched, .. } = gathered;
+        let Gathered { valid: contributions, faulty: faults, mut unfetched, .. } = gathered;
+        unfetched.retain(|uid| !contributions.contains_key(uid));
+        let selected: Vec<Uid> =
+            view.selection.iter().flat_map(|selection| &selection.selected).map(|one| one.uid).collect();
         let blocking = self.node.blocking;
         let state = blocking.with(&mut self.node.sync.state, |state| state.without_buffer()).await;
         let Some(mut evaluator) = self.evaluator.take() else { return };
@@ -110,6 +113,7 @@ impl Validator {
             &seeds.own,
             view.window,
             &candidates,
+            &selected,
             self.signed.reputations(),
             self.evaluations_max,
             run.params.evaluation_wait_max,
@@ -230,6 +234,11 @@ impl Validator {
             evaluation.view = view;
         }
         evaluation.progress = Progress::Measured(measured);
+        if evaluation.view.outcome.is_none() {
+            tracing::debug!(window = window.0, "the window is not finalised yet");
+            self.evaluation = Some(evaluation);
+            return Ok(());
+        }
         let Progress::Measured(measured) = &evaluation.progress else { return Ok(()) };
         match self.judge(&evaluation, measured, last_call).await {
             Err(Stop::Skip(skip)) => {

@@ -104,7 +104,8 @@ impl Validator {
             view.commitments.iter().any(|(uid, _)| *uid == seat.id.uid)
                 && !gathered.unfetched.contains(&seat.id.uid)
         });
-        for seat in fetched {
+        // A window without any valid contribution says more about this validator than about seats.
+        for seat in fetched.filter(|_| !gathered.valid.is_empty()) {
             let failed = !gathered.valid.contains_key(&seat.id.uid);
             self.fetch_history.record(seat.id, view.window, failed);
         }
@@ -313,6 +314,9 @@ impl Observer<'_> {
                 }
             }
             Err(NotFetched::NoSlot) => Observation::NotObserved("the deadline came before its turn".into()),
+            Err(NotFetched::CutOff) => {
+                Observation::NotObserved("its download ended, as too many were unfinished".into())
+            }
             Err(NotFetched::Failed(error)) => observation_of(&error),
             Err(NotFetched::Unfinished) => {
                 Observation::Slow("the download was unfinished when it was time to attest".into())
@@ -372,6 +376,8 @@ enum NotFetched {
     Unfinished,
     /// No slot was free before the deadline.
     NoSlot,
+    /// The attempt ended as too many others were unfinished.
+    CutOff,
 }
 
 /// Retries until the bytes are complete or the deadline passes, with growing pauses and within the host's budget. After
@@ -407,7 +413,7 @@ async fn fetch_until<'a>(
                     biased;
                     fetched = &mut fetching => break Some(fetched),
                     _ = &mut give_up => break None,
-                    () = end.notified() => break None,
+                    () = end.notified() => return Err(NotFetched::CutOff),
                     _ = wait_past(&mut share_heads, kept_until), if slot.is_some() => {
                         slot = None;
                         slots.begin_overdue(has_weight, &end);
@@ -603,7 +609,7 @@ mod tests {
                     assert!(matches!(observation_of(&error), Observation::NotObserved(_)), "{error}");
                     unseen += 1;
                 }
-                Err(NotFetched::Unfinished | NotFetched::NoSlot) => {
+                Err(NotFetched::Unfinished | NotFetched::NoSlot | NotFetched::CutOff) => {
                     panic!("this network fails without delay")
                 }
             }
@@ -747,7 +753,7 @@ mod tests {
         let seats = crowd("crawls");
         let (ended, in_memory) = observe_all(&seats, Block(0), share(Block(0), Block(40), seats.len())).await;
         assert!(ended[60..].iter().all(Result::is_ok), "{:?}", &ended[60..]);
-        assert!(ended[..60].iter().all(|ended| matches!(ended, Err(NotFetched::Unfinished))));
+        assert!(ended[..60].iter().all(|ended| matches!(ended, Err(NotFetched::Unfinished | NotFetched::CutOff))));
 
         assert_eq!(in_memory, IN_MEMORY, "sixty unfinished downloads take 32 places in memory");
 

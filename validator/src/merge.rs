@@ -28,12 +28,13 @@ impl Validator {
     }
 
     /// Merges the selection, publishes the update, and returns the vote for it. The merge is kept for the next
-    /// window's model. An update that makes the model worse is not voted for (PROT-19).
+    /// window's model. Contributions that were fetched for it are added to `held`: they are measured like the others, or
+    /// a seat could keep a validator from showing measurements (PROT-30). An update that makes the model worse is not voted for (PROT-19).
     pub(crate) async fn merge(
         &mut self,
         view: &WindowView,
         seats: &[SeatView],
-        held: &BTreeMap<Uid, HeldContribution>,
+        held: &mut BTreeMap<Uid, HeldContribution>,
     ) -> Result<Vote, Stop> {
         if view.selection.as_ref().is_none_or(|selection| selection.selected.is_empty()) {
             return Err(Stop::skip("the selection is empty"));
@@ -43,6 +44,7 @@ impl Validator {
         }
         let skip = |error: &(dyn std::error::Error + 'static)| Stop::skip(error_chain(error));
         let contributions = self.selected_contributions(view, seats, held).await?;
+        self.keep_fetched(&contributions, held).await;
         let (blocking, follower, view) = (self.node.blocking, self.node.sync.follower.clone(), view.clone());
         let of = view.clone();
         let merge = move |state: &mut ModelState| follower.merge(state, &of, &contributions);
@@ -96,11 +98,37 @@ impl Validator {
         let last = before(self.node.schedule().vote_deadline(view.window), 1);
         loop {
             let head = self.node.block();
-            let follower = self.node.follower();
-            match follower.fetch_selected(view, seats, &mut contributions).await {
+            let mut heads = self.node.heads.clone();
+            let fetched = tokio::select! {
+                biased;
+                fetched = self.node.follower().fetch_selected(view, seats, &mut contributions) => fetched,
+                waited = node::wait_past(&mut heads, last) => {
+                    waited?;
+                    return Err(Stop::skip("a selected contribution did not arrive before the vote deadline"));
+                }
+            };
+            match fetched {
                 Ok(()) => return Ok(contributions),
                 Err(OwnMergeError::Fetch { .. }) if head < last => self.node.wait_past(head).await?,
                 Err(error) => return Err(Stop::skip(error_chain(&error))),
+            }
+        }
+    }
+
+    /// Adds the contributions that `held` lacks to it. One that the disk does not take is left out.
+    async fn keep_fetched(
+        &self,
+        contributions: &BTreeMap<Uid, Contribution>,
+        held: &mut BTreeMap<Uid, HeldContribution>,
+    ) {
+        for (uid, contribution) in contributions {
+            if held.get(uid).is_some_and(|held| held.digest == contribution.digest) {
+                continue;
+            }
+            let (spill, contribution) = (self.spill.clone(), contribution.clone());
+            match self.node.blocking.run(move || spill.write(&contribution)).await {
+                Ok(kept) => drop(held.insert(*uid, kept)),
+                Err(error) => tracing::warn!(%uid, error = %error_chain(&error), "it will not be measured"),
             }
         }
     }

@@ -12,7 +12,7 @@ use protocol::{
     probe::{self, Answer, Leaves, Probe},
     receipt::{Observed, Receipt},
     select::Selected,
-    view::ProbeRoot,
+    view::{ProbeRoot, WindowView},
 };
 use std::collections::BTreeMap;
 
@@ -61,9 +61,11 @@ impl Validator {
         if is_over || Some(epoch) <= self.probes_opened {
             return Ok(());
         }
-        // The chain draws in the block after the opening.
+        // The chain draws as it records the hash of the opening, in the block after it, under load some blocks late.
         self.node.wait_past(self.node.schedule().opens_at(first)).await?;
-        let Some(view) = self.node.window_view(first).await? else { return Ok(()) };
+        let until = self.node.schedule().commit_deadline(window);
+        let is_drawn = |view: &WindowView| view.opening_hash.is_some();
+        let Some(view) = self.wait_for_view(first, until, is_drawn).await? else { return Ok(()) };
         if view.probes.is_empty() {
             return Ok(());
         }
@@ -78,9 +80,12 @@ impl Validator {
                 Ok(_) => Some(shown),
                 // By a process before this one.
                 Err(error) if error.refusal() == Some(Refusal::AlreadyOpened) => None,
-                // Kept for the next window.
-                Err(error) if error.refusal() == Some(Refusal::RevealNotBegun) => return Ok(()),
                 Err(error) if error.is_transient() => return Err(error.into()),
+                Err(error) if error.refusal().is_none_or(|refusal| refusal == Refusal::RevealNotBegun) => {
+                    let reason = error_chain(&error);
+                    tracing::warn!(epoch, reason, "measurements are shown again in the next window");
+                    return Ok(());
+                }
                 Err(error) => {
                     let reason = error_chain(&error);
                     tracing::warn!(epoch, reason, "no measurement is shown, and no dividends for the epoch");

@@ -123,7 +123,7 @@ impl Validator {
         self.deliver_receipts().await?;
         let view = self.node.window_view(window).await?.ok_or_else(|| Stop::skip(UNKNOWN_WINDOW))?;
         let seats = self.node.seats().await?;
-        let gathered = match self.strategy.computes() {
+        let mut gathered = match self.strategy.computes() {
             true => self.gather(&view, &seats).await,
             false => Gathered::default(),
         };
@@ -139,9 +139,12 @@ impl Validator {
         let view = self.selection(window).await?;
         // Ends with the window, at the latest.
         let mut mirroring = JoinSet::new();
-        let selected = selected_of(self.node.run_id(), &view, &gathered.valid);
+        let mut selected = selected_of(self.node.run_id(), &view, &gathered.valid);
+        // Validators begin with different ones, so that each is soon in some bucket.
+        let first = usize::from(self.node.uid().0) % selected.len().max(1);
+        selected.rotate_left(first);
         mirroring.spawn(mirror(self.node.store.clone(), selected));
-        let voted = self.merge_and_vote(&view, &seats, &gathered.valid).await;
+        let voted = self.merge_and_vote(&view, &seats, &mut gathered.valid).await;
         self.journal_skip(window, "no vote", voted)?;
 
         // Before the window is finalised: its epoch may be over by then.
@@ -149,6 +152,8 @@ impl Validator {
 
         // Evaluate. No other node waits for it: an evaluation longer than its window is judged in the next one.
         if self.strategy.computes() {
+            // One that was told to end is judged first, or this window would not be measured.
+            self.judge_by(self.node.block()).await?;
             self.start_evaluation(&view, &seats, gathered).await;
         }
         self.node.wait_past(schedule.vote_deadline(window)).await?;

@@ -17,7 +17,7 @@ impl Validator {
         &mut self,
         view: &WindowView,
         seats: &[SeatView],
-        held: &BTreeMap<Uid, HeldContribution>,
+        held: &mut BTreeMap<Uid, HeldContribution>,
     ) -> Result<(), Stop> {
         let own = match self.strategy.computes() {
             true => Some(self.merge(view, seats, held).await?),

@@ -344,8 +344,10 @@ pub mod pallet {
         BadRate,
         /// The numbers of places contradict each other. Set min_contributions ≤ reserve_places.
         BadPlaces,
-        /// A tolerance of probes this wide would let guesses pass. Lower `probe_tolerance`.
+        /// A wider tolerance of probes would let guesses pass, and a smaller one refuse other machines. Change `probe_tolerance`.
         BadProbeTolerance,
+        /// Receipts would be public when contributions are gone. Lower `epoch_windows`.
+        EpochTooLong,
         /// Too few contributions would make a window. Raise `min_contributions`; only a localnet may have less than 4.
         TooFewContributions,
         /// The quorum must be from 1 to 1000 thousandths.

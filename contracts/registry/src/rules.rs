@@ -29,6 +29,7 @@ impl<T: Config> From<ParamsError> for Error<T> {
             ParamsError::Density => Error::BadDensity,
             ParamsError::Rate { .. } => Error::BadRate,
             ParamsError::Places => Error::BadPlaces,
+            ParamsError::Epoch => Error::EpochTooLong,
             ParamsError::ProbeTolerance => Error::BadProbeTolerance,
             ParamsError::MinContributions => Error::TooFewContributions,
             ParamsError::Quorum => Error::BadQuorum,

@@ -87,10 +87,13 @@ pub(super) fn turns(facts: &Facts, judgement: &Judgement, found: &mut Vec<Differ
     let seat =
         |uid: &Uid| judgement.seats.iter().find(|judged| judged.seat.uid == *uid).map(|judged| judged.seat);
     let candidates: Vec<SeatId> = judgement.held.iter().filter_map(seat).collect();
+    let selection = facts.view.selection.iter();
+    let selected: Vec<Uid> = selection.flat_map(|made| &made.selected).map(|one| one.uid).collect();
     let due = gauntlet::whom_to_evaluate(
         &seed,
         facts.view.window,
         &candidates,
+        &selected,
         &form::remembered(&facts.receipt.before),
         usize::try_from(judgement.budget).unwrap_or(usize::MAX),
         facts.params.evaluation_wait_max,

@@ -207,7 +207,13 @@ pub fn measure(
                 break 'all;
             }
             // Decoded one at a time: entries take six times the memory of the bytes.
-            let update = decode(job, *uid, held)?;
+            let update = match decode(job, *uid, held) {
+                Err(EvaluateError::Held(error)) => {
+                    tracing::warn!(%uid, %error, "it cannot be read again, and is not measured");
+                    continue;
+                }
+                decoded => decoded?,
+            };
             sketches.add(job.window, *uid, held.digest, Sketch::of(&update));
             sketched.insert(*uid);
             let scaled = scaled(update, |tensor| job.scale(held, tensor));
@@ -228,7 +234,10 @@ pub fn measure(
     // Unmeasured contributions too: a copy of them may be measured, now or in a later window.
     for (uid, held) in &job.contributions {
         if !sketched.contains(uid) {
-            sketches.add(job.window, *uid, held.digest, Sketch::of(&decode(job, *uid, held)?));
+            match decode(job, *uid, held) {
+                Err(EvaluateError::Held(error)) => tracing::warn!(%uid, %error, "it has no sketch"),
+                decoded => sketches.add(job.window, *uid, held.digest, Sketch::of(&decoded?)),
+            }
         }
     }
     Ok(Measurements {

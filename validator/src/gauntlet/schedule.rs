@@ -1,12 +1,13 @@
 //! Which seats to measure if there is no time for all of them (PROT-28).
 
 use super::reputation::{Reputation, Reputations};
-use protocol::{Digest, SeatId, Window};
+use protocol::{Digest, SeatId, Uid, Window};
 
 /// At most `budget` of `candidates`, in the order in which to measure them.
 ///
 /// First come the seats that must be measured now so that none waits longer than `wait_max` windows, longest wait
-/// first; then a seeded draw, weighted by windows waited, so that no seat can predict its turn. The bound on the wait
+/// first; then those of `selected`, for which probes are drawn (PROT-30); then a seeded draw, weighted by windows waited,
+/// so that no seat can predict its turn. The bound on the wait
 /// holds for up to `budget · wait_max` seats. A seat that is not measured has waited longer in the next window. The
 /// order of the candidates does not matter.
 ///
@@ -15,6 +16,7 @@ pub fn whom_to_evaluate(
     seed: &Digest,
     window: Window,
     candidates: &[SeatId],
+    selected: &[Uid],
     reputations: &Reputations,
     budget: usize,
     wait_max: u32,
@@ -42,6 +44,9 @@ pub fn whom_to_evaluate(
     let mut chosen = waiting;
 
     left.sort_unstable();
+    let (merged, mut left): (Vec<_>, Vec<_>) =
+        left.into_iter().partition(|(seat, _)| selected.contains(&seat.uid));
+    chosen.extend(merged.into_iter().take(budget.saturating_sub(chosen.len())));
     let mut draw = 0u64;
     while chosen.len() < budget && !left.is_empty() {
         let place = drawn(seed, draw, &left);
@@ -84,7 +89,7 @@ mod tests {
     use super::*;
     use crate::gauntlet::{Evidence, LossPair, Measured, Observed, judge};
     use proptest::prelude::*;
-    use protocol::{Block, RunParams, Uid};
+    use protocol::{Block, RunParams};
     use std::collections::BTreeSet;
 
     fn seats(count: u16) -> Vec<SeatId> {
@@ -115,11 +120,11 @@ mod tests {
     #[test]
     fn with_enough_time_every_seat_is_measured() {
         let all = seats(5);
-        let chosen = whom_to_evaluate(&seed(0), Window(3), &all, &Reputations::default(), 9, 4);
+        let chosen = whom_to_evaluate(&seed(0), Window(3), &all, &[], &Reputations::default(), 9, 4);
         assert_eq!(chosen.iter().copied().collect::<BTreeSet<_>>(), all.iter().copied().collect());
         assert_eq!(chosen.len(), 5);
-        assert_eq!(whom_to_evaluate(&seed(0), Window(3), &all, &Reputations::default(), 0, 4), []);
-        assert_eq!(whom_to_evaluate(&seed(0), Window(3), &[], &Reputations::default(), 4, 4), []);
+        assert_eq!(whom_to_evaluate(&seed(0), Window(3), &all, &[], &Reputations::default(), 0, 4), []);
+        assert_eq!(whom_to_evaluate(&seed(0), Window(3), &[], &[], &Reputations::default(), 4, 4), []);
     }
 
     #[test]
@@ -130,8 +135,23 @@ mod tests {
             reputations = after(&reputations, window, &all, &all[1..]);
         }
         for number in 0..20 {
-            let chosen = whom_to_evaluate(&seed(number), Window(4), &all, &reputations, 1, 4);
+            let chosen = whom_to_evaluate(&seed(number), Window(4), &all, &[], &reputations, 1, 4);
             assert_eq!(chosen, [all[0]]);
+        }
+    }
+
+    #[test]
+    fn selected_seats_come_after_those_that_waited_longest_and_before_the_draw() {
+        let all = seats(9);
+        let mut reputations = after(&Reputations::default(), 0, &all, &all);
+        for window in 1..4 {
+            reputations = after(&reputations, window, &all, &all[1..]);
+        }
+        for number in 0..20 {
+            let selected = [Uid(7), Uid(2)];
+            let chosen = whom_to_evaluate(&seed(number), Window(4), &all, &selected, &reputations, 4, 3);
+            assert_eq!(chosen[..3], [all[0], all[2], all[7]]);
+            assert_eq!(chosen.len(), 4);
         }
     }
 
@@ -139,7 +159,9 @@ mod tests {
     fn every_seat_may_be_first() {
         let all = seats(6);
         let firsts: BTreeSet<_> = (0..80)
-            .map(|number| whom_to_evaluate(&seed(number), Window(0), &all, &Reputations::default(), 1, 50)[0])
+            .map(|number| {
+                whom_to_evaluate(&seed(number), Window(0), &all, &[], &Reputations::default(), 1, 50)[0]
+            })
             .collect();
         assert_eq!(firsts.len(), 6);
     }
@@ -153,7 +175,7 @@ mod tests {
             let all = seats(count as u16);
             let mut reputations = Reputations::default();
             for window in 0..30 {
-                let chosen = whom_to_evaluate(&seed(window), Window(window), &all, &reputations, budget, wait_max);
+                let chosen = whom_to_evaluate(&seed(window), Window(window), &all, &[], &reputations, budget, wait_max);
                 prop_assert!(chosen.len() <= budget);
                 reputations = after(&reputations, window, &all, &chosen);
                 let longest = reputations.seats.values().map(|seat| seat.waited(Window(window + 1))).max().unwrap();
@@ -165,9 +187,9 @@ mod tests {
         #[test]
         fn the_order_of_the_candidates_does_not_matter(count in 0u16..9, budget in 0usize..9, number in any::<u32>()) {
             let mut all = seats(count);
-            let chosen = whom_to_evaluate(&seed(number), Window(1), &all, &Reputations::default(), budget, 3);
+            let chosen = whom_to_evaluate(&seed(number), Window(1), &all, &[], &Reputations::default(), budget, 3);
             all.reverse();
-            prop_assert_eq!(whom_to_evaluate(&seed(number), Window(1), &all, &Reputations::default(), budget, 3), chosen);
+            prop_assert_eq!(whom_to_evaluate(&seed(number), Window(1), &all, &[], &Reputations::default(), budget, 3), chosen);
         }
     }
 }

@@ -417,7 +417,8 @@ impl Follower {
         Ok(OwnMerge { window, digest, bytes, buffer, norms, theta, inputs })
     }
 
-    /// One committed contribution, from the miner or from its attesters (PROT-15), checked in full.
+    /// One committed contribution, from its attesters or from the miner (PROT-15), checked in full. The miner comes last:
+    /// it may serve some validators as slowly as limits allow.
     pub fn fetch_contribution<'a>(
         &'a self,
         view: &'a WindowView,
@@ -429,7 +430,7 @@ impl Follower {
             let seat =
                 seats.iter().find(|seat| seat.id.uid == uid).ok_or(ContributionError::NoSeat { uid })?;
             let attesters = Mirrors::validators(seats, &view.attested, &self.run.origin, self.turn);
-            let mirrors = Mirrors::one(&seat.endpoint).and(attesters);
+            let mirrors = attesters.and(Mirrors::one(&seat.endpoint));
             let limits = self.contribution_limits();
             let key = keys::contribution(self.run.id, view.window, digest);
             let mut incoming = self.incoming_contribution();
