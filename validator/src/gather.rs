@@ -753,7 +753,9 @@ mod tests {
         let seats = crowd("crawls");
         let (ended, in_memory) = observe_all(&seats, Block(0), share(Block(0), Block(40), seats.len())).await;
         assert!(ended[60..].iter().all(Result::is_ok), "{:?}", &ended[60..]);
-        assert!(ended[..60].iter().all(|ended| matches!(ended, Err(NotFetched::Unfinished | NotFetched::CutOff))));
+        assert!(
+            ended[..60].iter().all(|ended| matches!(ended, Err(NotFetched::Unfinished | NotFetched::CutOff)))
+        );
 
         assert_eq!(in_memory, IN_MEMORY, "sixty unfinished downloads take 32 places in memory");
 

@@ -104,7 +104,7 @@ fn the_consensus_on_a_seat_can_be_read() {
         epoch_of(0, &[(3, &[(0, 1), (1, 1)]), (4, &[(0, 1), (1, 1)]), (5, &[(0, 1), (2, 1)])]);
         let miner = Weights::consensus_of(RUN, Uid(0));
         assert_eq!(miner.weight, 65535);
-        assert!(miner.incentive > ONE / 2 && miner.incentive < ONE, "seat 1 has two thirds as much");
+        assert_eq!(miner.incentive, ONE / 2, "seat 1 has as much: more than half of the stake gives it so");
         assert_eq!((miner.trust, miner.dividends), (ONE, 0));
         let outsider = Weights::consensus_of(RUN, Uid(5));
         assert_eq!((outsider.weight, outsider.incentive, outsider.trust), (0, 0, ONE / 2));

@@ -313,6 +313,7 @@ mod tests {
             PROT-19: the measured model has lineage 0101…; the window's is 0202…
             PROT-2: the revealed salt has digest 0101…; the committed digest is 0202…
             PROT-27: the receipt names 0101… of window 4 as its predecessor; the chain has none
+            PROT-27: its measurements have the root 0202…; the root on the chain is 0101…
             PROT-25: the reputation of uid 3 changed between two receipts: rating 25.0, then 60.0
             PROT-25: the reputation changed between two receipts: last window judged none, then 5
             PROT-21: the receipt attests uid 3 as faulty; the chain has valid
@@ -355,6 +356,7 @@ mod tests {
             {"wrong-base":{"said":"0101…","chain":"0202…"}}
             {"wrong-salt":{"revealed":"0101…","committed":"0202…"}}
             {"other-previous":{"said":{"window":4,"digest":"0101…"},"chain":null}}
+            {"other-probe-root":{"anchored":"0101…","ours":"0202…"}}
             {"standing-changed":{"uid":3,"field":"rating","was":"25.0","is":"60.0"}}
             {"standing-changed":{"uid":null,"field":"last window judged","was":"none","is":"5"}}
             {"attested-other":{"uid":3,"said":"faulty","taken":"valid"}}

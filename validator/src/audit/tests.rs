@@ -115,10 +115,13 @@ fn honest_by(budget: u32, seed: &Digest) -> Facts {
     }
     let held: Vec<Uid> = (0..8).map(Uid).collect();
     let candidates: Vec<SeatId> = held.iter().map(|uid| seat(*uid, Role::Miner).id).collect();
+    let selection = view.selection.iter();
+    let selected: Vec<Uid> = selection.flat_map(|made| &made.selected).map(|one| one.uid).collect();
     let order = gauntlet::whom_to_evaluate(
         seed,
         NOW,
         &candidates,
+        &selected,
         &before,
         budget as usize,
         params.evaluation_wait_max,

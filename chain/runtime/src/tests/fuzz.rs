@@ -458,8 +458,11 @@ impl World {
         let (signer, call) = self.plain();
         match self.dice.below(40) {
             0 => {
-                let calls = vec![call, self.plain().1];
-                let batch = match self.dice.below(3) {
+                let second = self.plain().1;
+                let which = self.dice.below(3);
+                // One refused call refuses all of `batch_all`.
+                let calls = if which == 1 { vec![call] } else { vec![call, second] };
+                let batch = match which {
                     0 => pallet_utility::Call::batch { calls },
                     1 => pallet_utility::Call::batch_all { calls },
                     _ => pallet_utility::Call::force_batch { calls },
