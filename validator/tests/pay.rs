@@ -217,6 +217,7 @@ impl World {
                 &seed,
                 window,
                 &seats,
+                &[],
                 &run.reputations,
                 self.budget,
                 params.evaluation_wait_max,
