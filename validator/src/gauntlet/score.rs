@@ -257,7 +257,7 @@ pub fn proven(own_data_score: f64, variance: f64) -> f64 {
     if own_data_score <= 0.0 { 0.0 } else { (own_data_score - variance / own_data_score).max(0.0) }
 }
 
-/// The own-data score that is paid: moved towards the field's by at most [`SETTLED_ERRORS`] standard errors, so that
+/// The own-data score that is paid: moved towards the field's by at most `SETTLED_ERRORS` standard errors, so that
 /// noise does not part equal seats. Both the score and that distance are lowered by the share that noise explains (see
 /// [`proven`]).
 pub fn settled(own_data_score: f64, variance: f64, field: f64) -> f64 {
