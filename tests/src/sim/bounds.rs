@@ -23,8 +23,9 @@ const CHANCE: f64 = 0.05;
 /// Maximum loss of pay of a seat to which more than a third of the stake gives no weight: all others have to agree on a
 /// weight, so the lowest of theirs counts.
 const EXCLUDED_MAX: f64 = 0.15;
-/// Maximum relative increase of the final loss. Any difference between two networks changes it by about 0.5 %.
-const HARM_MAX: f64 = 0.015;
+/// Maximum relative increase of the final loss. Any difference between two networks changes the loss of each by about
+/// 0.5 %.
+const HARM_MAX: f64 = 0.02;
 /// The same beside more new seats without work than honest ones: until the first consensus they take places, and void
 /// windows.
 const CROWDED_MAX: f64 = 0.05;
