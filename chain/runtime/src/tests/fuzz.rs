@@ -252,7 +252,8 @@ impl World {
             _ if pallet_registry::LiveRuns::<Runtime>::get() < 4 => {
                 let start = Height(System::block_number() + 1 + self.dice.below(20) as u32);
                 let schedule = Schedule { start, ..params().schedule };
-                let hidden_blocks = self.dice.below(2) as u32;
+                // In turn, or all calls of one kind of run may be refused.
+                let hidden_blocks = self.tally.get("Registry.create_run").map_or(0, |(_, made)| made % 2);
                 let params = RunParams { schedule, hidden_blocks, ..params() };
                 return (person, create_run_with(params, quick_terms()));
             }
