@@ -202,8 +202,8 @@ pub mod pallet {
         Revealed { run: RunId, epoch: u32, validator: Uid, seats: u32 },
         /// A validator showed its measurements of `answered` of the drawn contributions.
         ProbesOpened { run: RunId, epoch: u32, validator: Uid, answered: u32 },
-        /// A validator did not show the right losses of all contributions that count: of `counted`, it showed `right`
-        /// ones for so many and others for `wrong`. With any wrong it earns no dividends, otherwise a part.
+        /// A validator did not show the right losses of all probes that count. Of `counted` probes, it showed right
+        /// losses for `right` and wrong ones for `wrong`. With a wrong one it earns no dividends, otherwise a part.
         ProbesJudged { run: RunId, epoch: u32, validator: Uid, counted: u32, right: u32, wrong: u32 },
         /// A validator did not reveal the weight vote that it committed to.
         NotRevealed { run: RunId, epoch: u32, validator: Uid },

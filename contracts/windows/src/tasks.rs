@@ -238,7 +238,7 @@ impl<T: Config> Pallet<T> {
     }
 
     /// Draws the contributions of the epoch before that validators show their measurements of, if `window` is the first
-    /// of an epoch (PROT-30). Nobody knew the draw before the window opened, and only roots anchored before that count.
+    /// of an epoch (PROT-30). No validator knew the draw before the window opened, and only roots from before count.
     pub(crate) fn draw_probes(run: RunId, window: Window, params: &RunParams) -> Weight {
         let epoch = window.epoch(params.epoch_windows);
         let Some(before) =

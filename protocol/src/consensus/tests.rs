@@ -179,10 +179,10 @@ fn who_may_not_earn_still_decides_and_what_it_would_have_earned_goes_to_the_othe
     is_about(share_of(&slow.dividends, 1), 2, 5);
 
     // Miners are paid also if no validator may earn.
-    let nobody = all.map(|ballot| ValidatorWeights { earns: 0, ..ballot });
-    let nobody = yuma(&nobody).unwrap();
-    assert_eq!(nobody.dividends, []);
-    assert_eq!(sum(&nobody.incentive), ONE);
+    let unpaid = all.map(|ballot| ValidatorWeights { earns: 0, ..ballot });
+    let unpaid = yuma(&unpaid).unwrap();
+    assert_eq!(unpaid.dividends, []);
+    assert_eq!(sum(&unpaid.incentive), ONE);
 }
 
 /// Two validators find seat 1 at once, the third only after three epochs. From then on all three post the same, and
