@@ -284,7 +284,7 @@ impl Scene {
         let assignment = Assignment {
             run: RUN,
             window,
-            opening_hash: view.opening_hash.unwrap(),
+            deal_seed: view.deal_seed.unwrap(),
             slots: &view.slots,
             cursor: view.cursor,
             sequences_per_seat: TRAINED as u32,

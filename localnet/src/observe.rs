@@ -425,6 +425,7 @@ pub mod tests {
             current: Some(WindowView {
                 window: Window(6),
                 opening_hash: None,
+                deal_seed: None,
                 evaluation_hash: None,
                 slots: Vec::new(),
                 cursor: 0,

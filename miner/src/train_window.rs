@@ -51,7 +51,7 @@ impl Miner {
         let assignment = Assignment {
             run: run.id,
             window: view.window,
-            opening_hash: view.opening_hash.ok_or(Missed::NotASlot)?,
+            deal_seed: view.deal_seed.ok_or(Missed::NotASlot)?,
             slots: &view.slots,
             cursor: view.cursor,
             sequences_per_seat: run.params.sequences_per_seat,

@@ -26,10 +26,10 @@ pub mod domain {
     pub const PROBES: &str = "probes";
 }
 
-/// `blake3(domain ‖ run ‖ w ‖ hash of a block)`, numbers as four bytes, little-endian (PROT-2). All that
-/// follows the domain has a fixed length, so two different inputs never run together into the same bytes.
-pub fn seed(domain: &str, run: RunId, window: Window, block_hash: &Digest) -> Digest {
-    Digest::of_parts(&[domain.as_bytes(), &run.0.to_le_bytes(), &window.0.to_le_bytes(), &block_hash.0])
+/// `blake3(domain ‖ run ‖ w ‖ hash)`, numbers as four bytes, little-endian; `hash` is of a block, or a mix of
+/// revealed salts (PROT-2). All that follows the domain has a fixed length, so two different inputs never run together into the same bytes.
+pub fn seed(domain: &str, run: RunId, window: Window, hash: &Digest) -> Digest {
+    Digest::of_parts(&[domain.as_bytes(), &run.0.to_le_bytes(), &window.0.to_le_bytes(), &hash.0])
 }
 
 /// A validator's seed for judging `window`: the hash of block `commit_by + 1`, which no miner knew when it committed,
@@ -139,8 +139,8 @@ impl Permutation {
 pub struct Assignment<'a> {
     pub run: RunId,
     pub window: Window,
-    /// Hash of block `w·L`.
-    pub opening_hash: Digest,
+    /// [`crate::view::WindowView::deal_seed`] of the window.
+    pub deal_seed: Digest,
     /// Miners' seats active when the window opened, in uid order.
     pub slots: &'a [Uid],
     /// The first position that this window takes.
@@ -161,10 +161,8 @@ impl Assignment<'_> {
             return Some(Vec::new());
         }
         let each = u64::from(self.sequences_per_seat);
-        let deal = Permutation::new(
-            &seed(domain::ASSIGN, self.run, self.window, &self.opening_hash),
-            self.positions(),
-        );
+        let deal =
+            Permutation::new(&seed(domain::ASSIGN, self.run, self.window, &self.deal_seed), self.positions());
         let first = slot * each;
         Some(
             (first..first + each).map(|place| self.sequence_at(self.line_position(deal.at(place)))).collect(),
@@ -295,7 +293,7 @@ mod tests {
         Assignment {
             run: RunId(1),
             window: Window(window),
-            opening_hash: key(u64::from(window)),
+            deal_seed: key(u64::from(window)),
             slots,
             cursor,
             sequences_per_seat: each,
@@ -379,7 +377,7 @@ mod tests {
         assert_eq!(all.len(), 35);
         assert_eq!(assignment.of(Uid(2)), None);
 
-        let elsewhere = Assignment { opening_hash: key(99), ..assignment };
+        let elsewhere = Assignment { deal_seed: key(99), ..assignment };
         assert_ne!(elsewhere.of(slots[0]), assignment.of(slots[0]));
         assert_eq!(handed_out(&elsewhere), handed_out(&assignment));
     }

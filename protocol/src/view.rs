@@ -63,6 +63,9 @@ pub struct WindowView {
     pub window: Window,
     /// Hash of block `w·L`, known one block later (PROT-2).
     pub opening_hash: Option<Digest>,
+    /// What the assignment is drawn by: the salts that validators revealed in the window before, or the opening hash
+    /// (PROT-2). Known with the opening hash.
+    pub deal_seed: Option<Digest>,
     /// Hash of block `commit_by + 1`, known one block later (PROT-2).
     pub evaluation_hash: Option<Digest>,
     /// Miners' seats active when the window opened, in uid order (PROT-5).

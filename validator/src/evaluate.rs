@@ -163,7 +163,7 @@ impl Validator {
         let assignment = Assignment {
             run: run.id,
             window: view.window,
-            opening_hash: view.opening_hash?,
+            deal_seed: view.deal_seed?,
             slots: &view.slots,
             cursor: view.cursor,
             sequences_per_seat: run.params.sequences_per_seat,

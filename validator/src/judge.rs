@@ -188,6 +188,7 @@ mod tests {
         WindowView {
             window: Window(3),
             opening_hash: None,
+            deal_seed: None,
             evaluation_hash: None,
             slots: (0..40).map(Uid).collect(),
             cursor: 0,

@@ -527,6 +527,7 @@ mod tests {
         let view = |window: u32, anchored: Option<Digest>| WindowView {
             window: Window(window),
             opening_hash: None,
+            deal_seed: None,
             evaluation_hash: None,
             slots: vec![],
             cursor: 0,

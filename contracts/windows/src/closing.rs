@@ -42,7 +42,7 @@ impl<T: Config> OnRunClosed for Pallet<T> {
             && let Some(stored) = Records::<T>::iter_key_prefix(run).next()
         {
             let entries = Self::remove_window(run, stored);
-            cleared.count::<T>(entries.saturating_add(8));
+            cleared.count::<T>(entries.saturating_add(9));
         }
         if cleared.room(limit) > 0 {
             cleared.count::<T>(PresenceOf::<T>::clear_prefix(run, cleared.room(limit), None).unique);

@@ -116,6 +116,9 @@ impl<T: Config> Pallet<T> {
                 return Err("drawn probes are out of order, without a leaf, or of a window that is not kept");
             }
         }
+        if RevealedSalts::<T>::iter_key_prefix(run).any(|window| !Records::<T>::contains_key(run, window)) {
+            return Err("revealed salts are of a window that is not kept");
+        }
         let mut expected: Option<(u64, Digest)> = None;
         for window in stored.map(Window) {
             let record = Records::<T>::get(run, window).ok_or("a window is missing")?;

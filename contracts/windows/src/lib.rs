@@ -260,6 +260,7 @@ pub mod pallet {
     #[scale_info(skip_type_params(T))]
     pub struct Record<T: Config> {
         pub opening_hash: Option<Digest>,
+        pub deal_seed: Option<Digest>,
         pub evaluation_hash: Option<Digest>,
         /// Miners' seats, in uid order (PROT-5).
         pub slots: BoundedVec<Uid, T::MaxSeats>,
@@ -345,6 +346,12 @@ pub mod pallet {
     /// Digests of the salts that validators will reveal for a window, committed before it opened (PROT-2).
     #[pallet::storage]
     pub type Salts<T: Config> = StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Digest>;
+
+    /// The exclusive or of the salts with which attestations were revealed in a window (PROT-2): the order in which an
+    /// author includes them has no effect on it.
+    #[pallet::storage]
+    pub type RevealedSalts<T: Config> =
+        StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Window, Digest, ValueQuery>;
 
     #[pallet::storage]
     pub type Attestations<T: Config> =
@@ -639,6 +646,9 @@ pub mod pallet {
             let uid = Self::may_reveal_attestation(origin, run, window, &verdicts, &salt)?;
 
             HiddenAttestations::<T>::remove((run, window), uid);
+            RevealedSalts::<T>::mutate(run, window, |mixed| {
+                mixed.0.iter_mut().zip(salt).for_each(|(mixed, byte)| *mixed ^= byte);
+            });
             Self::record_attestation(run, window, uid, verdicts);
             Ok(())
         }

@@ -33,6 +33,7 @@ impl<T: Config> Pallet<T> {
         Some(WindowView {
             window,
             opening_hash: record.opening_hash,
+            deal_seed: record.deal_seed,
             evaluation_hash: record.evaluation_hash,
             slots: record.slots.into_inner(),
             cursor: record.cursor,

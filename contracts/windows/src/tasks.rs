@@ -11,7 +11,7 @@ use frame::prelude::*;
 use pallet_registry::{Ending, Entry, MinerWeights, OnRunCreated, OnSeats, Pallet as Registry, Run, Seat};
 use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, assign, lineage, probe,
-    select::{self, Candidate},
+    select::{self, Candidate, two_thirds},
     view::{Checkpoint, Outcome, VoidReason, Vote},
 };
 
@@ -77,6 +77,7 @@ impl<T: Config> Pallet<T> {
             }
             Some(Task::RecordOpeningHash) => {
                 add(Self::record_hash(run, window, at, |record| &mut record.opening_hash));
+                add(Self::record_deal_seed(run, window));
                 add(Self::draw_probes(run, window, &params));
                 if let Some(oldest) = window.0.checked_sub(T::KeptWindows::get()) {
                     add(Self::prune(run, Window(oldest)));
@@ -132,6 +133,7 @@ impl<T: Config> Pallet<T> {
 
         let record = Record {
             opening_hash: None,
+            deal_seed: None,
             evaluation_hash: None,
             cursor: progress.cursor,
             lineage: progress.lineage,
@@ -235,6 +237,29 @@ impl<T: Config> Pallet<T> {
             }
         });
         weight_info::record_hash::<T>()
+    }
+
+    /// Records the seed of the window's assignment (PROT-2). If members with two thirds of the stake revealed their
+    /// attestations of the window before, it is of their salts: the author of the opening block has no choice.
+    pub(crate) fn record_deal_seed(run: RunId, window: Window) -> Weight {
+        let before = window
+            .previous()
+            .and_then(|before| Records::<T>::get(run, before).map(|record| (before, record)));
+        let salts = before.as_ref().and_then(|(before, record)| {
+            let mixed = RevealedSalts::<T>::try_get(run, before).ok()?;
+            let revealed = record
+                .electorate
+                .iter()
+                .filter(|(uid, _)| Attestations::<T>::contains_key((run, before), uid));
+            let stake = revealed.fold(0, |sum: u128, (_, stake)| sum.saturating_add(*stake));
+            two_thirds(stake, tally::total(&record.electorate)).then_some(mixed)
+        });
+        Records::<T>::mutate(run, window, |record| {
+            if let Some(record) = record {
+                record.deal_seed = record.opening_hash.map(|hash| salts.unwrap_or(hash));
+            }
+        });
+        weight_info::record_deal_seed::<T>(before.map_or(0, |(_, record)| record.electorate.len() as u32))
     }
 
     /// Draws the contributions of the epoch before that validators show their measurements of, if `window` is the first
@@ -438,6 +463,7 @@ impl<T: Config> Pallet<T> {
         Records::<T>::remove(run, window);
         TimesCommitted::<T>::remove(run, window);
         Drawn::<T>::remove(run, window);
+        RevealedSalts::<T>::remove(run, window);
         let removed = [
             Commitments::<T>::clear_prefix(key, limit, None).unique,
             Salts::<T>::clear_prefix(key, limit, None).unique,

@@ -97,7 +97,7 @@ impl Facts {
         Some(Assignment {
             run: self.receipt.run,
             window: self.view.window,
-            opening_hash: self.view.opening_hash?,
+            deal_seed: self.view.deal_seed?,
             slots: &self.view.slots,
             cursor: self.view.cursor,
             sequences_per_seat: self.params.sequences_per_seat,

@@ -59,6 +59,7 @@ fn view(window: Window) -> WindowView {
     WindowView {
         window,
         opening_hash: Some(digest(100)),
+        deal_seed: Some(digest(100)),
         evaluation_hash: Some(digest(101)),
         cursor: 40,
         electorate: vec![(UID, 1)],
@@ -205,7 +206,7 @@ fn evidence_of(
     let assignment = Assignment {
         run: RunId(1),
         window,
-        opening_hash: digest(100),
+        deal_seed: digest(100),
         slots: &view.slots,
         cursor: view.cursor,
         sequences_per_seat: params.sequences_per_seat,

@@ -299,6 +299,7 @@ mod tests {
         WindowView {
             window: Window(3),
             opening_hash: None,
+            deal_seed: None,
             evaluation_hash: None,
             slots: Vec::new(),
             cursor: 0,

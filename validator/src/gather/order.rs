@@ -147,6 +147,7 @@ mod tests {
         let view = WindowView {
             window: Window(window),
             opening_hash: None,
+            deal_seed: None,
             evaluation_hash: None,
             slots: uids.iter().copied().map(Uid).collect(),
             cursor: 0,

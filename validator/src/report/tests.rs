@@ -189,6 +189,7 @@ impl Chain for Anchors {
         Ok(Some(WindowView {
             window,
             opening_hash: None,
+            deal_seed: None,
             evaluation_hash: None,
             slots: vec![],
             cursor: 0,

@@ -301,3 +301,45 @@ fn reveals_that_end_with_the_window_are_counted_at_the_next_opening() {
         assert_ne!(view(1).lineage, view(0).lineage);
     });
 }
+
+/// Reveals the attestations of `revealing`, then opens the next window with `hash` as that of its first block.
+fn deal_seed_after(revealing: &[u16], hash: u8) -> Option<Digest> {
+    let mut seed = None;
+    with_run(hidden_params(), || {
+        committed(0);
+        for uid in VALIDATORS {
+            assert_ok!(attest_hidden(uid, 0, &seen()));
+        }
+        go_to(0, REVEAL);
+        for uid in revealing {
+            assert_ok!(reveal_attestation(*uid, 0, &seen()));
+        }
+        go_to(1, 0);
+        let opening = System::block_number();
+        frame_system::BlockHash::<Test>::insert(
+            opening,
+            <Test as frame_system::Config>::Hash::from([hash; 32]),
+        );
+        Windows::record_hash(RUN, Window(1), Block(opening as u32 + 1), |record| &mut record.opening_hash);
+        Windows::record_deal_seed(RUN, Window(1));
+        seed = view(1).deal_seed;
+    });
+    seed
+}
+
+#[test]
+fn the_author_of_the_opening_block_does_not_choose_the_assignment() {
+    let [a, b] = [1, 2].map(|hash| deal_seed_after(&VALIDATORS, hash));
+    assert!(a.is_some());
+    assert_eq!(a, b);
+    let backwards: Vec<u16> = VALIDATORS.into_iter().rev().collect();
+    assert_eq!(deal_seed_after(&backwards, 1), a, "the order of the reveals chooses nothing");
+}
+
+#[test]
+fn without_the_salts_of_two_thirds_the_opening_hash_deals() {
+    for revealing in [&[][..], &VALIDATORS[..1]] {
+        assert_eq!(deal_seed_after(revealing, 7), Some(Digest([7; 32])), "{revealing:?}");
+    }
+    assert_ne!(deal_seed_after(&VALIDATORS[..2], 7), Some(Digest([7; 32])));
+}

@@ -20,6 +20,7 @@ fn view() -> WindowView {
     WindowView {
         window: Window(3),
         opening_hash: None,
+        deal_seed: None,
         evaluation_hash: None,
         slots: vec![Uid(3), Uid(4), Uid(5)],
         cursor: 0,
