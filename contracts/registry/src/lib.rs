@@ -510,7 +510,7 @@ pub mod pallet {
         /// consensus weight comes after those without. A validator is replaced only if the newcomer stakes more than
         /// is behind it, by a tenth. At most a sixteenth of the role's seats are replaced per window.
         #[pallet::call_index(1)]
-        #[pallet::weight(weight_info::replace::<T>(*role, T::MaxSeats::get()).max(weight_info::register::<T>()))]
+        #[pallet::weight(permits::replace_weight::<T>(*role, T::MaxSeats::get()).max(weight_info::register::<T>()))]
         pub fn register(
             origin: OriginFor<T>,
             run: RunId,
@@ -568,7 +568,7 @@ pub mod pallet {
                     Self::queue(&mut changes, uid, Change::Replaced(seat))?;
                     Self::put_changes(run, changes);
                     Self::deposit_event(Event::TakingOver { run, uid, hotkey, coldkey, stake });
-                    weight_info::replace::<T>(role, roster.len() as u32)
+                    permits::replace_weight::<T>(role, roster.len() as u32)
                 }
             };
             Ok(Some(weight).into())

@@ -15,6 +15,15 @@ pub(crate) enum Place {
     Replacing(Uid),
 }
 
+/// Replacing one of `seats` of a role: each validator's nominations are read too.
+pub(crate) fn replace_weight<T: Config>(role: Role, seats: u32) -> Weight {
+    let nominations = match role {
+        Role::Miner => 0,
+        Role::Validator => u64::from(seats).saturating_mul(2),
+    };
+    weight_info::replace::<T>(seats).saturating_add(T::DbWeight::get().reads(nominations))
+}
+
 impl<T: Config> Pallet<T> {
     /// The present block.
     pub fn now() -> Block {

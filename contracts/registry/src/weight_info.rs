@@ -6,7 +6,6 @@
 //! Time is processor time. Storage accesses are counted, at the prices of `T::DbWeight`; proof sizes are not used.
 
 use frame::weights_prelude::*;
-use protocol::Role;
 
 pub fn create_run<T: frame_system::Config>() -> Weight {
     // 69.1 to 71.9 µs. Reads of the floors and of the number of runs are added by hand.
@@ -19,18 +18,13 @@ pub fn register<T: frame_system::Config>() -> Weight {
     Weight::from_parts(312_118_000, 0).saturating_add(T::DbWeight::get().reads_writes(10, 7))
 }
 
-/// Replacing one of `seats`.
-pub fn replace<T: frame_system::Config>(role: Role, seats: u32) -> Weight {
-    // 11929 to 12030 µs with 1087 miners. Two reads are added by hand, for treasury and consensus weights, and two for
-    // each validator, for its nominations.
-    let reads_per_seat = match role {
-        Role::Miner => 2,
-        Role::Validator => 4,
-    };
+/// Replacing one of `seats` miners. A validator's nominations cost more (`replace_weight`).
+pub fn replace<T: frame_system::Config>(seats: u32) -> Weight {
+    // 11929 to 12030 µs with 1087 seats. Two reads are added by hand, for treasury and consensus weights.
     Weight::from_parts(256_359_570, 0)
         .saturating_add(T::DbWeight::get().reads_writes(12, 5))
         .saturating_add(Weight::from_parts(10_937_430, 0).saturating_mul(u64::from(seats)))
-        .saturating_add(T::DbWeight::get().reads(reads_per_seat).saturating_mul(u64::from(seats)))
+        .saturating_add(T::DbWeight::get().reads(2).saturating_mul(u64::from(seats)))
 }
 
 pub fn set_endpoint<T: frame_system::Config>() -> Weight {

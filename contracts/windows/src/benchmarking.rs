@@ -370,6 +370,22 @@ mod benchmarks {
     }
 
     #[benchmark]
+    fn record_deal_seed(v: Linear<1, 64>) -> Result<(), BenchmarkError> {
+        let miners = miners_max::<T>();
+        open_window::<T>(miners, v, 2)?;
+        attest_all::<T>(miners, v);
+        RevealedSalts::<T>::insert(RUN, NOW, digest(9));
+        let record = Records::<T>::get(RUN, NOW).ok_or(BenchmarkError::Stop("a window is open"))?;
+        Records::<T>::insert(RUN, NOW.next(), record);
+        #[block]
+        {
+            let _ = Pallet::<T>::record_deal_seed(RUN, NOW.next());
+        }
+        assert_eq!(Records::<T>::get(RUN, NOW.next()).and_then(|record| record.deal_seed), Some(digest(9)));
+        Ok(())
+    }
+
+    #[benchmark]
     fn draw_probes(w: Linear<2, 64>) -> Result<(), BenchmarkError> {
         largest::<T>(0)?;
         commit_all::<T>(miners_max::<T>());
