@@ -21,7 +21,64 @@ pub enum Scheme {
     /// SparseLoCo as published: top-k in tiles, two bits per value, error feedback, a mean, an outer step.
     Published { density: u16, decay: f32, over: Divisor, outer: Outer },
     /// This protocol (PROT-7, PROT-10, PROT-17, PROT-18), by the crate `protocol`.
-    Ours { density: u16, merge_density: u16, decay: f32, over: Divisor, outer: Outer },
+    Ours {
+        density: u16,
+        merge_density: u16,
+        decay: f32,
+        over: Divisor,
+        outer: Outer,
+        #[serde(default, skip_serializing_if = "Start::is_agreed")]
+        start: Start,
+    },
+}
+
+/// The weights from which a worker starts a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Start {
+    /// `θ` with the last update: workers wait for it.
+    #[default]
+    Agreed,
+    /// `θ − share·e` with the last update, `e` the worker's residual: step-ahead error feedback (Xu et al., SAEF).
+    Ahead { share: f32 },
+    /// The last update arrives `steps` inner steps into the window; 0 is [`Start::Agreed`]. The worker trains from
+    /// `from` until then, and on arrival rebases: it adds `θ` less its start to its weights.
+    Late { steps: usize, from: StandIn },
+}
+
+/// The weights from which a worker trains until the last update arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StandIn {
+    /// The worker's own weights at the end of the last window.
+    Own,
+    /// `θ` without the last update.
+    Agreed,
+    /// `θ` without the last update, less what the worker sent, times the outer rate.
+    Eager,
+}
+
+impl Start {
+    fn is_agreed(&self) -> bool {
+        *self == Start::Agreed
+    }
+}
+
+impl Scheme {
+    fn start(&self) -> Start {
+        match self {
+            Scheme::Ours { start, .. } => *start,
+            _ => Start::Agreed,
+        }
+    }
+
+    /// Inner steps of a window before the last update arrives.
+    pub fn late_steps(&self) -> usize {
+        match self.start() {
+            Start::Late { steps, .. } => steps,
+            _ => 0,
+        }
+    }
 }
 
 /// The divisor of a coordinate's sum.
@@ -59,6 +116,11 @@ pub struct Exchange<'a> {
     scheme: &'a Scheme,
     /// One residual per worker.
     residuals: Vec<Vec<f32>>,
+    /// For each worker the weights that it compares with at the end of the window.
+    references: Vec<Vec<f32>>,
+    /// For late updates: `θ` without the last update, and what each worker sent for it.
+    before: Vec<f32>,
+    sent: Vec<Sparse>,
     /// The residual of the merge (PROT-18).
     buffer: Vec<f32>,
     norms: RunningNorms,
@@ -95,6 +157,9 @@ impl<'a> Exchange<'a> {
             schema,
             scheme,
             residuals: if sparse { vec![vec![0.0; values]; workers] } else { Vec::new() },
+            references: if sparse { vec![Vec::new(); workers] } else { Vec::new() },
+            before: Vec::new(),
+            sent: Vec::new(),
             buffer: vec![0.0; values],
             norms: RunningNorms::default(),
             velocity: vec![0.0; values],
@@ -105,7 +170,45 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Turns the workers' weights at the end of a window, `after`, into the next window's `theta`.
+    /// The weights from which `worker` starts the next window; `own` are its weights at the end of the last one.
+    pub fn start(&mut self, worker: usize, own: &[f32], theta: &[f32]) -> Vec<f32> {
+        let start = match (self.scheme.start(), self.scheme) {
+            (Start::Ahead { share }, _) => {
+                theta.iter().zip(&self.residuals[worker]).map(|(value, held)| value - share * held).collect()
+            }
+            // No update is under way in the first window.
+            (Start::Late { steps: 1.., from }, Scheme::Ours { outer, .. }) if self.traffic.windows > 0 => {
+                match from {
+                    StandIn::Own => own.to_vec(),
+                    StandIn::Agreed => self.before.clone(),
+                    StandIn::Eager => {
+                        let mut start = self.before.clone();
+                        merge::apply(self.schema, &mut start, &self.sent[worker], outer.rate);
+                        start
+                    }
+                }
+            }
+            _ => theta.to_vec(),
+        };
+        if let Some(reference) = self.references.get_mut(worker) {
+            reference.clone_from(&start);
+        }
+        start
+    }
+
+    /// Moves the weights of `worker` onto `theta`, the last update having arrived, and keeps the inner steps since the
+    /// start: `x ← x + (θ − start)`. From now on the worker compares with `theta`, so its pseudo-gradient remains minus
+    /// the sum of the window's inner steps.
+    pub fn rebase(&mut self, worker: usize, weights: &mut [f32], theta: &[f32]) {
+        let reference = &mut self.references[worker];
+        for ((weight, start), value) in weights.iter_mut().zip(reference.iter()).zip(theta) {
+            *weight += value - start;
+        }
+        reference.copy_from_slice(theta);
+    }
+
+    /// Turns the workers' weights at the end of a window, `after`, into the next window's `theta`. [`Exchange::start`]
+    /// was called for each worker.
     ///
     /// # Errors
     /// If a worker's pseudo-gradient is not finite, or the protocol refuses its own bytes.
@@ -125,14 +228,14 @@ impl<'a> Exchange<'a> {
                 self.step(outer, theta);
             }
             Scheme::Published { decay, over, outer, .. } => {
-                self.accumulate(decay, after, theta);
+                self.accumulate(decay, after);
                 let sent = self.encode_published();
                 self.count_hits(&sent);
                 self.mean(over, &sent);
                 self.step(outer, theta);
             }
-            Scheme::Ours { density, merge_density, decay, over, outer } => {
-                self.accumulate(decay, after, theta);
+            Scheme::Ours { density, merge_density, decay, over, outer, start } => {
+                self.accumulate(decay, after);
                 let mut sent = Vec::with_capacity(after.len());
                 for residual in &mut self.residuals {
                     let body = contribution::encode_with_feedback(self.schema, Density(density), residual)?;
@@ -154,6 +257,10 @@ impl<'a> Exchange<'a> {
                 self.norms.push(merged.norms);
                 self.traffic.updates += merged.body.len() as u64;
                 let update = contribution::decode(self.schema, density, &merged.body)?;
+                if matches!(start, Start::Late { .. }) {
+                    self.before = theta.to_vec();
+                    self.sent = sent;
+                }
                 if outer.momentum == 0.0 {
                     merge::apply(self.schema, theta, &update, outer.rate);
                 } else {
@@ -166,10 +273,10 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// `e ← decay·e + (θ − θ_after)` for each worker (PROT-10).
-    fn accumulate(&mut self, decay: f32, after: &[Vec<f32>], theta: &[f32]) {
-        for (residual, after) in self.residuals.iter_mut().zip(after) {
-            for ((entry, before), after) in residual.iter_mut().zip(theta).zip(after) {
+    /// `e ← decay·e + (θ − θ_after)` for each worker (PROT-10), `θ` being its reference.
+    fn accumulate(&mut self, decay: f32, after: &[Vec<f32>]) {
+        for ((residual, reference), after) in self.residuals.iter_mut().zip(&self.references).zip(after) {
+            for ((entry, before), after) in residual.iter_mut().zip(reference).zip(after) {
                 *entry = decay * *entry + (before - after);
             }
         }
@@ -276,11 +383,90 @@ mod tests {
         let schema = schema();
         let mut theta = vec![0.5; schema.values()];
         let mut exchange = Exchange::new(&schema, scheme, 3);
+        let mut weights = vec![theta.clone(); 3];
         for window in 0..windows {
-            let ends = ends(&theta, window);
-            exchange.window(&ends, &mut theta).unwrap();
+            for (worker, weights) in weights.iter_mut().enumerate() {
+                let start = exchange.start(worker, weights, &theta);
+                *weights = ends(&start, window)[worker].clone();
+            }
+            exchange.window(&weights, &mut theta).unwrap();
         }
         (theta, exchange.traffic)
+    }
+
+    fn ours(start: Start) -> Scheme {
+        let outer = Outer { rate: 0.7, momentum: 0.0 };
+        Scheme::Ours { density: 512, merge_density: 1024, decay: 0.95, over: Divisor::Hits, outer, start }
+    }
+
+    const STAND_INS: [StandIn; 3] = [StandIn::Own, StandIn::Agreed, StandIn::Eager];
+
+    #[test]
+    fn no_delay_and_no_step_ahead_equal_waiting_bit_for_bit() {
+        let waiting = after(&ours(Start::Agreed), 6);
+        for from in STAND_INS {
+            assert_eq!(after(&ours(Start::Late { steps: 0, from }), 6), waiting, "{from:?}");
+        }
+        assert_eq!(after(&ours(Start::Ahead { share: 0.0 }), 6), waiting);
+    }
+
+    #[test]
+    fn the_pseudo_gradient_of_a_rebased_worker_is_minus_the_sum_of_its_inner_steps() {
+        let schema = schema();
+        for from in STAND_INS {
+            let scheme = ours(Start::Late { steps: 1, from });
+            let mut exchange = Exchange::new(&schema, &scheme, 3);
+            let mut theta = vec![0.5; schema.values()];
+            let mut weights = vec![theta.clone(); 3];
+            let mut moved = 0.0;
+            for window in 0..6 {
+                for (worker, weights) in weights.iter_mut().enumerate() {
+                    let start = exchange.start(worker, weights, &theta);
+                    let mut end = ends(&start, window)[worker].clone();
+                    let mut steps: Vec<f32> =
+                        end.iter().zip(&start).map(|(end, start)| end - start).collect();
+                    if window > 0 {
+                        moved += distance(&start, &theta);
+                        exchange.rebase(worker, &mut end, &theta);
+                    }
+                    let second = ends(&end, window + 100)[worker].clone();
+                    for ((steps, second), end) in steps.iter_mut().zip(&second).zip(&end) {
+                        *steps += second - end;
+                    }
+                    for ((reference, end), steps) in
+                        exchange.references[worker].iter().zip(&second).zip(&steps)
+                    {
+                        assert!((reference - end + steps).abs() < 1e-6, "{from:?}, window {window}");
+                    }
+                    *weights = second;
+                }
+                exchange.window(&weights, &mut theta).unwrap();
+            }
+            assert!(moved > 0.0, "{from:?}: a rebase that moves nothing shows nothing");
+        }
+    }
+
+    #[test]
+    fn a_worker_that_steps_ahead_starts_from_what_it_holds_back() {
+        let schema = schema();
+        let scheme = ours(Start::Ahead { share: 0.5 });
+        let mut exchange = Exchange::new(&schema, &scheme, 3);
+        let mut theta = vec![0.5; schema.values()];
+        let first: Vec<Vec<f32>> = (0..3).map(|worker| exchange.start(worker, &[], &theta)).collect();
+        assert!(first.iter().all(|start| *start == theta), "a residual of zero starts from θ");
+        exchange.window(&ends(&theta, 0), &mut theta).unwrap();
+        let start = exchange.start(1, &[], &theta);
+        for ((start, value), held) in start.iter().zip(&theta).zip(&exchange.residuals[1]) {
+            assert_eq!(*start, value - 0.5 * held);
+        }
+        assert_ne!(start, theta);
+    }
+
+    #[test]
+    fn results_without_a_start_are_of_workers_that_wait() {
+        let old = r#"{"ours":{"density":512,"merge_density":1024,"decay":0.95,"over":"hits","outer":{"rate":0.7,"momentum":0.0}}}"#;
+        assert_eq!(serde_json::from_str::<Scheme>(old).unwrap(), ours(Start::Agreed));
+        assert_eq!(serde_json::to_string(&ours(Start::Agreed)).unwrap(), old);
     }
 
     fn distance(one: &[f32], other: &[f32]) -> f32 {
@@ -327,7 +513,8 @@ mod tests {
         assert!(traffic.sent > 0 && traffic.sent == traffic.updates);
 
         let (over, outer) = (Divisor::Hits, PLAIN);
-        let ours = Scheme::Ours { density: 1024, merge_density: 2048, decay: 1.0, over, outer };
+        let start = Start::Agreed;
+        let ours = Scheme::Ours { density: 1024, merge_density: 2048, decay: 1.0, over, outer, start };
         let (ours, traffic) = after(&ours, 60);
         assert!(ours.iter().all(|value| value.is_finite()));
         assert!(traffic.updates < traffic.sent, "one object instead of three");
@@ -341,6 +528,7 @@ mod tests {
             decay: 0.95,
             over: Divisor::Hits,
             outer: Outer { rate: 1.0, momentum },
+            start: Start::Agreed,
         };
         let (plain, _) = after(&scheme(0.0), 5);
         let (nearly, _) = after(&scheme(1e-6), 5);

@@ -2,7 +2,7 @@
 //! steps.
 
 use super::{
-    exchange::{Divisor, Outer, Scheme},
+    exchange::{Divisor, Outer, Scheme, StandIn, Start},
     train::Run,
 };
 use clap::ValueEnum;
@@ -33,6 +33,10 @@ pub enum Question {
     Schedule,
     /// Density 1/64 for 1,280 windows, in the smallest model.
     Long,
+    /// Updates that arrive a third of a window, or a whole window, late, and workers that wait a third of the time.
+    Late,
+    /// Step-ahead error feedback in the long run.
+    Ahead,
     /// Learning rates of the base run.
     LearningRate,
     /// Learning rates of the long, sparse run.
@@ -62,7 +66,7 @@ const EIGHTH: u16 = 512;
 
 impl Question {
     /// The questions of a study by default, the most informative first.
-    pub const EACH: [Question; 11] = [
+    pub const EACH: [Question; 13] = [
         Question::Schemes,
         Question::OuterRate,
         Question::Workers,
@@ -74,6 +78,8 @@ impl Question {
         Question::Outer,
         Question::Density,
         Question::Long,
+        Question::Late,
+        Question::Ahead,
     ];
 
     pub fn title(self) -> &'static str {
@@ -89,6 +95,8 @@ impl Question {
             Question::Outer => "Which outer optimiser?",
             Question::Schedule => "Which schedule?",
             Question::Long => "Which scheme, in a long and sparse run?",
+            Question::Late => "May an update arrive late?",
+            Question::Ahead => "Which step ahead, in a long and sparse run?",
             Question::LearningRate => "Which learning rate?",
             Question::LongLearningRate => "Which learning rate, in a long and sparse run?",
         }
@@ -233,6 +241,7 @@ impl Question {
                         decay: DECAY,
                         over: Divisor::All,
                         outer,
+                        start: Start::Agreed,
                     };
                     variants.push(with(&format!("ours over all, {name}"), ours));
                     let published =
@@ -264,6 +273,37 @@ impl Question {
                     run("ours, 1/32", ours(128, 8)),
                     run("ours, 1/8", ours(EIGHTH, 8)),
                 ]
+            }
+            Question::Late => {
+                let base = Run { width: 16, windows: LATE_WINDOWS, ..base };
+                let third = base.steps / 3;
+                [("1/16", 256), ("1/64", 64)]
+                    .into_iter()
+                    .flat_map(|(name, density)| {
+                        let run =
+                            |start, steps| Run { scheme: ours_from(density, start), steps, ..base.clone() };
+                        let late = |steps, from| run(Start::Late { steps, from }, base.steps);
+                        [
+                            ("no delay", run(Start::Agreed, base.steps)),
+                            ("a third late, own", late(third, StandIn::Own)),
+                            ("a window late, own", late(base.steps, StandIn::Own)),
+                            ("a third idle", run(Start::Agreed, base.steps - third)),
+                            ("a third late, eager", late(third, StandIn::Eager)),
+                            ("a third late, agreed", late(third, StandIn::Agreed)),
+                        ]
+                        .map(|(what, run)| Variant { name: format!("{name}, {what}"), run })
+                    })
+                    .collect()
+            }
+            Question::Ahead => {
+                let base = long(base);
+                let run = |name: String, scheme| Variant { name, run: Run { scheme, ..base.clone() } };
+                let mut variants = vec![run("ours, 1/64, α = 0.7".into(), sparse_ours())];
+                for share in [0.25, 0.5, 0.75] {
+                    let scheme = ours_from(64, Start::Ahead { share });
+                    variants.push(run(format!("{share} ahead"), scheme));
+                }
+                variants
             }
             Question::LearningRate => [4e-3, 2e-3, 8e-3, 16e-3]
                 .into_iter()
@@ -315,12 +355,27 @@ fn long(base: Run) -> Run {
 }
 
 fn sparse_ours() -> Scheme {
-    ours_with(64, union(64, 8), DECAY, LOWER)
+    ours_from(64, Start::Agreed)
+}
+
+/// Ours at the lower outer rate.
+fn ours_from(density: u16, start: Start) -> Scheme {
+    Scheme::Ours {
+        density,
+        merge_density: union(density, 8),
+        decay: DECAY,
+        over: Divisor::Hits,
+        outer: LOWER,
+        start,
+    }
 }
 
 fn sparse_published() -> Scheme {
     Scheme::Published { density: 64, decay: DECAY, over: Divisor::Hits, outer: LOWER }
 }
+
+/// Ten times the lag of density 1/64 (PROT-18).
+const LATE_WINDOWS: usize = 640;
 
 /// The base run: 20 · 8 windows, as density 1/8 lags by about 8 windows (PROT-18).
 fn base(seed: u64) -> Run {
@@ -348,7 +403,7 @@ fn ours(density: u16, workers: usize) -> Scheme {
 }
 
 fn ours_with(density: u16, merge_density: u16, decay: f32, outer: Outer) -> Scheme {
-    Scheme::Ours { density, merge_density, decay, over: Divisor::Hits, outer }
+    Scheme::Ours { density, merge_density, decay, over: Divisor::Hits, outer, start: Start::Agreed }
 }
 
 fn published(density: u16, over: Divisor) -> Scheme {
@@ -376,9 +431,11 @@ mod tests {
             let first = &variants[0].run;
             for Variant { name, run } in &variants {
                 let tokens = |run: &Run| run.window_tokens() * run.windows as u64;
-                assert_eq!(tokens(run), tokens(first), "{question:?}, {name}");
-                let serial = name.contains("eight times the steps");
-                assert_eq!(run.inner_steps() == first.inner_steps(), !serial, "{question:?}, {name}");
+                // Workers that wait have less time to train.
+                let idle = name.contains("a third idle");
+                assert_eq!(3 * tokens(run), if idle { 2 } else { 3 } * tokens(first), "{question:?}, {name}");
+                let other = idle || name.contains("eight times the steps");
+                assert_eq!(run.inner_steps() == first.inner_steps(), !other, "{question:?}, {name}");
                 assert!(run.batch.is_multiple_of(run.workers), "{question:?}, {name}");
             }
         }

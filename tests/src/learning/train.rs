@@ -58,6 +58,8 @@ pub struct Outcome {
 pub enum RunError {
     #[error("a batch of {batch} sequences cannot be divided evenly among {workers} workers")]
     Uneven { workers: usize, batch: usize },
+    #[error("an update that arrives after {late} inner steps is too late for windows of {steps}")]
+    TooLate { late: usize, steps: usize },
     #[error("the text has {got} sequences, but the run needs {needed}")]
     TooLittleData { got: u64, needed: u64 },
     #[error("could not train")]
@@ -121,13 +123,17 @@ impl Run {
     /// Trains, and measures the loss on `held_out`. A diverged run is a result, not an error.
     ///
     /// # Errors
-    /// If the batch cannot be divided among the workers, the dataset is too small for one pass or unreadable, or the
-    /// model's shape is invalid.
+    /// If the batch cannot be divided among the workers, updates arrive after more than a window, the dataset is too
+    /// small for one pass or unreadable, or the model's shape is invalid.
     pub fn train(&self, dataset: &Dataset, held_out: &[Vec<u32>]) -> Result<Outcome, RunError> {
         let started = Instant::now();
         let &Run { workers, steps, windows, batch, seed, .. } = self;
         if workers == 0 || !batch.is_multiple_of(workers) {
             return Err(RunError::Uneven { workers, batch });
+        }
+        let late = self.scheme.late_steps();
+        if late > steps {
+            return Err(RunError::TooLate { late, steps });
         }
         let (needed, got) = ((windows * steps * batch) as u64, dataset.training_sequences());
         if got < needed {
@@ -153,14 +159,22 @@ impl Run {
             seconds: 0.0,
         };
 
+        let mut after = vec![theta.clone(); workers];
         for window in 0..windows {
-            let mut after = Vec::with_capacity(workers);
             for (worker, trainer) in trainers.iter_mut().enumerate() {
+                let start = exchange.start(worker, &after[worker], &theta);
                 // A worker that trains alone keeps its own weights.
                 if window > 0 && self.scheme != Scheme::Alone {
-                    trainer.load(&theta)?;
+                    trainer.load(&start)?;
                 }
+                // Before the first window no update is under way.
+                let arrival = (window > 0 && late > 0).then_some(late);
                 for step in 0..steps {
+                    if arrival == Some(step) {
+                        let mut weights = trainer.weights_flat()?;
+                        exchange.rebase(worker, &mut weights, &theta);
+                        trainer.load(&weights)?;
+                    }
                     // A step has the same sequences for any number of workers.
                     let first = (window * steps + step) * batch + worker * recipe.batch;
                     let sequences = dataset.sequences(&order[first..][..recipe.batch])?;
@@ -170,7 +184,10 @@ impl Run {
                         Err(error) => return Err(error.into()),
                     }
                 }
-                after.push(trainer.weights_flat()?);
+                after[worker] = trainer.weights_flat()?;
+                if arrival == Some(steps) {
+                    exchange.rebase(worker, &mut after[worker], &theta);
+                }
             }
             exchange.window(&after, &mut theta)?;
 
