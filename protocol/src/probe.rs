@@ -44,8 +44,9 @@ pub struct Probe {
 /// A leaf and its proof: what a validator shows for a [`Probe`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, TypeInfo)]
 pub struct Answer {
-    /// Losses after the contribution on the window's probe sequences, in millionths of a nat per token.
-    pub losses: Vec<u32>,
+    /// Losses after the contribution on the window's probe sequences, in millionths of a nat per token. `None` proves
+    /// that the validator bound itself to none: it did not measure the contribution.
+    pub losses: Option<Vec<u32>>,
     /// The neighbours on the way from the leaf to the root.
     pub proof: Vec<Digest>,
 }

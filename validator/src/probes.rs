@@ -21,10 +21,10 @@ pub fn root(receipt: &Receipt, selected: &[Selected], params: &RunParams) -> Dig
     probe::root(&leaves(receipt, selected, params))
 }
 
-/// The losses after the contribution of `uid` and their proof; `None` if the receipt has none to show.
+/// The leaf of `uid` and its proof; without losses if the receipt has none to show. `None` if `uid` is not selected.
 pub fn answer(receipt: &Receipt, selected: &[Selected], uid: Uid, params: &RunParams) -> Option<Answer> {
     let place = selected.iter().position(|one| one.uid == uid)?;
-    let losses = losses(receipt, selected, uid, params)?;
+    let losses = losses(receipt, selected, uid, params);
     Some(Answer { losses, proof: probe::proof(&leaves(receipt, selected, params), place)? })
 }
 
@@ -71,10 +71,11 @@ impl Validator {
         }
         let answers = self.answers(first, &view.probes).await?;
         let drawn = u32::try_from(answers.len()).unwrap_or(u32::MAX);
-        let answered = u32::try_from(answers.iter().flatten().count()).unwrap_or(u32::MAX);
+        let measured = answers.iter().flatten().filter(|answer| answer.losses.is_some());
+        let answered = u32::try_from(measured.count()).unwrap_or(u32::MAX);
         let shown = Entry::Answered { epoch, answered, drawn };
         let entry = match answered {
-            // The chain takes no call without an answer.
+            // The chain takes no call without losses.
             0 => Some(shown),
             _ => match self.node.chain().submit(Call::OpenProbes { run, epoch, answers }).await {
                 Ok(_) => Some(shown),
@@ -101,7 +102,7 @@ impl Validator {
         Ok(())
     }
 
-    /// One answer for each probe, in order. `None` for what was not measured, or not anchored before the window
+    /// One answer for each probe, in order. `None` for a window of which no root was anchored before the window
     /// `first`.
     async fn answers(&self, first: Window, probes: &[Probe]) -> Result<Vec<Option<Answer>>, RunError> {
         let mut bound = BTreeMap::new();

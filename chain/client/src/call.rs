@@ -230,7 +230,7 @@ calls! {
         = Weights.reveal, "revealing weights for epoch {epoch} of run {run}";
 
     /// By a validator's hotkey, in the first windows of the next epoch: its measurements of what was drawn, in the
-    /// order of the draw; `None` for what it did not measure (PROT-30).
+    /// order of the draw; `None` for a window of which it had anchored nothing (PROT-30).
     optional OpenProbes { run: RunId, epoch: u32, answers: Vec<Option<Answer>> }
         = Weights.open_probes, "showing measurements of epoch {epoch} of run {run}";
 
@@ -624,7 +624,7 @@ pub(crate) mod tests {
             Call::OpenProbes {
                 run,
                 epoch: 4,
-                answers: vec![None, Some(Answer { losses: vec![3_141_593], proof: vec![digest] })],
+                answers: vec![None, Some(Answer { losses: Some(vec![3_141_593]), proof: vec![digest] })],
             },
             Call::ReportEquivocation {
                 proof: Equivocation { hotkey: Hotkey([3; 32]), one: signed_vote(1), other: signed_vote(2) },

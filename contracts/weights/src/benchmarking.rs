@@ -54,7 +54,7 @@ mod benchmarks {
         full::run_with::<T>(s, v, 4);
         full::revealed::<T>(s, v, 3);
         let (answers, _) = full::drawn::<T>(s);
-        let losses = answers.into_iter().map(|answer| answer.map(|answer| answer.losses));
+        let losses = answers.into_iter().map(|answer| answer?.losses);
         let shown = Shown::truncate_from(losses.collect());
         for member in full::members(s, v) {
             Opened::<T>::insert((RUN, 3), member.uid, shown.clone());

@@ -119,7 +119,7 @@ pub(crate) fn drawn<T: Config>(miners: u32) -> (crate::Shown<crate::Answer>, Uid
     T::Probes::set(RUN, first, drawn, validator, anchor);
     let answers = (0..PROBES as usize).map(|place| {
         let proof = probe::proof(&leaves, place)?;
-        crate::Answer::try_from(probe::Answer { losses: losses.clone(), proof }).ok()
+        crate::Answer::try_from(probe::Answer { losses: Some(losses.clone()), proof }).ok()
     });
     (crate::Shown::truncate_from(answers.collect()), validator)
 }

@@ -68,13 +68,13 @@ pub struct Departed<AccountId> {
 /// Losses of one contribution on the probe sequences of its window, in millionths of a nat per token.
 pub type Losses = BoundedVec<u32, ConstU32<SEQUENCES_MAX>>;
 
-/// What a validator shows of an epoch, in the order of the draw; `None` for what it did not measure.
+/// What a validator shows of an epoch, in the order of the draw; `None` for what it has nothing to show of.
 pub type Shown<A> = BoundedVec<Option<A>, ConstU32<PROBES>>;
 
 /// [`probe::Answer`] with bounds.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Answer {
-    pub losses: Losses,
+    pub losses: Option<Losses>,
     pub proof: BoundedVec<Digest, ConstU32<PROOF_MAX>>,
 }
 
@@ -84,7 +84,7 @@ impl TryFrom<probe::Answer> for Answer {
     fn try_from(answer: probe::Answer) -> Result<Answer, TooLong> {
         let probe::Answer { losses, proof } = answer;
         Ok(Answer {
-            losses: losses.try_into().map_err(|_| TooLong)?,
+            losses: losses.map(Losses::try_from).transpose().map_err(|_| TooLong)?,
             proof: proof.try_into().map_err(|_| TooLong)?,
         })
     }
@@ -254,6 +254,9 @@ pub mod pallet {
         NothingMeasured,
         /// The validator anchored nothing for the contribution's window before the draw. Leave the answer out.
         NotAnchored,
+        /// The validator anchored a root for the contribution's window before the draw, and leaves the answer out.
+        /// Show the losses, or the leaf without losses.
+        LeftOut,
         /// A measurement does not belong to the root that the validator anchored. Show exactly what was measured.
         OtherThanAnchored,
     }
@@ -307,8 +310,8 @@ pub mod pallet {
         }
 
         /// Shows what the signer, a validator's hotkey, measured of the contributions that were drawn of `epoch`, in
-        /// the order of the draw. Each answer must belong to the root that the validator anchored before the draw;
-        /// `None` is for a contribution that it did not measure (PROT-30).
+        /// the order of the draw. Each answer must belong to the root that the validator anchored before the draw: the
+        /// losses, or a leaf without losses. `None` is for a window of which it had anchored nothing (PROT-30).
         #[pallet::call_index(2)]
         #[pallet::weight(weight_info::open_probes::<T>())]
         #[pallet::feeless_if(|
@@ -323,9 +326,9 @@ pub mod pallet {
             answers: Shown<Answer>,
         ) -> DispatchResult {
             let validator = Self::may_open(origin, run, epoch, &answers)?;
-            let answered = answers.iter().flatten().count() as u32;
-            let losses = answers.into_iter().map(|answer| answer.map(|answer| answer.losses));
-            Opened::<T>::insert((run, epoch), validator, Shown::truncate_from(losses.collect()));
+            let losses: Vec<_> = answers.into_iter().map(|answer| answer?.losses).collect();
+            let answered = losses.iter().flatten().count() as u32;
+            Opened::<T>::insert((run, epoch), validator, Shown::truncate_from(losses));
             Self::deposit_event(Event::ProbesOpened { run, epoch, validator, answered });
             Ok(())
         }
@@ -387,14 +390,23 @@ pub mod pallet {
             let drawn = T::Probes::drawn(run, first);
             ensure!(!drawn.is_empty(), Error::<T>::NothingDrawn);
             ensure!(answers.len() == drawn.len(), Error::<T>::OtherThanDrawn);
-            ensure!(answers.iter().any(Option::is_some), Error::<T>::NothingMeasured);
-            let validator = Registry::<T>::seat(run, uid).ok_or(Error::<T>::NotASeat)?.id(uid);
+            let measured = answers.iter().flatten().any(|answer| answer.losses.is_some());
+            ensure!(measured, Error::<T>::NothingMeasured);
+            let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::NotASeat)?;
+            let validator = seat.id(uid);
             for (drawn, answer) in drawn.iter().zip(answers) {
-                let Some(Answer { losses, proof }) = answer else { continue };
                 let window = drawn.probe.window;
-                let anchor = T::Probes::anchored(run, window, uid);
-                let anchor = anchor.filter(|anchor| anchor.at < first).ok_or(Error::<T>::NotAnchored)?;
-                let leaf = Leaves { run, window, validator }.leaf(drawn.probe.uid, Some(losses));
+                // An anchor of a window before the seat's first is its former holder's.
+                let anchor = T::Probes::anchored(run, window, uid)
+                    .filter(|anchor| anchor.at < first && seat.since <= window);
+                let Some(Answer { losses, proof }) = answer else {
+                    // Without this, a validator could show those of its guesses that are right, and earn their part.
+                    ensure!(anchor.is_none(), Error::<T>::LeftOut);
+                    continue;
+                };
+                let anchor = anchor.ok_or(Error::<T>::NotAnchored)?;
+                let losses = losses.as_ref().map(|losses| losses.as_slice());
+                let leaf = Leaves { run, window, validator }.leaf(drawn.probe.uid, losses);
                 let (leaves, place) = (usize::from(drawn.leaves), usize::from(drawn.place));
                 probe::verify(&anchor.probes, leaves, place, leaf, proof)
                     .map_err(|_| Error::<T>::OtherThanAnchored)?;

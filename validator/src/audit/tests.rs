@@ -708,21 +708,21 @@ fn a_root_that_does_not_follow_from_the_receipt_is_a_difference() {
 }
 
 #[test]
-fn an_answer_belongs_to_the_anchored_root_and_an_unmeasured_seat_has_none() {
+fn an_answer_belongs_to_the_anchored_root_and_that_of_an_unmeasured_seat_has_no_losses() {
     let Facts { receipt, view, params, .. } = honest_with(3);
     let (root, selected) = (probes::root(&receipt, selected(&view), &params), selected(&view));
     let leaves = Leaves { run: RunId(1), window: NOW, validator: receipt.validator };
     let order = &receipt.judgement.as_ref().unwrap().order;
     let mut answered = 0;
     for (place, one) in selected.iter().enumerate() {
-        let answer = probes::answer(&receipt, selected, one.uid, &params);
-        assert_eq!(answer.is_some(), order.contains(&one.uid), "uid {}", one.uid);
-        let Some(Answer { losses, proof }) = answer else { continue };
+        let Answer { losses, proof } = probes::answer(&receipt, selected, one.uid, &params).unwrap();
+        assert_eq!(losses.is_some(), order.contains(&one.uid), "uid {}", one.uid);
+        let leaf = leaves.leaf(one.uid, losses.as_deref());
+        assert_eq!(probe::verify(&root, selected.len(), place, leaf, &proof), Ok(()));
+        let Some(losses) = losses else { continue };
         answered += 1;
         // A quarter of six sequences, rounded up.
         assert_eq!(losses.len(), 2);
-        let leaf = leaves.leaf(one.uid, Some(&losses));
-        assert_eq!(probe::verify(&root, selected.len(), place, leaf, &proof), Ok(()));
         let wrong: Vec<u32> = losses.iter().map(|loss| loss + 1).collect();
         let leaf = leaves.leaf(one.uid, Some(&wrong));
         assert!(probe::verify(&root, selected.len(), place, leaf, &proof).is_err());
@@ -732,10 +732,11 @@ fn an_answer_belongs_to_the_anchored_root_and_an_unmeasured_seat_has_none() {
 }
 
 #[test]
-fn a_validator_without_every_selected_contribution_shows_nothing_of_the_window() {
+fn a_validator_without_every_selected_contribution_shows_no_losses_of_the_window() {
     let Facts { mut receipt, view, params, .. } = honest();
     let selected = selected(&view);
-    assert!(probes::answer(&receipt, selected, Uid(0), &params).is_some());
+    let losses = |receipt: &Receipt| probes::answer(receipt, selected, Uid(0), &params).unwrap().losses;
+    assert!(losses(&receipt).is_some());
     receipt.judgement.as_mut().unwrap().held.retain(|uid| *uid != Uid(1));
-    assert_eq!(probes::answer(&receipt, selected, Uid(0), &params), None);
+    assert_eq!(losses(&receipt), None);
 }

@@ -364,7 +364,7 @@ impl World {
         pallet_windows::Call::anchor_receipts { run, window, digest: digest(1), probes }
     }
 
-    /// Shows what was drawn of the last epoch, except for a few answers.
+    /// Shows what was drawn of the last epoch.
     fn showing(&mut self, scene: &Scene, uid: Uid) -> pallet_weights::Call<Runtime> {
         let (run, first) = (scene.run, Window(scene.epoch * scene.params.epoch_windows));
         let drawn = pallet_windows::Drawn::<Runtime>::get(run, first).into_iter();
@@ -373,7 +373,7 @@ impl World {
             let proof = probe::proof(&leaves(run, window, uid), usize::from(drawn.place))?;
             let anchor = pallet_windows::Receipts::<Runtime>::get((run, window), uid)?;
             let loss = if self.dice.one_in(50) { 8 } else { 7 };
-            let answer = probe::Answer { losses: vec![loss], proof };
+            let answer = probe::Answer { losses: Some(vec![loss]), proof };
             (anchor.at < first).then(|| answer.try_into().unwrap())
         });
         let answers = answers.collect::<Vec<_>>().try_into().unwrap();

@@ -45,7 +45,7 @@ fn answers(uid: u16, measured: Measured) -> Shown<Answer> {
     let drawn = Windows::window_view(RUN, Window(4)).unwrap().probes;
     let answers = drawn.iter().map(|of| {
         let proof = probe::proof(&leaves(uid, of.window, measured), usize::from(of.uid.0)).unwrap();
-        let losses = measured(of.window, of.uid.0)?;
+        let losses = measured(of.window, of.uid.0);
         Some(probe::Answer { losses, proof }.try_into().unwrap())
     });
     answers.collect::<Vec<_>>().try_into().unwrap()
@@ -141,6 +141,55 @@ fn a_copier_that_guesses_the_losses_earns_no_dividends() {
     // The losses of the model without the contribution, which one evaluation for all seats gives.
     let guesses = Validator { measured: |_, _| Some(vec![3_000_000, 2_500_000]), shows: true };
     assert_eq!(dividends([HONEST, HONEST, guesses]), [500, 500, 0]);
+}
+
+/// Measured the first window, and guessed the second.
+fn half_guessed(window: Window, seat: u16) -> Option<Vec<u32>> {
+    if window == Window(0) { truth(window, seat) } else { Some(vec![3_000_000, 2_500_000]) }
+}
+
+#[test]
+fn a_guesser_cannot_leave_its_wrong_guesses_out() {
+    until_the_draw([truth, truth, half_guessed], || {
+        assert_ok!(show(3, answers(3, truth)));
+        assert_ok!(show(4, answers(4, truth)));
+        // The guesser reads the answers of the others, and shows those of its own that are right.
+        let drawn = Windows::window_view(RUN, Window(4)).unwrap().probes;
+        let right = drawn.iter().zip(answers(5, half_guessed));
+        let right = right.map(|(of, answer)| answer.filter(|_| of.window == Window(0)));
+        assert_noop!(show(5, Shown::truncate_from(right.collect())), Error::<Test>::LeftOut);
+        // A leaf with a guess is no leaf without losses.
+        let mut denied = answers(5, half_guessed);
+        let last = denied.iter_mut().flatten().last().unwrap();
+        last.losses = None;
+        assert_noop!(show(5, denied), Error::<Test>::OtherThanAnchored);
+        go_to_block(35);
+    });
+    assert_eq!(paid(), [500, 500, 0]);
+}
+
+#[test]
+fn a_validator_owes_no_answer_for_the_former_holder_of_its_seat() {
+    until_the_draw([truth; 3], || {
+        let of_window_1 = |answers: Shown<Answer>| {
+            let drawn = Windows::window_view(RUN, Window(4)).unwrap().probes;
+            let kept =
+                drawn.iter().zip(answers).map(|(of, answer)| answer.filter(|_| of.window == Window(1)));
+            Shown::truncate_from(kept.collect())
+        };
+        let since = |window| {
+            pallet_registry::SeatsOf::<Test>::mutate(RUN, Uid(5), |seat| {
+                seat.as_mut().unwrap().since = window
+            })
+        };
+        let all = answers(5, truth);
+        assert_noop!(show(5, of_window_1(all.clone())), Error::<Test>::LeftOut);
+        // As if the root of window 0 were of the holder before it.
+        since(Window(1));
+        assert_noop!(show(5, all.clone()), Error::<Test>::NotAnchored);
+        assert_ok!(show(5, of_window_1(all)));
+        since(Window(0));
+    });
 }
 
 #[test]
@@ -250,10 +299,6 @@ fn measurements_are_shown_once_after_the_draw_and_only_what_was_anchored_before(
         let good = answers(3, truth);
         let drawn = Windows::window_view(RUN, Window(4)).unwrap().probes;
         assert_eq!(drawn.len(), 6);
-        let some = |place: usize| {
-            let keep = |(at, answer): (usize, &Option<Answer>)| answer.clone().filter(|_| at == place);
-            Shown::truncate_from(good.iter().enumerate().map(keep).collect())
-        };
         let call = |uid: u16, answers: &Shown<Answer>| {
             let call = Call::<Test>::open_probes { run: RUN, epoch: 1, answers: answers.clone() };
             call.is_feeless(&signed(uid))
@@ -264,9 +309,13 @@ fn measurements_are_shown_once_after_the_draw_and_only_what_was_anchored_before(
         assert_noop!(show(40, good.clone()), Error::<Test>::NotASeat);
         let shorter = Shown::truncate_from(good.iter().skip(1).cloned().collect());
         assert_noop!(show(3, shorter), Error::<Test>::OtherThanDrawn);
-        assert_noop!(show(3, some(6)), Error::<Test>::NothingMeasured);
+        let nothing = Shown::truncate_from(vec![None; 6]);
+        assert_noop!(show(3, nothing.clone()), Error::<Test>::NothingMeasured);
+        let mut left_out = good.clone();
+        left_out[1] = None;
+        assert_noop!(show(3, left_out.clone()), Error::<Test>::LeftOut);
         let mut other = good.clone();
-        other[1].as_mut().unwrap().losses[0] += 1;
+        other[1].as_mut().unwrap().losses.as_mut().unwrap()[0] += 1;
         assert_noop!(show(3, other), Error::<Test>::OtherThanAnchored);
         // A root that came after the draw could be made up for it.
         pallet_windows::Receipts::<Test>::mutate((RUN, Window(0)), Uid(4), |anchor| {
@@ -277,10 +326,10 @@ fn measurements_are_shown_once_after_the_draw_and_only_what_was_anchored_before(
         let late = drawn.iter().zip(of_4).map(|(of, answer)| answer.filter(|_| of.window == Window(1)));
         assert_ok!(show(4, Shown::truncate_from(late.collect())));
 
-        assert!(call(3, &good) && !call(3, &some(6)));
+        assert!(call(3, &good) && !call(3, &nothing) && !call(3, &left_out));
         assert_ok!(show(3, good.clone()));
         assert!(!call(3, &good));
-        assert_noop!(show(3, some(0)), Error::<Test>::AlreadyOpened);
+        assert_noop!(show(3, left_out), Error::<Test>::AlreadyOpened);
         System::assert_has_event(
             Event::<Test>::ProbesOpened { run: RUN, epoch: 1, validator: Uid(3), answered: 6 }.into(),
         );
