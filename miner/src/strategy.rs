@@ -11,6 +11,9 @@ use protocol::{Window, keys, view::WindowView};
 use std::path::Path;
 use store::{Store, StoreError};
 
+/// Makes the sequences that a step trains on from those that it read, each as long as the model takes.
+pub type Reading = Box<dyn Fn(Vec<Vec<u32>>) -> Vec<Vec<u32>> + Send>;
+
 /// The decisions of one miner. The defaults are those of an honest one.
 #[async_trait]
 pub trait Strategy: Send {
@@ -18,6 +21,11 @@ pub trait Strategy: Send {
     /// split (PROT-5).
     fn sequences(&mut self, _window: Window, assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         assigned
+    }
+
+    /// What the window's training makes of the text of each step; `None`: it trains on all of it.
+    fn reading(&self) -> Option<Reading> {
+        None
     }
 
     /// The prefix `t` to declare: how many of the `assigned` sequences were trained on (PROT-6). With 0 there is no

@@ -72,6 +72,10 @@ pub enum Cause {
 
 /// Observes the steps.
 pub trait TrainObserver {
+    /// The sequences to train on, of those that a step read.
+    fn read(&self, of_step: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
+        of_step
+    }
     /// Called after each step, to write a snapshot.
     fn stepped(&mut self, trainer: &Trainer, trained: &Trained);
     /// Called when step `step`, counted from 1, failed with `error` and succeeded when repeated.
@@ -123,7 +127,7 @@ pub fn train(
 
         // Step.
         let step = trained.steps.saturating_add(1);
-        let taken = self::step(trainer, &tokens, |error| beside.repeated(step, error));
+        let taken = self::step(trainer, &beside.read(tokens), |error| beside.repeated(step, error));
         let stepped = taken.map_err(|(cause, error)| {
             let (first_sequence, last_sequence) = (indices[0], indices[indices.len() - 1]);
             TrainingError::GivenUp { step, first_sequence, last_sequence, cause, error }

@@ -6,6 +6,7 @@ use crate::{
     progress::{self, Progress, SnapshotKey},
     run::Miner,
     shutdown::ShutdownHandle,
+    strategy::Reading,
     train::{self, TrainObserver, Trained, TrainingError},
 };
 use nn::{ModelError, Trainer};
@@ -128,12 +129,14 @@ impl Miner {
         let mut local = std::mem::take(&mut self.local);
         let (dataset, batch) = (self.node.dataset.clone(), self.options.batch_sequences);
         let (window, shutdown) = (self.node.window(), self.shutdown.clone());
+        let reading = self.strategy.reading();
         shutdown.training(true);
         self.node.blocking.start(move || {
             let mut observer = Observer {
                 window,
                 progress,
                 repeated: Vec::new(),
+                reading,
                 shutdown: shutdown.clone(),
                 stop: stop.clone(),
             };
@@ -222,6 +225,7 @@ struct Observer {
     progress: Progress,
     /// For the journal.
     repeated: Vec<Entry>,
+    reading: Option<Reading>,
     shutdown: Arc<ShutdownHandle>,
     stop: Arc<AtomicBool>,
 }
@@ -237,6 +241,13 @@ impl Observer {
 }
 
 impl TrainObserver for Observer {
+    fn read(&self, of_step: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
+        match &self.reading {
+            Some(reading) => reading(of_step),
+            None => of_step,
+        }
+    }
+
     fn is_leaving(&self) -> bool {
         self.shutdown.is_requested()
     }

@@ -9,7 +9,10 @@ use crate::adversary::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use chain_client::{Call, ChainError};
-use miner::{contribution_store::PendingContribution, strategy::Strategy};
+use miner::{
+    contribution_store::PendingContribution,
+    strategy::{Reading, Strategy},
+};
 use node::{Contribution, Follower, wait_past};
 use protocol::{
     Block, Uid, Window, identity::Signer, keys, keys::ObjectKey, submission::Submission, view::WindowView,
@@ -136,6 +139,10 @@ impl Strategy for ActingStrategy {
     fn sequences(&mut self, window: Window, assigned: Vec<u64>, of: u64) -> Vec<u64> {
         self.window = window;
         self.adversary.sequences(&context(&self.follower, self.uid, window), assigned, of)
+    }
+
+    fn reading(&self) -> Option<Reading> {
+        self.adversary.reading()
     }
 
     fn declares(&mut self, trained: u32, assigned: u32) -> u32 {

@@ -3,6 +3,7 @@
 
 use crate::seeded_rng::SeededRng;
 use bytes::Bytes;
+use miner::strategy::Reading;
 use node::{Codec, Contribution};
 use protocol::{
     Digest, RunId, RunParams, Uid, Window,
@@ -53,6 +54,11 @@ pub trait Adversary: Send {
     /// does not train.
     fn sequences(&mut self, _at: &MinerContext<'_>, assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         assigned
+    }
+
+    /// What its training makes of the text of each step; `None`: it trains on all of it.
+    fn reading(&self) -> Option<Reading> {
+        None
     }
 
     /// The prefix `t` to declare.

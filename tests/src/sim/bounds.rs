@@ -70,7 +70,8 @@ pub fn bounds(table: &Table) -> Vec<Bound> {
                 // Each works on eight of its sequences, as many as a tenth.
                 "distilled" => 0.1,
                 "quitter" => QUITTER_MAX,
-                "half-data" | "noise" | "noise-loud" | "last-layers" | "big-rate" => worth + CHANCE,
+                "half-data" | "noise" | "noise-loud" | "last-layers" | "big-rate" | "truncated"
+                | "half-tokens" => worth + CHANCE,
                 _ => cheat_max,
             };
             bound(format!("{name}: {title}"), since, max);

@@ -146,6 +146,7 @@ pub const PLANS: &[Plan] = &[
     miners("idlers", &["freeloader-random", "freeloader-tiny", "freeloader-replay"]),
     miners("other-work", &["wrong-data", "partial-data", "half-data", "noise", "noise-loud"]),
     miners("cheap-work", &["last-layers", "big-rate", "distilled", "distilled", "distilled"]),
+    miners("less-text", &["truncated", "half-tokens"]),
     miners("poison", &["poison-sign", "poison-norm"]),
     miners(BOMBED, &among("newcomer-bomb", "newcomer-bomb")),
     miners(MUTED, &among("quitter", "mute")),

@@ -136,7 +136,7 @@ fn test_own_data(
         remembered.own_data_variance,
         outcome,
         windows,
-        remembered.evaluations,
+        score::score_rate(remembered.evaluations, !remembered.penalties.is_empty()),
     );
     Some(OwnData { gap: gap.mean, error: gap.error, scale: scale.gap, outcome: outcome.value })
 }

@@ -192,13 +192,14 @@ fn gap_share(share: f64) -> f64 {
     libm::sqrt(libm::sqrt(share.clamp(0.0, 1.0)))
 }
 
-/// The part of full pay that a gain is worth, from 0 to 1, and its standard error. A part `share` of the sequences is
-/// expected to gain between the square and the root of it, relative to the whole: half of them were measured to gain
-/// 0.25 to 0.6 of the whole.
+/// The part of full pay that a gain is worth, from 0 to 1, and its standard error. A part `p` of the sequences is
+/// expected to gain between `p^(3/2)` and `p^(1/2)` of the whole: half of them were measured to gain 0.25 to 0.6. With a
+/// lower bound, cheap work is paid for more than it gains: a part `x` of the gain, declared as `p = x^(2/3)`, is paid
+/// `p`, at most 0.15 more than `x`.
 fn gain_factor(gain: Gain, scale: GainScale, share: f64) -> (f64, f64) {
     let GainScale { median, best } = scale;
     let share = share.clamp(f64::MIN_POSITIVE, 1.0);
-    let [least, most] = [share * share, libm::sqrt(share)].map(|part| gain.mean / part);
+    let [least, most] = [share * libm::sqrt(share), libm::sqrt(share)].map(|part| gain.mean / part);
     // The gain of a whole window, as close to the median as the declared part allows.
     let whole = if least < median { least } else { most.max(median) };
     ((whole / best).clamp(0.0, 1.0), gain.error.unwrap_or(0.0) / best)
@@ -206,7 +207,7 @@ fn gain_factor(gain: Gain, scale: GainScale, share: f64) -> (f64, f64) {
 
 /// The gap on the window's scale, from −1 to 1. A positive one is multiplied by the gain on its scale, from 0 to 1, so
 /// that pay rises with both up to full work. The noise of a gap averages out to 0 or less. A seat that declares a part
-/// `share` of its sequences is graded on smaller scales. `None` if no gap was measured.
+/// `share` of its sequences is graded on smaller scales. Harm is −1, whatever the gap. `None` if no gap was measured.
 pub fn outcome(gains: &Gains, scale: Scale, share: f64) -> Option<Outcome> {
     let gap = gains.gap()?;
     let expected = scale.gap * gap_share(share);
@@ -214,6 +215,9 @@ pub fn outcome(gains: &Gains, scale: Scale, share: f64) -> Option<Outcome> {
         return Some(Outcome { value: 0.0, error: 0.0 });
     }
     let (own, own_error) = ((gap.mean / expected).clamp(-1.0, 1.0), gap.error / expected);
+    if gains.harms() {
+        return Some(Outcome { value: -1.0, error: own_error });
+    }
     let (gain, gain_error) = match scale.gain {
         Some(scale) if 0.0 < own => gain_factor(gains.common, scale, share),
         _ => (1.0, 0.0),
@@ -229,7 +233,13 @@ pub struct Outcome {
     pub error: f64,
 }
 
-/// `m ← 0.95·m + 0.05·outcome`, once for each of `windows`: the outcome stands for all work since the last
+/// The part of an outcome that enters the own-data score of a seat with this many evaluations before. A penalty ends
+/// the faster start for as long as it lasts.
+pub fn score_rate(evaluations: u32, is_penalised: bool) -> f64 {
+    if evaluations < START_EVALUATIONS && !is_penalised { START_RATE } else { SCORE_RATE }
+}
+
+/// `m ← (1 − rate)·m + rate·outcome`, once for each of `windows`: the outcome stands for all work since the last
 /// measurement, so that a rarely measured seat's score moves as fast as any. Returns the score and its variance, for
 /// which the windows share one measurement.
 ///
@@ -240,10 +250,9 @@ pub fn updated_own_data_score(
     variance: f64,
     outcome: Outcome,
     windows: u32,
-    evaluations: u32,
+    rate: f64,
 ) -> (f64, f64) {
     let shows_nothing = outcome.value <= 0.0 && outcome.value < own_data_score;
-    let rate = if evaluations < START_EVALUATIONS { START_RATE } else { SCORE_RATE };
     let first = if shows_nothing { FALL_RATE } else { rate };
     let kept = (0..windows).fold(1.0, |kept, window| kept * (1.0 - if window == 0 { first } else { rate }));
     let moved = 1.0 - kept;
@@ -373,19 +382,20 @@ mod tests {
         close(at(0.02, 0.125), 1.0);
         close(at(0.02, 0.3), 1.0);
         close(at(0.01, 0.1), 0.4);
-        // No gain, or harm, and a gap: nothing. A negative gap stays what it is.
-        close(at(0.02, -0.1), 0.0);
+        // No gain and a gap: nothing. A negative gap stays what it is, and harm is −1 with any gap.
+        close(at(0.02, 0.0), 0.0);
         close(at(-0.02, 0.05), -1.0);
+        close(at(0.02, -0.1), -1.0);
     }
 
     #[test]
-    fn a_declared_part_is_expected_to_gain_between_its_square_and_its_root() {
+    fn a_declared_part_is_expected_to_gain_between_its_power_of_three_halves_and_its_root() {
         let scale = Scale { gap: 0.02, gain: Some(GainScale { median: 0.1, best: 0.125 }) };
-        let factor = |gain: f64| gain_factor(Gain { mean: gain, error: None }, scale.gain.unwrap(), 0.25).0;
-        close(factor(0.1 / 16.0), 0.8);
-        close(factor(0.05), 0.8);
-        close(factor(0.03), 0.8);
-        close(factor(0.05 / 16.0), 0.4);
+        let factor = |gain: f64| gain_factor(Gain { mean: gain, error: None }, scale.gain.unwrap(), 0.0625).0;
+        close(factor(0.1 / 64.0), 0.8);
+        close(factor(0.025), 0.8);
+        close(factor(0.01), 0.8);
+        close(factor(0.05 / 64.0), 0.4);
         close(factor(0.1), 1.0);
     }
 
@@ -393,28 +403,30 @@ mod tests {
     fn the_own_data_score_moves_once_for_each_window_of_a_measurement() {
         let outcome = Outcome { value: 1.0, error: 0.3 };
         let (mut own_data_score, mut variance) = (0.2, 0.0);
-        close(updated_own_data_score(own_data_score, variance, outcome, 0, 30).0, 0.2);
+        close(updated_own_data_score(own_data_score, variance, outcome, 0, SCORE_RATE).0, 0.2);
         for _ in 0..3 {
-            (own_data_score, variance) = updated_own_data_score(own_data_score, variance, outcome, 1, 30);
+            (own_data_score, variance) =
+                updated_own_data_score(own_data_score, variance, outcome, 1, SCORE_RATE);
         }
-        let (at_once, with_one_error) = updated_own_data_score(0.2, 0.0, outcome, 3, 30);
+        let (at_once, with_one_error) = updated_own_data_score(0.2, 0.0, outcome, 3, SCORE_RATE);
         close(at_once, own_data_score);
         assert!(variance < with_one_error, "three measurements have a smaller variance than one");
     }
 
     #[test]
     fn the_own_data_score_falls_fast_without_own_work() {
-        let at = |value: f64| updated_own_data_score(0.8, 0.0, Outcome { value, error: 0.2 }, 1, 30).0;
+        let at =
+            |value: f64| updated_own_data_score(0.8, 0.0, Outcome { value, error: 0.2 }, 1, SCORE_RATE).0;
         close(at(-0.1), 0.7 * 0.8 + 0.3 * -0.1);
         close(at(0.0), 0.7 * 0.8);
         close(at(0.1), 0.95 * 0.8 + 0.05 * 0.1);
         // Once per measurement, for any number of windows, and never upwards.
         close(
-            updated_own_data_score(0.8, 0.0, Outcome { value: 0.0, error: 0.2 }, 3, 30).0,
+            updated_own_data_score(0.8, 0.0, Outcome { value: 0.0, error: 0.2 }, 3, SCORE_RATE).0,
             0.7 * 0.95 * 0.95 * 0.8,
         );
         close(
-            updated_own_data_score(-0.5, 0.0, Outcome { value: -0.1, error: 0.2 }, 1, 30).0,
+            updated_own_data_score(-0.5, 0.0, Outcome { value: -0.1, error: 0.2 }, 1, SCORE_RATE).0,
             0.95 * -0.5 + 0.05 * -0.1,
         );
     }
@@ -433,10 +445,11 @@ mod tests {
     fn a_new_seats_score_reaches_nine_tenths_in_its_first_evaluations() {
         let full = Outcome { value: 1.0, error: 0.1 };
         let score = (0..22).fold((0.0, 0.0), |(score, variance), evaluations| {
-            updated_own_data_score(score, variance, full, 1, evaluations)
+            updated_own_data_score(score, variance, full, 1, score_rate(evaluations, false))
         });
         assert!((0.9..0.91).contains(&score.0), "{score:?}");
-        close(updated_own_data_score(0.5, 0.0, full, 1, START_EVALUATIONS).0, 0.525);
+        close(score_rate(START_EVALUATIONS, false), 0.05);
+        close(score_rate(0, true), 0.05);
     }
 
     #[test]

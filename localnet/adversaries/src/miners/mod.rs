@@ -15,6 +15,7 @@ pub mod partial_data;
 pub mod poison;
 pub mod slow_loris;
 pub mod sybil;
+pub mod truncated;
 pub mod useless;
 pub mod withholder;
 pub mod wrong_data;
