@@ -402,6 +402,7 @@ mod tests {
             origin: "http://127.0.0.1/origin".into(),
             treasury: Amount::mtl(100).0,
             checkpoint: None,
+            rewound: None,
             paused: false,
         };
         let block = Block(165);
@@ -413,6 +414,7 @@ mod tests {
             miners: SeatOccupancy { taken: 2, max: 2, price: 5 },
             validators: SeatOccupancy { taken: 1, max: 4, price: 7 },
             pending_terms: None,
+            rewind_votes: Vec::new(),
             stopped_by_owner: false,
             treasury: TreasuryView::default(),
         };
