@@ -341,6 +341,11 @@ async fn every_node_goes_on_from_the_checkpoint_that_two_thirds_went_back_to() {
         if small.state.window == Window(20) {
             good = Some(small.state.clone());
         }
+        if small.state.window == Window(22) {
+            let validator = small.chain.seats_now(RUN)[1].id.uid;
+            let call = pallet_windows::Call::vote_rewind { run: RUN, uid: validator, to: Some(Window(20)) };
+            accepted(small.chain.lock().block(vec![(Sr25519Keyring::Bob.to_account_id(), call.into())]));
+        }
         small.run_window().await;
     }
     // The watcher is away from window 21 on, and the bytes of that window's update are in no bucket any more.
@@ -357,9 +362,6 @@ async fn every_node_goes_on_from_the_checkpoint_that_two_thirds_went_back_to() {
     let Some(Outcome::Merged(vote)) = view.outcome else { panic!("window 21 is merged") };
     small.store.delete(&keys::update(RUN, Window(21), &vote.update)).await.unwrap();
 
-    let validator = small.chain.seats_now(RUN)[1].id.uid;
-    let call = pallet_windows::Call::vote_rewind { run: RUN, uid: validator, to: Some(Window(20)) };
-    accepted(small.chain.lock().block(vec![(Sr25519Keyring::Bob.to_account_id(), call.into())]));
     // Every node that followed holds the undone model at this point, and the window's own has not opened.
     assert_eq!(miner.step(&mut mined, None).await.unwrap(), Followed::Waiting);
     small.advance_to(params().schedule.opens_at(Window(23)).0 + 1);
