@@ -325,3 +325,73 @@ async fn a_node_that_joins_at_window_1000_fetches_one_checkpoint_and_the_updates
     println!("{bytes} bytes fetched for {NOW} windows; all updates have {all} bytes");
     assert_eq!(manifest_bytes, checkpoint::CheckpointManifest::of(&small.state).unwrap().encode().len());
 }
+
+/// A miner, a validator and an observer follow a merge that two thirds then undo; a fourth node joins afterwards.
+#[tokio::test]
+async fn every_node_goes_on_from_the_checkpoint_that_two_thirds_went_back_to() {
+    let mut small = SmallRun::new();
+    let node = |small: &SmallRun, name: &str, keeps_buffer| {
+        let reader = Reader::new(small.buckets.clone(), String::new(), Digest::of(name.as_bytes()), 0);
+        follower(&small.chain, &small.spec, &small.codec, Arc::new(reader), keeps_buffer)
+    };
+    let (miner, watcher) = (node(&small, "miner", false), node(&small, "watcher", true));
+    let (mut mined, mut watched) = (small.state.clone().without_buffer(), small.state.clone());
+    let mut good = None;
+    while small.state.window < Window(23) {
+        if small.state.window == Window(20) {
+            good = Some(small.state.clone());
+        }
+        if small.state.window == Window(22) {
+            let validator = small.chain.seats_now(RUN)[1].id.uid;
+            let call = pallet_windows::Call::vote_rewind { run: RUN, uid: validator, to: Some(Window(20)) };
+            accepted(small.chain.lock().block(vec![(Sr25519Keyring::Bob.to_account_id(), call.into())]));
+        }
+        small.run_window().await;
+    }
+    // The watcher is away from window 21 on, and the bytes of that window's update are in no bucket any more.
+    while mined.window < Window(23) {
+        miner.step(&mut mined, None).await.unwrap();
+    }
+    while watched.window < Window(21) {
+        watcher.step(&mut watched, None).await.unwrap();
+    }
+    let good = good.unwrap();
+    assert_eq!(mined.lineage, small.state.lineage);
+    assert_ne!(mined.theta, good.theta);
+    let view = small.chain.window_now(RUN, Window(21)).unwrap();
+    let Some(Outcome::Merged(vote)) = view.outcome else { panic!("window 21 is merged") };
+    small.store.delete(&keys::update(RUN, Window(21), &vote.update)).await.unwrap();
+
+    // Every node that followed holds the undone model at this point, and the window's own has not opened.
+    assert_eq!(miner.step(&mut mined, None).await.unwrap(), Followed::Waiting);
+    small.advance_to(params().schedule.opens_at(Window(23)).0 + 1);
+    let run = small.chain.run(RUN).await.unwrap();
+    assert_eq!((run.rewound, run.checkpoint.unwrap().window), (Some(Window(23)), Window(20)));
+
+    let expected = ModelState { window: Window(23), ..good };
+    assert_eq!(small.validator.step(&mut small.state, None).await.unwrap(), Followed::Rejoined);
+    assert_eq!(small.state, expected);
+    assert_eq!(miner.step(&mut mined, None).await.unwrap(), Followed::Rejoined);
+    assert_eq!(mined, expected.without_buffer());
+    assert_eq!(watcher.step(&mut watched, None).await.unwrap(), Followed::Rejoined);
+    assert_eq!(watched, expected);
+
+    // All merge the next windows, and end with one root.
+    for _ in 0..2 {
+        small.run_window().await;
+    }
+    let joiner = node(&small, "joiner", true);
+    let mut joined = joiner.join().await.unwrap();
+    assert_eq!(joined, expected);
+    let nodes = [(&miner, &mut mined), (&watcher, &mut watched), (&joiner, &mut joined)];
+    for (follower, state) in nodes {
+        while state.window < small.state.window {
+            let followed = follower.step(state, None).await.unwrap();
+            assert!(matches!(followed, Followed::Advanced { outcome: Outcome::Merged(_) }), "{followed:?}");
+        }
+        assert_eq!((state.lineage, state.weights_root()), (small.state.lineage, small.state.weights_root()));
+    }
+    assert!(small.state.state_root().is_some());
+    assert_eq!(watched.state_root(), small.state.state_root());
+    assert_eq!(joined.state_root(), small.state.state_root());
+}

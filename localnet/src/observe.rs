@@ -363,6 +363,7 @@ pub mod tests {
             origin: String::new(),
             treasury: 0,
             checkpoint: None,
+            rewound: None,
             paused: false,
         };
         let validators = (0..3).map(|index| (Role::Validator, index, "honest"));

@@ -118,6 +118,7 @@ impl Miner {
         let schedule = self.node.schedule();
         self.node.wait_past(schedule.opens_at(window)).await?;
         let view = self.node.window_view(window).await?.ok_or(Missed::TooLate)?;
+        self.node.take_rewind(&view).await?;
         self.node.keep_seat().await?;
         if !view.slots.contains(&self.node.uid()) {
             return Err(Missed::NotASlot.into());

@@ -27,10 +27,29 @@ pub struct RunView {
     /// Base URL where specification, dataset and `θ_0` are published.
     pub origin: String,
     pub treasury: u128,
-    /// The latest checkpoint that two thirds voted (PROT-20); `None` while that is still `θ_0`.
+    /// The latest checkpoint that two thirds voted, or the one that the run went back to since (PROT-20); `None` while
+    /// that is still `θ_0`.
     pub checkpoint: Option<Checkpoint>,
+    /// The last window that opened with the state of an earlier checkpoint (PROT-20). `checkpoint` is that one until a
+    /// later window fixes another.
+    pub rewound: Option<Window>,
     /// Whether the electorate is below its quorum of the bonded stake (PROT-3).
     pub paused: bool,
+}
+
+/// Windows to the oldest checkpoint that a run can go back to (PROT-20). Nodes keep their objects for twice as long:
+/// the other half is for joining from it, until there is a newer one.
+pub const REWIND_WINDOWS: u32 = 32;
+
+/// How much of the electorate wants to go back to a checkpoint (PROT-20).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct RewindTally {
+    /// The checkpoint's window.
+    pub to: Window,
+    /// The stake of the validators that vote for it.
+    pub stake: u128,
+    /// The electorate's stake: at two thirds of it, the next window opens with the checkpoint's state.
+    pub of: u128,
 }
 
 /// The state that everyone holds when `window` opens, fixed by vote (PROT-20).
@@ -106,6 +125,13 @@ pub struct ProbeRoot {
     pub at: Window,
 }
 
+impl RunView {
+    /// The window that opens with the state of `checkpoint`: its own, or the one that went back to it (PROT-20).
+    pub fn goes_on_at(&self, checkpoint: &Checkpoint) -> Window {
+        self.rewound.map_or(checkpoint.window, |rewound| rewound.max(checkpoint.window))
+    }
+}
+
 impl WindowView {
     /// The seat's consensus weight at the opening; 0 where it has none.
     pub fn weight_of(&self, uid: Uid) -> u16 {
@@ -174,6 +200,8 @@ pub struct RunStatus {
     pub miners: SeatOccupancy,
     pub validators: SeatOccupancy,
     pub pending_terms: Option<PendingTerms>,
+    /// Standing votes to go back to a checkpoint, by its window (PROT-20).
+    pub rewind_votes: Vec<RewindTally>,
     /// Whether the owner has stopped the run, or has asked to (PROT-3).
     pub stopped_by_owner: bool,
     #[serde(rename = "books")]

@@ -113,6 +113,10 @@ impl Validator {
         self.node.keep_seat().await?;
         self.reveal_weights(window).await?;
         self.open_probes(window).await?;
+        self.node.wait_past(schedule.opens_at(window)).await?;
+        if let Some(opened) = self.node.window_view(window).await? {
+            self.node.take_rewind(&opened).await?;
+        }
 
         // While miners train, judge the contributions of the window before.
         self.judge_by(schedule.commit_deadline(window)).await?;

@@ -211,6 +211,13 @@ calls! {
     optional AnchorReceipts { run: RunId, window: Window, digest: Digest, probes: Digest }
         = Windows.anchor_receipts, "anchoring the receipts for window {} of run {run}", window.0;
 
+    /// By a validator's coldkey: a standing vote to go back to the checkpoint of window `to`, or none (PROT-20).
+    optional VoteRewind { run: RunId, uid: Uid, to: Option<Window> }
+        = Windows.vote_rewind, "voting in run {run} to {}", match to {
+            Some(to) => format!("go back to the checkpoint of window {}", to.0),
+            None => "go on".to_owned(),
+        };
+
     /// By any account: a validator signed two different statements about one matter (PROT-21).
     optional ReportEquivocation { proof: Equivocation }
         = Windows.report_equivocation,
@@ -379,6 +386,7 @@ arguments! {
     Permille: |share| percent(*share);
     Payout: |payout| payout.to_string();
     ProxyKind: |kind| kind.to_string();
+    Option<Window>: |window| window.map_or("none".into(), |window| window.0.to_string());
     Option<ProxyKind>: |kind| kind.map_or("none".into(), |kind| kind.to_string());
     Account: keys::address;
     Hotkey: |hotkey| keys::address(&hotkey.0);
@@ -637,6 +645,7 @@ pub(crate) mod tests {
             Call::SetTerms { run, terms: Box::default() },
             Call::DropTerms { run },
             Call::SetStopped { run, stopped: true },
+            Call::VoteRewind { run, uid: Uid(2), to: Some(Window(9)) },
             Call::OfferRun { run, to: [5; 32] },
             Call::AcceptRun { run },
             Call::CloseRun { run },
@@ -694,6 +703,7 @@ pub(crate) mod tests {
         check("Windows.commit", &["07000000", "09000000", &digest]);
         check("Windows.attest", &["07000000", "09000000", "08010000020001", &digest]);
         check("Windows.vote", &["07000000", "09000000", &format!("{digest}00")]);
+        check("Windows.vote_rewind", &["07000000", "0200", "0109000000"]);
         check("Windows.attest_hidden", &["07000000", "09000000", &digest, &digest]);
         check("Windows.reveal_attestation", &["07000000", "09000000", "04010000", &"07".repeat(32)]);
         check("Windows.reveal_vote", &["07000000", "09000000", &format!("{digest}00"), &"07".repeat(32)]);

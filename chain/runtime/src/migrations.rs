@@ -4,7 +4,7 @@ use crate::Runtime;
 
 /// The oldest `spec_version` whose state these migrations lead to the present layouts. A release that changes a layout
 /// without a migration raises it; a development chain of an older state is refused.
-pub const OLDEST_STATE: u32 = 4;
+pub const OLDEST_STATE: u32 = 5;
 
 /// In order of application. Each checks its pallet's storage version.
 #[cfg(not(feature = "upgrade-test"))]

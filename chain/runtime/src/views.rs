@@ -25,6 +25,7 @@ pub fn run(id: RunId) -> Option<RunView> {
         origin: text(run.origin),
         treasury: Rewards::treasury(id),
         checkpoint: progress.checkpoint,
+        rewound: progress.rewound,
         paused: progress.paused,
     })
 }
@@ -43,6 +44,7 @@ pub fn run_status(id: RunId) -> Option<RunStatus> {
         miners: seats(Role::Miner),
         validators: seats(Role::Validator),
         pending_terms: pallet_registry::WaitingOf::<Runtime>::get(id).terms,
+        rewind_votes: Windows::rewind_tallies(id),
         stopped_by_owner: Registry::is_stopped(id),
         treasury: Rewards::treasury_view(id),
         run,

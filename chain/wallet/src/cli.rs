@@ -52,7 +52,10 @@ enum Command {
 
 /// The commands by subject, as `mettle --help` lists them.
 const GROUPS: &[(&str, &str)] = &[
-    ("Keys and seats", "keys register status claim set-payout stake unstake withdraw rotate-key proxy"),
+    (
+        "Keys and seats",
+        "keys register status claim set-payout stake unstake withdraw rotate-key rewind proxy",
+    ),
     ("Delegation", "nominate unnominate nominations set-commission"),
     ("Runs", "run"),
     ("Evidence", "receipts audit report"),

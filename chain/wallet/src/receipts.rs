@@ -511,6 +511,7 @@ mod tests {
             origin: String::new(),
             treasury: 0,
             checkpoint: None,
+            rewound: None,
             paused: false,
         };
         let validator = SeatView {

@@ -4,6 +4,7 @@ mod hotkey;
 mod pay;
 mod proxy;
 mod register;
+mod rewind;
 mod stake;
 
 use crate::{
@@ -57,6 +58,11 @@ pub enum SeatCommand {
         "mettle rotate-key --uid 3 --coldkey coldkey.json --new-key new-hotkey.json",
     ]))]
     RotateKey(hotkey::RotateKey),
+    #[command(after_help = help::signing(&[
+        "mettle rewind --config validator.toml --coldkey coldkey.json --to 1240",
+        "mettle rewind --uid 3 --coldkey coldkey.json --withdraw",
+    ]))]
+    Rewind(rewind::Rewind),
     /// Let another key act for the coldkey, which stays offline
     #[command(subcommand)]
     Proxy(proxy::ProxyCommand),
@@ -72,6 +78,7 @@ pub async fn run(command: SeatCommand, output: &mut Output<'_>) -> anyhow::Resul
         SeatCommand::Stake(command) => stake::stake(command, output).await,
         SeatCommand::Unstake(command) => stake::unstake(command, output).await,
         SeatCommand::Withdraw(command) => stake::withdraw(command, output).await,
+        SeatCommand::Rewind(command) => rewind::rewind(command, output).await,
         SeatCommand::RotateKey(command) => hotkey::rotate_key(command, output).await,
         SeatCommand::Proxy(command) => proxy::proxy(command, output).await,
     }

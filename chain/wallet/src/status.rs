@@ -12,8 +12,8 @@ use protocol::{
     Hotkey, Role, Uid, Window,
     consensus::ONE,
     view::{
-        AccountStatus, Payslip, PendingChange, PendingTerms, RunStatus, SeatConsensus, SeatStatus,
-        UnbondingView,
+        AccountStatus, Payslip, PendingChange, PendingTerms, RewindTally, RunStatus, SeatConsensus,
+        SeatStatus, UnbondingView,
     },
 };
 use serde_json::{Value, json};
@@ -120,6 +120,12 @@ fn share(parts: u64) -> String {
     format!("{}.{:02} %", hundredths / 100, hundredths % 100)
 }
 
+/// A part as percent with one decimal.
+fn percent_of(part: u128, whole: u128) -> String {
+    let tenths = part.saturating_mul(1_000).checked_div(whole).unwrap_or(0);
+    format!("{}.{} %", tenths / 10, tenths % 10)
+}
+
 fn share_json(parts: u64) -> Value {
     // Parts of 2³²: exact as a double.
     json!(parts as f64 / ONE as f64)
@@ -145,6 +151,17 @@ fn run_text(run: &RunStatus, clock: &BlockClock) -> String {
     } else if run.run.paused {
         let _ = writeln!(text, "the run is paused: too little of the validators' stake takes part");
     }
+    for RewindTally { to, stake, of } in &run.rewind_votes {
+        let _ = writeln!(
+            text,
+            "{} of the electorate's stake votes to go back to the checkpoint of window {}; two thirds decide",
+            percent_of(*stake, *of),
+            to.0
+        );
+    }
+    if let Some(rewound) = run.run.rewound {
+        let _ = writeln!(text, "window {} went back to an earlier checkpoint", rewound.0);
+    }
     if let Some(PendingTerms { from, .. }) = run.pending_terms {
         let _ = writeln!(text, "new terms take effect with {}: see `mettle run terms`", clock.until(from));
     }
@@ -160,6 +177,9 @@ fn run_json(run: &RunStatus, clock: &BlockClock) -> Value {
         "miners": seats(run.miners), "validators": seats(run.validators),
         "treasury": units(Amount(run.treasury.treasury)), "new_terms_pending": run.pending_terms.is_some(),
         "new_terms_from": run.pending_terms.map(|pending| pending.from),
+        "rewound": run.run.rewound, "rewind_votes": run.rewind_votes.iter().map(|tally| json!({
+            "to": tally.to, "stake": units(Amount(tally.stake)), "of": units(Amount(tally.of)),
+        })).collect::<Vec<_>>(),
         "block_seconds": clock.block_time.as_secs_f64(),
     })
 }
@@ -402,6 +422,7 @@ mod tests {
             origin: "http://127.0.0.1/origin".into(),
             treasury: Amount::mtl(100).0,
             checkpoint: None,
+            rewound: None,
             paused: false,
         };
         let block = Block(165);
@@ -413,6 +434,7 @@ mod tests {
             miners: SeatOccupancy { taken: 2, max: 2, price: 5 },
             validators: SeatOccupancy { taken: 1, max: 4, price: 7 },
             pending_terms: None,
+            rewind_votes: Vec::new(),
             stopped_by_owner: false,
             treasury: TreasuryView::default(),
         };
@@ -529,6 +551,8 @@ mod tests {
             report.write_pending(&mut text).unwrap();
         }
         report.run.stopped_by_owner = true;
+        report.run.run.rewound = Some(Window(2));
+        report.run.rewind_votes = vec![RewindTally { to: Window(1), stake: 2, of: 3 }];
         report.run.pending_terms = Some(PendingTerms { terms: Terms::default(), from: Window(9) });
         text += &run_text(&report.run, &report.clock);
         expect![[r#"
@@ -537,6 +561,8 @@ mod tests {
             changes its hotkey to 5CDvHBym6RLoxTdX9MS1acpaDbNxaFagqM5LpBiFGjWT6o1n with window 4, in about 1 min 30 s
             run 1: window 3, commit, epoch 0, block 165
             the run's owner has paused it: its windows are void, and no pay is earned
+            66.6 % of the electorate's stake votes to go back to the checkpoint of window 1; two thirds decide
+            window 2 went back to an earlier checkpoint
             new terms take effect with window 9, in about 11 min 30 s: see `mettle run terms`
         "#]].assert_eq(&text);
     }

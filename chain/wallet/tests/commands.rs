@@ -303,6 +303,7 @@ async fn a_key_that_does_not_own_the_seat_is_refused_without_a_fee() {
         "unstake --yes --coldkey //Charlie --uid 0 --all",
         "rotate-key --yes --coldkey //Charlie --uid 0 --new-key //Charlie//hot",
         "set-payout --yes --coldkey //Charlie --uid 0 --to stake",
+        "rewind --yes --coldkey //Charlie --uid 0 --to 3",
     ] {
         let before = net.free("//Charlie").await;
         net.miner(line).await.ends_with_code(1).prints(&format!("belongs to {bob}"));
@@ -760,6 +761,8 @@ fn wrong_flags_are_refused_by_name() {
         ("run terms --cancel --set quorum=5", "cannot be used with"),
         ("run density", "unrecognized subcommand"),
         ("rotate-key --coldkey //Bob", "--new-key"),
+        ("rewind --coldkey //Bob --uid 1", "<--to <WINDOW>|--withdraw>"),
+        ("rewind --coldkey //Bob --uid 1 --to 3 --withdraw", "cannot be used with"),
         ("proxy add --coldkey //Bob --proxy x --may rule", "possible values"),
     ] {
         let text = refused(line);

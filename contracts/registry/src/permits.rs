@@ -63,7 +63,7 @@ impl<T: Config> Pallet<T> {
     }
 
     /// The run and the seat, if the signer is the seat's coldkey.
-    pub(crate) fn seat_of_coldkey(
+    pub fn seat_of_coldkey(
         origin: OriginFor<T>,
         run: RunId,
         uid: Uid,

@@ -316,6 +316,25 @@ mod benchmarks {
         Ok(())
     }
 
+    /// All other validators have voted.
+    #[benchmark]
+    fn vote_rewind() -> Result<(), BenchmarkError> {
+        let validator = largest::<T>(0)?;
+        let to = NOW.next();
+        edit::<T>(|record| {
+            let fixed = Vote { state_root: Some(digest(6)), ..ballot(50) };
+            record.outcome = Some(Outcome::Merged(fixed));
+        });
+        ProgressOf::<T>::mutate_extant(RUN, |progress| progress.window = Some(to));
+        let others = (validator + 1..validator + VALIDATORS).map(|index| (uid(index), to)).collect();
+        RewindVotes::<T>::insert(RUN, BoundedVec::truncate_from(others));
+        let owner: T::AccountId = account("owner", 0, 0);
+        #[extrinsic_call]
+        _(RawOrigin::Signed(owner), RUN, uid(validator), Some(to));
+        assert_eq!(RewindVotes::<T>::get(RUN).len() as u32, VALIDATORS);
+        Ok(())
+    }
+
     /// A task that finds its work done.
     #[benchmark]
     fn task() -> Result<(), BenchmarkError> {

@@ -28,6 +28,7 @@ impl<T: Config> Pallet<T> {
             };
             Self::check_epochs(run, open.epoch(details.params.epoch_windows))?;
             Self::check_punished(run)?;
+            Self::check_rewind(run, &progress, open)?;
             Self::check_windows(run, &details.params, &details.terms, &progress, open)?;
         }
         Ok(())
@@ -95,7 +96,35 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// The stored windows are the last ones, and each begins where the one before ended.
+    /// Validators vote to go back to checkpoints that the next window may open with. The window that went back is one
+    /// that opened.
+    fn check_rewind(run: RunId, progress: &Progress, open: Window) -> Result<(), &'static str> {
+        let votes = RewindVotes::<T>::get(run);
+        if RewindVotes::<T>::contains_key(run) && votes.is_empty() {
+            return Err("an empty list of votes to go back is stored");
+        }
+        ensure!(votes.windows(2).all(|pair| pair[0].0 < pair[1].0), "votes to go back are not in uid order");
+        for (uid, to) in &votes {
+            let seat = Registry::<T>::seat(run, *uid);
+            ensure!(
+                seat.is_some_and(|seat| seat.role == Role::Validator),
+                "a vote to go back is not of a validator's seat"
+            );
+            ensure!(
+                Self::rewind_target(run, open.next(), *to).is_some(),
+                "a vote to go back names no checkpoint, or one that is too old"
+            );
+        }
+        ensure!(progress.rewound <= Some(open), "a window went back before it opened");
+        ensure!(
+            progress.rewound.is_none() || progress.checkpoint.is_some(),
+            "a run went back to no checkpoint"
+        );
+        Ok(())
+    }
+
+    /// The stored windows are the last ones, and each begins where the one before ended: from the last rewind on. Which
+    /// windows before that began with an older checkpoint is not kept.
     fn check_windows(
         run: RunId,
         params: &RunParams,
@@ -137,8 +166,18 @@ impl<T: Config> Pallet<T> {
             if window == open && !record.electorate.iter().all(is_counted) {
                 return Err("the electorate's stakes are not those that count");
             }
-            if expected.is_some_and(|expected| expected != (record.cursor, record.lineage)) {
+            let rewinds = progress.rewound.is_some_and(|rewound| window <= rewound);
+            if expected.is_some_and(|(cursor, lineage)| {
+                cursor != record.cursor || (!rewinds && lineage != record.lineage)
+            }) {
                 return Err("a window does not begin where the one before it ended");
+            }
+            if let Some(to) = progress.checkpoint
+                && progress.rewound == Some(window)
+                && to.window < window
+                && to.lineage != record.lineage
+            {
+                return Err("a rewound window does not begin with its checkpoint");
             }
             ensure!(window >= open || record.outcome.is_some(), "a window is over and not finalised");
             let assigned = (record.slots.len() as u64).saturating_mul(u64::from(params.sequences_per_seat));

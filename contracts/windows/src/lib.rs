@@ -66,8 +66,11 @@ pub struct Progress {
     pub cursor: u64,
     /// Lineage of the model after the last finalised window (PROT-19).
     pub lineage: Digest,
-    /// The latest checkpoint that two thirds voted (PROT-20).
+    /// The latest checkpoint that two thirds voted, or the one that the run went back to since (PROT-20).
     pub checkpoint: Option<Checkpoint>,
+    /// The last window that opened with the state of an earlier checkpoint (PROT-20). `checkpoint` is that one until a
+    /// later window fixes another.
+    pub rewound: Option<Window>,
     /// Whether the electorate is below its quorum, or the run's owner has stopped it (PROT-3).
     pub paused: bool,
     /// The block of the run's scheduled task.
@@ -401,6 +404,11 @@ pub mod pallet {
     #[pallet::storage]
     pub type Punished<T: Config> = StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, SeatId, ()>;
 
+    /// The checkpoints that validators want to go back to, by its window, in uid order: standing votes (PROT-20).
+    #[pallet::storage]
+    pub type RewindVotes<T: Config> =
+        StorageMap<_, Twox64Concat, RunId, BoundedVec<(Uid, Window), T::MaxSeats>, ValueQuery>;
+
     #[pallet::event]
     #[pallet::generate_deposit(pub(super) fn deposit_event)]
     pub enum Event<T: Config> {
@@ -431,6 +439,10 @@ pub mod pallet {
         WindowFixed { run: RunId, window: Window, outcome: Outcome, lineage: Digest },
         /// Two thirds voted the state that every participant holds when the checkpoint's window opens.
         CheckpointFixed { run: RunId, checkpoint: Checkpoint },
+        /// A validator wants the run to go back to the checkpoint of a window; `None`: no longer.
+        RewindVoted { run: RunId, uid: Uid, to: Option<Window> },
+        /// Two thirds want to go back to a checkpoint: `window` opens with its state. The merges since are undone.
+        Rewound { run: RunId, window: Window, to: Checkpoint },
         /// A validator published its receipts for a window, and bound itself to what it measured.
         ReceiptsAnchored { run: RunId, window: Window, uid: Uid, digest: Digest, probes: Digest },
         /// As `window` opened, measurements of these contributions were drawn for validators to show.
@@ -507,6 +519,11 @@ pub mod pallet {
         NotItsSeat,
         /// The chain has no record of this seat that the statement could contradict.
         NothingOnRecord,
+        /// The run has no checkpoint of this window, or it is too old to be fetched from every bucket. Vote for one of the
+        /// last 32 windows.
+        NotACheckpoint,
+        /// The validator has no standing vote to go back. There is nothing to withdraw.
+        NoRewindVote,
         /// This seat was already punished. A seat is punished once, and its holder expelled.
         AlreadyPunished,
     }
@@ -750,6 +767,31 @@ pub mod pallet {
 
             Self::punish(conviction, &statement.statement, reporter);
             Ok(Pays::No.into())
+        }
+
+        /// Sets the vote of a validator, whose coldkey signs, to go back to the checkpoint of window `to`; `None`
+        /// withdraws it. It stands until it is replaced or withdrawn, until the seat changes hands, and until the
+        /// checkpoint is too old. Two thirds of the electorate's stake decide as a window opens (PROT-20).
+        #[pallet::call_index(10)]
+        #[pallet::weight(weight_info::vote_rewind::<T>())]
+        pub fn vote_rewind(origin: OriginFor<T>, run: RunId, uid: Uid, to: Option<Window>) -> DispatchResult {
+            Self::may_vote_rewind(origin, run, uid, to)?;
+
+            RewindVotes::<T>::try_mutate(run, |votes| {
+                let place = votes.binary_search_by_key(&uid, |(of, _)| *of);
+                match (place, to) {
+                    (Ok(place), Some(to)) => votes[place] = (uid, to),
+                    (Ok(place), None) => drop(votes.remove(place)),
+                    // A run has no more seats than the list has room.
+                    (Err(place), Some(to)) => {
+                        votes.try_insert(place, (uid, to)).map_err(|_| Error::<T>::NotAValidator)?
+                    }
+                    (Err(_), None) => return Err(Error::<T>::NoRewindVote),
+                }
+                Ok(())
+            })?;
+            Self::deposit_event(Event::RewindVoted { run, uid, to });
+            Ok(())
         }
     }
 }

@@ -177,6 +177,23 @@ impl<T: Config> Pallet<T> {
         Ok((uid, open))
     }
 
+    /// Checks a vote to go back to a checkpoint. That there is one to withdraw is checked with the write.
+    pub(crate) fn may_vote_rewind(
+        origin: OriginFor<T>,
+        run: RunId,
+        uid: Uid,
+        to: Option<Window>,
+    ) -> DispatchResult {
+        let (_, seat) = Registry::<T>::seat_of_coldkey(origin, run, uid)?;
+        ensure!(seat.role == Role::Validator, Error::<T>::NotAValidator);
+        if let Some(to) = to {
+            let open = ProgressOf::<T>::get(run).and_then(|progress| progress.window);
+            let next = open.ok_or(Error::<T>::NotACheckpoint)?.next();
+            Self::rewind_target(run, next, to).ok_or(Error::<T>::NotACheckpoint)?;
+        }
+        Ok(())
+    }
+
     /// The chain's genesis hash: a statement signed for another chain proves nothing here. The system forgets later
     /// hashes and keeps this one. In block 0, which has no calls, it is not known yet.
     pub(crate) fn genesis() -> GenesisHash {

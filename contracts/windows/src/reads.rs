@@ -1,11 +1,11 @@
 //! What the runtime API reads.
 
-use crate::{Anchor, pallet::*};
+use crate::{Anchor, pallet::*, tally};
 use alloc::vec::Vec;
 use pallet_registry::Pallet as Registry;
 use protocol::{
     Digest, RunId, Uid, Window,
-    view::{Position, ProbeRoot, Selection, Vote, WindowView},
+    view::{Position, ProbeRoot, RewindTally, Selection, Vote, WindowView},
 };
 
 impl<T: Config> Pallet<T> {
@@ -14,6 +14,19 @@ impl<T: Config> Pallet<T> {
         let schedule = Registry::<T>::run(run)?.params.schedule;
         let block = Registry::<T>::now();
         Some(Position { block, window: schedule.window_at(block) })
+    }
+
+    /// The checkpoints that validators want to go back to, by window, with the stake of each in the electorate of the
+    /// last window.
+    pub fn rewind_tallies(run: RunId) -> Vec<RewindTally> {
+        let votes = RewindVotes::<T>::get(run);
+        let last = ProgressOf::<T>::get(run).and_then(|progress| progress.window);
+        // Most runs have no vote, and need no record.
+        let record = last.filter(|_| !votes.is_empty()).and_then(|last| Records::<T>::get(run, last));
+        let electorate = record.map(|record| record.electorate.into_inner()).unwrap_or_default();
+        let of = tally::total(&electorate);
+        let stakes = tally::rewind_stakes(&votes, &electorate);
+        stakes.into_iter().map(|(to, stake)| RewindTally { to, stake, of }).collect()
     }
 
     /// A window; `None` before it opens and after it is pruned.

@@ -4,7 +4,7 @@
 use crate::MemberTurnout;
 use alloc::{collections::BTreeMap, vec::Vec};
 use protocol::{
-    Digest, Uid,
+    Digest, Uid, Window,
     select::two_thirds,
     view::{Verdict, Vote},
 };
@@ -69,6 +69,18 @@ pub(crate) fn agreed(votes: impl Iterator<Item = (u128, Vote)>, total: u128) -> 
         let (update, _) = by_update.into_iter().find(|(_, stake)| two_thirds(*stake, total))?;
         Some(Vote { update, state_root: None })
     })
+}
+
+/// The stake behind each checkpoint that `votes` name, by window. A vote from outside the electorate has none.
+pub(crate) fn rewind_stakes(votes: &[(Uid, Window)], electorate: &[(Uid, u128)]) -> BTreeMap<Window, u128> {
+    let mut stakes = BTreeMap::new();
+    for (uid, to) in votes {
+        let place = electorate.binary_search_by_key(uid, |(member, _)| *member);
+        let stake = place.ok().and_then(|place| electorate.get(place)).map_or(0, |(_, stake)| *stake);
+        let sum: &mut u128 = stakes.entry(*to).or_default();
+        *sum = sum.saturating_add(stake);
+    }
+    stakes
 }
 
 /// Whether `verdicts` name at least half of the `valid` seats, as valid or faulty: then their validator was present

@@ -12,7 +12,7 @@ use pallet_registry::{Ending, Entry, MinerWeights, OnRunCreated, OnSeats, Pallet
 use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, assign, lineage, probe,
     select::{self, Candidate, two_thirds},
-    view::{Checkpoint, Outcome, VoidReason, Vote},
+    view::{Checkpoint, Outcome, REWIND_WINDOWS, VoidReason, Vote},
 };
 
 /// A task, scheduled at an offset of a window.
@@ -125,7 +125,9 @@ impl<T: Config> Pallet<T> {
         let counted = electorate::count_stakes(&terms, params.epoch_windows, window, &bonded, &before);
         let electorate = electorate::choose(&terms, window, &bonded, &counted);
         CountedStakes::<T>::insert(run, BoundedVec::truncate_from(counted));
-        let paused = stopped || !electorate.has_quorum(terms.quorum);
+        let has_quorum = electorate.has_quorum(terms.quorum);
+        let paused = stopped || !has_quorum;
+        Self::count_rewind_votes(run, window, &electorate.members, has_quorum, &mut progress);
 
         if let Some(epoch) = closed_epoch(window, &params) {
             weight.saturating_accrue(Self::close_epoch(run, epoch, &params, &electorate.members, &bonded));
@@ -170,6 +172,54 @@ impl<T: Config> Pallet<T> {
         ProgressOf::<T>::insert(run, progress);
         Records::<T>::insert(run, window, record);
         weight
+    }
+
+    /// Goes back to the checkpoint that two thirds want, if the electorate has its quorum (PROT-20). Votes for
+    /// checkpoints that are too old are dropped; all are, once they have had their effect.
+    fn count_rewind_votes(
+        run: RunId,
+        window: Window,
+        electorate: &[(Uid, u128)],
+        has_quorum: bool,
+        progress: &mut crate::Progress,
+    ) {
+        let mut votes = RewindVotes::<T>::get(run);
+        if votes.is_empty() {
+            return;
+        }
+        let total = tally::total(electorate);
+        let agreed = tally::rewind_stakes(&votes, electorate)
+            .into_iter()
+            .find(|(_, stake)| has_quorum && select::two_thirds(*stake, total))
+            .and_then(|(to, _)| Self::rewind_target(run, window, to));
+        match agreed {
+            Some(to) => {
+                progress.lineage = to.lineage;
+                progress.checkpoint = Some(to);
+                progress.rewound = Some(window);
+                RewindVotes::<T>::remove(run);
+                Self::deposit_event(Event::Rewound { run, window, to });
+            }
+            None => {
+                votes.retain(|(_, to)| is_recent(*to, window.next()));
+                match votes.is_empty() {
+                    true => RewindVotes::<T>::remove(run),
+                    false => RewindVotes::<T>::insert(run, votes),
+                }
+            }
+        }
+    }
+
+    /// The checkpoint of window `to`, if `window` may open with its state: it was fixed, and every bucket keeps it for
+    /// long enough. One that an earlier rewind left behind counts too, so that a rewind can be undone.
+    pub(crate) fn rewind_target(run: RunId, window: Window, to: Window) -> Option<Checkpoint> {
+        let record = Records::<T>::get(run, to.previous().filter(|_| is_recent(to, window))?)?;
+        match record.outcome? {
+            Outcome::Merged(Vote { update, state_root: Some(state_root) }) => {
+                Some(Checkpoint { window: to, state_root, lineage: lineage::next(&record.lineage, &update) })
+            }
+            _ => None,
+        }
     }
 
     /// Closes `epoch` with the electorate of the window that opens, and clears what was counted for the epoch.
@@ -499,6 +549,7 @@ impl<T: Config> OnRunCreated<T::AccountId> for Pallet<T> {
                 cursor: 0,
                 lineage: lineage::genesis(&details.params, &details.manifest, &details.theta0),
                 checkpoint: None,
+                rewound: None,
                 paused: false,
                 next_step: start,
             },
@@ -558,11 +609,20 @@ impl<T: Config> Probes for Pallet<T> {
 }
 
 impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
-    /// Clears what was counted for the former holder: presence, minority votes, turnout, and its salt.
+    /// Clears what was counted for the former holder: presence, minority votes, turnout, its salt, and its vote to go
+    /// back.
     fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>, _: Ending) -> Weight {
         PresenceOf::<T>::remove(run, uid);
+        RewindVotes::<T>::mutate_exists(run, |votes| {
+            if let Some(list) = votes {
+                list.retain(|(of, _)| *of != uid);
+                if list.is_empty() {
+                    *votes = None;
+                }
+            }
+        });
         let (Some(details), Some(progress)) = (Registry::<T>::run(run), ProgressOf::<T>::get(run)) else {
-            return T::DbWeight::get().reads_writes(2, 1);
+            return T::DbWeight::get().reads_writes(3, 2);
         };
         // Called before the next window opens, for which the salt is.
         let next = progress.window.map_or(Window(0), |window| window.next());
@@ -576,8 +636,13 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
                 }
             });
         }
-        T::DbWeight::get().reads_writes(4, 6)
+        T::DbWeight::get().reads_writes(5, 7)
     }
+}
+
+/// Whether `window` may open with the state of the checkpoint of window `to`, by their distance.
+fn is_recent(to: Window, window: Window) -> bool {
+    to < window && window.0.saturating_sub(to.0) <= REWIND_WINDOWS
 }
 
 /// The epoch that closes as `window` opens, if any: its weights are revealed by then (PROT-30).

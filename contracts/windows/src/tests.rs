@@ -19,6 +19,7 @@ mod late;
 mod minority_votes;
 mod participation;
 mod presence;
+mod rewind;
 mod scale;
 mod seats;
 

@@ -332,6 +332,7 @@ mod tests {
                 origin: ORIGIN.into(),
                 treasury: 0,
                 checkpoint: None,
+                rewound: None,
                 paused: false,
             };
             Scene { root, prepared, bucket, fetch, run }

@@ -103,6 +103,11 @@ impl Node {
         Ok(self.sync.sync_to_open_window(&mut self.heads, done, own, &mut self.journal).await?)
     }
 
+    /// Goes back to an earlier checkpoint if the held window, which `opened` shows, opened with it (PROT-20).
+    pub async fn take_rewind(&mut self, opened: &WindowView) -> Result<(), NodeError> {
+        Ok(self.sync.take_rewind(&mut self.heads, opened, &mut self.journal).await?)
+    }
+
     /// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's
     /// own hash known.
     pub async fn wait_past(&mut self, block: Block) -> Result<(), NodeError> {

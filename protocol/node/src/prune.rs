@@ -4,12 +4,15 @@ use futures::future::BoxFuture;
 use protocol::{
     RunId, Window,
     keys::{self, ObjectKey},
+    view::REWIND_WINDOWS,
 };
 use store::Store;
 
 /// Windows for which a node keeps its objects: more than any distance between checkpoints, so that a validator that
 /// was away can merge afterwards (PROT-15, PROT-20).
 const WINDOWS_KEPT: u32 = 64;
+const _: () =
+    assert!(2 * REWIND_WINDOWS <= WINDOWS_KEPT, "a checkpoint is there for a while after a rewind to it");
 /// Windows for which a validator keeps its receipts: half as many again as the chain remembers, so that each receipt's
 /// predecessor is there (PROT-27).
 pub const RECEIPT_WINDOWS_KEPT: u32 = 192;

@@ -293,8 +293,17 @@ impl Auditor {
             return Ok(Some(state));
         }
         let mirrors = follower.mirrors().await?;
+        let rewound = follower.chain.run(run).await?.rewound;
         let mut at = window;
         loop {
+            if rewound == Some(at) {
+                tracing::warn!(
+                    window = window.0,
+                    rewound = at.0,
+                    "the run went back to an earlier checkpoint: models from there to the next checkpoint are not rebuilt"
+                );
+                return Ok(None);
+            }
             let Some(view) = self.view(at).await? else { return Ok(None) };
             let Some(before) = at.previous() else {
                 return match follower.genesis().await {

@@ -68,6 +68,7 @@ fn run() -> RunView {
         origin: String::new(),
         treasury: 0,
         checkpoint: None,
+        rewound: None,
         paused: false,
     }
 }

@@ -81,7 +81,7 @@ pub enum Followed {
     Waiting,
     /// The state is now that of the next window.
     Advanced { outcome: Outcome },
-    /// The state was too far behind, and was replaced by the latest checkpoint.
+    /// The state was too far behind, or of merges that the run has undone, and was replaced by the latest checkpoint.
     Rejoined,
 }
 
@@ -136,14 +136,17 @@ impl Follower {
         self.sent.schema()
     }
 
-    /// The state of the latest checkpoint, or `θ_0`.
+    /// The state of the latest checkpoint, or `θ_0`. After a rewind it is that of the window that went back (PROT-20).
     pub fn join(&self) -> BoxFuture<'_, Result<ModelState, FollowError>> {
         Box::pin(async move {
             // Read afresh: the run's checkpoint moves.
             let run = self.chain.run(self.run.id).await?;
             match run.checkpoint {
                 Some(checkpoint) => {
-                    Ok(self.fetch_from(&self.mirrors().await?, &checkpoint, self.keeps_buffer).await?)
+                    let mirrors = self.mirrors().await?;
+                    let mut state = self.fetch_from(&mirrors, &checkpoint, self.keeps_buffer).await?;
+                    state.window = run.goes_on_at(&checkpoint);
+                    Ok(state)
                 }
                 None => self.genesis().await,
             }
@@ -203,15 +206,42 @@ impl Follower {
                 return self.rejoin_if_behind(state).await;
             };
             if view.lineage != state.lineage {
-                return Err(FollowError::Diverged { window, ours: state.lineage, chain: view.lineage });
+                let diverged = FollowError::Diverged { window, ours: state.lineage, chain: view.lineage };
+                return self.rejoin_if_rewound(state, window, diverged).await;
             }
             let Some(outcome) = view.outcome else { return Ok(Followed::Waiting) };
             match outcome {
                 Outcome::Void(_) => state.void(),
-                Outcome::Merged(vote) => self.take_update(state, &view, vote, own).await?,
+                Outcome::Merged(vote) => {
+                    // An update that no mirror has, or that no node can read, does not matter if it was undone.
+                    if let Err(error) = self.take_update(state, &view, vote, own).await {
+                        return self.rejoin_if_rewound(state, window.next(), error).await;
+                    }
+                }
             }
             Ok(Followed::Advanced { outcome })
         })
+    }
+
+    /// Joins from the latest checkpoint if `from` or a later window went back to one (PROT-20).
+    ///
+    /// # Errors
+    /// `otherwise` if none did.
+    async fn rejoin_if_rewound(
+        &self,
+        state: &mut ModelState,
+        from: Window,
+        otherwise: FollowError,
+    ) -> Result<Followed, FollowError> {
+        let run = self.chain.run(self.run.id).await?;
+        let Some(rewound) = run.rewound.filter(|rewound| from <= *rewound) else { return Err(otherwise) };
+        tracing::warn!(
+            held = state.window.0,
+            rewound = rewound.0,
+            "two thirds of the stake went back to an earlier checkpoint: joining from it"
+        );
+        *state = self.join().await?;
+        Ok(Followed::Rejoined)
     }
 
     /// Compares a checkpoint with `held`, the root of this node's weights at its window, and repairs differences
@@ -477,7 +507,7 @@ impl Follower {
     /// The chain has forgotten the state's window, or has not opened it yet.
     async fn rejoin_if_behind(&self, state: &mut ModelState) -> Result<Followed, FollowError> {
         let run = self.chain.run(self.run.id).await?;
-        let behind = run.checkpoint.is_some_and(|checkpoint| state.window < checkpoint.window);
+        let behind = run.checkpoint.is_some_and(|checkpoint| state.window < run.goes_on_at(&checkpoint));
         if !behind {
             return Ok(Followed::Waiting);
         }

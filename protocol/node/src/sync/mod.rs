@@ -21,7 +21,7 @@ use follow::OwnMerge;
 use futures::future::BoxFuture;
 use protocol::{
     Block, Digest, Window,
-    view::{Checkpoint, Outcome},
+    view::{Checkpoint, Outcome, WindowView},
 };
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::sync::watch;
@@ -144,6 +144,7 @@ impl SyncDriver {
                 self.save(&journal.disk).await?;
                 // An interrupted fetch of a checkpoint to compare with continues in the next window.
                 if outcome_before.is_none() {
+                    self.unchecked = None;
                     self.follower.saved();
                 }
                 moved = true;
@@ -157,6 +158,41 @@ impl SyncDriver {
                 journal.write(&Entry::Holds { window, lineage, outcome_before });
             }
         })
+    }
+
+    /// Goes back to an earlier checkpoint if the held window, which `opened` shows, opened with it (PROT-20): a node holds
+    /// a window's model before the window opens. Retries as [`SyncDriver::sync_to_open_window`] does.
+    ///
+    /// # Errors
+    /// If the chain is gone, or the window's lineage is another one and no window went back.
+    pub async fn take_rewind(
+        &mut self,
+        heads: &mut watch::Receiver<Head>,
+        opened: &WindowView,
+        journal: &mut Journal,
+    ) -> Result<(), SyncError> {
+        let mut retry = DiskFullRetry::new(&journal.disk);
+        while opened.window == self.state.window && opened.lineage != self.state.lineage {
+            match self.follower.step(&mut self.state, None).await {
+                Ok(Followed::Rejoined) => {
+                    self.unchecked = None;
+                    self.save(&journal.disk).await?;
+                    self.follower.saved();
+                    let (window, lineage) = (self.state.window, self.state.lineage);
+                    tracing::info!(window = window.0, %lineage, outcome = "checkpoint", "holds the model");
+                    journal.write(&Entry::Holds { window, lineage, outcome_before: None });
+                }
+                // Only a window whose lineage is the held one is stepped over.
+                Ok(Followed::Waiting | Followed::Advanced { .. }) => return Ok(()),
+                Err(error) if is_full(&error) => tokio::time::sleep(retry.refused(&error)).await,
+                Err(error) if may_pass(&error) => {
+                    tracing::warn!(window = self.state.window.0, error = %error_chain(&error), "cannot go back yet, trying again");
+                    wait_briefly(heads).await?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Remembers the checkpoint if the chain just fixed one for the held state.
