@@ -197,8 +197,8 @@ impl<'a> Exchange<'a> {
     }
 
     /// Moves the weights of `worker` onto `theta`, the last update having arrived, and keeps the inner steps since the
-    /// start: `x ← x + (θ − start)`. From now on the worker compares with `theta`, so its pseudo-gradient remains minus
-    /// the sum of the window's inner steps.
+    /// start: `x ← x + (θ − start)`. From now on the worker compares with `theta`, so its pseudo-gradient remains
+    /// minus the sum of the window's inner steps.
     pub fn rebase(&mut self, worker: usize, weights: &mut [f32], theta: &[f32]) {
         let reference = &mut self.references[worker];
         for ((weight, start), value) in weights.iter_mut().zip(reference.iter()).zip(theta) {
