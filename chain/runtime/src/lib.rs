@@ -69,7 +69,7 @@ const RELEASE: RuntimeVersion = RuntimeVersion {
     spec_version: 5,
     impl_version: 1,
     apis: RUNTIME_API_VERSIONS,
-    transaction_version: 2,
+    transaction_version: 3,
     system_version: 1,
 };
 

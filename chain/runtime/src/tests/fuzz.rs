@@ -342,6 +342,11 @@ impl World {
             }
             let call = self.in_phase(&scene, &seat.hotkey);
             self.make(seat.hotkey.clone(), call.into());
+            if !miner && window.0 % 8 == 7 {
+                let to = Runtime::run(run).and_then(|view| view.checkpoint).map(|held| held.window);
+                let to = to.filter(|_| !self.dice.one_in(8));
+                self.make(seat.coldkey, pallet_windows::Call::vote_rewind { run, uid, to }.into());
+            }
             if !miner && self.dice.one_in(4) {
                 let call = self.weighing(&scene, &seat.hotkey);
                 self.make(seat.hotkey.clone(), call.into());
@@ -572,15 +577,20 @@ fn no_sequence_of_calls_breaks_an_invariant_or_creates_money() {
         });
         windows.filter(|outcome| matches!(outcome, Some(Outcome::Merged(_)))).count()
     });
+    let rewound = chain.read(|| {
+        let views = Registry::run_ids().into_iter().filter_map(Runtime::run);
+        views.filter(|run| run.rewound.is_some()).count()
+    });
     let mut all = (0, 0);
     for (name, (accepted, made)) in &world.tally {
         println!("{name:36} {accepted:6} of {made:6}");
         all = (all.0 + accepted, all.1 + made);
     }
-    println!("{merged} kept windows merged, block {}", chain.height());
+    println!("{merged} kept windows merged, {rewound} runs went back, block {}", chain.height());
     // A fuzz whose calls are refused tests nothing.
     assert!(merged > 0 && all.0 * 4 > all.1, "{all:?} calls were accepted, and {merged} windows merged");
     if calls >= CALLS {
+        assert!(rewound > 0, "no run went back to a checkpoint");
         let never: Vec<_> = world.tally.iter().filter(|(_, (accepted, _))| *accepted == 0).collect();
         assert!(never.is_empty(), "never accepted: {never:?}");
     }
