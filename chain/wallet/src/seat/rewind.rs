@@ -8,10 +8,10 @@ use node::config::SeatFlags;
 use protocol::{Role, Window, view::REWIND_WINDOWS};
 use serde_json::json;
 
-/// Vote to go back to an earlier checkpoint, after a harmful merge
+/// Vote to go back to an earlier checkpoint
 ///
-/// The vote stands until it is replaced or withdrawn. As a window opens, two thirds of the electorate's stake decide.
-/// `mettle status` shows how much stake wants to go back, and where to.
+/// For validators, after a harmful merge. The vote stands until it is replaced or withdrawn. As a window opens, two
+/// thirds of the electorate's stake decide. `mettle status` shows how much stake wants to go back, and where to.
 #[derive(Clone, Debug, clap::Args)]
 #[group(id = "wish", required = true, multiple = false, args = ["to", "withdraw"])]
 pub struct Rewind {
