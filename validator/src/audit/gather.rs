@@ -7,6 +7,7 @@
 use super::{Facts, Found, RevealedWeights, TOLERANCE, judgement::measured_seats};
 use crate::{
     evaluate::{self, EvaluateError, Job, SEATS_TOGETHER},
+    gather::order::unweighted_max,
     gauntlet::{Measured, Sketch},
 };
 use chain_client::ChainError;
@@ -18,12 +19,16 @@ use node::{
     mirrors::Mirrors,
 };
 use protocol::{
-    Digest, GenesisHash, Role, Uid, Window, keys,
+    Digest, GenesisHash, Role, RunParams, Uid, Window, keys,
     receipt::{self, Judgement, Observed, PreviousReceipt, Receipt, ReceiptError},
     submission::Fault,
     view::{Checkpoint, Outcome, RunView, SeatView, WindowView},
 };
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+};
 use store::{Fetch, Limits, fetch::AllMirrorsFailed};
 
 /// Windows in which the two receipts before a weight vote are looked for.
@@ -106,7 +111,8 @@ impl Auditor {
             None => None,
         };
         let state = self.model(view.window).await;
-        let (contributions, found) = self.contributions(view, &seats, state.as_ref()).await;
+        let named = to_fetch(view, &receipt, &run.params);
+        let (contributions, found) = self.contributions(view, &named, &seats, state.as_ref()).await;
         let alike = match &receipt.judgement {
             Some(judgement) => self.alike(view, &seats, judgement, &contributions).await,
             None => BTreeMap::new(),
@@ -176,10 +182,11 @@ impl Auditor {
             .ok()
     }
 
-    /// The window's contributions in public buckets, and the finding for each.
+    /// The contributions of the seats `named` that are in public buckets, and the finding for each.
     async fn contributions(
         &self,
         view: &WindowView,
+        named: &BTreeSet<Uid>,
         seats: &[SeatView],
         state: Option<&ModelState>,
     ) -> (BTreeMap<Uid, Contribution>, BTreeMap<Uid, Found>) {
@@ -188,7 +195,7 @@ impl Auditor {
             state.is_none_or(|state| self.follower.sent.changes_any(contribution.body(), rate, &state.theta))
         };
         let (mut held, mut found) = (BTreeMap::new(), BTreeMap::new());
-        for (uid, digest) in &view.commitments {
+        for (uid, digest) in view.commitments.iter().filter(|(uid, _)| named.contains(uid)) {
             let what = match self.follower.fetch_contribution(view, seats, *uid, digest).await {
                 Ok(contribution) if !has_effect(&contribution) => {
                     let fault = Fault::NoEffect;
@@ -416,6 +423,27 @@ impl Auditor {
         }
         Ok(Some(RevealedWeights { epoch, posted, earned }))
     }
+}
+
+/// The seats whose contributions an audit fetches, of those that committed and that the receipt names: all selected
+/// ones, all with a consensus weight, and of the others as many as an honest validator fetches (PROT-13). So a crowd of
+/// commitments, or a receipt that names all of it, costs an audit no more than a window costs a validator.
+pub(super) fn to_fetch(view: &WindowView, receipt: &Receipt, params: &RunParams) -> BTreeSet<Uid> {
+    let selected: BTreeSet<Uid> =
+        view.selection.iter().flat_map(|made| &made.selected).map(|one| one.uid).collect();
+    let (mut due, others): (BTreeSet<Uid>, BTreeSet<Uid>) = named(view, receipt)
+        .chain(selected.iter().copied())
+        .partition(|uid| selected.contains(uid) || 0 < view.weight_of(*uid));
+    due.extend(others.into_iter().take(unweighted_max(params)));
+    due
+}
+
+/// The seats that committed, and of which the receipt says what it fetched.
+pub(super) fn named<'a>(view: &'a WindowView, receipt: &'a Receipt) -> impl Iterator<Item = Uid> + 'a {
+    let faulty = receipt.attestation.faulty.iter().map(|said| said.uid);
+    let held = receipt.judgement.iter().flat_map(|judgement| &judgement.held).copied();
+    let named = receipt.attestation.valid.iter().copied().chain(faulty).chain(held);
+    named.filter(|uid| view.commitments.iter().any(|(committed, _)| committed == uid))
 }
 
 /// The finding for a contribution that cannot be fetched or used now.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{
+    gather::order::unweighted_max,
     gauntlet::{self, Evidence, LossPair as Pair, Measured, Reputations as Remembering},
     probes,
     report::form::{self, Plan},
@@ -692,6 +693,26 @@ fn missing_facts_are_listed_and_are_no_difference() {
     assert_eq!(audit(&facts), []);
     assert_eq!(unchecked(&facts).len(), 3);
     assert!(unchecked(&facts).iter().all(|one| !one.what.is_empty() && !one.to_do.is_empty()));
+}
+
+#[test]
+fn an_audit_fetches_no_more_than_a_window_costs_a_validator() {
+    let mut facts = honest();
+    let fetched = |facts: &Facts| gather::to_fetch(&facts.view, &facts.receipt, &facts.params);
+    let honest = gather::named(&facts.view, &facts.receipt).collect();
+    assert!(fetched(&facts).is_superset(&honest), "all that an honest receipt names is fetched");
+    let before = unchecked(&facts);
+    // A receipt that calls each of a crowd of 400 commitments valid.
+    let crowd: Vec<Uid> = (1000..1400).map(Uid).collect();
+    facts.view.commitments.extend(crowd.iter().map(|uid| (*uid, digest(uid.0))));
+    facts.receipt.attestation.valid.extend(&crowd);
+    let bounded = fetched(&facts);
+    assert!(selected(&facts.view).iter().all(|one| bounded.contains(&one.uid)));
+    let weighted = facts.view.commitments.iter().filter(|(uid, _)| 0 < facts.view.weight_of(*uid)).count();
+    let most = selected(&facts.view).len() + weighted + unweighted_max(&facts.params);
+    assert!(bounded.len() <= most && most < crowd.len(), "{} of {most}", bounded.len());
+    facts.found = bounded.into_iter().map(|uid| (uid, Found::Valid { trained: 18 })).collect();
+    assert_eq!(unchecked(&facts).len(), before.len() + 1, "the rest is reported as not checked");
 }
 
 #[test]

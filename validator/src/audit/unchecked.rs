@@ -1,7 +1,9 @@
 //! What an audit could not check.
 
-use super::{Facts, judgement::measured_seats};
+use super::{Facts, gather::named, judgement::measured_seats};
+use protocol::Uid;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// Something that could not be checked, why, and what the user can do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -52,6 +54,15 @@ pub fn unchecked(facts: &Facts) -> Vec<Unchecked> {
             &format!("the losses of uid {}", lost.join(", ")),
             "its contribution was not selected, so no validator copied it, and its miner has removed it",
             "audit sooner: only selected contributions are kept by validators",
+        );
+    }
+    let passed: BTreeSet<Uid> =
+        named(&facts.view, &facts.receipt).filter(|uid| !facts.found.contains_key(uid)).collect();
+    if !passed.is_empty() {
+        add(
+            &format!("what it says of {} contributions without a weight", passed.len()),
+            "it names more of them than a validator fetches in a window",
+            "look at a few of them in their miners' buckets",
         );
     }
     if facts.receipt.merged.is_some() && facts.merged.is_none() {
