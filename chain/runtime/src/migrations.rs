@@ -1,27 +1,20 @@
 //! Storage migrations of a runtime upgrade.
 
-use crate::Runtime;
-
 /// The oldest `spec_version` whose state these migrations lead to the present layouts. A release that changes a layout
 /// without a migration raises it; a development chain of an older state is refused.
 pub const OLDEST_STATE: u32 = 5;
 
-/// In order of application. Each checks its pallet's storage version.
+/// In order of application. Each checks its pallet's storage version. No state since [`OLDEST_STATE`] needs one.
 #[cfg(not(feature = "upgrade-test"))]
-pub type All = ToVersion2;
+pub type All = ();
 
 #[cfg(feature = "upgrade-test")]
-pub type All = (ToVersion2, upgrade_test::Migration);
+pub type All = upgrade_test::Migration;
 
-/// To version 2 of the weights: departed seats record whether they were inactive. It and its test are the pattern for
-/// later migrations.
-type ToVersion2 = pallet_weights::migrations::ToVersion2<Runtime>;
-
-/// A migration as a later release may have one, for the test of a live upgrade.
+/// A migration as a later release may have one, for the test of a live upgrade. The pattern for those to come.
 #[cfg(feature = "upgrade-test")]
 mod upgrade_test {
-    use super::*;
-    use crate::{Authorities, authorities, frame_system};
+    use crate::{Authorities, Runtime, authorities, frame_system};
     use frame::{
         deps::frame_support::{migrations::VersionedMigration, traits::UncheckedOnRuntimeUpgrade},
         runtime::prelude::*,

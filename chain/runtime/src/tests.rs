@@ -567,10 +567,7 @@ fn a_seat_that_leaves_after_an_epoch_is_paid_and_its_unbonding_nominations_can_b
 
 #[test]
 fn every_pallet_s_storage_version_is_that_of_its_code() {
-    use frame::{
-        deps::frame_support::traits::{GetStorageVersion, PalletInfoAccess, StorageVersion},
-        traits::OnRuntimeUpgrade as _,
-    };
+    use frame::deps::frame_support::traits::{GetStorageVersion, PalletInfoAccess, StorageVersion};
     fn versions<P: GetStorageVersion<InCodeStorageVersion = StorageVersion> + PalletInfoAccess>() {
         assert_eq!(P::on_chain_storage_version(), P::in_code_storage_version(), "{}", P::name());
     }
@@ -582,15 +579,7 @@ fn every_pallet_s_storage_version_is_that_of_its_code() {
         versions::<Nomination>();
         versions::<Authorities>();
     }
-    let mut chain = Chain::new();
-    chain.read(all);
-    // A chain of an earlier version is migrated to the same versions.
-    chain.read(|| {
-        StorageVersion::new(1).put::<Weights>();
-        migrations::All::on_runtime_upgrade();
-        all();
-        check_invariants();
-    });
+    Chain::new().read(all);
 }
 
 #[test]

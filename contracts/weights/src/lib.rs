@@ -42,7 +42,6 @@ mod closing;
 #[cfg(any(test, feature = "runtime-benchmarks"))]
 mod full;
 mod invariants;
-pub mod migrations;
 #[cfg(test)]
 mod mock;
 #[cfg(test)]
@@ -128,7 +127,7 @@ pub mod pallet {
         weights::is_canonical,
     };
 
-    /// Storage version; [`crate::migrations`] leads to it from version 1.
+    /// Storage version.
     const STORAGE_VERSION: StorageVersion = StorageVersion::new(2);
 
     #[pallet::pallet]

@@ -263,55 +263,6 @@ fn an_inactive_validator_that_leaves_before_the_close_earns_nothing_and_an_activ
 }
 
 #[test]
-fn departed_seats_of_version_1_are_migrated_as_active() {
-    use crate::migrations::{ToVersion2, version_2};
-    use frame::{deps::frame_support::storage::unhashed, traits::OnRuntimeUpgrade as _};
-    use pallet_registry::OnSeats as _;
-
-    let upgrade = || {
-        let ending = pallet_registry::Ending { window: Window(2), until: Window(9) };
-        for uid in [Uid(1), Uid(5)] {
-            let seat = pallet_registry::SeatsOf::<Test>::get(RUN, uid).unwrap();
-            let _ = Weights::vacated(RUN, uid, &seat, ending);
-        }
-        let before: Vec<_> = DepartedOf::<Test>::iter().collect();
-        assert_eq!(before.len(), 2);
-        for (epoch, uid, gone) in &before {
-            let Departed { seat, since, role, coldkey, stake, member } = gone.clone();
-            let member = member.map(|Member { uid, stake, attested, dissents, .. }| version_2::Member {
-                uid,
-                stake,
-                attested,
-                dissents,
-            });
-            let old = version_2::Departed { seat, since, role, coldkey, stake, member };
-            unhashed::put(&DepartedOf::<Test>::hashed_key_for(epoch, uid), &old);
-        }
-        StorageVersion::new(1).put::<Weights>();
-
-        let _ = ToVersion2::<Test>::on_runtime_upgrade();
-
-        assert_eq!(StorageVersion::get::<Weights>(), StorageVersion::new(2));
-        let expected: Vec<_> = before
-            .into_iter()
-            .map(|(epoch, uid, mut gone)| {
-                gone.member = gone.member.map(|member| Member { silent: false, ..member });
-                (epoch, uid, gone)
-            })
-            .collect();
-        assert_eq!(DepartedOf::<Test>::iter().collect::<Vec<_>>(), expected);
-        // The second run does nothing.
-        assert_storage_noop!({
-            let _ = ToVersion2::<Test>::on_runtime_upgrade();
-        });
-        for (epoch, uid, _) in expected {
-            DepartedOf::<Test>::remove(epoch, uid);
-        }
-    };
-    merged_epoch(&[3, 4], upgrade);
-}
-
-#[test]
 fn a_minority_cannot_raise_a_seat() {
     with_run(|| {
         epoch_of(0, &[(3, &[(0, 65535)]), (4, &[(0, 65535)]), (5, &[(1, 65535)])]);
