@@ -30,6 +30,7 @@ use protocol::{
 use sp_keyring::{Ed25519Keyring, Sr25519Keyring};
 
 mod closing;
+mod economics;
 mod flood;
 mod fuzz;
 mod large;

@@ -21,7 +21,7 @@ impl Seat {
         Seat(sr25519::Pair::from_seed(&seed))
     }
 
-    fn hotkey(&self) -> Hotkey {
+    pub(super) fn hotkey(&self) -> Hotkey {
         Hotkey(self.0.public().0)
     }
 }
@@ -55,13 +55,17 @@ fn params() -> RunParams {
 }
 
 /// Fills blocks as an author does.
-struct Author {
-    chain: Chain,
+pub(super) struct Author {
+    pub(super) chain: Chain,
     /// The largest share of a block's weight, in thousandths.
     heaviest: u64,
 }
 
 impl Author {
+    pub(super) fn of(chain: Chain) -> Author {
+        Author { chain, heaviest: 0 }
+    }
+
     /// Makes a block with as many of `waiting` as fit.
     fn block(&mut self, waiting: &mut std::collections::VecDeque<UncheckedExtrinsic>) {
         let number = self.chain.height() + 1;
@@ -98,14 +102,14 @@ impl Author {
         self.heaviest = self.heaviest.max(used * 1000 / block_weights().max_block.ref_time());
     }
 
-    fn go_to(&mut self, number: u32) {
+    pub(super) fn go_to(&mut self, number: u32) {
         while self.chain.height() < number {
             self.block(&mut Default::default());
         }
     }
 
     /// Includes one call of each seat by block `deadline`.
-    fn all_by(&mut self, deadline: u32, calls: Vec<(u16, RuntimeCall)>) {
+    pub(super) fn all_by(&mut self, deadline: u32, calls: Vec<(u16, RuntimeCall)>) {
         let mut waiting = calls
             .into_iter()
             .map(|(uid, call)| {
@@ -156,7 +160,7 @@ fn the_largest_run_fits_into_the_blocks_of_its_windows() {
     let fund = pallet_rewards::Call::fund { run: RUN, amount: 50_000 * UNIT };
     chain.all_accepted(vec![(&OWNER, fund.into())]);
 
-    let mut author = Author { chain, heaviest: 0 };
+    let mut author = Author::of(chain);
     let validators = MINERS..MINERS + VALIDATORS;
     let weights: Vec<(Uid, u16)> = (0..MINERS).map(|uid| (Uid(uid), 60_000 + uid)).collect();
     let salt = [3; 32];
