@@ -446,6 +446,7 @@ pub mod tests {
                 receipts: Vec::new(),
                 probe_roots: Vec::new(),
                 probes: Vec::new(),
+                next_deal: None,
             }),
             block: Block(100 + 6 * 40 + 36),
             outcomes,

@@ -139,9 +139,9 @@ impl Permutation {
 pub struct Assignment<'a> {
     pub run: RunId,
     pub window: Window,
-    /// [`crate::view::WindowView::deal_seed`] of the window.
+    /// [`crate::view::WindowView::deal_seed`] of the window, or the seed of its [`crate::view::Deal`].
     pub deal_seed: Digest,
-    /// Miners' seats active when the window opened, in uid order.
+    /// Miners' seats when the window was dealt, in uid order.
     pub slots: &'a [Uid],
     /// The first position that this window takes.
     pub cursor: u64,

@@ -82,12 +82,13 @@ pub struct WindowView {
     pub window: Window,
     /// Hash of block `w·L`, known one block later (PROT-2).
     pub opening_hash: Option<Digest>,
-    /// What the assignment is drawn by: the salts that validators revealed in the window before, or the opening hash
-    /// (PROT-2). Known with the opening hash.
+    /// The seed of the assignment (PROT-2). Known as the window opens if the window before dealt its data, otherwise
+    /// with the opening hash.
     pub deal_seed: Option<Digest>,
     /// Hash of block `commit_by + 1`, known one block later (PROT-2).
     pub evaluation_hash: Option<Digest>,
-    /// Miners' seats active when the window opened, in uid order (PROT-5).
+    /// Miners' seats when the window's data was dealt, in uid order (PROT-5). A seat may have another holder since, or
+    /// none.
     pub slots: Vec<Uid>,
     /// First position of the training order that this window hands out (PROT-5).
     pub cursor: u64,
@@ -114,6 +115,18 @@ pub struct WindowView {
     /// What the opening of this window, the first of an epoch, drew of the epoch before it: each validator shows its
     /// measurements of these contributions (PROT-30). Known one block after the opening.
     pub probes: Vec<Probe>,
+    /// The data of the next window, from [`crate::Schedule::deals_next_at`] until that window opens (PROT-5).
+    pub next_deal: Option<Deal>,
+}
+
+/// A window's data, dealt before the window opens (PROT-5).
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct Deal {
+    pub seed: Digest,
+    /// Miners' seats, in uid order.
+    pub slots: Vec<Uid>,
+    /// First position of the training order that the window hands out.
+    pub cursor: u64,
 }
 
 /// The root over what a validator measured in a window (PROT-27).

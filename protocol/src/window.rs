@@ -91,6 +91,18 @@ impl Schedule {
         self.block_of(window, self.commit_by)
     }
 
+    /// The block that deals the data of the window after `window` (PROT-5): an eighth of the training time before the
+    /// commit deadline. So a miner that has committed goes on with the next window's data, and none is far ahead of
+    /// its model.
+    pub fn deals_next_at(&self, window: Window) -> Block {
+        self.block_of(window, self.deal_offset())
+    }
+
+    /// The offset of [`Schedule::deals_next_at`]: after the opening's tasks.
+    pub fn deal_offset(&self) -> u32 {
+        self.commit_by.saturating_sub(self.commit_by / 8).max(2)
+    }
+
     /// The last block by which the committed bytes must be up (PROT-11).
     pub fn reveal_deadline(&self, window: Window) -> Block {
         self.block_of(window, self.reveal_by)
@@ -189,6 +201,15 @@ mod tests {
         check(28, Some((0, Phase::Finalise)));
         check(29, Some((0, Phase::Finalise)));
         check(30, Some((1, Phase::Commit)));
+    }
+
+    #[test]
+    fn the_next_window_is_dealt_after_the_opening_and_before_the_commitments_count() {
+        for commit_by in 1..200 {
+            let deal = Schedule { commit_by, ..SCHEDULE }.deal_offset();
+            assert!((2..commit_by + 2).contains(&deal), "{commit_by}: {deal}");
+        }
+        assert_eq!(Schedule { commit_by: 80, ..SCHEDULE }.deals_next_at(Window(2)), Block(10 + 2 * 20 + 70));
     }
 
     #[test]

@@ -544,6 +544,7 @@ mod tests {
             receipts: anchored.map(|digest| (Uid(2), digest)).into_iter().collect(),
             probe_roots: Vec::new(),
             probes: Vec::new(),
+            next_deal: None,
         };
         let name = |window: u32| keys::receipt(RunId(0), Window(window), Uid(2), &digest);
         let bucket = Arc::new(MemoryStore::new());

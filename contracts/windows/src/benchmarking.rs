@@ -405,6 +405,22 @@ mod benchmarks {
     }
 
     #[benchmark]
+    fn deal_next(m: Linear<1, { miners_max::<T>() }>, v: Linear<1, 64>) -> Result<(), BenchmarkError> {
+        open_window::<T>(m, v, 2)?;
+        attest_all::<T>(m, v);
+        RevealedSalts::<T>::insert(RUN, NOW, digest(9));
+        let record = Records::<T>::get(RUN, NOW).ok_or(BenchmarkError::Stop("a window is open"))?;
+        Records::<T>::insert(RUN, NOW.next(), record);
+        #[block]
+        {
+            let _ = Pallet::<T>::deal_next(RUN, NOW.next(), Block(u32::MAX));
+        }
+        let dealt = NextDeal::<T>::get(RUN).map(|dealt| (dealt.seed, dealt.slots.len() as u32));
+        assert_eq!(dealt, Some((digest(9), m)));
+        Ok(())
+    }
+
+    #[benchmark]
     fn draw_probes(w: Linear<2, 64>) -> Result<(), BenchmarkError> {
         largest::<T>(0)?;
         commit_all::<T>(miners_max::<T>());
@@ -429,7 +445,10 @@ mod benchmarks {
         open_window::<T>(m, v, 0)?;
         commit_all::<T>(m);
         attest_all::<T>(m, v);
-        edit::<T>(|record| record.evaluation_hash = record.opening_hash);
+        edit::<T>(|record| {
+            record.evaluation_hash = record.opening_hash;
+            record.deal_seed = record.opening_hash;
+        });
         #[block]
         {
             let _ = Pallet::<T>::select(RUN, NOW, &params(0));

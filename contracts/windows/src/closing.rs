@@ -64,6 +64,7 @@ impl<T: Config> OnRunClosed for Pallet<T> {
         if cleared.room(limit) > 0 && ProgressOf::<T>::take(run).is_some() {
             CountedStakes::<T>::remove(run);
             RewindVotes::<T>::remove(run);
+            NextDeal::<T>::remove(run);
             // A late opening may have left the open window without a record.
             for of in [window, window.next()] {
                 cleared.count::<T>(Self::remove_window(run, of));

@@ -148,6 +148,11 @@ impl<T: Config> Pallet<T> {
         if RevealedSalts::<T>::iter_key_prefix(run).any(|window| !Records::<T>::contains_key(run, window)) {
             return Err("revealed salts are of a window that is not kept");
         }
+        if NextDeal::<T>::get(run).is_some_and(|dealt| {
+            dealt.window != open.next() || !dealt.slots.windows(2).all(|pair| pair[0] < pair[1])
+        }) {
+            return Err("what is dealt is not of the next window, or its seats are not in uid order");
+        }
         let mut expected: Option<(u64, Digest)> = None;
         for window in stored.map(Window) {
             let record = Records::<T>::get(run, window).ok_or("a window is missing")?;

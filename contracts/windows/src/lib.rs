@@ -8,6 +8,7 @@
 //! | 0                   | records a snapshot: slots, electorate, data cursor, lineage and weights     |
 //! | 1                   | records the hash of the opening block; in an epoch's first window, draws    |
 //! |                     | the probes of the epoch before (PROT-30); prunes the oldest window          |
+//! | `deal_offset`       | deals the data of the next window: its slots and seed (PROT-5)              |
 //! | `commit_by + 2`     | records the hash that evaluation is drawn from                              |
 //! | `attest_by + h + 1` | records which validators were present (PROT-3); makes the selection         |
 //! | `vote_by + h + 1`   | finalises the window as merged or void, for good (PROT-19)                  |
@@ -356,6 +357,20 @@ pub mod pallet {
     pub type RevealedSalts<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Window, Digest, ValueQuery>;
 
+    /// The data of a run's next window, until that window opens (PROT-5).
+    #[pallet::storage]
+    pub type NextDeal<T: Config> = StorageMap<_, Twox64Concat, RunId, Dealt<T>>;
+
+    /// [`protocol::view::Deal`] with bounds; the cursor is the run's.
+    #[derive(CloneNoBound, DebugNoBound, PartialEqNoBound, EqNoBound)]
+    #[derive(Encode, Decode, MaxEncodedLen, TypeInfo)]
+    #[scale_info(skip_type_params(T))]
+    pub struct Dealt<T: Config> {
+        pub window: Window,
+        pub seed: Digest,
+        pub slots: BoundedVec<Uid, T::MaxSeats>,
+    }
+
     #[pallet::storage]
     pub type Attestations<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Verdicts<T>>;
@@ -477,8 +492,8 @@ pub mod pallet {
         NotAMiner,
         /// Only validators attest and vote. Sign with a validator's hotkey.
         NotAValidator,
-        /// The seat takes no part in this window: it was registered after the opening, or the run is stopped. Wait
-        /// for the next window.
+        /// The seat takes no part in this window: it was registered after the window's data was dealt, or the run is
+        /// stopped. Wait for the next window.
         NotInThisWindow,
         /// The validator does not decide this window: it was absent, registered late, or has too little stake. Nor can
         /// it be punished for such a window.

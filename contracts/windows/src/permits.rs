@@ -55,6 +55,9 @@ impl<T: Config> Pallet<T> {
         ensure!(role == Role::Miner, Error::<T>::NotAMiner);
         let record = Self::record(run, window)?;
         let slot = record.slots.binary_search(&uid).map_err(|_| Error::<T>::NotInThisWindow)?;
+        // The seat that the data was dealt to may have left, and another registered in its place since.
+        let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::NotASeat)?;
+        ensure!(seat.since <= window, Error::<T>::NotInThisWindow);
         let times = TimesCommitted::<T>::get(run, window).get(slot).copied().unwrap_or(0);
         Ok(MayCommit { uid, times, slot })
     }

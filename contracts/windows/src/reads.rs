@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use pallet_registry::Pallet as Registry;
 use protocol::{
     Digest, RunId, Uid, Window,
-    view::{Position, ProbeRoot, RewindTally, Selection, Vote, WindowView},
+    view::{Deal, Position, ProbeRoot, RewindTally, Selection, Vote, WindowView},
 };
 
 impl<T: Config> Pallet<T> {
@@ -43,6 +43,9 @@ impl<T: Config> Pallet<T> {
         attested.sort_unstable();
         votes.sort_unstable_by_key(|(uid, _)| *uid);
         anchors.sort_unstable_by_key(|(uid, _)| *uid);
+        let next_deal = NextDeal::<T>::get(run).filter(|deal| deal.window == window.next());
+        let each = Registry::<T>::run(run).map_or(0, |run| u64::from(run.params.sequences_per_seat));
+        let next_cursor = record.cursor.saturating_add((record.slots.len() as u64).saturating_mul(each));
         Some(WindowView {
             window,
             opening_hash: record.opening_hash,
@@ -69,6 +72,11 @@ impl<T: Config> Pallet<T> {
                 .map(|(uid, Anchor { probes, at, .. })| ProbeRoot { validator: *uid, root: *probes, at: *at })
                 .collect(),
             probes: Drawn::<T>::get(run, window).iter().map(|drawn| drawn.probe).collect(),
+            next_deal: next_deal.map(|Dealt { seed, slots, .. }| Deal {
+                seed,
+                slots: slots.into_inner(),
+                cursor: next_cursor,
+            }),
         })
     }
 }

@@ -20,6 +20,7 @@ use protocol::{
 enum Task {
     Open,
     RecordOpeningHash,
+    DealNext,
     RecordEvaluationHash,
     Select,
     Finalise,
@@ -37,10 +38,11 @@ pub(crate) fn vote_revealed_by(params: &RunParams) -> u32 {
 
 /// The tasks of a window by offset, in order. If votes end with the window's last block, the next window's opening
 /// does the last one.
-fn tasks(params: &RunParams) -> [(u32, Task); 5] {
+fn tasks(params: &RunParams) -> [(u32, Task); 6] {
     [
         (0, Task::Open),
         (1, Task::RecordOpeningHash),
+        (params.schedule.deal_offset(), Task::DealNext),
         (params.schedule.commit_by.saturating_add(2), Task::RecordEvaluationHash),
         (attest_revealed_by(params).saturating_add(1), Task::Select),
         (vote_revealed_by(params).saturating_add(1), Task::Finalise),
@@ -83,6 +85,7 @@ impl<T: Config> Pallet<T> {
                     add(Self::prune(run, Window(oldest)));
                 }
             }
+            Some(Task::DealNext) => add(Self::deal_next(run, window, at)),
             Some(Task::RecordEvaluationHash) => {
                 add(Self::record_hash(run, window, at, |record| &mut record.evaluation_hash));
             }
@@ -112,14 +115,16 @@ impl<T: Config> Pallet<T> {
         let mut roster = Registry::<T>::roster(run);
         // A seat registered while this task was late counts from the next window.
         roster.retain(|(_, entry)| entry.since <= window);
-        let of_role = |role: Role| -> Vec<Uid> {
-            roster.iter().filter(|(_, entry)| entry.role == role).map(|(uid, _)| *uid).collect()
-        };
-        let (miners, validators) = (of_role(Role::Miner), of_role(Role::Validator));
+        let (miners, validators) = (of_role(&roster, Role::Miner), of_role(&roster, Role::Validator));
         let mut weight = weight_info::open::<T>(miners.len() as u32, validators.len() as u32);
 
         // A stopped run assigns no data, so that none is spent.
-        let slots = if stopped { Vec::new() } else { miners };
+        let dealt = NextDeal::<T>::take(run).filter(|dealt| dealt.window == window && !stopped);
+        let (deal_seed, slots) = match dealt {
+            Some(Dealt { seed, slots, .. }) => (Some(seed), slots),
+            None if stopped => (None, BoundedVec::new()),
+            None => (None, BoundedVec::truncate_from(miners)),
+        };
         let bonded = Self::bonded(run, window, &validators);
         let before = CountedStakes::<T>::get(run);
         let counted = electorate::count_stakes(&terms, params.epoch_windows, window, &bonded, &before);
@@ -135,12 +140,12 @@ impl<T: Config> Pallet<T> {
 
         let record = Record {
             opening_hash: None,
-            deal_seed: None,
+            deal_seed,
             evaluation_hash: None,
             cursor: progress.cursor,
             lineage: progress.lineage,
             weights: BoundedVec::truncate_from(T::MinerWeights::weights(run)),
-            slots: BoundedVec::truncate_from(slots),
+            slots,
             electorate: BoundedVec::truncate_from(electorate.members.clone()),
             registered_at: BoundedVec::truncate_from(electorate.registered_at.clone()),
             paused,
@@ -289,27 +294,52 @@ impl<T: Config> Pallet<T> {
         weight_info::record_hash::<T>()
     }
 
-    /// Records the seed of the window's assignment (PROT-2). If members with two thirds of the stake revealed their
-    /// attestations of the window before, it is of their salts: the author of the opening block has no choice.
+    /// Records the seed of the window's assignment, if the window before did not deal it (PROT-2).
     pub(crate) fn record_deal_seed(run: RunId, window: Window) -> Weight {
-        let before = window
-            .previous()
-            .and_then(|before| Records::<T>::get(run, before).map(|record| (before, record)));
-        let salts = before.as_ref().and_then(|(before, record)| {
-            let mixed = RevealedSalts::<T>::try_get(run, before).ok()?;
-            let revealed = record
-                .electorate
-                .iter()
-                .filter(|(uid, _)| Attestations::<T>::contains_key((run, before), uid));
-            let stake = revealed.fold(0, |sum: u128, (_, stake)| sum.saturating_add(*stake));
-            two_thirds(stake, tally::total(&record.electorate)).then_some(mixed)
-        });
+        let (salts, members) = Self::revealed_salts_before(run, window);
         Records::<T>::mutate(run, window, |record| {
-            if let Some(record) = record {
+            if let Some(record) = record
+                && record.deal_seed.is_none()
+            {
                 record.deal_seed = record.opening_hash.map(|hash| salts.unwrap_or(hash));
             }
         });
-        weight_info::record_deal_seed::<T>(before.map_or(0, |(_, record)| record.electorate.len() as u32))
+        weight_info::record_deal_seed::<T>(members)
+    }
+
+    /// Deals the data of the window after `window` to the seats of the block before `at` (PROT-5). A stopped run deals
+    /// none: the next window is dealt as it opens. So it is if the task runs after the chain has pruned the hash.
+    pub(crate) fn deal_next(run: RunId, window: Window, at: Block) -> Weight {
+        let (salts, members) = Self::revealed_salts_before(run, window);
+        let hash = frame_system::Pallet::<T>::block_hash(BlockNumberFor::<T>::from(at.0.saturating_sub(1)));
+        let hash = (hash != T::Hash::default()).then_some(Digest(hash.0));
+        let mut roster = Registry::<T>::roster(run);
+        // A seat registered while this task was late is dealt data in the next window.
+        roster.retain(|(_, entry)| entry.since <= window.next() && entry.registered_at < at);
+        let miners = of_role(&roster, Role::Miner);
+        let weight = weight_info::deal_next::<T>(miners.len() as u32, members);
+        let stopped = Registry::<T>::run(run).is_none_or(|run| run.stopped);
+        if let Some(seed) = salts.or(hash).filter(|_| !stopped) {
+            let dealt = Dealt { window: window.next(), seed, slots: BoundedVec::truncate_from(miners) };
+            NextDeal::<T>::insert(run, dealt);
+        }
+        weight
+    }
+
+    /// The mix of the salts with which the window before `window` was attested, if members with two thirds of its stake
+    /// revealed theirs (PROT-2); and the number of members. No block's author chooses it.
+    fn revealed_salts_before(run: RunId, window: Window) -> (Option<Digest>, u32) {
+        let Some((before, record)) =
+            window.previous().and_then(|before| Some((before, Records::<T>::get(run, before)?)))
+        else {
+            return (None, 0);
+        };
+        let members = record.electorate.len() as u32;
+        let Ok(mixed) = RevealedSalts::<T>::try_get(run, before) else { return (None, members) };
+        let revealed =
+            record.electorate.iter().filter(|(uid, _)| Attestations::<T>::contains_key((run, before), uid));
+        let stake = revealed.fold(0, |sum: u128, (_, stake)| sum.saturating_add(*stake));
+        (two_thirds(stake, tally::total(&record.electorate)).then_some(mixed), members)
     }
 
     /// Draws the contributions of the epoch before that validators show their measurements of, if `window` is the first
@@ -391,9 +421,9 @@ impl<T: Config> Pallet<T> {
             })
             .collect();
         // The hash of a block after the last commitment: no miner knows the draw before it commits (PROT-2). Without
-        // the opening's hash no miner knew its data.
+        // a seed no miner knew its data.
         let selected = match record.evaluation_hash {
-            Some(hash) if record.opening_hash.is_some() && !record.paused => {
+            Some(hash) if record.deal_seed.is_some() && !record.paused => {
                 let seed = assign::seed(assign::domain::SELECT, run, window, &hash);
                 select::select(params, &seed, &candidates)
             }
@@ -638,6 +668,10 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
         }
         T::DbWeight::get().reads_writes(5, 7)
     }
+}
+
+fn of_role(roster: &[(Uid, Entry)], role: Role) -> Vec<Uid> {
+    roster.iter().filter(|(_, entry)| entry.role == role).map(|(uid, _)| *uid).collect()
 }
 
 /// Whether `window` may open with the state of the checkpoint of window `to`, by their distance.

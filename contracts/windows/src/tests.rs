@@ -73,6 +73,54 @@ fn the_hashes_that_seed_a_window_are_recorded_one_block_later() {
 }
 
 #[test]
+fn a_window_deals_the_data_of_the_next_one() {
+    with_run(params(), || {
+        go_to(0, 1);
+        assert_eq!(view(0).deal_seed, view(0).opening_hash, "no window before it dealt the first one's data");
+        let deal = SCHEDULE.deal_offset();
+        let early = register(RUN, Role::Miner, 1);
+        go_to(0, deal - 1);
+        assert_eq!(view(0).next_deal, None);
+        go_to(0, deal);
+        let late = register(RUN, Role::Miner, 1);
+        let next = view(0).next_deal.unwrap();
+        assert_eq!(next.slots, uids(&[0, 1, 2, early]));
+        assert_eq!((next.seed, next.cursor), (Digest(hash_of(10 + u64::from(deal) - 1).0), 21));
+
+        // The window opens with it, and a seat that came after the deal waits.
+        go_to(1, 0);
+        let opened = view(1);
+        assert_eq!(
+            (opened.deal_seed, opened.slots, opened.cursor),
+            (Some(next.seed), next.slots, next.cursor)
+        );
+        assert_eq!((view(0).next_deal, opened.next_deal), (None, None));
+        assert_ok!(commit(early, 1, 1));
+        assert_noop!(commit(late, 1, 1), Error::<Test>::NotInThisWindow);
+        go_to(2, 0);
+        assert_eq!(view(2).slots, uids(&[0, 1, 2, early, late]));
+        assert_eq!(view(2).cursor, 21 + 28);
+    });
+}
+
+#[test]
+fn a_seat_that_leaves_after_the_deal_takes_no_part_and_its_later_holder_waits() {
+    with_run(params(), || {
+        go_to(0, SCHEDULE.deal_offset());
+        let left = pallet_registry::SeatsOf::<Test>::get(RUN, Uid(2)).unwrap();
+        pallet_registry::SeatsOf::<Test>::remove(RUN, Uid(2));
+        go_to(1, 0);
+        assert_eq!(view(1).slots, uids(&MINERS), "the other seats keep the data that they were dealt");
+        assert_noop!(commit(2, 1, 1), Error::<Test>::NotASeat);
+        let newcomer = pallet_registry::Seat { since: Window(2), ..left.clone() };
+        pallet_registry::SeatsOf::<Test>::insert(RUN, Uid(2), newcomer);
+        assert_noop!(commit(2, 1, 1), Error::<Test>::NotInThisWindow);
+        pallet_registry::SeatsOf::<Test>::insert(RUN, Uid(2), left);
+        assert_ok!(commit(2, 1, 1));
+    });
+}
+
+#[test]
 fn a_good_window_is_merged_and_moves_the_lineage() {
     with_run(params(), || {
         go_to(0, 0);

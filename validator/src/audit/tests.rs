@@ -79,6 +79,7 @@ fn view(window: Window) -> WindowView {
         receipts: vec![(UID, digest(104))],
         probe_roots: Vec::new(),
         probes: Vec::new(),
+        next_deal: None,
         slots,
     }
 }

@@ -322,6 +322,7 @@ mod tests {
             receipts: Vec::new(),
             probe_roots: Vec::new(),
             probes: Vec::new(),
+            next_deal: None,
         }
     }
 

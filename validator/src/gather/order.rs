@@ -163,6 +163,7 @@ mod tests {
             receipts: Vec::new(),
             probe_roots: Vec::new(),
             probes: Vec::new(),
+            next_deal: None,
         };
         (view, uids.into_iter().map(seat).collect())
     }

@@ -206,6 +206,7 @@ impl Chain for Anchors {
             receipts: receipts.collect(),
             probe_roots: Vec::new(),
             probes: Vec::new(),
+            next_deal: None,
         }))
     }
     async fn weights(&self, _: RunId) -> Result<Vec<(Uid, u16)>, ChainError> {

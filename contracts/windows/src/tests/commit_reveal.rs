@@ -302,7 +302,8 @@ fn reveals_that_end_with_the_window_are_counted_at_the_next_opening() {
     });
 }
 
-/// Reveals the attestations of `revealing`, then opens the next window with `hash` as that of its first block.
+/// Reveals the attestations of `revealing` in window 0, and returns the seed that window 1 deals the next window's data
+/// with. `hash` is that of the block before the deal.
 fn deal_seed_after(revealing: &[u16], hash: u8) -> Option<Digest> {
     let mut seed = None;
     with_run(hidden_params(), || {
@@ -314,21 +315,21 @@ fn deal_seed_after(revealing: &[u16], hash: u8) -> Option<Digest> {
         for uid in revealing {
             assert_ok!(reveal_attestation(*uid, 0, &seen()));
         }
-        go_to(1, 0);
-        let opening = System::block_number();
+        let deal = hidden_params().schedule.deals_next_at(Window(1));
+        go_to(1, 2);
+        let before = u64::from(deal.0) - 1;
         frame_system::BlockHash::<Test>::insert(
-            opening,
+            before,
             <Test as frame_system::Config>::Hash::from([hash; 32]),
         );
-        Windows::record_hash(RUN, Window(1), Block(opening as u32 + 1), |record| &mut record.opening_hash);
-        Windows::record_deal_seed(RUN, Window(1));
-        seed = view(1).deal_seed;
+        Windows::deal_next(RUN, Window(1), deal);
+        seed = view(1).next_deal.map(|deal| deal.seed);
     });
     seed
 }
 
 #[test]
-fn the_author_of_the_opening_block_does_not_choose_the_assignment() {
+fn the_author_of_a_block_does_not_choose_the_assignment() {
     let [a, b] = [1, 2].map(|hash| deal_seed_after(&VALIDATORS, hash));
     assert!(a.is_some());
     assert_eq!(a, b);
@@ -337,7 +338,7 @@ fn the_author_of_the_opening_block_does_not_choose_the_assignment() {
 }
 
 #[test]
-fn without_the_salts_of_two_thirds_the_opening_hash_deals() {
+fn without_the_salts_of_two_thirds_a_block_hash_deals() {
     for revealing in [&[][..], &VALIDATORS[..1]] {
         assert_eq!(deal_seed_after(revealing, 7), Some(Digest([7; 32])), "{revealing:?}");
     }

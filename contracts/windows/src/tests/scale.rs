@@ -27,6 +27,8 @@ fn play_largest() -> Vec<(&'static str, Weight)> {
         };
         task("open", 0);
         task("record_hash", 1);
+        task("deal_next", SCHEDULE.deal_offset());
+        assert_eq!(view(0).next_deal.map(|deal| deal.slots.len()), Some(usize::from(MANY_MINERS)));
         for uid in 0..MANY_MINERS {
             assert_ok!(commit(uid, 0, uid as u8));
         }
@@ -60,6 +62,7 @@ fn a_task_of_the_largest_run_is_charged_for_every_seat_and_fits_into_a_block() {
     let least = [
         ("open", task + weight_info::open::<Test>(miners, validators)),
         ("record_hash", task + weight_info::record_hash::<Test>()),
+        ("deal_next", task + weight_info::deal_next::<Test>(miners, 0)),
         ("select", task + weight_info::select::<Test>(miners, validators)),
         ("finalise", task + weight_info::finalise::<Test>(validators)),
         // A removal does not count the entries that the same block wrote, as here.

@@ -103,6 +103,22 @@ fn a_stopped_run_spends_no_data_and_continues_where_it_was() {
 }
 
 #[test]
+fn a_run_that_stops_after_the_deal_drops_it_and_deals_again_as_it_resumes() {
+    with_run(params(), || {
+        go_to(0, SCHEDULE.deal_offset());
+        let dropped = view(0).next_deal.unwrap();
+        assert_ok!(Registry::set_stopped(owner(), RUN, true));
+        go_to(1, 19);
+        assert_eq!((view(1).slots, view(1).deal_seed), (vec![], view(1).opening_hash));
+        assert_eq!(view(1).next_deal, None, "a stopped run deals nothing");
+        assert_ok!(Registry::set_stopped(owner(), RUN, false));
+        go_to(2, 1);
+        assert_eq!((view(2).slots, view(2).cursor), (dropped.slots, dropped.cursor));
+        assert_eq!(view(2).deal_seed, view(2).opening_hash);
+    });
+}
+
+#[test]
 fn a_new_holder_inherits_nothing_of_a_seat() {
     with_terms(params(), Terms { absence_windows: 9, ..terms() }, || {
         for window in 0..2 {

@@ -36,6 +36,7 @@ fn view() -> WindowView {
         receipts: vec![],
         probe_roots: Vec::new(),
         probes: Vec::new(),
+        next_deal: None,
     }
 }
 
