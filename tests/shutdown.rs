@@ -229,6 +229,7 @@ impl Scene {
         let options = MinerOptions {
             commit_margin_blocks: 3,
             batch_sequences: recipe.batch,
+            ahead: 0.5,
             snapshot_interval: SnapshotInterval::Steps(1),
         };
         Ok(Miner::open(node, trainer, Box::new(DefaultStrategy), options, shutdown).await?)

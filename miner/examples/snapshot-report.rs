@@ -8,7 +8,7 @@
 
 use miner::{
     contribution_store::{Optimiser as _, Snapshot},
-    progress::{Progress, SnapshotInterval, SnapshotKey},
+    progress::{Base, Progress, SnapshotInterval, SnapshotKey},
     train::Trained,
 };
 use model::{ModelConfig, Recipe};
@@ -48,8 +48,13 @@ fn report(directory: &Path, preset: &str) -> Result<(), Box<dyn std::error::Erro
 
     let (run, seat) = (RunId(0), SeatId { uid: Uid(1), registered_at: Block(1) });
     let digest = Digest::of(b"report");
-    let of =
-        SnapshotKey { run, seat, window: Window(1), lineage: digest, weights: digest, sequences: digest };
+    let of = SnapshotKey {
+        run,
+        seat,
+        window: Window(1),
+        base: Base::Model { lineage: digest, weights: digest },
+        sequences: digest,
+    };
     let mut progress = Progress::new(directory.path(), of.clone(), SnapshotInterval::Never);
     let kept = DurableFile::new(directory.path().join("miner.snapshot"));
     let snapshot = Snapshot::fresh(Window(1), theta.len());

@@ -110,6 +110,7 @@ async fn mine(
     let options = MinerOptions {
         commit_margin_blocks: settings.train.commit_margin_blocks.unwrap_or(3),
         batch_sequences: recipe.batch,
+        ahead: settings.train.ahead.unwrap_or(0.5),
         snapshot_interval: snapshot_interval(&settings.train),
     };
     let model = opened.spec.model.clone();

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod ahead;
 pub mod cli;
 mod commit;
 pub mod compress;

@@ -1,22 +1,23 @@
 //! Snapshots inside a window: weights, optimiser, and which sequences are done.
 //!
 //! A window may last hours. A miner killed inside it resumes here, and computes the same bits as an undisturbed one,
-//! as a step depends on nothing else. A snapshot is valid for one window only: for the model that the window opened
-//! with, by lineage and root, and for the assigned sequences. Another window ignores it.
+//! as a step depends on nothing else. A snapshot is valid for one window only: for its assigned sequences, and for where
+//! its training began ([`Base`]). Another window ignores it.
 
 use crate::train::Trained;
 use codec::{Compact, Decode, Encode, IoReader};
 use nn::{ModelError, StateError, Trainer};
-use node::durable::{self, DurableFile, FileError, Recovered};
+use node::durable::{self, DurableFile, DurableReader, FileError, Recovered};
 use protocol::{Digest, RunId, SeatId, Window};
 use std::{
     path::Path,
     time::{Duration, Instant},
 };
 
-/// The version of the format: version, [`SnapshotKey`], [`Trained`], the weights as a SCALE vector of their bits, then
-/// the optimiser in its own format. Every change of the format is a new version.
-const VERSION: u16 = 1;
+/// The version of the format: version, [`SnapshotKey`], [`Trained`], the weights as a SCALE vector of their bits, with
+/// [`Base::Own`] the weights that the training began with in the same form, then the optimiser in its own format. Every
+/// change of the format is a new version.
+const VERSION: u16 = 2;
 /// Snapshots take at most this share (one part in N) of the training time, whatever the settings say.
 const SHARE: u32 = 50;
 
@@ -26,12 +27,19 @@ pub struct SnapshotKey {
     pub run: RunId,
     pub seat: SeatId,
     pub window: Window,
-    /// The lineage that the window opened with.
-    pub lineage: Digest,
-    /// The root of the weights that the window opened with: those may be repaired under the same lineage (PROT-20).
-    pub weights: Digest,
-    /// [`digest_of`] the sequences to train on.
+    pub base: Base,
+    /// [`digest_of`] the assigned sequences.
     pub sequences: Digest,
+}
+
+/// Where a window's training began.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum Base {
+    /// At the window's model: its lineage, and the root of its weights, which may be repaired under the same lineage
+    /// (PROT-20). Also after a rebase.
+    Model { lineage: Digest, weights: Digest },
+    /// At the miner's own weights after the window before, which opened with `lineage` (ADR 0046).
+    Own { lineage: Digest },
 }
 
 /// The digest of sequences in their order.
@@ -76,6 +84,8 @@ pub struct Progress {
     last: (Instant, u32),
     /// The time that the last one took.
     cost: Duration,
+    /// The weights that the training began with, for [`Base::Own`].
+    pub reference: Option<Vec<f32>>,
     pub written: Written,
 }
 
@@ -101,8 +111,18 @@ impl Progress {
             every,
             last: (Instant::now(), 0),
             cost: Duration::ZERO,
+            reference: None,
             written,
         }
+    }
+
+    pub fn key(&self) -> &SnapshotKey {
+        &self.key
+    }
+
+    /// The snapshots in the same file, of the training that `key` names.
+    pub fn of(&self, key: SnapshotKey) -> Progress {
+        Progress { key, reference: None, file: self.file.clone(), ..*self }
     }
 
     /// Reads the snapshot of this window into `trainer`, and returns what was trained by then; `None` if there is
@@ -123,19 +143,23 @@ impl Progress {
                 return Ok(None);
             }
             let trained = Trained::decode(&mut source).map_err(ProgressError::Format)?;
-            let weights = durable::read_vector(&mut source, trainer.parameters())
-                .map_err(ProgressError::Format)?
-                .map_err(|got| ModelError::FlatLength { expected: trainer.parameters(), got })
-                .map_err(ProgressError::Weights)?;
+            let weights = read_weights(&mut source, trainer.parameters())?;
             trainer.load(&weights).map_err(ProgressError::Weights)?;
+            let reference = match key.base {
+                Base::Model { .. } => None,
+                Base::Own { .. } => Some(read_weights(&mut source, trainer.parameters())?),
+            };
             trainer.read_state(source.0).map_err(ProgressError::Optimiser)?;
             if 0 < source.0.left() {
                 return Err(ProgressError::Format("more follows than belongs there".into()));
             }
-            Ok(Some(trained))
+            Ok(Some((trained, reference)))
         })?;
-        let found =
-            found.and_then(|found| Some(Recovered { value: found.value?, from_backup: found.from_backup }));
+        let found = found.and_then(|found| {
+            let (trained, reference) = found.value?;
+            self.reference = reference;
+            Some(Recovered { value: trained, from_backup: found.from_backup })
+        });
         self.last = (Instant::now(), found.as_ref().map_or(0, |found| found.value.steps));
         Ok(found)
     }
@@ -160,6 +184,10 @@ impl Progress {
         let written = self.file.write(|sink| {
             sink.write_all(&head)?;
             trainer.write_weights(sink)?;
+            if let Some(reference) = &self.reference {
+                sink.write_all(&Compact(reference.len() as u64).encode())?;
+                durable::write_values(sink, reference)?;
+            }
             trainer.write_state(sink)
         });
         self.cost = started.elapsed();
@@ -174,6 +202,16 @@ impl Progress {
     pub fn remove(&self) {
         self.file.remove();
     }
+}
+
+/// Reads as many weights as the model has.
+fn read_weights(
+    source: &mut IoReader<&mut DurableReader>,
+    expected: usize,
+) -> Result<Vec<f32>, ProgressError> {
+    durable::read_vector(source, expected)
+        .map_err(ProgressError::Format)?
+        .map_err(|got| ProgressError::Weights(ModelError::FlatLength { expected, got }))
 }
 
 /// Whether a snapshot is due, `steps` and `elapsed` after the last, which took `cost`.

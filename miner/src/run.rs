@@ -1,6 +1,8 @@
-//! One window of a miner, top to bottom: follow, train, compress, commit, publish.
+//! One window of a miner, top to bottom: follow, train, compress, commit, publish. It trains on the next window's data
+//! from its commitment on, so it waits for nothing.
 
 use crate::{
+    ahead::{Ahead, Begun},
     contribution_store::{ContributionStore, PendingContribution},
     error::{Missed, RunError, Stop},
     local::LocalState,
@@ -28,6 +30,10 @@ pub struct Miner {
     pub strategy: Box<dyn Strategy>,
     pub options: MinerOptions,
     pub shutdown: Arc<ShutdownHandle>,
+    /// The training of the next window, which has the local state meanwhile.
+    pub(crate) ahead: Option<Ahead>,
+    /// What was trained of the held window before its model was there.
+    pub(crate) begun: Option<Begun>,
 }
 
 /// A miner's own choices.
@@ -37,6 +43,8 @@ pub struct MinerOptions {
     pub commit_margin_blocks: u32,
     /// Sequences in one step.
     pub batch_sequences: usize,
+    /// The largest part of a window's sequences that is trained before the window's model is there; 0: none.
+    pub ahead: f64,
     /// How often the training of a window is written to the disk.
     pub snapshot_interval: SnapshotInterval,
 }
@@ -78,7 +86,7 @@ impl Miner {
                 retry.found();
             }
         }
-        Ok(Miner { node, local, strategy, options, shutdown })
+        Ok(Miner { node, local, strategy, options, shutdown, ahead: None, begun: None })
     }
 
     /// Mines window after window until the process is stopped or the node cannot go on.
@@ -99,9 +107,13 @@ impl Miner {
             }
 
             mined += 1;
-            match self.mine(window).await {
+            let is_last = self.node.windows_max.is_some_and(|max| max <= mined);
+            match self.mine(window, is_last).await {
                 Ok(()) => {}
-                Err(Stop::Skip(skip)) => self.record_missed(window, skip),
+                Err(Stop::Skip(skip)) => {
+                    self.record_missed(window, skip);
+                    self.drop_ahead().await?;
+                }
                 Err(Stop::Fail(error)) => return Err(error),
             }
             self.node.prune(window).await;
@@ -112,9 +124,10 @@ impl Miner {
         }
     }
 
-    /// Mines one window, from the shared model to the uploaded contribution.
-    async fn mine(&mut self, window: Window) -> Result<(), Stop> {
-        // The hash of the opening block assigns the data. It is known one block later.
+    /// Mines one window, from the shared model to the uploaded contribution. Unless it `is_last`, starts to train on the
+    /// next one.
+    async fn mine(&mut self, window: Window, is_last: bool) -> Result<(), Stop> {
+        // One block later the hash of the opening block is known, which a first window is dealt by.
         let schedule = self.node.schedule();
         self.node.wait_past(schedule.opens_at(window)).await?;
         let view = self.node.window_view(window).await?.ok_or(Missed::TooLate)?;
@@ -123,10 +136,13 @@ impl Miner {
         if !view.slots.contains(&self.node.uid()) {
             return Err(Missed::NotASlot.into());
         }
+        self.end_ahead().await?;
         self.reconcile().await?;
 
         // Train and compress, unless a killed process has done so.
-        let pending = match self.pending_of(window) {
+        let made = self.pending_of(window);
+        let at_end = made.is_none();
+        let pending = match made {
             Some(pending) => self.resume_contribution(pending).await?,
             None => {
                 let trained = self.train(&view).await?;
@@ -134,15 +150,19 @@ impl Miner {
             }
         };
         self.commit(&pending).await?;
+        let store = self.local.store.clone();
+        if !is_last {
+            self.start_ahead(&view, at_end).await?;
+        }
 
         // Never before the deadline, or another miner could copy it in time (PROT-11).
         self.node.wait_past(schedule.commit_deadline(window)).await?;
-        self.publish(&pending).await
+        self.publish(&pending, store).await
     }
 
     /// Uploads the contribution, in parts if it is large. Retries until the reveal deadline is finalised.
-    async fn publish(&mut self, pending: &PendingContribution) -> Result<(), Stop> {
-        let (window, store) = (pending.window, self.local.store.clone());
+    async fn publish(&mut self, pending: &PendingContribution, store: ContributionStore) -> Result<(), Stop> {
+        let window = pending.window;
         let (path, checked) = (store.path(pending), pending.clone());
         self.node.blocking.run(move || store.check(&checked)).await.map_err(Missed::Lost)?;
         let reveal_by = self.node.schedule().reveal_deadline(window);

@@ -28,6 +28,12 @@ pub trait Strategy: Send {
         None
     }
 
+    /// Whether to train on the next window's data before its model is there. [`Strategy::sequences`] is then asked for it
+    /// twice.
+    fn trains_ahead(&self) -> bool {
+        true
+    }
+
     /// The prefix `t` to declare: how many of the `assigned` sequences were trained on (PROT-6). With 0 there is no
     /// contribution.
     fn declares(&mut self, trained: u32, _assigned: u32) -> u32 {

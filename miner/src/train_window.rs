@@ -1,9 +1,10 @@
 //! The training of one window: the assigned data, a thread for the inner loop, and snapshots while it runs.
 
 use crate::{
+    ahead::{self, Begun},
     error::{Missed, RunError, Stop},
     local::LocalState,
-    progress::{self, Progress, SnapshotKey},
+    progress::{self, Base, Progress, SnapshotKey},
     run::Miner,
     shutdown::ShutdownHandle,
     strategy::Reading,
@@ -11,7 +12,11 @@ use crate::{
 };
 use nn::{ModelError, Trainer};
 use node::{Entry, Lent, ModelState, Work, WorkDied, error_chain};
-use protocol::{Block, Window, assign::Assignment, view::WindowView};
+use protocol::{
+    Block, Window,
+    assign::Assignment,
+    view::{Deal, WindowView},
+};
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering},
@@ -25,19 +30,21 @@ pub(crate) struct TrainedWindow {
 }
 
 /// What the training thread returns.
-type ThreadResult = (Lent<LocalState>, Result<(Trained, Vec<f32>), TrainingError>, Observer);
+pub(crate) type ThreadResult = (Lent<LocalState>, Result<Trained, TrainingError>, Observer);
 
 impl Miner {
     /// Trains on the assigned sequences until the commit margin begins.
     pub(crate) async fn train(&mut self, view: &WindowView) -> Result<TrainedWindow, Stop> {
         let window = view.window;
-        let (sequences, assigned) = self.sequences(view)?;
+        let (slots, cursor) = (view.slots.clone(), view.cursor);
+        let deal = Deal { seed: view.deal_seed.ok_or(Missed::NotASlot)?, slots, cursor };
+        let (sequences, assigned) = self.sequences(window, &deal)?;
         let commit_by = self.node.schedule().commit_deadline(window);
         if commit_by <= self.node.block() {
             return Err(Missed::TooLate.into());
         }
         let stop_at = Block(commit_by.0.saturating_sub(self.options.commit_margin_blocks));
-        let (trained, weights) = self.train_until(sequences, stop_at).await?;
+        let (trained, weights) = self.train_until(view, sequences, stop_at).await?;
         let declared = self.strategy.declares(trained.sequences, assigned);
         if declared == 0 {
             return Err(Missed::NoData.into());
@@ -46,20 +53,20 @@ impl Miner {
         Ok(TrainedWindow { declared, weights })
     }
 
-    /// The sequences to train on, and how many the chain assigned (PROT-5).
-    fn sequences(&mut self, view: &WindowView) -> Result<(Vec<u64>, u32), Missed> {
+    /// The sequences of `window` to train on, and how many the chain assigned (PROT-5).
+    pub(crate) fn sequences(&mut self, window: Window, deal: &Deal) -> Result<(Vec<u64>, u32), Missed> {
         let run = self.node.run();
         let assignment = Assignment {
             run: run.id,
-            window: view.window,
-            deal_seed: view.deal_seed.ok_or(Missed::NotASlot)?,
-            slots: &view.slots,
-            cursor: view.cursor,
+            window,
+            deal_seed: deal.seed,
+            slots: &deal.slots,
+            cursor: deal.cursor,
             sequences_per_seat: run.params.sequences_per_seat,
             training_sequences: self.node.dataset.training_sequences(),
         };
         let sequences = assignment.of(self.node.uid()).ok_or(Missed::NotASlot)?;
-        let sequences = self.strategy.sequences(view.window, sequences, assignment.training_sequences);
+        let sequences = self.strategy.sequences(window, sequences, assignment.training_sequences);
         Ok((sequences, assignment.sequences_per_seat))
     }
 
@@ -67,49 +74,89 @@ impl Miner {
     /// `stop_at`.
     async fn train_until(
         &mut self,
+        view: &WindowView,
         sequences: Vec<u64>,
         stop_at: Block,
     ) -> Result<(Trained, Vec<f32>), Stop> {
-        let window = self.node.window();
-        let (progress, begun) = self.begin_training(&sequences).await?;
+        let window = view.window;
+        let (progress, begun) = self.begin_training(view, &sequences).await?;
         let stop = Arc::new(AtomicBool::new(stop_at <= self.node.block()));
-        let work = self.start_training(sequences, begun, progress, stop.clone());
+        let work = self.start_training(window, sequences, begun, progress, stop.clone());
         let ended = self.wait_for_training(work, &stop, stop_at).await;
         let (local, trained, observer) = ended.map_err(RunError::TrainerDied)?;
         self.local = local;
-        observer.repeated.iter().for_each(|entry| self.node.journal.write(entry));
-        let written = observer.progress.written;
-        if 0 < written.snapshots {
-            let (count, bytes, seconds) = (written.snapshots, written.bytes, written.seconds);
-            tracing::info!(window = window.0, count, bytes, seconds, "snapshots inside the window");
-        }
+        let weights = async |miner: &mut Miner| {
+            let weights = miner.compute(|local, _| local.trainer.weights_flat()).await;
+            weights.map_err(TrainingError::Weights)
+        };
+        let trained = match self.trained(window, trained, &observer) {
+            Ok(trained) => weights(self).await.map(|weights| (trained, weights)),
+            Err(error) => Err(error),
+        };
         match trained {
             Ok(trained) => Ok(trained),
             Err(error) => {
-                if let TrainingError::GivenUp { step, cause, .. } = &error {
-                    let entry = Entry::Repeated { window, step: *step, found: cause.to_string() };
-                    self.node.journal.write(&entry);
-                }
                 self.forget_training().await?;
                 Err(Missed::GivenUp(error).into())
             }
         }
     }
 
-    /// Puts the trainer where a killed process was in this window, or at the window's model.
-    async fn begin_training(&mut self, sequences: &[u64]) -> Result<(Progress, Trained), RunError> {
-        let (run, seat, window) = (self.node.run_id(), self.node.seat.id, self.node.window());
+    /// Records what the training thread observed. Returns what it trained.
+    pub(crate) fn trained(
+        &mut self,
+        window: Window,
+        trained: Result<Trained, TrainingError>,
+        observer: &Observer,
+    ) -> Result<Trained, TrainingError> {
+        observer.repeated.iter().for_each(|entry| self.node.journal.write(entry));
+        let written = observer.progress.written;
+        if 0 < written.snapshots {
+            let (count, bytes, seconds) = (written.snapshots, written.bytes, written.seconds);
+            tracing::info!(window = window.0, count, bytes, seconds, "snapshots inside the window");
+        }
+        if let Err(TrainingError::GivenUp { step, cause, .. }) = &trained {
+            self.node.journal.write(&Entry::Repeated { window, step: *step, found: cause.to_string() });
+        }
+        trained
+    }
+
+    /// Puts the trainer where this or a killed process was in this window, or at the window's model. What began at the
+    /// miner's own weights is rebased.
+    async fn begin_training(
+        &mut self,
+        view: &WindowView,
+        sequences: &[u64],
+    ) -> Result<(Progress, Trained), RunError> {
+        let (window, begun) = (view.window, self.begun.take());
         let (directory, every) = (self.node.directory.clone(), self.options.snapshot_interval);
-        let sequences = progress::digest_of(sequences);
+        let before = self.lineage_before(view).await?;
+        let (run, seat, sequences) = (self.node.run_id(), self.node.seat.id, progress::digest_of(sequences));
+        let key = move |base| SnapshotKey { run, seat, window, base, sequences };
+        let own = before.map(|lineage| key(Base::Own { lineage }));
         let begun = self.compute(move |local, state| {
-            let (lineage, weights) = (state.lineage, state.weights_root());
-            let key = SnapshotKey { run, seat, window, lineage, weights, sequences };
-            let mut progress = Progress::new(&directory, key, every);
-            let found = resume(local, state, &mut progress)?;
-            Ok::<_, RunError>((progress, found))
+            let model = Base::Model { lineage: state.lineage, weights: state.weights_root() };
+            let mut progress = Progress::new(&directory, key(model), every);
+            if let Some(Begun { progress: ahead, trained }) = begun {
+                if own.as_ref() == Some(ahead.key())
+                    && let Some(reference) = &ahead.reference
+                {
+                    ahead::rebase(&mut local.trainer, &state.theta, reference)?;
+                    return Ok((progress, trained, None));
+                }
+                tracing::info!(
+                    window = window.0,
+                    "what was trained ahead is dropped: it is of other data, or of a model that the run undid"
+                );
+                local.store.restore(&mut local.trainer)?;
+                local.trainer.load(&state.theta)?;
+                return Ok((progress, Trained::default(), None));
+            }
+            let found = resume(local, state, &mut progress, own)?;
+            Ok::<_, RunError>((progress, Trained::default(), found))
         });
-        let (progress, resumed) = begun.await?;
-        let Some(resumed) = resumed else { return Ok((progress, Trained::default())) };
+        let (progress, trained, resumed) = begun.await?;
+        let Some(resumed) = resumed else { return Ok((progress, trained)) };
         if resumed.from_backup {
             self.node.journal.write(&Entry::FellBack { file: "training.snapshot".into() });
         }
@@ -119,8 +166,9 @@ impl Miner {
         Ok((progress, resumed.value))
     }
 
-    fn start_training(
+    pub(crate) fn start_training(
         &mut self,
+        window: Window,
         sequences: Vec<u64>,
         begun: Trained,
         progress: Progress,
@@ -128,7 +176,7 @@ impl Miner {
     ) -> Work<ThreadResult> {
         let mut local = std::mem::take(&mut self.local);
         let (dataset, batch) = (self.node.dataset.clone(), self.options.batch_sequences);
-        let (window, shutdown) = (self.node.window(), self.shutdown.clone());
+        let shutdown = self.shutdown.clone();
         let reading = self.strategy.reading();
         shutdown.training(true);
         self.node.blocking.start(move || {
@@ -146,8 +194,6 @@ impl Miner {
                 observer.ended(trainer, trained);
             }
             shutdown.training(false);
-            let trained = trained
-                .and_then(|trained| Ok((trained, trainer.weights_flat().map_err(TrainingError::Weights)?)));
             (local, trained, observer)
         })
     }
@@ -199,14 +245,23 @@ impl Miner {
     }
 }
 
-/// Reads the snapshot of this window into the trainer, or loads the window's model. A snapshot that cannot be used
-/// costs the time since the window opened, and is logged.
+/// Reads the snapshot of this window into the trainer, or loads the window's model. One with the key `own` began at the
+/// miner's own weights and is rebased. A snapshot that cannot be used costs the time that it stands for, and is logged.
 fn resume(
     local: &mut LocalState,
     state: &ModelState,
     progress: &mut Progress,
+    own: Option<SnapshotKey>,
 ) -> Result<Option<node::durable::Recovered<Trained>>, RunError> {
-    match progress.resume(&mut local.trainer) {
+    let mut found = progress.resume(&mut local.trainer);
+    if let (Ok(None), Some(own)) = (&found, own) {
+        let mut ahead = progress.of(own);
+        found = ahead.resume(&mut local.trainer);
+        if let (Ok(Some(_)), Some(reference)) = (&found, &ahead.reference) {
+            ahead::rebase(&mut local.trainer, &state.theta, reference)?;
+        }
+    }
+    match found {
         Ok(Some(found)) => return Ok(Some(found)),
         Ok(None) => {}
         Err(error) => {
@@ -220,9 +275,9 @@ fn resume(
 }
 
 /// Writes snapshots while a window is trained, and ends the training when the process shuts down.
-struct Observer {
+pub(crate) struct Observer {
     window: Window,
-    progress: Progress,
+    pub progress: Progress,
     /// For the journal.
     repeated: Vec<Entry>,
     reading: Option<Reading>,

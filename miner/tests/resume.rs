@@ -15,7 +15,7 @@ use kernels::encode::Source as Feedback;
 use miner::{
     compress,
     contribution_store::{ContributionStore, Snapshot},
-    progress::{self, Progress, SnapshotInterval, SnapshotKey},
+    progress::{self, Base, Progress, SnapshotInterval, SnapshotKey},
     train::{self, TrainObserver, Trained},
 };
 use model::Recipe;
@@ -259,7 +259,8 @@ fn train(
     let sequences: Vec<u64> =
         (first..first + u64::from(SEQUENCES)).map(|index| index * 7 % dataset.training_sequences()).collect();
     let (window, lineage, weights) = (state.window, state.lineage, state.weights_root());
-    let of = SnapshotKey { run, seat, window, lineage, weights, sequences: progress::digest_of(&sequences) };
+    let (base, sequences_digest) = (Base::Model { lineage, weights }, progress::digest_of(&sequences));
+    let of = SnapshotKey { run, seat, window, base, sequences: sequences_digest };
     let mut progress = Progress::new(home, of, SnapshotInterval::Steps(1));
     let begun = match progress.resume(trainer) {
         Ok(Some(found)) => found.value,

@@ -141,6 +141,11 @@ impl Strategy for ActingStrategy {
         self.adversary.sequences(&context(&self.follower, self.uid, window), assigned, of)
     }
 
+    /// An adversary decides with the window's model in hand.
+    fn trains_ahead(&self) -> bool {
+        false
+    }
+
     fn reading(&self) -> Option<Reading> {
         self.adversary.reading()
     }

@@ -107,6 +107,9 @@ pub struct TrainFile {
     pub micro_batch_sequences: Option<usize>,
     /// Blocks before the commit deadline at which training stops.
     pub commit_margin_blocks: Option<u32>,
+    /// The largest part of a window's sequences that is trained before the window's model is there, 0 to 1. With 0 the
+    /// miner waits for the model.
+    pub ahead: Option<f64>,
     /// Seconds between two snapshots within a window: the most work that a killed miner repeats.
     pub snapshot_every_seconds: Option<u64>,
     /// Steps between two snapshots, instead of seconds.

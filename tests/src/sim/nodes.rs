@@ -39,6 +39,9 @@ use validator::{
 };
 
 const DEVICE: Device = Device::CPU;
+/// The part of a window's sequences that a miner trains before the window's model is there: as long as the default
+/// schedule takes from the commitments to the update.
+const AHEAD: f64 = 0.3;
 /// Larger than the number of seats, so that validators evaluate every contribution.
 const EVALUATIONS_MAX: usize = 1_000;
 /// Held-out sequences that a validator measures for its report. The observer measures the network's loss.
@@ -154,6 +157,7 @@ pub async fn mine(shared: Arc<Shared>, seat: Seat, behaviour: MinerSeat) -> Resu
         // Training takes no virtual time, so one block is enough.
         commit_margin_blocks: 1,
         batch_sequences,
+        ahead: AHEAD,
         snapshot_interval: SnapshotInterval::Never,
     };
     let shutdown = Arc::new(ShutdownHandle::default());

@@ -1,0 +1,152 @@
+//! Training of the next window before its model is there (ADR 0046).
+//!
+//! A miner that has committed has its own weights `y`, and the next window's data is dealt already (PROT-5). It trains on
+//! from `y` on a thread, to `x`. Once the next window's model `θ` is held, the thread stops, and the miner *rebases*:
+//! `x ← x + (θ − y)`. The window's pseudo-gradient `θ − x` is then `y − x` of before: the sum of the window's own steps.
+
+use crate::{
+    error::RunError,
+    progress::{self, Base, Progress, SnapshotKey},
+    run::Miner,
+    train::Trained,
+    train_window::ThreadResult,
+};
+use nn::{ModelError, Trainer};
+use node::{Entry, Work, error_chain};
+use protocol::{
+    Block, Digest, lineage,
+    view::{Outcome, WindowView},
+};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+/// A thread that trains on the next window's data.
+pub(crate) struct Ahead {
+    key: SnapshotKey,
+    stop: Arc<AtomicBool>,
+    work: Work<ThreadResult>,
+}
+
+/// A window's training from the miner's own weights. The trainer holds where it ended.
+pub(crate) struct Begun {
+    pub progress: Progress,
+    pub trained: Trained,
+}
+
+/// The thread ends with its owner.
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Miner {
+    /// Starts to train on the data of the window after `view`, if the chain has dealt it. `at_end`: the trainer is where
+    /// the training of this window ended. Otherwise only a snapshot of a killed process says where to go on.
+    pub(crate) async fn start_ahead(&mut self, view: &WindowView, at_end: bool) -> Result<(), RunError> {
+        if self.options.ahead <= 0.0 || !self.strategy.trains_ahead() {
+            return Ok(());
+        }
+        // The deal is in the state of its block.
+        let dealt_at = self.node.schedule().deals_next_at(view.window);
+        self.node.wait_past(Block(dealt_at.0.saturating_sub(1))).await?;
+        let now = self.node.chain().window(self.node.run_id(), view.window).await?;
+        let Some(deal) = now.and_then(|now| now.next_deal) else { return Ok(()) };
+        let next = view.window.next();
+        let Ok((mut sequences, _)) = self.sequences(next, &deal) else { return Ok(()) };
+        let (run, seat) = (self.node.run_id(), self.node.seat.id);
+        let base = Base::Own { lineage: view.lineage };
+        let key = SnapshotKey { run, seat, window: next, base, sequences: progress::digest_of(&sequences) };
+        let most = sequences.len() as f64 * self.options.ahead.min(1.0);
+        let batch = self.options.batch_sequences.max(1);
+        sequences.truncate(most as usize / batch * batch);
+
+        let (directory, every) = (self.node.directory.clone(), self.options.snapshot_interval);
+        let found_key = key.clone();
+        let begun = self.compute(move |local, _| {
+            let mut progress = Progress::new(&directory, found_key, every);
+            if at_end {
+                progress.reference = Some(local.trainer.weights_flat()?);
+                return Ok(Some(Begun { progress, trained: Trained::default() }));
+            }
+            match progress.resume(&mut local.trainer) {
+                Ok(found) => Ok(found.map(|found| Begun { progress, trained: found.value })),
+                Err(error) => {
+                    tracing::error!(error = error_chain(&error), "the next window waits for its model");
+                    local.store.restore(&mut local.trainer)?;
+                    Ok::<_, RunError>(None)
+                }
+            }
+        });
+        let Some(Begun { progress, trained }) = begun.await? else { return Ok(()) };
+        if !at_end {
+            let Trained { sequences, steps, .. } = trained;
+            self.node.journal.write(&Entry::Resumed { window: next, sequences, steps });
+        }
+        tracing::info!(window = next.0, sequences = trained.sequences, "training ahead of the model");
+        let stop = Arc::new(AtomicBool::new(false));
+        let work = self.start_training(next, sequences, trained, progress, stop.clone());
+        self.ahead = Some(Ahead { key, stop, work });
+        Ok(())
+    }
+
+    /// Stops the thread that trains ahead, if there is one, and keeps what it trained.
+    pub(crate) async fn end_ahead(&mut self) -> Result<(), RunError> {
+        let Some(mut ahead) = self.ahead.take() else { return Ok(()) };
+        ahead.stop.store(true, Ordering::Relaxed);
+        let (local, trained, observer) = (&mut ahead.work).await.map_err(RunError::TrainerDied)?;
+        self.local = local;
+        let window = ahead.key.window;
+        match self.trained(window, trained, &observer) {
+            Ok(trained) => self.begun = Some(Begun { progress: observer.progress, trained }),
+            Err(error) => {
+                let error = error_chain(&error);
+                tracing::warn!(
+                    window = window.0,
+                    error,
+                    "not trained ahead: the window begins with its model"
+                );
+                self.forget_training().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops what was trained ahead of the held window or an earlier one, as there is no contribution to it.
+    pub(crate) async fn drop_ahead(&mut self) -> Result<(), RunError> {
+        if self.ahead.as_ref().is_some_and(|ahead| ahead.key.window <= self.node.window()) {
+            self.end_ahead().await?;
+        }
+        if self.begun.take().is_some() {
+            self.forget_training().await?;
+        }
+        Ok(())
+    }
+
+    /// The lineage of the window before `view`, if the model of `view` is the next one of it. It is not if the run went
+    /// back to a checkpoint (PROT-20).
+    pub(crate) async fn lineage_before(&self, view: &WindowView) -> Result<Option<Digest>, RunError> {
+        let Some(before) = view.window.previous().filter(|_| 0.0 < self.options.ahead) else {
+            return Ok(None);
+        };
+        let before = self.node.chain().window(self.node.run_id(), before).await?;
+        Ok(before.and_then(|before| {
+            let after = match before.outcome? {
+                Outcome::Merged(vote) => lineage::next(&before.lineage, &vote.update),
+                Outcome::Void(_) => before.lineage,
+            };
+            (after == view.lineage).then_some(before.lineage)
+        }))
+    }
+}
+
+/// `x ← x + (θ − y)`: moves the training that began at the miner's own weights `y` to the window's model `θ`.
+pub(crate) fn rebase(trainer: &mut Trainer, theta: &[f32], reference: &[f32]) -> Result<(), ModelError> {
+    let mut weights = trainer.weights_flat()?;
+    for ((weight, theta), reference) in weights.iter_mut().zip(theta).zip(reference) {
+        *weight += theta - reference;
+    }
+    trainer.load(&weights)
+}
