@@ -405,3 +405,68 @@ fn ctrl_c_ends_the_process_within_two_seconds_during_any_computation() {
         assert!(took < Duration::from_secs(2), "{moment}: {took:?}");
     }
 }
+
+/// Mines windows 0 and 1 in a network of its own, whose chain makes a block every 20 ms. With `killed`, the miner ends
+/// without notice once it has written a snapshot of what it trains ahead of window 1, and another one is started.
+/// Returns the digest that it committed to in window 1, and its journal.
+fn mine_two_windows(ahead: f64, killed: bool) -> (Digest, Vec<Entry>) {
+    let home = tempfile::tempdir().unwrap();
+    let scene = Scene::new(home.path());
+    let directory = home.path().join("miner");
+    let (sender, entries) = mpsc::channel();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (chain, over) = (scene.chain.clone(), is_over.clone());
+    let blocks = std::thread::spawn(move || {
+        while !over.load(SeqCst) {
+            std::thread::sleep(Duration::from_millis(20));
+            let next = chain.lock().head().block.0 + 1;
+            chain.lock().advance_to(Block(next));
+        }
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let open = async |windows: u32| {
+        let sender = sender.clone();
+        let watch = Box::new(move |entry: &Entry| sender.send(entry.clone()).expect("the test waits for it"));
+        let mut miner = scene.miner(&directory, Arc::default(), Arc::new(|_| {}), watch, None).await.unwrap();
+        miner.options.ahead = ahead;
+        miner.node.windows_max = Some(windows);
+        miner
+    };
+    runtime.block_on(async {
+        if killed {
+            let mut run = open(2).await.run();
+            let snapshot = directory.join("training.snapshot");
+            let mut seen = Vec::new();
+            while !(seen.iter().any(|entry| matches!(entry, Entry::Committed { .. })) && snapshot.exists()) {
+                seen.extend(entries.try_iter());
+                let mined = tokio::time::timeout(Duration::from_millis(1), &mut run).await;
+                assert!(mined.is_err(), "the miner ended by itself: {mined:?}");
+            }
+        }
+        open(2).await.run().await.unwrap();
+    });
+    is_over.store(true, SeqCst);
+    blocks.join().unwrap();
+    let entries: Vec<Entry> = entries.try_iter().collect();
+    let committed = entries.iter().find_map(|entry| match entry {
+        Entry::Committed { window: Window(1), digest, .. } => Some(*digest),
+        _ => None,
+    });
+    (committed.unwrap_or_else(|| panic!("no commitment: {entries:?}")), entries)
+}
+
+#[test]
+fn a_miner_killed_while_it_trains_ahead_commits_to_the_same_bytes() {
+    let trained = |entries: &[Entry]| {
+        entries.iter().any(|entry| matches!(entry, Entry::Trained { window: Window(1), sequences: 16, .. }))
+    };
+    let (undisturbed, entries) = mine_two_windows(0.5, false);
+    assert!(trained(&entries), "{entries:?}");
+    let (resumed, entries) = mine_two_windows(0.5, true);
+    let is_resumed =
+        |entry: &Entry| matches!(entry, Entry::Resumed { window: Window(1), sequences: 8, steps: 1 });
+    assert!(trained(&entries) && entries.iter().any(is_resumed), "{entries:?}");
+    assert_eq!(resumed, undisturbed);
+    let (waited, _) = mine_two_windows(0.0, false);
+    assert_ne!(waited, undisturbed, "half of the window's steps began at the miner's own weights");
+}

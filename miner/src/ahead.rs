@@ -150,3 +150,81 @@ pub(crate) fn rebase(trainer: &mut Trainer, theta: &[f32], reference: &[f32]) ->
     }
     trainer.load(&weights)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::SnapshotInterval;
+    use model::{ModelConfig, Recipe};
+    use nn::Device;
+    use protocol::{RunId, SeatId, Uid, Window};
+
+    fn config() -> ModelConfig {
+        ModelConfig {
+            vocab: 64,
+            d_model: 32,
+            layers: 1,
+            heads: 2,
+            kv_heads: 1,
+            d_ff: 48,
+            seq_len: 8,
+            rope_theta: 10_000.0,
+            norm_epsilon: 1e-5,
+        }
+    }
+
+    fn trainer(theta: &[f32]) -> Trainer {
+        let recipe = Recipe { batch: 2, micro_batch: 2, ..Recipe::default() };
+        Trainer::new(&config(), &recipe, Device::CPU, theta).unwrap()
+    }
+
+    #[test]
+    fn a_rebase_keeps_the_steps_of_the_window_and_takes_over_the_update() {
+        let [own, theta] = [1, 2].map(|seed| model::init_flat(&config(), seed).unwrap());
+        let mut trainer = trainer(&own);
+        let sequence: Vec<u32> = (0..9).collect();
+        trainer.step(&[&sequence[..], &sequence[..]]).unwrap();
+        let steps: Vec<f32> = std::iter::zip(&own, trainer.weights_flat().unwrap())
+            .map(|(before, after)| before - after)
+            .collect();
+        assert!(steps.iter().any(|step| 1e-5 < step.abs()));
+        rebase(&mut trainer, &theta, &own).unwrap();
+        let weights = trainer.weights_flat().unwrap();
+        for ((theta, weight), step) in theta.iter().zip(weights).zip(steps) {
+            assert!((theta - weight - step).abs() < 1e-6, "{theta} {weight} {step}");
+        }
+    }
+
+    #[test]
+    fn a_snapshot_of_training_ahead_holds_where_it_began_and_serves_no_other_training() {
+        let home = tempfile::tempdir().unwrap();
+        let [own, theta] = [1, 2].map(|seed| model::init_flat(&config(), seed).unwrap());
+        let key = |base| SnapshotKey {
+            run: RunId(1),
+            seat: SeatId { uid: Uid(4), registered_at: Block(9) },
+            window: Window(7),
+            base,
+            sequences: progress::digest_of(&[1, 2]),
+        };
+        let progress = |base| Progress::new(home.path(), key(base), SnapshotInterval::Never);
+        let lineage = Digest([1; 32]);
+        let trained = Trained { sequences: 2, steps: 1, ..Trained::default() };
+        let mut written = progress(Base::Own { lineage });
+        written.reference = Some(own.clone());
+        written.write(&trainer(&theta), &trained).unwrap();
+
+        let mut resumed = trainer(&own);
+        let mut found = progress(Base::Own { lineage });
+        assert_eq!(found.resume(&mut resumed).unwrap().map(|found| found.value), Some(trained));
+        assert_eq!(resumed.weights_flat().unwrap(), theta);
+        assert_eq!(found.reference.as_ref(), Some(&own));
+
+        // The run went back to a checkpoint, or the model is there and nothing was trained ahead of it.
+        let undone = Base::Own { lineage: Digest([2; 32]) };
+        for other in [undone, Base::Model { lineage, weights: Digest([3; 32]) }] {
+            let mut other = progress(other);
+            assert!(other.resume(&mut resumed).unwrap().is_none());
+            assert_eq!(other.reference, None);
+        }
+    }
+}
