@@ -413,7 +413,7 @@ fn mine_two_windows(ahead: f64, killed: bool) -> (Digest, Vec<Entry>) {
     let home = tempfile::tempdir().unwrap();
     let scene = Scene::new(home.path());
     let directory = home.path().join("miner");
-    let (sender, entries) = mpsc::channel();
+    let (sender, entries) = mpsc::sync_channel(256);
     let is_over = Arc::new(AtomicBool::new(false));
     let (chain, over) = (scene.chain.clone(), is_over.clone());
     let blocks = std::thread::spawn(move || {
