@@ -1,6 +1,7 @@
 //! The command line: settings in, a running miner out.
 
 use crate::{
+    command::{CommandEngine, CommandGroup, CommandOptions},
     progress::SnapshotInterval,
     run::{Miner, MinerOptions},
     shutdown::ShutdownHandle,
@@ -9,10 +10,13 @@ use crate::{
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
-use nn::Device;
+use model::{ModelConfig, Recipe};
+use nn::{Device, ModelError, Trainer};
 use node::{
-    Flags, Metrics, NodeContext, Settings, SyncDriver, config::TrainFile, metrics::MetricsFlag, moved,
-    program,
+    Flags, Metrics, NodeContext, Settings, SyncDriver,
+    config::{TrainEngine, TrainFile},
+    metrics::MetricsFlag,
+    moved, program,
 };
 use protocol::Role;
 use std::{ffi::OsString, process::ExitCode, sync::Arc, time::Duration};
@@ -76,8 +80,11 @@ pub fn start(start: Start, strategy: MakeStrategy) -> LocalBoxFuture<'static, an
         }
         let settings = Settings::read(&start.flags)?;
         let shutdown = Arc::new(ShutdownHandle::default());
-        let work = mine(settings, start, strategy, shutdown.clone());
-        shutdown.run_until_stopped(Box::pin(work)).await
+        let group = Arc::new(CommandGroup::default());
+        let work = mine(settings, start, strategy, shutdown.clone(), group.clone());
+        let done = shutdown.run_until_stopped(Box::pin(work)).await;
+        group.close();
+        done
     })
 }
 
@@ -86,7 +93,9 @@ async fn mine(
     start: Start,
     strategy: MakeStrategy,
     shutdown: Arc<ShutdownHandle>,
+    group: Arc<CommandGroup>,
 ) -> anyhow::Result<()> {
+    let command = command_options(&settings.train)?;
     // First, so that monitoring sees a node that is starting.
     let mut metrics = match start.metrics.metrics {
         Some(address) => Some(Metrics::serve(address, Role::Miner).await?),
@@ -115,10 +124,14 @@ async fn mine(
     };
     let model = opened.spec.model.clone();
     let blocking = sync.follower.blocking;
+    let handle = shutdown.clone();
     let trainer = blocking.with(&mut sync.state, move |state| {
-        let mut trainer = engines::trainer(device, &model, &recipe, &state.theta)?;
+        let mut trainer = match command {
+            Some(options) => by_command(&model, &recipe, &state.theta, options, group, handle)?,
+            None => engines::trainer(device, &model, &recipe, &state.theta)?,
+        };
         trainer.refuse_loss_above(loss_max);
-        Ok::<_, nn::ModelError>(trainer)
+        Ok::<_, ModelError>(trainer)
     });
     let trainer = trainer
         .await
@@ -128,6 +141,46 @@ async fn mine(
     let miner = Miner::open(node, trainer, strategy, options, shutdown).await?;
     Ok(miner.run().await?)
 }
+
+/// A trainer whose steps a command computes.
+fn by_command(
+    config: &ModelConfig,
+    recipe: &Recipe,
+    flat: &[f32],
+    options: CommandOptions,
+    group: Arc<CommandGroup>,
+    shutdown: Arc<ShutdownHandle>,
+) -> Result<Trainer, ModelError> {
+    let engine = CommandEngine::open(config, recipe, flat, options, group, shutdown)?;
+    Trainer::from_engine(config, recipe, Box::new(engine))
+}
+
+/// How the command of `engine = "command"` is started; `None` for another engine.
+fn command_options(train: &TrainFile) -> anyhow::Result<Option<CommandOptions>> {
+    let (engine, file) = (train.engine.unwrap_or_default(), train.command.clone());
+    let file = match (engine, file) {
+        (TrainEngine::Command, Some(file)) if !file.program.is_empty() => file,
+        (TrainEngine::Device, None) => return Ok(None),
+        (TrainEngine::Command, _) => anyhow::bail!(
+            "`engine = \"command\"` under [train] needs `program = [\"…\"]` under [train.command]: name a program and its arguments"
+        ),
+        (TrainEngine::Device, Some(_)) => anyhow::bail!(
+            "[train.command] is set, but the device trains: add `engine = \"command\"` under [train], or remove it"
+        ),
+    };
+    let seconds =
+        |value: Option<u64>, default| Duration::from_secs(value.unwrap_or(default).clamp(1, SECONDS_MAX));
+    Ok(Some(CommandOptions {
+        program: file.program,
+        start: seconds(file.start_seconds, 300),
+        heartbeat: seconds(file.heartbeat_seconds, 60),
+        step: seconds(file.step_seconds, 600),
+        stop: seconds(file.stop_seconds, 10),
+    }))
+}
+
+/// The longest deadline of a command: a week.
+const SECONDS_MAX: u64 = 7 * 24 * 3600;
 
 /// How often the training of a window is written to the disk. By default every five minutes: little where a window
 /// takes hours, and a snapshot of 12 bytes per parameter takes a second or two for a billion of them.

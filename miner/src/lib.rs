@@ -2,6 +2,7 @@
 
 mod ahead;
 pub mod cli;
+pub mod command;
 mod commit;
 pub mod compress;
 pub mod contribution_store;

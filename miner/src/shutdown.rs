@@ -3,7 +3,10 @@
 use futures::future::LocalBoxFuture;
 use node::program::StopSignal;
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 use tokio::sync::watch;
@@ -16,11 +19,17 @@ const SNAPSHOT_WITHIN: Duration = Duration::from_millis(1_500);
 pub struct ShutdownHandle {
     requested: AtomicBool,
     training: watch::Sender<bool>,
+    /// Set when the running training has to end.
+    stop: Mutex<Option<Arc<AtomicBool>>>,
 }
 
 impl Default for ShutdownHandle {
     fn default() -> ShutdownHandle {
-        ShutdownHandle { requested: AtomicBool::new(false), training: watch::Sender::new(false) }
+        ShutdownHandle {
+            requested: AtomicBool::new(false),
+            training: watch::Sender::new(false),
+            stop: Mutex::default(),
+        }
     }
 }
 
@@ -69,6 +78,17 @@ impl ShutdownHandle {
         let _ = self.training.subscribe().wait_for(|training| !training).await;
     }
 
+    /// Whether the training that runs has to end, although a step of it may still run.
+    pub fn is_training_over(&self) -> bool {
+        let stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
+        stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
+    }
+
+    /// Names the flag that ends the training which starts now.
+    pub fn ends_with(&self, stop: &Arc<AtomicBool>) {
+        *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = Some(stop.clone());
+    }
+
     pub(crate) fn training(&self, training: bool) {
         self.training.send_replace(training);
     }
@@ -77,7 +97,6 @@ impl ShutdownHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     #[tokio::test]
     async fn a_request_waits_for_the_training_thread_and_for_nothing_else() {

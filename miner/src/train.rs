@@ -68,6 +68,9 @@ pub enum Cause {
         "run again from the same state it came out the same, so it is not the device: it is these sequences, or a learning rate that is too high (train.learning_rate)"
     )]
     Data,
+    /// The program of `engine = "command"` failed. It has no state to run the step again from.
+    #[error("the program under [train.command] failed; the next window starts it afresh")]
+    Command,
 }
 
 /// Observes the steps.
@@ -159,6 +162,7 @@ pub fn step<S: AsRef<[u32]>>(
 ) -> Result<Step, (Cause, ModelError)> {
     let first = match trainer.step(sequences) {
         Ok(step) => return Ok(step),
+        Err(first @ ModelError::Command { .. }) => return Err((Cause::Command, first)),
         Err(first) => first,
     };
     let again = trainer.step(sequences);

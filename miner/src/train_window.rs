@@ -178,6 +178,7 @@ impl Miner {
         let (dataset, batch) = (self.node.dataset.clone(), self.options.batch_sequences);
         let shutdown = self.shutdown.clone();
         let reading = self.strategy.reading();
+        shutdown.ends_with(&stop);
         shutdown.training(true);
         self.node.blocking.start(move || {
             let mut observer = Observer {

@@ -70,6 +70,8 @@ pub enum ModelError {
     UpdatePositions { tensor: String },
     #[error("this engine was opened for evaluation: it has no optimiser")]
     NotForTraining,
+    #[error("the training command failed: {why}")]
+    Command { why: String },
     #[error("training has diverged: loss {loss}, gradient norm {gradient_norm}; the step was not taken")]
     NotFinite { loss: f64, gradient_norm: f64 },
     #[error("training has diverged: loss {loss} is above the bound of {loss_max}; the step was not taken")]

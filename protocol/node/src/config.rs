@@ -116,6 +116,37 @@ pub struct TrainFile {
     pub snapshot_every_steps: Option<u32>,
     /// A step with a higher loss, in nats per token, is not applied, and the window is skipped.
     pub loss_max: Option<f64>,
+    /// What computes; the device where absent.
+    pub engine: Option<TrainEngine>,
+    /// The program of the engine "command".
+    pub command: Option<CommandFile>,
+}
+
+/// What computes a miner's steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TrainEngine {
+    /// The engine of `device`.
+    #[default]
+    Device,
+    /// The program under `[train.command]`.
+    Command,
+}
+
+/// An external program that trains, and its deadlines.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CommandFile {
+    /// The program and its arguments.
+    pub program: Vec<String>,
+    /// Seconds from its start until the model is built.
+    pub start_seconds: Option<u64>,
+    /// Seconds without a sign of life while it works.
+    pub heartbeat_seconds: Option<u64>,
+    /// Seconds for one step.
+    pub step_seconds: Option<u64>,
+    /// Seconds for a step that still runs when the window's training has to stop.
+    pub stop_seconds: Option<u64>,
 }
 
 /// A validator's settings.

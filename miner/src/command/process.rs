@@ -1,0 +1,396 @@
+//! The process of the command: starts it without the miner's secrets, talks to it within deadlines, and ends its whole
+//! process group.
+
+use super::{
+    CommandError, CommandOptions,
+    frame::{self, Answer, HEADER_BYTES_MAX, PREFIX_BYTES, PROTOCOL, Request},
+};
+use crate::shutdown::ShutdownHandle;
+use std::{
+    collections::VecDeque,
+    io::{self, Read, Write as _},
+    os::unix::{
+        net::{UnixListener, UnixStream},
+        process::CommandExt as _,
+    },
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// The variable that names the socket to the command.
+pub const SOCKET: &str = "METTLE_TRAINER_SOCKET";
+
+/// Between two looks at deadlines.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long a command that was told to stop has until its group is killed.
+const STOP_WITHIN: Duration = Duration::from_secs(2);
+/// Bytes of the command's output that an error shows.
+const OUTPUT_SHOWN: usize = 1024;
+
+/// Variables that the command inherits by name. All others stay out, as some hold secrets.
+const INHERITED: &[&str] = &[
+    "CONDA_PREFIX",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "LOGNAME",
+    "PATH",
+    "SHELL",
+    "TMPDIR",
+    "TZ",
+    "USER",
+    "VIRTUAL_ENV",
+    "XDG_CACHE_HOME",
+];
+/// Variables that the command inherits by prefix: those of Python, PyTorch and CUDA.
+const INHERITED_PREFIXES: &[&str] = &[
+    "CUDA_", "CUBLAS_", "CUDNN_", "GLOO_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "PYTHON", "PYTORCH_", "TORCH",
+    "TRITON_",
+];
+
+/// Ends the process group of a running command when the miner ends.
+#[derive(Debug, Default)]
+pub struct CommandGroup(Mutex<GroupState>);
+
+#[derive(Debug, Default)]
+enum GroupState {
+    #[default]
+    None,
+    Running(u32),
+    /// No command may start: the miner ends.
+    Closed,
+}
+
+impl CommandGroup {
+    /// Kills the command's process group, and lets no other command start.
+    pub fn close(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let GroupState::Running(group) = std::mem::replace(&mut *state, GroupState::Closed) {
+            kill_group(group);
+        }
+    }
+
+    fn start(&self, command: &mut Command) -> io::Result<Child> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*state, GroupState::Closed) {
+            return Err(io::Error::other("the miner is stopping"));
+        }
+        let child = command.spawn()?;
+        *state = GroupState::Running(child.id());
+        Ok(child)
+    }
+
+    /// Kills the group of a child that was not waited for, so that its number is still its own.
+    fn end(&self, child: &mut Child) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kill_group(child.id());
+        if matches!(*state, GroupState::Running(_)) {
+            *state = GroupState::None;
+        }
+        drop(state);
+        // It was killed, so this ends at once.
+        let _ = child.wait();
+    }
+}
+
+fn kill_group(group: u32) {
+    let Ok(group) = libc::pid_t::try_from(group) else { return };
+    // SAFETY: the call takes two numbers and touches no memory.
+    unsafe { libc::kill(-group, libc::SIGKILL) };
+}
+
+/// A running command that has said hello.
+pub(super) struct Session {
+    stream: UnixStream,
+    process: Process,
+    options: CommandOptions,
+    shutdown: Arc<ShutdownHandle>,
+}
+
+/// The process, whose group is killed on drop.
+struct Process {
+    child: Child,
+    output: Arc<Mutex<VecDeque<u8>>>,
+    group: Arc<CommandGroup>,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.group.end(&mut self.child);
+    }
+}
+
+impl Process {
+    /// The end of what the command printed.
+    fn output(&self) -> String {
+        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes: Vec<u8> = output.iter().copied().collect();
+        drop(output);
+        let text = String::from_utf8_lossy(&bytes);
+        let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        match text.trim() {
+            "" => "it printed nothing".into(),
+            text => format!("its output ends: {text}"),
+        }
+    }
+
+    /// A child's last bytes arrive after its end; it is not waited for here, so that its group keeps its number.
+    fn ended(&self, doing: &'static str) -> CommandError {
+        std::thread::sleep(2 * LOOK);
+        CommandError::Ended { doing, output: self.output() }
+    }
+}
+
+impl Session {
+    /// Starts the command and waits for its connection and hello.
+    pub fn start(
+        options: &CommandOptions,
+        group: &Arc<CommandGroup>,
+        shutdown: &Arc<ShutdownHandle>,
+    ) -> Result<Session, CommandError> {
+        let deadline = Instant::now() + options.start;
+        // In a directory that no other user enters, and with a path that is short enough for a socket.
+        let directory = tempfile::Builder::new().prefix("mettle-").tempdir().map_err(CommandError::Socket)?;
+        let path = directory.path().join("trainer");
+        let listener = UnixListener::bind(&path).map_err(CommandError::Socket)?;
+        listener.set_nonblocking(true).map_err(CommandError::Socket)?;
+        let [program, arguments @ ..] = &options.program[..] else { return Err(CommandError::NoProgram) };
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().envs(inherited()).env(SOCKET, &path);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let started = group.start(&mut command);
+        let mut child = started.map_err(|source| CommandError::Start { program: program.clone(), source })?;
+        let output = Arc::new(Mutex::new(VecDeque::new()));
+        let pipes: [Option<Box<dyn Read + Send>>; 2] = [
+            child.stdout.take().map(|pipe| Box::new(pipe) as _),
+            child.stderr.take().map(|pipe| Box::new(pipe) as _),
+        ];
+        let process = Process { child, output: output.clone(), group: group.clone() };
+        for pipe in pipes.into_iter().flatten() {
+            let output = output.clone();
+            let reader = std::thread::Builder::new().name("trainer-output".into());
+            reader.spawn(move || read_output(pipe, &output)).map_err(CommandError::Socket)?;
+        }
+        let stream = loop {
+            match listener.accept() {
+                Ok((stream, _)) => break stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(CommandError::Socket(error)),
+            }
+            if has_exited(&process.child) {
+                return Err(process.ended("starting"));
+            }
+            if deadline <= Instant::now() {
+                let seconds = options.start.as_secs();
+                return Err(CommandError::NotConnected { seconds, output: process.output() });
+            }
+            std::thread::sleep(LOOK);
+        };
+        stream.set_nonblocking(false).map_err(CommandError::Socket)?;
+        stream.set_read_timeout(Some(LOOK)).map_err(CommandError::Socket)?;
+        stream.set_write_timeout(Some(LOOK)).map_err(CommandError::Socket)?;
+        let mut session = Session { stream, process, options: options.clone(), shutdown: shutdown.clone() };
+        let limits = Limits { doing: "starting", until: deadline, stops: false };
+        match session.answer(&limits, 0, &mut [])? {
+            Answer::Hello { protocol: PROTOCOL, name } => {
+                let name: String = name.chars().filter(|c| !c.is_control()).take(100).collect();
+                tracing::info!(name, "the training command is connected");
+                Ok(session)
+            }
+            Answer::Hello { protocol, .. } => Err(CommandError::Version { found: protocol }),
+            other => Err(CommandError::Unexpected { doing: "starting", got: name_of(&other) }),
+        }
+    }
+
+    /// Sends a request and returns its answer. Progress in between counts as a sign of life. A body of `bytes` is read
+    /// into `body` where the answer carries one.
+    pub fn ask(
+        &mut self,
+        request: &Request<'_>,
+        body: &[u8],
+        expected: &mut [u8],
+    ) -> Result<Answer, CommandError> {
+        let computes = matches!(request, Request::Gradients { .. } | Request::Step { .. });
+        let within =
+            if matches!(request, Request::Open { .. }) { self.options.start } else { self.options.step };
+        let limits = Limits { doing: request.doing(), until: Instant::now() + within, stops: computes };
+        let frame = request.frame(body.len());
+        self.write(&limits, &frame)?;
+        self.write(&limits, body)?;
+        let bytes = expected.len();
+        match self.answer(&limits, bytes, expected)? {
+            Answer::Failed { why } => {
+                let why = why.chars().filter(|c| !c.is_control()).take(OUTPUT_SHOWN).collect();
+                Err(CommandError::Failed { doing: limits.doing, why })
+            }
+            answer => Ok(answer),
+        }
+    }
+
+    /// Tells the command to stop, and kills its group if it has not ended soon after.
+    pub fn stop(mut self) {
+        let limits = Limits { doing: "stopping", until: Instant::now() + STOP_WITHIN, stops: false };
+        if self.write(&limits, &Request::Stop {}.frame(0)).is_ok() {
+            while !has_exited(&self.process.child) && Instant::now() < limits.until {
+                std::thread::sleep(LOOK);
+            }
+        }
+    }
+
+    /// The next frame that is no progress. Its body must have `bytes` if it carries one, else none.
+    fn answer(&mut self, limits: &Limits, bytes: usize, body: &mut [u8]) -> Result<Answer, CommandError> {
+        loop {
+            let mut prefix = [0; PREFIX_BYTES];
+            self.read(limits, &mut prefix)?;
+            let (header_bytes, body_bytes) = frame::lengths(prefix);
+            let header_bytes = usize::try_from(header_bytes).unwrap_or(usize::MAX);
+            if HEADER_BYTES_MAX < header_bytes {
+                let doing = limits.doing;
+                return Err(CommandError::Header { doing, bytes: header_bytes });
+            }
+            let mut header = vec![0; header_bytes];
+            self.read(limits, &mut header)?;
+            let answer: Answer = serde_json::from_slice(&header)
+                .map_err(|source| CommandError::Garbage { doing: limits.doing, source })?;
+            let carries = matches!(answer, Answer::Values {} | Answer::Gradients {});
+            let needed = if carries { bytes } else { 0 };
+            if body_bytes != needed as u64 {
+                let (doing, needed) = (limits.doing, needed as u64);
+                return Err(CommandError::Body { doing, got: body_bytes, needed });
+            }
+            if needed != 0 {
+                self.read(limits, body)?;
+            }
+            match answer {
+                Answer::Progress { sequences } => tracing::debug!(sequences, "the training command works"),
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    fn read(&mut self, limits: &Limits, mut into: &mut [u8]) -> Result<(), CommandError> {
+        let mut watch = Watch::new(self, limits);
+        while !into.is_empty() {
+            match self.stream.read(into) {
+                Ok(0) => return Err(self.process.ended(limits.doing)),
+                Ok(read) => {
+                    into = &mut into[read..];
+                    watch.heard = Instant::now();
+                }
+                Err(error) => self.failed(error, limits)?,
+            }
+            watch.check(self, limits)?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, limits: &Limits, mut bytes: &[u8]) -> Result<(), CommandError> {
+        let mut watch = Watch::new(self, limits);
+        while !bytes.is_empty() {
+            match self.stream.write(bytes) {
+                Ok(written) => {
+                    bytes = &bytes[written..];
+                    watch.heard = Instant::now();
+                }
+                Err(error) => self.failed(error, limits)?,
+            }
+            watch.check(self, limits)?;
+        }
+        Ok(())
+    }
+
+    /// An error of the socket, unless it was only a timeout.
+    fn failed(&self, error: io::Error, limits: &Limits) -> Result<(), CommandError> {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => Ok(()),
+            _ => Err(self.process.ended(limits.doing)),
+        }
+    }
+}
+
+/// The deadline of one request.
+struct Limits {
+    doing: &'static str,
+    until: Instant,
+    /// Whether the end of the window's training ends the request.
+    stops: bool,
+}
+
+/// The time since the command was heard, and since the window's training had to stop.
+struct Watch {
+    heard: Instant,
+    stopped: Option<Instant>,
+}
+
+impl Watch {
+    fn new(session: &Session, limits: &Limits) -> Watch {
+        let stopped = (limits.stops && session.shutdown.is_training_over()).then(Instant::now);
+        Watch { heard: Instant::now(), stopped }
+    }
+
+    fn check(&mut self, session: &Session, limits: &Limits) -> Result<(), CommandError> {
+        let (now, doing, options) = (Instant::now(), limits.doing, &session.options);
+        if limits.until <= now {
+            let output = session.process.output();
+            return Err(CommandError::Slow { doing, output });
+        }
+        if options.heartbeat <= now.duration_since(self.heard) {
+            let (seconds, output) = (options.heartbeat.as_secs(), session.process.output());
+            return Err(CommandError::Silent { doing, seconds, output });
+        }
+        if limits.stops && session.shutdown.is_training_over() {
+            let stopped = *self.stopped.get_or_insert(now);
+            if options.stop <= now.duration_since(stopped) {
+                return Err(CommandError::WindowOver { seconds: options.stop.as_secs() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the child has ended. It is not waited for: its group keeps its number until the group was killed.
+fn has_exited(child: &Child) -> bool {
+    // SAFETY: all zeros are a valid `siginfo_t`, and the call writes to nothing else.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        libc::waitid(libc::P_PID, child.id(), &mut info, options) == 0 && info.si_signo == libc::SIGCHLD
+    }
+}
+
+fn inherited() -> impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)> {
+    std::env::vars_os().filter(|(name, _)| {
+        let name = name.to_string_lossy();
+        INHERITED.contains(&&*name) || INHERITED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    })
+}
+
+/// Keeps the end of what the command prints, until all its processes have closed the pipe.
+fn read_output(mut pipe: Box<dyn Read + Send>, output: &Mutex<VecDeque<u8>>) {
+    let mut bytes = [0; 4096];
+    while let Ok(read) = pipe.read(&mut bytes) {
+        if read == 0 {
+            return;
+        }
+        tracing::debug!(output = %String::from_utf8_lossy(&bytes[..read]).escape_debug(), "the training command");
+        let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+        output.extend(&bytes[..read]);
+        let excess = output.len().saturating_sub(OUTPUT_SHOWN);
+        output.drain(..excess);
+    }
+}
+
+pub(super) fn name_of(answer: &Answer) -> &'static str {
+    match answer {
+        Answer::Hello { .. } => "hello",
+        Answer::Ready {} => "ready",
+        Answer::Taken {} => "taken",
+        Answer::Values {} => "values",
+        Answer::Gradients {} => "gradients",
+        Answer::Stepped {} => "stepped",
+        Answer::Progress { .. } => "progress",
+        Answer::Failed { .. } => "failed",
+    }
+}
