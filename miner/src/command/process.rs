@@ -192,8 +192,8 @@ impl Session {
         stream.set_read_timeout(Some(LOOK)).map_err(CommandError::Socket)?;
         stream.set_write_timeout(Some(LOOK)).map_err(CommandError::Socket)?;
         let mut session = Session { stream, process, options: options.clone(), shutdown: shutdown.clone() };
-        let limits = Limits { doing: "starting", until: deadline, stops: false };
-        match session.answer(&limits, 0, &mut [])? {
+        let mut limits = Limits::new("starting", deadline, false);
+        match session.answer(&mut limits, 0, &mut [])? {
             Answer::Hello { protocol: PROTOCOL, name } => {
                 let name: String = name.chars().filter(|c| !c.is_control()).take(100).collect();
                 tracing::info!(name, "the training command is connected");
@@ -215,12 +215,12 @@ impl Session {
         let computes = matches!(request, Request::Gradients { .. } | Request::Step { .. });
         let within =
             if matches!(request, Request::Open { .. }) { self.options.start } else { self.options.step };
-        let limits = Limits { doing: request.doing(), until: Instant::now() + within, stops: computes };
+        let mut limits = Limits::new(request.doing(), Instant::now() + within, computes);
         let frame = request.frame(body.len());
-        self.write(&limits, &frame)?;
-        self.write(&limits, body)?;
+        self.write(&mut limits, &frame)?;
+        self.write(&mut limits, body)?;
         let bytes = expected.len();
-        match self.answer(&limits, bytes, expected)? {
+        match self.answer(&mut limits, bytes, expected)? {
             Answer::Failed { why } => {
                 let why = why.chars().filter(|c| !c.is_control()).take(OUTPUT_SHOWN).collect();
                 Err(CommandError::Failed { doing: limits.doing, why })
@@ -231,8 +231,8 @@ impl Session {
 
     /// Tells the command to stop, and kills its group if it has not ended soon after.
     pub fn stop(mut self) {
-        let limits = Limits { doing: "stopping", until: Instant::now() + STOP_WITHIN, stops: false };
-        if self.write(&limits, &Request::Stop {}.frame(0)).is_ok() {
+        let mut limits = Limits::new("stopping", Instant::now() + STOP_WITHIN, false);
+        if self.write(&mut limits, &Request::Stop {}.frame(0)).is_ok() {
             while !has_exited(&self.process.child) && Instant::now() < limits.until {
                 std::thread::sleep(LOOK);
             }
@@ -240,7 +240,7 @@ impl Session {
     }
 
     /// The next frame that is no progress. Its body must have `bytes` if it carries one, else none.
-    fn answer(&mut self, limits: &Limits, bytes: usize, body: &mut [u8]) -> Result<Answer, CommandError> {
+    fn answer(&mut self, limits: &mut Limits, bytes: usize, body: &mut [u8]) -> Result<Answer, CommandError> {
         loop {
             let mut prefix = [0; PREFIX_BYTES];
             self.read(limits, &mut prefix)?;
@@ -270,33 +270,31 @@ impl Session {
         }
     }
 
-    fn read(&mut self, limits: &Limits, mut into: &mut [u8]) -> Result<(), CommandError> {
-        let mut watch = Watch::new(self, limits);
+    fn read(&mut self, limits: &mut Limits, mut into: &mut [u8]) -> Result<(), CommandError> {
         while !into.is_empty() {
             match self.stream.read(into) {
                 Ok(0) => return Err(self.process.ended(limits.doing)),
                 Ok(read) => {
                     into = &mut into[read..];
-                    watch.heard = Instant::now();
+                    limits.heard = Instant::now();
                 }
                 Err(error) => self.failed(error, limits)?,
             }
-            watch.check(self, limits)?;
+            limits.check(self)?;
         }
         Ok(())
     }
 
-    fn write(&mut self, limits: &Limits, mut bytes: &[u8]) -> Result<(), CommandError> {
-        let mut watch = Watch::new(self, limits);
+    fn write(&mut self, limits: &mut Limits, mut bytes: &[u8]) -> Result<(), CommandError> {
         while !bytes.is_empty() {
             match self.stream.write(bytes) {
                 Ok(written) => {
                     bytes = &bytes[written..];
-                    watch.heard = Instant::now();
+                    limits.heard = Instant::now();
                 }
                 Err(error) => self.failed(error, limits)?,
             }
-            watch.check(self, limits)?;
+            limits.check(self)?;
         }
         Ok(())
     }
@@ -310,37 +308,33 @@ impl Session {
     }
 }
 
-/// The deadline of one request.
+/// The deadlines of one request.
 struct Limits {
     doing: &'static str,
     until: Instant,
     /// Whether the end of the window's training ends the request.
     stops: bool,
-}
-
-/// The time since the command was heard, and since the window's training had to stop.
-struct Watch {
+    /// When the command last sent or took a byte.
     heard: Instant,
+    /// When the request first saw that the window's training has to stop.
     stopped: Option<Instant>,
 }
 
-impl Watch {
-    fn new(session: &Session, limits: &Limits) -> Watch {
-        let stopped = (limits.stops && session.shutdown.is_training_over()).then(Instant::now);
-        Watch { heard: Instant::now(), stopped }
+impl Limits {
+    fn new(doing: &'static str, until: Instant, stops: bool) -> Limits {
+        Limits { doing, until, stops, heard: Instant::now(), stopped: None }
     }
 
-    fn check(&mut self, session: &Session, limits: &Limits) -> Result<(), CommandError> {
-        let (now, doing, options) = (Instant::now(), limits.doing, &session.options);
-        if limits.until <= now {
-            let output = session.process.output();
-            return Err(CommandError::Slow { doing, output });
+    fn check(&mut self, session: &Session) -> Result<(), CommandError> {
+        let (now, doing, options) = (Instant::now(), self.doing, &session.options);
+        if self.until <= now {
+            return Err(CommandError::Slow { doing, output: session.process.output() });
         }
         if options.heartbeat <= now.duration_since(self.heard) {
             let (seconds, output) = (options.heartbeat.as_secs(), session.process.output());
             return Err(CommandError::Silent { doing, seconds, output });
         }
-        if limits.stops && session.shutdown.is_training_over() {
+        if self.stops && session.shutdown.is_training_over() {
             let stopped = *self.stopped.get_or_insert(now);
             if options.stop <= now.duration_since(stopped) {
                 return Err(CommandError::WindowOver { seconds: options.stop.as_secs() });
