@@ -361,13 +361,19 @@ async fn close(flags: AccountSigner, output: &mut Output<'_>) -> anyhow::Result<
         status.window.is_none() || status.stopped_by_owner,
         "run {run} is not paused: pause it with `mettle run pause`, and close it {wait} later"
     );
+    let seats = |taken: u16| format!("{taken} {}", if taken == 1 { "seat" } else { "seats" });
     let plan = TransactionPlan {
         what: format!("close run {run}"),
         calls: vec![Call::CloseRun { run }],
         signer,
         then: vec![
             "the run ends for good: no call finds it any more".into(),
-            "stakes, nominations and claimable pay go back to their accounts within some blocks".into(),
+            format!(
+                "stakes, nominations and claimable pay go back to their accounts within some blocks: \
+                 {} of miners and {} of validators",
+                seats(status.miners.taken),
+                seats(status.validators.taken)
+            ),
             format!("what the treasury has left is burnt: {} now", Amount(status.treasury.treasury)),
             "the run's deposit is released to you".into(),
         ],

@@ -504,6 +504,43 @@ async fn an_owner_funds_changes_pauses_and_hands_over_a_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_a_run_is_previewed_and_gives_stakes_and_deposit_back() {
+    let net = Net::new().await;
+    let held = async |key: &str| net.alice.balance(&dev(key).account()).await.unwrap().held;
+    net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
+    net.validator("run fund --yes --key //Charlie --amount 100").await.succeeds();
+    net.windows_later(1).await;
+    let close = "run close --yes --key //Alice";
+    net.validator(close).await.ends_with_code(1).prints("is not paused").prints("mettle run pause");
+
+    net.validator("run pause --yes --key //Alice").await.succeeds();
+    net.windows_later(2).await;
+    net.validator(close).await.ends_with_code(exit::EXIT_REFUSED).prints("StoppedTooBriefly");
+    net.windows_later(9).await;
+    let deposit = held("//Alice").await;
+    assert!(Amount::ZERO < deposit);
+    net.validator("run close --dry-run --key //Alice")
+        .await
+        .succeeds()
+        .prints("ends for good")
+        .prints("1 seat of miners and 0 seats of validators")
+        .prints("is burnt: 100 MTL now")
+        .prints("deposit is released");
+    assert_eq!(held("//Bob").await, STAKE, "a dry run signs nothing");
+    net.validator("run close --yes --key //Charlie").await.ends_with_code(1).prints("belongs to");
+
+    net.validator(close).await.succeeds().prints("is closed");
+    for _ in 0..20 {
+        net.chain.seal_now().await.unwrap();
+    }
+    net.catch_up().await;
+    assert_eq!(held("//Bob").await, Amount::ZERO);
+    assert_eq!(held("//Alice").await, Amount::ZERO);
+    net.validator(close).await.ends_with_code(1).prints("no run");
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_proxy_acts_for_a_coldkey_and_a_refused_inner_call_is_an_error() {
     let net = Net::new().await;
     let uid = net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
