@@ -197,3 +197,33 @@ fn snapshot_interval(train: &TrainFile) -> SnapshotInterval {
 fn loss_max(vocab: usize) -> f64 {
     2.0 * (vocab.max(2) as f64).ln()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(text: &str) -> Result<Option<CommandOptions>, String> {
+        let train: TrainFile = toml::from_str(text).map_err(|error| error.to_string())?;
+        command_options(&train).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_command_needs_the_engine_and_a_program() {
+        assert_eq!(options(""), Ok(None));
+        assert_eq!(options("engine = \"device\""), Ok(None));
+        let text = "engine = \"command\"\n[command]\nprogram = [\"x\", \"y\"]\nheartbeat_seconds = 0";
+        let found = options(text).unwrap().unwrap();
+        assert_eq!(found.program, ["x", "y"]);
+        assert_eq!((found.heartbeat, found.step), (Duration::from_secs(1), Duration::from_secs(600)));
+        for (text, says) in [
+            ("engine = \"command\"", "needs `program"),
+            ("engine = \"command\"\n[command]\nprogram = []", "needs `program"),
+            ("[command]\nprogram = [\"x\"]", "add `engine = \"command\"`"),
+            ("engine = \"other\"", "unknown variant"),
+            ("[command]\nprogram = [\"x\"]\nhearbeat_seconds = 1", "unknown field"),
+        ] {
+            let refused = options(text).unwrap_err();
+            assert!(refused.contains(says), "{refused}");
+        }
+    }
+}

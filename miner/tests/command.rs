@@ -204,7 +204,7 @@ fn options(fault: &str) -> CommandOptions {
 impl Scene {
     fn new() -> Scene {
         let directory = tempfile::tempdir().unwrap();
-        let dataset = Dataset::open(&support::prepare(directory.path()), None).unwrap();
+        let dataset = Dataset::open(support::prepare(directory.path()), None).unwrap();
         let config = support::config(&dataset);
         let recipe = Recipe { batch: BATCH, micro_batch: BATCH, ..Recipe::default() };
         let theta = model::init_flat(&config, 11).unwrap();
