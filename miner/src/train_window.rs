@@ -138,16 +138,15 @@ impl Miner {
             let model = Base::Model { lineage: state.lineage, weights: state.weights_root() };
             let mut progress = Progress::new(&directory, key(model), every);
             if let Some(Begun { progress: ahead, trained }) = begun {
-                if own.as_ref() == Some(ahead.key())
-                    && let Some(reference) = &ahead.reference
-                {
-                    ahead::rebase(&mut local.trainer, &state.theta, reference)?;
-                    return Ok((progress, trained, None));
-                }
-                tracing::info!(
-                    window = window.0,
-                    "what was trained ahead is dropped: it is of other data, or of a model that the run undid"
-                );
+                let rebased = match &ahead.reference {
+                    Some(reference) if own.as_ref() == Some(ahead.key()) => {
+                        let rebased = ahead::rebase(&mut local.trainer, &state.theta, reference);
+                        rebased.map_err(|error| error_chain(&error))
+                    }
+                    _ => Err("it is of other data, or of a model that the run undid".into()),
+                };
+                let Err(why) = rebased else { return Ok((progress, trained, None)) };
+                tracing::warn!(window = window.0, why, "what was trained ahead is dropped");
                 local.store.restore(&mut local.trainer)?;
                 local.trainer.load(&state.theta)?;
                 return Ok((progress, Trained::default(), None));
