@@ -395,7 +395,7 @@ mod benchmarks {
         attest_all::<T>(miners, v);
         RevealedSalts::<T>::insert(RUN, NOW, digest(9));
         let record = Records::<T>::get(RUN, NOW).ok_or(BenchmarkError::Stop("a window is open"))?;
-        Records::<T>::insert(RUN, NOW.next(), record);
+        Records::<T>::insert(RUN, NOW.next(), Record { deal_seed: None, ..record });
         #[block]
         {
             let _ = Pallet::<T>::record_deal_seed(RUN, NOW.next());

@@ -792,7 +792,8 @@ pub mod pallet {
         pub fn vote_rewind(origin: OriginFor<T>, run: RunId, uid: Uid, to: Option<Window>) -> DispatchResult {
             Self::may_vote_rewind(origin, run, uid, to)?;
 
-            RewindVotes::<T>::try_mutate(run, |votes| {
+            RewindVotes::<T>::try_mutate_exists(run, |stored| {
+                let mut votes = stored.take().unwrap_or_default();
                 let place = votes.binary_search_by_key(&uid, |(of, _)| *of);
                 match (place, to) {
                     (Ok(place), Some(to)) => votes[place] = (uid, to),
@@ -803,6 +804,7 @@ pub mod pallet {
                     }
                     (Err(_), None) => return Err(Error::<T>::NoRewindVote),
                 }
+                *stored = (!votes.is_empty()).then_some(votes);
                 Ok(())
             })?;
             Self::deposit_event(Event::RewindVoted { run, uid, to });

@@ -92,6 +92,8 @@ fn a_vote_to_go_back_is_replaced_and_withdrawn() {
         assert!(events().contains(&Event::RewindVoted { run: RUN, uid: Uid(4), to: None }));
         assert_noop!(rewind(4, None), Error::<Test>::NoRewindVote);
         assert_eq!(stakes(Windows::rewind_tallies(RUN)), [(3, STAKE)]);
+        assert_ok!(rewind(3, None));
+        assert!(!RewindVotes::<Test>::contains_key(RUN));
         go_to(7, 0);
         assert_eq!(progress().rewound, None);
     });
