@@ -127,6 +127,7 @@ const ANY: &[&str] = &[
     "validator",
     "localnet",
     "mettle-adversaries",
+    "mettle-s3-server",
     "pallet-registry",
     "pallet-windows",
     "pallet-weights",

@@ -8,7 +8,7 @@ use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
 use model::{Recipe, RunSpec, init_flat};
 use nn::{Device, Evaluator};
-use node::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node, SyncDriver};
+use node::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node, Storage, SyncDriver};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window, contribution,
     identity::Signer,
@@ -221,7 +221,7 @@ impl Scene {
             merged: codec.clone(),
             keeps_buffer: false,
             turn: 0,
-            directory: None,
+            storage: Storage::memory(),
             blocking: Blocking::Pool,
         };
         let mut state = ModelState::genesis(RUN, &params(), &dataset.digest(), theta);

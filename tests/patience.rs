@@ -9,7 +9,7 @@ use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
 use model::{Recipe, RunSpec, init_flat};
 use nn::{Device, Evaluator, Trainer};
-use node::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node, SyncDriver};
+use node::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node, Storage, SyncDriver};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     assign::Assignment,
@@ -358,7 +358,7 @@ fn follower(
         merged: codec.clone(),
         keeps_buffer,
         turn: 0,
-        directory: None,
+        storage: Storage::memory(),
         blocking: Blocking::Pool,
     }
 }
@@ -674,7 +674,8 @@ async fn fill_the_disk_at_each_step() {
     assert_eq!(signed.report(window), None);
     assert!(signed.signed_until().is_some());
     assert!(signed.weight_vote(window.epoch(EPOCH)).is_none());
-    let state = ModelState::load(&scene.directory().join("model.state"), RUN, scene.state.theta.len());
+    let (path, values) = (scene.directory().join("model.state"), scene.state.theta.len());
+    let state = ModelState::load(&path, RUN, values, &Storage::memory());
     assert_eq!(state.unwrap().unwrap().window, window);
 }
 
@@ -709,7 +710,7 @@ async fn a_full_disk_delays_a_joining_node_until_there_is_space() {
     std::os::unix::fs::symlink("/dev/full", &partial).unwrap();
     let counting = Arc::new(CountingFetcher { inner: reader(&scene.buckets), pieces: AtomicUsize::new(0) });
     let joiner = Follower {
-        directory: Some(directory.clone()),
+        storage: Storage::on_disk(&directory),
         fetch: counting.clone(),
         ..follower(&scene.chain, &scene.spec, &scene.codec, &scene.buckets, false)
     };

@@ -19,7 +19,7 @@ use nn::{
     Device, ModelError, StepParams, Trainer,
     engine::{self, Blocks, Engine, Gradients},
 };
-use node::{Blocking, Codec, Entry, Follower, Journal, Metrics, Node, SyncDriver, program};
+use node::{Blocking, Codec, Entry, Follower, Journal, Metrics, Node, Storage, SyncDriver, program};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, identity::Signer, lineage,
     params::Density,
@@ -196,7 +196,7 @@ impl Scene {
             merged: codec,
             keeps_buffer: false,
             turn: 0,
-            directory: None,
+            storage: Storage::memory(),
             blocking: Blocking::Pool,
         });
         let mut journal = Journal::in_memory(watch);

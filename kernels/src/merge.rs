@@ -44,25 +44,19 @@ pub enum Rule {
 
 /// Why a merge is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MergeError {
+pub enum MergeError<E = Infallible> {
     #[error("there is nothing to merge")]
     NoInputs,
     #[error("section {section} of input {input} is not one that the encoder writes")]
     Rejected { input: usize, section: usize },
     #[error("tensor {tensor} of the merge buffer is not finite at {position}")]
     NotFinite { tensor: usize, position: usize },
+    /// The error of the sink.
+    #[error("the update could not be written")]
+    Sink(#[source] E),
 }
 
-/// Merges the bodies of contributions, in uid order, into `buffer`, and takes the update out of it: `b ← b + mean`,
-/// encode `b`, `b ← b − decoded` (PROT-18). Returns the update's body.
-///
-/// `layout` is that of the contributions, `merged` that of the update: the same tensors, at its own density. `scales`
-/// are `[tensor][input]`; an input with a scale of 0 is left out of the tensor. On an error the buffer may have been
-/// merged in part: keep a copy.
-///
-/// # Panics
-/// If the two layouts have other tensors, `scales` or `buffer` are not of their lengths, or there are more than 65,535
-/// bodies.
+/// Merges contributions; returns the update's body. See [`merge_into`].
 pub fn merge(
     layout: &Layout,
     rule: Rule,
@@ -71,6 +65,34 @@ pub fn merge(
     scales: &[Vec<f32>],
     buffer: &mut [f32],
 ) -> Result<Vec<u8>, MergeError> {
+    let mut body = Vec::new();
+    merge_into(layout, rule, merged, bodies, scales, buffer, &mut |bytes| {
+        body.extend_from_slice(bytes);
+        Ok(())
+    })?;
+    Ok(body)
+}
+
+/// Merges the bodies of contributions, in uid order, into `buffer`, and takes the update out of it: `b ← b + mean`,
+/// encode `b`, `b ← b − decoded` (PROT-18). Passes the update's body to `sink`, section by section, and returns its
+/// length in bytes.
+///
+/// `layout` is that of the contributions, `merged` that of the update: the same tensors, at its own density. `scales`
+/// are `[tensor][input]`; an input with a scale of 0 is left out of the tensor. On an error the buffer may have been
+/// merged in part: keep a copy.
+///
+/// # Panics
+/// If the two layouts have other tensors, `scales` or `buffer` are not of their lengths, or there are more than 65,535
+/// bodies.
+pub fn merge_into<E: Send>(
+    layout: &Layout,
+    rule: Rule,
+    merged: &Layout,
+    bodies: &[&[u8]],
+    scales: &[Vec<f32>],
+    buffer: &mut [f32],
+    sink: &mut dyn FnMut(&[u8]) -> Result<(), E>,
+) -> Result<u64, MergeError<E>> {
     assert!(layout.ranges().eq(merged.ranges()), "an update has the tensors of its contributions");
     assert_eq!(scales.len(), layout.tensors(), "there are scales for each tensor");
     assert!(scales.iter().all(|scales| scales.len() == bodies.len()), "there is one scale for each input");
@@ -88,7 +110,8 @@ pub fn merge(
     let merge_one = |scratch: &mut Scratch, (section, values): (usize, &mut [f32]), out: &mut Vec<u8>| {
         let place = &layout.sections()[section];
         let bytes = inputs.iter().map(|input| input[section]);
-        scratch.unpack(layout.density(), section, place, bytes)?;
+        let rejected = |input| MergeError::Rejected { input, section };
+        scratch.unpack(layout.density(), place, bytes).map_err(rejected)?;
         let Scratch { inputs, sums, hits, encoder } = scratch;
         for (chunk, buffer) in values.chunks_mut(CHUNK).enumerate() {
             add_mean(rule, inputs, &scales[place.tensor], chunk, sums, hits, buffer);
@@ -98,15 +121,10 @@ pub fn merge(
         })
     };
     let jobs = parts(layout, buffer).into_iter().enumerate();
-    let mut body = Vec::new();
-    let append = &mut |bytes: &[u8]| {
-        body.extend_from_slice(bytes);
-        Ok::<(), Infallible>(())
-    };
-    match in_order(jobs, merge_one, append) {
-        Ok(_) => Ok(body),
-        Err(Stopped::Make(error)) => Err(error),
-    }
+    in_order(jobs, merge_one, sink).map_err(|stopped| match stopped {
+        Stopped::Make(error) => error,
+        Stopped::Sink(error) => MergeError::Sink(error),
+    })
 }
 
 /// What one thread needs to merge a section.
@@ -130,17 +148,17 @@ impl Default for Scratch {
 }
 
 impl Scratch {
+    /// Unpacks the section of each input. The error is the first input that is refused.
     fn unpack<'a>(
         &mut self,
         density: u16,
-        section: usize,
         place: &Section,
         inputs: impl ExactSizeIterator<Item = &'a [u8]>,
-    ) -> Result<(), MergeError> {
+    ) -> Result<(), usize> {
         self.inputs.resize_with(inputs.len(), Unpacked::default);
         for (input, (unpacked, bytes)) in self.inputs.iter_mut().zip(inputs).enumerate() {
             if !unpacked.read(density, place.values.len(), bytes) {
-                return Err(MergeError::Rejected { input, section });
+                return Err(input);
             }
         }
         Ok(())

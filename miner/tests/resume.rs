@@ -20,7 +20,7 @@ use miner::{
 };
 use model::Recipe;
 use nn::{Device, ModelError, Trainer};
-use node::{Codec, ModelState, codec::Update, durable};
+use node::{Codec, ModelState, Storage, codec::Update, durable};
 use protocol::{
     Block, Digest, GenesisHash, RunId, RunParams, SeatId, Uid, Window,
     contribution::{CODEC, Schema},
@@ -186,7 +186,7 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
     };
 
     let model = home.join("model.state");
-    let mut state = match ModelState::load(&model, run, schema.values())? {
+    let mut state = match ModelState::load(&model, run, schema.values(), &Storage::memory())? {
         Some(state) => state,
         None => {
             let theta = model::init_flat(&config, 11)?;

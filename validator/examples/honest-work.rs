@@ -16,7 +16,7 @@ use ed25519_dalek::SigningKey;
 use model::{ModelConfig, Recipe, init_flat};
 use nn::{Device, Evaluator, Trainer};
 use node::{
-    Codec, Contribution, HeldContribution,
+    Codec, Contribution, HeldContribution, Row, Storage,
     codec::{self, Input, Update},
 };
 use protocol::{
@@ -104,7 +104,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let merged = Codec::new(&schema, merge_density)?;
     let mut theta = init_flat(&config, 1)?;
     let mut evaluator = Evaluator::new(&config, Device::CPU, &theta)?;
-    let mut buffer = vec![0.0f32; theta.len()];
+    let mut buffer = Row::from(vec![0.0f32; theta.len()]);
 
     let mut kinds = vec![Kind::Full; full];
     kinds.extend(vec![Kind::Half; half]);
@@ -196,7 +196,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
         let job = Job {
             window: Window(window as u32),
-            theta: theta.clone(),
+            theta: theta.clone().into(),
             params,
             codec: sent.clone(),
             contributions,
@@ -287,15 +287,16 @@ fn main() -> Result<(), Box<dyn Error>> {
                 square_norms: &job.contributions[&miner.uid].square_norms,
             })
             .collect();
-        let (update, after) = codec::merge(
+        let update = codec::merge(
             &sent,
             &merged,
             MergeRule::MeanOverHits,
             &inputs,
             &RunningNorms::default(),
             &buffer,
+            &Storage::memory(),
         )?;
-        buffer = after;
+        buffer = update.buffer;
         Update::check(&merged, &update.body, false)?.apply(1.0, &mut theta);
     }
 

@@ -306,7 +306,11 @@ impl Observer<'_> {
         let fetch = &*self.follower.fetch;
         match fetch_until(fetch, &wanted, &mut incoming, self.heads, &self.slots, RETRY).await {
             Ok(_memory) => {
-                let verified = self.follower.verify(self.view, seat, digest, incoming.finish());
+                let arrived = match incoming.finish() {
+                    Ok(arrived) => arrived,
+                    Err(error) => return Observation::NotObserved(error_chain(&error)),
+                };
+                let verified = self.follower.verify(self.view, seat, digest, arrived);
                 let (codec, rate) = (&self.follower.sent, self.follower.run.params.outer_rate.get());
                 match verified.and_then(|contribution| with_effect(codec, rate, self.theta, contribution)) {
                     Ok(contribution) => self.hold(contribution).await,

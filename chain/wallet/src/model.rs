@@ -15,7 +15,7 @@ use nn::{
     Evaluator,
     hugging_face::{ExportedTokenizer, Import},
 };
-use node::{ModelState, open::SPEC_FILE, program};
+use node::{ModelState, Row, Storage, open::SPEC_FILE, program};
 use protocol::RunId;
 use std::{
     io,
@@ -144,7 +144,7 @@ pub struct TokenizerArgs {
 struct Loaded {
     name: String,
     config: ModelConfig,
-    theta: Vec<f32>,
+    theta: Row,
 }
 
 impl Loaded {
@@ -168,7 +168,7 @@ fn load(which: &ModelArgs) -> anyhow::Result<Loaded> {
     let (name, mut config, theta) = if directory.join("config.json").is_file() {
         let mut import =
             Import::open(directory).with_context(|| format!("{} cannot be read", directory.display()))?;
-        (directory.display().to_string(), import.config.clone(), import.to_flat()?)
+        (directory.display().to_string(), import.config.clone(), import.to_flat()?.into())
     } else if directory.join(SPEC_FILE).is_file() {
         of_node(directory, which.run)?
     } else {
@@ -188,7 +188,7 @@ fn load(which: &ModelArgs) -> anyhow::Result<Loaded> {
     Ok(Loaded { name, config, theta })
 }
 
-fn of_node(directory: &Path, run: Option<u32>) -> anyhow::Result<(String, ModelConfig, Vec<f32>)> {
+fn of_node(directory: &Path, run: Option<u32>) -> anyhow::Result<(String, ModelConfig, Row)> {
     let (spec, state) = node_model(directory, RunId(run.unwrap_or_default()))?;
     let name = format!("{}, run {}, window {}", spec.name, state.run, state.window.0);
     Ok((name, spec.model, state.theta))
@@ -205,7 +205,7 @@ fn node_model(directory: &Path, run: RunId) -> anyhow::Result<(RunSpec, ModelSta
         )
     })?;
     let spec = RunSpec::from_bytes(&bytes)?;
-    let state = ModelState::load(&directory.join("model.state"), run, spec.schema()?.values())?;
+    let state = ModelState::load(&directory.join("model.state"), run, spec.schema()?.values(), &Storage::memory())?;
     let state = state.with_context(|| {
         format!("there is no model in {} yet: the node has not joined", directory.display())
     })?;

@@ -21,16 +21,32 @@ const BYTES_PER_WEIGHT: usize = 2 * TERMS;
 /// If the configuration is invalid.
 pub fn init_flat(config: &ModelConfig, seed: u64) -> Result<Vec<f32>, ConfigError> {
     config.validate()?;
-    let mut flat = Vec::with_capacity(config.parameters());
-    for (name, [rows, columns]) in config.shapes() {
-        let len = rows * columns;
-        if rows == 1 {
-            flat.resize(flat.len() + len, 1.0);
-        } else {
-            normal(seed, &name, deviation(&name, columns), len, &mut flat);
-        }
-    }
+    let mut flat = vec![0.0; config.parameters()];
+    init_into(config, seed, &mut flat)?;
     Ok(flat)
+}
+
+/// [`init_flat`] into a row of the model's length.
+///
+/// # Errors
+/// If the configuration is invalid.
+///
+/// # Panics
+/// If `flat` has another length.
+pub fn init_into(config: &ModelConfig, seed: u64, flat: &mut [f32]) -> Result<(), ConfigError> {
+    config.validate()?;
+    assert_eq!(flat.len(), config.parameters(), "a row has all of its model's values");
+    let mut rest = flat;
+    for (name, [rows, columns]) in config.shapes() {
+        let (tensor, behind) = rest.split_at_mut(rows * columns);
+        if rows == 1 {
+            tensor.fill(1.0);
+        } else {
+            normal(seed, &name, deviation(&name, columns), tensor);
+        }
+        rest = behind;
+    }
+    Ok(())
 }
 
 /// Standard deviation of a matrix's first values, with `columns` inputs.
@@ -49,8 +65,8 @@ fn deviation(name: &str, columns: usize) -> f64 {
     share / (columns as f64).sqrt()
 }
 
-/// Appends `len` values of the stream of `seed` and `name`.
-fn normal(seed: u64, name: &str, deviation: f64, len: usize, into: &mut Vec<f32>) {
+/// The first values of the stream of `seed` and `name`.
+fn normal(seed: u64, name: &str, deviation: f64, into: &mut [f32]) {
     let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
     hasher.update(&seed.to_le_bytes()).update(name.as_bytes());
     let mut stream = hasher.finalize_xof();
@@ -58,18 +74,15 @@ fn normal(seed: u64, name: &str, deviation: f64, len: usize, into: &mut Vec<f32>
     // Twelve uniform numbers from 0 to 65535 have the mean 6·65535 and the variance 2^32 − 1.
     let unit = (deviation / 65536.0) as f32;
     let mut bytes = vec![0; BYTES_PER_WEIGHT * 4096];
-    let mut left = len;
-    while left > 0 {
-        let block = left.min(4096);
-        let bytes = &mut bytes[..BYTES_PER_WEIGHT * block];
+    for block in into.chunks_mut(4096) {
+        let bytes = &mut bytes[..BYTES_PER_WEIGHT * block.len()];
         stream.fill(bytes);
-        into.extend(bytes.chunks_exact(BYTES_PER_WEIGHT).map(|weight| {
+        for (value, weight) in block.iter_mut().zip(bytes.chunks_exact(BYTES_PER_WEIGHT)) {
             let sum: i32 =
                 weight.chunks_exact(2).map(|pair| i32::from(u16::from_le_bytes([pair[0], pair[1]]))).sum();
             // At most 393,210 in size: exact as f32.
-            (sum - 6 * 65535) as f32 * unit
-        }));
-        left -= block;
+            *value = (sum - 6 * 65535) as f32 * unit;
+        }
     }
 }
 

@@ -7,6 +7,10 @@
 //!
 //! [`Incoming`] decodes an object while it arrives. Its result is used only after digest and signature are checked.
 
+use crate::{
+    durable::FileError,
+    storage::{ObjectBuffer, Row, Storage},
+};
 use bytes::Bytes;
 use kernels::{
     decode::{self, StreamDecoder},
@@ -15,12 +19,13 @@ use kernels::{
 use protocol::{
     Digest, Uid,
     contribution::{self, DecodeError, Schema, Sparse, SparseTensor},
-    merge::{self, MergeError, Merged},
+    merge::{self, MergeError},
     norms::RunningNorms,
     params::{Density, MergeRule},
     submission::{self, Expected, Fault, Header, PREFIX_BYTES, SIGNATURE_BYTES, Submission},
 };
-use store::{BufferSink, Sink};
+use std::convert::Infallible;
+use store::Sink;
 
 pub use kernels::wire::LayoutError;
 
@@ -108,8 +113,30 @@ pub struct Input<'a> {
     pub square_norms: &'a [f64],
 }
 
+/// A merge's result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Merged {
+    /// The update's body.
+    pub body: Bytes,
+    /// What the window adds to the running norms.
+    pub norms: Vec<f64>,
+    /// The error-feedback buffer after the merge.
+    pub buffer: Row,
+}
+
+/// Why there is no merge.
+#[derive(Debug, thiserror::Error)]
+pub enum MergeFailed {
+    #[error(transparent)]
+    Refused(#[from] MergeError),
+    /// The disk has no room for the update or the buffer.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
 /// `merge::merge`, sooner and straight from bytes to bytes (PROT-17, PROT-18): the update, and the buffer after it.
-/// `sent` reads the contributions, `merged` is the codec of the update.
+/// `sent` reads the contributions, `merged` is the codec of the update. The update's body goes to `storage`. Only a few
+/// sections are in memory beside `buffer` and its copy.
 ///
 /// # Panics
 /// If the two are of different schemas.
@@ -119,9 +146,11 @@ pub fn merge(
     rule: MergeRule,
     inputs: &[Input<'_>],
     running: &RunningNorms,
-    buffer: &[f32],
-) -> Result<(Merged, Vec<f32>), MergeError> {
-    let mut after = buffer.to_vec();
+    buffer: &Row,
+    storage: &Storage,
+) -> Result<Merged, MergeFailed> {
+    let mut after = buffer.clone();
+    let values = after.edit()?;
     // What the kernel does not look at, the slow merge refuses.
     let fits = !inputs.is_empty()
         && inputs.is_sorted_by(|a, b| a.uid < b.uid)
@@ -137,11 +166,20 @@ pub fn merge(
             MergeRule::MeanOverHits => kernels::merge::Rule::MeanOverHits,
             MergeRule::MeanOverAll => kernels::merge::Rule::MeanOverAll,
         };
-        let body = kernels::merge::merge(&sent.layout, rule, &merged.layout, &bodies, &scales, &mut after);
-        if let Ok(body) = body {
-            return Ok((Merged { body, norms: merge::norms_to_keep(references, &weights) }, after));
+        let mut body = storage.object();
+        body.begin(u64::try_from(merged.schema.largest_body(merged.density)).unwrap_or(u64::MAX));
+        let mut append = |bytes: &[u8]| {
+            body.push(bytes);
+            Ok::<(), Infallible>(())
+        };
+        let layouts = (&sent.layout, &merged.layout);
+        let written =
+            kernels::merge::merge_into(layouts.0, rule, layouts.1, &bodies, &scales, values, &mut append);
+        if written.is_ok() {
+            let (body, norms) = (body.finish()?, merge::norms_to_keep(references, &weights));
+            return Ok(Merged { body, norms, buffer: after });
         }
-        after.copy_from_slice(buffer);
+        values.copy_from_slice(buffer);
     }
 
     let updates = inputs
@@ -156,12 +194,13 @@ pub fn merge(
         .zip(&updates)
         .map(|(input, update)| merge::Input { uid: input.uid, weight: input.weight, update })
         .collect();
-    let merged = merge::merge(&sent.schema, rule, merged.density, &slow, running, &mut after)?;
+    let merge::Merged { body, norms } =
+        merge::merge(&sent.schema, rule, merged.density, &slow, running, values)?;
     tracing::error!(
         inputs = inputs.len(),
         "the fast merge refused good contributions; the slow one's update is used. Please report this"
     );
-    Ok((merged, after))
+    Ok(Merged { body: body.into(), norms, buffer: after })
 }
 
 /// Takes an object while it comes: keeps its bytes, and decodes its body on the way, a section at a time.
@@ -169,7 +208,10 @@ pub fn merge(
 /// A body that cannot be decoded changes nothing about how the object is taken: whether it is the right one is for its
 /// digest to say.
 pub struct Incoming<'a> {
-    whole: BufferSink,
+    whole: ObjectBuffer,
+    /// The announced length of the object, and the bytes so far.
+    length: u64,
+    received: u64,
     codec: &'a Codec,
     frame: Frame<'a>,
     body: Body<'a>,
@@ -188,10 +230,11 @@ pub struct Frame<'a> {
 }
 
 enum Body<'a> {
-    Sought,
+    /// The first bytes, in which its start is sought.
+    Sought(Vec<u8>),
     Begun {
         decoder: Box<StreamDecoder<'a>>,
-        read: usize,
+        read: u64,
     },
     /// It has no beginning, or cannot be decoded.
     GivenUp,
@@ -206,49 +249,67 @@ pub struct Arrived {
 }
 
 impl<'a> Incoming<'a> {
-    pub fn new(codec: &'a Codec, frame: Frame<'a>) -> Incoming<'a> {
-        Incoming { whole: BufferSink::default(), codec, frame, body: Body::Sought }
+    /// The bytes go to `storage`.
+    pub fn new(codec: &'a Codec, frame: Frame<'a>, storage: &Storage) -> Incoming<'a> {
+        let body = Body::Sought(Vec::new());
+        Incoming { whole: storage.object(), length: 0, received: 0, codec, frame, body }
     }
 
     /// What there is once the fetch has succeeded.
-    pub fn finish(self) -> Arrived {
+    ///
+    /// # Errors
+    /// If the disk did not take the bytes.
+    pub fn finish(self) -> Result<Arrived, FileError> {
         let end = self.end();
         let square_norms = match self.body {
             Body::Begun { decoder, read } if read == end => decoder.finish().ok(),
             _ => None,
         };
-        Arrived { bytes: self.whole.into_bytes(), square_norms }
+        Ok(Arrived { bytes: self.whole.finish()?, square_norms })
     }
 
     /// Where the body ends, if the object has the length that was promised.
-    fn end(&self) -> usize {
-        usize::try_from(self.whole.length()).unwrap_or(usize::MAX).saturating_sub(self.frame.tail)
+    fn end(&self) -> u64 {
+        self.length.saturating_sub(self.frame.tail as u64)
+    }
+
+    /// Decodes those of `bytes`, which begin at `at`, that are of the body.
+    fn decode(&mut self, at: u64, bytes: &[u8]) {
+        let end = self.end();
+        let Body::Begun { decoder, read } = &mut self.body else { return };
+        let offset = |place: u64| usize::try_from(place.saturating_sub(at)).unwrap_or(usize::MAX);
+        if let Some(next) = bytes.get(offset(*read)..offset(end).min(bytes.len())) {
+            *read += next.len() as u64;
+            if decoder.push(next, &mut |_| ()).is_err() {
+                self.body = Body::GivenUp;
+            }
+        }
     }
 }
 
 impl Sink for Incoming<'_> {
     fn begin(&mut self, length: u64) {
         self.whole.begin(length);
-        self.body = Body::Sought;
+        (self.length, self.received) = (length, 0);
+        self.body = Body::Sought(Vec::new());
     }
 
     fn piece(&mut self, bytes: &[u8]) {
-        self.whole.piece(bytes);
-        let (held, end) = (self.whole.so_far(), self.end());
-        let is_all = held.len() as u64 >= self.whole.length();
-        if matches!(self.body, Body::Sought) && (self.frame.head <= held.len() || is_all) {
-            self.body = match (self.frame.start)(held) {
-                Some(read) => Body::Begun { decoder: Box::new(StreamDecoder::new(&self.codec.layout)), read },
+        self.whole.push(bytes);
+        let at = self.received;
+        self.received += bytes.len() as u64;
+        let Body::Sought(head) = &mut self.body else { return self.decode(at, bytes) };
+        head.extend_from_slice(bytes);
+        if self.frame.head <= head.len() || self.length <= self.received {
+            let head = std::mem::take(head);
+            self.body = match (self.frame.start)(&head) {
+                Some(start) => {
+                    let decoder = Box::new(StreamDecoder::new(&self.codec.layout));
+                    Body::Begun { decoder, read: start as u64 }
+                }
                 None => Body::GivenUp,
             };
-        }
-        if let Body::Begun { decoder, read } = &mut self.body
-            && let Some(next) = held.get(*read..held.len().min(end))
-        {
-            *read += next.len();
-            if decoder.push(next, &mut |_| ()).is_err() {
-                self.body = Body::GivenUp;
-            }
+            self.decode(0, &head);
         }
     }
 }
@@ -412,13 +473,14 @@ mod tests {
 
     fn incoming(codec: &Codec) -> Incoming<'_> {
         let start = Box::new(|_: &[u8]| Some(PREFIX_BYTES));
-        Incoming::new(codec, Frame { head: PREFIX_BYTES, start, tail: SIGNATURE_BYTES })
+        let frame = Frame { head: PREFIX_BYTES, start, tail: SIGNATURE_BYTES };
+        Incoming::new(codec, frame, &Storage::memory())
     }
 
     fn receive(mut incoming: Incoming<'_>, bytes: &[u8], piece: usize) -> Arrived {
         incoming.begin(bytes.len() as u64);
         bytes.chunks(piece).for_each(|piece| incoming.piece(piece));
-        incoming.finish()
+        incoming.finish().unwrap()
     }
 
     proptest! {
@@ -476,6 +538,8 @@ mod tests {
         fn the_fast_merge_is_the_slow_one(
             seed in any::<u64>(), count in 1u64..6, over_all in any::<bool>(),
         ) {
+            let home = tempfile::tempdir().unwrap();
+            let on_disk = Storage::on_disk(home.path()).mapped_from(0);
             let (sent, merged) = (codec(SENT), codec(MERGED));
             let rule = if over_all { MergeRule::MeanOverAll } else { MergeRule::MeanOverHits };
             let bodies: Vec<Vec<u8>> = (0..count).map(|index| body(seed ^ index)).collect();
@@ -495,9 +559,15 @@ mod tests {
                 .map(|(uid, (body, square_norms))| Input { uid: Uid(uid), weight: uid % 3, body, square_norms })
                 .collect();
             for sent in [sent, broken(SENT)] {
-                let (update, after) = self::merge(&sent, &merged, rule, &inputs, &running, &buffer).unwrap();
-                prop_assert!(update == expected);
-                prop_assert!(after.iter().map(|x| x.to_bits()).eq(by_the_book.iter().map(|x| x.to_bits())));
+                for storage in [&Storage::memory(), &on_disk] {
+                    let mut row = storage.zeros(buffer.len()).unwrap();
+                    row.edit().unwrap().copy_from_slice(&buffer);
+                    let update = self::merge(&sent, &merged, rule, &inputs, &running, &row, storage).unwrap();
+                    prop_assert!(update.body == expected.body && update.norms == expected.norms);
+                    let after = update.buffer.iter().map(|x| x.to_bits());
+                    prop_assert!(after.eq(by_the_book.iter().map(|x| x.to_bits())));
+                    prop_assert!(*row == buffer[..], "the buffer before it stays");
+                }
             }
         }
     }
@@ -526,8 +596,11 @@ mod tests {
         let (sent, merged) = (codec(SENT), codec(MERGED));
         let (good, norms) = (body(1), codec(SENT).square_norms(&body(1)).unwrap());
         let refused = |inputs: &[Input<'_>], buffer: &[f32]| {
-            self::merge(&sent, &merged, MergeRule::MeanOverHits, inputs, &RunningNorms::default(), buffer)
-                .unwrap_err()
+            let (buffer, norms, storage) = (buffer.to_vec().into(), RunningNorms::default(), Storage::memory());
+            match self::merge(&sent, &merged, MergeRule::MeanOverHits, inputs, &norms, &buffer, &storage) {
+                Err(MergeFailed::Refused(error)) => error,
+                merged => panic!("{merged:?}"),
+            }
         };
         let input = |uid: u16| Input { uid: Uid(uid), weight: 0, body: &good, square_norms: &norms };
         let buffer = values(3);
@@ -563,7 +636,7 @@ mod tests {
         let mut cut = incoming(&codec);
         cut.begin(bytes.len() as u64);
         cut.piece(&bytes[..bytes.len() - 100]);
-        assert_eq!(cut.finish().square_norms, None);
+        assert_eq!(cut.finish().unwrap().square_norms, None);
     }
 
     #[test]
@@ -579,11 +652,11 @@ mod tests {
             let mut bytes = vec![head as u8; head];
             bytes.extend_from_slice(&body);
             for piece in [1, 90, 100_000] {
-                let arrived = receive(Incoming::new(&codec, frame()), &bytes, piece);
+                let arrived = receive(Incoming::new(&codec, frame(), &Storage::memory()), &bytes, piece);
                 assert_eq!(arrived.square_norms.as_deref(), codec.square_norms(&body).ok().as_deref());
             }
         }
-        let arrived = receive(Incoming::new(&codec, frame()), &[9, 9], 1);
+        let arrived = receive(Incoming::new(&codec, frame(), &Storage::memory()), &[9, 9], 1);
         assert_eq!(arrived.square_norms, None);
     }
 
@@ -630,7 +703,7 @@ mod tests {
         assert!(matches!(error, Err(FetchError::WrongDigest { .. })));
         let mirrors = crate::mirrors::Mirrors::one("nonsense").and(crate::mirrors::Mirrors::one("good"));
         mirrors.get_into(&endpoints, &key, &digest, &limits, &mut incoming).await.unwrap();
-        let arrived = incoming.finish();
+        let arrived = incoming.finish().unwrap();
         assert_eq!(
             (&arrived.bytes[..], arrived.square_norms),
             (&good[..], codec.square_norms(&body(1)).ok())

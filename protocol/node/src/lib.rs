@@ -18,6 +18,7 @@ pub mod shards;
 pub mod spill;
 pub mod state;
 pub mod step;
+pub mod storage;
 pub mod sync;
 pub mod witness;
 
@@ -32,6 +33,7 @@ pub use prune::prune;
 pub use spill::{HeldContribution, Spill};
 pub use state::{ModelState, StateError};
 pub use step::{Skip, Stop};
+pub use storage::{Row, Storage};
 pub use store::error_chain;
 pub use sync::{
     FollowError, Followed, Follower, SyncDriver, SyncError, checkpoint, follow, mirrors, pieces, shares,

@@ -6,6 +6,7 @@ use crate::{
     data::fetch_dataset,
     durable::{DirectoryLock, DiskStatus, FileError, retry_while_full, write_atomic},
     mirrors::Mirrors,
+    storage::Storage,
 };
 use anyhow::{Context as _, bail};
 use chain_client::{
@@ -234,7 +235,7 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
         let follower = Arc::new(Follower {
             keeps_buffer: role == Role::Validator,
             turn: usize::from(seat.id.uid.0),
-            directory: Some(directory.clone()),
+            storage: Storage::on_disk(directory),
             ..follower(&chain, &fetch, run, &spec)?
         });
         let journal_path = directory.join("journal.jsonl");
@@ -360,7 +361,7 @@ fn follower(
         merged,
         keeps_buffer: true,
         turn: 0,
-        directory: None,
+        storage: Storage::memory(),
         blocking: Blocking::Pool,
     })
 }

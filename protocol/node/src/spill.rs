@@ -6,6 +6,7 @@
 use crate::{
     codec::Contribution,
     durable::{FileError, owners_file, with_need},
+    storage,
 };
 use bytes::Bytes;
 use protocol::{Digest, keys::ObjectKey, submission::Header};
@@ -100,11 +101,12 @@ impl HeldContribution {
             HeldBytes::Memory(bytes) => bytes.clone(),
             HeldBytes::File(file) => {
                 let failed = |source| FileError::Read { path: file.0.clone(), source };
-                let bytes = fs::read(&file.0).map_err(failed)?;
+                // SAFETY: the directory belongs to this process, which writes a file once and then only removes it.
+                let bytes = unsafe { storage::read_file(&file.0) }.map_err(failed)?;
                 if Digest::of(&bytes) != self.digest {
                     return Err(failed(io::Error::other("it has changed since it was written")));
                 }
-                bytes.into()
+                bytes
             }
         };
         let HeldContribution { digest, header, square_norms, .. } = self.clone();

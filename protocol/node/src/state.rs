@@ -3,11 +3,12 @@
 
 use crate::{
     codec::Update,
-    durable::{self, DurableFile, FileError},
+    durable::{self, DurableFile, DurableReader, FileError},
+    storage::{self, Row, Storage},
 };
-use codec::{Decode as _, Encode as _, IoReader};
+use codec::{Decode, Encode, IoReader};
 use protocol::{Digest, RunId, RunParams, Window, lineage, norms::RunningNorms};
-use std::path::Path;
+use std::{fs::File, io, path::Path};
 
 /// The model `θ_w` with its lineage, running norms and buffer (PROT-17 to PROT-20).
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,10 +21,10 @@ pub struct ModelState {
     /// The running norms of the merge: each update tells what it adds to them.
     pub norms: RunningNorms,
     /// `θ_w`: all tensors of the schema, one after the other, row-major.
-    pub theta: Vec<f32>,
+    pub theta: Row,
     /// The error-feedback buffer of the merge, as long as `theta`. Validators need it to merge; miners, and validators
     /// that joined between two checkpoints, have none.
-    pub buffer: Option<Vec<f32>>,
+    pub buffer: Option<Row>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -33,49 +34,71 @@ pub enum StateError {
     #[error("the saved model is not in the form this release writes; remove it to join afresh")]
     Format(#[source] codec::Error),
     #[error(
-        "the saved model is of version {found}, and this release reads version {VERSION}; remove it to join afresh"
+        "the saved model is of version {found}, and this release reads versions {INLINE} and {NAMED}; remove it to join afresh"
     )]
     Version { found: u16 },
     #[error("the saved model belongs to run {found}, not to run {expected}; use another directory")]
     OtherRun { found: RunId, expected: RunId },
     #[error("the saved model has {found} values, the run's has {expected}; use another directory")]
     OtherShape { found: usize, expected: usize },
+    #[error("the saved model's row {root} is missing or damaged; without it the node joins afresh")]
+    Row { root: Digest },
 }
 
-/// The version of the format: version, run, window, lineage and running norms, then the values as a SCALE vector of
-/// their bits, so that a NaN is preserved, then the buffer as an `Option` of one. Every change of the format is a new
-/// version.
-const VERSION: u16 = 2;
+/// The version of the format with the values inside: version, run, window, lineage and running norms, then the values
+/// as a SCALE vector of their bits, so that a NaN is preserved, then the buffer as an `Option` of one. Every change of
+/// the format is a new version.
+const INLINE: u16 = 2;
+/// The version of the format that names rows: the same beginning, then [`NamedRows`]. The rows are files of their own
+/// (ADR 0049).
+const NAMED: u16 = 3;
+
+/// The rows of a state: how many values each has, and the roots that name their files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+struct NamedRows {
+    values: u64,
+    theta: Digest,
+    buffer: Option<Digest>,
+}
 
 impl ModelState {
     /// `θ_0`, with an empty buffer and no norms (PROT-19).
     pub fn genesis(run: RunId, params: &RunParams, manifest: &Digest, theta: Vec<f32>) -> ModelState {
-        let root = lineage::weights_root(&theta);
+        let buffer = Some(vec![0.0; theta.len()].into());
+        ModelState { buffer, ..ModelState::first(run, params, manifest, theta.into()) }
+    }
+
+    /// `θ_0` without a buffer.
+    pub fn first(run: RunId, params: &RunParams, manifest: &Digest, theta: Row) -> ModelState {
         ModelState {
             run,
             window: Window::FIRST,
-            lineage: lineage::genesis(params, manifest, &root),
+            lineage: lineage::genesis(params, manifest, &theta.root()),
             norms: RunningNorms::default(),
-            buffer: Some(vec![0.0; theta.len()]),
             theta,
+            buffer: None,
         }
     }
 
     /// Applies a merged window: `θ ← fl(θ − fl(α·u))`, and the lineage grows by the update's digest (PROT-18,
     /// PROT-19). `norms` are those in the update's header, `buffer` is the one after the merge, if this node has it.
+    ///
+    /// # Errors
+    /// If the disk has no room for the model. The state is then as it was.
     pub fn merged(
         &mut self,
         rate: f32,
         digest: &Digest,
         norms: Vec<f64>,
         update: &Update<'_>,
-        buffer: Option<Vec<f32>>,
-    ) {
-        update.apply(rate, &mut self.theta);
+        buffer: Option<Row>,
+    ) -> Result<(), FileError> {
+        update.apply(rate, self.theta.edit()?);
         self.lineage = lineage::next(&self.lineage, digest);
         self.norms.push(norms);
         self.buffer = buffer;
         self.window = self.window.next();
+        Ok(())
     }
 
     /// Applies a void window: model, norms, buffer and lineage stay (PROT-19).
@@ -84,16 +107,16 @@ impl ModelState {
     }
 
     pub fn weights_root(&self) -> Digest {
-        lineage::weights_root(&self.theta)
+        self.theta.root()
     }
 
     /// The root that validators vote at checkpoint windows (PROT-20); `None` without the buffer.
     pub fn state_root(&self) -> Option<Digest> {
         let buffer = self.buffer.as_ref()?;
-        Some(lineage::state_root(&self.weights_root(), &lineage::weights_root(buffer), &self.norms.root()))
+        Some(lineage::state_root(&self.weights_root(), &buffer.root(), &self.norms.root()))
     }
 
-    /// A copy without the buffer: the model as miners have it.
+    /// The state without the buffer: the model as miners have it. The values are shared.
     pub fn without_buffer(&self) -> ModelState {
         let ModelState { run, window, lineage, norms, theta, buffer: _ } = self;
         ModelState {
@@ -106,28 +129,56 @@ impl ModelState {
         }
     }
 
-    /// Writes the state; a crash at any moment leaves a whole file. The previous one becomes the backup.
+    /// Writes the state; a crash at any moment leaves a whole file. The previous one becomes the backup. Rows that are
+    /// files get their names first, and go with the last state that names them.
     pub fn save(&self, path: &Path) -> Result<(), StateError> {
-        DurableFile::new(path).write(|sink| {
-            sink.write_all(&(VERSION, self.run, self.window, self.lineage, &self.norms).encode())?;
-            durable::write_vector(sink, &self.theta)?;
-            match &self.buffer {
-                None => sink.write_all(&[0]),
-                Some(buffer) => sink.write_all(&[1]).and_then(|()| durable::write_vector(sink, buffer)),
-            }
-        })?;
+        let rows = storage::rows_of(path);
+        let mut named = Vec::new();
+        if self.theta.is_mapped() {
+            let theta = self.theta.save_in(&rows)?;
+            let buffer = self.buffer.as_ref().map(|buffer| buffer.save_in(&rows)).transpose()?;
+            let names = NamedRows { values: self.theta.len() as u64, theta, buffer };
+            DurableFile::new(path).write(|sink| sink.write_all(&(self.head(NAMED), names).encode()))?;
+            named.extend(std::iter::once(theta).chain(buffer));
+        } else {
+            DurableFile::new(path).write(|sink| {
+                sink.write_all(&self.head(INLINE).encode())?;
+                durable::write_vector(sink, &self.theta)?;
+                match &self.buffer {
+                    None => sink.write_all(&[0]),
+                    Some(buffer) => sink.write_all(&[1]).and_then(|()| durable::write_vector(sink, buffer)),
+                }
+            })?;
+        }
+        if let Some(before) = rows_named_by(&DurableFile::new(path).backup_path()) {
+            named.extend(before);
+            storage::remove_other_rows(&rows, &named);
+        }
         Ok(())
     }
 
+    /// What a file begins with.
+    fn head(&self, version: u16) -> (u16, RunId, Window, Digest, &RunningNorms) {
+        (version, self.run, self.window, self.lineage, &self.norms)
+    }
+
     /// Reads a saved state; `None` if there is none. If the newest is damaged, reads the backup, which is one window
-    /// behind.
-    pub fn load(path: &Path, run: RunId, values: usize) -> Result<Option<ModelState>, StateError> {
+    /// behind. Values inside the file go into `storage`; rows that are files stay where they are.
+    ///
+    /// # Errors
+    /// [`StateError::Row`] if the file is whole, and a row that it names is not.
+    pub fn load(
+        path: &Path,
+        run: RunId,
+        values: usize,
+        storage: &Storage,
+    ) -> Result<Option<ModelState>, StateError> {
         let found = DurableFile::new(path).read(|reader| {
             let mut source = IoReader(reader);
             // The version first: only this one says how to read the rest.
-            let found = u16::decode(&mut source).map_err(StateError::Format)?;
-            if found != VERSION {
-                return Err(StateError::Version { found });
+            let version = u16::decode(&mut source).map_err(StateError::Format)?;
+            if ![INLINE, NAMED].contains(&version) {
+                return Err(StateError::Version { found: version });
             }
             let found = RunId::decode(&mut source).map_err(StateError::Format)?;
             if found != run {
@@ -136,28 +187,65 @@ impl ModelState {
             let window = Window::decode(&mut source).map_err(StateError::Format)?;
             let lineage = Digest::decode(&mut source).map_err(StateError::Format)?;
             let norms = RunningNorms::decode(&mut source).map_err(StateError::Format)?;
-            let theta = values_of(&mut source, values)?;
-            let buffer = match u8::decode(&mut source).map_err(StateError::Format)? {
-                0 => None,
-                1 => Some(values_of(&mut source, values)?),
-                _ => return Err(StateError::Format("neither a buffer nor none".into())),
-            };
+            let mut state = ModelState { run, window, lineage, norms, ..ModelState::default() };
+            let mut names = None;
+            if version == NAMED {
+                names = Some(NamedRows::decode(&mut source).map_err(StateError::Format)?);
+            } else {
+                state.theta = values_of(&mut source, values, storage)?;
+                state.buffer = match u8::decode(&mut source).map_err(StateError::Format)? {
+                    0 => None,
+                    1 => Some(values_of(&mut source, values, storage)?),
+                    _ => return Err(StateError::Format("neither a buffer nor none".into())),
+                };
+            }
             if 0 < source.0.left() {
                 return Err(StateError::Format("more follows than belongs there".into()));
             }
-            Ok(ModelState { run, window, lineage, norms, theta, buffer })
+            Ok((state, names))
         })?;
-        Ok(found.map(|found| found.value))
+        let Some((mut state, names)) = found.map(|found| found.value) else { return Ok(None) };
+        if let Some(names) = names {
+            check_length(usize::try_from(names.values).unwrap_or(usize::MAX), values)?;
+            let rows = storage::rows_of(path);
+            let open =
+                |root| Row::open_in(&rows, &root, values)?.ok_or(StateError::Row { root });
+            state.theta = open(names.theta)?;
+            state.buffer = names.buffer.map(open).transpose()?;
+        }
+        Ok(Some(state))
     }
 }
 
 fn values_of(
-    source: &mut IoReader<&mut durable::DurableReader>,
+    source: &mut IoReader<&mut DurableReader>,
     expected: usize,
-) -> Result<Vec<f32>, StateError> {
-    durable::read_vector(source, expected)
-        .map_err(StateError::Format)?
-        .map_err(|found| StateError::OtherShape { found, expected })
+    storage: &Storage,
+) -> Result<Row, StateError> {
+    check_length(durable::read_length(source).map_err(StateError::Format)?, expected)?;
+    let mut row = storage.zeros(expected)?;
+    durable::read_values_into(source.0, row.edit()?).map_err(|error| StateError::Format(error.into()))?;
+    Ok(row)
+}
+
+fn check_length(found: usize, expected: usize) -> Result<(), StateError> {
+    if found == expected { Ok(()) } else { Err(StateError::OtherShape { found, expected }) }
+}
+
+/// The rows that the state at `path` names; `None` if that cannot be read.
+fn rows_named_by(path: &Path) -> Option<Vec<Digest>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(Vec::new()),
+        Err(_) => return None,
+    };
+    let mut source = IoReader(io::BufReader::new(file));
+    if u16::decode(&mut source).ok()? != NAMED {
+        return Some(Vec::new());
+    }
+    <(RunId, Window, Digest, RunningNorms)>::decode(&mut source).ok()?;
+    let NamedRows { theta, buffer, .. } = NamedRows::decode(&mut source).ok()?;
+    Some(std::iter::once(theta).chain(buffer).collect())
 }
 
 #[cfg(test)]
@@ -194,7 +282,7 @@ mod tests {
         let update = Update::check(&codec, &body, false).unwrap();
         let mut after = state();
         let digest = Digest::of(&body);
-        after.merged(1.0, &digest, vec![0.5], &update, None);
+        after.merged(1.0, &digest, vec![0.5], &update, None).unwrap();
         assert_ne!(after.norms, state().norms);
         assert_eq!(after.window, Window(1));
         assert_eq!(after.lineage, lineage::next(&state().lineage, &digest));
@@ -202,30 +290,103 @@ mod tests {
         assert_eq!(after.state_root(), None);
     }
 
+    /// The same state, in memory and in files.
+    fn states(directory: &Path) -> [ModelState; 2] {
+        let memory = state();
+        let mut mapped = memory.clone();
+        let storage = Storage::on_disk(directory).mapped_from(0);
+        mapped.theta = storage.zeros(64).unwrap();
+        mapped.theta.edit().unwrap().copy_from_slice(&memory.theta);
+        mapped.buffer = Some(storage.zeros(64).unwrap());
+        assert_eq!(mapped, memory);
+        [memory, mapped]
+    }
+
+    fn load(path: &Path) -> Result<Option<ModelState>, StateError> {
+        ModelState::load(path, RunId(3), 64, &Storage::memory())
+    }
+
     #[test]
     fn a_saved_state_reads_back_bit_for_bit_and_only_for_its_run() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state");
-        assert!(ModelState::load(&path, RunId(3), 64).unwrap().is_none());
-        let mut state = state();
-        state.theta[0] = -0.0;
-        state.norms.push(vec![0.5]);
-        state.save(&path).unwrap();
-        let read = ModelState::load(&path, RunId(3), 64).unwrap().unwrap();
-        assert_eq!(read.theta[0].to_bits(), (-0.0f32).to_bits());
-        assert_eq!(read, state);
-        assert!(matches!(ModelState::load(&path, RunId(4), 64), Err(StateError::OtherRun { .. })));
-        assert!(matches!(ModelState::load(&path, RunId(3), 65), Err(StateError::OtherShape { .. })));
+        assert!(load(&path).unwrap().is_none());
+        for mut state in states(directory.path()) {
+            state.theta.edit().unwrap()[0] = -0.0;
+            state.norms.push(vec![0.5]);
+            state.save(&path).unwrap();
+            let read = load(&path).unwrap().unwrap();
+            assert_eq!(read.theta[0].to_bits(), (-0.0f32).to_bits());
+            assert_eq!(read, state);
+            assert_eq!(read.theta.is_mapped(), state.theta.is_mapped());
+            let load = |run, values| ModelState::load(&path, run, values, &Storage::memory());
+            assert!(matches!(load(RunId(4), 64), Err(StateError::OtherRun { .. })));
+            assert!(matches!(load(RunId(3), 65), Err(StateError::OtherShape { .. })));
 
-        DurableFile::new(&path).write(|sink| sink.write_all(&(VERSION + 1).encode())).unwrap();
-        let newer = ModelState::load(&path, RunId(3), 64);
-        assert!(matches!(newer, Err(StateError::Version { found }) if found == VERSION + 1));
-        // A window later it is damaged: the backup is one window behind.
+            DurableFile::new(&path).write(|sink| sink.write_all(&(NAMED + 1).encode())).unwrap();
+            let newer = self::load(&path);
+            assert!(matches!(newer, Err(StateError::Version { found }) if found == NAMED + 1));
+            // A window later it is damaged: the backup is one window behind.
+            state.save(&path).unwrap();
+            let mut later = state.clone();
+            later.void();
+            later.save(&path).unwrap();
+            std::fs::write(&path, "damaged").unwrap();
+            assert_eq!(self::load(&path).unwrap().unwrap(), state);
+        }
+    }
+
+    /// A file of the release before still reads, also into files.
+    #[test]
+    fn a_state_with_values_inside_is_read_into_the_storage_of_its_node() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state");
+        state().save(&path).unwrap();
+        let storage = Storage::on_disk(directory.path()).mapped_from(0);
+        let read = ModelState::load(&path, RunId(3), 64, &storage).unwrap().unwrap();
+        assert!(read.theta.is_mapped() && read == state());
+        read.save(&path).unwrap();
+        let again = load(&path).unwrap().unwrap();
+        assert!(again.theta.is_mapped() && again == state());
+    }
+
+    #[test]
+    fn rows_stay_while_the_state_or_its_backup_names_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state");
+        let [_, mut state] = states(directory.path());
+        let rows = || {
+            let entries = std::fs::read_dir(directory.path().join("rows")).unwrap();
+            entries.filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|is| is == "row")).count()
+        };
+        let mut before = None;
+        for window in 0..4 {
+            state.theta.edit().unwrap()[5] = 100.0 + window as f32;
+            state.save(&path).unwrap();
+            // The buffer is the same in all of them.
+            assert_eq!(rows(), if window == 0 { 2 } else { 3 });
+            if let Some(before) = before.replace(state.clone()) {
+                assert_eq!(ModelState::load(&DurableFile::new(&path).backup_path(), RunId(3), 64, &Storage::memory()).unwrap(), Some(before));
+            }
+        }
+        // Void windows: one θ is enough for both.
         state.save(&path).unwrap();
-        let mut later = state.clone();
-        later.void();
-        later.save(&path).unwrap();
-        std::fs::write(&path, "damaged").unwrap();
-        assert_eq!(ModelState::load(&path, RunId(3), 64).unwrap().unwrap(), state);
+        assert_eq!(rows(), 2);
+    }
+
+    #[test]
+    fn a_lost_row_is_named_and_the_backup_has_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state");
+        let [_, mut state] = states(directory.path());
+        state.save(&path).unwrap();
+        let before = state.clone();
+        state.theta.edit().unwrap()[5] = 100.0;
+        state.save(&path).unwrap();
+        let root = state.theta.root();
+        std::fs::write(directory.path().join(format!("rows/{root}.row")), [0; 256]).unwrap();
+        assert!(matches!(load(&path), Err(StateError::Row { root: lost }) if lost == root));
+        DurableFile::new(&path).set_aside().unwrap();
+        assert_eq!(load(&path).unwrap().unwrap(), before);
     }
 }

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use codec::Encode as _;
 use mettle_node_kit::{
-    Blocking, ModelState,
+    Blocking, ModelState, Storage,
     checkpoint::{self, CheckpointError, CheckpointManifest},
     mirrors::Mirrors,
     pieces::{self, PiecesError},
@@ -59,7 +59,7 @@ fn state() -> ModelState {
     let state = ModelState::genesis(RUN, &RunParams::default(), &digest, row(1));
     let mut norms = RunningNorms::default();
     (0..9).for_each(|window| norms.push(vec![0.1 * f64::from(window)]));
-    ModelState { window: Window(1000), norms, buffer: Some(row(2)), ..state }
+    ModelState { window: Window(1000), norms, buffer: Some(row(2).into()), ..state }
 }
 
 /// Buckets in memory, and a count of what is asked of each.
@@ -131,7 +131,8 @@ async fn join(
     mirrors: &Mirrors,
     checkpoint: &Checkpoint,
 ) -> Result<ModelState, CheckpointError> {
-    checkpoint::fetch(Some(directory), fetch, mirrors, RUN, checkpoint, &schema(), true).await
+    let storage = Storage::on_disk(directory);
+    checkpoint::fetch(&storage, fetch, mirrors, RUN, checkpoint, &schema(), true).await
 }
 
 fn pieces_of(state: &ModelState) -> Vec<Digest> {
@@ -328,15 +329,48 @@ async fn what_one_mirror_lacks_another_gives_and_what_all_lack_is_named() {
     assert_eq!(join(directory.path(), &fetch, &all(&names), &checkpoint).await.unwrap(), state());
 }
 
+/// As a large model is: in files, of which the state names two.
+#[tokio::test]
+async fn a_model_in_files_is_joined_saved_read_and_repaired_as_one_in_memory() {
+    let (fetch, _, checkpoint) = mirrored(&["a"]).await;
+    let (directory, mirrors) = (tempfile::tempdir().unwrap(), all(&["a"]));
+    let storage = Storage::on_disk(directory.path()).mapped_from(0);
+    let schema = schema();
+    let joined =
+        checkpoint::fetch(&storage, &fetch, &mirrors, RUN, &checkpoint, &schema, true).await.unwrap();
+    assert!(joined.theta.is_mapped() && joined == state());
+    let path = directory.path().join("model.state");
+    joined.save(&path).unwrap();
+    checkpoint::forget(directory.path());
+    let mut names: Vec<_> =
+        std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["model.state", "rows"]);
+    drop(joined);
+
+    let mut ours = ModelState::load(&path, RUN, VALUES, &storage).unwrap().unwrap();
+    assert!(ours.theta.is_mapped() && ours == state());
+    ours.theta.edit().unwrap()[3] += 1.0;
+    ours.save(&path).unwrap();
+    let manifest = checkpoint::manifest(&fetch, &mirrors, RUN, &checkpoint, &schema).await.unwrap();
+    fetch.asked();
+    assert_eq!(checkpoint::repair(Blocking::Pool, &fetch, &mirrors, &mut ours, &manifest).await.unwrap(), 1);
+    assert_eq!(fetch.asked().len(), 1);
+    assert!(ours.theta.is_mapped() && ours == state());
+    assert_eq!(ours.state_root(), Some(checkpoint.state_root));
+}
+
 #[tokio::test]
 async fn pieces_that_are_equal_are_fetched_once() {
     let fetch = Counted::new();
     let store = Arc::new(MemoryStore::new());
-    let mut state = ModelState { theta: vec![0.5; VALUES], buffer: Some(vec![0.0; VALUES]), ..state() };
+    let (theta, buffer) = (vec![0.5; VALUES].into(), Some(vec![0.0; VALUES].into()));
+    let mut state = ModelState { theta, buffer, ..state() };
     let checkpoint = checkpoint::publish(Blocking::Pool, &*store, &mut state).await.unwrap();
     fetch.buckets.serve("a", store as Arc<dyn Store>);
+    let (storage, mirrors) = (Storage::memory(), all(&["a"]));
     let joined =
-        checkpoint::fetch(None, &fetch, &all(&["a"]), RUN, &checkpoint, &schema(), true).await.unwrap();
+        checkpoint::fetch(&storage, &fetch, &mirrors, RUN, &checkpoint, &schema(), true).await.unwrap();
     assert_eq!(joined, state);
     assert_eq!(fetch.asked().len(), 1 + 4, "a whole piece and the last one, of each row");
 }
@@ -392,8 +426,8 @@ async fn only_pieces_that_differ_are_repaired() {
     let mirrors = all(&["a"]);
     let manifest = checkpoint::manifest(&fetch, &mirrors, RUN, &checkpoint, &schema()).await.unwrap();
     let mut ours = state();
-    ours.theta[3] += 1.0;
-    ours.buffer.as_mut().unwrap()[VALUES - 1] = 0.0;
+    ours.theta.edit().unwrap()[3] += 1.0;
+    ours.buffer.as_mut().unwrap().edit().unwrap()[VALUES - 1] = 0.0;
     ours.norms.push(vec![0.5]);
     fetch.asked();
     assert_eq!(checkpoint::repair(Blocking::Pool, &fetch, &mirrors, &mut ours, &manifest).await.unwrap(), 3);

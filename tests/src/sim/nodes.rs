@@ -18,7 +18,7 @@ use miner::{
 };
 use model::RunSpec;
 use nn::{Device, Evaluator, Trainer};
-use node::{Blocking, Codec, Follower, Journal, Node, SyncDriver};
+use node::{Blocking, Codec, Follower, Journal, Node, Storage, SyncDriver};
 use protocol::{
     Digest, Uid, Window,
     identity::Signer,
@@ -97,7 +97,7 @@ impl Shared {
             merged: self.merged.clone(),
             keeps_buffer: validator_index.is_some(),
             turn: validator_index.unwrap_or(0),
-            directory: None,
+            storage: Storage::memory(),
             blocking: Blocking::Inline,
         }
     }

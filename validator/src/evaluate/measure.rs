@@ -7,7 +7,7 @@
 use crate::gauntlet::{LossPair, Measured, NearDuplicate, Sketch, Sketches, evidence::bounded};
 use dataset::{Dataset, ReadError};
 use nn::{Evaluator, ModelError};
-use node::{Codec, Follower, HeldContribution, ModelState, durable::FileError};
+use node::{Codec, Follower, HeldContribution, ModelState, Row, durable::FileError};
 use protocol::{
     Digest, RunParams, Uid, Window,
     assign::{self, Assignment},
@@ -64,7 +64,7 @@ pub struct Seeds {
 /// What to measure, in which order, on which sequences.
 pub struct Job {
     pub window: Window,
-    pub theta: Vec<f32>,
+    pub theta: Row,
     pub params: RunParams,
     /// Decodes the contributions.
     pub codec: Arc<Codec>,

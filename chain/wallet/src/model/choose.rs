@@ -239,7 +239,7 @@ mod tests {
         let which = ModelArgs { model: path, run: None, context: Some(12), device: "cpu".into() };
         let words = TokenizerArgs { tokenizer: None, dataset: None, end_of_document: None };
         let loaded = load(&which).unwrap();
-        assert_eq!((&loaded.theta, loaded.config.seq_len), (&theta, 12));
+        assert_eq!((&loaded.theta[..], loaded.config.seq_len), (&theta[..], 12));
         let tokenizer = words.tokenizer(&which).unwrap();
         loaded.knows(&tokenizer).unwrap();
         let evaluator = loaded.evaluator(&which).unwrap();

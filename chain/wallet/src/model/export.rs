@@ -11,7 +11,7 @@ use nn::{
     hugging_face::{self, Export},
 };
 use node::{
-    Flags, ModelState, PublishedRun, checkpoint,
+    Flags, ModelState, PublishedRun, Row, Storage, checkpoint,
     config::ReadOnlyConfig,
     follow::{first_checkpoint, genesis_of_seed},
     mirrors::Mirrors,
@@ -105,7 +105,7 @@ struct Outgoing {
 
 /// Where the parameters are.
 enum Values {
-    Held(Vec<f32>),
+    Held(Row),
     /// In a file of little-endian f32 values, which is removed after the export.
     Fetched(PathBuf),
 }
@@ -146,7 +146,7 @@ async fn from_mirrors(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
     };
     let checkpoint = match (checkpoint, &spec.weights) {
         (None, None) => {
-            let state = genesis_of_seed(&run, &spec)?;
+            let state = genesis_of_seed(&run, &spec, &Storage::memory())?;
             return Ok(Outgoing::of(spec, state, Some(tokenizer)));
         }
         (None, Some(_)) => first_checkpoint(&run, &spec)?,

@@ -116,6 +116,15 @@ impl DurableFile {
         }
     }
 
+    /// Moves the newest file aside, as one that is damaged: the next read is the backup's.
+    ///
+    /// # Errors
+    /// If it cannot be renamed.
+    pub fn set_aside(&self) -> Result<(), FileError> {
+        let aside = with(&self.path, ".damaged");
+        fs::rename(&self.path, aside).map_err(|source| FileError::Write { path: self.path.clone(), source })
+    }
+
     /// Removes both files, and an unfinished one of a killed process.
     pub fn remove(&self) {
         self.remove_unfinished();
@@ -262,12 +271,17 @@ pub fn read_vector(
     source: &mut IoReader<&mut DurableReader>,
     expected: usize,
 ) -> Result<Result<Vec<f32>, usize>, codec::Error> {
-    let Compact(count) = Compact::<u64>::decode(source)?;
-    let found = usize::try_from(count).unwrap_or(usize::MAX);
+    let found = read_length(source)?;
     if found != expected {
         return Ok(Err(found));
     }
     Ok(Ok(read_values(source.0, found)?))
+}
+
+/// Reads how many values a vector has, which follow.
+pub(crate) fn read_length(source: &mut IoReader<&mut DurableReader>) -> Result<usize, codec::Error> {
+    let Compact(count) = Compact::<u64>::decode(source)?;
+    Ok(usize::try_from(count).unwrap_or(usize::MAX))
 }
 
 /// Writes values as their bits, so that a NaN survives to be found.
@@ -289,10 +303,24 @@ pub fn read_values(source: &mut dyn Read, count: usize) -> io::Result<Vec<f32>> 
     while values.len() < count {
         let bytes = &mut piece[..PIECE.min((count - values.len()) * 4)];
         source.read_exact(bytes)?;
-        values
-            .extend(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_bits(u32::from_le_bytes(*bytes))));
+        values.extend(bytes.as_chunks::<4>().0.iter().map(value_of));
     }
     Ok(values)
+}
+
+/// Reads values over all of `row`, to the bit.
+pub(crate) fn read_values_into(source: &mut dyn Read, row: &mut [f32]) -> io::Result<()> {
+    let mut piece = vec![0; PIECE.min(row.len() * 4)];
+    for values in row.chunks_mut(PIECE / 4) {
+        let bytes = &mut piece[..4 * values.len()];
+        source.read_exact(bytes)?;
+        values.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(value, bytes)| *value = value_of(bytes));
+    }
+    Ok(())
+}
+
+fn value_of(bytes: &[u8; 4]) -> f32 {
+    f32::from_bits(u32::from_le_bytes(*bytes))
 }
 
 #[cfg(test)]

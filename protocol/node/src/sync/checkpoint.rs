@@ -5,7 +5,13 @@ use super::{
     partial::{Layout, Partial},
     pieces::{InMemory, PiecesError, Report, Wanted, fetch_pieces},
 };
-use crate::{blocking::Blocking, durable::FileError, error_chain, state::ModelState};
+use crate::{
+    blocking::Blocking,
+    durable::FileError,
+    error_chain,
+    state::ModelState,
+    storage::{Row, Storage},
+};
 use bytes::Bytes;
 use codec::{Decode, DecodeAll as _, Encode};
 use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
@@ -58,8 +64,8 @@ impl CheckpointManifest {
             run: state.run,
             window: state.window,
             lineage: state.lineage,
-            weights: lineage::piece_digests(&state.theta),
-            buffer: lineage::piece_digests(state.buffer.as_ref()?),
+            weights: state.theta.piece_digests(),
+            buffer: state.buffer.as_ref()?.piece_digests(),
             norms: state.norms.clone(),
         })
     }
@@ -175,11 +181,11 @@ pub async fn manifest(
     Err(CheckpointError::NoManifest { last })
 }
 
-/// Fetches a checkpoint piece by piece, each checked as it comes: into memory, or through a file in `directory`, so
-/// that a killed process resumes. The file stays until [`forget`] is called, after the state is saved. Without
-/// `with_buffer` only the weights, which is what a miner needs.
+/// Fetches a checkpoint piece by piece, each checked as it comes, into rows of `storage`: directly, or, if it has a
+/// directory, through a file there, so that a killed process resumes. The file stays until [`forget`] is called, after
+/// the state is saved. Without `with_buffer` only the weights, which is what a miner needs.
 pub async fn fetch(
-    directory: Option<&Path>,
+    storage: &Storage,
     fetch: &dyn Fetch,
     mirrors: &Mirrors,
     run: RunId,
@@ -189,16 +195,17 @@ pub async fn fetch(
 ) -> Result<ModelState, CheckpointError> {
     let manifest = manifest(fetch, mirrors, run, checkpoint, schema).await?;
     let values = schema.values();
-    let (theta, buffer) = match directory {
+    let (theta, buffer) = match storage.directory() {
         Some(directory) => {
             let path = directory.join(format!("{PARTIAL}{}-{}", checkpoint.window.0, checkpoint.state_root));
             forget_but(directory, Some(&path));
-            fetch_through(&path, fetch, mirrors, &manifest, values, with_buffer).await?
+            fetch_through(&path, storage, fetch, mirrors, &manifest, values, with_buffer).await?
         }
         None => {
-            let (mut theta, mut buffer) = (vec![0.0; values], with_buffer.then(|| vec![0.0; values]));
-            let mut place = InMemory { rows: vec![&mut theta] };
-            place.rows.extend(buffer.as_deref_mut());
+            let mut theta = storage.zeros(values)?;
+            let mut buffer = if with_buffer { Some(storage.zeros(values)?) } else { None };
+            let mut place = InMemory { rows: vec![theta.edit()?] };
+            place.rows.extend(buffer.as_mut().map(Row::edit).transpose()?);
             let wanted: Vec<Wanted> = manifest.wanted(with_buffer).collect();
             fetch_pieces(fetch, mirrors, &wanted, &mut place).await?.log();
             (theta, buffer)
@@ -212,19 +219,20 @@ pub async fn fetch(
 /// are fetched again.
 async fn fetch_through(
     path: &Path,
+    storage: &Storage,
     fetch: &dyn Fetch,
     mirrors: &Mirrors,
     manifest: &CheckpointManifest,
     values: usize,
     with_buffer: bool,
-) -> Result<(Vec<f32>, Option<Vec<f32>>), CheckpointError> {
+) -> Result<(Row, Option<Row>), CheckpointError> {
     loop {
         let partial = fill(path, fetch, mirrors, manifest, values, with_buffer).await?;
-        let Some(theta) = partial.row(0, manifest.weights.clone()).await? else { continue };
+        let Some(theta) = partial.row(0, manifest.weights.clone(), storage).await? else { continue };
         if !with_buffer {
             return Ok((theta, None));
         }
-        if let Some(buffer) = partial.row(1, manifest.buffer.clone()).await? {
+        if let Some(buffer) = partial.row(1, manifest.buffer.clone(), storage).await? {
             return Ok((theta, Some(buffer)));
         }
     }
@@ -297,6 +305,7 @@ pub async fn repair(
     state: &mut ModelState,
     manifest: &CheckpointManifest,
 ) -> Result<usize, CheckpointError> {
+    // Of the values as they are now: digests computed earlier would hide what the disk has damaged.
     let held = blocking.with(state, |state| {
         let mut held = lineage::piece_digests(&state.theta);
         held.extend(state.buffer.iter().flat_map(|buffer| lineage::piece_digests(buffer)));
@@ -305,9 +314,11 @@ pub async fn repair(
     let held = held.await;
     let differs = |wanted: &Wanted| held.get(wanted.index) != Some(&wanted.digest);
     let wanted: Vec<Wanted> = manifest.wanted(state.buffer.is_some()).filter(differs).collect();
-    let mut place = InMemory { rows: vec![&mut state.theta] };
-    place.rows.extend(state.buffer.as_deref_mut());
-    fetch_pieces(fetch, mirrors, &wanted, &mut place).await?.log();
+    if !wanted.is_empty() {
+        let mut place = InMemory { rows: vec![state.theta.edit()?] };
+        place.rows.extend(state.buffer.as_mut().map(Row::edit).transpose()?);
+        fetch_pieces(fetch, mirrors, &wanted, &mut place).await?.log();
+    }
     let norms_differ = state.norms != manifest.norms;
     state.norms = manifest.norms.clone();
     Ok(wanted.len() + usize::from(norms_differ))

@@ -10,9 +10,11 @@ use super::{
 };
 use crate::{
     blocking::Blocking,
-    codec::{self, Arrived, Codec, Contribution, Frame, Incoming, Update},
+    codec::{self, Arrived, Codec, Contribution, Frame, Incoming, MergeFailed, Update},
+    durable::FileError,
     error_chain,
     state::ModelState,
+    storage::{Row, Storage},
 };
 use bytes::Bytes;
 use chain_client::{Chain, ChainError};
@@ -26,7 +28,7 @@ use protocol::{
     submission::{self, Expected, Fault, PREFIX_BYTES, SIGNATURE_BYTES},
     view::{Checkpoint, Outcome, RunView, SeatView, Vote, WindowView},
 };
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 use store::{Fetch, Limits, fetch::AllMirrorsFailed};
 
 /// Brings a [`ModelState`] forward. Clones share everything large.
@@ -44,8 +46,9 @@ pub struct Follower {
     pub keeps_buffer: bool,
     /// The mirror to begin with, so that nodes spread over all.
     pub turn: usize,
-    /// Where fetched pieces of a checkpoint are kept, so that a killed process resumes; `None`: in memory.
-    pub directory: Option<PathBuf>,
+    /// Where rows, objects and fetched pieces of a checkpoint are kept. With a directory, a killed process resumes a
+    /// fetch.
+    pub storage: Storage,
     /// Where work on the whole model runs.
     pub blocking: Blocking,
 }
@@ -58,19 +61,18 @@ pub struct OwnMerge {
     /// The update's exact bytes.
     pub bytes: Bytes,
     /// The error-feedback buffer after it.
-    pub buffer: Vec<f32>,
+    pub buffer: Row,
     /// The running norms after it.
     pub norms: RunningNorms,
     /// The model after it.
-    pub theta: Vec<f32>,
+    pub theta: Row,
     pub inputs: Vec<Uid>,
 }
 
 impl OwnMerge {
     /// The root of the state after it, which validators vote at checkpoint windows (PROT-20).
     pub fn state_root(&self) -> Digest {
-        let (weights, buffer) = (lineage::weights_root(&self.theta), lineage::weights_root(&self.buffer));
-        lineage::state_root(&weights, &buffer, &self.norms.root())
+        lineage::state_root(&self.theta.root(), &self.buffer.root(), &self.norms.root())
     }
 }
 
@@ -103,6 +105,8 @@ pub enum FollowError {
     Shape(#[from] model::ConfigError),
     #[error("our lineage of window {} is {ours}, the chain's is {chain}: this state belongs to another history; remove it to join afresh", window.0)]
     Diverged { window: Window, ours: Digest, chain: Digest },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 /// Why a merge could not be made.
@@ -118,6 +122,17 @@ pub enum OwnMergeError {
     Merge(#[from] merge::MergeError),
     #[error("the merge-side buffer is not at hand")]
     NoBuffer,
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+impl From<MergeFailed> for OwnMergeError {
+    fn from(failed: MergeFailed) -> OwnMergeError {
+        match failed {
+            MergeFailed::Refused(error) => error.into(),
+            MergeFailed::File(error) => error.into(),
+        }
+    }
 }
 
 /// Logs that a validator has no merge-side buffer. Only a merge that differs from the vote is this node's error.
@@ -158,15 +173,17 @@ impl Follower {
         Box::pin(async move {
             let mut state = match &self.spec.weights {
                 None => {
-                    let (run, spec) = (self.run.clone(), self.spec.clone());
-                    self.blocking.run(move || genesis_of_seed(&run, &spec)).await?
+                    let (run, spec, storage) = (self.run.clone(), self.spec.clone(), self.storage.clone());
+                    self.blocking.run(move || genesis_of_seed(&run, &spec, &storage)).await?
                 }
                 Some(_) => {
                     let mirrors = Mirrors::one(&self.run.origin).and(self.mirrors().await?);
                     self.fetch_from(&mirrors, &first_checkpoint(&self.run, &self.spec)?, false).await?
                 }
             };
-            state.buffer = self.keeps_buffer.then(|| vec![0.0; state.theta.len()]);
+            if self.keeps_buffer {
+                state.buffer = Some(self.storage.zeros(state.theta.len())?);
+            }
             Ok(state)
         })
     }
@@ -183,14 +200,13 @@ impl Follower {
         checkpoint: &Checkpoint,
         with_buffer: bool,
     ) -> Result<ModelState, CheckpointError> {
-        let (directory, schema) = (self.directory.as_deref(), self.schema());
-        checkpoint::fetch(directory, &*self.fetch, mirrors, self.run.id, checkpoint, schema, with_buffer)
-            .await
+        let (storage, schema) = (&self.storage, self.schema());
+        checkpoint::fetch(storage, &*self.fetch, mirrors, self.run.id, checkpoint, schema, with_buffer).await
     }
 
     /// Removes the pieces of a checkpoint whose state is saved.
     pub fn saved(&self) {
-        self.directory.as_deref().into_iter().for_each(checkpoint::forget);
+        self.storage.directory().into_iter().for_each(checkpoint::forget);
     }
 
     /// Takes one fixed window, if there is one. `own` is this node's merge of that window. The caller saves the state;
@@ -295,20 +311,29 @@ impl Follower {
         // Before anything is merged again, so that an update that cannot be read costs nothing more.
         self.open_update(state, &arrived.bytes)
             .map_err(|source| FollowError::BadUpdate { window, source })?;
-        let buffer = match own {
-            Some(own) => Some(own.buffer),
-            None if self.keeps_buffer => {
-                let merged = self.merge_afterwards(state, view, &seats, &vote).await;
-                merged.inspect_err(|error| log_missing_buffer(window, error)).ok()
-            }
-            None => None,
+        if let Some(OwnMerge { theta, buffer, norms, digest, .. }) = own {
+            *state = ModelState {
+                window: window.next(),
+                lineage: lineage::next(&state.lineage, &digest),
+                norms,
+                theta,
+                buffer: Some(buffer),
+                ..*state
+            };
+            return Ok(());
+        }
+        let buffer = match self.keeps_buffer {
+            true => match self.merge_afterwards(state, view, &seats, &vote).await {
+                // With room on the disk it succeeds.
+                Err(OwnMergeError::File(error)) => return Err(error.into()),
+                merged => merged.inspect_err(|error| log_missing_buffer(window, error)).ok(),
+            },
+            false => None,
         };
         let follower = self.clone();
-        let applied = self
-            .blocking
+        self.blocking
             .with(state, move |state| follower.apply(state, &vote.update, &arrived, buffer))
-            .await;
-        applied.map_err(|source| FollowError::BadUpdate { window, source })
+            .await
     }
 
     /// Applies a fetched update to the state.
@@ -317,11 +342,14 @@ impl Follower {
         state: &mut ModelState,
         digest: &Digest,
         arrived: &Arrived,
-        buffer: Option<Vec<f32>>,
-    ) -> Result<(), merge::UpdateError> {
-        let (header, body) = self.open_update(state, &arrived.bytes)?;
-        let update = Update::check(&self.merged, body, arrived.square_norms.is_some())?;
-        state.merged(self.run.params.outer_rate.get(), digest, header.norms, &update, buffer);
+        buffer: Option<Row>,
+    ) -> Result<(), FollowError> {
+        let window = state.window;
+        let bad = |source| FollowError::BadUpdate { window, source };
+        let (header, body) = self.open_update(state, &arrived.bytes).map_err(bad)?;
+        let update = Update::check(&self.merged, body, arrived.square_norms.is_some());
+        let update = update.map_err(|error| bad(error.into()))?;
+        state.merged(self.run.params.outer_rate.get(), digest, header.norms, &update, buffer)?;
         Ok(())
     }
 
@@ -355,12 +383,12 @@ impl Follower {
             start: Box::new(|bytes| Some(bytes.len() - self.open_update(state, bytes).ok()?.1.len())),
             tail: 0,
         };
-        let mut incoming = Incoming::new(&self.merged, frame);
+        let mut incoming = Incoming::new(&self.merged, frame, &self.storage);
         mirrors
             .get_into(&*self.fetch, &key, &vote.update, &limits, &mut incoming)
             .await
             .map_err(|source| FollowError::Update { window: view.window, source })?;
-        Ok(incoming.finish())
+        Ok(incoming.finish()?)
     }
 
     /// The buffer after a window that this node did not merge in time.
@@ -370,7 +398,7 @@ impl Follower {
         view: &WindowView,
         seats: &[SeatView],
         vote: &Vote,
-    ) -> Result<Vec<f32>, OwnMergeError> {
+    ) -> Result<Row, OwnMergeError> {
         let mut contributions = BTreeMap::new();
         self.fetch_selected(view, seats, &mut contributions).await?;
         let (follower, of) = (self.clone(), view.clone());
@@ -422,11 +450,12 @@ impl Follower {
             });
         }
         let params = &self.run.params;
-        let buffer = state.buffer.as_deref().ok_or(OwnMergeError::NoBuffer)?;
-        let rule = params.merge_rule;
-        let (merged, buffer) = codec::merge(&self.sent, &self.merged, rule, &inputs, &state.norms, buffer)?;
-        let mut norms = state.norms.clone();
-        norms.push(merged.norms.clone());
+        let (before, norms) = (state.buffer.as_ref().ok_or(OwnMergeError::NoBuffer)?, &state.norms);
+        let (rule, storage) = (params.merge_rule, &self.storage);
+        let codec::Merged { body, norms: added, buffer } =
+            codec::merge(&self.sent, &self.merged, rule, &inputs, norms, before, storage)?;
+        let mut norms = norms.clone();
+        norms.push(added.clone());
         let header = merge::UpdateHeader {
             codec: protocol::PROTOCOL_VERSION,
             run: self.run.id,
@@ -435,13 +464,13 @@ impl Follower {
             schema: self.schema().digest(),
             density: params.merge_density,
             inputs: selected.to_vec(),
-            norms: merged.norms,
+            norms: added,
         };
-        let bytes = Bytes::from(merge::seal_update(&header, &merged.body));
+        let bytes = sealed(&header, &body, storage)?;
         let mut theta = state.theta.clone();
-        Update::check(&self.merged, &merged.body, false)
+        Update::check(&self.merged, &body, false)
             .expect("what the encoder wrote, the decoder reads")
-            .apply(params.outer_rate.get(), &mut theta);
+            .apply(params.outer_rate.get(), theta.edit()?);
         let inputs = selected.iter().map(|choice| choice.uid).collect();
         let (window, digest) = (view.window, Digest::of(&bytes));
         Ok(OwnMerge { window, digest, bytes, buffer, norms, theta, inputs })
@@ -465,7 +494,7 @@ impl Follower {
             let key = keys::contribution(self.run.id, view.window, digest);
             let mut incoming = self.incoming_contribution();
             mirrors.get_into(&*self.fetch, &key, digest, &limits, &mut incoming).await?;
-            Ok(self.verify(view, seat, digest, incoming.finish())?)
+            Ok(self.verify(view, seat, digest, incoming.finish()?)?)
         })
     }
 
@@ -478,7 +507,8 @@ impl Follower {
     /// A sink that decodes a contribution while it arrives.
     pub fn incoming_contribution(&self) -> Incoming<'_> {
         let start = Box::new(|_: &[u8]| Some(PREFIX_BYTES));
-        Incoming::new(&self.sent, Frame { head: PREFIX_BYTES, start, tail: SIGNATURE_BYTES })
+        let frame = Frame { head: PREFIX_BYTES, start, tail: SIGNATURE_BYTES };
+        Incoming::new(&self.sent, frame, &self.storage)
     }
 
     /// Checks an arrived contribution in full (PROT-8, PROT-9).
@@ -517,14 +547,26 @@ impl Follower {
     }
 }
 
-/// `θ_0`, made from the run's seed and checked against the root on the chain.
-pub fn genesis_of_seed(run: &RunView, spec: &RunSpec) -> Result<ModelState, FollowError> {
-    let theta = model::init_flat(&spec.model, spec.seed)?;
-    let made = lineage::weights_root(&theta);
+/// The exact bytes of an update, as `merge::seal_update` gives them.
+fn sealed(header: &merge::UpdateHeader, body: &[u8], storage: &Storage) -> Result<Bytes, FileError> {
+    let head = merge::seal_update(header, &[]);
+    let mut bytes = storage.object();
+    bytes.begin((head.len() + body.len()) as u64);
+    bytes.push(&head);
+    bytes.push(body);
+    bytes.finish()
+}
+
+/// `θ_0` without a buffer, made from the run's seed and checked against the root on the chain.
+pub fn genesis_of_seed(run: &RunView, spec: &RunSpec, storage: &Storage) -> Result<ModelState, FollowError> {
+    spec.model.validate()?;
+    let mut theta = storage.zeros(spec.model.parameters())?;
+    model::init_into(&spec.model, spec.seed, theta.edit()?)?;
+    let made = theta.root();
     if made != run.theta0 {
         return Err(FollowError::Genesis { made, expected: run.theta0 });
     }
-    Ok(ModelState::genesis(run.id, &run.params, &run.manifest, theta))
+    Ok(ModelState::first(run.id, &run.params, &run.manifest, theta))
 }
 
 /// The checkpoint that opens window 0: the weights whose root is on the chain, an empty buffer and no norms. It needs
@@ -546,4 +588,6 @@ pub enum ContributionError {
     Fetch(#[from] AllMirrorsFailed),
     #[error(transparent)]
     Fault(#[from] Fault),
+    #[error(transparent)]
+    File(#[from] FileError),
 }

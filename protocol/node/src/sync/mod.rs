@@ -11,19 +11,24 @@ pub use follow::{FollowError, Followed, Follower};
 
 use crate::{
     blocking::Blocking,
-    durable::{DiskFullRetry, DiskStatus, FileError, is_full, retry_while_full},
+    durable::{DiskFullRetry, DiskStatus, DurableFile, FileError, is_full, retry_while_full},
     error_chain,
     journal::{Entry, Journal},
     state::{ModelState, StateError},
+    storage::Storage,
 };
 use chain_client::{ChainError, Head};
 use follow::OwnMerge;
 use futures::future::BoxFuture;
 use protocol::{
-    Block, Digest, Window,
+    Block, Digest, RunId, Window,
     view::{Checkpoint, Outcome, WindowView},
 };
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::sync::watch;
 
 /// Between two looks at an outcome that is due, or two tries of a mirror.
@@ -57,9 +62,11 @@ impl SyncDriver {
         journal: &mut Journal,
     ) -> BoxFuture<'_, Result<(SyncDriver, bool), SyncError>> {
         Box::pin(async move {
+            follower.storage.remove_unfinished();
             let (run, values, from) = (follower.run.id, follower.schema().values(), path.clone());
-            let saved = match follower.blocking.run(move || ModelState::load(&from, run, values)).await {
-                Err(StateError::File(error @ FileError::Damaged { .. })) => {
+            let storage = follower.storage.clone();
+            let saved = match follower.blocking.run(move || load(&from, run, values, &storage)).await {
+                Err(error @ (StateError::File(FileError::Damaged { .. }) | StateError::Row { .. })) => {
                     tracing::error!(%error, "fetching the model from a checkpoint");
                     None
                 }
@@ -261,6 +268,23 @@ impl SyncDriver {
 
     pub fn window(&self) -> Window {
         self.state.window
+    }
+}
+
+/// The saved state, or its backup if a row of the newest is lost.
+fn load(
+    path: &Path,
+    run: RunId,
+    values: usize,
+    storage: &Storage,
+) -> Result<Option<ModelState>, StateError> {
+    match ModelState::load(path, run, values, storage) {
+        Err(error @ StateError::Row { .. }) => {
+            tracing::error!(path = %path.display(), %error, "reading the backup");
+            DurableFile::new(path).set_aside()?;
+            ModelState::load(path, run, values, storage)
+        }
+        loaded => loaded,
     }
 }
 

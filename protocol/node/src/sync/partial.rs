@@ -6,6 +6,7 @@
 use crate::{
     durable::{FileError, with_need},
     pieces::PieceSink,
+    storage::{Row, Storage},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -88,19 +89,28 @@ impl Partial {
         self.file.sync_all().await.map_err(failed)
     }
 
-    /// The values of one row, each piece checked once more as it is read; `None` where one has changed since it was
-    /// written.
-    pub async fn row(&self, row: usize, digests: Vec<Digest>) -> Result<Option<Vec<f32>>, FileError> {
+    /// The values of one row, each piece checked once more as it is copied into `storage`; `None` where one has changed
+    /// since it was written.
+    pub async fn row(
+        &self,
+        row: usize,
+        digests: Vec<Digest>,
+        storage: &Storage,
+    ) -> Result<Option<Row>, FileError> {
         let (path, layout) = (self.path.clone(), self.layout);
+        let mut values = storage.zeros(layout.values)?;
         on_a_thread(self.path.clone(), move || {
             let mut file = fs::File::open(&path)?;
-            let (mut values, mut bytes) = (Vec::with_capacity(layout.values), Vec::new());
-            for (index, digest) in digests.iter().enumerate() {
+            let mut bytes = Vec::new();
+            let pieces = values.edit().map_err(io::Error::other)?.chunks_mut(lineage::PIECE_VALUES);
+            for ((index, digest), piece) in digests.iter().enumerate().zip(pieces) {
                 let index = row * layout.pieces_of_row() + index;
                 if !(read_piece(&mut file, layout, index, &mut bytes)? && Digest::of(&bytes) == *digest) {
                     return Ok(None);
                 }
-                values.extend(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+                for (value, bytes) in piece.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                    *value = f32::from_le_bytes(*bytes);
+                }
             }
             Ok(Some(values))
         })
@@ -186,15 +196,18 @@ mod tests {
         }
         partial.sync().await.unwrap();
         let all = digests();
-        assert_eq!(partial.row(0, all[..2].to_vec()).await.unwrap().unwrap(), rows().0);
-        assert_eq!(partial.row(1, all[2..].to_vec()).await.unwrap().unwrap(), rows().1);
+        for storage in [Storage::memory(), Storage::on_disk(directory.path()).mapped_from(0)] {
+            let row = async |row, digests| partial.row(row, digests, &storage).await.unwrap().unwrap();
+            assert_eq!(row(0, all[..2].to_vec()).await, rows().0.into());
+            assert_eq!(row(1, all[2..].to_vec()).await, rows().1.into());
+        }
 
         // A bit that the disk lost is missed, and nothing else.
         let mut bytes = fs::read(&path).unwrap();
         bytes[4 * VALUES + 7] ^= 1;
         fs::write(&path, bytes).unwrap();
         assert_eq!(partial.missing(digests()).await.unwrap(), [2]);
-        assert_eq!(partial.row(1, all[2..].to_vec()).await.unwrap(), None);
+        assert_eq!(partial.row(1, all[2..].to_vec(), &Storage::memory()).await.unwrap(), None);
     }
 
     #[tokio::test]
