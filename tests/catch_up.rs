@@ -8,7 +8,9 @@ use codec::Encode as _;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
 use model::{Recipe, RunSpec, init_flat};
-use node::{Blocking, ChainWitness, Codec, Followed, Follower, ModelState, Storage, WitnessError, checkpoint};
+use node::{
+    Blocking, ChainWitness, Codec, Followed, Follower, ModelState, Storage, WitnessError, checkpoint,
+};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, contribution,
     identity::Signer,

@@ -145,6 +145,8 @@ impl Progress {
             let trained = Trained::decode(&mut source).map_err(ProgressError::Format)?;
             let weights = read_weights(&mut source, trainer.parameters())?;
             trainer.load(&weights).map_err(ProgressError::Weights)?;
+            // The optimiser is read whole, and may be twice as large.
+            drop(weights);
             let reference = match key.base {
                 Base::Model { .. } => None,
                 Base::Own { .. } => Some(read_weights(&mut source, trainer.parameters())?),

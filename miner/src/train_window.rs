@@ -147,6 +147,7 @@ impl Miner {
                 };
                 let Err(why) = rebased else { return Ok((progress, trained, None)) };
                 tracing::warn!(window = window.0, why, "what was trained ahead is dropped");
+                drop(ahead);
                 local.store.restore(&mut local.trainer)?;
                 local.trainer.load(&state.theta)?;
                 return Ok((progress, Trained::default(), None));

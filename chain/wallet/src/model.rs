@@ -205,7 +205,8 @@ fn node_model(directory: &Path, run: RunId) -> anyhow::Result<(RunSpec, ModelSta
         )
     })?;
     let spec = RunSpec::from_bytes(&bytes)?;
-    let state = ModelState::load(&directory.join("model.state"), run, spec.schema()?.values(), &Storage::memory())?;
+    let state =
+        ModelState::load(&directory.join("model.state"), run, spec.schema()?.values(), &Storage::memory())?;
     let state = state.with_context(|| {
         format!("there is no model in {} yet: the node has not joined", directory.display())
     })?;

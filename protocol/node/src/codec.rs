@@ -596,7 +596,8 @@ mod tests {
         let (sent, merged) = (codec(SENT), codec(MERGED));
         let (good, norms) = (body(1), codec(SENT).square_norms(&body(1)).unwrap());
         let refused = |inputs: &[Input<'_>], buffer: &[f32]| {
-            let (buffer, norms, storage) = (buffer.to_vec().into(), RunningNorms::default(), Storage::memory());
+            let (buffer, norms, storage) =
+                (buffer.to_vec().into(), RunningNorms::default(), Storage::memory());
             match self::merge(&sent, &merged, MergeRule::MeanOverHits, inputs, &norms, &buffer, &storage) {
                 Err(MergeFailed::Refused(error)) => error,
                 merged => panic!("{merged:?}"),

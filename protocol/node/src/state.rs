@@ -208,8 +208,7 @@ impl ModelState {
         if let Some(names) = names {
             check_length(usize::try_from(names.values).unwrap_or(usize::MAX), values)?;
             let rows = storage::rows_of(path);
-            let open =
-                |root| Row::open_in(&rows, &root, values)?.ok_or(StateError::Row { root });
+            let open = |root| Row::open_in(&rows, &root, values)?.ok_or(StateError::Row { root });
             state.theta = open(names.theta)?;
             state.buffer = names.buffer.map(open).transpose()?;
         }
@@ -357,7 +356,9 @@ mod tests {
         let [_, mut state] = states(directory.path());
         let rows = || {
             let entries = std::fs::read_dir(directory.path().join("rows")).unwrap();
-            entries.filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|is| is == "row")).count()
+            entries
+                .filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|is| is == "row"))
+                .count()
         };
         let mut before = None;
         for window in 0..4 {
@@ -366,7 +367,16 @@ mod tests {
             // The buffer is the same in all of them.
             assert_eq!(rows(), if window == 0 { 2 } else { 3 });
             if let Some(before) = before.replace(state.clone()) {
-                assert_eq!(ModelState::load(&DurableFile::new(&path).backup_path(), RunId(3), 64, &Storage::memory()).unwrap(), Some(before));
+                assert_eq!(
+                    ModelState::load(
+                        &DurableFile::new(&path).backup_path(),
+                        RunId(3),
+                        64,
+                        &Storage::memory()
+                    )
+                    .unwrap(),
+                    Some(before)
+                );
             }
         }
         // Void windows: one θ is enough for both.

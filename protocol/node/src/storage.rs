@@ -28,8 +28,8 @@ use std::{
 };
 use store::{BufferSink, Sink as _};
 
-/// A row with at least so many values is a file: 256 MiB.
-pub const MAPPED_FROM: usize = 1 << 26;
+/// A row with at least so many values is a file: 128 MiB.
+pub const MAPPED_FROM: usize = 1 << 25;
 /// An object with more bytes is a file.
 const OBJECT_IN_MEMORY: usize = 8 << 20;
 /// Bytes written at a time.
@@ -117,7 +117,9 @@ fn file_name(root: &Digest) -> String {
 
 fn remove_files(directory: &Path, is_old: impl Fn(&str) -> bool) {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    for path in entries.filter(|entry| entry.file_name().to_str().is_some_and(&is_old)).map(|entry| entry.path()) {
+    for path in
+        entries.filter(|entry| entry.file_name().to_str().is_some_and(&is_old)).map(|entry| entry.path())
+    {
         if let Err(error) = fs::remove_file(&path) {
             tracing::warn!(path = %path.display(), %error, "could not remove a row that is not needed any more");
         }
@@ -197,7 +199,8 @@ impl Row {
         // SAFETY: a saved row is never changed, and only removed. The directory belongs to the node.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
         let (map, file) = (Map::ReadOnly(map), Mutex::new(RowFile::Named));
-        let row = MappedRow { map, length: values, directory: rows.to_owned(), file, pieces: OnceLock::new() };
+        let row =
+            MappedRow { map, length: values, directory: rows.to_owned(), file, pieces: OnceLock::new() };
         let is_whole = lineage::root_of_pieces(row.piece_digests()) == *root;
         Ok(is_whole.then(|| Row(Kept::Mapped(Arc::new(row)))))
     }
@@ -307,7 +310,9 @@ impl MappedRow {
     /// If the row was saved.
     fn values_mut(&mut self) -> &mut [f32] {
         self.pieces = OnceLock::new();
-        let Map::Writable(map) = &mut self.map else { unreachable!("an opened row is named, so it is copied") };
+        let Map::Writable(map) = &mut self.map else {
+            unreachable!("an opened row is named, so it is copied")
+        };
         // SAFETY: as in `values`; `self` is borrowed for writing, so there is no other reference.
         unsafe { slice::from_raw_parts_mut(map.as_mut_ptr().cast(), self.length) }
     }
@@ -502,7 +507,9 @@ mod tests {
     fn only_a_large_row_in_a_directory_is_a_file() {
         let home = Home::new();
         let storage = Storage::on_disk(home.directory.path());
-        assert!(!storage.zeros(1000).unwrap().is_mapped() && !Storage::memory().zeros(1000).unwrap().is_mapped());
+        assert!(
+            !storage.zeros(1000).unwrap().is_mapped() && !Storage::memory().zeros(1000).unwrap().is_mapped()
+        );
         let storage = storage.mapped_from(1000);
         assert!(!storage.zeros(999).unwrap().is_mapped());
         let row = storage.zeros(1000).unwrap();

@@ -466,10 +466,11 @@ async fn report(options: &Options, home: &Path) -> anyhow::Result<Report> {
     let mut meter = Meter::start(home)?;
 
     meter.begin()?;
-    let mut theta = Storage::on_disk(&validator)
-        .mapped_from(options.mapped_from)
-        .zeros(spec.model.parameters())?;
-    tokio::task::block_in_place(|| model::init_into(&spec.model, spec.seed, theta.edit()?).map_err(anyhow::Error::from))?;
+    let mut theta =
+        Storage::on_disk(&validator).mapped_from(options.mapped_from).zeros(spec.model.parameters())?;
+    tokio::task::block_in_place(|| {
+        model::init_into(&spec.model, spec.seed, theta.edit()?).map_err(anyhow::Error::from)
+    })?;
     let world = World::new(options, spec, theta.root(), server)?;
     meter.end("first weights");
     drop(theta);

@@ -293,7 +293,8 @@ impl Auditor {
         let follower = &self.follower;
         let run = follower.run.id;
         if let Some(path) = &self.model_at
-            && let Ok(Some(state)) = ModelState::load(path, run, follower.schema().values(), &follower.storage)
+            && let Ok(Some(state)) =
+                ModelState::load(path, run, follower.schema().values(), &follower.storage)
             && state.window <= window
             && self.view(state.window).await?.is_some_and(|view| view.lineage == state.lineage)
         {
@@ -325,7 +326,9 @@ impl Auditor {
             {
                 let checkpoint = Checkpoint { window: at, state_root, lineage: view.lineage };
                 let (fetch, schema) = (&*follower.fetch, follower.schema());
-                match checkpoint::fetch(&follower.storage, fetch, &mirrors, run, &checkpoint, schema, true).await {
+                match checkpoint::fetch(&follower.storage, fetch, &mirrors, run, &checkpoint, schema, true)
+                    .await
+                {
                     Ok(state) => return Ok(Some(state)),
                     Err(error) => {
                         tracing::debug!(window = at.0, error = %error_chain(&error), "trying an older checkpoint");

@@ -331,9 +331,7 @@ impl Follower {
             false => None,
         };
         let follower = self.clone();
-        self.blocking
-            .with(state, move |state| follower.apply(state, &vote.update, &arrived, buffer))
-            .await
+        self.blocking.with(state, move |state| follower.apply(state, &vote.update, &arrived, buffer)).await
     }
 
     /// Applies a fetched update to the state.

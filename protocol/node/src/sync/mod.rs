@@ -272,12 +272,7 @@ impl SyncDriver {
 }
 
 /// The saved state, or its backup if a row of the newest is lost.
-fn load(
-    path: &Path,
-    run: RunId,
-    values: usize,
-    storage: &Storage,
-) -> Result<Option<ModelState>, StateError> {
+fn load(path: &Path, run: RunId, values: usize, storage: &Storage) -> Result<Option<ModelState>, StateError> {
     match ModelState::load(path, run, values, storage) {
         Err(error @ StateError::Row { .. }) => {
             tracing::error!(path = %path.display(), %error, "reading the backup");
