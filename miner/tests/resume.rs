@@ -239,7 +239,7 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
         say("following");
         let body = &bytes[PREFIX_BYTES..bytes.len() - SIGNATURE_BYTES];
         let update = Update::check(&codec, body, false)?;
-        state.merged(1.0, &Digest::of(&bytes), Vec::new(), &update, None);
+        state.merged(1.0, &Digest::of(&bytes), Vec::new(), &update, None)?;
         state.save(&model)?;
     }
     Ok(())

@@ -65,7 +65,7 @@ struct Options {
     /// Windows, of which the last ends with a checkpoint.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=20))]
     windows: u32,
-    /// Rows with at least so many values are files [default: as nodes do].
+    /// Rows with at least so many values are files.
     #[arg(long, value_name = "N", default_value_t = MAPPED_FROM)]
     mapped_from: usize,
     /// An empty directory on a disk with 24 bytes for each parameter; by default a temporary one.
@@ -288,7 +288,7 @@ fn params(windows: u32) -> RunParams {
 }
 
 fn key(index: u16) -> SigningKey {
-    SigningKey::from_bytes(Digest::of(&index.to_le_bytes()).as_ref())
+    SigningKey::from_bytes(&Digest::of(&index.to_le_bytes()).0)
 }
 
 fn hotkey(key: &SigningKey) -> Hotkey {
@@ -387,7 +387,7 @@ impl World {
     /// Every miner makes, uploads and commits a contribution. Returns the bytes of one.
     async fn contribute(&self, state: &ModelState, miners: &[SeatView], at: &Path) -> anyhow::Result<u64> {
         let store = self.server.store(BUCKETS[1])?;
-        let mut bytes = 0;
+        let (mut bytes, mut calls) = (0, Vec::new());
         for (index, miner) in (1..).zip(miners) {
             let header = Header {
                 codec: CODEC,
@@ -406,8 +406,10 @@ impl World {
                 tokio::task::block_in_place(|| random_contribution(&self.sent, &header, &signer, &path))?;
             bytes = store.put_file(&keys::contribution(RUN, state.window, &digest), &path).await?;
             fs::remove_file(&path)?;
-            self.send(index, pallet_windows::Call::commit { run: RUN, window: state.window, digest })?;
+            let call = pallet_windows::Call::commit { run: RUN, window: state.window, digest };
+            calls.push((AccountId::from(miner.hotkey.0), call.into()));
         }
+        accepted(self.chain.lock().block(calls))?;
         Ok(bytes)
     }
 }
