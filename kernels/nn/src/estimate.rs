@@ -91,7 +91,8 @@ impl MemoryEstimate {
             }
             (EngineKind::Fused, DeviceName::Cpu) => {
                 let grad_stack = W.max(2 * F) * D;
-                (4 * L * (3 * D + W + H + 2 * F + 2), 4 * (4 * D + F + W + 1), 4 * (logits + grad_stack))
+                let others = 4 * (logits + grad_stack + V * D + D);
+                (4 * L * (3 * D + W + H + 2 * F + 2), 4 * (4 * D + F + W + 1), others)
             }
             (EngineKind::Fused, _) => {
                 // A layer's input; gates and ups; rows, mixed, log-sums, the stream between the halves, roots.
@@ -115,6 +116,18 @@ impl MemoryEstimate {
             activations: N * kept,
             work: N * work + others,
             temporary: if on_gpu { temporary(config, tokens, width as usize) } else { 0 },
+        }
+    }
+
+    /// One of `ranks` that train together by ZeRO-1: the gradient of a micro-batch is whole; the sum over micro-batches
+    /// and the moments are divided.
+    #[must_use]
+    pub fn of_rank(self, ranks: usize) -> MemoryEstimate {
+        let ranks = ranks.max(1) as u64;
+        MemoryEstimate {
+            gradients: self.gradients + self.gradients / ranks,
+            optimiser: self.optimiser / ranks,
+            ..self
         }
     }
 
@@ -311,8 +324,8 @@ mod tests {
         assert_eq!(check(of(4)).unwrap_err().advice, Advice::MicroBatch(4));
         assert_eq!(
             error.to_string(),
-            "training takes about 376.9 MiB (weights 20.9 MiB, gradients 20.9 MiB, optimiser 41.8 MiB, activations \
-             252.9 MiB, work space 40.4 MiB), but only 376.9 MiB are free: set micro_batch to 15 or less"
+            "training takes about 380.9 MiB (weights 20.9 MiB, gradients 20.9 MiB, optimiser 41.8 MiB, activations \
+             252.9 MiB, work space 44.4 MiB), but only 380.9 MiB are free: set micro_batch to 15 or less"
         );
         let error = check(1 << 20).unwrap_err();
         assert_eq!(error.advice, Advice::NotEvenOne(of(1)));
