@@ -339,7 +339,7 @@ fn a_seat_of_two_ranks_is_paid_and_outlives_a_killed_rank() {
         for attempt in 0.. {
             assert!(attempt < 10, "no kill fell into a window's training{}", net.last_lines());
             let (_, offset) = journal(net, name, 0);
-            kill_ranks(net.directory());
+            kill_ranks();
             let open = net.observer.run.params.schedule.window_at(net.chain.heads().borrow().block);
             let open = open.expect("the run has started");
             net.until("the window is over", |seen| open.0 <= last_finalised(seen)).await;
@@ -356,7 +356,7 @@ fn a_seat_of_two_ranks_is_paid_and_outlives_a_killed_rank() {
 }
 
 /// Kills all processes that are a rank of a miner of this test.
-fn kill_ranks(_: &Path) {
+fn kill_ranks() {
     let processes = std::fs::read_dir("/proc").expect("Linux").filter_map(|entry| {
         let id: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
         let words = std::fs::read(format!("/proc/{id}/cmdline")).ok()?;

@@ -103,7 +103,6 @@ pub fn start(start: Start, strategy: MakeStrategy) -> LocalBoxFuture<'static, an
     })
 }
 
-#[allow(clippy::too_many_arguments, reason = "each is used once, below")]
 async fn mine(
     settings: Settings,
     start: Start,

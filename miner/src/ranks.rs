@@ -16,7 +16,7 @@ use anyhow::{Context as _, bail};
 use launcher::{Launched, RANKS_MAX};
 use model::{ModelConfig, Recipe};
 use nn::{
-    Device, DeviceError, DeviceName, ModelError, Trainer,
+    Device, DeviceError, DeviceName, MemoryEstimate, ModelError, Trainer,
     collective::Collective,
     engine::{self, Connect, DataParallel},
 };
@@ -140,14 +140,9 @@ fn secret(train: &TrainFile) -> anyhow::Result<[u8; 32]> {
 
 /// Digest of what the ranks of a seat have to agree on before they meet. Model and recipe they get from rank 0.
 fn settings_digest(settings: &Settings, device: Device) -> String {
-    let TrainFile { ranks: _, rank_address: _, rank_secret_file: _, ref command, .. } = settings.train;
-    let train = TrainFile {
-        ranks: None,
-        rank_address: None,
-        rank_secret_file: None,
-        command: command.clone(),
-        ..settings.train.clone()
-    };
+    // Each machine may write these differently.
+    let train =
+        TrainFile { ranks: None, rank_address: None, rank_secret_file: None, ..settings.train.clone() };
     // Ranks have different GPUs.
     let name = match device.name {
         DeviceName::Cuda(_) => DeviceName::Cuda(0),
@@ -231,7 +226,7 @@ impl Leader {
     /// A trainer whose steps all ranks compute.
     ///
     /// # Errors
-    /// As [`DataParallel::open`], or if the device has no part for several ranks.
+    /// As [`DataParallel::open`], if the device has no part for several ranks, or if free memory is below the estimate.
     pub fn trainer(
         self,
         config: &ModelConfig,
@@ -241,6 +236,15 @@ impl Leader {
         group: Arc<CommandGroup>,
     ) -> Result<Trainer, ModelError> {
         let own = device_of(device, self.local_rank);
+        config.validate()?;
+        recipe.validate()?;
+        // Processes share a machine's memory, and have a GPU each.
+        let sharing = match (&self.reach, own.name) {
+            (Reach::Children, DeviceName::Cpu) => self.ranks as u64,
+            _ => 1,
+        };
+        let free = own.free_memory().map(|free| free / sharing);
+        MemoryEstimate::check_rank(config, recipe, own, self.ranks, free)?;
         let (ranks, deadlines, identity) = (self.ranks, self.deadlines, self.identity);
         let connect: Connect = match self.reach {
             Reach::Children => {

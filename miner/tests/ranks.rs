@@ -109,8 +109,8 @@ impl Scene {
         Ok((trained, weights.into_iter().map(f32::to_bits).collect(), state(trainer)))
     }
 
-    /// After two steps of the window, `harm` happens to a rank. The window is given up for what `says`, and the next one is
-    /// that of a trainer that nothing happened to.
+    /// After two steps of the window, `harm` happens to a rank. The window is given up for what `says`, and the next one
+    /// is that of a trainer that nothing happened to.
     #[track_caller]
     fn check_harm(&self, trainer: &mut Trainer, harm: &mut dyn FnMut(), says: &str) {
         struct Harms<'a>(&'a mut dyn FnMut());

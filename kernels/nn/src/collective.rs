@@ -45,6 +45,10 @@ pub enum CollectiveError {
     Failed { rank: usize, why: String },
     #[error("rank {rank} sent {got} bytes while {doing}, where {expected} were expected")]
     Length { rank: usize, doing: &'static str, expected: usize, got: usize },
+    #[error(
+        "an announcement of {bytes} bytes is too long, and {ANNOUNCEMENT_BYTES_MAX} are allowed: train fewer sequences per step (batch_sequences)"
+    )]
+    TooLong { bytes: usize },
     #[error("no thread for the exchange: {why}")]
     NoThread { why: String },
     #[error("the ranks are no longer connected")]
@@ -61,7 +65,7 @@ pub trait Collective: Send {
     /// Gives all ranks the `message` of rank 0, of at most [`ANNOUNCEMENT_BYTES_MAX`].
     ///
     /// # Errors
-    /// As all calls: if a rank is lost, gives up, or is too slow.
+    /// As all calls: if a rank is lost, gives up, or is too slow. If the message is too long.
     fn announce(&mut self, message: &mut Vec<u8>) -> Result<(), CollectiveError>;
 
     /// Sends `values` to another rank, which [receives](Self::receive) as many.
@@ -323,6 +327,10 @@ impl Collective for Mesh {
     fn announce(&mut self, message: &mut Vec<u8>) -> Result<(), CollectiveError> {
         let aborted = AtomicBool::new(false);
         if self.rank == 0 {
+            let bytes = message.len();
+            if ANNOUNCEMENT_BYTES_MAX < bytes {
+                return Err(CollectiveError::TooLong { bytes });
+            }
             let call = self.call("announcing", &aborted);
             let frame = |bytes: &[u8]| [&[DATA], bytes].concat();
             let length = frame(&(message.len() as u64).to_le_bytes());

@@ -302,8 +302,8 @@ fn link(handshake: Handshake, process: Option<Process>) -> Result<Box<dyn Link>,
     Ok(Box::new(link.map_err(|source| RankError::Broken { peer, source })?))
 }
 
-/// Another rank meets rank 0 at `leader`, a name and a port, and then the others. Tries to connect for `reach`, and waits
-/// for the other ranks for `within`.
+/// Another rank meets rank 0 at `leader`, a name and a port, and then the others. Tries to connect for `reach`, and
+/// waits for the other ranks for `within`.
 ///
 /// # Errors
 /// If rank 0 is not there or refuses this rank, or another rank does not come.

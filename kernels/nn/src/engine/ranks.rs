@@ -2,8 +2,8 @@
 //!
 //! A step deals its micro-batches to the ranks in turns. After each turn every rank adds, for the slice of the flat
 //! parameter vector that it owns, the gradients of all ranks in the order of the micro-batches. It has the moments of
-//! that slice alone, steps it, and gives its weights to all others: ZeRO-1 (Rajbhandari et al., 2020). All sums are those
-//! of one engine, in the same order, so any number of ranks gives the bits of one.
+//! that slice alone, steps it, and gives its weights to all others: ZeRO-1 (Rajbhandari et al., 2020). All sums are
+//! those of one engine, in the same order, so any number of ranks gives the bits of one.
 //!
 //! Rank 0 is [`DataParallel`], an engine as any other; the other ranks [`serve`] it. A failed exchange ends the
 //! connection, and the moments of the other ranks are lost: a step fails until weights and moments are loaded again.
@@ -517,8 +517,7 @@ impl DataParallel {
     /// `flat` of this configuration.
     ///
     /// # Errors
-    /// If configuration or recipe are invalid, `flat` has another length, a batch is too long to announce, or the ranks
-    /// do not connect.
+    /// If configuration or recipe are invalid, `flat` has another length, or the ranks do not connect.
     pub fn open(
         config: &ModelConfig,
         recipe: &Recipe,
