@@ -140,7 +140,7 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
         return miner::cli::start(start, Box::new(strategy)).await;
     }
     if let Some(strategy) = adversaries::validator(&name, &setup) {
-        let miner::cli::Start { flags, metrics, windows, with_parent } = start;
+        let miner::cli::Start { flags, metrics, windows, ranks: _, with_parent } = start;
         let serve = validator::cli::Serve { flags, metrics, windows, with_parent };
         let changed = |mut context: node::NodeContext| {
             if !strategy.computes() {

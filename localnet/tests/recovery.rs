@@ -310,3 +310,61 @@ fn a_published_model_starts_another_run() {
         next.down().await;
     });
 }
+
+/// A seat of two processes, one of which is killed inside a window.
+#[test]
+fn a_seat_of_two_ranks_is_paid_and_outlives_a_killed_rank() {
+    NETWORK.run(async |net| {
+        let (name, uid) = ("miner-0", net.uid("miner-0"));
+        set_training(&net.directory().join(name), "micro_batch_sequences = 1\nranks = 2");
+        net.network.kill(name).await.expect("the miner ran");
+        let (_, offset) = journal(net, name, 0);
+        net.start(name);
+        let all_earned = |seen: &Observer| seen.seats_of(Role::Miner).map(|seat| seat.earned).sum::<u128>();
+        let earned = all_earned(&net.observer);
+        net.until("it is paid", |seen| earned < all_earned(seen)).await;
+        let trained = |net: &Net, from: u64| {
+            let entries = journal(net, name, from).0.into_iter();
+            entries.filter(|entry| matches!(entry, Entry::Trained { .. })).count()
+        };
+        assert!(0 < trained(net, offset));
+
+        // Until a kill falls into a step: the window is missed, and the next one is trained.
+        let inside = |net: &Net, from: u64| {
+            journal(net, name, from).0.into_iter().find_map(|entry| match entry {
+                Entry::Missed { reason, .. } if reason.contains("rank 1") => Some(reason),
+                _ => None,
+            })
+        };
+        for attempt in 0.. {
+            assert!(attempt < 10, "no kill fell into a window's training{}", net.last_lines());
+            let (_, offset) = journal(net, name, 0);
+            kill_ranks();
+            let open = net.observer.run.params.schedule.window_at(net.chain.heads().borrow().block);
+            let open = open.expect("the run has started");
+            net.until("the window is over", |seen| open.0 <= last_finalised(seen)).await;
+            let Some(reason) = inside(net, offset) else { continue };
+            println!("missed: {reason}");
+            assert!(reason.contains("the next window starts the ranks afresh"), "{reason}");
+            break;
+        }
+        let (_, offset) = journal(net, name, 0);
+        let earned = all_earned(&net.observer);
+        net.until("it is paid again", |seen| earned < all_earned(seen)).await;
+        assert!(0 < trained(net, offset), "seat {} trains on{}", uid.0, net.last_lines());
+    });
+}
+
+/// Kills all processes that are a rank of a miner of this test.
+fn kill_ranks() {
+    let processes = std::fs::read_dir("/proc").expect("Linux").filter_map(|entry| {
+        let id: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        let words = std::fs::read(format!("/proc/{id}/cmdline")).ok()?;
+        let words: Vec<&[u8]> = words.split(|byte| *byte == 0).filter(|word| !word.is_empty()).collect();
+        (words.first() == Some(&support::PROGRAM.as_bytes()) && words.last() == Some(&&b"worker"[..]))
+            .then_some(id)
+    });
+    for id in processes {
+        let _ = std::process::Command::new("kill").args(["-9", &id.to_string()]).status();
+    }
+}

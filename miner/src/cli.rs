@@ -3,6 +3,7 @@
 use crate::{
     command::{CommandEngine, CommandGroup, CommandOptions},
     progress::SnapshotInterval,
+    ranks::{self, Leader, Place},
     run::{Miner, MinerOptions},
     shutdown::ShutdownHandle,
     strategy::{DefaultStrategy, Strategy},
@@ -33,6 +34,9 @@ pub struct Cli {
 enum Command {
     /// Mine window after window, until Ctrl-C.
     Start(Box<Start>),
+    /// One of the ranks of `start --ranks`, which starts it.
+    #[command(hide = true)]
+    Worker,
     /// A command that moved to `mettle`.
     #[command(external_subcommand)]
     Moved(Vec<OsString>),
@@ -47,6 +51,9 @@ pub struct Start {
     /// Stop after this many windows.
     #[arg(long, value_name = "N")]
     pub windows: Option<u32>,
+    /// Train in N processes on this machine, a GPU each. Ranks of a cluster's launcher are found without it.
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
     /// Stop when standard input closes.
     #[arg(long, hide = true)]
     pub with_parent: bool,
@@ -64,6 +71,7 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
+        Command::Worker => ranks::child().await,
         Command::Moved(arguments) => moved::forward(Role::Miner, &arguments),
         Command::Start(start) => self::start(*start, Box::new(|_| Box::new(DefaultStrategy))).await,
     }
@@ -79,9 +87,16 @@ pub fn start(start: Start, strategy: MakeStrategy) -> LocalBoxFuture<'static, an
             program::exit_with_parent();
         }
         let settings = Settings::read(&start.flags)?;
+        let device: Device = settings.reading.device.clone().try_into().context("device")?;
+        let place = ranks::place(&settings.train, start.ranks, |name| std::env::var(name).ok())?;
+        if let Place::Launched { launched, leader } = &place
+            && launched.rank != 0
+        {
+            return ranks::member(&settings, launched, leader, device).await;
+        }
         let shutdown = Arc::new(ShutdownHandle::default());
         let group = Arc::new(CommandGroup::default());
-        let work = mine(settings, start, strategy, shutdown.clone(), group.clone());
+        let work = mine(settings, start, place, device, strategy, shutdown.clone(), group.clone());
         let done = shutdown.run_until_stopped(Box::pin(work)).await;
         group.close();
         done
@@ -91,11 +106,20 @@ pub fn start(start: Start, strategy: MakeStrategy) -> LocalBoxFuture<'static, an
 async fn mine(
     settings: Settings,
     start: Start,
+    place: Place,
+    device: Device,
     strategy: MakeStrategy,
     shutdown: Arc<ShutdownHandle>,
     group: Arc<CommandGroup>,
 ) -> anyhow::Result<()> {
     let command = command_options(&settings.train)?;
+    if command.is_some() && place != Place::Alone {
+        anyhow::bail!(
+            "`engine = \"command\"` and several ranks exclude each other: set `ranks = 1` under [train], and let the command start its own"
+        );
+    }
+    // Ranks of a launcher connect from now on.
+    let leader = Leader::new(&place, &settings, device)?;
     // First, so that monitoring sees a node that is starting.
     let mut metrics = match start.metrics.metrics {
         Some(address) => Some(Metrics::serve(address, Role::Miner).await?),
@@ -112,7 +136,6 @@ async fn mine(
     recipe.optimiser = settings.train.optimiser.unwrap_or(recipe.optimiser);
     recipe.micro_batch =
         settings.train.micro_batch_sequences.unwrap_or(recipe.micro_batch).clamp(1, recipe.batch);
-    let device: Device = settings.reading.device.clone().try_into().context("device")?;
     let path = settings.reading.directory.join("model.state");
     let (mut sync, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;
     let loss_max = settings.train.loss_max.unwrap_or_else(|| loss_max(opened.spec.model.vocab));
@@ -126,9 +149,10 @@ async fn mine(
     let blocking = sync.follower.blocking;
     let handle = shutdown.clone();
     let trainer = blocking.with(&mut sync.state, move |state| {
-        let mut trainer = match command {
-            Some(options) => by_command(&model, &recipe, &state.theta, options, group, handle)?,
-            None => engines::trainer(device, &model, &recipe, &state.theta)?,
+        let mut trainer = match (command, leader) {
+            (Some(options), _) => by_command(&model, &recipe, &state.theta, options, group, handle)?,
+            (None, Some(leader)) => leader.trainer(&model, &recipe, &state.theta, device, group)?,
+            (None, None) => engines::trainer(device, &model, &recipe, &state.theta)?,
         };
         trainer.refuse_loss_above(loss_max);
         Ok::<_, ModelError>(trainer)

@@ -8,6 +8,7 @@
 mod frame;
 mod process;
 
+pub(crate) use process::Process;
 pub use process::{CommandGroup, SOCKET};
 
 use crate::shutdown::ShutdownHandle;

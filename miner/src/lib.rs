@@ -9,6 +9,7 @@ pub mod contribution_store;
 pub mod error;
 pub mod local;
 pub mod progress;
+pub mod ranks;
 pub mod run;
 pub mod shutdown;
 pub mod strategy;

@@ -1,8 +1,14 @@
 //! The miner's own state, which moves to a thread for every computation on the whole model.
 
-use crate::contribution_store::{ContributionStore, ContributionStoreError, Snapshot, SnapshotError};
+use crate::{
+    contribution_store::{ContributionStore, ContributionStoreError, Snapshot, SnapshotError},
+    ranks::is_of_ranks,
+};
 use nn::Trainer;
-use node::durable::{Recovered, is_full};
+use node::{
+    durable::{Recovered, is_full},
+    error_chain,
+};
 use protocol::Window;
 
 /// Trainer, residual and files of one seat.
@@ -32,12 +38,22 @@ impl LocalState {
     }
 
     /// Runs `change` on the snapshot. If the disk is full, reads the snapshot again, as `change` may have left it half
-    /// changed.
+    /// changed. If a rank failed that had a part of the optimiser, goes on with the snapshot's optimiser.
     pub fn change<T>(
         &mut self,
-        change: impl FnOnce(&mut LocalState) -> Result<T, ContributionStoreError>,
+        change: impl Fn(&mut LocalState) -> Result<T, ContributionStoreError>,
     ) -> Result<T, ContributionStoreError> {
-        let done = change(self);
+        let mut done = change(self);
+        if let Err(error) = &done
+            && is_of_ranks(error)
+        {
+            let error = error_chain(error);
+            tracing::warn!(error, "going on with the optimiser of the last snapshot");
+            self.snapshot.residual = Vec::new();
+            self.snapshot = self.store.reload()?;
+            self.store.restore(&mut self.trainer)?;
+            done = change(self);
+        }
         if done.as_ref().is_err_and(|error| is_full(error)) {
             // Freed first: the residual is as large as the model.
             self.snapshot.residual = Vec::new();

@@ -71,6 +71,9 @@ pub enum Cause {
     /// The program of `engine = "command"` failed. It has no state to run the step again from.
     #[error("the program under [train.command] failed; the next window starts it afresh")]
     Command,
+    /// A process of `ranks` failed, and with it a part of the optimiser.
+    #[error("a rank under [train] failed; the next window starts the ranks afresh")]
+    Ranks,
 }
 
 /// Observes the steps.
@@ -163,6 +166,7 @@ pub fn step<S: AsRef<[u32]>>(
     let first = match trainer.step(sequences) {
         Ok(step) => return Ok(step),
         Err(first @ ModelError::Command { .. }) => return Err((Cause::Command, first)),
+        Err(first @ ModelError::Ranks { .. }) => return Err((Cause::Ranks, first)),
         Err(first) => first,
     };
     let again = trainer.step(sequences);

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | fused, CPU | [`cpu`] | kernels over slices, without autograd; the default |
 //! | fused, GPU | `gpu` | the same over buffers of a GPU, in CubeCL (features `vulkan`, `cuda`) |
+//! | data parallel | `ranks` | one of these per rank, each with a part of the micro-batches and of the optimiser |
 //! | Burn | crate `mettle-nn-burn` | tensor operations and autograd: the oracle of the tests, and the default on CUDA |
 //!
 //! Engines may differ in the last bits. [`conformance`](crate::conformance) is the suite that all must pass.
@@ -11,6 +12,7 @@
 pub mod cpu;
 #[cfg(feature = "gpu")]
 mod gpu;
+mod ranks;
 mod stacks;
 
 use crate::{Device, DeviceName, EngineKind, MemoryEstimate, ModelError, StepParams, device::DeviceError};
@@ -18,6 +20,7 @@ use model::{ModelConfig, Optimiser, Recipe};
 use std::borrow::Cow;
 
 pub use crate::batch::Batch;
+pub use ranks::{Connect, DataParallel, serve};
 
 /// Values on their way from a device, block by block. A block may be of any length.
 pub type Blocks<'a> = Box<dyn Iterator<Item = Result<Cow<'a, [f32]>, ModelError>> + 'a>;
@@ -77,6 +80,32 @@ pub trait Engine: Send + Sync {
     /// If the device fails, or the engine was opened for evaluation.
     fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError>;
 
+    /// Computes the gradient of `Σ losses / rows` of one micro-batch from zero, instead of the one that
+    /// [`gradients`](Self::gradients) left. An engine that was opened for evaluation does it too: where several ranks
+    /// train as one, [`DataParallel`] has the optimiser.
+    ///
+    /// # Errors
+    /// If the device fails, or this engine trains alone only.
+    fn micro_batch(&mut self, _sequences: &[&[u32]], _rows: usize) -> Result<MicroBatch<'_>, ModelError> {
+        Err(ModelError::NoRanks)
+    }
+
+    /// Calls `change` with the weights as one vector in schema order, and puts what it changed on the device.
+    ///
+    /// # Errors
+    /// If the device or `change` fails. The weights may be partly changed then.
+    fn update(
+        &mut self,
+        change: &mut dyn FnMut(&mut [f32]) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        let mut flat = Vec::new();
+        for block in self.weights() {
+            flat.extend_from_slice(&block?);
+        }
+        change(&mut flat)?;
+        self.load(&flat)
+    }
+
     /// The device's memory, where the engine can tell.
     fn device_memory(&self) -> Option<DeviceMemory> {
         None
@@ -90,6 +119,15 @@ pub struct Gradients {
     pub loss: f64,
     /// Euclidean length of the whole gradient.
     pub norm: f64,
+}
+
+/// One micro-batch, forward and backward.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MicroBatch<'a> {
+    /// Of each token, in nats.
+    pub losses: Vec<f64>,
+    /// Of the flat parameter vector.
+    pub gradient: Cow<'a, [f32]>,
 }
 
 /// Bytes of a device's memory.

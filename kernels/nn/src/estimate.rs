@@ -91,7 +91,8 @@ impl MemoryEstimate {
             }
             (EngineKind::Fused, DeviceName::Cpu) => {
                 let grad_stack = W.max(2 * F) * D;
-                (4 * L * (3 * D + W + H + 2 * F + 2), 4 * (4 * D + F + W + 1), 4 * (logits + grad_stack))
+                let others = 4 * (logits + grad_stack + V * D + D);
+                (4 * L * (3 * D + W + H + 2 * F + 2), 4 * (4 * D + F + W + 1), others)
             }
             (EngineKind::Fused, _) => {
                 // A layer's input; gates and ups; rows, mixed, log-sums, the stream between the halves, roots.
@@ -118,6 +119,18 @@ impl MemoryEstimate {
         }
     }
 
+    /// One of `ranks` that train together by ZeRO-1: the gradient of a micro-batch is whole; the sum over micro-batches
+    /// and the moments are divided.
+    #[must_use]
+    pub fn of_rank(self, ranks: usize) -> MemoryEstimate {
+        let ranks = ranks.max(1) as u64;
+        MemoryEstimate {
+            gradients: self.gradients + self.gradients / ranks,
+            optimiser: self.optimiser / ranks,
+            ..self
+        }
+    }
+
     /// Bytes of all purposes.
     pub fn total(&self) -> u64 {
         let MemoryEstimate { weights, gradients, optimiser, activations, work, temporary } = *self;
@@ -135,13 +148,37 @@ impl MemoryEstimate {
         device: Device,
         available: Option<u64>,
     ) -> Result<(), MemoryError> {
-        let estimate = MemoryEstimate::new(config, recipe, device);
+        MemoryEstimate::check_as(config, recipe, device, available, &|estimate| estimate)
+    }
+
+    /// The same for one of `ranks` that train together.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn check_rank(
+        config: &ModelConfig,
+        recipe: &Recipe,
+        device: Device,
+        ranks: usize,
+        available: Option<u64>,
+    ) -> Result<(), MemoryError> {
+        MemoryEstimate::check_as(config, recipe, device, available, &|estimate| estimate.of_rank(ranks))
+    }
+
+    fn check_as(
+        config: &ModelConfig,
+        recipe: &Recipe,
+        device: Device,
+        available: Option<u64>,
+        of: &dyn Fn(MemoryEstimate) -> MemoryEstimate,
+    ) -> Result<(), MemoryError> {
+        let estimate = of(MemoryEstimate::new(config, recipe, device));
         let Some(free) = available.filter(|_| device.engine() != EngineKind::Burn) else { return Ok(()) };
         if estimate.total() <= free {
             return Ok(());
         }
         let fewer = recipe.micro_batch.min(recipe.batch).saturating_sub(1);
-        let advice = advice(config, recipe, device, fewer, free);
+        let advice = advice(config, recipe, device, fewer, free, of);
         Err(MemoryError { estimate, available, advice })
     }
 
@@ -151,15 +188,26 @@ impl MemoryEstimate {
         // The estimate did not fit. How much less does is unknown: try half of the activations.
         let less = estimate.total() - estimate.activations / 2;
         let fewer = recipe.micro_batch.min(recipe.batch) / 2;
-        MemoryError { estimate, available: None, advice: advice(config, recipe, device, fewer, less) }
+        MemoryError {
+            estimate,
+            available: None,
+            advice: advice(config, recipe, device, fewer, less, &|estimate| estimate),
+        }
     }
 }
 
 /// The setting that makes training fit into `available` bytes: at most `most` sequences at once, or more
 /// checkpointing.
-fn advice(config: &ModelConfig, recipe: &Recipe, device: Device, most: usize, available: u64) -> Advice {
+fn advice(
+    config: &ModelConfig,
+    recipe: &Recipe,
+    device: Device,
+    most: usize,
+    available: u64,
+    of: &dyn Fn(MemoryEstimate) -> MemoryEstimate,
+) -> Advice {
     let takes = |device, micro_batch| {
-        MemoryEstimate::new(config, &Recipe { micro_batch, ..recipe.clone() }, device).total()
+        of(MemoryEstimate::new(config, &Recipe { micro_batch, ..recipe.clone() }, device)).total()
     };
     // Memory grows with the sequences: bisect.
     let most_that_fit = |device, most: usize| {
@@ -311,9 +359,16 @@ mod tests {
         assert_eq!(check(of(4)).unwrap_err().advice, Advice::MicroBatch(4));
         assert_eq!(
             error.to_string(),
-            "training takes about 376.9 MiB (weights 20.9 MiB, gradients 20.9 MiB, optimiser 41.8 MiB, activations \
-             252.9 MiB, work space 40.4 MiB), but only 376.9 MiB are free: set micro_batch to 15 or less"
+            "training takes about 380.9 MiB (weights 20.9 MiB, gradients 20.9 MiB, optimiser 41.8 MiB, activations \
+             252.9 MiB, work space 44.4 MiB), but only 380.9 MiB are free: set micro_batch to 15 or less"
         );
+        let of_rank =
+            |sequences| MemoryEstimate::new(&config, &recipe(sequences), Device::CPU).of_rank(4).total();
+        assert!(of_rank(16) < of(16));
+        let check_rank = |free| MemoryEstimate::check_rank(&config, &recipe(16), Device::CPU, 4, Some(free));
+        assert_eq!(check_rank(of_rank(16)), Ok(()));
+        assert_eq!(check_rank(of_rank(16) - 1).unwrap_err().advice, Advice::MicroBatch(15));
+
         let error = check(1 << 20).unwrap_err();
         assert_eq!(error.advice, Advice::NotEvenOne(of(1)));
         assert!(error.to_string().ends_with("with more memory, or shorter sequences (seq_len)"), "{error}");

@@ -13,6 +13,7 @@
 )]
 
 mod batch;
+pub mod collective;
 pub mod conformance;
 mod device;
 mod driver;
@@ -72,6 +73,12 @@ pub enum ModelError {
     NotForTraining,
     #[error("the training command failed: {why}")]
     Command { why: String },
+    #[error(
+        "this engine trains in one process only: set ranks = 1 under [train], or use device cpu, or engine = \"burn\" for the device"
+    )]
+    NoRanks,
+    #[error("the ranks that train together failed: {why}")]
+    Ranks { why: String },
     #[error("training has diverged: loss {loss}, gradient norm {gradient_norm}; the step was not taken")]
     NotFinite { loss: f64, gradient_norm: f64 },
     #[error("training has diverged: loss {loss} is above the bound of {loss_max}; the step was not taken")]

@@ -13,7 +13,7 @@ use std::{
         net::{UnixListener, UnixStream},
         process::CommandExt as _,
     },
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdin, Command, Stdio},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -50,35 +50,39 @@ const INHERITED_PREFIXES: &[&str] = &[
     "TRITON_",
 ];
 
-/// Ends the process group of a running command when the miner ends.
+/// Ends the process groups of running commands and ranks when the miner ends.
 #[derive(Debug, Default)]
 pub struct CommandGroup(Mutex<GroupState>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 enum GroupState {
-    #[default]
-    None,
-    Running(u32),
-    /// No command may start: the miner ends.
+    Running(Vec<u32>),
+    /// No process may start: the miner ends.
     Closed,
 }
 
+impl Default for GroupState {
+    fn default() -> GroupState {
+        GroupState::Running(Vec::new())
+    }
+}
+
 impl CommandGroup {
-    /// Kills the command's process group, and lets no other command start.
+    /// Kills all process groups, and lets no other process start.
     pub fn close(&self) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let GroupState::Running(group) = std::mem::replace(&mut *state, GroupState::Closed) {
-            kill_group(group);
+        if let GroupState::Running(groups) = std::mem::replace(&mut *state, GroupState::Closed) {
+            groups.into_iter().for_each(kill_group);
         }
     }
 
     fn start(&self, command: &mut Command) -> io::Result<Child> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*state, GroupState::Closed) {
+        let GroupState::Running(groups) = &mut *state else {
             return Err(io::Error::other("the miner is stopping"));
-        }
-        let child = command.spawn()?;
-        *state = GroupState::Running(child.id());
+        };
+        let child = command.process_group(0).spawn()?;
+        groups.push(child.id());
         Ok(child)
     }
 
@@ -86,8 +90,8 @@ impl CommandGroup {
     fn end(&self, child: &mut Child) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kill_group(child.id());
-        if matches!(*state, GroupState::Running(_)) {
-            *state = GroupState::None;
+        if let GroupState::Running(groups) = &mut *state {
+            groups.retain(|group| *group != child.id());
         }
         drop(state);
         // It was killed, so this ends at once.
@@ -109,8 +113,8 @@ pub(super) struct Session {
     shutdown: Arc<ShutdownHandle>,
 }
 
-/// The process, whose group is killed on drop.
-struct Process {
+/// A process without the miner's secrets, whose group is killed on drop. Its output is kept for errors.
+pub(crate) struct Process {
     child: Child,
     output: Arc<Mutex<VecDeque<u8>>>,
     group: Arc<CommandGroup>,
@@ -123,8 +127,40 @@ impl Drop for Process {
 }
 
 impl Process {
-    /// The end of what the command printed.
-    fn output(&self) -> String {
+    /// Starts `command` with a chosen part of this process's environment, and what is set for it.
+    pub fn start(mut command: Command, group: &Arc<CommandGroup>) -> io::Result<Process> {
+        let set: Vec<_> =
+            command.get_envs().map(|(name, value)| (name.to_owned(), value.map(ToOwned::to_owned))).collect();
+        command.env_clear().envs(inherited());
+        command.envs(set.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = group.start(&mut command)?;
+        let output = Arc::new(Mutex::new(VecDeque::new()));
+        let pipes: [Option<Box<dyn Read + Send>>; 2] = [
+            child.stdout.take().map(|pipe| Box::new(pipe) as _),
+            child.stderr.take().map(|pipe| Box::new(pipe) as _),
+        ];
+        let process = Process { child, output: output.clone(), group: group.clone() };
+        for pipe in pipes.into_iter().flatten() {
+            let output = output.clone();
+            let reader = std::thread::Builder::new().name("trainer-output".into());
+            reader.spawn(move || read_output(pipe, &output))?;
+        }
+        Ok(process)
+    }
+
+    /// The pipe to its standard input, which closes with the process.
+    pub fn stdin(&mut self) -> Option<&mut ChildStdin> {
+        self.child.stdin.as_mut()
+    }
+
+    /// Whether it has ended. It is not waited for: its group keeps its number until the group was killed.
+    pub fn has_exited(&self) -> bool {
+        has_exited(&self.child)
+    }
+
+    /// The end of what it printed.
+    pub fn output(&self) -> String {
         let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes: Vec<u8> = output.iter().copied().collect();
         drop(output);
@@ -158,28 +194,16 @@ impl Session {
         listener.set_nonblocking(true).map_err(CommandError::Socket)?;
         let [program, arguments @ ..] = &options.program[..] else { return Err(CommandError::NoProgram) };
         let mut command = Command::new(program);
-        command.args(arguments).env_clear().envs(inherited()).env(SOCKET, &path);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        let started = group.start(&mut command);
-        let mut child = started.map_err(|source| CommandError::Start { program: program.clone(), source })?;
-        let output = Arc::new(Mutex::new(VecDeque::new()));
-        let pipes: [Option<Box<dyn Read + Send>>; 2] = [
-            child.stdout.take().map(|pipe| Box::new(pipe) as _),
-            child.stderr.take().map(|pipe| Box::new(pipe) as _),
-        ];
-        let process = Process { child, output: output.clone(), group: group.clone() };
-        for pipe in pipes.into_iter().flatten() {
-            let output = output.clone();
-            let reader = std::thread::Builder::new().name("trainer-output".into());
-            reader.spawn(move || read_output(pipe, &output)).map_err(CommandError::Socket)?;
-        }
+        command.args(arguments).env(SOCKET, &path).stdin(Stdio::null());
+        let started = Process::start(command, group);
+        let process = started.map_err(|source| CommandError::Start { program: program.clone(), source })?;
         let stream = loop {
             match listener.accept() {
                 Ok((stream, _)) => break stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(CommandError::Socket(error)),
             }
-            if has_exited(&process.child) {
+            if process.has_exited() {
                 return Err(process.ended("starting"));
             }
             if deadline <= Instant::now() {
@@ -233,7 +257,7 @@ impl Session {
     pub fn stop(mut self) {
         let mut limits = Limits::new("stopping", Instant::now() + STOP_WITHIN, false);
         if self.write(&mut limits, &Request::Stop {}.frame(0)).is_ok() {
-            while !has_exited(&self.process.child) && Instant::now() < limits.until {
+            while !self.process.has_exited() && Instant::now() < limits.until {
                 std::thread::sleep(LOOK);
             }
         }

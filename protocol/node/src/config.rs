@@ -120,6 +120,16 @@ pub struct TrainFile {
     pub engine: Option<TrainEngine>,
     /// The program of the engine "command".
     pub command: Option<CommandFile>,
+    /// Processes that train this seat together; 1 where absent and no launcher started several.
+    pub ranks: Option<usize>,
+    /// Where the rank 0 of a cluster listens, as HOST:PORT; what the launcher names where absent.
+    pub rank_address: Option<String>,
+    /// A file with the secret of the ranks of a cluster; METTLE_RANK_SECRET where absent.
+    pub rank_secret_file: Option<PathBuf>,
+    /// Seconds until all ranks are connected.
+    pub rank_start_seconds: Option<u64>,
+    /// Seconds for one exchange between ranks, with the computation that it waits for.
+    pub rank_step_seconds: Option<u64>,
 }
 
 /// What computes a miner's steps.

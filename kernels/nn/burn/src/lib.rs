@@ -10,7 +10,7 @@ use llama::{Constants, Llama};
 use model::{ModelConfig, Optimiser, Recipe};
 use nn::{
     Blocks, Device, DeviceError, DeviceName, Engine, Gradients, ModelError, StepParams,
-    engine::{self, Batch, take},
+    engine::{self, Batch, MicroBatch, take},
     optim::{optimiser_of, weight_decay},
 };
 use optim::Moments;
@@ -146,30 +146,14 @@ impl Engine for BurnEngine {
         let rows = sequences.len() * config.seq_len;
         let mut losses = Vec::new();
         for batch in sequences.chunks(recipe.micro_batch) {
-            let Batch { tokens, targets } = Batch::new(batch);
-            let shape = [batch.len(), config.seq_len];
-            let tracked = model.tracked();
-            let hidden = tracked.hidden(ids(&tokens, shape, device), constants);
-
-            // The vocabulary, forward and backward, outside of autograd.
-            let inner = hidden.clone().inner();
-            let head = head::losses_and_gradients(inner, model.embedding_VD(), &targets, 1.0 / rows as f32);
-            losses.extend(head.losses);
-
-            // The rest. The value of this sum means nothing; its gradient at `hidden` is the head's.
-            let mut grads = (hidden * head.grad_hidden_ND.autodiff()).sum().backward();
-            let mut grad_head = Some(head.grad_embedding_VD);
-            let micro_batch = tracked.tensors.iter().map(|tensor| {
-                let gradient = tensor.grad_remove(&mut grads).expect("every weight takes part in the loss");
-                // The first tensor is the embedding, which is also the output's matrix.
-                match grad_head.take() {
-                    Some(head) => gradient + head,
-                    None => gradient,
-                }
-            });
+            let (micro_batch_losses, micro_batch) =
+                micro_batch_gradients(config, device, constants, model, batch, rows);
+            losses.extend(micro_batch_losses);
             *gradients = match gradients.is_empty() {
-                true => micro_batch.collect(),
-                false => micro_batch.zip(gradients.drain(..)).map(|(gradient, sum)| sum + gradient).collect(),
+                true => micro_batch,
+                false => {
+                    std::iter::zip(gradients.drain(..), micro_batch).map(|(sum, part)| sum + part).collect()
+                }
             };
         }
         // Squares are summed per row on the device, then in `f64` and in order: a full sum there may vary between
@@ -178,6 +162,16 @@ impl Engine for BurnEngine {
             gradients.iter().map(|gradient| gradient.clone().square().sum_dim(1).reshape([-1])).collect();
         let norm = read(*name, squares)?.into_iter().sum::<f64>().sqrt();
         Ok(Gradients { loss: read(*name, losses)?.into_iter().sum::<f64>() / rows as f64, norm })
+    }
+
+    fn micro_batch(&mut self, sequences: &[&[u32]], rows: usize) -> Result<MicroBatch<'_>, ModelError> {
+        let BurnEngine { config, device, constants, model, .. } = &*self;
+        let (losses, gradients) = micro_batch_gradients(config, device, constants, model, sequences, rows);
+        let mut gradient = Vec::with_capacity(self.config.parameters());
+        for block in self.blocks(gradients.iter()) {
+            gradient.extend_from_slice(&block?);
+        }
+        Ok(MicroBatch { losses: read(self.name, losses)?, gradient: Cow::Owned(gradient) })
     }
 
     fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
@@ -208,6 +202,38 @@ impl Engine for BurnEngine {
         }
         Ok(())
     }
+}
+
+/// The losses of a micro-batch's tokens, and the gradient of `Σ losses / rows`, tensor by tensor.
+fn micro_batch_gradients(
+    config: &ModelConfig,
+    device: &BurnDevice,
+    constants: &Constants,
+    model: &Llama,
+    batch: &[&[u32]],
+    rows: usize,
+) -> (Vec<Tensor<1>>, Vec<Tensor<2>>) {
+    let Batch { tokens, targets } = Batch::new(batch);
+    let shape = [batch.len(), config.seq_len];
+    let tracked = model.tracked();
+    let hidden = tracked.hidden(ids(&tokens, shape, device), constants);
+
+    // The vocabulary, forward and backward, outside of autograd.
+    let inner = hidden.clone().inner();
+    let head = head::losses_and_gradients(inner, model.embedding_VD(), &targets, 1.0 / rows as f32);
+
+    // The rest. The value of this sum means nothing; its gradient at `hidden` is the head's.
+    let mut grads = (hidden * head.grad_hidden_ND.autodiff()).sum().backward();
+    let mut grad_head = Some(head.grad_embedding_VD);
+    let gradients = tracked.tensors.iter().map(|tensor| {
+        let gradient = tensor.grad_remove(&mut grads).expect("every weight takes part in the loss");
+        // The first tensor is the embedding, which is also the output's matrix.
+        match grad_head.take() {
+            Some(head) => gradient + head,
+            None => gradient,
+        }
+    });
+    (head.losses, gradients.collect())
 }
 
 /// Token ids as a tensor.

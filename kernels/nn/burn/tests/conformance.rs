@@ -65,3 +65,29 @@ proptest! {
         prop_assert!(error < 5e-3, "gradients {error:.1e} apart");
     }
 }
+
+/// Two ranks with Burn's engine each, in threads; the optimiser is that of the ranks.
+#[test]
+fn ranks_with_burns_engine_take_its_steps_by_adamw_and_by_muon() {
+    use nn::{
+        collective::threads,
+        engine::{Connect, DataParallel},
+    };
+    fn local(config: &ModelConfig, flat: &[f32]) -> Result<Box<dyn nn::Engine>, nn::ModelError> {
+        (burn().open)(config, None, flat)
+    }
+    let ranks = Suite::new(|config, recipe, flat| {
+        let Some(recipe) = recipe else { return local(config, flat) };
+        let connect: Connect = Box::new(|| {
+            let mut meshes = threads(2, std::time::Duration::from_secs(60)).into_iter();
+            let (first, second) = (meshes.next().unwrap(), meshes.next().unwrap());
+            std::thread::spawn(move || engine::serve(Box::new(second), &local));
+            Ok(Box::new(first))
+        });
+        Ok(Box::new(DataParallel::open(config, recipe, flat, &local, connect)?))
+    });
+    for optimiser in [Optimiser::AdamW, Optimiser::Muon] {
+        conformance::steps_are_those_of(&ranks, &burn(), &Recipe { optimiser, ..recipe() });
+    }
+    conformance::two_runs_end_with_the_same_bits(&ranks);
+}

@@ -40,3 +40,14 @@ pub fn trainer(
 pub fn evaluator(device: Device, config: &ModelConfig, flat: &[f32]) -> Result<Evaluator, ModelError> {
     Ok(Evaluator::from_engine(config, open(device, config, None, flat)?))
 }
+
+/// The engine of one of several ranks that train together, without an optimiser of its own.
+///
+/// # Errors
+/// As [`open`], or if the engine trains alone only.
+pub fn rank(device: Device, config: &ModelConfig, flat: &[f32]) -> Result<Box<dyn Engine>, ModelError> {
+    if device.engine() == nn::EngineKind::Fused && device.name != nn::DeviceName::Cpu {
+        return Err(ModelError::NoRanks);
+    }
+    open(device, config, None, flat)
+}

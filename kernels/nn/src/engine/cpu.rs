@@ -10,7 +10,7 @@
 #![allow(non_snake_case, reason = "a length is named by its letter: see layers/mod.rs")]
 
 use super::{
-    Blocks, Engine, Gradients,
+    Blocks, Engine, Gradients, MicroBatch,
     stacks::{LayerStacks, Stack, Stacks, stacks},
     take, take_mut,
 };
@@ -25,13 +25,9 @@ use crate::{
         rope::{self, Angles, Rotation},
         swiglu,
     },
-    optim::{
-        self,
-        adamw::{self, Coefficients, Parameter},
-        muon, norm,
-    },
+    optim::{self, Tensor, muon, norm},
 };
-use model::{ModelConfig, Optimiser, Recipe};
+use model::{ModelConfig, Recipe};
 use rayon::prelude::*;
 use std::borrow::Cow;
 
@@ -45,16 +41,16 @@ pub struct CpuEngine {
     network: Network,
     /// The flat parameter vector.
     weights: Vec<f32>,
+    /// Of the flat parameter vector. Empty until the first gradient.
+    gradients: Vec<f32>,
+    workspace: Workspace,
     training: Option<Training>,
 }
 
 struct Training {
     recipe: Recipe,
-    /// Of the flat parameter vector.
-    gradients: Vec<f32>,
     /// In the order of [`Engine::moments`].
     moments: Vec<f32>,
-    workspace: Workspace,
     muon: muon::Scratch,
 }
 
@@ -63,13 +59,17 @@ impl CpuEngine {
     pub(crate) fn new(config: &ModelConfig, recipe: Option<&Recipe>, flat: &[f32]) -> CpuEngine {
         keep_freed_memory();
         let training = |recipe: &Recipe| Training {
-            gradients: vec![0.0; flat.len()],
             moments: vec![0.0; optim::moment_count(config, recipe.optimiser)],
             recipe: recipe.clone(),
-            workspace: Workspace::default(),
             muon: muon::Scratch::default(),
         };
-        CpuEngine { network: Network::new(config), weights: flat.to_vec(), training: recipe.map(training) }
+        CpuEngine {
+            network: Network::new(config),
+            weights: flat.to_vec(),
+            gradients: Vec::new(),
+            workspace: Workspace::default(),
+            training: recipe.map(training),
+        }
     }
 }
 
@@ -103,12 +103,11 @@ impl Engine for CpuEngine {
     }
 
     fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
-        let CpuEngine { network, weights, training } = self;
-        let Training { recipe, gradients, workspace, .. } =
-            training.as_mut().ok_or(ModelError::NotForTraining)?;
+        let CpuEngine { network, weights, gradients, workspace, training } = self;
+        let Training { recipe, .. } = training.as_ref().ok_or(ModelError::NotForTraining)?;
         let rows = sequences.len() * network.config.seq_len;
         let scale = 1.0 / rows as f32;
-        gradients.fill(0.0);
+        let gradients = zeroed(gradients, weights.len());
         let mut losses = Vec::with_capacity(rows);
         for batch in sequences.chunks(recipe.micro_batch) {
             let batch = Batch::new(batch);
@@ -121,27 +120,32 @@ impl Engine for CpuEngine {
     }
 
     fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
-        let Training { recipe, gradients, moments, muon: scratch, .. } =
-            self.training.as_mut().ok_or(ModelError::NotForTraining)?;
-        let (mut gradients, mut moments) = (&gradients[..], &mut moments[..]);
-        let mut weights = &mut self.weights[..];
-        for (index, (_, shape)) in self.network.config.shapes().into_iter().enumerate() {
+        let CpuEngine { network, weights, gradients, training, .. } = self;
+        let Training { recipe, moments, muon } = training.as_mut().ok_or(ModelError::NotForTraining)?;
+        let (mut gradients, mut moments, mut weights) =
+            (&*sized(gradients, weights.len()), &mut moments[..], &mut weights[..]);
+        for (index, (_, shape)) in network.config.shapes().into_iter().enumerate() {
             let len = shape[0] * shape[1];
+            let tensor = Tensor::of(recipe, index, shape);
             let (weights, gradient) = (take_mut(&mut weights, len), take(&mut gradients, len));
-            let mean = take_mut(&mut moments, len);
-            let decay = optim::weight_decay(recipe, shape);
-            match optim::optimiser_of(recipe.optimiser, index, shape) {
-                Optimiser::AdamW => {
-                    let coefficients = Coefficients::new(recipe, params, decay);
-                    let square = take_mut(&mut moments, len);
-                    adamw::step(&coefficients, Parameter { weights, mean, square }, gradient);
-                }
-                Optimiser::Muon => {
-                    muon::step(params, decay, muon::Matrix { shape, weights, mean }, gradient, scratch);
-                }
-            }
+            optim::step(recipe, params, &tensor, weights, gradient, &mut moments, muon);
         }
         Ok(())
+    }
+
+    fn micro_batch(&mut self, sequences: &[&[u32]], rows: usize) -> Result<MicroBatch<'_>, ModelError> {
+        let CpuEngine { network, weights, gradients, workspace, .. } = self;
+        let gradients = zeroed(gradients, weights.len());
+        let (batch, scale) = (Batch::new(sequences), 1.0 / rows as f32);
+        let losses = network.losses_and_gradients(weights, &batch, scale, gradients, workspace);
+        Ok(MicroBatch { losses, gradient: Cow::Borrowed(gradients) })
+    }
+
+    fn update(
+        &mut self,
+        change: &mut dyn FnMut(&mut [f32]) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        change(&mut self.weights)
     }
 
     fn moments(&self) -> Blocks<'_> {
@@ -182,8 +186,11 @@ struct Workspace {
     grad_normed: Vec<f32>,
     /// `[N, W]`
     grad_rows: Vec<f32>,
-    /// `[W, D]` or `[2F, D]`: a micro-batch's part of the gradient of weights with a common input.
+    /// A micro-batch's part of a gradient: of a stack within the layers, of the embedding `[V, D]`, of a gain `[D]`.
+    /// Each value of the sum takes one addition per micro-batch, so that ranks can add theirs to the same bits.
     grad_stack: Vec<f32>,
+    grad_embedding: Vec<f32>,
+    grad_gain: Vec<f32>,
 }
 
 /// What a layer's forward pass keeps for its backward pass.
@@ -268,6 +275,7 @@ impl Network {
         let gradients = self.stacks.iter().map(|stack| take_mut(&mut rest, stack.len()));
         let mut gradients = Stacks::in_order(gradients.collect());
         self.forward(&weights, &batch.tokens, weights.layers.len(), workspace);
+        zeroed(&mut workspace.grad_embedding, weights.embedding.len());
         let losses = self.head_backward(&weights, batch, scale, &mut gradients, workspace);
         let layers = weights.layers.iter().zip(&mut gradients.layers).enumerate().rev();
         for (layer, (weights, gradients)) in layers {
@@ -276,9 +284,10 @@ impl Network {
         }
         let D = self.config.d_model;
         for (row, &token) in workspace.grad_x.chunks_exact(D).zip(&batch.tokens) {
-            let gradient = &mut gradients.embedding[token as usize * D..][..D];
+            let gradient = &mut workspace.grad_embedding[token as usize * D..][..D];
             add(gradient, row);
         }
+        add(gradients.embedding, &workspace.grad_embedding);
         losses
     }
 
@@ -304,12 +313,14 @@ impl Network {
             losses.extend(cross_entropy::losses_and_gradient(logits, V, targets, scale));
             let grad_logits = Mat::new(logits, [rows, V]);
             product(Write::Set, &mut grad_normed[first * D..][..rows * D], [rows, D], grad_logits, embedding);
-            product(Write::Add, gradients.embedding, [V, D], grad_logits.transposed(), hidden);
+            product(Write::Add, &mut workspace.grad_embedding, [V, D], grad_logits.transposed(), hidden);
         }
         let grad_x = sized(&mut workspace.grad_x, batch.tokens.len() * D);
         grad_x.fill(0.0);
         let (last, roots) = (&workspace.last, &workspace.last_roots);
-        rms_norm::backward(last, weights.norm, roots, grad_normed, grad_x, gradients.norm);
+        let grad_gain = zeroed(&mut workspace.grad_gain, D);
+        rms_norm::backward(last, weights.norm, roots, grad_normed, grad_x, grad_gain);
+        add(gradients.norm, grad_gain);
         losses
     }
 
@@ -400,7 +411,9 @@ impl Network {
         product(Write::Set, inner, [N, F], grad_next, Mat::new(weights.down, [D, F]));
         // Afterwards `gates_and_ups` holds gradients, and `inner` the forward pass's value again.
         swiglu::backward(&mut kept.gates_and_ups, F, inner);
-        product(Write::Add, gradients.down, [D, F], grad_next.transposed(), Mat::new(inner, [N, F]));
+        let grad_stack = sized(&mut workspace.grad_stack, D * F);
+        product(Write::Set, grad_stack, [D, F], grad_next.transposed(), Mat::new(inner, [N, F]));
+        add(gradients.down, grad_stack);
 
         let normed = sized(&mut workspace.normed, N * D);
         rms_norm::forward_from_roots(&kept.middle, weights.feed_forward_norm, &kept.middle_roots, normed);
@@ -410,14 +423,16 @@ impl Network {
         let grad_stack = sized(&mut workspace.grad_stack, 2 * F * D);
         product(Write::Set, grad_stack, [2 * F, D], grad_both.transposed(), Mat::new(normed, [N, D]));
         add(gradients.gates_and_ups, grad_stack);
+        let (grad_x, grad_gain) = (&mut workspace.grad_x, zeroed(&mut workspace.grad_gain, D));
         rms_norm::backward(
             &kept.middle,
             weights.feed_forward_norm,
             &kept.middle_roots,
             grad_normed,
-            &mut workspace.grad_x,
-            gradients.feed_forward_norm,
+            grad_x,
+            grad_gain,
         );
+        add(gradients.feed_forward_norm, grad_gain);
     }
 
     /// Replaces `workspace.grad_x`, the gradient of [`attend`](Self::attend)'s output, by that of its input.
@@ -436,13 +451,9 @@ impl Network {
 
         let grad_mixed = sized(&mut workspace.grad_normed, N * D);
         product(Write::Set, grad_mixed, [N, D], grad_middle, Mat::new(weights.output, [D, D]));
-        product(
-            Write::Add,
-            gradients.output,
-            [D, D],
-            grad_middle.transposed(),
-            Mat::new(&kept.mixed, [N, D]),
-        );
+        let grad_stack = sized(&mut workspace.grad_stack, D * D);
+        product(Write::Set, grad_stack, [D, D], grad_middle.transposed(), Mat::new(&kept.mixed, [N, D]));
+        add(gradients.output, grad_stack);
         let grad_rows = sized(&mut workspace.grad_rows, N * W);
         attention::backward(&self.attention, &kept.rows, &kept.mixed, &kept.log_sums, grad_mixed, grad_rows);
         rope::rotate(grad_rows, W, [H, K], T, &self.angles, Rotation::Back);
@@ -455,14 +466,9 @@ impl Network {
         let grad_stack = sized(&mut workspace.grad_stack, W * D);
         product(Write::Set, grad_stack, [W, D], grad_rows.transposed(), Mat::new(normed, [N, D]));
         add(gradients.rows, grad_stack);
-        rms_norm::backward(
-            &kept.x,
-            weights.attention_norm,
-            &kept.roots,
-            grad_normed,
-            &mut workspace.grad_x,
-            gradients.attention_norm,
-        );
+        let (grad_x, grad_gain) = (&mut workspace.grad_x, zeroed(&mut workspace.grad_gain, D));
+        rms_norm::backward(&kept.x, weights.attention_norm, &kept.roots, grad_normed, grad_x, grad_gain);
+        add(gradients.attention_norm, grad_gain);
     }
 
     fn norm(&self, x: &[f32], gain: &[f32], into: &mut Vec<f32>, roots: &mut Vec<f32>) {
@@ -490,6 +496,13 @@ fn add(sums: &mut [f32], values: &[f32]) {
 fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     buffer.resize(len, 0.0);
     buffer
+}
+
+/// The buffer with `len` zeros.
+fn zeroed(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    let zeros = sized(buffer, len);
+    zeros.fill(0.0);
+    zeros
 }
 
 /// The buffer as a copy of `from`.

@@ -5,6 +5,8 @@ pub mod muon;
 pub mod norm;
 pub mod state;
 
+use crate::engine::take_mut;
+use adamw::{Coefficients, Parameter};
 use model::{ModelConfig, Optimiser, Recipe};
 
 /// What changes from step to step.
@@ -39,4 +41,44 @@ pub fn moment_count(config: &ModelConfig, optimiser: Optimiser) -> usize {
         moments * shape[0] * shape[1]
     };
     shapes.map(values).sum()
+}
+
+/// What a step needs to know of a tensor, or of a part of one that AdamW steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tensor {
+    pub shape: [usize; 2],
+    pub optimiser: Optimiser,
+    pub decay: f64,
+}
+
+impl Tensor {
+    /// Tensor `index` of a model in schema order.
+    pub fn of(recipe: &Recipe, index: usize, shape: [usize; 2]) -> Tensor {
+        let optimiser = optimiser_of(recipe.optimiser, index, shape);
+        Tensor { shape, optimiser, decay: weight_decay(recipe, shape) }
+    }
+}
+
+/// Steps `weights` along `gradient` on the CPU. Takes the moments off the front of `moments`.
+pub(crate) fn step(
+    recipe: &Recipe,
+    params: &StepParams,
+    tensor: &Tensor,
+    weights: &mut [f32],
+    gradient: &[f32],
+    moments: &mut &mut [f32],
+    scratch: &mut muon::Scratch,
+) {
+    let Tensor { shape, optimiser, decay } = *tensor;
+    let mean = take_mut(moments, weights.len());
+    match optimiser {
+        Optimiser::AdamW => {
+            let coefficients = Coefficients::new(recipe, params, decay);
+            let square = take_mut(moments, weights.len());
+            adamw::step(&coefficients, Parameter { weights, mean, square }, gradient);
+        }
+        Optimiser::Muon => {
+            muon::step(params, decay, muon::Matrix { shape, weights, mean }, gradient, scratch)
+        }
+    }
 }

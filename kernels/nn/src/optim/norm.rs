@@ -6,7 +6,8 @@
 use kernels::lanes::{LANES, widest};
 use rayon::prelude::*;
 
-const CHUNK: usize = 4096;
+/// Values of a chunk.
+pub const CHUNK: usize = 4096;
 
 /// `Σ x²`, one value after the other in the order above.
 pub fn norm_squared_reference(values: &[f32]) -> f64 {
@@ -23,7 +24,16 @@ pub fn norm_squared_reference(values: &[f32]) -> f64 {
 
 /// `Σ x²`: the bits of [`norm_squared_reference`], by vectors and threads.
 pub fn norm_squared(values: &[f32]) -> f64 {
-    let chunks: Vec<f64> = values.par_chunks(CHUNK).map(chunk).collect();
+    sum_chunks(&chunks_squared(values))
+}
+
+/// `Σ x²` of each chunk.
+pub fn chunks_squared(values: &[f32]) -> Vec<f64> {
+    values.par_chunks(CHUNK).map(chunk).collect()
+}
+
+/// The sum of what [`chunks_squared`] gave for a whole vector.
+pub fn sum_chunks(chunks: &[f64]) -> f64 {
     // Not `sum`, which starts at −0 and would return it for an empty vector.
     chunks.iter().fold(0.0, |total, chunk| total + chunk)
 }

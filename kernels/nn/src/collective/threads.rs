@@ -1,0 +1,73 @@
+//! Ranks that are threads of one process: for tests, and as the reference of those between processes.
+
+use super::{Link, LinkError, Mesh, Wait};
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
+    },
+    time::Duration,
+};
+
+/// Frames that wait in a channel at most.
+const FRAMES: usize = 4;
+/// Between two looks whether the channel has room.
+const FULL: Duration = Duration::from_micros(200);
+/// Between two looks at the deadline.
+const LOOK: Duration = Duration::from_millis(20);
+
+struct Channel {
+    sender: SyncSender<Vec<u8>>,
+    receiver: Mutex<Receiver<Vec<u8>>>,
+}
+
+/// The links of each of `ranks` threads.
+pub fn channels(ranks: usize) -> Vec<Vec<Option<Box<dyn Link>>>> {
+    let mut links: Vec<Vec<Option<Box<dyn Link>>>> =
+        (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
+    for one in 0..ranks {
+        for other in 0..one {
+            let (to_other, from_one) = sync_channel(FRAMES);
+            let (to_one, from_other) = sync_channel(FRAMES);
+            links[one][other] =
+                Some(Box::new(Channel { sender: to_other, receiver: Mutex::new(from_other) }));
+            links[other][one] = Some(Box::new(Channel { sender: to_one, receiver: Mutex::new(from_one) }));
+        }
+    }
+    links
+}
+
+/// The meshes of `ranks` threads, by rank.
+pub fn threads(ranks: usize, timeout: Duration) -> Vec<Mesh> {
+    let links = channels(ranks).into_iter().enumerate();
+    links.map(|(rank, links)| Mesh::new(rank, links, timeout)).collect()
+}
+
+impl Link for Channel {
+    fn send(&self, frame: &[u8], wait: &Wait<'_>) -> Result<(), LinkError> {
+        let mut frame = frame.to_vec();
+        loop {
+            frame = match self.sender.try_send(frame) {
+                Ok(()) => return Ok(()),
+                Err(TrySendError::Full(frame)) => frame,
+                Err(TrySendError::Disconnected(_)) => return Err(LinkError::Closed),
+            };
+            wait.check()?;
+            std::thread::sleep(FULL);
+        }
+    }
+
+    fn receive(&self, frame: &mut Vec<u8>, wait: &Wait<'_>) -> Result<(), LinkError> {
+        let receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match receiver.recv_timeout(LOOK) {
+                Ok(received) => {
+                    *frame = received;
+                    return Ok(());
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(LinkError::Closed),
+                Err(RecvTimeoutError::Timeout) => wait.check()?,
+            }
+        }
+    }
+}

@@ -1,0 +1,900 @@
+//! Data parallel training: several ranks, each with an engine that has all weights, train one model (ADR 0050).
+//!
+//! A step deals its micro-batches to the ranks in turns. After each turn every rank adds, for the slice of the flat
+//! parameter vector that it owns, the gradients of all ranks in the order of the micro-batches. It has the moments of
+//! that slice alone, steps it, and gives its weights to all others: ZeRO-1 (Rajbhandari et al., 2020). All sums are
+//! those of one engine, in the same order, so any number of ranks gives the bits of one.
+//!
+//! Rank 0 is [`DataParallel`], an engine as any other; the other ranks [`serve`] it. A failed exchange ends the
+//! connection, and the moments of the other ranks are lost: a step fails until weights and moments are loaded again.
+//! The next step after that connects anew.
+
+use super::{Blocks, Engine, Gradients, MicroBatch, check_len, take};
+use crate::{
+    ModelError, StepParams,
+    collective::{Collective, CollectiveError},
+    optim::{self, Tensor, muon, norm},
+};
+use model::{ModelConfig, Optimiser, RateSchedule, Recipe};
+use std::{
+    borrow::Cow,
+    ops::Range,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// Connects rank 0 with all others.
+pub type Connect = Box<dyn FnMut() -> Result<Box<dyn Collective>, ModelError> + Send>;
+
+/// Moments that are read or written at once, in values: 4 MiB.
+const MOMENTS: usize = 1 << 20;
+
+impl From<CollectiveError> for ModelError {
+    fn from(error: CollectiveError) -> ModelError {
+        ModelError::Ranks { why: error.to_string() }
+    }
+}
+
+/// Which rank has what.
+struct Layout {
+    /// By rank: its part of the flat parameter vector.
+    slices: Vec<Range<usize>>,
+    /// By rank: the tensors, or parts of them, in its slice.
+    parts: Vec<Vec<Part>>,
+    /// Values of each tensor.
+    tensors: Vec<usize>,
+}
+
+/// A tensor, or a part of one, of one rank.
+struct Part {
+    /// Index of the tensor in schema order.
+    index: usize,
+    tensor: Tensor,
+    range: Range<usize>,
+}
+
+impl Part {
+    fn moments(&self) -> usize {
+        let moments = match self.tensor.optimiser {
+            Optimiser::AdamW => 2,
+            Optimiser::Muon => 1,
+        };
+        moments * self.range.len()
+    }
+}
+
+/// Some of a rank's moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    rank: usize,
+    /// In the rank's own vector.
+    first: usize,
+    count: usize,
+}
+
+impl Piece {
+    fn range(&self) -> Range<usize> {
+        self.first..self.first + self.count
+    }
+}
+
+impl Layout {
+    /// Slices of about the same length. A tensor that AdamW steps may be cut where the sum of squares begins a chunk;
+    /// Muon needs whole matrices.
+    fn new(config: &ModelConfig, recipe: &Recipe, ranks: usize) -> Layout {
+        let shapes: Vec<[usize; 2]> = config.shapes().into_iter().map(|(_, shape)| shape).collect();
+        let tensors: Vec<usize> = shapes.iter().map(|[rows, columns]| rows * columns).collect();
+        let all: usize = tensors.iter().sum();
+        let kinds: Vec<Tensor> =
+            (0..).zip(&shapes).map(|(index, &shape)| Tensor::of(recipe, index, shape)).collect();
+        let starts: Vec<usize> = tensors
+            .iter()
+            .scan(0, |end, len| {
+                *end += len;
+                Some(*end - len)
+            })
+            .collect();
+        let cut = |target: usize| {
+            let index = starts.partition_point(|start| *start <= target) - 1;
+            let (start, len) = (starts[index], tensors[index]);
+            let inside = target - start;
+            match kinds[index].optimiser {
+                Optimiser::AdamW => start + inside / norm::CHUNK * norm::CHUNK,
+                Optimiser::Muon if 2 * inside < len => start,
+                Optimiser::Muon => start + len,
+            }
+        };
+        let ends = (1..=ranks).map(|rank| if rank == ranks { all } else { cut(all * rank / ranks) });
+        let mut first = 0;
+        let slices: Vec<Range<usize>> = ends
+            .map(|end| {
+                let slice = first..end.max(first);
+                first = slice.end;
+                slice
+            })
+            .collect();
+        let parts_of = |slice: &Range<usize>| {
+            let part = |index: usize| {
+                let range = starts[index].max(slice.start)..(starts[index] + tensors[index]).min(slice.end);
+                (!range.is_empty()).then_some(Part { index, tensor: kinds[index], range })
+            };
+            (0..tensors.len()).filter_map(part).collect()
+        };
+        Layout { parts: slices.iter().map(parts_of).collect(), slices, tensors }
+    }
+
+    /// Values of all moments of a rank.
+    fn moments(&self, rank: usize) -> usize {
+        self.parts[rank].iter().map(Part::moments).sum()
+    }
+
+    /// All moments in the order of [`Engine::moments`].
+    fn pieces(&self) -> Vec<Piece> {
+        // By tensor: mean and square of each rank's part.
+        let mut of_tensors: Vec<[Vec<Piece>; 2]> = vec![Default::default(); self.tensors.len()];
+        for (rank, parts) in self.parts.iter().enumerate() {
+            let mut first = 0;
+            for part in parts {
+                let count = part.range.len();
+                for (moment, pieces) in of_tensors[part.index].iter_mut().enumerate() {
+                    if (moment + 1) * count <= part.moments() {
+                        pieces.push(Piece { rank, first: first + moment * count, count });
+                    }
+                }
+                first += part.moments();
+            }
+        }
+        let cut = |piece: Piece| {
+            (0..piece.count).step_by(MOMENTS).map(move |from| Piece {
+                first: piece.first + from,
+                count: MOMENTS.min(piece.count - from),
+                ..piece
+            })
+        };
+        of_tensors.into_iter().flatten().flatten().flat_map(cut).collect()
+    }
+}
+
+/// What rank 0 asks of the others.
+#[derive(Clone, Debug, PartialEq)]
+enum Command {
+    Open {
+        config: ModelConfig,
+        recipe: Recipe,
+    },
+    /// The weights follow.
+    Weights,
+    /// Tokens of whole sequences.
+    Gradients {
+        tokens: Vec<u32>,
+    },
+    Step(StepParams),
+    /// The moments of this piece go to rank 0.
+    Give(Piece),
+    /// They come from rank 0.
+    Take(Piece),
+    Stop,
+}
+
+/// Numbers of a configuration and a recipe.
+const MODEL_NUMBERS: usize = 23;
+
+impl Command {
+    /// A tag and numbers of eight bytes, little-endian. Floats are sent by their bits.
+    fn encode(&self) -> Vec<u8> {
+        let bytes = |tag: u8, numbers: &[u64]| {
+            let mut bytes = vec![tag];
+            bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+            bytes
+        };
+        let piece = |piece: &Piece| [piece.rank as u64, piece.first as u64, piece.count as u64];
+        match self {
+            Command::Open { config, recipe } => bytes(0, &model_to_numbers(config, recipe)),
+            Command::Weights => bytes(1, &[]),
+            Command::Gradients { tokens } => {
+                let mut bytes = bytes(2, &[]);
+                bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+                bytes
+            }
+            Command::Step(StepParams { step, learning_rate, gradient_scale }) => {
+                bytes(3, &[*step, learning_rate.to_bits(), gradient_scale.to_bits()])
+            }
+            Command::Give(of) => bytes(4, &piece(of)),
+            Command::Take(of) => bytes(5, &piece(of)),
+            Command::Stop => bytes(6, &[]),
+        }
+    }
+
+    /// `None` if the bytes are none of a command.
+    fn decode(bytes: &[u8]) -> Option<Command> {
+        let (tag, body) = bytes.split_first()?;
+        if *tag == 2 {
+            let (tokens, rest) = body.as_chunks::<4>();
+            let tokens = tokens.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+            return rest.is_empty().then_some(Command::Gradients { tokens });
+        }
+        let (numbers, rest) = body.as_chunks::<8>();
+        if !rest.is_empty() {
+            return None;
+        }
+        let numbers: Vec<u64> = numbers.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+        let piece = |[rank, first, count]: [u64; 3]| {
+            let [rank, first, count] = [rank, first, count].map(|number| usize::try_from(number).ok());
+            Some(Piece { rank: rank?, first: first?, count: count? })
+        };
+        match (tag, &numbers[..]) {
+            (0, numbers) => {
+                let (config, recipe) = model_from_numbers(numbers.try_into().ok()?)?;
+                Some(Command::Open { config, recipe })
+            }
+            (1, []) => Some(Command::Weights),
+            (3, &[step, rate, scale]) => Some(Command::Step(StepParams {
+                step,
+                learning_rate: f64::from_bits(rate),
+                gradient_scale: f64::from_bits(scale),
+            })),
+            (4, &[rank, first, count]) => Some(Command::Give(piece([rank, first, count])?)),
+            (5, &[rank, first, count]) => Some(Command::Take(piece([rank, first, count])?)),
+            (6, []) => Some(Command::Stop),
+            _ => None,
+        }
+    }
+}
+
+fn model_to_numbers(config: &ModelConfig, recipe: &Recipe) -> [u64; MODEL_NUMBERS] {
+    let ModelConfig { vocab, d_model, layers, heads, kv_heads, d_ff, seq_len, rope_theta, norm_epsilon } =
+        *config;
+    let Recipe {
+        batch,
+        micro_batch,
+        learning_rate,
+        warmup_steps,
+        decay_steps,
+        final_fraction,
+        betas,
+        epsilon,
+        weight_decay,
+        clip_norm,
+        optimiser,
+        schedule,
+        stable_steps,
+    } = *recipe;
+    let [vocab, d_model, layers, heads, kv_heads, d_ff, seq_len, batch, micro_batch] =
+        [vocab, d_model, layers, heads, kv_heads, d_ff, seq_len, batch, micro_batch]
+            .map(|number| number as u64);
+    let bits = f64::to_bits;
+    [
+        vocab,
+        d_model,
+        layers,
+        heads,
+        kv_heads,
+        d_ff,
+        seq_len,
+        bits(rope_theta),
+        bits(norm_epsilon),
+        batch,
+        micro_batch,
+        bits(learning_rate),
+        warmup_steps,
+        decay_steps,
+        bits(final_fraction),
+        bits(betas[0]),
+        bits(betas[1]),
+        bits(epsilon),
+        bits(weight_decay),
+        bits(clip_norm),
+        match optimiser {
+            Optimiser::AdamW => 0,
+            Optimiser::Muon => 1,
+        },
+        match schedule {
+            RateSchedule::Cosine => 0,
+            RateSchedule::Constant => 1,
+            RateSchedule::Wsd => 2,
+        },
+        stable_steps,
+    ]
+}
+
+fn model_from_numbers(numbers: &[u64; MODEL_NUMBERS]) -> Option<(ModelConfig, Recipe)> {
+    let length = |index: usize| usize::try_from(numbers[index]).ok();
+    let real = |index: usize| f64::from_bits(numbers[index]);
+    let config = ModelConfig {
+        vocab: length(0)?,
+        d_model: length(1)?,
+        layers: length(2)?,
+        heads: length(3)?,
+        kv_heads: length(4)?,
+        d_ff: length(5)?,
+        seq_len: length(6)?,
+        rope_theta: real(7),
+        norm_epsilon: real(8),
+    };
+    let recipe = Recipe {
+        batch: length(9)?,
+        micro_batch: length(10)?,
+        learning_rate: real(11),
+        warmup_steps: numbers[12],
+        decay_steps: numbers[13],
+        final_fraction: real(14),
+        betas: [real(15), real(16)],
+        epsilon: real(17),
+        weight_decay: real(18),
+        clip_norm: real(19),
+        optimiser: match numbers[20] {
+            0 => Optimiser::AdamW,
+            1 => Optimiser::Muon,
+            _ => return None,
+        },
+        schedule: match numbers[21] {
+            0 => RateSchedule::Cosine,
+            1 => RateSchedule::Constant,
+            2 => RateSchedule::Wsd,
+            _ => return None,
+        },
+        stable_steps: numbers[22],
+    };
+    Some((config, recipe))
+}
+
+/// One rank's part of the work. All ranks call the same functions in the same order.
+struct Rank {
+    collective: Box<dyn Collective>,
+    recipe: Recipe,
+    seq_len: usize,
+    layout: Layout,
+    /// The gradient of the own slice, added over micro-batches.
+    sum: Vec<f32>,
+    /// The moments of the own parts: of each the mean, then the square where there is one.
+    moments: Vec<f32>,
+    muon: muon::Scratch,
+}
+
+impl Rank {
+    fn new(collective: Box<dyn Collective>, config: &ModelConfig, recipe: &Recipe) -> Rank {
+        let layout = Layout::new(config, recipe, collective.ranks());
+        let rank = collective.rank();
+        Rank {
+            sum: vec![0.0; layout.slices[rank].len()],
+            moments: vec![0.0; layout.moments(rank)],
+            recipe: recipe.clone(),
+            seq_len: config.seq_len,
+            layout,
+            muon: muon::Scratch::default(),
+            collective,
+        }
+    }
+
+    fn announce(&mut self, command: &Command) -> Result<(), ModelError> {
+        Ok(self.collective.announce(&mut command.encode())?)
+    }
+
+    /// All ranks are there and ready.
+    fn meet(&mut self) -> Result<(), ModelError> {
+        let lens = vec![1; self.collective.ranks()];
+        Ok(self.collective.gather(&[1.0], &lens).map(drop)?)
+    }
+
+    /// The gradient of the mean loss, each rank's slice in its `sum`. The result is that of all ranks on rank 0 alone.
+    fn gradients(&mut self, local: &mut dyn Engine, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
+        let Rank { collective, recipe, seq_len, layout, sum, .. } = self;
+        let (rank, ranks, rows) = (collective.rank(), collective.ranks(), sequences.len() * *seq_len);
+        sum.fill(0.0);
+        let mut losses = Vec::new();
+        let micro_batches: Vec<&[&[u32]]> = sequences.chunks(recipe.micro_batch).collect();
+        for turn in micro_batches.chunks(ranks) {
+            let MicroBatch { losses: own, gradient } = match turn.get(rank) {
+                Some(micro_batch) => local.micro_batch(micro_batch, rows)?,
+                None => MicroBatch { losses: Vec::new(), gradient: Cow::Borrowed(&[]) },
+            };
+            collective.reduce_scatter(&layout.slices, &gradient, turn.len(), sum)?;
+            let lens: Vec<usize> =
+                (0..ranks).map(|rank| turn.get(rank).map_or(0, |batch| batch.len() * *seq_len)).collect();
+            losses.extend(collective.gather(&own, &lens)?);
+        }
+        let mut rest = &sum[..];
+        let own = layout.parts[rank]
+            .iter()
+            .flat_map(|part| norm::chunks_squared(take(&mut rest, part.range.len())));
+        let own: Vec<f64> = own.collect();
+        let chunks =
+            |parts: &Vec<Part>| parts.iter().map(|part| part.range.len().div_ceil(norm::CHUNK)).sum();
+        let lens: Vec<usize> = layout.parts.iter().map(chunks).collect();
+        let chunks = collective.gather(&own, &lens)?;
+        if rank != 0 {
+            return Ok(Gradients { loss: 0.0, norm: 0.0 });
+        }
+        let mut chunks = chunks.into_iter();
+        let squares = layout.tensors.iter().map(|len| {
+            let of_tensor: Vec<f64> = chunks.by_ref().take(len.div_ceil(norm::CHUNK)).collect();
+            norm::sum_chunks(&of_tensor)
+        });
+        let norm = squares.sum::<f64>().sqrt();
+        Ok(Gradients { loss: losses.iter().sum::<f64>() / rows as f64, norm })
+    }
+
+    /// Steps the own slice of the weights, and takes over the others.
+    fn step(&mut self, local: &mut dyn Engine, params: &StepParams) -> Result<(), ModelError> {
+        let Rank { collective, recipe, layout, sum, moments, muon, .. } = self;
+        local.update(&mut |weights| {
+            let (mut sum, mut moments) = (&sum[..], &mut moments[..]);
+            for Part { tensor, range, .. } in &layout.parts[collective.rank()] {
+                let gradient = take(&mut sum, range.len());
+                optim::step(
+                    recipe,
+                    params,
+                    tensor,
+                    &mut weights[range.clone()],
+                    gradient,
+                    &mut moments,
+                    muon,
+                );
+            }
+            Ok(collective.all_gather(&layout.slices, weights)?)
+        })
+    }
+
+    /// Gives the weights of rank 0 to all.
+    fn share_weights(&mut self, local: &mut dyn Engine) -> Result<(), ModelError> {
+        let Rank { collective, .. } = self;
+        if collective.rank() != 0 {
+            return local.update(&mut |weights| Ok(collective.receive(0, weights)?));
+        }
+        for block in local.weights() {
+            let block = block?;
+            (1..collective.ranks()).try_for_each(|rank| collective.send(rank, &block))?;
+        }
+        Ok(())
+    }
+
+    /// Rank 0 takes the moments of a piece. Gives nothing on other ranks.
+    fn give(&mut self, piece: &Piece) -> Result<Vec<f32>, ModelError> {
+        if piece.rank == self.collective.rank() {
+            let own = self.moments.get(piece.range()).ok_or_else(foreign)?;
+            if piece.rank == 0 {
+                return Ok(own.to_vec());
+            }
+            self.collective.send(0, own)?;
+        } else if self.collective.rank() == 0 {
+            let mut values = vec![0.0; piece.count];
+            self.collective.receive(piece.rank, &mut values)?;
+            return Ok(values);
+        }
+        Ok(Vec::new())
+    }
+
+    /// Rank 0 hands over the moments of a piece, `values`. Other ranks have none.
+    fn take(&mut self, piece: &Piece, values: &[f32]) -> Result<(), ModelError> {
+        if piece.rank == self.collective.rank() {
+            let own = self.moments.get_mut(piece.range()).ok_or_else(foreign)?;
+            match piece.rank {
+                0 => own.copy_from_slice(values),
+                _ => self.collective.receive(0, own)?,
+            }
+        } else if self.collective.rank() == 0 {
+            self.collective.send(piece.rank, values)?;
+        }
+        Ok(())
+    }
+}
+
+fn foreign() -> ModelError {
+    ModelError::Ranks { why: "rank 0 sent something that is no command of this release".into() }
+}
+
+/// Rank 0: an engine that trains with the other ranks.
+pub struct DataParallel {
+    config: ModelConfig,
+    recipe: Recipe,
+    local: Box<dyn Engine>,
+    /// Whether a step failed after the weights began to change.
+    is_torn: bool,
+    session: Mutex<Session>,
+}
+
+struct Session {
+    connect: Connect,
+    rank: Option<Rank>,
+    /// Whether the other ranks have the weights of `local`.
+    has_weights: bool,
+    moments: Moments,
+}
+
+/// Where the moments are.
+enum Moments {
+    /// They are zero.
+    Fresh,
+    /// On rank 0, to be given to the ranks.
+    Here(Vec<f32>),
+    /// With the ranks.
+    There,
+    /// Of ranks that have failed.
+    Lost,
+}
+
+impl DataParallel {
+    /// Connects the ranks, with moments of zero. `local` is rank 0's engine, opened for evaluation with the weights
+    /// `flat` of this configuration.
+    ///
+    /// # Errors
+    /// If configuration or recipe are invalid, `flat` has another length, or the ranks do not connect.
+    pub fn open(
+        config: &ModelConfig,
+        recipe: &Recipe,
+        flat: &[f32],
+        open: &dyn Fn(&ModelConfig, &[f32]) -> Result<Box<dyn Engine>, ModelError>,
+        connect: Connect,
+    ) -> Result<DataParallel, ModelError> {
+        config.validate()?;
+        recipe.validate()?;
+        check_len(config, flat)?;
+        let session = Session { connect, rank: None, has_weights: false, moments: Moments::Fresh };
+        let (local, session) = (open(config, flat)?, Mutex::new(session));
+        let mut engine =
+            DataParallel { config: config.clone(), recipe: recipe.clone(), local, is_torn: false, session };
+        engine.with_ranks(|_, _| Ok(()))?;
+        Ok(engine)
+    }
+
+    /// Runs `work` with ranks that have the present weights and moments.
+    fn with_ranks<T>(
+        &mut self,
+        work: impl FnOnce(&mut Rank, &mut dyn Engine) -> Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
+        if self.is_torn {
+            return Err(lost("weights"));
+        }
+        let session = self.session.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let local = &mut *self.local;
+        let done = session.ready(&self.config, &self.recipe, local).and_then(|rank| work(rank, local));
+        if let Err(error) = &done {
+            session.fail(error);
+        }
+        done
+    }
+
+    fn session(&self) -> MutexGuard<'_, Session> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn lost(what: &str) -> ModelError {
+    ModelError::Ranks {
+        why: format!(
+            "they failed before in this window, and their {what} are lost: the next window connects them anew"
+        ),
+    }
+}
+
+impl Session {
+    /// Connects the ranks if they are not, and brings them to the present weights and moments.
+    fn ready(
+        &mut self,
+        config: &ModelConfig,
+        recipe: &Recipe,
+        local: &mut dyn Engine,
+    ) -> Result<&mut Rank, ModelError> {
+        if matches!(self.moments, Moments::Lost) {
+            return Err(lost("optimiser's moments"));
+        }
+        let rank = match &mut self.rank {
+            Some(rank) => rank,
+            none => {
+                let rank = none.insert(Rank::new((self.connect)()?, config, recipe));
+                self.has_weights = false;
+                rank.announce(&Command::Open { config: config.clone(), recipe: recipe.clone() })?;
+                rank.meet()?;
+                rank
+            }
+        };
+        if !self.has_weights {
+            rank.announce(&Command::Weights)?;
+            rank.share_weights(local)?;
+            self.has_weights = true;
+        }
+        if let Moments::Here(values) = &self.moments {
+            give_out(rank, values)?;
+        }
+        self.moments = Moments::There;
+        Ok(rank)
+    }
+
+    /// Closes the connection: the other ranks end.
+    fn fail(&mut self, error: &ModelError) {
+        if let Some(mut rank) = self.rank.take() {
+            rank.collective.abort(&error.to_string());
+        }
+        if matches!(self.moments, Moments::There) {
+            self.moments = Moments::Lost;
+        }
+    }
+}
+
+/// Gives all moments to their ranks.
+fn give_out(rank: &mut Rank, mut values: &[f32]) -> Result<(), ModelError> {
+    for piece in rank.layout.pieces() {
+        rank.announce(&Command::Take(piece))?;
+        rank.take(&piece, take(&mut values, piece.count))?;
+    }
+    Ok(())
+}
+
+impl Engine for DataParallel {
+    fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
+        self.local.load(flat)?;
+        self.is_torn = false;
+        self.session.get_mut().unwrap_or_else(PoisonError::into_inner).has_weights = false;
+        Ok(())
+    }
+
+    fn weights(&self) -> Blocks<'_> {
+        match self.is_torn {
+            true => Box::new(std::iter::once(Err(lost("weights")))),
+            false => self.local.weights(),
+        }
+    }
+
+    fn edit(&mut self, edit: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), ModelError> {
+        self.session.get_mut().unwrap_or_else(PoisonError::into_inner).has_weights = false;
+        self.local.edit(edit)
+    }
+
+    fn losses(&self, sequences: &[&[u32]]) -> Result<Vec<f64>, ModelError> {
+        self.local.losses(sequences)
+    }
+
+    fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError> {
+        self.local.logits(tokens, rows)
+    }
+
+    fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
+        let tokens = sequences.iter().copied().flatten().copied().collect();
+        self.with_ranks(|rank, local| {
+            rank.announce(&Command::Gradients { tokens })?;
+            rank.gradients(local, sequences)
+        })
+    }
+
+    fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
+        let stepped = self.with_ranks(|rank, local| {
+            rank.announce(&Command::Step(*params))?;
+            rank.step(local, params)
+        });
+        self.is_torn |= stepped.is_err();
+        stepped
+    }
+
+    fn moments(&self) -> Blocks<'_> {
+        let session = self.session();
+        match (&session.moments, &session.rank) {
+            (Moments::There, Some(rank)) => {
+                let pieces = rank.layout.pieces();
+                Box::new(pieces.into_iter().map(|piece| {
+                    let mut session = self.session();
+                    let Some(rank) = &mut session.rank else { return Err(lost("optimiser's moments")) };
+                    let values = rank.announce(&Command::Give(piece)).and_then(|()| rank.give(&piece));
+                    if let Err(error) = &values {
+                        session.fail(error);
+                    }
+                    values.map(Cow::Owned)
+                }))
+            }
+            (Moments::Fresh, _) => {
+                let count = optim::moment_count(&self.config, self.recipe.optimiser);
+                Box::new(
+                    (0..count)
+                        .step_by(MOMENTS)
+                        .map(move |first| Ok(Cow::Owned(vec![0.0; MOMENTS.min(count - first)]))),
+                )
+            }
+            (Moments::Here(values), _) => {
+                let count = values.len();
+                Box::new((0..count).step_by(MOMENTS).map(move |first| match &self.session().moments {
+                    Moments::Here(values) => {
+                        Ok(Cow::Owned(values[first..count.min(first + MOMENTS)].to_vec()))
+                    }
+                    _ => Err(lost("optimiser's moments")),
+                }))
+            }
+            (Moments::There | Moments::Lost, _) => {
+                Box::new(std::iter::once(Err(lost("optimiser's moments"))))
+            }
+        }
+    }
+
+    /// Gives the moments to the ranks. If they are not connected, keeps them until they are.
+    fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
+        let session = self.session.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(rank) = &mut session.rank {
+            match give_out(rank, moments) {
+                Ok(()) => {
+                    session.moments = Moments::There;
+                    return Ok(());
+                }
+                Err(error) => session.fail(&error),
+            }
+        }
+        session.moments = Moments::Here(moments.to_vec());
+        Ok(())
+    }
+}
+
+impl Drop for DataParallel {
+    fn drop(&mut self) {
+        let session = self.session.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(rank) = &mut session.rank {
+            // Ranks that are gone need no word.
+            let _ = rank.announce(&Command::Stop);
+        }
+    }
+}
+
+/// A rank other than 0: does what rank 0 asks until it stops. `open` opens the engine for evaluation.
+///
+/// # Errors
+/// If the exchanges or the engine fail. The other ranks are told.
+pub fn serve(
+    collective: Box<dyn Collective>,
+    open: &dyn Fn(&ModelConfig, &[f32]) -> Result<Box<dyn Engine>, ModelError>,
+) -> Result<(), ModelError> {
+    let mut collective = collective;
+    let mut message = Vec::new();
+    collective.announce(&mut message)?;
+    let (config, recipe) = match Command::decode(&message) {
+        Some(Command::Open { config, recipe }) => (config, recipe),
+        Some(Command::Stop) => return Ok(()),
+        _ => {
+            collective.abort(&foreign().to_string());
+            return Err(foreign());
+        }
+    };
+    // Weights follow.
+    let opened = config.validate().map_err(ModelError::from).and_then(|()| {
+        recipe.validate()?;
+        open(&config, &vec![0.0; config.parameters()])
+    });
+    let mut local = match opened {
+        Ok(local) => local,
+        Err(error) => {
+            collective.abort(&error.to_string());
+            return Err(error);
+        }
+    };
+    let mut rank = Rank::new(collective, &config, &recipe);
+    let served = rank.meet().and_then(|()| rank.serve(&config, &mut *local));
+    if let Err(error) = &served {
+        rank.collective.abort(&error.to_string());
+    }
+    served
+}
+
+impl Rank {
+    fn serve(&mut self, config: &ModelConfig, local: &mut dyn Engine) -> Result<(), ModelError> {
+        let mut message = Vec::new();
+        loop {
+            self.collective.announce(&mut message)?;
+            match Command::decode(&message).ok_or_else(foreign)? {
+                Command::Open { .. } => return Err(foreign()),
+                Command::Weights => self.share_weights(local)?,
+                Command::Gradients { tokens } => {
+                    let sequences = sequences(config, &tokens)?;
+                    self.gradients(local, &sequences)?;
+                }
+                Command::Step(params) => self.step(local, &params)?,
+                Command::Give(piece) => drop(self.give(&piece)?),
+                Command::Take(piece) => self.take(&piece, &[])?,
+                Command::Stop => return Ok(()),
+            }
+        }
+    }
+}
+
+/// The tokens as sequences, which an engine takes without a check.
+fn sequences<'a>(config: &ModelConfig, tokens: &'a [u32]) -> Result<Vec<&'a [u32]>, ModelError> {
+    let sequences: Vec<&[u32]> = tokens.chunks(config.seq_len + 1).collect();
+    crate::batch::check(config, &sequences)?;
+    if sequences.is_empty() { Err(foreign()) } else { Ok(sequences) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{recipe, tiny};
+    use proptest::prelude::*;
+
+    fn layouts() -> impl Iterator<Item = (ModelConfig, Recipe, Layout)> {
+        let configs = [tiny(), ModelConfig::preset("117k").unwrap(), ModelConfig::preset("6m").unwrap()];
+        configs.into_iter().flat_map(|config| {
+            [Optimiser::AdamW, Optimiser::Muon].into_iter().flat_map(move |optimiser| {
+                let (config, recipe) = (config.clone(), Recipe { optimiser, ..recipe() });
+                [1, 2, 3, 4, 8, 64].into_iter().map(move |ranks| {
+                    let layout = Layout::new(&config, &recipe, ranks);
+                    assert_eq!(layout.slices.len(), ranks);
+                    (config.clone(), recipe.clone(), layout)
+                })
+            })
+        })
+    }
+
+    #[test]
+    fn slices_cover_the_model_and_cut_no_chunk_and_no_matrix_of_muon() {
+        for (config, _, layout) in layouts() {
+            let mut end = 0;
+            for slice in &layout.slices {
+                assert_eq!(slice.start, end);
+                end = slice.end;
+            }
+            assert_eq!(end, config.parameters());
+            let starts: Vec<usize> =
+                (0..layout.tensors.len()).map(|index| layout.tensors[..index].iter().sum()).collect();
+            for part in layout.parts.iter().flatten() {
+                let (start, len) = (starts[part.index], layout.tensors[part.index]);
+                assert_eq!((part.range.start - start) % norm::CHUNK, 0);
+                assert!(part.tensor.optimiser == Optimiser::AdamW || part.range == (start..start + len));
+            }
+        }
+    }
+
+    #[test]
+    fn slices_of_a_model_for_adamw_are_equal_but_for_a_chunk() {
+        let config = ModelConfig::preset("6m").unwrap();
+        for ranks in [2, 4, 8] {
+            let layout = Layout::new(&config, &recipe(), ranks);
+            let fair = config.parameters() / ranks;
+            assert!(
+                layout.slices.iter().all(|slice| slice.len().abs_diff(fair) <= norm::CHUNK + 1),
+                "{ranks}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_pieces_of_moments_are_each_ranks_once() {
+        for (config, recipe, layout) in layouts() {
+            let pieces = layout.pieces();
+            let all: usize = pieces.iter().map(|piece| piece.count).sum();
+            assert_eq!(all, optim::moment_count(&config, recipe.optimiser));
+            for rank in 0..layout.slices.len() {
+                let mut own: Vec<Range<usize>> =
+                    pieces.iter().filter(|piece| piece.rank == rank).map(Piece::range).collect();
+                own.sort_by_key(|range| range.start);
+                let end = own.iter().fold(0, |end, range| {
+                    assert_eq!(range.start, end);
+                    range.end
+                });
+                assert_eq!(end, layout.moments(rank));
+            }
+        }
+    }
+
+    #[test]
+    fn commands_are_read_as_they_were_written() {
+        let recipe =
+            Recipe { optimiser: Optimiser::Muon, schedule: RateSchedule::Wsd, stable_steps: 7, ..recipe() };
+        let params =
+            StepParams { step: 3, learning_rate: 0.1 + 0.2, gradient_scale: f64::MIN_POSITIVE / 2.0 };
+        let piece = Piece { rank: 2, first: 5, count: 9 };
+        for command in [
+            Command::Open { config: tiny(), recipe },
+            Command::Weights,
+            Command::Gradients { tokens: vec![1, u32::MAX] },
+            Command::Step(params),
+            Command::Give(piece),
+            Command::Take(piece),
+            Command::Stop,
+        ] {
+            let bytes = command.encode();
+            assert_eq!(Command::decode(&bytes), Some(command));
+            assert_eq!(Command::decode(&bytes[..bytes.len() - 1]), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_rank_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            if let Some(command) = Command::decode(&bytes) {
+                prop_assert_eq!(command.encode(), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! What a launcher says of this process: the variables of torchrun and Kubeflow, of SLURM, and of Open MPI.
+//!
+//! The first launcher whose variables are set wins. Nothing is scheduled here: launchers place and restart processes.
+
+use std::fmt;
+
+/// The most ranks of a seat.
+pub const RANKS_MAX: usize = 1024;
+/// The port of rank 0 where a launcher names none.
+pub const PORT: u16 = 29_590;
+
+/// This process's place among the ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launched {
+    pub launcher: Launcher,
+    pub rank: usize,
+    pub ranks: usize,
+    /// Counts the ranks of a machine, from 0.
+    pub local_rank: usize,
+    /// Where rank 0 listens, if the launcher names its machine.
+    pub leader: Option<(String, u16)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launcher {
+    /// torchrun, Kubeflow, or any other that sets the variables of PyTorch.
+    Torch,
+    Slurm,
+    OpenMpi,
+}
+
+impl Launcher {
+    /// The variables of rank, number of ranks and rank on the machine.
+    fn variables(self) -> [&'static str; 3] {
+        match self {
+            Launcher::Torch => ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
+            Launcher::Slurm => ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
+            Launcher::OpenMpi => {
+                ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"]
+            }
+        }
+    }
+}
+
+impl fmt::Display for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Launcher::Torch => "torchrun or Kubeflow",
+            Launcher::Slurm => "SLURM",
+            Launcher::OpenMpi => "Open MPI",
+        })
+    }
+}
+
+/// Why the variables cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LauncherError {
+    #[error(
+        "{set} is set, but {missing} is not: start every rank by {launcher}, or set `--ranks 1` to train in this process alone"
+    )]
+    Incomplete { launcher: Launcher, set: &'static str, missing: &'static str },
+    #[error(
+        "{name} is {value:?}, and has to be a number from {min} to {max}: look at the launcher's settings, or set `--ranks 1` to ignore it"
+    )]
+    Number { name: &'static str, value: String, min: usize, max: usize },
+    #[error("{name} is {value:?}, which is no name or address of a machine: set rank_address under [train]")]
+    Host { name: &'static str, value: String },
+}
+
+/// Reads the launcher's variables through `variable`; `None` if no launcher started this process.
+///
+/// # Errors
+/// If they are incomplete or contradict each other.
+pub fn launched(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>, LauncherError> {
+    let found = [Launcher::Torch, Launcher::Slurm, Launcher::OpenMpi].into_iter().find(|launcher| {
+        let [rank, ranks, _] = launcher.variables();
+        variable(rank).is_some() || variable(ranks).is_some() && *launcher == Launcher::Torch
+    });
+    let Some(launcher) = found else { return Ok(None) };
+    let [rank_name, ranks_name, local_name] = launcher.variables();
+    let number = |name: &'static str, min: usize, max: usize| {
+        let Some(value) = variable(name) else {
+            let set = if name == rank_name { ranks_name } else { rank_name };
+            return Err(LauncherError::Incomplete { launcher, set, missing: name });
+        };
+        match value.trim().parse() {
+            Ok(number) if (min..=max).contains(&number) => Ok(number),
+            _ => Err(LauncherError::Number { name, value: shown(&value), min, max }),
+        }
+    };
+    let ranks = number(ranks_name, 1, RANKS_MAX)?;
+    let rank = number(rank_name, 0, ranks - 1)?;
+    let local_rank = match variable(local_name) {
+        Some(_) => number(local_name, 0, ranks - 1)?,
+        None => 0,
+    };
+    let leader = match launcher {
+        Launcher::Torch => match variable("MASTER_ADDR") {
+            Some(host) => {
+                // torchrun itself listens at MASTER_PORT.
+                let port = match variable("MASTER_PORT") {
+                    Some(_) => number("MASTER_PORT", 1, usize::from(u16::MAX) - 1)? + 1,
+                    None => usize::from(PORT),
+                };
+                let port = u16::try_from(port).expect("it is bounded above");
+                Some((checked_host("MASTER_ADDR", host.trim())?, port))
+            }
+            None => None,
+        },
+        Launcher::Slurm => match variable("SLURM_JOB_NODELIST") {
+            Some(nodes) => {
+                let wrong = || LauncherError::Host { name: "SLURM_JOB_NODELIST", value: shown(&nodes) };
+                let first = first_node(&nodes).ok_or_else(wrong)?;
+                Some((checked_host("SLURM_JOB_NODELIST", &first)?, PORT))
+            }
+            None => None,
+        },
+        Launcher::OpenMpi => None,
+    };
+    Ok(Some(Launched { launcher, rank, ranks, local_rank, leader }))
+}
+
+/// A value as far as an error shows it.
+fn shown(value: &str) -> String {
+    value.chars().take(60).collect()
+}
+
+fn checked_host(name: &'static str, host: &str) -> Result<String, LauncherError> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
+    match !host.is_empty() && host.len() <= 253 && host.chars().all(allowed) {
+        true => Ok(host.to_owned()),
+        false => Err(LauncherError::Host { name, value: shown(host) }),
+    }
+}
+
+/// The first machine of a list as SLURM writes it: `gpu[03-06,9],login` begins with `gpu03`.
+fn first_node(list: &str) -> Option<String> {
+    let list = list.trim();
+    let end = list.find([',', '[']).unwrap_or(list.len());
+    let (name, rest) = list.split_at(end);
+    let Some(ranges) = rest.strip_prefix('[') else { return Some(name.to_owned()) };
+    let (ranges, suffix) = ranges.split_once(']')?;
+    let number = ranges.split([',', '-']).next()?;
+    let suffix = suffix.split(',').next().unwrap_or_default();
+    let is_number = !number.is_empty() && number.chars().all(|c| c.is_ascii_digit());
+    // A second pair of brackets: a grid of machines, whose first one is not taken apart here.
+    (is_number && !suffix.contains('[')).then(|| format!("{name}{number}{suffix}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn of(variables: &[(&str, &str)]) -> Result<Option<Launched>, LauncherError> {
+        launched(|name| variables.iter().find(|(of, _)| *of == name).map(|(_, value)| value.to_string()))
+    }
+
+    #[test]
+    fn each_launcher_is_read_and_the_first_one_wins() {
+        assert_eq!(of(&[]), Ok(None));
+        assert_eq!(
+            of(&[("SLURM_NTASKS", "4"), ("SLURM_JOB_NODELIST", "a")]),
+            Ok(None),
+            "a batch script's step-less part"
+        );
+        let torch = [
+            ("RANK", "3"),
+            ("WORLD_SIZE", "8"),
+            ("LOCAL_RANK", "1"),
+            ("MASTER_ADDR", "10.0.0.2"),
+            ("MASTER_PORT", "29500"),
+        ];
+        let slurm = [
+            ("SLURM_PROCID", "5"),
+            ("SLURM_NTASKS", "16"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_JOB_NODELIST", "gpu[03-06,9],login"),
+        ];
+        let mpi = [
+            ("OMPI_COMM_WORLD_RANK", "0"),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+        ];
+        let expected = |launcher, rank, ranks, local_rank, leader: Option<(&str, u16)>| {
+            let leader = leader.map(|(host, port)| (host.to_owned(), port));
+            Ok(Some(Launched { launcher, rank, ranks, local_rank, leader }))
+        };
+        let by_torch = expected(Launcher::Torch, 3, 8, 1, Some(("10.0.0.2", 29_501)));
+        let by_slurm = expected(Launcher::Slurm, 5, 16, 1, Some(("gpu03", PORT)));
+        assert_eq!(of(&torch), by_torch);
+        assert_eq!(of(&slurm), by_slurm);
+        assert_eq!(of(&mpi), expected(Launcher::OpenMpi, 0, 2, 0, None));
+        assert_eq!(of(&[&mpi[..], &slurm, &torch].concat()), by_torch);
+        assert_eq!(of(&[&mpi[..], &slurm].concat()), by_slurm);
+        let kubeflow = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "job-master-0")];
+        assert_eq!(of(&kubeflow), expected(Launcher::Torch, 0, 2, 0, Some(("job-master-0", PORT))));
+    }
+
+    #[test]
+    fn wrong_values_are_named() {
+        let says = |variables: &[(&str, &str)], says: &str| {
+            let error = of(variables).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        };
+        says(&[("RANK", "0")], "RANK is set, but WORLD_SIZE is not");
+        says(&[("WORLD_SIZE", "2")], "WORLD_SIZE is set, but RANK is not");
+        says(&[("SLURM_PROCID", "0")], "SLURM_NTASKS is not");
+        for (name, value) in [
+            ("RANK", "2"),
+            ("RANK", "-1"),
+            ("RANK", ""),
+            ("RANK", "99999999999999999999999"),
+            ("WORLD_SIZE", "0"),
+            ("WORLD_SIZE", "1025"),
+            ("WORLD_SIZE", "two"),
+            ("LOCAL_RANK", "7"),
+            ("MASTER_PORT", "65535"),
+            ("MASTER_PORT", "0"),
+        ] {
+            let mut all = vec![
+                ("RANK", "1"),
+                ("WORLD_SIZE", "2"),
+                ("MASTER_ADDR", "a"),
+                ("MASTER_PORT", "1"),
+                ("LOCAL_RANK", "0"),
+            ];
+            all.retain(|(of, _)| *of != name);
+            all.push((name, value));
+            says(&all, &format!("{name} is {value:?}"));
+        }
+        for host in ["", "a b", "a;rm -rf", "ä", &"x".repeat(300)] {
+            says(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", host)], "no name or address");
+        }
+        for nodes in ["", "a[", "a[]", "a[x-y]", "a[1][2]", "a[1]b[2]", "[", "a[1 2]"] {
+            let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_NODELIST", nodes)];
+            says(&slurm, "SLURM_JOB_NODELIST");
+        }
+    }
+
+    #[test]
+    fn the_first_machine_of_a_list_is_found() {
+        for (list, first) in [
+            ("one", "one"),
+            ("one,two", "one"),
+            ("gpu[001-004]", "gpu001"),
+            ("gpu[7,9-12],cpu1", "gpu7"),
+            ("r[1-2]-node,x", "r1-node"),
+        ] {
+            assert_eq!(first_node(list).as_deref(), Some(first), "{list}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_value_makes_it_panic(values in prop::collection::vec(prop::option::of("\\PC{0,12}|[0-9]{1,6}|[a-z]{0,3}\\[[0-9,-]{0,6}\\]?"), 9)) {
+            let names = [
+                "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
+                "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_NODELIST",
+            ];
+            let read = launched(|name| names.iter().position(|of| *of == name).and_then(|at| values[at].clone()));
+            if let Ok(Some(found)) = read {
+                prop_assert!(found.rank < found.ranks && found.ranks <= RANKS_MAX && found.local_rank < found.ranks);
+                prop_assert!(found.leader.is_none_or(|(host, port)| !host.is_empty() && 0 < port));
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Frames over a TCP connection to another rank: the length as four bytes, then the frame.
+
+use crate::command::Process;
+use nn::collective::{FRAME_BYTES_MAX, Link, LinkError, Wait};
+use std::{
+    io::{self, Read as _, Write as _},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+/// Between two looks at the deadline.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long a process that this one started has to end by itself.
+const END_WITHIN: Duration = Duration::from_millis(500);
+
+/// A connection to another rank; to the process of the rank, if this one started it.
+pub struct TcpLink {
+    stream: TcpStream,
+    process: Option<Process>,
+}
+
+impl TcpLink {
+    /// # Errors
+    /// If the system refuses an option of the socket.
+    pub fn new(stream: TcpStream, process: Option<Process>) -> io::Result<TcpLink> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(LOOK))?;
+        stream.set_write_timeout(Some(LOOK))?;
+        keep_alive(&stream)?;
+        Ok(TcpLink { stream, process })
+    }
+
+    fn read(&self, mut into: &mut [u8], wait: &Wait<'_>) -> Result<(), LinkError> {
+        while !into.is_empty() {
+            match (&self.stream).read(into) {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(read) => into = &mut into[read..],
+                Err(error) => again(&error, wait)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Fails unless the socket only had nothing to do until now.
+fn again(error: &io::Error, wait: &Wait<'_>) -> Result<(), LinkError> {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => wait.check(),
+        _ => Err(LinkError::Closed),
+    }
+}
+
+impl Link for TcpLink {
+    fn send(&self, frame: &[u8], wait: &Wait<'_>) -> Result<(), LinkError> {
+        let length = u32::try_from(frame.len()).map_err(|_| LinkError::TooLong(frame.len()))?;
+        let bytes = [&length.to_le_bytes()[..], frame].concat();
+        let mut left = &bytes[..];
+        while !left.is_empty() {
+            match (&self.stream).write(left) {
+                Ok(written) => left = &left[written..],
+                Err(error) => again(&error, wait)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&self, frame: &mut Vec<u8>, wait: &Wait<'_>) -> Result<(), LinkError> {
+        let mut length = [0; 4];
+        self.read(&mut length, wait)?;
+        let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+        if FRAME_BYTES_MAX < length {
+            return Err(LinkError::TooLong(length));
+        }
+        frame.resize(length, 0);
+        self.read(frame, wait)
+    }
+}
+
+impl Drop for TcpLink {
+    fn drop(&mut self) {
+        // What was written arrives; the other rank then reads the end.
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+        let Some(process) = &self.process else { return };
+        let until = Instant::now() + END_WITHIN;
+        while !process.has_exited() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Lets the system find out within a minute that the other machine is gone, while nothing is sent.
+#[cfg(target_os = "linux")]
+pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    use std::os::fd::AsRawFd as _;
+    let set = |level: libc::c_int, name: libc::c_int, value: libc::c_int| {
+        let length = libc::socklen_t::try_from(size_of::<libc::c_int>()).expect("four bytes");
+        // SAFETY: the socket is open, and the value outlives the call and has the given length.
+        let done =
+            unsafe { libc::setsockopt(stream.as_raw_fd(), level, name, (&raw const value).cast(), length) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 30)?;
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10)?;
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn keep_alive(_: &TcpStream) -> io::Result<()> {
+    Ok(())
+}

@@ -1,0 +1,493 @@
+//! How ranks meet: each proves that it knows the seat's secret, and is refused by name if it is not one of these ranks.
+//!
+//! Rank 0 listens. A rank that connects gets a challenge and answers with who it is ([`Hello`]); once all are there,
+//! rank 0 tells each where the others listen, and they connect in pairs in the same way. Every message is
+//! authenticated by the secret and both sides' random numbers. What follows on the connections is neither encrypted nor
+//! authenticated: they belong on a private network.
+
+use super::link::{TcpLink, keep_alive};
+use crate::command::Process;
+use nn::collective::{Link, Mesh};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _},
+    time::{Duration, Instant},
+};
+
+/// The first bytes of both sides; the last one is the version.
+const MAGIC: &[u8; 8] = b"mtl-rnk\x01";
+/// Bytes of a message at most: the addresses of all ranks fit.
+const MESSAGE_BYTES_MAX: usize = 128 * 1024;
+/// How long a connection may take to say who it is.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
+/// Between two looks for a connection.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Who this process is, and what the others have to agree with.
+#[derive(Clone)]
+pub struct Identity {
+    pub rank: usize,
+    pub ranks: usize,
+    pub secret: [u8; 32],
+    /// The release, and the digest of the program's file.
+    pub version: String,
+    pub build: String,
+    /// Digest of the settings that the ranks share.
+    pub settings: String,
+}
+
+/// What a connecting rank says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Hello {
+    rank: usize,
+    ranks: usize,
+    version: String,
+    build: String,
+    settings: String,
+    /// Where ranks with higher numbers reach it.
+    port: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Reply {
+    /// All are there. From rank 0: where the others listen, from rank 1 on.
+    Welcome {
+        peers: Vec<SocketAddr>,
+    },
+    Refused {
+        why: String,
+    },
+}
+
+/// Why ranks do not meet.
+#[derive(Debug, thiserror::Error)]
+pub enum RankError {
+    #[error("could not listen at {address} for the other ranks: set rank_address under [train]")]
+    Listen { address: String, source: io::Error },
+    #[error("could not start rank {rank}")]
+    Start { rank: usize, source: io::Error },
+    #[error("rank {rank} ended before it was connected; {output}")]
+    Ended { rank: usize, output: String },
+    #[error(
+        "rank {missing} did not connect within {seconds} s ({connected} of {ranks} ranks are there): look at its log, or raise rank_start_seconds under [train]"
+    )]
+    Missing { missing: usize, connected: usize, ranks: usize, seconds: u64 },
+    #[error("{0}")]
+    Refuses(String),
+    #[error("rank 0 at {address} refused this rank: {why}")]
+    Refused { address: String, why: String },
+    #[error(
+        "rank 0 at {address} has another secret: give all ranks the same METTLE_RANK_SECRET or rank_secret_file"
+    )]
+    Secret { address: String },
+    #[error(
+        "rank 0 could not be reached at {address} within {seconds} s: is it running, and is that its address?"
+    )]
+    Unreachable { address: String, seconds: u64, source: io::Error },
+    #[error("{peer} is no rank of this release")]
+    Foreign { peer: String },
+    #[error("the connection to {peer} broke before all ranks had met")]
+    Broken { peer: String, source: io::Error },
+    #[error("no random numbers: {0}")]
+    Random(getrandom::Error),
+}
+
+/// Why a rank is refused by the one that it connects to, which knows `taken` ranks.
+fn refusal(own: &Identity, hello: &Hello, taken: impl Fn(usize) -> bool) -> Option<String> {
+    let Hello { rank, ranks, version, build, settings, .. } = hello;
+    let me = own.rank;
+    let short =
+        |digest: &str| -> String { digest.chars().filter(char::is_ascii_alphanumeric).take(16).collect() };
+    if *ranks != own.ranks {
+        return Some(format!("rank {rank} was started as one of {ranks}, rank {me} as one of {}", own.ranks));
+    }
+    if *rank == 0 || own.ranks <= *rank {
+        return Some(format!("there is no rank {rank} to connect: the ranks are 0 to {}", own.ranks - 1));
+    }
+    if (version, build) != (&own.version, &own.build) {
+        let (version, build) = (short(version), short(build));
+        return Some(format!(
+            "rank {rank} is of another build: version {version} ({build}), rank {me} has {} ({}): start the same program everywhere",
+            short(&own.version),
+            short(&own.build)
+        ));
+    }
+    if *settings != own.settings {
+        return Some(format!(
+            "rank {rank} has settings digest {}, rank {me} has {}: give all ranks the same settings file and flags",
+            short(settings),
+            short(&own.settings)
+        ));
+    }
+    taken(*rank).then(|| format!("rank {rank} is there twice: give every process a rank of its own"))
+}
+
+/// One side of a connection that is being checked.
+struct Handshake {
+    stream: TcpStream,
+    secret: [u8; 32],
+    /// Random numbers of the accepting and the connecting side.
+    nonces: [[u8; 32]; 2],
+}
+
+impl Handshake {
+    /// The side that accepted the connection.
+    fn accept(stream: TcpStream, secret: [u8; 32]) -> Result<Handshake, RankError> {
+        let peer = peer_of(&stream);
+        let broken = |source| RankError::Broken { peer: peer.clone(), source };
+        stream.set_nonblocking(false).map_err(broken)?;
+        stream.set_write_timeout(Some(HELLO_WITHIN)).map_err(broken)?;
+        stream.set_read_timeout(Some(HELLO_WITHIN)).map_err(broken)?;
+        let mut handshake = Handshake { stream, secret, nonces: [nonce()?, [0; 32]] };
+        (&handshake.stream).write_all(&[&MAGIC[..], &handshake.nonces[0]].concat()).map_err(broken)?;
+        handshake.nonces[1] = read_nonce(&handshake.stream)?;
+        Ok(handshake)
+    }
+
+    /// The side that connected. Rank 0 may take its time: it opens the seat first.
+    fn connect(stream: TcpStream, secret: [u8; 32]) -> Result<Handshake, RankError> {
+        let peer = peer_of(&stream);
+        let broken = |source| RankError::Broken { peer: peer.clone(), source };
+        keep_alive(&stream).map_err(broken)?;
+        stream.set_read_timeout(None).map_err(broken)?;
+        stream.set_write_timeout(Some(HELLO_WITHIN)).map_err(broken)?;
+        let theirs = read_nonce(&stream)?;
+        let own = nonce()?;
+        (&stream).write_all(&[&MAGIC[..], &own].concat()).map_err(broken)?;
+        Ok(Handshake { stream, secret, nonces: [theirs, own] })
+    }
+
+    fn mac(&self, label: &[u8], body: &[u8]) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
+        hasher.update(label).update(&self.nonces[0]).update(&self.nonces[1]).update(body);
+        hasher.finalize()
+    }
+
+    fn send<T: Serialize>(&self, label: &[u8], message: &T) -> Result<(), RankError> {
+        let body = serde_json::to_vec(message).expect("a message is numbers and text");
+        let length = u32::try_from(body.len()).expect("it is far shorter");
+        let bytes = [&length.to_le_bytes()[..], &body, self.mac(label, &body).as_bytes()].concat();
+        let sent = (&self.stream).write_all(&bytes);
+        sent.map_err(|source| RankError::Broken { peer: peer_of(&self.stream), source })
+    }
+
+    /// `None` if the other side has another secret.
+    fn receive<T: DeserializeOwned>(&self, label: &[u8]) -> Result<Option<T>, RankError> {
+        let broken = |source| RankError::Broken { peer: peer_of(&self.stream), source };
+        let mut length = [0; 4];
+        (&self.stream).read_exact(&mut length).map_err(broken)?;
+        let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+        let foreign = || RankError::Foreign { peer: peer_of(&self.stream) };
+        if MESSAGE_BYTES_MAX < length {
+            return Err(foreign());
+        }
+        let mut bytes = vec![0; length + 32];
+        (&self.stream).read_exact(&mut bytes).map_err(broken)?;
+        let (body, mac) = bytes.split_at(length);
+        let mac: [u8; 32] = mac.try_into().expect("32 bytes are left");
+        if self.mac(label, body) != blake3::Hash::from_bytes(mac) {
+            return Ok(None);
+        }
+        serde_json::from_slice(body).map(Some).map_err(|_| foreign())
+    }
+}
+
+fn nonce() -> Result<[u8; 32], RankError> {
+    let mut nonce = [0; 32];
+    getrandom::fill(&mut nonce).map_err(RankError::Random)?;
+    Ok(nonce)
+}
+
+fn read_nonce(mut stream: &TcpStream) -> Result<[u8; 32], RankError> {
+    let peer = peer_of(stream);
+    let (mut magic, mut nonce) = ([0; 8], [0; 32]);
+    let read = stream.read_exact(&mut magic).and_then(|()| stream.read_exact(&mut nonce));
+    read.map_err(|source| RankError::Broken { peer: peer.clone(), source })?;
+    if &magic == MAGIC { Ok(nonce) } else { Err(RankError::Foreign { peer }) }
+}
+
+fn peer_of(stream: &TcpStream) -> String {
+    stream.peer_addr().map_or_else(|_| "another rank".into(), |address| address.to_string())
+}
+
+/// Accepts the connections of the ranks in `expected` until `until`. `look` ends the wait early.
+fn accept(
+    listener: &TcpListener,
+    own: &Identity,
+    expected: std::ops::Range<usize>,
+    within: Duration,
+    look: &mut dyn FnMut() -> Result<(), RankError>,
+) -> Result<Vec<(Handshake, SocketAddr)>, RankError> {
+    let until = Instant::now() + within;
+    let mut found: Vec<Option<(Handshake, SocketAddr)>> = expected.clone().map(|_| None).collect();
+    while let Some(missing) = found.iter().position(Option::is_none) {
+        look()?;
+        if until <= Instant::now() {
+            let connected = found.iter().flatten().count() + 1;
+            let (missing, seconds) = (expected.start + missing, within.as_secs());
+            return Err(RankError::Missing { missing, connected, ranks: own.ranks, seconds });
+        }
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            // Also a connection that is gone again.
+            Err(_) => {
+                std::thread::sleep(LOOK);
+                continue;
+            }
+        };
+        let peer = peer_of(&stream);
+        let handshake = Handshake::accept(stream, own.secret);
+        let hello = handshake.and_then(|handshake| Ok((handshake.receive::<Hello>(b"hello")?, handshake)));
+        let (hello, handshake) = match hello {
+            Ok((Some(hello), handshake)) => (hello, handshake),
+            Ok((None, handshake)) => {
+                tracing::warn!(peer, "a connection with another secret is refused");
+                // It cannot read the reason, and sees from that what the reason is.
+                let _ = handshake.send(b"reply", &Reply::Refused { why: "another secret".into() });
+                continue;
+            }
+            Err(error) => {
+                tracing::warn!(peer, error = node::error_chain(&error), "a connection is no rank");
+                continue;
+            }
+        };
+        let taken = |rank: usize| {
+            let place = rank.checked_sub(expected.start).and_then(|at| found.get(at));
+            place.is_none_or(Option::is_some)
+        };
+        if let Some(why) = refusal(own, &hello, taken) {
+            let _ = handshake.send(b"reply", &Reply::Refused { why: why.clone() });
+            return Err(RankError::Refuses(why));
+        }
+        let address = handshake.stream.peer_addr().map_err(|source| RankError::Broken { peer, source })?;
+        found[hello.rank - expected.start] = Some((handshake, SocketAddr::new(address.ip(), hello.port)));
+    }
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// Rank 0 meets all others at `listener`, which does not block. `processes` are those that it started, from rank 1 on.
+///
+/// # Errors
+/// If a rank ends, does not come, or is refused.
+pub fn lead(
+    listener: &TcpListener,
+    own: &Identity,
+    processes: Vec<Process>,
+    within: Duration,
+    timeout: Duration,
+) -> Result<Mesh, RankError> {
+    let mut look = || match (1..).zip(&processes).find(|(_, process)| process.has_exited()) {
+        Some((rank, process)) => {
+            // Its last words arrive after its end.
+            std::thread::sleep(5 * LOOK);
+            Err(RankError::Ended { rank, output: process.output() })
+        }
+        None => Ok(()),
+    };
+    let found = accept(listener, own, 1..own.ranks, within, &mut look)?;
+    let peers: Vec<SocketAddr> = found.iter().map(|(_, address)| *address).collect();
+    let mut processes = processes.into_iter();
+    let mut links: Vec<Option<Box<dyn Link>>> = vec![None];
+    for (handshake, _) in found {
+        handshake.send(b"reply", &Reply::Welcome { peers: peers.clone() })?;
+        links.push(Some(link(handshake, processes.next())?));
+    }
+    Ok(Mesh::new(0, links, timeout))
+}
+
+fn link(handshake: Handshake, process: Option<Process>) -> Result<Box<dyn Link>, RankError> {
+    let peer = peer_of(&handshake.stream);
+    let link = TcpLink::new(handshake.stream, process);
+    Ok(Box::new(link.map_err(|source| RankError::Broken { peer, source })?))
+}
+
+/// Another rank meets rank 0 at `leader`, a name and a port, and then the others. Tries to connect for `reach`, and
+/// waits for the other ranks for `within`.
+///
+/// # Errors
+/// If rank 0 is not there or refuses this rank, or another rank does not come.
+pub fn join(
+    leader: &str,
+    own: &Identity,
+    reach: Duration,
+    within: Duration,
+    timeout: Duration,
+) -> Result<Mesh, RankError> {
+    let stream = reach_leader(leader, reach)?;
+    let broken = |source| RankError::Broken { peer: format!("rank 0 at {leader}"), source };
+    let address = stream.local_addr().map_err(broken)?.ip();
+    let listener = TcpListener::bind((address, 0))
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+        .map_err(|source| RankError::Listen { address: address.to_string(), source })?;
+    let port = listener.local_addr().map_err(broken)?.port();
+    let Identity { rank, ranks, secret, version, build, settings } = own.clone();
+    let hello = Hello { rank, ranks, version, build, settings, port };
+
+    let to_leader = Handshake::connect(stream, secret)?;
+    let peers = introduce(&to_leader, &hello, leader)?;
+    if peers.len() + 1 != ranks {
+        return Err(RankError::Foreign { peer: leader.into() });
+    }
+    let mut links: Vec<Option<Box<dyn Link>>> = vec![Some(link(to_leader, None)?)];
+    for peer in &peers[..rank - 1] {
+        let stream = TcpStream::connect_timeout(peer, within)
+            .map_err(|source| RankError::Broken { peer: peer.to_string(), source })?;
+        let handshake = Handshake::connect(stream, secret)?;
+        introduce(&handshake, &hello, &peer.to_string())?;
+        links.push(Some(link(handshake, None)?));
+    }
+    links.push(None);
+    for (handshake, _) in accept(&listener, own, rank + 1..ranks, within, &mut || Ok(()))? {
+        handshake.send(b"reply", &Reply::Welcome { peers: Vec::new() })?;
+        links.push(Some(link(handshake, None)?));
+    }
+    Ok(Mesh::new(rank, links, timeout))
+}
+
+/// Says who this rank is, and returns what it is welcomed with.
+fn introduce(handshake: &Handshake, hello: &Hello, address: &str) -> Result<Vec<SocketAddr>, RankError> {
+    handshake.send(b"hello", hello)?;
+    match handshake.receive(b"reply")? {
+        Some(Reply::Welcome { peers }) => Ok(peers),
+        Some(Reply::Refused { why }) => {
+            let why = why.chars().filter(|c| !c.is_control()).take(400).collect();
+            Err(RankError::Refused { address: address.into(), why })
+        }
+        None => Err(RankError::Secret { address: address.into() }),
+    }
+}
+
+fn reach_leader(leader: &str, within: Duration) -> Result<TcpStream, RankError> {
+    let until = Instant::now() + within;
+    let attempt = || {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for address in leader.to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, HELLO_WITHIN) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    };
+    loop {
+        match attempt() {
+            Ok(stream) => return Ok(stream),
+            Err(source) if until <= Instant::now() => {
+                let (address, seconds) = (leader.into(), within.as_secs());
+                return Err(RankError::Unreachable { address, seconds, source });
+            }
+            Err(_) => std::thread::sleep(10 * LOOK),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn identity(rank: usize) -> Identity {
+        let text = |text: &str| text.to_owned();
+        Identity {
+            rank,
+            ranks: 3,
+            secret: [7; 32],
+            version: text("1.0"),
+            build: text("b0"),
+            settings: text("s0"),
+        }
+    }
+
+    /// What rank 0 and a rank with this identity say, beside a rank 2 that is as it should be.
+    fn meet(other: Identity) -> (Result<(), String>, Result<(), String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let join = |identity: Identity| {
+            let address = address.clone();
+            thread::spawn(move || {
+                join(&address, &identity, SOON, SOON, SOON).map(drop).map_err(|e| e.to_string())
+            })
+        };
+        let second = join(identity(2));
+        let other = join(other);
+        let led = lead(&listener, &identity(0), Vec::new(), Duration::from_secs(3), SOON);
+        let led = led.map(drop).map_err(|error| error.to_string());
+        // As if rank 0 had ended: one that it has not accepted yet would wait for its next window.
+        drop(listener);
+        let other = other.join().unwrap();
+        // It may have been waiting for the others.
+        let _ = second.join().unwrap();
+        (led, other)
+    }
+
+    #[test]
+    fn ranks_of_one_seat_meet() {
+        assert_eq!(meet(identity(1)), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn a_rank_that_differs_is_refused_by_name_on_both_sides() {
+        type Change = fn(&mut Identity);
+        let cases: [(Change, &str); 5] = [
+            (|other| other.settings = "s1".into(), "rank 1 has settings digest s1, rank 0 has s0"),
+            (
+                |other| other.build = "b1".into(),
+                "rank 1 is of another build: version 10 (b1), rank 0 has 10 (b0)",
+            ),
+            (|other| other.ranks = 4, "rank 1 was started as one of 4, rank 0 as one of 3"),
+            (|other| (other.rank, other.ranks) = (2, 3), "rank 2 is there twice"),
+            (|other| other.version = "2.0".into(), "version 20 (b0)"),
+        ];
+        for (change, says) in cases {
+            let mut other = identity(1);
+            change(&mut other);
+            let twice = other.rank == 2;
+            let (led, joined) = meet(other);
+            let led = led.unwrap_err();
+            assert!(led.contains(says), "{led}");
+            // Of two with the same rank, the second is refused.
+            if !twice {
+                let joined = joined.unwrap_err();
+                assert!(joined.contains("rank 0 at 127.0.0.1") && joined.contains(says), "{joined}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_with_another_secret_is_refused_and_says_so() {
+        let (led, joined) = meet(Identity { secret: [8; 32], ..identity(1) });
+        assert!(joined.unwrap_err().contains("has another secret"));
+        let led = led.unwrap_err();
+        assert!(led.contains("rank 1 did not connect within 3 s (2 of 3 ranks are there)"), "{led}");
+    }
+
+    #[test]
+    fn strangers_do_not_disturb_the_ranks() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let strangers =
+            [&b""[..], b"GET / HTTP/1.1\r\n\r\n", &[0; 64], &[MAGIC.as_slice(), &[255; 80]].concat()];
+        for says in strangers {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(says).unwrap();
+            // Closed at once, so that it is not waited for.
+        }
+        let own = |rank| Identity { ranks: 2, ..identity(rank) };
+        let leader = address.to_string();
+        let joined = thread::spawn(move || join(&leader, &own(1), SOON, SOON, SOON).map(drop));
+        lead(&listener, &own(0), Vec::new(), SOON, SOON).unwrap();
+        joined.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_leader_that_is_not_there_is_named() {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let error = join(&free, &identity(1), Duration::from_millis(10), SOON, SOON).err().unwrap();
+        assert!(error.to_string().contains(&free), "{error}");
+    }
+}

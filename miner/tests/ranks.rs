@@ -1,0 +1,447 @@
+//! A seat that several processes train: this test's own program, started once more for each rank. Windows have the bits
+//! of one process, and a rank that is killed, hangs or differs costs a window at most.
+
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use dataset::Dataset;
+use miner::{
+    command::CommandGroup,
+    ranks::{self, Leader, Place, RankDeadlines, launcher},
+    train::{self, Cause, TrainObserver, Trained, TrainingError},
+};
+use model::{ModelConfig, Optimiser, Recipe};
+use nn::{
+    Device, ModelError, Trainer,
+    engine::{self, DataParallel},
+};
+use node::{Flags, Settings, error_chain};
+use std::{
+    ffi::OsString,
+    fs,
+    io::{BufRead as _, BufReader, Read as _},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Arc, atomic::AtomicBool},
+    time::{Duration, Instant},
+};
+
+const BATCH: usize = 8;
+const SOON: Duration = Duration::from_secs(60);
+/// Names what a process of these tests is: `worker`, `parent`, or the settings file of a `start`.
+const ROLE: &str = "RANKS_TEST_ROLE";
+
+/// The main of other processes, where this test's own program is started once more. Otherwise nothing.
+#[test]
+fn a_process_of_these_tests() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let code = match role.as_str() {
+        "worker" => miner::cli::main_with(["miner", "worker"].map(OsString::from)),
+        "parent" => {
+            let scene = Scene::new();
+            let trainer = scene.by_children(3, SOON).unwrap();
+            println!("ranks are connected");
+            std::thread::sleep(Duration::from_secs(600));
+            drop(trainer);
+            return;
+        }
+        settings => miner::cli::main_with(["miner", "start", "--config", settings].map(OsString::from)),
+    };
+    std::process::exit(if code == std::process::ExitCode::SUCCESS { 0 } else { 1 });
+}
+
+fn this_program(role: &str) -> Vec<OsString> {
+    let role = format!("{ROLE}={role}");
+    let this = std::env::current_exe().unwrap().into_os_string();
+    let words = ["a_process_of_these_tests", "--exact", "--nocapture"].map(OsString::from);
+    ["env".into(), role.into(), "RAYON_NUM_THREADS=1".into(), this].into_iter().chain(words).collect()
+}
+
+struct Scene {
+    directory: tempfile::TempDir,
+    dataset: Dataset,
+    config: ModelConfig,
+    recipe: Recipe,
+    theta: Vec<f32>,
+    group: Arc<CommandGroup>,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let directory = tempfile::tempdir().unwrap();
+        let dataset = Dataset::open(support::prepare(directory.path()), None).unwrap();
+        let config = support::config(&dataset);
+        // 3 leaves a smaller micro-batch at the end.
+        let recipe = Recipe { batch: BATCH, micro_batch: 3, ..Recipe::default() };
+        let theta = model::init_flat(&config, 11).unwrap();
+        Scene { directory, dataset, config, recipe, theta, group: Arc::default() }
+    }
+
+    fn by_children(&self, ranks: usize, step: Duration) -> Result<Trainer, ModelError> {
+        let identity = ranks::identity(0, ranks, [3; 32], "settings".into());
+        let deadlines = RankDeadlines { start: SOON, step };
+        let program = this_program("worker");
+        let connect = ranks::children(program, identity, Device::CPU, deadlines, self.group.clone());
+        let open = |config: &ModelConfig, flat: &[f32]| engine::open(Device::CPU, config, None, flat);
+        let engine = DataParallel::open(&self.config, &self.recipe, &self.theta, &open, connect)?;
+        Trainer::from_engine(&self.config, &self.recipe, Box::new(engine))
+    }
+
+    fn alone(&self) -> Trainer {
+        Trainer::new(&self.config, &self.recipe, Device::CPU, &self.theta).unwrap()
+    }
+
+    /// One window of five steps, until its weights are read.
+    fn window(
+        &self,
+        trainer: &mut Trainer,
+        first: u64,
+        beside: &mut dyn TrainObserver,
+    ) -> Result<(Trained, Vec<u32>, Vec<u8>), TrainingError> {
+        let sequences: Vec<u64> = (first..first + 5 * BATCH as u64).collect();
+        let go = AtomicBool::new(false);
+        let begun = Trained::default();
+        let trained = train::train(trainer, &self.dataset, &sequences, BATCH, begun, &go, beside)?;
+        let weights = trainer.weights_flat().map_err(TrainingError::Weights)?;
+        let trained = Trained { seconds: 0.0, data_seconds: 0.0, ..trained };
+        Ok((trained, weights.into_iter().map(f32::to_bits).collect(), state(trainer)))
+    }
+
+    /// After two steps of the window, `harm` happens to a rank. The window is given up for what `says`, and the next one
+    /// is that of a trainer that nothing happened to.
+    #[track_caller]
+    fn check_harm(&self, trainer: &mut Trainer, harm: &mut dyn FnMut(), says: &str) {
+        struct Harms<'a>(&'a mut dyn FnMut());
+        impl TrainObserver for Harms<'_> {
+            fn stepped(&mut self, _: &Trainer, trained: &Trained) {
+                if trained.steps == 2 {
+                    (self.0)();
+                }
+            }
+            fn repeated(&mut self, _: u32, error: &ModelError) {
+                panic!("{error}");
+            }
+        }
+        let mut undisturbed = self.alone();
+        self.window(&mut undisturbed, 100, &mut ()).unwrap();
+        trainer.load(&self.theta).unwrap();
+        self.window(trainer, 100, &mut ()).unwrap();
+        let kept = state(trainer);
+        assert!(kept == state(&undisturbed));
+
+        trainer.load(&self.theta).unwrap();
+        let error = self.window(trainer, 200, &mut Harms(harm)).unwrap_err();
+        assert!(matches!(error, TrainingError::GivenUp { step: 3, cause: Cause::Ranks, .. }), "{error:?}");
+        let said = error_chain(&error);
+        assert!(said.contains(says) && said.contains("the next window starts the ranks afresh"), "{said}");
+
+        // As `Miner::forget_training` and the next window.
+        trainer.read_state(&mut &kept[..]).unwrap();
+        for trainer in [&mut *trainer, &mut undisturbed] {
+            trainer.load(&self.theta).unwrap();
+        }
+        let next = self.window(trainer, 300, &mut ()).unwrap();
+        assert!(next == self.window(&mut undisturbed, 300, &mut ()).unwrap());
+    }
+}
+
+fn state(trainer: &Trainer) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    trainer.write_state(&mut bytes).unwrap();
+    bytes
+}
+
+/// The numbers of processes that run `program`'s worker for the process `parent`.
+fn workers_of(parent: u32) -> Vec<i32> {
+    let all =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_worker = |id: &i32| {
+        let read = |file: &str| fs::read_to_string(format!("/proc/{id}/{file}")).unwrap_or_default();
+        let stat = read("stat");
+        let mut fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
+        let (status, of) = (fields.next(), fields.next());
+        status.is_some_and(|status| status != "Z")
+            && of.and_then(|of| of.parse().ok()) == Some(parent)
+            && read("cmdline").contains("a_process_of_these_tests")
+            && read("environ").contains(&format!("{ROLE}=worker"))
+    };
+    all.filter(is_worker).collect()
+}
+
+fn is_gone(id: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    stat.is_empty() || stat.contains(") Z ")
+}
+
+#[track_caller]
+fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn signal(id: i32, signal: libc::c_int) {
+    // SAFETY: the call takes two numbers and touches no memory.
+    assert_eq!(unsafe { libc::kill(id, signal) }, 0);
+}
+
+// One test harms and counts the workers of this process, so all that start workers here are one after the other.
+static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[test]
+fn windows_of_several_processes_have_the_bits_of_one() {
+    let _alone = alone();
+    for optimiser in [Optimiser::AdamW, Optimiser::Muon] {
+        let scene = Scene::new();
+        let scene = Scene { recipe: Recipe { optimiser, ..scene.recipe.clone() }, ..scene };
+        let mut undisturbed = scene.alone();
+        let mut trainer = scene.by_children(2, SOON).unwrap();
+        for (window, first) in [100, 200, 300].into_iter().enumerate() {
+            if window == 2 {
+                // A miner that was killed reads its snapshot, with another number of ranks.
+                let kept = state(&trainer);
+                drop(trainer);
+                trainer = scene.by_children(4, SOON).unwrap();
+                trainer.read_state(&mut &kept[..]).unwrap();
+            }
+            for trainer in [&mut trainer, &mut undisturbed] {
+                trainer.load(&scene.theta).unwrap();
+            }
+            let got = scene.window(&mut trainer, first, &mut ()).unwrap();
+            assert!(got == scene.window(&mut undisturbed, first, &mut ()).unwrap(), "window {window}");
+        }
+        drop(trainer);
+        await_that("the ranks end", || workers_of(std::process::id()).is_empty());
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_in_a_window_costs_it_and_not_the_seat() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let mut trainer = scene.by_children(3, SOON).unwrap();
+    let mut kill = || signal(workers_of(std::process::id())[0], libc::SIGKILL);
+    scene.check_harm(&mut trainer, &mut kill, "ended, or closed its connection");
+}
+
+#[test]
+fn a_rank_that_stops_answering_costs_the_window_and_is_replaced() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let mut trainer = scene.by_children(3, Duration::from_secs(5)).unwrap();
+    let mut stopped = 0;
+    let mut stop = || {
+        stopped = workers_of(std::process::id())[0];
+        signal(stopped, libc::SIGSTOP);
+    };
+    scene.check_harm(&mut trainer, &mut stop, "did not answer within 5 s");
+    await_that("it is killed", || is_gone(stopped));
+}
+
+#[test]
+fn ranks_that_cannot_be_started_cost_the_window_with_the_reason() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let identity = || ranks::identity(0, 2, [3; 32], "settings".into());
+    let deadlines = RankDeadlines { start: Duration::from_secs(20), step: SOON };
+    let refused = |program: &[&str]| {
+        let program = program.iter().map(OsString::from).collect();
+        let mut connect = ranks::children(program, identity(), Device::CPU, deadlines, scene.group.clone());
+        connect().err().unwrap().to_string()
+    };
+    let said = refused(&["/no/such/program"]);
+    assert!(said.contains("could not start rank 1"), "{said}");
+    let said = refused(&["sh", "-c", "echo out of luck; exit 3"]);
+    assert!(said.contains("rank 1 ended before it was connected; its output ends: out of luck"), "{said}");
+    scene.group.close();
+    let said = refused(&["true"]);
+    assert!(said.contains("the miner is stopping"), "{said}");
+}
+
+#[test]
+fn ranks_end_with_the_miner() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let trainer = scene.by_children(3, SOON).unwrap();
+    let workers = workers_of(std::process::id());
+    assert_eq!(workers.len(), 2);
+    scene.group.close();
+    await_that("the ranks are killed", || workers.iter().all(|worker| is_gone(*worker)));
+    drop(trainer);
+
+    // Also of a miner that is killed itself.
+    let program = this_program("parent");
+    let mut parent = Command::new(&program[0]);
+    parent.args(&program[1..]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut parent = parent.spawn().unwrap();
+    let mut lines = BufReader::new(parent.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("ranks are connected")));
+    let workers = workers_of(parent.id());
+    assert_eq!(workers.len(), 2);
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    await_that("the ranks end with it", || workers.iter().all(|worker| is_gone(*worker)));
+}
+
+/// A cluster of one machine: rank 0 is this process, the others are started as a launcher starts them.
+struct Cluster {
+    scene: Scene,
+    settings: PathBuf,
+    port: u16,
+}
+
+const SECRET: &str = "a secret of the ranks";
+
+impl Cluster {
+    fn new() -> Cluster {
+        let scene = Scene::new();
+        let settings = scene.directory.path().join("miner.toml");
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let cluster = Cluster { scene, settings, port };
+        cluster.write(&cluster.settings, "micro_batch_sequences = 3");
+        cluster
+    }
+
+    fn write(&self, path: &Path, train: &str) {
+        let secret = self.scene.directory.path().join("secret");
+        fs::write(&secret, SECRET).unwrap();
+        let text = format!(
+            "key = \"//Alice\"\n[train]\n{train}\nrank_address = \"127.0.0.1:{}\"\nrank_secret_file = {secret:?}\nrank_start_seconds = 30\nrank_step_seconds = 10\n",
+            self.port
+        );
+        fs::write(path, text).unwrap();
+    }
+
+    fn member(&self, rank: usize, ranks: usize, settings: &Path) -> Child {
+        let program = this_program(settings.to_str().unwrap());
+        let mut member = Command::new(&program[0]);
+        member.args(&program[1..]).env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
+        member.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn leader(&self, ranks: usize) -> Leader {
+        let flags = Flags { config: Some(self.settings.clone()), ..Flags::default() };
+        let settings = Settings::read(&flags).unwrap();
+        let variable = |name: &str| match name {
+            "RANK" => Some("0".to_owned()),
+            "WORLD_SIZE" => Some(ranks.to_string()),
+            _ => None,
+        };
+        let place = ranks::place(&settings.train, None, variable).unwrap();
+        assert!(
+            matches!(&place, Place::Launched { launched, .. } if launched.launcher == launcher::Launcher::Torch)
+        );
+        Leader::new(&place, &settings, Device::CPU).unwrap().unwrap()
+    }
+
+    fn trainer(&self, leader: Leader) -> Result<Trainer, ModelError> {
+        let Scene { config, recipe, theta, group, .. } = &self.scene;
+        leader.trainer(config, recipe, theta, Device::CPU, group.clone())
+    }
+}
+
+/// What a process printed, and whether it ended well.
+fn end_of(mut process: Child) -> (bool, String) {
+    let mut said = String::new();
+    process.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    (process.wait().unwrap().success(), said)
+}
+
+#[test]
+fn ranks_of_a_launcher_connect_again_after_a_failure_and_end_with_rank_0() {
+    let cluster = Cluster::new();
+    let members = [1, 2].map(|rank| cluster.member(rank, 3, &cluster.settings));
+    let leader = cluster.leader(3);
+    let mut trainer = cluster.trainer(leader).unwrap();
+    let hung = i32::try_from(members[0].id()).unwrap();
+    let mut stop = || signal(hung, libc::SIGSTOP);
+    let wake = std::thread::spawn(move || {
+        // After rank 0 has given it up.
+        std::thread::sleep(Duration::from_secs(13));
+        signal(hung, libc::SIGCONT);
+    });
+    cluster.scene.check_harm(&mut trainer, &mut stop, "did not answer within 10 s");
+    wake.join().unwrap();
+    drop(trainer);
+    for member in members {
+        let (ended_well, said) = end_of(member);
+        assert!(ended_well, "{said}");
+        assert!(said.contains("connecting to rank 0 anew"), "{said}");
+    }
+}
+
+#[test]
+fn ranks_of_a_launcher_that_differ_are_refused_by_name() {
+    let cluster = Cluster::new();
+    let other = cluster.scene.directory.path().join("other.toml");
+    cluster.write(&other, "micro_batch_sequences = 4");
+    let check = |ranks: usize, settings: &Path, says: &str| {
+        let leader = cluster.leader(2);
+        let member = cluster.member(1, ranks, settings);
+        let refused = cluster.trainer(leader).err().unwrap().to_string();
+        assert!(refused.contains(says), "{refused}");
+        let (ended_well, said) = end_of(member);
+        assert!(!ended_well && said.contains("refused this rank: ") && said.contains(says), "{said}");
+    };
+    check(2, &other, "rank 1 has settings digest ");
+    check(3, &cluster.settings, "rank 1 was started as one of 3, rank 0 as one of 2");
+}
+
+#[test]
+fn a_rank_without_a_leader_ends_with_the_address() {
+    let cluster = Cluster::new();
+    let text = fs::read_to_string(&cluster.settings).unwrap();
+    fs::write(&cluster.settings, text.replace("rank_start_seconds = 30", "rank_start_seconds = 1")).unwrap();
+    let (ended_well, said) = end_of(cluster.member(1, 2, &cluster.settings));
+    let address = format!("127.0.0.1:{}", cluster.port);
+    assert!(!ended_well && said.contains(&address), "{said}");
+}
+
+/// The figures of a step: bytes that a rank sends, against the formula, and its memory.
+#[test]
+#[ignore = "prints figures"]
+fn figures_of_a_step() {
+    let preset = std::env::var("RANKS_PRESET").unwrap_or_else(|_| "6m".into());
+    let config = ModelConfig::preset(&preset).unwrap();
+    let theta = model::init_flat(&config, 1).unwrap();
+    for ranks in [1, 2, 4] {
+        let recipe = Recipe { batch: 4, micro_batch: 1, ..Recipe::default() };
+        let identity = ranks::identity(0, ranks, [3; 32], "settings".into());
+        let deadlines = RankDeadlines { start: SOON, step: 10 * SOON };
+        let group = Arc::<CommandGroup>::default();
+        let connect = ranks::children(this_program("worker"), identity, Device::CPU, deadlines, group);
+        let open = |config: &ModelConfig, flat: &[f32]| engine::open(Device::CPU, config, None, flat);
+        let engine = DataParallel::open(&config, &recipe, &theta, &open, connect).unwrap();
+        let mut trainer = Trainer::from_engine(&config, &recipe, Box::new(engine)).unwrap();
+        let batch: Vec<Vec<u32>> = (0..4).map(|at| vec![at; config.seq_len + 1]).collect();
+        trainer.step(&batch).unwrap();
+        let begun = Instant::now();
+        trainer.step(&batch).unwrap();
+        let seconds = begun.elapsed().as_secs_f64();
+        let estimate = nn::MemoryEstimate::new(&config, &recipe, Device::CPU).of_rank(ranks);
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let held = estimate.weights + estimate.gradients + estimate.optimiser;
+        let measured: Vec<f64> = workers_of(std::process::id())
+            .into_iter()
+            .map(|id| {
+                let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+                let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+                line.trim().trim_end_matches(" kB").trim().parse::<f64>().unwrap() / 1024.0
+            })
+            .collect();
+        println!(
+            "{preset}, {ranks} ranks: step {seconds:.2} s; a rank by formula {:.0} MiB ({:.0} MiB of it weights, gradients and moments); ranks 1 to {}: peaks {measured:.0?} MiB",
+            mib(estimate.total()),
+            mib(held),
+            ranks - 1
+        );
+    }
+}
