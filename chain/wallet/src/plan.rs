@@ -18,7 +18,7 @@ use std::path::PathBuf;
 /// Tokens of a sequence, if no preset tells.
 const TOKENS: u64 = 2048;
 
-/// Show what a run of some size needs, and whether it fits its window
+/// Show what a run needs, and whether it fits its window
 ///
 /// Prints bytes, memory, disk, chain weight and time of each role in a window. It is arithmetic: each constant names
 /// its source. What does not fit is shown with the change that would make it fit.
@@ -26,7 +26,7 @@ const TOKENS: u64 = 2048;
 #[command(after_help = help::reading(&[
     "mettle plan --params 70e9 --seats 1000 --uplink 110Mbit",
     "mettle plan --preset 8b --seats 64 --validators 8 --uplink 1Gbit --window 1h",
-    "mettle plan --params 8b --uplink 200Mbit --downlink 1Gbit --validator-uplink 10Gbit --json",
+    "mettle plan --params 8b --uplink 200Mbit --validator-uplink 10Gbit --json",
 ]))]
 pub struct PlanRun {
     /// Parameters of the model, such as 70e9, 70b or 400k.
@@ -116,4 +116,120 @@ fn input(command: PlanRun) -> anyhow::Result<PlanInput> {
         block_milliseconds: command.block_time,
         tokens: command.sequence.unwrap_or(of_shape),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use serde_json::Value;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        plan: PlanRun,
+    }
+
+    /// What the command prints.
+    fn run(arguments: &str, json: bool) -> Result<String, String> {
+        let arguments = std::iter::once("plan").chain(arguments.split_whitespace());
+        let program = Program::try_parse_from(arguments).map_err(|error| error.to_string())?;
+        let (mut out, mut err, mut ask) = (Vec::new(), Vec::new(), || Ok(None));
+        let mut output = Output::new(json, &mut out, &mut err, &mut ask);
+        let done = plan(program.plan, &mut output);
+        output.finish(&done).unwrap();
+        assert!(err.is_empty());
+        done.map_err(|error| format!("{error:#}"))?;
+        Ok(String::from_utf8(out).unwrap())
+    }
+
+    const EXAMPLE: &str = "--params 70e9 --seats 1000 --uplink 110Mbit --window 20m";
+
+    #[test]
+    fn a_plan_reads_well_at_eighty_columns_and_its_json_stays() {
+        let text = run(EXAMPLE, false).unwrap();
+        let long: Vec<&str> = text.lines().filter(|line| 80 < line.chars().count()).collect();
+        assert!(long.is_empty(), "too long: {long:#?}");
+        expect_test::expect_file!["../tests/plan.txt"].assert_eq(&text);
+        let json: Value = serde_json::from_str(&run(EXAMPLE, true).unwrap()).unwrap();
+        let json = serde_json::to_string_pretty(&json).unwrap() + "\n";
+        expect_test::expect_file!["../tests/plan.json"].assert_eq(&json);
+    }
+
+    #[test]
+    fn plans_of_all_sizes_fit_their_lines() {
+        for params in
+            ["--params 1", "--params 0.4m", "--params 1e9", "--preset 8b", "--preset 70b", "--params 400e9"]
+        {
+            for link in ["1bit", "110Mbit", "18000000000Gbit"] {
+                for rest in
+                    ["", "--seats 1024 --validators 64", "--window 1h --density 1/1 --merge-density 1/1"]
+                {
+                    let text = run(&format!("{params} --uplink {link} {rest}"), false).unwrap();
+                    let long: Vec<&str> = text.lines().filter(|line| 80 < line.chars().count()).collect();
+                    assert!(long.is_empty(), "{params} {link} {rest}: {long:#?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn json_tells_whether_it_fits() {
+        let fits = |arguments: &str| {
+            let json: Value = serde_json::from_str(&run(arguments, true).unwrap()).unwrap();
+            (json["fits"].as_bool().unwrap(), json["checks"].as_array().unwrap().len())
+        };
+        let (does, checks) = fits("--params 1e9 --seats 24 --validators 8 --uplink 10Gbit");
+        assert!(does && 10 < checks);
+        assert_eq!(fits(EXAMPLE), (false, checks));
+    }
+
+    #[test]
+    fn a_preset_and_a_run_s_parameters_are_read() {
+        let json: Value = serde_json::from_str(&run("--preset 8b --uplink 1Gbit", true).unwrap()).unwrap();
+        assert_eq!(json["input"]["parameters"], 7_504_924_672u64);
+        assert_eq!(json["input"]["sequence_tokens"], 8192);
+        assert!(json["miner"]["activation_bytes"].is_u64());
+
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let params = RunParams { sequences_per_seat: 77, places: 5, ..RunParams::default() };
+        std::fs::write(file.path(), serde_json::to_vec(&params).unwrap()).unwrap();
+        let path = file.path().display();
+        let arguments = format!("--params 1b --uplink 1Gbit --density 1/8 --run-params {path}");
+        let json: Value = serde_json::from_str(&run(&arguments, true).unwrap()).unwrap();
+        assert_eq!(
+            (&json["input"]["sequences_per_seat"], &json["input"]["density"]),
+            (&77.into(), &512.into())
+        );
+        assert_eq!(json["merging_validator"]["merged"], 9);
+    }
+
+    #[test]
+    fn what_is_impossible_is_refused_by_its_flag_or_its_formula() {
+        for (arguments, says) in [
+            ("", "--params"),
+            ("--params 1e9", "--uplink"),
+            ("--params 1e9 --preset 8b --uplink 1Gbit", "cannot be used with"),
+            ("--params 0 --uplink 1Gbit", "0 parameters: a plan is for 1 to"),
+            ("--params 2e12 --uplink 1Gbit", "2000000000000 parameters: a plan is for 1 to"),
+            ("--params NaN --uplink 1Gbit", "--params <N>': it has no number in front"),
+            ("--params 1.5 --uplink 1Gbit", "no whole number"),
+            ("--params 1e99 --uplink 1Gbit", "larger than"),
+            ("--preset 7b --uplink 1Gbit", "there is no preset \"7b\""),
+            ("--params 1e9 --uplink 0Mbit", "--uplink <RATE>': it must be above zero"),
+            ("--params 1e9 --uplink 110", "the unit \"\" is unknown; write it as in 110Mbit"),
+            ("--params 1e9 --uplink 1Gbit --seats 1025", "1025 miners + 64 validators = 1089 seats"),
+            ("--params 1e9 --uplink 1Gbit --seats 0", "at least one miner"),
+            ("--params 1e9 --uplink 1Gbit --window 2m", "a window of 20 blocks of 6 s is too short"),
+            ("--params 1e9 --uplink 1Gbit --window 99999999d", "a plan is for at most 1000000"),
+            ("--params 1e9 --uplink 1Gbit --density 1/3", "a density is from 1 to 4096"),
+            ("--params 1e9 --uplink 1Gbit --density 0", "a density is from 1 to 4096"),
+            ("--params 1e9 --uplink 1Gbit --sequences 0", "sequences_per_seat must be above zero"),
+            ("--params 1e9 --uplink 1Gbit --sequence 0", "a sequence of 0 tokens"),
+            ("--params 1e9 --uplink 1Gbit --run-params no-such-file", "could not read no-such-file"),
+        ] {
+            let refused = run(arguments, false).expect_err(arguments);
+            assert!(refused.contains(says), "{arguments}: {refused}");
+        }
+    }
 }

@@ -160,6 +160,15 @@ pub const EVALUATOR_DEVICE: Constant = Constant {
     source: "scaling.md, Memory by role",
 };
 
+/// The window's weights, and the contribution that is measured.
+pub const EVALUATOR_HOST: Constant = Constant {
+    name: "evaluating validator's memory on top, per parameter",
+    value: 4.3,
+    unit: "B",
+    basis: Basis::Formula,
+    source: "scaling.md, Memory by role",
+};
+
 pub const WINDOWS_KEPT: Constant = Constant {
     name: "windows kept in a bucket",
     value: 64.0,
@@ -211,7 +220,7 @@ pub const CHAIN: Constant = Constant {
 };
 
 /// All of them, as they are numbered in a plan's table.
-pub const ALL: [Constant; 21] = [
+pub const ALL: [Constant; 22] = [
     WIRE,
     ENCODE,
     APPLY,
@@ -229,6 +238,7 @@ pub const ALL: [Constant; 21] = [
     VALIDATOR_STATE,
     VALIDATOR_COPIES,
     EVALUATOR_DEVICE,
+    EVALUATOR_HOST,
     WINDOWS_KEPT,
     EVALUATIONS_MAX,
     COMMIT_MARGIN,

@@ -334,7 +334,7 @@ impl Context<'_> {
     }
 
     fn per_parameter(&self, constant: Constant) -> u64 {
-        self.input.parameters * constant.value as u64
+        (self.input.parameters as f64 * constant.value).round() as u64
     }
 
     /// Seconds of a kernel over the dense vector.
@@ -554,6 +554,12 @@ impl Context<'_> {
                 Value::Bytes(self.per_parameter(known::EVALUATOR_DEVICE) + section),
                 &[known::EVALUATOR_DEVICE],
             ),
+            row(
+                "host_bytes",
+                "memory on top",
+                Value::Bytes(self.per_parameter(known::EVALUATOR_HOST)),
+                &[known::EVALUATOR_HOST],
+            ),
         ];
         Role { key: "evaluating_validator", title: "Validator that evaluates, on top", rows }
     }
@@ -757,9 +763,7 @@ impl Context<'_> {
             if has < phase / 2.0 {
                 changes.push(Change::Other("a faster --uplink, so that uploads end sooner".into()));
             }
-            // Two blocks more, as deadlines and a quarter of the attest phase are whole blocks.
-            let factor = (gather(contributions) + upload + 2.0 * self.block) / phase;
-            changes.push(Change::Window(self.phases.window * factor));
+            changes.push(Change::Window(self.window_for(gather(contributions) + upload, phase, 5.0)));
             changes
         };
         let in_time = (has / gather(1)) as u64;
@@ -907,6 +911,12 @@ impl Context<'_> {
         ]
     }
 
+    /// Seconds of a window in which a phase that now `has` so many seconds has those that it `needs`. A phase begins and
+    /// ends at whole blocks; a margin of this many makes up for the rounding.
+    fn window_for(&self, needs: f64, has: f64, margin_blocks: f64) -> f64 {
+        self.phases.window * needs / has * (1.0 + margin_blocks * self.block / has)
+    }
+
     /// A check of seconds, mended by a faster link or a longer window.
     fn timed(
         &self,
@@ -921,8 +931,7 @@ impl Context<'_> {
         let has = has.max(0.0);
         if 0.0 < has {
             changes.push(link(has));
-            // A block more, as deadlines are whole blocks.
-            changes.push(Change::Window(self.phases.window * (needs + self.block) / has));
+            changes.push(Change::Window(self.window_for(needs, has, 3.0)));
         }
         self.check(key, role, what, [seconds(needs), seconds(has)], (severity, otherwise), changes)
     }

@@ -54,7 +54,7 @@ fn head(input: &PlanInput, plan: &Plan) -> String {
     let update = object(sizes.update_bytes, params.merge_density.0, sizes.update_bits_per_value);
     let lines = [
         ("parameters", grouped(input.parameters)),
-        ("seats", format!("{} miners, {} validators", input.miners, input.validators)),
+        ("seats", format!("{} miners, {} validators", grouped(input.miners.into()), input.validators)),
         ("miner's link", link(miner_link.up, miner_link.down)),
         ("validator's link", link(validator_link.up, validator_link.down)),
         ("window", window),
@@ -91,7 +91,7 @@ fn check_lines(check: &Check) -> String {
     let ratio = check.ratio();
     let times =
         if ratio.is_finite() { format!(" ({} times as much)", significant(ratio)) } else { String::new() };
-    lines += &format!("{INDENT}needs {needs}, has {has}{times}\n");
+    lines += &wrapped(INDENT, INDENT, &format!("needs {needs}, has {has}{times}"));
     lines += &wrapped(INDENT, INDENT, &format!("then {}", check.otherwise));
     let changes: Vec<String> = check.changes.iter().map(change).collect();
     if !changes.is_empty() {
@@ -252,6 +252,9 @@ fn prefixed(mut value: f64) -> (f64, usize) {
 
 /// Up to four significant digits, at most three behind the point.
 fn significant(value: f64) -> String {
+    if 0.0 < value && value < 0.001 {
+        return "<0.001".into();
+    }
     let digits = match value {
         value if value < 10.0 => 3,
         value if value < 100.0 => 2,
@@ -340,6 +343,8 @@ mod tests {
             (Value::Bytes(999_999_999), "1 GB"),
             (Value::Bytes(u64::MAX), "18.45 EB"),
             (Value::Seconds(None), "never"),
+            (Value::Seconds(Some(0.0)), "0 s"),
+            (Value::Seconds(Some(0.00002)), "<0.001 s"),
             (Value::Seconds(Some(0.0231)), "0.023 s"),
             (Value::Seconds(Some(27.345)), "27.35 s"),
             (Value::Seconds(Some(97.8)), "1 min 38 s"),

@@ -62,9 +62,9 @@ fn a_plan_has_the_sizes_and_times_that_were_measured() {
         1e-9,
     );
     assert_eq!(number(&of, "merging_validator", "merged"), 24.0);
-    // docs/taking-part.md: 19 MB per billion parameters at most, twice for each seat on the disk; and three copies of 8
+    // docs/taking-part.md: 19 MiB per billion parameters at most, twice for each seat on the disk; and three copies of 8
     // bytes per parameter.
-    let held = 2.0 * 24.0 * 70.6 * 19e6;
+    let held = 2.0 * 24.0 * 70.6 * f64::from(19 << 20);
     within(number(&of, "merging_validator", "disk_bytes"), held + 3.0 * 8.0 * 70.6e9, 0.005);
     let kept = 64.0 * (24.0 * 1.345e9 + 12.29e9) + 4.0 * 8.0 * 70.6e9;
     within(number(&of, "merging_validator", "bucket_bytes"), kept, 0.001);
@@ -102,6 +102,38 @@ fn a_shape_adds_activations_and_attention() {
     let estimate = MemoryEstimate::new(&shape, &Recipe::default(), device);
     let state = estimate.weights + estimate.gradients + estimate.optimiser;
     assert_eq!(state, parameters * known::MINER_DEVICE.value as u64);
+}
+
+/// The crate of the estimate checks no overflow.
+#[test]
+fn the_memory_of_the_largest_model_is_counted_without_overflow() {
+    let largest = ModelConfig {
+        vocab: 130_561,
+        d_model: 1 << 13,
+        layers: 255,
+        heads: 64,
+        kv_heads: 64,
+        d_ff: 1 << 15,
+        seq_len: 1 << 20,
+        ..ModelConfig::preset("8b").unwrap()
+    };
+    let parameters = largest.parameters() as u64;
+    assert_eq!((parameters, largest.validate()), (ModelConfig::VALUES_MAX, Ok(())));
+    let of = |micro_batch, device: &str| {
+        let recipe = Recipe { micro_batch, ..Recipe::default() };
+        MemoryEstimate::new(&largest, &recipe, device.parse().unwrap())
+    };
+    let one = of(1, "cuda:0,fused");
+    assert_eq!([one.weights, one.gradients, one.optimiser], [6, 4, 8].map(|bytes| bytes * parameters));
+    // A layer keeps its input in f32, gates and ups, and more.
+    let tokens = 1u64 << 20;
+    assert!(tokens * 255 * (4 * (1 << 13) + 4 * (1 << 15)) < one.activations);
+    assert_eq!(of(8, "cuda:0,fused").activations, 8 * one.activations);
+    assert!(18 * parameters < of(1, "cuda:0,fused,recompute=layers").total());
+    assert!(of(1, "cuda:0,fused,recompute=layers").total() < one.total());
+    assert!(16 * parameters < of(1, "cpu").total());
+    let plan = plan(&PlanInput { parameters, tokens, shape: Some(largest.clone()), ..input() });
+    assert_eq!(number(&plan, "miner", "device_bytes"), 18.0 * parameters as f64);
 }
 
 #[test]
