@@ -123,6 +123,7 @@ const ANY: &[&str] = &[
     "mettle-node-kit",
     "mettle-runtime",
     "mettle-embedded-chain",
+    "mettle",
     "miner",
     "validator",
     "localnet",

@@ -7,6 +7,7 @@ use crate::{
     keys::{self, KeysCommand},
     model::{self, ModelCommand},
     output::{self, Output},
+    plan::{self, PlanRun},
     receipts::{self, Receipts},
     report::{self, Report},
     run::{self, RunCommand},
@@ -39,6 +40,7 @@ enum Command {
     /// Create a run, fund it, or manage it as its owner
     #[command(subcommand)]
     Run(RunCommand),
+    Plan(PlanRun),
     Receipts(Receipts),
     Audit(Audit),
     Report(Report),
@@ -57,7 +59,7 @@ const GROUPS: &[(&str, &str)] = &[
         "keys register status claim set-payout stake unstake withdraw rotate-key rewind proxy",
     ),
     ("Delegation", "nominate unnominate nominations set-commission"),
-    ("Runs", "run"),
+    ("Runs", "run plan"),
     ("Evidence", "receipts audit report"),
     ("Models and data", "model dataset"),
 ];
@@ -100,6 +102,7 @@ impl Cli {
             Command::Seat(command) => seat::run(command, output).await,
             Command::Delegation(command) => delegation::run(command, output).await,
             Command::Run(command) => run::run(command, output).await,
+            Command::Plan(command) => plan::plan(command, output),
             Command::Receipts(command) => receipts::receipts(command, output).await,
             Command::Audit(command) => audit::audit(command, output).await,
             Command::Report(command) => report::report(command, output).await,

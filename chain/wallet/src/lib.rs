@@ -10,6 +10,8 @@ mod help;
 mod keys;
 mod model;
 pub mod output;
+pub mod plan;
+mod quantity;
 mod receipts;
 mod report;
 mod run;

@@ -47,7 +47,10 @@ pub enum ConfigError {
     NormEpsilon { value: f64 },
     #[error("{tensor} would have {values} values, but positions in a tensor are counted in 32 bits")]
     TensorTooLarge { tensor: String, values: u128 },
-    #[error("the model would have {values} values, but must have at most {}", ModelConfig::VALUES_MAX)]
+    #[error(
+        "the model would have {values} values (all tensors' rows × columns), but must have at most {} (2^38)",
+        ModelConfig::VALUES_MAX
+    )]
     TooLarge { values: u128 },
     #[error("there is no preset {name:?}; there are: {}", ModelConfig::PRESETS.join(", "))]
     NoSuchPreset { name: String },
@@ -55,24 +58,28 @@ pub enum ConfigError {
 
 impl ModelConfig {
     /// Names that [`preset`](Self::preset) knows.
-    pub const PRESETS: [&'static str; 7] = ["117k", "localnet", "1m", "6m", "150m", "1b", "8b"];
-    /// Values of all tensors at most: 64 GiB of `f32`. A specification comes from other parties.
-    pub const VALUES_MAX: u64 = 1 << 34;
+    pub const PRESETS: [&'static str; 8] = ["117k", "localnet", "1m", "6m", "150m", "1b", "8b", "70b"];
+    /// Values of all tensors at most: 1 TiB of `f32`. A specification comes from other parties.
+    ///
+    /// Formats count no more than the values of one tensor, the bytes of one section and the pieces of a checkpoint in
+    /// 32 bits (docs/adr/0052-large-models.md).
+    pub const VALUES_MAX: u64 = 1 << 38;
 
     /// A shape by name; set `vocab` to that of the tokenizer.
     ///
     /// `117k` is for tests, `localnet` for a network on one machine, `1m` and `6m` for experiments on a workstation.
     /// Names state the parameters at the preset's vocabulary.
     ///
-    /// The other three are for GPUs:
+    /// The other four are for GPUs:
     ///
     /// | name | parameters | shape |
     /// |---|---|---|
     /// | `150m` | 151,026,432 | 20 layers of 768, 12 heads on 4, a vocabulary of 32,768, 1,024 tokens |
     /// | `1b` | 1,235,814,400 | all tensors of Llama 3.2 1B; 2,048 tokens |
     /// | `8b` | 7,504,924,672 | Llama 3 8B with tied embedding and output (8,030,261,248 untied); 8,192 tokens |
+    /// | `70b` | 69,503,033,344 | Llama 3 70B with tied embedding and output (70,553,706,496 untied); 8,192 tokens |
     ///
-    /// `1b` and `8b` have Llama 3's RoPE base of 500,000, without the frequency scaling of 3.1 and later.
+    /// `1b`, `8b` and `70b` have Llama 3's RoPE base of 500,000, without the frequency scaling of 3.1 and later.
     pub fn preset(name: &str) -> Result<ModelConfig, ConfigError> {
         let shape = |vocab, d_model, layers, heads, kv_heads, d_ff, seq_len| ModelConfig {
             vocab,
@@ -93,6 +100,7 @@ impl ModelConfig {
             "150m" => Ok(shape(32_768, 768, 20, 12, 4, 2048, 1024)),
             "1b" => Ok(ModelConfig { rope_theta: 5e5, ..shape(128_256, 2048, 16, 32, 8, 8192, 2048) }),
             "8b" => Ok(ModelConfig { rope_theta: 5e5, ..shape(128_256, 4096, 32, 32, 8, 14_336, 8192) }),
+            "70b" => Ok(ModelConfig { rope_theta: 5e5, ..shape(128_256, 8192, 80, 64, 8, 28_672, 8192) }),
             _ => Err(ConfigError::NoSuchPreset { name: name.into() }),
         }
     }
@@ -200,6 +208,7 @@ impl ModelConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use protocol::submission;
 
     #[track_caller]
     fn check(change: impl FnOnce(&mut ModelConfig), says: &str) {
@@ -227,18 +236,52 @@ mod tests {
             huge,
             "model.layers.0.self_attn.q_proj.weight would have 4294967296 values, but positions in a tensor are counted in 32 bits",
         );
-        let deep = |c: &mut ModelConfig| (c.d_model, c.d_ff, c.layers) = (1 << 13, 1 << 15, 100);
-        check(deep, "the model would have 107377926144 values, but must have at most 17179869184");
+    }
+
+    #[test]
+    fn a_model_has_at_most_two_to_the_38_values() {
+        let largest = ModelConfig {
+            vocab: 130_561,
+            d_model: 1 << 13,
+            layers: 255,
+            heads: 64,
+            kv_heads: 64,
+            d_ff: 1 << 15,
+            ..ModelConfig::preset("8b").unwrap()
+        };
+        assert_eq!(largest.parameters() as u64, ModelConfig::VALUES_MAX);
+        assert_eq!(largest.validate(), Ok(()));
+        let schema = largest.schema().unwrap();
+        assert_eq!(schema.values() as u64, 1 << 38);
+        // All that is counted by section or chunk: the last one ends the row, and every position fits 32 bits.
+        let last = schema.sections().last().unwrap();
+        assert_eq!(last.values.end as u64, 1 << 38);
+        assert!(schema.ranges().all(|range| range.len() <= u32::MAX as usize));
+        let density = protocol::params::Density(64);
+        assert_eq!(schema.entries(density) as u64, (1 << 38) / 64);
+        assert!(submission::largest_bytes(&schema, density) < 6 << 30);
+
+        let larger = ModelConfig { vocab: largest.vocab + 1, ..largest };
+        assert_eq!(
+            larger.validate().unwrap_err().to_string(),
+            "the model would have 274877915136 values (all tensors' rows × columns), but must have at most \
+             274877906944 (2^38)"
+        );
+        assert!(larger.schema().is_err());
     }
 
     #[test]
     fn presets_for_gpus_have_the_documented_parameters() {
-        for (name, parameters) in [("150m", 151_026_432), ("1b", 1_235_814_400), ("8b", 7_504_924_672)] {
+        for (name, parameters) in
+            [("150m", 151_026_432), ("1b", 1_235_814_400), ("8b", 7_504_924_672), ("70b", 69_503_033_344)]
+        {
             assert_eq!(ModelConfig::preset(name).unwrap().parameters(), parameters, "{name}");
         }
-        // Llama 3 8B has a separate output matrix.
-        let config = ModelConfig::preset("8b").unwrap();
-        assert_eq!(config.parameters() + config.vocab * config.d_model, 8_030_261_248);
+        // Llama 3 8B and 70B have a separate output matrix.
+        for (name, untied) in [("8b", 8_030_261_248), ("70b", 70_553_706_496)] {
+            let config = ModelConfig::preset(name).unwrap();
+            assert_eq!(config.parameters() + config.vocab * config.d_model, untied, "{name}");
+        }
     }
 
     #[test]
@@ -260,7 +303,7 @@ mod tests {
         let error = ModelConfig::preset("7b").unwrap_err();
         assert_eq!(
             error.to_string(),
-            r#"there is no preset "7b"; there are: 117k, localnet, 1m, 6m, 150m, 1b, 8b"#
+            r#"there is no preset "7b"; there are: 117k, localnet, 1m, 6m, 150m, 1b, 8b, 70b"#
         );
     }
 

@@ -13,21 +13,24 @@ use protocol::ensure;
 use protocol::keys::ObjectKey;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
+use crate::s3::upload_deadline;
 use crate::{
     Action, Entry, Listing, Store, StoreError, Traffic, TrafficTotals, error_chain, is_below, trimmed,
 };
 
-/// Larger objects are uploaded in parts of this size. S3 wants at least 5 MiB, and some stores want all parts equal
-/// but the last.
+/// Larger objects are uploaded in parts of this size, or of a larger one where there would be more than [`PARTS_MAX`].
+/// S3 wants at least 5 MiB, and some stores want all parts equal but the last.
 const PART_BYTES: usize = 8 << 20;
-/// Parts on their way at once: with [`PART_BYTES`] it bounds the memory of an upload.
+/// Parts of an object, at most: S3's limit.
+const PARTS_MAX: u64 = 10_000;
+/// Parts on their way at once: with the size of a part it bounds the memory of an upload.
 const PARTS_AT_ONCE: usize = 4;
 
 /// A node's own bucket at an S3-compatible provider. Opened with [`S3Store::open`].
 pub struct S3Store {
     pub(crate) backend: AmazonS3,
     pub(crate) describe: String,
-    /// For a whole operation with all its retries.
+    /// For a whole operation with all its retries; an upload has more, by its bytes ([`crate::s3::upload_deadline`]).
     pub(crate) deadline: Duration,
     pub(crate) traffic: Traffic,
 }
@@ -39,18 +42,20 @@ impl Store for S3Store {
     }
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        self.upload(key, Path::new("memory"), &bytes[..]).await.map(drop)
+        self.upload(key, Path::new("memory"), bytes.len() as u64, &bytes[..]).await.map(drop)
     }
 
     async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
-        let file = tokio::fs::File::open(path).await.map_err(|source| unreadable(path, source))?;
-        self.upload(key, path, file).await
+        let failed = |source| unreadable(path, source);
+        let file = tokio::fs::File::open(path).await.map_err(failed)?;
+        let length = file.metadata().await.map_err(failed)?.len();
+        self.upload(key, path, length, file).await
     }
 
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
         let at = location(key)?;
         let too_large = |bytes| StoreError::TooLarge { key: key.to_string(), bytes, max_bytes };
-        self.within(Action::Read, key.as_str(), async {
+        self.within(self.deadline, Action::Read, key.as_str(), async {
             let found = self.backend.get(&at).await?;
             let expected = found.meta.size;
             ensure!(expected <= max_bytes, too_large(expected));
@@ -74,8 +79,8 @@ impl Store for S3Store {
 
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
         let at = location(key)?;
-        let deleted =
-            self.within(Action::Delete, key.as_str(), async { Ok(self.backend.delete(&at).await?) }).await;
+        let delete = async { Ok(self.backend.delete(&at).await?) };
+        let deleted = self.within(self.deadline, Action::Delete, key.as_str(), delete).await;
         match deleted {
             Err(StoreError::NotFound { .. }) => Ok(()),
             other => other,
@@ -88,7 +93,7 @@ impl Store for S3Store {
             "" => None,
             _ => Some(parsed(prefix)?),
         };
-        self.within(Action::List, prefix, async {
+        self.within(self.deadline, Action::List, prefix, async {
             let mut found = self.backend.list(below.as_ref());
             let mut entries = std::collections::BTreeSet::new();
             let mut complete = true;
@@ -121,25 +126,27 @@ enum Failure {
 }
 
 impl S3Store {
-    /// Writes what `from` reads: in parts, a few at a time, unless it is shorter than one part. `path` is for error
-    /// texts.
+    /// Writes what `from` reads, which is expected to be `length` bytes: in parts, a few at a time, unless it is shorter
+    /// than one part. `path` is for error texts.
     async fn upload(
         &self,
         key: &ObjectKey,
         path: &Path,
+        length: u64,
         mut from: impl AsyncRead + Send + Unpin,
     ) -> Result<u64, StoreError> {
         let at = location(key)?;
+        let part_bytes = part_bytes(length);
         let operation = async {
-            let first = next_part(path, &mut from).await?;
-            if first.len() < PART_BYTES {
+            let first = next_part(path, part_bytes, &mut from).await?;
+            if first.len() < part_bytes {
                 let length = first.len() as u64;
                 self.backend.put(&at, first.into()).await?;
                 return Ok(length);
             }
             let mut upload =
-                WriteMultipart::new_with_chunk_size(self.backend.put_multipart(&at).await?, PART_BYTES);
-            match send_parts(&mut upload, path, first, from).await {
+                WriteMultipart::new_with_chunk_size(self.backend.put_multipart(&at).await?, part_bytes);
+            match send_parts(&mut upload, path, part_bytes, first, from).await {
                 Ok(length) => {
                     upload.finish().await?;
                     Ok(length)
@@ -152,19 +159,21 @@ impl S3Store {
                 }
             }
         };
-        let length = self.within(Action::Write, key.as_str(), operation).await?;
+        let deadline = upload_deadline(self.deadline, length);
+        let length = self.within(deadline, Action::Write, key.as_str(), operation).await?;
         self.traffic.add_up(length);
         Ok(length)
     }
 
-    /// Runs one operation within the deadline, and names its failure.
+    /// Runs one operation within a deadline, and names its failure.
     async fn within<T>(
         &self,
+        after: Duration,
         action: Action,
         name: &str,
         operation: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, StoreError> {
-        let (store, name, after) = (self.describe(), name.to_owned(), self.deadline);
+        let (store, name) = (self.describe(), name.to_owned());
         match tokio::time::timeout(after, operation).await {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(Failure::Typed(error))) => Err(error),
@@ -174,9 +183,16 @@ impl S3Store {
     }
 }
 
+/// Bytes of each part of an object but the last.
+fn part_bytes(length: u64) -> usize {
+    let needed = length.div_ceil(PARTS_MAX).next_multiple_of(1 << 20);
+    usize::try_from(needed).unwrap_or(usize::MAX).max(PART_BYTES)
+}
+
 async fn send_parts(
     upload: &mut WriteMultipart,
     path: &Path,
+    part_bytes: usize,
     first: Bytes,
     mut from: impl AsyncRead + Unpin,
 ) -> Result<u64, Failure> {
@@ -185,17 +201,21 @@ async fn send_parts(
         length += part.len() as u64;
         upload.put(part);
         upload.wait_for_capacity(PARTS_AT_ONCE).await?;
-        part = next_part(path, &mut from).await?;
+        part = next_part(path, part_bytes, &mut from).await?;
     }
     // A part that fails is aborted by the caller, which logs what cannot be aborted.
     upload.wait_for_capacity(0).await?;
     Ok(length)
 }
 
-/// The next [`PART_BYTES`], or what is left.
-async fn next_part(path: &Path, from: &mut (impl AsyncRead + Unpin)) -> Result<Bytes, StoreError> {
+/// The next `part_bytes`, or what is left.
+async fn next_part(
+    path: &Path,
+    part_bytes: usize,
+    from: &mut (impl AsyncRead + Unpin),
+) -> Result<Bytes, StoreError> {
     let mut part = Vec::new();
-    let read = from.take(PART_BYTES as u64).read_to_end(&mut part).await;
+    let read = from.take(part_bytes as u64).read_to_end(&mut part).await;
     read.map(|_| part.into()).map_err(|source| unreadable(path, source))
 }
 
@@ -266,6 +286,26 @@ mod tests {
         };
         assert!(matches!(named(std::io::ErrorKind::StorageFull), StoreError::Full { .. }));
         assert!(matches!(named(std::io::ErrorKind::BrokenPipe), StoreError::Unavailable { .. }));
+    }
+
+    #[test]
+    fn the_largest_objects_have_no_more_parts_than_a_store_takes() {
+        assert_eq!(part_bytes(0), PART_BYTES);
+        let most = PARTS_MAX * PART_BYTES as u64;
+        assert_eq!(part_bytes(most), PART_BYTES);
+        assert_eq!(part_bytes(most + 1), 9 << 20);
+        // 2^38 values, all of them sent in 3 bits each.
+        let largest = 3 << 35;
+        assert_eq!(part_bytes(largest), 10 << 20);
+        for length in [1, most, most + 1, largest, 5 << 40] {
+            assert!(length.div_ceil(part_bytes(length) as u64) <= PARTS_MAX, "{length}");
+        }
+    }
+
+    #[test]
+    fn an_upload_has_more_time_the_larger_it_is() {
+        let seconds = |bytes| upload_deadline(Duration::from_secs(120), bytes).as_secs();
+        assert_eq!([0, 1 << 20, 12_290_000_000].map(seconds), [120, 121, 120 + 11_720]);
     }
 
     #[test]

@@ -17,6 +17,17 @@ use crate::{StoreError, Traffic, tls};
 /// The longest silence of the server during one request.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
+/// The time for a whole operation with all its retries.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+
+/// An upload of many bytes may take longer than that, at this rate.
+const UPLOAD_BYTES_PER_SECOND_MIN: u64 = 1 << 20;
+
+/// The time for an upload of `bytes`, with all its retries, in a store with this deadline.
+pub fn upload_deadline(deadline: Duration, bytes: u64) -> Duration {
+    deadline.saturating_add(Duration::from_secs(bytes / UPLOAD_BYTES_PER_SECOND_MIN))
+}
+
 /// The key pair of a bucket. `Debug` leaves out the secret.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -32,14 +43,14 @@ pub struct S3Settings {
     pub endpoint: String,
     pub bucket: String,
     pub credentials: Credentials,
-    /// For a whole operation with all its retries.
+    /// For a whole operation with all its retries. An upload has a second more per MiB.
     pub deadline: Duration,
     /// Retries after the first request.
     pub retries: usize,
 }
 
 impl S3Settings {
-    /// Default limits: 4 retries, 2 minutes in total.
+    /// Default limits: 4 retries, [`DEADLINE`] in total.
     pub fn new(
         endpoint: impl Into<String>,
         bucket: impl Into<String>,
@@ -49,7 +60,7 @@ impl S3Settings {
             endpoint: endpoint.into(),
             bucket: bucket.into(),
             credentials,
-            deadline: Duration::from_secs(120),
+            deadline: DEADLINE,
             retries: 4,
         }
     }

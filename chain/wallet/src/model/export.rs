@@ -1,7 +1,7 @@
 //! `mettle model export`: writes a node's model, or a voted checkpoint, in Hugging Face format.
 
 use super::{OutgoingTokenizer, interruptible, node_model, stopped};
-use crate::output::Output;
+use crate::{output::Output, quantity};
 use anyhow::{Context as _, bail, ensure};
 use chain_client::Chain;
 use dataset::{MAX_MANIFEST_BYTES, Manifest, tokenizer_path};
@@ -68,7 +68,7 @@ pub struct ExportModel {
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: Precision,
     /// The largest file of weights, such as 5GB; a larger model is split.
-    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = quantity::bytes)]
     shard_size: u64,
     /// The token that ends a document, if the tokenizer has none of the usual names.
     #[arg(long, value_name = "TOKEN")]
@@ -327,36 +327,4 @@ fn write_from(
         Ok(())
     });
     Ok(written?)
-}
-
-/// A number of bytes, as people write it.
-fn size(text: &str) -> Result<u64, String> {
-    let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit: u64 = match unit {
-        "" | "B" => 1,
-        "KB" => 1_000,
-        "MB" => 1_000_000,
-        "GB" => 1_000_000_000,
-        _ => return Err("write a number of bytes, or one with KB, MB or GB behind it".into()),
-    };
-    let number: u64 = number.parse().map_err(|_| "it has no number".to_owned())?;
-    match number.checked_mul(unit) {
-        Some(bytes) if 0 < bytes => Ok(bytes),
-        _ => Err("from one byte to as many as a file can have".into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_read_as_people_write_them() {
-        assert_eq!(size("5GB"), Ok(5_000_000_000));
-        assert_eq!(size("1048576"), Ok(1 << 20));
-        for wrong in ["", "GB", "5gb", "-1", "1.5GB", "0", "99999999999GB"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
-    }
 }

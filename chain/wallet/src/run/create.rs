@@ -241,7 +241,7 @@ async fn plan(
     Ok(TransactionPlan { what, calls, signer, then })
 }
 
-pub(super) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
+pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     let bytes = std::fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
     serde_json::from_slice(&bytes)
         .with_context(|| format!("{} is not JSON, or has not the expected content", path.display()))

@@ -1,0 +1,157 @@
+//! What a window's calls and tasks take of the chain's blocks.
+//!
+//! These are the weights of the runtime, which this crate does not import. `tests/plan.rs` compares every one of them
+//! with the runtime's.
+
+/// Picoseconds of a read and of a write.
+const READ: u64 = 25_000_000;
+const WRITE: u64 = 100_000_000;
+
+/// Picoseconds of a block's tasks and calls.
+pub const BLOCK: u64 = 1_000_000_000_000;
+/// Picoseconds of a block that the free calls of one run may take.
+pub const ROOM_OF_RUN: u64 = BLOCK / 32 * 9;
+/// Picoseconds that a transaction takes beside its call and the check whether it is free: Substrate's 108 µs, and
+/// about 50 µs for the checks of nonce, era, weight and fee.
+pub const TRANSACTION: u64 = 160_000_000;
+
+/// Seats of a run, at most: miners and validators.
+pub const SEATS_MAX: u32 = 1088;
+
+const fn cost(picoseconds: u64, reads: u64, writes: u64) -> u64 {
+    picoseconds + reads * READ + writes * WRITE
+}
+
+/// A miner's commitment.
+pub fn commit() -> u64 {
+    cost(340_752_000, 6, 2)
+}
+
+/// A validator's attestation.
+pub fn attest() -> u64 {
+    cost(417_538_044, 7, 3)
+}
+
+/// A validator's vote.
+pub fn vote() -> u64 {
+    cost(271_013_000, 5, 1)
+}
+
+/// A validator's digest of its receipt.
+pub fn anchor_receipts() -> u64 {
+    cost(284_207_000, 5, 1)
+}
+
+/// The check whether one of the calls above is free.
+pub fn free_call_check() -> u64 {
+    250_000_000
+}
+
+/// A validator's hash of its weights, once per epoch.
+pub fn commit_weights() -> u64 {
+    cost(25_868_000, 4, 1)
+}
+
+/// A validator's weights for all miners, once per epoch.
+pub fn reveal_weights(miners: u64) -> u64 {
+    cost(185_457_540, 4, 2) + 103_695 * miners
+}
+
+/// A validator's answers to the epoch's probes.
+pub fn open_probes() -> u64 {
+    cost(300_000_000, 15, 1)
+}
+
+/// What every task has.
+pub fn task() -> u64 {
+    cost(196_673_000, 6, 3)
+}
+
+/// A window opens, with the registry's part and no seats that change.
+pub fn open(miners: u64, validators: u64) -> u64 {
+    let registry = cost(273_005_028, 7, 7);
+    let each = 12_481_612 + cost(0, 3, 1);
+    registry + cost(230_241_656, 8, 5) + 84_759 * miners + each * validators + 2_851 * miners * validators
+}
+
+pub fn record_hash() -> u64 {
+    cost(45_467_000, 2, 1)
+}
+
+pub fn record_deal_seed(electorate: u64) -> u64 {
+    cost(91_000_000, 3, 1) + (2_600_000 + READ) * electorate
+}
+
+pub fn deal_next(miners: u64, electorate: u64) -> u64 {
+    record_deal_seed(electorate) + cost(30_000_000, 2, 1) + 84_759 * miners
+}
+
+pub fn select(miners: u64, electorate: u64) -> u64 {
+    cost(392_870_270, 3, 1)
+        + (5_258_920 + READ) * miners
+        + (2_606_177 + cost(0, 2, 1)) * electorate
+        + 26_088 * miners * electorate
+}
+
+pub fn finalise(electorate: u64) -> u64 {
+    cost(269_905_814, 24, 24) + (8_042_963 + READ) * electorate
+}
+
+/// An old window is removed, with its commitments and attestations.
+pub fn prune(entries: u64) -> u64 {
+    cost(29_599_000, 0, 2) + (1_293_130 + cost(0, 1, 1)) * entries
+}
+
+pub fn draw_probes(windows: u64) -> u64 {
+    cost(60_000_000, 1, 1) + (60_000_000 + READ) * windows
+}
+
+/// An epoch closes.
+pub fn close_epoch(validators: u64, miners: u64) -> u64 {
+    cost(892_168_385, 9, 4)
+        + (110_024_182 + cost(0, 4, 4)) * validators
+        + 1_978_447 * miners
+        + 488_680 * validators * miners
+}
+
+/// All seats are paid.
+pub fn pay_epoch(seats: u64) -> u64 {
+    cost(135_847_320, 199, 4) + (6_979_289 + cost(0, 1, 1)) * seats
+}
+
+/// A call with its transaction, its check included.
+pub fn included(call: u64, check: u64) -> u64 {
+    call + check + TRANSACTION
+}
+
+/// The tasks of one window, and of an epoch by the windows that it has.
+pub fn tasks(miners: u64, validators: u64, electorate: u64, epoch_windows: u64) -> u64 {
+    let of_window = 6 * task()
+        + open(miners, validators)
+        + 2 * record_hash()
+        + record_deal_seed(electorate)
+        + deal_next(miners, electorate)
+        + select(miners, electorate)
+        + finalise(electorate)
+        + prune(miners + validators);
+    of_window + epoch(miners, validators, epoch_windows) / epoch_windows.max(1)
+}
+
+/// The tasks of an epoch's end.
+pub fn epoch(miners: u64, validators: u64, epoch_windows: u64) -> u64 {
+    close_epoch(validators, miners) + pay_epoch(miners + validators) + draw_probes(epoch_windows)
+}
+
+/// The free calls of one window, and of an epoch by the windows that it has.
+pub fn calls(miners: u64, validators: u64, epoch_windows: u64) -> u64 {
+    let check = free_call_check();
+    let of_validator =
+        [attest(), vote(), anchor_receipts()].map(|call| included(call, check)).iter().sum::<u64>();
+    let of_epoch = [commit_weights(), reveal_weights(miners), open_probes()]
+        .map(|call| included(call, call))
+        .iter()
+        .sum::<u64>();
+    miners * included(commit(), check)
+        + validators * of_validator
+        + validators * of_epoch / epoch_windows.max(1)
+}
