@@ -2,6 +2,7 @@
 
 use crate::{
     command::{CommandEngine, CommandGroup, CommandOptions},
+    profile::command::ProfileArgs,
     progress::SnapshotInterval,
     run::{Miner, MinerOptions},
     shutdown::ShutdownHandle,
@@ -33,6 +34,12 @@ pub struct Cli {
 enum Command {
     /// Mine window after window, until Ctrl-C.
     Start(Box<Start>),
+    /// Show where the time of a window goes, or of a training step without a seat.
+    ///
+    /// Mines like `start`: it needs the seat, commits and uploads. After N whole windows it stops as on Ctrl-C, writes
+    /// a trace for ui.perfetto.dev and prints the share of each phase. With --model it measures training steps on
+    /// random tokens instead, and needs no seat, key or chain.
+    Profile(Box<ProfileArgs>),
     /// A command that moved to `mettle`.
     #[command(external_subcommand)]
     Moved(Vec<OsString>),
@@ -59,13 +66,14 @@ pub fn main() -> ExitCode {
 
 /// Runs the program as if it had been started with `arguments`, the program's name first.
 pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    program::run_to_exit(Box::pin(run(Cli::parse_from(arguments))))
-}
-
-async fn run(cli: Cli) -> anyhow::Result<()> {
-    match cli.command {
-        Command::Moved(arguments) => moved::forward(Role::Miner, &arguments),
-        Command::Start(start) => self::start(*start, Box::new(|_| Box::new(DefaultStrategy))).await,
+    match Cli::parse_from(arguments).command {
+        Command::Moved(arguments) => {
+            program::run_to_exit(Box::pin(async move { moved::forward(Role::Miner, &arguments) }))
+        }
+        Command::Start(start) => {
+            program::run_to_exit(self::start(*start, Box::new(|_| Box::new(DefaultStrategy))))
+        }
+        Command::Profile(profile) => profile.run_to_exit(),
     }
 }
 
@@ -74,6 +82,15 @@ pub type MakeStrategy = Box<dyn FnOnce(&NodeContext) -> Box<dyn Strategy>>;
 
 /// Mines until Ctrl-C.
 pub fn start(start: Start, strategy: MakeStrategy) -> LocalBoxFuture<'static, anyhow::Result<()>> {
+    mine_until(start, strategy, Box::pin(std::future::pending()))
+}
+
+/// Mines until Ctrl-C or the end of `enough`.
+pub(crate) fn mine_until(
+    start: Start,
+    strategy: MakeStrategy,
+    enough: LocalBoxFuture<'static, ()>,
+) -> LocalBoxFuture<'static, anyhow::Result<()>> {
     Box::pin(async move {
         if start.with_parent {
             program::exit_with_parent();
@@ -82,7 +99,7 @@ pub fn start(start: Start, strategy: MakeStrategy) -> LocalBoxFuture<'static, an
         let shutdown = Arc::new(ShutdownHandle::default());
         let group = Arc::new(CommandGroup::default());
         let work = mine(settings, start, strategy, shutdown.clone(), group.clone());
-        let done = shutdown.run_until_stopped(Box::pin(work)).await;
+        let done = shutdown.run_until_stopped(Box::pin(work), enough).await;
         group.close();
         done
     })

@@ -148,15 +148,22 @@ impl Engine for BurnEngine {
         for batch in sequences.chunks(recipe.micro_batch) {
             let Batch { tokens, targets } = Batch::new(batch);
             let shape = [batch.len(), config.seq_len];
+            let forward = tracing::trace_span!(target: "profile", "forward").entered();
             let tracked = model.tracked();
             let hidden = tracked.hidden(ids(&tokens, shape, device), constants);
+            finish_if_profiled(*name, device)?;
+            drop(forward);
 
             // The vocabulary, forward and backward, outside of autograd.
+            let loss = tracing::trace_span!(target: "profile", "loss").entered();
             let inner = hidden.clone().inner();
             let head = head::losses_and_gradients(inner, model.embedding_VD(), &targets, 1.0 / rows as f32);
             losses.extend(head.losses);
+            finish_if_profiled(*name, device)?;
+            drop(loss);
 
             // The rest. The value of this sum means nothing; its gradient at `hidden` is the head's.
+            let _backward = tracing::trace_span!(target: "profile", "backward").entered();
             let mut grads = (hidden * head.grad_hidden_ND.autodiff()).sum().backward();
             let mut grad_head = Some(head.grad_embedding_VD);
             let micro_batch = tracked.tensors.iter().map(|tensor| {
@@ -171,7 +178,9 @@ impl Engine for BurnEngine {
                 true => micro_batch.collect(),
                 false => micro_batch.zip(gradients.drain(..)).map(|(gradient, sum)| sum + gradient).collect(),
             };
+            finish_if_profiled(*name, device)?;
         }
+        let _norm = tracing::trace_span!(target: "profile", "norm").entered();
         // Squares are summed per row on the device, then in `f64` and in order: a full sum there may vary between
         // runs.
         let squares =
@@ -180,6 +189,7 @@ impl Engine for BurnEngine {
         Ok(Gradients { loss: read(*name, losses)?.into_iter().sum::<f64>() / rows as f64, norm })
     }
 
+    #[tracing::instrument(name = "optimiser", target = "profile", level = "trace", skip_all)]
     fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
         let Training { recipe, gradients, moments } =
             self.training.as_mut().ok_or(ModelError::NotForTraining)?;
@@ -189,7 +199,7 @@ impl Engine for BurnEngine {
             let decay = weight_decay(recipe, weights.dims());
             moments.step(recipe, params, decay, weights, gradient);
         }
-        Ok(())
+        finish_if_profiled(self.name, &self.device)
     }
 
     fn moments(&self) -> Blocks<'_> {
@@ -208,6 +218,14 @@ impl Engine for BurnEngine {
         }
         Ok(())
     }
+}
+
+/// Waits for the device if a profile is taken, so that a span ends with the work that it queued.
+fn finish_if_profiled(name: Device, device: &BurnDevice) -> Result<(), ModelError> {
+    if tracing::span_enabled!(target: "profile", tracing::Level::TRACE) {
+        device.sync().map_err(|error| failed(name, &error))?;
+    }
+    Ok(())
 }
 
 /// Token ids as a tensor.
