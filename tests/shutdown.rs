@@ -366,7 +366,7 @@ fn child_process_with_a_slow_engine() {
             let miner = scene.miner(&home.join("miner"), working, slow, Box::new(|_| {}), None).await?;
             Ok(miner.run().await?)
         };
-        shutdown.run_until_stopped(Box::pin(work)).await
+        shutdown.run_until_stopped(Box::pin(work), Box::pin(std::future::pending())).await
     }));
     // Like a program's end, this does not wait for threads.
     let success = exit == std::process::ExitCode::SUCCESS;

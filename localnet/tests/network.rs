@@ -14,7 +14,8 @@ use protocol::{
     view::{Outcome, VoidReason},
 };
 use s3_server::{Faults, Rate};
-use std::{sync::LazyLock, time::Duration};
+use serde_json::Value;
+use std::{process::Stdio, sync::LazyLock, time::Duration};
 use support::{Net, Shared, holds_since, last_finalised, merged, merged_since};
 
 static NETWORK: LazyLock<Shared> =
@@ -128,6 +129,80 @@ fn a_killed_miner_comes_back_and_commits_again() {
             current.is_some_and(|view| view.commitments.iter().any(|(of, _)| *of == uid))
         })
         .await;
+    });
+}
+
+/// The profile is of the miner's own loop: its windows count like any other.
+#[test]
+fn a_profile_of_two_windows_shows_every_phase_and_commits() {
+    NETWORK.run(async |net| {
+        net.network.kill("miner-0").await.expect("the miner ran");
+        let home = tempfile::tempdir().expect("a directory");
+        let trace = home.path().join("trace.json");
+        let settings = net.directory().join("miner-0").join("settings.toml");
+        let mut command = tokio::process::Command::new(support::PROGRAM);
+        command.args(["role", "miner", "profile", "--windows", "2", "--json", "--output"]).arg(&trace);
+        command.arg("--config").arg(&settings).stdin(Stdio::null()).kill_on_drop(true);
+        let output = command.output().await.expect("the program is built and starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let profile: Value = serde_json::from_slice(&output.stdout).expect("it prints JSON alone");
+        assert_eq!(profile["is_complete"], true, "{profile}");
+        let windows: Vec<u64> = serde_json::from_value(profile["windows"].clone()).expect("a list");
+        assert_eq!(windows.len(), 2, "{profile}");
+
+        let phases = profile["phases"].as_array().expect("a list");
+        for kind in ["share", "loop_share", "training_share"] {
+            let sum: f64 = phases.iter().map(|phase| phase[kind].as_f64().expect("a number")).sum();
+            assert!((sum - 1.0).abs() < 1e-6, "{kind}: {profile}");
+        }
+        let share = |name: &str, kind: &str| {
+            let phase = phases.iter().find(|phase| phase["phase"] == name);
+            phase.unwrap_or_else(|| panic!("no {name}: {profile}"))[kind].as_f64().expect("a number")
+        };
+        for name in ["load", "forward", "loss", "backward", "norm", "optimiser"] {
+            assert!(0.0 < share(name, "training_share"), "{name}: {profile}");
+        }
+        for name in ["rebase", "encode", "snapshot", "commit", "upload", "follow", "train", "wait"] {
+            assert!(0.0 < share(name, "loop_share"), "{name}: {profile}");
+        }
+
+        let trace: Value =
+            serde_json::from_slice(&std::fs::read(&trace).expect("the trace is there")).expect("it is JSON");
+        let events = trace["traceEvents"].as_array().expect("a list");
+        let spans: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+        assert_eq!(spans.len() as u64, profile["spans"].as_u64().expect("a number"));
+        for name in ["window", "download", "apply", "save", "training", "step", "attention", "feed-forward"] {
+            assert!(spans.iter().any(|span| span["name"] == name), "no span {name}");
+        }
+        assert_eq!(events.iter().filter(|event| event["name"] == "thread_name").count(), 2);
+        // In each lane a span ends before the next begins, or lies inside another one.
+        for lane in [1, 2] {
+            let mut open: Vec<f64> = Vec::new();
+            for span in spans.iter().filter(|span| span["tid"] == lane) {
+                let number = |field: &str| span[field].as_f64().expect("a number");
+                let (begin, end) = (number("ts"), number("ts") + number("dur"));
+                // In microseconds, of which the last decimals are lost in the sum.
+                open.retain(|outer| begin + 0.01 < *outer);
+                assert!(
+                    open.last().is_none_or(|outer| end <= outer + 0.01),
+                    "{span} lies across another span"
+                );
+                open.push(end);
+            }
+        }
+
+        net.start("miner-0");
+        let uid = net.uid("miner-0");
+        // On a busy machine it may be late for one of them.
+        let mut committed = 0;
+        for window in windows {
+            let window = Window(u32::try_from(window).expect("a window"));
+            let view = net.chain.window(net.observer.run.id, window).await.expect("our chain answers");
+            let view = view.expect("the window is kept");
+            committed += usize::from(view.commitments.iter().any(|(of, _)| *of == uid));
+        }
+        assert!(0 < committed, "it committed to no window");
     });
 }
 

@@ -2,6 +2,7 @@
 
 use crate::{
     command::{CommandEngine, CommandGroup, CommandOptions},
+    profile::command::ProfileArgs,
     progress::SnapshotInterval,
     ranks::{self, Leader, Place},
     run::{Miner, MinerOptions},
@@ -37,6 +38,12 @@ enum Command {
     /// One of the ranks of `start --ranks`, which starts it.
     #[command(hide = true)]
     Worker,
+    /// Show where the time of a window goes, or of a training step without a seat.
+    ///
+    /// Mines like `start`: it needs the seat, commits and uploads. After N whole windows it stops as on Ctrl-C, writes
+    /// a trace for ui.perfetto.dev and prints the share of each phase. With --model it measures training steps on
+    /// random tokens instead, and needs no seat, key or chain.
+    Profile(Box<ProfileArgs>),
     /// A command that moved to `mettle`.
     #[command(external_subcommand)]
     Moved(Vec<OsString>),
@@ -66,14 +73,15 @@ pub fn main() -> ExitCode {
 
 /// Runs the program as if it had been started with `arguments`, the program's name first.
 pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    program::run_to_exit(Box::pin(run(Cli::parse_from(arguments))))
-}
-
-async fn run(cli: Cli) -> anyhow::Result<()> {
-    match cli.command {
-        Command::Worker => ranks::child().await,
-        Command::Moved(arguments) => moved::forward(Role::Miner, &arguments),
-        Command::Start(start) => self::start(*start, Box::new(|_| Box::new(DefaultStrategy))).await,
+    match Cli::parse_from(arguments).command {
+        Command::Worker => program::run_to_exit(Box::pin(ranks::child())),
+        Command::Moved(arguments) => {
+            program::run_to_exit(Box::pin(async move { moved::forward(Role::Miner, &arguments) }))
+        }
+        Command::Start(start) => {
+            program::run_to_exit(self::start(*start, Box::new(|_| Box::new(DefaultStrategy))))
+        }
+        Command::Profile(profile) => profile.run_to_exit(),
     }
 }
 
@@ -82,6 +90,15 @@ pub type MakeStrategy = Box<dyn FnOnce(&NodeContext) -> Box<dyn Strategy>>;
 
 /// Mines until Ctrl-C.
 pub fn start(start: Start, strategy: MakeStrategy) -> LocalBoxFuture<'static, anyhow::Result<()>> {
+    mine_until(start, strategy, Box::pin(std::future::pending()))
+}
+
+/// Mines until Ctrl-C or the end of `enough`.
+pub(crate) fn mine_until(
+    start: Start,
+    strategy: MakeStrategy,
+    enough: LocalBoxFuture<'static, ()>,
+) -> LocalBoxFuture<'static, anyhow::Result<()>> {
     Box::pin(async move {
         if start.with_parent {
             program::exit_with_parent();
@@ -97,7 +114,7 @@ pub fn start(start: Start, strategy: MakeStrategy) -> LocalBoxFuture<'static, an
         let shutdown = Arc::new(ShutdownHandle::default());
         let group = Arc::new(CommandGroup::default());
         let work = mine(settings, start, place, device, strategy, shutdown.clone(), group.clone());
-        let done = shutdown.run_until_stopped(Box::pin(work)).await;
+        let done = shutdown.run_until_stopped(Box::pin(work), enough).await;
         group.close();
         done
     })

@@ -332,6 +332,7 @@ impl Engine for CommandEngine {
         Err(no_evaluation())
     }
 
+    #[tracing::instrument(name = "gradients", target = "profile", level = "trace", skip_all)]
     fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
         let request =
             Request::Gradients { sequences: sequences.len(), tokens: self.starter.config.seq_len + 1 };
@@ -349,6 +350,7 @@ impl Engine for CommandEngine {
         })
     }
 
+    #[tracing::instrument(name = "optimiser", target = "profile", level = "trace", skip_all)]
     fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
         let request = Request::Step { step: params.step };
         let body = [params.learning_rate.to_le_bytes(), params.gradient_scale.to_le_bytes()].concat();

@@ -21,6 +21,7 @@ use std::sync::Arc;
 impl Miner {
     /// Compresses the trained weights into a contribution: `e ← decay^away·e`, then `e ← decay·e + Δ`, then the
     /// largest entries of `e` into a file (PROT-9, PROT-10).
+    #[tracing::instrument(name = "encode", target = "profile", level = "trace", skip_all)]
     pub(crate) async fn compress(
         &mut self,
         view: &WindowView,
@@ -95,6 +96,7 @@ impl Miner {
     }
 
     /// Sends the commitment, unless the chain has it. A second one after a crash has the same digest.
+    #[tracing::instrument(name = "commit", target = "profile", level = "trace", skip_all)]
     pub(crate) async fn commit(&mut self, pending: &PendingContribution) -> Result<(), Stop> {
         if pending.committed {
             return Ok(());

@@ -8,6 +8,7 @@ pub mod compress;
 pub mod contribution_store;
 pub mod error;
 pub mod local;
+pub mod profile;
 pub mod progress;
 pub mod ranks;
 pub mod run;

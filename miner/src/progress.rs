@@ -180,6 +180,7 @@ impl Progress {
     ///
     /// # Errors
     /// If the disk does not take it. The last good one is unchanged, and the next is written when it is due.
+    #[tracing::instrument(name = "snapshot", target = "profile", level = "trace", skip_all)]
     pub fn write(&mut self, trainer: &Trainer, trained: &Trained) -> Result<(), FileError> {
         let started = Instant::now();
         let head = (VERSION, &self.key, trained, Compact(trainer.parameters() as u64)).encode();

@@ -126,6 +126,7 @@ impl Miner {
 
     /// Mines one window, from the shared model to the uploaded contribution. Unless it `is_last`, starts to train on the
     /// next one.
+    #[tracing::instrument(name = "window", target = "profile", level = "trace", skip_all, fields(window = window.0))]
     async fn mine(&mut self, window: Window, is_last: bool) -> Result<(), Stop> {
         // One block later the hash of the opening block is known, which a first window is dealt by.
         let schedule = self.node.schedule();
@@ -161,6 +162,7 @@ impl Miner {
     }
 
     /// Uploads the contribution, in parts if it is large. Retries until the reveal deadline is finalised.
+    #[tracing::instrument(name = "upload", target = "profile", level = "trace", skip_all)]
     async fn publish(&mut self, pending: &PendingContribution, store: ContributionStore) -> Result<(), Stop> {
         let window = pending.window;
         let (path, checked) = (store.path(pending), pending.clone());

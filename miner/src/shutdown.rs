@@ -34,16 +34,19 @@ impl Default for ShutdownHandle {
 }
 
 impl ShutdownHandle {
-    /// Runs `work` to its end, or until Ctrl-C. Then it waits for the running step and its snapshot, but at most 1.5
-    /// seconds and not after a second Ctrl-C. Computations that still run end with the process.
+    /// Runs `work` to its end, or until Ctrl-C or the end of `enough`. Then it waits for the running step and its
+    /// snapshot, but at most 1.5 seconds and not after a second Ctrl-C. Computations that still run end with the
+    /// process.
     pub async fn run_until_stopped(
         &self,
         work: LocalBoxFuture<'_, anyhow::Result<()>>,
+        enough: LocalBoxFuture<'_, ()>,
     ) -> anyhow::Result<()> {
         let mut stop = StopSignal::listen();
         tokio::select! {
             done = work => return done,
             () = stop.told() => {}
+            () = enough => {}
         }
         if self.request() {
             tracing::info!(

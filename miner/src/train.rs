@@ -158,6 +158,7 @@ pub fn train(
 ///
 /// # Errors
 /// The first error, with the diagnosis of the repetition. The trainer is unchanged.
+#[tracing::instrument(name = "step", target = "profile", level = "trace", skip_all)]
 pub fn step<S: AsRef<[u32]>>(
     trainer: &mut Trainer,
     sequences: &[S],

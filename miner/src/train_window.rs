@@ -34,6 +34,7 @@ pub(crate) type ThreadResult = (Lent<LocalState>, Result<Trained, TrainingError>
 
 impl Miner {
     /// Trains on the assigned sequences until the commit margin begins.
+    #[tracing::instrument(name = "train", target = "profile", level = "trace", skip_all)]
     pub(crate) async fn train(&mut self, view: &WindowView) -> Result<TrainedWindow, Stop> {
         let window = view.window;
         let (slots, cursor) = (view.slots.clone(), view.cursor);
@@ -123,6 +124,7 @@ impl Miner {
 
     /// Puts the trainer where this or a killed process was in this window, or at the window's model. What began at the
     /// miner's own weights is rebased.
+    #[tracing::instrument(name = "rebase", target = "profile", level = "trace", skip_all)]
     async fn begin_training(
         &mut self,
         view: &WindowView,
@@ -181,6 +183,7 @@ impl Miner {
         shutdown.ends_with(&stop);
         shutdown.training(true);
         self.node.blocking.start(move || {
+            let _span = tracing::trace_span!(target: "profile", "training", window = window.0).entered();
             let mut observer = Observer {
                 window,
                 progress,

@@ -1,8 +1,10 @@
 //! The program's answers to wrong input, without a chain.
 
+use serde_json::Value;
 use std::{
     ffi::OsStr,
     fs,
+    io::{BufRead as _, BufReader, Read as _},
     process::{Command, Stdio},
 };
 
@@ -51,4 +53,63 @@ fn a_typo_in_the_settings_is_refused() {
     let settings = home.path().join("miner.toml");
     fs::write(&settings, "chian = \"ws://127.0.0.1:1\"\n").unwrap();
     refused(&[&"start", &"--config", &settings], &["miner.toml", "chian"]);
+}
+
+#[test]
+fn a_profile_of_training_steps_needs_no_seat_and_replaces_no_file() {
+    let home = tempfile::tempdir().unwrap();
+    let trace = home.path().join("trace.json");
+    let steps: [&dyn AsRef<OsStr>; 7] =
+        [&"profile", &"--model", &"117k", &"--steps", &"4", &"--output", &trace];
+    let output = command(&steps).output().unwrap();
+    let (said, table) =
+        (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout).into_owned());
+    assert!(output.status.success(), "{said}");
+    for word in ["4 steps of 16 sequences, 117k on cpu", "forward", "optimiser", "ui.perfetto.dev"] {
+        assert!(table.contains(word), "{word:?} is not in: {table}");
+    }
+    let bytes = fs::read(&trace).unwrap();
+    let parsed: Value = serde_json::from_slice(&bytes).unwrap();
+    let forward = parsed["traceEvents"].as_array().unwrap().iter().filter(|event| event["name"] == "forward");
+    assert_eq!(forward.count(), 3 + 4, "those of the first steps too");
+
+    refused(&steps, &["trace.json exists", "--output"]);
+    assert_eq!(fs::read(&trace).unwrap(), bytes);
+}
+
+#[test]
+fn a_wrong_flag_of_a_profile_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    let trace = home.path().join("none").join("trace.json");
+    refused(&[&"profile", &"--windows", &"0"], &["--windows"]);
+    refused(&[&"profile", &"--steps", &"4"], &["--model"]);
+    refused(&[&"profile", &"--model", &"117k", &"--windows", &"2"], &["--windows"]);
+    refused(&[&"profile", &"--model", &"7b", &"--output", &home.path().join("a")], &["7b", "117k"]);
+    refused(&[&"profile", &"--model", &"117k", &"--output", &trace], &["none/trace.json", "--output"]);
+    refused(&[&"profile", &"--output", &home.path().join("a")], &["--key"]);
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0, "no trace without a measurement");
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_during_a_profile_writes_what_was_measured() {
+    let home = tempfile::tempdir().unwrap();
+    let trace = home.path().join("trace.json");
+    let mut child =
+        command(&[&"profile", &"--model", &"1m", &"--steps", &"100000", &"--json", &"--output", &trace])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line.contains("measuring")));
+    let told = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(told.unwrap().success());
+    let mut said = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(child.wait().unwrap().success());
+    let profile: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&profile["is_complete"], &profile["model"]), (&false.into(), &"1m".into()));
+    let parsed: Value = serde_json::from_slice(&fs::read(&trace).unwrap()).unwrap();
+    assert!(3 < parsed["traceEvents"].as_array().unwrap().len());
 }

@@ -170,6 +170,7 @@ impl ContributionStore {
     }
 
     /// Writes the seat's snapshot. The first one is written at the start, so that a full disk shows then.
+    #[tracing::instrument(name = "snapshot", target = "profile", level = "trace", skip_all)]
     pub fn save(&self, snapshot: &Snapshot, optimiser: &dyn Optimiser) -> Result<(), SnapshotError> {
         snapshot.save(&self.file(), self.run, self.seat, optimiser).map(drop)
     }

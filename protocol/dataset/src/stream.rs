@@ -43,6 +43,7 @@ impl Prefetch {
 
     /// The next batch, `seq_len + 1` tokens per sequence. `None` after the last batch, after an error, and soon after
     /// `stop` returns true while there is no batch yet.
+    #[tracing::instrument(name = "load", target = "profile", level = "trace", skip_all)]
     pub fn next_unless(&mut self, stop: impl Fn() -> bool) -> Option<Result<Vec<Vec<u32>>, ReadError>> {
         if let Ok(batch) = self.batches.try_recv() {
             return Some(batch);

@@ -95,6 +95,7 @@ impl Node {
 
     /// Brings the model to the open window, and past `done`, the last window that the caller has finished. `own` is
     /// this node's merge of a window on the way. Returns whether the model moved.
+    #[tracing::instrument(name = "follow", target = "profile", level = "trace", skip_all)]
     pub async fn follow(
         &mut self,
         done: Option<Window>,

@@ -6,10 +6,27 @@ use std::{
     io::{self, IsTerminal as _, Read as _},
     process::ExitCode,
 };
+use tracing_subscriber::{
+    EnvFilter, Layer, Registry, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
 
 /// Sets up logging and a runtime, runs `work`, and prints its error to standard error.
 pub fn run_to_exit(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
     log();
+    run(work)
+}
+
+/// The same, with `layer` beside the log. The log's filter does not hold for it.
+pub fn run_to_exit_with(
+    layer: impl Layer<Registry> + Send + Sync,
+    work: LocalBoxFuture<'_, anyhow::Result<()>>,
+) -> ExitCode {
+    let lines = fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
+    let _ = tracing_subscriber::registry().with(layer).with(lines.with_filter(filter())).try_init();
+    run(work)
+}
+
+fn run(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -43,11 +60,15 @@ fn subscribe(
     writer: impl for<'w> tracing_subscriber::fmt::MakeWriter<'w> + Send + Sync + 'static,
     colours: bool,
 ) {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,subxt=warn,jsonrpsee=warn,burn=warn"));
     // A second call leaves the first in place, in the process of a test for example.
     let _ =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colours).try_init();
+        tracing_subscriber::fmt().with_env_filter(filter()).with_writer(writer).with_ansi(colours).try_init();
+}
+
+/// The lines that `RUST_LOG` names, or the usual ones.
+fn filter() -> EnvFilter {
+    EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new("info,subxt=warn,jsonrpsee=warn,burn=warn"))
 }
 
 /// Receives SIGINT (Ctrl-C) and SIGTERM.

@@ -147,7 +147,7 @@ impl Engine for BurnEngine {
         let mut losses = Vec::new();
         for batch in sequences.chunks(recipe.micro_batch) {
             let (micro_batch_losses, micro_batch) =
-                micro_batch_gradients(config, device, constants, model, batch, rows);
+                micro_batch_gradients(*name, config, device, constants, model, batch, rows)?;
             losses.extend(micro_batch_losses);
             *gradients = match gradients.is_empty() {
                 true => micro_batch,
@@ -155,7 +155,9 @@ impl Engine for BurnEngine {
                     std::iter::zip(gradients.drain(..), micro_batch).map(|(sum, part)| sum + part).collect()
                 }
             };
+            finish_if_profiled(*name, device)?;
         }
+        let _norm = tracing::trace_span!(target: "profile", "norm").entered();
         // Squares are summed per row on the device, then in `f64` and in order: a full sum there may vary between
         // runs.
         let squares =
@@ -165,8 +167,9 @@ impl Engine for BurnEngine {
     }
 
     fn micro_batch(&mut self, sequences: &[&[u32]], rows: usize) -> Result<MicroBatch<'_>, ModelError> {
-        let BurnEngine { config, device, constants, model, .. } = &*self;
-        let (losses, gradients) = micro_batch_gradients(config, device, constants, model, sequences, rows);
+        let BurnEngine { name, config, device, constants, model, .. } = &*self;
+        let (losses, gradients) =
+            micro_batch_gradients(*name, config, device, constants, model, sequences, rows)?;
         let mut gradient = Vec::with_capacity(self.config.parameters());
         for block in self.blocks(gradients.iter()) {
             gradient.extend_from_slice(&block?);
@@ -174,6 +177,7 @@ impl Engine for BurnEngine {
         Ok(MicroBatch { losses: read(self.name, losses)?, gradient: Cow::Owned(gradient) })
     }
 
+    #[tracing::instrument(name = "optimiser", target = "profile", level = "trace", skip_all)]
     fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
         let Training { recipe, gradients, moments } =
             self.training.as_mut().ok_or(ModelError::NotForTraining)?;
@@ -183,7 +187,7 @@ impl Engine for BurnEngine {
             let decay = weight_decay(recipe, weights.dims());
             moments.step(recipe, params, decay, weights, gradient);
         }
-        Ok(())
+        finish_if_profiled(self.name, &self.device)
     }
 
     fn moments(&self) -> Blocks<'_> {
@@ -206,23 +210,31 @@ impl Engine for BurnEngine {
 
 /// The losses of a micro-batch's tokens, and the gradient of `Σ losses / rows`, tensor by tensor.
 fn micro_batch_gradients(
+    name: Device,
     config: &ModelConfig,
     device: &BurnDevice,
     constants: &Constants,
     model: &Llama,
     batch: &[&[u32]],
     rows: usize,
-) -> (Vec<Tensor<1>>, Vec<Tensor<2>>) {
+) -> Result<(Vec<Tensor<1>>, Vec<Tensor<2>>), ModelError> {
     let Batch { tokens, targets } = Batch::new(batch);
     let shape = [batch.len(), config.seq_len];
+    let forward = tracing::trace_span!(target: "profile", "forward").entered();
     let tracked = model.tracked();
     let hidden = tracked.hidden(ids(&tokens, shape, device), constants);
+    finish_if_profiled(name, device)?;
+    drop(forward);
 
     // The vocabulary, forward and backward, outside of autograd.
+    let loss = tracing::trace_span!(target: "profile", "loss").entered();
     let inner = hidden.clone().inner();
     let head = head::losses_and_gradients(inner, model.embedding_VD(), &targets, 1.0 / rows as f32);
+    finish_if_profiled(name, device)?;
+    drop(loss);
 
     // The rest. The value of this sum means nothing; its gradient at `hidden` is the head's.
+    let _backward = tracing::trace_span!(target: "profile", "backward").entered();
     let mut grads = (hidden * head.grad_hidden_ND.autodiff()).sum().backward();
     let mut grad_head = Some(head.grad_embedding_VD);
     let gradients = tracked.tensors.iter().map(|tensor| {
@@ -233,7 +245,17 @@ fn micro_batch_gradients(
             None => gradient,
         }
     });
-    (head.losses, gradients.collect())
+    let gradients = gradients.collect();
+    finish_if_profiled(name, device)?;
+    Ok((head.losses, gradients))
+}
+
+/// Waits for the device if a profile is taken, so that a span ends with the work that it queued.
+fn finish_if_profiled(name: Device, device: &BurnDevice) -> Result<(), ModelError> {
+    if tracing::span_enabled!(target: "profile", tracing::Level::TRACE) {
+        device.sync().map_err(|error| failed(name, &error))?;
+    }
+    Ok(())
 }
 
 /// Token ids as a tensor.

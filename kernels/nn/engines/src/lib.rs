@@ -51,3 +51,13 @@ pub fn rank(device: Device, config: &ModelConfig, flat: &[f32]) -> Result<Box<dy
     }
     open(device, config, None, flat)
 }
+
+/// Sequences of `seq_len + 1` tokens to measure with: evenly spread over the vocabulary, and the same each time.
+pub fn random_sequences(config: &ModelConfig, count: usize) -> Vec<Vec<u32>> {
+    let mut state = 1u64;
+    let mut token = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as u32 % config.vocab as u32
+    };
+    (0..count).map(|_| (0..=config.seq_len).map(|_| token()).collect()).collect()
+}

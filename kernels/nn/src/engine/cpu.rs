@@ -113,12 +113,15 @@ impl Engine for CpuEngine {
             let batch = Batch::new(batch);
             losses.extend(network.losses_and_gradients(weights, &batch, scale, gradients, workspace));
         }
-        let mut rest = &gradients[..];
-        let squares = network.tensor_lens().map(|&len| norm::norm_squared(take(&mut rest, len)));
-        let norm = squares.sum::<f64>().sqrt();
+        let norm = tracing::trace_span!(target: "profile", "norm").in_scope(|| {
+            let mut rest = &gradients[..];
+            let squares = network.tensor_lens().map(|&len| norm::norm_squared(take(&mut rest, len)));
+            squares.sum::<f64>().sqrt()
+        });
         Ok(Gradients { loss: losses.iter().sum::<f64>() / rows as f64, norm })
     }
 
+    #[tracing::instrument(name = "optimiser", target = "profile", level = "trace", skip_all)]
     fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
         let CpuEngine { network, weights, gradients, training, .. } = self;
         let Training { recipe, moments, muon } = training.as_mut().ok_or(ModelError::NotForTraining)?;
@@ -277,22 +280,35 @@ impl Network {
         self.forward(&weights, &batch.tokens, weights.layers.len(), workspace);
         zeroed(&mut workspace.grad_embedding, weights.embedding.len());
         let losses = self.head_backward(&weights, batch, scale, &mut gradients, workspace);
+        self.backward(&weights, &batch.tokens, &mut gradients, workspace);
+        losses
+    }
+
+    /// The layers backward, from the last, and the embedding.
+    #[tracing::instrument(name = "backward", target = "profile", level = "trace", skip_all)]
+    fn backward(
+        &self,
+        weights: &Stacks<&[f32]>,
+        tokens: &[u32],
+        gradients: &mut Stacks<&mut [f32]>,
+        workspace: &mut Workspace,
+    ) {
         let layers = weights.layers.iter().zip(&mut gradients.layers).enumerate().rev();
         for (layer, (weights, gradients)) in layers {
             self.feed_forward_backward(weights, gradients, layer, workspace);
             self.attend_backward(weights, gradients, layer, workspace);
         }
         let D = self.config.d_model;
-        for (row, &token) in workspace.grad_x.chunks_exact(D).zip(&batch.tokens) {
+        for (row, &token) in workspace.grad_x.chunks_exact(D).zip(tokens) {
             let gradient = &mut workspace.grad_embedding[token as usize * D..][..D];
             add(gradient, row);
         }
         add(gradients.embedding, &workspace.grad_embedding);
-        losses
     }
 
     /// The vocabulary, forward and backward, a few rows at a time, and the last norm. Leaves the gradient of the last
     /// layer's output in `workspace.grad_x`.
+    #[tracing::instrument(name = "loss", target = "profile", level = "trace", skip_all)]
     fn head_backward(
         &self,
         weights: &Stacks<&[f32]>,
@@ -325,6 +341,7 @@ impl Network {
     }
 
     /// Hidden states after the last norm, in `workspace.normed`. `kept` layers keep their activations: all or one.
+    #[tracing::instrument(name = "forward", target = "profile", level = "trace", skip_all)]
     fn forward(&self, weights: &Stacks<&[f32]>, tokens: &[u32], kept: usize, workspace: &mut Workspace) {
         let D = self.config.d_model;
         workspace.layers.resize_with(kept.max(workspace.layers.len()), Activations::default);
@@ -349,6 +366,7 @@ impl Network {
     }
 
     /// The attention half of a layer: from `kept.x` to `kept.middle`.
+    #[tracing::instrument(name = "attention", target = "profile", level = "trace", skip_all)]
     fn attend(&self, weights: &LayerStacks<&[f32]>, kept: &mut Activations, normed: &mut Vec<f32>) {
         let ModelConfig { d_model: D, heads: H, kv_heads: K, seq_len: T, .. } = self.config;
         let N = kept.x.len() / D;
@@ -369,6 +387,7 @@ impl Network {
     }
 
     /// The feed-forward half: from `kept.middle` to `next`.
+    #[tracing::instrument(name = "feed-forward", target = "profile", level = "trace", skip_all)]
     fn feed_forward(
         &self,
         weights: &LayerStacks<&[f32]>,
@@ -395,6 +414,7 @@ impl Network {
 
     /// Replaces `workspace.grad_x`, the gradient of [`feed_forward`](Self::feed_forward)'s output, by that of its
     /// input.
+    #[tracing::instrument(name = "feed-forward", target = "profile", level = "trace", skip_all)]
     fn feed_forward_backward(
         &self,
         weights: &LayerStacks<&[f32]>,
@@ -436,6 +456,7 @@ impl Network {
     }
 
     /// Replaces `workspace.grad_x`, the gradient of [`attend`](Self::attend)'s output, by that of its input.
+    #[tracing::instrument(name = "attention", target = "profile", level = "trace", skip_all)]
     fn attend_backward(
         &self,
         weights: &LayerStacks<&[f32]>,

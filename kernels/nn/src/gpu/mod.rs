@@ -203,6 +203,14 @@ impl Gpu {
         Ok(cubecl::future::block_on(self.client.sync())?)
     }
 
+    /// Waits for all queued work if a profile is taken, so that a span ends with the work that it queued.
+    ///
+    /// # Errors
+    /// As [`Gpu::finish`].
+    pub fn finish_if_profiled(&self) -> Result {
+        if tracing::span_enabled!(target: "profile", tracing::Level::TRACE) { self.finish() } else { Ok(()) }
+    }
+
     /// Whether arrays can hold this.
     pub fn supports(&self, precision: Precision) -> bool {
         self.client.properties().supports_type(precision.element())

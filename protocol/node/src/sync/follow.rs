@@ -335,6 +335,7 @@ impl Follower {
     }
 
     /// Applies a fetched update to the state.
+    #[tracing::instrument(name = "apply", target = "profile", level = "trace", skip_all)]
     fn apply(
         &self,
         state: &mut ModelState,
@@ -361,6 +362,7 @@ impl Follower {
     }
 
     /// The voted update, decoded while it arrives.
+    #[tracing::instrument(name = "download", target = "profile", level = "trace", skip_all)]
     async fn fetch_update(
         &self,
         state: &ModelState,

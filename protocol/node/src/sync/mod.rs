@@ -248,6 +248,7 @@ impl SyncDriver {
     }
 
     /// Saves the state; retries while the disk is full.
+    #[tracing::instrument(name = "save", target = "profile", level = "trace", skip_all)]
     async fn save(&mut self, disk: &DiskStatus) -> Result<(), StateError> {
         let mut retry = DiskFullRetry::new(disk);
         loop {
@@ -289,6 +290,7 @@ fn may_pass(error: &FollowError) -> bool {
 
 /// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's own
 /// hash known.
+#[tracing::instrument(name = "wait", target = "profile", level = "trace", skip_all)]
 pub async fn wait_past(heads: &mut watch::Receiver<Head>, block: Block) -> Result<(), ChainError> {
     heads
         .wait_for(|head| block < head.block)
@@ -298,6 +300,7 @@ pub async fn wait_past(heads: &mut watch::Receiver<Head>, block: Block) -> Resul
 }
 
 /// Waits for the next finalised block, but not for long.
+#[tracing::instrument(name = "wait", target = "profile", level = "trace", skip_all)]
 pub async fn wait_briefly(heads: &mut watch::Receiver<Head>) -> Result<(), ChainError> {
     match tokio::time::timeout(LOOK_AGAIN, heads.changed()).await {
         Ok(Err(_)) => Err(ChainError::Stopped { part: "head follower" }),

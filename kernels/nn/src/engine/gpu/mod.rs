@@ -9,7 +9,7 @@
 //!
 //! **Waiting.** Work is queued. Only reads wait for it: the norm of all gradients and the losses, once per step. So
 //! the next micro-batch is uploaded while the last one computes, and the next batch is prepared while the optimiser
-//! steps.
+//! steps. While a profile is taken, the CPU also waits at the end of each of its spans.
 
 mod network;
 mod workspace;
@@ -162,7 +162,9 @@ impl Training {
             )?);
         }
         // The CPU waits here for the device, once per step.
-        let norm = gpu.sum_of_squares(&self.gradients.iter().collect::<Vec<_>>())?.sqrt();
+        let norm = tracing::trace_span!(target: "profile", "norm")
+            .in_scope(|| gpu.sum_of_squares(&self.gradients.iter().collect::<Vec<_>>()))?
+            .sqrt();
         let mut losses = Vec::new();
         for micro_batch in &on_device {
             losses.extend(gpu.download(micro_batch)?);
@@ -170,6 +172,7 @@ impl Training {
         Ok((losses, norm))
     }
 
+    #[tracing::instrument(name = "optimiser", target = "profile", level = "trace", skip_all)]
     fn step(&self, network: &Network, weights: &[Weight], params: &StepParams) -> Result {
         for ((weight, gradient), Moments { mean, square }) in
             weights.iter().zip(&self.gradients).zip(&self.moments)
@@ -179,7 +182,7 @@ impl Training {
             let copy = weight.copy.as_ref();
             network.gpu.adamw(&coefficients, &weight.values, copy, mean, square, gradient)?;
         }
-        Ok(())
+        network.gpu.finish_if_profiled()
     }
 
     /// Overwrites all moments with `values`, in the order of [`Engine::moments`].

@@ -165,8 +165,19 @@ impl Network {
         let workspace = &workspace.part(&self.gpu, batch.tokens.len())?;
         self.hidden(weights, &batch.tokens, workspace)?;
         let losses = self.head_backward(weights, batch, scale, gradients, workspace)?;
+        self.backward(weights, batch, gradients, workspace)?;
+        Ok(losses)
+    }
 
-        // The layers, from the last, whose activations are kept in any case.
+    /// The layers backward, from the last, whose activations are kept in any case, and the embedding.
+    #[tracing::instrument(name = "backward", target = "profile", level = "trace", skip_all)]
+    fn backward(
+        &self,
+        weights: &Stacks<&Weight>,
+        batch: &Batch,
+        gradients: &Stacks<&Array>,
+        workspace: &Workspace,
+    ) -> Result {
         for (layer, activations) in workspace.layers.iter().enumerate().rev() {
             let is_last = layer + 1 == workspace.layers.len();
             let (weights, gradients) = (&weights.layers[layer], &gradients.layers[layer]);
@@ -181,11 +192,12 @@ impl Network {
         }
         let segments = self.gpu.upload_segments(self.config.vocab, &batch.tokens)?;
         self.gpu.embedding_backward(&segments, &workspace.grad_x, gradients.embedding)?;
-        Ok(losses)
+        self.gpu.finish_if_profiled()
     }
 
     /// The vocabulary, forward and backward, a few rows at a time, and the last norm. Leaves the gradient of the last
     /// layer's output in `workspace.grad_x`.
+    #[tracing::instrument(name = "loss", target = "profile", level = "trace", skip_all)]
     fn head_backward(
         &self,
         weights: &Stacks<&Weight>,
@@ -208,10 +220,12 @@ impl Network {
         gpu.fill(&workspace.grad_x, 0.0)?;
         let (x, roots, gain) = (&workspace.last, &workspace.last_roots, &weights.norm.values);
         gpu.rms_norm_backward(x, gain, roots, &workspace.grad_normed, &workspace.grad_x, gradients.norm)?;
+        gpu.finish_if_profiled()?;
         Ok(losses)
     }
 
     /// Hidden states after the last norm, in `workspace.normed`.
+    #[tracing::instrument(name = "forward", target = "profile", level = "trace", skip_all)]
     fn hidden(&self, weights: &Stacks<&Weight>, tokens: &[u32], workspace: &Workspace) -> Result {
         let tokens = self.gpu.upload_tokens(self.config.vocab, tokens)?;
         self.gpu.embedding(&weights.embedding.values, &tokens, &workspace.layers[0].x)?;
@@ -220,7 +234,8 @@ impl Network {
             self.attend(weights, activations, workspace)?;
             self.feed_forward(weights, activations, workspace, next)?;
         }
-        self.norm(&workspace.last, weights.norm, workspace, &workspace.last_roots)
+        self.norm(&workspace.last, weights.norm, workspace, &workspace.last_roots)?;
+        self.gpu.finish_if_profiled()
     }
 
     /// The half of a layer that mixes tokens: from `activations.x` to `activations.middle`.

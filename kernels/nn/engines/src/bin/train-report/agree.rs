@@ -1,6 +1,7 @@
 //! Whether a device agrees with the CPU: its kernels, and the losses of the first steps.
 
-use crate::{Options, train::random_sequences};
+use crate::Options;
+use mettle_engines::random_sequences;
 use model::{ModelConfig, Recipe, init_flat};
 use nn::{Device, DeviceError, DeviceName, EngineKind, ModelError, Precision};
 use serde::Serialize;

@@ -6,6 +6,7 @@ use kernels::{
     lanes::{self, Width},
     measure::{memory, processor},
 };
+use mettle_engines::random_sequences;
 use model::{ModelConfig, Recipe, init_flat};
 use nn::{DeviceName, MemoryEstimate, Precision, Trainer};
 use serde::Serialize;
@@ -191,15 +192,6 @@ pub fn print_losses(preset: &str, options: &Options) -> anyhow::Result<()> {
         println!("{:?}", trainer.step(batch)?.loss);
     }
     Ok(())
-}
-
-pub fn random_sequences(config: &ModelConfig, count: usize) -> Vec<Vec<u32>> {
-    let mut state = 1u64;
-    let mut token = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as u32 % config.vocab as u32
-    };
-    (0..count).map(|_| (0..=config.seq_len).map(|_| token()).collect()).collect()
 }
 
 /// What was measured of all presets.
