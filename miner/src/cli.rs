@@ -3,7 +3,7 @@
 use crate::{
     command::{CommandEngine, CommandGroup, CommandOptions},
     progress::SnapshotInterval,
-    run::{Miner, MinerOptions},
+    run::{AHEAD, Miner, MinerOptions},
     shutdown::ShutdownHandle,
     strategy::{DefaultStrategy, Strategy},
 };
@@ -119,7 +119,7 @@ async fn mine(
     let options = MinerOptions {
         commit_margin_blocks: settings.train.commit_margin_blocks.unwrap_or(3),
         batch_sequences: recipe.batch,
-        ahead: settings.train.ahead.unwrap_or(0.5),
+        ahead: settings.train.ahead.unwrap_or(AHEAD),
         snapshot_interval: snapshot_interval(&settings.train),
     };
     let model = opened.spec.model.clone();
