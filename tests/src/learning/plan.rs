@@ -333,6 +333,7 @@ impl Question {
                 let diloco = Scheme::Dense { outer: outer(0.4, 0.9) };
                 let schemes = [
                     ("c = 0", ours_ahead(LOWER, 0.0), [4e-3].as_slice()),
+                    ("c = 0 at 0.5", ours_ahead(outer(0.5, 0.0), 0.0), &[8e-3]),
                     ("c = 0.5", ours_ahead(LOWER, 0.5), &[4e-3, 8e-3]),
                     ("c = 0.75", ours_ahead(LOWER, 0.75), &[4e-3, 8e-3]),
                     ("DiLoCo at 0.4", diloco, &[4e-3, 2e-3]),

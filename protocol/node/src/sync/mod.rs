@@ -18,7 +18,7 @@ use crate::{
 };
 use chain_client::{ChainError, Head};
 use follow::{Download, Leave, OwnMerge};
-use futures::future::BoxFuture;
+use futures::future::{self, BoxFuture};
 use protocol::{
     Block, Digest, Window,
     view::{Checkpoint, Outcome, WindowView},
@@ -135,8 +135,9 @@ impl SyncDriver {
                     return Ok(moved);
                 }
                 let own = own.take_if(|own| own.window <= self.state.window);
-                let leave = leave_at
-                    .map(|at| Leave { when: reached(heads.clone(), at), download: &mut self.download });
+                let leaves = leave_at.is_some() || self.download.is_some();
+                let leave = leaves
+                    .then(|| Leave { when: reached(heads.clone(), leave_at), download: &mut self.download });
                 let outcome_before = match self.follower.step_unless(&mut self.state, own, leave).await {
                     Ok(Followed::Advanced { outcome }) => Some(outcome),
                     Ok(Followed::Rejoined) => None,
@@ -295,8 +296,9 @@ fn may_pass(error: &FollowError) -> bool {
     matches!(error, FollowError::Update { .. } | FollowError::Checkpoint(_))
 }
 
-/// Completes when block `at` is finalised or the chain is gone.
-fn reached(mut heads: watch::Receiver<Head>, at: Block) -> BoxFuture<'static, ()> {
+/// Completes when block `at` is finalised or the chain is gone; never without `at`.
+fn reached(mut heads: watch::Receiver<Head>, at: Option<Block>) -> BoxFuture<'static, ()> {
+    let Some(at) = at else { return Box::pin(future::pending()) };
     Box::pin(async move {
         // The caller notices a chain that is gone as it waits for the next block.
         let _ = heads.wait_for(|head| at <= head.block).await;
