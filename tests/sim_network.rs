@@ -2,11 +2,14 @@
 
 use adversaries::Setup;
 use async_trait::async_trait;
+use mettle_runtime::SLOT_DURATION;
+use miner::run::AHEAD;
 use node::Follower;
 use protocol::{Block, Uid, Window, keys, receipt, view::WindowView};
 use std::{
     collections::BTreeMap,
     sync::{Arc, LazyLock, Mutex},
+    time::Duration,
 };
 use store::Limits;
 use tests::sim::{
@@ -34,27 +37,14 @@ fn with_restarts(
     windows: u32,
     restarts: Vec<Restart>,
 ) -> History {
-    let honest = || ("honest".to_owned(), MinerSeat::Honest { share: 1.0, batch: 8 });
-    let mut miners: Vec<_> = (0..6).map(|_| honest()).collect();
+    let mut cast = validators(seed, Vec::new());
+    cast.validators.truncate(3);
     for name in cheats {
         let adversary =
             adversaries::miner(name, &Setup::default()).expect("an adversary of this name exists");
-        miners.push(((*name).to_owned(), MinerSeat::Adversary(adversary)));
+        cast.miners.push(((*name).to_owned(), MinerSeat::Adversary(adversary)));
     }
-    let validators = (0..3).map(|_| ("validator".to_owned(), ValidatorSeat::Honest)).collect();
-    played(
-        Cast {
-            seed,
-            miners,
-            validators,
-            honest_stake: 1,
-            same_evaluation: failures_ppm == 0,
-            failures_ppm,
-            restarts,
-            outages: Vec::new(),
-        },
-        windows,
-    )
+    played(Cast { same_evaluation: failures_ppm == 0, failures_ppm, restarts, ..cast }, windows)
 }
 
 fn played(cast: Cast, windows: u32) -> History {
@@ -73,6 +63,8 @@ fn validators(seed: u64, others: Vec<(String, ValidatorSeat)>) -> Cast {
         honest_stake: 1,
         same_evaluation: false,
         failures_ppm: 0,
+        ahead: AHEAD,
+        update_delay: Duration::ZERO,
         restarts: Vec::new(),
         outages: Vec::new(),
     }
@@ -205,20 +197,91 @@ fn a_failed_fetch_is_no_fault_of_the_miner() {
     assert_eq!(checked, 36);
 }
 
+/// Windows have twelve blocks, and the first one opens at block 12.
+fn opens_at(window: u32) -> u32 {
+    12 * (window + 1)
+}
+
+/// Faults that were attested in all windows.
+fn faults(history: &History) -> usize {
+    history.windows.iter().flat_map(|window| &window.seats).map(|seat| seat.faults_attested).sum()
+}
+
 #[test]
 fn a_node_killed_at_any_block_of_a_window_loses_nothing() {
-    // Windows have twelve blocks, and the first one opens at block 12.
-    let undisturbed = network(5, &[], 0, 4);
+    // A miner that is killed before its first snapshot ahead of the model trains from the model. So that all bits are
+    // the same, these wait for it.
+    let network = |restarts| {
+        let mut cast = validators(5, Vec::new());
+        cast.validators.truncate(3);
+        played(Cast { same_evaluation: true, ahead: 0.0, restarts, ..cast }, 4)
+    };
+    let undisturbed = network(Vec::new());
     for offset in 0..12 {
         // Kill a miner in the second window, and a validator one block later.
-        let at = 24 + offset;
-        let restarts = vec![Restart { seat: 1, at: Block(at) }, Restart { seat: 7, at: Block(at + 1) }];
-        let history = with_restarts(5, &[], 0, 4, restarts);
+        let at = opens_at(1) + offset;
+        let history =
+            network(vec![Restart { seat: 1, at: Block(at) }, Restart { seat: 7, at: Block(at + 1) }]);
         assert!(history.windows.iter().all(|window| window.merged), "killed at block {at}");
         assert_eq!(history.resumed, 2, "killed at block {at}");
         assert_eq!(history.lineage, undisturbed.lineage, "killed at block {at}");
-        let faults: usize =
-            history.windows.iter().flat_map(|window| &window.seats).map(|seat| seat.faults_attested).sum();
-        assert_eq!(faults, 0, "killed at block {at}");
+        assert_eq!(faults(&history), 0, "killed at block {at}");
+    }
+}
+
+/// From the fixing of a window to one block after the next commit deadline.
+fn until_too_late() -> u32 {
+    let schedule = WORLD.params.schedule;
+    schedule.blocks_per_window - schedule.vote_by + schedule.commit_by
+}
+
+/// Six honest miners that get each model this many blocks after it is fixed.
+fn late_models(delay: u32, ahead: f64, restarts: Vec<Restart>, windows: u32) -> History {
+    let update_delay = Duration::from_millis(SLOT_DURATION) * delay;
+    let cast = validators(6, Vec::new());
+    played(Cast { same_evaluation: true, ahead, update_delay, restarts, ..cast }, windows)
+}
+
+/// The parts of their sequences that the miners declare in a window.
+fn trained(history: &History, window: usize) -> Vec<f64> {
+    history.windows[window].seats[..6].iter().map(|seat| seat.trained_share).collect()
+}
+
+#[test]
+fn a_model_that_arrives_after_the_commit_deadline_costs_no_contribution() {
+    // With a download of almost a window, one that began anew after the upload would come too late for the next window.
+    for delay in [until_too_late(), WORLD.params.schedule.blocks_per_window - 1] {
+        let late = late_models(delay, AHEAD, Vec::new(), 5);
+        assert_eq!(trained(&late, 0), [1.0; 6], "the first model is made, not fetched");
+        for window in 1..5 {
+            assert!(late.windows[window].merged, "delay {delay}, window {window}");
+            assert_eq!(trained(&late, window), [AHEAD; 6], "delay {delay}, window {window}");
+        }
+        assert_eq!(faults(&late), 0);
+        let start = late.windows[0].held_out_loss;
+        assert!(late.held_out_loss < 0.9 * start, "{} of {start}: the model learns", late.held_out_loss);
+    }
+    // A miner that waits for the model comes too late in every window after a merged one.
+    let waiting = late_models(until_too_late(), 0.0, Vec::new(), 3);
+    assert_eq!(trained(&waiting, 1), [0.0; 6]);
+    assert!(!waiting.windows[1].merged);
+}
+
+#[test]
+fn a_miner_killed_at_any_block_while_its_model_is_late_contributes_to_that_window() {
+    let delay = until_too_late();
+    let undisturbed = late_models(delay, AHEAD, Vec::new(), 4);
+    for offset in 0..12 {
+        let at = opens_at(2) + offset;
+        let history = late_models(delay, AHEAD, vec![Restart { seat: 1, at: Block(at) }], 4);
+        assert!(history.windows.iter().all(|window| window.merged), "killed at block {at}");
+        assert_eq!(history.resumed, 1, "killed at block {at}");
+        assert_eq!(faults(&history), 0, "killed at block {at}");
+        assert_eq!(trained(&history, 2), [AHEAD; 6], "killed at block {at}");
+        // From the contribution to the model's arrival nothing on the disk says where the own weights are. So nothing
+        // is trained ahead of the next window.
+        let before_the_model = (2..4).contains(&offset);
+        assert_eq!(trained(&history, 3)[1] == AHEAD, !before_the_model, "killed at block {at}");
+        assert_eq!(history.lineage == undisturbed.lineage, !before_the_model, "killed at block {at}");
     }
 }

@@ -14,8 +14,8 @@ use crate::{
 use nn::{ModelError, Trainer};
 use node::{Entry, Work, error_chain};
 use protocol::{
-    Block, Digest, lineage,
-    view::{Outcome, WindowView},
+    Block, Digest, Window, lineage,
+    view::{Deal, Outcome, WindowView},
 };
 use std::sync::{
     Arc,
@@ -33,6 +33,13 @@ pub(crate) struct Ahead {
 pub(crate) struct Begun {
     pub progress: Progress,
     pub trained: Trained,
+}
+
+impl Ahead {
+    /// The window whose data the thread trains on.
+    pub(crate) fn window(&self) -> Window {
+        self.key.window
+    }
 }
 
 /// The thread ends with its owner.
@@ -53,7 +60,14 @@ impl Miner {
         let dealt_at = self.node.schedule().deals_next_at(view.window);
         self.node.wait_past(Block(dealt_at.0.saturating_sub(1))).await?;
         let now = self.node.chain().window(self.node.run_id(), view.window).await?;
-        let Some(deal) = now.and_then(|now| now.next_deal) else { return Ok(()) };
+        match now.and_then(|now| now.next_deal) {
+            Some(deal) => self.train_ahead(view, deal, at_end).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Starts to train on `deal`, the data of the window after `view`.
+    async fn train_ahead(&mut self, view: &WindowView, deal: Deal, at_end: bool) -> Result<(), RunError> {
         let next = view.window.next();
         let Ok((mut sequences, _)) = self.sequences(next, &deal) else { return Ok(()) };
         let (run, seat) = (self.node.run_id(), self.node.seat.id);
@@ -68,7 +82,7 @@ impl Miner {
         let begun = self.compute(move |local, _| {
             let mut progress = Progress::new(&directory, found_key, every);
             if at_end {
-                progress.reference = Some(local.trainer.weights_flat()?);
+                progress.reference = Some(Arc::new(local.trainer.weights_flat()?));
                 return Ok(Some(Begun { progress, trained: Trained::default() }));
             }
             match progress.resume(&mut local.trainer) {
@@ -90,6 +104,24 @@ impl Miner {
         let work = self.start_training(next, sequences, trained, progress, stop.clone());
         self.ahead = Some(Ahead { key, stop, work });
         Ok(())
+    }
+
+    /// As [`Miner::start_ahead`] in a process whose predecessor was killed: if the window after the held one is open
+    /// already, goes on where the predecessor was while the window's model is awaited.
+    pub(crate) async fn resume_ahead(&mut self) -> Result<(), RunError> {
+        let (held, block) = (self.node.window(), self.node.block());
+        let next = held.next();
+        let trains = 0.0 < self.options.ahead && self.strategy.trains_ahead();
+        if !trains || self.node.schedule().window_at(block) != Some(next) || self.pending_of(next).is_some() {
+            return Ok(());
+        }
+        let (run, chain) = (self.node.run_id(), self.node.chain());
+        let (Some(view), Some(open)) = (chain.window(run, held).await?, chain.window(run, next).await?)
+        else {
+            return Ok(());
+        };
+        let (Some(seed), slots, cursor) = (open.deal_seed, open.slots, open.cursor) else { return Ok(()) };
+        self.train_ahead(&view, Deal { seed, slots, cursor }, false).await
     }
 
     /// Stops the thread that trains ahead, if there is one, and keeps what it trained.
@@ -211,14 +243,14 @@ mod tests {
         let lineage = Digest([1; 32]);
         let trained = Trained { sequences: 2, steps: 1, ..Trained::default() };
         let mut written = progress(Base::Own { lineage });
-        written.reference = Some(own.clone());
+        written.reference = Some(Arc::new(own.clone()));
         written.write(&trainer(&theta), &trained).unwrap();
 
         let mut resumed = trainer(&own);
         let mut found = progress(Base::Own { lineage });
         assert_eq!(found.resume(&mut resumed).unwrap().map(|found| found.value), Some(trained));
         assert_eq!(resumed.weights_flat().unwrap(), theta);
-        assert_eq!(found.reference.as_ref(), Some(&own));
+        assert_eq!(found.reference.as_deref(), Some(&own));
 
         // The run went back to a checkpoint, or the model is there and nothing was trained ahead of it.
         let undone = Base::Own { lineage: Digest([2; 32]) };

@@ -5,7 +5,7 @@ use crate::{
     profile::command::ProfileArgs,
     progress::SnapshotInterval,
     ranks::{self, Leader, Place},
-    run::{Miner, MinerOptions},
+    run::{AHEAD, Miner, MinerOptions},
     shutdown::ShutdownHandle,
     strategy::{DefaultStrategy, Strategy},
 };
@@ -159,7 +159,7 @@ async fn mine(
     let options = MinerOptions {
         commit_margin_blocks: settings.train.commit_margin_blocks.unwrap_or(3),
         batch_sequences: recipe.batch,
-        ahead: settings.train.ahead.unwrap_or(0.5),
+        ahead: settings.train.ahead.unwrap_or(AHEAD),
         snapshot_interval: snapshot_interval(&settings.train),
     };
     let model = opened.spec.model.clone();

@@ -15,7 +15,7 @@ use node::{
     durable::{DiskFullRetry, is_full},
     error_chain,
 };
-use protocol::{Block, submission::Header, view::WindowView};
+use protocol::{Block, Window, submission::Header, view::WindowView};
 use std::sync::Arc;
 
 impl Miner {
@@ -28,17 +28,20 @@ impl Miner {
         trained: TrainedWindow,
     ) -> Result<PendingContribution, Stop> {
         let window = view.window;
-        let header = self.header(trained.declared);
+        let TrainedWindow { declared, weights, own } = trained;
+        let header = self.header(view, declared);
         let decay = self.node.run().params.error_feedback_decay.get();
-        let (follower, before) = (&*self.node.sync.follower, &self.node.sync.state.theta);
-        let after = self.strategy.outcome(follower, view, before, trained.weights).await;
+        let follower = &*self.node.sync.follower;
+        let before = own.as_deref().unwrap_or(&self.node.sync.state.theta);
+        let after = self.strategy.outcome(follower, view, before, weights).await;
 
         let commit_by = self.node.schedule().commit_deadline(window);
         let made = self.change_snapshot(commit_by, move |local, state| {
             let LocalState { trainer, snapshot, store } = local;
             let away = window.0.saturating_sub(snapshot.residual_for.0);
             compress::decay_residual(&mut snapshot.residual, decay, away);
-            let source = Source::Difference { decay, before: &state.theta, after: &after };
+            let before = own.as_deref().unwrap_or(&state.theta);
+            let source = Source::Difference { decay, before, after: &after };
             store.make(snapshot, &header, source, trainer)
         });
         match made.await {
@@ -57,9 +60,10 @@ impl Miner {
     /// Takes up the contribution of a killed process; writes its file again if that is lost.
     pub(crate) async fn resume_contribution(
         &mut self,
+        view: &WindowView,
         pending: PendingContribution,
     ) -> Result<PendingContribution, Stop> {
-        let header = self.header(pending.trained);
+        let header = self.header(view, pending.trained);
         let until = self.node.schedule().commit_deadline(pending.window);
         let resumed = self.change_snapshot(until, move |local, _| {
             let LocalState { trainer, snapshot, store } = local;
@@ -73,9 +77,8 @@ impl Miner {
     }
 
     /// Reconciles a commitment left by a crash or a full disk: if the chain included it, its body leaves the residual
-    /// now, although its window is over (PROT-10).
-    pub(crate) async fn reconcile(&mut self) -> Result<(), Stop> {
-        let open = self.node.window();
+    /// now, although its window is over (PROT-10). The window `open` is not.
+    pub(crate) async fn reconcile(&mut self, open: Window) -> Result<(), Stop> {
         let left = self.local.snapshot.pending.clone();
         let Some(pending) = left.filter(|pending| pending.window < open && !pending.committed) else {
             return Ok(());
@@ -167,16 +170,16 @@ impl Miner {
         retry.wait_until(until, &mut heads, attempt).await
     }
 
-    /// The header of this seat's contribution to the held window.
-    fn header(&self, trained: u32) -> Header {
+    /// The header of this seat's contribution to the window of `view`.
+    fn header(&self, view: &WindowView, trained: u32) -> Header {
         let follower = self.node.follower();
         Header {
             codec: protocol::PROTOCOL_VERSION,
             run: follower.run.id,
-            window: self.node.window(),
+            window: view.window,
             uid: self.node.uid(),
             hotkey: self.node.seat.hotkey,
-            base: self.node.sync.state.lineage,
+            base: view.lineage,
             schema: follower.schema().digest(),
             density: follower.run.params.density,
             trained,

@@ -42,6 +42,10 @@ pub(crate) enum Missed {
     PassedBy,
     #[error("no step was finished before the commit deadline")]
     NoData,
+    #[error(
+        "the window's model had not arrived, and what was trained ahead of it is of other data, or of a model that the run undid"
+    )]
+    OtherBase,
     #[error("the disk was full, and everything is as before the window: {}", error_chain(.0))]
     NoRoom(RunError),
     #[error("training was given up, and everything is as before the window: {}", error_chain(.0))]

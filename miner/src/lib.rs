@@ -16,3 +16,4 @@ pub mod shutdown;
 pub mod strategy;
 pub mod train;
 mod train_window;
+mod without_model;

@@ -11,6 +11,7 @@ use node::durable::{self, DurableFile, DurableReader, FileError, Recovered};
 use protocol::{Digest, RunId, SeatId, Window};
 use std::{
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -85,7 +86,7 @@ pub struct Progress {
     /// The time that the last one took.
     cost: Duration,
     /// The weights that the training began with, for [`Base::Own`].
-    pub reference: Option<Vec<f32>>,
+    pub reference: Option<Arc<Vec<f32>>>,
     pub written: Written,
 }
 
@@ -149,7 +150,7 @@ impl Progress {
             drop(weights);
             let reference = match key.base {
                 Base::Model { .. } => None,
-                Base::Own { .. } => Some(read_weights(&mut source, trainer.parameters())?),
+                Base::Own { .. } => Some(Arc::new(read_weights(&mut source, trainer.parameters())?)),
             };
             trainer.read_state(source.0).map_err(ProgressError::Optimiser)?;
             if 0 < source.0.left() {

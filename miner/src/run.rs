@@ -19,6 +19,8 @@ use node::{
 use protocol::Window;
 use std::{sync::Arc, time::Duration};
 
+/// The default of [`MinerOptions::ahead`].
+pub const AHEAD: f64 = 0.5;
 /// Between two tries of an upload.
 const RETRY_UPLOAD: Duration = Duration::from_millis(500);
 
@@ -32,8 +34,10 @@ pub struct Miner {
     pub shutdown: Arc<ShutdownHandle>,
     /// The training of the next window, which has the local state meanwhile.
     pub(crate) ahead: Option<Ahead>,
-    /// What was trained of the held window before its model was there.
+    /// What was trained of the held window, or of the next one, before its model was there.
     pub(crate) begun: Option<Begun>,
+    /// The last window that the miner contributed to, or gave up, before its model was there.
+    pub(crate) without_model: Option<Window>,
 }
 
 /// A miner's own choices.
@@ -86,7 +90,8 @@ impl Miner {
                 retry.found();
             }
         }
-        Ok(Miner { node, local, strategy, options, shutdown, ahead: None, begun: None })
+        let (ahead, begun, without_model) = (None, None, None);
+        Ok(Miner { node, local, strategy, options, shutdown, ahead, begun, without_model })
     }
 
     /// Mines window after window until the process is stopped or the node cannot go on.
@@ -97,8 +102,9 @@ impl Miner {
     async fn mine_windows(mut self) -> Result<(), RunError> {
         let mut mined = 0;
         let mut done = None;
+        self.resume_ahead().await?;
         loop {
-            self.node.follow(done, &mut None).await?;
+            self.follow(done).await?;
             let window = self.node.window();
             self.record_passed(done, window);
             self.node.record_traffic();
@@ -138,13 +144,21 @@ impl Miner {
             return Err(Missed::NotASlot.into());
         }
         self.end_ahead().await?;
-        self.reconcile().await?;
+        self.reconcile(window).await?;
+        // What was contributed without a model that came after the window's end.
+        self.begun.take_if(|begun| begun.progress.key().window < window);
+        if self.without_model == Some(window) {
+            if self.rebase_contributed(&view).await? && !is_last {
+                self.start_ahead(&view, true).await?;
+            }
+            return Ok(());
+        }
 
         // Train and compress, unless a killed process has done so.
         let made = self.pending_of(window);
         let at_end = made.is_none();
         let pending = match made {
-            Some(pending) => self.resume_contribution(pending).await?,
+            Some(pending) => self.resume_contribution(&view, pending).await?,
             None => {
                 let trained = self.train(&view).await?;
                 self.compress(&view, trained).await?
@@ -163,7 +177,11 @@ impl Miner {
 
     /// Uploads the contribution, in parts if it is large. Retries until the reveal deadline is finalised.
     #[tracing::instrument(name = "upload", target = "profile", level = "trace", skip_all)]
-    async fn publish(&mut self, pending: &PendingContribution, store: ContributionStore) -> Result<(), Stop> {
+    pub(crate) async fn publish(
+        &mut self,
+        pending: &PendingContribution,
+        store: ContributionStore,
+    ) -> Result<(), Stop> {
         let window = pending.window;
         let (path, checked) = (store.path(pending), pending.clone());
         self.node.blocking.run(move || store.check(&checked)).await.map_err(Missed::Lost)?;
@@ -194,11 +212,11 @@ impl Miner {
     }
 
     /// The contribution to this window that a killed process has made.
-    fn pending_of(&self, window: Window) -> Option<PendingContribution> {
+    pub(crate) fn pending_of(&self, window: Window) -> Option<PendingContribution> {
         self.local.snapshot.pending.clone().filter(|pending| pending.window == window)
     }
 
-    fn record_missed(&mut self, window: Window, skip: Skip) {
+    pub(crate) fn record_missed(&mut self, window: Window, skip: Skip) {
         let reason = skip.reason;
         tracing::warn!(window = window.0, reason, "no contribution");
         self.node.journal.write(&Entry::Missed { window, reason });
@@ -208,7 +226,9 @@ impl Miner {
     fn record_passed(&mut self, done: Option<Window>, open: Window) {
         let Some(done) = done else { return };
         for window in (done.0.saturating_add(1)..open.0).map(Window) {
-            self.record_missed(window, Skip::new(Missed::PassedBy.to_string()));
+            if self.without_model != Some(window) {
+                self.record_missed(window, Skip::new(Missed::PassedBy.to_string()));
+            }
         }
     }
 }

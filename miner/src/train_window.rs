@@ -27,6 +27,8 @@ pub(crate) struct TrainedWindow {
     /// Sequences that the contribution declares as trained (PROT-6).
     pub declared: u32,
     pub weights: Vec<f32>,
+    /// The miner's own weights that the training began with; `None`: it began with the window's model.
+    pub own: Option<Arc<Vec<f32>>>,
 }
 
 /// What the training thread returns.
@@ -44,14 +46,13 @@ impl Miner {
         if commit_by <= self.node.block() {
             return Err(Missed::TooLate.into());
         }
-        let stop_at = Block(commit_by.0.saturating_sub(self.options.commit_margin_blocks));
-        let (trained, weights) = self.train_until(view, sequences, stop_at).await?;
+        let (trained, weights) = self.train_until(view, sequences, self.stop_at(window)).await?;
         let declared = self.strategy.declares(trained.sequences, assigned);
         if declared == 0 {
             return Err(Missed::NoData.into());
         }
         self.record_trained(window, &trained);
-        Ok(TrainedWindow { declared, weights })
+        Ok(TrainedWindow { declared, weights, own: None })
     }
 
     /// The sequences of `window` to train on, and how many the chain assigned (PROT-5).
@@ -69,6 +70,12 @@ impl Miner {
         let sequences = assignment.of(self.node.uid()).ok_or(Missed::NotASlot)?;
         let sequences = self.strategy.sequences(window, sequences, assignment.training_sequences);
         Ok((sequences, assignment.sequences_per_seat))
+    }
+
+    /// The block at which the training of `window` stops: the commit margin begins.
+    pub(crate) fn stop_at(&self, window: Window) -> Block {
+        let commit_by = self.node.schedule().commit_deadline(window);
+        Block(commit_by.0.saturating_sub(self.options.commit_margin_blocks))
     }
 
     /// Runs the inner loop on a thread, from where a killed process was, and stops it when the chain reaches
@@ -233,7 +240,7 @@ impl Miner {
         forgotten.await
     }
 
-    fn record_trained(&mut self, window: Window, trained: &Trained) {
+    pub(crate) fn record_trained(&mut self, window: Window, trained: &Trained) {
         let Trained { sequences, steps, loss_first, loss_last, seconds, data_seconds } = *trained;
         let losses = format_args!("{loss_first:.4} to {loss_last:.4}").to_string();
         tracing::info!(window = window.0, sequences, steps, losses, "trained");

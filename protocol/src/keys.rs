@@ -47,6 +47,11 @@ pub fn is_receipt(key: &ObjectKey) -> bool {
     key.0.contains("/receipts/")
 }
 
+/// Whether an object is a window's merged update.
+pub fn is_update(key: &ObjectKey) -> bool {
+    key.0.contains("/updates/")
+}
+
 /// Whether an object is the list of a checkpoint's pieces.
 pub fn is_checkpoint(key: &ObjectKey) -> bool {
     key.0.contains("/checkpoints/")

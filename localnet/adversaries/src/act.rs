@@ -141,9 +141,8 @@ impl Strategy for ActingStrategy {
         self.adversary.sequences(&context(&self.follower, self.uid, window), assigned, of)
     }
 
-    /// An adversary decides with the window's model in hand.
     fn trains_ahead(&self) -> bool {
-        false
+        self.adversary.trains_ahead()
     }
 
     fn reading(&self) -> Option<Reading> {

@@ -56,6 +56,12 @@ pub trait Adversary: Send {
         assigned
     }
 
+    /// Whether it trains on the next window's data before the window's model is there, as honest miners do. By default it
+    /// decides with the model in hand.
+    fn trains_ahead(&self) -> bool {
+        false
+    }
+
     /// What its training makes of the text of each step; `None`: it trains on all of it.
     fn reading(&self) -> Option<Reading> {
         None

@@ -104,6 +104,18 @@ impl Node {
         Ok(self.sync.sync_to_open_window(&mut self.heads, done, own, &mut self.journal).await?)
     }
 
+    /// As [`Node::follow`] without an own merge, but returns when block `leave_at` is finalised, if there is one. Returns
+    /// whether the model of the open window is held.
+    pub async fn follow_until(
+        &mut self,
+        done: Option<Window>,
+        leave_at: Option<Block>,
+    ) -> Result<bool, NodeError> {
+        let own = &mut None;
+        self.sync.sync_until(&mut self.heads, done, leave_at, own, &mut self.journal).await?;
+        Ok(self.sync.is_current(self.block(), done))
+    }
+
     /// Goes back to an earlier checkpoint if the held window, which `opened` shows, opened with it (PROT-20).
     pub async fn take_rewind(&mut self, opened: &WindowView) -> Result<(), NodeError> {
         Ok(self.sync.take_rewind(&mut self.heads, opened, &mut self.journal).await?)

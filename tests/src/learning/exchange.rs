@@ -42,8 +42,13 @@ pub enum Start {
     /// `θ − share·e` with the last update, `e` the worker's residual: step-ahead error feedback (Xu et al., SAEF).
     Ahead { share: f32 },
     /// The last update arrives `steps` inner steps into the window; 0 is [`Start::Agreed`]. The worker trains from
-    /// `from` until then, and on arrival rebases: it adds `θ` less its start to its weights.
-    Late { steps: usize, from: StandIn },
+    /// `from` until then, and on arrival rebases: it adds `θ − share·e` less its start to its weights.
+    Late {
+        steps: usize,
+        from: StandIn,
+        #[serde(default, skip_serializing_if = "is_zero")]
+        share: f32,
+    },
 }
 
 /// The weights from which a worker trains until the last update arrives.
@@ -56,6 +61,11 @@ pub enum StandIn {
     Agreed,
     /// `θ` without the last update, less what the worker sent, times the outer rate.
     Eager,
+}
+
+/// For serde.
+fn is_zero(value: &f32) -> bool {
+    *value == 0.0
 }
 
 impl Start {
@@ -145,6 +155,11 @@ pub struct Traffic {
     pub union: f64,
 }
 
+/// `θ − share·e`.
+fn ahead(theta: &[f32], share: f32, residual: &[f32]) -> Vec<f32> {
+    theta.iter().zip(residual).map(|(value, held)| value - share * held).collect()
+}
+
 impl<'a> Exchange<'a> {
     pub fn new(schema: &'a Schema, scheme: &'a Scheme, workers: usize) -> Exchange<'a> {
         let values = schema.values();
@@ -173,11 +188,11 @@ impl<'a> Exchange<'a> {
     /// The weights from which `worker` starts the next window; `own` are its weights at the end of the last one.
     pub fn start(&mut self, worker: usize, own: &[f32], theta: &[f32]) -> Vec<f32> {
         let start = match (self.scheme.start(), self.scheme) {
-            (Start::Ahead { share }, _) => {
-                theta.iter().zip(&self.residuals[worker]).map(|(value, held)| value - share * held).collect()
-            }
+            (Start::Ahead { share }, _) => ahead(theta, share, &self.residuals[worker]),
             // No update is under way in the first window.
-            (Start::Late { steps: 1.., from }, Scheme::Ours { outer, .. }) if self.traffic.windows > 0 => {
+            (Start::Late { steps: 1.., from, .. }, Scheme::Ours { outer, .. })
+                if self.traffic.windows > 0 =>
+            {
                 match from {
                     StandIn::Own => own.to_vec(),
                     StandIn::Agreed => self.before.clone(),
@@ -196,15 +211,19 @@ impl<'a> Exchange<'a> {
         start
     }
 
-    /// Moves the weights of `worker` onto `theta`, the last update having arrived, and keeps the inner steps since the
-    /// start: `x ← x + (θ − start)`. From now on the worker compares with `theta`, so its pseudo-gradient remains
-    /// minus the sum of the window's inner steps.
+    /// Moves the weights of `worker` onto `base`, which is `theta` or with a share ahead of it, the last update having
+    /// arrived, and keeps the inner steps since the start: `x ← x + (base − start)`. From now on the worker compares
+    /// with `base`, so its pseudo-gradient remains minus the sum of the window's inner steps.
     pub fn rebase(&mut self, worker: usize, weights: &mut [f32], theta: &[f32]) {
+        let base = match self.scheme.start() {
+            Start::Late { share, .. } if share != 0.0 => ahead(theta, share, &self.residuals[worker]),
+            _ => theta.to_vec(),
+        };
         let reference = &mut self.references[worker];
-        for ((weight, start), value) in weights.iter_mut().zip(reference.iter()).zip(theta) {
+        for ((weight, start), value) in weights.iter_mut().zip(reference.iter()).zip(&base) {
             *weight += value - start;
         }
-        reference.copy_from_slice(theta);
+        *reference = base;
     }
 
     /// Turns the workers' weights at the end of a window, `after`, into the next window's `theta`. [`Exchange::start`]
@@ -405,7 +424,7 @@ mod tests {
     fn no_delay_and_no_step_ahead_equal_waiting_bit_for_bit() {
         let waiting = after(&ours(Start::Agreed), 6);
         for from in STAND_INS {
-            assert_eq!(after(&ours(Start::Late { steps: 0, from }), 6), waiting, "{from:?}");
+            assert_eq!(after(&ours(Start::Late { steps: 0, from, share: 0.5 }), 6), waiting, "{from:?}");
         }
         assert_eq!(after(&ours(Start::Ahead { share: 0.0 }), 6), waiting);
     }
@@ -413,8 +432,8 @@ mod tests {
     #[test]
     fn the_pseudo_gradient_of_a_rebased_worker_is_minus_the_sum_of_its_inner_steps() {
         let schema = schema();
-        for from in STAND_INS {
-            let scheme = ours(Start::Late { steps: 1, from });
+        for (from, share) in STAND_INS.map(|from| (from, 0.0)).into_iter().chain([(StandIn::Own, 0.5)]) {
+            let scheme = ours(Start::Late { steps: 1, from, share });
             let mut exchange = Exchange::new(&schema, &scheme, 3);
             let mut theta = vec![0.5; schema.values()];
             let mut weights = vec![theta.clone(); 3];
@@ -428,6 +447,8 @@ mod tests {
                     if window > 0 {
                         moved += distance(&start, &theta);
                         exchange.rebase(worker, &mut end, &theta);
+                        let held = &exchange.residuals[worker];
+                        assert_eq!(exchange.references[worker], super::ahead(&theta, share, held));
                     }
                     let second = ends(&end, window + 100)[worker].clone();
                     for ((steps, second), end) in steps.iter_mut().zip(&second).zip(&end) {
@@ -436,7 +457,7 @@ mod tests {
                     for ((reference, end), steps) in
                         exchange.references[worker].iter().zip(&second).zip(&steps)
                     {
-                        assert!((reference - end + steps).abs() < 1e-6, "{from:?}, window {window}");
+                        assert!((reference - end + steps).abs() < 1e-6, "{from:?}, {share}, window {window}");
                     }
                     *weights = second;
                 }

@@ -35,8 +35,10 @@ pub enum Question {
     Long,
     /// Updates that arrive a third of a window, or a whole window, late, and workers that wait a third of the time.
     Late,
-    /// Step-ahead error feedback in the long run.
+    /// Step-ahead error feedback at several learning and outer rates, and DiLoCo at several of its own: 640 windows.
     Ahead,
+    /// Step-ahead error feedback, alone and with updates that arrive late, and DiLoCo, each at its best rates.
+    AheadPaired,
     /// Learning rates of the base run.
     LearningRate,
     /// Learning rates of the long, sparse run.
@@ -66,7 +68,7 @@ const EIGHTH: u16 = 512;
 
 impl Question {
     /// The questions of a study by default, the most informative first.
-    pub const EACH: [Question; 13] = [
+    pub const EACH: [Question; 14] = [
         Question::Schemes,
         Question::OuterRate,
         Question::Workers,
@@ -80,6 +82,7 @@ impl Question {
         Question::Long,
         Question::Late,
         Question::Ahead,
+        Question::AheadPaired,
     ];
 
     pub fn title(self) -> &'static str {
@@ -96,7 +99,8 @@ impl Question {
             Question::Schedule => "Which schedule?",
             Question::Long => "Which scheme, in a long and sparse run?",
             Question::Late => "May an update arrive late?",
-            Question::Ahead => "Which step ahead, in a long and sparse run?",
+            Question::Ahead => "Which step ahead, at which rates?",
+            Question::AheadPaired => "Which step ahead, at its best rates?",
             Question::LearningRate => "Which learning rate?",
             Question::LongLearningRate => "Which learning rate, in a long and sparse run?",
         }
@@ -109,7 +113,10 @@ impl Question {
 
     /// Whether the variants are schemes at several learning rates, named `SCHEME, RATE`.
     pub fn compares_rates(self) -> bool {
-        matches!(self, Question::LearningRate | Question::LongLearningRate)
+        matches!(
+            self,
+            Question::LearningRate | Question::LongLearningRate | Question::Ahead | Question::AheadPaired
+        )
     }
 
     /// The variants; tables compare the others with the first.
@@ -280,9 +287,12 @@ impl Question {
                 [("1/16", 256), ("1/64", 64)]
                     .into_iter()
                     .flat_map(|(name, density)| {
-                        let run =
-                            |start, steps| Run { scheme: ours_from(density, start), steps, ..base.clone() };
-                        let late = |steps, from| run(Start::Late { steps, from }, base.steps);
+                        let run = |start, steps| Run {
+                            scheme: ours_from(density, LOWER, start),
+                            steps,
+                            ..base.clone()
+                        };
+                        let late = |steps, from| run(Start::Late { steps, from, share: 0.0 }, base.steps);
                         [
                             ("no delay", run(Start::Agreed, base.steps)),
                             ("a third late, own", late(third, StandIn::Own)),
@@ -296,12 +306,46 @@ impl Question {
                     .collect()
             }
             Question::Ahead => {
+                let base = Run { width: 16, windows: LATE_WINDOWS, ..base };
+                let mut variants = Vec::new();
+                let mut at_rates = |name: String, scheme: Scheme| {
+                    variants.extend(AHEAD_RATES.map(|learning_rate| Variant {
+                        name: format!("{name}, {learning_rate}"),
+                        run: Run { scheme: scheme.clone(), learning_rate, ..base.clone() },
+                    }));
+                };
+                for rate in [0.7, 0.5, 1.0] {
+                    for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
+                        at_rates(format!("c = {share}, α = {rate}"), ours_ahead(outer(rate, 0.0), share));
+                    }
+                }
+                for rate in [0.2, 0.4, 0.7] {
+                    at_rates(format!("DiLoCo, α = {rate}"), Scheme::Dense { outer: outer(rate, 0.9) });
+                }
+                variants
+            }
+            Question::AheadPaired => {
                 let base = long(base);
-                let run = |name: String, scheme| Variant { name, run: Run { scheme, ..base.clone() } };
-                let mut variants = vec![run("ours, 1/64, α = 0.7".into(), sparse_ours())];
-                for share in [0.25, 0.5, 0.75] {
-                    let scheme = ours_from(64, Start::Ahead { share });
-                    variants.push(run(format!("{share} ahead"), scheme));
+                let late = |share| {
+                    let from = StandIn::Own;
+                    ours_from(64, LOWER, Start::Late { steps: base.steps / 3, from, share })
+                };
+                let diloco = Scheme::Dense { outer: outer(0.4, 0.9) };
+                let schemes = [
+                    ("c = 0", ours_ahead(LOWER, 0.0), [4e-3].as_slice()),
+                    ("c = 0 at 0.5", ours_ahead(outer(0.5, 0.0), 0.0), &[8e-3]),
+                    ("c = 0.5", ours_ahead(LOWER, 0.5), &[4e-3, 8e-3]),
+                    ("c = 0.75", ours_ahead(LOWER, 0.75), &[4e-3, 8e-3]),
+                    ("DiLoCo at 0.4", diloco, &[4e-3, 2e-3]),
+                    ("c = 0 and a third late", late(0.0), &[4e-3]),
+                    ("c = 0.5 and a third late", late(0.5), &[4e-3, 8e-3]),
+                ];
+                let mut variants = Vec::new();
+                for (name, scheme, rates) in schemes {
+                    variants.extend(rates.iter().map(|&learning_rate| Variant {
+                        name: format!("{name}, {learning_rate}"),
+                        run: Run { scheme: scheme.clone(), learning_rate, ..base.clone() },
+                    }));
                 }
                 variants
             }
@@ -347,6 +391,15 @@ impl Question {
     }
 }
 
+/// Learning rates of [`Question::Ahead`].
+const AHEAD_RATES: [f64; 4] = [4e-3, 2e-3, 8e-3, 16e-3];
+
+/// Ours at density 1/64, from `θ − share·e`.
+fn ours_ahead(outer: Outer, share: f32) -> Scheme {
+    let start = if share == 0.0 { Start::Agreed } else { Start::Ahead { share } };
+    ours_from(64, outer, start)
+}
+
 const LONG_RATES: [f64; 4] = [16e-3, 8e-3, 4e-3, 2e-3];
 
 /// 20 · 64 windows of the smallest model: sparse schemes lag by about 1/ρ windows (PROT-18), here 64.
@@ -355,19 +408,12 @@ fn long(base: Run) -> Run {
 }
 
 fn sparse_ours() -> Scheme {
-    ours_from(64, Start::Agreed)
+    ours_from(64, LOWER, Start::Agreed)
 }
 
-/// Ours at the lower outer rate.
-fn ours_from(density: u16, start: Start) -> Scheme {
-    Scheme::Ours {
-        density,
-        merge_density: union(density, 8),
-        decay: DECAY,
-        over: Divisor::Hits,
-        outer: LOWER,
-        start,
-    }
+fn ours_from(density: u16, outer: Outer, start: Start) -> Scheme {
+    let (merge_density, decay, over) = (union(density, 8), DECAY, Divisor::Hits);
+    Scheme::Ours { density, merge_density, decay, over, outer, start }
 }
 
 fn sparse_published() -> Scheme {

@@ -2,10 +2,14 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use protocol::{Digest, keys::ObjectKey};
+use protocol::{
+    Digest,
+    keys::{self, ObjectKey},
+};
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 use store::{
     Fetch, FetchError, Limits, MemoryStore, TrafficTotals,
@@ -29,6 +33,8 @@ pub struct Reader {
     seed: Digest,
     /// Objects per million that this reader cannot fetch.
     failures_ppm: u32,
+    /// The time that an update of the model takes to arrive.
+    update_delay: Duration,
 }
 
 impl Buckets {
@@ -58,7 +64,12 @@ impl Buckets {
 
 impl Reader {
     pub fn new(buckets: Arc<Buckets>, url: String, seed: Digest, failures_ppm: u32) -> Reader {
-        Reader { buckets, url, seed, failures_ppm }
+        Reader { buckets, url, seed, failures_ppm, update_delay: Duration::ZERO }
+    }
+
+    /// The same reader with a slow link: an update of the model takes this long to arrive.
+    pub fn with_update_delay(self, update_delay: Duration) -> Reader {
+        Reader { update_delay, ..self }
     }
 
     /// Whether the network fails a fetch. Repeated fetches of one object from one bucket have the same result.
@@ -75,7 +86,11 @@ impl Fetch for Reader {
         if self.fails(base_url, key) || self.buckets.is_between(&self.url, base_url) {
             return Err(FetchError::Unavailable { status: 503 });
         }
-        self.buckets.open.fetch(base_url, key, limits).await
+        let bytes = self.buckets.open.fetch(base_url, key, limits).await?;
+        if keys::is_update(key) && !self.update_delay.is_zero() {
+            tokio::time::sleep(self.update_delay).await;
+        }
+        Ok(bytes)
     }
 
     fn traffic(&self) -> TrafficTotals {

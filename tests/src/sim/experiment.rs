@@ -10,6 +10,7 @@ use super::{
     world::{BATCH, World},
 };
 use adversaries::{Adversary, MinerContext, Setup, SharedMailbox};
+use miner::run::AHEAD;
 use protocol::{Block, Digest, Role, Window, window::Schedule};
 use std::{
     collections::BTreeMap,
@@ -17,6 +18,7 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 /// The name of an honest seat that does all its work.
@@ -231,6 +233,8 @@ impl Plan {
             // If only miners cheat, all validators use the same evaluation.
             same_evaluation: self.validators.is_empty(),
             failures_ppm: self.failing_percent * 10_000,
+            ahead: AHEAD,
+            update_delay: Duration::ZERO,
             restarts: if self.outages { restarts(seed, windows, schedule) } else { Vec::new() },
             outages: if self.outages { outages(seed, windows, schedule) } else { Vec::new() },
         }

@@ -14,6 +14,7 @@ use super::{
 use adversaries::Adversary;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall, SLOT_DURATION};
+use miner::progress::SnapshotInterval;
 use model::{RunSpec, init_flat};
 use node::Codec;
 use protocol::{Block, Digest, Role, RunId, Window, lineage, view::SeatView};
@@ -61,6 +62,10 @@ pub struct Cast {
     pub same_evaluation: bool,
     /// Objects per million that a validator cannot fetch.
     pub failures_ppm: u32,
+    /// The part of a window's sequences that an honest miner trains before the window's model is there.
+    pub ahead: f64,
+    /// The time that an update of the model takes to reach a miner.
+    pub update_delay: Duration,
     pub restarts: Vec<Restart>,
     pub outages: Vec<Outage>,
 }
@@ -235,6 +240,13 @@ impl<'a> Network<'a> {
             evaluations: Evaluations::new(self.world, &self.theta)?,
             home: home.to_owned(),
             failures_ppm: self.cast.failures_ppm,
+            ahead: self.cast.ahead,
+            update_delay: self.cast.update_delay,
+            // Only a miner that is killed reads one.
+            snapshots: match self.cast.restarts.is_empty() {
+                true => SnapshotInterval::Never,
+                false => SnapshotInterval::Steps(1),
+            },
             windows,
         });
         let chain = self.chain.clone();

@@ -29,6 +29,7 @@ use std::{
     error::Error,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 use store::Store;
 use validator::{
@@ -39,9 +40,6 @@ use validator::{
 };
 
 const DEVICE: Device = Device::CPU;
-/// The part of a window's sequences that a miner trains before the window's model is there. The bounds of the tables
-/// are for miners that wait for it; docs/log.md has the figures for 0.3.
-const AHEAD: f64 = 0.0;
 /// Larger than the number of seats, so that validators evaluate every contribution.
 const EVALUATIONS_MAX: usize = 1_000;
 /// Held-out sequences that a validator measures for its report. The observer measures the network's loss.
@@ -66,6 +64,12 @@ pub struct Shared {
     pub home: PathBuf,
     /// Objects per million that a validator cannot fetch.
     pub failures_ppm: u32,
+    /// The part of a window's sequences that an honest miner trains before the window's model is there.
+    pub ahead: f64,
+    /// The time that an update of the model takes to reach a miner.
+    pub update_delay: Duration,
+    /// How often miners write a snapshot inside a window.
+    pub snapshots: SnapshotInterval,
     pub windows: u32,
 }
 
@@ -88,9 +92,13 @@ impl Shared {
         let number = validator_index.map_or(u64::MAX, |validator_index| validator_index as u64);
         let seed = Digest::of_parts(&[&self.seed.0, b"reader", &number.to_le_bytes()]);
         let failures_ppm = if validator_index.is_some() { self.failures_ppm } else { 0 };
+        // The observer has no seat.
+        let is_miner = validator_index.is_none() && !url.is_empty();
+        let update_delay = if is_miner { self.update_delay } else { Duration::ZERO };
+        let reader = Reader::new(self.buckets.clone(), url.to_owned(), seed, failures_ppm);
         Follower {
             chain: Arc::new(chain.clone()),
-            fetch: Arc::new(Reader::new(self.buckets.clone(), url.to_owned(), seed, failures_ppm)),
+            fetch: Arc::new(reader.with_update_delay(update_delay)),
             run: self.run.clone(),
             spec: self.spec.clone(),
             sent: self.sent.clone(),
@@ -157,8 +165,8 @@ pub async fn mine(shared: Arc<Shared>, seat: Seat, behaviour: MinerSeat) -> Resu
         // Training takes no virtual time, so one block is enough.
         commit_margin_blocks: 1,
         batch_sequences,
-        ahead: AHEAD,
-        snapshot_interval: SnapshotInterval::Never,
+        ahead: shared.ahead,
+        snapshot_interval: shared.snapshots,
     };
     let shutdown = Arc::new(ShutdownHandle::default());
     Ok(Miner::open(node, trainer, strategy, options, shutdown).await?.run().await?)

@@ -19,6 +19,8 @@ pub struct SeatRecord {
     /// Pay until the end of the window, in MTL.
     pub earned: f64,
     pub observed: String,
+    /// The part of the assigned sequences that the contribution declares, if it is valid.
+    pub trained_share: f64,
     pub selected: bool,
     /// Validators that attested a fault.
     pub faults_attested: usize,
@@ -193,6 +195,7 @@ impl Recorder {
         for report in reports.judged.get(&window).into_iter().flatten() {
             let Some(record) = records.get_mut(usize::from(report.seat.uid.0)) else { continue };
             record.observed = format!("{:?}", report.observed);
+            record.trained_share = report.trained_share;
             record.own_gain = report.own_gain;
             record.common_gain = report.common_gain;
             record.gap = report.own_data.map(|own| own.gap);

@@ -36,6 +36,11 @@ impl Adversary for Distilled {
         assigned
     }
 
+    /// The first seat has no more time than an honest one, so it does not wait either.
+    fn trains_ahead(&self) -> bool {
+        self.trains
+    }
+
     fn declares(&mut self, _at: &MinerContext<'_>, trained: u32, assigned: u32) -> u32 {
         if self.trains { trained } else { assigned }
     }

@@ -306,6 +306,7 @@ fn distilled_work_is_anothers_with_one_step_on_own_data_and_no_near_duplicate() 
     let seat =
         |index| Bench::with("distilled", &Setup { index, mailbox: mailbox.clone(), ..Setup::default() });
     let (mut first, mut second) = (seat(0), seat(1));
+    assert!(first.adversary.trains_ahead() && !second.adversary.trains_ahead());
     let (sequences, t, shared) = first.window(4, &[]);
     assert_eq!((sequences.len(), t), (120, ASSIGNED));
 

@@ -18,7 +18,7 @@ use crate::{
 };
 use bytes::Bytes;
 use chain_client::{Chain, ChainError};
-use futures::future::BoxFuture;
+use futures::future::{self, BoxFuture};
 use model::RunSpec;
 use protocol::{
     Digest, Uid, Window,
@@ -30,6 +30,7 @@ use protocol::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 use store::{Fetch, Limits, fetch::AllMirrorsFailed};
+use tokio::task::JoinSet;
 
 /// Brings a [`ModelState`] forward. Clones share everything large.
 #[derive(Clone)]
@@ -107,6 +108,52 @@ pub enum FollowError {
     Diverged { window: Window, ours: Digest, chain: Digest },
     #[error(transparent)]
     File(#[from] FileError),
+}
+
+/// A download of an update that goes on while its owner does something else. It ends with its owner.
+pub struct Download {
+    window: Window,
+    task: JoinSet<Result<Arrived, FollowError>>,
+}
+
+/// When to leave a download, and where it is kept until the next step.
+pub struct Leave<'a> {
+    /// Completes when the download is to be left.
+    pub when: BoxFuture<'a, ()>,
+    pub download: &'a mut Option<Download>,
+}
+
+impl Leave<'_> {
+    /// Waits for the download of the update of `window`, which is `fetch` unless one is under way. Returns `None` if it is
+    /// left.
+    async fn arrived(
+        self,
+        window: Window,
+        fetch: impl Future<Output = Result<Arrived, FollowError>> + Send + 'static,
+    ) -> Result<Option<Arrived>, FollowError> {
+        let Leave { when, download } = self;
+        let mut under_way =
+            download.take().filter(|download| download.window == window).unwrap_or_else(|| {
+                let mut task = JoinSet::new();
+                task.spawn(fetch);
+                Download { window, task }
+            });
+        tokio::select! {
+            biased;
+            Some(arrived) = under_way.task.join_next() => match arrived {
+                Ok(arrived) => arrived.map(Some),
+                Err(died) => match died.try_into_panic() {
+                    Ok(panic) => std::panic::resume_unwind(panic),
+                    // The runtime is shutting down, and drops this future next.
+                    Err(_) => future::pending().await,
+                },
+            },
+            () = when => {
+                *download = Some(under_way);
+                Ok(None)
+            }
+        }
+    }
 }
 
 /// Why a merge could not be made.
@@ -216,6 +263,16 @@ impl Follower {
         state: &'a mut ModelState,
         own: Option<OwnMerge>,
     ) -> BoxFuture<'a, Result<Followed, FollowError>> {
+        self.step_unless(state, own, None)
+    }
+
+    /// As [`Follower::step`], but returns [`Followed::Waiting`] when a download of an update is left.
+    pub fn step_unless<'a>(
+        &'a self,
+        state: &'a mut ModelState,
+        own: Option<OwnMerge>,
+        leave: Option<Leave<'a>>,
+    ) -> BoxFuture<'a, Result<Followed, FollowError>> {
         Box::pin(async move {
             let window = state.window;
             let Some(view) = self.chain.window(self.run.id, window).await? else {
@@ -230,8 +287,10 @@ impl Follower {
                 Outcome::Void(_) => state.void(),
                 Outcome::Merged(vote) => {
                     // An update that no mirror has, or that no node can read, does not matter if it was undone.
-                    if let Err(error) = self.take_update(state, &view, vote, own).await {
-                        return self.rejoin_if_rewound(state, window.next(), error).await;
+                    match self.take_update(state, &view, vote, own, leave).await {
+                        Ok(true) => {}
+                        Ok(false) => return Ok(Followed::Waiting),
+                        Err(error) => return self.rejoin_if_rewound(state, window.next(), error).await,
                     }
                 }
             }
@@ -294,22 +353,34 @@ impl Follower {
         Ok(pieces)
     }
 
+    /// Fetches the voted update and applies it. Returns false if the download was left.
     async fn take_update(
         &self,
         state: &mut ModelState,
         view: &WindowView,
         vote: Vote,
         own: Option<OwnMerge>,
-    ) -> Result<(), FollowError> {
+        leave: Option<Leave<'_>>,
+    ) -> Result<bool, FollowError> {
         let window = state.window;
         let own = own.filter(|own| own.window == window && own.digest == vote.update);
         let seats = self.chain.seats(self.run.id).await?;
         let arrived = match &own {
             Some(own) => Arrived { bytes: own.bytes.clone(), square_norms: None },
-            None => self.fetch_update(state, view, &seats, &vote).await?,
+            None => {
+                let fetched =
+                    self.clone().fetch_update(state.window, state.lineage, view.clone(), seats.clone(), vote);
+                match leave {
+                    None => fetched.await?,
+                    Some(leave) => match leave.arrived(window, fetched).await? {
+                        Some(arrived) => arrived,
+                        None => return Ok(false),
+                    },
+                }
+            }
         };
         // Before anything is merged again, so that an update that cannot be read costs nothing more.
-        self.open_update(state, &arrived.bytes)
+        self.open_update(window, state.lineage, &arrived.bytes)
             .map_err(|source| FollowError::BadUpdate { window, source })?;
         if let Some(OwnMerge { theta, buffer, norms, digest, .. }) = own {
             *state = ModelState {
@@ -320,7 +391,7 @@ impl Follower {
                 buffer: Some(buffer),
                 ..*state
             };
-            return Ok(());
+            return Ok(true);
         }
         let buffer = match self.keeps_buffer {
             true => match self.merge_afterwards(state, view, &seats, &vote).await {
@@ -331,7 +402,8 @@ impl Follower {
             false => None,
         };
         let follower = self.clone();
-        self.blocking.with(state, move |state| follower.apply(state, &vote.update, &arrived, buffer)).await
+        self.blocking.with(state, move |state| follower.apply(state, &vote.update, &arrived, buffer)).await?;
+        Ok(true)
     }
 
     /// Applies a fetched update to the state.
@@ -345,7 +417,7 @@ impl Follower {
     ) -> Result<(), FollowError> {
         let window = state.window;
         let bad = |source| FollowError::BadUpdate { window, source };
-        let (header, body) = self.open_update(state, &arrived.bytes).map_err(bad)?;
+        let (header, body) = self.open_update(window, state.lineage, &arrived.bytes).map_err(bad)?;
         let update = Update::check(&self.merged, body, arrived.square_norms.is_some());
         let update = update.map_err(|error| bad(error.into()))?;
         state.merged(self.run.params.outer_rate.get(), digest, header.norms, &update, buffer)?;
@@ -354,40 +426,44 @@ impl Follower {
 
     fn open_update<'a>(
         &self,
-        state: &ModelState,
+        window: Window,
+        lineage: Digest,
         bytes: &'a [u8],
     ) -> Result<(merge::UpdateHeader, &'a [u8]), merge::UpdateError> {
         let (schema, density) = (self.schema(), self.merged.density());
-        merge::open_update(bytes, schema, density, self.run.id, state.window, state.lineage)
+        merge::open_update(bytes, schema, density, self.run.id, window, lineage)
     }
 
-    /// The voted update, decoded while it arrives.
+    /// The voted update of `window`, which opened with `lineage`, decoded while it arrives.
     #[tracing::instrument(name = "download", target = "profile", level = "trace", skip_all)]
     async fn fetch_update(
-        &self,
-        state: &ModelState,
-        view: &WindowView,
-        seats: &[SeatView],
-        vote: &Vote,
+        self,
+        window: Window,
+        lineage: Digest,
+        view: WindowView,
+        seats: Vec<SeatView>,
+        vote: Vote,
     ) -> Result<Arrived, FollowError> {
         let voters: Vec<Uid> =
             view.votes.iter().filter(|(_, cast)| cast.update == vote.update).map(|(uid, _)| *uid).collect();
-        let mirrors = Mirrors::validators(seats, &voters, &self.run.origin, self.turn);
+        let mirrors = Mirrors::validators(&seats, &voters, &self.run.origin, self.turn);
         let places = usize::from(self.run.params.places) + usize::from(self.run.params.reserve_places);
         let (schema, density) = (self.schema(), self.merged.density());
         let largest = merge::largest_update(schema, density, places);
         let limits = Limits::for_bytes(u64::try_from(largest).unwrap_or(u64::MAX));
-        let key = keys::update(self.run.id, view.window, &vote.update);
+        let key = keys::update(self.run.id, window, &vote.update);
         let frame = Frame {
             head: largest.saturating_sub(schema.largest_body(density)),
-            start: Box::new(|bytes| Some(bytes.len() - self.open_update(state, bytes).ok()?.1.len())),
+            start: Box::new(|bytes| {
+                Some(bytes.len() - self.open_update(window, lineage, bytes).ok()?.1.len())
+            }),
             tail: 0,
         };
         let mut incoming = Incoming::new(&self.merged, frame, &self.storage);
         mirrors
             .get_into(&*self.fetch, &key, &vote.update, &limits, &mut incoming)
             .await
-            .map_err(|source| FollowError::Update { window: view.window, source })?;
+            .map_err(|source| FollowError::Update { window, source })?;
         Ok(incoming.finish()?)
     }
 

@@ -18,8 +18,8 @@ use crate::{
     storage::Storage,
 };
 use chain_client::{ChainError, Head};
-use follow::OwnMerge;
-use futures::future::BoxFuture;
+use follow::{Download, Leave, OwnMerge};
+use futures::future::{self, BoxFuture};
 use protocol::{
     Block, Digest, RunId, Window,
     view::{Checkpoint, Outcome, WindowView},
@@ -42,6 +42,8 @@ pub struct SyncDriver {
     /// A checkpoint that this node held by its own account, with the root of its weights then: compared once a mirror
     /// has the checkpoint.
     unchecked: Option<(Checkpoint, Digest)>,
+    /// An update that is being downloaded while nobody waits for it.
+    download: Option<Download>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +75,8 @@ impl SyncDriver {
                 saved => saved?,
             };
             let resumed = saved.is_some();
-            let mut driver = SyncDriver { follower, state: ModelState::default(), path, unchecked: None };
+            let mut driver =
+                SyncDriver { follower, state: ModelState::default(), path, unchecked: None, download: None };
             match saved {
                 Some(state) => driver.state = state,
                 None => {
@@ -113,19 +116,36 @@ impl SyncDriver {
         own: &'a mut Option<OwnMerge>,
         journal: &'a mut Journal,
     ) -> BoxFuture<'a, Result<bool, SyncError>> {
+        self.sync_until(heads, done, None, own, journal)
+    }
+
+    /// As [`SyncDriver::sync_to_open_window`], but returns when block `leave_at` is finalised, if there is one, wherever
+    /// the state is then ([`SyncDriver::is_current`]). A download of an update goes on meanwhile.
+    pub fn sync_until<'a>(
+        &'a mut self,
+        heads: &'a mut watch::Receiver<Head>,
+        done: Option<Window>,
+        leave_at: Option<Block>,
+        own: &'a mut Option<OwnMerge>,
+        journal: &'a mut Journal,
+    ) -> BoxFuture<'a, Result<bool, SyncError>> {
         Box::pin(async move {
             let mut moved = false;
             let mut retry = DiskFullRetry::new(&journal.disk);
             loop {
                 let head = *heads.borrow_and_update();
-                let open = self.follower.run.params.schedule.window_at(head.block);
-                let there = open.is_none_or(|open| open <= self.state.window);
-                if there && done.is_none_or(|done| done < self.state.window) {
+                if self.is_current(head.block, done) {
                     self.compare_with_checkpoint(journal).await?;
                     return Ok(moved);
                 }
+                if leave_at.is_some_and(|at| at <= head.block) {
+                    return Ok(moved);
+                }
                 let own = own.take_if(|own| own.window <= self.state.window);
-                let outcome_before = match self.follower.step(&mut self.state, own).await {
+                let leaves = leave_at.is_some() || self.download.is_some();
+                let leave = leaves
+                    .then(|| Leave { when: reached(heads.clone(), leave_at), download: &mut self.download });
+                let outcome_before = match self.follower.step_unless(&mut self.state, own, leave).await {
                     Ok(Followed::Advanced { outcome }) => Some(outcome),
                     Ok(Followed::Rejoined) => None,
                     Ok(Followed::Waiting) => {
@@ -165,6 +185,14 @@ impl SyncDriver {
                 journal.write(&Entry::Holds { window, lineage, outcome_before });
             }
         })
+    }
+
+    /// Whether the held model is that of the window which is open at `block`, or of the next one, and of a window after
+    /// `done`.
+    pub fn is_current(&self, block: Block, done: Option<Window>) -> bool {
+        let open = self.follower.run.params.schedule.window_at(block);
+        let held = self.state.window;
+        open.is_none_or(|open| open <= held) && done.is_none_or(|done| done < held)
     }
 
     /// Goes back to an earlier checkpoint if the held window, which `opened` shows, opened with it (PROT-20): a node holds
@@ -286,6 +314,15 @@ fn load(path: &Path, run: RunId, values: usize, storage: &Storage) -> Result<Opt
 
 fn may_pass(error: &FollowError) -> bool {
     matches!(error, FollowError::Update { .. } | FollowError::Checkpoint(_))
+}
+
+/// Completes when block `at` is finalised or the chain is gone; never without `at`.
+fn reached(mut heads: watch::Receiver<Head>, at: Option<Block>) -> BoxFuture<'static, ()> {
+    let Some(at) = at else { return Box::pin(future::pending()) };
+    Box::pin(async move {
+        // The caller notices a chain that is gone as it waits for the next block.
+        let _ = heads.wait_for(|head| at <= head.block).await;
+    })
 }
 
 /// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's own

@@ -1,0 +1,136 @@
+//! Contributes to a window whose model arrives late (ADR 0046).
+//!
+//! A contribution needs two things: the steps of its window, and the lineage of the window's model. The steps are `y − x`,
+//! from the miner's own weights `y` to `x`, where the training [ahead](crate::ahead) ended. The lineage is on the chain as
+//! the window opens. So a miner that still waits for the model when the commit margin begins leaves the download, commits
+//! and uploads what it trained, and waits on. Once it holds the model, it rebases and goes on with the next window.
+
+use crate::{
+    ahead::{self, Begun},
+    error::{Missed, RunError, Stop},
+    progress::{self, Base},
+    run::Miner,
+    train_window::TrainedWindow,
+};
+use node::error_chain;
+use protocol::{
+    Block, Window,
+    view::{Deal, WindowView},
+};
+
+impl Miner {
+    /// Brings the model to the open window, and past `done`, the last window that the miner has finished. Contributes to
+    /// the next window meanwhile if its model is not there in time.
+    pub(crate) async fn follow(&mut self, done: Option<Window>) -> Result<(), RunError> {
+        loop {
+            let leave_at = self.leaves_at();
+            if self.node.follow_until(done, leave_at).await? {
+                return Ok(());
+            }
+            if self.leaves_at().is_some_and(|at| at <= self.node.block()) {
+                self.contribute_without_model().await?;
+            }
+        }
+    }
+
+    /// The block at which the commit margin of the window after the held one begins, if there is something to contribute:
+    /// training ahead, or the contribution of a killed process.
+    fn leaves_at(&self) -> Option<Block> {
+        let next = self.node.window().next();
+        let trains = self.ahead.as_ref().is_some_and(|ahead| ahead.window() == next);
+        let has_work = trains || (self.local.is_here() && self.pending_of(next).is_some());
+        (has_work && self.without_model != Some(next)).then(|| self.stop_at(next))
+    }
+
+    /// Contributes what was trained of the window after the held one, once.
+    async fn contribute_without_model(&mut self) -> Result<(), RunError> {
+        let window = self.node.window().next();
+        self.without_model = Some(window);
+        self.end_ahead().await?;
+        match self.commit_and_publish(window).await {
+            Ok(()) => Ok(()),
+            Err(Stop::Skip(skip)) => {
+                self.record_missed(window, skip);
+                match self.begun.take() {
+                    Some(_) => self.forget_training().await,
+                    None => Ok(()),
+                }
+            }
+            Err(Stop::Fail(error)) => Err(error),
+        }
+    }
+
+    async fn commit_and_publish(&mut self, window: Window) -> Result<(), Stop> {
+        let view = self.node.window_view(window).await?.ok_or(Missed::TooLate)?;
+        self.node.keep_seat().await?;
+        if !view.slots.contains(&self.node.uid()) {
+            return Err(Missed::NotASlot.into());
+        }
+        self.reconcile(window).await?;
+        let pending = match self.pending_of(window) {
+            Some(pending) => self.resume_contribution(&view, pending).await?,
+            None => {
+                let trained = self.trained_ahead(&view).await?;
+                self.compress(&view, trained).await?
+            }
+        };
+        tracing::warn!(
+            window = window.0,
+            sequences = pending.trained,
+            "the window's model has not arrived: contributing what was trained ahead of it"
+        );
+        self.commit(&pending).await?;
+        self.node.wait_past(self.node.schedule().commit_deadline(window)).await?;
+        let store = self.local.store.clone();
+        self.publish(&pending, store).await
+    }
+
+    /// What was trained of the window of `view` from the miner's own weights.
+    async fn trained_ahead(&mut self, view: &WindowView) -> Result<TrainedWindow, Stop> {
+        let window = view.window;
+        if self.node.schedule().commit_deadline(window) <= self.node.block() {
+            return Err(Missed::TooLate.into());
+        }
+        let (slots, cursor) = (view.slots.clone(), view.cursor);
+        let deal = Deal { seed: view.deal_seed.ok_or(Missed::NotASlot)?, slots, cursor };
+        let (sequences, assigned) = self.sequences(window, &deal)?;
+        let lineage = self.lineage_before(view).await?;
+        let (of, begun) = (progress::digest_of(&sequences), self.begun.as_ref().ok_or(Missed::NoData)?);
+        let (key, trained) = (begun.progress.key(), begun.trained);
+        let is_of_view = key.window == window && key.sequences == of;
+        let own = begun.progress.reference.clone();
+        if !is_of_view
+            || own.is_none()
+            || lineage.map(|lineage| Base::Own { lineage }).as_ref() != Some(&key.base)
+        {
+            return Err(Missed::OtherBase.into());
+        }
+        let declared = self.strategy.declares(trained.sequences, assigned);
+        if declared == 0 {
+            return Err(Missed::NoData.into());
+        }
+        let weights = self.compute(|local, _| local.trainer.weights_flat()).await.map_err(RunError::from)?;
+        self.record_trained(window, &trained);
+        Ok(TrainedWindow { declared, weights, own })
+    }
+
+    /// Moves the trainer onto the model of the window of `view`, to which the miner contributed before it had it. Returns
+    /// false if nothing of that training is left.
+    pub(crate) async fn rebase_contributed(&mut self, view: &WindowView) -> Result<bool, RunError> {
+        let Some(Begun { progress, .. }) = self.begun.take() else { return Ok(false) };
+        let Some(own) = progress.reference.as_ref().filter(|_| progress.key().window == view.window).cloned()
+        else {
+            return Ok(false);
+        };
+        let rebased = self.compute(move |local, state| ahead::rebase(&mut local.trainer, &state.theta, &own));
+        match rebased.await {
+            Ok(()) => Ok(true),
+            Err(error) => {
+                let (window, error) = (view.window.0, error_chain(&error));
+                tracing::warn!(window, error, "the next window begins with its model");
+                self.forget_training().await?;
+                Ok(false)
+            }
+        }
+    }
+}
