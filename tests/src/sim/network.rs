@@ -193,10 +193,8 @@ impl<'a> Network<'a> {
                 ValidatorSeat::Adversary(_) => (Role::Validator, VALIDATOR_STAKE),
             },
         };
-        let (hotkey, endpoint) = (account(&self.key(index)), bounded(&url(index)));
-        let call =
-            pallet_registry::Call::register { run: RUN, role, hotkey, endpoint, stake, price_max: u128::MAX };
-        (COLDKEY.to_account_id(), RuntimeCall::from(call))
+        let (coldkey, chain) = (COLDKEY.to_account_id(), self.chain.lock());
+        chain.registration(coldkey, &self.key(index), RUN, role, &url(index), stake)
     }
 
     /// The secret from which a validator derives its salts.
