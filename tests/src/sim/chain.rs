@@ -382,7 +382,7 @@ impl Chain for SharedChain {
         let Some(signer) = self.signer.clone() else { return Err(ChainError::NoSigner { doing }) };
         let (pallet, call) = runtime_call(call).ok_or_else(|| ChainError::Invalid {
             doing: doing.clone(),
-            reason: "the simulation supports only the calls that a node sends in a window".into(),
+            reason: "the simulation supports only the calls of nodes and votes to go back".into(),
         })?;
         // A client sends its call once it reaches the chain again.
         let mut heads = self.heads.clone();
@@ -431,6 +431,7 @@ fn runtime_call(call: Call) -> Option<(&'static str, RuntimeCall)> {
             windows(pallet_windows::Call::reveal_vote { run, window, vote, salt })
         }
         Call::Vote { run, window, vote } => windows(pallet_windows::Call::vote { run, window, vote }),
+        Call::VoteRewind { run, uid, to } => windows(pallet_windows::Call::vote_rewind { run, uid, to }),
         Call::AnchorReceipts { run, window, digest, probes } => {
             windows(pallet_windows::Call::anchor_receipts { run, window, digest, probes })
         }

@@ -233,6 +233,8 @@ impl Plan {
             failures_ppm: self.failing_percent * 10_000,
             restarts: if self.outages { restarts(seed, windows, schedule) } else { Vec::new() },
             outages: if self.outages { outages(seed, windows, schedule) } else { Vec::new() },
+            rewind_votes: Vec::new(),
+            late_joins: Vec::new(),
         }
     }
 }
