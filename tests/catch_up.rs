@@ -131,22 +131,14 @@ impl SmallRun {
             published_at: url("origin"),
         };
         accepted(chain.block(vec![(Sr25519Keyring::Alice.to_account_id(), create.into())]));
-        let register = |role, hotkey: Hotkey, endpoint, stake| {
-            let hotkey = AccountId::from(hotkey.0);
-            let call = pallet_registry::Call::register {
-                run: RUN,
-                role,
-                hotkey,
-                endpoint,
-                stake,
-                price_max: u128::MAX,
-            };
-            (Sr25519Keyring::Bob.to_account_id(), RuntimeCall::from(call))
+        let register = |role, key: SigningKey, endpoint, stake| {
+            chain.registration(Sr25519Keyring::Bob.to_account_id(), &key, RUN, role, endpoint, stake)
         };
-        accepted(chain.block(vec![
-            register(Role::Miner, hotkey(&key(1)), url("miner"), MTL),
-            register(Role::Validator, hotkey(&key(2)), url("validator"), 1_000 * MTL),
-        ]));
+        let seats = vec![
+            register(Role::Miner, key(1), "https://miner.invalid", MTL),
+            register(Role::Validator, key(2), "https://validator.invalid", 1_000 * MTL),
+        ];
+        accepted(chain.block(seats));
         let chain = SharedChain::new(chain, Sealing::Instant);
         let buckets = Arc::new(Buckets::default());
         let codec = Arc::new(Codec::new(&spec.schema().unwrap(), params.density).unwrap());

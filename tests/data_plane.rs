@@ -201,11 +201,10 @@ impl Scene {
                 VALIDATOR => (Role::Validator, 1_000 * MTL),
                 _ => (Role::Miner, MTL),
             };
-            let (hotkey, endpoint, price_max) = (account(seat), bounded(&url(seat)), u128::MAX);
-            let call = pallet_registry::Call::register { run: RUN, role, hotkey, endpoint, stake, price_max };
-            (Sr25519Keyring::Bob.to_account_id(), RuntimeCall::from(call))
+            chain.registration(Sr25519Keyring::Bob.to_account_id(), &key(seat), RUN, role, &url(seat), stake)
         };
-        accepted(chain.block((0..=VALIDATOR).map(register).collect()));
+        let seats = (0..=VALIDATOR).map(register).collect();
+        accepted(chain.block(seats));
         let chain = SharedChain::new(chain, Sealing::Instant);
         let buckets = Arc::new(Buckets::default());
         let stores = (0..=VALIDATOR).map(|seat| buckets.add(&url(seat))).collect();

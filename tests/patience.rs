@@ -6,7 +6,7 @@ use bytes::Bytes;
 use chain_client::Chain as _;
 use dataset::{Dataset, PieceSource, PieceSourceError, ShardRange};
 use ed25519_dalek::SigningKey;
-use mettle_runtime::{AccountId, RuntimeCall};
+use mettle_runtime::AccountId;
 use model::{Recipe, RunSpec, init_flat};
 use nn::{Device, Evaluator, Trainer};
 use node::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node, Storage, SyncDriver};
@@ -141,14 +141,13 @@ impl Scene {
         };
         accepted(chain.block(vec![(Sr25519Keyring::Alice.to_account_id(), create.into())]));
         let register = |role, key: &SigningKey, endpoint, stake| {
-            let (hotkey, price_max) = (account(key), u128::MAX);
-            let call = pallet_registry::Call::register { run: RUN, role, hotkey, endpoint, stake, price_max };
-            (Sr25519Keyring::Bob.to_account_id(), RuntimeCall::from(call))
+            chain.registration(Sr25519Keyring::Bob.to_account_id(), key, RUN, role, endpoint, stake)
         };
-        accepted(chain.block(vec![
-            register(Role::Miner, &key(1), url("miner"), MTL),
-            register(Role::Validator, &key(2), url("validator"), 1_000 * MTL),
-        ]));
+        let seats = vec![
+            register(Role::Miner, &key(1), "https://miner.invalid", MTL),
+            register(Role::Validator, &key(2), "https://validator.invalid", 1_000 * MTL),
+        ];
+        accepted(chain.block(seats));
         let chain = SharedChain::new(chain, Sealing::Instant);
         let buckets = Arc::new(Buckets::default());
         let codec = Arc::new(Codec::new(&spec.schema().unwrap(), params().density).unwrap());

@@ -7,7 +7,7 @@
 use chain_client::Chain as _;
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
-use mettle_runtime::{AccountId, RuntimeCall};
+use mettle_runtime::AccountId;
 use miner::{
     progress::SnapshotInterval,
     run::{Miner, MinerOptions},
@@ -162,15 +162,9 @@ impl Scene {
             published_at: url("origin"),
         };
         accepted(chain.block(vec![(Sr25519Keyring::Alice.to_account_id(), create.into())]));
-        let register = pallet_registry::Call::register {
-            run: RUN,
-            role: Role::Miner,
-            hotkey: account(&key(1)),
-            endpoint: url("miner"),
-            stake: MTL,
-            price_max: u128::MAX,
-        };
-        accepted(chain.block(vec![(Sr25519Keyring::Bob.to_account_id(), RuntimeCall::from(register))]));
+        let coldkey = Sr25519Keyring::Bob.to_account_id();
+        let seat = chain.registration(coldkey, &key(1), RUN, Role::Miner, "https://miner.invalid", MTL);
+        accepted(chain.block(vec![seat]));
         let chain = SharedChain::new(chain, Sealing::Instant);
         chain.lock().advance_to(Block(SCHEDULE.opens_at(Window::FIRST).0 + 1));
         Scene { chain, buckets: Arc::default(), spec, dataset: Arc::new(dataset) }

@@ -1,11 +1,11 @@
 //! Small networks in one process: the programs' own loops, in virtual time.
 
-use adversaries::Setup;
+use adversaries::{Adversary, MinerContext, Setup, TrainedWindow};
 use async_trait::async_trait;
 use mettle_runtime::SLOT_DURATION;
 use miner::run::AHEAD;
 use node::Follower;
-use protocol::{Block, Uid, Window, keys, receipt, view::WindowView};
+use protocol::{Block, RunParams, Uid, Window, keys, receipt, view::WindowView};
 use std::{
     collections::BTreeMap,
     sync::{Arc, LazyLock, Mutex},
@@ -14,7 +14,7 @@ use std::{
 use store::Limits;
 use tests::sim::{
     experiment::on_one_thread,
-    network::{Cast, MinerSeat, Network, Restart, ValidatorSeat},
+    network::{Cast, LATE_JOINER, MinerSeat, Network, Restart, RewindVote, ValidatorSeat},
     record::History,
     world::World,
 };
@@ -67,6 +67,8 @@ fn validators(seed: u64, others: Vec<(String, ValidatorSeat)>) -> Cast {
         update_delay: Duration::ZERO,
         restarts: Vec::new(),
         outages: Vec::new(),
+        rewind_votes: Vec::new(),
+        late_joins: Vec::new(),
     }
 }
 
@@ -284,4 +286,47 @@ fn a_miner_killed_at_any_block_while_its_model_is_late_contributes_to_that_windo
         assert_eq!(trained(&history, 3)[1] == AHEAD, !before_the_model, "killed at block {at}");
         assert_eq!(history.lineage == undisturbed.lineage, !before_the_model, "killed at block {at}");
     }
+}
+
+/// Works, and in one window sends its work reversed.
+struct Reverses(Window);
+
+impl Adversary for Reverses {
+    fn outcome(&mut self, at: &MinerContext<'_>, trained: &TrainedWindow<'_>) -> Option<Vec<f32>> {
+        let TrainedWindow { before, after, .. } = *trained;
+        if at.window != self.0 {
+            return Some(after.to_vec());
+        }
+        Some(before.iter().zip(after).map(|(before, after)| before - (after - before)).collect())
+    }
+}
+
+/// Five of six miners harm the model, by less than the validators' veto sees. The owners of two thirds of the stake
+/// notice it one window later and go back.
+#[test]
+fn a_network_goes_back_before_a_harmful_merge_and_trains_on() {
+    let (harmed, back) = (Window(6), Window(8));
+    let params = RunParams { checkpoint_windows: 3, ..WORLD.params };
+    let world = World { params, ..WORLD.clone() };
+    let opens = |window| params.schedule.opens_at(window).0;
+    let reverses = || ("reverses".to_owned(), MinerSeat::Adversary(Box::new(Reverses(harmed))));
+    let mut cast = validators(4, Vec::new());
+    cast.miners.truncate(1);
+    cast.miners.extend((0..5).map(|_| reverses()));
+    cast.validators.truncate(3);
+    // The coldkeys of seats 6 and 7, of three validators with equal stakes.
+    let vote = |seat| RewindVote { seat, at: Block(opens(harmed.next()) + 4), to: harmed };
+    cast.rewind_votes = vec![vote(6), vote(7)];
+    cast.late_joins = vec![Block(opens(back) + 5)];
+
+    let history = on_one_thread(|| Network::new(&world, cast).and_then(|network| network.run(12)));
+    let history = history.expect("no node stops or holds another model");
+    assert!(history.windows.iter().all(|window| window.merged), "the veto would have prevented the harm");
+    let losses: Vec<f64> =
+        history.windows.iter().map(|window| window.held_out_loss).chain([history.held_out_loss]).collect();
+    assert!(losses[6] < losses[5] && losses[6] < losses[7], "the merge did harm: {losses:?}");
+    // The late joiner measures the model with which the window opened.
+    assert_eq!(history.joined[LATE_JOINER], back.0);
+    assert_eq!(losses[8], losses[6], "the model is the checkpoint's again: {losses:?}");
+    assert!(losses[9..].iter().all(|loss| *loss < losses[6]), "training goes on from it: {losses:?}");
 }

@@ -177,7 +177,7 @@ pub async fn add_seat(
     let wish = SeatRequest {
         run: RunId(plan.run),
         role: seat.role,
-        hotkey: hotkey.hotkey(),
+        hotkey,
         endpoint: plan.bucket_url(&seat.name),
         stake,
         hotkey_funds: defaults::HOTKEY_FUNDS,

@@ -32,7 +32,7 @@ impl Miner {
         let header = self.header(view, declared);
         let decay = self.node.run().params.error_feedback_decay.get();
         let follower = &*self.node.sync.follower;
-        let before = own.as_deref().unwrap_or(&self.node.sync.state.theta);
+        let before = own.as_deref().map_or(&*self.node.sync.state.theta, |own| own);
         let after = self.strategy.outcome(follower, view, before, weights).await;
 
         let commit_by = self.node.schedule().commit_deadline(window);
@@ -40,7 +40,7 @@ impl Miner {
             let LocalState { trainer, snapshot, store } = local;
             let away = window.0.saturating_sub(snapshot.residual_for.0);
             compress::decay_residual(&mut snapshot.residual, decay, away);
-            let before = own.as_deref().unwrap_or(&state.theta);
+            let before = own.as_deref().map_or(&*state.theta, |own| own);
             let source = Source::Difference { decay, before, after: &after };
             store.make(snapshot, &header, source, trainer)
         });

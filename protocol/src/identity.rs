@@ -1,5 +1,7 @@
-//! Who speaks: seats, the keys that hold them, and signatures that cannot be replayed elsewhere (PROT-9, PROT-21).
+//! Who speaks: seats, the keys that hold them, and signatures that cannot be replayed elsewhere (PROT-9, PROT-21,
+//! PROT-29).
 
+use crate::view::Account;
 use alloc::{string::String, vec::Vec};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use core::fmt;
@@ -59,6 +61,8 @@ pub enum Domain {
     Contribution,
     Receipt,
     Statement,
+    /// Consent to hold a seat.
+    Hotkey,
 }
 
 impl Domain {
@@ -67,6 +71,7 @@ impl Domain {
             Domain::Contribution => b"mettle/2/contribution",
             Domain::Receipt => b"mettle/2/receipt",
             Domain::Statement => b"mettle/2/statement",
+            Domain::Hotkey => b"mettle/2/hotkey",
         }
     }
 }
@@ -120,6 +125,11 @@ impl Signer {
         use ed25519_dalek::Signer as _;
         Signature(self.key.sign(&framed(&self.genesis, domain, message)).to_bytes())
     }
+
+    /// Proof of possession: the hotkey's consent to hold a seat of `run` for `coldkey` (PROT-29).
+    pub fn prove_possession(&self, run: RunId, coldkey: &Account) -> Signature {
+        self.sign(Domain::Hotkey, &(run, coldkey).encode())
+    }
 }
 
 impl fmt::Debug for Signer {
@@ -143,6 +153,17 @@ pub fn verify(
     let key = ed25519_dalek::VerifyingKey::from_bytes(&hotkey.0).map_err(|_| SignatureError::BadKey)?;
     let signature = ed25519_dalek::Signature::from_bytes(&signature.0);
     key.verify_strict(&framed(genesis, domain, message), &signature).map_err(|_| SignatureError::BadSignature)
+}
+
+/// Checks a proof made by [`Signer::prove_possession`]. One for another chain, run or coldkey is refused.
+pub fn verify_possession(
+    hotkey: &Hotkey,
+    genesis: &GenesisHash,
+    run: RunId,
+    coldkey: &Account,
+    proof: &Signature,
+) -> Result<(), SignatureError> {
+    verify(hotkey, genesis, Domain::Hotkey, &(run, coldkey).encode(), proof)
 }
 
 /// The genesis hash has a fixed length, so no two different triples share the signed bytes.
@@ -252,6 +273,23 @@ mod tests {
         assert_eq!(verify(&hotkey, &GenesisHash([2; 32]), domain, b"words", &signature), refused);
         assert_eq!(verify(&hotkey, &GENESIS, domain, b"other words", &signature), refused);
         assert!(verify(&Hotkey([0xff; 32]), &GENESIS, domain, b"words", &signature).is_err());
+    }
+
+    #[test]
+    fn a_proof_of_possession_is_valid_for_one_key_chain_run_and_coldkey() {
+        let (signer, run, coldkey) = (signer(), RunId(3), [4; 32]);
+        let (hotkey, proof) = (signer.hotkey(), signer.prove_possession(run, &coldkey));
+        let stranger = Signer::new(ed25519_dalek::SigningKey::from_bytes(&[8; 32]), GENESIS).hotkey();
+        let refused = Err(SignatureError::BadSignature);
+
+        assert_eq!(verify_possession(&hotkey, &GENESIS, run, &coldkey, &proof), Ok(()));
+        assert_eq!(verify_possession(&stranger, &GENESIS, run, &coldkey, &proof), refused);
+        assert_eq!(verify_possession(&hotkey, &GenesisHash([2; 32]), run, &coldkey, &proof), refused);
+        assert_eq!(verify_possession(&hotkey, &GENESIS, RunId(4), &coldkey, &proof), refused);
+        assert_eq!(verify_possession(&hotkey, &GENESIS, run, &[5; 32], &proof), refused);
+        // Nor is the same message, signed for another purpose.
+        let other = signer.sign(Domain::Statement, &(run, &coldkey).encode());
+        assert_eq!(verify_possession(&hotkey, &GENESIS, run, &coldkey, &other), refused);
     }
 
     #[test]

@@ -65,6 +65,8 @@ pub struct Leaves {
 pub struct Shown {
     /// The stake that counts, also of a validator that showed nothing.
     pub stake: u128,
+    /// The place in the draw of the first contribution of its time in the seat. Earlier ones do not count for it.
+    pub first: usize,
     /// Its losses for each drawn contribution, in the order of the draw. What is missing at the end, it did not show.
     pub answers: Vec<Option<Vec<u32>>>,
 }
@@ -72,7 +74,8 @@ pub struct Shown {
 /// What an epoch's probes say of one validator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeVerdict {
-    /// Contributions on whose losses more than half of the stake agrees: the same for all validators.
+    /// Contributions of its time on whose losses more than half of the stake agrees. If none is of its time, all of
+    /// them: nothing shows that it measured.
     pub counted: u32,
     /// Those of them for which the validator showed the right losses.
     pub right: u32,
@@ -182,6 +185,7 @@ pub fn draw(run: RunId, first: Window, opening_hash: &Digest, selected: &[(Windo
 pub fn judge(drawn: usize, validators: &[Shown], tolerance: u32) -> Vec<ProbeVerdict> {
     let mut verdicts = vec![ProbeVerdict { counted: 0, right: 0, wrong: 0 }; validators.len()];
     let total = stake_of(validators.iter().map(|shown| shown.stake));
+    let mut counted = 0;
     for place in 0..drawn {
         let answers: Vec<(u128, &[u32])> =
             validators.iter().filter_map(|shown| Some((shown.stake, shown.answer(place)?))).collect();
@@ -194,7 +198,9 @@ pub fn judge(drawn: usize, validators: &[Shown], tolerance: u32) -> Vec<ProbeVer
         if agreed <= total / 2 {
             continue;
         }
-        for (verdict, shown) in verdicts.iter_mut().zip(validators) {
+        counted += 1;
+        for (verdict, shown) in verdicts.iter_mut().zip(validators).filter(|(_, shown)| shown.first <= place)
+        {
             verdict.counted += 1;
             match shown.answer(place) {
                 Some(losses) if is_right(losses) => verdict.right += 1,
@@ -203,12 +209,15 @@ pub fn judge(drawn: usize, validators: &[Shown], tolerance: u32) -> Vec<ProbeVer
             }
         }
     }
+    for verdict in verdicts.iter_mut().filter(|verdict| verdict.counted == 0) {
+        verdict.counted = counted;
+    }
     verdicts
 }
 
 impl Shown {
     fn answer(&self, place: usize) -> Option<&[u32]> {
-        self.answers.get(place)?.as_deref()
+        self.answers.get(place).filter(|_| self.first <= place)?.as_deref()
     }
 }
 

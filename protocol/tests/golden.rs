@@ -69,8 +69,12 @@ impl Vectors {
         self.bytes(name).as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
     }
 
+    fn text(&mut self, name: &str) -> String {
+        String::from_utf8(self.bytes(name)).unwrap().trim().to_owned()
+    }
+
     fn digest(&mut self, name: &str) -> Digest {
-        String::from_utf8(self.bytes(name)).unwrap().trim().parse().unwrap()
+        self.text(name).parse().unwrap()
     }
 }
 
@@ -317,6 +321,9 @@ fn every_release_reads_and_writes_the_golden_bytes() {
         assert_eq!(lineage::weights_root(&residual), left, "{name} leaves something else behind");
         decode(&schema, density, &body).unwrap();
     }
+
+    let proof = key().prove_possession(RunId(3), &[7; 32]);
+    assert_eq!(vectors.text("hotkey.proof"), proof.to_string(), "a hotkey signs something else");
 
     let bytes = vectors.bytes("one.submission");
     let body = vectors.bytes("normal.body");

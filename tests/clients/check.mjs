@@ -70,8 +70,14 @@ async function main() {
 
   // A new hotkey for each run, so that the test can be repeated.
   const hotkey = new Keyring({ type: 'ed25519' }).addFromSeed(randomBytes(32));
+  // The hotkey's consent to hold a seat of the run for //Bob on this chain.
+  const runBytes = Buffer.alloc(4);
+  runBytes.writeUInt32LE(Number(run));
+  const consent = Buffer.concat([Buffer.from('mettle/2/hotkey\0'), api.genesisHash.toU8a(), runBytes, bob.publicKey]);
+  const proof = hotkey.sign(consent);
   // Read the call's fields from the metadata, as a wallet does, so that an unknown field fails here.
-  const fields = { run, role: 'Miner', hotkey: hotkey.address, endpoint: 'http://127.0.0.1:9000/miner', stake: STAKE, priceMax: STAKE };
+  const endpoint = 'http://127.0.0.1:9000/miner';
+  const fields = { run, role: 'Miner', hotkey: hotkey.address, endpoint, stake: STAKE, priceMax: STAKE, proof };
   const names = api.tx.registry.register.meta.args.map(({ name }) => name.toString());
   assert(names.every((name) => name in fields), `the call has fields ${names}`);
   const register = () => api.tx.registry.register(...names.map((name) => fields[name]));

@@ -83,6 +83,9 @@ def check(url, run, checks):
 
     # A new hotkey for each run, so that the test can be repeated.
     hotkey = Keypair.create_from_mnemonic(Keypair.generate_mnemonic(), crypto_type=KeypairType.ED25519)
+    # The hotkey's consent to hold a seat of the run for //Charlie on this chain.
+    genesis = bytes.fromhex(chain.get_block_hash(0).removeprefix("0x"))
+    proof = hotkey.sign(b"mettle/2/hotkey\0" + genesis + run.to_bytes(4, "little") + charlie.public_key)
     call = chain.compose_call(
         call_module="Registry",
         call_function="register",
@@ -93,6 +96,7 @@ def check(url, run, checks):
             "endpoint": "http://127.0.0.1:9000/miner",
             "stake": STAKE,
             "price_max": STAKE,
+            "proof": "0x" + proof.hex(),
         },
     )
     fee = chain.get_payment_info(call=call, keypair=charlie)["partialFee"]

@@ -2,9 +2,13 @@
 //!
 //! Each function may be run twice: it finds what is done already.
 
-use crate::{Amount, Call, Chain, ChainError, Refusal, keys};
+use crate::{
+    Amount, Call, Chain, ChainError, Refusal,
+    keys::{self, Key},
+};
 use protocol::{
     Digest, Hotkey, Role, RunId, RunParams, Terms,
+    identity::{Signature, Signer},
     view::{Account, RunView, SeatView},
 };
 
@@ -15,11 +19,12 @@ pub const FEES_RESERVE: Amount = Amount(Amount::mtl(1).0 / 10);
 pub const HOTKEY_FUNDS_MIN: Amount = Amount(Amount::mtl(1).0 / 100);
 
 /// A seat to register.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct SeatRequest {
     pub run: RunId,
     pub role: Role,
-    pub hotkey: Hotkey,
+    /// Signs its consent to the seat.
+    pub hotkey: Key,
     /// Base URL of the seat's public bucket.
     pub endpoint: String,
     pub stake: Amount,
@@ -53,7 +58,8 @@ pub async fn plan_seat(
 ) -> Result<SeatPlan, ChainError> {
     let invalid = |reason: String| ChainError::Invalid { doing: registering(request), reason };
     let status = chain.status(request.run).await?;
-    let already = seat_of(chain, request.run, &request.hotkey).await?;
+    let hotkey = request.hotkey.hotkey();
+    let already = seat_of(chain, request.run, &hotkey).await?;
     if let Some(seat) = &already {
         if seat.coldkey != *coldkey {
             let owner = keys::address(&seat.coldkey);
@@ -87,11 +93,11 @@ pub async fn plan_seat(
         )));
     }
     let wanted = request.hotkey_funds.max(HOTKEY_FUNDS_MIN);
-    let funded = wanted.saturating_sub(chain.balance(&request.hotkey.0).await?.free);
+    let funded = wanted.saturating_sub(chain.balance(&hotkey.0).await?.free);
     let mut calls = Vec::new();
     // Funds first: a seat whose hotkey cannot pay a fee is useless.
     if funded > Amount::ZERO {
-        calls.push(Call::Transfer { to: request.hotkey.0, amount: funded });
+        calls.push(Call::Transfer { to: hotkey.0, amount: funded });
     }
     let mut needed = funded;
     if already.is_none() {
@@ -99,10 +105,11 @@ pub async fn plan_seat(
         calls.push(Call::Register {
             run: request.run,
             role: request.role,
-            hotkey: request.hotkey,
+            hotkey,
             endpoint: request.endpoint.clone(),
             stake: request.stake,
             price_max,
+            proof: possession(chain, &request.hotkey, request.run, coldkey),
         });
     }
     if needed > Amount::ZERO {
@@ -135,7 +142,7 @@ pub async fn register_seat(chain: &dyn Chain, request: &SeatRequest) -> Result<S
             Err(error) => return Err(error),
         }
     }
-    match seat_of(chain, request.run, &request.hotkey).await? {
+    match seat_of(chain, request.run, &request.hotkey.hotkey()).await? {
         Some(seat) if seat.coldkey == coldkey => Ok(seat),
         Some(_) => Err(ChainError::Invalid {
             doing: doing(),
@@ -149,7 +156,12 @@ pub async fn register_seat(chain: &dyn Chain, request: &SeatRequest) -> Result<S
 }
 
 fn registering(request: &SeatRequest) -> String {
-    format!("registering {} as {} of run {}", keys::address(&request.hotkey.0), request.role, request.run)
+    format!("registering {} as {} of run {}", request.hotkey.address(), request.role, request.run)
+}
+
+/// The consent of `hotkey` to hold a seat of `run` for `coldkey` on this chain (PROT-29).
+pub fn possession(chain: &dyn Chain, hotkey: &Key, run: RunId, coldkey: &Account) -> Signature {
+    Signer::new(hotkey.signing_key().clone(), chain.genesis()).prove_possession(run, coldkey)
 }
 
 /// The seat that `hotkey` holds in `run`.

@@ -12,6 +12,7 @@ use crate::{
 use codec::{Compact, Encode};
 use protocol::{
     Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window,
+    identity::Signature,
     params::Permille,
     probe::Answer,
     reveal::Salt,
@@ -132,7 +133,9 @@ calls! {
         endpoint: String,
         stake: Amount,
         /// The most that the seat may cost, burnt: its price rises as others register (PROT-29).
-        price_max: Amount
+        price_max: Amount,
+        /// The hotkey's [`prove_possession`](protocol::identity::Signer::prove_possession) for the coldkey.
+        proof: Signature
     } = Registry.register, "registering {} as {role} of run {run}", keys::address(&hotkey.0);
 
     /// By the hotkey.
@@ -153,8 +156,8 @@ calls! {
     /// By the account that staked: releases what has unbonded.
     optional Withdraw { run: RunId } = Registry.withdraw, "withdrawing what has unbonded in run {run}";
 
-    /// By the coldkey: the seat changes its hotkey when the next window opens (PROT-29).
-    optional RotateHotkey { run: RunId, uid: Uid, hotkey: Hotkey }
+    /// By the coldkey: the seat changes its hotkey when the next window opens (PROT-29). `proof` is the new hotkey's.
+    optional RotateHotkey { run: RunId, uid: Uid, hotkey: Hotkey, proof: Signature }
         = Registry.rotate_hotkey,
         "changing the hotkey of uid {uid} of run {run} to {}", keys::address(&hotkey.0);
 
@@ -390,6 +393,7 @@ arguments! {
     Option<ProxyKind>: |kind| kind.map_or("none".into(), |kind| kind.to_string());
     Account: keys::address;
     Hotkey: |hotkey| keys::address(&hotkey.0);
+    Signature: hex_text;
     Box<RunParams>: |params| {
         serde_json::to_string(params).unwrap_or_else(|error| format!("(cannot be shown: {error})"))
     };
@@ -575,10 +579,7 @@ pub(crate) fn check_compatible(metadata: &Metadata) -> Result<(), String> {
 pub(crate) mod tests {
     use super::*;
     use codec::Decode as _;
-    use protocol::{
-        identity::Signature,
-        statement::{Statement, StatementKind},
-    };
+    use protocol::statement::{Statement, StatementKind};
     use subxt::ext::scale_type_resolver::Field;
 
     /// A validator's statement about window 9.
@@ -607,6 +608,7 @@ pub(crate) mod tests {
                 endpoint: "http://example.org/v".into(),
                 stake: Amount::mtl(5),
                 price_max: Amount(2),
+                proof: Signature([5; 64]),
             },
             Call::SetEndpoint { run, endpoint: "http://example.org/v".into() },
             Call::AddStake { run, uid: Uid(2), amount: Amount(1) },
@@ -641,7 +643,7 @@ pub(crate) mod tests {
             Call::Unstake { run, uid: Uid(2), amount: Amount(1) },
             Call::Leave { run, uid: Uid(2) },
             Call::Withdraw { run },
-            Call::RotateHotkey { run, uid: Uid(2), hotkey: Hotkey([4; 32]) },
+            Call::RotateHotkey { run, uid: Uid(2), hotkey: Hotkey([4; 32]), proof: Signature([5; 64]) },
             Call::SetTerms { run, terms: Box::default() },
             Call::DropTerms { run },
             Call::SetStopped { run, stopped: true },
@@ -698,6 +700,7 @@ pub(crate) mod tests {
                 // 5 · 10¹², little-endian, in 16 bytes.
                 "005039278c0400000000000000000000",
                 "02000000000000000000000000000000",
+                &"05".repeat(64),
             ],
         );
         check("Windows.commit", &["07000000", "09000000", &digest]);

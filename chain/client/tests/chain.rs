@@ -23,7 +23,7 @@ fn seat_request(run: RunId, hotkey: &Key) -> SeatRequest {
     SeatRequest {
         run,
         role: Role::Miner,
-        hotkey: hotkey.hotkey(),
+        hotkey: hotkey.clone(),
         endpoint: "http://127.0.0.1:9000/miner".into(),
         stake: Amount::mtl(10),
         hotkey_funds: ONE,

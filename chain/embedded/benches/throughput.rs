@@ -5,15 +5,20 @@
 //! throughput` prints one line of JSON; `-- MINERS` sets the number of miners.
 
 use codec::{Compact, Encode};
+use ed25519_dalek::SigningKey;
 use mettle_embedded_chain::{Config, EmbeddedChain, PoolLimits, Sealing};
 use mettle_runtime::{RuntimeCall, UNIT, VERSION};
 use protocol::{
-    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, params::Permille, view::Verdict,
+    Block, Digest, GenesisHash, Role, RunId, RunParams, Schedule, Terms, Uid, Window, identity::Signer,
+    params::Permille, view::Verdict,
 };
 use serde_json::{Value, json};
-use sp_core::{H256, Pair, sr25519};
+use sp_core::{H256, Pair, ed25519, sr25519};
 use sp_keyring::Sr25519Keyring;
-use sp_runtime::traits::{BlakeTwo256, Hash as _};
+use sp_runtime::{
+    MultiSignature,
+    traits::{BlakeTwo256, Hash as _},
+};
 use std::time::{Duration, Instant};
 use subxt::rpcs::{RpcClient, rpc_params};
 
@@ -38,8 +43,8 @@ async fn main() {
     let genesis = chain.genesis_hash();
 
     let owner = Sr25519Keyring::Alice.pair();
-    let hotkeys: Vec<sr25519::Pair> = (0..seats + VALIDATORS)
-        .map(|seat: u32| sr25519::Pair::from_seed(&BlakeTwo256::hash(&seat.to_le_bytes()).0))
+    let hotkeys: Vec<ed25519::Pair> = (0..seats + VALIDATORS)
+        .map(|seat: u32| ed25519::Pair::from_seed(&BlakeTwo256::hash(&seat.to_le_bytes()).0))
         .collect();
     set_up(&chain, &client, genesis, &owner, &hotkeys).await;
     let (miners, validators) = hotkeys.split_at(seats as usize);
@@ -110,7 +115,7 @@ async fn set_up(
     client: &RpcClient,
     genesis: H256,
     owner: &sr25519::Pair,
-    hotkeys: &[sr25519::Pair],
+    hotkeys: &[ed25519::Pair],
 ) {
     let params = RunParams { schedule: SCHEDULE, ..RunParams::default() };
     let miners = hotkeys.len() - VALIDATORS as usize;
@@ -134,6 +139,8 @@ async fn set_up(
     };
     let mut calls = vec![RuntimeCall::Registry(create)];
     calls.extend(hotkeys.iter().enumerate().map(|(uid, hotkey)| {
+        let signer = Signer::new(SigningKey::from_bytes(&hotkey.seed()), GenesisHash(genesis.0));
+        let proof = signer.prove_possession(RUN, &owner.public().0);
         let hotkey = hotkey.public().into();
         let role = if uid < miners { Role::Miner } else { Role::Validator };
         let endpoint = url.clone();
@@ -144,6 +151,7 @@ async fn set_up(
             endpoint,
             stake: UNIT,
             price_max: 0,
+            proof,
         })
     }));
     for (index, calls) in calls.chunks(48).enumerate() {
@@ -194,14 +202,19 @@ async fn pending(client: &RpcClient) -> usize {
 }
 
 /// An immortal transaction without a tip, in hexadecimal.
-fn signed(key: &sr25519::Pair, nonce: u32, genesis: H256, call: &[u8]) -> String {
+fn signed<P: Pair<Public: AsRef<[u8]>, Signature: Into<MultiSignature>>>(
+    key: &P,
+    nonce: u32,
+    genesis: H256,
+    call: &[u8],
+) -> String {
     let extra = (0_u8, Compact(nonce), Compact(0_u128)).encode();
     let implied = (VERSION.spec_version, VERSION.transaction_version, genesis, genesis).encode();
     let mut payload = [call, &extra, &implied].concat();
     if payload.len() > 256 {
         payload = BlakeTwo256::hash(&payload).0.to_vec();
     }
-    let signature = key.sign(&payload);
-    let body = [&[0x84, 0x00][..], &key.public().0, &[0x01], &signature.0, &extra, call].concat();
+    let signature: MultiSignature = key.sign(&payload).into();
+    let body = [&[0x84, 0x00][..], key.public().as_ref(), &signature.encode(), &extra, call].concat();
     format!("0x{}", hex::encode(body.encode()))
 }

@@ -66,10 +66,10 @@ const RELEASE: RuntimeVersion = RuntimeVersion {
     spec_name: alloc::borrow::Cow::Borrowed("mettle"),
     impl_name: alloc::borrow::Cow::Borrowed("mettle"),
     authoring_version: 1,
-    spec_version: 6,
+    spec_version: 7,
     impl_version: 1,
     apis: RUNTIME_API_VERSIONS,
-    transaction_version: 3,
+    transaction_version: 4,
     system_version: 1,
 };
 
@@ -316,6 +316,7 @@ impl pallet_transaction_payment::Config for Runtime {
 impl pallet_registry::Config for Runtime {
     type Currency = Balances;
     type RuntimeHoldReason = RuntimeHoldReason;
+    type Hotkey = pallet_registry::Ed25519;
     type OnRunCreated = Windows;
     // Pay first: it belongs to the coldkeys of seats, which the registry clears last.
     type OnRunClosed = ((Rewards, Nomination), (Weights, Windows));

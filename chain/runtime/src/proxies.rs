@@ -94,7 +94,7 @@ mod tests {
     use crate::AccountId;
     use alloc::vec;
     use frame::deps::sp_runtime::MultiAddress;
-    use protocol::{RunId, Uid};
+    use protocol::{RunId, Uid, identity::Signature};
 
     const KINDS: [ProxyType; 4] =
         [ProxyType::Any, ProxyType::NonTransfer, ProxyType::Staking, ProxyType::Claims];
@@ -129,8 +129,13 @@ mod tests {
             // Each brings the account's money behind a hotkey that the proxy chooses.
             (pallet_nomination::Call::nominate { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..2]),
             (
-                pallet_registry::Call::rotate_hotkey { run, uid: Uid(0), hotkey: AccountId::new([1; 32]) }
-                    .into(),
+                pallet_registry::Call::rotate_hotkey {
+                    run,
+                    uid: Uid(0),
+                    hotkey: AccountId::new([1; 32]),
+                    proof: Signature([0; 64]),
+                }
+                .into(),
                 &KINDS[..2],
             ),
             (
@@ -141,6 +146,7 @@ mod tests {
                     endpoint: Default::default(),
                     stake: 1,
                     price_max: 1,
+                    proof: Signature([0; 64]),
                 }
                 .into(),
                 &KINDS[..2],

@@ -2,6 +2,7 @@
 
 use crate::*;
 use codec::{Decode, Encode};
+use ed25519_dalek::SigningKey;
 use frame::{
     deps::{
         frame_support::{
@@ -23,6 +24,7 @@ use mettle_api::runtime_decl_for_mettle_api::MettleApi;
 use protocol::{
     Block as Height, Digest, Hotkey, Role, RunParams, Schedule, Terms,
     consensus::ONE,
+    identity,
     params::{PayShares, Permille},
     reveal,
     view::{Outcome, Verdict, Vote},
@@ -262,18 +264,54 @@ fn terms() -> Terms {
     }
 }
 
-fn register(uid: usize) -> RuntimeCall {
-    let (role, stake) = if uid < 2 { (Role::Miner, UNIT) } else { (Role::Validator, 100 * UNIT) };
-    let hotkey = HOTKEYS[uid].to_account_id();
-    pallet_registry::Call::register {
-        run: RUN,
-        role,
-        hotkey,
-        endpoint: url(),
-        stake,
-        price_max: Balance::MAX,
+/// The key of a seat's hotkey, as its holder has it.
+trait Hot: Signer {
+    fn secret(&self) -> SigningKey;
+
+    /// Its signer for this chain.
+    fn on_chain(&self) -> identity::Signer {
+        identity::Signer::new(self.secret(), Registry::genesis())
     }
-    .into()
+
+    /// Its consent to hold a seat of `run` for `coldkey`.
+    fn consent(&self, run: RunId, coldkey: &AccountId) -> identity::Signature {
+        self.on_chain().prove_possession(run, coldkey.as_ref())
+    }
+}
+
+impl Hot for Ed25519Keyring {
+    fn secret(&self) -> SigningKey {
+        SigningKey::from_bytes(&self.pair().seed())
+    }
+}
+
+impl Chain {
+    /// The call that registers `hotkey`, with its consent.
+    fn registration(
+        &mut self,
+        coldkey: Sr25519Keyring,
+        role: Role,
+        hotkey: &dyn Hot,
+        stake: Balance,
+    ) -> RuntimeCall {
+        let proof = self.read(|| hotkey.consent(RUN, &coldkey.account()));
+        pallet_registry::Call::register {
+            run: RUN,
+            role,
+            hotkey: hotkey.account(),
+            endpoint: url(),
+            stake,
+            price_max: Balance::MAX,
+            proof,
+        }
+        .into()
+    }
+
+    /// The registration of a seat of [`HOTKEYS`].
+    fn register(&mut self, uid: usize) -> RuntimeCall {
+        let (role, stake) = if uid < 2 { (Role::Miner, UNIT) } else { (Role::Validator, 100 * UNIT) };
+        self.registration(COLDKEY, role, &HOTKEYS[uid], stake)
+    }
 }
 
 fn create_run(params: RunParams) -> RuntimeCall {
@@ -303,7 +341,7 @@ fn with_run_on(terms: Terms) -> Chain {
     chain.all_accepted(vec![(&OWNER, create_run_with(params(), terms))]);
     let fund = pallet_rewards::Call::fund { run: RUN, amount: 5000 * UNIT }.into();
     let mut calls: Vec<(&dyn Signer, RuntimeCall)> = vec![(&OWNER, fund)];
-    calls.extend((0..HOTKEYS.len()).map(|uid| (&COLDKEY as &dyn Signer, register(uid))));
+    calls.extend((0..HOTKEYS.len()).map(|uid| (&COLDKEY as &dyn Signer, chain.register(uid))));
     chain.all_accepted(calls);
     chain
 }
@@ -444,15 +482,8 @@ fn a_hotkey_without_balance_takes_part_and_its_other_calls_are_refused() {
     let mut chain = with_run();
     chain.go_to(10);
     chain.read(|| assert_eq!(Balances::free_balance(&hotkey), 0));
-    let register = pallet_registry::Call::register {
-        run: RUN,
-        role: Role::Miner,
-        hotkey: hotkey.clone(),
-        endpoint: url(),
-        stake: UNIT,
-        price_max: Balance::MAX,
-    };
-    chain.all_accepted(vec![(&COLDKEY, register.into())]);
+    let register = chain.registration(COLDKEY, Role::Miner, &stranger, UNIT);
+    chain.all_accepted(vec![(&COLDKEY, register)]);
     chain.go_to(20);
 
     let commit = |byte| -> RuntimeCall {
@@ -473,6 +504,48 @@ fn a_hotkey_without_balance_takes_part_and_its_other_calls_are_refused() {
     let late = chain.sign(&stranger, late, 4);
     assert!(chain.validate(late).is_err());
     chain.read(|| assert_eq!(Balances::free_balance(&hotkey), 0));
+}
+
+/// A hotkey is public from its first transaction on, and a proof from the moment it is in the pool.
+#[test]
+fn nobody_uses_up_the_hotkey_of_another() {
+    let mut chain = with_run();
+    let (victim, thief) = (large::Seat::of(60_000), Sr25519Keyring::Charlie);
+    let genuine = chain.registration(COLDKEY, Role::Miner, &victim, UNIT);
+    let RuntimeCall::Registry(pallet_registry::Call::register { proof: seen, .. }) = &genuine else {
+        panic!("{genuine:?}")
+    };
+    let stolen = |proof| -> RuntimeCall {
+        let (hotkey, endpoint, role) = (victim.account(), url(), Role::Miner);
+        let (stake, price_max) = (UNIT, Balance::MAX);
+        pallet_registry::Call::register { run: RUN, role, hotkey, endpoint, stake, price_max, proof }.into()
+    };
+    let elsewhere = identity::Signer::new(victim.secret(), protocol::GenesisHash([1; 32]));
+    let proofs = [
+        // The victim's own, for its coldkey.
+        *seen,
+        chain.read(|| victim.consent(RunId(1), &thief.account())),
+        elsewhere.prove_possession(RUN, thief.account().as_ref()),
+        // By another key.
+        chain.read(|| large::Seat::of(1).consent(RUN, &thief.account())),
+        identity::Signature([0; 64]),
+    ];
+    let refused: DispatchError = pallet_registry::Error::<Runtime>::HotkeyNotProven.into();
+    let thefts = proofs.map(|proof| (&thief as &dyn Signer, stolen(proof)));
+    for result in chain.submit(thefts.to_vec()) {
+        assert_eq!(result, Err(refused));
+    }
+    // Nor onto a seat of the thief's own.
+    let own = chain.registration(thief, Role::Miner, &large::Seat::of(2), UNIT);
+    chain.all_accepted(vec![(&thief, own)]);
+    let uid = Uid(HOTKEYS.len() as u16);
+    let rotate = |proof| -> RuntimeCall {
+        pallet_registry::Call::rotate_hotkey { run: RUN, uid, hotkey: victim.account(), proof }.into()
+    };
+    for result in chain.submit(proofs.map(|proof| (&thief as &dyn Signer, rotate(proof))).to_vec()) {
+        assert_eq!(result, Err(refused));
+    }
+    chain.all_accepted(vec![(&COLDKEY, genuine)]);
 }
 
 #[test]

@@ -14,7 +14,10 @@ use crate::{
     status::{self, Status},
 };
 use anyhow::{Context as _, bail, ensure};
-use chain_client::{Amount, Chain, account, keys::address};
+use chain_client::{
+    Amount, Chain, account,
+    keys::{KeySource, address},
+};
 use clap::Subcommand;
 use node::config::{EndpointArgs, SeatFlags};
 use protocol::{Hotkey, Uid, view::SeatStatus};
@@ -176,6 +179,11 @@ pub(crate) fn seat_hotkey(args: &EndpointArgs) -> anyhow::Result<Hotkey> {
 }
 
 fn required_hotkey(args: &EndpointArgs, to_do: &str) -> anyhow::Result<Hotkey> {
-    let Some(key) = &args.key else { bail!("no hotkey: {to_do}") };
+    let key = required_key(args, to_do)?;
     key.public().with_context(|| format!("could not read the key {key}"))
+}
+
+fn required_key<'a>(args: &'a EndpointArgs, to_do: &str) -> anyhow::Result<&'a KeySource> {
+    let Some(key) = &args.key else { bail!("no hotkey: {to_do}") };
+    Ok(key)
 }

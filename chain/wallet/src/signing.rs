@@ -108,12 +108,13 @@ impl Signer {
     }
 
     fn open(&self) -> anyhow::Result<Key> {
-        let password = |path: &Path| {
-            let named = path.display().to_string();
-            KeyPassword::from_environment(&named, self.password_file.as_deref(), Prompt::Once)
-        };
-        let key = self.source.open(password);
-        key.with_context(|| format!("could not open the key {} of {}", self.source, self.whose))
+        let key = open_key(&self.source, self.password_file.as_deref(), self.whose)?;
+        ensure!(
+            key.account() == self.key_account()?,
+            "the key file {} holds another key than it claims, and than the preview showed",
+            self.source
+        );
+        Ok(key)
     }
 
     /// The call that is submitted for `call`.
@@ -123,6 +124,13 @@ impl Signer {
             None => call,
         }
     }
+}
+
+/// Opens the key of `whose`. Its password is in the file, the environment, or asked for.
+pub fn open_key(source: &KeySource, password_file: Option<&Path>, whose: &str) -> anyhow::Result<Key> {
+    let password =
+        |path: &Path| KeyPassword::from_environment(&path.display().to_string(), password_file, Prompt::Once);
+    source.open(password).with_context(|| format!("could not open the key {source} of {whose}"))
 }
 
 /// The calls that a person is asked to sign.
@@ -285,11 +293,6 @@ impl SigningSession {
         output.confirm(signer.confirm.yes)?;
         open::check_key(&signer.source, self.chain.is_development())?;
         let key = signer.open()?;
-        ensure!(
-            key.account() == signer.key_account()?,
-            "the key file {} holds another key than it claims, and than the preview showed",
-            signer.source
-        );
         // Later reads see the effect of what this client submits.
         self.chain = open::chain_with_tip(&self.config, Some(key), signer.confirm.tip).await?;
         Ok(true)

@@ -330,9 +330,10 @@ async fn a_hotkey_is_changed_from_the_next_window_on() {
     let path = |name: &str| home.path().join(name).display().to_string();
     std::fs::write(home.path().join("password"), "open sesame\n").unwrap();
     let (file, password) = (path("hot.json"), path("password"));
-    let line = format!(
-        "rotate-key --coldkey //Bob --key //Bob//hot --new-key {file} --new-password-file {password}"
-    );
+    let rotate = |password: &str| {
+        format!("rotate-key --coldkey //Bob --key //Bob//hot --new-key {file} --new-password-file {password}")
+    };
+    let line = rotate(&password);
     net.validator(&format!("{line} --dry-run")).await.ends_with_code(1).prints("keys new");
     let changed = net.validator(&format!("{line} --yes")).await;
     changed
@@ -346,6 +347,23 @@ async fn a_hotkey_is_changed_from_the_next_window_on() {
     let waiting = net.seat("//Bob//hot").await;
     assert!(matches!(waiting.pending, Some(PendingChange::Rotates(hotkey)) if address(&hotkey.0) == new));
     net.validator("status --key //Bob//hot").await.succeeds().prints("changes its hotkey to");
+
+    // A new hotkey signs its consent, here and as it takes a seat of its own.
+    std::fs::write(home.path().join("wrong"), "open barley\n").unwrap();
+    let refused = "wrong password";
+    net.validator(&rotate(&path("wrong"))).await.ends_with_code(1).prints(refused);
+    let endpoint = "http://127.0.0.1:9000/seat";
+    let other = path("other.json");
+    net.validator(&format!("keys new --key {other} --password-file {password}")).await.succeeds();
+    let register = |password: &str| {
+        format!(
+            "register --coldkey //Bob --key {other} --password-file {password} --stake 10 --endpoint {endpoint}"
+        )
+    };
+    net.miner(&format!("{} --dry-run", register(&path("wrong")))).await.ends_with_code(1).prints(refused);
+    net.miner(&format!("{} --dry-run", register(&password))).await.succeeds().prints("proof: 0x");
+    net.miner(&format!("{} --yes", register(&password))).await.succeeds().prints("uid ");
+
     net.validator(&format!("{line} --yes"))
         .await
         .ends_with_code(exit::EXIT_REFUSED)

@@ -1,9 +1,10 @@
 #![doc = include_str!("../README.md")]
 
 use frame::{
-    deps::{frame_system, sp_runtime},
+    deps::{codec::Encode, frame_system, sp_runtime},
     testing_prelude::{BuildStorage as _, TestState},
 };
+use protocol::{Digest, RunId, identity::Signature};
 
 pub use pallet_balances;
 
@@ -70,7 +71,7 @@ macro_rules! runtime {
 }
 
 /// Configures the registry of a `Test` runtime for the tests of another pallet: limits that no such test reaches, and
-/// neither floors nor a deposit for a run.
+/// neither floors nor a deposit for a run. `hotkey` checks the proofs of hotkeys.
 #[macro_export]
 macro_rules! registry {
     (
@@ -79,7 +80,8 @@ macro_rules! registry {
         on_seats: $on_seats:ty,
         nominations: $nominations:ty,
         payslips: $payslips:ty,
-        miner_weights: $miner_weights:ty $(,)?
+        miner_weights: $miner_weights:ty,
+        hotkey: $hotkey:ty $(,)?
     ) => {
         parameter_types! {
             pub const NoFloors: protocol::params::Floors = protocol::params::Floors::NONE;
@@ -88,6 +90,7 @@ macro_rules! registry {
         impl pallet_registry::Config for Test {
             type Currency = Balances;
             type RuntimeHoldReason = RuntimeHoldReason;
+            type Hotkey = $hotkey;
             type OnRunCreated = $on_run_created;
             type OnRunClosed = $on_run_closed;
             type OnSeats = $on_seats;
@@ -104,6 +107,45 @@ macro_rules! registry {
             type DefaultFloors = NoFloors;
         }
     };
+}
+
+/// Defines `Consents`, which stands in for ed25519 in tests whose accounts are no keys: a hotkey's proof is
+/// [`consent`].
+#[macro_export]
+macro_rules! consents {
+    ($account:ty, $hotkey_proof:path) => {
+        pub struct Consents;
+
+        impl $hotkey_proof for Consents {
+            fn is_valid(
+                hotkey: &$account,
+                _: &protocol::GenesisHash,
+                run: protocol::RunId,
+                coldkey: &$account,
+                proof: &protocol::identity::Signature,
+            ) -> bool {
+                *proof == $crate::consent(hotkey, run, coldkey)
+            }
+
+            #[cfg(feature = "runtime-benchmarks")]
+            fn prove(
+                index: u32,
+                _: &protocol::GenesisHash,
+                run: protocol::RunId,
+                coldkey: &$account,
+            ) -> ($account, protocol::identity::Signature) {
+                let hotkey = frame::benchmarking::prelude::account("proven", index, 0);
+                let proof = $crate::consent(&hotkey, run, coldkey);
+                (hotkey, proof)
+            }
+        }
+    };
+}
+
+/// The proof of `hotkey` that it consents to hold a seat of `run` for `coldkey`, without its key.
+pub fn consent<AccountId: Encode>(hotkey: &AccountId, run: RunId, coldkey: &AccountId) -> Signature {
+    let digest = Digest::of(&(hotkey, run, coldkey).encode());
+    Signature([digest.0, digest.0].concat().try_into().expect("two digests have 64 bytes"))
 }
 
 /// A chain at block 1 on which these accounts have these balances.

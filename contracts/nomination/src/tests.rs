@@ -2,7 +2,7 @@
 
 use crate::{self as pallet_nomination, *};
 use frame::testing_prelude::*;
-use pallet_mock::pallet_balances;
+use pallet_mock::{consent, pallet_balances};
 use pallet_registry::{Ending, Nominations as _, OnSeats as _, Url};
 use proptest::prelude::*;
 use protocol::{
@@ -18,8 +18,10 @@ pallet_mock::runtime! {
 
 pallet_mock::registry! {
     on_run_created: (), on_run_closed: Nomination, on_seats: Nomination, nominations: Nomination, payslips: (),
-    miner_weights: ()
+    miner_weights: (), hotkey: Consents
 }
+
+pallet_mock::consents!(u128, pallet_registry::HotkeyProof<u128>);
 
 parameter_types! {
     pub const NominationId: PalletId = PalletId(*b"mettle/n");
@@ -84,7 +86,8 @@ fn with_run(story: impl FnOnce()) {
         for (uid, role) in [Role::Miner, Role::Validator].into_iter().enumerate() {
             let coldkey = RuntimeOrigin::signed(COLDKEY);
             let hotkey = HOTKEY + uid as u128;
-            assert_ok!(Registry::register(coldkey, RUN, role, hotkey, url.clone(), 100, Balance::MAX));
+            let (url, proof) = (url.clone(), consent(&hotkey, RUN, &COLDKEY));
+            assert_ok!(Registry::register(coldkey, RUN, role, hotkey, url, 100, Balance::MAX, proof));
         }
         story();
         check();

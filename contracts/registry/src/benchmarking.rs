@@ -23,6 +23,11 @@ fn hotkey<T: Config>(index: u32) -> T::AccountId {
     account("hotkey", index, 0)
 }
 
+/// A hotkey that is no seat's, and its consent to hold one for `coldkey`.
+fn proven<T: Config>(coldkey: &T::AccountId) -> (T::AccountId, Signature) {
+    T::Hotkey::prove(0, &Pallet::<T>::genesis(), RUN, coldkey)
+}
+
 fn signed<T: Config>(who: &T::AccountId) -> T::RuntimeOrigin {
     RawOrigin::Signed(who.clone()).into()
 }
@@ -157,9 +162,10 @@ mod benchmarks {
         let coldkey = full_run::<T>(seats)?;
         Runs::<T>::mutate_extant(RUN, |run| run.terms = terms(seats + 1));
         Changes::<T>::insert(RUN, almost_full_queue::<T>());
+        let (hotkey, proof) = proven::<T>(&coldkey);
 
         #[extrinsic_call]
-        _(RawOrigin::Signed(coldkey), RUN, Role::Miner, hotkey::<T>(seats), url(), STAKE, Balance::MAX);
+        _(RawOrigin::Signed(coldkey), RUN, Role::Miner, hotkey, url(), STAKE, Balance::MAX, proof);
 
         assert_eq!(Pallet::<T>::taken(RUN, Role::Miner).0, (seats + 1) as u16);
         Ok(())
@@ -170,10 +176,11 @@ mod benchmarks {
     fn replace(n: Linear<1, { T::MaxSeats::get() - 1 }>) -> Result<(), BenchmarkError> {
         let coldkey = full_run::<T>(n)?;
         Changes::<T>::insert(RUN, almost_full_queue::<T>());
+        let (hotkey, proof) = proven::<T>(&coldkey);
         let signer = RawOrigin::Signed(coldkey);
 
         #[extrinsic_call]
-        Pallet::<T>::register(signer, RUN, Role::Miner, hotkey::<T>(n), url(), STAKE, Balance::MAX);
+        Pallet::<T>::register(signer, RUN, Role::Miner, hotkey, url(), STAKE, Balance::MAX, proof);
 
         assert_eq!(Changes::<T>::get(RUN).len() as u32, T::MaxChanges::get());
         Ok(())
@@ -247,9 +254,10 @@ mod benchmarks {
     fn rotate_hotkey() -> Result<(), BenchmarkError> {
         let coldkey = full_run::<T>(1)?;
         Changes::<T>::insert(RUN, almost_full_queue::<T>());
+        let (hotkey, proof) = proven::<T>(&coldkey);
 
         #[extrinsic_call]
-        _(RawOrigin::Signed(coldkey), RUN, Uid(0), hotkey::<T>(1));
+        _(RawOrigin::Signed(coldkey), RUN, Uid(0), hotkey, proof);
 
         assert_eq!(Changes::<T>::get(RUN).len() as u32, T::MaxChanges::get());
         Ok(())

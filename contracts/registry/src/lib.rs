@@ -22,7 +22,8 @@
 #![cfg_attr(not(feature = "std"), no_std)]
 #![allow(
     clippy::large_enum_variant,
-    reason = "the call enum is generated, and a run's parameters travel in it by value"
+    clippy::too_many_arguments,
+    reason = "calls and their enum are the chain's format; a run's parameters travel in it by value"
 )]
 
 extern crate alloc;
@@ -30,7 +31,8 @@ extern crate alloc;
 use alloc::vec::Vec;
 use frame::prelude::{BoundedVec, ConstU32, DispatchResult, Weight};
 use protocol::{
-    Block, Digest, Role, RunId, RunParams, SeatId, Terms, Uid, Window,
+    Block, Digest, GenesisHash, Role, RunId, RunParams, SeatId, Terms, Uid, Window,
+    identity::Signature,
     params::{Floors, Permille},
     view::{self, PendingTerms},
 };
@@ -78,9 +80,12 @@ pub type Url = BoundedVec<u8, ConstU32<URL_BYTES_MAX>>;
 pub mod pallet {
     use super::*;
     use crate::permits::Place;
-    use frame::prelude::{
-        fungible::{Inspect, Mutate, MutateHold as _, hold},
-        *,
+    use frame::{
+        deps::sp_core::H256,
+        prelude::{
+            fungible::{Inspect, Mutate, MutateHold as _, hold},
+            *,
+        },
     };
 
     /// Storage version, raised by each migration.
@@ -91,7 +96,7 @@ pub mod pallet {
     pub struct Pallet<T>(_);
 
     #[pallet::config]
-    pub trait Config: frame_system::Config {
+    pub trait Config: frame_system::Config<Hash = H256> {
         /// The currency of deposits and stakes.
         type Currency: Inspect<Self::AccountId, Balance = Balance>
             + Mutate<Self::AccountId>
@@ -103,6 +108,9 @@ pub mod pallet {
 
         /// Clears what the other pallets store of a closed run.
         type OnRunClosed: OnRunClosed;
+
+        /// The signatures by which hotkeys consent to hold a seat.
+        type Hotkey: HotkeyProof<Self::AccountId>;
 
         /// Called when a seat changes hands.
         type OnSeats: OnSeats<Self::AccountId>;
@@ -391,6 +399,8 @@ pub mod pallet {
         TooManyReplacements,
         /// The hotkey holds, held or will hold a seat in this run. Use a new one.
         HotkeyInUse,
+        /// The hotkey did not sign for this chain, run and coldkey. Sign the proof with the hotkey's ed25519 key.
+        HotkeyNotProven,
         /// The stake is, or would be, below the run's minimum for the role. Stake more, or leave.
         StakeTooLow,
         /// The price is above the signer's maximum. Wait for it to fall, or raise the maximum.
@@ -503,7 +513,7 @@ pub mod pallet {
         }
 
         /// Takes a seat of `run` for `hotkey`. The signer is its coldkey: the price, at most `price_max`, is burnt,
-        /// and `stake` is held.
+        /// and `stake` is held. `proof` is the hotkey's signature over run and coldkey: nobody uses up another's key.
         ///
         /// The lowest free uid is taken at once. If the role has none, the newcomer replaces a seat at the next
         /// opening: one that is given up, or else the lowest paid one that is past its immunity. A miner with a
@@ -519,6 +529,7 @@ pub mod pallet {
             endpoint: Url,
             stake: Balance,
             price_max: Balance,
+            proof: Signature,
         ) -> DispatchResultWithPostInfo {
             let coldkey = ensure_signed(origin)?;
             let details = Runs::<T>::get(run).ok_or(Error::<T>::UnknownRun)?;
@@ -527,6 +538,7 @@ pub mod pallet {
             ensure!(rules::is_base_url(&endpoint), Error::<T>::BadUrl);
             let mut changes = Changes::<T>::get(run);
             ensure!(!Self::is_used(run, &hotkey, &changes), Error::<T>::HotkeyInUse);
+            ensure!(Self::is_proven(&hotkey, run, &coldkey, &proof), Error::<T>::HotkeyNotProven);
             let mut roster = Rosters::<T>::get(run);
             let opens = Self::opens_next(&details);
             let place = Self::place(run, role, stake, terms, opens, &roster, &changes)?;
@@ -674,7 +686,7 @@ pub mod pallet {
         }
 
         /// Gives a seat a new hotkey at the next opening, one never used in this run. Signed by the coldkey. The old
-        /// hotkey is never used again.
+        /// hotkey is never used again. `proof` is the new hotkey's, as in `register`.
         #[pallet::call_index(7)]
         #[pallet::weight(weight_info::rotate_hotkey::<T>())]
         pub fn rotate_hotkey(
@@ -682,13 +694,15 @@ pub mod pallet {
             run: RunId,
             uid: Uid,
             hotkey: T::AccountId,
+            proof: Signature,
         ) -> DispatchResult {
-            Self::seat_of_coldkey(origin, run, uid)?;
+            let (_, seat) = Self::seat_of_coldkey(origin, run, uid)?;
             let mut changes = Changes::<T>::get(run);
             ensure!(changes.iter().all(|(seat, _)| *seat != uid), Error::<T>::ChangeWaiting);
             ensure!(!Self::is_used(run, &hotkey, &changes), Error::<T>::HotkeyInUse);
             let rotating = changes.iter().filter(|(_, change)| matches!(change, Change::Rotates(_))).count();
             ensure!(rotating < T::MaxChanges::get() as usize / 2, Error::<T>::TooManyChanges);
+            ensure!(Self::is_proven(&hotkey, run, &seat.coldkey, &proof), Error::<T>::HotkeyNotProven);
             Self::queue(&mut changes, uid, Change::Rotates(hotkey.clone()))?;
 
             frame_system::Pallet::<T>::inc_sufficients(&hotkey);

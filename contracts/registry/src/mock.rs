@@ -2,7 +2,7 @@
 
 use crate::{self as pallet_registry, *};
 use frame::testing_prelude::*;
-use pallet_mock::pallet_balances;
+use pallet_mock::{consent, pallet_balances};
 use protocol::{Schedule, params::TermsLimits};
 use std::collections::BTreeMap;
 
@@ -11,9 +11,12 @@ pallet_mock::runtime! {
     2 Registry: pallet_registry,
 }
 
+pallet_mock::consents!(u64, HotkeyProof<u64>);
+
 impl Config for Test {
     type Currency = Balances;
     type RuntimeHoldReason = RuntimeHoldReason;
+    type Hotkey = Consents;
     type OnRunCreated = ();
     type OnRunClosed = ();
     type OnSeats = Others;
@@ -137,8 +140,32 @@ pub fn create(who: u64, params: RunParams, terms: Terms) -> DispatchResult {
 
 pub fn register(who: u64, role: Role, hotkey: u64, stake: Balance) -> DispatchResult {
     let endpoint = url("http://10.0.0.1:9000/seat");
-    let taken = Registry::register(signed(who), RUN, role, hotkey, endpoint, stake, Balance::MAX);
+    register_in(who, RUN, role, hotkey, endpoint, stake, Balance::MAX)
+}
+
+/// Registers `hotkey` with its consent.
+pub fn register_in(
+    who: u64,
+    run: RunId,
+    role: Role,
+    hotkey: u64,
+    endpoint: Url,
+    stake: Balance,
+    price_max: Balance,
+) -> DispatchResult {
+    let proof = consent(&hotkey, run, &who);
+    let taken = Registry::register(signed(who), run, role, hotkey, endpoint, stake, price_max, proof);
     taken.map(|_| ()).map_err(|error| error.error)
+}
+
+/// Requests `hotkey` for a seat, with its consent.
+pub fn rotate_in(who: u64, run: RunId, uid: u16, hotkey: u64) -> DispatchResult {
+    Registry::rotate_hotkey(signed(who), run, Uid(uid), hotkey, consent(&hotkey, run, &who))
+}
+
+/// Requests a hotkey for a seat of [`COLDKEY`].
+pub fn rotate(uid: u16, hotkey: u64) -> DispatchResult {
+    rotate_in(COLDKEY, RUN, uid, HOTKEY + hotkey)
 }
 
 pub fn mine(hotkey: u64) -> DispatchResult {

@@ -102,6 +102,16 @@ impl<T: Config> Pallet<T> {
         waits || Hotkeys::<T>::contains_key(run, hotkey) || FormerHotkeys::<T>::contains_key(run, hotkey)
     }
 
+    /// Whether `hotkey` consented to hold a seat of `run` for `coldkey`.
+    pub(crate) fn is_proven(
+        hotkey: &T::AccountId,
+        run: RunId,
+        coldkey: &T::AccountId,
+        proof: &Signature,
+    ) -> bool {
+        T::Hotkey::is_valid(hotkey, &Self::genesis(), run, coldkey, proof)
+    }
+
     /// The seat that a newcomer of `role` with `stake` gets.
     ///
     /// New terms may allow fewer seats than are taken. Then holders stay, a newcomer may still replace one, and seats

@@ -1,8 +1,15 @@
 //! What the runtime API reads.
 
 use crate::{pallet::*, *};
+use frame::prelude::{BlockNumberFor, frame_system};
 
 impl<T: Config> Pallet<T> {
+    /// The chain's genesis hash: what is signed for another chain proves nothing here. The system forgets later hashes
+    /// and keeps this one. In block 0, which has no calls, it is not known yet.
+    pub fn genesis() -> GenesisHash {
+        GenesisHash(frame_system::Pallet::<T>::block_hash(BlockNumberFor::<T>::default()).0)
+    }
+
     /// The ids of all runs, ascending.
     pub fn run_ids() -> Vec<RunId> {
         let mut runs: Vec<RunId> = Runs::<T>::iter_keys().collect();

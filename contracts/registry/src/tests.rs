@@ -5,6 +5,7 @@ use frame::{
     deps::frame_support::dispatch::CheckIfFeeless as _, prelude::fungible::InspectHold as _,
     testing_prelude::*,
 };
+use pallet_mock::consent;
 use proptest::prelude::*;
 use protocol::{
     Schedule,
@@ -303,7 +304,7 @@ fn a_hotkey_holds_one_seat_in_a_run_but_may_hold_one_in_another() {
         assert_noop!(validate(0, VALIDATOR_STAKE), E::HotkeyInUse);
         assert_ok!(create(OWNER, params(), terms()));
         let elsewhere = url("http://a");
-        assert_ok!(R::register(signed(COLDKEY), RunId(1), Role::Miner, HOTKEY, elsewhere, MINER_STAKE, 0));
+        assert_ok!(register_in(COLDKEY, RunId(1), Role::Miner, HOTKEY, elsewhere, MINER_STAKE, 0));
     });
 }
 
@@ -313,7 +314,7 @@ fn a_hotkey_needs_no_balance_to_sign_for_its_seat() {
         assert_ok!(mine(0));
         assert_eq!((System::sufficients(&HOTKEY), free(HOTKEY)), (1, 0));
         open(0);
-        assert_ok!(R::rotate_hotkey(signed(COLDKEY), RUN, Uid(0), HOTKEY + 1));
+        assert_ok!(rotate(0, 1));
         assert_eq!((System::sufficients(&HOTKEY), System::sufficients(&(HOTKEY + 1))), (1, 1));
         open(1);
         assert_eq!((System::sufficients(&HOTKEY), System::sufficients(&(HOTKEY + 1))), (0, 1));
@@ -351,7 +352,7 @@ fn unknown_runs_and_seats_are_refused() {
         let (nowhere, seat) = (RunId(7), url("http://a"));
         let cold = || signed(COLDKEY);
         assert_noop!(
-            R::register(cold(), nowhere, Role::Miner, HOTKEY, seat.clone(), MINER_STAKE, 0),
+            register_in(COLDKEY, nowhere, Role::Miner, HOTKEY, seat.clone(), MINER_STAKE, 0),
             E::UnknownRun
         );
         assert_noop!(R::set_endpoint(signed(HOTKEY), nowhere, seat.clone()), E::UnknownRun);
@@ -359,7 +360,7 @@ fn unknown_runs_and_seats_are_refused() {
         assert_noop!(R::unstake(cold(), nowhere, Uid(0), 1), E::UnknownRun);
         assert_noop!(R::leave(cold(), nowhere, Uid(0)), E::UnknownRun);
         assert_noop!(R::withdraw(cold(), nowhere), E::UnknownRun);
-        assert_noop!(R::rotate_hotkey(cold(), nowhere, Uid(0), 7), E::UnknownRun);
+        assert_noop!(rotate_in(COLDKEY, nowhere, 0, 7), E::UnknownRun);
         assert_noop!(R::set_terms(cold(), nowhere, terms()), E::UnknownRun);
         assert_noop!(R::drop_terms(cold(), nowhere), E::UnknownRun);
         assert_noop!(R::set_stopped(cold(), nowhere, true), E::UnknownRun);
@@ -370,7 +371,7 @@ fn unknown_runs_and_seats_are_refused() {
         assert_noop!(R::add_stake(cold(), RUN, Uid(0), 1), E::UnknownSeat);
         assert_noop!(R::unstake(cold(), RUN, Uid(0), 1), E::UnknownSeat);
         assert_noop!(R::leave(cold(), RUN, Uid(0)), E::UnknownSeat);
-        assert_noop!(R::rotate_hotkey(cold(), RUN, Uid(0), 7), E::UnknownSeat);
+        assert_noop!(rotate(0, 7), E::UnknownSeat);
         assert_noop!(R::add_to_stake(RUN, Uid(0), &OWNER, 1), E::UnknownSeat);
 
         let unknown_seat = SeatId { uid: Uid(0), registered_at: Block(1) };
@@ -393,7 +394,7 @@ fn only_the_coldkey_controls_a_seat_and_its_stake() {
             assert_noop!(R::add_stake(signed(who), RUN, Uid(0), 1), E::NotTheColdkey);
             assert_noop!(R::unstake(signed(who), RUN, Uid(0), 1), E::NotTheColdkey);
             assert_noop!(R::leave(signed(who), RUN, Uid(0)), E::NotTheColdkey);
-            assert_noop!(R::rotate_hotkey(signed(who), RUN, Uid(0), 7), E::NotTheColdkey);
+            assert_noop!(rotate_in(who, RUN, 0, 7), E::NotTheColdkey);
             assert_noop!(R::withdraw(signed(who), RUN), E::NothingToWithdraw);
         }
         assert_noop!(R::add_stake(signed(COLDKEY), RUN, Uid(0), 0), E::NothingToAdd);
@@ -405,7 +406,7 @@ fn only_the_coldkey_controls_a_seat_and_its_stake() {
 fn unsigned_and_root_calls_are_refused() {
     with_a_run(|| {
         assert_ok!(mine(0));
-        let (digest, seat, uid) = (Digest([0; 32]), url("http://a"), Uid(0));
+        let (digest, seat, uid, unsigned) = (Digest([0; 32]), url("http://a"), Uid(0), Signature([0; 64]));
         for who in [RuntimeOrigin::none(), RuntimeOrigin::root()] {
             let origin = || who.clone();
             assert_noop!(
@@ -413,7 +414,7 @@ fn unsigned_and_root_calls_are_refused() {
                 BadOrigin
             );
             assert_noop!(
-                R::register(origin(), RUN, Role::Miner, HOTKEY + 1, seat.clone(), MINER_STAKE, 0),
+                R::register(origin(), RUN, Role::Miner, HOTKEY + 1, seat.clone(), MINER_STAKE, 0, unsigned),
                 BadOrigin
             );
             assert_noop!(R::set_endpoint(origin(), RUN, seat.clone()), BadOrigin);
@@ -421,7 +422,7 @@ fn unsigned_and_root_calls_are_refused() {
             assert_noop!(R::unstake(origin(), RUN, uid, 1), BadOrigin);
             assert_noop!(R::leave(origin(), RUN, uid), BadOrigin);
             assert_noop!(R::withdraw(origin(), RUN), BadOrigin);
-            assert_noop!(R::rotate_hotkey(origin(), RUN, uid, 7), BadOrigin);
+            assert_noop!(R::rotate_hotkey(origin(), RUN, uid, 7, unsigned), BadOrigin);
             assert_noop!(R::set_terms(origin(), RUN, terms()), BadOrigin);
             assert_noop!(R::drop_terms(origin(), RUN), BadOrigin);
             assert_noop!(R::set_stopped(origin(), RUN, true), BadOrigin);
@@ -454,10 +455,7 @@ fn a_base_url_is_http_with_a_host_and_without_a_credential() {
         ] {
             assert_noop!(R::set_endpoint(signed(HOTKEY), RUN, url(bad)), E::BadUrl);
         }
-        assert_noop!(
-            R::register(signed(COLDKEY), RUN, Role::Miner, HOTKEY + 1, url("x"), MINER_STAKE, 0),
-            E::BadUrl
-        );
+        assert_noop!(register_in(COLDKEY, RUN, Role::Miner, HOTKEY + 1, url("x"), MINER_STAKE, 0), E::BadUrl);
         let (digest, start) = (Digest([0; 32]), Block(10_000));
         let later = RunParams { schedule: Schedule { start, ..params().schedule }, ..params() };
         assert_noop!(
@@ -477,7 +475,7 @@ fn a_seat_costs_more_with_each_newcomer_and_less_with_each_window() {
         let issued = Balances::total_issuance();
         let bid = |hotkey, price_max| {
             let seat = url("http://a");
-            R::register(signed(COLDKEY), RUN, Role::Miner, HOTKEY + hotkey, seat, MINER_STAKE, price_max)
+            register_in(COLDKEY, RUN, Role::Miner, HOTKEY + hotkey, seat, MINER_STAKE, price_max)
         };
         assert_eq!(R::price(RUN, Role::Miner), 80);
         assert_noop!(bid(0, 79), E::PriceAboveMax);
@@ -747,7 +745,6 @@ fn the_changes_of_an_opening_are_bounded_and_at_most_half_are_rotations() {
             assert_ok!(mine(hotkey));
         }
         open(4);
-        let rotate = |uid: u16, hotkey| R::rotate_hotkey(signed(COLDKEY), RUN, Uid(uid), HOTKEY + hotkey);
         assert_ok!(rotate(0, 10));
         assert_ok!(rotate(1, 11));
         assert_noop!(rotate(2, 12), E::TooManyChanges);
@@ -771,11 +768,11 @@ fn a_full_list_of_changes_keeps_no_expelled_holder() {
             assert_ok!(mine(hotkey));
         }
         open(4);
-        assert_ok!(R::rotate_hotkey(signed(COLDKEY), RUN, Uid(0), HOTKEY + 10));
+        assert_ok!(rotate(0, 10));
         for uid in [1, 2, 3] {
             assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(uid)));
         }
-        assert_noop!(R::rotate_hotkey(signed(COLDKEY), RUN, Uid(4), HOTKEY + 11), E::TooManyChanges);
+        assert_noop!(rotate(4, 11), E::TooManyChanges);
         let former = SeatId { uid: Uid(5), registered_at: Block(0) };
         for id in [seat(0).id(Uid(0)), seat(3).id(Uid(3)), seat(4).id(Uid(4)), former] {
             R::expel(RUN, id);
@@ -793,9 +790,28 @@ fn a_full_list_of_changes_keeps_no_expelled_holder() {
 // Hotkeys.
 
 #[test]
+fn a_hotkey_takes_no_seat_without_its_consent_to_run_and_coldkey() {
+    with_a_run(|| {
+        assert_ok!(create(OWNER, params(), terms()));
+        assert_ok!(mine(0));
+        let (victim, nobody) = (HOTKEY + 1, Signature([0; 64]));
+        // The victim consents to a seat of run 0 for OTHER, and the proof is public in the pool.
+        let proofs = [consent(&victim, RUN, &OTHER), consent(&victim, RunId(1), &COLDKEY), nobody];
+        for proof in proofs {
+            let (by, seat) = (signed(COLDKEY), url("http://a"));
+            assert_noop!(
+                R::register(by.clone(), RUN, Role::Miner, victim, seat, MINER_STAKE, Balance::MAX, proof),
+                E::HotkeyNotProven
+            );
+            assert_noop!(R::rotate_hotkey(by, RUN, Uid(0), victim, proof), E::HotkeyNotProven);
+        }
+        assert_ok!(register(OTHER, Role::Miner, victim, MINER_STAKE));
+    });
+}
+
+#[test]
 fn a_seat_gets_a_new_hotkey_at_the_opening_and_the_old_one_is_never_used_again() {
     with_a_full_run(|| {
-        let rotate = |uid: u16, hotkey| R::rotate_hotkey(signed(COLDKEY), RUN, Uid(uid), HOTKEY + hotkey);
         let id = SeatId { uid: Uid(0), registered_at: Block(1) };
         open(0);
         for used in [0, 1] {
@@ -821,7 +837,6 @@ fn a_seat_gets_a_new_hotkey_at_the_opening_and_the_old_one_is_never_used_again()
 #[test]
 fn a_waiting_rotation_does_not_prevent_a_replacement() {
     with_a_full_run(|| {
-        let rotate = |uid: u16, hotkey| R::rotate_hotkey(signed(COLDKEY), RUN, Uid(uid), HOTKEY + hotkey);
         open(3);
         assert_ok!(rotate(2, 7));
         assert_ok!(rotate(1, 8));
@@ -1111,13 +1126,13 @@ fn call(op: Op, window: &mut u32) -> DispatchResult {
         Op::Register { who, run, validator, hotkey, stake } => {
             let role = if validator { Role::Validator } else { Role::Miner };
             let run = RunId(run);
-            done(R::register(signed(who), run, role, hotkey, url("http://a"), stake, Balance::MAX))
+            register_in(who, run, role, hotkey, url("http://a"), stake, Balance::MAX)
         }
         Op::AddStake { who, run, uid, amount } => R::add_stake(signed(who), RunId(run), Uid(uid), amount),
         Op::Unstake { who, run, uid, amount } => R::unstake(signed(who), RunId(run), Uid(uid), amount),
         Op::Leave { who, run, uid } => R::leave(signed(who), RunId(run), Uid(uid)),
         Op::Withdraw { who, run } => done(R::withdraw(signed(who), RunId(run))),
-        Op::Rotate { who, run, uid, hotkey } => R::rotate_hotkey(signed(who), RunId(run), Uid(uid), hotkey),
+        Op::Rotate { who, run, uid, hotkey } => rotate_in(who, RunId(run), uid, hotkey),
         Op::SetEndpoint { hotkey, run } => R::set_endpoint(signed(hotkey), RunId(run), url("http://b")),
         Op::SetTerms { run, miners, unbonding, price } => {
             let run = RunId(run);

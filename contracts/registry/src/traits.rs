@@ -3,7 +3,55 @@
 use crate::{Balance, Run, Seat};
 use alloc::vec::Vec;
 use frame::prelude::{DispatchResult, Get as _, Weight, frame_system};
-use protocol::{RunId, SeatId, Uid, Window, params::Permille};
+use protocol::{
+    GenesisHash, Hotkey, RunId, SeatId, Uid, Window,
+    identity::{self, Signature},
+    params::Permille,
+};
+
+/// Checks the proofs of possession of hotkeys (PROT-29).
+pub trait HotkeyProof<AccountId> {
+    /// Whether `hotkey` consented, on the chain of this genesis, to hold a seat of `run` for `coldkey`.
+    fn is_valid(
+        hotkey: &AccountId,
+        genesis: &GenesisHash,
+        run: RunId,
+        coldkey: &AccountId,
+        proof: &Signature,
+    ) -> bool;
+
+    /// The hotkey of this index and its proof, for benchmarks.
+    #[cfg(feature = "runtime-benchmarks")]
+    fn prove(index: u32, genesis: &GenesisHash, run: RunId, coldkey: &AccountId) -> (AccountId, Signature);
+}
+
+/// Hotkeys as the protocol knows them: an account that is an ed25519 public key.
+pub struct Ed25519;
+
+impl<AccountId> HotkeyProof<AccountId> for Ed25519
+where
+    AccountId: Clone + From<[u8; 32]> + Into<[u8; 32]>,
+{
+    fn is_valid(
+        hotkey: &AccountId,
+        genesis: &GenesisHash,
+        run: RunId,
+        coldkey: &AccountId,
+        proof: &Signature,
+    ) -> bool {
+        let (hotkey, coldkey) = (Hotkey(hotkey.clone().into()), coldkey.clone().into());
+        identity::verify_possession(&hotkey, genesis, run, &coldkey, proof).is_ok()
+    }
+
+    #[cfg(feature = "runtime-benchmarks")]
+    fn prove(index: u32, genesis: &GenesisHash, run: RunId, coldkey: &AccountId) -> (AccountId, Signature) {
+        let mut secret = [11; 32];
+        secret[..4].copy_from_slice(&index.to_le_bytes());
+        let key = ed25519_dalek::SigningKey::from_bytes(&secret);
+        let signer = identity::Signer::new(key, *genesis);
+        (signer.hotkey().0.into(), signer.prove_possession(run, &coldkey.clone().into()))
+    }
+}
 
 /// The end of a seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,17 +12,26 @@ pub fn create_run<T: frame_system::Config>() -> Weight {
     Weight::from_parts(70_484_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 7))
 }
 
+/// One ed25519 verification: half of what `report_equivocation` takes for two.
+fn proof<T: frame_system::Config>() -> Weight {
+    Weight::from_parts(315_479_000, 0).saturating_add(T::DbWeight::get().reads(1))
+}
+
 /// Into a free seat.
 pub fn register<T: frame_system::Config>() -> Weight {
-    // 263 to 361 µs. A read is added by hand, for the treasury.
-    Weight::from_parts(312_118_000, 0).saturating_add(T::DbWeight::get().reads_writes(10, 7))
+    // 263 to 361 µs. A read is added by hand, for the treasury, and the hotkey's proof.
+    Weight::from_parts(312_118_000, 0)
+        .saturating_add(T::DbWeight::get().reads_writes(10, 7))
+        .saturating_add(proof::<T>())
 }
 
 /// Replacing one of `seats` miners. A validator's nominations cost more (`replace_weight`).
 pub fn replace<T: frame_system::Config>(seats: u32) -> Weight {
-    // 11929 to 12030 µs with 1087 seats. Two reads are added by hand, for treasury and consensus weights.
+    // 11929 to 12030 µs with 1087 seats. Two reads are added by hand, for treasury and consensus weights, and the
+    // hotkey's proof.
     Weight::from_parts(256_359_570, 0)
         .saturating_add(T::DbWeight::get().reads_writes(12, 5))
+        .saturating_add(proof::<T>())
         .saturating_add(Weight::from_parts(10_937_430, 0).saturating_mul(u64::from(seats)))
         .saturating_add(T::DbWeight::get().reads(2).saturating_mul(u64::from(seats)))
 }
@@ -57,8 +66,10 @@ pub fn withdraw<T: frame_system::Config>(seats: u32) -> Weight {
 }
 
 pub fn rotate_hotkey<T: frame_system::Config>() -> Weight {
-    // 114 to 138 µs.
-    Weight::from_parts(129_412_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 2))
+    // 114 to 138 µs. The hotkey's proof is added by hand.
+    Weight::from_parts(129_412_000, 0)
+        .saturating_add(T::DbWeight::get().reads_writes(6, 2))
+        .saturating_add(proof::<T>())
 }
 
 pub fn set_terms<T: frame_system::Config>() -> Weight {

@@ -4,7 +4,7 @@
 use crate::{self as pallet_rewards, *};
 use frame::deps::frame_support::storage::with_storage_layer;
 use frame::{prelude::fungible::InspectHold as _, testing_prelude::*};
-use pallet_mock::pallet_balances;
+use pallet_mock::{consent, pallet_balances};
 use pallet_registry::{Ending, HoldReason, OnSeats as _, Payslips as _, Url};
 use proptest::prelude::*;
 use protocol::{
@@ -22,8 +22,10 @@ pallet_mock::runtime! {
 
 pallet_mock::registry! {
     on_run_created: (), on_run_closed: (Rewards, Nomination), on_seats: (Nomination, Rewards),
-    nominations: Nomination, payslips: Rewards, miner_weights: ()
+    nominations: Nomination, payslips: Rewards, miner_weights: (), hotkey: Consents
 }
+
+pallet_mock::consents!(u128, pallet_registry::HotkeyProof<u128>);
 
 parameter_types! {
     pub const TreasuryId: PalletId = PalletId(*b"mettle/t");
@@ -104,13 +106,19 @@ fn with_terms(terms: Terms, story: impl FnOnce()) {
             assert_ok!(Registry::create_run(owner, params(), terms, digest, digest, digest, url.clone()));
         }
         for (uid, role) in [Role::Miner, Role::Miner, Role::Validator].into_iter().enumerate() {
-            let coldkey = RuntimeOrigin::signed(COLDKEY);
-            let hotkey = HOTKEY + uid as u128;
-            assert_ok!(Registry::register(coldkey, RUN, role, hotkey, url.clone(), STAKE, Balance::MAX));
+            assert_ok!(register(COLDKEY, role, HOTKEY + uid as u128));
         }
         story();
         check();
     });
+}
+
+/// Registers a hotkey that consents.
+fn register(who: u128, role: Role, hotkey: u128) -> DispatchResult {
+    let url: Url = b"http://a".to_vec().try_into().unwrap();
+    let (signer, proof) = (RuntimeOrigin::signed(who), consent(&hotkey, RUN, &who));
+    let taken = Registry::register(signer, RUN, role, hotkey, url, STAKE, Balance::MAX, proof);
+    taken.map(|_| ()).map_err(|error| error.error)
 }
 
 fn with_run(story: impl FnOnce()) {
@@ -299,9 +307,7 @@ fn a_later_holder_is_not_paid_for_its_predecessor_s_work() {
     with_run(|| {
         assert_ok!(fund(1000));
         epoch(1);
-        let url: Url = b"http://a".to_vec().try_into().unwrap();
-        let coldkey = RuntimeOrigin::signed(COLDKEY);
-        assert_ok!(Registry::register(coldkey, RUN, Role::Miner, 77, url, STAKE, Balance::MAX));
+        assert_ok!(register(COLDKEY, Role::Miner, 77));
         // Seat 3 is new and seat 9 does not exist: their halves of 500 stay in the treasury.
         let incentive = [(Uid(0), 2), (Uid(3), 1), (Uid(9), 1)];
         Rewards::pay_epoch(RUN, 0, ALL, &consensus(&incentive, &[]), &[]);
@@ -334,10 +340,8 @@ fn the_holder_at_the_end_of_an_epoch_is_paid_even_if_it_has_left() {
         epoch(1);
         Registry::window_opens(RUN, Window(params().epoch_windows));
         // Both seats have new holders when the epoch is paid.
-        let url: Url = b"http://a".to_vec().try_into().unwrap();
         for (hotkey, role) in [(77, Role::Miner), (78, Role::Validator)] {
-            let patron = RuntimeOrigin::signed(PATRON);
-            assert_ok!(Registry::register(patron, RUN, role, hotkey, url.clone(), STAKE, Balance::MAX));
+            assert_ok!(register(PATRON, role, hotkey));
         }
         assert_eq!([0, 2].map(|uid| Registry::seat(RUN, Uid(uid)).unwrap().coldkey), [PATRON; 2]);
 
@@ -902,14 +906,8 @@ proptest! {
                         let _ = Registry::leave(signed(COLDKEY), RUN, Uid(uid));
                     }
                     Op::Register { uid, validator } => {
-                        let url: Url = b"http://a".to_vec().try_into().unwrap();
                         let role = if validator { Role::Validator } else { Role::Miner };
-                        let hotkey = 2 * HOTKEY + uid;
-                        let most = Balance::MAX;
-                        let _ = with_storage_layer(|| {
-                            Registry::register(signed(COLDKEY), RUN, role, hotkey, url, STAKE, most)
-                                .map_err(|error| error.error)
-                        });
+                        let _ = with_storage_layer(|| register(COLDKEY, role, 2 * HOTKEY + uid));
                         priced += issuance - Balances::total_issuance();
                     }
                     Op::NextWindow => {

@@ -12,6 +12,9 @@ use protocol::{
     view::SeatConsensus,
 };
 
+/// Seats as an epoch ended: their roles and their holders' first windows.
+type Seats = BTreeMap<Uid, (Role, Window)>;
+
 /// Rows of bonds by validator.
 type BondRows = BTreeMap<Uid, Vec<(Uid, u32)>>;
 
@@ -28,10 +31,11 @@ impl<T: Config> Epochs for Pallet<T> {
             return T::DbWeight::get().reads(1);
         };
         let departed = Self::take_departed(run, epoch);
-        let miners = Self::miners_of(run, epoch, &details.params, &departed);
-        let (validators, revealed) = Self::votes(run, epoch, &details.params, electorate, &departed, &miners);
+        let seats = Self::seats_of(run, epoch, &details.params, &departed);
+        let (validators, revealed) = Self::votes(run, epoch, &details.params, electorate, &departed, &seats);
+        let miners = seats.values().filter(|(role, _)| *role == Role::Miner).count();
         Self::clear(run, epoch);
-        let mut weight = weight_info::close::<T>(validators.len() as u32, miners.len() as u32);
+        let mut weight = weight_info::close::<T>(validators.len() as u32, miners as u32);
         let next = epoch.saturating_add(1);
         let Some(consensus) = yuma(&validators) else {
             let unchanged = validators.iter().map(|row| (row.validator, row.bonds.as_slice()));
@@ -68,9 +72,9 @@ impl<T: Config> Pallet<T> {
         params: &RunParams,
         electorate: &[Member],
         departed: &[Departed<T::AccountId>],
-        miners: &BTreeMap<Uid, Window>,
+        seats: &Seats,
     ) -> (Vec<ValidatorWeights>, u32) {
-        let mut bonds = Self::bonds_before(run, epoch, params, miners);
+        let mut bonds = Self::bonds_before(run, epoch, params, seats);
 
         // A seat's new holder has no vote on an epoch before its time. A former holder has the vote that it revealed.
         let stayed = electorate.iter().filter(|member| departed_of(departed, member.uid).is_none()).copied();
@@ -79,7 +83,7 @@ impl<T: Config> Pallet<T> {
             .filter(|departed| Ballots::<T>::contains_key((run, epoch), departed.seat.uid))
             .filter_map(|departed| departed.member);
         let members: Vec<Member> = stayed.chain(left).collect();
-        let verdicts = Self::judge_probes(run, epoch, params, &members);
+        let verdicts = Self::judge_probes(run, epoch, params, &members, seats);
         let mut revealed = 0u32;
         let mut validators = Vec::with_capacity(electorate.len());
         for (member, verdict) in members.into_iter().zip(verdicts) {
@@ -87,7 +91,7 @@ impl<T: Config> Pallet<T> {
             let vote = Ballots::<T>::get((run, epoch), member.uid).filter(|_| member.attested);
             revealed = revealed.saturating_add(u32::from(vote.is_some()));
             let mut weights = vote.map(BoundedVec::into_inner).unwrap_or_default();
-            weights.retain(|(uid, _)| miners.contains_key(uid));
+            weights.retain(|(uid, _)| seats.get(uid).is_some_and(|(role, _)| *role == Role::Miner));
             validators.push(ValidatorWeights {
                 validator: member.uid,
                 stake: member.stake,
@@ -109,15 +113,24 @@ impl<T: Config> Pallet<T> {
 
     /// Judges what `members` showed of the contributions that were drawn of `epoch`, in their order, and reports each
     /// that loses dividends by it (PROT-30).
-    fn judge_probes(run: RunId, epoch: u32, params: &RunParams, members: &[Member]) -> Vec<ProbeVerdict> {
-        let drawn = T::Probes::drawn(run, after_epoch(params, epoch)).len();
+    fn judge_probes(
+        run: RunId,
+        epoch: u32,
+        params: &RunParams,
+        members: &[Member],
+        seats: &Seats,
+    ) -> Vec<ProbeVerdict> {
+        let drawn = T::Probes::drawn(run, after_epoch(params, epoch));
         let shown = |member: &Member| {
             let answers = Opened::<T>::get((run, epoch), member.uid).unwrap_or_default().into_iter();
             let answers = answers.map(|answer| answer.map(BoundedVec::into_inner)).collect();
-            probe::Shown { stake: member.stake, answers }
+            let since = seats.get(&member.uid).map_or(Window(0), |(_, since)| *since);
+            // The draw is in the order of the windows.
+            let first = drawn.partition_point(|drawn| drawn.probe.window < since);
+            probe::Shown { stake: member.stake, first, answers }
         };
         let shown: Vec<probe::Shown> = members.iter().map(shown).collect();
-        let verdicts = probe::judge(drawn, &shown, params.probe_tolerance);
+        let verdicts = probe::judge(drawn.len(), &shown, params.probe_tolerance);
         for (member, verdict) in members.iter().zip(&verdicts) {
             let ProbeVerdict { counted, right, wrong } = *verdict;
             if right < counted {
@@ -128,31 +141,27 @@ impl<T: Config> Pallet<T> {
         verdicts
     }
 
-    /// The miners' seats as `epoch` ended, with their first window. A later holder did none of the epoch's work.
-    fn miners_of(
-        run: RunId,
-        epoch: u32,
-        params: &RunParams,
-        departed: &[Departed<T::AccountId>],
-    ) -> BTreeMap<Uid, Window> {
+    /// The seats as `epoch` ended. A later holder did none of the epoch's work.
+    fn seats_of(run: RunId, epoch: u32, params: &RunParams, departed: &[Departed<T::AccountId>]) -> Seats {
         let end = after_epoch(params, epoch);
         let present =
             Registry::<T>::roster(run).into_iter().map(|(uid, entry)| (uid, entry.role, entry.since));
         present
             .filter(|(_, _, since)| *since < end)
             .chain(departed.iter().map(|departed| (departed.seat.uid, departed.role, departed.since)))
-            .filter(|(_, role, _)| *role == Role::Miner)
-            .map(|(uid, _, since)| (uid, since))
+            .map(|(uid, role, since)| (uid, (role, since)))
             .collect()
     }
 
     /// The bonds that the epoch before left, to seats that were held as it ended.
-    fn bonds_before(run: RunId, epoch: u32, params: &RunParams, miners: &BTreeMap<Uid, Window>) -> BondRows {
+    fn bonds_before(run: RunId, epoch: u32, params: &RunParams, seats: &Seats) -> BondRows {
         let before = epoch.checked_sub(1).map_or(Window(0), |before| after_epoch(params, before));
         let rows = BondsOf::<T>::iter_prefix(run);
         rows.map(|(validator, row)| {
             let mut row = row.into_inner();
-            row.retain(|(uid, _)| miners.get(uid).is_some_and(|since| *since < before));
+            row.retain(|(uid, _)| {
+                seats.get(uid).is_some_and(|(role, since)| *role == Role::Miner && *since < before)
+            });
             (validator, row)
         })
         .collect()

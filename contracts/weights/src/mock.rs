@@ -5,7 +5,7 @@ use frame::{
     deps::{sp_core::H256, sp_runtime::AccountId32},
     testing_prelude::*,
 };
-use pallet_mock::pallet_balances;
+use pallet_mock::{consent, pallet_balances};
 use pallet_registry::{Balance, Url};
 use protocol::{Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, consensus::Consensus, reveal};
 
@@ -18,8 +18,10 @@ pallet_mock::runtime! {
 
 pallet_mock::registry! {
     on_run_created: Windows, on_run_closed: (Weights, Windows), on_seats: (Weights, Windows), nominations: (),
-    payslips: (), miner_weights: Weights
+    payslips: (), miner_weights: Weights, hotkey: Consents
 }
+
+pallet_mock::consents!(AccountId32, pallet_registry::HotkeyProof<AccountId32>);
 
 parameter_types! {
     pub static Paid: Vec<(RunId, u32, Consensus)> = Vec::new();
@@ -93,7 +95,8 @@ pub fn salt(uid: u16) -> [u8; 32] {
 pub fn register(role: Role, key: u16) {
     let url: Url = b"http://a".to_vec().try_into().unwrap();
     let stake = if role == Role::Miner { 1 } else { STAKE };
-    assert_ok!(Registry::register(coldkey(), RUN, role, hotkey(key), url, stake, Balance::MAX));
+    let proof = consent(&hotkey(key), RUN, &COLDKEY);
+    assert_ok!(Registry::register(coldkey(), RUN, role, hotkey(key), url, stake, Balance::MAX, proof));
 }
 
 pub fn empty_chain() -> TestState {

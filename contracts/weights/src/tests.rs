@@ -2,6 +2,7 @@
 
 use crate::{mock::*, *};
 use frame::{deps::frame_support::dispatch::CheckIfFeeless, testing_prelude::*};
+use pallet_mock::consent;
 use pallet_registry::MinerWeights as _;
 use pallet_windows::{Epochs as _, Member};
 use proptest::prelude::*;
@@ -410,7 +411,13 @@ fn a_rotated_hotkey_reveals_the_old_one_s_commitment() {
             assert_ok!(attest(uid));
             assert_ok!(commit(uid, 0, &[(0, 1)]));
         }
-        assert_ok!(Registry::rotate_hotkey(coldkey(), RUN, Uid(5), hotkey(77)));
+        assert_ok!(Registry::rotate_hotkey(
+            coldkey(),
+            RUN,
+            Uid(5),
+            hotkey(77),
+            consent(&hotkey(77), RUN, &COLDKEY)
+        ));
         go_to_block(20);
         let revealed = Weights::reveal(signed(77), RUN, 0, weights(&[(0, 1)]), salt(5));
         assert_ok!(revealed);
@@ -732,7 +739,9 @@ proptest! {
                         key += 1;
                         let role = if miner { Role::Miner } else { Role::Validator };
                         let url = b"http://a".to_vec().try_into().unwrap();
-                        let _ = Registry::register(coldkey(), RUN, role, hotkey(key), url, STAKE, u128::MAX);
+                        let (hotkey, most) = (hotkey(key), u128::MAX);
+                        let proof = consent(&hotkey, RUN, &COLDKEY);
+                        let _ = Registry::register(coldkey(), RUN, role, hotkey, url, STAKE, most, proof);
                     }
                     Step::Wait { blocks } => go_to_block(System::block_number() + blocks),
                 }

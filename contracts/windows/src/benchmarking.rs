@@ -101,8 +101,9 @@ fn create<T: Config>(miners: u32, validators: u32, hidden_blocks: u32) -> Result
         // The price of a seat is not measured here.
         let _ = pallet_registry::Prices::<T>::clear(u32::MAX, None);
         let role = if index < miners { Role::Miner } else { Role::Validator };
-        let hotkey = hotkey::<T>(index);
-        Registry::<T>::register(signed(), RUN, role, hotkey, url(), STAKE, Balance::MAX)
+        let (hotkey, signer) = (hotkey::<T>(index), Signer::new(key(index), Registry::<T>::genesis()));
+        let proof = signer.prove_possession(RUN, &owner.clone().into());
+        Registry::<T>::register(signed(), RUN, role, hotkey, url(), STAKE, Balance::MAX, proof)
             .map_err(|error| error.error)?;
     }
     Ok(())
@@ -175,7 +176,7 @@ fn end_window<T: Config>() {
 
 fn statement<T: Config>(index: u32, kind: StatementKind, of: u8) -> SignedStatement {
     Statement { run: RUN, window: NOW, uid: uid(index), kind, digest: digest(of) }
-        .sign(&Signer::new(key(index), Pallet::<T>::genesis()))
+        .sign(&Signer::new(key(index), Registry::<T>::genesis()))
 }
 
 #[benchmarks]

@@ -761,7 +761,8 @@ pub mod pallet {
         #[pallet::weight((weight_info::report_equivocation::<T>(), DispatchClass::Operational))]
         pub fn report_equivocation(origin: OriginFor<T>, proof: Equivocation) -> DispatchResultWithPostInfo {
             let reporter = ensure_signed(origin)?;
-            let statement = proof.check(&Self::genesis()).map_err(Error::<T>::from)?;
+            let statement =
+                proof.check(&pallet_registry::Pallet::<T>::genesis()).map_err(Error::<T>::from)?;
             let conviction = Self::may_convict(&proof.hotkey, &statement)?;
 
             Self::punish(conviction, &statement, reporter);

@@ -10,7 +10,7 @@ use pallet_mock::pallet_balances;
 use pallet_registry::{Balance, MinerWeights, Nominations, Url};
 use protocol::{
     Block as Height, Digest, Hotkey, Role, RunId, RunParams, Schedule, SeatId, Terms, Uid, Window,
-    identity::Signer,
+    identity::{Signature, Signer},
     params::Permille,
     reveal,
     statement::{SignedStatement, Statement, StatementKind},
@@ -26,7 +26,7 @@ pallet_mock::runtime! {
 
 pallet_mock::registry! {
     on_run_created: Windows, on_run_closed: Windows, on_seats: Windows, nominations: Nominated, payslips: (),
-    miner_weights: RecordedEpochs
+    miner_weights: RecordedEpochs, hotkey: pallet_registry::Ed25519
 }
 
 impl pallet_windows::Config for Test {
@@ -164,8 +164,30 @@ pub fn register(run: RunId, role: Role, stake: Balance) -> u16 {
     let roster = pallet_registry::Rosters::<Test>::get(run);
     let uid = roster.iter().position(Option::is_none).unwrap_or(roster.len()) as u16;
     let signed = RuntimeOrigin::signed(COLDKEY);
-    assert_ok!(Registry::register(signed, run, role, hotkey(uid), url(), stake, Balance::MAX));
+    assert_ok!(Registry::register(
+        signed,
+        run,
+        role,
+        hotkey(uid),
+        url(),
+        stake,
+        Balance::MAX,
+        proof(uid, run)
+    ));
     uid
+}
+
+/// Registers a validator with the hotkey of `key`, whatever its uid.
+pub fn validate_with(key: u16, stake: Balance) -> DispatchResult {
+    let (signed, proof) = (RuntimeOrigin::signed(COLDKEY), proof(key, RUN));
+    let taken =
+        Registry::register(signed, RUN, Role::Validator, hotkey(key), url(), stake, Balance::MAX, proof);
+    taken.map(|_| ()).map_err(|error| error.error)
+}
+
+/// The consent of the hotkey of `uid` to hold a seat for [`COLDKEY`].
+pub fn proof(uid: u16, run: RunId) -> Signature {
+    signer(uid).prove_possession(run, &COLDKEY.into())
 }
 
 /// A chain at block 1 without a run.
@@ -267,7 +289,7 @@ pub fn reveal_vote(uid: u16, window: u32, update: u8) -> DispatchResult {
 
 /// The hotkey of `uid`, signing for this chain.
 pub fn signer(uid: u16) -> Signer {
-    Signer::new(key(uid), Windows::genesis())
+    Signer::new(key(uid), Registry::genesis())
 }
 
 /// A statement that `uid` signs off the chain.

@@ -8,7 +8,7 @@ use codec::Encode;
 use frame::prelude::*;
 use pallet_registry::Pallet as Registry;
 use protocol::{
-    Digest, GenesisHash, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window,
+    Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window,
     reveal::{self, Salt},
     statement::{ProofError, SignedStatement, Statement, StatementKind},
     view::{Verdict, Vote},
@@ -197,12 +197,6 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// The chain's genesis hash: a statement signed for another chain proves nothing here. The system forgets later
-    /// hashes and keeps this one. In block 0, which has no calls, it is not known yet.
-    pub(crate) fn genesis() -> GenesisHash {
-        GenesisHash(frame_system::Pallet::<T>::block_hash(BlockNumberFor::<T>::default()).0)
-    }
-
     /// Checks that the holder of `hotkey` can be punished for `statement`. Does not check signatures.
     pub(crate) fn may_convict(hotkey: &Hotkey, statement: &Statement) -> Result<Conviction, Error<T>> {
         let Statement { run, window, uid, .. } = *statement;
@@ -234,7 +228,7 @@ impl<T: Config> Pallet<T> {
         };
         let on_record = on_record.ok_or(Error::<T>::NothingOnRecord)?;
         ensure!(on_record != digest, Error::<T>::NoContradiction);
-        signed.verify(hotkey, &Self::genesis()).map_err(|_| Error::<T>::NotSigned)?;
+        signed.verify(hotkey, &Registry::<T>::genesis()).map_err(|_| Error::<T>::NotSigned)?;
         Ok(conviction)
     }
 

@@ -967,7 +967,9 @@ fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
                     if later < LATER + 4 {
                         let owner = RuntimeOrigin::signed(COLDKEY);
                         let hotkey = hotkey(later);
-                        let taken = Registry::register(owner, RUN, role, hotkey, url(), stake, u128::MAX);
+                        let proof = proof(later, RUN);
+                        let taken =
+                            Registry::register(owner, RUN, role, hotkey, url(), stake, u128::MAX, proof);
                         later += u16::from(taken.is_ok());
                     }
                 }

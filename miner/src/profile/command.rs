@@ -112,6 +112,7 @@ impl ProfileArgs {
             flags: self.flags.clone(),
             metrics: self.metrics.clone(),
             windows: None,
+            ranks: None,
             with_parent: false,
         };
         let over = profiler.clone();

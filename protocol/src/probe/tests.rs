@@ -74,7 +74,12 @@ fn a_draw_holds_different_selected_pairs_and_follows_the_hash() {
 }
 
 fn shown(stake: u128, answers: &[Option<&[u32]>]) -> Shown {
-    Shown { stake, answers: answers.iter().map(|answer| answer.map(<[u32]>::to_vec)).collect() }
+    shown_from(0, stake, answers)
+}
+
+/// What a validator showed whose seat has its holder since the drawn contribution `first`.
+fn shown_from(first: usize, stake: u128, answers: &[Option<&[u32]>]) -> Shown {
+    Shown { stake, first, answers: answers.iter().map(|answer| answer.map(<[u32]>::to_vec)).collect() }
 }
 
 fn verdict(counted: u32, right: u32, wrong: u32) -> ProbeVerdict {
@@ -105,6 +110,35 @@ fn what_more_than_half_of_the_stake_agrees_on_is_right() {
 }
 
 #[test]
+fn a_validator_is_judged_by_the_contributions_of_its_time() {
+    let (truth, lie): (&[u32], &[u32]) = (&[3], &[900]);
+    let all = [Some(truth); 4];
+    let validators = [
+        shown(30, &all),
+        shown(30, &all),
+        // Seated before the third contribution.
+        shown_from(2, 10, &[None, None, Some(truth), Some(truth)]),
+        shown_from(2, 10, &[None, None, Some(truth), None]),
+        shown_from(2, 10, &[Some(truth), Some(truth), None, Some(lie)]),
+        // Seated after all of them.
+        shown_from(4, 10, &[]),
+    ];
+    let found = judge(4, &validators, 100);
+    let expected = [
+        verdict(4, 4, 0),
+        verdict(4, 4, 0),
+        verdict(2, 2, 0),
+        verdict(2, 1, 0),
+        verdict(2, 0, 1),
+        verdict(4, 0, 0),
+    ];
+    assert_eq!(found, expected);
+    // Their stake counts all the same: half of it is not enough.
+    let few = [shown(30, &all), shown_from(4, 30, &[])];
+    assert_eq!(judge(4, &few, 100), [verdict(0, 0, 0); 2]);
+}
+
+#[test]
 fn dividends_are_earned_by_the_part_that_was_shown() {
     let parts = [verdict(0, 0, 0), verdict(8, 8, 0), verdict(8, 2, 0), verdict(8, 7, 1), verdict(8, 0, 0)];
     assert_eq!(parts.map(|verdict| verdict.earns()), [ONE, ONE, ONE / 4, 0, 0]);
@@ -130,13 +164,15 @@ proptest! {
         let measured = |noise: u32| truth.iter().map(|loss| loss.saturating_add(noise)).collect::<Vec<u32>>();
         let mut validators: Vec<Shown> = honest
             .iter()
-            .map(|(stake, shows, noise)| Shown { stake: *stake, answers: vec![shows.then(|| measured(*noise))] })
+            .map(|(stake, shows, noise)| {
+                Shown { stake: *stake, first: 0, answers: vec![shows.then(|| measured(*noise))] }
+            })
             .collect();
         let mut left = honest.iter().map(|(stake, ..)| stake).sum::<u128>().saturating_sub(1);
         for (stake, lie) in lies {
             let stake = stake.min(left);
             left -= stake;
-            validators.push(Shown { stake, answers: vec![lie] });
+            validators.push(Shown { stake, first: 0, answers: vec![lie] });
         }
         let verdicts = judge(1, &validators, 50);
         for (verdict, _) in verdicts.iter().zip(&honest) {

@@ -8,13 +8,15 @@
 use async_trait::async_trait;
 use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head};
 use codec::{Decode, Encode};
+use ed25519_dalek::SigningKey;
 use mettle_runtime::{
     AccountId, Header, Runtime, RuntimeCall, RuntimeOrigin, SLOT_DURATION, System, api,
     mettle_api::runtime_decl_for_mettle_api::MettleApi as _,
 };
 use pallet_windows::Attestations;
 use protocol::{
-    Block, Digest, GenesisHash, RunId, Uid, Window,
+    Block, Digest, GenesisHash, Role, RunId, Uid, Window,
+    identity::Signer,
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, Verdict, WindowView},
 };
 use sp_inherents::InherentData;
@@ -87,6 +89,36 @@ impl SimChain {
 
     pub fn head(&self) -> Head {
         self.head
+    }
+
+    pub fn genesis(&self) -> GenesisHash {
+        GenesisHash(hash_of(&self.seed, 0).0)
+    }
+
+    /// The call that registers a seat of `coldkey`, at any price, with the hotkey's consent.
+    ///
+    /// # Panics
+    /// If `endpoint` has more than 256 bytes.
+    pub fn registration(
+        &self,
+        coldkey: AccountId,
+        hotkey: &SigningKey,
+        run: RunId,
+        role: Role,
+        endpoint: &str,
+        stake: u128,
+    ) -> (AccountId, RuntimeCall) {
+        let signer = Signer::new(hotkey.clone(), self.genesis());
+        let call = pallet_registry::Call::register {
+            run,
+            role,
+            hotkey: AccountId::from(signer.hotkey().0),
+            endpoint: endpoint.as_bytes().to_vec().try_into().expect("these URLs are short"),
+            stake,
+            price_max: u128::MAX,
+            proof: signer.prove_possession(run, coldkey.as_ref()),
+        };
+        (coldkey, call.into())
     }
 
     /// The state root after the latest block.
@@ -262,7 +294,7 @@ impl SharedChain {
 #[async_trait]
 impl Chain for SharedChain {
     fn genesis(&self) -> GenesisHash {
-        GenesisHash(hash_of(&self.lock().seed, 0).0)
+        self.lock().genesis()
     }
 
     fn is_development(&self) -> bool {
@@ -350,7 +382,7 @@ impl Chain for SharedChain {
         let Some(signer) = self.signer.clone() else { return Err(ChainError::NoSigner { doing }) };
         let (pallet, call) = runtime_call(call).ok_or_else(|| ChainError::Invalid {
             doing: doing.clone(),
-            reason: "the simulation supports only the calls that a node sends in a window".into(),
+            reason: "the simulation supports only the calls of nodes and votes to go back".into(),
         })?;
         // A client sends its call once it reaches the chain again.
         let mut heads = self.heads.clone();
@@ -399,6 +431,7 @@ fn runtime_call(call: Call) -> Option<(&'static str, RuntimeCall)> {
             windows(pallet_windows::Call::reveal_vote { run, window, vote, salt })
         }
         Call::Vote { run, window, vote } => windows(pallet_windows::Call::vote { run, window, vote }),
+        Call::VoteRewind { run, uid, to } => windows(pallet_windows::Call::vote_rewind { run, uid, to }),
         Call::AnchorReceipts { run, window, digest, probes } => {
             windows(pallet_windows::Call::anchor_receipts { run, window, digest, probes })
         }

@@ -237,6 +237,8 @@ impl Plan {
             update_delay: Duration::ZERO,
             restarts: if self.outages { restarts(seed, windows, schedule) } else { Vec::new() },
             outages: if self.outages { outages(seed, windows, schedule) } else { Vec::new() },
+            rewind_votes: Vec::new(),
+            late_joins: Vec::new(),
         }
     }
 }

@@ -12,6 +12,7 @@ use super::{
     world::{BATCH, MTL, World},
 };
 use adversaries::Adversary;
+use chain_client::{Call, Chain as _};
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall, SLOT_DURATION};
 use miner::progress::SnapshotInterval;
@@ -29,6 +30,8 @@ const OWNER: Sr25519Keyring = Sr25519Keyring::Alice;
 const COLDKEY: Sr25519Keyring = Sr25519Keyring::Bob;
 const VALIDATOR_STAKE: u128 = 1_000 * MTL;
 const TREASURY: u128 = 100_000 * MTL;
+/// The name of a node that joins late.
+pub const LATE_JOINER: &str = "late joiner";
 /// Windows after the last one, until a node that still runs counts as stuck.
 const GRACE_WINDOWS: u32 = 2;
 
@@ -68,6 +71,20 @@ pub struct Cast {
     pub update_delay: Duration,
     pub restarts: Vec<Restart>,
     pub outages: Vec<Outage>,
+    pub rewind_votes: Vec<RewindVote>,
+    /// The heads at which a node without a seat joins.
+    pub late_joins: Vec<Block>,
+}
+
+/// A vote of a validator's coldkey to go back to an earlier checkpoint (PROT-20).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RewindVote {
+    /// The uid.
+    pub seat: usize,
+    /// The head at which it is submitted.
+    pub at: Block,
+    /// The checkpoint's window.
+    pub to: Window,
 }
 
 /// Cuts off a seat: it sees no new block, none of its calls is included, and it exchanges no object with others. Seats
@@ -198,10 +215,8 @@ impl<'a> Network<'a> {
                 ValidatorSeat::Adversary(_) => (Role::Validator, VALIDATOR_STAKE),
             },
         };
-        let (hotkey, endpoint) = (account(&self.key(index)), bounded(&url(index)));
-        let call =
-            pallet_registry::Call::register { run: RUN, role, hotkey, endpoint, stake, price_max: u128::MAX };
-        (COLDKEY.to_account_id(), RuntimeCall::from(call))
+        let (coldkey, chain) = (COLDKEY.to_account_id(), self.chain.lock());
+        chain.registration(coldkey, &self.key(index), RUN, role, &url(index), stake)
     }
 
     /// The secret from which a validator derives its salts.
@@ -253,6 +268,8 @@ impl<'a> Network<'a> {
         let stakes = chain.seats_now(RUN).iter().map(|seat| seat.stake as f64 / MTL as f64).collect();
         let (seed, restarts) = (self.cast.seed, self.cast.restarts.clone());
         let outages = self.cast.outages.clone();
+        let (rewind_votes, late_joins) = (self.cast.rewind_votes.clone(), self.cast.late_joins.clone());
+        let mut rewound = None;
         let mut nodes = self.start(shared.clone());
 
         let mut records: Vec<WindowRecord> = Vec::new();
@@ -273,7 +290,17 @@ impl<'a> Network<'a> {
             }
             let cut = outages.iter().filter(|outage| outage.from <= head && head < outage.until);
             nodes.cut_off(cut.map(|outage| outage.seat));
+            rewind_votes.iter().filter(|vote| vote.at == head).for_each(|vote| nodes.vote_rewind(*vote));
+            for _ in late_joins.iter().filter(|at| **at == head) {
+                nodes.join_late();
+            }
             chain.lock().seal();
+            let last = chain.run_now(RUN).and_then(|run| run.rewound);
+            if let Some(window) = last.filter(|_| last != rewound) {
+                // Nodes held another model of this window before it opened.
+                shared.recorder.rewound(window);
+                rewound = last;
+            }
             nodes.reap()?;
         }
         if let Some((window, name)) = shared.recorder.diverged() {
@@ -290,6 +317,7 @@ impl<'a> Network<'a> {
             held_out_loss: shared.recorder.loss_of(end).ok_or_else(not_finalised)?,
             lineage: shared.recorder.lineage_of(end).ok_or_else(not_finalised)?.to_string(),
             resumed: shared.recorder.resumed(),
+            joined: shared.recorder.joined(),
             answers: shared.recorder.answers(),
             abstained: shared.recorder.abstained(),
             state_root: chain.lock().state_root().to_string(),
@@ -331,9 +359,7 @@ impl<'a> Network<'a> {
             let handle = nodes.start_validator(miners + validator_index, behaviour);
             nodes.handles.push(handle);
         }
-        let chain = self.chain.signed_by(OWNER.to_account_id());
-        let observer = nodes::observe(nodes.shared.clone(), chain);
-        nodes.spawn("the observer".to_owned(), Box::pin(observer));
+        nodes.observe("the observer");
         nodes
     }
 }
@@ -367,6 +393,29 @@ impl Nodes {
         let seat = self.seats[index].clone();
         let (name, secret) = (seat.name.clone(), self.secrets[seat.validator_index.unwrap_or(0)]);
         self.spawn(name, Box::pin(nodes::validate(self.shared.clone(), seat, behaviour, secret)))
+    }
+
+    /// Starts a node without a seat from an empty directory.
+    fn observe(&mut self, name: &str) {
+        let chain = self.shared.chain.signed_by(OWNER.to_account_id());
+        let observer = nodes::observe(self.shared.clone(), chain, name.to_owned());
+        self.spawn(name.to_owned(), Box::pin(observer));
+    }
+
+    fn join_late(&mut self) {
+        self.observe(LATE_JOINER);
+    }
+
+    /// Submits a vote by the coldkey, for the block after the next one.
+    fn vote_rewind(&mut self, vote: RewindVote) {
+        let (chain, uid) =
+            (self.shared.chain.signed_by(COLDKEY.to_account_id()), self.seats[vote.seat].view.id.uid);
+        let call = Call::VoteRewind { run: RUN, uid, to: Some(vote.to) };
+        let submitted = async move {
+            chain.submit(call).await?;
+            Ok::<(), NodeFailed>(())
+        };
+        self.spawn("the coldkey".to_owned(), Box::pin(submitted));
     }
 
     /// Kills the node of an honest seat and opens it again from its directory.

@@ -216,11 +216,11 @@ pub async fn validate(
 }
 
 /// Follows the run without a seat and measures each window's model on held-out sequences.
-pub async fn observe(shared: Arc<Shared>, chain: SharedChain) -> Result<(), NodeFailed> {
-    let directory = shared.home.join("observer");
+pub async fn observe(shared: Arc<Shared>, chain: SharedChain, name: String) -> Result<(), NodeFailed> {
+    let directory = shared.home.join(&name);
     std::fs::create_dir_all(&directory)?;
     let follower = Arc::new(shared.follower(&chain, "", None));
-    let mut journal = Journal::in_memory(shared.recorder.journal_of("observer".to_owned()));
+    let mut journal = Journal::in_memory(shared.recorder.journal_of(name));
     let (mut sync, _) = SyncDriver::open(follower, directory.join("model.state"), &mut journal).await?;
     let dataset = &shared.world.dataset;
     let count = HELD_OUT.min(dataset.held_out_sequences());

@@ -67,6 +67,8 @@ pub struct History {
     pub state_root: String,
     /// Number of nodes that resumed from their directory.
     pub resumed: usize,
+    /// By name: the window from which a node without a model joined, by the last of that name.
+    pub joined: BTreeMap<String, u32>,
     /// By name: measurements that validators showed, and that were drawn (PROT-30).
     pub answers: BTreeMap<String, (u32, u32)>,
     /// By name: why a validator left out a step of a window.
@@ -92,6 +94,7 @@ struct Reports {
     published: published::Judge,
     /// Number of nodes that resumed from their directory.
     resumed: usize,
+    joined: BTreeMap<String, u32>,
     answers: BTreeMap<String, (u32, u32)>,
     abstained: Vec<(String, String)>,
 }
@@ -118,6 +121,9 @@ impl Recorder {
                 }
             }
             Entry::Started { resumed: true, .. } => reports.resumed += 1,
+            Entry::Started { window, resumed: false } => {
+                reports.joined.insert(name.to_owned(), window.0);
+            }
             Entry::Attested { window, faulty, .. } => {
                 for fault in faulty {
                     *reports.faults.entry((*window, fault.uid)).or_default() += 1;
@@ -152,6 +158,16 @@ impl Recorder {
     /// Number of nodes that resumed from their directory.
     pub fn resumed(&self) -> usize {
         self.reports().resumed
+    }
+
+    /// By name: the window from which a node without a model joined.
+    pub fn joined(&self) -> BTreeMap<String, u32> {
+        self.reports().joined.clone()
+    }
+
+    /// Forgets the lineage that nodes reported for `window`, which has just opened with an earlier one (PROT-20).
+    pub fn rewound(&self, window: Window) {
+        self.reports().lineages.remove(&window);
     }
 
     /// By name: measurements that validators showed, and that were drawn.

@@ -507,6 +507,7 @@ mod tests {
             lineage: String::new(),
             state_root: String::new(),
             resumed: 0,
+            joined: BTreeMap::new(),
             answers: BTreeMap::new(),
             abstained: Vec::new(),
         }

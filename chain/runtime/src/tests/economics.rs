@@ -79,16 +79,8 @@ impl Takeover {
     }
 
     fn register(&mut self, coldkey: Sr25519Keyring, role: Role, key: u16, stake: Balance) {
-        let hotkey = Seat::of(key).account();
-        let call = pallet_registry::Call::register {
-            run: RUN,
-            role,
-            hotkey,
-            endpoint: url(),
-            stake,
-            price_max: Balance::MAX,
-        };
-        self.author.chain.all_accepted(vec![(&coldkey, call.into())]);
+        let call = self.author.chain.registration(coldkey, role, &Seat::of(key), stake);
+        self.author.chain.all_accepted(vec![(&coldkey, call)]);
     }
 
     fn open(&mut self, window: u32) {

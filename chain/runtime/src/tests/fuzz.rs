@@ -5,14 +5,12 @@
 //! are random. `METTLE_FUZZ_CALLS` sets the number of calls, `METTLE_FUZZ_SEED` the sequence.
 
 use super::*;
-use ed25519_dalek::SigningKey;
 use frame::{
     deps::{frame_support::traits::GetCallMetadata, sp_runtime::traits::Dispatchable},
     prelude::frame_system::Account,
 };
 use pallet_rewards::Payout;
 use protocol::{
-    identity::{self, GenesisHash},
     probe::{self, Leaves},
     statement::{Equivocation, SignedStatement, Statement, StatementKind},
 };
@@ -32,7 +30,7 @@ const PEOPLE: [Sr25519Keyring; 6] = [
 const SALT: [u8; 32] = [3; 32];
 
 fn for_this_chain(key: &SigningKey) -> identity::Signer {
-    identity::Signer::new(key.clone(), GenesisHash(System::block_hash(0).0))
+    identity::Signer::new(key.clone(), Registry::genesis())
 }
 
 /// SplitMix64.
@@ -123,6 +121,12 @@ impl World {
         let account = AccountId::from(public(&key));
         self.keys.insert(account.clone(), key);
         account
+    }
+
+    /// The consent of `hotkey` to a seat of `coldkey`; at times its consent to another's.
+    fn consent(&mut self, hotkey: &AccountId, run: RunId, coldkey: &AccountId) -> identity::Signature {
+        let coldkey = if self.dice.one_in(16) { self.person() } else { coldkey.clone() };
+        for_this_chain(&self.keys[hotkey]).prove_possession(run, coldkey.as_ref())
     }
 
     fn anybody(&mut self) -> AccountId {
@@ -232,14 +236,19 @@ impl World {
             0..=6 => {
                 let role = if self.dice.one_in(2) { Role::Miner } else { Role::Validator };
                 let stake = if self.dice.one_in(4) { amount } else { 2 * UNIT };
-                (person, Call::register { run, role, hotkey, endpoint: url(), stake, price_max: 100 * UNIT })
+                let (endpoint, price_max) = (url(), 100 * UNIT);
+                let proof = self.consent(&hotkey, run, &person);
+                (person, Call::register { run, role, hotkey, endpoint, stake, price_max, proof })
             }
             7 => (seat.hotkey, Call::set_endpoint { run, endpoint: url() }),
             8 | 9 => (coldkey, Call::add_stake { run, uid, amount }),
             10 => (coldkey, Call::unstake { run, uid, amount: amount % (UNIT + 1) }),
             11 | 12 => (coldkey, Call::leave { run, uid }),
             13 => (coldkey, Call::withdraw { run }),
-            14 | 15 => (coldkey, Call::rotate_hotkey { run, uid, hotkey }),
+            14 | 15 => {
+                let proof = self.consent(&hotkey, run, &coldkey);
+                (coldkey, Call::rotate_hotkey { run, uid, hotkey, proof })
+            }
             16 => (owner, Call::set_terms { run, terms: self.terms() }),
             17 => (owner, Call::drop_terms { run }),
             18 => (owner, Call::set_stopped { run, stopped: self.dice.one_in(5) }),

@@ -2,7 +2,7 @@
 
 use super::*;
 use frame::{
-    deps::sp_core::{Pair, sr25519},
+    deps::sp_core::{Pair, ed25519},
     prelude::DispatchClass,
 };
 
@@ -12,13 +12,13 @@ const VALIDATORS: u16 = 64;
 const WINDOW_BLOCKS: u32 = 20;
 
 /// The key of seat `uid`.
-pub(super) struct Seat(sr25519::Pair);
+pub(super) struct Seat(ed25519::Pair);
 
 impl Seat {
     pub(super) fn of(uid: u16) -> Seat {
         let mut seed = [7; 32];
         seed[..2].copy_from_slice(&uid.to_le_bytes());
-        Seat(sr25519::Pair::from_seed(&seed))
+        Seat(ed25519::Pair::from_seed(&seed))
     }
 
     pub(super) fn hotkey(&self) -> Hotkey {
@@ -32,6 +32,12 @@ impl Signer for Seat {
     }
     fn signature(&self, message: &[u8]) -> Signature {
         self.0.sign(message).into()
+    }
+}
+
+impl Hot for Seat {
+    fn secret(&self) -> SigningKey {
+        SigningKey::from_bytes(&self.0.seed())
     }
 }
 
@@ -149,14 +155,16 @@ fn the_largest_run_fits_into_the_blocks_of_its_windows() {
     for seats in seats.chunks(64) {
         let register = |uid: &u16| -> (&dyn Signer, RuntimeCall) {
             let role = if *uid < MINERS { Role::Miner } else { Role::Validator };
-            let (hotkey, endpoint, stake) = (Seat::of(*uid).account(), url(), UNIT);
-            let call =
-                pallet_registry::Call::register { run: RUN, role, hotkey, endpoint, stake, price_max: 0 };
-            (&COLDKEY, call.into())
+            (&COLDKEY, chain.registration(COLDKEY, role, &Seat::of(*uid), UNIT))
         };
-        chain.all_accepted(seats.iter().map(register).collect());
+        let calls = seats.iter().map(register).collect();
+        chain.all_accepted(calls);
     }
-    // Seats of a run without a treasury are free.
+    assert_eq!(
+        chain.read(|| Registry::price(RUN, Role::Miner)),
+        0,
+        "seats of a run without a treasury are free"
+    );
     let fund = pallet_rewards::Call::fund { run: RUN, amount: 50_000 * UNIT };
     chain.all_accepted(vec![(&OWNER, fund.into())]);
 

@@ -1,37 +1,22 @@
 //! Serial reporters: accounts that hold a validator's hotkey, or are the validator, and report all that it can sign.
 
 use super::*;
-use ed25519_dalek::SigningKey;
 use frame::deps::frame_support::traits::fungible::Inspect as _;
-use protocol::{
-    Hotkey,
-    identity::{GenesisHash, Signer},
-    statement::{Equivocation, Statement, StatementKind},
-};
+use protocol::statement::{Equivocation, Statement, StatementKind};
 
 const KINDS: [StatementKind; 3] = [StatementKind::Attestation, StatementKind::Vote, StatementKind::Receipts];
-/// The validator that equivocates, with the hotkey of `key`.
+/// The validator that equivocates.
 const UID: Uid = Uid(5);
+const HOTKEY: Ed25519Keyring = Ed25519Keyring::Ferdie;
 const VALIDATOR: Sr25519Keyring = Sr25519Keyring::Dave;
 const REPORTER: Sr25519Keyring = Sr25519Keyring::Eve;
 const NOMINATOR: Sr25519Keyring = Sr25519Keyring::Ferdie;
 
-fn key() -> SigningKey {
-    SigningKey::from_bytes(&[7; 32])
-}
-
 /// The run of [`with_run`] with a sixth seat: a validator with `own` stake and `nominated` behind it.
 fn with_equivocator(own: Balance, nominated: Balance) -> Chain {
     let mut chain = with_run();
-    let register = pallet_registry::Call::register {
-        run: RUN,
-        role: Role::Validator,
-        hotkey: key().verifying_key().to_bytes().into(),
-        endpoint: url(),
-        stake: own,
-        price_max: Balance::MAX,
-    };
-    chain.all_accepted(vec![(&VALIDATOR, register.into())]);
+    let register = chain.registration(VALIDATOR, Role::Validator, &HOTKEY, own);
+    chain.all_accepted(vec![(&VALIDATOR, register)]);
     if nominated > 0 {
         let nominate = pallet_nomination::Call::nominate { run: RUN, uid: UID, amount: nominated };
         chain.all_accepted(vec![(&NOMINATOR, nominate.into())]);
@@ -43,9 +28,9 @@ fn with_equivocator(own: Balance, nominated: Balance) -> Chain {
 fn report(window: u32, kind: StatementKind) -> Result<(), DispatchError> {
     let sign = |byte| {
         let statement = Statement { run: RUN, window: Window(window), uid: UID, kind, digest: digest(byte) };
-        statement.sign(&Signer::new(key(), GenesisHash(System::block_hash(0).0)))
+        statement.sign(&HOTKEY.on_chain())
     };
-    let hotkey = Hotkey(key().verifying_key().to_bytes());
+    let hotkey = Hotkey(HOTKEY.to_raw_public());
     let proof = Equivocation { hotkey, one: sign(1), other: sign(2) };
     let reporter = RuntimeOrigin::signed(REPORTER.to_account_id());
     Windows::report_equivocation(reporter, proof).map(|_| ()).map_err(|error| error.error)

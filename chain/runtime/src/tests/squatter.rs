@@ -39,12 +39,11 @@ fn register_all(
     stake: Balance,
 ) -> Vec<DispatchError> {
     let register = |key| {
-        let (hotkey, endpoint, price_max) = (Seat::of(key).account(), url(), Balance::MAX);
-        let call = pallet_registry::Call::register { run: RUN, role, hotkey, endpoint, stake, price_max };
+        let call = chain.registration(coldkey, role, &Seat::of(key), stake);
         let signer = RuntimeOrigin::signed(coldkey.to_account_id());
-        RuntimeCall::from(call).dispatch(signer).err().map(|refused| refused.error)
+        chain.read(|| call.dispatch(signer).err().map(|refused| refused.error))
     };
-    chain.read(|| (first..first + count).filter_map(register).collect())
+    (first..first + count).filter_map(register).collect()
 }
 
 fn open(chain: &mut Chain, window: u32) {

@@ -1,14 +1,18 @@
 //! `mettle rotate-key`: changes a seat's hotkey.
 
 use super::{ColdkeyFlags, Seat};
-use crate::{keys, output::Output, signing::TransactionPlan};
-use anyhow::{Context as _, ensure};
+use crate::{
+    keys,
+    output::Output,
+    signing::{self, TransactionPlan},
+};
+use anyhow::ensure;
 use chain_client::{
     Call,
-    account::HOTKEY_FUNDS_MIN,
+    account::{self, HOTKEY_FUNDS_MIN},
     keys::{KeySource, address},
 };
-use node::config::SeatFlags;
+use node::{config::SeatFlags, open};
 use protocol::Role;
 use serde_json::json;
 use std::path::PathBuf;
@@ -20,10 +24,11 @@ pub struct RotateKey {
     seat: SeatFlags,
     #[command(flatten)]
     coldkey: ColdkeyFlags,
-    /// The new hotkey: a key file, which is created if it does not exist, or a development key such as //Alice.
+    /// The new hotkey, which signs its consent to the seat: a key file, which is created if it does not exist, or a
+    /// development key such as //Alice.
     #[arg(long, value_name = "KEY")]
     new_key: String,
-    /// A file whose first line is the password of a new key file. Otherwise METTLE_KEY_PASSWORD, or a prompt.
+    /// A file whose first line is the new key's password. Otherwise METTLE_KEY_PASSWORD, or a prompt.
     #[arg(long, value_name = "FILE")]
     new_password_file: Option<PathBuf>,
 }
@@ -32,7 +37,9 @@ pub(super) async fn rotate_key(command: RotateKey, output: &mut Output<'_>) -> a
     let (mut found, signer) = Seat::open(&command.seat, &command.coldkey).await?;
     let (run, uid) = (found.session.run, found.uid());
     let new_key: KeySource = command.new_key.parse()?;
-    if let KeySource::File(path) = &new_key
+    open::check_key(&new_key, found.session.chain().is_development())?;
+    let password_file = command.new_password_file.as_deref();
+    let hotkey = if let KeySource::File(path) = &new_key
         && !path.exists()
     {
         ensure!(
@@ -40,22 +47,26 @@ pub(super) async fn rotate_key(command: RotateKey, output: &mut Output<'_>) -> a
             "there is no key file {} yet, and a dry run creates none: create it with `mettle keys new`",
             path.display()
         );
-        let key = keys::create(path, command.new_password_file.as_deref(), None)?;
+        let key = keys::create(path, password_file, None)?;
         output.note(&format!(
             "Wrote the key {} to {}. {}",
             key.address(),
             path.display(),
             keys::KEEP_A_COPY
         ))?;
-    }
-    let hotkey = new_key.public().with_context(|| format!("could not read the key {new_key}"))?;
+        key
+    } else {
+        signing::open_key(&new_key, password_file, "the new hotkey")?
+    };
+    let proof = account::possession(found.session.chain(), &hotkey, run, &found.seat.seat.coldkey);
+    let hotkey = hotkey.hotkey();
     ensure!(hotkey != found.seat.seat.hotkey, "uid {uid} has this hotkey already");
     let from = found.session.clock.next_window();
     let when = found.session.clock.until(from);
     let old = address(&found.seat.seat.hotkey.0);
     let plan = TransactionPlan {
         what: format!("change the hotkey of uid {uid} of run {run}"),
-        calls: vec![Call::RotateHotkey { run, uid, hotkey }],
+        calls: vec![Call::RotateHotkey { run, uid, hotkey, proof }],
         signer,
         then: vec![
             format!("the new hotkey takes over with {when}"),

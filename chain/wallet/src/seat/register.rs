@@ -1,9 +1,9 @@
 //! `mettle register`: takes a seat.
 
-use super::{ColdkeyFlags, required_hotkey};
+use super::{ColdkeyFlags, required_key};
 use crate::{
     output::Output,
-    signing::{RunSession, TransactionPlan, check_bucket},
+    signing::{self, RunSession, TransactionPlan, check_bucket},
 };
 use chain_client::{
     Amount,
@@ -14,11 +14,13 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use node::{config::ChainFlags, open};
 use protocol::Role;
 use serde_json::json;
+use std::path::PathBuf;
 
 /// Register a seat; its coldkey pays the price and the stake
 ///
-/// The coldkey owns the seat. The hotkey signs the seat's daily work; only its address is read here. If the settings
-/// file names a bucket, it is first checked as the node does at its start: written, read at the endpoint, and deleted.
+/// The coldkey owns the seat. The hotkey signs the seat's daily work, and here its consent to the seat: it is opened
+/// before anything is shown, also for a dry run. If the settings file names a bucket, it is first checked as the node
+/// does at its start: written, read at the endpoint, and deleted.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Register {
     /// What the seat is for.
@@ -26,9 +28,12 @@ pub struct Register {
     role: Role,
     #[command(flatten)]
     chain_flags: ChainFlags,
-    /// The hotkey: a key file, or a development key such as //Alice. Only its address is read.
+    /// The hotkey: a key file, or a development key such as //Alice. It signs its consent to the seat.
     #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
     key: Option<String>,
+    /// A file whose first line is the hotkey's password. Otherwise METTLE_KEY_PASSWORD, or a prompt.
+    #[arg(long, value_name = "FILE")]
+    password_file: Option<PathBuf>,
     #[command(flatten)]
     coldkey: ColdkeyFlags,
     /// The stake to hold from the coldkey, such as 100 or "12.5 MTL".
@@ -54,16 +59,17 @@ fn role() -> impl TypedValueParser<Value = Role> {
 
 pub(super) async fn register(command: Register, output: &mut Output<'_>) -> anyhow::Result<()> {
     let args = command.chain_flags.read(command.key.as_deref())?;
-    let hotkey = required_hotkey(&args, "add --key FILE, or `key = \"FILE\"` to the settings file")?;
+    let source = required_key(&args, "add --key FILE, or `key = \"FILE\"` to the settings file")?.clone();
+    let password_file = command.password_file.or_else(|| args.password_file.clone());
     let signer = command.coldkey.signer()?;
     let mut session = RunSession::open(args).await?;
-    if let Some(key) = &session.args.key {
-        open::check_key(key, session.chain().is_development())?;
-    }
+    open::check_key(&source, session.chain().is_development())?;
+    let key = signing::open_key(&source, password_file.as_deref(), "the hotkey")?;
+    let hotkey = key.hotkey();
     let request = SeatRequest {
         run: session.run,
         role: command.role,
-        hotkey,
+        hotkey: key,
         endpoint: command.endpoint,
         stake: command.stake,
         hotkey_funds: command.hotkey_funds,

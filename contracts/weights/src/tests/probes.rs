@@ -192,6 +192,35 @@ fn a_validator_owes_no_answer_for_the_former_holder_of_its_seat() {
     });
 }
 
+/// As if `uid` had its holder since `window`.
+fn seat_since(uid: u16, window: Window) {
+    pallet_registry::SeatsOf::<Test>::mutate(RUN, Uid(uid), |seat| seat.as_mut().unwrap().since = window);
+    pallet_registry::Rosters::<Test>::mutate(RUN, |roster| {
+        roster[usize::from(uid)].as_mut().unwrap().since = window;
+    });
+}
+
+#[test]
+fn probes_of_windows_before_a_validator_s_first_one_do_not_count_against_it() {
+    // Of the latest, none is of its time: nothing shows that it measured.
+    for (since, expected) in [(Window(0), [333; 3]), (Window(1), [333; 3]), (Window(2), [500, 500, 0])] {
+        until_the_draw([truth; 3], || {
+            seat_since(5, since);
+            let drawn = Windows::window_view(RUN, Window(4)).unwrap().probes;
+            for uid in VALIDATORS {
+                let own = drawn.iter().zip(answers(uid, truth));
+                let own = own.map(|(of, answer)| answer.filter(|_| uid != 5 || since <= of.window));
+                let own: Vec<_> = own.collect();
+                if own.iter().any(Option::is_some) {
+                    assert_ok!(show(uid, Shown::truncate_from(own)));
+                }
+            }
+            go_to_block(35);
+        });
+        assert_eq!(paid(), expected, "{since:?}");
+    }
+}
+
 #[test]
 fn a_validator_cannot_show_what_another_measured() {
     until_the_draw([truth, truth, |_, _| None], || {

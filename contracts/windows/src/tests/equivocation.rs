@@ -89,8 +89,7 @@ fn a_seat_is_punished_once_for_whatever_it_signed() {
         assert_eq!(Punished::<Test>::iter().count(), 2);
         // As a former holder, with a successor on its uid, and after all windows of its time are pruned.
         go_to(2, 0);
-        let signed = RuntimeOrigin::signed(COLDKEY);
-        assert_ok!(Registry::register(signed, RUN, Role::Validator, hotkey(60), url(), STAKE, u128::MAX));
+        assert_ok!(validate_with(60, STAKE));
         assert_eq!(Registry::seat_of(RUN, &hotkey(60)).unwrap().0, Uid(3));
         refused();
         go_to(70, 0);
@@ -111,8 +110,7 @@ fn only_windows_in_which_the_validator_was_in_the_electorate_convict() {
         assert_ok!(report(two(5, 1, StatementKind::Vote)));
         // Its successor and its predecessor do not answer for each other's windows.
         go_to(2, 0);
-        let signed = RuntimeOrigin::signed(COLDKEY);
-        assert_ok!(Registry::register(signed, RUN, Role::Validator, hotkey(60), url(), 9 * STAKE, u128::MAX));
+        assert_ok!(validate_with(60, 9 * STAKE));
         go_to(3, 0);
         let by_successor = |window| {
             let sign = |byte| {
@@ -169,7 +167,7 @@ fn an_honest_statement_of_another_chain_convicts_no_validator() {
     with_stakes(|| {
         play(0, &VALIDATORS);
         let there = Signer::new(key(3), GenesisHash([9; 32]));
-        assert_ne!(there.genesis(), Windows::genesis());
+        assert_ne!(there.genesis(), Registry::genesis());
         for kind in [StatementKind::Attestation, StatementKind::Vote] {
             let here = statement(3, 0, kind, digest(1));
             let elsewhere = Statement { digest: digest(2), ..here.statement }.sign(&there);
@@ -247,8 +245,7 @@ fn a_former_holder_answers_with_its_unbonding_stake_and_not_for_its_successor() 
         assert_ok!(Registry::leave(RuntimeOrigin::signed(COLDKEY), RUN, Uid(5)));
         go_to(1, 0);
         assert_eq!(PresenceOf::<Test>::get(RUN, Uid(5)), None);
-        let signed = RuntimeOrigin::signed(COLDKEY);
-        assert_ok!(Registry::register(signed, RUN, Role::Validator, hotkey(60), url(), STAKE, u128::MAX));
+        assert_ok!(validate_with(60, STAKE));
         assert_eq!(Registry::seat_of(RUN, &hotkey(60)).unwrap().0, Uid(5));
         // The old hotkey's statements on its own window: its stake is still held.
         assert_ok!(report(two(5, 0, StatementKind::Vote)));

@@ -82,16 +82,8 @@ fn an_owner_cannot_exclude_validators_by_a_higher_minimum_of_stake() {
         assert_eq!(Registry::run(RUN).unwrap().terms, higher);
         assert_eq!(electorate(19), all);
         // It binds validators that register or take stake out.
-        let register = Registry::register(
-            RuntimeOrigin::signed(COLDKEY),
-            RUN,
-            Role::Validator,
-            hotkey(7),
-            url(),
-            9 * STAKE - 1,
-            u128::MAX,
-        );
-        assert!(register.is_err());
+        let refused = Err(pallet_registry::Error::<Test>::StakeTooLow.into());
+        assert_eq!(validate_with(7, 9 * STAKE - 1), refused);
         assert!(Registry::unstake(RuntimeOrigin::signed(COLDKEY), RUN, Uid(3), 1).is_err());
     });
 }

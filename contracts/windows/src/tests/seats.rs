@@ -131,8 +131,7 @@ fn a_new_holder_inherits_nothing_of_a_seat() {
         assert_eq!(PresenceOf::<Test>::get(RUN, Uid(5)), None);
         assert_eq!(view(2).salts, [(Uid(3), digest(3)), (Uid(4), digest(4))]);
         assert_eq!(Dissents::<Test>::iter().count(), 0);
-        let origin = RuntimeOrigin::signed(COLDKEY);
-        assert_ok!(Registry::register(origin, RUN, Role::Validator, hotkey(60), url(), STAKE, u128::MAX));
+        assert_ok!(validate_with(60, STAKE));
         go_to(3, 0);
         // What its predecessor had established is not its own: three tenths of 200 count.
         assert_eq!(electorate(3), [(3, STAKE), (4, STAKE), (5, 60)]);
@@ -154,7 +153,7 @@ fn a_seat_may_be_vacated_before_its_run_starts_or_without_a_run() {
 fn a_rotated_hotkey_signs_from_the_next_opening() {
     with_run(params(), || {
         go_to(0, 0);
-        assert_ok!(Registry::rotate_hotkey(owner(), RUN, Uid(0), hotkey(60)));
+        assert_ok!(Registry::rotate_hotkey(owner(), RUN, Uid(0), hotkey(60), proof(60, RUN)));
         let commit_with =
             |key| Windows::commit(RuntimeOrigin::signed(hotkey(key)), RUN, Window(0), digest(1));
         assert_noop!(commit_with(60), Error::<Test>::NotASeat);
