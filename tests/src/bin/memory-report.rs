@@ -68,7 +68,7 @@ struct Options {
     /// Rows with at least so many values are files.
     #[arg(long, value_name = "N", default_value_t = MAPPED_FROM)]
     mapped_from: usize,
-    /// An empty directory on a disk with 24 bytes for each parameter; by default a temporary one.
+    /// An empty directory on a disk with 26 bytes for each parameter; by default a temporary one.
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
     /// Print JSON instead of a table.
@@ -330,10 +330,9 @@ impl World {
                 VALIDATOR => (Role::Validator, BUCKETS[0], 1_000 * MTL),
                 _ => (Role::Miner, BUCKETS[1], MTL),
             };
-            let (hotkey, price_max) = (AccountId::from(hotkey(&key(index)).0), u128::MAX);
-            let endpoint = url(bucket)?;
-            let call = pallet_registry::Call::register { run: RUN, role, hotkey, endpoint, stake, price_max };
-            accepted(chain.block(vec![(Sr25519Keyring::Bob.to_account_id(), call.into())]))?;
+            let coldkey = Sr25519Keyring::Bob.to_account_id();
+            let call = chain.registration(coldkey, &key(index), RUN, role, &server.url(bucket), stake);
+            accepted(chain.block(vec![call]))?;
         }
         let schema = spec.schema()?;
         let codec = |density: Density| Codec::new(&schema, density).map(Arc::new);

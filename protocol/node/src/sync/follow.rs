@@ -396,7 +396,10 @@ impl Follower {
         let buffer = match self.keeps_buffer {
             true => match self.merge_afterwards(state, view, &seats, &vote).await {
                 // With room on the disk it succeeds.
-                Err(OwnMergeError::File(error)) => return Err(error.into()),
+                Err(
+                    OwnMergeError::File(error)
+                    | OwnMergeError::Fetch { source: ContributionError::File(error), .. },
+                ) => return Err(error.into()),
                 merged => merged.inspect_err(|error| log_missing_buffer(window, error)).ok(),
             },
             false => None,
