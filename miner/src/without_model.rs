@@ -10,6 +10,7 @@ use crate::{
     error::{Missed, RunError, Stop},
     progress::{self, Base},
     run::Miner,
+    train::TrainingError,
     train_window::TrainedWindow,
 };
 use node::error_chain;
@@ -109,7 +110,8 @@ impl Miner {
         if declared == 0 {
             return Err(Missed::NoData.into());
         }
-        let weights = self.compute(|local, _| local.trainer.weights_flat()).await.map_err(RunError::from)?;
+        let weights = self.compute(|local, _| local.trainer.weights_flat()).await;
+        let weights = weights.map_err(|error| Missed::GivenUp(TrainingError::Weights(error)))?;
         self.record_trained(window, &trained);
         Ok(TrainedWindow { declared, weights, own })
     }
