@@ -13,9 +13,8 @@ use protocol::Role;
 const CHEAT_MAX: f64 = 0.05;
 /// The same in the worst seed, where one more honest window or one lucky rating counts for more.
 const CHEAT_MAX_IN_A_SEED: f64 = 0.1;
-/// Maximum pay of a seat that adds a step on eight of its sequences, as many as a tenth, to another's work. Its step
-/// begins at the window's model; half of an honest seat's steps do not, and leave smaller gaps. Three seeds have 13,
-/// 19 and 15 %; this is three standard deviations above their mean.
+/// Maximum pay of a seat that adds a step on eight of its sequences, as many as a tenth, to another's work. Four seeds
+/// have 13, 19, 15 and 2 %.
 const DISTILLED_MAX: f64 = 0.25;
 /// Maximum dividends of a validator that measures and favours a friend, as a share of an honest validator's for the
 /// same stake: what consensus clips.
