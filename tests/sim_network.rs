@@ -251,7 +251,8 @@ fn trained(history: &History, window: usize) -> Vec<f64> {
 
 #[test]
 fn a_model_that_arrives_after_the_commit_deadline_costs_no_contribution() {
-    // With a download of almost a window, one that began anew after the upload would come too late for the next window.
+    // With a download of almost a window, one that began anew after the upload would come too late for the next
+    // window.
     for delay in [until_too_late(), WORLD.params.schedule.blocks_per_window - 1] {
         let late = late_models(delay, AHEAD, Vec::new(), 5);
         assert_eq!(trained(&late, 0), [1.0; 6], "the first model is made, not fetched");

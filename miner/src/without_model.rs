@@ -1,15 +1,17 @@
 //! Contributes to a window whose model arrives late (ADR 0046).
 //!
-//! A contribution needs two things: the steps of its window, and the lineage of the window's model. The steps are `y − x`,
-//! from the miner's own weights `y` to `x`, where the training [ahead](crate::ahead) ended. The lineage is on the chain as
-//! the window opens. So a miner that still waits for the model when the commit margin begins leaves the download, commits
-//! and uploads what it trained, and waits on. Once it holds the model, it rebases and goes on with the next window.
+//! A contribution needs two things: the steps of its window, and the lineage of the window's model. The steps are `y
+//! − x`, from the miner's own weights `y` to `x`, where the training [ahead](crate::ahead) ended. The lineage is on
+//! the chain as the window opens. So a miner that still waits for the model when the commit margin begins leaves the
+//! download, commits and uploads what it trained, and waits on. Once it holds the model, it rebases and goes on with
+//! the next window.
 
 use crate::{
     ahead::{self, Begun},
     error::{Missed, RunError, Stop},
     progress::{self, Base},
     run::Miner,
+    train::TrainingError,
     train_window::TrainedWindow,
 };
 use node::error_chain;
@@ -19,8 +21,8 @@ use protocol::{
 };
 
 impl Miner {
-    /// Brings the model to the open window, and past `done`, the last window that the miner has finished. Contributes to
-    /// the next window meanwhile if its model is not there in time.
+    /// Brings the model to the open window, and past `done`, the last window that the miner has finished. Contributes
+    /// to the next window meanwhile if its model is not there in time.
     pub(crate) async fn follow(&mut self, done: Option<Window>) -> Result<(), RunError> {
         loop {
             let leave_at = self.leaves_at();
@@ -33,8 +35,8 @@ impl Miner {
         }
     }
 
-    /// The block at which the commit margin of the window after the held one begins, if there is something to contribute:
-    /// training ahead, or the contribution of a killed process.
+    /// The block at which the commit margin of the window after the held one begins, if there is something to
+    /// contribute: training ahead, or the contribution of a killed process.
     fn leaves_at(&self) -> Option<Block> {
         let next = self.node.window().next();
         let trains = self.ahead.as_ref().is_some_and(|ahead| ahead.window() == next);
@@ -109,13 +111,14 @@ impl Miner {
         if declared == 0 {
             return Err(Missed::NoData.into());
         }
-        let weights = self.compute(|local, _| local.trainer.weights_flat()).await.map_err(RunError::from)?;
+        let weights = self.compute(|local, _| local.trainer.weights_flat()).await;
+        let weights = weights.map_err(|error| Missed::GivenUp(TrainingError::Weights(error)))?;
         self.record_trained(window, &trained);
         Ok(TrainedWindow { declared, weights, own })
     }
 
-    /// Moves the trainer onto the model of the window of `view`, to which the miner contributed before it had it. Returns
-    /// false if nothing of that training is left.
+    /// Moves the trainer onto the model of the window of `view`, to which the miner contributed before it had it.
+    /// Returns false if nothing of that training is left.
     pub(crate) async fn rebase_contributed(&mut self, view: &WindowView) -> Result<bool, RunError> {
         let Some(Begun { progress, .. }) = self.begun.take() else { return Ok(false) };
         let Some(own) = progress.reference.as_ref().filter(|_| progress.key().window == view.window).cloned()

@@ -56,8 +56,8 @@ pub trait Adversary: Send {
         assigned
     }
 
-    /// Whether it trains on the next window's data before the window's model is there, as honest miners do. By default it
-    /// decides with the model in hand.
+    /// Whether it trains on the next window's data before the window's model is there, as honest miners do. By
+    /// default it decides with the model in hand.
     fn trains_ahead(&self) -> bool {
         false
     }

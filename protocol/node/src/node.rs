@@ -104,8 +104,8 @@ impl Node {
         Ok(self.sync.sync_to_open_window(&mut self.heads, done, own, &mut self.journal).await?)
     }
 
-    /// As [`Node::follow`] without an own merge, but returns when block `leave_at` is finalised, if there is one. Returns
-    /// whether the model of the open window is held.
+    /// As [`Node::follow`] without an own merge, but returns when block `leave_at` is finalised, if there is one.
+    /// Returns whether the model of the open window is held.
     pub async fn follow_until(
         &mut self,
         done: Option<Window>,

@@ -124,8 +124,8 @@ pub struct Leave<'a> {
 }
 
 impl Leave<'_> {
-    /// Waits for the download of the update of `window`, which is `fetch` unless one is under way. Returns `None` if it is
-    /// left.
+    /// Waits for the download of the update of `window`, which is `fetch` unless one is under way. Returns `None` if
+    /// it is left.
     async fn arrived(
         self,
         window: Window,

@@ -119,8 +119,8 @@ impl SyncDriver {
         self.sync_until(heads, done, None, own, journal)
     }
 
-    /// As [`SyncDriver::sync_to_open_window`], but returns when block `leave_at` is finalised, if there is one, wherever
-    /// the state is then ([`SyncDriver::is_current`]). A download of an update goes on meanwhile.
+    /// As [`SyncDriver::sync_to_open_window`], but returns when block `leave_at` is finalised, if there is one,
+    /// wherever the state is then ([`SyncDriver::is_current`]). A download of an update goes on meanwhile.
     pub fn sync_until<'a>(
         &'a mut self,
         heads: &'a mut watch::Receiver<Head>,
@@ -187,7 +187,8 @@ impl SyncDriver {
         })
     }
 
-    /// Whether the held model is that of the window which is open at `block`, or of the next one, and of a window after
+    /// Whether the held model is that of the window which is open at `block`, or of the next one, and of a window
+    /// after
     /// `done`.
     pub fn is_current(&self, block: Block, done: Option<Window>) -> bool {
         let open = self.follower.run.params.schedule.window_at(block);
