@@ -6,7 +6,7 @@ use pallet_registry::weight_info as registry;
 use pallet_rewards::weight_info as rewards;
 use pallet_weights::weight_info as weights;
 use pallet_windows::weight_info as windows;
-use sp_runtime::traits::Get as _;
+use sp_runtime::traits::Get;
 
 #[test]
 fn a_plan_s_weights_are_the_runtime_s() {
@@ -46,6 +46,6 @@ fn a_plan_s_weights_are_the_runtime_s() {
 
 #[test]
 fn a_plan_s_limits_are_the_runtime_s() {
-    assert_eq!(weight::SEATS_MAX, MaxSeats::get());
+    assert_eq!(weight::SEATS_MAX, <MaxSeats as Get<u32>>::get());
     assert_eq!(weight::ROOM_OF_RUN, free_calls::room_of_one());
 }
