@@ -20,7 +20,7 @@ use model::{ModelConfig, Optimiser, Recipe};
 use std::borrow::Cow;
 
 pub use crate::batch::Batch;
-pub use ranks::{Connect, DataParallel, serve};
+pub use ranks::{Connect, DataParallel, OpenLocal, serve};
 
 /// Values on their way from a device, block by block. A block may be of any length.
 pub type Blocks<'a> = Box<dyn Iterator<Item = Result<Cow<'a, [f32]>, ModelError>> + 'a>;

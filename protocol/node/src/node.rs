@@ -106,6 +106,7 @@ impl Node {
 
     /// As [`Node::follow`] without an own merge, but returns when block `leave_at` is finalised, if there is one.
     /// Returns whether the model of the open window is held.
+    #[tracing::instrument(name = "follow", target = "profile", level = "trace", skip_all)]
     pub async fn follow_until(
         &mut self,
         done: Option<Window>,

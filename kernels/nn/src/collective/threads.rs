@@ -25,14 +25,11 @@ struct Channel {
 pub fn channels(ranks: usize) -> Vec<Vec<Option<Box<dyn Link>>>> {
     let mut links: Vec<Vec<Option<Box<dyn Link>>>> =
         (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
-    for one in 0..ranks {
-        for other in 0..one {
-            let (to_other, from_one) = sync_channel(FRAMES);
-            let (to_one, from_other) = sync_channel(FRAMES);
-            links[one][other] =
-                Some(Box::new(Channel { sender: to_other, receiver: Mutex::new(from_other) }));
-            links[other][one] = Some(Box::new(Channel { sender: to_one, receiver: Mutex::new(from_one) }));
-        }
+    for (one, other) in (0..ranks).flat_map(|one| (0..one).map(move |other| (one, other))) {
+        let (to_other, from_one) = sync_channel(FRAMES);
+        let (to_one, from_other) = sync_channel(FRAMES);
+        links[one][other] = Some(Box::new(Channel { sender: to_other, receiver: Mutex::new(from_other) }));
+        links[other][one] = Some(Box::new(Channel { sender: to_one, receiver: Mutex::new(from_one) }));
     }
     links
 }

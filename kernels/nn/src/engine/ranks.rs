@@ -22,6 +22,9 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+/// Opens a rank's own engine for evaluation, with the weights of this configuration.
+pub type OpenLocal<'a> = dyn Fn(&ModelConfig, &[f32]) -> Result<Box<dyn Engine>, ModelError> + 'a;
+
 /// Connects rank 0 with all others.
 pub type Connect = Box<dyn FnMut() -> Result<Box<dyn Collective>, ModelError> + Send>;
 
@@ -522,7 +525,7 @@ impl DataParallel {
         config: &ModelConfig,
         recipe: &Recipe,
         flat: &[f32],
-        open: &dyn Fn(&ModelConfig, &[f32]) -> Result<Box<dyn Engine>, ModelError>,
+        open: &OpenLocal<'_>,
         connect: Connect,
     ) -> Result<DataParallel, ModelError> {
         config.validate()?;
@@ -733,10 +736,7 @@ impl Drop for DataParallel {
 ///
 /// # Errors
 /// If the exchanges or the engine fail. The other ranks are told.
-pub fn serve(
-    collective: Box<dyn Collective>,
-    open: &dyn Fn(&ModelConfig, &[f32]) -> Result<Box<dyn Engine>, ModelError>,
-) -> Result<(), ModelError> {
+pub fn serve(collective: Box<dyn Collective>, open: &OpenLocal<'_>) -> Result<(), ModelError> {
     let mut collective = collective;
     let mut message = Vec::new();
     collective.announce(&mut message)?;

@@ -31,6 +31,7 @@ use protocol::{
 use std::{collections::BTreeMap, sync::Arc};
 use store::{Fetch, Limits, fetch::AllMirrorsFailed};
 use tokio::task::JoinSet;
+use tracing::Instrument as _;
 
 /// Brings a [`ModelState`] forward. Clones share everything large.
 #[derive(Clone)]
@@ -370,13 +371,16 @@ impl Follower {
             None => {
                 let fetched =
                     self.clone().fetch_update(state.window, state.lineage, view.clone(), seats.clone(), vote);
-                match leave {
-                    None => fetched.await?,
-                    Some(leave) => match leave.arrived(window, fetched).await? {
-                        Some(arrived) => arrived,
-                        None => return Ok(false),
-                    },
-                }
+                // Not the spawned task: a profile shows what the loop waits for.
+                let wait = async {
+                    match leave {
+                        None => fetched.await.map(Some),
+                        Some(leave) => leave.arrived(window, fetched).await,
+                    }
+                };
+                let wait = wait.instrument(tracing::trace_span!(target: "profile", "download"));
+                let Some(arrived) = wait.await? else { return Ok(false) };
+                arrived
             }
         };
         // Before anything is merged again, so that an update that cannot be read costs nothing more.
@@ -438,7 +442,6 @@ impl Follower {
     }
 
     /// The voted update of `window`, which opened with `lineage`, decoded while it arrives.
-    #[tracing::instrument(name = "download", target = "profile", level = "trace", skip_all)]
     async fn fetch_update(
         self,
         window: Window,
