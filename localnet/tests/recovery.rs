@@ -349,8 +349,11 @@ fn a_seat_of_two_ranks_is_paid_and_outlives_a_killed_rank() {
             break;
         }
         let (_, offset) = journal(net, name, 0);
-        let earned = all_earned(&net.observer);
-        net.until("it is paid again", |seen| earned < all_earned(seen)).await;
+        let (finalised, earned) = (last_finalised(&net.observer), all_earned(&net.observer));
+        net.until("two more windows are over, and it is paid", |seen| {
+            finalised + 2 <= last_finalised(seen) && earned < all_earned(seen)
+        })
+        .await;
         assert!(0 < trained(net, offset), "seat {} trains on{}", uid.0, net.last_lines());
     });
 }
