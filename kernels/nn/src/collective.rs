@@ -289,9 +289,11 @@ impl Call<'_> {
             let read = noted(read());
             let written = writer.join().expect("the writer does not panic");
             match (read, written) {
-                (Err(CollectiveError::Aborted), Err(error)) | (Err(error), _) | (Ok(()), Err(error)) => {
-                    Err(error)
-                }
+                // The writer may have read the last words of a rank that the reader finds gone.
+                (Err(CollectiveError::Lost { .. }), Err(error @ CollectiveError::Failed { .. }))
+                | (Err(CollectiveError::Aborted), Err(error))
+                | (Err(error), _)
+                | (Ok(()), Err(error)) => Err(error),
                 (Ok(()), Ok(())) => Ok(()),
             }
         })

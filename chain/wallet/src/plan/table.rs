@@ -346,7 +346,7 @@ mod tests {
             (Value::Seconds(Some(0.0)), "0 s"),
             (Value::Seconds(Some(0.00002)), "<0.001 s"),
             (Value::Seconds(Some(0.0231)), "0.023 s"),
-            (Value::Seconds(Some(27.345)), "27.35 s"),
+            (Value::Seconds(Some(27.346)), "27.35 s"),
             (Value::Seconds(Some(97.8)), "1 min 38 s"),
             (Value::BitsPerSecond(110_000_000), "110 Mbit/s"),
             (Value::Flop(4.404e17), "440.4 PFLOP"),
