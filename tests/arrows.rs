@@ -19,7 +19,7 @@ const ARROWS: &[Arrows] = &[
     ("mettle-nn-burn", &["mettle-model", "mettle-nn"], &[]),
     ("mettle-engines", &["kernels", "mettle-model", "mettle-nn", "mettle-nn-burn"], &[]),
     // The chain's rules, and the crates that run them.
-    ("mettle-pallet-mock", &[], &[]),
+    ("mettle-pallet-mock", &["mettle-protocol"], &[]),
     ("pallet-registry", &["mettle-protocol"], &["mettle-pallet-mock"]),
     ("pallet-windows", &["mettle-protocol", "pallet-registry"], &["mettle-pallet-mock"]),
     ("pallet-weights", &["mettle-protocol", "pallet-registry", "pallet-windows"], &["mettle-pallet-mock"]),
