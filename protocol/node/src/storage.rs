@@ -28,7 +28,7 @@ use std::{
 };
 use store::{BufferSink, Sink as _};
 
-/// A row with at least so many values is a file: 128 MiB.
+/// A row with at least this many values is a file: 128 MiB.
 pub const MAPPED_FROM: usize = 1 << 25;
 /// An object with more bytes is a file.
 const OBJECT_IN_MEMORY: usize = 8 << 20;
@@ -65,7 +65,7 @@ impl Storage {
         Storage { directory: Some(directory.into()), mapped_from: MAPPED_FROM }
     }
 
-    /// The same, with files for rows of at least so many values, and for objects of as many bytes.
+    /// The same, with files for rows of at least `values` values, and for objects of as many bytes.
     pub fn mapped_from(self, values: usize) -> Storage {
         Storage { mapped_from: values, ..self }
     }

@@ -65,7 +65,7 @@ struct Options {
     /// Windows, of which the last ends with a checkpoint.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=20))]
     windows: u32,
-    /// Rows with at least so many values are files.
+    /// Rows with at least this many values are files.
     #[arg(long, value_name = "N", default_value_t = MAPPED_FROM)]
     mapped_from: usize,
     /// An empty directory on a disk with 26 bytes for each parameter; by default a temporary one.

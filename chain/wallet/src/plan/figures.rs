@@ -179,9 +179,9 @@ pub enum Severity {
 /// A change that would make a check pass, alone.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// A link of at least so many bits per second, by its flag.
+    /// A link of at least this many bits per second, by its flag.
     Rate(&'static str, u64),
-    /// A window of at least so many seconds, with the phases' shares as they are.
+    /// A window of at least this many seconds, with the phases' shares as they are.
     Window(f64),
     Other(String),
 }
@@ -246,7 +246,7 @@ impl Plan {
     }
 }
 
-/// A schedule of so many blocks with the phases of another one.
+/// A schedule of this many blocks with the phases of another one.
 pub fn scaled(schedule: Schedule, blocks: u32) -> Schedule {
     let of = u64::from(schedule.blocks_per_window.max(1));
     let scale = |offset: u32| {

@@ -42,7 +42,7 @@ pub struct SyncDriver {
     /// A checkpoint that this node held by its own account, with the root of its weights then: compared once a mirror
     /// has the checkpoint.
     unchecked: Option<(Checkpoint, Digest)>,
-    /// An update that is being downloaded while nobody waits for it.
+    /// An update whose download goes on in the background.
     download: Option<Download>,
 }
 
