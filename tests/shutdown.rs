@@ -224,6 +224,8 @@ impl Scene {
             commit_margin_blocks: 3,
             batch_sequences: recipe.batch,
             ahead: 0.5,
+            // Far too slow for a window: it trains ahead at once.
+            pace: Some(0.1),
             snapshot_interval: SnapshotInterval::Steps(1),
         };
         Ok(Miner::open(node, trainer, Box::new(DefaultStrategy), options, shutdown).await?)

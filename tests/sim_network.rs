@@ -64,6 +64,7 @@ fn validators(seed: u64, others: Vec<(String, ValidatorSeat)>) -> Cast {
         same_evaluation: false,
         failures_ppm: 0,
         ahead: AHEAD,
+        pace: None,
         update_delay: Duration::ZERO,
         restarts: Vec::new(),
         outages: Vec::new(),
@@ -211,12 +212,10 @@ fn faults(history: &History) -> usize {
 
 #[test]
 fn a_node_killed_at_any_block_of_a_window_loses_nothing() {
-    // A miner that is killed before its first snapshot ahead of the model trains from the model. So that all bits are
-    // the same, these wait for it.
     let network = |restarts| {
         let mut cast = validators(5, Vec::new());
         cast.validators.truncate(3);
-        played(Cast { same_evaluation: true, ahead: 0.0, restarts, ..cast }, 4)
+        played(Cast { same_evaluation: true, restarts, ..cast }, 4)
     };
     let undisturbed = network(Vec::new());
     for offset in 0..12 {
@@ -238,11 +237,14 @@ fn until_too_late() -> u32 {
 }
 
 /// Six honest miners that get each model this many blocks after it is fixed.
-fn late_models(delay: u32, ahead: f64, restarts: Vec<Restart>, windows: u32) -> History {
+fn late_models(delay: u32, ahead: f64, pace: Option<f64>, restarts: Vec<Restart>, windows: u32) -> History {
     let update_delay = Duration::from_millis(SLOT_DURATION) * delay;
     let cast = validators(6, Vec::new());
-    played(Cast { same_evaluation: true, ahead, update_delay, restarts, ..cast }, windows)
+    played(Cast { same_evaluation: true, ahead, pace, update_delay, restarts, ..cast }, windows)
 }
+
+/// The pace of a miner that does not finish a window: it trains ahead from its commitment on.
+const SLOW: Option<f64> = Some(0.1);
 
 /// The parts of their sequences that the miners declare in a window.
 fn trained(history: &History, window: usize) -> Vec<f64> {
@@ -253,8 +255,9 @@ fn trained(history: &History, window: usize) -> Vec<f64> {
 fn a_model_that_arrives_after_the_commit_deadline_costs_no_contribution() {
     // With a download of almost a window, one that began anew after the upload would come too late for the next
     // window.
-    for delay in [until_too_late(), WORLD.params.schedule.blocks_per_window - 1] {
-        let late = late_models(delay, AHEAD, Vec::new(), 5);
+    let longest = WORLD.params.schedule.blocks_per_window - 1;
+    for (delay, pace) in [(until_too_late(), SLOW), (longest, SLOW), (until_too_late(), None)] {
+        let late = late_models(delay, AHEAD, pace, Vec::new(), 5);
         assert_eq!(trained(&late, 0), [1.0; 6], "the first model is made, not fetched");
         for window in 1..5 {
             assert!(late.windows[window].merged, "delay {delay}, window {window}");
@@ -265,7 +268,7 @@ fn a_model_that_arrives_after_the_commit_deadline_costs_no_contribution() {
         assert!(late.held_out_loss < 0.9 * start, "{} of {start}: the model learns", late.held_out_loss);
     }
     // A miner that waits for the model comes too late in every window after a merged one.
-    let waiting = late_models(until_too_late(), 0.0, Vec::new(), 3);
+    let waiting = late_models(until_too_late(), 0.0, None, Vec::new(), 3);
     assert_eq!(trained(&waiting, 1), [0.0; 6]);
     assert!(!waiting.windows[1].merged);
 }
@@ -273,10 +276,10 @@ fn a_model_that_arrives_after_the_commit_deadline_costs_no_contribution() {
 #[test]
 fn a_miner_killed_at_any_block_while_its_model_is_late_contributes_to_that_window() {
     let delay = until_too_late();
-    let undisturbed = late_models(delay, AHEAD, Vec::new(), 4);
+    let undisturbed = late_models(delay, AHEAD, SLOW, Vec::new(), 4);
     for offset in 0..12 {
         let at = opens_at(2) + offset;
-        let history = late_models(delay, AHEAD, vec![Restart { seat: 1, at: Block(at) }], 4);
+        let history = late_models(delay, AHEAD, SLOW, vec![Restart { seat: 1, at: Block(at) }], 4);
         assert!(history.windows.iter().all(|window| window.merged), "killed at block {at}");
         assert_eq!(history.resumed, 1, "killed at block {at}");
         assert_eq!(faults(&history), 0, "killed at block {at}");

@@ -3,6 +3,9 @@
 //! A miner that has committed has its own weights `y`, and the next window's data is dealt already (PROT-5). It trains on
 //! from `y` on a thread, to `x`. Once the next window's model `θ` is held, the thread stops, and the miner *rebases*:
 //! `x ← x + (θ − y)`. The window's pseudo-gradient `θ − x` is then `y − x` of before: the sum of the window's own steps.
+//!
+//! Steps from the window's model are better steps. So the thread starts as late as it can, at the pace of the window
+//! before: a machine that finishes its sequences inside the window trains ahead only if the model is late.
 
 use crate::{
     error::RunError,
@@ -29,6 +32,25 @@ pub(crate) struct Ahead {
     work: Work<ThreadResult>,
 }
 
+/// The training ahead of the window after `window`, until it starts.
+pub(crate) struct Due {
+    /// The window that was trained last, and its lineage.
+    window: Window,
+    lineage: Digest,
+    /// The block to start at.
+    pub at: Block,
+    /// The trainer is where the training of `window` ended. Otherwise only a snapshot of a killed process says where
+    /// to go on.
+    at_end: bool,
+}
+
+/// The last block from which on `sequences` are trained by `stop_at`, if a block's time is enough for `pace` of them. A
+/// quarter more time than that is planned for. Without a pace: the first block.
+fn latest_start(stop_at: Block, sequences: u32, pace: Option<f64>) -> Block {
+    let blocks = pace.map_or(u32::MAX, |pace| (1.25 * f64::from(sequences) / pace).ceil() as u32);
+    Block(stop_at.0.saturating_sub(blocks))
+}
+
 /// A window's training from the miner's own weights. The trainer holds where it ended.
 pub(crate) struct Begun {
     pub progress: Progress,
@@ -50,28 +72,67 @@ impl Drop for Ahead {
 }
 
 impl Miner {
-    /// Starts to train on the data of the window after `view`, if the chain has dealt it. `at_end`: the trainer is where
-    /// the training of this window ended. Otherwise only a snapshot of a killed process says where to go on.
-    pub(crate) async fn start_ahead(&mut self, view: &WindowView, at_end: bool) -> Result<(), RunError> {
+    /// Has the training on the data of the window after `view` start when it is due. It starts at once if it is due
+    /// before the upload of this window's contribution may end. `at_end`: see [`Due`].
+    pub(crate) async fn plan_ahead(&mut self, view: &WindowView, at_end: bool) -> Result<(), RunError> {
         if self.options.ahead <= 0.0 || !self.strategy.trains_ahead() {
             return Ok(());
         }
+        let (window, lineage, schedule) = (view.window, view.lineage, self.node.schedule());
         // The deal is in the state of its block.
-        let dealt_at = self.node.schedule().deals_next_at(view.window);
+        let (dealt_at, uploaded_by) = (schedule.deals_next_at(window), schedule.reveal_deadline(window));
         self.node.wait_past(Block(dealt_at.0.saturating_sub(1))).await?;
-        let now = self.node.chain().window(self.node.run_id(), view.window).await?;
-        match now.and_then(|now| now.next_deal) {
-            Some(deal) => self.train_ahead(view, deal, at_end).await,
+        let sequences = self.node.run().params.sequences_per_seat;
+        let pace = self.options.pace.or(self.pace);
+        let at = latest_start(self.stop_at(window.next()), sequences, pace);
+        self.due = Some(Due { window, lineage, at, at_end });
+        self.start_due(uploaded_by).await
+    }
+
+    /// Starts the training ahead that is due by `block`, if the chain has dealt its data and the model before it is
+    /// still the one held.
+    pub(crate) async fn start_due(&mut self, block: Block) -> Result<(), RunError> {
+        let Some(due) = self.due.take_if(|due| due.at <= block) else { return Ok(()) };
+        if self.node.window() != due.window {
+            return Ok(());
+        }
+        match self.deal_after(due.window).await? {
+            Some(deal) => self.train_ahead(due.window, due.lineage, deal, due.at_end).await,
             None => Ok(()),
         }
     }
 
-    /// Starts to train on `deal`, the data of the window after `view`.
-    async fn train_ahead(&mut self, view: &WindowView, deal: Deal, at_end: bool) -> Result<(), RunError> {
-        let next = view.window.next();
+    /// Waits until the chain is past `block`. Starts the training ahead that is due meanwhile.
+    pub(crate) async fn wait_past(&mut self, block: Block) -> Result<(), RunError> {
+        if let Some(at) = self.due.as_ref().map(|due| due.at).filter(|at| *at < block) {
+            self.node.wait_past(at).await?;
+            self.start_due(at).await?;
+        }
+        Ok(self.node.wait_past(block).await?)
+    }
+
+    /// The deal of the window after `window`, which may be open already; `None` if the chain has not dealt it.
+    async fn deal_after(&self, window: Window) -> Result<Option<Deal>, RunError> {
+        let (run, chain) = (self.node.run_id(), self.node.chain());
+        if let Some(open) = chain.window(run, window.next()).await? {
+            let (slots, cursor) = (open.slots, open.cursor);
+            return Ok(open.deal_seed.map(|seed| Deal { seed, slots, cursor }));
+        }
+        Ok(chain.window(run, window).await?.and_then(|view| view.next_deal))
+    }
+
+    /// Starts to train on `deal`, the data of the window after `window`.
+    async fn train_ahead(
+        &mut self,
+        window: Window,
+        lineage: Digest,
+        deal: Deal,
+        at_end: bool,
+    ) -> Result<(), RunError> {
+        let next = window.next();
         let Ok((mut sequences, _)) = self.sequences(next, &deal) else { return Ok(()) };
         let (run, seat) = (self.node.run_id(), self.node.seat.id);
-        let base = Base::Own { lineage: view.lineage };
+        let base = Base::Own { lineage };
         let key = SnapshotKey { run, seat, window: next, base, sequences: progress::digest_of(&sequences) };
         let most = sequences.len() as f64 * self.options.ahead.min(1.0);
         let batch = self.options.batch_sequences.max(1);
@@ -106,7 +167,7 @@ impl Miner {
         Ok(())
     }
 
-    /// As [`Miner::start_ahead`] in a process whose predecessor was killed: if the window after the held one is open
+    /// As [`Miner::plan_ahead`] in a process whose predecessor was killed: if the window after the held one is open
     /// already, goes on where the predecessor was while the window's model is awaited.
     pub(crate) async fn resume_ahead(&mut self) -> Result<(), RunError> {
         let (held, block) = (self.node.window(), self.node.block());
@@ -115,13 +176,11 @@ impl Miner {
         if !trains || self.node.schedule().window_at(block) != Some(next) || self.pending_of(next).is_some() {
             return Ok(());
         }
-        let (run, chain) = (self.node.run_id(), self.node.chain());
-        let (Some(view), Some(open)) = (chain.window(run, held).await?, chain.window(run, next).await?)
-        else {
-            return Ok(());
-        };
-        let (Some(seed), slots, cursor) = (open.deal_seed, open.slots, open.cursor) else { return Ok(()) };
-        self.train_ahead(&view, Deal { seed, slots, cursor }, false).await
+        let Some(view) = self.node.chain().window(self.node.run_id(), held).await? else { return Ok(()) };
+        match self.deal_after(held).await? {
+            Some(deal) => self.train_ahead(held, view.lineage, deal, false).await,
+            None => Ok(()),
+        }
     }
 
     /// Stops the thread that trains ahead, if there is one, and keeps what it trained.
@@ -209,6 +268,18 @@ mod tests {
     fn trainer(theta: &[f32]) -> Trainer {
         let recipe = Recipe { batch: 2, micro_batch: 2, ..Recipe::default() };
         Trainer::new(&config(), &recipe, Device::CPU, theta).unwrap()
+    }
+
+    #[test]
+    fn training_ahead_starts_as_late_as_all_sequences_are_done_in_time() {
+        let start = |pace| latest_start(Block(100), 1000, pace);
+        // 20 blocks at this pace, and a quarter more.
+        assert_eq!(start(Some(50.0)), Block(75));
+        assert_eq!(start(Some(1000.0)), Block(98));
+        assert_eq!(start(Some(1e9)), Block(99));
+        for slow in [None, Some(1.0), Some(f64::MIN_POSITIVE)] {
+            assert_eq!(start(slow), Block(0));
+        }
     }
 
     #[test]

@@ -160,6 +160,7 @@ async fn mine(
         commit_margin_blocks: settings.train.commit_margin_blocks.unwrap_or(3),
         batch_sequences: recipe.batch,
         ahead: settings.train.ahead.unwrap_or(AHEAD),
+        pace: None,
         snapshot_interval: snapshot_interval(&settings.train),
     };
     let model = opened.spec.model.clone();

@@ -2,7 +2,7 @@
 //! from its commitment on, so it waits for nothing.
 
 use crate::{
-    ahead::{Ahead, Begun},
+    ahead::{Ahead, Begun, Due},
     contribution_store::{ContributionStore, PendingContribution},
     error::{Missed, RunError, Stop},
     local::LocalState,
@@ -32,12 +32,16 @@ pub struct Miner {
     pub strategy: Box<dyn Strategy>,
     pub options: MinerOptions,
     pub shutdown: Arc<ShutdownHandle>,
+    /// The training of the next window, until it starts.
+    pub(crate) due: Option<Due>,
     /// The training of the next window, which has the local state meanwhile.
     pub(crate) ahead: Option<Ahead>,
     /// What was trained of the held window, or of the next one, before its model was there.
     pub(crate) begun: Option<Begun>,
     /// The last window that the miner contributed to, or gave up, before its model was there.
     pub(crate) without_model: Option<Window>,
+    /// Sequences trained per block, in the last window that was trained from its model.
+    pub(crate) pace: Option<f64>,
 }
 
 /// A miner's own choices.
@@ -47,8 +51,11 @@ pub struct MinerOptions {
     pub commit_margin_blocks: u32,
     /// Sequences in one step.
     pub batch_sequences: usize,
-    /// The largest part of a window's sequences that is trained before the window's model is there; 0: none.
+    /// The largest part of a window's sequences that is trained before the window's model is there; 0: none. As much of
+    /// it is used as the window itself has no time for.
     pub ahead: f64,
+    /// Sequences per block that training ahead is planned for. `None`: as measured in the window before.
+    pub pace: Option<f64>,
     /// How often the training of a window is written to the disk.
     pub snapshot_interval: SnapshotInterval,
 }
@@ -90,8 +97,8 @@ impl Miner {
                 retry.found();
             }
         }
-        let (ahead, begun, without_model) = (None, None, None);
-        Ok(Miner { node, local, strategy, options, shutdown, ahead, begun, without_model })
+        let (due, ahead, begun, without_model, pace) = (None, None, None, None, None);
+        Ok(Miner { node, local, strategy, options, shutdown, due, ahead, begun, without_model, pace })
     }
 
     /// Mines window after window until the process is stopped or the node cannot go on.
@@ -125,15 +132,16 @@ impl Miner {
             self.node.prune(window).await;
 
             // The window is fixed one block after the vote deadline.
-            self.node.wait_past(self.node.schedule().vote_deadline(window)).await?;
+            self.wait_past(self.node.schedule().vote_deadline(window)).await?;
             done = Some(window);
         }
     }
 
-    /// Mines one window, from the shared model to the uploaded contribution. Unless it `is_last`, starts to train on the
-    /// next one.
+    /// Mines one window, from the shared model to the uploaded contribution. Unless it `is_last`, plans the training
+    /// ahead of the next one.
     #[tracing::instrument(name = "window", target = "profile", level = "trace", skip_all, fields(window = window.0))]
     async fn mine(&mut self, window: Window, is_last: bool) -> Result<(), Stop> {
+        self.due = None;
         // One block later the hash of the opening block is known, which a first window is dealt by.
         let schedule = self.node.schedule();
         self.node.wait_past(schedule.opens_at(window)).await?;
@@ -149,7 +157,7 @@ impl Miner {
         self.begun.take_if(|begun| begun.progress.key().window < window);
         if self.without_model == Some(window) {
             if self.rebase_contributed(&view).await? && !is_last {
-                self.start_ahead(&view, true).await?;
+                self.plan_ahead(&view, true).await?;
             }
             return Ok(());
         }
@@ -167,7 +175,7 @@ impl Miner {
         self.commit(&pending).await?;
         let store = self.local.store.clone();
         if !is_last {
-            self.start_ahead(&view, at_end).await?;
+            self.plan_ahead(&view, at_end).await?;
         }
 
         // Never before the deadline, or another miner could copy it in time (PROT-11).

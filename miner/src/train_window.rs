@@ -88,11 +88,21 @@ impl Miner {
     ) -> Result<(Trained, Vec<f32>), Stop> {
         let window = view.window;
         let (progress, begun) = self.begin_training(view, &sequences).await?;
+        let (from, before) = (self.node.block(), begun.sequences);
         let stop = Arc::new(AtomicBool::new(stop_at <= self.node.block()));
         let work = self.start_training(window, sequences, begun, progress, stop.clone());
         let ended = self.wait_for_training(work, &stop, stop_at).await;
         let (local, trained, observer) = ended.map_err(RunError::TrainerDied)?;
         self.local = local;
+        if let Some(sequences) = trained
+            .as_ref()
+            .ok()
+            .map(|trained| trained.sequences.saturating_sub(before))
+            .filter(|new| 0 < *new)
+        {
+            let blocks = self.node.block().0.saturating_sub(from.0).saturating_add(1);
+            self.pace = Some(f64::from(sequences) / f64::from(blocks));
+        }
         let weights = async |miner: &mut Miner| {
             let weights = miner.compute(|local, _| local.trainer.weights_flat()).await;
             weights.map_err(TrainingError::Weights)

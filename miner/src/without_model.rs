@@ -25,10 +25,12 @@ impl Miner {
     /// to the next window meanwhile if its model is not there in time.
     pub(crate) async fn follow(&mut self, done: Option<Window>) -> Result<(), RunError> {
         loop {
-            let leave_at = self.leaves_at();
+            let due_at = self.due.as_ref().map(|due| due.at);
+            let leave_at = due_at.into_iter().chain(self.leaves_at()).min();
             if self.node.follow_until(done, leave_at).await? {
                 return Ok(());
             }
+            self.start_due(self.node.block()).await?;
             if self.leaves_at().is_some_and(|at| at <= self.node.block()) {
                 self.contribute_without_model().await?;
             }

@@ -234,6 +234,7 @@ impl Plan {
             same_evaluation: self.validators.is_empty(),
             failures_ppm: self.failing_percent * 10_000,
             ahead: AHEAD,
+            pace: None,
             update_delay: Duration::ZERO,
             restarts: if self.outages { restarts(seed, windows, schedule) } else { Vec::new() },
             outages: if self.outages { outages(seed, windows, schedule) } else { Vec::new() },

@@ -67,6 +67,9 @@ pub struct Cast {
     pub failures_ppm: u32,
     /// The part of a window's sequences that an honest miner trains before the window's model is there.
     pub ahead: f64,
+    /// The pace of an honest miner that the schedule of its training ahead is made for, in sequences per block: training
+    /// takes no virtual time. `None`: as measured, so that miners train ahead only of a model that is late.
+    pub pace: Option<f64>,
     /// The time that an update of the model takes to reach a miner.
     pub update_delay: Duration,
     pub restarts: Vec<Restart>,
@@ -256,6 +259,7 @@ impl<'a> Network<'a> {
             home: home.to_owned(),
             failures_ppm: self.cast.failures_ppm,
             ahead: self.cast.ahead,
+            pace: self.cast.pace,
             update_delay: self.cast.update_delay,
             // Only a miner that is killed reads one.
             snapshots: match self.cast.restarts.is_empty() {

@@ -66,6 +66,7 @@ pub struct Shared {
     pub failures_ppm: u32,
     /// The part of a window's sequences that an honest miner trains before the window's model is there.
     pub ahead: f64,
+    pub pace: Option<f64>,
     /// The time that an update of the model takes to reach a miner.
     pub update_delay: Duration,
     /// How often miners write a snapshot inside a window.
@@ -166,6 +167,7 @@ pub async fn mine(shared: Arc<Shared>, seat: Seat, behaviour: MinerSeat) -> Resu
         commit_margin_blocks: 1,
         batch_sequences,
         ahead: shared.ahead,
+        pace: shared.pace,
         snapshot_interval: shared.snapshots,
     };
     let shutdown = Arc::new(ShutdownHandle::default());

@@ -93,7 +93,12 @@ pub fn judge(
             remembered.unmeasured = remembered.unmeasured.saturating_add(1);
         }
         if let Some(gains) = gains.get(seat) {
-            outcomes.extend(test_own_data(params, observed, gains, scale, remembered).map(|of| (*seat, of)));
+            // An untrained model's first steps help all text alike: the gaps are mostly noise, the same for all
+            // validators as they have no salts yet (PROT-24).
+            if reputations.judged.is_some() {
+                let outcome = test_own_data(params, observed, gains, scale, remembered);
+                outcomes.extend(outcome.map(|of| (*seat, of)));
+            }
             record_evaluation(window, observed, gains, remembered);
         }
     }
