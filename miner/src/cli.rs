@@ -135,6 +135,10 @@ async fn mine(
             "`engine = \"command\"` and several ranks exclude each other: set `ranks = 1` under [train], and let the command start its own"
         );
     }
+    if command.is_none() && place == Place::Alone {
+        // Before a checkpoint is fetched in vain.
+        device.check()?;
+    }
     // Ranks of a launcher connect from now on.
     let leader = Leader::new(&place, &settings, device)?;
     // First, so that monitoring sees a node that is starting.
@@ -147,12 +151,7 @@ async fn mine(
     if let Some(metrics) = &mut metrics {
         metrics.follow(&opened.seat, &opened.follower, opened.traffic(), &mut opened.journal);
     }
-    let mut recipe = opened.spec.recipe.clone();
-    recipe.batch = settings.train.batch_sequences.unwrap_or(recipe.batch).max(1);
-    recipe.learning_rate = settings.train.learning_rate.unwrap_or(recipe.learning_rate);
-    recipe.optimiser = settings.train.optimiser.unwrap_or(recipe.optimiser);
-    recipe.micro_batch =
-        settings.train.micro_batch_sequences.unwrap_or(recipe.micro_batch).clamp(1, recipe.batch);
+    let recipe = settings.train.recipe(&opened.spec.recipe);
     let path = settings.reading.directory.join("model.state");
     let (mut sync, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;
     let loss_max = settings.train.loss_max.unwrap_or_else(|| loss_max(opened.spec.model.vocab));

@@ -102,11 +102,13 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
         Some(address) => Some(Metrics::serve(address, Role::Validator).await?),
         None => None,
     };
+    let device = settings.reading.device.clone().try_into::<Device>().context("device")?;
+    // Before a checkpoint is fetched in vain.
+    device.check()?;
     let (mut context, strategy) = change(node::open(&settings, Role::Validator).await?)?;
     if let Some(metrics) = &mut metrics {
         metrics.follow(&context.seat, &context.follower, context.traffic(), &mut context.journal);
     }
-    let device = settings.reading.device.clone().try_into::<Device>().context("device")?;
     let path = settings.reading.directory.join("model.state");
     let (sync_driver, is_resumed) =
         SyncDriver::open(context.follower.clone(), path, &mut context.journal).await?;

@@ -118,11 +118,23 @@ pub async fn plan_seat(
         if free < needed {
             let address = keys::address(coldkey);
             return Err(invalid(format!(
-                "the coldkey {address} has {free}, and needs {needed} with fees. Transfer to it"
+                "the coldkey {address} has {free}, and needs {needed} with fees. {}",
+                how_to_fund(chain, &address, needed.saturating_sub(free))
             )));
         }
     }
     Ok(SeatPlan { already, price, funded, calls })
+}
+
+/// The command with which an account gets at least `amount`. On a development chain there is a key whose secret is
+/// public and that has plenty.
+pub fn how_to_fund(chain: &dyn Chain, address: &str, amount: Amount) -> String {
+    let whole = amount.0.div_ceil(Amount::mtl(1).0).max(1);
+    let transfer = |from: &str| format!("`mettle transfer --key {from} --to {address} --amount {whole}`");
+    match chain.is_development() {
+        true => format!("Transfer to it from a development account: {}", transfer("//Alice")),
+        false => format!("Transfer to it from another account: {}", transfer("FILE")),
+    }
 }
 
 /// Registers a hotkey and funds it for fees. `chain` signs with the coldkey.

@@ -63,7 +63,7 @@ pub enum ChainError {
     )]
     Decode { doing: String, reason: String },
 
-    #[error("there is no run {0} on this chain")]
+    #[error("there is no run {0} on this chain. List the runs with `mettle run list`")]
     NoSuchRun(RunId),
 
     #[error("while {doing}: the client was opened without a key and can only read. Give a key")]
@@ -150,7 +150,7 @@ mod tests {
             while voting on window 3 of run 0: it is unknown whether the call took effect: the reason. Look at the chain's state, then decide
             while voting on window 3 of run 0: the chain answered with error -32603: internal error
             while voting on window 3 of run 0: cannot decode the chain's answer: the reason. Use a client and a chain of the same release
-            there is no run 7 on this chain
+            there is no run 7 on this chain. List the runs with `mettle run list`
             while voting on window 3 of run 0: the client was opened without a key and can only read. Give a key
             the chain client's submitter has stopped: this is a bug. Restart the program, and report the log
         "#]].assert_eq(&text);

@@ -41,6 +41,11 @@ pub enum KeyError {
     NotADevKey(String),
     #[error("a seed is 32 bytes, written as 64 hex digits")]
     NotASeed,
+    #[error(
+        "these are not the 12, 15, 18, 21 or 24 words of a BIP-39 phrase in English: a word is wrong, or missing, or in \
+         another place"
+    )]
+    NotWords,
     #[error("the operating system gave no randomness: {0}")]
     Randomness(getrandom::Error),
     #[error("{} exists already and is not overwritten. Choose another name, or move it away", .0.display())]
@@ -88,6 +93,20 @@ impl Key {
         hex::decode_to_slice(text.strip_prefix("0x").unwrap_or(text), seed.as_mut())
             .map_err(|_| KeyError::NotASeed)?;
         Ok(Key::from_seed(&seed))
+    }
+
+    /// A key from the words of a BIP-39 phrase in English, without a password, as Substrate's tools derive it for
+    /// ed25519. The same words are another key in wallets of sr25519.
+    pub fn from_words(text: &str) -> Result<Key, KeyError> {
+        let mut words = Zeroizing::new(String::with_capacity(text.len()));
+        for word in text.split_whitespace() {
+            if !words.is_empty() {
+                words.push(' ');
+            }
+            words.push_str(word);
+        }
+        let (_, seed) = sp_core::ed25519::Pair::from_phrase(&words, None).map_err(|_| KeyError::NotWords)?;
+        Ok(Key::from_seed(&Zeroizing::new(seed)))
     }
 
     /// A development key such as `//Alice` or `//miner//3`, whose secret is public: for tests and local networks.
@@ -246,6 +265,20 @@ mod tests {
         assert_eq!(Key::from_hex_seed(&seed).unwrap().account(), Key::from_seed(&[7; 32]).account());
         for text in ["", "07", "zz", &"07".repeat(33)] {
             assert!(matches!(Key::from_hex_seed(text), Err(KeyError::NotASeed)), "{text}");
+        }
+    }
+
+    #[test]
+    fn words_give_the_key_that_substrate_s_tools_derive() {
+        let words = "bottom drive obey lake curtain smoke basket hold race lonely fit walk";
+        let seed = "0xfac7959dbfe72f052e5a0c3c8d6530f202b02fd8f9f5ca3580ec8deb7797479e";
+        let expected = Key::from_hex_seed(seed).unwrap().account();
+        assert_eq!(Key::from_words(words).unwrap().account(), expected);
+        let in_lines = format!("  {}\n", words.replace(' ', "\n"));
+        assert_eq!(Key::from_words(&in_lines).unwrap().account(), expected);
+        let swapped = words.replacen("bottom drive", "drive bottom", 1);
+        for text in ["", "bottom", &swapped, &words.replace("walk", "walks"), &format!("{words} walk")] {
+            assert!(matches!(Key::from_words(text), Err(KeyError::NotWords)), "{text}");
         }
     }
 

@@ -138,6 +138,12 @@ pub trait Chain: Send + Sync {
         Ok(None)
     }
 
+    /// The time of the latest finalised block, since 1970, as its author set it. That of a development chain may be
+    /// ahead of the clock. A client that does not read the chain's storage returns `None`.
+    async fn head_time(&self) -> Result<Option<Duration>, ChainError> {
+        Ok(None)
+    }
+
     /// The intended block time. A development chain may be faster.
     async fn block_time(&self) -> Result<Duration, ChainError>;
 

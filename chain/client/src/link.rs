@@ -192,6 +192,11 @@ impl Link {
         self.stored("Windows", "Attestations", keys, at).await
     }
 
+    /// The time of the block `at`, in milliseconds since 1970.
+    pub(crate) async fn timestamp(&self, at: &Head) -> Result<Option<u64>, LinkError> {
+        self.stored("Timestamp", "Now", (), at).await
+    }
+
     /// A value of the chain's state.
     async fn stored<K: IntoEncodableValues + IntoDecodableValues, T: DecodeAll>(
         &self,
@@ -434,12 +439,23 @@ fn why_it_failed(error: DispatchError, doing: &str) -> ChainError {
             doing,
             pallet: details.pallet.name().to_owned(),
             error: details.variant.name.clone(),
-            docs: details.variant.docs.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" "),
+            docs: advised(
+                &details.variant.name,
+                details.variant.docs.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" "),
+            ),
         },
         Err(error) => {
             let reason = format!("an error that the metadata does not name: {error}");
             ChainError::Failed { doing, reason }
         }
+    }
+}
+
+/// A refusal's text with the command of `mettle` for what it asks: the chain knows no client.
+fn advised(error: &str, docs: String) -> String {
+    match error {
+        "UnknownRun" => format!("{docs} `mettle run list` lists them"),
+        _ => docs,
     }
 }
 

@@ -284,6 +284,12 @@ impl Chain for SubxtChain {
         self.inner.connection.read(&doing, read).await
     }
 
+    async fn head_time(&self) -> Result<Option<Duration>, ChainError> {
+        let read = |link: Arc<Link>| async move { link.timestamp(&link.head()).await };
+        let millis = self.inner.connection.read("reading the time of the latest block", read).await?;
+        Ok(millis.map(Duration::from_millis))
+    }
+
     async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError> {
         let doing = format!("reading the bonds of uid {validator} of run {run}");
         self.call_runtime(&doing, "MettleApi_consensus_bonds", (run, validator).encode()).await

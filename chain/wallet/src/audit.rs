@@ -280,10 +280,10 @@ mod tests {
         let all = [audited(2, (true, true)), audited(3, (false, true)), audited(4, (false, false))];
         expect![[r#"
             window 9
-            uid 2: not audited: could not read the chain: there is no run 7 on this chain
-            uid 3: not audited: could not read the chain: there is no run 7 on this chain
+            uid 2: not audited: could not read the chain: there is no run 7 on this chain. List the runs with `mettle run list`
+            uid 3: not audited: could not read the chain: there is no run 7 on this chain. List the runs with `mettle run list`
               it did not attest in this window
-            uid 4: not audited: could not read the chain: there is no run 7 on this chain
+            uid 4: not audited: could not read the chain: there is no run 7 on this chain. List the runs with `mettle run list`
               it neither attested nor voted in this window
         "#]]
         .assert_eq(&text(Window(9), &all));

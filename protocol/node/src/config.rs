@@ -3,6 +3,7 @@
 use crate::data::DataSource;
 use anyhow::{Context as _, anyhow, bail};
 use chain_client::keys::KeySource;
+use model::Recipe;
 use protocol::{GenesisHash, RunId};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::{
@@ -130,6 +131,20 @@ pub struct TrainFile {
     pub rank_start_seconds: Option<u64>,
     /// Seconds for one exchange between ranks, with the computation that it waits for.
     pub rank_step_seconds: Option<u64>,
+}
+
+impl TrainFile {
+    /// The recipe that the miner trains by: the run's, with what these settings change.
+    pub fn recipe(&self, of_run: &Recipe) -> Recipe {
+        let batch = self.batch_sequences.unwrap_or(of_run.batch).max(1);
+        Recipe {
+            batch,
+            micro_batch: self.micro_batch_sequences.unwrap_or(of_run.micro_batch).clamp(1, batch),
+            learning_rate: self.learning_rate.unwrap_or(of_run.learning_rate),
+            optimiser: self.optimiser.unwrap_or(of_run.optimiser),
+            ..of_run.clone()
+        }
+    }
 }
 
 /// What computes a miner's steps.

@@ -146,8 +146,7 @@ pub async fn fetch_dataset(
         return in_pieces(fetch, &mirrors, manifest, tokenizer, cache, data_source.cache_bytes);
     }
     let (fetch_whole, plan) = (&*fetch, mirrors.plan());
-    let limits = Limits::for_bytes(MAX_MANIFEST_BYTES);
-    let bytes = get(fetch_whole, &plan, &keys::manifest(&run.manifest), &run.manifest, &limits).await?;
+    let bytes = manifest_bytes(fetch_whole, &plan, run).await?;
     let manifest = Manifest::from_bytes(&bytes)?;
 
     let key = keys::tokenizer(&manifest.tokenizer);
@@ -175,6 +174,21 @@ pub async fn fetch_dataset(
     // The manifest last: a directory with one is a whole dataset.
     keep(&manifest_path(directory), &bytes, disk).await?;
     open(directory, Some(run.manifest), again()).await
+}
+
+/// The manifest of the run's dataset, from its origin.
+pub async fn fetch_manifest(fetch: &dyn Fetch, run: &RunView) -> Result<Manifest, DataError> {
+    let plan = Mirrors::one(&run.origin).plan();
+    Ok(Manifest::from_bytes(&manifest_bytes(fetch, &plan, run).await?)?)
+}
+
+async fn manifest_bytes(
+    fetch: &dyn Fetch,
+    plan: &FetchPlan,
+    run: &RunView,
+) -> Result<Bytes, AllMirrorsFailed> {
+    let limits = Limits::for_bytes(MAX_MANIFEST_BYTES);
+    get(fetch, plan, &keys::manifest(&run.manifest), &run.manifest, &limits).await
 }
 
 /// Writes a fetched file; with `disk`, waits until there is space for it.

@@ -10,14 +10,14 @@ use crate::{
 };
 use anyhow::{Context as _, bail};
 use chain_client::{
-    Amount, Chain, SubxtChain, is_private,
-    keys::{Key, KeyPassword, KeySource, Prompt},
+    Amount, Chain, SubxtChain, account, is_private,
+    keys::{Key, KeyPassword, KeySource, Prompt, address},
 };
 use dataset::Dataset;
 use futures::future::BoxFuture;
 use model::RunSpec;
 use protocol::{
-    Digest, GenesisHash, Role, RunId, RunParams,
+    Digest, GenesisHash, Hotkey, Role, RunId, RunParams,
     identity::{BadHex, Signer},
     keys,
     view::{RunView, SeatView},
@@ -27,7 +27,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use store::{Fetch as _, HttpFetcher, Limits, Store, fetch::FetchPolicy};
+use store::{Fetch, FetchError, HttpFetcher, Limits, Store, fetch::FetchPolicy};
 
 /// The name of the run's specification in a node's directory.
 pub const SPEC_FILE: &str = "spec.json";
@@ -145,7 +145,7 @@ pub fn check_key(key: &KeySource, is_development: bool) -> anyhow::Result<()> {
 
 /// Why a directory cannot be used on a chain.
 #[derive(Debug, thiserror::Error)]
-enum PinError {
+pub enum PinError {
     #[error(
         "the directory {} was used on the chain with genesis {found}, and this is the chain with genesis {chain}. Give \
          the URL of the former, or use another directory",
@@ -161,18 +161,27 @@ enum PinError {
 /// Writes the chain's genesis hash into a node's directory, or compares it with the one there. A directory belongs to
 /// one chain: what a node keeps of runs and windows has the same numbers on every chain.
 fn pin_chain(directory: &Path, chain: GenesisHash) -> Result<(), PinError> {
+    match check_pin(directory, chain)? {
+        true => Ok(()),
+        false => Ok(write_atomic(&directory.join(GENESIS_FILE), format!("{chain}\n").as_bytes())?),
+    }
+}
+
+/// Whether a node's directory was used on this chain; false if it has not been used on any.
+///
+/// # Errors
+/// If it was used on another chain, or its file cannot be read.
+pub fn check_pin(directory: &Path, chain: GenesisHash) -> Result<bool, PinError> {
     let path = directory.join(GENESIS_FILE);
     match std::fs::read_to_string(&path) {
         Ok(text) => {
             let found = text.trim().parse().map_err(|source| PinError::Damaged { path, source })?;
             if found == chain {
-                return Ok(());
+                return Ok(true);
             }
             Err(PinError::OtherChain { directory: directory.to_owned(), found, chain })
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            Ok(write_atomic(&path, format!("{chain}\n").as_bytes())?)
-        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         Err(source) => Err(FileError::Read { path, source }.into()),
     }
 }
@@ -197,24 +206,9 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
         };
         let run = chain.run(reading.run).await?;
 
-        let seats = chain.seats(run.id).await?;
-        let Some(seat) = seats.into_iter().find(|seat| seat.hotkey == hotkey) else {
-            bail!(
-                "{} has no seat in run {}. Register it first: `{role} register --key {} …`",
-                key.address(),
-                run.id,
-                settings.key
-            );
-        };
-        if seat.role != role {
-            bail!("uid {} in run {} is a {}'s seat, not a {role}'s", seat.id.uid, run.id, seat.role);
-        }
+        let seat = seat(&*chain, run.id, &hotkey, role, &settings.key).await?;
 
-        let Some(bucket) = &settings.store else {
-            bail!(
-                "no bucket was given: add a [store] section with endpoint, bucket and access_key to the settings file"
-            );
-        };
+        let Some(bucket) = &settings.store else { bail!(NO_BUCKET) };
         let store: Arc<dyn Store> = Arc::new(bucket.open()?);
 
         let (fetch, spec) = published(&*chain, &run).await?;
@@ -244,6 +238,33 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
             .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
         Ok(NodeContext { key, chain, witness, fetch, store, seat, spec, dataset, follower, journal, lock })
     })
+}
+
+/// What to add to settings without a bucket.
+pub const NO_BUCKET: &str =
+    "no bucket was given: add a [store] section with endpoint, bucket and access_key to the settings file";
+
+/// The seat of a hotkey for a node of this role. `key` names the hotkey in errors.
+///
+/// # Errors
+/// If the hotkey has no seat in the run, or one for another role; and the chain's.
+pub async fn seat(
+    chain: &dyn Chain,
+    run: RunId,
+    hotkey: &Hotkey,
+    role: Role,
+    key: &KeySource,
+) -> anyhow::Result<SeatView> {
+    let Some(seat) = account::seat_of(chain, run, hotkey).await? else {
+        bail!(
+            "{} has no seat in run {run}. Register it first: `mettle register {role} --run {run} --key {key} …`",
+            address(&hotkey.0)
+        );
+    };
+    if seat.role != role {
+        bail!("uid {} in run {run} is a {}'s seat, not a {role}'s", seat.id.uid, seat.role);
+    }
+    Ok(seat)
 }
 
 /// Writes an object, reads it back at the seat's public URL, and deletes it: a wrong secret or URL must show before
@@ -313,6 +334,12 @@ pub fn fetcher(chain: &dyn Chain, params: &RunParams) -> anyhow::Result<HttpFetc
     Ok(HttpFetcher::new(fetch_policy(params, chain.is_development()))?)
 }
 
+/// Checks the form of a URL at which others are to read a bucket: what nodes refuse to fetch from is of no use in a
+/// seat or a run.
+pub fn check_base_url(chain: &dyn Chain, params: &RunParams, base_url: &str) -> Result<(), FetchError> {
+    store::fetch::check_base_url(base_url, &fetch_policy(params, chain.is_development()))
+}
+
 fn fetch_policy(params: &RunParams, is_development: bool) -> FetchPolicy {
     if params.localnet && is_development { FetchPolicy::localnet() } else { FetchPolicy::public() }
 }
@@ -320,12 +347,17 @@ fn fetch_policy(params: &RunParams, is_development: bool) -> FetchPolicy {
 /// A fetcher with the run's policy, and the run's specification.
 async fn published(chain: &dyn Chain, run: &RunView) -> anyhow::Result<(Arc<HttpFetcher>, RunSpec)> {
     let fetch = Arc::new(fetcher(chain, &run.params)?);
+    let spec = specification(chain, &*fetch, run).await?;
+    Ok((fetch, spec))
+}
+
+/// The run's specification, from its origin or a validator.
+pub async fn specification(chain: &dyn Chain, fetch: &dyn Fetch, run: &RunView) -> anyhow::Result<RunSpec> {
     let seats = chain.seats(run.id).await.context("could not read the run's seats from the chain")?;
     let mirrors = Mirrors::one(&run.origin).and(Mirrors::validators(&seats, &[], &run.origin, 0));
     let limits = Limits::for_bytes(model::SPEC_BYTES_MAX);
-    let bytes = mirrors.get(&*fetch, &keys::spec(&run.spec), &run.spec, &limits).await;
-    let spec = RunSpec::from_bytes(&bytes.context("could not fetch the run's specification")?)?;
-    Ok((fetch, spec))
+    let bytes = mirrors.get(fetch, &keys::spec(&run.spec), &run.spec, &limits).await;
+    Ok(RunSpec::from_bytes(&bytes.context("could not fetch the run's specification")?)?)
 }
 
 /// The user's own copy of the dataset, which is never repaired here.

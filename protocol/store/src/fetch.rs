@@ -19,7 +19,7 @@ use protocol::keys::ObjectKey;
 
 use crate::TrafficTotals;
 pub use address::AddressClass;
-pub use http::{FetchPolicy, HttpFetcher, Resolver};
+pub use http::{FetchPolicy, HttpFetcher, Resolver, check_base_url};
 
 /// Reads objects from any bucket, without a credential.
 #[async_trait]

@@ -32,7 +32,8 @@ impl Ballast {
     /// space has none, so failures are not reported.
     pub fn restore(&self) {
         let held = fs::metadata(&self.path).map_or(0, |file| file.len());
-        let bytes = self.bytes.min((free_bytes(&self.path) + held) / SHARE_OF_FREE);
+        let directory = self.path.parent().unwrap_or(Path::new("."));
+        let bytes = self.bytes.min((free_bytes(directory).unwrap_or(0) + held) / SHARE_OF_FREE);
         if 0 < held && bytes / 2 <= held && held <= self.bytes {
             return;
         }
@@ -66,16 +67,16 @@ fn fill(path: &Path, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Bytes that this process may still write where `path` is; 0 if the system does not tell.
+/// Bytes that this process may still write in `directory`; `None` if the system does not tell.
 #[cfg(unix)]
-fn free_bytes(path: &Path) -> u64 {
-    let directory = path.parent().unwrap_or(Path::new("."));
-    rustix::fs::statvfs(directory).map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize))
+pub fn free_bytes(directory: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(directory).ok()?;
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 #[cfg(not(unix))]
-fn free_bytes(_: &Path) -> u64 {
-    0
+pub fn free_bytes(_: &Path) -> Option<u64> {
+    None
 }
 
 #[cfg(all(test, unix))]
@@ -104,7 +105,7 @@ mod tests {
     #[test]
     fn a_ballast_takes_at_most_one_percent_of_the_free_space() {
         let directory = tempfile::tempdir().unwrap();
-        let free = free_bytes(&directory.path().join(FILE));
+        let free = free_bytes(directory.path()).expect("the system tells");
         assert!(0 < free);
         if 1 << 30 < free / SHARE_OF_FREE {
             return; // Too much to write in a test.

@@ -7,7 +7,7 @@ mod durable_file;
 mod file;
 mod lock;
 
-pub use ballast::Ballast;
+pub use ballast::{Ballast, free_bytes};
 pub use db::{Db, DbError, Table, Transaction};
 pub use disk_full::{DiskFullRetry, DiskStatus, retry_while_full};
 pub use durable_file::{

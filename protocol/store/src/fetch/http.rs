@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use protocol::ensure;
-use protocol::keys::ObjectKey;
+use protocol::keys::{self, ObjectKey};
+use protocol::{Digest, ensure};
 use reqwest::header;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -320,6 +320,18 @@ fn late(since: Instant, asked: Duration) -> bool {
     since.elapsed() > asked + asked / 2 + Duration::from_millis(250)
 }
 
+/// Checks the form of a base URL, as each fetch does: the scheme, no credential, no address that is refused. Nothing
+/// is resolved or fetched.
+///
+/// # Errors
+/// [`FetchError::BadUrl`] and [`FetchError::ForbiddenAddress`].
+pub fn check_base_url(base_url: &str, policy: &FetchPolicy) -> Result<(), FetchError> {
+    object_url(base_url, &keys::piece(&Digest::default()), policy.allow_private)?;
+    let is_printable = base_url.bytes().all(|byte| byte.is_ascii_graphic());
+    ensure!(is_printable, FetchError::BadUrl { why: "it holds spaces, or letters beyond ASCII".into() });
+    Ok(())
+}
+
 /// The URL of an object, if the base URL may be used.
 fn object_url(base_url: &str, key: &ObjectKey, allow_private: bool) -> Result<Url, FetchError> {
     let bad = |why: String| FetchError::BadUrl { why };
@@ -416,7 +428,6 @@ fn source_chain(error: &dyn StdError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use protocol::{Digest, keys};
 
     fn url(base: &str, allow_private: bool) -> Result<String, FetchError> {
         object_url(base, &keys::piece(&Digest([7; 32])), allow_private).map(String::from)
@@ -450,7 +461,12 @@ mod tests {
         ] {
             let error = url(base, false).expect_err(base);
             assert!(matches!(error, FetchError::BadUrl { .. }) && error.is_theirs(), "{base}: {error:?}");
+            assert_eq!(check_base_url(base, &FetchPolicy::public()), Err(error));
         }
+        for base in ["https://host/b c", "https://h\u{f6}st/b"] {
+            assert!(matches!(check_base_url(base, &FetchPolicy::public()), Err(FetchError::BadUrl { .. })));
+        }
+        assert_eq!(check_base_url("https://host/bucket/", &FetchPolicy::public()), Ok(()));
     }
 
     #[test]
