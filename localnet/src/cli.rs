@@ -1,6 +1,6 @@
 //! The command line of `localnet`.
 
-use crate::{log, roles, up};
+use crate::{buckets, log, roles, up};
 use clap::{Parser, Subcommand};
 use node::program;
 use std::process::ExitCode;
@@ -17,6 +17,9 @@ struct Cli {
 enum Command {
     /// Start a chain, a store, miners and validators, and show the state of the network.
     Up(Box<up::Up>),
+    /// Add buckets to the S3 server of a network.
+    #[command(subcommand)]
+    Store(buckets::StoreCommand),
     /// One process of a network; started by `up`.
     #[command(subcommand, hide = true)]
     Role(roles::Role),
@@ -27,6 +30,10 @@ pub fn main() -> ExitCode {
         Command::Up(up) => {
             log::init();
             program::run_to_exit(Box::pin(up::run(*up)))
+        }
+        Command::Store(command) => {
+            log::init();
+            program::run_to_exit(Box::pin(buckets::run(command)))
         }
         Command::Role(role) => roles::run(role),
     }

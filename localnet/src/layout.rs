@@ -10,11 +10,13 @@
 //! `password` opens the key files beside it. It and `store-secret` are readable by this user only.
 //! ```
 
+use crate::defaults::NODE_BLOCK_MILLIS;
 use node::durable::{DirectoryLock, FileError, LockError};
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 /// The plan of a network, as in `network.json`.
@@ -34,6 +36,13 @@ pub struct Plan {
     pub origin_keys: (String, String),
     /// The directory of the prepared data. Without it, the seats fetch the data from the origin's bucket.
     pub dataset: Option<PathBuf>,
+    /// The size of the sample on which the held-out loss is measured, by the validator [`Plan::measures_held_out`].
+    /// Networks of older releases have the default of each validator.
+    #[serde(default)]
+    pub held_out_sequences: Option<u64>,
+    /// Buckets of participants that are not of this network, added by `localnet store add`.
+    #[serde(default)]
+    pub buckets: Vec<BucketPlan>,
     pub seats: Vec<SeatPlan>,
 }
 
@@ -47,6 +56,16 @@ pub enum ChainPlan {
     Nodes { binary: PathBuf, nodes: Vec<NodePlan> },
     /// Nodes that are started and stopped from outside: their URLs.
     Elsewhere { urls: Vec<String> },
+}
+
+impl ChainPlan {
+    /// Between two blocks, for estimates only: the chain sets it.
+    pub fn block_time(&self) -> Duration {
+        Duration::from_millis(match self {
+            ChainPlan::Embedded { block_millis, .. } => *block_millis,
+            ChainPlan::Nodes { .. } | ChainPlan::Elsewhere { .. } => NODE_BLOCK_MILLIS,
+        })
+    }
 }
 
 /// One real node on this machine.
@@ -74,6 +93,15 @@ pub struct SeatPlan {
     /// [`crate::seats::HONEST`], or the name of an adversary.
     #[serde(rename = "conduct", default = "honest")]
     pub strategy: String,
+    pub access_key: String,
+    pub secret_key: String,
+}
+
+/// A bucket, and the key that may write to it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BucketPlan {
+    pub name: String,
     pub access_key: String,
     pub secret_key: String,
 }
@@ -210,6 +238,12 @@ impl Plan {
         format!("{}/{bucket}", self.store_url())
     }
 
+    /// Whether this seat measures the held-out loss that the network reports: the first validator. The others
+    /// measure a smaller sample for their own metrics, because the machine is shared.
+    pub fn measures_held_out(&self, seat: &SeatPlan) -> bool {
+        self.seats_of(protocol::Role::Validator).next().is_some_and(|first| first.name == seat.name)
+    }
+
     pub fn seats_of(&self, role: protocol::Role) -> impl Iterator<Item = &SeatPlan> {
         self.seats.iter().filter(move |seat| seat.role == role)
     }
@@ -230,6 +264,8 @@ mod tests {
             store_admin: None,
             origin_keys: ("a".into(), "b".into()),
             dataset: Some("data".into()),
+            held_out_sequences: None,
+            buckets: vec![],
             seats: vec![],
         }
     }

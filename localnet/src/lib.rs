@@ -1,8 +1,10 @@
 #![doc = include_str!("../README.md")]
 
+pub mod buckets;
 pub mod cli;
 pub mod containers;
 pub mod defaults;
+pub mod draw;
 pub mod layout;
 pub mod log;
 pub mod network;
@@ -10,6 +12,7 @@ pub mod nodes;
 pub mod observe;
 pub mod process;
 pub mod report;
+pub mod restart;
 pub mod roles;
 pub mod seats;
 pub mod setup;

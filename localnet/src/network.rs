@@ -5,14 +5,17 @@ use crate::{
     nodes,
     observe::Observer,
     process::{Process, Program, last_lines},
+    restart::Restarts,
     seats::HONEST,
 };
 use anyhow::{Context as _, bail};
 use chain_client::{Chain, SubxtChain};
 use protocol::{Block, Role, RunId, Uid};
 use std::{
+    collections::BTreeMap,
     ffi::OsString,
     path::{Path, PathBuf},
+    process::ExitStatus,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -31,6 +34,15 @@ pub struct Network {
     executable: PathBuf,
     /// In the order of their start.
     processes: Vec<Process>,
+    /// Seats whose process has ended, until they are started again.
+    down: Vec<Down>,
+    restarts: BTreeMap<String, Restarts>,
+}
+
+/// A program that has ended, and is started again.
+struct Down {
+    program: Program,
+    again_at: Instant,
 }
 
 /// A process that ended by itself.
@@ -43,10 +55,24 @@ pub struct Died {
     pub last_lines: String,
 }
 
+impl Died {
+    fn of(program: &Program, status: ExitStatus) -> Died {
+        let log = program.log.clone();
+        let last_lines = last_lines(&log, 12);
+        Died { name: program.name.clone(), status: status.to_string(), log, last_lines }
+    }
+}
+
 impl Network {
     /// A network without a process. `executable` is this program.
     pub fn new(directory: &Path, executable: PathBuf) -> Network {
-        Network { directory: directory.to_owned(), executable, processes: Vec::new() }
+        Network {
+            directory: directory.to_owned(),
+            executable,
+            processes: Vec::new(),
+            down: Vec::new(),
+            restarts: BTreeMap::new(),
+        }
     }
 
     /// Starts the chain and waits until it answers and finalises blocks.
@@ -155,20 +181,65 @@ impl Network {
     pub fn died(&mut self) -> anyhow::Result<Option<Died>> {
         for process in &mut self.processes {
             if let Some(status) = process.ended()? {
-                let log = process.program.log.clone();
-                return Ok(Some(Died {
-                    name: process.program.name.clone(),
-                    status: status.to_string(),
-                    last_lines: last_lines(&log, 12),
-                    log,
-                }));
+                return Ok(Some(Died::of(&process.program, status)));
             }
         }
         Ok(None)
     }
 
+    /// Starts seats again whose process has ended, each after a wait that grows with every end. Chain and store are
+    /// not started again: the first of them that has ended is returned.
+    pub fn restart_seats(&mut self, now: Instant) -> anyhow::Result<Option<Died>> {
+        let mut at = 0;
+        while let Some(process) = self.processes.get_mut(at) {
+            let Some(status) = process.ended()? else {
+                at += 1;
+                continue;
+            };
+            if is_base(&process.program.name) {
+                return Ok(Some(Died::of(&process.program, status)));
+            }
+            let Process { program, started, .. } = self.processes.remove(at);
+            let restarts = self.restarts.entry(program.name.clone()).or_default();
+            let wait = restarts.wait(now.saturating_duration_since(started));
+            let (name, log) = (&program.name, program.log.display());
+            tracing::warn!(
+                "{name} has ended ({status}); starting it again in {} s. Its log: {log}",
+                wait.as_secs()
+            );
+            self.down.push(Down { program, again_at: now + wait });
+        }
+        let due = self.down.extract_if(.., |down| down.again_at <= now);
+        for Down { program, .. } in due.collect::<Vec<_>>() {
+            let restarts = self.restarts.entry(program.name.clone()).or_default();
+            match program.clone().start() {
+                Ok(process) => {
+                    restarts.count = restarts.count.saturating_add(1);
+                    self.processes.push(process);
+                }
+                Err(error) => {
+                    let wait = restarts.wait(Duration::ZERO);
+                    tracing::warn!("{error:#}; trying again in {} s", wait.as_secs());
+                    self.down.push(Down { program, again_at: now + wait });
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The seats whose process has ended, and the time until it is started again.
+    pub fn down(&self, now: Instant) -> impl Iterator<Item = (&str, Duration)> {
+        self.down.iter().map(move |down| (&*down.program.name, down.again_at.saturating_duration_since(now)))
+    }
+
+    /// How often each process was started again.
+    pub fn restarts(&self) -> BTreeMap<String, u32> {
+        self.restarts.iter().map(|(name, restarts)| (name.clone(), restarts.count)).collect()
+    }
+
     /// Stops all processes: seats first, then store and chain.
     pub async fn stop(&mut self) {
+        self.down.clear();
         let (base, seats): (Vec<_>, Vec<_>) =
             self.processes.drain(..).partition(|process| is_base(&process.program.name));
         stop_all(seats).await;
@@ -188,7 +259,7 @@ impl Network {
                 self.directory.join(&seat.name).join("data").join("journal.jsonl"),
             )
         });
-        Ok(Observer::new(chain, RunId(plan.run), journals.collect()).await?.with_strategies(&plan.seats))
+        Ok(Observer::new(chain, RunId(plan.run), journals.collect()).await?.with_plan(plan))
     }
 
     /// Starts `role KIND` with these arguments, as the process `name`.
@@ -263,4 +334,60 @@ async fn finalising(plan: &Plan) -> anyhow::Result<Arc<dyn Chain>> {
         first.get_or_insert_with(|| Arc::new(chain));
     }
     first.context("the plan names no chain")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(directory: &Path, name: &str, script: &str) -> Program {
+        Program {
+            name: name.into(),
+            executable: "/bin/sh".into(),
+            arguments: vec!["-c".into(), script.into()],
+            environment: Vec::new(),
+            log: directory.join(name).join("log.txt"),
+            has_children: false,
+        }
+    }
+
+    /// Looks at the processes as if it were `now`, until `done`.
+    async fn until(network: &mut Network, now: Instant, done: impl Fn(&Network) -> bool) -> Option<Died> {
+        loop {
+            let died = network.restart_seats(now).unwrap();
+            if died.is_some() || done(network) {
+                return died;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_seat_that_has_ended_is_started_again_after_its_wait() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut network = Network::new(directory.path(), "/bin/sh".into());
+        let began = Instant::now();
+        network.processes.push(program(directory.path(), "miner-0", "echo again").start().unwrap());
+        assert!(until(&mut network, began, |network| network.down(began).next().is_some()).await.is_none());
+        assert_eq!(network.down(began).collect::<Vec<_>>(), [("miner-0", Duration::from_secs(1))]);
+        network.restart_seats(began + Duration::from_millis(900)).unwrap();
+        assert!(network.processes.is_empty());
+        let later = began + Duration::from_secs(1);
+        network.restart_seats(later).unwrap();
+        assert_eq!(network.restarts(), BTreeMap::from([("miner-0".to_owned(), 1)]));
+        until(&mut network, later, |network| network.down(later).next().is_some()).await;
+        assert_eq!(network.down(later).collect::<Vec<_>>(), [("miner-0", Duration::from_secs(2))]);
+        assert_eq!(last_lines(&network.log_of("miner-0"), 9), "again\nagain");
+        network.stop().await;
+        assert!(network.down(later).next().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_store_that_has_ended_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut network = Network::new(directory.path(), "/bin/sh".into());
+        network.processes.push(program(directory.path(), STORE, "echo no room; exit 3").start().unwrap());
+        let died = until(&mut network, Instant::now(), |_| false).await.unwrap().to_string();
+        assert!(died.contains("store has ended (exit status: 3)") && died.contains("no room"), "{died}");
+    }
 }

@@ -1,13 +1,19 @@
 //! The state of the network, from the chain and from the nodes' journals. The table and the report show it.
 
-use crate::{layout::SeatPlan, seats::HONEST};
+use crate::{layout::Plan, seats::HONEST};
 use chain_client::{Chain, ChainError};
+use dataset::LossEstimate;
 use node::{Entry, journal};
 use protocol::{
-    Digest, Role, RunId, Uid, Window,
+    Block, Digest, Role, RunId, Uid, Window,
     view::{Outcome, RunView, SeatView, WindowView},
 };
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+use validator::run::HELD_OUT_SEQUENCES;
 
 /// The record of a seat.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -56,6 +62,24 @@ struct Source {
     /// Bytes up and down of earlier processes of this node: each process counts from 0.
     before: (u64, u64),
     latest: (u64, u64),
+    /// When the last entry was read, and at which block.
+    heard: (Block, Instant),
+}
+
+/// Blocks that a node may be silent beyond a window, in which it writes several entries.
+const SILENT_BLOCKS: u32 = 4;
+/// Finalised windows without any deed of an external seat, after which it counts as away.
+const AWAY_WINDOWS: u32 = 2;
+
+/// Why nothing comes from a seat.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Absence {
+    /// Its process has ended, and is started again after this time.
+    Ended { again_in: Duration },
+    /// A node of this network writes nothing to its journal.
+    Silent { since: Duration },
+    /// An external seat has done nothing on the chain since this window.
+    Away { since: Window },
 }
 
 /// Training of all miners, in seconds.
@@ -75,21 +99,27 @@ pub struct Observer {
     pub seats: Vec<SeatView>,
     pub weights: BTreeMap<Uid, u16>,
     pub current: Option<WindowView>,
-    pub block: protocol::Block,
+    pub block: Block,
     /// Finalised windows, in order.
     pub outcomes: BTreeMap<Window, Outcome>,
     /// Lineage of the model that each window opened with, on the chain.
     pub lineages: BTreeMap<Window, Digest>,
     /// The same lineage, as each node journals it.
     pub held: BTreeMap<String, BTreeMap<Window, Digest>>,
-    /// Held-out loss of the model each window opened with, from each validator.
-    pub held_out: BTreeMap<Window, BTreeMap<String, f64>>,
+    /// Held-out loss of the model each window opened with, from each validator, on samples of different sizes.
+    pub held_out: BTreeMap<Window, BTreeMap<String, LossEstimate>>,
+    /// The size of the sample whose losses are reported.
+    pub held_out_sequences: u64,
+    /// Sequences that this network's miners trained on, by window.
+    pub trained: BTreeMap<Window, u64>,
     pub seen: BTreeMap<Uid, SeatSeen>,
     pub faults: Vec<FaultSeen>,
     /// Steps that a node could not do, and votes against two thirds: window, node and reason.
     pub missed: Vec<(Window, String, String)>,
     /// The last merge: window, bytes of the update, number of contributions.
     pub last_merge: Option<(Window, u64, usize)>,
+    /// The last finalised window in which a seat did something on the chain.
+    active: BTreeMap<Uid, Window>,
     sources: Vec<Source>,
     uids: BTreeMap<String, Uid>,
     /// The strategy of each seat of the plan, by its name; empty if no plan is known.
@@ -105,16 +135,21 @@ impl Observer {
         journals: Vec<(String, Uid, PathBuf)>,
     ) -> Result<Observer, ChainError> {
         let run = chain.run(run).await?;
+        let block = chain.heads().borrow().block;
+        let heard = (block, Instant::now());
         Ok(Observer {
             seats: chain.seats(run.id).await?,
             run,
             weights: BTreeMap::new(),
             current: None,
-            block: chain.heads().borrow().block,
+            block,
             outcomes: BTreeMap::new(),
             lineages: BTreeMap::new(),
             held: BTreeMap::new(),
             held_out: BTreeMap::new(),
+            held_out_sequences: HELD_OUT_SEQUENCES,
+            trained: BTreeMap::new(),
+            active: BTreeMap::new(),
             seen: BTreeMap::new(),
             faults: Vec::new(),
             missed: Vec::new(),
@@ -124,14 +159,23 @@ impl Observer {
             uids: journals.iter().map(|(name, uid, _)| (name.clone(), *uid)).collect(),
             sources: journals
                 .into_iter()
-                .map(|(name, _, path)| Source { name, path, offset: 0, before: (0, 0), latest: (0, 0) })
+                .map(|(name, _, path)| Source {
+                    name,
+                    path,
+                    offset: 0,
+                    before: (0, 0),
+                    latest: (0, 0),
+                    heard,
+                })
                 .collect(),
         })
     }
 
-    /// The same, with the strategies of these seats.
-    pub fn with_strategies(mut self, seats: &[SeatPlan]) -> Observer {
-        self.strategies = seats.iter().map(|seat| (seat.name.clone(), seat.strategy.clone())).collect();
+    /// The same, with what the plan says of seats and sample.
+    pub fn with_plan(mut self, plan: &Plan) -> Observer {
+        let of = |seat: &crate::layout::SeatPlan| (seat.name.clone(), seat.strategy.clone());
+        self.strategies = plan.seats.iter().map(of).collect();
+        self.held_out_sequences = plan.held_out_sequences.unwrap_or(HELD_OUT_SEQUENCES);
         self
     }
 
@@ -142,6 +186,11 @@ impl Observer {
             None if self.strategies.is_empty() => HONEST,
             None => EXTERNAL,
         }
+    }
+
+    /// Whether a seat is not in the plan; false for all if no plan is known.
+    pub fn is_external(&self, uid: Uid) -> bool {
+        self.strategy_of(uid) == EXTERNAL
     }
 
     /// Begins a session: [`Observer::train_time`] counts from here.
@@ -188,12 +237,15 @@ impl Observer {
     fn add_finalised(&mut self, view: &WindowView, outcome: Outcome) {
         self.outcomes.insert(view.window, outcome);
         for (uid, _) in &view.commitments {
+            self.active.insert(*uid, view.window);
             self.seen.entry(*uid).or_default().committed += 1;
         }
         for uid in &view.attested {
+            self.active.insert(*uid, view.window);
             self.seen.entry(*uid).or_default().attested += 1;
         }
         for (uid, vote) in &view.votes {
+            self.active.insert(*uid, view.window);
             let seen = self.seen.entry(*uid).or_default();
             seen.selected += 1;
             if matches!(outcome, Outcome::Merged(fixed) if fixed.update != vote.update) {
@@ -216,6 +268,9 @@ impl Observer {
             let source = &self.sources[index];
             let Ok((entries, offset)) = journal::read_from(&source.path, source.offset) else { continue };
             self.sources[index].offset = offset;
+            if !entries.is_empty() {
+                self.sources[index].heard = (self.block, Instant::now());
+            }
             for entry in entries {
                 self.add_entry(index, entry);
             }
@@ -242,7 +297,8 @@ impl Observer {
             Entry::Holds { window, lineage, .. } => {
                 self.held.entry(name).or_default().insert(window, lineage);
             }
-            Entry::Trained { train_seconds, data_seconds, .. } => {
+            Entry::Trained { window, sequences, train_seconds, data_seconds, .. } => {
+                *self.trained.entry(window).or_default() += u64::from(sequences);
                 let seen = self.seen.entry(uid).or_default();
                 seen.train_seconds += train_seconds;
                 seen.data_seconds += data_seconds;
@@ -258,8 +314,16 @@ impl Observer {
                     });
                 }
             }
-            Entry::Judged { window, held_out_loss, seats, .. } => {
-                self.held_out.entry(window).or_default().insert(name, held_out_loss);
+            Entry::Judged {
+                window,
+                held_out_loss: loss,
+                held_out_standard_error: standard_error,
+                held_out_sequences: sequences,
+                seats,
+                ..
+            } => {
+                let estimate = LossEstimate { sequences, loss, standard_error };
+                self.held_out.entry(window).or_default().insert(name, estimate);
                 for judged in seats {
                     let seen = self.seen.entry(judged.uid).or_default();
                     seen.score = Some(judged.score);
@@ -295,15 +359,39 @@ impl Observer {
         u32::try_from(self.outcomes.len()).unwrap_or(u32::MAX)
     }
 
-    /// The held-out loss of the model that a window opened with, as the mean over the validators that measured it.
-    pub fn held_out_loss(&self, window: Window) -> Option<f64> {
-        let losses = self.held_out.get(&window)?;
-        Some(losses.values().sum::<f64>() / losses.len().max(1) as f64)
+    /// The held-out loss of the model that a window opened with, on the sample of this network; `None` while it is not
+    /// measured. Every validator that measured it has the same number.
+    pub fn held_out_loss(&self, window: Window) -> Option<LossEstimate> {
+        let measured = self.held_out.get(&window)?.values();
+        measured.copied().find(|estimate| estimate.sequences == self.held_out_sequences)
     }
 
     /// [`Observer::held_out_loss`] of every measured window.
-    pub fn held_out_losses(&self) -> Vec<(Window, f64)> {
+    pub fn held_out_losses(&self) -> Vec<(Window, LossEstimate)> {
         self.held_out.keys().filter_map(|window| Some((*window, self.held_out_loss(*window)?))).collect()
+    }
+
+    /// Sequences that this network's miners trained on so far.
+    pub fn sequences_trained(&self) -> u64 {
+        self.trained.values().sum()
+    }
+
+    /// Why nothing comes from a seat at `now`; `None` if all is well. Processes that have ended are not known here.
+    pub fn absence(&self, uid: Uid, now: Instant) -> Option<Absence> {
+        let name = self.name_of(uid);
+        let window_blocks = self.run.params.schedule.blocks_per_window;
+        if let Some(source) = self.sources.iter().find(|source| source.name == name) {
+            let (block, at) = source.heard;
+            let silent = window_blocks.saturating_add(SILENT_BLOCKS) < self.block.0.saturating_sub(block.0);
+            return silent.then(|| Absence::Silent { since: now.saturating_duration_since(at) });
+        }
+        let registered = self.seats.iter().find(|seat| seat.id.uid == uid)?.id.registered_at;
+        // A seat takes part from the window after its registration on, or the one after that.
+        let joined = self.run.params.schedule.window_at(registered).map_or(0, |window| window.0 + 2);
+        let since = self.active.get(&uid).map_or(joined, |window| window.0 + 1);
+        let last = self.outcomes.keys().next_back()?.0;
+        (since.saturating_add(AWAY_WINDOWS) <= last.saturating_add(1))
+            .then_some(Absence::Away { since: Window(since) })
     }
 
     /// Whether every node holds the chain's model, at every window that it journals.
@@ -397,9 +485,13 @@ pub mod tests {
             })
             .collect();
         let losses = [7.99, 6.8, 5.31, 4.4, 3.62, 3.28, 3.07];
-        let held_out = (0..)
-            .zip(losses)
-            .map(|(window, loss)| (Window(window), BTreeMap::from([("validator-0".to_owned(), loss)])));
+        let held_out = (0..).zip(losses).map(|(window, loss)| {
+            let on = |sequences, loss| LossEstimate { sequences, loss, standard_error: 0.018 };
+            let of = |name: &str, estimate| (name.to_owned(), estimate);
+            // The second measures a small sample only.
+            let by = [of("validator-0", on(1536, loss)), of("validator-1", on(128, loss - 0.3))];
+            (Window(window), BTreeMap::from(by))
+        });
         let merged = Outcome::Merged(Vote { update: Digest::default(), state_root: None });
         let mut outcomes: BTreeMap<Window, Outcome> = (0..6).map(|window| (Window(window), merged)).collect();
         outcomes.insert(Window(2), Outcome::Void(VoidReason::NoAgreement));
@@ -428,7 +520,7 @@ pub mod tests {
                 opening_hash: None,
                 deal_seed: None,
                 evaluation_hash: None,
-                slots: Vec::new(),
+                slots: (3..8).map(Uid).collect(),
                 cursor: 0,
                 electorate: Vec::new(),
                 lineage: Digest::default(),
@@ -453,6 +545,9 @@ pub mod tests {
             lineages: BTreeMap::new(),
             held: BTreeMap::new(),
             held_out: held_out.collect(),
+            held_out_sequences: 1536,
+            trained: (0..6).map(|window| (Window(window), 4 * 1280)).collect(),
+            active: (3..7).map(|uid| (Uid(uid), Window(5))).collect(),
             seen,
             faults: Vec::new(),
             missed: Vec::new(),
@@ -479,6 +574,43 @@ pub mod tests {
         assert_eq!(observer.train_time(), TrainTime::default());
         observer.seen.entry(Uid(3)).or_default().train_seconds += 7.0;
         assert_eq!(observer.train_time().trained, 7.0);
+    }
+
+    #[test]
+    fn only_losses_on_the_networks_sample_are_reported() {
+        let mut observer = network();
+        assert_eq!(observer.held_out_loss(Window(6)).map(|estimate| estimate.loss), Some(3.07));
+        observer.held_out.entry(Window(6)).or_default().remove("validator-0");
+        assert_eq!(observer.held_out_loss(Window(6)), None);
+        assert_eq!(observer.held_out_losses().len(), 6);
+    }
+
+    #[test]
+    fn a_node_is_silent_after_a_window_without_an_entry_and_not_because_the_chain_stands_still() {
+        let mut observer = network();
+        let began = Instant::now();
+        let heard = (Block(300), began);
+        let path = PathBuf::new();
+        let (before, latest) = ((0, 0), (0, 0));
+        observer.sources.push(Source { name: "miner-0".into(), path, offset: 0, before, latest, heard });
+        let window = observer.run.params.schedule.blocks_per_window;
+        let now = began + Duration::from_secs(30);
+        observer.block = Block(300 + window + SILENT_BLOCKS);
+        assert_eq!(observer.absence(Uid(3), now), None);
+        observer.block = Block(300 + window + SILENT_BLOCKS + 1);
+        assert_eq!(observer.absence(Uid(3), now), Some(Absence::Silent { since: Duration::from_secs(30) }));
+    }
+
+    #[test]
+    fn an_external_seat_is_away_after_two_windows_without_a_deed() {
+        let mut observer = network();
+        let now = Instant::now();
+        // Registered before the first window, and never seen.
+        assert_eq!(observer.absence(Uid(7), now), Some(Absence::Away { since: Window(0) }));
+        observer.active.insert(Uid(7), Window(4));
+        assert_eq!(observer.absence(Uid(7), now), None);
+        observer.active.insert(Uid(7), Window(3));
+        assert_eq!(observer.absence(Uid(7), now), Some(Absence::Away { since: Window(4) }));
     }
 
     #[test]

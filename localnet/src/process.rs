@@ -7,7 +7,7 @@ use std::{
     io::{self, Read as _, Seek as _},
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::process::{Child, Command};
 
@@ -32,6 +32,7 @@ pub struct Program {
 #[derive(Debug)]
 pub struct Process {
     pub program: Program,
+    pub started: Instant,
     child: Child,
     /// The id of its process group.
     group: Option<u32>,
@@ -63,7 +64,7 @@ impl Program {
         let child = child
             .with_context(|| format!("could not start {} from {}", self.name, self.executable.display()))?;
         let group = child.id();
-        Ok(Process { program: self, child, group })
+        Ok(Process { program: self, started: Instant::now(), child, group })
     }
 }
 

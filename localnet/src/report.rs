@@ -5,19 +5,37 @@ use crate::{
     seats::HONEST,
     units,
 };
+use dataset::LossEstimate;
 use protocol::{Role, Uid, view::Outcome};
 use serde::Serialize;
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
+
+/// What is known of the text before any training.
+#[derive(Clone, Copy, Debug)]
+pub struct Text {
+    /// Predicted tokens of a sequence.
+    pub sequence_tokens: u64,
+    /// The unigram baseline, on the sample on which the held-out loss is measured.
+    pub unigram: LossEstimate,
+}
 
 /// The report that `up --report FILE` writes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// Finalised windows, of all sessions.
     pub windows: u32,
-    /// Held-out loss of the model that each judged window opened with, in order. In nats per token.
+    /// Held-out loss of the model that each measured window opened with, in order. In nats per token, on one random
+    /// sample of the held-out split.
     pub held_out_loss: Vec<f64>,
-    /// Loss on the same held-out split of predicting by token frequency alone. In nats per token.
+    /// The standard error of each.
+    pub held_out_standard_error: Vec<f64>,
+    /// The sequences in the sample. `mettle model evaluate --sequences` takes the same ones.
+    pub held_out_sequences: u64,
+    /// Loss on the same sample of predicting by token frequency alone. In nats per token.
     pub unigram_loss: f64,
+    pub unigram_standard_error: f64,
+    /// Tokens that this network's miners trained on, in all sessions.
+    pub tokens: u64,
     /// The lineage that each window opened with, on the chain, in hex.
     pub lineage: Vec<String>,
     /// Whether every node held exactly these models, at every window.
@@ -63,19 +81,28 @@ pub struct SeatReport {
     pub final_weight: u16,
     /// Pay credited so far, in the chain's smallest unit.
     pub paid: u128,
+    /// How often its process was started again in this session.
+    pub restarts: u32,
 }
 
 impl Report {
-    /// `duration`: since the first window of this session opened.
-    pub fn new(observer: &Observer, unigram_loss: f64, duration: Duration) -> Report {
+    /// `duration`: since the first window of this session opened. `restarts`: of this session, by name.
+    pub fn new(
+        observer: &Observer,
+        text: &Text,
+        duration: Duration,
+        restarts: &BTreeMap<String, u32>,
+    ) -> Report {
         let seconds = duration.as_secs_f64();
         let mut seats: Vec<SeatReport> = Vec::new();
         for seat in &observer.seats {
             let uid = seat.id.uid;
             let seen = observer.seen.get(&uid).cloned().unwrap_or_default();
             let mean = seen.gains.iter().sum::<f64>() / seen.gains.len().max(1) as f64;
+            let name = observer.name_of(uid);
             seats.push(SeatReport {
-                name: observer.name_of(uid),
+                restarts: restarts.get(&name).copied().unwrap_or(0),
+                name,
                 role: seat.role,
                 strategy: observer.strategy_of(uid).to_owned(),
                 uid: uid.0,
@@ -92,11 +119,16 @@ impl Report {
         seats.sort_by_key(|seat| (seat.role, observer.place_of(Uid(seat.uid))));
         let miners = observer.seats_of(Role::Miner).count().max(1) as f64;
         let time = observer.train_time();
+        let losses = observer.held_out_losses();
         let void = |outcome: &Outcome| matches!(outcome, Outcome::Void(_));
         Report {
             windows: observer.windows(),
-            held_out_loss: observer.held_out_losses().into_iter().map(|(_, loss)| loss).collect(),
-            unigram_loss,
+            held_out_loss: losses.iter().map(|(_, estimate)| estimate.loss).collect(),
+            held_out_standard_error: losses.iter().map(|(_, estimate)| estimate.standard_error).collect(),
+            held_out_sequences: text.unigram.sequences,
+            unigram_loss: text.unigram.loss,
+            unigram_standard_error: text.unigram.standard_error,
+            tokens: observer.sequences_trained().saturating_mul(text.sequence_tokens),
             lineage: observer
                 .lineages
                 .iter()
@@ -129,12 +161,18 @@ impl Report {
         let agreed = if self.lineage_agreed { "agreed by every node at every window" } else { "NOT AGREED" };
         let mut lines =
             vec![format!("{windows}, {} of them void; lineage {agreed}", self.void_windows.len())];
-        if let (Some(first), Some(last)) = (self.held_out_loss.first(), self.held_out_loss.last()) {
-            lines.push(units::losses(*first, *last, self.unigram_loss));
+        let last = self.held_out_loss.last().zip(self.held_out_standard_error.last());
+        if let (Some(first), Some((last, error))) = (self.held_out_loss.first(), last) {
+            lines.push(format!(
+                "held-out loss {last:.2} ± {error:.2} (start {first:.2} · unigram baseline {:.2}), on {}",
+                self.unigram_loss,
+                units::count(usize::try_from(self.held_out_sequences).unwrap_or(usize::MAX), "sequence")
+            ));
         }
         lines.extend(self.seat_lines());
         lines.push(format!(
-            "{} up, {} down; miners trained {} of the time ({:.1} % of it waiting for data); {}",
+            "{} tokens; {} up, {} down; miners trained {} of the time ({:.1} % of it waiting for data); {}",
+            units::thousands(self.tokens as f64),
             units::bytes(self.bytes_up),
             units::bytes(self.bytes_down),
             units::percent(self.compute_share),
@@ -168,40 +206,51 @@ impl Report {
                     format!("attested {}, voted {}{dissents}", seat.attested, seat.selected)
                 }
             };
-            format!("{:<width$}  paid {:>paid_width$}  {work}", name(seat), of(seat))
+            let restarts = match seat.restarts {
+                0 => String::new(),
+                1 => ", restarted once".to_owned(),
+                restarts => format!(", restarted {restarts} times"),
+            };
+            format!("{:<width$}  paid {:>paid_width$}  {work}{restarts}", name(seat), of(seat))
         };
         self.seats.iter().map(line).collect()
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::observe::tests::network;
     use expect_test::expect;
 
+    pub const TEXT: Text = Text {
+        sequence_tokens: 64,
+        unigram: LossEstimate { sequences: 1536, loss: 6.32, standard_error: 0.017 },
+    };
+
     #[test]
     fn the_summary_of_a_session() {
-        let report = Report::new(&network(), 6.32, Duration::from_secs(120));
+        let restarts = BTreeMap::from([("miner-2".to_owned(), 2), ("validator-0".to_owned(), 1)]);
+        let report = Report::new(&network(), &TEXT, Duration::from_secs(120), &restarts);
         expect![[r#"
             6 windows, 1 of them void; lineage agreed by every node at every window
-            held-out loss 3.07 (start 7.99 · unigram baseline 6.32)
+            held-out loss 3.07 ± 0.02 (start 7.99 · unigram baseline 6.32), on 1536 sequences
             miner-0            paid  297.39 MTL  weight 34 %, mean gain +0.0150
             miner-1            paid 1184.71 MTL  weight 33 %, mean gain +0.0150
-            miner-2            paid    0.00 MTL  weight 32 %, mean gain +0.0150
+            miner-2            paid    0.00 MTL  weight 32 %, mean gain +0.0150, restarted 2 times
             miner-3 (copycat)  paid   <0.01 MTL  weight 0 %, mean gain +0.0150
             uid 7 (external)   paid    0.50 MTL  weight 0 %
-            validator-0        paid   61.23 MTL  attested 6, voted 6, 1 of them against two thirds
+            validator-0        paid   61.23 MTL  attested 6, voted 6, 1 of them against two thirds, restarted once
             validator-1        paid   61.23 MTL  attested 6, voted 6, 1 of them against two thirds
             validator-2        paid   61.23 MTL  attested 6, voted 6, 1 of them against two thirds
-            6.0 MB up, 16.0 MB down; miners trained 53 % of the time (0.5 % of it waiting for data); 0 faults"#]].assert_eq(&report.summary());
+            2.0 M tokens; 6.0 MB up, 16.0 MB down; miners trained 53 % of the time (0.5 % of it waiting for data); 0 faults"#]].assert_eq(&report.summary());
     }
 
     #[test]
     fn a_session_without_a_finalised_window_says_so() {
         let mut observer = network();
         observer.outcomes.clear();
-        let report = Report::new(&observer, 6.32, Duration::ZERO);
+        let report = Report::new(&observer, &TEXT, Duration::ZERO, &BTreeMap::new());
         expect!["stopped before a window was finalised"].assert_eq(&report.summary());
     }
 
@@ -210,7 +259,7 @@ mod tests {
         let mut observer = network();
         observer.begin_session();
         observer.seen.entry(Uid(3)).or_default().train_seconds += 25.0;
-        let report = Report::new(&observer, 6.32, Duration::from_secs(10));
+        let report = Report::new(&observer, &TEXT, Duration::from_secs(10), &BTreeMap::new());
         assert_eq!(report.compute_share, 0.5, "25 s of five miners in 10 s");
     }
 }

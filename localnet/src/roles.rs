@@ -3,8 +3,9 @@
 //! check`.
 
 use crate::{
+    buckets,
     containers::{self, Check, MakePlan, SetUp},
-    layout::{ORIGIN, Plan, SeatPlan},
+    layout::{BucketPlan, ORIGIN, Plan, SeatPlan},
 };
 use adversaries::act::ActingStrategy;
 use anyhow::{Context as _, bail};
@@ -230,7 +231,10 @@ async fn store(role: StoreRole) -> anyhow::Result<()> {
         }
     }
     tracing::info!(endpoint = server.endpoint(), "the store is up");
-    program::stop_requested().await;
+    tokio::select! {
+        () = program::stop_requested() => {}
+        () = buckets::follow(&role.plan, &server) => {}
+    }
     server.shutdown().await;
     Ok(())
 }
@@ -241,6 +245,9 @@ pub(crate) fn store_config(plan: &Plan, data: PathBuf) -> ServerConfig {
     let mut buckets = vec![BucketConfig::new(ORIGIN, access_key, secret_key)];
     let of_seat = |seat: &SeatPlan| BucketConfig::new(&seat.name, &seat.access_key, &seat.secret_key);
     buckets.extend(plan.seats.iter().map(of_seat));
+    let of_guest =
+        |bucket: &BucketPlan| BucketConfig::new(&bucket.name, &bucket.access_key, &bucket.secret_key);
+    buckets.extend(plan.buckets.iter().map(of_guest));
     // It listens to every address only where its seats are elsewhere.
     let host: Option<IpAddr> = plan.store_host.parse().ok();
     let ip = host.filter(IpAddr::is_loopback).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));

@@ -28,7 +28,7 @@ use store::{Credentials, S3Settings, S3Store};
 /// The development account with a well-known key, which the development chain endows. It owns the run.
 const OWNER: &str = "//Alice";
 /// The file of a seat's directory with its bucket's secret.
-const STORE_SECRET: &str = "store-secret";
+pub(crate) const STORE_SECRET: &str = "store-secret";
 
 /// Blocks between the run's creation and its first window, beside the finality lag.
 const BLOCKS_BEFORE_START: u32 = 20;
@@ -43,6 +43,8 @@ pub struct Wanted {
     pub store_port: Option<u16>,
     /// Whether the store takes fault injection, for tests.
     pub store_admin: bool,
+    /// The size of the sample on which the held-out loss is reported.
+    pub held_out_sequences: u64,
     pub work: Work,
 }
 
@@ -219,7 +221,10 @@ fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
         data: None,
         train: (seat.role == Role::Miner)
             .then(|| TrainFile { commit_margin_blocks: Some(2 + plan.finality_lag), ..TrainFile::default() }),
-        serve: (seat.role == Role::Validator).then(ServeFile::default),
+        serve: (seat.role == Role::Validator).then(|| ServeFile {
+            held_out_sequences: plan.held_out_sequences.filter(|_| plan.measures_held_out(seat)),
+            ..ServeFile::default()
+        }),
     }
 }
 
@@ -264,6 +269,8 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
         store_admin,
         origin_keys: new_origin_keys()?,
         dataset: Some(wanted.work.dataset.clone()),
+        held_out_sequences: Some(wanted.held_out_sequences),
+        buckets: Vec::new(),
         seats,
     };
     Ok((plan, ports))
@@ -333,7 +340,7 @@ fn port(asked: Option<u16>, what: &str) -> anyhow::Result<TcpListener> {
     })
 }
 
-fn random_hex(bytes: usize) -> anyhow::Result<String> {
+pub(crate) fn random_hex(bytes: usize) -> anyhow::Result<String> {
     let mut random = vec![0; bytes];
     getrandom::fill(&mut random).context("the operating system gives no random numbers")?;
     Ok(hex::encode(random))

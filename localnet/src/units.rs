@@ -1,6 +1,8 @@
 //! Numbers as people read them. Exact values are in the JSON report.
 
 use chain_client::Amount;
+use dataset::LossEstimate;
+use std::time::Duration;
 
 /// An amount of the smallest unit in tokens, with two decimals.
 pub fn amount(smallest_units: u128) -> String {
@@ -20,9 +22,28 @@ pub fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// The first and the last held-out loss, beside the loss of predicting by token frequency alone. In nats per token.
-pub fn losses(first: f64, last: f64, unigram: f64) -> String {
-    format!("held-out loss {last:.2} (start {first:.2} · unigram baseline {unigram:.2})")
+/// A loss with its standard error, in nats per token.
+pub fn loss(estimate: LossEstimate) -> String {
+    format!("{:.2} ± {:.2}", estimate.loss, estimate.standard_error)
+}
+
+/// A count with a unit that fits: `12.3 M`.
+pub fn thousands(count: f64) -> String {
+    match count {
+        count if count < 1e3 => format!("{count:.0}"),
+        count if count < 1e6 => format!("{:.1} k", count / 1e3),
+        count if count < 1e9 => format!("{:.1} M", count / 1e6),
+        _ => format!("{:.2} G", count / 1e9),
+    }
+}
+
+/// A time in its two largest units.
+pub fn duration(duration: Duration) -> String {
+    match duration.as_secs() {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds @ 60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        seconds => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+    }
 }
 
 /// `1 window`, `2 windows`.
@@ -47,5 +68,17 @@ mod tests {
     fn bytes_have_a_unit_that_fits() {
         assert_eq!([bytes(999), bytes(91_614), bytes(12_345_678)], ["999 bytes", "91.6 kB", "12.3 MB"]);
         assert_eq!(bytes(5_430_000_000), "5.43 GB");
+    }
+
+    #[test]
+    fn counts_and_times_have_units_that_fit() {
+        assert_eq!(
+            [999.0, 4_130.0, 12_345_678.0, 2.5e9].map(thousands),
+            ["999", "4.1 k", "12.3 M", "2.50 G"]
+        );
+        assert_eq!(
+            [59, 61, 7_320].map(|s| duration(Duration::from_secs(s))),
+            ["59 s", "1 min 1 s", "2 h 2 min"]
+        );
     }
 }

@@ -2,25 +2,28 @@
 
 use crate::{
     defaults,
+    draw::View,
     layout::{LockedDirectory, Plan},
     network::Network,
     nodes,
-    observe::Observer,
-    report::Report,
+    observe::{Absence, Observer},
+    report::{Report, Text},
     seats::Seats,
     setup::{self, ChainWanted, Wanted, Work},
-    table::{Display, View},
+    table::Display,
 };
 use anyhow::{Context as _, bail};
 use chain_client::Chain;
 use dataset::{Dataset, OutputDirectory, PrepareOptions, Progress, Source, TokenizerChoice};
 use node::program;
-use protocol::{Role, Window};
+use protocol::{Role, Uid, Window};
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
+use validator::run::HELD_OUT_SEQUENCES;
 
 /// Between two reads of the network's state.
 const READ_EVERY: Duration = Duration::from_millis(500);
@@ -81,6 +84,16 @@ pub struct Up {
     /// Print lines in place of the live table
     #[arg(long)]
     pub plain: bool,
+    /// When the process of a miner or validator ends by itself: start it again, after a wait that doubles from a
+    /// second to a minute, or stop the network. A chain or a store that ends always stops it
+    #[arg(long, value_name = "ACTION", value_enum, default_value_t = OnExit::Restart)]
+    pub on_exit: OnExit,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnExit {
+    Restart,
+    Stop,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -144,7 +157,7 @@ pub async fn run(up: Up) -> anyhow::Result<()> {
 /// One session in a locked directory, and the report on it. Ctrl-C ends it at any time, without an error.
 async fn session(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -> anyhow::Result<()> {
     let mut stop = program::StopSignal::listen();
-    let (plan, chain, unigram_loss) = tokio::select! {
+    let (plan, chain, text) = tokio::select! {
         started = start(up, locked, network) => started?,
         () = stop.told() => {
             println!("stopped before the network was up");
@@ -159,9 +172,10 @@ async fn session(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -
     println!("network up: chain {}, store {}; {kept}", plan.chain_urls().join(" "), plan.store_url());
 
     let display = Display::open(up.plain)?;
-    let (ended, since) = watch(up, network, &chain, &mut observer, display, unigram_loss, stop).await;
+    let watched = Watched { up, network, plan: &plan, chain: &*chain, observer: &mut observer, text };
+    let (ended, since) = watch(watched, display, stop).await;
 
-    let report = Report::new(&observer, unigram_loss, since);
+    let report = Report::new(&observer, &text, since, &network.restarts());
     println!("{}", report.summary());
     if let Some(path) = &up.report {
         node::durable::write_atomic(path, &serde_json::to_vec_pretty(&report)?)?;
@@ -170,50 +184,66 @@ async fn session(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -
     ended
 }
 
-/// Starts the network, and returns its plan, its chain, and the unigram baseline of its data.
+/// Starts the network, and returns its plan, its chain, and what is known of its text.
 async fn start(
     up: &Up,
     locked: &mut LockedDirectory,
     network: &mut Network,
-) -> anyhow::Result<(Plan, Arc<dyn Chain>, f64)> {
+) -> anyhow::Result<(Plan, Arc<dyn Chain>, Text)> {
     let (plan, chain) = match locked.plan.clone() {
         Some(plan) => resume(network, plan).await?,
         None => make(up, locked, network).await?,
     };
     let directory = plan.dataset.clone().context("this network was not made by `up`")?;
-    let measure = move || anyhow::Ok(Dataset::open(&directory, None)?.unigram_loss()?);
-    let unigram_loss = tokio::task::spawn_blocking(measure).await??;
+    let sample = plan.held_out_sequences.unwrap_or(HELD_OUT_SEQUENCES);
+    let measure = move || -> anyhow::Result<Text> {
+        let dataset = Dataset::open(&directory, None)?;
+        let unigram = dataset.unigram_estimate(sample)?;
+        Ok(Text { sequence_tokens: u64::try_from(dataset.seq_len())?, unigram })
+    };
+    let text = tokio::task::spawn_blocking(measure).await??;
     for seat in &plan.seats {
         network.start_seat(&plan, seat)?;
     }
-    Ok((plan, chain, unigram_loss))
+    Ok((plan, chain, text))
 }
 
-/// Shows the network until enough windows are finalised, Ctrl-C, or the end of a process. Returns the time since the
-/// first window of this session opened.
+/// A network that is up.
+struct Watched<'a> {
+    up: &'a Up,
+    network: &'a mut Network,
+    plan: &'a Plan,
+    chain: &'a dyn Chain,
+    observer: &'a mut Observer,
+    text: Text,
+}
+
+/// Shows the network, and starts seats again whose process ends, until enough windows are finalised, Ctrl-C, or the
+/// loss of chain or store. Returns the time since the first window of this session opened.
 async fn watch(
-    up: &Up,
-    network: &mut Network,
-    chain: &Arc<dyn Chain>,
-    observer: &mut Observer,
+    watched: Watched<'_>,
     mut display: Display,
-    unigram_loss: f64,
     mut stop: program::StopSignal,
 ) -> (anyhow::Result<()>, Duration) {
-    let mut first_window = None;
+    let Watched { up, network, plan, chain, observer, text } = watched;
+    let (began, mut first_window) = (Instant::now(), None);
     let mut last_heard = Instant::now();
     // Windows of earlier sessions are not counted again. A chain that is busy with its start may answer only later.
-    let first_read = tokio::time::timeout(SILENCE_MAX, observer.look(&**chain)).await;
+    let first_read = tokio::time::timeout(SILENCE_MAX, observer.look(chain)).await;
     let mut earlier_windows = matches!(first_read, Ok(Ok(()))).then(|| observer.windows());
     observer.begin_session();
     let ended = loop {
         // The end of a process comes before anything that follows from it, such as a chain that no longer answers.
-        match network.died() {
+        let lost = match up.on_exit {
+            OnExit::Restart => network.restart_seats(Instant::now()),
+            OnExit::Stop => network.died(),
+        };
+        match lost {
             Ok(None) => {}
             Ok(Some(died)) => break Err(died.into()),
             Err(error) => break Err(error),
         }
-        match tokio::time::timeout(READ_WITHIN, observer.look(&**chain)).await {
+        match tokio::time::timeout(READ_WITHIN, observer.look(chain)).await {
             Ok(Ok(())) => {
                 last_heard = Instant::now();
                 if earlier_windows.is_none() {
@@ -230,7 +260,14 @@ async fn watch(
         if first_window.is_none() && observer.current.is_some() {
             first_window = Some(Instant::now());
         }
-        let view = View { observer, unigram_loss, silence: last_heard.elapsed() };
+        let view = View {
+            observer,
+            text,
+            absences: absences(observer, plan, network),
+            block_time: plan.chain.block_time(),
+            elapsed: began.elapsed(),
+            silence: last_heard.elapsed(),
+        };
         if let Err(error) = display.show(&view) {
             break Err(error.into());
         }
@@ -249,6 +286,19 @@ async fn watch(
         tracing::debug!(%error, "could not restore the terminal");
     }
     (ended, since)
+}
+
+/// The seats from which nothing comes.
+fn absences(observer: &Observer, plan: &Plan, network: &Network) -> BTreeMap<Uid, Absence> {
+    let now = Instant::now();
+    let uids = observer.seats.iter().map(|seat| seat.id.uid);
+    let silent = uids.filter_map(|uid| Some((uid, observer.absence(uid, now)?)));
+    let mut absences: BTreeMap<Uid, Absence> = silent.collect();
+    for (name, again_in) in network.down(now) {
+        let seat = plan.seats.iter().find(|seat| seat.name == name);
+        absences.extend(seat.map(|seat| (Uid(seat.uid), Absence::Ended { again_in })));
+    }
+    absences
 }
 
 /// Whether `windows` are finalised and judged. The last judgement is waited for until the middle of the next window.
@@ -280,6 +330,7 @@ async fn make(
         chain_port: up.chain_port,
         store_port: up.store_port,
         store_admin: false,
+        held_out_sequences: defaults::HELD_OUT_SEQUENCES,
         work: Work { dataset, params, spec: defaults::spec() },
     };
     setup::set_up(locked, network, &wanted, &mut |what| println!("{what} …")).await

@@ -213,14 +213,12 @@ fn a_full_disk_delays_a_miner_and_loses_nothing() {
 fn a_published_model_starts_another_run() {
     NETWORK.run(async |net| {
         net.until("a checkpoint is voted, and its model judged", |seen| {
-            seen.run.checkpoint.is_some_and(|checkpoint| seen.held_out.contains_key(&checkpoint.window))
+            seen.run.checkpoint.is_some_and(|checkpoint| seen.held_out_loss(checkpoint.window).is_some())
         })
         .await;
         let window = net.observer.run.checkpoint.expect("just seen").window;
-        let loss = |seen: &Observer, window: Window| {
-            seen.held_out.get(&window).and_then(|by| by.values().next().copied())
-        };
-        let loss_before = loss(&net.observer, window).expect("just seen");
+        let loss = |seen: &Observer, window: Window| seen.held_out_loss(window).expect("just seen").loss;
+        let loss_before = loss(&net.observer, window);
         let (model, url) = (net.directory().join("model"), net.plan.chain_url());
         let run_to_end = async |arguments: Vec<String>| {
             let ended = tokio::task::spawn_blocking(move || support::mettle(arguments)).await.expect("it ends");
@@ -286,14 +284,14 @@ fn a_published_model_starts_another_run() {
         }
         let mut next = net.with(network, plan).await;
         next.until("a window of the new run is merged, and the model that it opened with is judged", |seen| {
-            0 < merged_since(seen, 0) && !seen.held_out.is_empty()
+            0 < merged_since(seen, 0) && !seen.held_out_losses().is_empty()
         })
         .await;
         assert!(next.observer.lineage_agreed());
         // The same weights on the same text: windows without a contribution in time change nothing. A busy machine may
         // judge none before the first merge, which continues from there.
-        let judged = *next.observer.held_out.keys().next().expect("just seen");
-        let loss_now = loss(&next.observer, judged).expect("just seen");
+        let (judged, _) = next.observer.held_out_losses()[0];
+        let loss_now = loss(&next.observer, judged);
         let lineages = &next.observer.lineages;
         if lineages.get(&judged) == lineages.values().next() {
             assert!((loss_now - loss_before).abs() < 1e-6, "{loss_before} {loss_now}");

@@ -4,6 +4,7 @@
 mod support;
 
 use localnet::layout::LockedDirectory;
+use node::Entry;
 use protocol::Window;
 use support::{Net, Session, last_finalised, merged_since, one_at_a_time};
 
@@ -61,10 +62,19 @@ async fn up_names_the_process_that_died_and_continues_from_its_directory() {
         serde_json::from_slice(&std::fs::read(&report).expect("the report is there")).expect("it is JSON");
     assert_eq!(report["lineage_agreed"], true, "{report}");
     assert!(3 <= report["windows"].as_u64().expect("a number"), "{report}");
-    for field in ["held_out_loss", "lineage", "void_windows", "seats", "faults"] {
+    for field in ["held_out_loss", "held_out_standard_error", "lineage", "void_windows", "seats", "faults"] {
         assert!(report[field].is_array(), "{field}: {report}");
     }
-    for field in ["unigram_loss", "bytes_up", "bytes_down", "compute_share", "data_wait_share"] {
+    for field in [
+        "held_out_sequences",
+        "unigram_loss",
+        "unigram_standard_error",
+        "tokens",
+        "bytes_up",
+        "bytes_down",
+        "compute_share",
+        "data_wait_share",
+    ] {
         assert!(report[field].is_number(), "{field}: {report}");
     }
     // Miners may wait for some of their data, and not all the time; validators do not train.
@@ -79,6 +89,47 @@ async fn up_names_the_process_that_died_and_continues_from_its_directory() {
     assert!(waits("validator").iter().all(Option::is_none), "{report}");
     assert!(ended.out.contains("% of it waiting for data"), "{}", ended.all());
     assert!(LockedDirectory::lock(&directory).expect("free again").plan.is_some());
+}
+
+/// And a stranger gets a bucket meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_seats_are_started_again_and_the_network_goes_on() {
+    let _alone = one_at_a_time().await;
+    let home = tempfile::tempdir().expect("a directory");
+    let (directory, report) = (home.path().join("net"), home.path().join("report.json"));
+    let mut session = Session::up(&directory, &["--report", report.to_str().expect("a plain path")]);
+    session.until_finalised(1).await;
+    session.kill_child("miner");
+    session.kill_child("validator");
+    session.until_complained("has ended (signal: 9 (SIGKILL)); starting it again in 1 s", 2).await;
+
+    let store =
+        ["store", "add", "my-miner", "--dir", directory.to_str().expect("a plain path")].map(str::to_owned);
+    let added = tokio::task::spawn_blocking(move || support::localnet(store)).await.expect("it ends");
+    assert!(added.success && added.out.starts_with("[store]\n"), "{}", added.all());
+    assert!(!added.out.contains("does not run"), "the bucket is served at once: {}", added.all());
+
+    session.until_finalised(5).await;
+    session.interrupt();
+    let ended = session.ended().await;
+    assert!(ended.success && ended.out.contains(", restarted once"), "{}", ended.all());
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&report).expect("the report is there")).expect("it is JSON");
+    assert_eq!(report["lineage_agreed"], true, "{report}");
+    for role in ["miner", "validator"] {
+        let seats = report["seats"].as_array().expect("a list").iter().filter(|seat| seat["role"] == role);
+        let restarted: Vec<_> = seats.filter(|seat| seat["restarts"] == 1).collect();
+        let [seat] = restarted.as_slice() else { panic!("one {role} was killed once: {report}") };
+        // It took part again.
+        let name = seat["name"].as_str().expect("a name");
+        let journal = directory.join(name).join("data").join("journal.jsonl");
+        let (entries, _) = node::journal::read_from(&journal, 0).expect("its journal");
+        let started = |entry: &Entry| matches!(entry, Entry::Started { .. });
+        let again = entries.iter().rposition(started).expect("it started");
+        assert_eq!(entries.iter().filter(|entry| started(entry)).count(), 2, "{name}");
+        let took_part = |entry: &Entry| matches!(entry, Entry::Committed { .. } | Entry::Voted { .. });
+        assert!(entries[again..].iter().any(took_part), "{name}: {:?}", &entries[again..]);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -271,7 +271,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         eprintln!(
             "window {window}: held-out {:.4}, gain {whole:.5}, scale {:.5}, twins {:?}",
-            measured.held_out_loss,
+            measured.held_out.loss,
             scale.gap,
             measured.near_duplicates.keys().map(|uid| uid.0).collect::<Vec<_>>()
         );

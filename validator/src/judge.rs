@@ -93,7 +93,7 @@ impl Validator {
         if reports.is_some() {
             tracing::info!(
                 window = window.0,
-                held_out_loss = format!("{:.4}", measured.held_out_loss),
+                held_out_loss = format!("{:.4}", measured.held_out.loss),
                 evaluated = measured.seats.len(),
                 seconds = format!("{:.1}", measured.seconds),
                 "judged"
@@ -101,7 +101,9 @@ impl Validator {
         }
         self.node.journal.write(&Entry::Judged {
             window,
-            held_out_loss: measured.held_out_loss,
+            held_out_loss: measured.held_out.loss,
+            held_out_standard_error: measured.held_out.standard_error,
+            held_out_sequences: measured.held_out.sequences,
             seats: reports.iter().flatten().map(seat_judged).collect(),
             evaluate_seconds: measured.seconds,
         });
@@ -159,6 +161,7 @@ fn reasons(report: &gauntlet::SeatReport) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::gauntlet::{LossPair, Measured, Sketches};
+    use dataset::LossEstimate;
     use protocol::{
         Digest, Hotkey, RunId, RunParams, SeatId, Window,
         consensus::{ONE, ValidatorWeights, yuma},
@@ -214,7 +217,7 @@ mod tests {
 
     fn nothing_measured() -> Measurements {
         Measurements {
-            held_out_loss: 0.0,
+            held_out: LossEstimate::default(),
             seats: BTreeMap::new(),
             near_duplicates: BTreeMap::new(),
             sketches: Sketches::default(),

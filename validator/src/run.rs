@@ -18,6 +18,8 @@ use tokio::task::{JoinHandle, JoinSet};
 
 /// An evaluation is waited for until this many blocks before the window ends.
 const LAST_CALL_BLOCKS: u32 = 2;
+/// The size of the sample of held-out sequences on which the model's loss is reported, if the settings do not say.
+pub const HELD_OUT_SEQUENCES: u64 = 128;
 pub(crate) const UNKNOWN_WINDOW: &str = "the chain does not know the window";
 
 /// A validator between two steps of its loop.
@@ -28,7 +30,7 @@ pub struct Validator {
     pub(crate) strategy: Box<dyn Strategy>,
     /// Contributions evaluated in one window, at most (PROT-28).
     pub evaluations_max: usize,
-    /// Held-out sequences on which the model's loss is reported.
+    /// The size of the sample of held-out sequences on which the model's loss is reported.
     pub held_out_sequences: u64,
     /// `None` while an evaluation has it.
     pub(crate) evaluator: Option<Box<dyn Evaluate>>,
@@ -69,7 +71,7 @@ impl Validator {
             salts,
             strategy,
             evaluations_max: 64,
-            held_out_sequences: 128,
+            held_out_sequences: HELD_OUT_SEQUENCES,
             evaluator: Some(evaluator),
             evaluation: None,
             sketches: Sketches::default(),

@@ -123,10 +123,10 @@ impl Admin {
     }
 
     fn traffic(&self) -> String {
-        let line = |(name, bucket): (&String, &crate::BucketState)| {
+        let line = |(name, bucket): (&String, &Arc<crate::BucketState>)| {
             let crate::BucketTraffic { received_bytes, sent_bytes, requests, refused } = bucket.totals();
             format!("{name} {received_bytes} {sent_bytes} {requests} {refused}\n")
         };
-        self.state.buckets.iter().map(line).collect()
+        self.state.buckets().iter().map(line).collect()
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -124,7 +124,7 @@ pub struct BucketTraffic {
 
 /// The state that the parts of a server share.
 struct State {
-    buckets: BTreeMap<String, BucketState>,
+    buckets: RwLock<BTreeMap<String, Arc<BucketState>>>,
     objects: Objects,
 }
 
@@ -162,7 +162,8 @@ impl S3Server {
     }
 
     async fn open(config: ServerConfig) -> Result<S3Server, ServerError> {
-        let buckets = checked(&config.buckets)?;
+        let mut buckets = BTreeMap::new();
+        config.buckets.iter().try_for_each(|bucket| add(&mut buckets, bucket))?;
         if let Some(admin) = &config.admin
             && !admin.listen.ip().is_loopback()
         {
@@ -174,7 +175,7 @@ impl S3Server {
             Some(AdminConfig { listen: address, token }) => Some((listen(address).await?, token)),
             None => None,
         };
-        let state = Arc::new(State { buckets, objects: Objects::open(&config)? });
+        let state = Arc::new(State { buckets: RwLock::new(buckets), objects: Objects::open(&config)? });
         let s3 = Port::serve(listener, service::s3(state.clone()))?;
         let serve_admin =
             |(listener, token): (_, String)| Port::serve(listener, admin::service(state.clone(), &token));
@@ -198,6 +199,19 @@ impl S3Server {
     /// The base URL for readers.
     pub fn base_url(&self, bucket: &str) -> String {
         format!("http://{}/{bucket}", self.s3.address)
+    }
+
+    /// Adds a bucket while the server runs. The same bucket may be added again.
+    pub fn add_bucket(&self, bucket: &BucketConfig) -> Result<(), ServerError> {
+        let mut buckets = self.state.buckets.write().unwrap_or_else(PoisonError::into_inner);
+        if buckets.get(&bucket.name).is_some_and(|known| known.credentials == bucket.credentials) {
+            return Ok(());
+        }
+        let mut with = buckets.clone();
+        add(&mut with, bucket)?;
+        self.state.objects.add_bucket(&bucket.name)?;
+        *buckets = with;
+        Ok(())
     }
 
     /// Replaces the faults of a bucket. `Faults::default()` ends them.
@@ -226,8 +240,12 @@ impl S3Server {
 }
 
 impl State {
-    fn bucket(&self, name: &str) -> Result<&BucketState, UnknownBucket> {
-        self.buckets.get(name).ok_or_else(|| UnknownBucket(name.to_owned()))
+    fn bucket(&self, name: &str) -> Result<Arc<BucketState>, UnknownBucket> {
+        self.buckets().get(name).cloned().ok_or_else(|| UnknownBucket(name.to_owned()))
+    }
+
+    fn buckets(&self) -> RwLockReadGuard<'_, BTreeMap<String, Arc<BucketState>>> {
+        self.buckets.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -244,32 +262,38 @@ impl BucketState {
     }
 }
 
-fn checked(buckets: &[BucketConfig]) -> Result<BTreeMap<String, BucketState>, ServerError> {
-    let mut checked = BTreeMap::new();
-    let mut keys = std::collections::BTreeSet::new();
-    for BucketConfig { name, credentials } in buckets {
-        let bad = |why| ServerError::BadBucket { name: name.clone(), why };
-        if !s3s::path::check_bucket_name(name) {
-            return Err(bad("a name has 3 to 63 lower-case letters, digits and hyphens"));
-        }
-        if credentials.access_key.is_empty() || credentials.secret_key.is_empty() {
-            return Err(bad("it needs an access key and a secret"));
-        }
-        if !keys.insert(credentials.access_key.clone()) {
-            return Err(bad("another bucket has the same access key"));
-        }
-        let state = BucketState {
-            credentials: credentials.clone(),
-            faults: FaultInjector::default(),
-            traffic: store::Traffic::default(),
-            requests: Default::default(),
-            refused: Default::default(),
-        };
-        if checked.insert(name.clone(), state).is_some() {
-            return Err(bad("there are two of that name"));
-        }
+/// Whether a bucket may have this name.
+pub fn check_bucket_name(name: &str) -> Result<(), ServerError> {
+    if s3s::path::check_bucket_name(name) {
+        return Ok(());
     }
-    Ok(checked)
+    let why = "a name has 3 to 63 lower-case letters, digits and hyphens";
+    Err(ServerError::BadBucket { name: name.to_owned(), why })
+}
+
+/// Adds a bucket that has a name and an access key of its own.
+fn add(buckets: &mut BTreeMap<String, Arc<BucketState>>, bucket: &BucketConfig) -> Result<(), ServerError> {
+    let BucketConfig { name, credentials } = bucket;
+    check_bucket_name(name)?;
+    let bad = |why| ServerError::BadBucket { name: name.clone(), why };
+    if credentials.access_key.is_empty() || credentials.secret_key.is_empty() {
+        return Err(bad("it needs an access key and a secret"));
+    }
+    if buckets.contains_key(name) {
+        return Err(bad("there are two of that name"));
+    }
+    if buckets.values().any(|other| other.credentials.access_key == credentials.access_key) {
+        return Err(bad("another bucket has the same access key"));
+    }
+    let state = BucketState {
+        credentials: credentials.clone(),
+        faults: FaultInjector::default(),
+        traffic: store::Traffic::default(),
+        requests: Default::default(),
+        refused: Default::default(),
+    };
+    buckets.insert(name.clone(), Arc::new(state));
+    Ok(())
 }
 
 async fn listen(address: SocketAddr) -> Result<TcpListener, ServerError> {

@@ -92,18 +92,21 @@ impl Objects {
         }
         fs::create_dir(&incoming).map_err(failed)?;
         let objects = path.join("buckets");
-        for bucket in &config.buckets {
-            let top = objects.join(&bucket.name);
-            fs::create_dir_all(&top).map_err(|source| unusable(&top, source))?;
-        }
-        Ok(Objects {
+        let objects = Objects {
             objects,
             incoming,
             lock,
             temporary,
             names: Mutex::default(),
             object_bytes_max: config.object_bytes_max,
-        })
+        };
+        config.buckets.iter().try_for_each(|bucket| objects.add_bucket(&bucket.name))?;
+        Ok(objects)
+    }
+
+    pub fn add_bucket(&self, name: &str) -> Result<(), ServerError> {
+        let top = self.objects.join(name);
+        fs::create_dir_all(&top).map_err(|source| unusable(&top, source))
     }
 
     fn names(&self) -> MutexGuard<'_, ()> {

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use futures::{StreamExt, stream};
 use reqwest::header::{HeaderMap, LOCATION};
 use s3s::access::{S3Access, S3AccessContext};
-use s3s::auth::SimpleAuth;
+use s3s::auth::{S3Auth, SecretKey};
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::Checksum as _;
 use s3s::dto::*;
@@ -24,19 +24,31 @@ use store::Action;
 use store::faults::{ReadFaults, flip_bit};
 
 pub(super) fn s3(state: Arc<State>) -> S3Service {
-    let mut auth = SimpleAuth::new();
-    for bucket in state.buckets.values() {
-        auth.register(bucket.credentials.access_key.clone(), bucket.credentials.secret_key.as_str().into());
-    }
     let mut service = S3ServiceBuilder::new(Operations {
         state: state.clone(),
         uploads: Mutex::default(),
         upload_number: AtomicU64::new(0),
     });
     // Without authentication there would be no access checks either.
-    service.set_auth(auth);
+    service.set_auth(Keys { state: state.clone() });
     service.set_access(Gate { state });
     service.build()
+}
+
+/// The keys of the buckets that there are now.
+struct Keys {
+    state: Arc<State>,
+}
+
+#[async_trait::async_trait]
+impl S3Auth for Keys {
+    async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
+        let buckets = self.state.buckets();
+        let owned = buckets.values().find(|bucket| bucket.credentials.access_key == access_key);
+        owned
+            .map(|bucket| bucket.credentials.secret_key.as_str().into())
+            .ok_or_else(|| s3_error!(NotSignedUp, "no bucket has this access key"))
+    }
 }
 
 /// The owner of a bucket may do all that is served; any other client may read an object by its exact name.
@@ -47,7 +59,7 @@ struct Gate {
 #[async_trait::async_trait]
 impl S3Access for Gate {
     async fn check(&self, cx: &mut S3AccessContext<'_>) -> S3Result<()> {
-        let bucket = cx.s3_path().get_bucket_name().and_then(|name| self.state.buckets.get(name));
+        let bucket = cx.s3_path().get_bucket_name().and_then(|name| self.state.bucket(name).ok());
         let Some(bucket) = bucket else { return Err(s3_error!(AccessDenied)) };
         let operation = cx.s3_op().name();
         let action = action(operation);
@@ -114,8 +126,8 @@ const PARTS_MAX: i32 = 10_000;
 const PART_BYTES_MIN: u64 = 5 << 20;
 
 impl Operations {
-    fn bucket(&self, name: &str) -> S3Result<&crate::BucketState> {
-        self.state.buckets.get(name).ok_or_else(|| s3_error!(NoSuchBucket))
+    fn bucket(&self, name: &str) -> S3Result<Arc<crate::BucketState>> {
+        self.state.bucket(name).map_err(|_| s3_error!(NoSuchBucket))
     }
 
     fn uploads(&self) -> MutexGuard<'_, BTreeMap<String, Upload>> {

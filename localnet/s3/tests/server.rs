@@ -103,6 +103,32 @@ async fn a_key_writes_to_its_own_bucket_and_to_no_other() {
 }
 
 #[tokio::test]
+async fn a_bucket_is_added_while_the_server_runs() {
+    let server = in_memory().await;
+    let added = BucketConfig::new("miner-2", "key-2", "secret-2");
+    let own = S3Store::open(&settings(&server, "miner-2", "key-2", "secret-2")).expect("a store");
+    let (key, _, body) = object("early");
+    own.put(&key, body).await.expect_err("there is no such bucket yet");
+    server.add_bucket(&added).expect("a new bucket");
+    check_bucket(&own, &fetcher(), &server.base_url("miner-2")).await.expect("it works");
+    let (key, _, body) = object("kept");
+    own.put(&key, body.clone()).await.expect("it works");
+    server.add_bucket(&added).expect("the same again");
+    assert_eq!(own.get(&key, 100).await.expect("it is there"), body);
+    for (bucket, why) in [
+        (BucketConfig::new("miner-2", "key-2", "another"), "two of that name"),
+        (BucketConfig::new("miner-3", "key-0", "secret"), "another bucket has"),
+        (BucketConfig::new("No_Bucket", "key-3", "secret"), "lower-case"),
+    ] {
+        let error = server.add_bucket(&bucket).expect_err(why).to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    check_bucket(&store(&server), &fetcher(), &server.base_url("miner-0"))
+        .await
+        .expect("the others still work");
+}
+
+#[tokio::test]
 async fn a_client_without_a_key_reads_an_object_by_its_exact_name_and_does_nothing_else() {
     let server = in_memory().await;
     let (key, _, bytes) = object("public");

@@ -177,6 +177,7 @@ impl Net {
             chain_port: None,
             store_port: None,
             store_admin: true,
+            held_out_sequences: 64,
             work: Work {
                 dataset: localnet::up::prepare(None).await.expect("the default text is there"),
                 params,
@@ -390,6 +391,13 @@ impl Session {
     pub async fn until_finalised(&mut self, count: usize) {
         let finalised = |said: &str| said.lines().filter(|line| line.contains("held-out loss")).count();
         self.until(&format!("{count} windows are finalised"), |said| count <= finalised(said)).await;
+    }
+
+    /// Until its errors have `count` lines with these words.
+    pub async fn until_complained(&mut self, words: &str, count: usize) {
+        let complained = self.complained.clone();
+        let lines = move |_: &str| text(&complained).lines().filter(|line| line.contains(words)).count();
+        self.until(&format!("it complains of `{words}`"), |said| count <= lines(said)).await;
     }
 
     async fn until(&mut self, what: &str, done: impl Fn(&str) -> bool) {

@@ -265,19 +265,17 @@ impl Dataset {
     }
 
     fn compute_unigram_loss(&self) -> Result<f64, ReadError> {
-        let pieces = self.0.pieces.as_deref();
-        let training = self.0.training.count_targets(&self.0.manifest, pieces)?;
-        let held_out = self.0.held_out.count_targets(&self.0.manifest, pieces)?;
-        let sum = |counts: &[u64]| counts.iter().sum::<u64>() as f64;
-        let smoothed_total = sum(&training) + training.len() as f64;
-        let nats: f64 = training
-            .iter()
-            .zip(&held_out)
-            .map(|(&occurrences, &targets)| {
-                targets as f64 * (smoothed_total / (occurrences as f64 + 1.0)).ln()
-            })
-            .sum();
-        Ok(nats / sum(&held_out))
+        let nats = self.unigram_nats()?;
+        let held_out = self.0.held_out.count_targets(&self.0.manifest, self.0.pieces.as_deref())?;
+        let sum: f64 = nats.iter().zip(&held_out).map(|(nats, &targets)| nats * targets as f64).sum();
+        Ok(sum / held_out.iter().sum::<u64>() as f64)
+    }
+
+    /// `−ln p` of each token, as in [`Dataset::unigram_loss`]. Reads all training shards.
+    pub(crate) fn unigram_nats(&self) -> Result<Vec<f64>, ReadError> {
+        let training = self.0.training.count_targets(&self.0.manifest, self.0.pieces.as_deref())?;
+        let smoothed_total = training.iter().sum::<u64>() as f64 + training.len() as f64;
+        Ok(training.iter().map(|&count| (smoothed_total / (count as f64 + 1.0)).ln()).collect())
     }
 
     /// The number in a file, if it is of this manifest.

@@ -546,6 +546,10 @@ fn the_unigram_loss_is_that_of_the_targets() {
         / held_out.len() as f64;
     assert!((prepared.unigram_loss - loss).abs() < 1e-9, "{} is not {loss}", prepared.unigram_loss);
     assert!((1.0..400f64.ln()).contains(&loss));
+    // On a sample of the whole split it is the same.
+    let whole = dataset.unigram_estimate(u64::MAX).expect("computed");
+    assert_eq!(whole.sequences, held_out.len() as u64);
+    assert!((whole.loss - loss).abs() < 1e-9 && 0.0 < whole.standard_error, "{whole:?}");
 
     // It is kept; a kept number of another dataset, or nonsense, is not believed.
     let kept = scene.data().join("unigram-loss.txt");

@@ -180,7 +180,7 @@ pub struct CommandFile {
 pub struct ServeFile {
     /// The most contributions evaluated in one window.
     pub evaluations_max: Option<usize>,
-    /// Held-out sequences on which the model's loss is reported.
+    /// The size of the sample of held-out sequences on which the model's loss is reported.
     pub held_out_sequences: Option<u64>,
     /// Bytes of a file that is deleted when the disk is full, so that what the validator signs still fits.
     pub ballast_bytes: Option<u64>,

@@ -53,8 +53,19 @@ pub enum Entry {
     Abstained { window: Window, reason: String },
     /// A validator did not vote for its merge, as the merged model was worse (PROT-19). Losses in nats per token.
     Vetoed { window: Window, loss_before: f64, loss_after: f64 },
-    /// A validator judged the window's contributions.
-    Judged { window: Window, held_out_loss: f64, seats: Vec<SeatJudged>, evaluate_seconds: f64 },
+    /// A validator judged the window's contributions. `held_out_loss` is that of the model the window opened with, on
+    /// the dataset's sample of `held_out_sequences`; in records of older releases this is 0, and it was on the first
+    /// ones of the split.
+    Judged {
+        window: Window,
+        held_out_loss: f64,
+        #[serde(default)]
+        held_out_standard_error: f64,
+        #[serde(default)]
+        held_out_sequences: u64,
+        seats: Vec<SeatJudged>,
+        evaluate_seconds: f64,
+    },
     /// A validator posted its weights.
     Posted { epoch: u32, weights: Vec<(Uid, u16)> },
     /// A validator showed its measurements of `answered` of the `drawn` contributions of the epoch (PROT-30).
@@ -273,6 +284,8 @@ mod tests {
             Entry::Judged {
                 window: Window(1),
                 held_out_loss: 5.119938077127043,
+                held_out_standard_error: 0.017345678901234,
+                held_out_sequences: 1536,
                 seats: vec![judged],
                 evaluate_seconds: 0.25,
             },
@@ -341,6 +354,8 @@ mod tests {
             Entry::Judged {
                 window,
                 held_out_loss: 7.989_260_414_310_03,
+                held_out_standard_error: 0.012,
+                held_out_sequences: 128,
                 seats: vec![judged],
                 evaluate_seconds: 0.5,
             },

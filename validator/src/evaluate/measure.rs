@@ -5,7 +5,7 @@
 //! near-duplicates.
 
 use crate::gauntlet::{LossPair, Measured, NearDuplicate, Sketch, Sketches, evidence::bounded};
-use dataset::{Dataset, ReadError};
+use dataset::{Dataset, LossEstimate, ReadError};
 use nn::{Evaluator, ModelError};
 use node::{Codec, Follower, HeldContribution, ModelState, Row, durable::FileError};
 use protocol::{
@@ -25,8 +25,8 @@ use std::{
 /// The measurements of one window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurements {
-    /// Mean loss of `θ_w` on the held-out split, nats per token. For reporting only: it never enters a score (PROT-4).
-    pub held_out_loss: f64,
+    /// Loss of `θ_w` on a sample of the held-out split. For reporting only: it never enters a score (PROT-4).
+    pub held_out: LossEstimate,
     /// Seats that were measured.
     pub seats: BTreeMap<Uid, Measured>,
     /// The near-duplicate of each gathered contribution that has one.
@@ -79,7 +79,7 @@ pub struct Job {
     pub common: Vec<u64>,
     /// The validator's own seed, with its salt.
     pub seed: Digest,
-    /// Held-out sequences to report the loss on.
+    /// The size of the sample of held-out sequences to report the loss on.
     pub held_out: u64,
     /// Sketches of earlier windows' contributions.
     pub earlier: Sketches,
@@ -175,9 +175,8 @@ pub fn measure(
     let rate = job.params.evaluation_rate();
 
     // The model without contributions, on the held-out split and on the common sequences.
-    let held_out: Vec<u64> = (0..job.held_out.min(dataset.held_out_sequences())).collect();
-    let held_out = dataset.held_out_sequences_at(&held_out)?;
-    let held_out_losses = evaluator.losses(&held_out)?;
+    let held_out = dataset.held_out_sequences_at(&dataset.held_out_sample(job.held_out))?;
+    let held_out = LossEstimate::of(&evaluator.losses(&held_out)?);
     let common = dataset.sequences(&job.common)?;
     let common_before = evaluator.losses(&common)?;
 
@@ -241,7 +240,7 @@ pub fn measure(
         }
     }
     Ok(Measurements {
-        held_out_loss: mean(&held_out_losses),
+        held_out,
         seats,
         near_duplicates: sketches.near_duplicates(job.window),
         sketches,

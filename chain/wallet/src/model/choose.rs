@@ -1,9 +1,9 @@
 //! `mettle model choose`: the model's accuracy on multiple-choice questions.
 
-use super::{ModelArgs, TokenizerArgs, evaluate::standard_error, load};
+use super::{ModelArgs, TokenizerArgs, load};
 use crate::output::Output;
 use anyhow::{Context as _, ensure};
-use dataset::TextTokenizer;
+use dataset::{LossEstimate, TextTokenizer};
 use nn::Evaluator;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -71,7 +71,8 @@ pub(super) fn choose(wanted: &ChooseContinuation, output: &mut Output<'_>) -> an
 
     let share = |right: &dyn Fn(&Answered) -> bool| -> (f64, f64) {
         let marks: Vec<f64> = answered.iter().map(|answered| f64::from(u8::from(right(answered)))).collect();
-        (marks.iter().sum::<f64>() / marks.len() as f64, standard_error(&marks))
+        let LossEstimate { loss: mean, standard_error, .. } = LossEstimate::of(&marks);
+        (mean, standard_error)
     };
     let (acc, acc_error) = share(&|answered| answered.chosen == answered.answer);
     let (norm, norm_error) = share(&|answered| answered.chosen_norm == answered.answer);

@@ -3,13 +3,13 @@
 use super::{ModelArgs, load};
 use crate::output::Output;
 use anyhow::ensure;
-use dataset::{Dataset, TextTokenizer};
+use dataset::{Dataset, LossEstimate, TextTokenizer};
 use serde::Serialize;
 use serde_json::json;
 use std::path::PathBuf;
 
 /// Sequences measured at once.
-const SEQUENCES_AT_ONCE: u64 = 256;
+const SEQUENCES_AT_ONCE: usize = 256;
 
 /// Measure the model's loss on a prepared dataset
 ///
@@ -24,7 +24,8 @@ pub struct EvaluateModel {
     /// The part of the dataset.
     #[arg(long, value_name = "SPLIT", value_enum, default_value = "held-out")]
     split: Split,
-    /// The number of sequences, from the first [default: all].
+    /// The size of a fixed random sample, of the held-out split the one that validators report their loss on
+    /// [default: all].
     #[arg(long, value_name = "N")]
     sequences: Option<u64>,
     /// The token that ends a document, if the tokenizer has none of the usual names.
@@ -57,18 +58,17 @@ pub(super) fn evaluate(wanted: &EvaluateModel, output: &mut Output<'_>) -> anyho
     );
     let evaluator = loaded.evaluator(&which)?;
 
-    let all = match wanted.split {
-        Split::HeldOut => dataset.held_out_sequences(),
-        Split::Training => dataset.training_sequences(),
+    let count = wanted.sequences.unwrap_or(u64::MAX);
+    let sample = match wanted.split {
+        Split::HeldOut => dataset.held_out_sample(count),
+        Split::Training => dataset.training_sample(count),
     };
-    let count = wanted.sequences.unwrap_or(all).min(all);
-    ensure!(count > 0, "there is no sequence to measure on");
+    ensure!(!sample.is_empty(), "there is no sequence to measure on");
     let (mut losses, mut bytes) = (Vec::new(), 0);
-    for first in (0..count).step_by(SEQUENCES_AT_ONCE as usize) {
-        let indices: Vec<u64> = (first..count.min(first + SEQUENCES_AT_ONCE)).collect();
+    for indices in sample.chunks(SEQUENCES_AT_ONCE) {
         let sequences = match wanted.split {
-            Split::HeldOut => dataset.held_out_sequences_at(&indices)?,
-            Split::Training => dataset.sequences(&indices)?,
+            Split::HeldOut => dataset.held_out_sequences_at(indices)?,
+            Split::Training => dataset.sequences(indices)?,
         };
         losses.extend(evaluator.losses(&sequences)?);
         for sequence in &sequences {
@@ -85,7 +85,7 @@ pub(super) fn evaluate(wanted: &EvaluateModel, output: &mut Output<'_>) -> anyho
 /// A model's losses, summarised.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct LossFigures {
-    sequences: usize,
+    sequences: u64,
     /// Predicted tokens.
     tokens: u64,
     /// Bytes of text behind them.
@@ -101,16 +101,15 @@ struct LossFigures {
 impl LossFigures {
     /// From the mean loss of each sequence of `length` tokens.
     fn new(losses: &[f64], length: usize, bytes: u64) -> LossFigures {
-        let count = losses.len() as f64;
-        let loss = losses.iter().sum::<f64>() / count;
-        let tokens = losses.len() as u64 * length as u64;
+        let LossEstimate { sequences, loss, standard_error } = LossEstimate::of(losses);
+        let tokens = sequences * length as u64;
         let bits = loss * tokens as f64 / std::f64::consts::LN_2;
         LossFigures {
-            sequences: losses.len(),
+            sequences,
             tokens,
             bytes,
             loss,
-            standard_error: standard_error(losses),
+            standard_error,
             perplexity: loss.exp(),
             bits_per_byte: (bytes > 0).then(|| bits / bytes as f64),
         }
@@ -126,16 +125,6 @@ impl LossFigures {
             self.sequences, self.tokens, self.bytes, self.loss, self.standard_error, self.perplexity
         )
     }
-}
-
-pub(super) fn standard_error(values: &[f64]) -> f64 {
-    let count = values.len() as f64;
-    if values.len() < 2 {
-        return 0.0;
-    }
-    let mean = values.iter().sum::<f64>() / count;
-    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0);
-    (variance / count).sqrt()
 }
 
 /// Bytes of text behind all tokens of a sequence but the first, which is not predicted.

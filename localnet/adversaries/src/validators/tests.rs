@@ -53,7 +53,7 @@ fn measurements() -> Measurements {
     let measured = Measured { own: pairs(0..8), common: pairs(100..108) };
     let seats = [Uid(3), Uid(4)].into_iter().map(|uid| (uid, measured.clone()));
     Measurements {
-        held_out_loss: 3.0,
+        held_out: Default::default(),
         seats: seats.collect::<BTreeMap<_, _>>(),
         near_duplicates: Default::default(),
         sketches: Default::default(),
