@@ -30,7 +30,7 @@ impl BlockClock {
         let number = window.0;
         match self.blocks_until(window) {
             0 => format!("window {number}, which is open or past"),
-            blocks => format!("window {number}, in about {}", self.duration(blocks)),
+            blocks => format!("window {number}, in about {}", self.blocks(blocks)),
         }
     }
 
@@ -38,14 +38,15 @@ impl BlockClock {
     pub fn windows(&self, windows: u32) -> String {
         let blocks = u64::from(windows).saturating_mul(self.schedule.blocks_per_window.into());
         let plural = if windows == 1 { "" } else { "s" };
-        format!("{windows} window{plural}, about {}", self.duration(blocks))
+        format!("{windows} window{plural}, about {}", self.blocks(blocks))
     }
 
     fn blocks_until(&self, window: Window) -> u64 {
         self.schedule.opens_at(window).0.saturating_sub(self.block.0).into()
     }
 
-    fn duration(&self, blocks: u64) -> String {
+    /// The duration of a number of blocks: "2 d 3 h".
+    pub fn blocks(&self, blocks: u64) -> String {
         let millis = self.block_time.as_millis().saturating_mul(blocks.into());
         span(u64::try_from(millis / 1000).unwrap_or(u64::MAX))
     }

@@ -1,9 +1,11 @@
 //! The command line of `mettle`.
 
 use crate::{
+    account::{self, AccountCommand},
     audit::{self, Audit},
     dataset::{self, DatasetCommand},
     delegation::{self, DelegationCommand},
+    doctor::{self, Doctor},
     keys::{self, KeysCommand},
     model::{self, ModelCommand},
     output::{self, Output},
@@ -12,6 +14,8 @@ use crate::{
     report::{self, Report},
     run::{self, RunCommand},
     seat::{self, SeatCommand},
+    shell::{self, ShellCommand},
+    why::{self, Why},
 };
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use node::program;
@@ -34,13 +38,17 @@ enum Command {
     #[command(subcommand)]
     Keys(KeysCommand),
     #[command(flatten)]
+    Account(AccountCommand),
+    #[command(flatten)]
     Seat(SeatCommand),
     #[command(flatten)]
     Delegation(DelegationCommand),
-    /// Create a run, fund it, or manage it as its owner
+    /// List, show, create and fund runs, or manage one as its owner
     #[command(subcommand)]
     Run(RunCommand),
     Plan(PlanRun),
+    Doctor(Box<Doctor>),
+    Why(Why),
     Receipts(Receipts),
     Audit(Audit),
     Report(Report),
@@ -50,18 +58,19 @@ enum Command {
     /// Prepare training data
     #[command(subcommand)]
     Dataset(DatasetCommand),
+    #[command(flatten)]
+    Shell(ShellCommand),
 }
 
 /// The commands by subject, as `mettle --help` lists them.
 const GROUPS: &[(&str, &str)] = &[
-    (
-        "Keys and seats",
-        "keys register status claim set-payout stake unstake withdraw rotate-key rewind proxy",
-    ),
+    ("Keys and money", "keys balance transfer"),
+    ("Seats", "doctor register status why claim set-payout stake unstake withdraw rotate-key rewind proxy"),
     ("Delegation", "nominate unnominate nominations set-commission"),
     ("Runs", "run plan"),
     ("Evidence", "receipts audit report"),
     ("Models and data", "model dataset"),
+    ("Shell", "completions man"),
 ];
 
 /// Runs the program named by this process's arguments.
@@ -99,15 +108,19 @@ impl Cli {
     pub async fn execute(self, output: &mut Output<'_>) -> anyhow::Result<()> {
         match self.command {
             Command::Keys(command) => keys::run(command, output),
+            Command::Account(command) => account::run(command, output).await,
             Command::Seat(command) => seat::run(command, output).await,
             Command::Delegation(command) => delegation::run(command, output).await,
             Command::Run(command) => run::run(command, output).await,
             Command::Plan(command) => plan::plan(command, output),
+            Command::Doctor(command) => doctor::doctor(*command, output).await,
+            Command::Why(command) => why::why(command, output).await,
             Command::Receipts(command) => receipts::receipts(command, output).await,
             Command::Audit(command) => audit::audit(command, output).await,
             Command::Report(command) => report::report(command, output).await,
             Command::Model(command) => model::run(command, output).await,
             Command::Dataset(command) => dataset::run(command, output).await,
+            Command::Shell(command) => shell::run(command, output),
         }
     }
 }

@@ -1,10 +1,12 @@
 #![doc = include_str!("../README.md")]
 
+mod account;
 mod audit;
 mod block_clock;
 pub mod cli;
 mod dataset;
 mod delegation;
+mod doctor;
 mod formats;
 mod help;
 mod keys;
@@ -16,5 +18,7 @@ mod receipts;
 mod report;
 mod run;
 mod seat;
+mod shell;
 mod signing;
 mod status;
+mod why;

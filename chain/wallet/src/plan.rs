@@ -3,17 +3,17 @@
 //! `figures.rs` computes it, from the constants in `constants.rs`. Nothing is read from a chain.
 
 mod constants;
-mod figures;
-mod table;
+pub(crate) mod figures;
+pub(crate) mod table;
 pub mod weight;
 mod wire;
 
 use crate::{help, output::Output, quantity, run::read_json};
 use anyhow::Context as _;
 use figures::{Link, Plan, PlanInput};
-use model::ModelConfig;
-use protocol::{RunParams, Terms, params::Density};
-use std::path::PathBuf;
+use model::{ModelConfig, RunSpec};
+use protocol::{RunParams, Terms, params::Density, view::RunStatus};
+use std::{path::PathBuf, time::Duration};
 
 /// Tokens of a sequence, if no preset tells.
 const TOKENS: u64 = 2048;
@@ -75,6 +75,22 @@ pub struct PlanRun {
     /// The run's parameters as JSON, as for `run create --params` [default: the protocol's].
     #[arg(long, value_name = "FILE")]
     run_params: Option<PathBuf>,
+}
+
+/// What each role's seats need in a run that exists, with its seats as they are taken. Times are over links of 1 Gbit/s.
+pub(crate) fn of_run(spec: &RunSpec, status: &RunStatus, block_time: Duration) -> [figures::Role; 3] {
+    let link = Link { up: 1_000_000_000, down: 1_000_000_000 };
+    figures::Plan::seat_roles(&PlanInput {
+        parameters: spec.model.parameters() as u64,
+        tokens: spec.model.seq_len as u64,
+        shape: Some(spec.model.clone()),
+        miners: status.miners.taken.max(1).into(),
+        validators: status.validators.taken.max(1).into(),
+        miner_link: link,
+        validator_link: link,
+        params: status.run.params,
+        block_milliseconds: u64::try_from(block_time.as_millis()).unwrap_or(u64::MAX).max(1),
+    })
 }
 
 /// Prints the plan.

@@ -39,14 +39,14 @@ pub struct Receipts {
 }
 
 /// The receipts and the pay of a seat for one window.
-struct WindowReceipts {
-    window: Window,
-    epoch: u32,
-    sequences_per_seat: u32,
+pub(crate) struct WindowReceipts {
+    pub window: Window,
+    pub epoch: u32,
+    pub sequences_per_seat: u32,
     /// Of each validator. `Err`: why there is no usable receipt.
-    receipts: Vec<(Uid, Result<Box<Receipt>, String>)>,
+    pub receipts: Vec<(Uid, Result<Box<Receipt>, String>)>,
     /// Once the epoch is paid.
-    pay: Option<Payslip>,
+    pub pay: Option<Payslip>,
 }
 
 /// Reads the receipts and prints them.
@@ -90,7 +90,8 @@ pub async fn receipts(command: Receipts, output: &mut Output<'_>) -> anyhow::Res
     Ok(output.result(&text, json!({ "uid": uid, "windows": windows }))?)
 }
 
-async fn receipts_of(
+/// The receipts of all validators for the window.
+pub(crate) async fn receipts_of(
     fetch: &dyn Fetch,
     genesis: GenesisHash,
     run: &RunView,
@@ -171,7 +172,7 @@ impl WindowReceipts {
     }
 
     /// One validator's judgement of the seat, in a sentence.
-    fn verdict(&self, uid: Uid, receipt: &Receipt) -> String {
+    pub(crate) fn verdict(&self, uid: Uid, receipt: &Receipt) -> String {
         let attested = attested(&receipt.attestation, uid);
         let Some(judgement) = &receipt.judgement else {
             return format!("{attested}; it evaluated no seat in this window (void, or out of time)");
@@ -222,7 +223,7 @@ impl WindowReceipts {
         writeln!(text, "    score {:.5}; weight {} of 65535", result.score.get(), result.weight)
     }
 
-    fn json(&self, uid: Uid) -> Value {
+    pub(crate) fn json(&self, uid: Uid) -> Value {
         let receipt = |(validator, receipt): &(Uid, Result<Box<Receipt>, String>)| match receipt {
             Err(why) => json!({ "validator": validator, "receipt": null, "why": why }),
             Ok(receipt) => json!({
@@ -308,7 +309,7 @@ fn attested(attested: &Attestation, uid: Uid) -> String {
     }
 }
 
-fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     format!("{:.3} %", share * 100.0)
 }
 

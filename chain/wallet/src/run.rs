@@ -1,6 +1,8 @@
-//! The commands of a run's owner and its sponsors: create, fund, terms, pause, resume, claim, offer, accept.
+//! The commands about runs: list, show; and those of a run's owner and its sponsors: create, fund, terms, pause,
+//! resume, claim, offer, accept, close.
 
 mod create;
+mod show;
 
 use crate::{
     block_clock::BlockClock,
@@ -27,6 +29,10 @@ use std::{fmt::Write as _, path::PathBuf};
 
 #[derive(Clone, Debug, Subcommand)]
 pub enum RunCommand {
+    #[command(after_help = help::reading(&["mettle run list", "mettle run list --json"]))]
+    List(show::ListRuns),
+    #[command(after_help = help::reading(&["mettle run show --run 0"]))]
+    Show(show::ShowRun),
     #[command(after_help = help::signing(&[
         "mettle run create --config owner.toml --dataset data --model 125m \\",
         "    --origin https://bucket.example.org --fund 1000",
@@ -113,6 +119,8 @@ pub struct Offer {
 /// Runs a command; prints and asks through `output`.
 pub async fn run(command: RunCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
     match command {
+        RunCommand::List(command) => show::list(command, output).await,
+        RunCommand::Show(command) => show::show(command, output).await,
         RunCommand::Create(command) => create::create(*command, output).await,
         RunCommand::Fund(command) => fund(command, output).await,
         RunCommand::Terms(command) => terms(command, output).await,

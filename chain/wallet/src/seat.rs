@@ -7,6 +7,8 @@ mod register;
 mod rewind;
 mod stake;
 
+pub(crate) use register::role_parser;
+
 use crate::{
     help,
     output::Output,

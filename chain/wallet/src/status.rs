@@ -115,13 +115,13 @@ fn without_a_seat(run: &RunStatus, clock: &BlockClock, uid: Option<Uid>, hotkey:
 }
 
 /// A share in parts of [`ONE`] as percent with two decimals.
-fn share(parts: u64) -> String {
+pub(crate) fn share(parts: u64) -> String {
     let hundredths = u128::from(parts).saturating_mul(10_000) / u128::from(ONE);
     format!("{}.{:02} %", hundredths / 100, hundredths % 100)
 }
 
 /// A part as percent with one decimal.
-fn percent_of(part: u128, whole: u128) -> String {
+pub(crate) fn percent_of(part: u128, whole: u128) -> String {
     let tenths = part.saturating_mul(1_000).checked_div(whole).unwrap_or(0);
     format!("{}.{} %", tenths / 10, tenths % 10)
 }

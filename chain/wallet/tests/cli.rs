@@ -54,6 +54,41 @@ fn a_key_is_created_once_and_shown_without_its_password() {
 }
 
 #[test]
+fn a_key_is_imported_from_words_and_wrong_words_write_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let [words, key] = ["words.txt", "key.json"].map(|name| home.path().join(name));
+    let phrase = "bottom drive obey lake curtain smoke basket hold race lonely fit walk";
+    fs::write(&words, phrase.replace("walk", "obey")).unwrap();
+    let import: [&dyn AsRef<OsStr>; 6] = [&"keys", &"new", &"--key", &key, &"--words-file", &words];
+    refused(&import, &["BIP-39"]);
+    assert!(!key.exists());
+    fs::write(&words, format!("{phrase}\n")).unwrap();
+    let imported = mettle(&import);
+    // The ed25519 account of Substrate's development phrase itself.
+    let address = String::from_utf8(imported.stdout).unwrap();
+    assert_eq!(address.trim(), "5DFJF7tY4bpbpcKPJcBTQaKuCDEPCpiz8TRjpmLeTtweqmXL");
+}
+
+#[test]
+fn completions_and_man_pages_know_every_command() {
+    let home = tempfile::tempdir().unwrap();
+    let script = mettle(&[&"completions", &"bash"]);
+    let script = String::from_utf8(script.stdout).unwrap();
+    for part in ["mettle", "transfer", "--price-max", "nominations"] {
+        assert!(script.contains(part), "{part} is not in the script");
+    }
+    let written = mettle(&[&"man", &"--out", &home.path()]);
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    for (page, part) in
+        [("mettle.1", "transfer"), ("mettle-run-show.1", "Show a run"), ("mettle-why.1", "--window")]
+    {
+        let text = fs::read_to_string(home.path().join(page)).expect(page).replace("\\-", "-");
+        assert!(text.contains(part), "{part} is not in {page}");
+    }
+    refused(&[&"completions", &"tcsh"], &["possible values"]);
+}
+
+#[test]
 fn too_little_text_is_refused_with_the_amount_needed() {
     let home = tempfile::tempdir().unwrap();
     fs::create_dir(home.path().join("text")).unwrap();

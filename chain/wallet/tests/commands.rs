@@ -17,6 +17,7 @@ use protocol::{
 };
 use s3_server::{BucketConfig, S3Server, ServerConfig};
 use serde_json::Value;
+use std::time::Duration;
 use store::{Credentials, S3Settings, S3Store, Store as _};
 
 /// What a command printed, and how it ended.
@@ -142,6 +143,20 @@ impl Net {
         self.enter(Role::Validator, line, None).await
     }
 
+    /// Enters a command, and has blocks finalised until it ends.
+    async fn examine(&self, line: &str) -> Ended {
+        let blocks = async {
+            loop {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                self.chain.seal_now().await.unwrap();
+            }
+        };
+        tokio::select! {
+            ended = self.miner(line) => ended,
+            () = blocks => unreachable!("it goes on"),
+        }
+    }
+
     async fn registered(&self, role: Role, coldkey: &str, hotkey: &str) -> Uid {
         let line = format!(
             "register --yes --coldkey {coldkey} --key {hotkey} --stake 10 --endpoint http://127.0.0.1:9000/seat"
@@ -259,6 +274,97 @@ async fn a_seat_is_registered_staked_and_given_up_and_its_stake_returns() {
     assert_eq!(held(&net).await, Amount::ZERO);
     assert!(before.saturating_add(Amount::mtl(14)) < net.free("//Bob").await);
     net.miner("withdraw --yes --coldkey //Bob").await.succeeds().prints("has no unbonding stake");
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_key_gets_money_on_a_development_chain_and_passes_it_on() {
+    let net = Net::new().await;
+    let home = tempfile::tempdir().unwrap();
+    let file = |name: &str| home.path().join(name).display().to_string();
+    std::fs::write(file("password"), "open sesame\n").unwrap();
+    let (coldkey, password) = (file("cold.json"), file("password"));
+    net.miner(&format!("keys new --key {coldkey} --password-file {password}")).await.succeeds();
+
+    // The way to money is named where it is missing.
+    let address = net.miner(&format!("keys show --key {coldkey}")).await.succeeds().out.trim().to_owned();
+    let way = format!("mettle transfer --key //Alice --to {address} --amount");
+    net.miner(&format!("balance {coldkey}")).await.succeeds().prints("free      0 MTL").prints(&way);
+    let register = format!(
+        "register --yes --coldkey {coldkey} --coldkey-password-file {password} --key //Bob//hot --stake 10 --endpoint \
+         http://127.0.0.1:9000/seat"
+    );
+    net.miner(&register).await.ends_with_code(1).prints(&way);
+
+    let line = format!("transfer --key //Alice --to {coldkey} --amount 50");
+    let dry = net.miner(&format!("{line} --dry-run")).await;
+    dry.succeeds().prints("Balances.transfer_keep_alive").prints("50 MTL free").prints("compare its address");
+    net.miner(&line).await.ends_with_code(exit::EXIT_NOT_SIGNED).prints("--yes");
+    net.miner(&format!("balance {address}")).await.succeeds().prints("free      0 MTL");
+    let sent = net.miner(&format!("{line} --yes --json")).await.succeeds().json();
+    assert_eq!(sent["result"]["to_free"], Amount::mtl(50).0.to_string());
+    assert_eq!(
+        (&sent["result"]["to"], sent["preview"]["calls"][0]["call"].as_str()),
+        (&Value::String(address.clone()), Some("Balances.transfer_keep_alive"))
+    );
+
+    // And it can take a seat.
+    net.miner(&register).await.succeeds().prints("uid ");
+    let has = net.miner(&format!("balance {coldkey}")).await;
+    has.succeeds().prints("held      10 MTL").prints("run 0     10 MTL staked with uid 0");
+    let json = net.miner(&format!("balance {address} --json")).await.succeeds().json();
+    assert_eq!(json["runs"][0]["staked"], Amount::mtl(10).0.to_string());
+
+    // What cannot be is refused without a fee.
+    let free = net.free("//Bob").await;
+    for (line, says) in [
+        ("--key //Bob --to //Bob --amount 1", "same account"),
+        ("--key //Bob --to //Eve --amount 0", "0 MTL"),
+        ("--key //Bob --to nobody.json --amount 1", "names no account"),
+        ("--key //Bob --to //Eve --amount 99999999999", "less than"),
+        ("--to //Eve --amount 1", "no key to sign with"),
+    ] {
+        net.miner(&format!("transfer --yes {line}")).await.ends_with_code(1).prints(says);
+    }
+    assert_eq!(net.free("//Bob").await, free);
+
+    // A proxy that may do everything, and one that may not.
+    let bob = dev("//Bob").address();
+    let proxied = format!("transfer --yes --key //Dave --proxy-of {bob} --to //Eve --amount 3");
+    for (may, code) in [("non-transfer", Some(exit::EXIT_REFUSED)), ("any", None)] {
+        let proxy = format!("--yes --coldkey //Bob --proxy {} --may {may}", dev("//Dave").address());
+        net.miner(&format!("proxy add {proxy}")).await.succeeds();
+        let done = net.miner(&proxied).await;
+        match code {
+            Some(code) => done.ends_with_code(code),
+            None => done.succeeds().prints("as a proxy, in the name of"),
+        };
+        net.miner(&format!("proxy remove {proxy}")).await.succeeds();
+    }
+    net.miner("balance").await.ends_with_code(1).prints("mettle balance coldkey.json");
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runs_are_listed_and_a_run_that_is_not_served_is_still_shown() {
+    let net = Net::new().await;
+    net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
+    let list = net.miner("run list").await;
+    list.succeeds().prints("(not served)").prints("1/192").prints("not begun").prints("run show --run");
+    let json = net.miner("run list --json").await.succeeds().json();
+    assert_eq!(json["runs"][0]["miners"]["taken"], 1);
+    let shown = net.miner("run show").await;
+    shown.succeeds().prints("1 of 192 seats are taken").prints("not known: ").prints("127.0.0.1:9000/origin");
+    assert!(shown.out.lines().all(|line| line.chars().count() <= 80), "{}", shown.out);
+    for line in
+        ["run show --run 7", "status --uid 0 --run 7", "run fund --yes --key //Bob --amount 1 --run 7"]
+    {
+        net.miner(line).await.ends_with_code(1).prints("no run 7").prints("`mettle run list`");
+    }
+    // The chain's own words name no client.
+    let fund = Call::Fund { run: RunId(7), amount: Amount::mtl(1) };
+    let refused = net.alice.submit(fund).await.unwrap_err().to_string();
+    assert!(refused.contains("UnknownRun") && refused.contains("`mettle run list`"), "{refused}");
     net.chain.shutdown().await;
 }
 
@@ -617,7 +723,36 @@ async fn an_epoch_s_pay_is_claimed_by_each_recipient() {
     let miner = net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
     let validator = net.registered(Role::Validator, "//Dave", "//Dave//hot").await;
     net.validator(&format!("nominate --yes --key //Eve --uid {validator} --amount 10")).await.succeeds();
+    net.miner("why --window 0 --key //Bob//hot").await.succeeds().prints("not open yet");
     net.play_epoch("//Dave//hot", "//Bob//hot", miner).await;
+
+    let why = net.miner("why --window 0 --key //Bob//hot").await;
+    why.succeeds()
+        .prints("+ commitment")
+        .prints(&format!("valid for uid {validator} with 100.0 % of the stake"))
+        .prints("merged, as one of 1 of 1")
+        .prints("it is paid")
+        .prints("100.00 % of the miners' pay")
+        .prints("0.25 MTL for 1 of 4 windows merged")
+        .prints("no receipt anchored")
+        .prints("To earn more");
+    assert!(why.out.lines().all(|line| line.chars().count() <= 80), "{}", why.out);
+    let json = net.miner(&format!("why --window 0 --uid {miner} --json")).await.succeeds().json();
+    let steps = json["steps"].as_array().unwrap();
+    let step = |name: &str| steps.iter().find(|step| step["name"] == name).expect(name);
+    assert_eq!(
+        (step("selection")["verdict"].as_str(), step("pay")["verdict"].as_str()),
+        (Some("good"), Some("good"))
+    );
+    let idle = net.miner("why --window 1 --key //Bob//hot").await;
+    idle.succeeds().prints("- commitment").prints("void").prints("missed");
+    let served = net.validator("why --window 0 --key //Dave//hot").await;
+    served.succeeds().prints("+ attestation").prints("+ vote").prints("- receipt").prints("within consensus");
+    net.validator("why --window 1 --key //Dave//hot")
+        .await
+        .succeeds()
+        .prints("- attestation")
+        .prints("- vote");
 
     let books = net.alice.status(net.run).await.unwrap().treasury;
     let terms = net.alice.run(net.run).await.unwrap().terms;
@@ -709,6 +844,89 @@ async fn a_seat_s_bucket_is_checked_before_anything_is_signed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_doctor_names_what_keeps_a_node_from_working() {
+    let net = Net::new().await;
+    let server = buckets(&["mine", "other"]).await;
+    let home = tempfile::tempdir().unwrap();
+    let file = |name: &str| home.path().join(name).display().to_string();
+    let set_mode = |name: &str, mode: u32| {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt as _;
+            std::fs::set_permissions(file(name), std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+    };
+    std::fs::write(file("password"), "open sesame\n").unwrap();
+    set_mode("password", 0o600);
+    let (hotkey, password) = (file("hot.json"), file("password"));
+    net.miner(&format!("keys new --key {hotkey} --password-file {password}")).await.succeeds();
+    let settings = |secret: &str, device: &str| {
+        let top = format!(
+            "key = \"{hotkey}\"\npassword_file = \"{password}\"\ndirectory = \"{}\"\ndevice = \"{device}\"\n",
+            file("data")
+        );
+        std::fs::write(file("miner.toml"), top + &store_settings(&server, "mine", secret)).unwrap();
+        set_mode("miner.toml", 0o600);
+    };
+    let doctor = format!("doctor --config {}", file("miner.toml"));
+    settings("secret", "cpu");
+    let unseated = net.examine(&doctor).await;
+    unseated.ends_with_code(1).prints("FAIL  seat").prints("mettle register miner").prints("ok    chain");
+    let before = net.free("//Bob").await;
+    let register = |endpoint: &str| {
+        format!(
+            "register --yes --coldkey //Bob --key {hotkey} --password-file {password} --stake 10 --endpoint {endpoint}"
+        )
+    };
+    for endpoint in ["foo", "ftp://store.example.org/b", "https://a:b@store.example.org"] {
+        net.miner(&register(endpoint)).await.ends_with_code(1).prints("cannot be the seat's bucket");
+    }
+    assert_eq!(net.free("//Bob").await, before, "nothing was signed");
+    let good = server.base_url("mine");
+    net.miner(&register(&good)).await.succeeds().prints("the bucket was not tried");
+
+    // The run's owner serves nothing here, so specification and data fail, and all else is well.
+    let seated = net.examine(&doctor).await;
+    seated
+        .ends_with_code(1)
+        .prints("ok    settings")
+        .prints("ok    hotkey")
+        .prints("it opens the hotkey")
+        .prints("new ones are finalised")
+        .prints("uid 0, miner, stake 10 MTL")
+        .prints(&format!("read at {good}"))
+        .prints("FAIL  origin")
+        .prints("manifests/")
+        .prints("ok    device      cpu");
+    assert!(seated.out.lines().all(|line| line.chars().count() <= 80), "{}", seated.out);
+    let json = net.examine(&format!("{doctor} --json")).await.json();
+    let checks = json["checks"].as_array().unwrap();
+    let verdict = |name: &str| {
+        checks.iter().find(|check| check["name"] == name).expect(name)["verdict"].as_str().unwrap()
+    };
+    assert_eq!((verdict("bucket"), verdict("balance"), verdict("run")), ("ok", "ok", "failed"));
+    assert_eq!(json["error"]["exit_code"], 1);
+    let credentials = Credentials { access_key: "mine".into(), secret_key: "secret".into() };
+    let bucket = S3Store::open(&S3Settings::new(server.endpoint(), "mine", credentials)).unwrap();
+    assert!(bucket.list("", 10).await.unwrap().entries.is_empty(), "the check leaves nothing");
+
+    settings("wrong", "tpu");
+    let wrong = net.examine(&doctor).await;
+    wrong.ends_with_code(1).prints("FAIL  bucket").prints("FAIL  device").prints("docs/store.md");
+    net.examine(&format!("{doctor} --role validator"))
+        .await
+        .ends_with_code(1)
+        .prints("miner's seat, not a validator's");
+    set_mode("hot.json", 0o644);
+    if cfg!(unix) {
+        net.examine(&doctor).await.prints("warn  hotkey").prints("chmod 600");
+    }
+    std::fs::write(file("miner.toml"), "chian = 1").unwrap();
+    net.miner(&doctor).await.ends_with_code(1).prints("FAIL  settings").prints("`chian`");
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_is_published_and_created_as_previewed() {
     let net = Net::new().await;
     let home = tempfile::tempdir().unwrap();
@@ -792,6 +1010,48 @@ async fn a_run_is_published_and_created_as_previewed() {
     let spec = bucket.get(&keys::spec(&run.spec), 1 << 20).await.unwrap();
     assert_eq!(Digest::of(&spec), run.spec);
     assert!(!bucket.get(&keys::manifest(&run.manifest), 1 << 30).await.unwrap().is_empty());
+
+    let list = net.miner("run list").await;
+    list.succeeds().prints("tiny").prints("0/12").prints("(not served)");
+    let shown = net.miner(&format!("run show --run {}", id.0)).await;
+    shown
+        .succeeds()
+        .prints("tiny")
+        .prints("1 layers of 32")
+        .prints("training sequences")
+        .prints(&format!("{}/origin", server.endpoint()))
+        .prints("7.00 MTL");
+    assert!(shown.out.lines().all(|line| line.chars().count() <= 80), "{}", shown.out);
+    let json = net.miner(&format!("run show --run {} --json", id.0)).await.succeeds().json();
+    assert_eq!((&json["spec"]["name"], &json["data"]["sequence_tokens"]), (&"tiny".into(), &16.into()));
+    assert!(json["needs"]["miner"]["device_bytes"].is_u64(), "{json}");
+
+    // A seat of this run lacks nothing.
+    let seat = format!(
+        "run = {}\nkey = \"//Bob//hot\"\ndirectory = \"{}\"\n{}",
+        id.0,
+        path("node").display(),
+        store_settings(&server, "other", "secret")
+            .replace("secret_key", "secret_key_file")
+            .replace("= \"secret\"", &format!("= \"{}\"", path("store.secret").display()))
+    );
+    std::fs::write(path("store.secret"), "secret\n").unwrap();
+    std::fs::write(path("seat.toml"), seat).unwrap();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        std::fs::set_permissions(path("store.secret"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let config = format!("--config {}", path("seat.toml").display());
+    let endpoint = server.base_url("other");
+    net.miner(&format!("register --yes {config} --coldkey //Bob --stake 10 --endpoint {endpoint}"))
+        .await
+        .succeeds();
+    let well = net.examine(&format!("doctor {config}")).await;
+    well.succeeds().prints("ok    uplink").prints("ok    disk").prints("ok    memory").prints("ok    origin");
+    assert!(well.out.lines().all(|line| line.chars().count() <= 80), "{}", well.out);
+    let other = net.examine(&format!("doctor {config} --device tpu --json")).await.ends_with_code(1).json();
+    assert_eq!((&other["failed"], &other["error"]["exit_code"]), (&1.into(), &1.into()));
     net.chain.shutdown().await;
 }
 

@@ -126,6 +126,16 @@ pub struct Role {
     pub rows: Vec<Row>,
 }
 
+impl Role {
+    /// The bytes of a row; 0 without such a row.
+    pub fn bytes(&self, key: &str) -> u64 {
+        match self.rows.iter().find(|row| row.key == key).map(|row| row.value) {
+            Some(Value::Bytes(bytes)) => bytes,
+            _ => 0,
+        }
+    }
+}
+
 /// One number of a role.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
@@ -227,6 +237,12 @@ impl Plan {
             ],
             checks: context.checks(),
         })
+    }
+
+    /// The roles of seats alone, also of a run whose windows are too short for a plan, as on a development chain.
+    pub fn seat_roles(input: &PlanInput) -> [Role; 3] {
+        let context = Context::new(input);
+        [context.miner(), context.merging_validator(), context.evaluating_validator()]
     }
 
     /// Whether nothing breaks.

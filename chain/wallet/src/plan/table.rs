@@ -181,7 +181,7 @@ pub fn json(input: &PlanInput, plan: &Plan) -> Json {
     Json::Object(object)
 }
 
-fn role_json(role: &Role) -> Json {
+pub(crate) fn role_json(role: &Role) -> Json {
     let mut object: Map<String, Json> =
         role.rows.iter().map(|row| (row.key.to_owned(), number_json(row.value))).collect();
     let from = role.rows.iter().map(|row| {
@@ -212,7 +212,7 @@ fn number_json(of: Value) -> Json {
 }
 
 /// A number with its unit, for people.
-fn value(of: Value) -> String {
+pub(crate) fn value(of: Value) -> String {
     match of {
         Value::Bytes(bytes) => scaled(bytes as f64, "B"),
         Value::Seconds(None) => "never".into(),
@@ -233,7 +233,7 @@ fn bits(rate: u64) -> String {
 const PREFIXES: [&str; 8] = ["", "k", "M", "G", "T", "P", "E", "Z"];
 
 /// Four significant digits, with a decimal prefix.
-fn scaled(value: f64, unit: &str) -> String {
+pub(crate) fn scaled(value: f64, unit: &str) -> String {
     let (value, prefix) = prefixed(value);
     // 999.95 would be rounded to 1000.0.
     let (value, prefix) = if 999.95 <= value { (value / 1000.0, prefix + 1) } else { (value, prefix) };
@@ -296,7 +296,7 @@ fn window_flag(seconds: f64) -> String {
 }
 
 /// With a comma between thousands.
-fn grouped(number: u64) -> String {
+pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -309,7 +309,7 @@ fn grouped(number: u64) -> String {
 }
 
 /// Lines of at most [`WIDTH`] columns: `first` before the first one, `rest` before the others.
-fn wrapped(first: &str, rest: &str, text: &str) -> String {
+pub(crate) fn wrapped(first: &str, rest: &str, text: &str) -> String {
     let (mut all, mut line) = (String::new(), first.to_owned());
     let mut begins = true;
     for word in text.split(' ') {

@@ -10,7 +10,7 @@ use anyhow::ensure;
 use chain_client::{
     Call,
     account::{self, HOTKEY_FUNDS_MIN},
-    keys::{KeySource, address},
+    keys::{Key, KeySource, address},
 };
 use node::{config::SeatFlags, open};
 use protocol::Role;
@@ -47,7 +47,8 @@ pub(super) async fn rotate_key(command: RotateKey, output: &mut Output<'_>) -> a
             "there is no key file {} yet, and a dry run creates none: create it with `mettle keys new`",
             path.display()
         );
-        let key = keys::create(path, password_file, None)?;
+        let key = Key::generate()?;
+        keys::create(path, password_file, &key)?;
         output.note(&format!(
             "Wrote the key {} to {}. {}",
             key.address(),

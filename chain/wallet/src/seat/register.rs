@@ -5,6 +5,7 @@ use crate::{
     output::Output,
     signing::{self, RunSession, TransactionPlan, check_bucket},
 };
+use anyhow::Context as _;
 use chain_client::{
     Amount,
     account::{self, SeatPlan, SeatRequest},
@@ -24,7 +25,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, clap::Args)]
 pub struct Register {
     /// What the seat is for.
-    #[arg(value_parser = role())]
+    #[arg(value_parser = role_parser())]
     role: Role,
     #[command(flatten)]
     chain_flags: ChainFlags,
@@ -50,7 +51,8 @@ pub struct Register {
     hotkey_funds: Amount,
 }
 
-fn role() -> impl TypedValueParser<Value = Role> {
+/// Reads `miner` or `validator`.
+pub(crate) fn role_parser() -> impl TypedValueParser<Value = Role> {
     let roles = [Role::Miner, Role::Validator];
     PossibleValuesParser::new(["miner", "validator"]).map(move |name| {
         roles.into_iter().find(|role| role.to_string() == name).expect("it is one of the two")
@@ -81,8 +83,10 @@ pub(super) async fn register(command: Register, output: &mut Output<'_>) -> anyh
         let uid = seat.id.uid;
         return Ok(output.result(&format!("uid {uid}"), json!({ "uid": uid, "already": true }))?);
     }
+    let params = &session.status.run.params;
+    open::check_base_url(session.chain(), params, &request.endpoint)
+        .with_context(|| format!("`--endpoint {}` cannot be the seat's bucket", request.endpoint))?;
     if let Some(bucket) = &session.args.store {
-        let params = &session.status.run.params;
         check_bucket(output, &bucket.open()?, session.chain(), params, &request.endpoint).await?;
     }
     let transaction = TransactionPlan {
@@ -136,6 +140,12 @@ fn consequences(request: &SeatRequest, plan: &SeatPlan, session: &RunSession) ->
         });
         let immunity = session.clock.windows(session.status.run.terms.immunity_windows);
         then.push(format!("the seat cannot be replaced for {immunity}"));
+    }
+    if plan.already.is_none() && session.args.store.is_none() {
+        then.push(
+            "the bucket was not tried: --config with a settings file that has a [store] tries it first"
+                .into(),
+        );
     }
     if plan.funded > Amount::ZERO {
         then.push(format!("{} goes to the hotkey for its fees", plan.funded));

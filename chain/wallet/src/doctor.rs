@@ -1,0 +1,674 @@
+//! `mettle doctor`: checks settings, machine, chain, seat and bucket of a miner or validator, before it loses a window.
+//!
+//! The daemons make the same checks of chain, seat, bucket and device at their start (`protocol/node/src/open.rs`,
+//! `store::check_bucket`, `Device::check`). Here each is a line with what was measured and what is needed.
+
+mod measure;
+
+use crate::{
+    help,
+    output::{Output, readable},
+    plan::{
+        self,
+        figures::{Role as RoleFigures, Value as Figure},
+        table::{value as figure, wrapped},
+    },
+    seat::role_parser,
+};
+use chain_client::{
+    Amount, Chain,
+    account::{self, HOTKEY_FUNDS_MIN},
+    keys::{KeySource, PASSWORD_VARIABLE, address},
+};
+use measure::{Uplink, bytes_in, check_clock, check_memory, check_open_files, check_uplink, mode_of};
+use model::RunSpec;
+use nn::{Device, DeviceName};
+use node::{
+    ChainWitness, Flags, Settings,
+    config::{StoreFile, TrainEngine},
+    data::fetch_manifest,
+    durable::free_bytes,
+    error_chain,
+    exit::ExitStatus,
+    open,
+};
+use protocol::{
+    Hotkey, Role,
+    view::{RunStatus, SeatView},
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::{
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// Before the text of a check.
+const LABEL: usize = 12;
+const EXIT_FAILS: u8 = 1;
+const EXIT_WARNS: u8 = 2;
+const EXIT_CODES: &str =
+    "Exit codes: 0 all is well; 1 a check failed; 2 there are only warnings, or wrong flags.";
+
+/// Check the settings, machine, chain, seat and bucket of a node
+///
+/// Each check shows what was measured, what is needed, and what to do. Writes two small objects and one of 8 MiB into
+/// the bucket and deletes them; changes nothing else. The node may run meanwhile. Sizes are those of `mettle run show`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = format!("{}\n\n{EXIT_CODES}", help::reading(&[
+    "mettle doctor --config miner.toml",
+    "mettle doctor --config validator.toml --role validator --json",
+])))]
+pub struct Doctor {
+    #[command(flatten)]
+    flags: Flags,
+    /// What the node is [default: what its seat is for, else a miner].
+    #[arg(long, value_name = "ROLE", value_parser = role_parser())]
+    role: Option<Role>,
+}
+
+/// The result of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Verdict {
+    Ok,
+    Warning,
+    Failed,
+    /// Something before it failed.
+    Skipped,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Check {
+    pub name: &'static str,
+    pub verdict: Verdict,
+    pub measured: String,
+    /// Empty if there is nothing to compare with.
+    pub needed: String,
+    /// Empty if there is nothing to do.
+    pub advice: String,
+}
+
+/// The checks so far.
+#[derive(Default)]
+pub(crate) struct Checks(Vec<Check>);
+
+impl Checks {
+    fn add(&mut self, name: &'static str, verdict: Verdict, measured: String, needed: &str, advice: &str) {
+        let (measured, needed, advice) = (readable(&measured), needed.to_owned(), advice.to_owned());
+        self.0.push(Check { name, verdict, measured, needed, advice });
+    }
+
+    fn ok(&mut self, name: &'static str, measured: impl Into<String>) {
+        self.add(name, Verdict::Ok, measured.into(), "", "");
+    }
+
+    fn warn(&mut self, name: &'static str, measured: impl Into<String>, advice: &str) {
+        self.add(name, Verdict::Warning, measured.into(), "", advice);
+    }
+
+    fn fail(&mut self, name: &'static str, measured: impl Into<String>, advice: &str) {
+        self.add(name, Verdict::Failed, measured.into(), "", advice);
+    }
+
+    /// `names` cannot be checked without what failed.
+    fn skip(&mut self, names: &[&'static str], without: &str) {
+        for name in names {
+            self.add(name, Verdict::Skipped, format!("not checked without {without}"), "", "");
+        }
+    }
+
+    fn count(&self, of: &[Verdict]) -> usize {
+        self.0.iter().filter(|check| of.contains(&check.verdict)).count()
+    }
+
+    fn text(&self) -> String {
+        let indent = " ".repeat(LABEL + 6);
+        let mut text = String::new();
+        for Check { name, verdict, measured, needed, advice } in &self.0 {
+            let word = match verdict {
+                Verdict::Ok => "ok",
+                Verdict::Warning => "warn",
+                Verdict::Failed => "FAIL",
+                Verdict::Skipped => "-",
+            };
+            let line =
+                if needed.is_empty() { measured.clone() } else { format!("{measured}; needs {needed}") };
+            text += &wrapped(&format!("{word:4}  {name:LABEL$}"), &indent, &line);
+            if !advice.is_empty() {
+                text += &wrapped(&format!("{indent}to do: "), &indent, advice);
+            }
+        }
+        text
+    }
+
+    /// # Errors
+    /// An [`ExitStatus`] unless all is well.
+    fn end(&self) -> anyhow::Result<()> {
+        let plural = |count: usize| if count == 1 { "1 check".to_owned() } else { format!("{count} checks") };
+        let failed = self.count(&[Verdict::Failed]);
+        let others = self.count(&[Verdict::Warning, Verdict::Skipped]);
+        let (code, text) = match (failed, others) {
+            (0, 0) => return Ok(()),
+            (0, others) => (EXIT_WARNS, format!("{} with a warning", plural(others))),
+            (failed, _) => (EXIT_FAILS, format!("{} failed", plural(failed))),
+        };
+        Err(ExitStatus { code, text }.into())
+    }
+}
+
+/// Runs all checks and prints them.
+pub async fn doctor(command: Doctor, output: &mut Output<'_>) -> anyhow::Result<()> {
+    output.bare_json();
+    let mut checks = Checks::default();
+    examine(&command, &mut checks, output).await?;
+    let value: Value = json!({
+        "checks": checks.0, "failed": checks.count(&[Verdict::Failed]),
+        "warnings": checks.count(&[Verdict::Warning, Verdict::Skipped]),
+    });
+    output.result(&checks.text(), value)?;
+    checks.end()
+}
+
+/// # Errors
+/// Only those of the output.
+async fn examine(command: &Doctor, checks: &mut Checks, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let settings = match Settings::read(&command.flags) {
+        Ok(settings) => settings,
+        Err(error) => {
+            checks.fail(
+                "settings",
+                format!("{error:#}"),
+                "correct the settings file or the flag, and start again",
+            );
+            return Ok(());
+        }
+    };
+    check_files(command, &settings, checks);
+    let device = check_device(&settings, checks);
+    checks.0.push(check_open_files(std::fs::read_to_string("/proc/self/limits").ok().as_deref()));
+
+    output.note("Reading the chain.")?;
+    let Some(chain) = check_chain(&settings, checks).await else {
+        checks.skip(&["run", "seat", "bucket", "uplink", "origin", "disk", "memory"], "the chain");
+        return Ok(());
+    };
+    let chain = &*chain;
+    let status = match chain.status(settings.reading.run).await {
+        Ok(status) => status,
+        Err(error) => {
+            checks.fail("run", error_chain(&error), "give a run that exists with --run");
+            checks.skip(&["seat", "bucket", "uplink", "origin", "disk", "memory"], "the run");
+            return Ok(());
+        }
+    };
+    let (role, seat) = check_seat(command, &settings, chain, &status, checks).await;
+    let spec = check_spec(chain, &status, checks).await;
+    let figures = match &spec {
+        Some(spec) => {
+            let block_time = chain.block_time().await.unwrap_or(Duration::from_secs(6));
+            Some((plan::of_run(spec, &status, block_time), block_time))
+        }
+        None => None,
+    };
+
+    output.note("Trying the bucket.")?;
+    let uplink = check_bucket(&settings, chain, &status, seat.as_ref(), checks).await;
+    match (&uplink, &figures) {
+        (Some(rate), Some((figures, block_time))) => {
+            checks.0.push(check_uplink(role, *rate, figures, &status.run.params, *block_time));
+        }
+        // Else it failed itself.
+        _ if checks.0.iter().all(|check| check.name != "uplink") => {
+            checks.skip(&["uplink"], "bucket and specification");
+        }
+        _ => {}
+    }
+    let data_bytes = check_origin(&settings, chain, &status, checks).await;
+    match (&spec, &figures) {
+        (Some(spec), Some((figures, _))) => {
+            check_disk(&settings, role, figures, data_bytes, checks);
+            check_role_memory(&settings, role, spec, figures, device, checks);
+        }
+        _ => checks.skip(&["disk", "memory"], "the specification"),
+    }
+    Ok(())
+}
+
+/// Settings, keys and secrets: readable by the node, and by nobody else.
+fn check_files(command: &Doctor, settings: &Settings, checks: &mut Checks) {
+    match &command.flags.config {
+        Some(path) => private_file("settings", path, has_secret(settings), checks),
+        None => checks.ok("settings", "no settings file; flags and defaults"),
+    }
+    let public = match settings.key.public() {
+        Ok(public) => public,
+        Err(error) => {
+            checks.fail(
+                "hotkey",
+                error_chain(&error),
+                "create it with `mettle keys new`, or name the right file",
+            );
+            return;
+        }
+    };
+    match &settings.key {
+        KeySource::Dev(path) => {
+            checks.ok("hotkey", format!("{path}, a development key, {}", address(&public.0)))
+        }
+        KeySource::File(path) => private_file("hotkey", path, true, checks),
+    }
+    if let Some(path) = &settings.password_file {
+        private_file("password", path, true, checks);
+    }
+    let is_dev = matches!(settings.key, KeySource::Dev(_));
+    if !is_dev && (settings.password_file.is_some() || std::env::var_os(PASSWORD_VARIABLE).is_some()) {
+        match open::key(settings) {
+            Ok(_) => checks.ok("password", "it opens the hotkey"),
+            Err(error) => checks.fail(
+                "password",
+                format!("{error:#}"),
+                "correct the password file, or the variable METTLE_KEY_PASSWORD",
+            ),
+        }
+    }
+    match &settings.store {
+        None => checks.fail("store", open::NO_BUCKET, "see docs/store.md for a bucket"),
+        Some(store) => match store.secret() {
+            Err(error) => checks.fail(
+                "store",
+                format!("{error:#}"),
+                "write the secret into that file, readable by you only",
+            ),
+            Ok(_) => match &store.secret_key_file {
+                Some(path) => private_file("store", path, true, checks),
+                None => checks.ok("store", "its secret is there"),
+            },
+        },
+    }
+}
+
+fn has_secret(settings: &Settings) -> bool {
+    settings.store.as_ref().is_some_and(|store: &StoreFile| store.secret_key.is_some())
+}
+
+/// A file that the node reads. Others may read it only if it is no secret.
+fn private_file(name: &'static str, path: &Path, is_secret: bool, checks: &mut Checks) {
+    let shown = path.display();
+    match mode_of(path) {
+        Err(error) => {
+            checks.fail(name, format!("{shown} cannot be read: {error}"), "create it, or correct its path")
+        }
+        Ok(Some(mode)) if is_secret && mode & 0o077 != 0 => checks.warn(
+            name,
+            format!("{shown} has mode {mode:o}: other users may read the secret"),
+            &format!("chmod 600 {shown}"),
+        ),
+        Ok(Some(mode)) => checks.ok(name, format!("{shown}, mode {mode:o}")),
+        Ok(None) => checks.ok(name, shown.to_string()),
+    }
+}
+
+/// The device of the settings, if it may be used.
+fn check_device(settings: &Settings, checks: &mut Checks) -> Option<Device> {
+    if settings.train.engine == Some(TrainEngine::Command) {
+        checks.ok("device", "an external program trains");
+        return None;
+    }
+    let device = match settings.reading.device.clone().try_into::<Device>() {
+        Ok(device) => device,
+        Err(error) => {
+            checks.fail(
+                "device",
+                error.to_string(),
+                "correct `device` in the settings file: see docs/gpu.md",
+            );
+            return None;
+        }
+    };
+    match device.check() {
+        Ok(()) => checks.ok("device", device.to_string()),
+        Err(error @ nn::DeviceError::WithoutGpu { .. }) => checks.warn(
+            "device",
+            format!("{error}"),
+            "build `mettle` with the features of your miner or validator to check the device: --features mettle/cuda",
+        ),
+        Err(error) => checks.fail("device", format!("{error}"), "see docs/gpu.md"),
+    }
+    Some(device)
+}
+
+/// Chain, genesis, age of the head, clock, second node, and whether the directory is this chain's.
+async fn check_chain(settings: &Settings, checks: &mut Checks) -> Option<std::sync::Arc<dyn Chain>> {
+    let config = &settings.reading.chain;
+    let chain = match open::chain(config, None).await {
+        Ok(chain) => chain,
+        Err(error) => {
+            checks.fail(
+                "chain",
+                format!("{error:#}"),
+                "correct `chain` and `genesis`, or wait for the chain",
+            );
+            return None;
+        }
+    };
+    let genesis = chain.genesis().to_string();
+    let kind = if chain.is_development() { "a development chain" } else { "a public chain" };
+    checks.ok("chain", format!("{}, {kind}, genesis {}…", config.url, genesis.get(..8).unwrap_or_default()));
+    if let Err(error) = open::check_key(&settings.key, chain.is_development()) {
+        checks.fail("hotkey", format!("{error:#}"), "create a key with `mettle keys new`");
+    }
+
+    let mut heads = chain.heads();
+    let block = heads.borrow().block;
+    let block_time = chain.block_time().await.unwrap_or(Duration::from_secs(6));
+    let patience = (4 * block_time).clamp(Duration::from_secs(6), Duration::from_secs(60));
+    match tokio::time::timeout(patience, heads.wait_for(|head| block < head.block)).await {
+        Ok(Ok(head)) => checks.ok("head", format!("block {}, and new ones are finalised", head.block.0)),
+        _ => checks.fail(
+            "head",
+            format!("no block after {} was finalised for {} s", block.0, patience.as_secs()),
+            "wait until the chain finalises blocks, or give the URL of another node",
+        ),
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    match (chain.is_development(), chain.head_time().await) {
+        (true, _) => checks.ok("clock", "not compared: a development chain's blocks run ahead of it"),
+        (false, Ok(Some(time))) => checks.0.push(check_clock(now, time, block_time)),
+        (false, Ok(None)) => checks.warn("clock", "the chain tells no time", ""),
+        (false, Err(error)) => checks.warn("clock", error_chain(&error), ""),
+    }
+    if let Some(url) = &config.witness {
+        match ChainWitness::open(config, url.clone(), &*chain).await {
+            Ok(_) => checks.ok("witness", format!("{url}, the same chain")),
+            Err(error) => checks.fail("witness", format!("{error:#}"), "correct `chain_witness`"),
+        }
+    }
+    let directory = &settings.reading.directory;
+    match open::check_pin(directory, chain.genesis()) {
+        Ok(true) => checks.ok("directory", format!("{}, used on this chain", directory.display())),
+        Ok(false) => checks.ok("directory", format!("{}, new", directory.display())),
+        Err(error) => {
+            checks.fail("directory", error_chain(&error), "name another directory, or the other chain")
+        }
+    }
+    Some(chain)
+}
+
+/// The seat, its stake and its hotkey's balance. Without a seat: the role to go on with.
+async fn check_seat(
+    command: &Doctor,
+    settings: &Settings,
+    chain: &dyn Chain,
+    status: &RunStatus,
+    checks: &mut Checks,
+) -> (Role, Option<SeatView>) {
+    let without = command.role.unwrap_or(Role::Miner);
+    let Ok(hotkey) = settings.key.public() else {
+        checks.skip(&["seat"], "the hotkey");
+        return (without, None);
+    };
+    let seat = match seat_of(command, settings, chain, status, &hotkey).await {
+        Ok(seat) => seat,
+        Err(error) => {
+            checks.fail(
+                "seat",
+                format!("{error:#}"),
+                "take a seat with `mettle register`, once all else is well",
+            );
+            return (without, None);
+        }
+    };
+    let (uid, role, stake) = (seat.id.uid, seat.role, Amount(seat.stake));
+    let least = Amount(status.run.terms.stake_min(role));
+    if stake < least {
+        checks.warn(
+            "seat",
+            format!("uid {uid}, {role}, stake {stake}, below the run's minimum of {least}"),
+            "add to the stake with `mettle stake`",
+        );
+    } else {
+        checks.ok("seat", format!("uid {uid}, {role}, stake {stake}"));
+    }
+    match chain.balance(&hotkey.0).await {
+        Ok(balance) if balance.free < HOTKEY_FUNDS_MIN => checks.warn(
+            "balance",
+            format!("the hotkey has {}; needs {HOTKEY_FUNDS_MIN}", balance.free),
+            &account::how_to_fund(chain, &address(&hotkey.0), HOTKEY_FUNDS_MIN),
+        ),
+        Ok(balance) => checks.ok("balance", format!("the hotkey has {}", balance.free)),
+        Err(error) => checks.warn("balance", error_chain(&error), ""),
+    }
+    (role, Some(seat))
+}
+
+async fn seat_of(
+    command: &Doctor,
+    settings: &Settings,
+    chain: &dyn Chain,
+    status: &RunStatus,
+    hotkey: &Hotkey,
+) -> anyhow::Result<SeatView> {
+    let found = account::seat_of(chain, status.run.id, hotkey).await?;
+    let role = command.role.or(found.map(|seat| seat.role)).unwrap_or(Role::Miner);
+    open::seat(chain, status.run.id, hotkey, role, &settings.key).await
+}
+
+/// The specification, whose digest is on the chain.
+async fn check_spec(chain: &dyn Chain, status: &RunStatus, checks: &mut Checks) -> Option<RunSpec> {
+    let read =
+        async { open::specification(chain, &open::fetcher(chain, &status.run.params)?, &status.run).await };
+    match read.await {
+        Ok(spec) => {
+            let parameters = spec.model.parameters();
+            checks.ok("run", format!("{}, {parameters} parameters, as the chain says", status.run.id));
+            Some(spec)
+        }
+        Err(error) => {
+            checks.fail("run", format!("{error:#}"), "ask the run's owner to serve the specification again");
+            None
+        }
+    }
+}
+
+/// Writes, reads at the seat's public URL, deletes; then measures the uplink.
+async fn check_bucket(
+    settings: &Settings,
+    chain: &dyn Chain,
+    status: &RunStatus,
+    seat: Option<&SeatView>,
+    checks: &mut Checks,
+) -> Option<Uplink> {
+    const ADVICE: &str = "correct [store] in the settings file, the access rules of the bucket, or its public URL: see docs/store.md";
+    let store = match settings.store.as_ref().map(StoreFile::open) {
+        Some(Ok(store)) => store,
+        Some(Err(error)) => {
+            checks.fail("bucket", format!("{error:#}"), ADVICE);
+            return None;
+        }
+        None => {
+            checks.skip(&["bucket"], "a [store]");
+            return None;
+        }
+    };
+    match seat {
+        None => checks.skip(&["bucket"], "a seat, which names its public URL; `mettle register` tries it"),
+        Some(seat) => {
+            let fetch = match open::fetcher(chain, &status.run.params) {
+                Ok(fetch) => fetch,
+                Err(error) => {
+                    checks.fail("bucket", format!("{error:#}"), "");
+                    return None;
+                }
+            };
+            match store::check_bucket(&store, &fetch, &seat.endpoint).await {
+                Ok(()) => {
+                    checks.ok("bucket", format!("written, read at {} without a key, deleted", seat.endpoint))
+                }
+                Err(error) => {
+                    checks.fail("bucket", error_chain(&error), ADVICE);
+                    return None;
+                }
+            }
+        }
+    }
+    match Uplink::measure(&store).await {
+        Ok(rate) => Some(rate),
+        Err(error) => {
+            checks.fail("uplink", error_chain(&error), ADVICE);
+            None
+        }
+    }
+}
+
+/// Whether the run's data can be had. Returns the bytes that the node will keep of it.
+async fn check_origin(
+    settings: &Settings,
+    chain: &dyn Chain,
+    status: &RunStatus,
+    checks: &mut Checks,
+) -> u64 {
+    let origin = &status.run.origin;
+    let has_own = settings.reading.dataset.is_some();
+    let fetched = async {
+        let fetch = open::fetcher(chain, &status.run.params).map_err(|error| format!("{error:#}"))?;
+        fetch_manifest(&fetch, &status.run).await.map_err(|error| error_chain(&error))
+    };
+    match fetched.await {
+        Ok(manifest) => {
+            let shards = manifest.training.iter().chain(&manifest.held_out);
+            let bytes: u64 = shards.map(|shard| manifest.shard_bytes(shard)).sum();
+            let kept = if has_own { 0 } else { bytes.min(settings.reading.data_source.cache_bytes) };
+            checks.ok("origin", format!("{origin} serves data of {}", figure(Figure::Bytes(bytes))));
+            kept
+        }
+        Err(error) if has_own => {
+            checks.warn("origin", format!("{origin}: {error}"), "nothing, while the own `dataset` is whole");
+            0
+        }
+        Err(error) => {
+            let advice = "ask the run's owner, or prepare the dataset yourself and name it as `dataset`";
+            checks.fail("origin", format!("{origin}: {error}"), advice);
+            0
+        }
+    }
+}
+
+fn role_disk(role: Role, [miner, merging, _]: &[RoleFigures; 3]) -> u64 {
+    match role {
+        Role::Miner => miner.bytes("disk_bytes"),
+        Role::Validator => merging.bytes("disk_bytes"),
+    }
+}
+
+fn check_disk(
+    settings: &Settings,
+    role: Role,
+    figures: &[RoleFigures; 3],
+    data_bytes: u64,
+    checks: &mut Checks,
+) {
+    let directory = &settings.reading.directory;
+    // It need not exist yet.
+    let place = directory.ancestors().find(|place| place.exists()).unwrap_or(Path::new("."));
+    let needed = role_disk(role, figures).saturating_add(data_bytes);
+    let used = bytes_in(directory);
+    let Some(free) = free_bytes(place) else {
+        checks.warn("disk", "the system does not tell", "");
+        return;
+    };
+    let measured =
+        format!("{} free, and {} in use by it", figure(Figure::Bytes(free)), figure(Figure::Bytes(used)));
+    let needs = figure(Figure::Bytes(needed));
+    if needed <= free.saturating_add(used) {
+        checks.add("disk", Verdict::Ok, measured, &needs, "");
+    } else {
+        checks.add(
+            "disk",
+            Verdict::Failed,
+            measured,
+            &needs,
+            "make room, or name a `directory` on a larger disk",
+        );
+    }
+}
+
+fn check_role_memory(
+    settings: &Settings,
+    role: Role,
+    spec: &RunSpec,
+    figures: &[RoleFigures; 3],
+    device: Option<Device>,
+    checks: &mut Checks,
+) {
+    let [miner, merging, evaluating] = figures;
+    let available = nn::available_memory();
+    let on_cpu = device.is_some_and(|device| device.name == DeviceName::Cpu);
+    match role {
+        Role::Miner => {
+            let host = miner.bytes("host_bytes");
+            let recipe = settings.train.recipe(&spec.recipe);
+            let on_device =
+                device.map(|device| nn::MemoryEstimate::new(&spec.model, &recipe, device).total());
+            let in_host = if on_cpu { host.saturating_add(on_device.unwrap_or(0)) } else { host };
+            checks.0.push(check_memory(
+                available,
+                in_host,
+                "use a machine with more memory, or a smaller `micro_batch_sequences`",
+            ));
+            if let Some(device) = device.filter(|_| !on_cpu)
+                && let Err(error) =
+                    nn::MemoryEstimate::check(&spec.model, &recipe, device, device.free_memory())
+            {
+                checks.fail("memory", error.to_string(), "change that setting");
+            }
+        }
+        Role::Validator => {
+            // Below 32 Mi parameters the model is in memory, at most 20 bytes per parameter.
+            let small = 20 * spec.model.parameters() as u64;
+            let merge = merging.bytes("host_bytes").min(small);
+            let evaluate =
+                evaluating.bytes("host_bytes") + if on_cpu { evaluating.bytes("device_bytes") } else { 0 };
+            checks.0.push(check_memory(available, merge + evaluate, "use a machine with more memory"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    #[test]
+    fn checks_read_well_at_eighty_columns_and_end_with_the_worst() {
+        let mut checks = Checks::default();
+        assert!(checks.end().is_ok());
+        checks.ok("settings", "miner.toml, mode 600");
+        checks.warn(
+            "hotkey",
+            "hotkey.json has mode 644: other users may read the secret",
+            "chmod 600 hotkey.json",
+        );
+        let code = |checks: &Checks| node::exit::code(&checks.end().unwrap_err());
+        assert_eq!(code(&checks), EXIT_WARNS);
+        checks.add(
+            "disk",
+            Verdict::Failed,
+            "1 GB free".into(),
+            "80 GB",
+            "make room on the disk, or name a `directory` on a larger disk",
+        );
+        checks.skip(&["uplink"], "the bucket");
+        assert_eq!(code(&checks), EXIT_FAILS);
+        expect![[r#"
+            ok    settings    miner.toml, mode 600
+            warn  hotkey      hotkey.json has mode 644: other users may read the secret
+                              to do: chmod 600 hotkey.json
+            FAIL  disk        1 GB free; needs 80 GB
+                              to do: make room on the disk, or name a `directory` on a
+                              larger disk
+            -     uplink      not checked without the bucket
+        "#]]
+        .assert_eq(&checks.text());
+    }
+}

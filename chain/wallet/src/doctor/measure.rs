@@ -1,0 +1,236 @@
+//! What `doctor` measures on this machine, and the comparison with what is needed: pure functions where they can be.
+
+use super::{Check, Verdict};
+use crate::plan::{
+    figures::{Role as RoleFigures, Value as Figure},
+    table::value as figure,
+};
+use bytes::Bytes;
+use protocol::{Digest, Role, RunParams, keys};
+use std::{
+    fs, io,
+    path::Path,
+    time::{Duration, Instant},
+};
+use store::{Store, StoreError};
+
+/// Bytes of the object that the uplink is measured with.
+const UPLINK_BYTES: usize = 8 << 20;
+/// Descriptors for connections, buckets and files at once.
+const OPEN_FILES_MIN: u64 = 1024;
+/// How far a clock may be off before it is worth a warning.
+const CLOCK_OFF_MAX: Duration = Duration::from_secs(2);
+/// Files of a directory that are counted.
+const FILES_MAX: usize = 1 << 20;
+
+/// A file's permission bits, if it can be read; `None` where the system has none.
+pub(super) fn mode_of(path: &Path) -> io::Result<Option<u32>> {
+    let file = fs::File::open(path)?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        Ok(Some(file.metadata()?.permissions().mode() & 0o7777))
+    }
+    #[cfg(not(unix))]
+    {
+        drop(file);
+        Ok(None)
+    }
+}
+
+/// Bytes of all files below `directory`; 0 if there is none.
+pub(super) fn bytes_in(directory: &Path) -> u64 {
+    let (mut bytes, mut left, mut waiting) = (0u64, FILES_MAX, vec![directory.to_owned()]);
+    while let Some(directory) = waiting.pop() {
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            left = left.saturating_sub(1);
+            // Of a link itself, so that there is no cycle.
+            let Ok(found) = entry.metadata() else { continue };
+            if found.is_dir() && 0 < left {
+                waiting.push(entry.path());
+            }
+            bytes = bytes.saturating_add(if found.is_file() { found.len() } else { 0 });
+        }
+    }
+    bytes
+}
+
+/// Compares the soft limit of open files, from `/proc/self/limits`.
+pub(super) fn check_open_files(limits: Option<&str>) -> Check {
+    let line = limits.and_then(|text| text.lines().find_map(|line| line.strip_prefix("Max open files")));
+    let soft = line.and_then(|line| line.split_whitespace().next()).map(str::to_owned);
+    let number = soft.as_deref().and_then(|soft| soft.parse::<u64>().ok());
+    let (verdict, advice) = match number {
+        Some(number) if number < OPEN_FILES_MIN => {
+            (Verdict::Warning, "raise it: `ulimit -n 65536`, or LimitNOFILE=65536 in a systemd unit")
+        }
+        _ => (Verdict::Ok, ""),
+    };
+    Check {
+        name: "open files",
+        verdict,
+        measured: soft.unwrap_or_else(|| "the system does not tell".into()),
+        needed: OPEN_FILES_MIN.to_string(),
+        advice: advice.into(),
+    }
+}
+
+/// Compares this machine's clock with the time of the latest finalised block, of which new ones are made.
+pub(super) fn check_clock(now: Duration, block: Duration, block_time: Duration) -> Check {
+    let ahead = block.saturating_sub(now);
+    let age = now.saturating_sub(block);
+    // Finality trails the newest block by some blocks.
+    let age_max = CLOCK_OFF_MAX.saturating_add(block_time.saturating_mul(10));
+    let (verdict, measured) = if CLOCK_OFF_MAX < ahead {
+        (Verdict::Warning, format!("{} s behind the latest finalised block", ahead.as_secs()))
+    } else if age_max < age {
+        (Verdict::Warning, format!("{} s ahead of the latest finalised block", age.as_secs()))
+    } else {
+        (Verdict::Ok, format!("the latest finalised block is {} s old", age.as_secs()))
+    };
+    let advice = match verdict {
+        Verdict::Ok => "",
+        _ => {
+            "set the clock by NTP. No rule reads it, but time-outs, logs and the signatures of an S3 store do. If it is \
+             right, finality trails"
+        }
+    };
+    Check {
+        name: "clock",
+        verdict,
+        measured,
+        needed: format!("at most {} s", age_max.as_secs()),
+        advice: advice.into(),
+    }
+}
+
+/// Compares the memory that is free with what a role needs.
+pub(super) fn check_memory(available: Option<u64>, needed: u64, advice: &str) -> Check {
+    let (verdict, measured) = match available {
+        None => (Verdict::Ok, "the system does not tell".to_owned()),
+        Some(free) if free < needed => (Verdict::Failed, format!("{} free", figure(Figure::Bytes(free)))),
+        Some(free) => (Verdict::Ok, format!("{} free", figure(Figure::Bytes(free)))),
+    };
+    let advice = if verdict == Verdict::Failed { advice } else { "" };
+    Check { name: "memory", verdict, measured, needed: figure(Figure::Bytes(needed)), advice: advice.into() }
+}
+
+/// The rate at which the bucket takes an object.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Uplink {
+    pub bytes_per_second: f64,
+}
+
+impl Uplink {
+    /// Writes an object of 8 MiB that no proxy compresses, and deletes it.
+    pub(super) async fn measure(store: &dyn Store) -> Result<Uplink, StoreError> {
+        let mut body = Vec::with_capacity(UPLINK_BYTES);
+        let mut digest = Digest::of(format!("{:?}", Instant::now()).as_bytes());
+        while body.len() < UPLINK_BYTES {
+            body.extend_from_slice(&digest.0);
+            digest = Digest::of(&digest.0);
+        }
+        let key = keys::piece(&Digest::of(&body));
+        let started = Instant::now();
+        let put = store.put(&key, Bytes::from(body)).await;
+        let seconds = started.elapsed().as_secs_f64();
+        let deleted = store.delete(&key).await;
+        put.and(deleted)?;
+        Ok(Uplink { bytes_per_second: UPLINK_BYTES as f64 / seconds.max(1e-6) })
+    }
+}
+
+/// Compares the uplink with what a role uploads before a deadline: a miner its contribution in the reveal phase, a
+/// validator the update in the vote phase.
+pub(super) fn check_uplink(
+    role: Role,
+    Uplink { bytes_per_second }: Uplink,
+    [miner, merging, _]: &[RoleFigures; 3],
+    params: &RunParams,
+    block_time: Duration,
+) -> Check {
+    let schedule = params.schedule;
+    let (what, bytes, from, to) = match role {
+        Role::Miner => {
+            ("a contribution", miner.bytes("upload_bytes"), schedule.commit_by, schedule.reveal_by)
+        }
+        Role::Validator => (
+            "an update",
+            merging.bytes("update_bytes"),
+            schedule.attest_by.saturating_add(params.hidden_blocks).saturating_add(1),
+            schedule.vote_by,
+        ),
+    };
+    let has = f64::from(to.saturating_sub(from)) * block_time.as_secs_f64();
+    let takes = bytes as f64 / bytes_per_second;
+    let seconds = |seconds| figure(Figure::Seconds(Some(seconds)));
+    let rate = figure(Figure::BitsPerSecond((bytes_per_second * 8.0) as u64));
+    let size = figure(Figure::Bytes(bytes));
+    let (verdict, advice) = if takes <= has {
+        (Verdict::Ok, "")
+    } else {
+        (Verdict::Failed, "use a faster uplink, or a bucket nearer to this machine: what is late is unpaid")
+    };
+    Check {
+        name: "uplink",
+        verdict,
+        measured: format!("{rate}: {what} of {size} takes {}", seconds(takes)),
+        needed: format!("at most {}", seconds(has)),
+        advice: advice.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use store::MemoryStore;
+
+    #[test]
+    fn too_few_open_files_are_a_warning() {
+        let limits = |soft: &str| {
+            format!("Limit  Soft Limit  Hard Limit  Units\nMax open files            {soft}  4096  files\n")
+        };
+        let verdict = |text: Option<&str>| check_open_files(text).verdict;
+        assert_eq!(verdict(Some(&limits("256"))), Verdict::Warning);
+        assert_eq!(verdict(Some(&limits("1024"))), Verdict::Ok);
+        assert_eq!(verdict(Some(&limits("unlimited"))), Verdict::Ok);
+        assert_eq!(verdict(None), Verdict::Ok);
+    }
+
+    #[test]
+    fn a_clock_that_is_off_either_way_is_a_warning() {
+        let second = Duration::from_secs;
+        let verdict = |now: u64, block: u64| check_clock(second(now), second(block), second(6)).verdict;
+        assert_eq!(verdict(1000, 988), Verdict::Ok);
+        assert_eq!(verdict(1000, 1002), Verdict::Ok);
+        assert_eq!(verdict(1000, 1003), Verdict::Warning);
+        assert_eq!(verdict(1000, 937), Verdict::Warning);
+    }
+
+    #[test]
+    fn memory_that_is_free_must_be_as_much_as_needed() {
+        assert_eq!(check_memory(Some(10), 10, "more").verdict, Verdict::Ok);
+        let short = check_memory(Some(9), 10, "more");
+        assert_eq!((short.verdict, &*short.advice), (Verdict::Failed, "more"));
+        assert_eq!(check_memory(None, 10, "more").verdict, Verdict::Ok);
+    }
+
+    #[tokio::test]
+    async fn the_uplink_is_measured_and_nothing_is_left() {
+        let store = MemoryStore::new();
+        let uplink = Uplink::measure(&store).await.unwrap();
+        assert!(0.0 < uplink.bytes_per_second);
+        assert!(store.list("", 10).await.unwrap().entries.is_empty());
+    }
+
+    #[test]
+    fn a_directory_is_measured_with_all_that_is_below_it() {
+        let home = tempfile::tempdir().unwrap();
+        assert_eq!(bytes_in(&home.path().join("missing")), 0);
+        fs::create_dir(home.path().join("rows")).unwrap();
+        fs::write(home.path().join("rows").join("a"), [0; 100]).unwrap();
+        fs::write(home.path().join("b"), [0; 11]).unwrap();
+        assert_eq!(bytes_in(home.path()), 111);
+        assert_eq!(mode_of(&home.path().join("missing")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}
