@@ -36,8 +36,8 @@ pub struct Plan {
     pub origin_keys: (String, String),
     /// The directory of the prepared data. Without it, the seats fetch the data from the origin's bucket.
     pub dataset: Option<PathBuf>,
-    /// The size of the sample on which the held-out loss is measured, by the validator [`Plan::measures_held_out`].
-    /// Networks of older releases have the default of each validator.
+    /// The size of the sample on which each validator measures the held-out loss. Networks of older releases have the
+    /// validators' default.
     #[serde(default)]
     pub held_out_sequences: Option<u64>,
     /// Buckets of participants that are not of this network, added by `localnet store add`.
@@ -236,12 +236,6 @@ impl Plan {
     /// The base URL at which others read a bucket.
     pub fn bucket_url(&self, bucket: &str) -> String {
         format!("{}/{bucket}", self.store_url())
-    }
-
-    /// Whether this seat measures the held-out loss that the network reports: the first validator. The others
-    /// measure a smaller sample for their own metrics, because the machine is shared.
-    pub fn measures_held_out(&self, seat: &SeatPlan) -> bool {
-        self.seats_of(protocol::Role::Validator).next().is_some_and(|first| first.name == seat.name)
     }
 
     pub fn seats_of(&self, role: protocol::Role) -> impl Iterator<Item = &SeatPlan> {

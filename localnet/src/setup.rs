@@ -221,10 +221,8 @@ fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
         data: None,
         train: (seat.role == Role::Miner)
             .then(|| TrainFile { commit_margin_blocks: Some(2 + plan.finality_lag), ..TrainFile::default() }),
-        serve: (seat.role == Role::Validator).then(|| ServeFile {
-            held_out_sequences: plan.held_out_sequences.filter(|_| plan.measures_held_out(seat)),
-            ..ServeFile::default()
-        }),
+        serve: (seat.role == Role::Validator)
+            .then(|| ServeFile { held_out_sequences: plan.held_out_sequences, ..ServeFile::default() }),
     }
 }
 
