@@ -15,7 +15,7 @@ use nn::{ModelError, Trainer};
 use node::{Entry, Work, error_chain};
 use protocol::{
     Block, Digest, Window, lineage,
-    view::{Deal, Outcome, WindowView},
+    view::{Outcome, SeatDeal, SeatWindow},
 };
 use std::sync::{
     Arc,
@@ -52,14 +52,14 @@ impl Drop for Ahead {
 impl Miner {
     /// Starts to train on the data of the window after `view`, if the chain has dealt it. `at_end`: the trainer is where
     /// the training of this window ended. Otherwise only a snapshot of a killed process says where to go on.
-    pub(crate) async fn start_ahead(&mut self, view: &WindowView, at_end: bool) -> Result<(), RunError> {
+    pub(crate) async fn start_ahead(&mut self, view: &SeatWindow, at_end: bool) -> Result<(), RunError> {
         if self.options.ahead <= 0.0 || !self.strategy.trains_ahead() {
             return Ok(());
         }
         // The deal is in the state of its block.
         let dealt_at = self.node.schedule().deals_next_at(view.window);
         self.node.wait_past(Block(dealt_at.0.saturating_sub(1))).await?;
-        let now = self.node.chain().window(self.node.run_id(), view.window).await?;
+        let now = self.node.chain().seat_window(self.node.run_id(), view.window, self.node.uid()).await?;
         match now.and_then(|now| now.next_deal) {
             Some(deal) => self.train_ahead(view, deal, at_end).await,
             None => Ok(()),
@@ -67,9 +67,9 @@ impl Miner {
     }
 
     /// Starts to train on `deal`, the data of the window after `view`.
-    async fn train_ahead(&mut self, view: &WindowView, deal: Deal, at_end: bool) -> Result<(), RunError> {
+    async fn train_ahead(&mut self, view: &SeatWindow, deal: SeatDeal, at_end: bool) -> Result<(), RunError> {
         let next = view.window.next();
-        let Ok((mut sequences, _)) = self.sequences(next, &deal) else { return Ok(()) };
+        let (mut sequences, _) = self.sequences(next, &deal);
         let (run, seat) = (self.node.run_id(), self.node.seat.id);
         let base = Base::Own { lineage: view.lineage };
         let key = SnapshotKey { run, seat, window: next, base, sequences: progress::digest_of(&sequences) };
@@ -116,12 +116,13 @@ impl Miner {
             return Ok(());
         }
         let (run, chain) = (self.node.run_id(), self.node.chain());
-        let (Some(view), Some(open)) = (chain.window(run, held).await?, chain.window(run, next).await?)
-        else {
-            return Ok(());
-        };
-        let (Some(seed), slots, cursor) = (open.deal_seed, open.slots, open.cursor) else { return Ok(()) };
-        self.train_ahead(&view, Deal { seed, slots, cursor }, false).await
+        let uid = self.node.uid();
+        let view = chain.seat_window(run, held, uid).await?;
+        let open = chain.seat_window(run, next, uid).await?;
+        match (view, open.and_then(|open| open.deal)) {
+            (Some(view), Some(deal)) => self.train_ahead(&view, deal, false).await,
+            _ => Ok(()),
+        }
     }
 
     /// Stops the thread that trains ahead, if there is one, and keeps what it trained.
@@ -160,11 +161,11 @@ impl Miner {
 
     /// The lineage of the window before `view`, if the model of `view` is the next one of it. It is not if the run went
     /// back to a checkpoint (PROT-20).
-    pub(crate) async fn lineage_before(&self, view: &WindowView) -> Result<Option<Digest>, RunError> {
+    pub(crate) async fn lineage_before(&self, view: &SeatWindow) -> Result<Option<Digest>, RunError> {
         let Some(before) = view.window.previous().filter(|_| 0.0 < self.options.ahead) else {
             return Ok(None);
         };
-        let before = self.node.chain().window(self.node.run_id(), before).await?;
+        let before = self.node.chain().window_summary(self.node.run_id(), before).await?;
         Ok(before.and_then(|before| {
             let after = match before.outcome? {
                 Outcome::Merged(vote) => lineage::next(&before.lineage, &vote.update),
