@@ -61,6 +61,7 @@ asan:
 bench:
     cargo bench -p mettle-protocol
     cargo bench -p kernels -p mettle-nn
+    cargo bench -p validator --bench near_duplicates
 
 # Every kernel on this machine beside a copy of memory, in one table
 report *arguments:

@@ -19,7 +19,7 @@ use protocol::{
     lineage,
     params::Density,
     submission::{self, Header},
-    view::{Outcome, Verdict, Vote, WindowView},
+    view::{Outcome, Verdict, Vote},
 };
 use sp_keyring::Sr25519Keyring;
 use std::{
@@ -261,17 +261,17 @@ async fn a_window_that_two_endpoints_open_in_different_blocks_is_not_confirmed()
     let witness = ChainWitness::new(Arc::new(network.chain.clone()), urls());
     let view = |of: &SmallRun| of.chain.window_now(RUN, Window(0)).unwrap();
     let seen_at = Block(schedule.opens_at(Window(0)).0 + 2);
-    witness.confirm(RUN, schedule, &view(&network), seen_at).await.unwrap();
-    let hidden = WindowView { opening_hash: None, ..view(&fork) };
-    assert!(!ChainWitness::is_overdue(schedule, &hidden, seen_at));
+    let hash = |of: &SmallRun| view(of).opening_hash;
+    witness.confirm(RUN, schedule, Window(0), hash(&network), seen_at).await.unwrap();
+    assert!(!ChainWitness::is_overdue(schedule, Window(0), None, seen_at));
     assert!(
-        ChainWitness::is_overdue(schedule, &hidden, Block(seen_at.0 + 7)),
+        ChainWitness::is_overdue(schedule, Window(0), None, Block(seen_at.0 + 7)),
         "a hash that is left out is not confirmed"
     );
-    let error = witness.confirm(RUN, schedule, &view(&fork), seen_at).await.unwrap_err();
+    let error = witness.confirm(RUN, schedule, Window(0), hash(&fork), seen_at).await.unwrap_err();
     assert!(matches!(error, WitnessError::Disagree { .. }), "{error}");
     let text = error.to_string();
-    let hashes = [view(&fork), view(&network)].map(|view| view.opening_hash.unwrap().to_string());
+    let hashes = [hash(&fork), hash(&network)].map(|hash| hash.unwrap().to_string());
     assert!(urls().iter().chain(&hashes).all(|part| text.contains(part)), "{text}");
 }
 

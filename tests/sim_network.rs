@@ -5,7 +5,10 @@ use async_trait::async_trait;
 use mettle_runtime::SLOT_DURATION;
 use miner::run::AHEAD;
 use node::Follower;
-use protocol::{Block, RunParams, Uid, Window, keys, receipt, view::WindowView};
+use protocol::{
+    Block, RunParams, Uid, Window, keys, receipt,
+    view::{Outcome, Vote, WindowView},
+};
 use std::{
     collections::BTreeMap,
     sync::{Arc, LazyLock, Mutex},
@@ -91,6 +94,15 @@ impl Strategy for Reader {
         let seats = follower.chain.seats(run).await.ok()?;
         for window in (0..now.0).map(Window) {
             let view = follower.chain.window(run, window).await.ok()??;
+            if let Some(Outcome::Merged(merged)) = view.outcome {
+                let of = |(uid, _): &(Uid, Vote)| seats[usize::from(uid.0)].endpoint.clone();
+                let mut voters: Vec<String> =
+                    view.votes.iter().filter(|(_, vote)| vote.update == merged.update).map(of).collect();
+                voters.rotate_left(1);
+                let limit = voters.len() as u32;
+                let mirrors = follower.chain.update_mirrors(run, window, 1 + limit, limit).await;
+                assert_eq!(mirrors.ok()?, voters);
+            }
             for (uid, digest) in view.receipts {
                 let endpoint = &seats.iter().find(|seat| seat.id.uid == uid)?.endpoint;
                 let key = keys::receipt(run, window, uid, &digest);
@@ -289,6 +301,19 @@ fn a_miner_killed_at_any_block_while_its_model_is_late_contributes_to_that_windo
         let before_the_model = (2..4).contains(&offset);
         assert_eq!(trained(&history, 3)[1] == AHEAD, !before_the_model, "killed at block {at}");
         assert_eq!(history.lineage == undisturbed.lineage, !before_the_model, "killed at block {at}");
+    }
+}
+
+/// What a miner reads has the same size for any number of seats (`the_largest_run_fits_into_the_blocks_of_its_windows`
+/// of the runtime).
+#[test]
+fn a_miner_reads_less_than_5_kb_of_the_chain_in_a_window() {
+    let windows = 6;
+    let history = network(4, &[], 0, windows);
+    let read = |uid: usize| history.bytes_read[uid] / u64::from(windows);
+    println!("bytes read per window, by uid: {:?}", (0..9).map(read).collect::<Vec<_>>());
+    for uid in 0..6 {
+        assert!(read(uid) < 5_000, "uid {uid} reads {} bytes in a window", read(uid));
     }
 }
 

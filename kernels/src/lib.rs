@@ -7,6 +7,7 @@ pub mod lanes;
 pub mod measure;
 pub mod merge;
 pub mod pack;
+pub mod products;
 pub mod quantise;
 pub mod sparse;
 pub mod topk;

@@ -18,7 +18,7 @@ use nn::{ModelError, Trainer};
 use node::{Entry, Work, error_chain};
 use protocol::{
     Block, Digest, Window, lineage,
-    view::{Deal, Outcome, WindowView},
+    view::{Outcome, SeatDeal, SeatWindow},
 };
 use std::sync::{
     Arc,
@@ -74,7 +74,7 @@ impl Drop for Ahead {
 impl Miner {
     /// Has the training on the data of the window after `view` start when it is due. It starts at once if it is due
     /// before the upload of this window's contribution may end. `at_end`: see [`Due`].
-    pub(crate) async fn plan_ahead(&mut self, view: &WindowView, at_end: bool) -> Result<(), RunError> {
+    pub(crate) async fn plan_ahead(&mut self, view: &SeatWindow, at_end: bool) -> Result<(), RunError> {
         if self.options.ahead <= 0.0 || !self.strategy.trains_ahead() {
             return Ok(());
         }
@@ -111,14 +111,14 @@ impl Miner {
         Ok(self.node.wait_past(block).await?)
     }
 
-    /// The deal of the window after `window`, which may be open already; `None` if the chain has not dealt it.
-    async fn deal_after(&self, window: Window) -> Result<Option<Deal>, RunError> {
-        let (run, chain) = (self.node.run_id(), self.node.chain());
-        if let Some(open) = chain.window(run, window.next()).await? {
-            let (slots, cursor) = (open.slots, open.cursor);
-            return Ok(open.deal_seed.map(|seed| Deal { seed, slots, cursor }));
+    /// The deal of the window after `window`, which may be open already; `None` if the chain has not dealt it, or if the
+    /// seat takes no part.
+    async fn deal_after(&self, window: Window) -> Result<Option<SeatDeal>, RunError> {
+        let (run, uid, chain) = (self.node.run_id(), self.node.uid(), self.node.chain());
+        if let Some(open) = chain.seat_window(run, window.next(), uid).await? {
+            return Ok(open.deal);
         }
-        Ok(chain.window(run, window).await?.and_then(|view| view.next_deal))
+        Ok(chain.seat_window(run, window, uid).await?.and_then(|view| view.next_deal))
     }
 
     /// Starts to train on `deal`, the data of the window after `window`.
@@ -126,11 +126,11 @@ impl Miner {
         &mut self,
         window: Window,
         lineage: Digest,
-        deal: Deal,
+        deal: SeatDeal,
         at_end: bool,
     ) -> Result<(), RunError> {
         let next = window.next();
-        let Ok((mut sequences, _)) = self.sequences(next, &deal) else { return Ok(()) };
+        let (mut sequences, _) = self.sequences(next, &deal);
         let (run, seat) = (self.node.run_id(), self.node.seat.id);
         let base = Base::Own { lineage };
         let key = SnapshotKey { run, seat, window: next, base, sequences: progress::digest_of(&sequences) };
@@ -176,7 +176,8 @@ impl Miner {
         if !trains || self.node.schedule().window_at(block) != Some(next) || self.pending_of(next).is_some() {
             return Ok(());
         }
-        let Some(view) = self.node.chain().window(self.node.run_id(), held).await? else { return Ok(()) };
+        let (run, uid) = (self.node.run_id(), self.node.uid());
+        let Some(view) = self.node.chain().seat_window(run, held, uid).await? else { return Ok(()) };
         match self.deal_after(held).await? {
             Some(deal) => self.train_ahead(held, view.lineage, deal, false).await,
             None => Ok(()),
@@ -219,11 +220,11 @@ impl Miner {
 
     /// The lineage of the window before `view`, if the model of `view` is the next one of it. It is not if the run went
     /// back to a checkpoint (PROT-20).
-    pub(crate) async fn lineage_before(&self, view: &WindowView) -> Result<Option<Digest>, RunError> {
+    pub(crate) async fn lineage_before(&self, view: &SeatWindow) -> Result<Option<Digest>, RunError> {
         let Some(before) = view.window.previous().filter(|_| 0.0 < self.options.ahead) else {
             return Ok(None);
         };
-        let before = self.node.chain().window(self.node.run_id(), before).await?;
+        let before = self.node.chain().window_summary(self.node.run_id(), before).await?;
         Ok(before.and_then(|before| {
             let after = match before.outcome? {
                 Outcome::Merged(vote) => lineage::next(&before.lineage, &vote.update),

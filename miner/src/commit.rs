@@ -15,7 +15,7 @@ use node::{
     durable::{DiskFullRetry, is_full},
     error_chain,
 };
-use protocol::{Block, Window, submission::Header, view::WindowView};
+use protocol::{Block, Window, submission::Header, view::SeatWindow};
 use std::sync::Arc;
 
 impl Miner {
@@ -24,7 +24,7 @@ impl Miner {
     #[tracing::instrument(name = "encode", target = "profile", level = "trace", skip_all)]
     pub(crate) async fn compress(
         &mut self,
-        view: &WindowView,
+        view: &SeatWindow,
         trained: TrainedWindow,
     ) -> Result<PendingContribution, Stop> {
         let window = view.window;
@@ -60,7 +60,7 @@ impl Miner {
     /// Takes up the contribution of a killed process; writes its file again if that is lost.
     pub(crate) async fn resume_contribution(
         &mut self,
-        view: &WindowView,
+        view: &SeatWindow,
         pending: PendingContribution,
     ) -> Result<PendingContribution, Stop> {
         let header = self.header(view, pending.trained);
@@ -133,8 +133,8 @@ impl Miner {
     }
 
     async fn is_committed(&self, pending: &PendingContribution) -> Result<bool, RunError> {
-        let view = self.node.window_view(pending.window).await?;
-        Ok(view.is_some_and(|view| view.commitments.contains(&(self.node.uid(), pending.digest))))
+        let view = self.node.seat_window(pending.window).await?;
+        Ok(view.is_some_and(|view| view.commitment == Some(pending.digest)))
     }
 
     async fn record_commitment(
@@ -171,7 +171,7 @@ impl Miner {
     }
 
     /// The header of this seat's contribution to the window of `view`.
-    fn header(&self, view: &WindowView, trained: u32) -> Header {
+    fn header(&self, view: &SeatWindow, trained: u32) -> Header {
         let follower = self.node.follower();
         Header {
             codec: protocol::PROTOCOL_VERSION,

@@ -145,10 +145,10 @@ impl Miner {
         // One block later the hash of the opening block is known, which a first window is dealt by.
         let schedule = self.node.schedule();
         self.node.wait_past(schedule.opens_at(window)).await?;
-        let view = self.node.window_view(window).await?.ok_or(Missed::TooLate)?;
-        self.node.take_rewind(&view).await?;
+        let view = self.node.seat_window(window).await?.ok_or(Missed::TooLate)?;
+        self.node.take_rewind(window, view.lineage).await?;
         self.node.keep_seat().await?;
-        if !view.slots.contains(&self.node.uid()) {
+        if view.deal.is_none() {
             return Err(Missed::NotASlot.into());
         }
         self.end_ahead().await?;

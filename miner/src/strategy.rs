@@ -7,7 +7,7 @@ use crate::contribution_store::PendingContribution;
 use async_trait::async_trait;
 use chain_client::{Call, ChainError};
 use node::Follower;
-use protocol::{Window, keys, view::WindowView};
+use protocol::{Window, keys, view::SeatWindow};
 use std::path::Path;
 use store::{Store, StoreError};
 
@@ -46,7 +46,7 @@ pub trait Strategy: Send {
     async fn outcome(
         &mut self,
         _follower: &Follower,
-        _view: &WindowView,
+        _view: &SeatWindow,
         _before: &[f32],
         after: Vec<f32>,
     ) -> Vec<f32> {

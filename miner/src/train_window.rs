@@ -15,7 +15,7 @@ use node::{Entry, Lent, ModelState, Work, WorkDied, error_chain};
 use protocol::{
     Block, Window,
     assign::Assignment,
-    view::{Deal, WindowView},
+    view::{SeatDeal, SeatWindow},
 };
 use std::sync::{
     Arc,
@@ -37,11 +37,10 @@ pub(crate) type ThreadResult = (Lent<LocalState>, Result<Trained, TrainingError>
 impl Miner {
     /// Trains on the assigned sequences until the commit margin begins.
     #[tracing::instrument(name = "train", target = "profile", level = "trace", skip_all)]
-    pub(crate) async fn train(&mut self, view: &WindowView) -> Result<TrainedWindow, Stop> {
+    pub(crate) async fn train(&mut self, view: &SeatWindow) -> Result<TrainedWindow, Stop> {
         let window = view.window;
-        let (slots, cursor) = (view.slots.clone(), view.cursor);
-        let deal = Deal { seed: view.deal_seed.ok_or(Missed::NotASlot)?, slots, cursor };
-        let (sequences, assigned) = self.sequences(window, &deal)?;
+        let deal = view.deal.ok_or(Missed::NotASlot)?;
+        let (sequences, assigned) = self.sequences(window, &deal);
         let commit_by = self.node.schedule().commit_deadline(window);
         if commit_by <= self.node.block() {
             return Err(Missed::TooLate.into());
@@ -56,20 +55,20 @@ impl Miner {
     }
 
     /// The sequences of `window` to train on, and how many the chain assigned (PROT-5).
-    pub(crate) fn sequences(&mut self, window: Window, deal: &Deal) -> Result<(Vec<u64>, u32), Missed> {
+    pub(crate) fn sequences(&mut self, window: Window, deal: &SeatDeal) -> (Vec<u64>, u32) {
         let run = self.node.run();
         let assignment = Assignment {
             run: run.id,
             window,
             deal_seed: deal.seed,
-            slots: &deal.slots,
+            slots: &[],
             cursor: deal.cursor,
             sequences_per_seat: run.params.sequences_per_seat,
             training_sequences: self.node.dataset.training_sequences(),
         };
-        let sequences = assignment.of(self.node.uid()).ok_or(Missed::NotASlot)?;
+        let sequences = assignment.of_slot(deal.slot);
         let sequences = self.strategy.sequences(window, sequences, assignment.training_sequences);
-        Ok((sequences, assignment.sequences_per_seat))
+        (sequences, assignment.sequences_per_seat)
     }
 
     /// The block at which the training of `window` stops: the commit margin begins.
@@ -82,7 +81,7 @@ impl Miner {
     /// `stop_at`.
     async fn train_until(
         &mut self,
-        view: &WindowView,
+        view: &SeatWindow,
         sequences: Vec<u64>,
         stop_at: Block,
     ) -> Result<(Trained, Vec<f32>), Stop> {
@@ -144,7 +143,7 @@ impl Miner {
     #[tracing::instrument(name = "rebase", target = "profile", level = "trace", skip_all)]
     async fn begin_training(
         &mut self,
-        view: &WindowView,
+        view: &SeatWindow,
         sequences: &[u64],
     ) -> Result<(Progress, Trained), RunError> {
         let (window, begun) = (view.window, self.begun.take());

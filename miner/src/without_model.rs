@@ -15,10 +15,7 @@ use crate::{
     train_window::TrainedWindow,
 };
 use node::error_chain;
-use protocol::{
-    Block, Window,
-    view::{Deal, WindowView},
-};
+use protocol::{Block, Window, view::SeatWindow};
 
 impl Miner {
     /// Brings the model to the open window, and past `done`, the last window that the miner has finished. Contributes
@@ -65,9 +62,9 @@ impl Miner {
     }
 
     async fn commit_and_publish(&mut self, window: Window) -> Result<(), Stop> {
-        let view = self.node.window_view(window).await?.ok_or(Missed::TooLate)?;
+        let view = self.node.seat_window(window).await?.ok_or(Missed::TooLate)?;
         self.node.keep_seat().await?;
-        if !view.slots.contains(&self.node.uid()) {
+        if view.deal.is_none() {
             return Err(Missed::NotASlot.into());
         }
         self.reconcile(window).await?;
@@ -90,14 +87,13 @@ impl Miner {
     }
 
     /// What was trained of the window of `view` from the miner's own weights.
-    async fn trained_ahead(&mut self, view: &WindowView) -> Result<TrainedWindow, Stop> {
+    async fn trained_ahead(&mut self, view: &SeatWindow) -> Result<TrainedWindow, Stop> {
         let window = view.window;
         if self.node.schedule().commit_deadline(window) <= self.node.block() {
             return Err(Missed::TooLate.into());
         }
-        let (slots, cursor) = (view.slots.clone(), view.cursor);
-        let deal = Deal { seed: view.deal_seed.ok_or(Missed::NotASlot)?, slots, cursor };
-        let (sequences, assigned) = self.sequences(window, &deal)?;
+        let deal = view.deal.ok_or(Missed::NotASlot)?;
+        let (sequences, assigned) = self.sequences(window, &deal);
         let lineage = self.lineage_before(view).await?;
         let (of, begun) = (progress::digest_of(&sequences), self.begun.as_ref().ok_or(Missed::NoData)?);
         let (key, trained) = (begun.progress.key(), begun.trained);
@@ -121,7 +117,7 @@ impl Miner {
 
     /// Moves the trainer onto the model of the window of `view`, to which the miner contributed before it had it.
     /// Returns false if nothing of that training is left.
-    pub(crate) async fn rebase_contributed(&mut self, view: &WindowView) -> Result<bool, RunError> {
+    pub(crate) async fn rebase_contributed(&mut self, view: &SeatWindow) -> Result<bool, RunError> {
         let Some(Begun { progress, .. }) = self.begun.take() else { return Ok(false) };
         let Some(own) = progress.reference.as_ref().filter(|_| progress.key().window == view.window).cloned()
         else {

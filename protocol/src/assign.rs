@@ -11,6 +11,9 @@
 
 use crate::{Digest, RunId, Uid, Window, probe};
 use alloc::{collections::BTreeSet, vec::Vec};
+use codec::{Decode, Encode};
+use scale_info::TypeInfo;
+use serde::{Deserialize, Serialize};
 
 /// What a seed is drawn for. Two domains never share a seed.
 pub mod domain {
@@ -151,22 +154,42 @@ pub struct Assignment<'a> {
     pub training_sequences: u64,
 }
 
+/// A seat's place in a window's deal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct Slot {
+    pub index: u32,
+    /// The number of slots.
+    pub of: u32,
+}
+
+impl Slot {
+    /// The slot of `uid`; `None` without one.
+    pub fn of(uid: Uid, slots: &[Uid]) -> Option<Slot> {
+        let index = slots.iter().position(|seat| *seat == uid)?;
+        Some(Slot { index: index as u32, of: slots.len() as u32 })
+    }
+}
+
 impl Assignment<'_> {
     /// The training sequences of `uid`, in the order in which it trains on them; `None` where the seat has no slot in
     /// this window. `n` of them, or none where the dataset is empty. Where the window runs over the end of an epoch of
     /// the data, a sequence may come once from each side of it.
     pub fn of(&self, uid: Uid) -> Option<Vec<u64>> {
-        let slot = self.slots.iter().position(|seat| *seat == uid)? as u64;
+        Some(self.of_slot(Slot::of(uid, self.slots)?))
+    }
+
+    /// The same of a seat that knows its own slot, and not those of the others: `slots` is not read.
+    pub fn of_slot(&self, slot: Slot) -> Vec<u64> {
         if self.training_sequences == 0 {
-            return Some(Vec::new());
+            return Vec::new();
         }
         let each = u64::from(self.sequences_per_seat);
-        let deal =
-            Permutation::new(&seed(domain::ASSIGN, self.run, self.window, &self.deal_seed), self.positions());
-        let first = slot * each;
-        Some(
-            (first..first + each).map(|place| self.sequence_at(self.line_position(deal.at(place)))).collect(),
-        )
+        let deal = Permutation::new(
+            &seed(domain::ASSIGN, self.run, self.window, &self.deal_seed),
+            u64::from(slot.of).saturating_mul(each),
+        );
+        let first = u64::from(slot.index) * each;
+        (first..first + each).map(|place| self.sequence_at(self.line_position(deal.at(place)))).collect()
     }
 
     /// How many positions the window takes: the chain's cursor goes on by as many, also where the window ends void.

@@ -1,8 +1,8 @@
 //! What the chain tells about a run, as its runtime API returns it and every client reads it.
 
 use crate::{
-    Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window, params::Permille,
-    probe::Probe, select::Selected,
+    Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window, assign::Slot,
+    params::Permille, probe::Probe, select::Selected,
 };
 use alloc::{string::String, vec::Vec};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
@@ -119,6 +119,38 @@ pub struct WindowView {
     pub next_deal: Option<Deal>,
 }
 
+/// A window without its lists: the same few bytes for any number of seats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct WindowSummary {
+    pub opening_hash: Option<Digest>,
+    pub lineage: Digest,
+    pub outcome: Option<Outcome>,
+}
+
+/// One seat's part of a [`WindowView`]: what a miner needs of it, the same few bytes for any number of seats.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct SeatWindow {
+    pub window: Window,
+    pub opening_hash: Option<Digest>,
+    pub lineage: Digest,
+    pub outcome: Option<Outcome>,
+    /// The seat's data; `None` before it is dealt, and of a seat without a slot.
+    pub deal: Option<SeatDeal>,
+    /// What the seat committed.
+    pub commitment: Option<Digest>,
+    /// The seat's data of the next window, as in [`WindowView::next_deal`].
+    pub next_deal: Option<SeatDeal>,
+}
+
+/// One seat's part of a [`Deal`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct SeatDeal {
+    pub seed: Digest,
+    pub slot: Slot,
+    /// First position of the training order that the window hands out.
+    pub cursor: u64,
+}
+
 /// A window's data, dealt before the window opens (PROT-5).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct Deal {
@@ -145,7 +177,35 @@ impl RunView {
     }
 }
 
+impl SeatDeal {
+    /// The part of `uid`; `None` without a slot.
+    pub fn of(uid: Uid, seed: Digest, slots: &[Uid], cursor: u64) -> Option<SeatDeal> {
+        Some(SeatDeal { seed, slot: Slot::of(uid, slots)?, cursor })
+    }
+}
+
 impl WindowView {
+    pub fn summary(&self) -> WindowSummary {
+        let WindowView { opening_hash, lineage, outcome, .. } = *self;
+        WindowSummary { opening_hash, lineage, outcome }
+    }
+
+    /// The part of `uid`.
+    pub fn of_seat(&self, uid: Uid) -> SeatWindow {
+        let WindowSummary { opening_hash, lineage, outcome } = self.summary();
+        let committed = self.commitments.iter().find(|(of, _)| *of == uid);
+        let next = self.next_deal.as_ref();
+        SeatWindow {
+            window: self.window,
+            opening_hash,
+            lineage,
+            outcome,
+            deal: self.deal_seed.and_then(|seed| SeatDeal::of(uid, seed, &self.slots, self.cursor)),
+            commitment: committed.map(|(_, digest)| *digest),
+            next_deal: next.and_then(|next| SeatDeal::of(uid, next.seed, &next.slots, next.cursor)),
+        }
+    }
+
     /// The seat's consensus weight at the opening; 0 where it has none.
     pub fn weight_of(&self, uid: Uid) -> u16 {
         self.weights.iter().find(|(of, _)| *of == uid).map_or(0, |(_, weight)| *weight)

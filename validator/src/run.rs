@@ -116,8 +116,8 @@ impl Validator {
         self.reveal_weights(window).await?;
         self.open_probes(window).await?;
         self.node.wait_past(schedule.opens_at(window)).await?;
-        if let Some(opened) = self.node.window_view(window).await? {
-            self.node.take_rewind(&opened).await?;
+        if let Some(opened) = self.node.seat_window(window).await? {
+            self.node.take_rewind(window, opened.lineage).await?;
         }
 
         // While miners train, judge the contributions of the window before.

@@ -28,7 +28,10 @@ pub use refusal::Refusal;
 use async_trait::async_trait;
 use protocol::{
     Block, Digest, GenesisHash, Hotkey, RunId, Uid, Window,
-    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, Verdict, WindowView},
+    view::{
+        Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, SeatWindow, Verdict,
+        WindowSummary, WindowView,
+    },
 };
 use std::time::Duration;
 use tokio::sync::watch;
@@ -93,6 +96,30 @@ pub trait Chain: Send + Sync {
 
     /// The state of a window; `None` before it opens, and after the chain has forgotten it.
     async fn window(&self, run: RunId, window: Window) -> Result<Option<WindowView>, ChainError>;
+
+    /// One seat; `None` if nobody has it. A few hundred bytes, where [`Chain::seats`] grows with the run.
+    async fn seat(&self, run: RunId, uid: Uid) -> Result<Option<SeatView>, ChainError>;
+
+    /// A window without its lists; `None` as for [`Chain::window`].
+    async fn window_summary(&self, run: RunId, window: Window) -> Result<Option<WindowSummary>, ChainError>;
+
+    /// A seat's part of a window; `None` as for [`Chain::window`].
+    async fn seat_window(
+        &self,
+        run: RunId,
+        window: Window,
+        uid: Uid,
+    ) -> Result<Option<SeatWindow>, ChainError>;
+
+    /// Up to `limit` base URLs of validators that have the update which `window` was merged with: those that voted
+    /// for it, from the one whose `turn` it is, then the others.
+    async fn update_mirrors(
+        &self,
+        run: RunId,
+        window: Window,
+        turn: u32,
+        limit: u32,
+    ) -> Result<Vec<String>, ChainError>;
 
     /// The run's consensus weights, in uid order.
     async fn weights(&self, run: RunId) -> Result<Vec<(Uid, u16)>, ChainError>;

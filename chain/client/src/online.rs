@@ -14,7 +14,10 @@ use codec::{Decode, DecodeAll, Encode};
 use futures::future::BoxFuture;
 use protocol::{
     Block, Digest, GenesisHash, Hotkey, RunId, Uid, Window,
-    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, Verdict, WindowView},
+    view::{
+        Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, SeatWindow, Verdict,
+        WindowSummary, WindowView,
+    },
 };
 use std::{
     sync::Arc,
@@ -195,6 +198,37 @@ impl Chain for SubxtChain {
     async fn window(&self, run: RunId, window: Window) -> Result<Option<WindowView>, ChainError> {
         let doing = format!("reading window {} of run {run}", window.0);
         self.call_runtime(&doing, "MettleApi_window", (run, window).encode()).await
+    }
+
+    async fn seat(&self, run: RunId, uid: Uid) -> Result<Option<SeatView>, ChainError> {
+        let doing = format!("reading uid {uid} of run {run}");
+        self.call_runtime(&doing, "MettleApi_seat", (run, uid).encode()).await
+    }
+
+    async fn window_summary(&self, run: RunId, window: Window) -> Result<Option<WindowSummary>, ChainError> {
+        let doing = format!("reading window {} of run {run}", window.0);
+        self.call_runtime(&doing, "MettleApi_window_summary", (run, window).encode()).await
+    }
+
+    async fn seat_window(
+        &self,
+        run: RunId,
+        window: Window,
+        uid: Uid,
+    ) -> Result<Option<SeatWindow>, ChainError> {
+        let doing = format!("reading window {} of uid {uid} of run {run}", window.0);
+        self.call_runtime(&doing, "MettleApi_seat_window", (run, window, uid).encode()).await
+    }
+
+    async fn update_mirrors(
+        &self,
+        run: RunId,
+        window: Window,
+        turn: u32,
+        limit: u32,
+    ) -> Result<Vec<String>, ChainError> {
+        let doing = format!("reading who has the update of window {} of run {run}", window.0);
+        self.call_runtime(&doing, "MettleApi_update_mirrors", (run, window, turn, limit).encode()).await
     }
 
     async fn weights(&self, run: RunId) -> Result<Vec<(Uid, u16)>, ChainError> {

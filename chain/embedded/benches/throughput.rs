@@ -1,5 +1,6 @@
 //! Measures transactions per second that the chain accepts and includes, and the time of the blocks that open a
-//! window and make its selection, in a run with 64 validators.
+//! window and make its selection, in a run with 64 validators; and the length of answers of the runtime API, in
+//! hexadecimal as a client gets them.
 //!
 //! Not a criterion benchmark, as a window can be filled once. `cargo bench -p mettle-embedded-chain --bench
 //! throughput` prints one line of JSON; `-- MINERS` sets the number of miners.
@@ -90,6 +91,22 @@ async fn main() {
         chain.seal_now().await.expect("a block");
     }
     let selecting = timed_at(&chain, SCHEDULE.start.0 + SCHEDULE.attest_by + 1).await;
+    let read = async |method: &str, arguments: Vec<u8>| {
+        let arguments = format!("0x{}", hex::encode(arguments));
+        let answer: String =
+            client.request("state_call", rpc_params![method, arguments]).await.expect("the runtime answers");
+        answer.len()
+    };
+    let (window, uid) = (Window(0), Uid(7));
+    let answers = json!({
+        "window": read("MettleApi_window", (RUN, window).encode()).await,
+        "seats": read("MettleApi_seats", RUN.encode()).await,
+        "run": read("MettleApi_run", RUN.encode()).await,
+        "window_summary": read("MettleApi_window_summary", (RUN, window).encode()).await,
+        "seat_window": read("MettleApi_seat_window", (RUN, window, uid).encode()).await,
+        "seat": read("MettleApi_seat", (RUN, uid).encode()).await,
+        "update_mirrors": read("MettleApi_update_mirrors", (RUN, window, 7_u32, 4_u32).encode()).await,
+    });
     let reopening = timed_at(&chain, SCHEDULE.start.0 + SCHEDULE.blocks_per_window).await;
     let rate = f64::from(seats) / (taken + sealing).as_secs_f64();
     let millis = |duration: Duration| duration.as_secs_f64() * 1e3;
@@ -104,6 +121,7 @@ async fn main() {
             "idle_block_ms": millis(idle),
             "opening_block_ms": millis(opening.min(reopening)),
             "selecting_block_ms": millis(selecting),
+            "answer_bytes": answers,
         })
     );
     chain.shutdown().await;

@@ -66,7 +66,7 @@ const RELEASE: RuntimeVersion = RuntimeVersion {
     spec_name: alloc::borrow::Cow::Borrowed("mettle"),
     impl_name: alloc::borrow::Cow::Borrowed("mettle"),
     authoring_version: 1,
-    spec_version: 7,
+    spec_version: 8,
     impl_version: 1,
     apis: RUNTIME_API_VERSIONS,
     transaction_version: 4,
@@ -534,6 +534,18 @@ impl_runtime_apis! {
         }
         fn window(run: RunId, window: Window) -> Option<view::WindowView> {
             Windows::window_view(run, window)
+        }
+        fn seat(run: RunId, uid: Uid) -> Option<view::SeatView> {
+            views::seat(run, uid)
+        }
+        fn window_summary(run: RunId, window: Window) -> Option<view::WindowSummary> {
+            Windows::window_summary(run, window)
+        }
+        fn seat_window(run: RunId, window: Window, uid: Uid) -> Option<view::SeatWindow> {
+            Windows::seat_window(run, window, uid)
+        }
+        fn update_mirrors(run: RunId, window: Window, turn: u32, limit: u32) -> Vec<String> {
+            views::update_mirrors(run, window, turn, limit)
         }
         fn position(run: RunId) -> Option<view::Position> {
             Windows::position(run)

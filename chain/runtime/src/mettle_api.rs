@@ -1,9 +1,12 @@
 //! The runtime API for clients, in the protocol's types: independent of the pallets' storage layout.
 
-use alloc::vec::Vec;
+use alloc::{string::String, vec::Vec};
 use protocol::{
     RunId, Uid, Window,
-    view::{Account, AccountStatus, Payslip, Position, RunStatus, RunView, SeatStatus, SeatView, WindowView},
+    view::{
+        Account, AccountStatus, Payslip, Position, RunStatus, RunView, SeatStatus, SeatView, SeatWindow,
+        WindowSummary, WindowView,
+    },
 };
 
 frame::deps::sp_api::decl_runtime_apis! {
@@ -20,6 +23,19 @@ frame::deps::sp_api::decl_runtime_apis! {
 
         /// A window; `None` before it opens and after it is pruned.
         fn window(run: RunId, window: Window) -> Option<WindowView>;
+
+        /// A seat; `None` if nobody has it.
+        fn seat(run: RunId, uid: Uid) -> Option<SeatView>;
+
+        /// A window without its lists; `None` as for `window`.
+        fn window_summary(run: RunId, window: Window) -> Option<WindowSummary>;
+
+        /// A seat's part of a window; `None` as for `window`.
+        fn seat_window(run: RunId, window: Window, uid: Uid) -> Option<SeatWindow>;
+
+        /// Base URLs of validators that have the update which a window was merged with: those that voted for it, from
+        /// the one whose `turn` it is, then the others. At most `limit`, and at most 16.
+        fn update_mirrors(run: RunId, window: Window, turn: u32, limit: u32) -> Vec<String>;
 
         /// The current block and the window that it is in.
         fn position(run: RunId) -> Option<Position>;

@@ -4,12 +4,14 @@ use crate::{AccountId, Nomination, Registry, Rewards, Runtime, Weights, Windows}
 use alloc::{string::String, vec::Vec};
 use pallet_registry::{Nominations as _, Payslips as _, Seat, Url};
 use protocol::{
-    Hotkey, Role, RunId, SeatId, Uid,
+    Hotkey, Role, RunId, SeatId, Uid, Window,
     view::{Account, AccountStatus, RunStatus, RunView, SeatOccupancy, SeatStatus, SeatView},
 };
 
 /// The most seats in one answer; a client pages.
 const PAGE_MAX: u32 = 256;
+/// The most mirrors in one answer.
+const MIRRORS_MAX: u32 = 16;
 
 pub fn run(id: RunId) -> Option<RunView> {
     let run = Registry::run(id)?;
@@ -53,6 +55,25 @@ pub fn run_status(id: RunId) -> Option<RunStatus> {
 
 pub fn seats(run: RunId) -> Vec<SeatView> {
     Registry::seats(run).into_iter().map(|(uid, seat)| view_of(run, uid, seat)).collect()
+}
+
+pub fn seat(run: RunId, uid: Uid) -> Option<SeatView> {
+    Registry::seat(run, uid).map(|seat| view_of(run, uid, seat))
+}
+
+pub fn update_mirrors(run: RunId, window: Window, turn: u32, limit: u32) -> Vec<String> {
+    let mut voters = Windows::voters(run, window);
+    if let Some(turn) = turn.checked_rem(voters.len() as u32) {
+        voters.rotate_left(turn as usize);
+    }
+    let is_other = |uid: &Uid| !voters.contains(uid);
+    let roster = Registry::roster(run).into_iter();
+    let others = roster.filter(|(_, entry)| entry.role == Role::Validator).map(|(uid, _)| uid);
+    let others: Vec<Uid> = others.filter(is_other).collect();
+    // A voter may have left since.
+    let seats = voters.iter().chain(&others).filter_map(|uid| Registry::seat(run, *uid));
+    let validators = seats.filter(|seat| seat.role == Role::Validator);
+    validators.take(limit.min(MIRRORS_MAX) as usize).map(|seat| text(seat.endpoint)).collect()
 }
 
 pub fn seat_statuses(run: RunId, from: Uid, limit: u32) -> Vec<SeatStatus> {

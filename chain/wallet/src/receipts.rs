@@ -268,7 +268,9 @@ fn write_gains(text: &mut String, result: &Outcome) -> std::fmt::Result {
             percent(data.scale.get()),
             data.outcome.get()
         ),
-        None => writeln!(text, ": not tested: too few of them, or the first window that the validator judges"),
+        None => {
+            writeln!(text, ": not tested: too few of them, or the first window that the validator judges")
+        }
     }
 }
 

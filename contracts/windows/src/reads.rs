@@ -5,7 +5,10 @@ use alloc::vec::Vec;
 use pallet_registry::Pallet as Registry;
 use protocol::{
     Digest, RunId, Uid, Window,
-    view::{Deal, Position, ProbeRoot, RewindTally, Selection, Vote, WindowView},
+    view::{
+        Deal, Outcome, Position, ProbeRoot, RewindTally, SeatDeal, SeatWindow, Selection, Vote,
+        WindowSummary, WindowView,
+    },
 };
 
 impl<T: Config> Pallet<T> {
@@ -29,6 +32,49 @@ impl<T: Config> Pallet<T> {
         stakes.into_iter().map(|(to, stake)| RewindTally { to, stake, of }).collect()
     }
 
+    /// A window without its lists; `None` before it opens and after it is pruned.
+    pub fn window_summary(run: RunId, window: Window) -> Option<WindowSummary> {
+        let Record { opening_hash, lineage, outcome, .. } = Records::<T>::get(run, window)?;
+        Some(WindowSummary { opening_hash, lineage, outcome })
+    }
+
+    /// A seat's part of a window; `None` before it opens and after it is pruned.
+    pub fn seat_window(run: RunId, window: Window, uid: Uid) -> Option<SeatWindow> {
+        let record = Records::<T>::get(run, window)?;
+        let slot = record.slots.iter().position(|seat| *seat == uid);
+        let times = || TimesCommitted::<T>::get(run, window);
+        let has_committed = slot.is_some_and(|slot| times().get(slot).is_some_and(|times| 0 < *times));
+        let commitment = has_committed.then(|| Commitments::<T>::get((run, window), uid)).flatten();
+        let next = NextDeal::<T>::get(run).filter(|deal| deal.window == window.next());
+        let next_cursor = Self::next_cursor(run, &record);
+        Some(SeatWindow {
+            window,
+            opening_hash: record.opening_hash,
+            lineage: record.lineage,
+            outcome: record.outcome,
+            deal: record.deal_seed.and_then(|seed| SeatDeal::of(uid, seed, &record.slots, record.cursor)),
+            commitment,
+            next_deal: next.and_then(|next| SeatDeal::of(uid, next.seed, &next.slots, next_cursor)),
+        })
+    }
+
+    /// Validators that voted the update which the window was merged with, in uid order.
+    pub fn voters(run: RunId, window: Window) -> Vec<Uid> {
+        let outcome = Records::<T>::get(run, window).and_then(|record| record.outcome);
+        let Some(Outcome::Merged(merged)) = outcome else { return Vec::new() };
+        let votes = Votes::<T>::iter_prefix((run, window));
+        let mut voters: Vec<Uid> =
+            votes.filter(|(_, vote)| vote.update == merged.update).map(|(uid, _)| uid).collect();
+        voters.sort_unstable();
+        voters
+    }
+
+    /// The first position that the window after `record` hands out.
+    fn next_cursor(run: RunId, record: &Record<T>) -> u64 {
+        let each = Registry::<T>::run(run).map_or(0, |run| u64::from(run.params.sequences_per_seat));
+        record.cursor.saturating_add((record.slots.len() as u64).saturating_mul(each))
+    }
+
     /// A window; `None` before it opens and after it is pruned.
     pub fn window_view(run: RunId, window: Window) -> Option<WindowView> {
         let record = Records::<T>::get(run, window)?;
@@ -44,8 +90,7 @@ impl<T: Config> Pallet<T> {
         votes.sort_unstable_by_key(|(uid, _)| *uid);
         anchors.sort_unstable_by_key(|(uid, _)| *uid);
         let next_deal = NextDeal::<T>::get(run).filter(|deal| deal.window == window.next());
-        let each = Registry::<T>::run(run).map_or(0, |run| u64::from(run.params.sequences_per_seat));
-        let next_cursor = record.cursor.saturating_add((record.slots.len() as u64).saturating_mul(each));
+        let next_cursor = Self::next_cursor(run, &record);
         Some(WindowView {
             window,
             opening_hash: record.opening_hash,

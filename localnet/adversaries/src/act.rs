@@ -15,7 +15,7 @@ use miner::{
 };
 use node::{Contribution, Follower, wait_past};
 use protocol::{
-    Block, Uid, Window, identity::Signer, keys, keys::ObjectKey, submission::Submission, view::WindowView,
+    Block, Uid, Window, identity::Signer, keys, keys::ObjectKey, submission::Submission, view::SeatWindow,
 };
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use store::{Store, StoreError};
@@ -156,7 +156,7 @@ impl Strategy for ActingStrategy {
     async fn outcome(
         &mut self,
         follower: &Follower,
-        view: &WindowView,
+        view: &SeatWindow,
         before: &[f32],
         after: Vec<f32>,
     ) -> Vec<f32> {

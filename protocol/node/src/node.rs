@@ -11,9 +11,9 @@ use crate::{
 use chain_client::{Call, Chain, ChainError, Head, Refusal};
 use dataset::Dataset;
 use protocol::{
-    Block, RunId, Schedule, Uid, Window,
+    Block, Digest, RunId, Schedule, Uid, Window,
     identity::Signer,
-    view::{RunView, SeatView, WindowView},
+    view::{RunView, SeatView, SeatWindow, WindowView},
 };
 use std::{path::PathBuf, sync::Arc};
 use store::Store;
@@ -117,9 +117,9 @@ impl Node {
         Ok(self.sync.is_current(self.block(), done))
     }
 
-    /// Goes back to an earlier checkpoint if the held window, which `opened` shows, opened with it (PROT-20).
-    pub async fn take_rewind(&mut self, opened: &WindowView) -> Result<(), NodeError> {
-        Ok(self.sync.take_rewind(&mut self.heads, opened, &mut self.journal).await?)
+    /// Goes back to an earlier checkpoint if `window` is held and opened with another `lineage` (PROT-20).
+    pub async fn take_rewind(&mut self, window: Window, lineage: Digest) -> Result<(), NodeError> {
+        Ok(self.sync.take_rewind(&mut self.heads, window, lineage, &mut self.journal).await?)
     }
 
     /// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's
@@ -135,16 +135,33 @@ impl Node {
     /// window whose first block has no hash for long counts as not opened: nothing is signed for it unconfirmed.
     pub async fn window_view(&self, window: Window) -> Result<Option<WindowView>, NodeError> {
         let seen_at = self.block();
-        let view = self.chain().window(self.run_id(), window).await?;
-        if let (Some(witness), Some(view)) = (&self.witness, &view) {
-            if ChainWitness::is_overdue(self.schedule(), view, seen_at) {
-                tracing::warn!(window = window.0, "the chain shows no hash of the window's first block");
-                return Ok(None);
-            }
-            let confirmed = witness.confirm(self.run_id(), self.schedule(), view, seen_at).await;
-            confirmed.map_err(|error| NodeError::Witness(Box::new(error)))?;
+        let Some(view) = self.chain().window(self.run_id(), window).await? else { return Ok(None) };
+        Ok(self.is_confirmed(window, view.opening_hash, seen_at).await?.then_some(view))
+    }
+
+    /// The own seat's part of a window; `None` and errors as for [`Node::window_view`].
+    pub async fn seat_window(&self, window: Window) -> Result<Option<SeatWindow>, NodeError> {
+        let seen_at = self.block();
+        let view = self.chain().seat_window(self.run_id(), window, self.uid()).await?;
+        let Some(view) = view else { return Ok(None) };
+        Ok(self.is_confirmed(window, view.opening_hash, seen_at).await?.then_some(view))
+    }
+
+    /// Asks the second node, if there is one, for the hash of the block in which the window opened.
+    async fn is_confirmed(
+        &self,
+        window: Window,
+        opening_hash: Option<Digest>,
+        seen_at: Block,
+    ) -> Result<bool, NodeError> {
+        let Some(witness) = &self.witness else { return Ok(true) };
+        if ChainWitness::is_overdue(self.schedule(), window, opening_hash, seen_at) {
+            tracing::warn!(window = window.0, "the chain shows no hash of the window's first block");
+            return Ok(false);
         }
-        Ok(view)
+        let confirmed = witness.confirm(self.run_id(), self.schedule(), window, opening_hash, seen_at).await;
+        confirmed.map_err(|error| NodeError::Witness(Box::new(error)))?;
+        Ok(true)
     }
 
     pub async fn seats(&self) -> Result<Vec<SeatView>, NodeError> {
@@ -156,10 +173,7 @@ impl Node {
     /// # Errors
     /// [`NodeError::SeatLost`] if another hotkey holds the seat now.
     pub async fn keep_seat(&mut self) -> Result<(), NodeError> {
-        let uid = self.uid();
-        let Some(seat) = self.seats().await?.into_iter().find(|seat| seat.id.uid == uid) else {
-            return Ok(());
-        };
+        let Some(seat) = self.chain().seat(self.run_id(), self.uid()).await? else { return Ok(()) };
         if seat.hotkey != self.seat.hotkey {
             return Err(NodeError::SeatLost { registered_at: seat.id.registered_at });
         }

@@ -6,7 +6,7 @@
 
 use crate::{config::ChainConfig, open, sync::wait_past};
 use chain_client::{Chain, ChainError, Head};
-use protocol::{Block, Digest, RunId, Schedule, view::WindowView};
+use protocol::{Block, Digest, RunId, Schedule, Window};
 use std::{sync::Arc, time::Duration};
 use tokio::sync::watch;
 
@@ -43,8 +43,9 @@ impl ChainWitness {
         ChainWitness { chain, urls }
     }
 
-    /// Waits until the second node has finalised the window's first block, and compares its hash. `seen_at` is the
-    /// first node's finalised block before `view` was read. Without a hash there is nothing to compare yet.
+    /// Waits until the second node has finalised the window's first block, and compares its hash with `ours`, the first
+    /// node's. `seen_at` is the first node's finalised block before it was read. Without a hash there is nothing to
+    /// compare yet.
     ///
     /// # Errors
     /// [`WitnessError::Disagree`] with both hashes and both URLs.
@@ -52,19 +53,20 @@ impl ChainWitness {
         &self,
         run: RunId,
         schedule: Schedule,
-        view: &WindowView,
+        window: Window,
+        ours: Option<Digest>,
         seen_at: Block,
     ) -> Result<(), WitnessError> {
-        let Some(ours) = view.opening_hash else { return Ok(()) };
+        let Some(ours) = ours else { return Ok(()) };
         let [url, witness] = self.urls.clone();
         let failed = |source| WitnessError::Chain { url: witness.clone(), source };
-        let block = schedule.opens_at(view.window);
+        let block = schedule.opens_at(window);
         // The hash of a block is in the state of the next one, or of a later one under load.
         let mut heads = self.chain.heads();
         loop {
             self.wait_past(&mut heads, block).await.map_err(failed)?;
             let head = heads.borrow_and_update().block;
-            let theirs = self.chain.window(run, view.window).await.map_err(failed)?;
+            let theirs = self.chain.window_summary(run, window).await.map_err(failed)?;
             let theirs = theirs.and_then(|theirs| theirs.opening_hash);
             if theirs == Some(ours) {
                 return Ok(());
@@ -78,9 +80,9 @@ impl ChainWitness {
 
     /// Whether the first node, which is at `seen_at`, shows no hash of the window's first block although it should. The
     /// window cannot be confirmed.
-    pub fn is_overdue(schedule: Schedule, view: &WindowView, seen_at: Block) -> bool {
-        let due = schedule.opens_at(view.window).0.saturating_add(PATIENCE_BLOCKS);
-        view.opening_hash.is_none() && due < seen_at.0
+    pub fn is_overdue(schedule: Schedule, window: Window, ours: Option<Digest>, seen_at: Block) -> bool {
+        let due = schedule.opens_at(window).0.saturating_add(PATIENCE_BLOCKS);
+        ours.is_none() && due < seen_at.0
     }
 
     /// Waits for the second node's finality, and warns while it stands still.

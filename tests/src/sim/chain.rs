@@ -17,7 +17,10 @@ use pallet_windows::Attestations;
 use protocol::{
     Block, Digest, GenesisHash, Role, RunId, Uid, Window,
     identity::Signer,
-    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, Verdict, WindowView},
+    view::{
+        Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, SeatWindow, Verdict,
+        WindowSummary, WindowView,
+    },
 };
 use sp_inherents::InherentData;
 use sp_runtime::{
@@ -27,7 +30,10 @@ use sp_runtime::{
 use sp_state_machine::BasicExternalities;
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use tokio::sync::{oneshot, watch};
@@ -246,6 +252,7 @@ pub struct SharedChain {
     heads: watch::Receiver<Head>,
     signer: Option<AccountId>,
     sealing: Sealing,
+    bytes_read: Arc<AtomicU64>,
 }
 
 /// When a submitted call is included in a block.
@@ -260,18 +267,36 @@ pub enum Sealing {
 impl SharedChain {
     pub fn new(mut chain: SimChain, sealing: Sealing) -> SharedChain {
         let heads = chain.subscribe(None);
-        SharedChain { chain: Arc::new(Mutex::new(chain)), heads, signer: None, sealing }
+        SharedChain {
+            chain: Arc::new(Mutex::new(chain)),
+            heads,
+            signer: None,
+            sealing,
+            bytes_read: Arc::default(),
+        }
     }
 
     /// The handle of a node that signs as `account`.
     pub fn signed_by(&self, account: AccountId) -> SharedChain {
         let heads = self.lock().subscribe(Some(account.clone()));
-        SharedChain { heads, signer: Some(account), ..self.clone() }
+        SharedChain { heads, signer: Some(account), bytes_read: Arc::default(), ..self.clone() }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, SimChain> {
         // A panic while the lock is held ends the whole simulation.
         self.chain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Encoded bytes that this handle's owner has read.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Ordering::Relaxed)
+    }
+
+    /// Reads as the owner.
+    fn asked<T: Encode>(&self, read: impl FnOnce() -> T) -> T {
+        let answer = self.lock().read(read);
+        self.bytes_read.fetch_add(answer.encoded_size() as u64, Ordering::Relaxed);
+        answer
     }
 
     pub fn window_now(&self, run: RunId, window: Window) -> Option<WindowView> {
@@ -314,19 +339,46 @@ impl Chain for SharedChain {
     }
 
     async fn runs(&self) -> Result<Vec<RunId>, ChainError> {
-        Ok(self.lock().read(Runtime::runs))
+        Ok(self.asked(Runtime::runs))
     }
 
     async fn run(&self, run: RunId) -> Result<RunView, ChainError> {
-        self.run_now(run).ok_or(ChainError::NoSuchRun(run))
+        self.asked(|| Runtime::run(run)).ok_or(ChainError::NoSuchRun(run))
     }
 
     async fn seats(&self, run: RunId) -> Result<Vec<SeatView>, ChainError> {
-        Ok(self.seats_now(run))
+        Ok(self.asked(|| Runtime::seats(run)))
     }
 
     async fn window(&self, run: RunId, window: Window) -> Result<Option<WindowView>, ChainError> {
-        Ok(self.window_now(run, window))
+        Ok(self.asked(|| Runtime::window(run, window)))
+    }
+
+    async fn seat(&self, run: RunId, uid: Uid) -> Result<Option<SeatView>, ChainError> {
+        Ok(self.asked(|| Runtime::seat(run, uid)))
+    }
+
+    async fn window_summary(&self, run: RunId, window: Window) -> Result<Option<WindowSummary>, ChainError> {
+        Ok(self.asked(|| Runtime::window_summary(run, window)))
+    }
+
+    async fn seat_window(
+        &self,
+        run: RunId,
+        window: Window,
+        uid: Uid,
+    ) -> Result<Option<SeatWindow>, ChainError> {
+        Ok(self.asked(|| Runtime::seat_window(run, window, uid)))
+    }
+
+    async fn update_mirrors(
+        &self,
+        run: RunId,
+        window: Window,
+        turn: u32,
+        limit: u32,
+    ) -> Result<Vec<String>, ChainError> {
+        Ok(self.asked(|| Runtime::update_mirrors(run, window, turn, limit)))
     }
 
     async fn attestation(
@@ -336,11 +388,11 @@ impl Chain for SharedChain {
         validator: Uid,
     ) -> Result<Option<Vec<(Uid, Verdict)>>, ChainError> {
         let stored = || Attestations::<Runtime>::try_get((run, window), validator).ok();
-        Ok(self.lock().read(stored).map(Into::into))
+        Ok(self.asked(stored).map(Into::into))
     }
 
     async fn weights(&self, run: RunId) -> Result<Vec<(Uid, u16)>, ChainError> {
-        Ok(self.lock().read(|| Runtime::weights(run)))
+        Ok(self.asked(|| Runtime::weights(run)))
     }
 
     async fn balance(&self, account: &Account) -> Result<Balance, ChainError> {
@@ -349,23 +401,23 @@ impl Chain for SharedChain {
     }
 
     async fn status(&self, run: RunId) -> Result<RunStatus, ChainError> {
-        self.lock().read(|| Runtime::run_status(run)).ok_or(ChainError::NoSuchRun(run))
+        self.asked(|| Runtime::run_status(run)).ok_or(ChainError::NoSuchRun(run))
     }
 
     async fn seat_statuses(&self, run: RunId, from: Uid, limit: u32) -> Result<Vec<SeatStatus>, ChainError> {
-        Ok(self.lock().read(|| Runtime::seat_statuses(run, from, limit)))
+        Ok(self.asked(|| Runtime::seat_statuses(run, from, limit)))
     }
 
     async fn account_status(&self, run: RunId, account: &Account) -> Result<AccountStatus, ChainError> {
-        Ok(self.lock().read(|| Runtime::account_status(run, *account)))
+        Ok(self.asked(|| Runtime::account_status(run, *account)))
     }
 
     async fn payslips(&self, run: RunId, uid: Uid) -> Result<Vec<Payslip>, ChainError> {
-        Ok(self.payslips_now(run, uid))
+        Ok(self.asked(|| Runtime::payslips(run, uid)))
     }
 
     async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError> {
-        Ok(self.lock().read(|| Runtime::consensus_bonds(run, validator)))
+        Ok(self.asked(|| Runtime::consensus_bonds(run, validator)))
     }
 
     async fn block_time(&self) -> Result<Duration, ChainError> {

@@ -312,9 +312,11 @@ impl<'a> Network<'a> {
         }
         let end = Window(windows);
         let not_finalised = || SimError::NotFinalised { window: windows.saturating_sub(1) };
+        let bytes_read = nodes.seats.iter().map(|seat| seat.chain.bytes_read()).collect();
         Ok(History {
             stakes,
             seed,
+            bytes_read,
             seats: nodes.seats.into_iter().map(|seat| seat.name).collect(),
             miners,
             windows: records,

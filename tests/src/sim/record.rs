@@ -65,6 +65,8 @@ pub struct History {
     pub lineage: String,
     /// The chain's state root after its last block.
     pub state_root: String,
+    /// By uid: encoded bytes that the node read of the chain.
+    pub bytes_read: Vec<u64>,
     /// Number of nodes that resumed from their directory.
     pub resumed: usize,
     /// By name: the window from which a node without a model joined, by the last of that name.

@@ -506,6 +506,7 @@ mod tests {
             held_out_loss: 3.0,
             lineage: String::new(),
             state_root: String::new(),
+            bytes_read: Vec::new(),
             resumed: 0,
             joined: BTreeMap::new(),
             answers: BTreeMap::new(),

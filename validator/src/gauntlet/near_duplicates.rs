@@ -8,6 +8,11 @@
 //! **Similarity proves nothing against a seat.** One of the two may be the victim of a leak. The own-data gap
 //! (PROT-24) and the earlier window tell them apart ([`is_copied`]). A seat whose own data shows is never penalised
 //! for what others do.
+//!
+//! A window of 1,000 contributions has four million pairs of 2,048 terms. [`search`] sums the pairs side by side and
+//! stops where the rest of the terms cannot make a near-duplicate any more.
+
+mod search;
 
 use super::exact;
 use protocol::{Digest, Uid, Window, contribution::Sparse};
@@ -22,12 +27,17 @@ pub const ALIKE_MIN: f64 = 0.9;
 /// Earlier windows that a window is compared with.
 pub const WINDOWS_KEPT: u32 = 3;
 
+/// Terms of a product between two looks at whether it can still be a near-duplicate's.
+const STEP: usize = 128;
+
 /// A summary of a contribution, for comparison. Each tensor has the same weight: scaling all values, or one tensor's,
 /// hides nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sketch {
     sums: Vec<f32>,
     norm: f64,
+    /// The norm of the sums that follow the first [`STEP`], the first two times `STEP`, and so on.
+    tails: [f64; SUMS / STEP],
 }
 
 /// The contribution that another one is most similar to.
@@ -65,20 +75,25 @@ impl Sketch {
                 sums[(hash % SUMS as u64) as usize] += signed * scale;
             }
         }
+        Sketch::from_sums(sums)
+    }
+
+    fn from_sums(sums: Vec<f64>) -> Sketch {
         let norm = libm::sqrt(sums.iter().map(|sum| sum * sum).sum());
-        Sketch { sums: sums.into_iter().map(|sum| sum as f32).collect(), norm }
+        let sums: Vec<f32> = sums.into_iter().map(|sum| sum as f32).collect();
+        let (mut tails, mut squares) = ([0.0; SUMS / STEP], 0.0);
+        for (tail, step) in tails.iter_mut().zip(sums.chunks_exact(STEP)).rev() {
+            *tail = libm::sqrt(squares);
+            squares += step.iter().map(|sum| f64::from(*sum) * f64::from(*sum)).sum::<f64>();
+        }
+        Sketch { sums, norm, tails }
     }
 
     /// The similarity, which estimates the cosine of the two contributions: 1 for the same work at any scale, 0 for
     /// independent work.
     pub fn alike(&self, other: &Sketch) -> f64 {
-        let norms = self.norm * other.norm;
-        if norms.is_nan() || norms <= 0.0 {
-            return 0.0;
-        }
-        let product: f64 =
-            self.sums.iter().zip(&other.sums).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-        (product / norms).clamp(-1.0, 1.0)
+        let product = self.sums.iter().zip(&other.sums).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+        cosine(product, self.norm * other.norm)
     }
 }
 
@@ -90,26 +105,46 @@ impl Sketches {
     }
 
     /// The near-duplicate of each seat of `window` that has one: the most similar; among equals the earliest, then
-    /// the lowest uid.
+    /// the lowest uid. On all threads of the pool, with the same result for any number of them.
     pub fn near_duplicates(&self, window: Window) -> BTreeMap<Uid, NearDuplicate> {
-        let Some(current) = self.windows.get(&window) else { return BTreeMap::new() };
-        let found = current.iter().filter_map(|(uid, (_, sketch))| {
-            let mut closest: Option<NearDuplicate> = None;
-            for (kept, others) in self.windows.range(..=window) {
-                for (other, (digest, theirs)) in others {
-                    if *kept == window && other == uid {
-                        continue;
-                    }
+        search::near_duplicates(self, window)
+    }
+
+    /// The reference of [`Sketches::near_duplicates`]: one pair after the other, each to its last term.
+    pub fn near_duplicates_reference(&self, window: Window) -> BTreeMap<Uid, NearDuplicate> {
+        let mut found = BTreeMap::new();
+        for (uid, (_, sketch)) in self.windows.get(&window).into_iter().flatten() {
+            for (kept, other, digest, theirs) in self.until(window) {
+                if (kept, other) != (window, *uid) {
                     let alike = sketch.alike(theirs);
-                    if ALIKE_MIN <= alike && closest.is_none_or(|closest| closest.alike < alike) {
-                        closest = Some(NearDuplicate { uid: *other, window: *kept, digest: *digest, alike });
-                    }
+                    keep_closest(&mut found, *uid, NearDuplicate { uid: other, window: kept, digest, alike });
                 }
             }
-            Some((*uid, closest?))
-        });
-        found.collect()
+        }
+        found
     }
+
+    /// The sketches of `window` and of earlier ones, the earliest first, in uid order.
+    fn until(&self, window: Window) -> impl Iterator<Item = (Window, Uid, Digest, &Sketch)> {
+        self.windows.range(..=window).flat_map(|(window, seats)| {
+            seats.iter().map(|(uid, (digest, sketch))| (*window, *uid, *digest, sketch))
+        })
+    }
+}
+
+/// Notes `candidate` for `uid` if it is similar enough, and more so than those noted before.
+fn keep_closest(found: &mut BTreeMap<Uid, NearDuplicate>, uid: Uid, candidate: NearDuplicate) {
+    if ALIKE_MIN <= candidate.alike && found.get(&uid).is_none_or(|best| best.alike < candidate.alike) {
+        found.insert(uid, candidate);
+    }
+}
+
+/// The similarity of two sketches by the product of their sums and that of their norms. 0 if one has no norm.
+fn cosine(product: f64, norms: f64) -> f64 {
+    if norms.is_nan() || norms <= 0.0 {
+        return 0.0;
+    }
+    (product / norms).clamp(-1.0, 1.0)
 }
 
 /// Whether a near-duplicate counts as a copy or a replay. `gap` is its own-data gap in standard errors.
@@ -137,6 +172,7 @@ fn mix(name: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use protocol::contribution::SparseTensor;
 
     /// Pseudo-random entries, independent for each `name`.
@@ -252,5 +288,69 @@ mod tests {
         assert!(!found.contains_key(&Uid(2)), "window 1 is dropped");
         assert_eq!(found[&Uid(3)].window, Window(2));
         assert!(kept.near_duplicates(Window(9)).is_empty());
+    }
+
+    /// The sums of a sketch: `of` names the work, `kind` what was done to it.
+    fn sums(of: u64, kind: u8, noise: f64) -> Vec<f64> {
+        let random =
+            |name: u64, term: usize| (mix(name << 32 | term as u64) >> 11) as f64 / (1u64 << 52) as f64 - 1.0;
+        let own = |term: usize| random(of, term);
+        let other = |term: usize| random(of + 1_000, term);
+        let term: Box<dyn Fn(usize) -> f64> = match kind {
+            // A copy, scaled.
+            1 => Box::new(|term| 4.0 * own(term)),
+            // The opposite.
+            2 => Box::new(|term| -own(term)),
+            // A near-copy at the threshold.
+            3 => Box::new(|term| {
+                ALIKE_MIN * own(term) + (1.0 - ALIKE_MIN * ALIKE_MIN).sqrt() * other(term) + noise
+            }),
+            // Nothing that the first steps could see.
+            4 => Box::new(|term| if term < SUMS - STEP { 0.0 } else { own(term) }),
+            5 => Box::new(|_| 0.0),
+            6 => Box::new(|term| if term == (of % 64) as usize * 32 { f64::NAN } else { own(term) }),
+            7 => Box::new(|term| if term == (of % 64) as usize * 32 { f64::MAX } else { own(term) }),
+            // Values whose squares vanish.
+            8 => Box::new(|term| 1e-40 * own(term)),
+            _ => Box::new(own),
+        };
+        (0..SUMS).map(term).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn the_search_finds_what_one_pair_after_the_other_finds(
+            seats in prop::collection::vec((0u32..5, 0u16..40, 0u64..6, 0u8..10, -1e-3..1e-3f64), 0..60),
+        ) {
+            let mut sketches = Sketches::default();
+            let (mut seats, last) = (seats, Window(4));
+            // Windows come in order.
+            seats.sort_by_key(|(window, ..)| *window);
+            for (window, uid, of, kind, noise) in seats {
+                let digest = Digest::of(&[uid.to_le_bytes(), (window as u16).to_le_bytes()].concat());
+                sketches.add(Window(window), Uid(uid), digest, Sketch::from_sums(sums(of, kind, noise)));
+            }
+            for window in (0..=last.0).map(Window) {
+                let bits = |found: BTreeMap<Uid, NearDuplicate>| -> Vec<_> {
+                    found.into_iter().map(|(uid, near)| (uid, near, near.alike.to_bits())).collect()
+                };
+                let found = bits(sketches.near_duplicates(window));
+                prop_assert!(found.iter().all(|(_, near, _)| (ALIKE_MIN..=1.0).contains(&near.alike)));
+                prop_assert_eq!(found, bits(sketches.near_duplicates_reference(window)));
+            }
+        }
+    }
+
+    #[test]
+    fn the_rest_of_the_terms_is_as_long_as_the_tails_say() {
+        let sketch = Sketch::of(&work(3, 2000));
+        for (step, tail) in sketch.tails.iter().enumerate() {
+            let rest = &sketch.sums[(step + 1) * STEP..];
+            let norm = rest.iter().map(|sum| f64::from(*sum) * f64::from(*sum)).sum::<f64>().sqrt();
+            assert!((tail - norm).abs() <= 1e-12 * norm, "{step}: {tail} {norm}");
+        }
+        assert_eq!(sketch.tails[SUMS / STEP - 1], 0.0);
     }
 }

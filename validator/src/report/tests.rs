@@ -12,7 +12,10 @@ use protocol::{
     identity::Signer,
     keys,
     receipt::{FORMAT, MergeRecord, PreviousReceipt, Reputations, SignedReceipt},
-    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
+    view::{
+        Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, SeatWindow, WindowSummary,
+        WindowView,
+    },
 };
 use std::{
     path::Path,
@@ -208,6 +211,18 @@ impl Chain for Anchors {
             probes: Vec::new(),
             next_deal: None,
         }))
+    }
+    async fn seat(&self, _: RunId, _: Uid) -> Result<Option<SeatView>, ChainError> {
+        unasked()
+    }
+    async fn window_summary(&self, _: RunId, _: Window) -> Result<Option<WindowSummary>, ChainError> {
+        unasked()
+    }
+    async fn seat_window(&self, _: RunId, _: Window, _: Uid) -> Result<Option<SeatWindow>, ChainError> {
+        unasked()
+    }
+    async fn update_mirrors(&self, _: RunId, _: Window, _: u32, _: u32) -> Result<Vec<String>, ChainError> {
+        unasked()
     }
     async fn weights(&self, _: RunId) -> Result<Vec<(Uid, u16)>, ChainError> {
         unasked()

@@ -131,6 +131,36 @@ impl Author {
     }
 }
 
+/// What one seat reads is its part of the whole, and small.
+fn check_narrow_reads(author: &mut Author, window: Window) {
+    author.chain.read(|| {
+        let whole = Runtime::window(RUN, window).unwrap();
+        let summary = Runtime::window_summary(RUN, window);
+        assert_eq!(summary, Some(whole.summary()));
+        let mut largest = 0;
+        for uid in [0, MINERS / 2, MINERS - 1, MINERS, u16::MAX].map(Uid) {
+            let part = Runtime::seat_window(RUN, window, uid);
+            assert_eq!(part, Some(whole.of_seat(uid)));
+            largest = largest.max(part.encoded_size());
+        }
+        let seats = Runtime::seats(RUN);
+        assert_eq!(Runtime::seat(RUN, seats[7].id.uid).as_ref(), Some(&seats[7]));
+        assert_eq!(Runtime::seat(RUN, Uid(u16::MAX)), None);
+        let mirrors = Runtime::update_mirrors(RUN, window, 3, u32::MAX);
+        assert_eq!(mirrors.len(), 16);
+        println!(
+            "window {}: {} bytes, {} of them a seat's, {} without lists; {} bytes of all seats, {} of one",
+            window.0,
+            whole.encoded_size(),
+            largest,
+            summary.encoded_size(),
+            seats.encoded_size(),
+            seats[7].encoded_size()
+        );
+        assert!(largest <= 512 && summary.encoded_size() <= 256);
+    });
+}
+
 #[test]
 fn the_largest_run_fits_into_the_blocks_of_its_windows() {
     let mut chain = Chain::new();
@@ -188,7 +218,9 @@ fn the_largest_run_fits_into_the_blocks_of_its_windows() {
             let hash = reveal::commitment(&weights, &salt, &Seat::of(uid).hotkey());
             (uid, pallet_weights::Call::commit { run: RUN, epoch, hash }.into())
         }));
+        check_narrow_reads(&mut author, window);
         author.all_by(opens + 6, calls);
+        check_narrow_reads(&mut author, window);
         if let Some(before) = epoch.checked_sub(1) {
             let reveal = |uid| {
                 let weights = weights.clone().try_into().unwrap();
@@ -217,6 +249,7 @@ fn the_largest_run_fits_into_the_blocks_of_its_windows() {
         author.go_to(opens + 19);
         let outcome = author.chain.read(|| Runtime::window(RUN, window).unwrap().outcome);
         assert_eq!(outcome, Some(Outcome::Merged(vote)));
+        check_narrow_reads(&mut author, window);
     }
     // The epoch of the first window is paid as the third window opens.
     author.go_to(params().schedule.opens_at(Window(2)).0);

@@ -33,6 +33,9 @@ use store::{Fetch, Limits, fetch::AllMirrorsFailed};
 use tokio::task::JoinSet;
 use tracing::Instrument as _;
 
+/// Validators that are asked for an update before the list of all is read.
+const UPDATE_MIRRORS: u32 = 4;
+
 /// Brings a [`ModelState`] forward. Clones share everything large.
 #[derive(Clone)]
 pub struct Follower {
@@ -160,6 +163,10 @@ impl Leave<'_> {
 /// Why a merge could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnMergeError {
+    #[error("could not read the chain")]
+    Chain(#[from] ChainError),
+    #[error("the chain has forgotten window {}", window.0)]
+    Forgotten { window: Window },
     #[error("the selected contribution of uid {uid} is not at hand")]
     Contribution { uid: Uid },
     #[error("could not get the selected contribution of uid {uid}")]
@@ -276,19 +283,19 @@ impl Follower {
     ) -> BoxFuture<'a, Result<Followed, FollowError>> {
         Box::pin(async move {
             let window = state.window;
-            let Some(view) = self.chain.window(self.run.id, window).await? else {
+            let Some(fixed) = self.chain.window_summary(self.run.id, window).await? else {
                 return self.rejoin_if_behind(state).await;
             };
-            if view.lineage != state.lineage {
-                let diverged = FollowError::Diverged { window, ours: state.lineage, chain: view.lineage };
+            if fixed.lineage != state.lineage {
+                let diverged = FollowError::Diverged { window, ours: state.lineage, chain: fixed.lineage };
                 return self.rejoin_if_rewound(state, window, diverged).await;
             }
-            let Some(outcome) = view.outcome else { return Ok(Followed::Waiting) };
+            let Some(outcome) = fixed.outcome else { return Ok(Followed::Waiting) };
             match outcome {
                 Outcome::Void(_) => state.void(),
                 Outcome::Merged(vote) => {
                     // An update that no mirror has, or that no node can read, does not matter if it was undone.
-                    match self.take_update(state, &view, vote, own, leave).await {
+                    match self.take_update(state, vote, own, leave).await {
                         Ok(true) => {}
                         Ok(false) => return Ok(Followed::Waiting),
                         Err(error) => return self.rejoin_if_rewound(state, window.next(), error).await,
@@ -358,19 +365,16 @@ impl Follower {
     async fn take_update(
         &self,
         state: &mut ModelState,
-        view: &WindowView,
         vote: Vote,
         own: Option<OwnMerge>,
         leave: Option<Leave<'_>>,
     ) -> Result<bool, FollowError> {
         let window = state.window;
         let own = own.filter(|own| own.window == window && own.digest == vote.update);
-        let seats = self.chain.seats(self.run.id).await?;
         let arrived = match &own {
             Some(own) => Arrived { bytes: own.bytes.clone(), square_norms: None },
             None => {
-                let fetched =
-                    self.clone().fetch_update(state.window, state.lineage, view.clone(), seats.clone(), vote);
+                let fetched = self.clone().fetch_update(state.window, state.lineage, vote);
                 // Not the spawned task: a profile shows what the loop waits for.
                 let wait = async {
                     match leave {
@@ -398,12 +402,13 @@ impl Follower {
             return Ok(true);
         }
         let buffer = match self.keeps_buffer {
-            true => match self.merge_afterwards(state, view, &seats, &vote).await {
+            true => match self.merge_afterwards(state, &vote).await {
                 // With room on the disk it succeeds.
                 Err(
                     OwnMergeError::File(error)
                     | OwnMergeError::Fetch { source: ContributionError::File(error), .. },
                 ) => return Err(error.into()),
+                Err(OwnMergeError::Chain(error)) => return Err(error.into()),
                 merged => merged.inspect_err(|error| log_missing_buffer(window, error)).ok(),
             },
             false => None,
@@ -441,18 +446,29 @@ impl Follower {
         merge::open_update(bytes, schema, density, self.run.id, window, lineage)
     }
 
-    /// The voted update of `window`, which opened with `lineage`, decoded while it arrives.
-    async fn fetch_update(
-        self,
+    /// The voted update of `window`, which opened with `lineage`, from a few of its voters, or else from any validator.
+    async fn fetch_update(self, window: Window, lineage: Digest, vote: Vote) -> Result<Arrived, FollowError> {
+        let turn = u32::try_from(self.turn).unwrap_or(u32::MAX);
+        let first = self.chain.update_mirrors(self.run.id, window, turn, UPDATE_MIRRORS).await?;
+        let first = Mirrors::of(first).and(Mirrors::one(&self.run.origin));
+        match self.fetch_update_from(&first, window, lineage, vote).await {
+            Err(FollowError::Update { source, .. }) => {
+                tracing::debug!(window = window.0, error = %error_chain(&source), "asking all validators for the update");
+                let all = self.mirrors().await?;
+                self.fetch_update_from(&all, window, lineage, vote).await
+            }
+            fetched => fetched,
+        }
+    }
+
+    /// The update from one of `mirrors`, decoded while it arrives.
+    async fn fetch_update_from(
+        &self,
+        mirrors: &Mirrors,
         window: Window,
         lineage: Digest,
-        view: WindowView,
-        seats: Vec<SeatView>,
         vote: Vote,
     ) -> Result<Arrived, FollowError> {
-        let voters: Vec<Uid> =
-            view.votes.iter().filter(|(_, cast)| cast.update == vote.update).map(|(uid, _)| *uid).collect();
-        let mirrors = Mirrors::validators(&seats, &voters, &self.run.origin, self.turn);
         let places = usize::from(self.run.params.places) + usize::from(self.run.params.reserve_places);
         let (schema, density) = (self.schema(), self.merged.density());
         let largest = merge::largest_update(schema, density, places);
@@ -474,17 +490,15 @@ impl Follower {
     }
 
     /// The buffer after a window that this node did not merge in time.
-    async fn merge_afterwards(
-        &self,
-        state: &mut ModelState,
-        view: &WindowView,
-        seats: &[SeatView],
-        vote: &Vote,
-    ) -> Result<Row, OwnMergeError> {
+    async fn merge_afterwards(&self, state: &mut ModelState, vote: &Vote) -> Result<Row, OwnMergeError> {
+        let (run, window) = (self.run.id, state.window);
+        let view = self.chain.window(run, window).await?.ok_or(OwnMergeError::Forgotten { window })?;
+        let seats = self.chain.seats(run).await?;
         let mut contributions = BTreeMap::new();
-        self.fetch_selected(view, seats, &mut contributions).await?;
-        let (follower, of) = (self.clone(), view.clone());
-        let own = self.blocking.with(state, move |state| follower.merge(state, &of, &contributions)).await?;
+        self.fetch_selected(&view, &seats, &mut contributions).await?;
+        let follower = self.clone();
+        let own =
+            self.blocking.with(state, move |state| follower.merge(state, &view, &contributions)).await?;
         match own.digest == vote.update {
             true => Ok(own.buffer),
             false => Err(OwnMergeError::Differs { ours: own.digest, voted: vote.update }),

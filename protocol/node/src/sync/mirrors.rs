@@ -11,6 +11,10 @@ pub struct Mirrors {
 }
 
 impl Mirrors {
+    pub fn of(bases: Vec<String>) -> Mirrors {
+        Mirrors { bases }.without_repeats()
+    }
+
     pub fn one(base: &str) -> Mirrors {
         Mirrors { bases: vec![base.to_owned()] }
     }

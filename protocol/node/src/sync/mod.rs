@@ -22,7 +22,7 @@ use follow::{Download, Leave, OwnMerge};
 use futures::future::{self, BoxFuture};
 use protocol::{
     Block, Digest, RunId, Window,
-    view::{Checkpoint, Outcome, WindowView},
+    view::{Checkpoint, Outcome},
 };
 use std::{
     path::{Path, PathBuf},
@@ -148,8 +148,9 @@ impl SyncDriver {
                 let outcome_before = match self.follower.step_unless(&mut self.state, own, leave).await {
                     Ok(Followed::Advanced { outcome }) => Some(outcome),
                     Ok(Followed::Rejoined) => None,
+                    // Until the next block the chain has nothing new.
                     Ok(Followed::Waiting) => {
-                        wait_briefly(heads).await?;
+                        wait_past(heads, head.block).await?;
                         continue;
                     }
                     Err(error) if is_full(&error) => {
@@ -165,7 +166,7 @@ impl SyncDriver {
                     Err(error) => return Err(error.into()),
                 };
                 retry.found();
-                if outcome_before.is_some() {
+                if matches!(outcome_before, Some(Outcome::Merged(vote)) if vote.state_root.is_some()) {
                     self.note_checkpoint().await?;
                 }
                 self.save(&journal.disk).await?;
@@ -196,19 +197,20 @@ impl SyncDriver {
         open.is_none_or(|open| open <= held) && done.is_none_or(|done| done < held)
     }
 
-    /// Goes back to an earlier checkpoint if the held window, which `opened` shows, opened with it (PROT-20): a node holds
-    /// a window's model before the window opens. Retries as [`SyncDriver::sync_to_open_window`] does.
+    /// Goes back to an earlier checkpoint if `window` is held and opened with another `lineage` (PROT-20): a node holds a
+    /// window's model before the window opens. Retries as [`SyncDriver::sync_to_open_window`] does.
     ///
     /// # Errors
     /// If the chain is gone, or the window's lineage is another one and no window went back.
     pub async fn take_rewind(
         &mut self,
         heads: &mut watch::Receiver<Head>,
-        opened: &WindowView,
+        window: Window,
+        lineage: Digest,
         journal: &mut Journal,
     ) -> Result<(), SyncError> {
         let mut retry = DiskFullRetry::new(&journal.disk);
-        while opened.window == self.state.window && opened.lineage != self.state.lineage {
+        while window == self.state.window && lineage != self.state.lineage {
             match self.follower.step(&mut self.state, None).await {
                 Ok(Followed::Rejoined) => {
                     self.unchecked = None;

@@ -1,0 +1,66 @@
+//! How long a validator looks for near-duplicates in a window, beside one pair after the other.
+//!
+//!     cargo bench -p validator --bench near_duplicates
+//!
+//! Four windows are kept, so 1,000 contributions per window are four million pairs. `copies` is the worst case: every
+//! seat sends the same work, and no pair can be ruled out early.
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use protocol::{
+    Digest, Uid, Window,
+    contribution::{Sparse, SparseTensor},
+};
+use std::hint::black_box;
+use validator::gauntlet::{Sketch, Sketches};
+
+const WINDOWS: u32 = 4;
+/// Entries of a contribution: several for each sum of a sketch.
+const ENTRIES: u32 = 16_384;
+
+/// Pseudo-random entries. Two names have independent ones.
+fn work(name: u64) -> Sparse {
+    let mut state = name.wrapping_mul(2) + 1;
+    let mut random = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as u32
+    };
+    let mut positions: Vec<u32> = (0..ENTRIES).map(|index| index * 64 + random() % 64).collect();
+    positions.sort_unstable();
+    let values: Vec<f32> = positions.iter().map(|_| random() as f32 / (1 << 23) as f32 - 1.0).collect();
+    let square_norm = values.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
+    Sparse { tensors: vec![SparseTensor { positions, values, square_norm }] }
+}
+
+fn sketches(seats: u16, name: impl Fn(u64) -> u64) -> Sketches {
+    let mut sketches = Sketches::default();
+    for (window, uid) in (0..WINDOWS).flat_map(|window| (0..seats).map(move |uid| (window, uid))) {
+        let name = name(u64::from(window) << 16 | u64::from(uid));
+        let digest = Digest::of(&name.to_le_bytes());
+        sketches.add(Window(window), Uid(uid), digest, Sketch::of(&work(name)));
+    }
+    sketches
+}
+
+fn benches(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("near_duplicates");
+    group.sample_size(10);
+    let last = Window(WINDOWS - 1);
+    for seats in [100, 1000] {
+        let independent = sketches(seats, |name| name);
+        let copies = sketches(seats, |_| 1);
+        assert_eq!(independent.near_duplicates(last), independent.near_duplicates_reference(last));
+        group.bench_function(BenchmarkId::new("one pair after the other", seats), |bencher| {
+            bencher.iter(|| black_box(&independent).near_duplicates_reference(last));
+        });
+        group.bench_function(BenchmarkId::new("search", seats), |bencher| {
+            bencher.iter(|| black_box(&independent).near_duplicates(last));
+        });
+        group.bench_function(BenchmarkId::new("search, copies", seats), |bencher| {
+            bencher.iter(|| black_box(&copies).near_duplicates(last));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(all, benches);
+criterion_main!(all);
