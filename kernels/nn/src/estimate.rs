@@ -134,7 +134,7 @@ impl MemoryEstimate {
 
     /// One of `ranks` that train together by ZeRO-1: on its device, weights and gradient are whole. Its slice of the
     /// gradients' sum, of the moments, and of the weights while they are stepped, is in the machine's memory
-    /// ([`rank_host_bytes`]); that counts here if it is the device's.
+    /// (`rank_host_bytes`); that counts here if it is the device's.
     #[must_use]
     pub fn of_rank(self, config: &ModelConfig, device: Device, ranks: usize) -> MemoryEstimate {
         let host = if device.name == DeviceName::Cpu { rank_host_bytes(config, ranks) } else { 0 };

@@ -9,7 +9,7 @@
 //! (PROT-24) and the earlier window tell them apart ([`is_copied`]). A seat whose own data shows is never penalised
 //! for what others do.
 //!
-//! A window of 1,000 contributions has four million pairs of 2,048 terms. [`search`] sums the pairs side by side and
+//! A window of 1,000 contributions has four million pairs of 2,048 terms. `search` sums the pairs side by side and
 //! stops where the rest of the terms cannot make a near-duplicate any more.
 
 mod search;
