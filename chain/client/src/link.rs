@@ -454,7 +454,7 @@ fn why_it_failed(error: DispatchError, doing: &str) -> ChainError {
 /// A refusal's text with the command of `mettle` for what it asks: the chain knows no client.
 fn advised(error: &str, docs: String) -> String {
     match error {
-        "UnknownRun" => format!("{docs} `mettle run list` lists them"),
+        "UnknownRun" => format!("{docs} `mettle run list` lists them."),
         _ => docs,
     }
 }
