@@ -193,7 +193,7 @@ struct World {
 /// Windows of an epoch, as by default.
 const EPOCH: u32 = 10;
 /// Windows of a localnet's epoch.
-const SHORT_EPOCH: u32 = 2;
+const SHORT_EPOCH: u32 = 4;
 
 /// Each seat's pay up to each window, and the reputations at the end. Weights are posted at the end of an epoch and
 /// pay for all of it.

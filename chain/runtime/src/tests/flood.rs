@@ -164,7 +164,7 @@ fn quickest(act: impl Fn()) -> Duration {
             TransactionOutcome::Rollback(start.elapsed())
         })
     };
-    (0..200).map(time).min().unwrap()
+    (0..1000).map(time).min().unwrap()
 }
 
 /// Blocks of free calls would take longer than their authors count, if the checks before the calls were not counted.

@@ -232,7 +232,7 @@ impl World {
         let owner = Registry::run(run).map_or(self.person(), |details| details.owner);
         let (hotkey, amount) = (self.hotkey(), self.amount());
         let (coldkey, person) = (seat.coldkey, self.person());
-        let (signer, call) = match self.dice.below(24) {
+        let (signer, call) = match self.dice.below(26) {
             0..=6 => {
                 let role = if self.dice.one_in(2) { Role::Miner } else { Role::Validator };
                 let stake = if self.dice.one_in(4) { amount } else { 2 * UNIT };
@@ -257,7 +257,8 @@ impl World {
                 let offered = pallet_registry::Offers::<Runtime>::get(run);
                 (offered.unwrap_or(person), Call::accept_run { run })
             }
-            21 => (owner, Call::close_run { run }),
+            // Most are refused: the run goes on, or has stopped too briefly.
+            21..=23 => (owner, Call::close_run { run }),
             _ if pallet_registry::LiveRuns::<Runtime>::get() < 4 => {
                 let start = Height(System::block_number() + 1 + self.dice.below(20) as u32);
                 let schedule = Schedule { start, ..params().schedule };
