@@ -97,7 +97,7 @@ pub trait Chain: Send + Sync {
     /// The state of a window; `None` before it opens, and after the chain has forgotten it.
     async fn window(&self, run: RunId, window: Window) -> Result<Option<WindowView>, ChainError>;
 
-    /// One seat; `None` if nobody has it. A few hundred bytes, where [`Chain::seats`] grows with the run.
+    /// One seat; `None` if no account holds it. A few hundred bytes, where [`Chain::seats`] grows with the run.
     async fn seat(&self, run: RunId, uid: Uid) -> Result<Option<SeatView>, ChainError>;
 
     /// A window without its lists; `None` as for [`Chain::window`].

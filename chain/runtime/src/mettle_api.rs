@@ -24,7 +24,7 @@ frame::deps::sp_api::decl_runtime_apis! {
         /// A window; `None` before it opens and after it is pruned.
         fn window(run: RunId, window: Window) -> Option<WindowView>;
 
-        /// A seat; `None` if nobody has it.
+        /// A seat; `None` if no account holds it.
         fn seat(run: RunId, uid: Uid) -> Option<SeatView>;
 
         /// A window without its lists; `None` as for `window`.
