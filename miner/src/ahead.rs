@@ -37,6 +37,7 @@ pub(crate) struct Due {
     /// The window that was trained last, and its lineage.
     window: Window,
     lineage: Digest,
+    deal: SeatDeal,
     /// The block to start at.
     pub at: Block,
     /// The trainer is where the training of `window` ended. Otherwise only a snapshot of a killed process says where
@@ -46,8 +47,8 @@ pub(crate) struct Due {
 
 /// The last block from which on `sequences` are trained by `stop_at`, if a block's time is enough for `pace` of them. A
 /// quarter more time than that is planned for. Without a pace: the first block.
-fn latest_start(stop_at: Block, sequences: u32, pace: Option<f64>) -> Block {
-    let blocks = pace.map_or(u32::MAX, |pace| (1.25 * f64::from(sequences) / pace).ceil() as u32);
+fn latest_start(stop_at: Block, sequences: usize, pace: Option<f64>) -> Block {
+    let blocks = pace.map_or(u32::MAX, |pace| (1.25 * sequences as f64 / pace).ceil() as u32);
     Block(stop_at.0.saturating_sub(blocks))
 }
 
@@ -82,24 +83,21 @@ impl Miner {
         // The deal is in the state of its block.
         let (dealt_at, uploaded_by) = (schedule.deals_next_at(window), schedule.reveal_deadline(window));
         self.node.wait_past(Block(dealt_at.0.saturating_sub(1))).await?;
-        let sequences = self.node.run().params.sequences_per_seat;
+        let Some(deal) = self.deal_after(window).await? else { return Ok(()) };
+        let (sequences, _) = self.sequences(window.next(), &deal);
         let pace = self.options.pace.or(self.pace);
-        let at = latest_start(self.stop_at(window.next()), sequences, pace);
-        self.due = Some(Due { window, lineage, at, at_end });
+        let at = latest_start(self.stop_at(window.next()), sequences.len(), pace);
+        self.due = Some(Due { window, lineage, deal, at, at_end });
         self.start_due(uploaded_by).await
     }
 
-    /// Starts the training ahead that is due by `block`, if the chain has dealt its data and the model before it is
-    /// still the one held.
+    /// Starts the training ahead that is due by `block`, if the model before it is still the one held.
     pub(crate) async fn start_due(&mut self, block: Block) -> Result<(), RunError> {
         let Some(due) = self.due.take_if(|due| due.at <= block) else { return Ok(()) };
         if self.node.window() != due.window {
             return Ok(());
         }
-        match self.deal_after(due.window).await? {
-            Some(deal) => self.train_ahead(due.window, due.lineage, deal, due.at_end).await,
-            None => Ok(()),
-        }
+        self.train_ahead(due.window, due.lineage, due.deal, due.at_end).await
     }
 
     /// Waits until the chain is past `block`. Starts the training ahead that is due meanwhile.
