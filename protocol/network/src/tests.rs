@@ -180,7 +180,10 @@ async fn a_peer_that_stalls_crawls_cuts_short_or_sends_too_much_is_left() {
     }
     // The total deadline holds too, and counts as this node's own failure.
     let (client, server) = two().await;
-    serve_badly(&server, "blob/1", |_stream| tokio::time::sleep(SOON));
+    serve_badly(&server, "blob/1", |stream| async move {
+        tokio::time::sleep(SOON).await;
+        drop(stream);
+    });
     let limits = Limits::for_bytes(9).within(Duration::from_millis(300));
     let error =
         PeerFetcher::new(client).fetch(&server.listening()[0].to_string(), &key, &limits).await.unwrap_err();
