@@ -66,7 +66,8 @@ pub struct Start {
     /// Stop after this many windows.
     #[arg(long, value_name = "N")]
     pub windows: Option<u32>,
-    /// Train in N processes on this machine, a GPU each. Ranks of a cluster's launcher are found without it.
+    /// Train in N processes on this machine, a GPU each. Without it, `--device cuda:all` is one for each GPU, and ranks
+    /// of a cluster's launcher are found.
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
     /// Stop when standard input closes.
@@ -116,8 +117,8 @@ pub(crate) fn mine_until(
             program::exit_with_parent();
         }
         let settings = Settings::read(&start.flags)?;
-        let device: Device = settings.reading.device.clone().try_into().context("device")?;
-        let place = ranks::place(&settings.train, start.ranks, |name| std::env::var(name).ok())?;
+        let (device, gpus) = ranks::device(&settings)?;
+        let place = ranks::place(&settings.train, start.ranks, gpus, |name| std::env::var(name).ok())?;
         if let Place::Launched { launched, leader } = &place
             && launched.rank != 0
         {

@@ -16,7 +16,7 @@ use anyhow::{Context as _, bail};
 use launcher::{Launched, RANKS_MAX};
 use model::{ModelConfig, Recipe};
 use nn::{
-    Device, DeviceError, DeviceName, MemoryEstimate, ModelError, Trainer,
+    Device, DeviceName, MemoryEstimate, ModelError, Trainer,
     collective::Collective,
     engine::{self, Connect, DataParallel},
 };
@@ -65,13 +65,34 @@ pub enum Place {
     Launched { launched: Launched, leader: (String, u16) },
 }
 
-/// Decides from settings, the flag `--ranks` and the launcher's variables.
+/// The device of the settings, and how many GPUs it names where it is `cuda:all` or `vulkan:all`.
+///
+/// # Errors
+/// If it is no device, or GPUs cannot be counted.
+pub fn device(settings: &Settings) -> anyhow::Result<(Device, Option<usize>)> {
+    let mut value = settings.reading.device.clone();
+    let text = value.as_str().or_else(|| value.get("name")?.as_str()).unwrap_or_default();
+    let (name, others) = text.split_at(text.find(',').unwrap_or(text.len()));
+    let kind = name.strip_suffix(":all").filter(|kind| matches!(*kind, "cuda" | "vulkan"));
+    let Some(first) = kind.map(|kind| format!("{kind}{others}")) else {
+        return Ok((value.try_into().context("device")?, None));
+    };
+    match value.get_mut("name") {
+        Some(name) => *name = first.into(),
+        None => value = first.into(),
+    }
+    let device: Device = value.try_into().context("device")?;
+    Ok((device, Some(device.count()?)))
+}
+
+/// Decides from settings, the flag `--ranks`, the GPUs of the machine if all are meant, and the launcher's variables.
 ///
 /// # Errors
 /// If they contradict each other.
 pub fn place(
     train: &TrainFile,
     flag: Option<usize>,
+    gpus: Option<usize>,
     variable: impl Fn(&str) -> Option<String>,
 ) -> anyhow::Result<Place> {
     let wanted = flag.or(train.ranks);
@@ -83,7 +104,8 @@ pub fn place(
     }
     let launched = launcher::launched(variable)?.filter(|launched| 1 < launched.ranks);
     let Some(launched) = launched else {
-        return Ok(wanted.map_or(Place::Alone, |ranks| Place::Parent { ranks }));
+        let ranks = wanted.or(gpus).filter(|ranks| 1 < *ranks);
+        return Ok(ranks.map_or(Place::Alone, |ranks| Place::Parent { ranks }));
     };
     if let Some(ranks) = wanted.filter(|ranks| *ranks != launched.ranks) {
         let (launcher, started) = (launched.launcher, launched.ranks);
@@ -139,17 +161,11 @@ fn secret(train: &TrainFile) -> anyhow::Result<[u8; 32]> {
 }
 
 /// Digest of what the ranks of a seat have to agree on before they meet. Model and recipe they get from rank 0.
-fn settings_digest(settings: &Settings, device: Device) -> String {
+fn settings_digest(settings: &Settings) -> String {
     // Each machine may write these differently.
     let train =
         TrainFile { ranks: None, rank_address: None, rank_secret_file: None, ..settings.train.clone() };
-    // Ranks have different GPUs.
-    let name = match device.name {
-        DeviceName::Cuda(_) => DeviceName::Cuda(0),
-        other => other,
-    };
-    let device = Device { name, ..device };
-    let agreed = (settings.reading.run.0, &train, device.to_string());
+    let agreed = (settings.reading.run.0, &train);
     let bytes = serde_json::to_vec(&agreed).expect("settings are numbers and text");
     blake3::hash(&bytes).to_hex().to_string()
 }
@@ -168,20 +184,31 @@ fn build() -> &'static str {
 }
 
 /// Rank `rank` of `ranks`, of this program. `settings` is the digest of those that the ranks share.
-pub fn identity(rank: usize, ranks: usize, secret: [u8; 32], settings: String) -> Identity {
+pub fn identity(rank: usize, ranks: usize, secret: [u8; 32], settings: String, device: Device) -> Identity {
     let version = env!("CARGO_PKG_VERSION").to_owned();
-    Identity { rank, ranks, secret, version, build: build().to_owned(), settings }
+    // Ranks have GPUs with different numbers.
+    let kind = match device.name {
+        DeviceName::Cpu => "cpu",
+        DeviceName::Cuda(_) => "cuda",
+        DeviceName::Vulkan(_) => "vulkan",
+    };
+    let device = format!("{kind} ({}, {})", device.engine().name(), device.precision_for_training());
+    Identity { rank, ranks, secret, version, build: build().to_owned(), settings, device }
 }
 
-/// The device of a rank: the next GPU for each rank of a machine, unless its launcher shows each rank one GPU only.
+/// The device of a rank: the next GPU for each rank of a machine, unless one GPU is all that the rank sees.
 fn device_of(device: Device, local_rank: usize) -> Device {
-    let DeviceName::Cuda(first) = device.name else { return device };
-    let index = u16::try_from(usize::from(first) + local_rank).unwrap_or(u16::MAX);
-    let own = Device { name: DeviceName::Cuda(index), ..device };
-    match own.check() {
-        Err(DeviceError::NoSuchGpu { count: 1, .. }) => device,
-        _ => own,
-    }
+    own_device(device, local_rank, device.count().unwrap_or(usize::MAX))
+}
+
+fn own_device(device: Device, local_rank: usize, count: usize) -> Device {
+    let index = |first: u16| u16::try_from(usize::from(first) + local_rank).unwrap_or(u16::MAX);
+    let name = match device.name {
+        DeviceName::Cuda(first) if 1 < count => DeviceName::Cuda(index(first)),
+        DeviceName::Vulkan(first) if 1 < count => DeviceName::Vulkan(Some(index(first.unwrap_or(0)))),
+        other => other,
+    };
+    Device { name, ..device }
 }
 
 /// Rank 0's side before the seat is opened: ranks that a launcher started connect to it from now on.
@@ -202,14 +229,14 @@ impl Leader {
     /// # Errors
     /// If there is no secret or random number, or rank 0 cannot listen.
     pub fn new(place: &Place, settings: &Settings, device: Device) -> anyhow::Result<Option<Leader>> {
-        let digest = settings_digest(settings, device);
+        let digest = settings_digest(settings);
         let deadlines = deadlines(&settings.train);
         match place {
             Place::Alone => Ok(None),
             Place::Parent { ranks } => {
                 let mut secret = [0; 32];
                 getrandom::fill(&mut secret).map_err(RankError::Random)?;
-                let (ranks, identity) = (*ranks, identity(0, *ranks, secret, digest));
+                let (ranks, identity) = (*ranks, identity(0, *ranks, secret, digest, device));
                 Ok(Some(Leader { ranks, local_rank: 0, deadlines, identity, reach: Reach::Children }))
             }
             Place::Launched { launched: Launched { ranks, local_rank, .. }, leader } => {
@@ -217,7 +244,7 @@ impl Leader {
                 let address = format!("{}:{}", leader.0, leader.1);
                 let listener = listen(&address)?;
                 tracing::info!(address, ranks, "waiting for the other ranks");
-                let identity = identity(0, ranks, secret(&settings.train)?, digest);
+                let identity = identity(0, ranks, secret(&settings.train)?, digest, device);
                 Ok(Some(Leader { ranks, local_rank, deadlines, identity, reach: Reach::Listener(listener) }))
             }
         }
@@ -226,7 +253,7 @@ impl Leader {
     /// A trainer whose steps all ranks compute.
     ///
     /// # Errors
-    /// As [`DataParallel::open`], if the device has no part for several ranks, or if free memory is below the estimate.
+    /// As [`DataParallel::open`], or if free memory is below the estimate.
     pub fn trainer(
         self,
         config: &ModelConfig,
@@ -238,12 +265,15 @@ impl Leader {
         let own = device_of(device, self.local_rank);
         config.validate()?;
         recipe.validate()?;
-        // Processes share a machine's memory, and have a GPU each.
-        let sharing = match (&self.reach, own.name) {
-            (Reach::Children, DeviceName::Cpu) => self.ranks as u64,
-            _ => 1,
+        // Processes share a machine's memory, and have a GPU each. How many a launcher started here is not known.
+        let here = if matches!(self.reach, Reach::Children) { self.ranks } else { 1 };
+        let free = match own.name {
+            DeviceName::Cpu => own.free_memory().map(|free| free / here as u64),
+            _ => {
+                MemoryEstimate::check_rank_slices(config, here, self.ranks, nn::available_memory())?;
+                own.free_memory()
+            }
         };
-        let free = own.free_memory().map(|free| free / sharing);
         MemoryEstimate::check_rank(config, recipe, own, self.ranks, free)?;
         let (ranks, deadlines, identity) = (self.ranks, self.deadlines, self.identity);
         let connect: Connect = match self.reach {
@@ -255,7 +285,8 @@ impl Leader {
                 connected(led, ranks)
             }),
         };
-        let open = |config: &ModelConfig, flat: &[f32]| engines::rank(own, config, flat);
+        let open =
+            |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| engines::rank(own, config, recipe, flat);
         let engine = DataParallel::open(config, recipe, flat, &open, connect)?;
         Trainer::from_engine(config, recipe, Box::new(engine))
     }
@@ -341,9 +372,7 @@ fn lead_children(
         let failed = |source| RankError::Start { rank, source };
         let mut command = Command::new(&program[0]);
         command.args(&program[1..]).stdin(Stdio::piped());
-        if device.name == DeviceName::Cpu {
-            command.env("RAYON_NUM_THREADS", threads(own.ranks).to_string());
-        }
+        command.env("RAYON_NUM_THREADS", threads(own.ranks).to_string());
         let mut process = Process::start(command, group).map_err(failed)?;
         let line = serde_json::to_string(&job).expect("a job is numbers and text") + "\n";
         if let Some(stdin) = process.stdin() {
@@ -371,10 +400,11 @@ pub async fn child() -> anyhow::Result<()> {
     let Job { rank, ranks, leader, secret, settings, device, start_seconds, step_seconds } = job;
     let deadlines =
         RankDeadlines { start: Duration::from_secs(start_seconds), step: Duration::from_secs(step_seconds) };
-    let identity = identity(rank, ranks, secret, settings);
+    let identity = identity(rank, ranks, secret, settings, device);
     let served = tokio::task::spawn_blocking(move || {
         let mesh = rendezvous::join(&leader, &identity, deadlines.start, deadlines.start, deadlines.step)?;
-        let open = |config: &ModelConfig, flat: &[f32]| engines::rank(device, config, flat);
+        let open =
+            |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| engines::rank(device, config, recipe, flat);
         Ok(engine::serve(Box::new(mesh), &open)?)
     });
     served.await.context("the rank's thread died")?
@@ -391,7 +421,7 @@ pub async fn member(
     device: Device,
 ) -> anyhow::Result<()> {
     let secret = secret(&settings.train)?;
-    let identity = identity(launched.rank, launched.ranks, secret, settings_digest(settings, device));
+    let identity = identity(launched.rank, launched.ranks, secret, settings_digest(settings), device);
     let (address, deadlines) = (format!("{}:{}", leader.0, leader.1), deadlines(&settings.train));
     let device = device_of(device, launched.local_rank);
     tracing::info!(rank = launched.rank, ranks = launched.ranks, address, "serving rank 0");
@@ -404,7 +434,9 @@ pub async fn member(
             match mesh {
                 Ok(mesh) => {
                     tracing::info!("all ranks are connected");
-                    let open = |config: &ModelConfig, flat: &[f32]| engines::rank(device, config, flat);
+                    let open = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
+                        engines::rank(device, config, recipe, flat)
+                    };
                     match engine::serve(Box::new(mesh), &open) {
                         Ok(()) => return Ok(()),
                         Err(_) if told.load(Ordering::Relaxed) => return Ok(()),
@@ -456,7 +488,7 @@ mod tests {
         let train: TrainFile = toml::from_str(train).map_err(|error| error.to_string())?;
         let variable =
             |name: &str| variables.iter().find(|(of, _)| *of == name).map(|(_, value)| value.to_string());
-        place(&train, flag, variable).map_err(|error| error.to_string())
+        place(&train, flag, None, variable).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -491,6 +523,61 @@ mod tests {
             let refused = placed(train, flag, variables).unwrap_err();
             assert!(refused.contains(says), "{refused}");
         }
+    }
+
+    #[test]
+    fn all_gpus_are_a_rank_each_unless_a_launcher_or_a_setting_says_otherwise() {
+        let four = |flag, slurm: bool| {
+            let variable = |name: &str| match name {
+                "SLURM_PROCID" if slurm => Some("1".to_owned()),
+                "SLURM_NTASKS" if slurm => Some("2".to_owned()),
+                "SLURM_JOB_NODELIST" if slurm => Some("a".to_owned()),
+                _ => None,
+            };
+            place(&TrainFile::default(), flag, Some(4), variable).unwrap()
+        };
+        assert_eq!(four(None, false), Place::Parent { ranks: 4 });
+        assert_eq!(four(Some(2), false), Place::Parent { ranks: 2 });
+        assert_eq!(four(Some(1), false), Place::Alone);
+        assert!(matches!(four(None, true), Place::Launched { launched, .. } if launched.ranks == 2));
+        assert_eq!(place(&TrainFile::default(), None, Some(1), |_| None).unwrap(), Place::Alone);
+
+        let settings = |device: &str| {
+            let directory = tempfile::tempdir().unwrap();
+            let config = directory.path().join("miner.toml");
+            std::fs::write(&config, format!("key = \"//Alice\"\ndevice = {device}\n")).unwrap();
+            Settings::read(&node::Flags { config: Some(config), ..Default::default() }).unwrap()
+        };
+        let (device, gpus) = super::device(&settings("\"cuda:1,f32\"")).unwrap();
+        assert_eq!((device.to_string().as_str(), gpus), ("cuda:1,f32", None));
+        if cfg!(feature = "vulkan") {
+            // A CPU that stands in for a GPU is one.
+            for text in ["\"vulkan:all,f32\"", "{ name = \"vulkan:all\", precision = \"f32\" }"] {
+                let (device, gpus) = super::device(&settings(text)).unwrap();
+                assert_eq!(device.to_string(), "vulkan,f32");
+                assert!(0 < gpus.unwrap());
+            }
+        } else {
+            let refused = super::device(&settings("\"cuda:all\"")).unwrap_err().to_string();
+            assert!(refused.contains("built without CUDA") || cfg!(feature = "cuda"), "{refused}");
+        }
+        for wrong in ["cpu:all", "gpu:all", "cuda:0:all"] {
+            let refused = super::device(&settings(&format!("{wrong:?}"))).unwrap_err();
+            assert!(node::error_chain(&*refused).contains("is no device"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn each_rank_of_a_machine_has_the_next_gpu_unless_it_sees_one() {
+        let own = |device: &str, rank, count| own_device(device.parse().unwrap(), rank, count).to_string();
+        assert_eq!(own("cuda:0,fused", 3, 8), "cuda:3,fused");
+        assert_eq!(own("cuda:4", 3, 8), "cuda:7");
+        assert_eq!(own("cuda:0", 3, 1), "cuda:0", "CUDA_VISIBLE_DEVICES of its own");
+        assert_eq!(own("vulkan", 1, 2), "vulkan:1");
+        assert_eq!(own("vulkan:2", 1, 4), "vulkan:3");
+        assert_eq!(own("vulkan", 3, 1), "vulkan");
+        assert_eq!(own("cpu", 3, 1), "cpu");
+        assert_eq!(own("cuda:65535", 3, 8), "cuda:65535", "which is not there");
     }
 
     #[test]

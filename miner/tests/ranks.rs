@@ -1,5 +1,6 @@
 //! A seat that several processes train: this test's own program, started once more for each rank. Windows have the bits
-//! of one process, and a rank that is killed, hangs or differs costs a window at most.
+//! of one process, and a rank that is killed, hangs or differs costs a window at most. `RANKS_DEVICE` names the device of
+//! all ranks in the tests of one that is harmed; on a GPU, windows have the bits of as many ranks that are not.
 
 #![cfg(target_os = "linux")]
 
@@ -12,10 +13,7 @@ use miner::{
     train::{self, Cause, TrainObserver, Trained, TrainingError},
 };
 use model::{ModelConfig, Optimiser, Recipe};
-use nn::{
-    Device, ModelError, Trainer,
-    engine::{self, DataParallel},
-};
+use nn::{Device, ModelError, Trainer, engine::DataParallel};
 use node::{Flags, Settings, error_chain};
 use std::{
     ffi::OsString,
@@ -59,6 +57,10 @@ fn this_program(role: &str) -> Vec<OsString> {
     ["env".into(), role.into(), "RAYON_NUM_THREADS=1".into(), this].into_iter().chain(words).collect()
 }
 
+fn device() -> Device {
+    std::env::var("RANKS_DEVICE").map_or(Device::CPU, |name| name.parse().unwrap())
+}
+
 struct Scene {
     directory: tempfile::TempDir,
     dataset: Dataset,
@@ -80,11 +82,13 @@ impl Scene {
     }
 
     fn by_children(&self, ranks: usize, step: Duration) -> Result<Trainer, ModelError> {
-        let identity = ranks::identity(0, ranks, [3; 32], "settings".into());
+        let identity = ranks::identity(0, ranks, [3; 32], "settings".into(), device());
         let deadlines = RankDeadlines { start: SOON, step };
         let program = this_program("worker");
-        let connect = ranks::children(program, identity, Device::CPU, deadlines, self.group.clone());
-        let open = |config: &ModelConfig, flat: &[f32]| engine::open(Device::CPU, config, None, flat);
+        let connect = ranks::children(program, identity, device(), deadlines, self.group.clone());
+        let open = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
+            engines::rank(device(), config, recipe, flat)
+        };
         let engine = DataParallel::open(&self.config, &self.recipe, &self.theta, &open, connect)?;
         Trainer::from_engine(&self.config, &self.recipe, Box::new(engine))
     }
@@ -112,7 +116,7 @@ impl Scene {
     /// After two steps of the window, `harm` happens to a rank. The window is given up for what `says`, and the next one
     /// is that of a trainer that nothing happened to.
     #[track_caller]
-    fn check_harm(&self, trainer: &mut Trainer, harm: &mut dyn FnMut(), says: &str) {
+    fn check_harm(&self, ranks: usize, trainer: &mut Trainer, harm: &mut dyn FnMut(), says: &str) {
         struct Harms<'a>(&'a mut dyn FnMut());
         impl TrainObserver for Harms<'_> {
             fn stepped(&mut self, _: &Trainer, trained: &Trained) {
@@ -124,12 +128,24 @@ impl Scene {
                 panic!("{error}");
             }
         }
-        let mut undisturbed = self.alone();
-        self.window(&mut undisturbed, 100, &mut ()).unwrap();
+        let (expected_state, expected) = {
+            let workers = workers_of(std::process::id()).len();
+            let mut undisturbed = match device() == Device::CPU {
+                true => self.alone(),
+                false => self.by_children(ranks, SOON).unwrap(),
+            };
+            self.window(&mut undisturbed, 100, &mut ()).unwrap();
+            let kept = state(&undisturbed);
+            undisturbed.load(&self.theta).unwrap();
+            let next = self.window(&mut undisturbed, 300, &mut ()).unwrap();
+            drop(undisturbed);
+            await_that("its ranks end", || workers_of(std::process::id()).len() == workers);
+            (kept, next)
+        };
         trainer.load(&self.theta).unwrap();
         self.window(trainer, 100, &mut ()).unwrap();
         let kept = state(trainer);
-        assert!(kept == state(&undisturbed));
+        assert!(kept == expected_state);
 
         trainer.load(&self.theta).unwrap();
         let error = self.window(trainer, 200, &mut Harms(harm)).unwrap_err();
@@ -139,11 +155,8 @@ impl Scene {
 
         // As `Miner::forget_training` and the next window.
         trainer.read_state(&mut &kept[..]).unwrap();
-        for trainer in [&mut *trainer, &mut undisturbed] {
-            trainer.load(&self.theta).unwrap();
-        }
-        let next = self.window(trainer, 300, &mut ()).unwrap();
-        assert!(next == self.window(&mut undisturbed, 300, &mut ()).unwrap());
+        trainer.load(&self.theta).unwrap();
+        assert!(self.window(trainer, 300, &mut ()).unwrap() == expected);
     }
 }
 
@@ -229,7 +242,7 @@ fn a_rank_that_is_killed_in_a_window_costs_it_and_not_the_seat() {
     let scene = Scene::new();
     let mut trainer = scene.by_children(3, SOON).unwrap();
     let mut kill = || signal(workers_of(std::process::id())[0], libc::SIGKILL);
-    scene.check_harm(&mut trainer, &mut kill, "ended, or closed its connection");
+    scene.check_harm(3, &mut trainer, &mut kill, "ended, or closed its connection");
 }
 
 #[test]
@@ -242,7 +255,7 @@ fn a_rank_that_stops_answering_costs_the_window_and_is_replaced() {
         stopped = workers_of(std::process::id())[0];
         signal(stopped, libc::SIGSTOP);
     };
-    scene.check_harm(&mut trainer, &mut stop, "did not answer within 5 s");
+    scene.check_harm(3, &mut trainer, &mut stop, "did not answer within 5 s");
     await_that("it is killed", || is_gone(stopped));
 }
 
@@ -250,7 +263,7 @@ fn a_rank_that_stops_answering_costs_the_window_and_is_replaced() {
 fn ranks_that_cannot_be_started_cost_the_window_with_the_reason() {
     let _alone = alone();
     let scene = Scene::new();
-    let identity = || ranks::identity(0, 2, [3; 32], "settings".into());
+    let identity = || ranks::identity(0, 2, [3; 32], "settings".into(), Device::CPU);
     let deadlines = RankDeadlines { start: Duration::from_secs(20), step: SOON };
     let refused = |program: &[&str]| {
         let program = program.iter().map(OsString::from).collect();
@@ -335,7 +348,7 @@ impl Cluster {
             "WORLD_SIZE" => Some(ranks.to_string()),
             _ => None,
         };
-        let place = ranks::place(&settings.train, None, variable).unwrap();
+        let place = ranks::place(&settings.train, None, None, variable).unwrap();
         assert!(
             matches!(&place, Place::Launched { launched, .. } if launched.launcher == launcher::Launcher::Torch)
         );
@@ -368,7 +381,7 @@ fn ranks_of_a_launcher_connect_again_after_a_failure_and_end_with_rank_0() {
         std::thread::sleep(Duration::from_secs(13));
         signal(hung, libc::SIGCONT);
     });
-    cluster.scene.check_harm(&mut trainer, &mut stop, "did not answer within 10 s");
+    cluster.scene.check_harm(3, &mut trainer, &mut stop, "did not answer within 10 s");
     wake.join().unwrap();
     drop(trainer);
     for member in members {
@@ -414,11 +427,13 @@ fn figures_of_a_step() {
     let theta = model::init_flat(&config, 1).unwrap();
     for ranks in [1, 2, 4] {
         let recipe = Recipe { batch: 4, micro_batch: 1, ..Recipe::default() };
-        let identity = ranks::identity(0, ranks, [3; 32], "settings".into());
+        let identity = ranks::identity(0, ranks, [3; 32], "settings".into(), Device::CPU);
         let deadlines = RankDeadlines { start: SOON, step: 10 * SOON };
         let group = Arc::<CommandGroup>::default();
         let connect = ranks::children(this_program("worker"), identity, Device::CPU, deadlines, group);
-        let open = |config: &ModelConfig, flat: &[f32]| engine::open(Device::CPU, config, None, flat);
+        let open = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
+            engines::rank(Device::CPU, config, recipe, flat)
+        };
         let engine = DataParallel::open(&config, &recipe, &theta, &open, connect).unwrap();
         let mut trainer = Trainer::from_engine(&config, &recipe, Box::new(engine)).unwrap();
         let batch: Vec<Vec<u32>> = (0..4).map(|at| vec![at; config.seq_len + 1]).collect();
@@ -426,7 +441,8 @@ fn figures_of_a_step() {
         let begun = Instant::now();
         trainer.step(&batch).unwrap();
         let seconds = begun.elapsed().as_secs_f64();
-        let estimate = nn::MemoryEstimate::new(&config, &recipe, Device::CPU).of_rank(ranks);
+        let estimate = nn::MemoryEstimate::new(&config, &recipe, Device::CPU);
+        let estimate = estimate.of_rank(&config, Device::CPU, ranks);
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let held = estimate.weights + estimate.gradients + estimate.optimiser;
         let measured: Vec<f64> = workers_of(std::process::id())

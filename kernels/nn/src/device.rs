@@ -38,14 +38,15 @@ pub struct Device {
     pub activation_checkpointing: ActivationCheckpointing,
 }
 
-/// A device by name: `cpu`, `cuda:0` and so on, or `vulkan`.
+/// A device by name: `cpu`, `cuda:0` and so on, `vulkan`, `vulkan:0` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceName {
     Cpu,
     /// An NVIDIA GPU, numbered from 0.
     Cuda(u16),
-    /// The first device that Vulkan names: a GPU, or a CPU that stands in for one.
-    Vulkan,
+    /// A discrete GPU through Vulkan, numbered from 0; without a number the first device that Vulkan names: a GPU, or a
+    /// CPU that stands in for one.
+    Vulkan(Option<u16>),
 }
 
 /// The implementation that computes; see [`engine`](crate::engine).
@@ -173,15 +174,29 @@ impl Device {
         }
         match self.name {
             DeviceName::Cpu => Ok(()),
-            DeviceName::Vulkan if self.engine() == EngineKind::Burn => {
+            DeviceName::Vulkan(_) if self.engine() == EngineKind::Burn => {
                 Err(DeviceError::NotBurns { device: self })
             }
-            DeviceName::Vulkan if cfg!(feature = "vulkan") => Ok(()),
+            DeviceName::Vulkan(_) if cfg!(feature = "vulkan") => Ok(()),
             DeviceName::Cuda(index) if cfg!(feature = "cuda") => {
                 let (index, count) = (usize::from(index), driver::Driver::load()?.gpus()?);
                 if index < count { Ok(()) } else { Err(DeviceError::NoSuchGpu { index, count }) }
             }
-            DeviceName::Vulkan | DeviceName::Cuda(_) => Err(DeviceError::WithoutGpu { device: self }),
+            DeviceName::Vulkan(_) | DeviceName::Cuda(_) => Err(DeviceError::WithoutGpu { device: self }),
+        }
+    }
+
+    /// GPUs of this kind on this machine, in a program built for them; 1 for a CPU, also one that stands in for a GPU.
+    ///
+    /// # Errors
+    /// If the program was built without support, or the machine lacks the driver.
+    pub fn count(self) -> Result<usize, DeviceError> {
+        match self.name {
+            DeviceName::Cpu => Ok(1),
+            DeviceName::Cuda(_) if cfg!(feature = "cuda") => driver::Driver::load()?.gpus(),
+            #[cfg(feature = "vulkan")]
+            DeviceName::Vulkan(_) => Ok(crate::gpu::discrete_gpus().max(1)),
+            _ => Err(DeviceError::WithoutGpu { device: self }),
         }
     }
 
@@ -197,7 +212,7 @@ impl Device {
     pub fn free_memory(self) -> Option<u64> {
         match self.name {
             DeviceName::Cpu => estimate::available_memory(),
-            DeviceName::Cuda(_) | DeviceName::Vulkan => self.gpu_info().map(|info| info.memory_free),
+            DeviceName::Cuda(_) | DeviceName::Vulkan(_) => self.gpu_info().map(|info| info.memory_free),
         }
     }
 
@@ -233,7 +248,7 @@ impl DeviceName {
         match self {
             DeviceName::Cpu => ["the CPU", ""],
             DeviceName::Cuda(_) => ["CUDA", "cuda"],
-            DeviceName::Vulkan => ["Vulkan", "vulkan"],
+            DeviceName::Vulkan(_) => ["Vulkan", "vulkan"],
         }
     }
 }
@@ -266,14 +281,14 @@ impl FromStr for DeviceName {
 
     fn from_str(text: &str) -> Result<DeviceName, DeviceError> {
         let unknown = || DeviceError::Unknown { text: text.into() };
-        Ok(match text {
-            "cpu" => DeviceName::Cpu,
-            "vulkan" => DeviceName::Vulkan,
-            "cuda" => DeviceName::Cuda(0),
-            _ => {
-                let index = text.strip_prefix("cuda:").and_then(|index| index.parse().ok());
-                DeviceName::Cuda(index.ok_or_else(unknown)?)
-            }
+        let index = |index: &str| index.parse().map_err(|_| unknown());
+        Ok(match text.split_once(':').unwrap_or((text, "")) {
+            ("cpu", "") if text == "cpu" => DeviceName::Cpu,
+            ("vulkan", "") if text == "vulkan" => DeviceName::Vulkan(None),
+            ("cuda", "") if text == "cuda" => DeviceName::Cuda(0),
+            ("vulkan", number) => DeviceName::Vulkan(Some(index(number)?)),
+            ("cuda", number) => DeviceName::Cuda(index(number)?),
+            _ => return Err(unknown()),
         })
     }
 }
@@ -283,7 +298,8 @@ impl fmt::Display for DeviceName {
         match self {
             DeviceName::Cpu => f.write_str("cpu"),
             DeviceName::Cuda(index) => write!(f, "cuda:{index}"),
-            DeviceName::Vulkan => f.write_str("vulkan"),
+            DeviceName::Vulkan(None) => f.write_str("vulkan"),
+            DeviceName::Vulkan(Some(index)) => write!(f, "vulkan:{index}"),
         }
     }
 }
@@ -371,6 +387,7 @@ mod tests {
             "cuda:0",
             "cuda:7",
             "vulkan",
+            "vulkan:1",
             "cuda:1,burn",
             "cuda:0,f32",
             "cuda:0,fused,f32",
@@ -422,7 +439,8 @@ mod tests {
             "cuda:0,recompute",
             "cuda:0,recompute=layers,recompute=layers",
             "cuda:0,burn,fused",
-            "vulkan:0",
+            "vulkan:",
+            "vulkan:x",
             "cudaf32",
         ] {
             assert_eq!(text.parse::<Device>(), Err(DeviceError::Unknown { text: text.into() }));

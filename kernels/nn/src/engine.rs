@@ -17,7 +17,7 @@ mod stacks;
 
 use crate::{Device, DeviceName, EngineKind, MemoryEstimate, ModelError, StepParams, device::DeviceError};
 use model::{ModelConfig, Optimiser, Recipe};
-use std::borrow::Cow;
+use std::{borrow::Cow, ops::Range};
 
 pub use crate::batch::Batch;
 pub use ranks::{Connect, DataParallel, OpenLocal, serve};
@@ -80,36 +80,63 @@ pub trait Engine: Send + Sync {
     /// If the device fails, or the engine was opened for evaluation.
     fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError>;
 
-    /// Computes the gradient of `Σ losses / rows` of one micro-batch from zero, instead of the one that
-    /// [`gradients`](Self::gradients) left. An engine that was opened for evaluation does it too: where several ranks
-    /// train as one, [`DataParallel`] has the optimiser.
-    ///
-    /// # Errors
-    /// If the device fails, or this engine trains alone only.
-    fn micro_batch(&mut self, _sequences: &[&[u32]], _rows: usize) -> Result<MicroBatch<'_>, ModelError> {
-        Err(ModelError::NoRanks)
-    }
-
-    /// Calls `change` with the weights as one vector in schema order, and puts what it changed on the device.
-    ///
-    /// # Errors
-    /// If the device or `change` fails. The weights may be partly changed then.
-    fn update(
-        &mut self,
-        change: &mut dyn FnMut(&mut [f32]) -> Result<(), ModelError>,
-    ) -> Result<(), ModelError> {
-        let mut flat = Vec::new();
-        for block in self.weights() {
-            flat.extend_from_slice(&block?);
-        }
-        change(&mut flat)?;
-        self.load(&flat)
-    }
-
     /// The device's memory, where the engine can tell.
     fn device_memory(&self) -> Option<DeviceMemory> {
         None
     }
+}
+
+/// An engine without an optimiser, for one of several ranks that train as one: [`DataParallel`] steps the weights.
+pub trait RankEngine: Engine {
+    /// Whether several micro-batches are added up on the device, so that only their sum is exchanged. Otherwise each is
+    /// exchanged on its own, in the order of the batch, and any number of ranks gives the same bits.
+    fn adds_micro_batches(&self) -> bool;
+
+    /// The loss of each token, in nats. Leaves the gradient of `Σ losses / rows` of one micro-batch, or of several if they
+    /// are [added up](Self::adds_micro_batches).
+    ///
+    /// # Errors
+    /// If the device fails or runs out of memory.
+    fn micro_batches(&mut self, sequences: &[&[u32]], rows: usize) -> Result<Vec<f64>, ModelError>;
+
+    /// Appends a part of the gradient's flat vector to `values`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn read_gradient(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError>;
+
+    /// Appends a part of the flat parameter vector to `values`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn read_weights(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError>;
+
+    /// Writes `values` into the flat parameter vector from `first` on.
+    /// [`finish_weights`](Self::finish_weights) has to follow before anything is computed.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn write_weights(&mut self, first: usize, values: &[f32]) -> Result<(), ModelError>;
+
+    /// Ends a series of [writes](Self::write_weights).
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn finish_weights(&mut self) -> Result<(), ModelError>;
+}
+
+/// The parts of `range` within neighbouring vectors of these lengths: index of the vector, and range in it.
+pub fn parts_of(
+    range: Range<usize>,
+    lens: impl IntoIterator<Item = usize>,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut start = 0;
+    lens.into_iter().enumerate().filter_map(move |(index, len)| {
+        let (first, last) = (range.start.max(start), range.end.min(start + len));
+        let part = (first < last).then(|| (index, first - start..last - start));
+        start += len;
+        part
+    })
 }
 
 /// A batch before its step.
@@ -119,15 +146,6 @@ pub struct Gradients {
     pub loss: f64,
     /// Euclidean length of the whole gradient.
     pub norm: f64,
-}
-
-/// One micro-batch, forward and backward.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MicroBatch<'a> {
-    /// Of each token, in nats.
-    pub losses: Vec<f64>,
-    /// Of the flat parameter vector.
-    pub gradient: Cow<'a, [f32]>,
 }
 
 /// Bytes of a device's memory.
@@ -156,7 +174,35 @@ pub fn open(
         (EngineKind::Burn, _) => Err(DeviceError::WithoutBurn.into()),
         (EngineKind::Fused, DeviceName::Cpu) => Ok(Box::new(cpu::CpuEngine::new(config, recipe, flat))),
         #[cfg(feature = "gpu")]
-        (EngineKind::Fused, _) => Ok(Box::new(gpu::GpuEngine::new(device, config, recipe, flat)?)),
+        (EngineKind::Fused, _) => {
+            let purpose = recipe.map_or(gpu::Purpose::Evaluation, gpu::Purpose::Training);
+            Ok(Box::new(gpu::GpuEngine::new(device, config, purpose, flat)?))
+        }
+        #[cfg(not(feature = "gpu"))]
+        (EngineKind::Fused, _) => Err(DeviceError::WithoutGpu { device }.into()),
+    }
+}
+
+/// Opens the fused engine of `device` for one of several ranks, with the weights `flat`.
+/// The crate `mettle-engines` opens Burn's as well.
+///
+/// # Errors
+/// If configuration or recipe are invalid, the device is absent or lacks something, or `flat` has another length.
+pub fn open_rank(
+    device: Device,
+    config: &ModelConfig,
+    recipe: &Recipe,
+    flat: &[f32],
+) -> Result<Box<dyn RankEngine>, ModelError> {
+    recipe.validate()?;
+    check(device, config, None, flat)?;
+    match (device.engine(), device.name) {
+        (EngineKind::Burn, _) => Err(DeviceError::WithoutBurn.into()),
+        (EngineKind::Fused, DeviceName::Cpu) => Ok(Box::new(cpu::CpuEngine::new(config, None, flat))),
+        #[cfg(feature = "gpu")]
+        (EngineKind::Fused, _) => {
+            Ok(Box::new(gpu::GpuEngine::new(device, config, gpu::Purpose::Rank(recipe), flat)?))
+        }
         #[cfg(not(feature = "gpu"))]
         (EngineKind::Fused, _) => Err(DeviceError::WithoutGpu { device }.into()),
     }

@@ -40,6 +40,19 @@ pub struct MemoryError {
     pub advice: Advice,
 }
 
+/// Ranks whose slices do not fit into the memory of their machine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the {ranks} ranks on this machine keep about {} of gradients, moments and weights in its memory, but only {} are free: spread the ranks over more machines, or use one with more memory",
+    Bytes(*needed), Bytes(*free)
+)]
+pub struct RankMemoryError {
+    /// On this machine.
+    pub ranks: usize,
+    pub needed: u64,
+    pub free: u64,
+}
+
 /// The setting that makes training fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
@@ -119,16 +132,13 @@ impl MemoryEstimate {
         }
     }
 
-    /// One of `ranks` that train together by ZeRO-1: the gradient of a micro-batch is whole; the sum over micro-batches
-    /// and the moments are divided.
+    /// One of `ranks` that train together by ZeRO-1: on its device, weights and gradient are whole. Its slice of the
+    /// gradients' sum, of the moments, and of the weights while they are stepped, is in the machine's memory
+    /// ([`rank_host_bytes`]); that counts here if it is the device's.
     #[must_use]
-    pub fn of_rank(self, ranks: usize) -> MemoryEstimate {
-        let ranks = ranks.max(1) as u64;
-        MemoryEstimate {
-            gradients: self.gradients + self.gradients / ranks,
-            optimiser: self.optimiser / ranks,
-            ..self
-        }
+    pub fn of_rank(self, config: &ModelConfig, device: Device, ranks: usize) -> MemoryEstimate {
+        let host = if device.name == DeviceName::Cpu { rank_host_bytes(config, ranks) } else { 0 };
+        MemoryEstimate { gradients: self.gradients + host / 4, optimiser: host / 4 * 3, ..self }
     }
 
     /// Bytes of all purposes.
@@ -162,7 +172,26 @@ impl MemoryEstimate {
         ranks: usize,
         available: Option<u64>,
     ) -> Result<(), MemoryError> {
-        MemoryEstimate::check_as(config, recipe, device, available, &|estimate| estimate.of_rank(ranks))
+        MemoryEstimate::check_as(config, recipe, device, available, &|estimate| {
+            estimate.of_rank(config, device, ranks)
+        })
+    }
+
+    /// Checks that the slices of `here` of `ranks` ranks on GPUs fit into the `free` bytes of their machine's memory.
+    ///
+    /// # Errors
+    /// If they do not.
+    pub fn check_rank_slices(
+        config: &ModelConfig,
+        here: usize,
+        ranks: usize,
+        free: Option<u64>,
+    ) -> Result<(), RankMemoryError> {
+        let needed = rank_host_bytes(config, ranks) * here as u64;
+        match free {
+            Some(free) if free < needed => Err(RankMemoryError { ranks: here, needed, free }),
+            _ => Ok(()),
+        }
     }
 
     fn check_as(
@@ -194,6 +223,12 @@ impl MemoryEstimate {
             advice: advice(config, recipe, device, fewer, less, &|estimate| estimate),
         }
     }
+}
+
+/// Bytes that one of `ranks` keeps in the machine's memory, with AdamW: the sum of gradients, two moments and the weights
+/// of its slice.
+fn rank_host_bytes(config: &ModelConfig, ranks: usize) -> u64 {
+    16 * (config.parameters() as u64 / ranks.max(1) as u64)
 }
 
 /// The setting that makes training fit into `available` bytes: at most `most` sequences at once, or more
@@ -362,8 +397,10 @@ mod tests {
             "training takes about 380.9 MiB (weights 20.9 MiB, gradients 20.9 MiB, optimiser 41.8 MiB, activations \
              252.9 MiB, work space 44.4 MiB), but only 380.9 MiB are free: set micro_batch to 15 or less"
         );
-        let of_rank =
-            |sequences| MemoryEstimate::new(&config, &recipe(sequences), Device::CPU).of_rank(4).total();
+        let of_rank = |sequences| {
+            let estimate = MemoryEstimate::new(&config, &recipe(sequences), Device::CPU);
+            estimate.of_rank(&config, Device::CPU, 4).total()
+        };
         assert!(of_rank(16) < of(16));
         let check_rank = |free| MemoryEstimate::check_rank(&config, &recipe(16), Device::CPU, 4, Some(free));
         assert_eq!(check_rank(of_rank(16)), Ok(()));
@@ -431,6 +468,22 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn ranks_on_gpus_keep_their_slices_in_the_machines_memory() {
+        let config = ModelConfig::preset("1b").unwrap();
+        let device: Device = "cuda:0,fused".parse().unwrap();
+        let alone = MemoryEstimate::new(&config, &recipe(8), device);
+        let rank = alone.of_rank(&config, device, 8);
+        assert_eq!((rank.weights, rank.gradients), (alone.weights, alone.gradients));
+        assert_eq!(rank.optimiser, 0, "the moments are not on the GPU");
+        let all = 16 * config.parameters() as u64;
+        let check = |here, free| MemoryEstimate::check_rank_slices(&config, here, 8, Some(free));
+        assert_eq!((check(8, all), check(4, all / 2)), (Ok(()), Ok(())));
+        let refused = check(8, all - 8).unwrap_err().to_string();
+        assert!(refused.contains("8 ranks on this machine keep about 18.4 GiB"), "{refused}");
+        assert_eq!(MemoryEstimate::check_rank_slices(&config, 8, 8, None), Ok(()));
     }
 
     #[test]

@@ -33,8 +33,10 @@ mod train;
 pub use batch::BatchError;
 pub use device::{ActivationCheckpointing, Device, DeviceError, DeviceName, EngineKind};
 pub use driver::GpuInfo;
-pub use engine::{Blocks, DeviceMemory, Engine, Gradients};
-pub use estimate::{Advice, MemoryError, MemoryEstimate, available_memory, keep_freed_memory};
+pub use engine::{Blocks, DeviceMemory, Engine, Gradients, RankEngine};
+pub use estimate::{
+    Advice, MemoryError, MemoryEstimate, RankMemoryError, available_memory, keep_freed_memory,
+};
 pub use evaluate::{Evaluator, Undo};
 pub use generate::{Likelihood, Sampling, SamplingError};
 pub use optim::{StepParams, state::StateError};
@@ -60,6 +62,8 @@ pub enum ModelError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
+    RankMemory(#[from] RankMemoryError),
+    #[error(transparent)]
     Sampling(#[from] SamplingError),
     #[error("the continuation has {tokens} tokens, but this model reads {seen} at once")]
     ContinuationTooLong { tokens: usize, seen: usize },
@@ -73,10 +77,6 @@ pub enum ModelError {
     NotForTraining,
     #[error("the training command failed: {why}")]
     Command { why: String },
-    #[error(
-        "this engine trains in one process only: set ranks = 1 under [train], or use device cpu, or engine = \"burn\" for the device"
-    )]
-    NoRanks,
     #[error("the ranks that train together failed: {why}")]
     Ranks { why: String },
     #[error("training has diverged: loss {loss}, gradient norm {gradient_norm}; the step was not taken")]

@@ -4,10 +4,11 @@ use mettle_nn::{
     Device, Engine, Gradients, MemoryEstimate, ModelError, StepParams, Trainer,
     collective::{Link, LinkError, Mesh, Wait, channels, threads},
     conformance::{self, Suite, recipe, sequences, state, weight_bits},
-    engine::{self, Blocks, Connect, DataParallel, MicroBatch},
+    engine::{self, Blocks, Connect, DataParallel, RankEngine},
 };
 use model::{ModelConfig, Optimiser, Recipe, init_flat};
 use std::{
+    ops::Range,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
@@ -18,22 +19,24 @@ use std::{
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-type Opened = Result<Box<dyn Engine>, ModelError>;
+type Opened = Result<Box<dyn RankEngine>, ModelError>;
 
-fn local(config: &ModelConfig, flat: &[f32]) -> Opened {
-    engine::open(Device::CPU, config, None, flat)
+fn local(config: &ModelConfig, recipe: &Recipe, flat: &[f32]) -> Opened {
+    engine::open_rank(Device::CPU, config, recipe, flat)
 }
 
 /// Connects rank 0 with threads that serve it. `open` opens the engine of a rank.
 fn connect(
     meshes: impl Fn() -> Vec<Mesh> + Send + 'static,
-    open: fn(usize, &ModelConfig, &[f32]) -> Opened,
+    open: fn(usize, &ModelConfig, &Recipe, &[f32]) -> Opened,
 ) -> Connect {
     Box::new(move || {
         let mut meshes = meshes().into_iter();
         let first = meshes.next().expect("there is a rank 0");
         for (rank, mesh) in (1..).zip(meshes) {
-            thread::spawn(move || engine::serve(Box::new(mesh), &|config, flat| open(rank, config, flat)));
+            thread::spawn(move || {
+                engine::serve(Box::new(mesh), &|config, recipe, flat| open(rank, config, recipe, flat))
+            });
         }
         Ok(Box::new(first))
     })
@@ -45,14 +48,15 @@ fn parallel(
     recipe: &Recipe,
     flat: &[f32],
 ) -> Result<DataParallel, ModelError> {
-    let connect = connect(move || threads(ranks, PATIENCE), |_, config, flat| local(config, flat));
+    let connect =
+        connect(move || threads(ranks, PATIENCE), |_, config, recipe, flat| local(config, recipe, flat));
     DataParallel::open(config, recipe, flat, &local, connect)
 }
 
 fn suite(ranks: usize) -> Suite {
     Suite::new(move |config, recipe, flat| match recipe {
         Some(recipe) => Ok(Box::new(parallel(ranks, config, recipe, flat)?)),
-        None => local(config, flat),
+        None => engine::open(Device::CPU, config, None, flat),
     })
 }
 
@@ -126,13 +130,16 @@ fn a_state_of_some_ranks_is_continued_by_any_other_number_to_the_bit() {
     }
 }
 
-/// An engine of a rank with a fault in some of its micro-batches.
-struct Faulty {
-    engine: Box<dyn Engine>,
-    fault: fn(&mut MicroBatch<'_>) -> Result<(), ModelError>,
+/// An engine of a rank that has a fault in some of its micro-batches, or adds them up as a GPU's does.
+struct Changed {
+    engine: Box<dyn RankEngine>,
+    /// Whether the gradient of the next micro-batch is no number.
+    fault: fn() -> Result<bool, ModelError>,
+    is_wrong: bool,
+    adds: bool,
 }
 
-impl Engine for Faulty {
+impl Engine for Changed {
     fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
         self.engine.load(flat)
     }
@@ -160,11 +167,55 @@ impl Engine for Faulty {
     fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
         self.engine.load_moments(moments)
     }
-    fn micro_batch(&mut self, sequences: &[&[u32]], rows: usize) -> Result<MicroBatch<'_>, ModelError> {
-        let mut micro_batch = self.engine.micro_batch(sequences, rows)?;
-        (self.fault)(&mut micro_batch)?;
-        Ok(micro_batch)
+}
+
+impl RankEngine for Changed {
+    fn adds_micro_batches(&self) -> bool {
+        self.adds
     }
+    fn micro_batches(&mut self, sequences: &[&[u32]], rows: usize) -> Result<Vec<f64>, ModelError> {
+        self.is_wrong = (self.fault)()?;
+        self.engine.micro_batches(sequences, rows)
+    }
+    fn read_gradient(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
+        self.engine.read_gradient(range.clone(), values)?;
+        if self.is_wrong && range.contains(&3) {
+            let at = values.len() - range.end + 3;
+            values[at] = f32::NAN;
+        }
+        Ok(())
+    }
+    fn read_weights(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
+        self.engine.read_weights(range, values)
+    }
+    fn write_weights(&mut self, first: usize, values: &[f32]) -> Result<(), ModelError> {
+        self.engine.write_weights(first, values)
+    }
+    fn finish_weights(&mut self) -> Result<(), ModelError> {
+        self.engine.finish_weights()
+    }
+}
+
+/// Rank 2 with a fault, the others without.
+fn faulty(
+    rank: usize,
+    config: &ModelConfig,
+    recipe: &Recipe,
+    flat: &[f32],
+    fault: fn() -> Result<bool, ModelError>,
+) -> Opened {
+    let engine = local(config, recipe, flat)?;
+    Ok(if rank == 2 { Box::new(Changed { engine, fault, is_wrong: false, adds: false }) } else { engine })
+}
+
+fn adding(config: &ModelConfig, recipe: &Recipe, flat: &[f32]) -> Opened {
+    let engine = local(config, recipe, flat)?;
+    Ok(Box::new(Changed { engine, fault: || Ok(false), is_wrong: false, adds: true }))
+}
+
+/// Whether this is the last of the micro-batches that are counted.
+fn is_last(left: &AtomicU32) -> bool {
+    left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) == Ok(1)
 }
 
 /// A trainer of three ranks, of which rank 2 has the fault.
@@ -173,16 +224,50 @@ fn with_fault(
     recipe: &Recipe,
     flat: &[f32],
     patience: Duration,
-    open: fn(usize, &ModelConfig, &[f32]) -> Opened,
+    open: fn(usize, &ModelConfig, &Recipe, &[f32]) -> Opened,
 ) -> Trainer {
     let connect = connect(move || threads(3, patience), open);
     let engine = DataParallel::open(config, recipe, flat, &local, connect).unwrap();
     Trainer::from_engine(config, recipe, Box::new(engine)).unwrap()
 }
 
+/// As on GPUs: an engine adds up its micro-batches, and their sum is exchanged.
+#[test]
+fn ranks_that_add_up_their_micro_batches_repeat_to_the_bit_and_stay_beside_one_engine() {
+    let config = ModelConfig::preset("117k").unwrap();
+    let flat = init_flat(&config, 1).unwrap();
+    for optimiser in [Optimiser::AdamW, Optimiser::Muon] {
+        // 8 sequences are three micro-batches: of four ranks one has none.
+        let recipe = Recipe { micro_batch: 3, optimiser, ..recipe() };
+        let mut alone = Trainer::new(&config, &recipe, Device::CPU, &flat).unwrap();
+        let (_, exact, _) = train(&mut alone, &config, 0..3);
+        for ranks in [1, 2, 4] {
+            let run = || {
+                let connect = connect(
+                    move || threads(ranks, PATIENCE),
+                    |_, config, recipe, flat| adding(config, recipe, flat),
+                );
+                let engine = DataParallel::open(&config, &recipe, &flat, &adding, connect).unwrap();
+                let mut trainer = Trainer::from_engine(&config, &recipe, Box::new(engine)).unwrap();
+                train(&mut trainer, &config, 0..3)
+            };
+            let first = run();
+            let apart = first.1.iter().zip(&exact).zip(&flat).map(|((ours, exact), start)| {
+                let (ours, exact) = (f32::from_bits(*ours), f32::from_bits(*exact));
+                [f64::from(ours - exact).powi(2), f64::from(exact - start).powi(2)]
+            });
+            let [apart, moved] = apart.fold([0.0, 0.0], |[a, b], [c, d]| [a + c, b + d]);
+            let share = (apart / moved).sqrt();
+            println!("{ranks} ranks, {optimiser:?}: {share:.1e} of a window's change apart");
+            assert!(share < 1e-3, "{ranks} ranks, {optimiser:?}: {share}");
+            assert!(run() == first, "{ranks} ranks repeat");
+        }
+    }
+}
+
 /// Takes steps until one fails; then the trainer goes on from a snapshot to the bits of one that nothing happened to.
 #[track_caller]
-fn check_fault(patience: Duration, open: fn(usize, &ModelConfig, &[f32]) -> Opened, says: &str) {
+fn check_fault(patience: Duration, open: fn(usize, &ModelConfig, &Recipe, &[f32]) -> Opened, says: &str) {
     let config = conformance::tiny();
     let recipe = Recipe { micro_batch: 1, ..recipe() };
     let flat = init_flat(&config, 1).unwrap();
@@ -216,15 +301,9 @@ fn a_rank_that_gives_up_is_named_and_the_next_window_connects_anew() {
     static LEFT: AtomicU32 = AtomicU32::new(6);
     check_fault(
         PATIENCE,
-        |rank, config, flat| {
-            let fault = |_: &mut MicroBatch<'_>| match LEFT
-                .fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1))
-            {
-                Ok(1) => Err(ModelError::NotForTraining),
-                _ => Ok(()),
-            };
-            let engine = local(config, flat)?;
-            Ok(if rank == 2 { Box::new(Faulty { engine, fault }) } else { engine })
+        |rank, config, recipe, flat| {
+            let fault = || if is_last(&LEFT) { Err(ModelError::NotForTraining) } else { Ok(false) };
+            faulty(rank, config, recipe, flat, fault)
         },
         "rank 2 gave up: this engine was opened for evaluation",
     );
@@ -235,15 +314,14 @@ fn a_rank_that_hangs_is_given_up_at_the_deadline() {
     static LEFT: AtomicU32 = AtomicU32::new(6);
     check_fault(
         Duration::from_secs(2),
-        |rank, config, flat| {
-            let fault = |_: &mut MicroBatch<'_>| {
-                if LEFT.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) == Ok(1) {
+        |rank, config, recipe, flat| {
+            let fault = || {
+                if is_last(&LEFT) {
                     thread::sleep(Duration::from_secs(6));
                 }
-                Ok(())
+                Ok(false)
             };
-            let engine = local(config, flat)?;
-            Ok(if rank == 2 { Box::new(Faulty { engine, fault }) } else { engine })
+            faulty(rank, config, recipe, flat, fault)
         },
         "did not answer within 2 s while adding gradients",
     );
@@ -255,15 +333,8 @@ fn a_rank_that_computes_no_number_once_costs_no_step() {
     let config = conformance::tiny();
     let recipe = Recipe { micro_batch: 1, ..recipe() };
     let flat = init_flat(&config, 1).unwrap();
-    let mut trainer = with_fault(&config, &recipe, &flat, PATIENCE, |rank, config, flat| {
-        let fault = |micro_batch: &mut MicroBatch<'_>| {
-            if LEFT.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) == Ok(1) {
-                micro_batch.gradient.to_mut()[3] = f32::NAN;
-            }
-            Ok(())
-        };
-        let engine = local(config, flat)?;
-        Ok(if rank == 2 { Box::new(Faulty { engine, fault }) } else { engine })
+    let mut trainer = with_fault(&config, &recipe, &flat, PATIENCE, |rank, config, recipe, flat| {
+        faulty(rank, config, recipe, flat, || Ok(is_last(&LEFT)))
     });
     let mut refused = 0;
     for seed in 0..6 {
@@ -298,7 +369,7 @@ fn ranks_that_do_not_connect_are_an_error_and_no_panic() {
 fn connect_absent() -> Connect {
     connect(
         || threads(2, PATIENCE),
-        |_, config, flat| engine::open("cuda:99".parse().unwrap(), config, None, flat),
+        |_, config, recipe, flat| engine::open_rank("cuda:99,fused".parse().unwrap(), config, recipe, flat),
     )
 }
 
@@ -318,13 +389,16 @@ impl Link for Counted {
     }
 }
 
-/// A step's bytes: a turn of micro-batches sends 4·P·(N−1)/N a rank, and the weights as much once.
+/// A step's bytes: a turn sends 4·P·(N−1)/N a rank, and the weights as much once. A turn is a micro-batch per rank, or
+/// all of them where engines add them up.
 #[test]
 fn a_step_sends_the_bytes_of_the_formula() {
     let config = ModelConfig::preset("1m").unwrap();
     let flat = init_flat(&config, 1).unwrap();
     let parameters = config.parameters() as f64;
-    for (ranks, micro_batches) in [(2, 4), (4, 4), (4, 8)] {
+    for (ranks, micro_batches, adds) in
+        [(2, 4, false), (4, 4, false), (4, 8, false), (2, 4, true), (4, 8, true)]
+    {
         let recipe = Recipe { batch: micro_batches, micro_batch: 1, ..recipe() };
         let sent: Vec<Arc<AtomicU64>> = (0..ranks).map(|_| Arc::default()).collect();
         let counters = sent.clone();
@@ -337,19 +411,18 @@ fn a_step_sends_the_bytes_of_the_formula() {
             });
             links.enumerate().map(|(rank, links)| Mesh::new(rank, links, PATIENCE)).collect()
         };
-        let engine = DataParallel::open(
-            &config,
-            &recipe,
-            &flat,
-            &local,
-            connect(meshes, |_, config, flat| local(config, flat)),
-        );
+        let connect = match adds {
+            true => connect(meshes, |_, config, recipe, flat| adding(config, recipe, flat)),
+            false => connect(meshes, |_, config, recipe, flat| local(config, recipe, flat)),
+        };
+        let open: fn(&ModelConfig, &Recipe, &[f32]) -> Opened = if adds { adding } else { local };
+        let engine = DataParallel::open(&config, &recipe, &flat, &open, connect);
         let mut trainer = Trainer::from_engine(&config, &recipe, Box::new(engine.unwrap())).unwrap();
         // The first one also gives the weights to all.
         trainer.step(&sequences(&config, micro_batches, 0)).unwrap();
         let before: Vec<u64> = sent.iter().map(|sent| sent.load(SeqCst)).collect();
         trainer.step(&sequences(&config, micro_batches, 1)).unwrap();
-        let turns = micro_batches.div_ceil(ranks) as f64;
+        let turns = if adds { 1.0 } else { micro_batches.div_ceil(ranks) as f64 };
         let formula = 4.0 * parameters * (ranks as f64 - 1.0) / ranks as f64 * (turns + 1.0);
         for (rank, (sent, before)) in sent.iter().zip(before).enumerate() {
             let bytes = (sent.load(SeqCst) - before) as f64;
@@ -370,8 +443,8 @@ fn a_rank_takes_the_memory_of_zero_1() {
     let alone = MemoryEstimate::new(&config, &Recipe::default(), Device::CPU);
     let parameters = config.parameters() as u64;
     for ranks in [1, 2, 8] {
-        let rank = alone.of_rank(ranks);
-        let expected = 4 * parameters + 4 * parameters + 12 * parameters / ranks as u64;
+        let rank = alone.of_rank(&config, Device::CPU, ranks);
+        let expected = 4 * parameters + 4 * parameters + 16 * parameters / ranks as u64;
         assert_eq!(rank.weights + rank.gradients + rank.optimiser, expected);
         assert_eq!(rank.activations, alone.activations);
     }
@@ -392,7 +465,8 @@ fn a_rank_refuses_what_is_no_command() {
         }
         served.join().unwrap().unwrap_err().to_string()
     };
-    for message in [vec![], vec![9], vec![1], vec![0; 50], vec![2, 0, 0]] {
+    for message in ["", "9", "{}", "{\"Open\":{}}", "\"Weights\"", "{\"Gradients\":{\"tokens\":[-1]}}"] {
+        let message = message.as_bytes().to_vec();
         let said = started(vec![message]);
         assert!(said.contains("no command of this release"), "{said}");
     }
@@ -410,13 +484,9 @@ fn a_rank_refuses_what_is_no_command() {
     let refused = DataParallel::open(&config, &recipe(), &flat, &local, connect).err();
     assert!(refused.unwrap().to_string().contains("rank 1 ended"));
     let open = open.lock().unwrap().clone();
-    let mut tokens = vec![2];
-    tokens.extend([99u32; 13].iter().flat_map(|token| token.to_le_bytes()));
-    assert!(started(vec![open.clone(), tokens]).contains("outside the vocabulary"));
-    assert!(started(vec![open.clone(), vec![2, 1, 0, 0, 0]]).contains("has 1 tokens"));
-    let give = |numbers: [u64; 3]| {
-        let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
-        [4].into_iter().chain(numbers).collect::<Vec<u8>>()
-    };
-    assert!(started(vec![open, give([1, 0, 1 << 40])]).contains("no command of this release"));
+    let tokens = |tokens: &[u32]| format!("{{\"Gradients\":{{\"tokens\":{tokens:?}}}}}").into_bytes();
+    assert!(started(vec![open.clone(), tokens(&[99; 13])]).contains("outside the vocabulary"));
+    assert!(started(vec![open.clone(), tokens(&[1])]).contains("has 1 tokens"));
+    let give = br#"{"Give":{"rank":1,"first":0,"count":1099511627776}}"#.to_vec();
+    assert!(started(vec![open, give]).contains("no command of this release"));
 }

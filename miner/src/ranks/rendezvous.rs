@@ -16,7 +16,7 @@ use std::{
 };
 
 /// The first bytes of both sides; the last one is the version.
-const MAGIC: &[u8; 8] = b"mtl-rnk\x01";
+const MAGIC: &[u8; 8] = b"mtl-rnk\x02";
 /// Bytes of a message at most: the addresses of all ranks fit.
 const MESSAGE_BYTES_MAX: usize = 128 * 1024;
 /// How long a connection may take to say who it is.
@@ -35,6 +35,8 @@ pub struct Identity {
     pub build: String,
     /// Digest of the settings that the ranks share.
     pub settings: String,
+    /// The kind of its device, the engine and its precision.
+    pub device: String,
 }
 
 /// What a connecting rank says of itself.
@@ -45,6 +47,7 @@ struct Hello {
     version: String,
     build: String,
     settings: String,
+    device: String,
     /// Where ranks with higher numbers reach it.
     port: u16,
 }
@@ -95,7 +98,7 @@ pub enum RankError {
 
 /// Why a rank is refused by the one that it connects to, which knows `taken` ranks.
 fn refusal(own: &Identity, hello: &Hello, taken: impl Fn(usize) -> bool) -> Option<String> {
-    let Hello { rank, ranks, version, build, settings, .. } = hello;
+    let Hello { rank, ranks, version, build, settings, device, .. } = hello;
     let me = own.rank;
     let short =
         |digest: &str| -> String { digest.chars().filter(char::is_ascii_alphanumeric).take(16).collect() };
@@ -111,6 +114,13 @@ fn refusal(own: &Identity, hello: &Hello, taken: impl Fn(usize) -> bool) -> Opti
             "rank {rank} is of another build: version {version} ({build}), rank {me} has {} ({}): start the same program everywhere",
             short(&own.version),
             short(&own.build)
+        ));
+    }
+    if *device != own.device {
+        let device: String = device.chars().filter(|c| !c.is_control()).take(60).collect();
+        return Some(format!(
+            "rank {rank} computes on {device}, rank {me} on {}: give all ranks the same device, engine and precision",
+            own.device
         ));
     }
     if *settings != own.settings {
@@ -321,8 +331,8 @@ pub fn join(
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
         .map_err(|source| RankError::Listen { address: address.to_string(), source })?;
     let port = listener.local_addr().map_err(broken)?.port();
-    let Identity { rank, ranks, secret, version, build, settings } = own.clone();
-    let hello = Hello { rank, ranks, version, build, settings, port };
+    let Identity { rank, ranks, secret, version, build, settings, device } = own.clone();
+    let hello = Hello { rank, ranks, version, build, settings, device, port };
 
     let to_leader = Handshake::connect(stream, secret)?;
     let peers = introduce(&to_leader, &hello, leader)?;
@@ -398,6 +408,7 @@ mod tests {
             version: text("1.0"),
             build: text("b0"),
             settings: text("s0"),
+            device: text("cpu (fused, f32)"),
         }
     }
 
@@ -432,7 +443,11 @@ mod tests {
     #[test]
     fn a_rank_that_differs_is_refused_by_name_on_both_sides() {
         type Change = fn(&mut Identity);
-        let cases: [(Change, &str); 5] = [
+        let cases: [(Change, &str); 6] = [
+            (
+                |other| other.device = "cuda (fused, bf16)".into(),
+                "rank 1 computes on cuda (fused, bf16), rank 0 on cpu (fused, f32)",
+            ),
             (|other| other.settings = "s1".into(), "rank 1 has settings digest s1, rank 0 has s0"),
             (
                 |other| other.build = "b1".into(),

@@ -9,12 +9,12 @@ use burn::tensor::{Device as BurnDevice, Int, Tensor, TensorData};
 use llama::{Constants, Llama};
 use model::{ModelConfig, Optimiser, Recipe};
 use nn::{
-    Blocks, Device, DeviceError, DeviceName, Engine, Gradients, ModelError, StepParams,
-    engine::{self, Batch, MicroBatch, take},
+    Blocks, Device, DeviceError, DeviceName, Engine, Gradients, ModelError, RankEngine, StepParams,
+    engine::{self, Batch, parts_of, take},
     optim::{optimiser_of, weight_decay},
 };
 use optim::Moments;
-use std::borrow::Cow;
+use std::{borrow::Cow, ops::Range};
 
 /// Tokens that are evaluated at once.
 const TOKENS_MAX: usize = 2048;
@@ -32,7 +32,8 @@ pub struct BurnEngine {
 struct Training {
     recipe: Recipe,
     gradients: Vec<Tensor<2>>,
-    moments: Vec<Moments>,
+    /// None for a rank, whose optimiser is on the host.
+    moments: Option<Vec<Moments>>,
 }
 
 /// Opens Burn's engine on `device`, `cpu` or `cuda`, with the weights `flat`: to train by `recipe`, or to evaluate
@@ -47,7 +48,39 @@ pub fn open(
     flat: &[f32],
 ) -> Result<Box<dyn Engine>, ModelError> {
     engine::check(device, config, recipe, flat)?;
-    let burn_device = match device.name {
+    let moments = |model: &Llama, recipe: &Recipe| {
+        let of = |(index, tensor): (usize, &Tensor<2>)| Moments {
+            mean: tensor.zeros_like(),
+            square: match optimiser_of(recipe.optimiser, index, tensor.dims()) {
+                Optimiser::AdamW => Some(tensor.zeros_like()),
+                Optimiser::Muon => None,
+            },
+        };
+        Some(model.tensors.iter().enumerate().map(of).collect())
+    };
+    Ok(Box::new(BurnEngine::load(device, config, recipe, &moments, flat)?))
+}
+
+/// Opens Burn's engine for one of several ranks.
+///
+/// # Errors
+/// As [`open`], or if the recipe is invalid.
+pub fn open_rank(
+    device: Device,
+    config: &ModelConfig,
+    recipe: &Recipe,
+    flat: &[f32],
+) -> Result<Box<dyn RankEngine>, ModelError> {
+    recipe.validate()?;
+    engine::check(device, config, None, flat)?;
+    Ok(Box::new(BurnEngine::load(device, config, Some(recipe), &|_, _| None, flat)?))
+}
+
+/// Makes the moments of a trainer.
+type MakeMoments<'a> = dyn Fn(&Llama, &Recipe) -> Option<Vec<Moments>> + 'a;
+
+fn find(device: Device) -> Result<BurnDevice, ModelError> {
+    Ok(match device.name {
         DeviceName::Cpu => {
             nn::keep_freed_memory();
             BurnDevice::flex()
@@ -56,36 +89,69 @@ pub fn open(
         DeviceName::Cuda(index) => BurnDevice::cuda(usize::from(index)),
         #[cfg(not(feature = "cuda"))]
         DeviceName::Cuda(_) => return Err(DeviceError::WithoutGpu { device }.into()),
-        DeviceName::Vulkan => return Err(DeviceError::NotBurns { device }.into()),
-    };
-    let model = Llama::load(config, flat, &burn_device);
-    let training = recipe.map(|recipe| Training {
-        gradients: Vec::new(),
-        moments: model
-            .tensors
-            .iter()
-            .enumerate()
-            .map(|(index, tensor)| Moments {
-                mean: tensor.zeros_like(),
-                square: match optimiser_of(recipe.optimiser, index, tensor.dims()) {
-                    Optimiser::AdamW => Some(tensor.zeros_like()),
-                    Optimiser::Muon => None,
-                },
-            })
-            .collect(),
-        recipe: recipe.clone(),
-    });
-    Ok(Box::new(BurnEngine {
-        constants: Constants::new(config, &burn_device),
-        config: config.clone(),
-        name: device,
-        device: burn_device,
-        model,
-        training,
-    }))
+        DeviceName::Vulkan(_) => return Err(DeviceError::NotBurns { device }.into()),
+    })
 }
 
 impl BurnEngine {
+    fn load(
+        name: Device,
+        config: &ModelConfig,
+        recipe: Option<&Recipe>,
+        moments: &MakeMoments<'_>,
+        flat: &[f32],
+    ) -> Result<BurnEngine, ModelError> {
+        let device = find(name)?;
+        let model = Llama::load(config, flat, &device);
+        let training = recipe.map(|recipe| Training {
+            gradients: Vec::new(),
+            moments: moments(&model, recipe),
+            recipe: recipe.clone(),
+        });
+        let constants = Constants::new(config, &device);
+        Ok(BurnEngine { constants, config: config.clone(), name, device, model, training })
+    }
+
+    /// Losses of micro-batches; their gradient for `rows` tokens is left in `training`.
+    fn losses_and_gradients(
+        &mut self,
+        sequences: &[&[u32]],
+        rows: usize,
+    ) -> Result<Vec<Tensor<1>>, ModelError> {
+        let BurnEngine { config, name, device, constants, model, training } = self;
+        let Training { recipe, gradients, .. } = training.as_mut().ok_or(ModelError::NotForTraining)?;
+        gradients.clear();
+        let mut losses = Vec::new();
+        for batch in sequences.chunks(recipe.micro_batch) {
+            let (micro_batch_losses, micro_batch) =
+                micro_batch_gradients(*name, config, device, constants, model, batch, rows)?;
+            losses.extend(micro_batch_losses);
+            *gradients = match gradients.is_empty() {
+                true => micro_batch,
+                false => {
+                    std::iter::zip(gradients.drain(..), micro_batch).map(|(sum, part)| sum + part).collect()
+                }
+            };
+            finish_if_profiled(*name, device)?;
+        }
+        Ok(losses)
+    }
+
+    /// Appends a part of the flat vector that these tensors are.
+    fn read_part(
+        &self,
+        tensors: &[Tensor<2>],
+        range: Range<usize>,
+        values: &mut Vec<f32>,
+    ) -> Result<(), ModelError> {
+        for (index, part) in parts_of(range, tensors.iter().map(|tensor| tensor.shape().num_elements())) {
+            let flat = tensors[index].clone().reshape([-1]).slice([part]);
+            let data = flat.try_into_data().map_err(|error| failed(self.name, &error))?;
+            values.extend_from_slice(data.as_slice::<f32>().map_err(|error| failed(self.name, &error))?);
+        }
+        Ok(())
+    }
+
     /// The values of tensors, read from the device one by one.
     fn blocks<'a>(&self, tensors: impl Iterator<Item = &'a Tensor<2>> + 'a) -> Blocks<'a> {
         let device = self.name;
@@ -140,23 +206,10 @@ impl Engine for BurnEngine {
     }
 
     fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
-        let BurnEngine { config, name, device, constants, model, training } = self;
-        let Training { recipe, gradients, .. } = training.as_mut().ok_or(ModelError::NotForTraining)?;
-        gradients.clear();
-        let rows = sequences.len() * config.seq_len;
-        let mut losses = Vec::new();
-        for batch in sequences.chunks(recipe.micro_batch) {
-            let (micro_batch_losses, micro_batch) =
-                micro_batch_gradients(*name, config, device, constants, model, batch, rows)?;
-            losses.extend(micro_batch_losses);
-            *gradients = match gradients.is_empty() {
-                true => micro_batch,
-                false => {
-                    std::iter::zip(gradients.drain(..), micro_batch).map(|(sum, part)| sum + part).collect()
-                }
-            };
-            finish_if_profiled(*name, device)?;
-        }
+        let rows = sequences.len() * self.config.seq_len;
+        let losses = self.losses_and_gradients(sequences, rows)?;
+        let BurnEngine { name, training, .. } = self;
+        let Training { gradients, .. } = training.as_mut().ok_or(ModelError::NotForTraining)?;
         let _norm = tracing::trace_span!(target: "profile", "norm").entered();
         // Squares are summed per row on the device, then in `f64` and in order: a full sum there may vary between
         // runs.
@@ -166,21 +219,11 @@ impl Engine for BurnEngine {
         Ok(Gradients { loss: read(*name, losses)?.into_iter().sum::<f64>() / rows as f64, norm })
     }
 
-    fn micro_batch(&mut self, sequences: &[&[u32]], rows: usize) -> Result<MicroBatch<'_>, ModelError> {
-        let BurnEngine { name, config, device, constants, model, .. } = &*self;
-        let (losses, gradients) =
-            micro_batch_gradients(*name, config, device, constants, model, sequences, rows)?;
-        let mut gradient = Vec::with_capacity(self.config.parameters());
-        for block in self.blocks(gradients.iter()) {
-            gradient.extend_from_slice(&block?);
-        }
-        Ok(MicroBatch { losses: read(self.name, losses)?, gradient: Cow::Owned(gradient) })
-    }
-
     #[tracing::instrument(name = "optimiser", target = "profile", level = "trace", skip_all)]
     fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
         let Training { recipe, gradients, moments } =
             self.training.as_mut().ok_or(ModelError::NotForTraining)?;
+        let moments = moments.as_mut().ok_or(ModelError::NotForTraining)?;
         for ((weights, moments), gradient) in
             self.model.tensors.iter_mut().zip(moments).zip(gradients.drain(..))
         {
@@ -191,19 +234,58 @@ impl Engine for BurnEngine {
     }
 
     fn moments(&self) -> Blocks<'_> {
-        let moments = self.training.iter().flat_map(|training| &training.moments);
+        let moments = self.training.iter().filter_map(|training| training.moments.as_ref()).flatten();
         self.blocks(moments.flat_map(|Moments { mean, square }| [Some(mean), square.as_ref()]).flatten())
     }
 
     fn load_moments(&mut self, values: &[f32]) -> Result<(), ModelError> {
         let training = self.training.as_mut().ok_or(ModelError::NotForTraining)?;
-        let moments = training.moments.iter_mut();
-        let tensors = moments.flat_map(|Moments { mean, square }| [Some(mean), square.as_mut()]).flatten();
+        let moments = training.moments.as_mut().ok_or(ModelError::NotForTraining)?;
+        let tensors =
+            moments.iter_mut().flat_map(|Moments { mean, square }| [Some(mean), square.as_mut()]).flatten();
         let mut rest = values;
         for tensor in tensors {
             let values = take(&mut rest, tensor.shape().num_elements()).to_vec();
             *tensor = Tensor::from_data(TensorData::new(values, tensor.dims()), &self.device);
         }
+        Ok(())
+    }
+}
+
+impl RankEngine for BurnEngine {
+    fn adds_micro_batches(&self) -> bool {
+        true
+    }
+
+    fn micro_batches(&mut self, sequences: &[&[u32]], rows: usize) -> Result<Vec<f64>, ModelError> {
+        let losses = self.losses_and_gradients(sequences, rows)?;
+        read(self.name, losses)
+    }
+
+    fn read_gradient(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
+        let training = self.training.as_ref().ok_or(ModelError::NotForTraining)?;
+        self.read_part(&training.gradients, range, values)
+    }
+
+    fn read_weights(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
+        self.read_part(&self.model.tensors, range, values)
+    }
+
+    fn write_weights(&mut self, first: usize, values: &[f32]) -> Result<(), ModelError> {
+        let lens: Vec<usize> =
+            self.model.tensors.iter().map(|tensor| tensor.shape().num_elements()).collect();
+        let mut rest = values;
+        for (index, part) in parts_of(first..first + values.len(), lens) {
+            let tensor = &mut self.model.tensors[index];
+            let values = TensorData::new(take(&mut rest, part.len()).to_vec(), [part.len()]);
+            let flat = tensor.clone().reshape([-1]);
+            let flat: Tensor<1> = flat.slice_assign([part], Tensor::from_data(values, &self.device));
+            *tensor = flat.reshape(tensor.dims());
+        }
+        Ok(())
+    }
+
+    fn finish_weights(&mut self) -> Result<(), ModelError> {
         Ok(())
     }
 }

@@ -73,11 +73,16 @@ fn ranks_with_burns_engine_take_its_steps_by_adamw_and_by_muon() {
         collective::threads,
         engine::{Connect, DataParallel},
     };
-    fn local(config: &ModelConfig, flat: &[f32]) -> Result<Box<dyn nn::Engine>, nn::ModelError> {
-        (burn().open)(config, None, flat)
+    fn local(
+        config: &ModelConfig,
+        recipe: &Recipe,
+        flat: &[f32],
+    ) -> Result<Box<dyn nn::RankEngine>, nn::ModelError> {
+        let device = Device { engine: Some(EngineKind::Burn), ..Device::CPU };
+        mettle_nn_burn::open_rank(device, config, recipe, flat)
     }
     let ranks = Suite::new(|config, recipe, flat| {
-        let Some(recipe) = recipe else { return local(config, flat) };
+        let Some(recipe) = recipe else { return (burn().open)(config, None, flat) };
         let connect: Connect = Box::new(|| {
             let mut meshes = threads(2, std::time::Duration::from_secs(60)).into_iter();
             let (first, second) = (meshes.next().unwrap(), meshes.next().unwrap());

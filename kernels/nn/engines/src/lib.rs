@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 use model::{ModelConfig, Recipe};
-use nn::{Device, Engine, Evaluator, ModelError, Trainer};
+use nn::{Device, Engine, Evaluator, ModelError, RankEngine, Trainer};
 
 /// Opens the engine that `device` names: to train by `recipe`, or to evaluate without one.
 ///
@@ -44,12 +44,18 @@ pub fn evaluator(device: Device, config: &ModelConfig, flat: &[f32]) -> Result<E
 /// The engine of one of several ranks that train together, without an optimiser of its own.
 ///
 /// # Errors
-/// As [`open`], or if the engine trains alone only.
-pub fn rank(device: Device, config: &ModelConfig, flat: &[f32]) -> Result<Box<dyn Engine>, ModelError> {
-    if device.engine() == nn::EngineKind::Fused && device.name != nn::DeviceName::Cpu {
-        return Err(ModelError::NoRanks);
+/// As [`nn::engine::open_rank`], or if the program was built without the engine.
+pub fn rank(
+    device: Device,
+    config: &ModelConfig,
+    recipe: &Recipe,
+    flat: &[f32],
+) -> Result<Box<dyn RankEngine>, ModelError> {
+    #[cfg(feature = "cuda")]
+    if device.engine() == nn::EngineKind::Burn {
+        return nn_burn::open_rank(device, config, recipe, flat);
     }
-    open(device, config, None, flat)
+    nn::engine::open_rank(device, config, recipe, flat)
 }
 
 /// Sequences of `seq_len + 1` tokens to measure with: evenly spread over the vocabulary, and the same each time.

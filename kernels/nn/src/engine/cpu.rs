@@ -10,7 +10,7 @@
 #![allow(non_snake_case, reason = "a length is named by its letter: see layers/mod.rs")]
 
 use super::{
-    Blocks, Engine, Gradients, MicroBatch,
+    Blocks, Engine, Gradients, RankEngine,
     stacks::{LayerStacks, Stack, Stacks, stacks},
     take, take_mut,
 };
@@ -29,7 +29,7 @@ use crate::{
 };
 use model::{ModelConfig, Recipe};
 use rayon::prelude::*;
-use std::borrow::Cow;
+use std::{borrow::Cow, ops::Range};
 
 /// Logits that exist at once, in values: 4 MiB.
 pub(crate) const LOGITS_MAX: usize = 1 << 20;
@@ -136,21 +136,6 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
-    fn micro_batch(&mut self, sequences: &[&[u32]], rows: usize) -> Result<MicroBatch<'_>, ModelError> {
-        let CpuEngine { network, weights, gradients, workspace, .. } = self;
-        let gradients = zeroed(gradients, weights.len());
-        let (batch, scale) = (Batch::new(sequences), 1.0 / rows as f32);
-        let losses = network.losses_and_gradients(weights, &batch, scale, gradients, workspace);
-        Ok(MicroBatch { losses, gradient: Cow::Borrowed(gradients) })
-    }
-
-    fn update(
-        &mut self,
-        change: &mut dyn FnMut(&mut [f32]) -> Result<(), ModelError>,
-    ) -> Result<(), ModelError> {
-        change(&mut self.weights)
-    }
-
     fn moments(&self) -> Blocks<'_> {
         Box::new(self.training.iter().map(|training| Ok(Cow::Borrowed(&training.moments[..]))))
     }
@@ -158,6 +143,38 @@ impl Engine for CpuEngine {
     fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
         let training = self.training.as_mut().ok_or(ModelError::NotForTraining)?;
         training.moments.copy_from_slice(moments);
+        Ok(())
+    }
+}
+
+impl RankEngine for CpuEngine {
+    fn adds_micro_batches(&self) -> bool {
+        false
+    }
+
+    fn micro_batches(&mut self, sequences: &[&[u32]], rows: usize) -> Result<Vec<f64>, ModelError> {
+        let CpuEngine { network, weights, gradients, workspace, .. } = self;
+        let gradients = zeroed(gradients, weights.len());
+        let (batch, scale) = (Batch::new(sequences), 1.0 / rows as f32);
+        Ok(network.losses_and_gradients(weights, &batch, scale, gradients, workspace))
+    }
+
+    fn read_gradient(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
+        values.extend_from_slice(&self.gradients[range]);
+        Ok(())
+    }
+
+    fn read_weights(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
+        values.extend_from_slice(&self.weights[range]);
+        Ok(())
+    }
+
+    fn write_weights(&mut self, first: usize, values: &[f32]) -> Result<(), ModelError> {
+        self.weights[first..first + values.len()].copy_from_slice(values);
+        Ok(())
+    }
+
+    fn finish_weights(&mut self) -> Result<(), ModelError> {
         Ok(())
     }
 }

@@ -2,34 +2,44 @@
 //!
 //! A step deals its micro-batches to the ranks in turns. After each turn every rank adds, for the slice of the flat
 //! parameter vector that it owns, the gradients of all ranks in the order of the micro-batches. It has the moments of
-//! that slice alone, steps it, and gives its weights to all others: ZeRO-1 (Rajbhandari et al., 2020). All sums are
-//! those of one engine, in the same order, so any number of ranks gives the bits of one.
+//! that slice alone, steps it, and gives its weights to all others: ZeRO-1 (Rajbhandari et al., 2020).
+//!
+//! On a CPU a turn is one micro-batch per rank. All sums are those of one engine, in the same order, so any number of
+//! ranks gives the bits of one. An engine on a GPU adds up its micro-batches on the device (ADR 0055): a step is one
+//! turn, its gradient crosses the bus once, and the last bits depend on the number of ranks.
+//!
+//! Values go through the machine's memory in rounds of [`ROUND`] for each rank, so that all ranks receive at once and
+//! neither a gradient nor the weights of a GPU need a whole copy there.
 //!
 //! Rank 0 is [`DataParallel`], an engine as any other; the other ranks [`serve`] it. A failed exchange ends the
 //! connection, and the moments of the other ranks are lost: a step fails until weights and moments are loaded again.
 //! The next step after that connects anew.
 
-use super::{Blocks, Engine, Gradients, MicroBatch, check_len, take};
+use super::{Blocks, Engine, Gradients, RankEngine, check_len, take, take_mut};
 use crate::{
     ModelError, StepParams,
     collective::{Collective, CollectiveError},
     optim::{self, Tensor, muon, norm},
 };
-use model::{ModelConfig, Optimiser, RateSchedule, Recipe};
+use model::{ModelConfig, Optimiser, Recipe};
+use serde::{Deserialize, Serialize};
 use std::{
     borrow::Cow,
     ops::Range,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Opens a rank's own engine for evaluation, with the weights of this configuration.
-pub type OpenLocal<'a> = dyn Fn(&ModelConfig, &[f32]) -> Result<Box<dyn Engine>, ModelError> + 'a;
+/// Opens a rank's own engine, with the weights of this configuration.
+pub type OpenLocal<'a> =
+    dyn Fn(&ModelConfig, &Recipe, &[f32]) -> Result<Box<dyn RankEngine>, ModelError> + 'a;
 
 /// Connects rank 0 with all others.
 pub type Connect = Box<dyn FnMut() -> Result<Box<dyn Collective>, ModelError> + Send>;
 
 /// Moments that are read or written at once, in values: 4 MiB.
 const MOMENTS: usize = 1 << 20;
+/// Values of each rank's slice that are exchanged at once: 4 MiB.
+const ROUND: usize = 1 << 20;
 
 impl From<CollectiveError> for ModelError {
     fn from(error: CollectiveError) -> ModelError {
@@ -65,8 +75,16 @@ impl Part {
     }
 }
 
+/// What is exchanged at once.
+struct Round {
+    /// By rank: a part of its slice.
+    parts: Vec<Range<usize>>,
+    /// By rank: where the part lies in the buffer of the exchange.
+    places: Vec<Range<usize>>,
+}
+
 /// Some of a rank's moments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Piece {
     rank: usize,
     /// In the rank's own vector.
@@ -125,6 +143,24 @@ impl Layout {
         Layout { parts: slices.iter().map(parts_of).collect(), slices, tensors }
     }
 
+    /// The rounds in which all values are exchanged.
+    fn rounds(&self) -> impl Iterator<Item = Round> + '_ {
+        let longest = self.slices.iter().map(Range::len).max().unwrap_or(0);
+        (0..longest).step_by(ROUND).map(|first| {
+            let part = |slice: &Range<usize>| {
+                let start = slice.end.min(slice.start + first);
+                start..slice.end.min(start + ROUND)
+            };
+            let parts: Vec<Range<usize>> = self.slices.iter().map(part).collect();
+            let mut end = 0;
+            let place = |part: &Range<usize>| {
+                end += part.len();
+                end - part.len()..end
+            };
+            Round { places: parts.iter().map(place).collect(), parts }
+        })
+    }
+
     /// Values of all moments of a rank.
     fn moments(&self, rank: usize) -> usize {
         self.parts[rank].iter().map(Part::moments).sum()
@@ -158,7 +194,7 @@ impl Layout {
 }
 
 /// What rank 0 asks of the others.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Command {
     Open {
         config: ModelConfig,
@@ -170,7 +206,12 @@ enum Command {
     Gradients {
         tokens: Vec<u32>,
     },
-    Step(StepParams),
+    /// Learning rate and scale of the gradient by their bits, which text need not keep.
+    Step {
+        step: u64,
+        learning_rate: u64,
+        gradient_scale: u64,
+    },
     /// The moments of this piece go to rank 0.
     Give(Piece),
     /// They come from rank 0.
@@ -178,166 +219,15 @@ enum Command {
     Stop,
 }
 
-/// Numbers of a configuration and a recipe.
-const MODEL_NUMBERS: usize = 23;
-
 impl Command {
-    /// A tag and numbers of eight bytes, little-endian. Floats are sent by their bits.
     fn encode(&self) -> Vec<u8> {
-        let bytes = |tag: u8, numbers: &[u64]| {
-            let mut bytes = vec![tag];
-            bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
-            bytes
-        };
-        let piece = |piece: &Piece| [piece.rank as u64, piece.first as u64, piece.count as u64];
-        match self {
-            Command::Open { config, recipe } => bytes(0, &model_to_numbers(config, recipe)),
-            Command::Weights => bytes(1, &[]),
-            Command::Gradients { tokens } => {
-                let mut bytes = bytes(2, &[]);
-                bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
-                bytes
-            }
-            Command::Step(StepParams { step, learning_rate, gradient_scale }) => {
-                bytes(3, &[*step, learning_rate.to_bits(), gradient_scale.to_bits()])
-            }
-            Command::Give(of) => bytes(4, &piece(of)),
-            Command::Take(of) => bytes(5, &piece(of)),
-            Command::Stop => bytes(6, &[]),
-        }
+        serde_json::to_vec(self).expect("a command is numbers and text")
     }
 
     /// `None` if the bytes are none of a command.
     fn decode(bytes: &[u8]) -> Option<Command> {
-        let (tag, body) = bytes.split_first()?;
-        if *tag == 2 {
-            let (tokens, rest) = body.as_chunks::<4>();
-            let tokens = tokens.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-            return rest.is_empty().then_some(Command::Gradients { tokens });
-        }
-        let (numbers, rest) = body.as_chunks::<8>();
-        if !rest.is_empty() {
-            return None;
-        }
-        let numbers: Vec<u64> = numbers.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
-        let piece = |[rank, first, count]: [u64; 3]| {
-            let [rank, first, count] = [rank, first, count].map(|number| usize::try_from(number).ok());
-            Some(Piece { rank: rank?, first: first?, count: count? })
-        };
-        match (tag, &numbers[..]) {
-            (0, numbers) => {
-                let (config, recipe) = model_from_numbers(numbers.try_into().ok()?)?;
-                Some(Command::Open { config, recipe })
-            }
-            (1, []) => Some(Command::Weights),
-            (3, &[step, rate, scale]) => Some(Command::Step(StepParams {
-                step,
-                learning_rate: f64::from_bits(rate),
-                gradient_scale: f64::from_bits(scale),
-            })),
-            (4, &[rank, first, count]) => Some(Command::Give(piece([rank, first, count])?)),
-            (5, &[rank, first, count]) => Some(Command::Take(piece([rank, first, count])?)),
-            (6, []) => Some(Command::Stop),
-            _ => None,
-        }
+        serde_json::from_slice(bytes).ok()
     }
-}
-
-fn model_to_numbers(config: &ModelConfig, recipe: &Recipe) -> [u64; MODEL_NUMBERS] {
-    let ModelConfig { vocab, d_model, layers, heads, kv_heads, d_ff, seq_len, rope_theta, norm_epsilon } =
-        *config;
-    let Recipe {
-        batch,
-        micro_batch,
-        learning_rate,
-        warmup_steps,
-        decay_steps,
-        final_fraction,
-        betas,
-        epsilon,
-        weight_decay,
-        clip_norm,
-        optimiser,
-        schedule,
-        stable_steps,
-    } = *recipe;
-    let [vocab, d_model, layers, heads, kv_heads, d_ff, seq_len, batch, micro_batch] =
-        [vocab, d_model, layers, heads, kv_heads, d_ff, seq_len, batch, micro_batch]
-            .map(|number| number as u64);
-    let bits = f64::to_bits;
-    [
-        vocab,
-        d_model,
-        layers,
-        heads,
-        kv_heads,
-        d_ff,
-        seq_len,
-        bits(rope_theta),
-        bits(norm_epsilon),
-        batch,
-        micro_batch,
-        bits(learning_rate),
-        warmup_steps,
-        decay_steps,
-        bits(final_fraction),
-        bits(betas[0]),
-        bits(betas[1]),
-        bits(epsilon),
-        bits(weight_decay),
-        bits(clip_norm),
-        match optimiser {
-            Optimiser::AdamW => 0,
-            Optimiser::Muon => 1,
-        },
-        match schedule {
-            RateSchedule::Cosine => 0,
-            RateSchedule::Constant => 1,
-            RateSchedule::Wsd => 2,
-        },
-        stable_steps,
-    ]
-}
-
-fn model_from_numbers(numbers: &[u64; MODEL_NUMBERS]) -> Option<(ModelConfig, Recipe)> {
-    let length = |index: usize| usize::try_from(numbers[index]).ok();
-    let real = |index: usize| f64::from_bits(numbers[index]);
-    let config = ModelConfig {
-        vocab: length(0)?,
-        d_model: length(1)?,
-        layers: length(2)?,
-        heads: length(3)?,
-        kv_heads: length(4)?,
-        d_ff: length(5)?,
-        seq_len: length(6)?,
-        rope_theta: real(7),
-        norm_epsilon: real(8),
-    };
-    let recipe = Recipe {
-        batch: length(9)?,
-        micro_batch: length(10)?,
-        learning_rate: real(11),
-        warmup_steps: numbers[12],
-        decay_steps: numbers[13],
-        final_fraction: real(14),
-        betas: [real(15), real(16)],
-        epsilon: real(17),
-        weight_decay: real(18),
-        clip_norm: real(19),
-        optimiser: match numbers[20] {
-            0 => Optimiser::AdamW,
-            1 => Optimiser::Muon,
-            _ => return None,
-        },
-        schedule: match numbers[21] {
-            0 => RateSchedule::Cosine,
-            1 => RateSchedule::Constant,
-            2 => RateSchedule::Wsd,
-            _ => return None,
-        },
-        stable_steps: numbers[22],
-    };
-    Some((config, recipe))
 }
 
 /// One rank's part of the work. All ranks call the same functions in the same order.
@@ -348,6 +238,10 @@ struct Rank {
     layout: Layout,
     /// The gradient of the own slice, added over micro-batches.
     sum: Vec<f32>,
+    /// The weights of the own slice during a step.
+    weights: Vec<f32>,
+    /// Of an exchange.
+    buffer: Vec<f32>,
     /// The moments of the own parts: of each the mean, then the square where there is one.
     moments: Vec<f32>,
     muon: muon::Scratch,
@@ -359,6 +253,8 @@ impl Rank {
         let rank = collective.rank();
         Rank {
             sum: vec![0.0; layout.slices[rank].len()],
+            weights: Vec::new(),
+            buffer: Vec::new(),
             moments: vec![0.0; layout.moments(rank)],
             recipe: recipe.clone(),
             seq_len: config.seq_len,
@@ -379,20 +275,36 @@ impl Rank {
     }
 
     /// The gradient of the mean loss, each rank's slice in its `sum`. The result is that of all ranks on rank 0 alone.
-    fn gradients(&mut self, local: &mut dyn Engine, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
-        let Rank { collective, recipe, seq_len, layout, sum, .. } = self;
+    fn gradients(
+        &mut self,
+        local: &mut dyn RankEngine,
+        sequences: &[&[u32]],
+    ) -> Result<Gradients, ModelError> {
+        let Rank { collective, recipe, seq_len, layout, sum, buffer, .. } = self;
         let (rank, ranks, rows) = (collective.rank(), collective.ranks(), sequences.len() * *seq_len);
+        let micro_batches = match local.adds_micro_batches() {
+            true => sequences.len().div_ceil(recipe.micro_batch).div_ceil(ranks),
+            false => 1,
+        };
+        let shares: Vec<&[&[u32]]> =
+            sequences.chunks(recipe.micro_batch.saturating_mul(micro_batches)).collect();
         sum.fill(0.0);
         let mut losses = Vec::new();
-        let micro_batches: Vec<&[&[u32]]> = sequences.chunks(recipe.micro_batch).collect();
-        for turn in micro_batches.chunks(ranks) {
-            let MicroBatch { losses: own, gradient } = match turn.get(rank) {
-                Some(micro_batch) => local.micro_batch(micro_batch, rows)?,
-                None => MicroBatch { losses: Vec::new(), gradient: Cow::Borrowed(&[]) },
+        for turn in shares.chunks(ranks) {
+            let own = match turn.get(rank) {
+                Some(share) => local.micro_batches(share, rows)?,
+                None => Vec::new(),
             };
-            collective.reduce_scatter(&layout.slices, &gradient, turn.len(), sum)?;
+            for Round { parts, places } in layout.rounds() {
+                buffer.clear();
+                if rank < turn.len() {
+                    parts.iter().try_for_each(|part| local.read_gradient(part.clone(), buffer))?;
+                }
+                let sum = &mut sum[within(&parts[rank], &layout.slices[rank])];
+                collective.reduce_scatter(&places, buffer, turn.len(), sum)?;
+            }
             let lens: Vec<usize> =
-                (0..ranks).map(|rank| turn.get(rank).map_or(0, |batch| batch.len() * *seq_len)).collect();
+                (0..ranks).map(|rank| turn.get(rank).map_or(0, |share| share.len() * *seq_len)).collect();
             losses.extend(collective.gather(&own, &lens)?);
         }
         let mut rest = &sum[..];
@@ -417,37 +329,45 @@ impl Rank {
     }
 
     /// Steps the own slice of the weights, and takes over the others.
-    fn step(&mut self, local: &mut dyn Engine, params: &StepParams) -> Result<(), ModelError> {
-        let Rank { collective, recipe, layout, sum, moments, muon, .. } = self;
-        local.update(&mut |weights| {
-            let (mut sum, mut moments) = (&sum[..], &mut moments[..]);
-            for Part { tensor, range, .. } in &layout.parts[collective.rank()] {
-                let gradient = take(&mut sum, range.len());
-                optim::step(
-                    recipe,
-                    params,
-                    tensor,
-                    &mut weights[range.clone()],
-                    gradient,
-                    &mut moments,
-                    muon,
-                );
+    fn step(&mut self, local: &mut dyn RankEngine, params: &StepParams) -> Result<(), ModelError> {
+        let Rank { collective, recipe, layout, sum, weights, buffer, moments, muon, .. } = self;
+        let rank = collective.rank();
+        weights.clear();
+        local.read_weights(layout.slices[rank].clone(), weights)?;
+        let (mut rest, mut sum, mut moments) = (&mut weights[..], &sum[..], &mut moments[..]);
+        for Part { tensor, range, .. } in &layout.parts[rank] {
+            let (weights, gradient) = (take_mut(&mut rest, range.len()), take(&mut sum, range.len()));
+            optim::step(recipe, params, tensor, weights, gradient, &mut moments, muon);
+        }
+        for Round { parts, places } in layout.rounds() {
+            buffer.resize(places.last().map_or(0, |place| place.end), 0.0);
+            let own = &weights[within(&parts[rank], &layout.slices[rank])];
+            buffer[places[rank].clone()].copy_from_slice(own);
+            collective.all_gather(&places, buffer)?;
+            for (part, place) in parts.iter().zip(places) {
+                local.write_weights(part.start, &buffer[place])?;
             }
-            Ok(collective.all_gather(&layout.slices, weights)?)
-        })
+        }
+        local.finish_weights()
     }
 
     /// Gives the weights of rank 0 to all.
-    fn share_weights(&mut self, local: &mut dyn Engine) -> Result<(), ModelError> {
-        let Rank { collective, .. } = self;
-        if collective.rank() != 0 {
-            return local.update(&mut |weights| Ok(collective.receive(0, weights)?));
+    fn share_weights(&mut self, local: &mut dyn RankEngine) -> Result<(), ModelError> {
+        let Rank { collective, layout, buffer, .. } = self;
+        let end = layout.slices.last().map_or(0, |slice| slice.end);
+        for first in (0..end).step_by(ROUND) {
+            let range = first..end.min(first + ROUND);
+            if collective.rank() == 0 {
+                buffer.clear();
+                local.read_weights(range, buffer)?;
+                (1..collective.ranks()).try_for_each(|rank| collective.send(rank, buffer))?;
+            } else {
+                buffer.resize(range.len(), 0.0);
+                collective.receive(0, buffer)?;
+                local.write_weights(first, buffer)?;
+            }
         }
-        for block in local.weights() {
-            let block = block?;
-            (1..collective.ranks()).try_for_each(|rank| collective.send(rank, &block))?;
-        }
-        Ok(())
+        if collective.rank() == 0 { Ok(()) } else { local.finish_weights() }
     }
 
     /// Rank 0 takes the moments of a piece. Gives nothing on other ranks.
@@ -481,6 +401,11 @@ impl Rank {
     }
 }
 
+/// Where `part` lies within `slice`.
+fn within(part: &Range<usize>, slice: &Range<usize>) -> Range<usize> {
+    part.start - slice.start..part.end - slice.start
+}
+
 fn foreign() -> ModelError {
     ModelError::Ranks { why: "rank 0 sent something that is no command of this release".into() }
 }
@@ -489,7 +414,7 @@ fn foreign() -> ModelError {
 pub struct DataParallel {
     config: ModelConfig,
     recipe: Recipe,
-    local: Box<dyn Engine>,
+    local: Box<dyn RankEngine>,
     /// Whether a step failed after the weights began to change.
     is_torn: bool,
     session: Mutex<Session>,
@@ -516,8 +441,7 @@ enum Moments {
 }
 
 impl DataParallel {
-    /// Connects the ranks, with moments of zero. `local` is rank 0's engine, opened for evaluation with the weights
-    /// `flat` of this configuration.
+    /// Connects the ranks, with moments of zero. `open` opens rank 0's own engine, with the weights `flat`.
     ///
     /// # Errors
     /// If configuration or recipe are invalid, `flat` has another length, or the ranks do not connect.
@@ -532,7 +456,7 @@ impl DataParallel {
         recipe.validate()?;
         check_len(config, flat)?;
         let session = Session { connect, rank: None, has_weights: false, moments: Moments::Fresh };
-        let (local, session) = (open(config, flat)?, Mutex::new(session));
+        let (local, session) = (open(config, recipe, flat)?, Mutex::new(session));
         let mut engine =
             DataParallel { config: config.clone(), recipe: recipe.clone(), local, is_torn: false, session };
         engine.with_ranks(|_, _| Ok(()))?;
@@ -542,7 +466,7 @@ impl DataParallel {
     /// Runs `work` with ranks that have the present weights and moments.
     fn with_ranks<T>(
         &mut self,
-        work: impl FnOnce(&mut Rank, &mut dyn Engine) -> Result<T, ModelError>,
+        work: impl FnOnce(&mut Rank, &mut dyn RankEngine) -> Result<T, ModelError>,
     ) -> Result<T, ModelError> {
         if self.is_torn {
             return Err(lost("weights"));
@@ -575,7 +499,7 @@ impl Session {
         &mut self,
         config: &ModelConfig,
         recipe: &Recipe,
-        local: &mut dyn Engine,
+        local: &mut dyn RankEngine,
     ) -> Result<&mut Rank, ModelError> {
         if matches!(self.moments, Moments::Lost) {
             return Err(lost("optimiser's moments"));
@@ -583,9 +507,14 @@ impl Session {
         let rank = match &mut self.rank {
             Some(rank) => rank,
             none => {
+                let open = Command::Open { config: config.clone(), recipe: recipe.clone() };
+                if Command::decode(&open.encode()).as_ref() != Some(&open) {
+                    let why = "a number of the model or recipe changes when it is written and read: give it fewer digits";
+                    return Err(ModelError::Ranks { why: why.into() });
+                }
                 let rank = none.insert(Rank::new((self.connect)()?, config, recipe));
                 self.has_weights = false;
-                rank.announce(&Command::Open { config: config.clone(), recipe: recipe.clone() })?;
+                rank.announce(&open)?;
                 rank.meet()?;
                 rank
             }
@@ -659,8 +588,10 @@ impl Engine for DataParallel {
     }
 
     fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
+        let &StepParams { step, learning_rate, gradient_scale } = params;
+        let [learning_rate, gradient_scale] = [learning_rate, gradient_scale].map(f64::to_bits);
         let stepped = self.with_ranks(|rank, local| {
-            rank.announce(&Command::Step(*params))?;
+            rank.announce(&Command::Step { step, learning_rate, gradient_scale })?;
             rank.step(local, params)
         });
         self.is_torn |= stepped.is_err();
@@ -732,7 +663,7 @@ impl Drop for DataParallel {
     }
 }
 
-/// A rank other than 0: does what rank 0 asks until it stops. `open` opens the engine for evaluation.
+/// A rank other than 0: does what rank 0 asks until it stops. `open` opens its own engine.
 ///
 /// # Errors
 /// If the exchanges or the engine fail. The other ranks are told.
@@ -751,7 +682,7 @@ pub fn serve(collective: Box<dyn Collective>, open: &OpenLocal<'_>) -> Result<()
     // Weights follow.
     let opened = config.validate().map_err(ModelError::from).and_then(|()| {
         recipe.validate()?;
-        open(&config, &vec![0.0; config.parameters()])
+        open(&config, &recipe, &vec![0.0; config.parameters()])
     });
     let mut local = match opened {
         Ok(local) => local,
@@ -769,7 +700,7 @@ pub fn serve(collective: Box<dyn Collective>, open: &OpenLocal<'_>) -> Result<()
 }
 
 impl Rank {
-    fn serve(&mut self, config: &ModelConfig, local: &mut dyn Engine) -> Result<(), ModelError> {
+    fn serve(&mut self, config: &ModelConfig, local: &mut dyn RankEngine) -> Result<(), ModelError> {
         let mut message = Vec::new();
         loop {
             self.collective.announce(&mut message)?;
@@ -780,7 +711,10 @@ impl Rank {
                     let sequences = sequences(config, &tokens)?;
                     self.gradients(local, &sequences)?;
                 }
-                Command::Step(params) => self.step(local, &params)?,
+                Command::Step { step, learning_rate, gradient_scale } => {
+                    let [learning_rate, gradient_scale] = [learning_rate, gradient_scale].map(f64::from_bits);
+                    self.step(local, &StepParams { step, learning_rate, gradient_scale })?;
+                }
                 Command::Give(piece) => drop(self.give(&piece)?),
                 Command::Take(piece) => self.take(&piece, &[])?,
                 Command::Stop => return Ok(()),
@@ -800,6 +734,7 @@ fn sequences<'a>(config: &ModelConfig, tokens: &'a [u32]) -> Result<Vec<&'a [u32
 mod tests {
     use super::*;
     use crate::conformance::{recipe, tiny};
+    use model::RateSchedule;
     use proptest::prelude::*;
 
     fn layouts() -> impl Iterator<Item = (ModelConfig, Recipe, Layout)> {
@@ -849,6 +784,24 @@ mod tests {
     }
 
     #[test]
+    fn rounds_cover_each_slice_once_and_leave_no_gap_in_the_buffer() {
+        let large = ModelConfig::preset("6m").unwrap();
+        let large = [1, 3, 8].map(|ranks| (large.clone(), recipe(), Layout::new(&large, &recipe(), ranks)));
+        for (_, _, layout) in layouts().chain(large) {
+            let mut ends: Vec<usize> = layout.slices.iter().map(|slice| slice.start).collect();
+            for Round { parts, places } in layout.rounds() {
+                let mut place_end = 0;
+                for ((end, part), place) in ends.iter_mut().zip(parts).zip(places) {
+                    assert_eq!((part.start, place.start, part.len()), (*end, place_end, place.len()));
+                    assert!(part.len() <= ROUND);
+                    (*end, place_end) = (part.end, place.end);
+                }
+            }
+            assert!(ends.iter().zip(&layout.slices).all(|(end, slice)| *end == slice.end));
+        }
+    }
+
+    #[test]
     fn the_pieces_of_moments_are_each_ranks_once() {
         for (config, recipe, layout) in layouts() {
             let pieces = layout.pieces();
@@ -871,14 +824,14 @@ mod tests {
     fn commands_are_read_as_they_were_written() {
         let recipe =
             Recipe { optimiser: Optimiser::Muon, schedule: RateSchedule::Wsd, stable_steps: 7, ..recipe() };
-        let params =
-            StepParams { step: 3, learning_rate: 0.1 + 0.2, gradient_scale: f64::MIN_POSITIVE / 2.0 };
+        let bits = f64::to_bits;
+        let [learning_rate, gradient_scale] = [bits(0.1 + 0.2), bits(f64::MIN_POSITIVE / 2.0)];
         let piece = Piece { rank: 2, first: 5, count: 9 };
         for command in [
             Command::Open { config: tiny(), recipe },
             Command::Weights,
             Command::Gradients { tokens: vec![1, u32::MAX] },
-            Command::Step(params),
+            Command::Step { step: 3, learning_rate, gradient_scale },
             Command::Give(piece),
             Command::Take(piece),
             Command::Stop,
@@ -893,7 +846,7 @@ mod tests {
         #[test]
         fn no_bytes_make_a_rank_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             if let Some(command) = Command::decode(&bytes) {
-                prop_assert_eq!(command.encode(), bytes);
+                prop_assert_eq!(Command::decode(&command.encode()), Some(command));
             }
         }
     }

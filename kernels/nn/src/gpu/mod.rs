@@ -18,6 +18,8 @@ pub use crate::{
 };
 
 use crate::{Device, DeviceError, DeviceMemory, DeviceName, layers::attention::SCORES};
+#[cfg(feature = "vulkan")]
+use cubecl::device::WgpuDeviceKind;
 use cubecl::{
     MemoryScope,
     bytes::Bytes,
@@ -28,7 +30,7 @@ use cubecl::{
 };
 use cubecl_environment::stream::{StreamPolicy, set_policy};
 use launch::UNITS;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 /// Values of an array at most. Indices have 32 bits, and the last units of a launch reach beyond the end.
 pub const VALUES_MAX: usize = (1 << 32) - (1 << 25);
@@ -143,13 +145,23 @@ pub(crate) fn argument(handle: &Handle, len: usize) -> BufferArg {
     unsafe { BufferArg::from_raw_parts(handle.clone(), len.max(1)) }
 }
 
+/// Discrete GPUs that Vulkan names.
+#[cfg(feature = "vulkan")]
+pub(crate) fn discrete_gpus() -> usize {
+    let first = cubecl::Device::vulkan(WgpuDeviceKind::DiscreteGpu(0));
+    first.map_or(0, |first| cubecl::Device::enumerate(first.to_id()).len())
+}
+
 fn find(device: Device) -> Result<cubecl::Device, DeviceError> {
     match device.name {
         #[cfg(feature = "vulkan")]
-        DeviceName::Vulkan => cubecl::Device::vulkan(cubecl::device::WgpuDeviceKind::default()).map_err(|_| {
-            let hint = "Vulkan needs a driver: install your GPU's, or a CPU's stand-in (Debian: mesa-vulkan-drivers libvulkan1)";
-            DeviceError::NotFound { device, hint }
-        }),
+        DeviceName::Vulkan(index) => {
+            let kind = index.map(|index| WgpuDeviceKind::DiscreteGpu(index.into())).unwrap_or_default();
+            cubecl::Device::vulkan(kind).map_err(|_| {
+                let hint = "Vulkan needs a driver: install your GPU's, or a CPU's stand-in (Debian: mesa-vulkan-drivers libvulkan1)";
+                DeviceError::NotFound { device, hint }
+            })
+        }
         #[cfg(feature = "cuda")]
         DeviceName::Cuda(index) => cubecl::Device::cuda(index.into()).map_err(|_| {
             let hint = "CUDA needs an NVIDIA GPU and NVIDIA's driver (libcuda.so.1): see docs/gpu.md";
@@ -272,6 +284,36 @@ impl Gpu {
         let mut values = Vec::with_capacity(array.len);
         array.precision.decode(bytes, &mut values);
         Ok(values)
+    }
+
+    /// Appends some values of an `f32` array. Waits for the device.
+    ///
+    /// # Errors
+    /// If the range is out of bounds, or earlier work failed.
+    pub fn read_part(&self, array: &Array, range: Range<usize>, values: &mut Vec<f32>) -> Result {
+        let bytes = self.read(&self.part_for_copy(array, &range)?)?;
+        Precision::F32.decode(&bytes[..4 * range.len()], values);
+        Ok(())
+    }
+
+    /// Copies values into an `f32` array from `first` on.
+    ///
+    /// # Errors
+    /// If they do not fit.
+    pub fn overwrite_part(&self, array: &Array, first: usize, values: &[f32]) -> Result {
+        let part = self.part_for_copy(array, &(first..first + values.len()))?;
+        self.client.write(&part, Bytes::from_bytes_vec(f32::as_bytes(values).to_vec()));
+        Ok(())
+    }
+
+    /// The handle of some values, at least one, for copies: those may begin anywhere, other than arguments of kernels.
+    fn part_for_copy(&self, array: &Array, range: &Range<usize>) -> Result<Handle> {
+        array.expect_precision(Precision::F32)?;
+        if range.is_empty() || array.len < range.end {
+            return Err(GpuError::WrongLength { expected: range.end.max(range.start + 1), got: array.len });
+        }
+        let handle = array.handle.clone().offset_start(4 * range.start as u64);
+        Ok(handle.offset_end((array.bytes - 4 * range.end) as u64))
     }
 
     /// `len` values of an array from `first` on, at least one, in the same memory.

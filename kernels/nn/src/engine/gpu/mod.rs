@@ -1,4 +1,5 @@
-//! The fused engine on a GPU: [`cpu`](super::cpu) over buffers, by the kernels in `layers/*/gpu.rs`. AdamW only.
+//! The fused engine on a GPU: [`cpu`](super::cpu) over buffers, by the kernels in `layers/*/gpu.rs`. AdamW only, but
+//! for a rank, whose optimiser is on the host.
 //!
 //! All memory is in [`Workspace`], taken before the first step, so its size is known beforehand
 //! ([`MemoryEstimate`](crate::MemoryEstimate)). The CPU's engine is its reference in the tests.
@@ -15,7 +16,7 @@ mod network;
 mod workspace;
 
 use super::{
-    Blocks, Engine, Gradients,
+    Blocks, Engine, Gradients, RankEngine, parts_of,
     stacks::{Stack, stacks},
     take, take_mut,
 };
@@ -27,7 +28,7 @@ use crate::{
 };
 use model::{ModelConfig, Recipe};
 use network::{Network, Weight};
-use std::borrow::Cow;
+use std::{borrow::Cow, ops::Range};
 use workspace::Workspace;
 
 /// Tokens that are evaluated at once: enough to fill a GPU.
@@ -46,11 +47,21 @@ pub struct GpuEngine {
     is_current: bool,
 }
 
+/// What an engine is for.
+#[derive(Clone, Copy)]
+pub(super) enum Purpose<'a> {
+    Evaluation,
+    Training(&'a Recipe),
+    /// Gradients for [`DataParallel`](super::DataParallel).
+    Rank(&'a Recipe),
+}
+
 struct Training {
     recipe: Recipe,
     /// One per stack.
     gradients: Vec<Array>,
-    moments: Vec<Moments>,
+    /// The same; none for a rank.
+    moments: Option<Vec<Moments>>,
 }
 
 /// f32: AdamW's moving averages, of a gradient and of its square.
@@ -60,15 +71,19 @@ struct Moments {
 }
 
 impl GpuEngine {
-    /// An engine for evaluation, or with a recipe for training. The caller has checked settings, recipe and length.
+    /// The caller has checked settings, recipe and length.
     ///
     /// Evaluation is in f32 unless the device names a precision: a score is a small difference of losses.
     pub(super) fn new(
         device: Device,
         config: &ModelConfig,
-        recipe: Option<&Recipe>,
+        purpose: Purpose<'_>,
         flat: &[f32],
     ) -> Result<GpuEngine, ModelError> {
+        let recipe = match purpose {
+            Purpose::Evaluation => None,
+            Purpose::Training(recipe) | Purpose::Rank(recipe) => Some(recipe),
+        };
         let precision = match recipe {
             Some(_) => device.precision_for_training(),
             None => device.precision.unwrap_or(Precision::F32),
@@ -83,7 +98,8 @@ impl GpuEngine {
             network.overwrite(&weights, flat)?;
             let sequences = recipe.map_or_else(|| TOKENS_MAX / config.seq_len, sequences_at_once).max(1);
             let workspace = Workspace::new(&network, sequences * config.seq_len, recipe.is_some())?;
-            let training = recipe.map(|recipe| Training::new(&network, recipe)).transpose()?;
+            let has_moments = matches!(purpose, Purpose::Training(_));
+            let training = recipe.map(|recipe| Training::new(&network, recipe, has_moments)).transpose()?;
             // Buffers are taken when they are first written or waited for: what does not fit fails here.
             network.gpu.finish()?;
             Ok((weights, workspace, training))
@@ -110,6 +126,19 @@ impl GpuEngine {
         Ok(())
     }
 
+    fn optimiser(&self) -> Result<(&Training, &[Moments]), ModelError> {
+        let training = self.training.as_ref().ok_or(ModelError::NotForTraining)?;
+        Ok((training, training.moments.as_deref().ok_or(ModelError::NotForTraining)?))
+    }
+
+    /// Appends a part of the flat vector that these arrays are, one per stack.
+    fn read(&self, arrays: &[&Array], range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
+        let mut parts = parts_of(range, arrays.iter().map(|array| array.len()));
+        let read =
+            parts.try_for_each(|(index, part)| self.network.gpu.read_part(arrays[index], part, values));
+        read.map_err(|error| self.failed(&error))
+    }
+
     fn download(&self, array: &Array) -> Result<Vec<f32>, ModelError> {
         self.network.gpu.download(array).map_err(|error| self.failed(&error))
     }
@@ -124,7 +153,7 @@ impl GpuEngine {
 }
 
 impl Training {
-    fn new(network: &Network, recipe: &Recipe) -> Result<Training> {
+    fn new(network: &Network, recipe: &Recipe, has_moments: bool) -> Result<Training> {
         let stacks = stacks(&network.config);
         let zeros = |stack: &Stack| {
             let zeros = network.gpu.array(stack.len(), Precision::F32)?;
@@ -135,21 +164,21 @@ impl Training {
         Ok(Training {
             recipe: recipe.clone(),
             gradients: stacks.iter().map(zeros).collect::<Result<_>>()?,
-            moments: stacks.iter().map(moments).collect::<Result<_>>()?,
+            moments: has_moments.then(|| stacks.iter().map(moments).collect::<Result<_>>()).transpose()?,
         })
     }
 
-    /// The loss of each token, and the length of the gradient, which is left in `gradients`.
-    fn losses_and_norm(
+    /// The losses of tokens, by micro-batch. Leaves the gradient of `Σ losses / rows` in `gradients`.
+    fn losses(
         &self,
         network: &Network,
         weights: &[Weight],
         sequences: &[&[u32]],
+        rows: usize,
         workspace: &Workspace,
-    ) -> Result<(Vec<f32>, f64), GpuError> {
-        let gpu = &network.gpu;
-        self.gradients.iter().try_for_each(|gradient| gpu.fill(gradient, 0.0))?;
-        let scale = 1.0 / (sequences.len() * network.config.seq_len) as f32;
+    ) -> Result<Vec<Array>, GpuError> {
+        self.gradients.iter().try_for_each(|gradient| network.gpu.fill(gradient, 0.0))?;
+        let scale = 1.0 / rows as f32;
         let mut on_device = Vec::new();
         for batch in sequences.chunks(sequences_at_once(&self.recipe)) {
             let batch = Batch::new(batch);
@@ -161,6 +190,19 @@ impl Training {
                 workspace,
             )?);
         }
+        Ok(on_device)
+    }
+
+    /// The loss of each token, and the length of the gradient, which is left in `gradients`.
+    fn losses_and_norm(
+        &self,
+        network: &Network,
+        weights: &[Weight],
+        sequences: &[&[u32]],
+        workspace: &Workspace,
+    ) -> Result<(Vec<f32>, f64), GpuError> {
+        let (gpu, rows) = (&network.gpu, sequences.len() * network.config.seq_len);
+        let on_device = self.losses(network, weights, sequences, rows, workspace)?;
         // The CPU waits here for the device, once per step.
         let norm = tracing::trace_span!(target: "profile", "norm")
             .in_scope(|| gpu.sum_of_squares(&self.gradients.iter().collect::<Vec<_>>()))?
@@ -173,9 +215,14 @@ impl Training {
     }
 
     #[tracing::instrument(name = "optimiser", target = "profile", level = "trace", skip_all)]
-    fn step(&self, network: &Network, weights: &[Weight], params: &StepParams) -> Result {
-        for ((weight, gradient), Moments { mean, square }) in
-            weights.iter().zip(&self.gradients).zip(&self.moments)
+    fn step(
+        &self,
+        network: &Network,
+        weights: &[Weight],
+        moments: &[Moments],
+        params: &StepParams,
+    ) -> Result {
+        for ((weight, gradient), Moments { mean, square }) in weights.iter().zip(&self.gradients).zip(moments)
         {
             let decay = weight_decay(&self.recipe, weight.shape);
             let coefficients = Coefficients::new(&self.recipe, params, decay);
@@ -184,11 +231,13 @@ impl Training {
         }
         network.gpu.finish_if_profiled()
     }
+}
 
+impl Moments {
     /// Overwrites all moments with `values`, in the order of [`Engine::moments`].
-    fn load_moments(&self, network: &Network, values: &[f32]) -> Result {
+    fn load(moments: &[Moments], network: &Network, values: &[f32]) -> Result {
         let mut rest = values;
-        for (stack, Moments { mean, square }) in stacks(&network.config).iter().zip(&self.moments) {
+        for (stack, Moments { mean, square }) in stacks(&network.config).iter().zip(moments) {
             let (mut means, mut squares) = (Vec::with_capacity(stack.len()), Vec::with_capacity(stack.len()));
             for &len in &stack.tensors {
                 means.extend_from_slice(take(&mut rest, len));
@@ -262,23 +311,70 @@ impl Engine for GpuEngine {
     }
 
     fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
-        let training = self.training.as_ref().ok_or(ModelError::NotForTraining)?;
-        training.step(&self.network, &self.weights, params).map_err(|error| self.failed(&error))
+        let (training, moments) = self.optimiser()?;
+        let stepped = training.step(&self.network, &self.weights, moments, params);
+        stepped.map_err(|error| self.failed(&error))
     }
 
     fn moments(&self) -> Blocks<'_> {
-        let moments = self.training.iter().flat_map(|training| &training.moments);
+        let moments = self.training.iter().filter_map(|training| training.moments.as_ref()).flatten();
         let stacks = stacks(&self.network.config).into_iter().zip(moments);
         Box::new(stacks.map(|(stack, moments)| Ok(Cow::Owned(self.moments_of(&stack, moments)?))))
     }
 
     fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
-        let training = self.training.as_ref().ok_or(ModelError::NotForTraining)?;
-        training.load_moments(&self.network, moments).map_err(|error| self.failed(&error))
+        let (_, own) = self.optimiser()?;
+        Moments::load(own, &self.network, moments).map_err(|error| self.failed(&error))
     }
 
     fn device_memory(&self) -> Option<DeviceMemory> {
         Some(self.network.gpu.memory())
+    }
+}
+
+impl RankEngine for GpuEngine {
+    fn adds_micro_batches(&self) -> bool {
+        true
+    }
+
+    fn micro_batches(&mut self, sequences: &[&[u32]], rows: usize) -> Result<Vec<f64>, ModelError> {
+        self.check_current()?;
+        let GpuEngine { network, weights, workspace, training, .. } = &*self;
+        let training = training.as_ref().ok_or(ModelError::NotForTraining)?;
+        let explain = |error| explained(&network.config, &training.recipe, network.gpu.device(), &error);
+        let on_device = training.losses(network, weights, sequences, rows, workspace).map_err(explain)?;
+        let mut losses = Vec::with_capacity(rows);
+        for micro_batch in &on_device {
+            losses.extend(self.download(micro_batch)?.into_iter().map(f64::from));
+        }
+        Ok(losses)
+    }
+
+    fn read_gradient(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
+        let training = self.training.as_ref().ok_or(ModelError::NotForTraining)?;
+        self.read(&training.gradients.iter().collect::<Vec<_>>(), range, values)
+    }
+
+    fn read_weights(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
+        self.read(&self.weights.iter().map(|weight| &weight.values).collect::<Vec<_>>(), range, values)
+    }
+
+    fn write_weights(&mut self, first: usize, values: &[f32]) -> Result<(), ModelError> {
+        self.is_current = false;
+        let mut rest = values;
+        let range = first..first + values.len();
+        let mut parts = parts_of(range, self.weights.iter().map(|weight| weight.values.len()));
+        let written = parts.try_for_each(|(index, part)| {
+            let values = take(&mut rest, part.len());
+            self.network.gpu.overwrite_part(&self.weights[index].values, part.start, values)
+        });
+        written.map_err(|error| self.failed(&error))
+    }
+
+    fn finish_weights(&mut self) -> Result<(), ModelError> {
+        self.network.copy(&self.weights).map_err(|error| self.failed(&error))?;
+        self.is_current = true;
+        Ok(())
     }
 }
 
@@ -326,8 +422,9 @@ mod tests {
 
     /// `None` where there is no such device, or it lacks the precision.
     fn open(precision: Precision, recipe: Option<&Recipe>) -> Option<GpuEngine> {
-        let device = Device { precision: Some(precision), ..Device::new(DeviceName::Vulkan) };
-        match GpuEngine::new(device, &config(), recipe, &flat()) {
+        let device = Device { precision: Some(precision), ..Device::new(DeviceName::Vulkan(None)) };
+        let purpose = recipe.map_or(Purpose::Evaluation, Purpose::Training);
+        match GpuEngine::new(device, &config(), purpose, &flat()) {
             Err(ModelError::Device(error)) => {
                 println!("left out: {error}");
                 None

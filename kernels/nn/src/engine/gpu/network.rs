@@ -88,8 +88,15 @@ impl Network {
     /// Writes `flat` over these weights.
     pub fn overwrite(&self, weights: &[Weight], flat: &[f32]) -> Result {
         let mut rest = flat;
+        weights.iter().try_for_each(|Weight { values, .. }| {
+            self.gpu.overwrite(values, take(&mut rest, values.len()))
+        })?;
+        self.copy(weights)
+    }
+
+    /// Rounds these weights into their copies for products.
+    pub fn copy(&self, weights: &[Weight]) -> Result {
         weights.iter().try_for_each(|Weight { values, copy, .. }| {
-            self.gpu.overwrite(values, take(&mut rest, values.len()))?;
             copy.as_ref().map_or(Ok(()), |copy| self.gpu.cast(values, copy))
         })
     }
