@@ -13,6 +13,7 @@ const ARROWS: &[Arrows] = &[
     ("mettle-model", &["mettle-protocol"], &[]),
     ("mettle-dataset", &["mettle-protocol"], &[]),
     ("mettle-store", &["mettle-protocol"], &["mettle-s3-server"]),
+    ("mettle-network", &["mettle-protocol", "mettle-store"], &[]),
     // Fast kernels, and the engines that train and evaluate.
     ("kernels", &[], &["mettle-protocol"]),
     ("mettle-nn", &["mettle-protocol", "mettle-model", "kernels"], &[]),
@@ -49,6 +50,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-dataset",
             "mettle-store",
             "mettle-model",
+            "mettle-network",
             "mettle-chain-client",
         ],
         &["mettle-s3-server"],
@@ -120,6 +122,7 @@ const ANY: &[&str] = &[
     "mettle-store",
     "mettle-model",
     "mettle-chain-client",
+    "mettle-network",
     "mettle-node-kit",
     "mettle-runtime",
     "mettle-embedded-chain",
@@ -156,10 +159,13 @@ const CONFINED: &[(&str, &[&str])] = &[
         ],
     ),
     ("ratatui", &["localnet"]),
+    ("libp2p", &["mettle-network"]),
+    ("libp2p-stream", &["mettle-network"]),
     (
         "tokio",
         &[
             "mettle-store",
+            "mettle-network",
             "mettle-embedded-chain",
             "mettle-chain-client",
             "mettle-node-kit",

@@ -218,6 +218,7 @@ fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
             secret_key: None,
             secret_key_file: Some(home.join(STORE_SECRET)),
         }),
+        peer: None,
         data: None,
         train: (seat.role == Role::Miner)
             .then(|| TrainFile { commit_margin_blocks: Some(2 + plan.finality_lag), ..TrainFile::default() }),

@@ -21,7 +21,7 @@ use node::{
     moved, program,
 };
 use protocol::Role;
-use std::{ffi::OsString, process::ExitCode, sync::Arc, time::Duration};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 /// Trains on the data that the chain assigns, and is paid by what the work was worth.
 #[derive(Debug, Parser)]
@@ -44,6 +44,14 @@ enum Command {
     /// a trace for ui.perfetto.dev and prints the share of each phase. With --model it measures training steps on
     /// random tokens instead, and needs no seat, key or chain.
     Profile(Box<ProfileArgs>),
+    /// Print the endpoint to register a seat without a bucket with.
+    ///
+    /// It names the key of this node in the directory, which is made if it is not there.
+    Endpoint {
+        /// The directory of the settings file.
+        #[arg(long, value_name = "DIR", env = "METTLE_DIRECTORY", default_value = "mettle-data")]
+        directory: PathBuf,
+    },
     /// A command that moved to `mettle`.
     #[command(external_subcommand)]
     Moved(Vec<OsString>),
@@ -83,6 +91,10 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             program::run_to_exit(self::start(*start, Box::new(|_| Box::new(DefaultStrategy))))
         }
         Command::Profile(profile) => profile.run_to_exit(),
+        Command::Endpoint { directory } => program::run_to_exit(Box::pin(async move {
+            println!("{}", node::peers::endpoint(&directory)?);
+            Ok(())
+        })),
     }
 }
 
@@ -179,9 +191,13 @@ async fn mine(
         .await
         .context("could not make the trainer (its micro_batch is micro_batch_sequences under [train])")?;
     tracing::info!(uid = opened.seat.id.uid.0, window = sync.window().0, "mining");
+    let ended = node::peers::ended(opened.peers.clone());
     let node = opened.into_node(sync, settings.reading.directory, start.windows);
     let miner = Miner::open(node, trainer, strategy, options, shutdown).await?;
-    Ok(miner.run().await?)
+    tokio::select! {
+        mined = miner.run() => Ok(mined?),
+        ended = ended => ended,
+    }
 }
 
 /// A trainer whose steps a command computes.

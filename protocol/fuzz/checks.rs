@@ -9,6 +9,10 @@ use mettle_protocol::{
     identity::{Domain, Signer},
     merge::{UpdateHeader, largest_update, open_update, seal_update},
     params::{Density, RunParams},
+    peer::{
+        ADDRESSES_MAX, BlobAnswer, BlobRequest, KEY_BYTES_MAX, MESSAGE_BYTES_MAX, Message, MessageError,
+        PeerRecord, PutAnswer, PutHeader, RECORD_BYTES_MAX,
+    },
     receipt::{self, MAGIC, Receipt, ReceiptError},
     submission::{Expected, Fault, Header, Submission, largest_bytes, seal},
 };
@@ -116,6 +120,34 @@ pub fn receipt(bytes: &[u8]) {
     let signature = key.sign(Domain::Receipt, &Digest::of(bytes).0);
     if let Err(ReceiptError::NotAReceipt) = check(&[&MAGIC[..], bytes, &signature.0].concat()) {
         assert!(bytes.len() < 2, "a body with its frame is taken for none");
+    }
+}
+
+/// Any bytes as each message of peers, and as a record that is signed as it should be.
+pub fn peer(bytes: &[u8]) {
+    fn one_spelling<M: Message>(bytes: &[u8]) {
+        match M::from_bytes(bytes) {
+            Ok(message) => assert_eq!(message.to_bytes(), bytes, "two spellings of one message"),
+            Err(MessageError::TooLong { .. }) => assert!(bytes.len() > MESSAGE_BYTES_MAX),
+            Err(MessageError::Version { theirs, ours }) => assert!(bytes[0] == theirs && theirs != ours),
+            Err(MessageError::Malformed) => {}
+        }
+    }
+    one_spelling::<BlobRequest>(bytes);
+    one_spelling::<BlobAnswer>(bytes);
+    one_spelling::<PutHeader>(bytes);
+    one_spelling::<PutAnswer>(bytes);
+    if let Ok(request) = BlobRequest::from_bytes(bytes) {
+        assert!(request.key.as_str().len() <= KEY_BYTES_MAX && !request.key.as_str().contains(".."));
+    }
+
+    let key = Signer::new(SigningKey::from_bytes(&[7; 32]), GENESIS);
+    let signed = [bytes, &key.sign(Domain::Peer, bytes).0].concat();
+    for bytes in [bytes, &signed] {
+        if let Ok(record) = PeerRecord::open(bytes, &key.hotkey(), &GENESIS) {
+            assert!(record.addresses.len() <= ADDRESSES_MAX && bytes.len() <= RECORD_BYTES_MAX);
+            assert_eq!(record.seal(&key).expect("it was read"), bytes, "two spellings of one record");
+        }
     }
 }
 

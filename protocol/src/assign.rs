@@ -27,6 +27,8 @@ pub mod domain {
     pub const PROBE: &str = "probe";
     /// Which measurements the validators show after an epoch (PROT-30).
     pub const PROBES: &str = "probes";
+    /// Which validators a miner without a bucket sends its contribution to (PROT-34).
+    pub const RECEIVERS: &str = "receivers";
 }
 
 /// `blake3(domain ‖ run ‖ w ‖ hash)`, numbers as four bytes, little-endian; `hash` is of a block, or a mix of

@@ -63,6 +63,10 @@ pub enum Domain {
     Statement,
     /// Consent to hold a seat.
     Hotkey,
+    /// The offer of a contribution to a peer.
+    Put,
+    /// Where a validator is found.
+    Peer,
 }
 
 impl Domain {
@@ -72,6 +76,8 @@ impl Domain {
             Domain::Receipt => b"mettle/2/receipt",
             Domain::Statement => b"mettle/2/statement",
             Domain::Hotkey => b"mettle/2/hotkey",
+            Domain::Put => b"mettle/2/put",
+            Domain::Peer => b"mettle/2/peer",
         }
     }
 }

@@ -1,10 +1,10 @@
 //! The names of objects in a bucket (PROT-12). No other module makes names.
 //!
-//! A name ends in the digest of the object's bytes. So a reader makes the name from what the chain says and lists no
+//! A name ends in the digest of the object's bytes, but for a validator's [`peer`] record, which is signed. So a reader makes the name from what the chain says and lists no
 //! bucket, and bytes under a name are right or wrong, never old. Objects of one window have a common prefix, so that
 //! old windows can be deleted.
 
-use crate::{Digest, RunId, Uid, Window};
+use crate::{Digest, Hotkey, RunId, Uid, Window};
 use alloc::{
     format,
     string::{String, ToString},
@@ -25,6 +25,13 @@ pub struct InvalidKey(pub String);
 /// A sealed contribution: [`crate::submission::seal`].
 pub fn contribution(run: RunId, window: Window, digest: &Digest) -> ObjectKey {
     ObjectKey(format!("{}contributions/{digest}", window_prefix(run, window)))
+}
+
+/// The run, window and digest of a contribution's name; `None` for another name.
+pub fn contribution_of(key: &ObjectKey) -> Option<(RunId, Window, Digest)> {
+    let parts: Vec<&str> = key.0.split('/').collect();
+    let ["runs", run, "windows", window, "contributions", digest] = parts[..] else { return None };
+    Some((RunId(run.parse().ok()?), Window(window.parse().ok()?), digest.parse().ok()?))
 }
 
 /// A window's merged update: [`crate::merge::seal_update`].
@@ -62,6 +69,12 @@ pub fn piece(digest: &Digest) -> ObjectKey {
     ObjectKey(format!("pieces/{digest}"))
 }
 
+/// Where a validator's node is found: the one name of an object that changes. It ends in the hotkey, whose signature the
+/// object has ([`crate::peer::PeerRecord`]).
+pub fn peer(hotkey: &Hotkey) -> ObjectKey {
+    ObjectKey(format!("peers/{}", Digest(hotkey.0)))
+}
+
 /// A run's specification: the model's shape and the inner recipe.
 pub fn spec(digest: &Digest) -> ObjectKey {
     ObjectKey(format!("specs/{digest}"))
@@ -97,7 +110,8 @@ impl ObjectKey {
         &self.0
     }
 
-    /// The digest that the object's bytes must have, or be the leaves of: the name's last part.
+    /// The digest that the object's bytes must have, or be the leaves of: the name's last part. Of a [`peer`] record it
+    /// is the hotkey.
     pub fn digest(&self) -> Digest {
         let last = self.0.rsplit('/').next().unwrap_or_default();
         last.parse().expect("every name ends in a digest")
@@ -123,7 +137,9 @@ fn is_key(text: &str) -> bool {
     let is_digest = |part| is_written(part, identity::<Digest>);
     let is_window = |run, window| is_written(run, RunId) && is_written(window, Window);
     match parts[..] {
-        ["pieces" | "specs" | "manifests" | "shards" | "trees" | "tokenizers", digest] => is_digest(digest),
+        ["pieces" | "peers" | "specs" | "manifests" | "shards" | "trees" | "tokenizers", digest] => {
+            is_digest(digest)
+        }
         ["runs", run, "windows", window, "contributions" | "updates" | "checkpoints", digest] => {
             is_window(run, window) && is_digest(digest)
         }
@@ -162,10 +178,13 @@ mod tests {
             shard(&digest),
             shard_tree(&digest),
             tokenizer(&digest),
+            peer(&Hotkey(digest.0)),
         ];
         for (index, name) in names.iter().enumerate() {
             assert_eq!(name.as_str().parse(), Ok(name.clone()));
             assert_eq!(name.digest(), digest);
+            let is_contribution = contribution_of(name).is_some_and(|(_, _, of)| of == digest);
+            assert_eq!(is_contribution, name.as_str().contains("/contributions/"));
             assert_eq!(is_receipt(name), *name == receipt(RUN, WINDOW, Uid(3), &digest));
             assert_eq!(is_checkpoint(name), *name == checkpoint(RUN, WINDOW, &digest));
             assert!(names.iter().skip(index + 1).all(|other| other != name));

@@ -12,6 +12,7 @@ pub mod lineage;
 pub mod merge;
 pub mod norms;
 pub mod params;
+pub mod peer;
 pub mod probe;
 pub mod receipt;
 pub mod reveal;

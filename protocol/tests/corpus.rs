@@ -37,11 +37,23 @@ fn no_receipt_of_the_corpus_breaks_a_rule() {
     replay("receipt", checks::receipt);
 }
 
+#[test]
+fn no_message_of_the_corpus_breaks_a_rule() {
+    replay("peer", checks::peer);
+}
+
 /// Bytes that are right, for the fuzzer to start from.
 #[test]
 #[ignore = "writes into fuzz/corpus; run it when the format changes"]
 fn write_the_seeds_of_the_corpus() {
-    use mettle_protocol::{contribution, params::Density};
+    use ed25519_dalek::SigningKey;
+    use mettle_protocol::{
+        Block, Digest, RunId, Uid, Window, contribution,
+        identity::Signer,
+        keys,
+        params::Density,
+        peer::{BlobAnswer, BlobRequest, Message as _, PeerRecord, PutAnswer, PutHeader, Refusal},
+    };
     let schema = checks::schema();
     let spread = |index: usize| ((index * 2_654_435_769 % 10_007) as f32 - 5_003.0) / 1e6;
     let kinds: [(&str, Vec<f32>); 4] = [
@@ -77,6 +89,34 @@ fn write_the_seeds_of_the_corpus() {
     for cut in [2, 40, 150, body.len() - 9] {
         write("receipt", &format!("cut-{cut}"), &body[..cut]);
     }
+    // Messages of peers, whole, of another version, cut, and with more behind; and what is signed of a record.
+    let key = Signer::new(SigningKey::from_bytes(&[7; 32]), checks::GENESIS);
+    let (run, window, digest) = (RunId(1), Window(2), Digest([9; 32]));
+    let request = BlobRequest { key: keys::contribution(run, window, &digest), offset: 3, length: u64::MAX };
+    let record = PeerRecord {
+        hotkey: key.hotkey(),
+        block: Block(5),
+        addresses: vec!["p2p://12D3KooW/ip4/203.0.113.5/tcp/4100".into()],
+    };
+    let sealed = record.seal(&key).unwrap();
+    let messages: [(&str, Vec<u8>); 7] = [
+        ("request", request.to_bytes()),
+        ("found", BlobAnswer::Found { total: 70_000, length: 9 }.to_bytes()),
+        ("offer", PutHeader::sign(run, window, Uid(3), digest, 5_000, &key).to_bytes()),
+        ("send", PutAnswer::Send.to_bytes()),
+        ("refused", PutAnswer::Refused(Refusal::Version { theirs: 2, ours: 1 }).to_bytes()),
+        ("record", sealed[..sealed.len() - 64].to_vec()),
+        ("record-signed", sealed),
+    ];
+    for (name, message) in messages {
+        write("peer", name, &message);
+        write("peer", &format!("{name}-cut"), &message[..message.len() - 1]);
+        write("peer", &format!("{name}-more"), &[&message[..], &[0]].concat());
+        write("peer", &format!("{name}-later"), &[&[2], &message[1..]].concat());
+    }
+    write("peer", "long-key", &[&[1][..], &[0xfe, 0xff, 0xff, 0xff], &[b'a'; 80]].concat());
+    write("peer", "way-out", &[&[1, 4 * 9][..], b"../../etc", &[0; 16]].concat());
+    write("peer", "too-long", &[1; 1025]);
     // Lists that say they are longer than anything.
     write("receipt", "long-list", &[&body[..144], &[0xfe, 0xff, 0xff, 0xff]].concat());
     write("receipt", "longest-list", &[&body[..144], &[0xff; 9]].concat());

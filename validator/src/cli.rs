@@ -125,12 +125,16 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     let seed = Zeroizing::new(context.key.signing_key().to_bytes());
     let salts = Salts::new(&seed, &genesis);
     let evaluator = Box::new(DeviceEvaluator { evaluator, dataset: context.dataset.clone() });
+    let ended = node::peers::ended(context.peers.clone());
     let node = context.into_node(sync_driver, directory.clone(), serve.windows);
     let mut validator = Validator::new(node, evaluator, signed, salts, strategy);
     let ServeFile { evaluations_max, held_out_sequences, .. } = settings.serve;
     validator.evaluations_max = evaluations_max.unwrap_or(validator.evaluations_max);
     validator.held_out_sequences = held_out_sequences.unwrap_or(validator.held_out_sequences);
-    Ok(validator.run().await?)
+    tokio::select! {
+        served = validator.run() => Ok(served?),
+        ended = ended => ended,
+    }
 }
 
 /// A validator with a saved model has served before, and had a database then.

@@ -73,7 +73,8 @@ pub const REPORTER_REWARD_MAX: Balance = 1_000_000_000_000;
 /// The longest URL that the chain stores.
 pub const URL_BYTES_MAX: u32 = 256;
 
-/// A base URL as stored: printable ASCII, `http` or `https`, without a credential (PROT-12).
+/// A base URL as stored: printable ASCII, `http` or `https`, without a credential (PROT-12); of a seat also `p2p`
+/// (PROT-34).
 pub type Url = BoundedVec<u8, ConstU32<URL_BYTES_MAX>>;
 
 #[frame::pallet]
@@ -387,7 +388,8 @@ pub mod pallet {
         TooManySeats,
         /// Checkpoints would be too rare for a node to join. Lower `checkpoint_windows`.
         CheckpointsTooRare,
-        /// Not a base URL: it needs `http://` or `https://`, a host, printable ASCII, and no user or password.
+        /// Not a base URL: it needs `http://` or `https://`, a host, printable ASCII, and no user or password. A seat
+        /// without a bucket has `p2p://` and the name of its peer.
         BadUrl,
         /// All seats of the role are taken, and none can be replaced: each is immune, about to change hands, or has a
         /// consensus weight while newer seats have none. Wait for a later opening.
@@ -535,7 +537,7 @@ pub mod pallet {
             let details = Runs::<T>::get(run).ok_or(Error::<T>::UnknownRun)?;
             let terms = &details.terms;
             ensure!(stake >= terms.stake_min(role), Error::<T>::StakeTooLow);
-            ensure!(rules::is_base_url(&endpoint), Error::<T>::BadUrl);
+            ensure!(rules::is_endpoint(&endpoint), Error::<T>::BadUrl);
             let mut changes = Changes::<T>::get(run);
             ensure!(!Self::is_used(run, &hotkey, &changes), Error::<T>::HotkeyInUse);
             ensure!(Self::is_proven(&hotkey, run, &coldkey, &proof), Error::<T>::HotkeyNotProven);

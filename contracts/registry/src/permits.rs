@@ -85,7 +85,7 @@ impl<T: Config> Pallet<T> {
         let details = Runs::<T>::get(run).ok_or(Error::<T>::UnknownRun)?;
         let uid = Hotkeys::<T>::get(run, &hotkey).ok_or(Error::<T>::NotASeat)?;
         let seat = SeatsOf::<T>::get(run, uid).ok_or(Error::<T>::UnknownSeat)?;
-        ensure!(rules::is_base_url(endpoint), Error::<T>::BadUrl);
+        ensure!(rules::is_endpoint(endpoint), Error::<T>::BadUrl);
         let window_of = |block| details.params.schedule.window_at(block);
         let moved = seat.endpoint_set_at.map(window_of);
         ensure!(moved != Some(window_of(Self::now())), Error::<T>::EndpointJustSet);

@@ -21,6 +21,17 @@ pub(crate) fn is_base_url(url: &[u8]) -> bool {
     !host_is_empty && rest.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'@')
 }
 
+/// Whether `url` is where a seat's objects are: a base URL, or `p2p://PEER` of a seat without a bucket, optionally with
+/// the peer's address as a path (PROT-34). A peer's name is an ed25519 public key in base58.
+pub(crate) fn is_endpoint(url: &[u8]) -> bool {
+    let Some(rest) = url.strip_prefix(b"p2p://") else { return is_base_url(url) };
+    let end = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
+    let (peer, path) = rest.split_at(end);
+    let is_peer =
+        peer.len() == 52 && peer.starts_with(b"12D3KooW") && peer.iter().all(u8::is_ascii_alphanumeric);
+    is_peer && path.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'@')
+}
+
 impl<T: Config> From<ParamsError> for Error<T> {
     fn from(error: ParamsError) -> Error<T> {
         match error {

@@ -433,6 +433,31 @@ fn unsigned_and_root_calls_are_refused() {
 }
 
 #[test]
+fn an_endpoint_is_a_peer_where_there_is_no_bucket_and_the_origin_of_a_run_is_none() {
+    const PEER: &str = "p2p://12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp";
+    with_a_run(|| {
+        assert_ok!(mine(0));
+        open(0);
+        assert_ok!(R::set_endpoint(signed(HOTKEY), RUN, url(PEER)));
+        open(1);
+        let address = format!("{PEER}/ip4/203.0.113.5/udp/4100/quic-v1");
+        assert_ok!(R::set_endpoint(signed(HOTKEY), RUN, url(&address)));
+        open(2);
+        for bad in
+            ["p2p://", "p2p:///ip4", "p2p://somebody", &format!("{PEER}x"), &format!("{PEER}/@"), &PEER[..57]]
+        {
+            assert_noop!(R::set_endpoint(signed(HOTKEY), RUN, url(bad)), E::BadUrl);
+        }
+        let (digest, start) = (Digest([0; 32]), Block(10_000));
+        let later = RunParams { schedule: Schedule { start, ..params().schedule }, ..params() };
+        assert_noop!(
+            R::create_run(signed(OWNER), later, terms(), digest, digest, digest, url(PEER)),
+            E::BadUrl
+        );
+    });
+}
+
+#[test]
 fn a_base_url_is_http_with_a_host_and_without_a_credential() {
     with_a_run(|| {
         assert_ok!(mine(0));

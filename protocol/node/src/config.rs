@@ -36,6 +36,8 @@ pub struct File {
     /// A device's name, or a table of its settings: `mettle_nn::Device`.
     pub device: Option<toml::Value>,
     pub store: Option<StoreFile>,
+    /// A validator's connections from miners without a bucket.
+    pub peer: Option<PeerFile>,
     pub data: Option<DataFile>,
     pub train: Option<TrainFile>,
     pub serve: Option<ServeFile>,
@@ -52,6 +54,16 @@ pub struct StoreFile {
     #[serde(skip_serializing)]
     pub secret_key: Option<Secret>,
     pub secret_key_file: Option<PathBuf>,
+}
+
+/// Where peers connect to a validator.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerFile {
+    /// Address and port, of UDP and TCP; absent: the node connects to others only.
+    pub listen: Option<SocketAddr>,
+    /// The public address and port, if it is another one or `listen` is of every interface.
+    pub announce: Option<SocketAddr>,
 }
 
 /// A secret text: wiped on drop, and shown as `…`.
@@ -312,6 +324,7 @@ pub struct Settings {
     pub key: KeySource,
     pub password_file: Option<PathBuf>,
     pub store: Option<StoreFile>,
+    pub peer: Option<PeerFile>,
     pub train: TrainFile,
     pub serve: ServeFile,
 }
@@ -359,13 +372,13 @@ impl Settings {
         let Some(key) = file.key()? else {
             bail!("no hotkey: add --key FILE, or `key = \"FILE\"` to the settings file");
         };
-        let File { password_file, store, train, serve, .. } = file.clone();
+        let File { password_file, store, peer, train, serve, .. } = file.clone();
         let (reading, train, serve) =
             (file.read_only(), train.unwrap_or_default(), serve.unwrap_or_default());
         if let Some(bytes) = serve.ballast_bytes.filter(|bytes| BALLAST_BYTES_MAX < *bytes) {
             bail!("`ballast_bytes` under [serve] is {bytes}, and may be at most {BALLAST_BYTES_MAX}");
         }
-        Ok(Settings { reading, key, password_file, store, train, serve })
+        Ok(Settings { reading, key, password_file, store, peer, train, serve })
     }
 }
 

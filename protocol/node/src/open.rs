@@ -1,11 +1,12 @@
 //! Opens everything that a node needs before its first window.
 
-use crate::config::{ChainConfig, ReadOnlyConfig, Settings};
+use crate::config::{ChainConfig, ReadOnlyConfig, Settings, StoreFile};
 use crate::{
     Blocking, ChainWitness, Codec, Follower, Journal, Node, SyncDriver,
     data::fetch_dataset,
     durable::{DirectoryLock, DiskStatus, FileError, retry_while_full, write_atomic},
     mirrors::Mirrors,
+    peers::{PeerStore, Peers},
     storage::Storage,
 };
 use anyhow::{Context as _, bail};
@@ -27,7 +28,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use store::{Fetch, FetchError, HttpFetcher, Limits, Store, fetch::FetchPolicy};
+use store::{Fetch, FetchError, HttpFetcher, Limits, Store, Traffic, fetch::FetchPolicy};
 
 /// The name of the run's specification in a node's directory.
 pub const SPEC_FILE: &str = "spec.json";
@@ -40,8 +41,10 @@ pub struct NodeContext {
     pub chain: Arc<dyn Chain>,
     /// The second node of the chain, if the settings name one.
     pub witness: Option<ChainWitness>,
-    pub fetch: Arc<HttpFetcher>,
-    /// The node's own bucket.
+    pub fetch: Arc<dyn Fetch>,
+    /// The node's connections to peers: a validator's, and those of a miner without a bucket.
+    pub peers: Option<Arc<Peers>>,
+    /// The node's own bucket, or what takes its place.
     pub store: Arc<dyn Store>,
     pub seat: SeatView,
     pub spec: RunSpec,
@@ -208,11 +211,37 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
 
         let seat = seat(&*chain, run.id, &hotkey, role, &settings.key).await?;
 
-        let Some(bucket) = &settings.store else { bail!(NO_BUCKET) };
-        let store: Arc<dyn Store> = Arc::new(bucket.open()?);
+        let bucket = settings.store.as_ref().map(StoreFile::open).transpose()?;
+        check_kind(settings, role, &seat)?;
 
-        let (fetch, spec) = published(&*chain, &run).await?;
-        check_bucket(&*store, &fetch, &seat.endpoint).await?;
+        let (http, spec) = published(&*chain, &run).await?;
+        let signer = Signer::new(key.signing_key().clone(), chain.genesis());
+        let peer = settings.peer.clone().unwrap_or_default();
+        // Every validator reads the contributions of miners without a bucket.
+        let any: Arc<dyn Fetch> = http.clone();
+        let peers = match role == Role::Validator || bucket.is_none() {
+            true => Some(Peers::open(&peer, role, directory, &chain, &run, &any).await?),
+            false => None,
+        };
+        let (store, fetch): (Arc<dyn Store>, Arc<dyn Fetch>) = match (bucket, &peers) {
+            (Some(bucket), peers) => {
+                let fetch = match peers {
+                    Some(peers) => peers.clone(),
+                    None => any,
+                };
+                (Arc::new(bucket), fetch)
+            }
+            (None, Some(peers)) => {
+                let (uid, endpoint, traffic) = (seat.id.uid, seat.endpoint.clone(), Traffic::default());
+                let store =
+                    PeerStore { peers: peers.clone(), uid, endpoint, signer: signer.clone(), traffic };
+                (Arc::new(store), peers.clone())
+            }
+            (None, None) => bail!(NO_BUCKET),
+        };
+        if settings.store.is_some() {
+            check_bucket(&*store, &http, &seat.endpoint).await?;
+        }
         // Beside the model, so that the directory can be read without a chain.
         let (spec_path, bytes) = (directory.join(SPEC_FILE), spec.to_bytes());
         if !std::fs::read(&spec_path).is_ok_and(|kept| kept == bytes) {
@@ -230,13 +259,29 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
             keeps_buffer: role == Role::Validator,
             turn: usize::from(seat.id.uid.0),
             storage: Storage::on_disk(directory),
-            ..follower(&chain, &fetch, run, &spec)?
+            ..follower(&chain, fetch.clone(), run, &spec)?
         });
+        if let Some(peers) = &peers {
+            peers.serve(&peer, follower.contribution_limits().max_bytes, &store, &signer)?;
+        }
         let journal_path = directory.join("journal.jsonl");
         let journal = retry_while_full(&disk, || async { Journal::open(&journal_path) })
             .await
             .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
-        Ok(NodeContext { key, chain, witness, fetch, store, seat, spec, dataset, follower, journal, lock })
+        Ok(NodeContext {
+            key,
+            chain,
+            witness,
+            fetch,
+            peers,
+            store,
+            seat,
+            spec,
+            dataset,
+            follower,
+            journal,
+            lock,
+        })
     })
 }
 
@@ -265,6 +310,25 @@ pub async fn seat(
         bail!("uid {} in run {run} is a {}'s seat, not a {role}'s", seat.id.uid, seat.role);
     }
     Ok(seat)
+}
+
+/// Refuses settings that do not go together with the seat's endpoint.
+fn check_kind(settings: &Settings, role: Role, seat: &SeatView) -> anyhow::Result<()> {
+    if role == Role::Miner && settings.peer.is_some() {
+        bail!("[peer] is for validators: a miner connects to them, and nobody connects to it. Remove it");
+    }
+    let endpoint = &seat.endpoint;
+    match (settings.store.is_some(), network::PeerUrl::is_one(endpoint)) {
+        (false, _) if role == Role::Validator => bail!(NO_BUCKET),
+        (false, false) => bail!(
+            "no bucket was given, and the seat's endpoint {endpoint} is one: add a [store] section to the settings file. \
+             A seat without a bucket is registered with the endpoint that `miner endpoint` prints"
+        ),
+        (true, true) => bail!(
+            "the seat's endpoint is {endpoint}, so nobody reads the bucket of [store]: remove [store] from the settings file"
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Writes an object, reads it back at the seat's public URL, and deletes it: a wrong secret or URL must show before
@@ -305,7 +369,7 @@ pub fn open_read_only(reading: &ReadOnlyConfig) -> BoxFuture<'_, anyhow::Result<
                 Arc::new(fetch_dataset(fetch.clone(), &run, &data, &reading.data_source, None).await?)
             }
         };
-        let follower = Arc::new(follower(&chain, &fetch, run, &spec)?);
+        let follower = Arc::new(follower(&chain, fetch, run, &spec)?);
         Ok(ReadOnlyContext { chain, spec, dataset, follower })
     })
 }
@@ -376,7 +440,7 @@ async fn open_dataset(directory: &Path, manifest: Digest) -> anyhow::Result<Arc<
 /// A follower that keeps the buffer, and nothing on the disk.
 fn follower(
     chain: &Arc<dyn Chain>,
-    fetch: &Arc<HttpFetcher>,
+    fetch: Arc<dyn Fetch>,
     run: RunView,
     spec: &RunSpec,
 ) -> anyhow::Result<Follower> {
@@ -386,7 +450,7 @@ fn follower(
     let (sent, merged) = (codec(run.params.density)?, codec(run.params.merge_density)?);
     Ok(Follower {
         chain: chain.clone(),
-        fetch: fetch.clone(),
+        fetch,
         run,
         spec: spec.clone(),
         sent,

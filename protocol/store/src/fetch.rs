@@ -7,6 +7,7 @@
 
 pub mod address;
 pub mod http;
+mod rate;
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -20,6 +21,7 @@ use protocol::keys::ObjectKey;
 use crate::TrafficTotals;
 pub use address::AddressClass;
 pub use http::{FetchPolicy, HttpFetcher, Resolver, check_base_url};
+pub use rate::RateWindow;
 
 /// Reads objects from any bucket, without a credential.
 #[async_trait]

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod bucket;
+mod directory;
 pub mod faults;
 pub mod fetch;
 pub mod memory;
@@ -9,6 +10,7 @@ pub mod s3;
 pub mod tls;
 mod traffic;
 
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,6 +19,7 @@ use bytes::Bytes;
 use protocol::keys::ObjectKey;
 
 pub use bucket::{BucketError, check_bucket};
+pub use directory::{DirectoryStore, Partial};
 pub use faults::{Faults, FaultyStore, Rate};
 pub use fetch::{
     BufferSink, Fetch, FetchError, FetchPlan, HttpFetcher, Limits, Sink, fetch_verified, fetch_verified_into,
@@ -43,6 +46,14 @@ pub trait Store: Send + Sync {
 
     /// Reads a whole object of at most `max_bytes`. A larger one is refused before its contents are read.
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError>;
+
+    /// Reads the bytes `range` of an object, fewer if it ends before, and the object's length. By default the whole
+    /// object is read.
+    async fn read(&self, key: &ObjectKey, range: Range<u64>) -> Result<(u64, Bytes), StoreError> {
+        let whole = self.get(key, u64::MAX).await?;
+        let at = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX).min(whole.len());
+        Ok((whole.len() as u64, whole.slice(at(range.start).min(at(range.end))..at(range.end))))
+    }
 
     /// Removes an object. Removing a missing object succeeds.
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError>;

@@ -1,5 +1,6 @@
 //! The operations of an [`S3Store`]: limits, deadlines, counting and typed errors around `object_store`.
 
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
 use object_store::aws::AmazonS3;
 use object_store::path::Path as Location;
-use object_store::{ObjectStore, ObjectStoreExt, WriteMultipart};
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, WriteMultipart};
 use protocol::ensure;
 use protocol::keys::ObjectKey;
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -73,6 +74,19 @@ impl Store for S3Store {
                 return Err(StoreError::CutShort { store, key, got, expected }.into());
             }
             Ok(whole.freeze())
+        })
+        .await
+    }
+
+    async fn read(&self, key: &ObjectKey, range: Range<u64>) -> Result<(u64, Bytes), StoreError> {
+        let at = location(key)?;
+        self.within(self.deadline, Action::Read, key.as_str(), async {
+            let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
+            let found = self.backend.get_opts(&at, options).await?;
+            let length = found.meta.size;
+            let bytes = found.bytes().await?;
+            self.traffic.add_down(bytes.len() as u64);
+            Ok((length, bytes))
         })
         .await
     }

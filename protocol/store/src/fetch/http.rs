@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 use url::{Host, Url};
 
-use super::{AddressClass, BufferSink, Fetch, FetchError, Limits, Sink};
+use super::{AddressClass, BufferSink, Fetch, FetchError, Limits, RateWindow, Sink, rate::late};
 use crate::{Traffic, TrafficTotals, tls};
 
 /// Concurrent fetches of one fetcher: with their limits this bounds the memory.
@@ -199,11 +199,11 @@ impl HttpFetcher {
         let mut got = 0;
         let mut window = RateWindow::open(limits);
         loop {
-            match timeout_at(window.end, response.chunk()).await {
+            match timeout_at(window.end(), response.chunk()).await {
                 Ok(Ok(None)) => break,
                 Ok(Ok(Some(chunk))) => {
                     self.traffic.add_down(chunk.len() as u64);
-                    window.bytes += chunk.len() as u64;
+                    window.add(chunk.len() as u64);
                     got += chunk.len() as u64;
                     ensure!(got <= expected, FetchError::TooLarge { bytes: got, max_bytes: expected });
                     let handed = Instant::now();
@@ -213,7 +213,7 @@ impl HttpFetcher {
                 Ok(Err(error)) => return Err(broke_off(&error, got, expected)),
                 Err(_) => {}
             }
-            if Instant::now() >= window.end {
+            if Instant::now() >= window.end() {
                 window = window.next(limits)?;
             }
         }
@@ -282,42 +282,6 @@ fn is_this_range(range: &Range<u64>, said: Option<&header::HeaderValue>) -> Resu
 fn other_range(range: &Range<u64>, said: &str) -> FetchError {
     let said = said.chars().take(64).collect();
     FetchError::OtherRange { first: range.start, last: range.end - 1, said }
-}
-
-/// A time window in which enough bytes must arrive.
-struct RateWindow {
-    start: Instant,
-    end: Instant,
-    bytes: u64,
-}
-
-impl RateWindow {
-    fn open(limits: &Limits) -> RateWindow {
-        let start = Instant::now();
-        RateWindow { start, end: start + limits.rate_window, bytes: 0 }
-    }
-
-    /// Excludes time in which this process did not read.
-    fn pause(&mut self, ours: Duration) {
-        self.start += ours;
-        self.end += ours;
-    }
-
-    /// Checks the window that has ended, and opens the next one.
-    fn next(self, limits: &Limits) -> Result<RateWindow, FetchError> {
-        let window = self.end - self.start;
-        let wanted = limits.min_bytes_per_second as f64 * window.as_secs_f64();
-        // If this process was not running when the window ended, it did not read.
-        if (self.bytes as f64) < wanted && !late(self.start, window) {
-            return Err(FetchError::Crawled { bytes: self.bytes, window });
-        }
-        Ok(RateWindow::open(limits))
-    }
-}
-
-/// Whether this process woke up much later than it asked to.
-fn late(since: Instant, asked: Duration) -> bool {
-    since.elapsed() > asked + asked / 2 + Duration::from_millis(250)
 }
 
 /// Checks the form of a base URL, as each fetch does: the scheme, no credential, no address that is refused. Nothing
@@ -493,21 +457,5 @@ mod tests {
             );
         }
         assert!(url("https://1.1.1.1/b", false).is_ok());
-    }
-
-    #[test]
-    fn a_rate_window_that_ended_while_the_process_slept_blames_no_endpoint() {
-        let limits = Limits { rate_window: Duration::from_millis(100), ..Limits::for_bytes(1) };
-        let now = Instant::now();
-        let window = |ago: Duration, bytes| {
-            let start = now - ago;
-            RateWindow { start, end: start + limits.rate_window, bytes }
-        };
-        assert!(matches!(
-            window(limits.rate_window, 5).next(&limits),
-            Err(FetchError::Crawled { bytes: 5, .. })
-        ));
-        assert!(window(Duration::from_secs(10), 5).next(&limits).is_ok());
-        assert!(window(limits.rate_window, 1 << 20).next(&limits).is_ok());
     }
 }

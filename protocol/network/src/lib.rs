@@ -1,0 +1,18 @@
+#![doc = include_str!("../README.md")]
+
+mod blob;
+mod key;
+mod put;
+mod swarm;
+mod url;
+mod wire;
+
+pub use blob::{AlreadyServed, AnyFetcher, PeerFetcher, serve_blobs};
+pub use key::{KeyError, NodeKey};
+pub use put::{Admission, PUTS_MAX, PushError, PutServer, push};
+pub use swarm::{Network, NetworkError, NetworkSettings, OpenError};
+pub use url::{PeerUrl, PeerUrlError};
+pub use wire::WireError;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+//! `put/1`: a miner without a bucket sends its contribution to a validator.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::{AsyncWriteExt as _, StreamExt as _};
+use libp2p::Stream;
+use protocol::peer::{MessageError, PutAnswer, PutHeader, Refusal};
+use protocol::{Digest, Uid, Window, keys};
+use store::{DirectoryStore, FetchError, Limits};
+use tokio::io::AsyncReadExt as _;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+
+use crate::blob::AlreadyServed;
+use crate::swarm::{Network, OpenError};
+use crate::url::PeerUrl;
+use crate::wire::{self, Body, WireError};
+
+const PROTOCOL: &str = "put/1";
+/// Contributions that a node takes at once.
+pub const PUTS_MAX: usize = 8;
+/// Streams that are open at once, with those that are told that there are too many.
+const STREAMS_MAX: usize = 64;
+/// For a message, and for [`wire::CHUNK_BYTES`] of a contribution.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Decides which offers are taken.
+#[async_trait]
+pub trait Admission: Send + Sync + 'static {
+    async fn judge(&self, offer: &PutHeader) -> Result<(), Refusal>;
+}
+
+/// Takes contributions from peers into `inbox`.
+pub struct PutServer {
+    pub admission: Arc<dyn Admission>,
+    pub inbox: Arc<DirectoryStore>,
+    /// The limits for a contribution of so many bytes.
+    pub limits: fn(u64) -> Limits,
+    pub(crate) underway: Mutex<BTreeSet<(Window, Uid)>>,
+    pub(crate) puts: Semaphore,
+}
+
+impl PutServer {
+    pub fn new(admission: Arc<dyn Admission>, inbox: Arc<DirectoryStore>) -> PutServer {
+        PutServer {
+            admission,
+            inbox,
+            limits: Limits::for_bytes,
+            underway: Mutex::default(),
+            puts: Semaphore::new(PUTS_MAX),
+        }
+    }
+
+    /// Serves all peers until the network ends.
+    ///
+    /// # Errors
+    /// If contributions are taken already.
+    pub fn serve(self, network: &Network) -> Result<(), AlreadyServed> {
+        let mut incoming = network.accept(PROTOCOL).map_err(|_| AlreadyServed(PROTOCOL))?;
+        let (server, streams) = (Arc::new(self), Arc::new(Semaphore::new(STREAMS_MAX)));
+        tokio::spawn(async move {
+            while let Some((peer, mut stream)) = incoming.next().await {
+                let Ok(open) = streams.clone().try_acquire_owned() else { continue };
+                let server = server.clone();
+                tokio::spawn(async move {
+                    let answer = match server.take(&mut stream).await {
+                        Ok(offer) => {
+                            tracing::info!(%peer, uid = offer.uid.0, window = offer.window.0, "a peer's contribution");
+                            PutAnswer::Have
+                        }
+                        Err(refusal) => {
+                            tracing::debug!(%peer, %refusal, "refused a peer's contribution");
+                            PutAnswer::Refused(refusal)
+                        }
+                    };
+                    if wire::send(&mut stream, &answer, PATIENCE).await.is_ok() {
+                        let _ = timeout(PATIENCE, stream.close()).await;
+                    }
+                    drop(open);
+                });
+            }
+        });
+        Ok(())
+    }
+
+    /// Takes one contribution. One that is held already is not read again.
+    async fn take(&self, stream: &mut Stream) -> Result<PutHeader, Refusal> {
+        let offer: PutHeader = match wire::receive(stream, PATIENCE).await {
+            Ok(offer) => offer,
+            Err(WireError::Message(MessageError::Version { theirs, ours })) => {
+                return Err(Refusal::Version { theirs, ours });
+            }
+            Err(WireError::Stalled(_)) => return Err(Refusal::TooSlow),
+            Err(_) => return Err(Refusal::Malformed),
+        };
+        let _place = self.puts.try_acquire().map_err(|_| Refusal::Busy)?;
+        self.admission.judge(&offer).await?;
+        let key = keys::contribution(offer.run, offer.window, &offer.digest);
+        if self.inbox.contains(&key) {
+            return Ok(offer);
+        }
+        let _underway = self.begin(&offer)?;
+        wire::send(stream, &PutAnswer::Send, PATIENCE).await.map_err(|_| Refusal::CutShort)?;
+        let limits = (self.limits)(offer.length);
+        let received = timeout(limits.deadline, self.receive(stream, &offer, &limits)).await;
+        let partial = received.map_err(|_| Refusal::TooSlow)??;
+        self.inbox.keep(&key, partial).map_err(|error| failed(&error))?;
+        Ok(offer)
+    }
+
+    /// The bytes, hashed as they arrive.
+    async fn receive(
+        &self,
+        stream: &mut Stream,
+        offer: &PutHeader,
+        limits: &Limits,
+    ) -> Result<store::Partial, Refusal> {
+        let mut partial = self.inbox.begin().map_err(|error| failed(&error))?;
+        let mut hasher = blake3::Hasher::new();
+        let mut body = Body::new(stream, offer.length, limits);
+        loop {
+            let read = body.next().await.map_err(|error| match error {
+                FetchError::Crawled { .. } => Refusal::TooSlow,
+                _ => Refusal::CutShort,
+            });
+            let Some(chunk) = read? else { break };
+            let came = Instant::now();
+            hasher.update(chunk);
+            // At most a chunk: the executor waits no longer than for a page of the disk's cache.
+            partial.write(chunk).map_err(|error| failed(&error))?;
+            body.pause(came.elapsed());
+        }
+        match Digest(*hasher.finalize().as_bytes()) == offer.digest {
+            true => Ok(partial),
+            false => Err(Refusal::OtherDigest),
+        }
+    }
+
+    fn begin(&self, offer: &PutHeader) -> Result<Underway<'_>, Refusal> {
+        let of = (offer.window, offer.uid);
+        let mut underway = self.underway.lock().unwrap_or_else(PoisonError::into_inner);
+        match underway.insert(of) {
+            true => Ok(Underway { server: self, of }),
+            false => Err(Refusal::InProgress),
+        }
+    }
+}
+
+fn failed(error: &io::Error) -> Refusal {
+    tracing::warn!(%error, "could not keep a peer's contribution");
+    Refusal::Failed
+}
+
+/// A seat's contribution that arrives now.
+struct Underway<'a> {
+    server: &'a PutServer,
+    of: (Window, Uid),
+}
+
+impl Drop for Underway<'_> {
+    fn drop(&mut self) {
+        self.server.underway.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.of);
+    }
+}
+
+/// Why a validator does not have a contribution.
+#[derive(Debug, thiserror::Error)]
+pub enum PushError {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("{0}")]
+    Refused(Refusal),
+    #[error("the connection broke: {0}")]
+    Wire(#[from] WireError),
+    #[error("could not read the contribution {}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("not done within {after:?}")]
+    Deadline { after: Duration },
+}
+
+impl PushError {
+    /// Whether the same push may succeed soon.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            PushError::Refused(refusal) => refusal.may_pass(),
+            PushError::Open(error) => matches!(error, OpenError::Unreachable(_)),
+            PushError::Wire(_) => true,
+            PushError::File { .. } | PushError::Deadline { .. } => false,
+        }
+    }
+}
+
+/// Sends the contribution in `file` to a validator. Once this succeeds, the validator holds it.
+pub async fn push(network: &Network, to: &PeerUrl, offer: &PutHeader, file: &Path) -> Result<(), PushError> {
+    let after = Limits::for_bytes(offer.length).deadline;
+    timeout(after, exchange(network, to, offer, file)).await.unwrap_or(Err(PushError::Deadline { after }))
+}
+
+async fn exchange(network: &Network, to: &PeerUrl, offer: &PutHeader, file: &Path) -> Result<(), PushError> {
+    let unreadable = |source| PushError::File { path: file.to_owned(), source };
+    let mut stream = network.open(to, PROTOCOL).await?;
+    wire::send(&mut stream, offer, PATIENCE).await?;
+    match wire::receive(&mut stream, PATIENCE).await? {
+        PutAnswer::Have => return Ok(()),
+        PutAnswer::Refused(refusal) => return Err(PushError::Refused(refusal)),
+        PutAnswer::Send => {}
+    }
+    let mut from = tokio::fs::File::open(file).await.map_err(unreadable)?;
+    let mut chunk = vec![0; wire::CHUNK_BYTES];
+    loop {
+        let bytes = from.read(&mut chunk).await.map_err(unreadable)?;
+        if bytes == 0 {
+            break;
+        }
+        match timeout(PATIENCE, stream.write_all(&chunk[..bytes])).await {
+            Ok(Ok(())) => {}
+            // The receiver may have said why before it stopped reading.
+            Ok(Err(_)) => break,
+            Err(_) => return Err(WireError::Stalled(PATIENCE).into()),
+        }
+    }
+    let _ = timeout(PATIENCE, stream.flush()).await;
+    match wire::receive(&mut stream, PATIENCE).await? {
+        PutAnswer::Have => Ok(()),
+        PutAnswer::Refused(refusal) => Err(PushError::Refused(refusal)),
+        PutAnswer::Send => Err(WireError::Message(MessageError::Malformed).into()),
+    }
+}

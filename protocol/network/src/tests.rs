@@ -1,0 +1,381 @@
+//! Two nodes over loopback: what is read, what is taken, and what a hostile peer cannot do.
+
+use super::*;
+use crate::wire::{receive, send};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{AsyncReadExt as _, AsyncWriteExt as _, StreamExt as _};
+use libp2p::Stream;
+use protocol::identity::Signer;
+use protocol::keys::{self, ObjectKey};
+use protocol::peer::{BlobAnswer, BlobRequest, Message, PutAnswer, PutHeader, Refusal};
+use protocol::{Digest, GenesisHash, RunId, Uid, Window};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use store::{DirectoryStore, Fetch, FetchError, Limits, MemoryStore, Store, memory::MemoryFetcher};
+
+const GENESIS: GenesisHash = GenesisHash([5; 32]);
+const SOON: Duration = Duration::from_secs(10);
+
+async fn network(genesis: GenesisHash, listens: bool) -> Arc<Network> {
+    let listen = listens.then(|| "127.0.0.1:0".parse().unwrap());
+    let key = NodeKey::generate().unwrap();
+    Arc::new(Network::start(NetworkSettings { key, genesis, listen, allow_private: true }).await.unwrap())
+}
+
+/// A node that dials, and one that listens.
+async fn two() -> (Arc<Network>, Arc<Network>) {
+    (network(GENESIS, false).await, network(GENESIS, true).await)
+}
+
+fn object(length: usize) -> (ObjectKey, Bytes) {
+    let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + at / 251) as u8).collect();
+    (keys::contribution(RunId(1), Window(2), &Digest::of(&bytes)), bytes.into())
+}
+
+/// Limits that a test waits for.
+fn brief(max_bytes: u64) -> Limits {
+    let short = Duration::from_millis(400);
+    Limits { first_byte: short, rate_window: short, ..Limits::for_bytes(max_bytes) }
+}
+
+#[tokio::test]
+async fn an_object_is_read_whole_and_in_ranges_over_quic_and_over_tcp() {
+    let (_, server) = two().await;
+    let (key, bytes) = object(9 << 20);
+    let (first, second) = (Arc::new(MemoryStore::new()), Arc::new(MemoryStore::new()));
+    second.put(&key, bytes.clone()).await.unwrap();
+    serve_blobs(&server, vec![first, second]).unwrap();
+    assert!(serve_blobs(&server, Vec::new()).is_err());
+    let urls = server.listening();
+    assert!(urls[0].to_string().contains("quic-v1") && urls[1].to_string().contains("/tcp/"));
+    for url in urls.iter().map(ToString::to_string) {
+        // A node of its own, as an open connection is used again.
+        let fetch = PeerFetcher::new(network(GENESIS, false).await);
+        let limits = Limits::for_bytes(bytes.len() as u64);
+        assert_eq!(fetch.fetch(&url, &key, &limits).await.unwrap(), bytes);
+        for range in [0..1, 5..9_000_000, 8 << 20..bytes.len() as u64, 3..3] {
+            let part = bytes.slice(range.start as usize..range.end as usize);
+            assert_eq!(fetch.fetch_range(&url, &key, range, &limits).await.unwrap(), part);
+        }
+        let past = bytes.len() as u64 - 1..bytes.len() as u64 + 1;
+        let cut = fetch.fetch_range(&url, &key, past, &limits).await.unwrap_err();
+        assert_eq!(cut, FetchError::CutShort { got: 1, expected: 2 });
+        assert!(fetch.traffic().down_bytes > 9 << 20);
+    }
+}
+
+#[tokio::test]
+async fn mirrors_may_be_buckets_and_peers() {
+    let (client, server) = two().await;
+    let (key, bytes) = object(1000);
+    let store = Arc::new(MemoryStore::new());
+    store.put(&key, bytes.clone()).await.unwrap();
+    serve_blobs(&server, vec![store.clone()]).unwrap();
+    let http = Arc::new(MemoryFetcher::new());
+    http.serve("https://bucket", Arc::new(MemoryStore::new()));
+    let any = AnyFetcher { http: http.clone(), peers: Some(PeerFetcher::new(client)) };
+    let mirrors = ["https://bucket".to_owned(), server.listening()[0].to_string()];
+    let plan = store::FetchPlan::new(mirrors.clone());
+    let (got, failures) = plan.fetch(&any, &key, &key.digest(), &Limits::for_bytes(1000)).await.unwrap();
+    assert_eq!((got, failures.len()), (bytes, 1));
+    let none = AnyFetcher { http, peers: None };
+    let error = none.fetch(&mirrors[1], &key, &Limits::for_bytes(1000)).await.unwrap_err();
+    assert!(matches!(error, FetchError::Ours { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_right_is_refused_before_its_bytes() {
+    let (client, server) = two().await;
+    let (key, bytes) = object(1000);
+    let store = Arc::new(MemoryStore::new());
+    store.put(&key, bytes).await.unwrap();
+    serve_blobs(&server, vec![store]).unwrap();
+    let url = server.listening()[0].to_string();
+    let fetch = PeerFetcher::new(client);
+    let large = fetch.fetch(&url, &key, &Limits::for_bytes(999)).await.unwrap_err();
+    assert_eq!(large, FetchError::TooLarge { bytes: 1000, max_bytes: 999 });
+    let other = keys::update(RunId(1), Window(2), &Digest([1; 32]));
+    assert_eq!(fetch.fetch(&url, &other, &Limits::for_bytes(9)).await, Err(FetchError::Missing));
+
+    let nobody = PeerUrl { peer: NodeKey::generate().unwrap().peer(), address: None };
+    let closed = PeerUrl { address: "/ip4/127.0.0.1/tcp/1".parse().ok(), ..nobody.clone() };
+    // Another node than the one named answers there.
+    let imposter = PeerUrl { address: server.listening()[1].address.clone(), ..nobody.clone() };
+    for url in [nobody, closed, imposter] {
+        let error = fetch.fetch(&url.to_string(), &key, &Limits::for_bytes(9)).await.unwrap_err();
+        assert!(matches!(error, FetchError::Unreachable { .. }) && !error.is_theirs(), "{url}: {error}");
+    }
+    assert!(matches!(
+        fetch.fetch("p2p://x", &key, &Limits::for_bytes(9)).await,
+        Err(FetchError::BadUrl { .. })
+    ));
+    // A node of another chain speaks another protocol.
+    let foreign = PeerFetcher::new(network(GenesisHash([6; 32]), false).await);
+    let error = foreign.fetch(&url, &key, &Limits::for_bytes(1000)).await.unwrap_err();
+    assert!(error.to_string().contains("does not speak"), "{error}");
+}
+
+#[tokio::test]
+async fn a_public_node_dials_no_private_address() {
+    let key = NodeKey::generate().unwrap();
+    let settings = NetworkSettings { key, genesis: GENESIS, listen: None, allow_private: false };
+    let fetch = PeerFetcher::new(Arc::new(Network::start(settings).await.unwrap()));
+    let url = PeerUrl::at(NodeKey::generate().unwrap().peer(), "169.254.169.254:80".parse().unwrap());
+    let (key, _) = object(1);
+    let error = fetch.fetch(&url[1].to_string(), &key, &Limits::for_bytes(9)).await.unwrap_err();
+    assert!(matches!(error, FetchError::ForbiddenAddress { .. }) && error.is_theirs(), "{error}");
+}
+
+/// Serves each read by what `answer` does with its stream.
+fn serve_badly<F: Future<Output = ()> + Send>(
+    network: &Network,
+    protocol: &str,
+    answer: impl Fn(Stream) -> F + Send + 'static,
+) {
+    let mut incoming = network.accept(protocol).unwrap();
+    tokio::spawn(async move {
+        while let Some((_, stream)) = incoming.next().await {
+            answer(stream).await;
+        }
+    });
+}
+
+#[tokio::test]
+async fn a_peer_that_stalls_crawls_cuts_short_or_sends_too_much_is_left() {
+    let (key, bytes) = object(1000);
+    let found = BlobAnswer::Found { total: 1000, length: 1000 };
+    // What is sent, whether the stream stays open after it, and what that is.
+    type IsExpected = fn(&FetchError) -> bool;
+    let cases: [(Option<BlobAnswer>, usize, bool, IsExpected); 5] = [
+        (None, 0, true, |error| matches!(error, FetchError::Stalled { .. })),
+        (Some(found.clone()), 0, true, |error| matches!(error, FetchError::Crawled { .. })),
+        (Some(found.clone()), 999, true, |error| matches!(error, FetchError::Crawled { .. })),
+        (Some(found), 999, false, |error| *error == FetchError::CutShort { got: 999, expected: 1000 }),
+        (Some(BlobAnswer::Busy), 0, false, |error| *error == FetchError::Unavailable { status: 503 }),
+    ];
+    for (answer, sent, stays, is_expected) in cases {
+        let (client, server) = two().await;
+        let part = bytes.slice(..sent);
+        serve_badly(&server, "blob/1", move |mut stream| {
+            let (answer, part) = (answer.clone(), part.clone());
+            async move {
+                let _: BlobRequest = receive(&mut stream, SOON).await.unwrap();
+                if let Some(answer) = answer {
+                    send(&mut stream, &answer, SOON).await.unwrap();
+                }
+                let _ = stream.write_all(&part).await;
+                let _ = stream.flush().await;
+                if stays {
+                    tokio::time::sleep(SOON).await;
+                }
+                let _ = stream.close().await;
+            }
+        });
+        let fetch = PeerFetcher::new(client);
+        let url = server.listening()[0].to_string();
+        let error = fetch.fetch(&url, &key, &brief(1000)).await.unwrap_err();
+        assert!(is_expected(&error), "{error}");
+    }
+    // The total deadline holds too, and counts as this node's own failure.
+    let (client, server) = two().await;
+    serve_badly(&server, "blob/1", |stream| async move {
+        tokio::time::sleep(SOON).await;
+        drop(stream);
+    });
+    let limits = Limits::for_bytes(9).within(Duration::from_millis(300));
+    let error =
+        PeerFetcher::new(client).fetch(&server.listening()[0].to_string(), &key, &limits).await.unwrap_err();
+    assert!(matches!(error, FetchError::Deadline { .. }) && !error.is_theirs(), "{error}");
+}
+
+/// Takes the offers that a test allows.
+struct Allows(Option<Refusal>);
+
+#[async_trait]
+impl Admission for Allows {
+    async fn judge(&self, _: &PutHeader) -> Result<(), Refusal> {
+        self.0.map_or(Ok(()), Err)
+    }
+}
+
+/// A contribution in a file, and the offer of it.
+struct Offered {
+    home: tempfile::TempDir,
+    key: ObjectKey,
+    bytes: Bytes,
+    offer: PutHeader,
+}
+
+impl Offered {
+    fn new(length: usize) -> Offered {
+        let home = tempfile::tempdir().unwrap();
+        let (key, bytes) = object(length);
+        std::fs::write(home.path().join("contribution"), &bytes).unwrap();
+        let signer = Signer::new(ed25519_dalek::SigningKey::from_bytes(&[1; 32]), GENESIS);
+        let offer = PutHeader::sign(RunId(1), Window(2), Uid(3), key.digest(), bytes.len() as u64, &signer);
+        Offered { home, key, bytes, offer }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.home.path().join("contribution")
+    }
+
+    fn inbox(&self) -> Arc<DirectoryStore> {
+        Arc::new(DirectoryStore::open(&self.home.path().join("inbox")).unwrap())
+    }
+
+    fn server(&self, refusal: Option<Refusal>) -> PutServer {
+        PutServer { limits: brief, ..PutServer::new(Arc::new(Allows(refusal)), self.inbox()) }
+    }
+}
+
+#[tokio::test]
+async fn a_contribution_is_taken_once_and_then_served() {
+    let (client, server) = two().await;
+    let offered = Offered::new(3 << 20);
+    let puts = offered.server(None);
+    let inbox = puts.inbox.clone();
+    puts.serve(&server).unwrap();
+    serve_blobs(&server, vec![inbox.clone()]).unwrap();
+    let url = &server.listening()[0];
+    push(&client, url, &offered.offer, &offered.file()).await.unwrap();
+    assert!(inbox.contains(&offered.key));
+    // The second time not a byte is read: there is no file any more.
+    std::fs::remove_file(offered.file()).unwrap();
+    push(&client, url, &offered.offer, &offered.file()).await.unwrap();
+    let fetch = PeerFetcher::new(client);
+    let limits = Limits::for_bytes(4 << 20);
+    assert_eq!(fetch.fetch(&url.to_string(), &offered.key, &limits).await.unwrap(), offered.bytes);
+}
+
+#[tokio::test]
+async fn what_is_refused_is_refused_with_a_reason_and_leaves_nothing() {
+    let refusals = [
+        Refusal::NotCommitted,
+        Refusal::TooLong { max: 5 },
+        Refusal::BadSignature,
+        Refusal::NoSeat,
+        Refusal::OtherRun { run: RunId(2) },
+    ];
+    for refusal in refusals {
+        let (client, server) = two().await;
+        let offered = Offered::new(1000);
+        let puts = offered.server(Some(refusal));
+        let inbox = puts.inbox.clone();
+        puts.serve(&server).unwrap();
+        let error = push(&client, &server.listening()[0], &offered.offer, &offered.file()).await.unwrap_err();
+        assert!(matches!(error, PushError::Refused(said) if said == refusal), "{error}");
+        assert_eq!((error.to_string(), error.may_pass()), (refusal.to_string(), false));
+        assert!(!inbox.contains(&offered.key));
+    }
+    // A node that takes no contributions, as a miner.
+    let (client, server) = two().await;
+    let offered = Offered::new(1000);
+    let error = push(&client, &server.listening()[0], &offered.offer, &offered.file()).await.unwrap_err();
+    assert!(error.to_string().contains("does not speak") && !error.may_pass(), "{error}");
+}
+
+/// Speaks `put/1` by hand: the offer as `header`, then `bytes`; then waits for the last answer. `closes`: nothing more
+/// comes after the bytes.
+async fn by_hand(client: &Network, server: &Network, header: &[u8], bytes: &[u8], closes: bool) -> PutAnswer {
+    let mut stream = client.open(&server.listening()[0], "put/1").await.unwrap();
+    let length = u16::try_from(header.len()).unwrap().to_le_bytes();
+    stream.write_all(&[&length[..], header].concat()).await.unwrap();
+    stream.flush().await.unwrap();
+    let answer: PutAnswer = receive(&mut stream, SOON).await.unwrap();
+    if answer != PutAnswer::Send {
+        return answer;
+    }
+    stream.write_all(bytes).await.unwrap();
+    stream.flush().await.unwrap();
+    if closes {
+        stream.close().await.unwrap();
+    }
+    receive(&mut stream, SOON).await.unwrap()
+}
+
+#[tokio::test]
+async fn bad_bytes_are_refused_with_a_reason_and_leave_nothing() {
+    let (client, server) = two().await;
+    let offered = Offered::new(1000);
+    let puts = offered.server(None);
+    let inbox = puts.inbox.clone();
+    puts.serve(&server).unwrap();
+    let (header, bytes) = (offered.offer.to_bytes(), &offered.bytes[..]);
+
+    let later = [&[7], &header[1..]].concat();
+    let refusal = match by_hand(&client, &server, &later, &[], true).await {
+        PutAnswer::Refused(refusal) => refusal,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refusal, Refusal::Version { theirs: 7, ours: 1 });
+    assert!(refusal.to_string().contains('7') && refusal.to_string().contains('1'), "{refusal}");
+
+    let mut wrong = bytes.to_vec();
+    wrong[500] ^= 1;
+    let cases: [(&[u8], &[u8], bool, Refusal); 5] = [
+        (&header[..header.len() - 1], &[], true, Refusal::Malformed),
+        (&header, &wrong, true, Refusal::OtherDigest),
+        (&header, &bytes[..999], true, Refusal::CutShort),
+        (&header, &bytes[..999], false, Refusal::TooSlow),
+        (&header, &[], false, Refusal::TooSlow),
+    ];
+    for (header, bytes, closes, expected) in cases {
+        assert_eq!(by_hand(&client, &server, header, bytes, closes).await, PutAnswer::Refused(expected));
+        assert!(!inbox.contains(&offered.key));
+    }
+    // Bytes beyond the announced ones are not read.
+    let more = [bytes, b"more"].concat();
+    assert_eq!(by_hand(&client, &server, &header, &more, false).await, PutAnswer::Have);
+    assert_eq!(inbox.get(&offered.key, 1000).await.unwrap(), offered.bytes);
+}
+
+#[tokio::test]
+async fn a_seat_sends_one_contribution_at_a_time_and_eight_seats_do() {
+    let (client, server) = two().await;
+    let offered = Offered::new(1000);
+    let puts = PutServer { limits: Limits::for_bytes, ..offered.server(None) };
+    puts.serve(&server).unwrap();
+    let url = server.listening()[0].clone();
+    let begin = async |uid: u16| {
+        let mut stream = client.open(&url, "put/1").await.unwrap();
+        let offer = PutHeader { uid: Uid(uid), ..offered.offer };
+        send(&mut stream, &offer, SOON).await.unwrap();
+        let answer: PutAnswer = receive(&mut stream, SOON).await.unwrap();
+        (stream, answer)
+    };
+    let mut open = Vec::new();
+    for uid in 0..PUTS_MAX as u16 - 1 {
+        let (stream, answer) = begin(uid).await;
+        assert_eq!(answer, PutAnswer::Send, "{uid}");
+        open.push(stream);
+    }
+    assert_eq!(begin(0).await.1, PutAnswer::Refused(Refusal::InProgress));
+    let (eighth, answer) = begin(50).await;
+    assert_eq!(answer, PutAnswer::Send);
+    assert_eq!(begin(51).await.1, PutAnswer::Refused(Refusal::Busy));
+    // One that ends makes room.
+    drop(eighth);
+    let mut ninth = begin(51).await;
+    while ninth.1 == PutAnswer::Refused(Refusal::Busy) {
+        tokio::task::yield_now().await;
+        ninth = begin(51).await;
+    }
+    assert_eq!(ninth.1, PutAnswer::Send);
+}
+
+#[tokio::test]
+async fn a_push_to_a_receiver_that_dies_fails_and_may_be_tried_elsewhere() {
+    let (client, server) = two().await;
+    let offered = Offered::new(3 << 20);
+    serve_badly(&server, "put/1", |mut stream| async move {
+        let _: PutHeader = receive(&mut stream, SOON).await.unwrap();
+        send(&mut stream, &PutAnswer::Send, SOON).await.unwrap();
+        let mut some = vec![0; 100_000];
+        stream.read_exact(&mut some).await.unwrap();
+    });
+    let error = push(&client, &server.listening()[0], &offered.offer, &offered.file()).await.unwrap_err();
+    assert!(matches!(error, PushError::Wire(_)) && error.may_pass(), "{error}");
+}

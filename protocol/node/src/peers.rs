@@ -1,0 +1,597 @@
+//! A node's peers (PROT-34): where validators are found, whose contributions they take, and where a contribution is that
+//! is in no bucket.
+
+use crate::{config::PeerFile, error_chain};
+use anyhow::{Context as _, bail};
+use async_trait::async_trait;
+use bytes::Bytes;
+use chain_client::{Chain, ChainError};
+use futures::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use network::{
+    AnyFetcher, Network, NetworkSettings, NodeKey, PeerFetcher, PeerUrl, PushError, PutServer, push,
+    serve_blobs,
+};
+use protocol::{
+    Digest, GenesisHash, Hotkey, Role, RunId, Schedule, Uid, Window, ensure,
+    identity::Signer,
+    keys::{self, ObjectKey},
+    peer::{
+        PeerRecord, PutHeader, RECEIVERS_ASKED_MAX, RECEIVERS_WANTED, RECORD_BYTES_MAX, Receiver, Refusal,
+        receivers,
+    },
+    view::{RunView, SeatView, WindowView},
+};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    ops::Range,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use store::{
+    Action, DirectoryStore, Fetch, FetchError, Limits, Listing, Sink, Store, StoreError, Traffic,
+    TrafficTotals, fetch_verified_into,
+};
+use tokio::{sync::Mutex as AsyncMutex, time::Instant};
+
+/// The file of the node's own key in its directory.
+pub const KEY_FILE: &str = "node.key";
+/// The folder of the contributions that peers sent.
+const INBOX: &str = "inbox";
+/// Windows before the latest one whose contributions stay in the inbox.
+const WINDOWS_KEPT: u32 = 1;
+/// How long a validator's addresses are believed, and how long their absence.
+const FOUND_FOR: Duration = Duration::from_secs(600);
+const MISSING_FOR: Duration = Duration::from_secs(15);
+/// For the addresses of one validator.
+const RECORD_WITHIN: Duration = Duration::from_secs(10);
+/// Between two tries to publish the own addresses, and between two rounds of offers.
+const RETRY: Duration = Duration::from_secs(30);
+const OFFER_AGAIN: Duration = Duration::from_millis(500);
+/// Rounds of offers while fewer validators than wanted have a contribution and more may take it.
+const ROUNDS: u32 = 6;
+/// Bytes that are read from the inbox at once.
+const PART_BYTES: u64 = 4 << 20;
+
+/// The network of a node, and what is known of the validators in it. As a [`Fetch`] it reads buckets, peers, and the
+/// contributions of seats without a bucket, which it asks their receivers for.
+pub struct Peers {
+    pub network: Arc<Network>,
+    any: AnyFetcher,
+    http: Arc<dyn Fetch>,
+    chain: Arc<dyn Chain>,
+    genesis: GenesisHash,
+    run: RunId,
+    schedule: Schedule,
+    /// A validator's: the contributions that peers sent.
+    inbox: Option<Arc<DirectoryStore>>,
+    records: Mutex<BTreeMap<Hotkey, Arc<AsyncMutex<Option<Known>>>>>,
+    /// The latest window past its commit deadline that was looked at. What is used of it does not change any more.
+    window: AsyncMutex<Option<Arc<Committed>>>,
+}
+
+/// A validator's addresses, until they are looked up again.
+struct Known {
+    until: Instant,
+    urls: Vec<PeerUrl>,
+}
+
+/// A window past its commit deadline.
+struct Committed {
+    view: WindowView,
+    seats: Vec<SeatView>,
+}
+
+impl Peers {
+    /// Starts the network of a seat. A validator gets an inbox; only one with `[peer]` is connected to.
+    ///
+    /// # Errors
+    /// If the node key, the inbox or the ports cannot be used.
+    pub async fn open(
+        file: &PeerFile,
+        role: Role,
+        directory: &Path,
+        chain: &Arc<dyn Chain>,
+        run: &RunView,
+        http: &Arc<dyn Fetch>,
+    ) -> anyhow::Result<Arc<Peers>> {
+        let genesis = chain.genesis();
+        let settings = NetworkSettings {
+            key: NodeKey::open_or_create(&directory.join(KEY_FILE))?,
+            genesis,
+            listen: file.listen,
+            allow_private: run.params.localnet && chain.is_development(),
+        };
+        let network = Arc::new(Network::start(settings).await?);
+        let inbox = match role {
+            Role::Validator => {
+                let path = directory.join(INBOX);
+                let opened = DirectoryStore::open(&path);
+                Some(Arc::new(opened.with_context(|| format!("could not use {}", path.display()))?))
+            }
+            Role::Miner => None,
+        };
+        let peers = Some(PeerFetcher::new(network.clone()));
+        Ok(Arc::new(Peers {
+            any: AnyFetcher { http: http.clone(), peers },
+            network,
+            http: http.clone(),
+            chain: chain.clone(),
+            genesis,
+            run: run.id,
+            schedule: run.params.schedule,
+            inbox,
+            records: Mutex::default(),
+            window: AsyncMutex::default(),
+        }))
+    }
+
+    /// Serves a validator's objects, takes contributions of at most `bytes_max`, and publishes the validator's addresses
+    /// in its bucket.
+    ///
+    /// # Errors
+    /// If the addresses are of no use to others.
+    pub fn serve(
+        self: &Arc<Peers>,
+        file: &PeerFile,
+        bytes_max: u64,
+        store: &Arc<dyn Store>,
+        signer: &Signer,
+    ) -> anyhow::Result<()> {
+        let (Some(inbox), Some(listen)) = (&self.inbox, file.listen) else { return Ok(()) };
+        let addresses = announced(&self.network, listen, file.announce)?;
+        serve_blobs(&self.network, vec![inbox.clone(), store.clone()])?;
+        let judge = Judge { peers: self.clone(), bytes_max, cleared: Mutex::default() };
+        PutServer::new(Arc::new(judge), inbox.clone()).serve(&self.network)?;
+
+        let block = self.chain.heads().borrow().block;
+        let record = PeerRecord {
+            hotkey: signer.hotkey(),
+            block,
+            addresses: addresses.iter().map(ToString::to_string).collect(),
+        };
+        let bytes = Bytes::from(record.seal(signer)?);
+        let (store, key) = (store.clone(), keys::peer(&record.hotkey));
+        tracing::info!(addresses = ?record.addresses, "peers reach this validator");
+        tokio::spawn(async move {
+            while let Err(error) = store.put(&key, bytes.clone()).await {
+                let error = error_chain(&error);
+                tracing::warn!(error, "could not publish this validator's addresses, trying again");
+                tokio::time::sleep(RETRY).await;
+            }
+        });
+        Ok(())
+    }
+
+    /// Where a validator takes contributions and serves objects: as its record says; nowhere if it has none.
+    async fn addresses(&self, validator: &SeatView) -> Vec<PeerUrl> {
+        let known = self.records().entry(validator.hotkey).or_default().clone();
+        let mut known = known.lock().await;
+        if let Some(known) = known.as_ref().filter(|known| Instant::now() < known.until) {
+            return known.urls.clone();
+        }
+        let found = self.record(validator).await;
+        if let Err(error) = &found {
+            tracing::debug!(uid = validator.id.uid.0, error, "no addresses of a validator");
+        }
+        let kept_for = if found.is_ok() { FOUND_FOR } else { MISSING_FOR };
+        let urls = found.unwrap_or_default();
+        *known = Some(Known { until: Instant::now() + kept_for, urls: urls.clone() });
+        urls
+    }
+
+    async fn record(&self, validator: &SeatView) -> Result<Vec<PeerUrl>, String> {
+        let limits = Limits::for_bytes(RECORD_BYTES_MAX as u64).within(RECORD_WITHIN);
+        let fetched = self.http.fetch(&validator.endpoint, &keys::peer(&validator.hotkey), &limits).await;
+        let bytes = fetched.map_err(|error| error.to_string())?;
+        let record =
+            PeerRecord::open(&bytes, &validator.hotkey, &self.genesis).map_err(|error| error.to_string())?;
+        Ok(record.addresses.iter().filter_map(|address| address.parse().ok()).collect())
+    }
+
+    /// Looks a validator up again the next time: it was not where its record says.
+    fn forget(&self, validator: Hotkey) {
+        self.records().remove(&validator);
+    }
+
+    fn records(&self) -> MutexGuard<'_, BTreeMap<Hotkey, Arc<AsyncMutex<Option<Known>>>>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A window past its commit deadline; `None` before that.
+    async fn committed(&self, window: Window) -> Result<Option<Arc<Committed>>, ChainError> {
+        let mut held = self.window.lock().await;
+        if let Some(committed) = held.as_ref().filter(|committed| committed.view.window == window) {
+            return Ok(Some(committed.clone()));
+        }
+        if self.chain.heads().borrow().block <= self.schedule.commit_deadline(window) {
+            return Ok(None);
+        }
+        let Some(view) = self.chain.window(self.run, window).await? else { return Ok(None) };
+        let seats = self.chain.seats(self.run).await?;
+        let (hotkeys, committed) =
+            (seats.iter().map(|seat| seat.hotkey).collect::<Vec<_>>(), Committed { view, seats });
+        self.records().retain(|hotkey, _| hotkeys.contains(hotkey));
+        Ok(Some(held.insert(Arc::new(committed)).clone()))
+    }
+
+    /// The validators that a seat with this endpoint sends its contribution to, as far as they can be reached, in order.
+    async fn receivers<'a>(
+        &self,
+        committed: &'a Committed,
+        endpoint: &str,
+    ) -> Vec<(&'a SeatView, Vec<PeerUrl>)> {
+        let mut found = Vec::new();
+        for uid in receivers(&committed.view, self.run, endpoint) {
+            let seat = committed.seats.iter().find(|seat| seat.id.uid == uid && seat.role == Role::Validator);
+            let Some(seat) = seat else { continue };
+            let urls = self.addresses(seat).await;
+            if !urls.is_empty() {
+                found.push((seat, urls));
+            }
+            if found.len() == RECEIVERS_ASKED_MAX {
+                break;
+            }
+        }
+        found
+    }
+
+    /// Reads a contribution that is in no bucket: from the own inbox, or from a receiver. It is
+    /// [missing](FetchError::Missing) if every receiver says so; any other failure is not its miner's.
+    async fn from_receivers(
+        &self,
+        endpoint: &str,
+        (window, digest): (Window, Digest),
+        key: &ObjectKey,
+        limits: &Limits,
+        to: &mut dyn Sink,
+    ) -> Result<(), FetchError> {
+        if let Some(inbox) = self.inbox.as_ref().filter(|inbox| inbox.contains(key)) {
+            return from_inbox(inbox, key, limits, to).await;
+        }
+        let committed =
+            self.committed(window).await.map_err(|error| FetchError::Ours { what: error_chain(&error) })?;
+        let committed =
+            committed.ok_or_else(|| FetchError::Ours { what: "the window takes commitments".into() })?;
+        let mut failed = None;
+        let mut asked = 0;
+        for (validator, urls) in self.receivers(&committed, endpoint).await {
+            if urls.iter().any(|url| url.peer == self.network.peer()) {
+                // This validator would receive it, and did not.
+                asked += 1;
+                continue;
+            }
+            for url in urls {
+                let url = url.to_string();
+                match fetch_verified_into(&self.any, &url, key, &digest, limits, to).await {
+                    Ok(()) => return Ok(()),
+                    Err(FetchError::Missing) => {
+                        asked += 1;
+                        break;
+                    }
+                    Err(error) => {
+                        let uid = validator.id.uid;
+                        tracing::debug!(%uid, %error, object = %key, "could not read a contribution from its receiver");
+                        failed = Some(format!("validator {uid}, which may have it: {error}"));
+                    }
+                }
+            }
+        }
+        Err(match failed {
+            Some(what) => FetchError::Unreachable { what },
+            None if asked == 0 => {
+                FetchError::Unreachable { what: "no validator tells where it takes contributions".into() }
+            }
+            None => FetchError::Missing,
+        })
+    }
+
+    /// Offers a contribution to its receivers until [`RECEIVERS_WANTED`] of them have it, or no more can be asked.
+    /// Returns those that have it.
+    async fn offer(&self, endpoint: &str, offer: &PutHeader, file: &Path) -> Result<Vec<Uid>, NotDelivered> {
+        let committed = self.committed(offer.window).await?.ok_or(NotDelivered::TooEarly)?;
+        let receivers = self.receivers(&committed, endpoint).await;
+        ensure!(!receivers.is_empty(), NotDelivered::NoReceiver);
+        let wanted = RECEIVERS_WANTED.min(receivers.len());
+        let mut have = Vec::new();
+        let mut failures = BTreeMap::new();
+        let mut left: Vec<_> = receivers.iter().collect();
+        for round in 0..ROUNDS {
+            if round > 0 {
+                tokio::time::sleep(OFFER_AGAIN).await;
+            }
+            let mut next = left.drain(..);
+            let mut again = Vec::new();
+            let mut pushes = FuturesUnordered::new();
+            loop {
+                while have.len() + pushes.len() < wanted
+                    && let Some(receiver) = next.next()
+                {
+                    pushes.push(async move { (receiver, self.push_to(&receiver.1, offer, file).await) });
+                }
+                let Some((receiver, pushed)) = pushes.next().await else { break };
+                let (validator, uid) = (receiver.0, receiver.0.id.uid);
+                match pushed {
+                    Ok(()) => {
+                        failures.remove(&uid);
+                        have.push(uid);
+                    }
+                    Err(error) => {
+                        tracing::debug!(%uid, %error, "a validator did not take the contribution");
+                        if matches!(error, PushError::Open(_)) {
+                            self.forget(validator.hotkey);
+                        }
+                        if error.may_pass() {
+                            again.push(receiver);
+                        }
+                        failures.insert(uid, error.to_string());
+                    }
+                }
+            }
+            drop(pushes);
+            again.extend(next);
+            left = again;
+            if wanted <= have.len() || left.is_empty() {
+                break;
+            }
+        }
+        ensure!(!have.is_empty(), NotDelivered::Refused(failures));
+        Ok(have)
+    }
+
+    async fn push_to(&self, urls: &[PeerUrl], offer: &PutHeader, file: &Path) -> Result<(), PushError> {
+        let mut last = Err(PushError::Open(network::OpenError::NoAddress));
+        for url in urls {
+            last = push(&self.network, url, offer, file).await;
+            // Another transport helps only against a peer that was not reached.
+            if !matches!(last, Err(PushError::Open(_))) {
+                break;
+            }
+        }
+        last
+    }
+}
+
+/// The addresses of a validator that listens.
+fn announced(
+    network: &Network,
+    listen: SocketAddr,
+    announce: Option<SocketAddr>,
+) -> anyhow::Result<Vec<PeerUrl>> {
+    match announce {
+        Some(address) if address.ip().is_unspecified() || address.port() == 0 => {
+            bail!(
+                "`announce` under [peer] is {address}, which nobody can connect to: give the public address and port"
+            )
+        }
+        Some(address) => Ok(PeerUrl::at(network.peer(), address).to_vec()),
+        None if listen.ip().is_unspecified() => bail!(
+            "`listen` under [peer] is {listen}, which names no address: add `announce` with the public address and port"
+        ),
+        None => Ok(network.listening()),
+    }
+}
+
+async fn from_inbox(
+    inbox: &DirectoryStore,
+    key: &ObjectKey,
+    limits: &Limits,
+    to: &mut dyn Sink,
+) -> Result<(), FetchError> {
+    let ours = |error: StoreError| FetchError::Ours { what: error_chain(&error) };
+    let max_bytes = limits.max_bytes;
+    let (length, mut bytes) = inbox.read(key, 0..PART_BYTES).await.map_err(ours)?;
+    ensure!(length <= max_bytes, FetchError::TooLarge { bytes: length, max_bytes });
+    to.begin(length);
+    let mut at = 0;
+    while !bytes.is_empty() {
+        to.piece(&bytes);
+        at += bytes.len() as u64;
+        bytes = inbox.read(key, at..at + PART_BYTES).await.map_err(ours)?.1;
+    }
+    Ok(())
+}
+
+/// The contribution that is fetched, if it is of a seat without a bucket.
+fn without_bucket(base_url: &str, key: &ObjectKey) -> Option<(Window, Digest)> {
+    let url: PeerUrl = base_url.parse().ok()?;
+    let (_, window, digest) = keys::contribution_of(key)?;
+    url.address.is_none().then_some((window, digest))
+}
+
+#[async_trait]
+impl Fetch for Peers {
+    async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
+        let mut whole = store::BufferSink::default();
+        self.fetch_into(base_url, key, limits, &mut whole).await?;
+        Ok(whole.into_bytes())
+    }
+
+    async fn fetch_into(
+        &self,
+        base_url: &str,
+        key: &ObjectKey,
+        limits: &Limits,
+        to: &mut dyn Sink,
+    ) -> Result<(), FetchError> {
+        match without_bucket(base_url, key) {
+            Some(wanted) => {
+                let fetched = self.from_receivers(base_url, wanted, key, limits, to);
+                let ended = tokio::time::timeout(limits.deadline, fetched).await;
+                ended.unwrap_or(Err(FetchError::Deadline { after: limits.deadline }))
+            }
+            None => self.any.fetch_into(base_url, key, limits, to).await,
+        }
+    }
+
+    async fn fetch_range(
+        &self,
+        base_url: &str,
+        key: &ObjectKey,
+        range: Range<u64>,
+        limits: &Limits,
+    ) -> Result<Bytes, FetchError> {
+        self.any.fetch_range(base_url, key, range, limits).await
+    }
+
+    fn traffic(&self) -> TrafficTotals {
+        self.any.traffic()
+    }
+}
+
+/// Judges what peers offer to a validator.
+struct Judge {
+    peers: Arc<Peers>,
+    bytes_max: u64,
+    /// The latest window for which the inbox was cleared.
+    cleared: Mutex<Option<Window>>,
+}
+
+#[async_trait]
+impl network::Admission for Judge {
+    async fn judge(&self, offer: &PutHeader) -> Result<(), Refusal> {
+        let Peers { chain, genesis, run, schedule, .. } = &*self.peers;
+        let block = chain.heads().borrow().block;
+        let receiver =
+            Receiver { genesis: *genesis, run: *run, schedule: *schedule, bytes_max: self.bytes_max, block };
+        receiver.judge_offer(offer)?;
+        let committed = self.peers.committed(offer.window).await.map_err(|error| {
+            tracing::warn!(error = error_chain(&error), "could not read the chain for a peer's offer");
+            Refusal::Failed
+        })?;
+        let committed = committed.ok_or(Refusal::Failed)?;
+        receiver.judge_seat(offer, &committed.view, &committed.seats)?;
+        self.clear_before(offer.window);
+        Ok(())
+    }
+}
+
+impl Judge {
+    /// With the first contribution to a window, removes those of windows long past.
+    fn clear_before(&self, window: Window) {
+        let mut cleared = self.cleared.lock().unwrap_or_else(PoisonError::into_inner);
+        if cleared.is_some_and(|cleared| window <= cleared) {
+            return;
+        }
+        *cleared = Some(window);
+        let Some(inbox) = self.peers.inbox.clone() else { return };
+        tokio::spawn(clear(inbox, window.0.saturating_sub(WINDOWS_KEPT)));
+    }
+}
+
+/// Removes the contributions to windows before `first`. Failures are logged: the next window tries again.
+async fn clear(inbox: Arc<DirectoryStore>, first: u32) {
+    let all = match inbox.list("", 100_000).await {
+        Ok(all) => all,
+        Err(error) => return tracing::warn!(error = error_chain(&error), "could not list the inbox"),
+    };
+    for key in all.entries.iter().filter_map(store::Entry::key) {
+        let is_old = keys::contribution_of(&key).is_none_or(|(_, window, _)| window.0 < first);
+        if is_old && let Err(error) = inbox.delete(&key).await {
+            tracing::warn!(error = error_chain(&error), object = %key, "could not remove an old contribution");
+        }
+    }
+}
+
+/// Why no validator has a contribution.
+#[derive(Debug, thiserror::Error)]
+enum NotDelivered {
+    #[error("could not read the chain")]
+    Chain(#[from] ChainError),
+    #[error("the commit deadline is not final yet")]
+    TooEarly,
+    #[error("no validator of the window tells where it takes contributions")]
+    NoReceiver,
+    #[error("{}", refusals(.0))]
+    Refused(BTreeMap<Uid, String>),
+}
+
+fn refusals(failures: &BTreeMap<Uid, String>) -> String {
+    let each = failures.iter().map(|(uid, why)| format!("validator {uid}: {why}"));
+    each.collect::<Vec<_>>().join("; ")
+}
+
+/// The store of a miner without a bucket: a contribution that is put into it goes to validators.
+pub struct PeerStore {
+    pub peers: Arc<Peers>,
+    pub uid: Uid,
+    /// The seat's, by which validators find the receivers.
+    pub endpoint: String,
+    pub signer: Signer,
+    pub traffic: Traffic,
+}
+
+#[async_trait]
+impl Store for PeerStore {
+    fn describe(&self) -> String {
+        "the validators that take contributions from peers".into()
+    }
+
+    async fn put(&self, key: &ObjectKey, _: Bytes) -> Result<(), StoreError> {
+        let why = "a seat without a bucket publishes nothing but contributions".into();
+        Err(StoreError::BadName { name: key.to_string(), why })
+    }
+
+    async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
+        let Some((run, window, digest)) = keys::contribution_of(key) else {
+            return self.put(key, Bytes::new()).await.map(|()| 0);
+        };
+        let about = tokio::fs::metadata(path).await;
+        let about = about.map_err(|source| StoreError::File { path: path.display().to_string(), source })?;
+        let length = about.len();
+        let offer = PutHeader::sign(run, window, self.uid, digest, length, &self.signer);
+        match self.peers.offer(&self.endpoint, &offer, path).await {
+            Ok(have) => {
+                if have.len() < RECEIVERS_WANTED {
+                    tracing::info!(
+                        window = window.0,
+                        ?have,
+                        "these validators have the contribution, and no others"
+                    );
+                }
+                self.traffic.add_up(length * have.len() as u64);
+                Ok(length)
+            }
+            Err(error) => Err(StoreError::Unavailable {
+                store: self.describe(),
+                action: Action::Write,
+                name: key.to_string(),
+                source: Box::new(error),
+            }),
+        }
+    }
+
+    async fn get(&self, key: &ObjectKey, _: u64) -> Result<Bytes, StoreError> {
+        Err(StoreError::NotFound { key: key.to_string() })
+    }
+
+    async fn delete(&self, _: &ObjectKey) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn list(&self, _: &str, _: usize) -> Result<Listing, StoreError> {
+        Ok(Listing { entries: Vec::new(), complete: true })
+    }
+
+    fn traffic(&self) -> TrafficTotals {
+        self.traffic.totals()
+    }
+}
+
+/// The endpoint of a seat without a bucket whose node has its key in `directory`. The key is made if it is not there.
+pub fn endpoint(directory: &Path) -> anyhow::Result<String> {
+    let key = NodeKey::open_or_create(&directory.join(KEY_FILE))?;
+    Ok(PeerUrl { peer: key.peer(), address: None }.to_string())
+}
+
+/// Completes with an error when the node's task for peers has ended, which it should not.
+pub fn ended(peers: Option<Arc<Peers>>) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(async move {
+        match peers {
+            Some(peers) => peers.network.ended().await,
+            None => std::future::pending().await,
+        }
+        bail!("the task that owns the connections to peers has ended; this is a fault of the program")
+    })
+}
