@@ -112,7 +112,7 @@ fn section(plan: &Plan, bucket: &BucketPlan, secret_file: PathBuf) -> anyhow::Re
 
 /// Waits until the bucket is written and read as its owner and others do; false if no store runs.
 async fn until_served(plan: &Plan, bucket: &BucketPlan) -> anyhow::Result<bool> {
-    let address = (plan.store_host.as_str(), plan.store_port);
+    let address = (plan.host.as_str(), plan.store_port);
     if tokio::net::TcpStream::connect(address).await.is_err() {
         return Ok(false);
     }
@@ -172,7 +172,7 @@ mod tests {
         Plan {
             version: PLAN_VERSION,
             chain: ChainPlan::Embedded { port: 1, block_millis: 500 },
-            store_host: "127.0.0.1".into(),
+            host: "127.0.0.1".into(),
             store_port: 0,
             finality_lag: 0,
             run: 0,

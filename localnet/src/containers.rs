@@ -81,7 +81,7 @@ pub async fn plan(make: MakePlan) -> anyhow::Result<()> {
             let plan = Plan {
                 version: PLAN_VERSION,
                 chain: ChainPlan::Elsewhere { urls: make.chains },
-                store_host: make.store_host,
+                host: make.store_host,
                 store_port: make.store_port,
                 finality_lag: make.finality_lag,
                 run: 0,
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(first.seats.len(), 3);
         let store = store_config(&first, home.path().join("store"));
         assert_eq!((store.listen.to_string(), store.buckets.len()), ("0.0.0.0:9000".into(), 4));
-        let at_home = Plan { store_host: "127.0.0.1".into(), ..first };
+        let at_home = Plan { host: "127.0.0.1".into(), ..first };
         assert!(store_config(&at_home, home.path().join("store")).listen.ip().is_loopback());
     }
 

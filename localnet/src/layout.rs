@@ -25,8 +25,9 @@ use std::{
 pub struct Plan {
     pub version: u32,
     pub chain: ChainPlan,
-    /// The host at which the seats reach the store.
-    pub store_host: String,
+    /// The host at which the seats reach the store and the development chain.
+    #[serde(alias = "store_host")]
+    pub host: String,
     pub store_port: u16,
     pub finality_lag: u32,
     pub run: u32,
@@ -95,6 +96,12 @@ pub struct SeatPlan {
     pub strategy: String,
     pub access_key: String,
     pub secret_key: String,
+    /// A miner that sends its contributions to validators, and has neither a bucket nor an open port.
+    #[serde(default)]
+    pub bucketless: bool,
+    /// Where a validator takes contributions from such miners.
+    #[serde(default)]
+    pub peer_port: Option<u16>,
 }
 
 /// A bucket, and the key that may write to it.
@@ -209,10 +216,11 @@ impl Plan {
 
     /// The URL of each node of the chain.
     pub fn chain_urls(&self) -> Vec<String> {
-        let here = |port: u16| format!("ws://127.0.0.1:{port}");
         match &self.chain {
-            ChainPlan::Embedded { port, .. } => vec![here(*port)],
-            ChainPlan::Nodes { nodes, .. } => nodes.iter().map(|node| here(node.rpc_port)).collect(),
+            ChainPlan::Embedded { port, .. } => vec![format!("ws://{}:{port}", self.host)],
+            ChainPlan::Nodes { nodes, .. } => {
+                nodes.iter().map(|node| format!("ws://127.0.0.1:{}", node.rpc_port)).collect()
+            }
             ChainPlan::Elsewhere { urls } => urls.clone(),
         }
     }
@@ -230,7 +238,7 @@ impl Plan {
     }
 
     pub fn store_url(&self) -> String {
-        format!("http://{}:{}", self.store_host, self.store_port)
+        format!("http://{}:{}", self.host, self.store_port)
     }
 
     /// The base URL at which others read a bucket.
@@ -251,7 +259,7 @@ mod tests {
         Plan {
             version: PLAN_VERSION,
             chain: ChainPlan::Embedded { port: 1, block_millis: 500 },
-            store_host: "127.0.0.1".into(),
+            host: "127.0.0.1".into(),
             store_port: 2,
             finality_lag: 0,
             run: 0,
@@ -285,6 +293,8 @@ mod tests {
             strategy: honest(),
             access_key: String::new(),
             secret_key: String::new(),
+            bucketless: false,
+            peer_port: None,
         };
         let chain = ChainPlan::Elsewhere { urls: vec!["ws://a".into(), "ws://b".into()] };
         let seats = vec![seat("miner-0"), seat("miner-1"), seat("miner-2")];

@@ -37,6 +37,8 @@ pub struct Network {
     /// Seats whose process has ended, until they are started again.
     down: Vec<Down>,
     restarts: BTreeMap<String, Restarts>,
+    /// By the name of a process, the Linux network namespace that it runs in.
+    pub namespaces: BTreeMap<String, String>,
 }
 
 /// A program that has ended, and is started again.
@@ -72,6 +74,7 @@ impl Network {
             processes: Vec::new(),
             down: Vec::new(),
             restarts: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
         }
     }
 
@@ -83,8 +86,8 @@ impl Network {
                 let arguments = [
                     "--dir".into(),
                     dir.into_os_string(),
-                    "--port".into(),
-                    port.to_string().into(),
+                    "--listen".into(),
+                    format!("{}:{port}", plan.host).into(),
                     "--block-millis".into(),
                     block_millis.to_string().into(),
                     "--finality-lag".into(),
@@ -92,14 +95,14 @@ impl Network {
                     "--with-parent".into(),
                 ];
                 self.start(CHAIN, CHAIN, arguments.into())?;
-                self.wait_for_port(CHAIN, *port, UP_WITHIN).await?;
+                self.wait_for_port(CHAIN, (&plan.host, *port), UP_WITHIN).await?;
             }
             ChainPlan::Nodes { nodes, .. } => {
                 for node in nodes {
                     self.start_node(plan, &node.name)?;
                 }
                 for node in nodes {
-                    self.wait_for_port(&node.name, node.rpc_port, NODE_UP_WITHIN).await?;
+                    self.wait_for_port(&node.name, ("127.0.0.1", node.rpc_port), NODE_UP_WITHIN).await?;
                 }
             }
             ChainPlan::Elsewhere { .. } => {}
@@ -131,7 +134,7 @@ impl Network {
         let arguments =
             ["--plan".into(), file.into_os_string(), "--data".into(), data, "--with-parent".into()];
         self.start(STORE, STORE, arguments.into())?;
-        self.wait_for_port(STORE, plan.store_port, UP_WITHIN).await
+        self.wait_for_port(STORE, (&plan.host, plan.store_port), UP_WITHIN).await
     }
 
     /// Starts a miner or validator of the plan, honest or not.
@@ -264,10 +267,16 @@ impl Network {
 
     /// Starts `role KIND` with these arguments, as the process `name`.
     fn start(&mut self, name: &str, kind: &str, arguments: Vec<OsString>) -> anyhow::Result<()> {
+        let mut words: Vec<OsString> = match self.namespaces.get(name) {
+            Some(namespace) => ["ip", "netns", "exec", namespace].map(OsString::from).into(),
+            None => Vec::new(),
+        };
+        words.extend([self.executable.clone().into(), "role".into(), kind.into()]);
+        words.extend(arguments);
         let program = Program {
             name: name.to_owned(),
-            executable: self.executable.clone(),
-            arguments: ["role".into(), kind.into()].into_iter().chain(arguments).collect(),
+            executable: words.remove(0).into(),
+            arguments: words,
             // Several nodes share the machine: with one thread each they compute as much and wait less.
             environment: vec![("RAYON_NUM_THREADS".into(), "1".into())],
             log: self.log_of(name),
@@ -277,10 +286,15 @@ impl Network {
         Ok(())
     }
 
-    async fn wait_for_port(&mut self, name: &str, port: u16, within: Duration) -> anyhow::Result<()> {
+    async fn wait_for_port(
+        &mut self,
+        name: &str,
+        address: (&str, u16),
+        within: Duration,
+    ) -> anyhow::Result<()> {
         let started = Instant::now();
         loop {
-            if tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
+            if tokio::net::TcpStream::connect(address).await.is_ok() {
                 return Ok(());
             }
             if let Some(died) = self.died()? {

@@ -76,7 +76,7 @@ pub struct ChainRole {
     #[arg(long)]
     pub dir: PathBuf,
     #[arg(long)]
-    pub port: u16,
+    pub listen: SocketAddr,
     #[arg(long)]
     pub block_millis: u64,
     #[arg(long, default_value_t = 0)]
@@ -160,7 +160,7 @@ async fn chain(role: ChainRole) -> anyhow::Result<()> {
         program::exit_with_parent();
     }
     let config = Config {
-        listen: SocketAddr::from(([127, 0, 0, 1], role.port)),
+        listen: role.listen,
         dir: Some(role.dir),
         block_interval: Duration::from_millis(role.block_millis),
         finality_lag: role.finality_lag,
@@ -224,7 +224,7 @@ async fn store(role: StoreRole) -> anyhow::Result<()> {
     // The bucket of an adversary may answer readers with faults.
     let validators = plan.seats_of(protocol::Role::Validator).count();
     let validators = u16::try_from(validators).unwrap_or(u16::MAX);
-    for seat in &plan.seats {
+    for seat in plan.seats.iter().filter(|seat| !seat.bucketless) {
         let setup = adversaries::Setup { validators, ..adversaries::Setup::default() };
         if let Some(adversary) = adversaries::miner(&seat.strategy, &setup) {
             server.inject(&seat.name, adversary.faults())?;
@@ -244,12 +244,12 @@ pub(crate) fn store_config(plan: &Plan, data: PathBuf) -> ServerConfig {
     let (access_key, secret_key) = &plan.origin_keys;
     let mut buckets = vec![BucketConfig::new(ORIGIN, access_key, secret_key)];
     let of_seat = |seat: &SeatPlan| BucketConfig::new(&seat.name, &seat.access_key, &seat.secret_key);
-    buckets.extend(plan.seats.iter().map(of_seat));
+    buckets.extend(plan.seats.iter().filter(|seat| !seat.bucketless).map(of_seat));
     let of_guest =
         |bucket: &BucketPlan| BucketConfig::new(&bucket.name, &bucket.access_key, &bucket.secret_key);
     buckets.extend(plan.buckets.iter().map(of_guest));
     // It listens to every address only where its seats are elsewhere.
-    let host: Option<IpAddr> = plan.store_host.parse().ok();
+    let host: Option<IpAddr> = plan.host.parse().ok();
     let ip = host.filter(IpAddr::is_loopback).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let admin = |(port, token)| AdminConfig { listen: SocketAddr::from(([127, 0, 0, 1], port)), token };
     ServerConfig {

@@ -14,12 +14,12 @@ use chain_client::{
     keys::{Key, KeyFile, KeyPassword, KeySource, Prompt},
 };
 use model::RunSpec;
-use node::config::{File, ServeFile, StoreFile, TrainFile};
+use node::config::{File, PeerFile, ServeFile, StoreFile, TrainFile};
 use node::create::{self, NewRun};
 use node::durable::write_atomic;
 use protocol::{Block, Role, RunId, RunParams, view::RunView};
 use std::{
-    net::TcpListener,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -30,12 +30,21 @@ const OWNER: &str = "//Alice";
 /// The file of a seat's directory with its bucket's secret.
 pub(crate) const STORE_SECRET: &str = "store-secret";
 
+/// The directory of a node in its seat's directory.
+const DATA: &str = "data";
+/// Where everything listens by default.
+pub const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
 /// Blocks between the run's creation and its first window, beside the finality lag.
 const BLOCKS_BEFORE_START: u32 = 20;
 
 /// The network to set up.
 pub struct Wanted {
     pub seats: Seats,
+    /// Whether every second honest miner has neither a bucket nor an open port.
+    pub nat: bool,
+    /// The address of chain and store.
+    pub host: IpAddr,
     pub chain: ChainWanted,
     pub finality_lag: u32,
     /// `None`: any free one.
@@ -82,6 +91,7 @@ pub async fn set_up(
     network.start_store(&plan).await?;
 
     establish(&directory, &mut plan, wanted.work.clone(), say).await?;
+    drop(ports.peers);
     locked.write_plan(plan.clone())?;
     Ok((plan, chain))
 }
@@ -175,12 +185,16 @@ pub async fn add_seat(
         Role::Miner => defaults::MINER_STAKE,
         Role::Validator => defaults::VALIDATOR_STAKE,
     };
+    let endpoint = match seat.bucketless {
+        true => node::peers::endpoint(&home.join(DATA))?,
+        false => plan.bucket_url(&seat.name),
+    };
     let chain = SubxtChain::connect(&plan.chain_url(), Some(coldkey)).await?;
     let wish = SeatRequest {
         run: RunId(plan.run),
         role: seat.role,
         hotkey,
-        endpoint: plan.bucket_url(&seat.name),
+        endpoint,
         stake,
         hotkey_funds: defaults::HOTKEY_FUNDS,
         // All seats register at once, and each registration raises the price of the next.
@@ -208,17 +222,19 @@ fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
         run: Some(plan.run),
         key: Some(home.join("hotkey.json").display().to_string()),
         password_file: Some(home.join("password")),
-        directory: Some(home.join("data")),
+        directory: Some(home.join(DATA)),
         dataset: plan.dataset.clone(),
         device: None,
-        store: Some(StoreFile {
+        store: (!seat.bucketless).then(|| StoreFile {
             endpoint: plan.store_url(),
             bucket: seat.name.clone(),
             access_key: seat.access_key.clone(),
             secret_key: None,
             secret_key_file: Some(home.join(STORE_SECRET)),
         }),
-        peer: None,
+        peer: seat
+            .peer_port
+            .map(|port| PeerFile { listen: Some(SocketAddr::from(([127, 0, 0, 1], port))), announce: None }),
         data: None,
         train: (seat.role == Role::Miner)
             .then(|| TrainFile { commit_margin_blocks: Some(2 + plan.finality_lag), ..TrainFile::default() }),
@@ -233,6 +249,8 @@ struct Ports {
     chain: Vec<TcpListener>,
     store: TcpListener,
     store_admin: Option<TcpListener>,
+    /// One for each validator.
+    peers: Vec<TcpListener>,
 }
 
 fn number(listener: &TcpListener) -> std::io::Result<u16> {
@@ -241,11 +259,21 @@ fn number(listener: &TcpListener) -> std::io::Result<u16> {
 
 fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
     let mut ports = Ports {
-        chain: vec![port(wanted.chain_port, "chain")?],
-        store: port(wanted.store_port, "store")?,
-        store_admin: wanted.store_admin.then(|| port(None, "faults of the store")).transpose()?,
+        chain: vec![port(wanted.host, wanted.chain_port, "chain")?],
+        store: port(wanted.host, wanted.store_port, "store")?,
+        store_admin: wanted.store_admin.then(|| port(LOOPBACK, None, "faults of the store")).transpose()?,
+        peers: Vec::new(),
     };
-    let seats = new_seats(&wanted.seats)?;
+    let mut seats = new_seats(&wanted.seats)?;
+    for seat in seats.iter_mut().filter(|seat| seat.role == Role::Validator) {
+        let listener = port(LOOPBACK, None, "peers")?;
+        seat.peer_port = Some(number(&listener)?);
+        ports.peers.push(listener);
+    }
+    if wanted.nat {
+        let honest = seats.iter_mut().filter(|seat| seat.role == Role::Miner && seat.strategy == HONEST);
+        honest.skip(1).step_by(2).for_each(|seat| seat.bucketless = true);
+    }
     let chain = match &wanted.chain {
         ChainWanted::Embedded { block_millis } => {
             ChainPlan::Embedded { port: number(&ports.chain[0])?, block_millis: *block_millis }
@@ -261,7 +289,7 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
     let plan = Plan {
         version: PLAN_VERSION,
         chain,
-        store_host: "127.0.0.1".into(),
+        host: wanted.host.to_string(),
         store_port: number(&ports.store)?,
         finality_lag: wanted.finality_lag,
         run: 0,
@@ -279,7 +307,7 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
 fn node_plans(ports: &mut Vec<TcpListener>) -> anyhow::Result<Vec<NodePlan>> {
     let first_rpc = ports.first().map(number).transpose()?;
     let mut free = || -> anyhow::Result<u16> {
-        let listener = port(None, "nodes")?;
+        let listener = port(LOOPBACK, None, "nodes")?;
         let port = number(&listener)?;
         ports.push(listener);
         Ok(port)
@@ -322,19 +350,28 @@ pub fn new_seats(wanted: &Seats) -> anyhow::Result<Vec<SeatPlan>> {
 pub fn new_seat(role: Role, index: u16) -> anyhow::Result<SeatPlan> {
     let name = format!("{role}-{index}");
     let strategy = HONEST.to_owned();
-    Ok(SeatPlan { role, uid: 0, strategy, access_key: name.clone(), secret_key: random_hex(20)?, name })
+    Ok(SeatPlan {
+        role,
+        uid: 0,
+        strategy,
+        access_key: name.clone(),
+        secret_key: random_hex(20)?,
+        bucketless: false,
+        peer_port: None,
+        name,
+    })
 }
 
 /// Fails if one of these ports is taken.
 pub fn check_ports(chain: Option<u16>, store: Option<u16>) -> anyhow::Result<()> {
-    let _held = (port(chain, "chain")?, port(store, "store")?);
+    let _held = (port(LOOPBACK, chain, "chain")?, port(LOOPBACK, store, "store")?);
     Ok(())
 }
 
 /// Binds the port asked for, or a free one.
-fn port(asked: Option<u16>, what: &str) -> anyhow::Result<TcpListener> {
+fn port(host: IpAddr, asked: Option<u16>, what: &str) -> anyhow::Result<TcpListener> {
     let asked = asked.unwrap_or(0);
-    TcpListener::bind(("127.0.0.1", asked)).with_context(|| {
+    TcpListener::bind((host, asked)).with_context(|| {
         format!("port {asked} for the {what} is taken by another program; choose another port, or name none for a free one")
     })
 }

@@ -58,6 +58,10 @@ pub struct Up {
     /// others. A kept network keeps its seats
     #[arg(long, value_name = "LIST", conflicts_with_all = ["miners", "validators"])]
     pub seats: Option<Seats>,
+    /// Every second honest miner has neither a bucket nor an open port, as behind a home router: it sends its
+    /// contributions to validators. A kept network keeps its seats
+    #[arg(long)]
+    pub nat: bool,
     /// The chain: the development chain in one process, or four real nodes that finalise blocks among them
     #[arg(long, value_name = "KIND", value_enum, default_value_t = ChainKind::Embedded)]
     pub chain: ChainKind,
@@ -325,6 +329,8 @@ async fn make(
     params.schedule = defaults::schedule(train_blocks, finality_lag);
     let wanted = Wanted {
         seats: up.seats.clone().unwrap_or_else(|| Seats::honest(up.miners, up.validators)),
+        nat: up.nat,
+        host: setup::LOOPBACK,
         chain,
         finality_lag,
         chain_port: up.chain_port,

@@ -10,7 +10,7 @@ use localnet::{
     observe::Observer,
     process::last_lines,
     seats::Seats,
-    setup::{ChainWanted, Wanted, Work, set_up},
+    setup::{ChainWanted, LOOPBACK, Wanted, Work, set_up},
 };
 use mettle::output::Output;
 use protocol::{Block, RunParams, Schedule, Uid, Window, view::Outcome};
@@ -132,6 +132,26 @@ pub fn hidden_params(finality_lag: u32) -> RunParams {
     RunParams { schedule, hidden_blocks, ..open }
 }
 
+/// A network of these seats on free ports of this machine.
+pub async fn wanted(chain: ChainWanted, seats: Seats, params: RunParams, finality_lag: u32) -> Wanted {
+    Wanted {
+        seats,
+        nat: false,
+        host: LOOPBACK,
+        chain,
+        finality_lag,
+        chain_port: None,
+        store_port: None,
+        store_admin: true,
+        held_out_sequences: 64,
+        work: Work {
+            dataset: localnet::up::prepare(None).await.expect("the default text is there"),
+            params,
+            spec: defaults::spec(),
+        },
+    }
+}
+
 impl Net {
     /// Sets a network up in `home`, on the development chain, and starts all of it.
     pub async fn up(home: &Path, miners: u16, validators: u16) -> Net {
@@ -142,6 +162,16 @@ impl Net {
     pub async fn up_with(home: &Path, miners: u16, validators: u16, params: fn(u32) -> RunParams) -> Net {
         let chain = ChainWanted::Embedded { block_millis: 200 };
         Net::start_with(home, chain, Seats::honest(miners, validators), params(2), 2).await
+    }
+
+    /// The same, with every second miner as behind a home router.
+    pub async fn up_with_nat(home: &Path, miners: u16, validators: u16) -> Net {
+        let chain = ChainWanted::Embedded { block_millis: 200 };
+        let honest = Seats::honest(miners, validators);
+        let wanted = Wanted { nat: true, ..wanted(chain, honest, params(2), 2).await };
+        let mut net = Net::set_up(home, &wanted).await;
+        net.start_seats();
+        net
     }
 
     /// The same, with these seats as `up --seats` takes them, on a chain whose blocks are final at once.
@@ -168,30 +198,26 @@ impl Net {
         params: RunParams,
         finality_lag: u32,
     ) -> Net {
+        let mut net = Net::set_up(home, &wanted(chain, seats, params, finality_lag).await).await;
+        net.start_seats();
+        net
+    }
+
+    /// Chain, store, run and seats, without the processes of the seats.
+    pub async fn set_up(home: &Path, wanted: &Wanted) -> Net {
         let mut locked = LockedDirectory::lock(&home.join("net")).expect("a new directory");
         let mut network = Network::new(locked.path(), PROGRAM.into());
-        let wanted = Wanted {
-            seats,
-            chain,
-            finality_lag,
-            chain_port: None,
-            store_port: None,
-            store_admin: true,
-            held_out_sequences: 64,
-            work: Work {
-                dataset: localnet::up::prepare(None).await.expect("the default text is there"),
-                params,
-                spec: defaults::spec(),
-            },
-        };
-        let (plan, chain) = set_up(&mut locked, &mut network, &wanted, &mut |what| println!("{what}"))
+        let (plan, chain) = set_up(&mut locked, &mut network, wanted, &mut |what| println!("{what}"))
             .await
             .expect("the network is set up");
-        for seat in &plan.seats {
-            network.start_seat(&plan, seat).expect("the seat's process starts");
-        }
         let observer = network.observer(&plan, &*chain).await.expect("our chain answers");
         Net { network, plan, chain, observer, locked, step_max: STEP_MAX }
+    }
+
+    pub fn start_seats(&mut self) {
+        for seat in &self.plan.seats {
+            self.network.start_seat(&self.plan, seat).expect("the seat's process starts");
+        }
     }
 
     /// Other processes on the same chain, which follow `plan`.
@@ -211,8 +237,11 @@ impl Net {
         if !self.network.runs("store") {
             self.network.start_store(&self.plan).await.expect("the store starts again");
         }
-        for name in self.plan.seats.iter().map(|seat| seat.name.clone()).collect::<Vec<_>>() {
-            self.inject(&name, &Faults::default()).await;
+        let seats = self.plan.seats.iter().map(|seat| (seat.name.clone(), seat.bucketless));
+        for (name, bucketless) in seats.collect::<Vec<_>>() {
+            if !bucketless {
+                self.inject(&name, &Faults::default()).await;
+            }
             if !self.network.runs(&name) {
                 self.start(&name);
             }

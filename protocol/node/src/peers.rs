@@ -239,7 +239,7 @@ impl Peers {
 
     /// Reads a contribution that is in no bucket: from the own inbox, or from a receiver. It is
     /// [missing](FetchError::Missing) if every receiver says so; any other failure is not its miner's.
-    async fn from_receivers(
+    async fn read_from_receivers(
         &self,
         endpoint: &str,
         (window, digest): (Window, Digest),
@@ -417,7 +417,7 @@ impl Fetch for Peers {
     ) -> Result<(), FetchError> {
         match without_bucket(base_url, key) {
             Some(wanted) => {
-                let fetched = self.from_receivers(base_url, wanted, key, limits, to);
+                let fetched = self.read_from_receivers(base_url, wanted, key, limits, to);
                 let ended = tokio::time::timeout(limits.deadline, fetched).await;
                 ended.unwrap_or(Err(FetchError::Deadline { after: limits.deadline }))
             }
