@@ -32,8 +32,8 @@ const VALIDATORS: [&str; 3] = ["validator-0", "validator-1", "validator-2"];
 const OPEN: [&str; 2] = ["miner-0", "miner-2"];
 /// Miners at home, and whether their router gives each connection another port.
 const HOMES: [(&str, bool); 2] = [("miner-1", false), ("miner-3", true)];
-/// Windows that may pass until something shows that takes two or three: the machine may be busy.
-const WINDOWS_MAX: u32 = 15;
+/// Windows in which a contribution may be missing: the machine may be busy.
+const LATE_MAX: u32 = 3;
 
 static NETWORK: LazyLock<Shared> = LazyLock::new(|| Shared::start("nat", start));
 
@@ -191,7 +191,7 @@ async fn selected(net: &Net, window: Window) -> BTreeSet<Uid> {
 async fn until_all_selected(net: &mut Net, miners: &[&str], wanted: u32) {
     let miners: BTreeSet<Uid> = miners.iter().map(|name| net.uid(name)).collect();
     let (first, mut complete) = (last_finalised(&net.observer) + 1, 0);
-    for window in first..first + WINDOWS_MAX {
+    for window in first..first + wanted + LATE_MAX {
         net.until(&format!("window {window} is finalised"), |seen| window <= last_finalised(seen)).await;
         let found = selected(net, Window(window)).await;
         complete += u32::from(miners.is_subset(&found));

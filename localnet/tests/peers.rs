@@ -5,8 +5,8 @@
 mod support;
 
 use protocol::{Role, Uid, Window};
-use std::sync::LazyLock;
-use support::{Net, Shared, last_finalised};
+use std::{process::Stdio, sync::LazyLock};
+use support::{Net, PROGRAM, Shared, last_finalised};
 
 static NETWORK: LazyLock<Shared> =
     LazyLock::new(|| Shared::start("peers", async |home| Net::up_with_nat(home, 2, 3).await));
@@ -41,5 +41,55 @@ fn a_miner_without_a_bucket_is_merged_in_three_windows_and_paid() {
             .seats_of(Role::Validator)
             .filter(|validator| net.directory().join(&validator.name).join("data/inbox/runs").is_dir());
         assert_eq!(inboxes.count(), 3, "all three validators were sent contributions");
+
+        let settings = net.directory().join(&miner.name).join("settings.toml");
+        let doctor = move || support::mettle(["doctor".as_ref(), "--config".as_ref(), settings.as_os_str()]);
+        let ended = tokio::task::spawn_blocking(doctor).await.expect("it ends");
+        let said = ended.all();
+        assert!(said.contains("3 of 3 validators take contributions and were reached"), "{said}");
+    });
+}
+
+#[test]
+fn a_newcomer_takes_part_with_two_commands() {
+    NETWORK.run(async |net| {
+        let home = net.directory().join("newcomer");
+        let password = net.directory().join("password-of-newcomer");
+        node::durable::write_atomic(&password, b"open sesame").expect("the disk has room");
+        let (directory, url) = (home.clone(), net.plan.chain_url());
+        let init = move || {
+            let (directory, password) = (directory.display().to_string(), password.display().to_string());
+            let words = [
+                "init",
+                "miner",
+                "--yes",
+                "--dir",
+                &directory,
+                "--chain",
+                &url,
+                "--password-file",
+                &password,
+            ];
+            support::mettle(words)
+        };
+        let ended = tokio::task::spawn_blocking(init).await.expect("it ends");
+        assert!(ended.success, "{}", ended.all());
+        let uid = ended.out.lines().find_map(|line| line.strip_prefix("uid ")?.parse().ok());
+        let uid = Uid(uid.unwrap_or_else(|| panic!("no uid: {}", ended.all())));
+
+        let log = std::fs::File::create(home.join("log.txt")).expect("the disk has room");
+        let _miner = tokio::process::Command::new(PROGRAM)
+            .args(["role", "miner", "start", "--config"])
+            .arg(home.join("settings.toml"))
+            .env("RAYON_NUM_THREADS", "1")
+            .stdin(Stdio::null())
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the program starts");
+        net.until("the newcomer's contribution is selected", |seen| {
+            seen.seen.get(&uid).is_some_and(|seat| 1 <= seat.selected)
+        })
+        .await;
     });
 }

@@ -6,6 +6,8 @@ use crate::{
     dataset::{self, DatasetCommand},
     delegation::{self, DelegationCommand},
     doctor::{self, Doctor},
+    help,
+    init::{self, Init},
     keys::{self, KeysCommand},
     model::{self, ModelCommand},
     output::{self, Output},
@@ -37,6 +39,13 @@ enum Command {
     /// Create a key file, or show a key's address
     #[command(subcommand)]
     Keys(KeysCommand),
+    #[command(after_help = help::signing(&[
+        "mettle init miner",
+        "mettle init miner --dir seat0 --device cuda:0 --password-file password",
+        "mettle init validator --store https://s3.example.org --bucket my-bucket \\",
+        "    --access-key ID --secret-file secret --endpoint https://bucket.example.org",
+    ]))]
+    Init(Box<Init>),
     #[command(flatten)]
     Account(AccountCommand),
     #[command(flatten)]
@@ -65,7 +74,10 @@ enum Command {
 /// The commands by subject, as `mettle --help` lists them.
 const GROUPS: &[(&str, &str)] = &[
     ("Keys and money", "keys balance transfer"),
-    ("Seats", "doctor register status why claim set-payout stake unstake withdraw rotate-key rewind proxy"),
+    (
+        "Seats",
+        "init doctor register status why claim set-payout stake unstake withdraw rotate-key rewind proxy",
+    ),
     ("Delegation", "nominate unnominate nominations set-commission"),
     ("Runs", "run plan"),
     ("Evidence", "receipts audit report"),
@@ -108,6 +120,7 @@ impl Cli {
     pub async fn execute(self, output: &mut Output<'_>) -> anyhow::Result<()> {
         match self.command {
             Command::Keys(command) => keys::run(command, output),
+            Command::Init(command) => init::init(*command, output).await,
             Command::Account(command) => account::run(command, output).await,
             Command::Seat(command) => seat::run(command, output).await,
             Command::Delegation(command) => delegation::run(command, output).await,

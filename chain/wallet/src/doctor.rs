@@ -25,23 +25,27 @@ use model::RunSpec;
 use nn::{Device, DeviceName};
 use node::{
     ChainWitness, Flags, Settings,
-    config::{StoreFile, TrainEngine},
+    config::{PeerFile, StoreFile, TrainEngine},
     data::fetch_manifest,
     durable::free_bytes,
     error_chain,
     exit::ExitStatus,
     open,
+    peers::Peers,
 };
 use protocol::{
     Hotkey, Role,
+    peer::RECEIVERS_WANTED,
     view::{RunStatus, SeatView},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::{
     path::Path,
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
+use store::Fetch;
 
 /// Before the text of a check.
 const LABEL: usize = 12;
@@ -170,6 +174,15 @@ pub async fn doctor(command: Doctor, output: &mut Output<'_>) -> anyhow::Result<
     checks.end()
 }
 
+/// The checks that fail before a seat is registered, as text; empty if none does.
+pub(crate) async fn failures(config: &Path, role: Role, output: &mut Output<'_>) -> anyhow::Result<String> {
+    let flags = Flags { config: Some(config.to_owned()), ..Flags::default() };
+    let mut checks = Checks::default();
+    examine(&Doctor { flags, role: Some(role) }, &mut checks, output).await?;
+    checks.0.retain(|check| check.verdict == Verdict::Failed && check.name != "seat");
+    Ok(checks.text())
+}
+
 /// # Errors
 /// Only those of the output.
 async fn examine(command: &Doctor, checks: &mut Checks, output: &mut Output<'_>) -> anyhow::Result<()> {
@@ -189,11 +202,11 @@ async fn examine(command: &Doctor, checks: &mut Checks, output: &mut Output<'_>)
     checks.0.push(check_open_files(std::fs::read_to_string("/proc/self/limits").ok().as_deref()));
 
     output.note("Reading the chain.")?;
-    let Some(chain) = check_chain(&settings, checks).await else {
+    let Some(opened) = check_chain(&settings, checks).await else {
         checks.skip(&["run", "seat", "bucket", "uplink", "origin", "disk", "memory"], "the chain");
         return Ok(());
     };
-    let chain = &*chain;
+    let chain = &*opened;
     let status = match chain.status(settings.reading.run).await {
         Ok(status) => status,
         Err(error) => {
@@ -213,13 +226,13 @@ async fn examine(command: &Doctor, checks: &mut Checks, output: &mut Output<'_>)
     };
 
     output.note("Trying the bucket.")?;
-    let uplink = check_bucket(&settings, chain, &status, seat.as_ref(), checks).await;
+    let uplink = check_bucket(&settings, &opened, &status, (role, seat.as_ref()), checks).await;
     match (&uplink, &figures) {
         (Some(rate), Some((figures, block_time))) => {
             checks.0.push(check_uplink(role, *rate, figures, &status.run.params, *block_time));
         }
         // Else it failed itself.
-        _ if checks.0.iter().all(|check| check.name != "uplink") => {
+        _ if settings.store.is_some() && checks.0.iter().all(|check| check.name != "uplink") => {
             checks.skip(&["uplink"], "bucket and specification");
         }
         _ => {}
@@ -273,7 +286,7 @@ fn check_files(command: &Doctor, settings: &Settings, checks: &mut Checks) {
         }
     }
     match &settings.store {
-        None => checks.fail("store", open::NO_BUCKET, "see docs/store.md for a bucket"),
+        None => {}
         Some(store) => match store.secret() {
             Err(error) => checks.fail(
                 "store",
@@ -339,7 +352,7 @@ fn check_device(settings: &Settings, checks: &mut Checks) -> Option<Device> {
 }
 
 /// Chain, genesis, age of the head, clock, second node, and whether the directory is this chain's.
-async fn check_chain(settings: &Settings, checks: &mut Checks) -> Option<std::sync::Arc<dyn Chain>> {
+async fn check_chain(settings: &Settings, checks: &mut Checks) -> Option<Arc<dyn Chain>> {
     let config = &settings.reading.chain;
     let chain = match open::chain(config, None).await {
         Ok(chain) => chain,
@@ -474,9 +487,9 @@ async fn check_spec(chain: &dyn Chain, status: &RunStatus, checks: &mut Checks) 
 /// Writes, reads at the seat's public URL, deletes; then measures the uplink.
 async fn check_bucket(
     settings: &Settings,
-    chain: &dyn Chain,
+    chain: &Arc<dyn Chain>,
     status: &RunStatus,
-    seat: Option<&SeatView>,
+    (role, seat): (Role, Option<&SeatView>),
     checks: &mut Checks,
 ) -> Option<Uplink> {
     const ADVICE: &str = "correct [store] in the settings file, the access rules of the bucket, or its public URL: see docs/store.md";
@@ -487,14 +500,14 @@ async fn check_bucket(
             return None;
         }
         None => {
-            checks.skip(&["bucket"], "a [store]");
+            check_receivers(settings, chain, status, (role, seat), checks).await;
             return None;
         }
     };
     match seat {
         None => checks.skip(&["bucket"], "a seat, which names its public URL; `mettle register` tries it"),
         Some(seat) => {
-            let fetch = match open::fetcher(chain, &status.run.params) {
+            let fetch = match open::fetcher(&**chain, &status.run.params) {
                 Ok(fetch) => fetch,
                 Err(error) => {
                     checks.fail("bucket", format!("{error:#}"), "");
@@ -518,6 +531,53 @@ async fn check_bucket(
             checks.fail("uplink", error_chain(&error), ADVICE);
             None
         }
+    }
+}
+
+/// A miner without a bucket: which validators take its contributions, and which of them can be reached from here.
+async fn check_receivers(
+    settings: &Settings,
+    chain: &Arc<dyn Chain>,
+    status: &RunStatus,
+    (role, seat): (Role, Option<&SeatView>),
+    checks: &mut Checks,
+) {
+    const NO_STORE: &str = "add a [store] to the settings file (docs/store.md), or register a miner with the endpoint \
+                            that `miner endpoint` prints";
+    let kind = match (role, seat) {
+        (role, Some(seat)) => open::check_kind(settings, role, &seat.endpoint),
+        (Role::Validator, None) => Err(anyhow::anyhow!(open::NO_BUCKET)),
+        (Role::Miner, None) => Ok(()),
+    };
+    if let Err(error) = kind {
+        return checks.fail("bucket", format!("{error:#}"), NO_STORE);
+    }
+    let surveyed = async {
+        let http: Arc<dyn Fetch> = Arc::new(open::fetcher(&**chain, &status.run.params)?);
+        let file = PeerFile::default();
+        let directory = &settings.reading.directory;
+        let peers = Peers::open(&file, Role::Miner, directory, chain, &status.run, &http).await?;
+        anyhow::Ok(peers.survey().await?)
+    };
+    let found = match surveyed.await {
+        Ok(found) => found,
+        Err(error) => return checks.fail("receivers", format!("{error:#}"), ""),
+    };
+    let reached = found.iter().filter(|(_, reached)| reached.is_ok()).count();
+    let counted = format!("{reached} of {} validators take contributions and were reached", found.len());
+    let failures = found
+        .iter()
+        .filter_map(|(uid, reached)| Some(format!("validator {uid}: {}", reached.as_ref().err()?)));
+    let failures: Vec<String> = failures.collect();
+    let advice = failures.join("; ");
+    match reached {
+        0 => checks.fail(
+            "receivers",
+            counted,
+            &format!("a bucket works without them (docs/store.md). {advice}"),
+        ),
+        reached if reached < RECEIVERS_WANTED.min(found.len()) => checks.warn("receivers", counted, &advice),
+        _ => checks.ok("receivers", counted),
     }
 }
 

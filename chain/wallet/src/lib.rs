@@ -9,6 +9,7 @@ mod delegation;
 mod doctor;
 mod formats;
 mod help;
+mod init;
 mod keys;
 mod model;
 pub mod output;

@@ -7,7 +7,7 @@ mod register;
 mod rewind;
 mod stake;
 
-pub(crate) use register::role_parser;
+pub(crate) use register::{Register, register, role_parser};
 
 use crate::{
     help,
@@ -76,7 +76,7 @@ pub enum SeatCommand {
 /// Runs a command; prints and asks through `output`.
 pub async fn run(command: SeatCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
     match command {
-        SeatCommand::Register(command) => register::register(command, output).await,
+        SeatCommand::Register(command) => register(command, output).await,
         SeatCommand::Status(command) => status::status(command, output).await,
         SeatCommand::Claim(command) => pay::claim(command, output).await,
         SeatCommand::SetPayout(command) => pay::set_payout(command, output).await,

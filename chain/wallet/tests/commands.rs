@@ -844,6 +844,57 @@ async fn a_seat_s_bucket_is_checked_before_anything_is_signed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_command_makes_a_seat_and_finds_what_is_done() {
+    let net = Net::new().await;
+    let home = tempfile::tempdir().unwrap();
+    let file = |name: &str| home.path().join(name).display().to_string();
+    std::fs::write(file("password"), "open sesame\n").unwrap();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        std::fs::set_permissions(file("password"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    // Nothing is written for a seat that cannot be.
+    let bare = net.examine(&format!("init validator --dir {} --yes", file("v"))).await;
+    bare.ends_with_code(1).prints("--secret-file");
+    assert!(!home.path().join("v").exists());
+
+    // The run's owner serves nothing here, and no validator takes contributions.
+    let init = format!("init miner --dir {} --password-file {}", file("seat"), file("password"));
+    let before = net.free("//Alice").await;
+    let unwell = net.examine(&format!("{init} --yes")).await;
+    unwell.ends_with_code(1).prints("FAIL  receivers").prints("nothing was signed");
+    assert_eq!(net.free("//Alice").await, before);
+    let keys: Vec<Vec<u8>> = ["seat/coldkey.json", "seat/hotkey.json"]
+        .iter()
+        .map(|key| std::fs::read(file(key)).unwrap())
+        .collect();
+
+    let init = format!("{init} --force");
+    net.examine(&init).await.ends_with_code(4).prints("no terminal");
+    let made = net.examine(&format!("{init} --yes")).await;
+    made.succeeds()
+        .prints("move 2 MTL")
+        .prints("uid 0")
+        .prints("miner start --config")
+        .prints("seat/settings.toml");
+    let seats = net.alice.seats(net.run).await.unwrap();
+    assert!(seats[0].endpoint.starts_with("p2p://12D3KooW"), "{seats:?}");
+    assert_eq!(seats[0].stake, Amount::mtl(1).0, "the run's minimum");
+    let after = net.free("//Alice").await;
+    assert!(after < before);
+
+    // The same again changes nothing.
+    let again = net.examine(&format!("{init} --yes")).await;
+    again.succeeds().prints("has its seat already").prints("are kept as they are");
+    assert_eq!(net.free("//Alice").await, after);
+    for (key, written) in ["seat/coldkey.json", "seat/hotkey.json"].iter().zip(keys) {
+        assert_eq!(std::fs::read(file(key)).unwrap(), written);
+    }
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_doctor_names_what_keeps_a_node_from_working() {
     let net = Net::new().await;
     let server = buckets(&["mine", "other"]).await;
@@ -880,6 +931,11 @@ async fn a_doctor_names_what_keeps_a_node_from_working() {
     };
     for endpoint in ["foo", "ftp://store.example.org/b", "https://a:b@store.example.org"] {
         net.miner(&register(endpoint)).await.ends_with_code(1).prints("cannot be the seat's bucket");
+    }
+    let peer = "p2p://12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp";
+    let dialled = format!("{peer}/ip4/203.0.113.5/tcp/4100");
+    for (endpoint, why) in [("p2p://somebody", "names no peer"), (&dialled, "has an address")] {
+        net.miner(&register(endpoint)).await.ends_with_code(1).prints(why);
     }
     assert_eq!(net.free("//Bob").await, before, "nothing was signed");
     let good = server.base_url("mine");

@@ -214,7 +214,9 @@ impl PeerFetcher {
     ) -> Result<(), FetchError> {
         let _permit =
             self.at_once.acquire().await.map_err(|error| FetchError::Ours { what: error.to_string() })?;
-        let mut stream = self.network.open(url, PROTOCOL).await.map_err(|error| match error {
+        let opened = timeout(limits.first_byte, self.network.open(url, PROTOCOL)).await;
+        let opened = opened.map_err(|_| FetchError::Stalled { after: limits.first_byte })?;
+        let mut stream = opened.map_err(|error| match error {
             OpenError::Forbidden(error) => error,
             OpenError::Ended => FetchError::Ours { what: error.to_string() },
             other => FetchError::Unreachable { what: other.to_string() },

@@ -9,10 +9,10 @@ use libp2p::connection_limits::{self, ConnectionLimits};
 use libp2p::core::transport::ListenerId;
 use libp2p::multiaddr::{Multiaddr, Protocol};
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
-use libp2p::swarm::{NetworkBehaviour, SwarmEvent};
+use libp2p::swarm::{ConnectionId, NetworkBehaviour, SwarmEvent};
 use libp2p::{PeerId, Stream, StreamProtocol, Swarm, SwarmBuilder, noise, tcp, yamux};
 use libp2p_stream::{self as stream, AlreadyRegistered, Control, IncomingStreams, OpenStreamError};
-use protocol::GenesisHash;
+use protocol::{GenesisHash, ensure};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
@@ -91,10 +91,10 @@ pub struct Network {
     commands: mpsc::Sender<Dial>,
 }
 
-/// Connects to a peer, unless it is connected.
+/// Connects to a peer at the first of these addresses that answers, unless it is connected.
 struct Dial {
     peer: PeerId,
-    address: Option<Multiaddr>,
+    addresses: Vec<Multiaddr>,
     done: oneshot::Sender<Result<(), OpenError>>,
 }
 
@@ -143,15 +143,34 @@ impl Network {
         self.control.clone().accept(self.protocol(name))
     }
 
+    /// Connects to a peer, unless it is connected: by whichever of its addresses answers first.
+    ///
+    /// # Errors
+    /// If none does, or one may not be dialled.
+    pub async fn connect(&self, urls: &[PeerUrl]) -> Result<(), OpenError> {
+        let Some(PeerUrl { peer, .. }) = urls.first() else { return Err(OpenError::NoAddress) };
+        for url in urls {
+            url.judge(self.allow_private).map_err(OpenError::Forbidden)?;
+        }
+        let of_peer = urls.iter().filter(|url| url.peer == *peer);
+        let addresses = of_peer.filter_map(|url| url.address.clone()).collect();
+        let connected = timeout(CONNECT, self.dial(*peer, addresses)).await;
+        connected.unwrap_or_else(|_| Err(silent()))
+    }
+
+    async fn dial(&self, peer: PeerId, addresses: Vec<Multiaddr>) -> Result<(), OpenError> {
+        let (done, connected) = oneshot::channel();
+        let dial = Dial { peer, addresses, done };
+        self.commands.send(dial).await.map_err(|_| OpenError::Ended)?;
+        connected.await.map_err(|_| OpenError::Ended)?
+    }
+
     /// Opens a stream, over a new connection if there is none.
     pub(crate) async fn open(&self, to: &PeerUrl, name: &str) -> Result<Stream, OpenError> {
         to.judge(self.allow_private).map_err(OpenError::Forbidden)?;
-        let (done, connected) = oneshot::channel();
-        let dial = Dial { peer: to.peer, address: to.address.clone(), done };
         let protocol = self.protocol(name);
         let opened = timeout(CONNECT, async {
-            self.commands.send(dial).await.map_err(|_| OpenError::Ended)?;
-            connected.await.map_err(|_| OpenError::Ended)??;
+            self.dial(to.peer, to.address.iter().cloned().collect()).await?;
             // A clone: one control opens one stream at a time.
             self.control.clone().open_stream(to.peer, protocol.clone()).await.map_err(|error| match error {
                 OpenStreamError::UnsupportedProtocol(protocol) => {
@@ -160,10 +179,12 @@ impl Network {
                 other => OpenError::Unreachable(other.to_string()),
             })
         });
-        opened.await.unwrap_or_else(|_| {
-            Err(OpenError::Unreachable(format!("it did not answer within {} s", CONNECT.as_secs())))
-        })
+        opened.await.unwrap_or_else(|_| Err(silent()))
     }
+}
+
+fn silent() -> OpenError {
+    OpenError::Unreachable(format!("it did not answer within {} s", CONNECT.as_secs()))
 }
 
 fn swarm(key: &NodeKey) -> Result<Swarm<Behaviour>, NetworkError> {
@@ -240,50 +261,64 @@ fn socket(address: &Multiaddr) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
+/// A dial under way, and who waits for it.
+struct Dialling {
+    peer: PeerId,
+    addresses: Vec<Multiaddr>,
+    waiting: Vec<oneshot::Sender<Result<(), OpenError>>>,
+}
+
 /// Runs until every handle is dropped.
 async fn own_connections(mut swarm: Swarm<Behaviour>, mut commands: mpsc::Receiver<Dial>) {
-    // Of peers that are dialled now. Callers wait no longer than `CONNECT`, and each holds a place in the channel or
-    // here, so what waits is bounded by what the callers bound: fetches and pushes.
-    let mut waiting: HashMap<PeerId, Vec<oneshot::Sender<Result<(), OpenError>>>> = HashMap::new();
+    // Callers wait no longer than `CONNECT`, and each holds a place in the channel or here, so what waits is bounded by
+    // what the callers bound: fetches and pushes.
+    let mut dials: HashMap<ConnectionId, Dialling> = HashMap::new();
     loop {
         tokio::select! {
             command = commands.recv() => {
-                let Some(Dial { peer, address, done }) = command else { return };
+                let Some(Dial { peer, addresses, done }) = command else { return };
+                let same = |dial: &&mut Dialling| dial.peer == peer && dial.addresses == addresses;
                 if swarm.is_connected(&peer) {
                     let _ = done.send(Ok(()));
-                } else if let Some(others) = waiting.get_mut(&peer) {
-                    others.push(done);
-                } else if let Err(error) = dial(&mut swarm, peer, address) {
-                    let _ = done.send(Err(error));
+                } else if let Some(dial) = dials.values_mut().find(same) {
+                    dial.waiting.push(done);
                 } else {
-                    waiting.insert(peer, vec![done]);
+                    match dial(&mut swarm, peer, addresses.clone()) {
+                        Ok(id) => drop(dials.insert(id, Dialling { peer, addresses, waiting: vec![done] })),
+                        Err(error) => drop(done.send(Err(error))),
+                    }
                 }
             }
-            event = swarm.select_next_some() => {
-                let (peer, connected) = match event {
-                    SwarmEvent::ConnectionEstablished { peer_id, .. } => (peer_id, Ok(())),
-                    SwarmEvent::OutgoingConnectionError { peer_id: Some(peer), error, .. } => {
-                        (peer, Err(OpenError::Unreachable(error.to_string())))
+            event = swarm.select_next_some() => match event {
+                SwarmEvent::ConnectionEstablished { peer_id, .. } => {
+                    for (_, dial) in dials.extract_if(|_, dial| dial.peer == peer_id) {
+                        dial.waiting.into_iter().for_each(|done| drop(done.send(Ok(()))));
                     }
-                    SwarmEvent::ListenerClosed { reason: Err(error), addresses, .. } => {
-                        tracing::error!(%error, ?addresses, "peers cannot connect any more");
-                        continue;
-                    }
-                    _ => continue,
-                };
-                for done in waiting.remove(&peer).into_iter().flatten() {
-                    let _ = done.send(connected.clone());
                 }
+                SwarmEvent::OutgoingConnectionError { connection_id, error, .. } => {
+                    let failed = OpenError::Unreachable(error.to_string());
+                    for done in dials.remove(&connection_id).into_iter().flat_map(|dial| dial.waiting) {
+                        let _ = done.send(Err(failed.clone()));
+                    }
+                }
+                SwarmEvent::ListenerClosed { reason: Err(error), addresses, .. } => {
+                    tracing::error!(%error, ?addresses, "peers cannot connect any more");
+                }
+                _ => {}
             }
         }
     }
 }
 
-fn dial(swarm: &mut Swarm<Behaviour>, peer: PeerId, address: Option<Multiaddr>) -> Result<(), OpenError> {
-    let address = address.ok_or(OpenError::NoAddress)?;
-    let options = DialOpts::peer_id(peer)
-        .condition(PeerCondition::DisconnectedAndNotDialing)
-        .addresses(vec![address])
-        .build();
-    swarm.dial(options).map_err(|error| OpenError::Unreachable(error.to_string()))
+/// Dials, also if the peer is dialled at other addresses already.
+fn dial(
+    swarm: &mut Swarm<Behaviour>,
+    peer: PeerId,
+    addresses: Vec<Multiaddr>,
+) -> Result<ConnectionId, OpenError> {
+    ensure!(!addresses.is_empty(), OpenError::NoAddress);
+    let options = DialOpts::peer_id(peer).condition(PeerCondition::Disconnected).addresses(addresses).build();
+    let id = options.connection_id();
+    swarm.dial(options).map_err(|error| OpenError::Unreachable(error.to_string()))?;
+    Ok(id)
 }

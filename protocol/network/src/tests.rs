@@ -118,6 +118,18 @@ async fn what_cannot_be_right_is_refused_before_its_bytes() {
 }
 
 #[tokio::test]
+async fn of_two_addresses_the_one_that_answers_is_used() {
+    let (client, server) = two().await;
+    // Like a router that drops packets: it never answers.
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let [dead, _] = PeerUrl::at(server.peer(), silent.local_addr().unwrap());
+    client.connect(&[dead.clone(), server.listening()[1].clone()]).await.unwrap();
+    let other = PeerUrl { peer: NodeKey::generate().unwrap().peer(), ..dead };
+    assert!(matches!(client.connect(&[other]).await, Err(OpenError::Unreachable(_))));
+    assert_eq!(client.connect(&[]).await, Err(OpenError::NoAddress));
+}
+
+#[tokio::test]
 async fn a_public_node_dials_no_private_address() {
     let key = NodeKey::generate().unwrap();
     let settings = NetworkSettings { key, genesis: GENESIS, listen: None, allow_private: false };

@@ -17,6 +17,7 @@ use chain_client::{
 use dataset::Dataset;
 use futures::future::BoxFuture;
 use model::RunSpec;
+use network::PeerUrl;
 use protocol::{
     Digest, GenesisHash, Hotkey, Role, RunId, RunParams,
     identity::{BadHex, Signer},
@@ -28,7 +29,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use store::{Fetch, FetchError, HttpFetcher, Limits, Store, Traffic, fetch::FetchPolicy};
+use store::{Fetch, HttpFetcher, Limits, Store, Traffic, fetch::FetchPolicy};
 
 /// The name of the run's specification in a node's directory.
 pub const SPEC_FILE: &str = "spec.json";
@@ -212,7 +213,7 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
         let seat = seat(&*chain, run.id, &hotkey, role, &settings.key).await?;
 
         let bucket = settings.store.as_ref().map(StoreFile::open).transpose()?;
-        check_kind(settings, role, &seat)?;
+        check_kind(settings, role, &seat.endpoint)?;
 
         let (http, spec) = published(&*chain, &run).await?;
         let signer = Signer::new(key.signing_key().clone(), chain.genesis());
@@ -313,22 +314,43 @@ pub async fn seat(
 }
 
 /// Refuses settings that do not go together with the seat's endpoint.
-fn check_kind(settings: &Settings, role: Role, seat: &SeatView) -> anyhow::Result<()> {
+pub fn check_kind(settings: &Settings, role: Role, endpoint: &str) -> anyhow::Result<()> {
     if role == Role::Miner && settings.peer.is_some() {
         bail!("[peer] is for validators: a miner connects to them, and nobody connects to it. Remove it");
     }
-    let endpoint = &seat.endpoint;
-    match (settings.store.is_some(), network::PeerUrl::is_one(endpoint)) {
+    match (settings.store.is_some(), PeerUrl::is_one(endpoint)) {
         (false, _) if role == Role::Validator => bail!(NO_BUCKET),
         (false, false) => bail!(
             "no bucket was given, and the seat's endpoint {endpoint} is one: add a [store] section to the settings file. \
              A seat without a bucket is registered with the endpoint that `miner endpoint` prints"
         ),
-        (true, true) => bail!(
-            "the seat's endpoint is {endpoint}, so nobody reads the bucket of [store]: remove [store] from the settings file"
-        ),
+        (has_bucket, true) => check_peer(role, endpoint, has_bucket),
         _ => Ok(()),
     }
+}
+
+/// Whether an endpoint is that of a seat without a bucket.
+pub fn is_peer(endpoint: &str) -> bool {
+    PeerUrl::is_one(endpoint)
+}
+
+/// Refuses a peer's endpoint that is of no use to the seat.
+fn check_peer(role: Role, endpoint: &str, has_bucket: bool) -> anyhow::Result<()> {
+    let url: PeerUrl = endpoint.parse().with_context(|| format!("the endpoint {endpoint} names no peer"))?;
+    if url.address.is_some() {
+        bail!(
+            "the endpoint {endpoint} has an address, which nobody connects to: give what `miner endpoint` prints"
+        );
+    }
+    if role == Role::Validator {
+        bail!("the endpoint {endpoint} is a peer's, and a validator needs a bucket: give its public URL");
+    }
+    if has_bucket {
+        bail!(
+            "the seat's endpoint is {endpoint}, so nobody reads the bucket of [store]: remove [store] from the settings file"
+        );
+    }
+    Ok(())
 }
 
 /// Writes an object, reads it back at the seat's public URL, and deletes it: a wrong secret or URL must show before
@@ -398,10 +420,20 @@ pub fn fetcher(chain: &dyn Chain, params: &RunParams) -> anyhow::Result<HttpFetc
     Ok(HttpFetcher::new(fetch_policy(params, chain.is_development()))?)
 }
 
-/// Checks the form of a URL at which others are to read a bucket: what nodes refuse to fetch from is of no use in a
-/// seat or a run.
-pub fn check_base_url(chain: &dyn Chain, params: &RunParams, base_url: &str) -> Result<(), FetchError> {
-    store::fetch::check_base_url(base_url, &fetch_policy(params, chain.is_development()))
+/// Checks the form of an endpoint before a seat is registered with it. A bucket that nodes refuse to fetch from is of no
+/// use to the seat.
+pub fn check_endpoint(
+    chain: &dyn Chain,
+    params: &RunParams,
+    role: Role,
+    endpoint: &str,
+    has_bucket: bool,
+) -> anyhow::Result<()> {
+    if PeerUrl::is_one(endpoint) {
+        return check_peer(role, endpoint, has_bucket);
+    }
+    let checked = store::fetch::check_base_url(endpoint, &fetch_policy(params, chain.is_development()));
+    checked.with_context(|| format!("`--endpoint {endpoint}` cannot be the seat's bucket"))
 }
 
 fn fetch_policy(params: &RunParams, is_development: bool) -> FetchPolicy {

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use chain_client::{Chain, ChainError};
 use futures::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use network::{
-    AnyFetcher, Network, NetworkSettings, NodeKey, PeerFetcher, PeerUrl, PushError, PutServer, push,
-    serve_blobs,
+    AnyFetcher, Network, NetworkSettings, NodeKey, OpenError, PeerFetcher, PeerUrl, PushError, PutServer,
+    push, serve_blobs,
 };
 use protocol::{
     Digest, GenesisHash, Hotkey, Role, RunId, Schedule, Uid, Window, ensure,
@@ -46,11 +46,24 @@ const FOUND_FOR: Duration = Duration::from_secs(600);
 const MISSING_FOR: Duration = Duration::from_secs(15);
 /// For the addresses of one validator.
 const RECORD_WITHIN: Duration = Duration::from_secs(10);
-/// Between two tries to publish the own addresses, and between two rounds of offers.
+/// Between two tries to publish the own addresses, and between two offers to one validator.
 const RETRY: Duration = Duration::from_secs(30);
 const OFFER_AGAIN: Duration = Duration::from_millis(500);
-/// Rounds of offers while fewer validators than wanted have a contribution and more may take it.
-const ROUNDS: u32 = 6;
+/// Validators that a survey asks at once.
+const SURVEYED_AT_ONCE: usize = 8;
+/// For a connection to a validator, over QUIC or TCP, and for its answer. A slower one is connected to all the same, for
+/// the next attempt.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// How long a validator that did not answer is left alone.
+const SILENT_FOR: Duration = Duration::from_secs(60);
+/// Between two looks into the inbox while others are asked.
+const INBOX_EVERY: Duration = Duration::from_millis(100);
+/// Once so many validators have a contribution, those that take more than twice as long are not waited for …
+const RECEIVERS_ENOUGH: usize = 2;
+/// … but for at least this.
+const GRACE_MIN: Duration = Duration::from_secs(1);
+/// Further offers to a validator that may take the contribution later.
+const TRIES_MAX: u32 = 5;
 /// Bytes that are read from the inbox at once.
 const PART_BYTES: u64 = 4 << 20;
 
@@ -67,6 +80,8 @@ pub struct Peers {
     /// A validator's: the contributions that peers sent.
     inbox: Option<Arc<DirectoryStore>>,
     records: Mutex<BTreeMap<Hotkey, Arc<AsyncMutex<Option<Known>>>>>,
+    /// When a validator is left alone: from the end of an attempt that may fail, until …
+    silent: Mutex<BTreeMap<Hotkey, Range<Instant>>>,
     /// The latest window past its commit deadline that was looked at. What is used of it does not change any more.
     window: AsyncMutex<Option<Arc<Committed>>>,
 }
@@ -123,6 +138,7 @@ impl Peers {
             schedule: run.params.schedule,
             inbox,
             records: Mutex::default(),
+            silent: Mutex::default(),
             window: AsyncMutex::default(),
         }))
     }
@@ -190,9 +206,72 @@ impl Peers {
         Ok(record.addresses.iter().filter_map(|address| address.parse().ok()).collect())
     }
 
-    /// Looks a validator up again the next time: it was not where its record says.
-    fn forget(&self, validator: Hotkey) {
-        self.records().remove(&validator);
+    /// The run's validators, each with why contributions cannot be sent to it from here, if so.
+    ///
+    /// # Errors
+    /// The chain's.
+    pub async fn survey(&self) -> Result<Vec<(Uid, Result<(), String>)>, ChainError> {
+        let seats = self.chain.seats(self.run).await?;
+        let validators = seats.iter().filter(|seat| seat.role == Role::Validator);
+        let reached = validators.map(async |validator| {
+            let reached = match self.record(validator).await {
+                Ok(urls) => self.network.connect(&urls).await.map_err(|error| error.to_string()),
+                Err(error) => Err(format!("it does not say where it takes contributions ({error})")),
+            };
+            (validator.id.uid, reached)
+        });
+        Ok(futures::stream::iter(reached).buffered(SURVEYED_AT_ONCE).collect().await)
+    }
+
+    /// Connects to a validator, and returns where it is. If it is not where its record said, the record is read again:
+    /// its address may have changed. One that does not answer is left alone for a while.
+    async fn reach(&self, validator: &SeatView, urls: &[PeerUrl]) -> Result<PeerUrl, OpenError> {
+        // Also if the caller gives up before this ends.
+        self.expect_answer(validator.hotkey);
+        let mut connected = self.connect(urls).await;
+        if connected.is_err() {
+            self.records().remove(&validator.hotkey);
+            let now = self.addresses(validator).await;
+            if now != urls {
+                connected = self.connect(&now).await;
+            }
+        }
+        match &connected {
+            Ok(_) => drop(self.silent().remove(&validator.hotkey)),
+            Err(_) => self.leave_alone(validator.hotkey),
+        }
+        connected
+    }
+
+    async fn connect(&self, urls: &[PeerUrl]) -> Result<PeerUrl, OpenError> {
+        let connected = tokio::time::timeout(ANSWERS_WITHIN, self.network.connect(urls)).await;
+        connected.unwrap_or_else(|_| {
+            Err(OpenError::Unreachable(format!("it did not answer within {} s", ANSWERS_WITHIN.as_secs())))
+        })?;
+        urls.first().cloned().ok_or(OpenError::NoAddress)
+    }
+
+    fn expect_answer(&self, validator: Hotkey) {
+        let now = Instant::now();
+        let from = now + ANSWERS_WITHIN;
+        let mut silent = self.silent();
+        let when = silent.entry(validator).or_insert(now..now);
+        if when.end <= now {
+            *when = from..from + SILENT_FOR;
+        }
+    }
+
+    fn leave_alone(&self, validator: Hotkey) {
+        let from = Instant::now();
+        self.silent().insert(validator, from..from + SILENT_FOR);
+    }
+
+    fn is_silent(&self, validator: &Hotkey) -> bool {
+        self.silent().get(validator).is_some_and(|when| when.contains(&Instant::now()))
+    }
+
+    fn silent(&self) -> MutexGuard<'_, BTreeMap<Hotkey, Range<Instant>>> {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<Hotkey, Arc<AsyncMutex<Option<Known>>>>> {
@@ -213,10 +292,12 @@ impl Peers {
         let (hotkeys, committed) =
             (seats.iter().map(|seat| seat.hotkey).collect::<Vec<_>>(), Committed { view, seats });
         self.records().retain(|hotkey, _| hotkeys.contains(hotkey));
+        self.silent().retain(|hotkey, when| hotkeys.contains(hotkey) && Instant::now() < when.end);
         Ok(Some(held.insert(Arc::new(committed)).clone()))
     }
 
-    /// The validators that a seat with this endpoint sends its contribution to, as far as they can be reached, in order.
+    /// The validators that a seat with this endpoint sends its contribution to, as far as they tell where they are, in
+    /// order.
     async fn receivers<'a>(
         &self,
         committed: &'a Committed,
@@ -242,39 +323,71 @@ impl Peers {
     async fn read_from_receivers(
         &self,
         endpoint: &str,
+        wanted: (Window, Digest),
+        key: &ObjectKey,
+        limits: &Limits,
+        to: &mut dyn Sink,
+    ) -> Result<(), FetchError> {
+        let Some(inbox) = &self.inbox else {
+            return self.ask_receivers(endpoint, wanted, key, limits, to).await;
+        };
+        let arrived = async {
+            while !inbox.contains(key) {
+                tokio::time::sleep(INBOX_EVERY).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = arrived => {}
+            asked = self.ask_receivers(endpoint, wanted, key, limits, to) => return asked,
+        }
+        from_inbox(inbox, key, limits, to).await
+    }
+
+    async fn ask_receivers(
+        &self,
+        endpoint: &str,
         (window, digest): (Window, Digest),
         key: &ObjectKey,
         limits: &Limits,
         to: &mut dyn Sink,
     ) -> Result<(), FetchError> {
-        if let Some(inbox) = self.inbox.as_ref().filter(|inbox| inbox.contains(key)) {
-            return from_inbox(inbox, key, limits, to).await;
-        }
         let committed =
             self.committed(window).await.map_err(|error| FetchError::Ours { what: error_chain(&error) })?;
         let committed =
             committed.ok_or_else(|| FetchError::Ours { what: "the window takes commitments".into() })?;
+        let limits = Limits { first_byte: limits.first_byte.min(ANSWERS_WITHIN), ..*limits };
+        let (own, others): (Vec<_>, Vec<_>) = (self.receivers(&committed, endpoint).await.into_iter())
+            .partition(|(_, urls)| urls.iter().any(|url| url.peer == self.network.peer()));
+        // This validator would receive it, and did not.
+        let mut asked = own.len();
         let mut failed = None;
-        let mut asked = 0;
-        for (validator, urls) in self.receivers(&committed, endpoint).await {
-            if urls.iter().any(|url| url.peer == self.network.peer()) {
-                // This validator would receive it, and did not.
-                asked += 1;
-                continue;
-            }
-            for url in urls {
-                let url = url.to_string();
-                match fetch_verified_into(&self.any, &url, key, &digest, limits, to).await {
-                    Ok(()) => return Ok(()),
-                    Err(FetchError::Missing) => {
-                        asked += 1;
-                        break;
+        // If none answered lately, it may have been this node that was cut off.
+        let some_answer = others.iter().any(|(validator, _)| !self.is_silent(&validator.hotkey));
+        for (validator, urls) in others {
+            let reached = match some_answer && self.is_silent(&validator.hotkey) {
+                true => Err(OpenError::Unreachable("it did not answer lately".into())),
+                false => self.reach(validator, &urls).await,
+            };
+            let read = match reached {
+                Ok(url) => {
+                    let url = url.to_string();
+                    let read = fetch_verified_into(&self.any, &url, key, &digest, &limits, to).await;
+                    // A connection may be open to a node that is no more.
+                    if let Err(FetchError::Unreachable { .. } | FetchError::Stalled { .. }) = &read {
+                        self.leave_alone(validator.hotkey);
                     }
-                    Err(error) => {
-                        let uid = validator.id.uid;
-                        tracing::debug!(%uid, %error, object = %key, "could not read a contribution from its receiver");
-                        failed = Some(format!("validator {uid}, which may have it: {error}"));
-                    }
+                    read
+                }
+                Err(error) => Err(FetchError::Unreachable { what: error.to_string() }),
+            };
+            match read {
+                Ok(()) => return Ok(()),
+                Err(FetchError::Missing) => asked += 1,
+                Err(error) => {
+                    let uid = validator.id.uid;
+                    tracing::debug!(%uid, %error, object = %key, "could not read a contribution from its receiver");
+                    failed = Some(format!("validator {uid}, which may have it: {error}"));
                 }
             }
         }
@@ -293,63 +406,59 @@ impl Peers {
         let committed = self.committed(offer.window).await?.ok_or(NotDelivered::TooEarly)?;
         let receivers = self.receivers(&committed, endpoint).await;
         ensure!(!receivers.is_empty(), NotDelivered::NoReceiver);
-        let wanted = RECEIVERS_WANTED.min(receivers.len());
-        let mut have = Vec::new();
-        let mut failures = BTreeMap::new();
-        let mut left: Vec<_> = receivers.iter().collect();
-        for round in 0..ROUNDS {
-            if round > 0 {
-                tokio::time::sleep(OFFER_AGAIN).await;
+        // Those that did not answer lately are asked if there are no others.
+        let (away, others): (Vec<_>, Vec<_>) =
+            receivers.iter().partition(|(validator, _)| self.is_silent(&validator.hotkey));
+        let asked = if others.is_empty() { away } else { others };
+        let wanted = RECEIVERS_WANTED.min(asked.len());
+        let began = Instant::now();
+        // Set once enough have it.
+        let mut until = None;
+        let (mut have, mut failures) = (Vec::new(), BTreeMap::new());
+        let (mut next, mut pushes) = (asked.into_iter(), FuturesUnordered::new());
+        loop {
+            while have.len() + pushes.len() < wanted
+                && let Some(receiver) = next.next()
+            {
+                pushes.push(async move { (receiver.0.id.uid, self.push_to(receiver, offer, file).await) });
             }
-            let mut next = left.drain(..);
-            let mut again = Vec::new();
-            let mut pushes = FuturesUnordered::new();
-            loop {
-                while have.len() + pushes.len() < wanted
-                    && let Some(receiver) = next.next()
-                {
-                    pushes.push(async move { (receiver, self.push_to(&receiver.1, offer, file).await) });
-                }
-                let Some((receiver, pushed)) = pushes.next().await else { break };
-                let (validator, uid) = (receiver.0, receiver.0.id.uid);
-                match pushed {
-                    Ok(()) => {
-                        failures.remove(&uid);
-                        have.push(uid);
-                    }
-                    Err(error) => {
-                        tracing::debug!(%uid, %error, "a validator did not take the contribution");
-                        if matches!(error, PushError::Open(_)) {
-                            self.forget(validator.hotkey);
-                        }
-                        if error.may_pass() {
-                            again.push(receiver);
-                        }
-                        failures.insert(uid, error.to_string());
+            let pushed = match until {
+                None => pushes.next().await,
+                Some(until) => tokio::time::timeout_at(until, pushes.next()).await.unwrap_or(None),
+            };
+            match pushed {
+                None => break,
+                Some((uid, Ok(()))) => {
+                    have.push(uid);
+                    if have.len() == RECEIVERS_ENOUGH {
+                        until = Some(Instant::now() + began.elapsed().max(GRACE_MIN));
                     }
                 }
-            }
-            drop(pushes);
-            again.extend(next);
-            left = again;
-            if wanted <= have.len() || left.is_empty() {
-                break;
+                Some((uid, Err(error))) => {
+                    tracing::debug!(%uid, %error, "a validator did not take the contribution");
+                    failures.insert(uid, error.to_string());
+                }
             }
         }
         ensure!(!have.is_empty(), NotDelivered::Refused(failures));
         Ok(have)
     }
 
-    async fn push_to(&self, urls: &[PeerUrl], offer: &PutHeader, file: &Path) -> Result<(), PushError> {
-        let mut last = Err(PushError::Open(network::OpenError::NoAddress));
-        for url in urls {
-            last = push(&self.network, url, offer, file).await;
-            // Another transport helps only against a peer that was not reached.
-            if !matches!(last, Err(PushError::Open(_))) {
-                break;
+    async fn push_to(
+        &self,
+        (validator, urls): &(&SeatView, Vec<PeerUrl>),
+        offer: &PutHeader,
+        file: &Path,
+    ) -> Result<(), PushError> {
+        let mut tries = 0;
+        loop {
+            let url = self.reach(validator, urls).await?;
+            match push(&self.network, &url, offer, file).await {
+                Err(error) if error.may_pass() && tries < TRIES_MAX => tries += 1,
+                ended => return ended,
             }
+            tokio::time::sleep(OFFER_AGAIN).await;
         }
-        last
     }
 }
 

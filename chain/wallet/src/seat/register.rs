@@ -2,10 +2,10 @@
 
 use super::{ColdkeyFlags, required_key};
 use crate::{
+    init::HOTKEY_FUNDS,
     output::Output,
-    signing::{self, RunSession, TransactionPlan, check_bucket},
+    signing::{self, ConfirmArgs, OnBehalf, RunSession, TransactionPlan, check_bucket},
 };
-use anyhow::Context as _;
 use chain_client::{
     Amount,
     account::{self, SeatPlan, SeatRequest},
@@ -15,7 +15,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use node::{config::ChainFlags, open};
 use protocol::Role;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Register a seat; its coldkey pays the price and the stake
 ///
@@ -40,7 +40,7 @@ pub struct Register {
     /// The stake to hold from the coldkey, such as 100 or "12.5 MTL".
     #[arg(long, value_name = "AMOUNT")]
     stake: Amount,
-    /// Base URL under which everyone can read the seat's bucket.
+    /// Base URL under which everyone can read the seat's bucket; for a miner without one, what `miner endpoint` prints.
     #[arg(long, value_name = "URL")]
     endpoint: String,
     /// The most that the seat may cost, burnt [default: twice its current price].
@@ -59,7 +59,39 @@ pub(crate) fn role_parser() -> impl TypedValueParser<Value = Role> {
     })
 }
 
-pub(super) async fn register(command: Register, output: &mut Output<'_>) -> anyhow::Result<()> {
+impl Register {
+    /// The command for a seat with these settings and keys.
+    pub(crate) fn new(
+        role: Role,
+        settings: &Path,
+        coldkey: &Path,
+        password_file: Option<PathBuf>,
+        stake: Amount,
+        endpoint: String,
+        yes: bool,
+    ) -> Register {
+        let chain_flags = ChainFlags { config: Some(settings.to_owned()), ..ChainFlags::default() };
+        let coldkey = ColdkeyFlags {
+            coldkey: coldkey.display().to_string(),
+            coldkey_password_file: password_file.clone(),
+            behalf: OnBehalf::default(),
+            confirm: ConfirmArgs { yes, ..ConfirmArgs::default() },
+        };
+        Register {
+            role,
+            chain_flags,
+            key: None,
+            password_file,
+            coldkey,
+            stake,
+            endpoint,
+            price_max: None,
+            hotkey_funds: HOTKEY_FUNDS,
+        }
+    }
+}
+
+pub(crate) async fn register(command: Register, output: &mut Output<'_>) -> anyhow::Result<()> {
     let args = command.chain_flags.read(command.key.as_deref())?;
     let source = required_key(&args, "add --key FILE, or `key = \"FILE\"` to the settings file")?.clone();
     let password_file = command.password_file.or_else(|| args.password_file.clone());
@@ -84,8 +116,8 @@ pub(super) async fn register(command: Register, output: &mut Output<'_>) -> anyh
         return Ok(output.result(&format!("uid {uid}"), json!({ "uid": uid, "already": true }))?);
     }
     let params = &session.status.run.params;
-    open::check_base_url(session.chain(), params, &request.endpoint)
-        .with_context(|| format!("`--endpoint {}` cannot be the seat's bucket", request.endpoint))?;
+    let has_bucket = session.args.store.is_some();
+    open::check_endpoint(session.chain(), params, request.role, &request.endpoint, has_bucket)?;
     if let Some(bucket) = &session.args.store {
         check_bucket(output, &bucket.open()?, session.chain(), params, &request.endpoint).await?;
     }
@@ -141,7 +173,7 @@ fn consequences(request: &SeatRequest, plan: &SeatPlan, session: &RunSession) ->
         let immunity = session.clock.windows(session.status.run.terms.immunity_windows);
         then.push(format!("the seat cannot be replaced for {immunity}"));
     }
-    if plan.already.is_none() && session.args.store.is_none() {
+    if plan.already.is_none() && session.args.store.is_none() && !open::is_peer(&request.endpoint) {
         then.push(
             "the bucket was not tried: --config with a settings file that has a [store] tries it first"
                 .into(),

@@ -1,0 +1,290 @@
+//! `mettle init`: makes a seat, step by step: keys, settings, checks, money, registration.
+//!
+//! A step that is done is skipped, so that the command can be repeated: after an interruption, or once money has come.
+
+use crate::{
+    doctor, keys,
+    output::Output,
+    seat::{Register, register, role_parser},
+    signing::{ConfirmArgs, Signer, SigningSession, TransactionPlan},
+};
+use anyhow::{Context as _, bail, ensure};
+use chain_client::{
+    Amount, Call, Chain,
+    account::{self, FEES_RESERVE},
+    keys::{Key, KeySource, address},
+};
+use node::{
+    config::{ChainFlags, File, StoreFile},
+    durable::write_atomic,
+    peers,
+};
+use protocol::{GenesisHash, Role, RunId};
+use serde_json::json;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The account of a development chain that has plenty.
+const FAUCET: &str = "//Alice";
+/// The balance for fees that the hotkey gets.
+pub(crate) const HOTKEY_FUNDS: Amount = Amount(Amount::mtl(1).0 / 10);
+
+/// Make a seat: keys, settings, checks, money and registration in one command
+///
+/// Asks before it signs anything, and skips what is done already: enter it again after an interruption, or once the
+/// coldkey has money. A miner without the flags of a bucket sends its contributions to validators, and needs no open
+/// port. On a development chain the money comes from //Alice.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Init {
+    /// What the seat is for.
+    #[arg(value_parser = role_parser())]
+    role: Role,
+    /// The directory for keys, settings and data; made if it is not there [default: `mettle-miner` or
+    /// `mettle-validator`].
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
+    #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
+    chain: Option<String>,
+    /// The hash of the chain's block 0; required but on a development chain.
+    #[arg(long, value_name = "HASH", env = "METTLE_GENESIS")]
+    genesis: Option<GenesisHash>,
+    /// The run [default: the chain's only one].
+    #[arg(long, value_name = "ID", env = "METTLE_RUN")]
+    run: Option<u32>,
+    /// The device to compute on: cpu, or cuda:0 in a build with it.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: String,
+    /// A file whose first line is the password of both keys. Otherwise METTLE_KEY_PASSWORD, or a prompt.
+    #[arg(long, value_name = "FILE")]
+    password_file: Option<PathBuf>,
+    #[command(flatten)]
+    bucket: BucketFlags,
+    /// The stake to hold from the coldkey [default: the run's minimum].
+    #[arg(long, value_name = "AMOUNT")]
+    stake: Option<Amount>,
+    /// The account that pays what the coldkey lacks: a key file [default on a development chain: //Alice].
+    #[arg(long, value_name = "KEY")]
+    from: Option<String>,
+    /// Register although a check fails.
+    #[arg(long)]
+    force: bool,
+    /// Sign without asking. Required without a terminal, and with --json.
+    #[arg(long)]
+    yes: bool,
+}
+
+/// The seat's bucket, which a validator needs.
+#[derive(Clone, Debug, clap::Args)]
+struct BucketFlags {
+    /// The S3 server of the seat's bucket.
+    #[arg(long, value_name = "URL", requires_all = ["bucket", "access_key", "secret_file", "endpoint"])]
+    store: Option<String>,
+    #[arg(long, value_name = "NAME", requires = "store")]
+    bucket: Option<String>,
+    #[arg(long, value_name = "ID", requires = "store")]
+    access_key: Option<String>,
+    /// A file with the secret of the access key.
+    #[arg(long, value_name = "FILE", requires = "store")]
+    secret_file: Option<PathBuf>,
+    /// Base URL under which everyone can read the bucket.
+    #[arg(long, value_name = "URL", requires = "store")]
+    endpoint: Option<String>,
+}
+
+impl BucketFlags {
+    fn store(&self) -> anyhow::Result<Option<StoreFile>> {
+        let BucketFlags { store, bucket, access_key, secret_file, .. } = self.clone();
+        let (Some(endpoint), Some(bucket), Some(access_key), Some(secret)) =
+            (store, bucket, access_key, secret_file)
+        else {
+            return Ok(None);
+        };
+        let secret = absolute(&secret)?;
+        Ok(Some(StoreFile { endpoint, bucket, access_key, secret_key: None, secret_key_file: Some(secret) }))
+    }
+}
+
+fn absolute(file: &Path) -> anyhow::Result<PathBuf> {
+    file.canonicalize().with_context(|| format!("could not read {}", file.display()))
+}
+
+/// The files of the seat.
+struct Home {
+    directory: PathBuf,
+    settings: PathBuf,
+    coldkey: PathBuf,
+    hotkey: PathBuf,
+    data: PathBuf,
+}
+
+impl Home {
+    fn make(directory: &Path) -> anyhow::Result<Home> {
+        fs::create_dir_all(directory).with_context(|| format!("could not make {}", directory.display()))?;
+        let directory = absolute(directory)?;
+        Ok(Home {
+            settings: directory.join("settings.toml"),
+            coldkey: directory.join("coldkey.json"),
+            hotkey: directory.join("hotkey.json"),
+            data: directory.join("data"),
+            directory,
+        })
+    }
+}
+
+/// Makes the seat; prints and asks through `output`.
+pub async fn init(command: Init, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let role = command.role;
+    let directory = command.dir.clone().unwrap_or_else(|| format!("mettle-{role}").into());
+    let known = directory.join("settings.toml").exists();
+    ensure!(
+        known || role == Role::Miner || command.bucket.store.is_some(),
+        "a validator needs a bucket: add --store, --bucket, --access-key, --secret-file and --endpoint (docs/store.md)"
+    );
+    let flags = ChainFlags {
+        config: known.then(|| directory.join("settings.toml")),
+        chain: command.chain.clone(),
+        genesis: command.genesis,
+        run: command.run,
+    };
+    let args = flags.read(None)?;
+    // Before anything is written: a wrong URL leaves nothing behind.
+    let mut session = SigningSession::open(&args.chain).await?;
+    let run = match known || command.run.is_some() {
+        true => args.run,
+        false => only_run(&*session.chain).await?,
+    };
+    let status = session.chain.status(run).await?;
+
+    let home = Home::make(&directory)?;
+    for (file, what) in [(&home.coldkey, "owns the stake"), (&home.hotkey, "signs the daily work")] {
+        if !file.exists() {
+            keys::create(file, command.password_file.as_deref(), &Key::generate()?)?;
+            output.note(&format!("Wrote {}, which {what}. {}", file.display(), keys::KEEP_A_COPY))?;
+        }
+    }
+    if known {
+        output.note(&format!("The settings in {} are kept as they are.", home.settings.display()))?;
+    } else {
+        write_settings(&command, &home, &args.chain.url, run)?;
+        output.note(&format!("Wrote {}.", home.settings.display()))?;
+    }
+
+    output.note("Checking what the node needs.")?;
+    let failed = doctor::failures(&home.settings, role, output).await?;
+    if !failed.is_empty() {
+        output.note(failed.trim_end())?;
+        ensure!(
+            command.force,
+            "a check failed, and nothing was signed: correct it and enter the command again, or add --force"
+        );
+    }
+
+    let hotkey = KeySource::File(home.hotkey.clone()).public()?;
+    let already = account::seat_of(&*session.chain, run, &hotkey).await?;
+    let stake = command.stake.unwrap_or(Amount(status.run.terms.stake_min(role)));
+    let endpoint = match (&already, &command.bucket.endpoint) {
+        (Some(seat), _) => seat.endpoint.clone(),
+        (None, Some(endpoint)) => endpoint.clone(),
+        (None, None) if args.store.is_none() => peers::endpoint(&home.data)?,
+        (None, None) => {
+            bail!("the settings name a bucket: add --endpoint with the URL at which everyone reads it")
+        }
+    };
+    if already.is_none() {
+        let price = match role {
+            Role::Miner => status.miners.price,
+            Role::Validator => status.validators.price,
+        };
+        // The price rises while others register.
+        let price = Amount(price.saturating_mul(2));
+        let needed = [price, HOTKEY_FUNDS, FEES_RESERVE].into_iter().fold(stake, Amount::saturating_add);
+        pay(&command, &mut session, &home, needed, output).await?;
+    }
+    let (password, yes) = (command.password_file, command.yes);
+    let seat = Register::new(role, &home.settings, &home.coldkey, password, stake, endpoint.clone(), yes);
+    register(seat, output).await?;
+
+    let (program, settings) = (daemon(role), home.settings.display());
+    let value = json!({ "settings": home.settings, "directory": home.directory, "endpoint": endpoint });
+    let next = format!(
+        "\nStart it with `{program} --config {settings}`. `mettle doctor`, `mettle status` and `mettle why` take the same \
+         `--config`."
+    );
+    Ok(output.result(&next, value)?)
+}
+
+fn daemon(role: Role) -> &'static str {
+    match role {
+        Role::Miner => "miner start",
+        Role::Validator => "validator serve",
+    }
+}
+
+async fn only_run(chain: &dyn Chain) -> anyhow::Result<RunId> {
+    match chain.runs().await?[..] {
+        [run] => Ok(run),
+        [] => bail!("there is no run on this chain yet"),
+        ref runs => {
+            bail!("this chain has {} runs: `mettle run list` shows them; choose one with --run", runs.len())
+        }
+    }
+}
+
+fn write_settings(command: &Init, home: &Home, chain: &str, run: RunId) -> anyhow::Result<()> {
+    let password_file = command.password_file.as_deref().map(absolute).transpose()?;
+    let settings = File {
+        chain: Some(chain.to_owned()),
+        genesis: command.genesis,
+        run: Some(run.0),
+        key: Some(home.hotkey.display().to_string()),
+        password_file,
+        directory: Some(home.data.clone()),
+        device: Some(toml::Value::String(command.device.clone())),
+        store: command.bucket.store()?,
+        ..File::default()
+    };
+    Ok(write_atomic(&home.settings, toml::to_string_pretty(&settings)?.as_bytes())?)
+}
+
+/// Sees to it that the coldkey has at least `needed`.
+async fn pay(
+    command: &Init,
+    session: &mut SigningSession,
+    home: &Home,
+    needed: Amount,
+    output: &mut Output<'_>,
+) -> anyhow::Result<()> {
+    let coldkey = KeySource::File(home.coldkey.clone()).public()?.0;
+    let free = session.chain.balance(&coldkey).await?.free;
+    if needed <= free {
+        return Ok(());
+    }
+    let (missing, one) = (needed.saturating_sub(free).0, Amount::mtl(1).0);
+    let lacking = Amount(missing.div_ceil(one).saturating_mul(one));
+    let from = match &command.from {
+        Some(from) => from.as_str(),
+        None if session.chain.is_development() => FAUCET,
+        None => bail!(
+            "the coldkey {} has {free}, and needs {needed} with fees. Send {lacking} to it and enter the same command again, \
+             or name the account that pays with --from; keys and settings stay in {}",
+            address(&coldkey),
+            home.directory.display()
+        ),
+    };
+    let transfer = TransactionPlan {
+        what: format!("move {lacking} to the coldkey {}", address(&coldkey)),
+        calls: vec![Call::Transfer { to: coldkey, amount: lacking }],
+        signer: Signer {
+            source: from.parse()?,
+            password_file: None,
+            whose: "the account that pays",
+            proxy_of: None,
+            confirm: ConfirmArgs { yes: command.yes, ..ConfirmArgs::default() },
+        },
+        then: vec!["it pays stake, price and fees of the seat; the rest stays with the coldkey".into()],
+    };
+    session.sign(output, &transfer).await.map(drop)
+}
