@@ -119,6 +119,8 @@ fn commands(text: &str) -> impl Iterator<Item = (&str, &str)> {
             ("mettle ", "chain/wallet"),
             ("miner ", "miner"),
             ("validator ", "validator"),
+            ("ExecStart=/usr/local/bin/miner ", "miner"),
+            ("ExecStart=/usr/local/bin/validator ", "validator"),
         ]
         .into_iter()
         .find_map(|(begin, program)| Some((program, line.strip_prefix(begin)?)))
@@ -126,8 +128,8 @@ fn commands(text: &str) -> impl Iterator<Item = (&str, &str)> {
 }
 
 #[test]
-fn every_flag_in_a_document_exists_in_its_program() {
-    for (path, text) in texts(&[".md"]) {
+fn every_flag_in_a_document_or_unit_exists_in_its_program() {
+    for (path, text) in texts(&[".md", ".service"]) {
         if HISTORICAL.iter().any(|begin| path.starts_with(begin)) {
             continue;
         }

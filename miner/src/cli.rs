@@ -15,7 +15,7 @@ use futures::future::LocalBoxFuture;
 use model::{ModelConfig, Recipe};
 use nn::{Device, ModelError, Trainer};
 use node::{
-    Flags, Metrics, NodeContext, Settings, SyncDriver,
+    Flags, Metrics, NodeContext, ServiceManager, Settings, SyncDriver,
     config::{TrainEngine, TrainFile},
     metrics::MetricsFlag,
     moved, program,
@@ -159,11 +159,13 @@ async fn mine(
         Some(address) => Some(Metrics::serve(address, Role::Miner).await?),
         None => None,
     };
+    let mut service = ServiceManager::from_environment();
     let mut opened = node::open(&settings, Role::Miner).await?;
     let strategy = strategy(&opened);
     if let Some(metrics) = &mut metrics {
         metrics.follow(&opened.seat, &opened.follower, opened.traffic(), &mut opened.journal);
     }
+    service.follow(&mut opened.journal);
     let recipe = settings.train.recipe(&opened.spec.recipe);
     let path = settings.reading.directory.join("model.state");
     let (mut sync, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;
@@ -191,6 +193,7 @@ async fn mine(
         .await
         .context("could not make the trainer (its micro_batch is micro_batch_sequences under [train])")?;
     tracing::info!(uid = opened.seat.id.uid.0, window = sync.window().0, "mining");
+    service.ready();
     let ended = node::peers::ended(opened.peers.clone());
     let node = opened.into_node(sync, settings.reading.directory, start.windows);
     let miner = Miner::open(node, trainer, strategy, options, shutdown).await?;

@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
 use nn::Device;
 use node::{
-    Flags, Metrics, NodeContext, Settings, SyncDriver,
+    Flags, Metrics, NodeContext, ServiceManager, Settings, SyncDriver,
     config::ServeFile,
     durable::{self, ballast::BALLAST_BYTES},
     metrics::MetricsFlag,
@@ -105,10 +105,12 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     let device = settings.reading.device.clone().try_into::<Device>().context("device")?;
     // Before a checkpoint is fetched in vain.
     device.check()?;
+    let mut service = ServiceManager::from_environment();
     let (mut context, strategy) = change(node::open(&settings, Role::Validator).await?)?;
     if let Some(metrics) = &mut metrics {
         metrics.follow(&context.seat, &context.follower, context.traffic(), &mut context.journal);
     }
+    service.follow(&mut context.journal);
     let path = settings.reading.directory.join("model.state");
     let (sync_driver, is_resumed) =
         SyncDriver::open(context.follower.clone(), path, &mut context.journal).await?;
@@ -121,6 +123,7 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     let (signed, origin) = durable::retry_while_full(&context.journal.disk, open).await?;
     log_origin(&origin, is_resumed);
     tracing::info!(uid = context.seat.id.uid.0, window = sync_driver.window().0, "serving");
+    service.ready();
 
     let seed = Zeroizing::new(context.key.signing_key().to_bytes());
     let salts = Salts::new(&seed, &genesis);

@@ -5,7 +5,10 @@
 //! started. Texts, such as the last error, are in `/health` only, as a monitoring system keeps a series for every
 //! text.
 
-use crate::{Entry, Follower, Journal, durable::DiskStatus};
+use crate::{
+    Entry, Follower, Journal,
+    durable::{DiskStatus, free_bytes},
+};
 use bytes::Bytes;
 use chain_client::{Chain, Head};
 use futures::future::BoxFuture;
@@ -29,6 +32,7 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -46,7 +50,7 @@ const WINDOWS_BEHIND_MAX: u32 = 1;
 const CONNECTIONS_MAX: usize = 16;
 /// The longest connection.
 const CONNECTION_WITHIN: Duration = Duration::from_secs(10);
-/// Between two reads of the newest block.
+/// Between two reads of the newest block, and of the space on the disk.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Characters of an error's text that are kept.
 const TEXT_MAX: usize = 300;
@@ -80,6 +84,7 @@ pub struct Metrics {
 struct Shared {
     role: Role,
     since: Instant,
+    started: SystemTime,
     state: Mutex<State>,
 }
 
@@ -96,9 +101,12 @@ struct State {
     /// Blocks by which the finalised block trailed `best` when it was read.
     lag: u32,
     held: Option<Window>,
+    /// The last window in which the role did what it is paid for; before the first, the window that it started with.
+    done: Option<Window>,
     last_error: Option<(SystemTime, String)>,
     traffic: Option<Traffic>,
     disk: DiskStatus,
+    free_bytes: Option<u64>,
     counts: Counts,
 }
 
@@ -116,8 +124,11 @@ struct Counts {
     probes_answered: u64,
     receipts_anchored: u64,
     receipts_published: u64,
+    receipts_unpublished: u64,
     repaired: u64,
     missed: u64,
+    steps_repeated: u64,
+    files_damaged: u64,
     verdicts: Family<Label, Counter>,
     trained_sequences: u64,
     train_seconds: f64,
@@ -182,6 +193,9 @@ impl Metrics {
         journal.watch(Box::new(move |entry| watched.take(entry)));
         self.tasks.push(tokio::spawn(watch_heads(chain.clone(), self.shared.clone())));
         self.tasks.push(tokio::spawn(watch_best(chain.clone(), self.shared.clone())));
+        if let Some(directory) = follower.storage.directory() {
+            self.tasks.push(tokio::spawn(watch_disk(directory.to_owned(), self.shared.clone())));
+        }
     }
 }
 
@@ -193,7 +207,8 @@ impl Drop for Metrics {
 
 impl Shared {
     fn new(role: Role) -> Shared {
-        Shared { role, since: Instant::now(), state: Mutex::default() }
+        let (since, started) = (Instant::now(), SystemTime::now());
+        Shared { role, since, started, state: Mutex::default() }
     }
 
     /// No write under the lock can panic half way.
@@ -218,9 +233,14 @@ impl Shared {
         let mut state = self.state();
         let counts = &mut state.counts;
         match entry {
-            Entry::Started { .. } | Entry::Traffic { .. } | Entry::Resumed { .. } => {}
-            Entry::Repeated { window, found, .. } => state.failed(*window, found),
+            Entry::Traffic { .. } | Entry::Resumed { .. } => {}
+            Entry::Started { window, .. } => state.done = Some(*window),
+            Entry::Repeated { window, found, .. } => {
+                counts.steps_repeated += 1;
+                state.failed(*window, found);
+            }
             Entry::FellBack { file } => {
+                counts.files_damaged += 1;
                 let held = state.held.unwrap_or_default();
                 state.failed(held, &format!("{file} was damaged, and the one before it is used"));
             }
@@ -238,7 +258,10 @@ impl Shared {
                 counts.committed += 1;
                 counts.sent_bytes = *bytes;
             }
-            Entry::Uploaded { .. } => counts.uploaded += 1,
+            Entry::Uploaded { window, .. } => {
+                counts.uploaded += 1;
+                state.done = Some(*window);
+            }
             Entry::Attested { valid, faulty, not_observed, .. } => {
                 counts.attested += 1;
                 for (verdict, seats) in
@@ -247,15 +270,19 @@ impl Shared {
                     counts.verdicts.get_or_create(&[("verdict", verdict.to_owned())]).inc_by(seats as u64);
                 }
             }
-            Entry::Voted { bytes, .. } => {
+            Entry::Voted { window, bytes, .. } => {
                 counts.voted += 1;
                 counts.sent_bytes = *bytes;
+                state.done = Some(*window);
             }
             Entry::Missed { window, reason } | Entry::Abstained { window, reason } => {
                 counts.missed += 1;
                 state.failed(*window, reason);
             }
-            Entry::Vetoed { .. } => counts.vetoed += 1,
+            Entry::Vetoed { window, .. } => {
+                counts.vetoed += 1;
+                state.done = Some(*window);
+            }
             Entry::Judged { held_out_loss, evaluate_seconds, .. } => {
                 counts.judged += 1;
                 counts.held_out_loss = Some(*held_out_loss);
@@ -268,7 +295,10 @@ impl Shared {
             }
             Entry::Anchored { .. } => counts.receipts_anchored += 1,
             Entry::Published { .. } => counts.receipts_published += 1,
-            Entry::Unpublished { window, reason } => state.failed(*window, reason),
+            Entry::Unpublished { window, reason } => {
+                counts.receipts_unpublished += 1;
+                state.failed(*window, reason);
+            }
             Entry::Repaired { pieces, .. } => counts.repaired += *pieces as u64,
         }
     }
@@ -300,7 +330,8 @@ impl Shared {
         let health = self.health(now);
         let mut page = Page(Registry::with_prefix("mettle"));
         let state = self.state();
-        page.position(&health, &state);
+        page.position(&health, &state, now.saturating_duration_since(self.since));
+        page.process(self.started, &state);
         page.counts(&state.counts);
         let (up, down) = state.traffic.as_ref().map_or((0, 0), |traffic| traffic());
         page.counter("uploaded_bytes", "Bytes put into the role's bucket", up);
@@ -363,14 +394,15 @@ impl Page {
     }
 
     /// Chain, run and node, as `/health` sees them.
-    fn position(&mut self, health: &Health, state: &State) {
+    fn position(&mut self, health: &Health, state: &State, running_for: Duration) {
         let block = health.block.unwrap_or(0);
         let number = |window: Option<Window>| window.map_or(-1, |window| i64::from(window.0));
         self.gauge("block", "Latest finalised block that the role has heard of", block);
         self.gauge("best_block", "Newest block of the best fork, final or not", state.best.0);
         self.gauge("finality_lag_blocks", "Blocks by which the finalised block trails the newest", state.lag);
-        let age = health.seconds_since_block.unwrap_or(0.0);
-        self.gauge("head_age_seconds", "Time since a block was last finalised", age);
+        let age = health.seconds_since_block.unwrap_or(running_for.as_secs_f64());
+        let help = "Time since a block was last finalised; before the first, since the process started";
+        self.gauge("head_age_seconds", help, age);
         self.gauge("window", "Window that is open; -1 before the run starts", number(health.window));
         let phases = Family::<Label, Gauge>::default();
         for phase in [Phase::Commit, Phase::Reveal, Phase::Attest, Phase::Vote, Phase::Finalise] {
@@ -380,6 +412,9 @@ impl Page {
         self.0.register("phase", "1 for the phase that the open window is in, 0 for the others", phases);
         let held = number(health.held_window);
         self.gauge("held_window", "Window whose model is held; -1 before there is one", held);
+        let help = "Last window whose contribution was uploaded, or whose merge was voted or vetoed; before the first, \
+                    the window that the process started with; -1 before that";
+        self.gauge("done_window", help, number(state.done));
         let healthy = i64::from(health.healthy);
         self.gauge("healthy", "1 while /health says that the role follows the chain", healthy);
         let failed = state.last_error.as_ref().map_or(UNIX_EPOCH, |(at, _)| *at);
@@ -399,6 +434,15 @@ impl Page {
         self.0.register("seat", "The seat that this process holds", seat);
     }
 
+    fn process(&mut self, started: SystemTime, state: &State) {
+        let started = started.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        self.gauge("start_time_seconds", "When the process started, since 1970", started);
+        let is_full = i64::from(state.disk.full().is_some());
+        self.gauge("disk_full", "1 while a write waits for space on the node's disk", is_full);
+        let free = state.free_bytes.map_or(f64::NAN, |bytes| bytes as f64);
+        self.gauge("disk_free_bytes", "Space left on the disk of the node's directory", free);
+    }
+
     fn counts(&mut self, of: &Counts) {
         self.counter("commitments", "Contributions committed to on the chain", of.committed);
         self.counter("uploads", "Contributions uploaded", of.uploaded);
@@ -411,9 +455,18 @@ impl Page {
         self.counter("probes_answered", "Measurements shown on the chain", of.probes_answered);
         self.counter("receipts_anchored", "Receipts whose digest is on the chain", of.receipts_anchored);
         self.counter("receipts_published", "Receipts in the bucket", of.receipts_published);
+        let help = "Failed tries to put a receipt on the chain or into the bucket";
+        self.counter("receipts_unpublished", help, of.receipts_unpublished);
         self.counter("pieces_repaired", "Pieces of the model that a checkpoint set right", of.repaired);
-        let help = "Windows without the role's commitment, attestation or vote";
+        let help = "Windows without the role's commitment, attestation or vote, and epochs without weights or measurements";
         self.counter("windows_missed", help, of.missed);
+        self.counter(
+            "steps_repeated",
+            "Training steps repeated as their loss was impossible",
+            of.steps_repeated,
+        );
+        let help = "Files found damaged, and replaced by the version before";
+        self.counter("files_damaged", help, of.files_damaged);
         for verdict in VERDICTS {
             drop(of.verdicts.get_or_create(&[("verdict", verdict.to_owned())]));
         }
@@ -452,6 +505,17 @@ async fn watch_best(chain: Arc<dyn Chain>, shared: Arc<Shared>) {
             let finalised = chain.heads().borrow().block;
             let mut state = shared.state();
             (state.best, state.lag) = (best, best.0.saturating_sub(finalised.0));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Reads the space on the disk now and then, off the executor: a disk that hangs stops neither `/health` nor the node.
+async fn watch_disk(directory: PathBuf, shared: Arc<Shared>) {
+    loop {
+        let read = directory.clone();
+        if let Ok(free) = tokio::task::spawn_blocking(move || free_bytes(&read)).await {
+            shared.state().free_bytes = free;
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -629,6 +693,9 @@ mod tests {
             Entry::Anchored { window: window.next(), receipt: digest },
             Entry::Published { window, receipt: digest, bytes: 9 },
             Entry::Repaired { window, pieces: 2 },
+            Entry::Repeated { window, step: 3, found: "the loss is NaN".into() },
+            Entry::FellBack { file: "model.state".into() },
+            Entry::Unpublished { window, reason: "the bucket is away".into() },
             Entry::Missed { window, reason: "too late".into() },
             Entry::Abstained { window, reason: "é".repeat(1000) },
         ] {
@@ -642,6 +709,12 @@ mod tests {
             "mettle_phase{phase=\"commit\"} 0",
             "mettle_phase{phase=\"reveal\"} 1",
             "mettle_held_window 1",
+            "mettle_done_window 1",
+            "mettle_disk_full 0",
+            "mettle_disk_free_bytes NaN",
+            "mettle_steps_repeated_total 1",
+            "mettle_files_damaged_total 1",
+            "mettle_receipts_unpublished_total 1",
             "mettle_healthy 1",
             "mettle_commitments_total 1",
             "mettle_uploads_total 1",
@@ -677,6 +750,78 @@ mod tests {
         assert!(text.ends_with("# EOF\n"));
     }
 
+    #[test]
+    fn a_window_is_done_with_an_upload_a_vote_or_a_veto() {
+        let digest = Digest::of(b"digest");
+        let done = |shared: &Shared| {
+            let text = shared.text(Instant::now());
+            let line = text.lines().find_map(|line| line.strip_prefix("mettle_done_window ")).unwrap();
+            line.parse::<i64>().unwrap()
+        };
+        let shared = sitting(Role::Validator);
+        assert_eq!(done(&shared), -1);
+        shared.take(&Entry::Started { window: Window(7), resumed: true });
+        assert_eq!(done(&shared), 7, "a node that was away for long is not late for what it missed");
+        shared.take(&Entry::Missed { window: Window(8), reason: "too late".into() });
+        assert_eq!(done(&shared), 7);
+        for entry in [
+            Entry::Uploaded { window: Window(9), bytes: 1 },
+            Entry::Voted { window: Window(10), update: digest, bytes: 1, inputs: vec![] },
+            Entry::Vetoed { window: Window(11), loss_before: 1.0, loss_after: 2.0 },
+        ] {
+            let before = done(&shared);
+            shared.take(&entry);
+            assert!(before < done(&shared), "{entry:?}");
+        }
+    }
+
+    /// The rows of the table in `docs/metrics.md` that the code would write: name, type, labels, meaning.
+    fn rows_of_code() -> Vec<[String; 4]> {
+        let shared = sitting(Role::Miner);
+        let text = shared.text(Instant::now());
+        let mut rows = Vec::new();
+        let mut help = "";
+        for line in text.lines() {
+            if let Some((_, text)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+                help = text.strip_suffix('.').unwrap_or(text);
+            } else if let Some((name, kind)) =
+                line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
+            {
+                let name = if kind == "counter" { format!("{name}_total") } else { name.to_owned() };
+                let sample = text.lines().find_map(|line| line.strip_prefix(&name)?.strip_prefix('{'));
+                let labels = sample.map_or(Vec::new(), |sample| {
+                    let inside = sample.split('}').next().unwrap_or_default();
+                    inside.split(',').map(|label| label.split('=').next().unwrap_or_default()).collect()
+                });
+                rows.push([name, kind.to_owned(), labels.join(", "), help.to_owned()]);
+            }
+        }
+        rows
+    }
+
+    #[test]
+    fn the_table_of_metrics_in_the_documents_is_what_a_node_exports() {
+        let document = include_str!("../../../docs/metrics.md");
+        let mut documented = Vec::new();
+        for line in document.lines().filter(|line| line.starts_with("| `mettle_")) {
+            let cells: Vec<&str> = line.trim_matches('|').split('|').map(|cell| cell.trim()).collect();
+            let [name, kind, labels, unit, role, meaning] = cells[..] else { panic!("six columns: {line}") };
+            let name = name.trim_matches('`');
+            for suffix in ["seconds", "bytes", "blocks", "ratio"] {
+                let has = name.trim_end_matches("_total").ends_with(suffix);
+                assert_eq!(has, unit == suffix, "the unit of {name} is in its name");
+            }
+            assert!(["both", "miner", "validator"].contains(&role), "{line}");
+            documented.push([name, kind, labels, meaning].map(str::to_owned));
+        }
+        let mut code = rows_of_code();
+        code.sort();
+        let mut sorted = documented.clone();
+        sorted.sort();
+        let table: Vec<String> = code.iter().map(|row| row.join(" | ")).collect();
+        assert_eq!(sorted, code, "docs/metrics.md has to say:\n{}", table.join("\n"));
+    }
+
     async fn ask(address: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -689,7 +834,14 @@ mod tests {
     async fn metrics_and_health_are_served_and_nothing_else() {
         let metrics = Metrics::serve("127.0.0.1:0".parse().unwrap(), Role::Miner).await.unwrap();
         let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: us\r\n\r\n");
+        let disk = tempfile::tempdir().unwrap();
+        let watched = tokio::spawn(watch_disk(disk.path().to_owned(), metrics.shared.clone()));
+        while metrics.shared.state().free_bytes.is_none() {
+            tokio::task::yield_now().await;
+        }
+        watched.abort();
         let told = ask(metrics.address(), &get("/metrics")).await;
+        assert!(!told.contains("mettle_disk_free_bytes NaN"), "{told}");
         assert!(told.starts_with("HTTP/1.1 200") && told.contains("mettle_healthy 0"), "{told}");
         assert!(told.contains("mettle_held_out_loss NaN"), "a loss that nobody measured is none: {told}");
         let health = ask(metrics.address(), &get("/health")).await;
