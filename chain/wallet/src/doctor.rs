@@ -7,7 +7,7 @@ mod measure;
 
 use crate::{
     help,
-    output::{Output, readable},
+    output::Output,
     plan::{
         self,
         figures::{Role as RoleFigures, Value as Figure},
@@ -42,6 +42,7 @@ use std::{
     path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
+use watch::text::readable;
 
 /// Before the text of a check.
 const LABEL: usize = 12;
