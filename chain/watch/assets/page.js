@@ -4,7 +4,7 @@
 const SEATS_PER_PAGE = 50;
 const CURVE_POINTS = 600;
 // From this many windows on, the first fifth does not stretch the axis: it is where the loss falls fastest.
-const CURVE_SETTLED = 10;
+const CURVE_SETTLED = 50;
 const STRIP = 64;
 // Between two reads of what changes within a window, in milliseconds.
 const REFRESH_EVERY = 2000;
