@@ -6,7 +6,7 @@ use chain_client::Chain;
 use model::RunSpec;
 use node::{config::ChainFlags, error_chain, open, program::StopSignal};
 use protocol::{
-    RunId, Uid, Window, receipt,
+    RunId, RunParams, Uid, Window, receipt,
     view::{RunStatus, RunView},
 };
 use serde_json::json;
@@ -33,6 +33,8 @@ const SPEC_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Validators whose receipts of each window are read, those with the most stake.
 const RECEIPTS_MAX: usize = 3;
+/// Windows within which validators put a receipt into their buckets once it is public.
+const PUBLISHED_WITHIN_WINDOWS: u32 = 2;
 /// Read receipts that wait for the page.
 const RECEIPTS_WAITING_MAX: usize = 2;
 
@@ -150,6 +152,8 @@ async fn read_receipts(
         next = next.max(Window(sealed.0.saturating_sub(watch::why::KEPT_WINDOWS)));
         while next < sealed {
             match window_receipts(&*chain, &*fetch, &run, now, next).await {
+                // Asked for again at the next block.
+                Ok(Some(read)) if is_awaited(&read, now, &run.params) => break,
                 Ok(Some(read)) => {
                     if to.send(read).await.is_err() {
                         return;
@@ -167,6 +171,13 @@ async fn read_receipts(
             return;
         }
     }
+}
+
+/// Whether no receipt of a window could be read, and one may still come.
+fn is_awaited(read: &WindowReceipts, now: Window, params: &RunParams) -> bool {
+    let public = receipt::public_from(read.window, params);
+    let is_late = public.0.saturating_add(PUBLISHED_WITHIN_WINDOWS) <= now.0;
+    !is_late && read.receipts.iter().all(|(_, receipt)| receipt.is_err())
 }
 
 async fn window_receipts(
@@ -190,5 +201,27 @@ struct AbortOnDrop(tokio::task::JoinHandle<()>);
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receipts_that_are_public_and_not_in_a_bucket_yet_are_asked_for_again() {
+        let params = RunParams::default();
+        let read = |receipts: Vec<(Uid, _)>| WindowReceipts {
+            window: Window(5),
+            epoch: 0,
+            sequences_per_seat: 1,
+            receipts,
+            pay: None,
+        };
+        let public = receipt::public_from(Window(5), &params);
+        let away = read(vec![(Uid(1), Err("its bucket does not serve its receipt".into()))]);
+        assert!(is_awaited(&away, public, &params));
+        assert!(is_awaited(&read(Vec::new()), public.next(), &params));
+        assert!(!is_awaited(&away, public.next().next(), &params));
     }
 }
