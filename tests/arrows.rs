@@ -58,6 +58,19 @@ const ARROWS: &[Arrows] = &[
     // The daemons never import each other or the chain's rules.
     ("miner", DAEMON, DAEMON_TESTS),
     ("validator", DAEMON, DAEMON_TESTS),
+    // What can be read of a run. It uses `validator` to fetch receipts.
+    (
+        "mettle-watch",
+        &[
+            "mettle-protocol",
+            "mettle-dataset",
+            "mettle-store",
+            "mettle-chain-client",
+            "mettle-node-kit",
+            "validator",
+        ],
+        &[],
+    ),
     // The client program. It uses `validator` to audit receipts.
     (
         "mettle",
@@ -70,6 +83,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-engines",
             "mettle-chain-client",
             "mettle-node-kit",
+            "mettle-watch",
             "validator",
         ],
         &["mettle-embedded-chain", "mettle-s3-server"],
@@ -93,6 +107,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-chain-client",
             "mettle-node-kit",
             "mettle-embedded-chain",
+            "mettle-watch",
             "miner",
             "validator",
         ],
@@ -170,6 +185,7 @@ const CONFINED: &[(&str, &[&str])] = &[
             "mettle-chain-client",
             "mettle-node-kit",
             "mettle-s3-server",
+            "mettle-watch",
             "mettle",
             "miner",
             "validator",

@@ -4,15 +4,10 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{
-    observe::{Absence, Observer},
-    report::Text,
-    seats::HONEST,
-    units,
-};
+use crate::units;
 use protocol::{
-    Phase, Role, Uid, Window,
-    view::{Outcome, SeatView, VoidReason},
+    Role, Uid,
+    view::{Outcome, SeatView},
 };
 use ratatui::{
     buffer::Buffer,
@@ -26,6 +21,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
+use watch::observe::{Absence, Doing, HONEST, Mark, Observer, Text, outcome_word, phase_word};
 
 /// Between two columns, and between two facts of a line.
 const GAP: usize = 2;
@@ -249,15 +245,8 @@ fn work(view: &View<'_>) -> Vec<Fact> {
     let tokens = |sequences: u64| sequences as f64 * view.text.sequence_tokens as f64;
     let mut facts =
         vec![fact(0, PLAIN, format!("{} tokens", units::thousands(tokens(observer.sequences_trained()))))];
-    let schedule = observer.run.params.schedule;
-    let seconds = view.block_time.saturating_mul(schedule.blocks_per_window).as_secs_f64();
-    // Of the last whole window: miners tell what they trained at its end.
-    let open = observer.current.as_ref().map_or(Window::FIRST, |view| view.window);
-    if let Some((_, sequences)) = observer.trained.range(..open).next_back()
-        && 0.0 < seconds
-    {
-        let per_second = units::thousands(tokens(*sequences) / seconds);
-        facts.push(fact(1, PLAIN, format!("{per_second} tokens/s")));
+    if let Some(rate) = observer.tokens_per_second(view.text.sequence_tokens, view.block_time) {
+        facts.push(fact(1, PLAIN, format!("{} tokens/s", units::thousands(rate))));
     }
     let last = observer.outcomes.iter().next_back();
     if let Some((window, outcome @ Outcome::Void(_))) = last {
@@ -273,25 +262,6 @@ fn work(view: &View<'_>) -> Vec<Fact> {
         None => {}
     }
     facts
-}
-
-pub fn outcome_word(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Merged(_) => "merged",
-        Outcome::Void(VoidReason::TooFewContributions) => "void: too few contributions",
-        Outcome::Void(VoidReason::NoAgreement) => "void: no agreement",
-        Outcome::Void(VoidReason::Paused) => "void: paused",
-    }
-}
-
-fn phase_word(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Commit => "train and commit",
-        Phase::Reveal => "reveal",
-        Phase::Attest => "attest",
-        Phase::Vote => "merge and vote",
-        Phase::Finalise => "finalise",
-    }
 }
 
 /// The tables of miners and validators: beside each other if both fit with every column, else one below the other.
@@ -363,6 +333,15 @@ impl State {
 
     fn trouble(word: &'static str, detail: String) -> State {
         State { word, detail, style: BAD, is_trouble: true }
+    }
+
+    fn of(Doing { word, mark }: Doing) -> State {
+        match mark {
+            Mark::Plain => State::new(PLAIN, word),
+            Mark::Good => State::new(GOOD, word),
+            Mark::Poor => State::new(POOR, word),
+            Mark::Bad => State::trouble(word, String::new()),
+        }
     }
 
     fn of_absence(absence: &Absence) -> State {
@@ -458,12 +437,11 @@ fn sorted<'a>(view: &View<'a>, role: Role) -> Vec<(&'a SeatView, State)> {
     let observer = view.observer;
     let mut seats: Vec<&SeatView> = observer.seats_of(role).collect();
     seats.sort_by_key(|seat| observer.place_of(seat.id.uid));
-    let state = |uid| match (view.absences.get(&uid), role) {
-        (Some(absence), _) => State::of_absence(absence),
-        (None, Role::Miner) => miner_now(observer, uid),
-        (None, Role::Validator) => validator_now(observer, uid),
+    let state = |seat: &SeatView| match view.absences.get(&seat.id.uid) {
+        Some(absence) => State::of_absence(absence),
+        None => State::of(observer.doing(seat)),
     };
-    seats.into_iter().map(|seat| (seat, state(seat.id.uid))).collect()
+    seats.into_iter().map(|seat| (seat, state(seat))).collect()
 }
 
 /// The name of a seat, with its strategy unless it is honest.
@@ -524,47 +502,4 @@ fn validators(view: &View<'_>) -> Table {
 fn table(view: &View<'_>, columns: Vec<Column>, seats: Vec<(&SeatView, State)>) -> Table {
     let of = |(seat, state): (&SeatView, State)| (state, view.observer.is_external(seat.id.uid));
     Table { columns, seats: seats.into_iter().map(of).collect() }
-}
-
-/// The state of a miner in the window that is open.
-fn miner_now(observer: &Observer, uid: Uid) -> State {
-    let Some(view) = &observer.current else { return State::new(PLAIN, "") };
-    let selection = view.selection.as_ref();
-    if !view.slots.contains(&uid) {
-        State::new(PLAIN, "joining")
-    } else if selection.is_some_and(|selection| selection.faulty.contains(&uid)) {
-        State::trouble("faulty", String::new())
-    } else if selection.is_some_and(|selection| selection.selected.iter().any(|one| one.uid == uid)) {
-        State::new(GOOD, "selected")
-    } else if view.commitments.iter().any(|(other, _)| *other == uid) {
-        State::new(GOOD, "committed")
-    } else if is_past(observer, observer.run.params.schedule.commit_by) {
-        State::new(POOR, "missed")
-    } else {
-        State::new(PLAIN, "training")
-    }
-}
-
-/// The state of a validator in the window that is open.
-fn validator_now(observer: &Observer, uid: Uid) -> State {
-    let Some(view) = &observer.current else { return State::new(PLAIN, "") };
-    // Hidden ones are seen only this much later.
-    let (params, hidden) = (&observer.run.params, observer.run.params.hidden_blocks);
-    if view.votes.iter().any(|(other, _)| *other == uid) {
-        State::new(GOOD, "voted")
-    } else if is_past(observer, params.schedule.vote_by.saturating_add(hidden)) {
-        State::new(POOR, "no vote")
-    } else if view.attested.contains(&uid) {
-        State::new(GOOD, "attested")
-    } else if is_past(observer, params.schedule.attest_by.saturating_add(hidden)) {
-        State::new(POOR, "not attested")
-    } else {
-        State::new(PLAIN, "waiting")
-    }
-}
-
-/// Whether a deadline of the open window is past, and what came in its last block is read.
-fn is_past(observer: &Observer, deadline: u32) -> bool {
-    let place = observer.run.params.schedule.locate(observer.block);
-    place.is_some_and(|(_, offset)| deadline.saturating_add(1) < offset)
 }

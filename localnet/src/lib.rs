@@ -9,7 +9,7 @@ pub mod layout;
 pub mod log;
 pub mod network;
 pub mod nodes;
-pub mod observe;
+pub mod page;
 pub mod process;
 pub mod report;
 pub mod restart;

@@ -3,7 +3,6 @@
 use crate::{
     layout::{ChainPlan, Plan, SeatPlan},
     nodes,
-    observe::Observer,
     process::{Process, Program, last_lines},
     restart::Restarts,
     seats::HONEST,
@@ -19,6 +18,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use watch::observe::Observer;
 
 /// How long chain and store may take to start, and …
 const UP_WITHIN: Duration = Duration::from_secs(60);
@@ -262,7 +262,9 @@ impl Network {
                 self.directory.join(&seat.name).join("data").join("journal.jsonl"),
             )
         });
-        Ok(Observer::new(chain, RunId(plan.run), journals.collect()).await?.with_plan(plan))
+        let strategies = plan.seats.iter().map(|seat| (seat.name.clone(), seat.strategy.clone()));
+        let observer = Observer::new(chain, RunId(plan.run), journals.collect()).await?;
+        Ok(observer.with_plan(strategies.collect(), plan.held_out_sequences))
     }
 
     /// Starts `role KIND` with these arguments, as the process `name`.

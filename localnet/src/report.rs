@@ -1,23 +1,10 @@
 //! The report of a session, as JSON. The fields are stable: tools and tests read them.
 
-use crate::{
-    observe::{FaultSeen, Observer},
-    seats::HONEST,
-    units,
-};
-use dataset::LossEstimate;
+use crate::units;
 use protocol::{Role, Uid, view::Outcome};
 use serde::Serialize;
 use std::{collections::BTreeMap, time::Duration};
-
-/// What is known of the text before any training.
-#[derive(Clone, Copy, Debug)]
-pub struct Text {
-    /// Predicted tokens of a sequence.
-    pub sequence_tokens: u64,
-    /// The unigram baseline, on the sample on which the held-out loss is measured.
-    pub unigram: LossEstimate,
-}
+use watch::observe::{FaultSeen, HONEST, Observer, Text};
 
 /// The report that `up --report FILE` writes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -220,8 +207,9 @@ impl Report {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::observe::tests::network;
+    use dataset::LossEstimate;
     use expect_test::expect;
+    use watch::sample::network;
 
     pub const TEXT: Text = Text {
         sequence_tokens: 64,

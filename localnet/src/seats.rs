@@ -5,7 +5,7 @@ use protocol::Role;
 use std::str::FromStr;
 
 /// The honest strategy; as a name in a list, an honest miner.
-pub const HONEST: &str = "honest";
+pub use watch::observe::HONEST;
 /// An honest validator.
 const VALIDATOR: &str = "validator";
 /// The most seats of a role.

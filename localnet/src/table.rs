@@ -1,10 +1,8 @@
 //! The live table on a terminal, and plain lines elsewhere. Both show the same [`Observer`].
 
 use crate::{
-    draw::{Page, View, outcome_word},
-    log,
-    observe::Observer,
-    units,
+    draw::{Page, View},
+    log, units,
 };
 use protocol::{Role, Uid, Window};
 use ratatui::{
@@ -13,6 +11,7 @@ use ratatui::{
     widgets::{Paragraph, Widget as _, Wrap},
 };
 use std::io::{self, IsTerminal as _, Stdout};
+use watch::observe::{Observer, outcome_word};
 
 /// Where the state of the network is shown.
 pub enum Display {
@@ -152,8 +151,8 @@ fn window_line(observer: &Observer, window: Window) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::tests::network;
     use expect_test::expect;
+    use watch::sample::network;
 
     #[test]
     fn the_plain_line_of_a_window() {

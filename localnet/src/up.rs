@@ -5,9 +5,8 @@ use crate::{
     draw::View,
     layout::{LockedDirectory, Plan},
     network::Network,
-    nodes,
-    observe::{Absence, Observer},
-    report::{Report, Text},
+    nodes, page,
+    report::Report,
     seats::Seats,
     setup::{self, ChainWanted, Wanted, Work},
     table::Display,
@@ -24,6 +23,10 @@ use std::{
     time::{Duration, Instant},
 };
 use validator::run::HELD_OUT_SEQUENCES;
+use watch::{
+    observe::{Absence, Observer, Text},
+    server::Page,
+};
 
 /// Between two reads of the network's state.
 const READ_EVERY: Duration = Duration::from_millis(500);
@@ -173,10 +176,13 @@ async fn session(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -
         None => "temporary: --dir DIR keeps a network".into(),
     };
     let mut observer = network.observer(&plan, &*chain).await?;
+    let page = page::serve(chain.clone(), &observer.run).await?;
     println!("network up: chain {}, store {}; {kept}", plan.chain_urls().join(" "), plan.store_url());
+    println!("page of the run: {}", page.url());
 
     let display = Display::open(up.plain)?;
-    let watched = Watched { up, network, plan: &plan, chain: &*chain, observer: &mut observer, text };
+    let watched =
+        Watched { up, network, plan: &plan, chain: &*chain, observer: &mut observer, text, page: &page };
     let (ended, since) = watch(watched, display, stop).await;
 
     let report = Report::new(&observer, &text, since, &network.restarts());
@@ -220,6 +226,7 @@ struct Watched<'a> {
     chain: &'a dyn Chain,
     observer: &'a mut Observer,
     text: Text,
+    page: &'a Page,
 }
 
 /// Shows the network, and starts seats again whose process ends, until enough windows are finalised, Ctrl-C, or the
@@ -229,7 +236,7 @@ async fn watch(
     mut display: Display,
     mut stop: program::StopSignal,
 ) -> (anyhow::Result<()>, Duration) {
-    let Watched { up, network, plan, chain, observer, text } = watched;
+    let Watched { up, network, plan, chain, observer, text, page } = watched;
     let (began, mut first_window) = (Instant::now(), None);
     let mut last_heard = Instant::now();
     // Windows of earlier sessions are not counted again. A chain that is busy with its start may answer only later.
@@ -272,6 +279,7 @@ async fn watch(
             elapsed: began.elapsed(),
             silence: last_heard.elapsed(),
         };
+        page.publish(page::snapshot(&view));
         if let Err(error) = display.show(&view) {
             break Err(error.into());
         }

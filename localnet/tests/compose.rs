@@ -12,7 +12,7 @@
 //! The image is built from the programs of this machine by the last stage of `localnet/Dockerfile`.
 
 use chain_client::{Chain, SubxtChain};
-use localnet::{nodes, observe::Observer};
+use localnet::nodes;
 use protocol::{Role, RunId, Uid, view::Outcome};
 use std::{
     fs,
@@ -21,6 +21,7 @@ use std::{
     process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
+use watch::observe::Observer;
 
 const SEATS: [&str; 7] =
     ["validator-0", "validator-1", "validator-2", "miner-0", "miner-1", "miner-2", "miner-3"];

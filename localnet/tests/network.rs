@@ -8,7 +8,7 @@ mod support;
 
 use chain_client::SubxtChain;
 use chain_client::keys::Key;
-use localnet::{observe::Observer, setup};
+use localnet::setup;
 use protocol::{
     Role, Uid, Window, receipt,
     view::{Outcome, VoidReason},
@@ -17,6 +17,7 @@ use s3_server::{Faults, Rate};
 use serde_json::Value;
 use std::{process::Stdio, sync::LazyLock, time::Duration};
 use support::{Net, Shared, holds_since, last_finalised, merged, merged_since};
+use watch::observe::Observer;
 
 static NETWORK: LazyLock<Shared> =
     LazyLock::new(|| Shared::start("network", async |home| Net::up(home, 2, 3).await));

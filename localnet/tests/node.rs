@@ -8,10 +8,11 @@
 #[allow(dead_code, reason = "shared with the tests on the development chain")]
 mod support;
 
-use localnet::{nodes, observe::Observer};
+use localnet::nodes;
 use protocol::view::Outcome;
 use std::path::PathBuf;
 use support::{Net, Session, one_at_a_time};
+use watch::observe::Observer;
 
 fn program() -> PathBuf {
     let asked = std::env::var_os("METTLE_NODE").map(PathBuf::from);

@@ -10,7 +10,6 @@ use chain_client::keys::Key;
 use localnet::{
     layout::ORIGIN,
     network::Network,
-    observe::Observer,
     process::{Program, last_lines},
     seats::Seats,
     setup::{self, ChainWanted},
@@ -19,6 +18,7 @@ use node::Entry;
 use protocol::{Role, RunId, RunParams, Schedule, Window};
 use std::{path::Path, sync::LazyLock, time::Duration};
 use support::{Net, Shared, holds_since, last_finalised, merged_since};
+use watch::observe::Observer;
 
 static NETWORK: LazyLock<Shared> = LazyLock::new(|| {
     Shared::start("recovery", async |home| {

@@ -17,6 +17,7 @@ use crate::{
     run::{self, RunCommand},
     seat::{self, SeatCommand},
     shell::{self, ShellCommand},
+    web::{self, Web},
     why::{self, Why},
 };
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -61,6 +62,7 @@ enum Command {
     Receipts(Receipts),
     Audit(Audit),
     Report(Report),
+    Web(Web),
     /// Export, import, evaluate or sample a model
     #[command(subcommand)]
     Model(ModelCommand),
@@ -79,7 +81,7 @@ const GROUPS: &[(&str, &str)] = &[
         "init doctor register status why claim set-payout stake unstake withdraw rotate-key rewind proxy",
     ),
     ("Delegation", "nominate unnominate nominations set-commission"),
-    ("Runs", "run plan"),
+    ("Runs", "run plan web"),
     ("Evidence", "receipts audit report"),
     ("Models and data", "model dataset"),
     ("Shell", "completions man"),
@@ -131,6 +133,7 @@ impl Cli {
             Command::Receipts(command) => receipts::receipts(command, output).await,
             Command::Audit(command) => audit::audit(command, output).await,
             Command::Report(command) => report::report(command, output).await,
+            Command::Web(command) => web::web(command, output).await,
             Command::Model(command) => model::run(command, output).await,
             Command::Dataset(command) => dataset::run(command, output).await,
             Command::Shell(command) => shell::run(command, output),

@@ -1,6 +1,6 @@
 //! `mettle dataset prepare`: turns text into a dataset.
 
-use crate::{block_clock::span, formats::AllFormats, help, output::Output};
+use crate::{formats::AllFormats, help, output::Output};
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use dataset::{
@@ -12,6 +12,7 @@ use std::{
     path::PathBuf,
     time::{Duration, Instant},
 };
+use watch::block_clock::span;
 
 #[derive(Debug, Subcommand)]
 pub enum DatasetCommand {

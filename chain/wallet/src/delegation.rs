@@ -1,7 +1,6 @@
 //! The commands of a nominator, who puts stake behind another account's validator, and the validator's commission.
 
 use crate::{
-    block_clock::BlockClock,
     help,
     output::Output,
     seat::{ColdkeyFlags, Seat},
@@ -21,6 +20,7 @@ use protocol::{
     view::{Account, NominationView},
 };
 use serde_json::{Value, json};
+use watch::block_clock::BlockClock;
 
 #[derive(Clone, Debug, Subcommand)]
 pub enum DelegationCommand {

@@ -7,7 +7,7 @@ mod measure;
 
 use crate::{
     help,
-    output::{Output, readable},
+    output::Output,
     plan::{
         self,
         figures::{Role as RoleFigures, Value as Figure},
@@ -46,6 +46,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use store::Fetch;
+use watch::text::readable;
 
 /// Before the text of a check.
 const LABEL: usize = 12;

@@ -2,7 +2,6 @@
 
 mod account;
 mod audit;
-mod block_clock;
 pub mod cli;
 mod dataset;
 mod delegation;
@@ -22,4 +21,5 @@ mod seat;
 mod shell;
 mod signing;
 mod status;
+mod web;
 mod why;

@@ -141,27 +141,6 @@ impl<'a> Output<'a> {
     }
 }
 
-/// A text of other parties, or with names of objects, for a line on a terminal: without control characters, and with
-/// the first digits of a digest alone.
-pub fn readable(text: &str) -> String {
-    const DIGITS_MAX: usize = 32;
-    const DIGITS_SHOWN: usize = 8;
-    let text: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-    let (mut shown, mut rest) = (String::new(), text.as_str());
-    while let Some(begin) = rest.find(|c: char| c.is_ascii_hexdigit()) {
-        let digits = rest[begin..].find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(rest.len() - begin);
-        let end = begin + digits;
-        if digits <= DIGITS_MAX {
-            shown += &rest[..end];
-        } else {
-            shown += &rest[..begin + DIGITS_SHOWN];
-            shown.push('\u{2026}');
-        }
-        rest = &rest[end..];
-    }
-    shown + rest
-}
-
 /// Runs a command with standard output, standard error and the terminal.
 pub async fn with_output(
     json: bool,
@@ -231,15 +210,6 @@ mod tests {
             error.to_string()
         });
         (reason, asked)
-    }
-
-    #[test]
-    fn a_readable_text_has_short_digests_and_no_control_characters() {
-        let digest = "27b4a909df84b7e16dfa4e36bd17e1b64b67f2e1dd9e56ee3397c549e2955d79";
-        assert_eq!(readable(&format!("specs/{digest}; more")), "specs/27b4a909\u{2026}; more");
-        assert_eq!(readable(digest), "27b4a909\u{2026}");
-        assert_eq!(readable("a \x1b[2J face\u{e9}\n"), "a \u{fffd}[2J face\u{e9}\u{fffd}");
-        assert_eq!(readable(""), "");
     }
 
     fn because(reason: &str) -> Option<String> {

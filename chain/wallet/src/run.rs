@@ -5,7 +5,6 @@ mod create;
 mod show;
 
 use crate::{
-    block_clock::BlockClock,
     help,
     output::Output,
     signing::{AccountSigner, RunSession, Signer, TransactionPlan, units},
@@ -26,6 +25,7 @@ use protocol::{
 };
 use serde_json::{Map, Value, json};
 use std::{fmt::Write as _, path::PathBuf};
+use watch::block_clock::BlockClock;
 
 #[derive(Clone, Debug, Subcommand)]
 pub enum RunCommand {

@@ -3,7 +3,7 @@
 //! A command makes a [`TransactionPlan`]; everything after that is here, so that no command can sign what it has not
 //! shown. The preview is made from the calls that are then submitted. The key is opened only after confirmation.
 
-use crate::{block_clock::BlockClock, output::Output};
+use crate::output::Output;
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{
     Amount, Call, Chain, ChainError,
@@ -25,6 +25,7 @@ use std::{
     sync::Arc,
 };
 use store::Store;
+use watch::block_clock::BlockClock;
 
 /// How a transaction is confirmed and sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]

@@ -1,7 +1,6 @@
 //! `mettle status`: what a seat has, what is pending, and what it was paid for.
 
 use crate::{
-    block_clock::BlockClock,
     output::Output,
     seat::seat_hotkey,
     signing::{RunSession, unbonding_json, units},
@@ -20,6 +19,10 @@ use serde_json::{Value, json};
 use std::{
     cmp::Reverse,
     fmt::{self, Write as _},
+};
+use watch::{
+    block_clock::BlockClock,
+    text::{percent_of, share},
 };
 
 /// Payslips shown in text; JSON has all that the chain keeps.
@@ -112,18 +115,6 @@ fn without_a_seat(run: &RunStatus, clock: &BlockClock, uid: Option<Uid>, hotkey:
         );
     }
     text
-}
-
-/// A share in parts of [`ONE`] as percent with two decimals.
-pub(crate) fn share(parts: u64) -> String {
-    let hundredths = u128::from(parts).saturating_mul(10_000) / u128::from(ONE);
-    format!("{}.{:02} %", hundredths / 100, hundredths % 100)
-}
-
-/// A part as percent with one decimal.
-pub(crate) fn percent_of(part: u128, whole: u128) -> String {
-    let tenths = part.saturating_mul(1_000).checked_div(whole).unwrap_or(0);
-    format!("{}.{} %", tenths / 10, tenths % 10)
 }
 
 fn share_json(parts: u64) -> Value {
@@ -596,13 +587,5 @@ mod tests {
             1 of 4 validator seats are taken; the next costs <0.01 MTL and a stake of 1.00 MTL
         "#]]
         .assert_eq(&text);
-    }
-
-    #[test]
-    fn a_share_is_shown_in_percent() {
-        assert_eq!(share(0), "0.00 %");
-        assert_eq!(share(ONE / 3), "33.33 %");
-        assert_eq!(share(ONE), "100.00 %");
-        assert_eq!(share(u64::MAX), "429496729599.99 %");
     }
 }

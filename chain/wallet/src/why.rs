@@ -1,30 +1,13 @@
 //! `mettle why`: what became of a seat's work in one window, from its commitment to its pay.
 //!
-//! The shell here reads chain and receipts; `explain.rs` concludes, as a pure function. What cannot be known is said,
-//! with the window from which it can.
+//! `watch` reads chain and receipts, and concludes. What cannot be known is said, with the window from which it can.
 
-mod explain;
-
-use crate::{
-    block_clock::BlockClock,
-    help,
-    output::Output,
-    plan::table::wrapped,
-    receipts::{WindowReceipts, receipts_of},
-    seat::Seat,
-};
-use chain_client::{Chain, ChainError};
-use explain::{AttestationOf, Explanation, Facts, Step, Verdict, explain};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use crate::{help, output::Output, plan::table::wrapped, seat::Seat};
 use node::{config::SeatFlags, open::fetcher};
-use protocol::{
-    Role, RunId, Uid, Window,
-    view::{RunStatus, WindowView},
-};
+use protocol::Window;
 use serde_json::{Value, json};
+use watch::why::{Explanation, Facts, Step, Verdict, explain};
 
-/// Attestations that are read at once.
-const READS_AT_ONCE: usize = 8;
 /// Before the text of a step.
 const LABEL: usize = 14;
 
@@ -50,45 +33,12 @@ pub struct Why {
 pub async fn why(command: Why, output: &mut Output<'_>) -> anyhow::Result<()> {
     output.bare_json();
     let Seat { session, seat } = Seat::find(&command.seat, command.seat.read()?).await?;
-    let (chain, window, uid) = (session.chain(), Window(command.window), seat.seat.id.uid);
-    let RunStatus { run, window: now, .. } = session.status.clone();
-    let view = chain.window(run.id, window).await?;
-    let payslips = chain.payslips(run.id, uid).await?;
-    let attestations = match (&view, seat.seat.role) {
-        (Some(view), Role::Miner) => attestations(chain, run.id, view, uid).await?,
-        _ => Vec::new(),
-    };
-    let receipts = match (&view, seat.seat.role) {
-        (Some(view), Role::Miner) => {
-            let fetch = fetcher(chain, &run.params)?;
-            let seats = chain.seats(run.id).await?;
-            let now = now.unwrap_or(Window::FIRST);
-            Some(receipts_of(&fetch, chain.genesis(), &run, now, view, &seats, &payslips).await)
-        }
-        _ => None,
-    };
-    let facts =
-        Facts { run, window, now, seat, view, attestations, receipts, payslips, clock: session.clock };
+    let chain = session.chain();
+    let fetch = fetcher(chain, &session.status.run.params)?;
+    let (status, window) = (&session.status, Window(command.window));
+    let facts = Facts::read(chain, &fetch, status, session.clock, seat, window, usize::MAX).await?;
     let explanation = explain(&facts);
     Ok(output.result(&text(&facts, &explanation), as_json(&facts, &explanation))?)
-}
-
-/// What each validator that decides the window attested of the seat.
-async fn attestations(
-    chain: &dyn Chain,
-    run: RunId,
-    view: &WindowView,
-    uid: Uid,
-) -> Result<Vec<AttestationOf>, ChainError> {
-    let read = |(validator, stake): (Uid, u128)| async move {
-        let attestation = chain.attestation(run, view.window, validator).await?;
-        let of_seat = |verdicts: Vec<(Uid, _)>| {
-            verdicts.into_iter().find(|(of, _)| *of == uid).map(|(_, verdict)| verdict)
-        };
-        let verdict = attestation.map(of_seat);
-        Ok::<_, ChainError>(AttestationOf { validator, stake, verdict })
-    };
-    stream::iter(view.electorate.clone()).map(read).buffered(READS_AT_ONCE).try_collect().await
 }
 
 fn text(facts: &Facts, explanation: &Explanation) -> String {
@@ -120,6 +70,3 @@ fn as_json(facts: &Facts, explanation: &Explanation) -> Value {
         "receipts": receipts.as_ref().map(|receipts| receipts.json(seat.seat.id.uid)),
     })
 }
-
-/// The receipts of a window that a seat's explanation is made from.
-type Receipts = Option<WindowReceipts>;

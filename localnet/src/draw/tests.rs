@@ -1,8 +1,9 @@
 use super::*;
-use crate::{observe::tests::network, report::tests::TEXT};
+use crate::report::tests::TEXT;
 use expect_test::{Expect, expect};
-use protocol::{Block, SeatId};
+use protocol::{Block, SeatId, Window};
 use ratatui::{Terminal, backend::TestBackend};
+use watch::sample::network;
 
 fn view(observer: &Observer) -> View<'_> {
     View {

@@ -7,7 +7,6 @@ use localnet::{
     defaults,
     layout::{LockedDirectory, Plan},
     network::Network,
-    observe::Observer,
     process::last_lines,
     seats::Seats,
     setup::{ChainWanted, LOOPBACK, Wanted, Work, set_up},
@@ -24,6 +23,7 @@ use std::{
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
+use watch::observe::Observer;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_localnet");
 /// How long a step may take; far longer than it does, even on a busy machine.

@@ -4,8 +4,8 @@ use super::{
     constants::{self, Basis, Constant},
     figures::{Change, Check, Plan, PlanInput, Role, Row, Severity, Value},
 };
-use crate::block_clock::span;
 use serde_json::{Map, Value as Json, json};
+use watch::block_clock::span;
 
 const WIDTH: usize = 80;
 const LABEL: usize = 42;

@@ -6,8 +6,7 @@
 
 use crate::{
     account::NetworkFlags,
-    block_clock::BlockClock,
-    output::{Output, readable},
+    output::Output,
     plan::{
         self,
         figures::{Role as RoleFigures, Value as Figure},
@@ -27,6 +26,7 @@ use protocol::{
 };
 use serde_json::{Value, json};
 use std::{future::Future, time::Duration};
+use watch::{block_clock::BlockClock, text::readable};
 
 /// Runs whose specifications are fetched at once.
 const FETCHES_AT_ONCE: usize = 8;

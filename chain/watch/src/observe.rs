@@ -1,12 +1,18 @@
-//! The state of the network, from the chain and from the nodes' journals. The table and the report show it.
+//! The state of a run, from the chain and, where they can be read, from the nodes' journals and the validators'
+//! receipts. The table, the report and the page show it.
 
-use crate::{layout::Plan, seats::HONEST};
+use crate::{
+    receipts::WindowReceipts,
+    timeline::{Past, Timeline, WindowRow},
+    why::KEPT_WINDOWS,
+};
 use chain_client::{Chain, ChainError};
 use dataset::LossEstimate;
 use node::{Entry, journal};
 use protocol::{
-    Block, Digest, Role, RunId, Uid, Window,
-    view::{Outcome, RunView, SeatView, WindowView},
+    Block, Digest, Phase, Role, RunId, Uid, Window,
+    receipt::Observed,
+    view::{Outcome, RunView, SeatView, VoidReason, WindowView},
 };
 use std::{
     collections::BTreeMap,
@@ -34,6 +40,8 @@ pub struct SeatSeen {
     pub data_seconds: f64,
     pub bytes_up: u64,
     pub bytes_down: u64,
+    /// Sequences per second of the last window that the miner trained in.
+    pub sequences_per_second: Option<f64>,
 }
 
 impl SeatSeen {
@@ -90,8 +98,35 @@ pub struct TrainTime {
     pub waited: f64,
 }
 
+/// The strategy of an honest seat.
+pub const HONEST: &str = "honest";
 /// A seat that is not of this network's plan.
 const EXTERNAL: &str = "external";
+
+/// What a seat does in the open window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Doing {
+    pub word: &'static str,
+    pub mark: Mark,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mark {
+    Plain,
+    Good,
+    Poor,
+    Bad,
+}
+
+/// What is known of the text before any training.
+#[derive(Clone, Copy, Debug)]
+pub struct Text {
+    /// Predicted tokens of a sequence.
+    pub sequence_tokens: u64,
+    /// The unigram baseline, on the sample on which the held-out loss is measured.
+    pub unigram: LossEstimate,
+}
 
 /// Everything seen so far.
 pub struct Observer {
@@ -108,6 +143,9 @@ pub struct Observer {
     pub held: BTreeMap<String, BTreeMap<Window, Digest>>,
     /// Held-out loss of the model each window opened with, from each validator, on samples of different sizes.
     pub held_out: BTreeMap<Window, BTreeMap<String, LossEstimate>>,
+    /// Loss of the model each window opened with, on the window's common sequences, from a public receipt.
+    pub common: BTreeMap<Window, LossEstimate>,
+    pub timeline: Timeline,
     /// The size of the sample whose losses are reported.
     pub held_out_sequences: u64,
     /// Sequences that this network's miners trained on, by window.
@@ -119,7 +157,7 @@ pub struct Observer {
     /// The last merge: window, bytes of the update, number of contributions.
     pub last_merge: Option<(Window, u64, usize)>,
     /// The last finalised window in which a seat did something on the chain.
-    active: BTreeMap<Uid, Window>,
+    pub active: BTreeMap<Uid, Window>,
     sources: Vec<Source>,
     uids: BTreeMap<String, Uid>,
     /// The strategy of each seat of the plan, by its name; empty if no plan is known.
@@ -135,10 +173,20 @@ impl Observer {
         journals: Vec<(String, Uid, PathBuf)>,
     ) -> Result<Observer, ChainError> {
         let run = chain.run(run).await?;
-        let block = chain.heads().borrow().block;
+        let seats = chain.seats(run.id).await?;
+        Ok(Observer::from_start(run, seats, chain.heads().borrow().block, journals))
+    }
+
+    /// Nothing is read yet but the run and its seats.
+    pub fn from_start(
+        run: RunView,
+        seats: Vec<SeatView>,
+        block: Block,
+        journals: Vec<(String, Uid, PathBuf)>,
+    ) -> Observer {
         let heard = (block, Instant::now());
-        Ok(Observer {
-            seats: chain.seats(run.id).await?,
+        Observer {
+            seats,
             run,
             weights: BTreeMap::new(),
             current: None,
@@ -147,6 +195,8 @@ impl Observer {
             lineages: BTreeMap::new(),
             held: BTreeMap::new(),
             held_out: BTreeMap::new(),
+            common: BTreeMap::new(),
+            timeline: Timeline::default(),
             held_out_sequences: HELD_OUT_SEQUENCES,
             trained: BTreeMap::new(),
             active: BTreeMap::new(),
@@ -168,14 +218,18 @@ impl Observer {
                     heard,
                 })
                 .collect(),
-        })
+        }
     }
 
-    /// The same, with what the plan says of seats and sample.
-    pub fn with_plan(mut self, plan: &Plan) -> Observer {
-        let of = |seat: &crate::layout::SeatPlan| (seat.name.clone(), seat.strategy.clone());
-        self.strategies = plan.seats.iter().map(of).collect();
-        self.held_out_sequences = plan.held_out_sequences.unwrap_or(HELD_OUT_SEQUENCES);
+    /// The same, with what the plan of a network says: the strategy of each seat by its name, and the size of the
+    /// sample on which the held-out loss is measured.
+    pub fn with_plan(
+        mut self,
+        strategies: BTreeMap<String, String>,
+        held_out_sequences: Option<u64>,
+    ) -> Observer {
+        self.strategies = strategies;
+        self.held_out_sequences = held_out_sequences.unwrap_or(HELD_OUT_SEQUENCES);
         self
     }
 
@@ -218,9 +272,14 @@ impl Observer {
             self.read_journals();
             return Ok(());
         };
-        let mut window = self.outcomes.keys().next_back().map_or(Window::FIRST, |last| last.next());
+        let oldest = Window(open.0.saturating_sub(KEPT_WINDOWS));
+        let mut window = self.outcomes.keys().next_back().map_or(oldest, |last| last.next().max(oldest));
         while window <= open {
-            let Some(view) = chain.window(self.run.id, window).await? else { break };
+            let Some(view) = chain.window(self.run.id, window).await? else {
+                // The chain has forgotten it, or does not know yet that it is open.
+                window = window.next();
+                continue;
+            };
             self.lineages.insert(window, view.lineage);
             let Some(outcome) = view.outcome else {
                 self.current = Some(view);
@@ -236,6 +295,7 @@ impl Observer {
 
     fn add_finalised(&mut self, view: &WindowView, outcome: Outcome) {
         self.outcomes.insert(view.window, outcome);
+        self.timeline.add(view.window, WindowRow::of(view, Past::default()));
         for (uid, _) in &view.commitments {
             self.active.insert(*uid, view.window);
             self.seen.entry(*uid).or_default().committed += 1;
@@ -301,6 +361,8 @@ impl Observer {
                 *self.trained.entry(window).or_default() += u64::from(sequences);
                 let seen = self.seen.entry(uid).or_default();
                 seen.train_seconds += train_seconds;
+                let rate = f64::from(sequences) / train_seconds;
+                seen.sequences_per_second = rate.is_finite().then_some(rate);
                 seen.data_seconds += data_seconds;
             }
             Entry::Attested { window, faulty, not_observed, .. } => {
@@ -324,6 +386,8 @@ impl Observer {
             } => {
                 let estimate = LossEstimate { sequences, loss, standard_error };
                 self.held_out.entry(window).or_default().insert(name, estimate);
+                let measured = seats.iter().filter(|judged| judged.common_gain.is_some());
+                self.timeline.score(window, measured.map(|judged| judged.uid));
                 for judged in seats {
                     let seen = self.seen.entry(judged.uid).or_default();
                     seen.score = Some(judged.score);
@@ -352,6 +416,90 @@ impl Observer {
             | Entry::Repeated { .. }
             | Entry::FellBack { .. } => {}
         }
+    }
+
+    /// Adds what validators' public receipts of a window say: which seats were measured, and the loss of the window's
+    /// model. Each validator has it on the same sequences.
+    pub fn add_receipts(&mut self, receipts: &WindowReceipts) {
+        let read = receipts.receipts.iter().filter_map(|(_, receipt)| receipt.as_ref().ok());
+        for judgement in read.filter_map(|receipt| receipt.judgement.as_ref()) {
+            let losses: Vec<f64> = judgement.common.iter().map(|baseline| baseline.before.get()).collect();
+            if !losses.is_empty() {
+                self.common.entry(receipts.window).or_insert_with(|| LossEstimate::of(&losses));
+            }
+            let mut measured = Vec::new();
+            for judged in &judgement.seats {
+                let uid = judged.seat.uid;
+                if matches!(judged.observed, Observed::Valid { measured: Some(_), .. }) {
+                    measured.push(uid);
+                    let seen = self.seen.entry(uid).or_default();
+                    seen.score = Some(judged.result.score.get());
+                }
+            }
+            self.timeline.score(receipts.window, measured);
+        }
+    }
+
+    /// The open window's row, and its number.
+    pub fn open_row(&self) -> Option<(Window, WindowRow)> {
+        let view = self.current.as_ref().filter(|view| view.outcome.is_none())?;
+        let (schedule, hidden) = (self.run.params.schedule, self.run.params.hidden_blocks);
+        let past = Past {
+            commit: self.is_past(schedule.commit_by),
+            vote: self.is_past(schedule.vote_by.saturating_add(hidden)),
+        };
+        Some((view.window, WindowRow::of(view, past)))
+    }
+
+    /// What a seat does in the open window.
+    pub fn doing(&self, seat: &SeatView) -> Doing {
+        let doing = |mark, word| Doing { word, mark };
+        let (uid, params) = (seat.id.uid, &self.run.params);
+        let Some(view) = &self.current else { return doing(Mark::Plain, "") };
+        if seat.role == Role::Miner {
+            let selection = view.selection.as_ref();
+            return if !view.slots.contains(&uid) {
+                doing(Mark::Plain, "joining")
+            } else if selection.is_some_and(|selection| selection.faulty.contains(&uid)) {
+                doing(Mark::Bad, "faulty")
+            } else if selection.is_some_and(|selection| selection.selected.iter().any(|one| one.uid == uid)) {
+                doing(Mark::Good, "selected")
+            } else if view.commitments.iter().any(|(other, _)| *other == uid) {
+                doing(Mark::Good, "committed")
+            } else if self.is_past(params.schedule.commit_by) {
+                doing(Mark::Poor, "missed")
+            } else {
+                doing(Mark::Plain, "training")
+            };
+        }
+        // Hidden ones are seen only this much later.
+        let hidden = params.hidden_blocks;
+        if view.votes.iter().any(|(other, _)| *other == uid) {
+            doing(Mark::Good, "voted")
+        } else if self.is_past(params.schedule.vote_by.saturating_add(hidden)) {
+            doing(Mark::Poor, "no vote")
+        } else if view.attested.contains(&uid) {
+            doing(Mark::Good, "attested")
+        } else if self.is_past(params.schedule.attest_by.saturating_add(hidden)) {
+            doing(Mark::Poor, "not attested")
+        } else {
+            doing(Mark::Plain, "waiting")
+        }
+    }
+
+    /// Whether a deadline of the open window is past, and what came in its last block is read.
+    fn is_past(&self, deadline: u32) -> bool {
+        let place = self.run.params.schedule.locate(self.block);
+        place.is_some_and(|(_, offset)| deadline.saturating_add(1) < offset)
+    }
+
+    /// Tokens per second of all miners in the last whole window: they tell what they trained at its end.
+    pub fn tokens_per_second(&self, sequence_tokens: u64, block_time: Duration) -> Option<f64> {
+        let blocks = self.run.params.schedule.blocks_per_window;
+        let seconds = block_time.saturating_mul(blocks).as_secs_f64();
+        let open = self.current.as_ref().map_or(Window::FIRST, |view| view.window);
+        let (_, sequences) = self.trained.range(..open).next_back()?;
+        (0.0 < seconds).then(|| *sequences as f64 * sequence_tokens as f64 / seconds)
     }
 
     /// Finalised windows.
@@ -425,139 +573,29 @@ impl Observer {
     }
 }
 
-#[cfg(test)]
-pub mod tests {
-    use super::*;
-    use crate::defaults;
-    use protocol::{
-        Block, Hotkey, RunParams, Schedule, SeatId,
-        view::{Selection, VoidReason, Vote},
-    };
-
-    /// A network of four miners, one of them a copycat, and three validators, in window 6; `uid 7` joined later.
-    pub fn network() -> Observer {
-        let params = RunParams {
-            schedule: Schedule { start: Block(100), ..defaults::schedule(28, 0) },
-            ..defaults::params(0)
-        };
-        let run = RunView {
-            id: RunId(0),
-            owner: [0; 32],
-            params,
-            terms: defaults::terms(),
-            spec: Digest::default(),
-            manifest: Digest::default(),
-            theta0: Digest::default(),
-            origin: String::new(),
-            treasury: 0,
-            checkpoint: None,
-            rewound: None,
-            paused: false,
-        };
-        let validators = (0..3).map(|index| (Role::Validator, index, "honest"));
-        let miners = [(0, "honest"), (1, "honest"), (2, "honest"), (3, "copycat")];
-        let miners = miners.map(|(index, strategy)| (Role::Miner, index, strategy));
-        let plans: Vec<(String, Uid, String)> = (0..)
-            .zip(validators.chain(miners))
-            .map(|(uid, (role, index, strategy))| (format!("{role}-{index}"), Uid(uid), strategy.to_owned()))
-            .collect();
-        let earned = [
-            61_234_567_890_123,
-            61_234_567_890_123,
-            61_234_567_890_123,
-            297_398_538_212_279,
-            1_184_711_812_518_064,
-            0,
-            9_000_000_000,
-            500_000_000_000,
-        ];
-        let seats = (0..8u16)
-            .zip(earned)
-            .map(|(uid, earned)| SeatView {
-                id: SeatId { uid: Uid(uid), registered_at: Block(0) },
-                role: if uid < 3 { Role::Validator } else { Role::Miner },
-                hotkey: Hotkey([0; 32]),
-                coldkey: [0; 32],
-                endpoint: String::new(),
-                stake: 0,
-                claimable: 0,
-                earned,
-            })
-            .collect();
-        let losses = [7.99, 6.8, 5.31, 4.4, 3.62, 3.28, 3.07];
-        let held_out = (0..).zip(losses).map(|(window, loss)| {
-            let on = |sequences, loss| LossEstimate { sequences, loss, standard_error: 0.018 };
-            let of = |name: &str, estimate| (name.to_owned(), estimate);
-            // The second measures a small sample only.
-            let by = [of("validator-0", on(1536, loss)), of("validator-1", on(128, loss - 0.3))];
-            (Window(window), BTreeMap::from(by))
-        });
-        let merged = Outcome::Merged(Vote { update: Digest::default(), state_root: None });
-        let mut outcomes: BTreeMap<Window, Outcome> = (0..6).map(|window| (Window(window), merged)).collect();
-        outcomes.insert(Window(2), Outcome::Void(VoidReason::NoAgreement));
-        let miner = |share: f64| SeatSeen {
-            committed: 6,
-            attested: 5,
-            selected: 5,
-            gains: vec![0.01, 0.02],
-            score: Some(share),
-            train_seconds: 80.0,
-            data_seconds: 0.4,
-            bytes_up: 1_500_000,
-            bytes_down: 4_000_000,
-            ..SeatSeen::default()
-        };
-        let validator =
-            SeatSeen { attested: 6, selected: 6, dissents: 1, bytes_up: 10_000, ..SeatSeen::default() };
-        let mut seen: BTreeMap<Uid, SeatSeen> = (0..3).map(|uid| (Uid(uid), validator.clone())).collect();
-        seen.extend((3..7).map(|uid| (Uid(uid), miner(0.1 * f64::from(uid)))));
-        Observer {
-            run,
-            seats,
-            weights: BTreeMap::from([(Uid(3), 65_535), (Uid(4), 64_000), (Uid(5), 62_268), (Uid(6), 0)]),
-            current: Some(WindowView {
-                window: Window(6),
-                opening_hash: None,
-                deal_seed: None,
-                evaluation_hash: None,
-                slots: (3..8).map(Uid).collect(),
-                cursor: 0,
-                electorate: Vec::new(),
-                lineage: Digest::default(),
-                weights: Vec::new(),
-                commitments: vec![
-                    (Uid(3), Digest::default()),
-                    (Uid(4), Digest::default()),
-                    (Uid(6), Digest::default()),
-                ],
-                salts: Vec::new(),
-                attested: vec![Uid(0)],
-                selection: Some(Selection { selected: Vec::new(), valid: Vec::new(), faulty: vec![Uid(6)] }),
-                votes: vec![(Uid(1), Vote { update: Digest::default(), state_root: None })],
-                outcome: None,
-                receipts: Vec::new(),
-                probe_roots: Vec::new(),
-                probes: Vec::new(),
-                next_deal: None,
-            }),
-            block: Block(100 + 6 * 40 + 36),
-            outcomes,
-            lineages: BTreeMap::new(),
-            held: BTreeMap::new(),
-            held_out: held_out.collect(),
-            held_out_sequences: 1536,
-            trained: (0..6).map(|window| (Window(window), 4 * 1280)).collect(),
-            active: (3..7).map(|uid| (Uid(uid), Window(5))).collect(),
-            seen,
-            faults: Vec::new(),
-            missed: Vec::new(),
-            last_merge: Some((Window(5), 91_614, 4)),
-            sources: Vec::new(),
-            uids: plans.iter().map(|(name, uid, _)| (name.clone(), *uid)).collect(),
-            strategies: plans.into_iter().map(|(name, _, strategy)| (name, strategy)).collect(),
-            earlier: TrainTime::default(),
-        }
+pub fn outcome_word(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Merged(_) => "merged",
+        Outcome::Void(VoidReason::TooFewContributions) => "void: too few contributions",
+        Outcome::Void(VoidReason::NoAgreement) => "void: no agreement",
+        Outcome::Void(VoidReason::Paused) => "void: paused",
     }
+}
+
+pub fn phase_word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Commit => "train and commit",
+        Phase::Reveal => "reveal",
+        Phase::Attest => "attest",
+        Phase::Vote => "merge and vote",
+        Phase::Finalise => "finalise",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{receipts::tests as receipts, sample::network, timeline::Fate};
 
     #[test]
     fn the_share_of_waiting_is_of_the_time_trained() {
@@ -589,10 +627,8 @@ pub mod tests {
     fn a_node_is_silent_after_a_window_without_an_entry_and_not_because_the_chain_stands_still() {
         let mut observer = network();
         let began = Instant::now();
-        let heard = (Block(300), began);
-        let path = PathBuf::new();
-        let (before, latest) = ((0, 0), (0, 0));
-        observer.sources.push(Source { name: "miner-0".into(), path, offset: 0, before, latest, heard });
+        let source = observer.sources.iter_mut().find(|source| source.name == "miner-0").unwrap();
+        source.heard = (Block(300), began);
         let window = observer.run.params.schedule.blocks_per_window;
         let now = began + Duration::from_secs(30);
         observer.block = Block(300 + window + SILENT_BLOCKS);
@@ -617,5 +653,29 @@ pub mod tests {
     fn a_seat_outside_the_plan_is_external() {
         let observer = network();
         assert_eq!([observer.strategy_of(Uid(6)), observer.strategy_of(Uid(7))], ["copycat", EXTERNAL]);
+    }
+
+    #[test]
+    fn public_receipts_tell_the_loss_of_a_window_and_who_was_measured() {
+        let mut observer = network();
+        let gathered = vec![Fate::Gathered; 5];
+        observer.timeline.add(Window(5), WindowRow::with(None, gathered));
+        observer.add_receipts(&receipts::window(Err("its bucket is away".into())));
+        assert!(observer.common.is_empty());
+        observer.add_receipts(&receipts::window(Ok(receipts::receipt(receipts::measured()))));
+        let common = observer.common[&Window(5)];
+        assert_eq!((common.sequences, common.loss), (1, 3.0));
+        let row = observer.timeline.row(Window(5)).unwrap();
+        assert_eq!([row.fate(Uid(3)), row.fate(Uid(4))], [Fate::Gathered, Fate::Scored]);
+        assert_eq!(observer.seen[&Uid(4)].score, Some(0.125));
+    }
+
+    #[test]
+    fn the_open_window_has_a_row_of_its_own() {
+        let (window, row) = network().open_row().unwrap();
+        assert_eq!(window, Window(6));
+        let fates = (0..8).map(|uid| row.fate(Uid(uid))).collect::<Vec<_>>();
+        use Fate::{Absent, Attested, Missed, Refused, Unseen, Voted};
+        assert_eq!(fates, [Attested, Voted, Absent, Unseen, Unseen, Missed, Refused, Missed]);
     }
 }

@@ -1,19 +1,24 @@
-//! From the facts about a seat and a window to sentences: a pure function.
+//! What became of a seat's work in one window, from its commitment to its pay: facts from chain and receipts, and from
+//! them sentences, by a pure function. What cannot be known is said, with the window from which it can.
 
-use super::{BlockClock, Receipts};
 use crate::{
-    output::readable,
-    receipts::percent,
-    status::{percent_of, share},
+    block_clock::BlockClock,
+    receipts::{WindowReceipts, receipts_of},
+    text::{percent, percent_of, readable, share},
 };
-use chain_client::Amount;
+use chain_client::{Amount, Chain, ChainError};
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
 use protocol::{
-    Block, Role, Uid, Window,
+    Block, Role, RunId, Uid, Window,
     receipt::{self, Observed, Penalty, PenaltyReason, SeatJudgement},
     select::two_thirds,
-    view::{Outcome, Payslip, RunView, SeatStatus, VoidReason, Vote, WindowView},
+    view::{Outcome, Payslip, RunStatus, RunView, SeatStatus, VoidReason, Vote, WindowView},
 };
 use serde::Serialize;
+use store::Fetch;
+
+/// Attestations that are read at once.
+const READS_AT_ONCE: usize = 8;
 
 /// What is known about a seat and a window.
 pub struct Facts {
@@ -27,7 +32,7 @@ pub struct Facts {
     /// Of each validator that decides the window. Empty for a validator's seat.
     pub attestations: Vec<AttestationOf>,
     /// Of a miner's seat, if the chain has the window.
-    pub receipts: Receipts,
+    pub receipts: Option<WindowReceipts>,
     /// The latest last.
     pub payslips: Vec<Payslip>,
     pub clock: BlockClock,
@@ -73,7 +78,7 @@ pub enum Verdict {
 }
 
 /// Windows that the chain keeps.
-const KEPT_WINDOWS: u32 = 128;
+pub const KEPT_WINDOWS: u32 = 128;
 /// Epochs whose payslips the chain keeps.
 const KEPT_EPOCHS: usize = 64;
 /// A rating factor or an own-data outcome below this lowers the pay by more than measurements differ.
@@ -137,6 +142,35 @@ impl Explanation {
 }
 
 impl Facts {
+    /// Reads chain and receipts, those of at most `receipts_max` validators: of the ones with the most stake.
+    pub async fn read(
+        chain: &dyn Chain,
+        fetch: &dyn Fetch,
+        status: &RunStatus,
+        clock: BlockClock,
+        seat: SeatStatus,
+        window: Window,
+        receipts_max: usize,
+    ) -> Result<Facts, ChainError> {
+        let RunStatus { run, window: now, .. } = status.clone();
+        let uid = seat.seat.id.uid;
+        let view = chain.window(run.id, window).await?;
+        let payslips = chain.payslips(run.id, uid).await?;
+        let (mut attested, mut receipts) = (Vec::new(), None);
+        if let (Some(view), Role::Miner) = (&view, seat.seat.role) {
+            attested = attestations(chain, run.id, view, uid).await?;
+            let mut validators = chain.seats(run.id).await?;
+            validators.retain(|seat| seat.role == Role::Validator);
+            validators.sort_by_key(|seat| std::cmp::Reverse(seat.stake));
+            validators.truncate(receipts_max);
+            validators.sort_by_key(|seat| seat.id.uid);
+            let at = now.unwrap_or(Window::FIRST);
+            receipts =
+                Some(receipts_of(fetch, chain.genesis(), &run, at, view, &validators, &payslips).await);
+        }
+        Ok(Facts { run, window, now, seat, view, attestations: attested, receipts, payslips, clock })
+    }
+
     fn uid(&self) -> Uid {
         self.seat.seat.id.uid
     }
@@ -527,6 +561,35 @@ impl Facts {
     }
 }
 
+/// What each validator that decides the window attested of the seat.
+async fn attestations(
+    chain: &dyn Chain,
+    run: RunId,
+    view: &WindowView,
+    uid: Uid,
+) -> Result<Vec<AttestationOf>, ChainError> {
+    let read = |(validator, stake): &(Uid, u128)| {
+        attestation(chain, run, view.window, uid, *validator, *stake).boxed()
+    };
+    // Each future has its type before they are a stream: a stream of a closure's futures is not `Send`.
+    let reads: Vec<BoxFuture<'_, _>> = view.electorate.iter().map(read).collect();
+    stream::iter(reads).buffered(READS_AT_ONCE).try_collect().await
+}
+
+async fn attestation(
+    chain: &dyn Chain,
+    run: RunId,
+    window: Window,
+    uid: Uid,
+    validator: Uid,
+    stake: u128,
+) -> Result<AttestationOf, ChainError> {
+    let of_seat =
+        |verdicts: Vec<(Uid, _)>| verdicts.into_iter().find(|(of, _)| *of == uid).map(|(_, verdict)| verdict);
+    let verdict = chain.attestation(run, window, validator).await?.map(of_seat);
+    Ok(AttestationOf { validator, stake, verdict })
+}
+
 /// What a judgement says in numbers, for the end of a sentence.
 fn numbers(seat: &SeatJudgement) -> String {
     let result = &seat.result;
@@ -546,7 +609,7 @@ fn numbers(seat: &SeatJudgement) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::receipts::WindowReceipts;
     use protocol::{
@@ -564,7 +627,7 @@ mod tests {
     const UID: Uid = Uid(4);
 
     /// A miner in window 5 of epochs of ten windows, seen from the window `now`; three validators attest it valid.
-    fn facts(now: u32) -> Facts {
+    pub(crate) fn facts(now: u32) -> Facts {
         let schedule = Schedule { start: Block(100), ..RunParams::default().schedule };
         let params = RunParams { schedule, epoch_windows: 10, reveal_windows: 2, ..RunParams::default() };
         let run = RunView {

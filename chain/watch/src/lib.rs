@@ -1,0 +1,12 @@
+#![doc = include_str!("../README.md")]
+
+pub mod block_clock;
+pub mod evidence;
+pub mod observe;
+pub mod page;
+pub mod receipts;
+pub mod sample;
+pub mod server;
+pub mod text;
+pub mod timeline;
+pub mod why;
