@@ -59,21 +59,7 @@ fn played(cast: Cast, windows: u32) -> History {
 fn validators(seed: u64, others: Vec<(String, ValidatorSeat)>) -> Cast {
     let honest = || ("honest".to_owned(), MinerSeat::Honest { share: 1.0, batch: 8 });
     let validators = (0..4).map(|_| ("validator".to_owned(), ValidatorSeat::Honest)).chain(others);
-    Cast {
-        seed,
-        miners: (0..6).map(|_| honest()).collect(),
-        validators: validators.collect(),
-        honest_stake: 1,
-        same_evaluation: false,
-        failures_ppm: 0,
-        ahead: AHEAD,
-        pace: None,
-        update_delay: Duration::ZERO,
-        restarts: Vec::new(),
-        outages: Vec::new(),
-        rewind_votes: Vec::new(),
-        late_joins: Vec::new(),
-    }
+    Cast::new(seed, (0..6).map(|_| honest()).collect(), validators.collect())
 }
 
 /// By a validator's bucket and window of the receipt: the first window in which another validator could read it.
