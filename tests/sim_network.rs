@@ -17,7 +17,9 @@ use std::{
 use store::Limits;
 use tests::sim::{
     experiment::on_one_thread,
-    network::{Cast, LATE_JOINER, MinerSeat, Network, Restart, RewindVote, ValidatorSeat},
+    network::{
+        Cast, Event, LATE_JOINER, Leaves, MinerSeat, Network, Restart, RewindVote, Timed, ValidatorSeat,
+    },
     record::History,
     world::World,
 };
@@ -59,21 +61,7 @@ fn played(cast: Cast, windows: u32) -> History {
 fn validators(seed: u64, others: Vec<(String, ValidatorSeat)>) -> Cast {
     let honest = || ("honest".to_owned(), MinerSeat::Honest { share: 1.0, batch: 8 });
     let validators = (0..4).map(|_| ("validator".to_owned(), ValidatorSeat::Honest)).chain(others);
-    Cast {
-        seed,
-        miners: (0..6).map(|_| honest()).collect(),
-        validators: validators.collect(),
-        honest_stake: 1,
-        same_evaluation: false,
-        failures_ppm: 0,
-        ahead: AHEAD,
-        pace: None,
-        update_delay: Duration::ZERO,
-        restarts: Vec::new(),
-        outages: Vec::new(),
-        rewind_votes: Vec::new(),
-        late_joins: Vec::new(),
-    }
+    Cast::new(seed, (0..6).map(|_| honest()).collect(), validators.collect())
 }
 
 /// By a validator's bucket and window of the receipt: the first window in which another validator could read it.
@@ -363,4 +351,22 @@ fn a_network_goes_back_before_a_harmful_merge_and_trains_on() {
     assert_eq!(history.joined[LATE_JOINER], back.0);
     assert_eq!(losses[8], losses[6], "the model is the checkpoint's again: {losses:?}");
     assert!(losses[9..].iter().all(|loss| *loss < losses[6]), "training goes on from it: {losses:?}");
+}
+
+/// The validator merges the window afterwards, and the attesters have the contribution of the miner that left.
+#[test]
+fn a_validator_that_was_away_while_a_selected_miner_left_goes_on_voting() {
+    let (miner, validator) = (1, 7);
+    let timed = |at, event| Timed { at: Block(at), after: Duration::ZERO, event };
+    let events = vec![
+        timed(29, Event::Kill { seat: validator, leaves: Leaves::Whole }),
+        timed(30, Event::Leave { seat: miner }),
+        timed(41, Event::Open { seat: validator }),
+    ];
+    let cast = validators(3, Vec::new());
+    let history = played(Cast { same_evaluation: true, events, is_cut_off: true, ..cast }, 5);
+    assert!(history.windows[1].seats[miner].selected);
+    let without_buffer: Vec<_> =
+        history.abstained.iter().filter(|(_, reason)| reason.contains("buffer")).collect();
+    assert!(without_buffer.is_empty(), "{without_buffer:?}");
 }

@@ -8,11 +8,15 @@ use protocol::{
 };
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use store::{
-    Fetch, FetchError, Limits, MemoryStore, TrafficTotals,
+    Fetch, FetchError, Limits, Listing, MemoryStore, Store, StoreError, TrafficTotals,
     faults::{Faults, FaultyStore},
     memory::MemoryFetcher,
 };
@@ -21,8 +25,8 @@ use store::{
 #[derive(Default)]
 pub struct Buckets {
     open: MemoryFetcher,
-    /// Base URLs of the seats that are cut off from all others.
-    cut: Mutex<BTreeSet<String>>,
+    /// Base URLs of seats that cannot read from others, and of seats that others cannot read from.
+    cut: Mutex<[BTreeSet<String>; 2]>,
 }
 
 /// A reader of all buckets, with its own network failures.
@@ -35,6 +39,57 @@ pub struct Reader {
     failures_ppm: u32,
     /// The time that an update of the model takes to arrive.
     update_delay: Duration,
+}
+
+/// A bucket as its owner uses it: the faults can be changed, and writes are counted.
+pub struct OwnBucket {
+    store: Arc<FaultyStore>,
+    writes: AtomicU64,
+}
+
+impl OwnBucket {
+    /// Replaces the faults.
+    pub fn inject(&self, faults: Faults) {
+        self.store.inject(faults);
+    }
+
+    /// Writes that the owner has asked for.
+    pub fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Relaxed)
+    }
+}
+
+#[async_trait]
+impl Store for OwnBucket {
+    fn describe(&self) -> String {
+        self.store.describe()
+    }
+
+    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        self.store.put(key, bytes).await
+    }
+
+    async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        self.store.put_file(key, path).await
+    }
+
+    async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
+        self.store.get(key, max_bytes).await
+    }
+
+    async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
+        self.store.delete(key).await
+    }
+
+    async fn list(&self, prefix: &str, max_entries: usize) -> Result<Listing, StoreError> {
+        self.store.list(prefix, max_entries).await
+    }
+
+    fn traffic(&self) -> TrafficTotals {
+        self.store.traffic()
+    }
 }
 
 impl Buckets {
@@ -50,15 +105,24 @@ impl Buckets {
         store
     }
 
-    /// Cuts off the seats at these base URLs, and connects all others.
-    pub fn cut_off(&self, urls: BTreeSet<String>) {
-        *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = urls;
+    /// Adds a bucket at `base_url` whose faults, also those that its owner meets, can be changed.
+    pub fn add_injected(&self, base_url: &str, seed: u64) -> Arc<OwnBucket> {
+        let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new()), seed, Faults::default()));
+        self.open.serve(base_url, store.clone());
+        Arc::new(OwnBucket { store, writes: AtomicU64::new(0) })
     }
 
-    /// Whether exactly one of the two seats is cut off.
-    fn is_between(&self, one: &str, other: &str) -> bool {
+    /// Cuts off seats at these base URLs, as readers and as those that others read from, and connects all others.
+    pub fn cut_off(&self, readers: BTreeSet<String>, read: BTreeSet<String>) {
+        *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = [readers, read];
+    }
+
+    /// Whether the reader is cut off from the owner. Seats that are cut off together exchange objects.
+    fn is_between(&self, reader: &str, owner: &str) -> bool {
         let cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
-        cut.contains(one) != cut.contains(other)
+        let [readers, read] = &*cut;
+        (readers.contains(reader) && !readers.contains(owner))
+            || (read.contains(owner) && !read.contains(reader))
     }
 }
 

@@ -15,11 +15,11 @@ use mettle_runtime::{
 };
 use pallet_windows::Attestations;
 use protocol::{
-    Block, Digest, GenesisHash, Role, RunId, Uid, Window,
+    Block, Digest, GenesisHash, Role, RunId, Uid, Window, ensure,
     identity::Signer,
     view::{
-        Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, SeatWindow, Verdict,
-        WindowSummary, WindowView,
+        Account, AccountStatus, Outcome, Payslip, RunStatus, RunView, SeatStatus, SeatView, SeatWindow,
+        Verdict, VoidReason, WindowSummary, WindowView,
     },
 };
 use sp_inherents::InherentData;
@@ -50,10 +50,16 @@ pub struct SimChain {
     /// One channel per subscriber, in the order of subscription: the receivers of a shared channel wake in random
     /// order.
     heads: Vec<Subscriber>,
-    /// Accounts that see no new head and reach the chain with no call.
-    cut: BTreeSet<AccountId>,
-    /// Calls of the next block, in the order of submission.
+    /// Accounts that see no new head.
+    without_heads: BTreeSet<AccountId>,
+    /// Accounts whose calls do not reach the chain.
+    without_calls: BTreeSet<AccountId>,
+    /// Accounts whose requests the chain does not answer.
+    silent: BTreeSet<AccountId>,
+    /// Calls of the next blocks, in the order of submission.
     pending: Vec<Pending>,
+    /// The most blocks that a call waits for its inclusion. Without waiting, calls keep the order of submission.
+    waits_max: u32,
 }
 
 /// The channel of heads of one subscriber.
@@ -61,12 +67,23 @@ struct Subscriber {
     /// The account that signs the subscriber's calls.
     signer: Option<AccountId>,
     heads: watch::Sender<Head>,
+    /// Blocks by which its heads trail the chain.
+    lag: u32,
+}
+
+/// A call that a block included.
+pub struct SealedCall {
+    pub signer: AccountId,
+    pub call: RuntimeCall,
+    pub result: Result<(), Refusal>,
 }
 
 /// A submitted call, and the channel on which its signer awaits the result.
 struct Pending {
     signer: AccountId,
     call: RuntimeCall,
+    /// The first block that may include it.
+    due: u32,
     included: oneshot::Sender<Result<Head, Refusal>>,
 }
 
@@ -80,8 +97,11 @@ impl SimChain {
             head,
             state_root: Digest::default(),
             heads: Vec::new(),
-            cut: BTreeSet::new(),
+            without_heads: BTreeSet::new(),
+            without_calls: BTreeSet::new(),
+            silent: BTreeSet::new(),
             pending: Vec::new(),
+            waits_max: 0,
         };
         chain.state.execute_with(|| {
             let mut genesis = preset(None);
@@ -161,37 +181,87 @@ impl SimChain {
         });
         self.state_root = Digest(state_root.0);
         self.head = Head { block: Block(number), hash: hash_of(&self.seed, number) };
-        let (head, cut) = (self.head, &self.cut);
-        self.heads.retain(|subscriber| match &subscriber.signer {
-            Some(signer) if cut.contains(signer) => !subscriber.heads.is_closed(),
-            _ => subscriber.heads.send(head).is_ok(),
+        let (seed, cut, silent) = (&self.seed, &self.without_heads, &self.silent);
+        self.heads.retain(|subscriber| {
+            let seen = number.saturating_sub(subscriber.lag);
+            let is_cut = |signer: &AccountId| cut.contains(signer) || silent.contains(signer);
+            let is_cut = subscriber.signer.as_ref().is_some_and(is_cut);
+            if !is_cut && subscriber.heads.borrow().block.0 < seen {
+                subscriber.heads.send_replace(Head { block: Block(seen), hash: hash_of(seed, seen) });
+            }
+            !subscriber.heads.is_closed()
         });
         results
     }
 
-    /// Builds a block of the pending calls and sends their results to the signers.
-    pub fn seal(&mut self) {
-        let (calls, signers): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pending)
-            .into_iter()
-            .map(|Pending { signer, call, included }| ((signer, call), included))
-            .unzip();
+    /// Builds a block of the pending calls and sends their results to the signers. Returns the calls with their results.
+    pub fn seal(&mut self) -> Vec<SealedCall> {
+        let next = self.head.block.0.saturating_add(1);
+        let (mut due, later): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.pending).into_iter().partition(|pending| pending.due <= next);
+        self.pending = later;
+        if 0 < self.waits_max {
+            let seed = self.seed;
+            let mut place = 0u32;
+            due.sort_by_cached_key(|_| {
+                place += 1;
+                Digest::of_parts(&[&seed.0, b"place", &next.to_le_bytes(), &place.to_le_bytes()])
+            });
+        }
+        let calls = due.iter().map(|pending| (pending.signer.clone(), pending.call.clone())).collect();
         let results = self.block(calls);
         let block = self.head;
-        for (included, result) in signers.into_iter().zip(results) {
+        let mut sealed = Vec::with_capacity(due.len());
+        for (Pending { signer, call, included, .. }, result) in due.into_iter().zip(results) {
             // The signer may have stopped.
-            let _ = included.send(result.map(|()| block));
+            let _ = included.send(result.clone().map(|()| block));
+            sealed.push(SealedCall { signer, call, result });
         }
+        sealed
     }
 
-    /// Cuts off these accounts from the chain, and connects all others with the next block.
-    pub fn cut_off(&mut self, accounts: BTreeSet<AccountId>) {
-        self.cut = accounts;
+    /// Includes each call up to this many blocks later than it could, in an order drawn from the seed.
+    pub fn delay_calls(&mut self, waits_max: u32) {
+        self.waits_max = waits_max;
+    }
+
+    /// Shows heads to the clients that sign as `account` this many blocks late.
+    pub fn lag(&mut self, account: &AccountId, blocks: u32) {
+        let of = |subscriber: &&mut Subscriber| subscriber.signer.as_ref() == Some(account);
+        self.heads.iter_mut().filter(of).for_each(|subscriber| subscriber.lag = blocks);
+    }
+
+    /// Adds a call to the next block, or to one of those after it.
+    pub(super) fn submit(
+        &mut self,
+        signer: AccountId,
+        call: RuntimeCall,
+    ) -> oneshot::Receiver<Result<Head, Refusal>> {
+        let (included, sealed) = oneshot::channel();
+        let next = self.head.block.0.saturating_add(1);
+        let drawn = Digest::of_parts(&[&self.seed.0, b"wait", signer.as_ref(), &call.encode()]);
+        let waits = u32::from(drawn.0[0]) % self.waits_max.saturating_add(1);
+        self.pending.push(Pending { signer, call, due: next.saturating_add(waits), included });
+        sealed
+    }
+
+    /// Cuts off these accounts from heads, or their calls from the chain, and connects all others with the next block.
+    pub fn cut_off(&mut self, without_heads: BTreeSet<AccountId>, without_calls: BTreeSet<AccountId>) {
+        (self.without_heads, self.without_calls) = (without_heads, without_calls);
+    }
+
+    /// Stops, or begins again, to answer requests of `account` and to tell it of heads.
+    pub fn silence(&mut self, account: AccountId, is_silent: bool) {
+        match is_silent {
+            true => self.silent.insert(account),
+            false => self.silent.remove(&account),
+        };
     }
 
     /// The channel of finalised heads, for a client that signs as `signer`.
     pub fn subscribe(&mut self, signer: Option<AccountId>) -> watch::Receiver<Head> {
         let (heads, receiver) = watch::channel(self.head);
-        self.heads.push(Subscriber { signer, heads });
+        self.heads.push(Subscriber { signer, heads, lag: 0 });
         receiver
     }
 
@@ -253,7 +323,16 @@ pub struct SharedChain {
     signer: Option<AccountId>,
     sealing: Sealing,
     bytes_read: Arc<AtomicU64>,
+    /// Requests that took time.
+    requests: Arc<AtomicU64>,
+    /// The longest time that an answer takes.
+    latency_max: Duration,
+    /// Windows from this one on are shown as void, with the lineage that follows from that.
+    lies_from: Option<Window>,
 }
+
+/// A client without an answer for this long gives up, which ends its node. The programs' clients wait two minutes.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// When a submitted call is included in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,13 +352,22 @@ impl SharedChain {
             signer: None,
             sealing,
             bytes_read: Arc::default(),
+            requests: Arc::default(),
+            latency_max: Duration::ZERO,
+            lies_from: None,
         }
     }
 
     /// The handle of a node that signs as `account`.
     pub fn signed_by(&self, account: AccountId) -> SharedChain {
         let heads = self.lock().subscribe(Some(account.clone()));
-        SharedChain { heads, signer: Some(account), bytes_read: Arc::default(), ..self.clone() }
+        SharedChain {
+            heads,
+            signer: Some(account),
+            bytes_read: Arc::default(),
+            requests: Arc::default(),
+            ..self.clone()
+        }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, SimChain> {
@@ -292,11 +380,45 @@ impl SharedChain {
         self.bytes_read.load(Ordering::Relaxed)
     }
 
+    /// Lets each answer take a random time of at most this. Without it, no request waits.
+    pub fn with_latency(self, latency_max: Duration) -> SharedChain {
+        SharedChain { latency_max, ..self }
+    }
+
+    /// A chain that shows windows from `from` on as void, for tests of what finds that.
+    pub fn that_lies_about(self, from: Window) -> SharedChain {
+        SharedChain { lies_from: Some(from), ..self }
+    }
+
+    /// Waits as long as the answer to this request takes.
+    async fn answer_time(&self) -> Result<(), ChainError> {
+        let mut waited = Duration::ZERO;
+        while self.signer.as_ref().is_some_and(|signer| self.lock().silent.contains(signer)) {
+            ensure!(waited < PATIENCE, self.unreachable(waited));
+            let pause = Duration::from_millis(SLOT_DURATION);
+            tokio::time::sleep(pause).await;
+            waited += pause;
+        }
+        if !self.latency_max.is_zero() {
+            let number = self.requests.fetch_add(1, Ordering::Relaxed).to_le_bytes();
+            let signer: &[u8] = self.signer.as_ref().map_or(&[], |signer| signer.as_ref());
+            let drawn = Digest::of_parts(&[signer, &number]);
+            tokio::time::sleep(self.latency_max.mul_f64(f64::from(drawn.0[0]) / 255.0)).await;
+        }
+        Ok(())
+    }
+
+    fn unreachable(&self, waited: Duration) -> ChainError {
+        let (url, last) = ("the simulation".into(), "no answer".into());
+        ChainError::Unreachable { doing: "asking the chain".into(), url, waited, last, sent: false }
+    }
+
     /// Reads as the owner.
-    fn asked<T: Encode>(&self, read: impl FnOnce() -> T) -> T {
+    async fn asked<T: Encode>(&self, read: impl FnOnce() -> T) -> Result<T, ChainError> {
+        self.answer_time().await?;
         let answer = self.lock().read(read);
         self.bytes_read.fetch_add(answer.encoded_size() as u64, Ordering::Relaxed);
-        answer
+        Ok(answer)
     }
 
     pub fn window_now(&self, run: RunId, window: Window) -> Option<WindowView> {
@@ -339,27 +461,35 @@ impl Chain for SharedChain {
     }
 
     async fn runs(&self) -> Result<Vec<RunId>, ChainError> {
-        Ok(self.asked(Runtime::runs))
+        self.asked(Runtime::runs).await
     }
 
     async fn run(&self, run: RunId) -> Result<RunView, ChainError> {
-        self.asked(|| Runtime::run(run)).ok_or(ChainError::NoSuchRun(run))
+        self.asked(|| Runtime::run(run)).await?.ok_or(ChainError::NoSuchRun(run))
     }
 
     async fn seats(&self, run: RunId) -> Result<Vec<SeatView>, ChainError> {
-        Ok(self.asked(|| Runtime::seats(run)))
+        self.asked(|| Runtime::seats(run)).await
     }
 
     async fn window(&self, run: RunId, window: Window) -> Result<Option<WindowView>, ChainError> {
-        Ok(self.asked(|| Runtime::window(run, window)))
+        self.asked(|| Runtime::window(run, window)).await
     }
 
     async fn seat(&self, run: RunId, uid: Uid) -> Result<Option<SeatView>, ChainError> {
-        Ok(self.asked(|| Runtime::seat(run, uid)))
+        self.asked(|| Runtime::seat(run, uid)).await
     }
 
     async fn window_summary(&self, run: RunId, window: Window) -> Result<Option<WindowSummary>, ChainError> {
-        Ok(self.asked(|| Runtime::window_summary(run, window)))
+        let truth = self.asked(|| Runtime::window_summary(run, window)).await?;
+        let Some(from) = self.lies_from.filter(|from| *from <= window) else { return Ok(truth) };
+        let first = self.asked(|| Runtime::window_summary(run, from)).await?;
+        let void = |truth: WindowSummary| WindowSummary {
+            lineage: first.map_or(truth.lineage, |first| first.lineage),
+            outcome: truth.outcome.map(|_| Outcome::Void(VoidReason::NoAgreement)),
+            ..truth
+        };
+        Ok(truth.map(void))
     }
 
     async fn seat_window(
@@ -368,7 +498,7 @@ impl Chain for SharedChain {
         window: Window,
         uid: Uid,
     ) -> Result<Option<SeatWindow>, ChainError> {
-        Ok(self.asked(|| Runtime::seat_window(run, window, uid)))
+        self.asked(|| Runtime::seat_window(run, window, uid)).await
     }
 
     async fn update_mirrors(
@@ -378,7 +508,7 @@ impl Chain for SharedChain {
         turn: u32,
         limit: u32,
     ) -> Result<Vec<String>, ChainError> {
-        Ok(self.asked(|| Runtime::update_mirrors(run, window, turn, limit)))
+        self.asked(|| Runtime::update_mirrors(run, window, turn, limit)).await
     }
 
     async fn attestation(
@@ -388,11 +518,11 @@ impl Chain for SharedChain {
         validator: Uid,
     ) -> Result<Option<Vec<(Uid, Verdict)>>, ChainError> {
         let stored = || Attestations::<Runtime>::try_get((run, window), validator).ok();
-        Ok(self.asked(stored).map(Into::into))
+        Ok(self.asked(stored).await?.map(Into::into))
     }
 
     async fn weights(&self, run: RunId) -> Result<Vec<(Uid, u16)>, ChainError> {
-        Ok(self.asked(|| Runtime::weights(run)))
+        self.asked(|| Runtime::weights(run)).await
     }
 
     async fn balance(&self, account: &Account) -> Result<Balance, ChainError> {
@@ -401,23 +531,23 @@ impl Chain for SharedChain {
     }
 
     async fn status(&self, run: RunId) -> Result<RunStatus, ChainError> {
-        self.asked(|| Runtime::run_status(run)).ok_or(ChainError::NoSuchRun(run))
+        self.asked(|| Runtime::run_status(run)).await?.ok_or(ChainError::NoSuchRun(run))
     }
 
     async fn seat_statuses(&self, run: RunId, from: Uid, limit: u32) -> Result<Vec<SeatStatus>, ChainError> {
-        Ok(self.asked(|| Runtime::seat_statuses(run, from, limit)))
+        self.asked(|| Runtime::seat_statuses(run, from, limit)).await
     }
 
     async fn account_status(&self, run: RunId, account: &Account) -> Result<AccountStatus, ChainError> {
-        Ok(self.asked(|| Runtime::account_status(run, *account)))
+        self.asked(|| Runtime::account_status(run, *account)).await
     }
 
     async fn payslips(&self, run: RunId, uid: Uid) -> Result<Vec<Payslip>, ChainError> {
-        Ok(self.asked(|| Runtime::payslips(run, uid)))
+        self.asked(|| Runtime::payslips(run, uid)).await
     }
 
     async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError> {
-        Ok(self.asked(|| Runtime::consensus_bonds(run, validator)))
+        self.asked(|| Runtime::consensus_bonds(run, validator)).await
     }
 
     async fn block_time(&self) -> Result<Duration, ChainError> {
@@ -438,17 +568,18 @@ impl Chain for SharedChain {
         })?;
         // A client sends its call once it reaches the chain again.
         let mut heads = self.heads.clone();
-        while self.lock().cut.contains(&signer) {
+        while self.lock().without_calls.contains(&signer) {
             heads.changed().await.map_err(|_| ChainError::Stopped { part: "block producer" })?;
         }
-        let (included, sealed) = oneshot::channel();
-        {
+        self.answer_time().await?;
+        let sealed = {
             let mut chain = self.lock();
-            chain.pending.push(Pending { signer, call, included });
+            let sealed = chain.submit(signer, call);
             if self.sealing == Sealing::Instant {
                 chain.seal();
             }
-        }
+            sealed
+        };
         let result = sealed.await.map_err(|_| ChainError::Stopped { part: "block producer" })?;
         result.map_err(|error| ChainError::Refused {
             doing,

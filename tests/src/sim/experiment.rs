@@ -5,12 +5,11 @@
 //! a network's loss is the effect of all its adversaries together.
 
 use super::{
-    network::{Cast, MinerSeat, Network, Outage, Restart, SimError, ValidatorSeat},
+    network::{Cast, Link, MinerSeat, Network, Outage, Restart, SimError, ValidatorSeat},
     record::History,
     world::{BATCH, World},
 };
 use adversaries::{Adversary, MinerContext, Setup, SharedMailbox};
-use miner::run::AHEAD;
 use protocol::{Block, Digest, Role, Window, window::Schedule};
 use std::{
     collections::BTreeMap,
@@ -18,7 +17,6 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 /// The name of an honest seat that does all its work.
@@ -226,20 +224,13 @@ impl Plan {
             validators.push(((*name).to_owned(), seat));
         }
         Cast {
-            seed,
-            miners,
-            validators,
             honest_stake: self.honest_stake,
             // If only miners cheat, all validators use the same evaluation.
             same_evaluation: self.validators.is_empty(),
             failures_ppm: self.failing_percent * 10_000,
-            ahead: AHEAD,
-            pace: None,
-            update_delay: Duration::ZERO,
             restarts: if self.outages { restarts(seed, windows, schedule) } else { Vec::new() },
             outages: if self.outages { outages(seed, windows, schedule) } else { Vec::new() },
-            rewind_votes: Vec::new(),
-            late_joins: Vec::new(),
+            ..Cast::new(seed, miners, validators)
         }
     }
 }
@@ -273,7 +264,8 @@ fn outages(seed: u64, windows: u32, schedule: &Schedule) -> Vec<Outage> {
         let blocks = schedule.blocks_per_window;
         let from = schedule.opens_at(Window(window)).0 + drawn(seed, window, b"cut", blocks);
         let until = from + 1 + drawn(seed, window, b"heal", blocks);
-        Outage { seat: drawn_seat(seed, window, b"cut off"), from: Block(from), until: Block(until) }
+        let seat = drawn_seat(seed, window, b"cut off");
+        Outage { seat, from: Block(from), until: Block(until), link: Link::All }
     };
     (0..windows).map(outage).collect()
 }

@@ -9,6 +9,7 @@
 //! - [`world`]: the dataset, model and parameters that several networks share;
 //! - [`nodes`]: opens miners and validators with these parts;
 //! - [`network`]: runs a network: seats, blocks, restarts;
+//! - [`planted`]: errors that checks of a network must find;
 //! - [`record`]: records a network from its nodes' journals and reports;
 //! - [`small`]: a dataset and a model for tests of single nodes;
 //! - [`published`]: the published Gauntlet rules, applied to the same evidence;
@@ -22,6 +23,7 @@ pub mod chain;
 pub mod experiment;
 pub mod network;
 pub mod nodes;
+pub mod planted;
 pub mod published;
 pub mod record;
 pub mod small;

@@ -5,27 +5,41 @@
 //! of all events derives from the seed.
 
 use super::{
-    buckets::Buckets,
+    buckets::{Buckets, OwnBucket},
     chain::{Refusal, Sealing, SharedChain, SimChain},
-    nodes::{self, Evaluations, NodeFailed, Seat, Shared},
+    nodes::{self, Evaluations, NodeFailed, Seat, Seen, Shared, Watch},
+    planted::{self, Planted},
     record::{History, Recorder, WindowRecord},
     world::{BATCH, MTL, World},
 };
 use adversaries::Adversary;
-use chain_client::{Call, Chain as _};
+use chain_client::{Call, Chain as _, ChainError};
+use dataset::durable::pending_prefix;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall, SLOT_DURATION};
-use miner::progress::SnapshotInterval;
+use miner::{progress::SnapshotInterval, run::AHEAD};
 use model::{RunSpec, init_flat};
 use node::Codec;
-use protocol::{Block, Digest, Role, RunId, Window, lineage, view::SeatView};
+use protocol::{Block, Digest, Role, RunId, RunParams, Window, lineage};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sp_keyring::Sr25519Keyring;
-use std::{path::Path, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    error::Error,
+    path::Path,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
 use store::faults::Faults;
 use tokio::task::{AbortHandle, JoinSet, LocalSet};
 use validator::strategy::Strategy;
 
-const RUN: RunId = RunId(0);
+pub const RUN: RunId = RunId(0);
 const OWNER: Sr25519Keyring = Sr25519Keyring::Alice;
 const COLDKEY: Sr25519Keyring = Sr25519Keyring::Bob;
 const VALIDATOR_STAKE: u128 = 1_000 * MTL;
@@ -43,6 +57,8 @@ pub enum MinerSeat {
         batch: usize,
     },
     Adversary(Box<dyn Adversary>),
+    /// Works as the strategy says.
+    Other(Box<dyn miner::strategy::Strategy>),
 }
 
 /// The validator of a seat.
@@ -77,6 +93,93 @@ pub struct Cast {
     pub rewind_votes: Vec<RewindVote>,
     /// The heads at which a node without a seat joins.
     pub late_joins: Vec<Block>,
+    /// Faults with a time, in any order.
+    pub events: Vec<Timed>,
+    /// The longest time that an answer of the chain takes.
+    pub latency_max: Duration,
+    /// Sees everything that happens.
+    pub watch: Option<Watch>,
+    /// An error to plant, to test what watches.
+    pub planted: Option<Planted>,
+    /// Names of seats whose nodes may fail or never end.
+    pub expendable: BTreeSet<String>,
+    /// Whether the network ends after the last window, whatever its nodes do. Otherwise each node has to end by itself,
+    /// and one that missed windows serves as many more.
+    pub is_cut_off: bool,
+}
+
+impl Cast {
+    /// A network without faults.
+    pub fn new(
+        seed: u64,
+        miners: Vec<(String, MinerSeat)>,
+        validators: Vec<(String, ValidatorSeat)>,
+    ) -> Cast {
+        Cast {
+            seed,
+            miners,
+            validators,
+            honest_stake: 1,
+            same_evaluation: false,
+            failures_ppm: 0,
+            ahead: AHEAD,
+            pace: None,
+            update_delay: Duration::ZERO,
+            restarts: Vec::new(),
+            outages: Vec::new(),
+            rewind_votes: Vec::new(),
+            late_joins: Vec::new(),
+            events: Vec::new(),
+            latency_max: Duration::ZERO,
+            watch: None,
+            planted: None,
+            expendable: BTreeSet::new(),
+            is_cut_off: false,
+        }
+    }
+}
+
+/// A fault, or its end. Seats are uids of honest seats.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Ends the task of a node, whatever it awaits.
+    Kill { seat: usize, leaves: Leaves },
+    /// Opens a killed node from its directory.
+    Open { seat: usize },
+    /// Replaces the faults of a bucket, for its owner and for readers.
+    Inject { seat: usize, faults: Faults },
+    /// Shows heads to a node this many blocks late.
+    Lag { seat: usize, blocks: u32 },
+    /// Includes each call up to this many blocks late, in a random order.
+    DelayCalls { blocks: u32 },
+    /// Stops, or begins again, to answer a node's requests to the chain. A node that gives up is opened again.
+    Silence { seat: usize, is_silent: bool },
+    /// Lets no file of a node grow beyond this: a full disk, which tears the write that reaches it.
+    LimitFiles { seat: usize, bytes: Option<u64> },
+    /// Registers another miner, which joins once it has its seat.
+    Register,
+    /// Stops a node for good and gives its seat up.
+    Leave { seat: usize },
+}
+
+/// What a kill leaves of the node's large files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaves {
+    Whole,
+    /// The next version of each is half written.
+    Unfinished,
+    /// The same, and the last version is already a backup.
+    Renamed,
+    /// Half of each newest version is lost, by a disk that did not sync.
+    Truncated,
+}
+
+/// An event, and its time: after the head `at`, by less than a block time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timed {
+    pub at: Block,
+    pub after: Duration,
+    pub event: Event,
 }
 
 /// A vote of a validator's coldkey to go back to an earlier checkpoint (PROT-20).
@@ -90,8 +193,7 @@ pub struct RewindVote {
     pub to: Window,
 }
 
-/// Cuts off a seat: it sees no new block, none of its calls is included, and it exchanges no object with others. Seats
-/// that are cut off together exchange objects.
+/// Cuts off a seat. Seats that are cut off together exchange objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outage {
     /// The uid.
@@ -100,6 +202,28 @@ pub struct Outage {
     pub from: Block,
     /// The first block that reaches it again follows this head.
     pub until: Block,
+    pub link: Link,
+}
+
+/// What an outage cuts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// All of these.
+    All,
+    /// New heads to the seat.
+    Heads,
+    /// Calls of the seat.
+    Calls,
+    /// What the seat reads from the buckets of others.
+    Reads,
+    /// What others read from its bucket.
+    Readers,
+}
+
+impl Outage {
+    fn cuts(&self, link: Link) -> bool {
+        self.link == Link::All || self.link == link
+    }
 }
 
 /// Kills a node and opens it again from its directory.
@@ -132,8 +256,8 @@ pub enum SimError {
     Diverged { window: u32, name: String },
     #[error("window {window} was not finalised")]
     NotFinalised { window: u32 },
-    #[error("at block {block} some nodes have not finished the last window")]
-    Stuck { block: u32 },
+    #[error("at block {block} these have not finished the last window: {}", names.join(", "))]
+    Stuck { block: u32, names: Vec<String> },
 }
 
 /// Runs a node to its end.
@@ -150,6 +274,12 @@ pub struct Network<'a> {
     chain: SharedChain,
     spec: RunSpec,
     theta: Vec<f32>,
+}
+
+/// The hotkey of seat `index`.
+fn key(seed: &Digest, index: usize) -> SigningKey {
+    let seed = Digest::of_parts(&[&seed.0, b"hotkey", &(index as u64).to_le_bytes()]);
+    SigningKey::from_bytes(&seed.0)
 }
 
 fn account(key: &SigningKey) -> AccountId {
@@ -186,8 +316,8 @@ impl<'a> Network<'a> {
         let fund = pallet_rewards::Call::fund { run: RUN, amount: TREASURY };
         let owner = OWNER.to_account_id();
         accepted("the run", chain.block(vec![(owner.clone(), create.into()), (owner, fund.into())]))?;
-        let network =
-            Network { world, cast, seed, chain: SharedChain::new(chain, Sealing::Manual), spec, theta };
+        let chain = SharedChain::new(chain, Sealing::Manual).with_latency(cast.latency_max);
+        let network = Network { world, cast, seed, chain, spec, theta };
         let registrations = (0..network.seats()).map(|index| network.registration(index)).collect();
         let registered = network.chain.lock().block(registrations);
         accepted("a seat", registered)?;
@@ -199,8 +329,7 @@ impl<'a> Network<'a> {
     }
 
     fn key(&self, index: usize) -> SigningKey {
-        let seed = Digest::of_parts(&[&self.seed.0, b"hotkey", &(index as u64).to_le_bytes()]);
-        SigningKey::from_bytes(&seed.0)
+        key(&self.seed, index)
     }
 
     fn faults(&self, index: usize) -> Faults {
@@ -262,43 +391,71 @@ impl<'a> Network<'a> {
             pace: self.cast.pace,
             update_delay: self.cast.update_delay,
             // Only a miner that is killed reads one.
-            snapshots: match self.cast.restarts.is_empty() {
+            snapshots: match self.cast.restarts.is_empty() && self.cast.events.is_empty() {
                 true => SnapshotInterval::Never,
                 false => SnapshotInterval::Steps(1),
             },
             windows,
+            is_cut_off: self.cast.is_cut_off,
+            watch: self.cast.watch.clone(),
         });
         let chain = self.chain.clone();
         let stakes = chain.seats_now(RUN).iter().map(|seat| seat.stake as f64 / MTL as f64).collect();
         let (seed, restarts) = (self.cast.seed, self.cast.restarts.clone());
         let outages = self.cast.outages.clone();
         let (rewind_votes, late_joins) = (self.cast.rewind_votes.clone(), self.cast.late_joins.clone());
-        let mut rewound = None;
+        let (mut rewound, planted) = (None, self.cast.planted);
+        let mut events = self.cast.events.clone();
+        events.sort_by_key(|timed| (timed.at, timed.after));
+        let mut events = VecDeque::from(events);
         let mut nodes = self.start(shared.clone());
 
         let mut records: Vec<WindowRecord> = Vec::new();
         let last_block = params.schedule.opens_at(Window(windows.saturating_add(GRACE_WINDOWS)));
-        while 0 < nodes.running {
-            tokio::time::sleep(Duration::from_millis(SLOT_DURATION)).await;
+        // By then every node that keeps up holds the model after the last window.
+        let end_block = Block(params.schedule.opens_at(Window(windows)).0.saturating_add(2));
+        while !nodes.running.is_empty() {
+            let (slot, head) = (Duration::from_millis(SLOT_DURATION), chain.lock().head().block);
+            let mut passed = Duration::ZERO;
+            while let Some(timed) = events.pop_front_if(|timed| timed.at <= head) {
+                let after = timed.after.clamp(passed, slot);
+                tokio::time::sleep(after - passed).await;
+                passed = after;
+                nodes.happen(timed.event).await?;
+            }
+            tokio::time::sleep(slot - passed).await;
             let window = Window(records.len() as u32);
             let head = chain.lock().head().block;
             if window.0 < windows && head.0 + 1 == params.schedule.opens_at(window.next()).0 {
                 let record = shared.recorder.window(&chain, RUN, &params, miners, window);
                 records.push(record.ok_or(SimError::NotFinalised { window: window.0 })?);
             }
+            if shared.is_cut_off && end_block <= head {
+                break;
+            }
             if last_block <= head {
-                return Err(SimError::Stuck { block: head.0 });
+                return Err(SimError::Stuck { block: head.0, names: nodes.running });
             }
             for restart in restarts.iter().filter(|restart| restart.at == head) {
                 nodes.restart(*restart).await?;
             }
-            let cut = outages.iter().filter(|outage| outage.from <= head && head < outage.until);
-            nodes.cut_off(cut.map(|outage| outage.seat));
+            nodes.cut_off(outages.iter().filter(|outage| outage.from <= head && head < outage.until));
             rewind_votes.iter().filter(|vote| vote.at == head).for_each(|vote| nodes.vote_rewind(*vote));
             for _ in late_joins.iter().filter(|at| **at == head) {
                 nodes.join_late();
             }
-            chain.lock().seal();
+            let calls = chain.lock().seal();
+            if let Some(planted) = planted
+                && (head.0 + 1) % epoch_blocks(&params) == 0
+            {
+                chain.lock().read(|| planted.err(RUN));
+            }
+            if let Some(watch) = &shared.watch {
+                let writes = nodes.injected.iter().map(|(seat, store)| (*seat, store.writes())).collect();
+                watch(Seen::Block { chain: &chain, calls: &calls, writes: &writes });
+            }
+            nodes.join_registered();
+            nodes.open_fallen();
             let last = chain.run_now(RUN).and_then(|run| run.rewound);
             if let Some(window) = last.filter(|_| last != rewound) {
                 // Nodes held another model of this window before it opened.
@@ -334,6 +491,15 @@ impl<'a> Network<'a> {
     fn start(self, shared: Arc<Shared>) -> Nodes {
         let miners = self.cast.miners.len();
         let views = self.chain.seats_now(RUN);
+        // Only networks with events change a bucket's faults.
+        let is_injected = |index: &usize| {
+            !self.cast.events.is_empty()
+                && !matches!(self.cast.miners.get(*index), Some((_, MinerSeat::Adversary(_))))
+        };
+        let injected: BTreeMap<usize, Arc<OwnBucket>> = (0..views.len())
+            .filter(is_injected)
+            .map(|index| (index, shared.buckets.add_injected(&url(index), index as u64)))
+            .collect();
         // Miners subscribe first, so each head reaches them first and validators find the objects uploaded at it.
         let names = self
             .cast
@@ -348,15 +514,32 @@ impl<'a> Network<'a> {
                 name: name.clone(),
                 view,
                 key: self.key(index),
-                store: shared.buckets.add_faulty(&url(index), self.faults(index)),
+                store: match injected.get(&index) {
+                    Some(store) => store.clone(),
+                    None => shared.buckets.add_faulty(&url(index), self.faults(index)),
+                },
                 chain: self.chain.signed_by(account(&self.key(index))),
                 validator_index: index.checked_sub(miners),
+                bytes_max: Arc::default(),
             })
             .collect();
         let secrets =
             (0..self.cast.validators.len()).map(|validator_index| self.secret(validator_index)).collect();
         let tasks = JoinSet::new();
-        let mut nodes = Nodes { shared, seats, secrets, tasks, handles: Vec::new(), running: 0 };
+        let (planted, expendable) = (self.cast.planted, self.cast.expendable.clone());
+        let mut nodes = Nodes {
+            shared,
+            seats,
+            secrets,
+            tasks,
+            handles: Vec::new(),
+            running: Vec::new(),
+            expendable,
+            injected,
+            registered: 0,
+            fallen: Vec::new(),
+            planted,
+        };
         for (index, (_, behaviour)) in self.cast.miners.into_iter().enumerate() {
             let handle = nodes.start_miner(index, behaviour);
             nodes.handles.push(handle);
@@ -379,31 +562,49 @@ struct Nodes {
     tasks: JoinSet<Ended>,
     /// By uid.
     handles: Vec<AbortHandle>,
-    /// Nodes that have not ended.
-    running: usize,
+    /// Names of the nodes that have not ended, without those that need not.
+    running: Vec<String>,
+    /// Names of the nodes that may fail or never end.
+    expendable: BTreeSet<String>,
+    /// Buckets whose faults can be changed, by uid.
+    injected: BTreeMap<usize, Arc<OwnBucket>>,
+    /// Miners that were registered since the network began, and have no node yet.
+    registered: usize,
+    /// Seats whose node gave up on a silent chain.
+    fallen: Vec<usize>,
+    planted: Option<Planted>,
 }
 
 impl Nodes {
     fn spawn(&mut self, name: String, task: Task) -> AbortHandle {
-        self.running += 1;
+        if !self.expendable.contains(&name) {
+            self.running.push(name.clone());
+        }
         self.tasks.spawn_local(async move { (name, task.await) })
     }
 
     fn start_miner(&mut self, index: usize, behaviour: MinerSeat) -> AbortHandle {
         let seat = self.seats[index].clone();
         let name = seat.name.clone();
-        self.spawn(name, Box::pin(nodes::mine(self.shared.clone(), seat, behaviour)))
+        let bytes_max = seat.bytes_max.clone();
+        let node = nodes::mine(self.shared.clone(), seat, behaviour);
+        self.spawn(name, Box::pin(Limited { node: Box::pin(node), bytes_max }))
     }
 
     fn start_validator(&mut self, index: usize, behaviour: ValidatorSeat) -> AbortHandle {
         let seat = self.seats[index].clone();
         let (name, secret) = (seat.name.clone(), self.secrets[seat.validator_index.unwrap_or(0)]);
-        self.spawn(name, Box::pin(nodes::validate(self.shared.clone(), seat, behaviour, secret)))
+        let bytes_max = seat.bytes_max.clone();
+        let node = nodes::validate(self.shared.clone(), seat, behaviour, secret);
+        self.spawn(name, Box::pin(Limited { node: Box::pin(node), bytes_max }))
     }
 
     /// Starts a node without a seat from an empty directory.
     fn observe(&mut self, name: &str) {
-        let chain = self.shared.chain.signed_by(OWNER.to_account_id());
+        let mut chain = self.shared.chain.signed_by(OWNER.to_account_id());
+        if self.planted == Some(Planted::WrongLineage) {
+            chain = chain.that_lies_about(Window(2));
+        }
         let observer = nodes::observe(self.shared.clone(), chain, name.to_owned());
         self.spawn(name.to_owned(), Box::pin(observer));
     }
@@ -426,39 +627,204 @@ impl Nodes {
 
     /// Kills the node of an honest seat and opens it again from its directory.
     async fn restart(&mut self, restart: Restart) -> Result<(), SimError> {
-        self.handles[restart.seat].abort();
-        while !self.handles[restart.seat].is_finished() {
-            tokio::task::yield_now().await;
-        }
-        self.reap()?;
-        self.handles[restart.seat] = match self.seats[restart.seat].validator_index {
-            None => self.start_miner(restart.seat, MinerSeat::Honest { share: 1.0, batch: BATCH }),
-            Some(_) => self.start_validator(restart.seat, ValidatorSeat::Honest),
-        };
+        self.kill(restart.seat, Leaves::Whole).await?;
+        self.open(restart.seat);
         Ok(())
     }
 
-    /// Cuts off these seats, and connects all others.
-    fn cut_off(&self, seats: impl Iterator<Item = usize>) {
-        let cut: Vec<&SeatView> = seats.map(|seat| &self.seats[seat].view).collect();
-        self.shared.buckets.cut_off(cut.iter().map(|seat| seat.endpoint.clone()).collect());
-        self.shared.chain.lock().cut_off(cut.iter().map(|seat| AccountId::from(seat.hotkey.0)).collect());
+    fn ended(&mut self, name: &str) {
+        if let Some(at) = self.running.iter().position(|running| running == name) {
+            self.running.swap_remove(at);
+        }
+    }
+
+    async fn kill(&mut self, seat: usize, leaves: Leaves) -> Result<(), SimError> {
+        if !self.handles[seat].is_finished() {
+            self.ended(&self.seats[seat].name.clone());
+        }
+        self.handles[seat].abort();
+        while !self.handles[seat].is_finished() {
+            tokio::task::yield_now().await;
+        }
+        self.fallen.retain(|fallen| *fallen != seat);
+        leave(&self.shared.directory(&self.seats[seat].view.id), leaves)?;
+        self.reap()
+    }
+
+    /// Opens the node of an honest seat from its directory, unless it is open.
+    fn open(&mut self, seat: usize) {
+        if !self.handles[seat].is_finished() {
+            return;
+        }
+        let directory = self.shared.directory(&self.seats[seat].view.id);
+        self.handles[seat] = if self.seats[seat].validator_index.is_none() {
+            if self.planted == Some(Planted::LostCommitment) {
+                remove(&directory, "miner.");
+            }
+            self.start_miner(seat, planted::miner(self.planted))
+        } else {
+            let mut validator = planted::validator(self.planted);
+            if self.planted == Some(Planted::ForgottenSignatures) {
+                remove(&directory, "signed.");
+                validator = ValidatorSeat::Adversary(Box::new(planted::SeesOneLess));
+            }
+            self.start_validator(seat, validator)
+        };
+    }
+
+    /// Opens nodes that gave up on a silent chain, as a service manager does.
+    fn open_fallen(&mut self) {
+        std::mem::take(&mut self.fallen).into_iter().for_each(|seat| self.open(seat));
+    }
+
+    /// Lets a fault begin or end.
+    async fn happen(&mut self, event: Event) -> Result<(), SimError> {
+        let account = |seat: usize| AccountId::from(self.seats[seat].view.hotkey.0);
+        match event {
+            Event::Kill { seat, leaves } => self.kill(seat, leaves).await?,
+            Event::Open { seat } => self.open(seat),
+            Event::Inject { seat, faults } => {
+                self.injected.get(&seat).into_iter().for_each(|store| store.inject(faults.clone()));
+            }
+            Event::Lag { seat, blocks } => self.shared.chain.lock().lag(&account(seat), blocks),
+            Event::DelayCalls { blocks } => self.shared.chain.lock().delay_calls(blocks),
+            Event::Silence { seat, is_silent } => self.shared.chain.lock().silence(account(seat), is_silent),
+            Event::LimitFiles { seat, bytes } => {
+                self.seats[seat].bytes_max.store(bytes.unwrap_or_default(), Ordering::Relaxed);
+            }
+            Event::Register => {
+                let index = self.seats.len() + self.registered;
+                self.registered += 1;
+                let mut chain = self.shared.chain.lock();
+                let key = key(&self.shared.seed, index);
+                let (coldkey, call) =
+                    chain.registration(COLDKEY.to_account_id(), &key, RUN, Role::Miner, &url(index), MTL);
+                drop(chain.submit(coldkey, call));
+            }
+            Event::Leave { seat } => {
+                self.kill(seat, Leaves::Whole).await?;
+                let uid = self.seats[seat].view.id.uid;
+                let call = pallet_registry::Call::leave { run: RUN, uid };
+                drop(self.shared.chain.lock().submit(COLDKEY.to_account_id(), call.into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the nodes of miners that have got their seat.
+    fn join_registered(&mut self) {
+        while 0 < self.registered {
+            let index = self.seats.len();
+            let key = key(&self.shared.seed, index);
+            let hotkey = key.verifying_key().to_bytes();
+            let views = self.shared.chain.seats_now(RUN);
+            let Some(view) = views.into_iter().find(|view| view.hotkey.0 == hotkey) else { return };
+            self.registered -= 1;
+            let store = self.shared.buckets.add_injected(&url(index), index as u64);
+            self.injected.insert(index, store.clone());
+            let chain = self.shared.chain.signed_by(account(&key));
+            let name = format!("joiner-{index}");
+            let bytes_max = Arc::default();
+            self.seats.push(Seat { name, view, key, store, chain, validator_index: None, bytes_max });
+            let handle = self.start_miner(index, MinerSeat::Honest { share: 1.0, batch: BATCH });
+            self.handles.push(handle);
+        }
+    }
+
+    /// Cuts off what these outages cut, and connects all others.
+    fn cut_off<'a>(&self, outages: impl Iterator<Item = &'a Outage>) {
+        let outages: Vec<&Outage> = outages.collect();
+        let seats = |link| {
+            let cut = outages.iter().filter(move |outage| outage.cuts(link));
+            cut.map(|outage| &self.seats[outage.seat].view)
+        };
+        let accounts = |link| seats(link).map(|seat| AccountId::from(seat.hotkey.0)).collect();
+        let urls = |link| seats(link).map(|seat| seat.endpoint.clone()).collect();
+        self.shared.buckets.cut_off(urls(Link::Reads), urls(Link::Readers));
+        self.shared.chain.lock().cut_off(accounts(Link::Heads), accounts(Link::Calls));
     }
 
     /// Collects the results of the nodes that have ended.
     fn reap(&mut self) -> Result<(), SimError> {
         while let Some(ended) = self.tasks.try_join_next() {
-            self.running -= 1;
             match ended {
-                Ok((_, Ok(()))) => {}
+                Ok((name, Ok(()))) => self.ended(&name),
+                Ok((name, Err(_))) if self.expendable.contains(&name) => {}
+                Ok((name, Err(error))) if is_of_silence(&*error) => {
+                    let seat = self.seats.iter().position(|seat| seat.name == name);
+                    self.ended(&name);
+                    self.fallen.extend(seat);
+                }
                 Ok((name, Err(source))) => return Err(SimError::Node { name, source }),
-                // Killed by `restart`.
+                // Killed.
                 Err(error) if error.is_cancelled() => {}
                 Err(error) => return Err(SimError::Panicked(error)),
             }
         }
         Ok(())
     }
+}
+
+/// A node whose files grow to at most `bytes_max`; 0: without a limit. The limit is of the process, and holds while the
+/// node is polled.
+struct Limited {
+    node: Task,
+    bytes_max: Arc<AtomicU64>,
+}
+
+impl Future for Limited {
+    type Output = Result<(), NodeFailed>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let bytes_max = self.bytes_max.load(Ordering::Relaxed);
+        if bytes_max == 0 {
+            return self.node.as_mut().poll(context);
+        }
+        let free = getrlimit(Resource::Fsize);
+        let full = Rlimit { current: Some(bytes_max), ..free };
+        setrlimit(Resource::Fsize, full).expect("a process may lower its limits");
+        let polled = self.node.as_mut().poll(context);
+        setrlimit(Resource::Fsize, free).expect("a process may raise its limits to what they were");
+        polled
+    }
+}
+
+/// Whether a node ended as the chain had not answered for long.
+fn is_of_silence(error: &(dyn Error + 'static)) -> bool {
+    let is_chain = |error: &(dyn Error + 'static)| error.downcast_ref().is_some_and(ChainError::is_transient);
+    is_chain(error) || error.source().is_some_and(is_of_silence)
+}
+
+/// Leaves the large files in `directory` as a kill may leave them.
+fn leave(directory: &Path, leaves: Leaves) -> std::io::Result<()> {
+    for name in ["model.state", "miner.snapshot"] {
+        let path = directory.join(name);
+        let Ok(bytes) = std::fs::read(&path) else { continue };
+        let half = &bytes[..bytes.len() / 2];
+        match leaves {
+            Leaves::Whole => {}
+            Leaves::Truncated => std::fs::write(&path, half)?,
+            Leaves::Unfinished | Leaves::Renamed => {
+                std::fs::write(directory.join(pending_prefix(&path) + "killed"), half)?;
+                if leaves == Leaves::Renamed {
+                    std::fs::rename(&path, directory.join(format!("{name}.before")))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes the files whose name begins with `prefix`.
+fn remove(directory: &Path, prefix: &str) {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+    named.for_each(|entry| drop(std::fs::remove_file(entry.path())));
+}
+
+/// Blocks of an epoch.
+fn epoch_blocks(params: &RunParams) -> u32 {
+    params.schedule.blocks_per_window * params.epoch_windows
 }
 
 fn accepted(what: &'static str, results: Vec<Result<(), Refusal>>) -> Result<(), SimError> {

@@ -3,7 +3,7 @@
 
 use super::{
     buckets::{Buckets, Reader},
-    chain::SharedChain,
+    chain::{SealedCall, SharedChain},
     network::{MinerSeat, ValidatorSeat},
     record::{Recorder, Reporting},
     world::{HELD_OUT, World},
@@ -18,17 +18,18 @@ use miner::{
 };
 use model::RunSpec;
 use nn::{Device, Evaluator, Trainer};
-use node::{Blocking, Codec, Follower, Journal, Node, Storage, SyncDriver};
+use node::{Blocking, Codec, Entry, Follower, Journal, Node, Storage, SyncDriver};
 use protocol::{
-    Digest, Uid, Window,
+    Digest, SeatId, Window,
     identity::Signer,
     lineage,
     view::{RunView, SeatView},
 };
 use std::{
+    collections::BTreeMap,
     error::Error,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
 use store::Store;
@@ -72,7 +73,27 @@ pub struct Shared {
     /// How often miners write a snapshot inside a window.
     pub snapshots: SnapshotInterval,
     pub windows: u32,
+    /// Whether the network ends whatever its nodes do, so that a node serves windows without an end.
+    pub is_cut_off: bool,
+    /// Sees everything that happens.
+    pub watch: Option<Watch>,
 }
+
+/// Something that happened in a network.
+pub enum Seen<'a> {
+    /// A node wrote to its journal.
+    Entry { name: &'a str, entry: &'a Entry },
+    /// A block was made.
+    Block {
+        chain: &'a SharedChain,
+        calls: &'a [SealedCall],
+        /// By seat: requests to write to its bucket so far.
+        writes: &'a BTreeMap<usize, u64>,
+    },
+}
+
+/// Called with everything that happens in a network, in order.
+pub type Watch = Arc<dyn Fn(Seen<'_>) + Send + Sync>;
 
 /// The parts of one node.
 #[derive(Clone)]
@@ -85,6 +106,8 @@ pub struct Seat {
     pub chain: SharedChain,
     /// Its index among the validators; `None` for a miner.
     pub validator_index: Option<usize>,
+    /// Bytes to which files of the node grow at most; 0: without a limit.
+    pub bytes_max: Arc<AtomicU64>,
 }
 
 impl Shared {
@@ -118,11 +141,11 @@ impl Shared {
         follower: Arc<Follower>,
         store: Arc<dyn Store>,
     ) -> Result<Node, NodeFailed> {
-        let directory = self.directory(seat.view.id.uid);
+        let directory = self.directory(&seat.view.id);
         std::fs::create_dir_all(&directory)?;
-        let mut journal = Journal::in_memory(self.recorder.journal_of(seat.name));
+        let mut journal = self.journal(seat.name);
         let (sync, _) = SyncDriver::open(follower, directory.join("model.state"), &mut journal).await?;
-        let windows_max = self.windows.saturating_sub(sync.window().0);
+        let windows_max = (!self.is_cut_off).then(|| self.windows.saturating_sub(sync.window().0));
         Ok(Node {
             heads: sync.follower.chain.heads(),
             blocking: sync.follower.blocking,
@@ -134,14 +157,22 @@ impl Shared {
             journal,
             directory,
             traffic: Box::new(|| (0, 0)),
-            windows_max: Some(windows_max),
+            windows_max,
             witness: None,
             lock: None,
         })
     }
 
-    fn directory(&self, uid: Uid) -> PathBuf {
-        self.home.join(format!("seat-{uid}"))
+    fn journal(&self, name: String) -> Journal {
+        let mut journal = Journal::in_memory(self.recorder.journal_of(name.clone()));
+        if let Some(watch) = self.watch.clone() {
+            journal.watch(Box::new(move |entry| watch(Seen::Entry { name: &name, entry })));
+        }
+        journal
+    }
+
+    pub fn directory(&self, seat: &SeatId) -> PathBuf {
+        self.home.join(format!("seat-{}-{}", seat.uid.0, seat.registered_at.0))
     }
 }
 
@@ -154,6 +185,7 @@ pub async fn mine(shared: Arc<Shared>, seat: Seat, behaviour: MinerSeat) -> Resu
             batch_sequences = batch;
             Box::new(PartTime { share, batch })
         }
+        MinerSeat::Other(strategy) => strategy,
         MinerSeat::Adversary(adversary) => {
             let signer = Signer::new(seat.key.clone(), seat.chain.genesis());
             Box::new(ActingStrategy::new(adversary, follower.clone(), signer, seat.view.id.uid))
@@ -196,7 +228,7 @@ pub async fn validate(
     secret: [u8; 32],
 ) -> Result<(), NodeFailed> {
     let is_first = seat.validator_index == Some(0);
-    let directory = shared.directory(seat.view.id.uid);
+    let directory = shared.directory(&seat.view.id);
     let strategy: Box<dyn validator::strategy::Strategy> = match behaviour {
         ValidatorSeat::Honest if is_first => Box::new(Reporting(shared.recorder.clone())),
         ValidatorSeat::Honest => Box::new(validator::strategy::DefaultStrategy),
@@ -222,7 +254,7 @@ pub async fn observe(shared: Arc<Shared>, chain: SharedChain, name: String) -> R
     let directory = shared.home.join(&name);
     std::fs::create_dir_all(&directory)?;
     let follower = Arc::new(shared.follower(&chain, "", None));
-    let mut journal = Journal::in_memory(shared.recorder.journal_of(name));
+    let mut journal = shared.journal(name);
     let (mut sync, _) = SyncDriver::open(follower, directory.join("model.state"), &mut journal).await?;
     let dataset = &shared.world.dataset;
     let count = HELD_OUT.min(dataset.held_out_sequences());

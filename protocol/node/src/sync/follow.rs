@@ -21,11 +21,11 @@ use chain_client::{Chain, ChainError};
 use futures::future::{self, BoxFuture};
 use model::RunSpec;
 use protocol::{
-    Digest, Uid, Window,
+    Digest, Hotkey, Uid, Window,
     contribution::Schema,
     keys, lineage, merge,
     norms::RunningNorms,
-    submission::{self, Expected, Fault, PREFIX_BYTES, SIGNATURE_BYTES},
+    submission::{self, Expected, Fault, PREFIX_BYTES, SIGNATURE_BYTES, Submission},
     view::{Checkpoint, Outcome, RunView, SeatView, Vote, WindowView},
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -518,7 +518,7 @@ impl Follower {
         for selected in view.selection.iter().flat_map(|selection| &selection.selected) {
             let uid = selected.uid;
             if contributions.get(&uid).is_none_or(|held| held.digest != selected.digest) {
-                let fetched = self.fetch_contribution(view, seats, uid, &selected.digest).await;
+                let fetched = self.fetch_attested(view, seats, uid, &selected.digest).await;
                 contributions.insert(uid, fetched.map_err(|source| OwnMergeError::Fetch { uid, source })?);
             }
         }
@@ -584,14 +584,42 @@ impl Follower {
         Box::pin(async move {
             let seat =
                 seats.iter().find(|seat| seat.id.uid == uid).ok_or(ContributionError::NoSeat { uid })?;
-            let attesters = Mirrors::validators(seats, &view.attested, &self.run.origin, self.turn);
-            let mirrors = attesters.and(Mirrors::one(&seat.endpoint));
-            let limits = self.contribution_limits();
-            let key = keys::contribution(self.run.id, view.window, digest);
-            let mut incoming = self.incoming_contribution();
-            mirrors.get_into(&*self.fetch, &key, digest, &limits, &mut incoming).await?;
-            Ok(self.verify(view, seat, digest, incoming.finish()?)?)
+            let arrived = self.fetch_committed(view, seats, uid, digest).await?;
+            Ok(self.verify(view, seat, digest, arrived)?)
         })
+    }
+
+    /// A selected contribution. Two thirds have attested these bytes, so the hotkey is the one that they name: its miner
+    /// may have left since, and its seat may be another's.
+    async fn fetch_attested(
+        &self,
+        view: &WindowView,
+        seats: &[SeatView],
+        uid: Uid,
+        digest: &Digest,
+    ) -> Result<Contribution, ContributionError> {
+        let arrived = self.fetch_committed(view, seats, uid, digest).await?;
+        let hotkey = Submission::read(&arrived.bytes)?.header.hotkey;
+        Ok(codec::verify(&self.sent, &self.expected(view, uid, hotkey, digest), arrived)?)
+    }
+
+    /// The bytes of `digest`, decoded while they arrive.
+    async fn fetch_committed(
+        &self,
+        view: &WindowView,
+        seats: &[SeatView],
+        uid: Uid,
+        digest: &Digest,
+    ) -> Result<Arrived, ContributionError> {
+        let mut mirrors = Mirrors::validators(seats, &view.attested, &self.run.origin, self.turn);
+        if let Some(seat) = seats.iter().find(|seat| seat.id.uid == uid) {
+            mirrors = mirrors.and(Mirrors::one(&seat.endpoint));
+        }
+        let limits = self.contribution_limits();
+        let key = keys::contribution(self.run.id, view.window, digest);
+        let mut incoming = self.incoming_contribution();
+        mirrors.get_into(&*self.fetch, &key, digest, &limits, &mut incoming).await?;
+        Ok(incoming.finish()?)
     }
 
     /// The largest contribution in bytes, known before a byte is fetched (PROT-8).
@@ -615,19 +643,22 @@ impl Follower {
         digest: &Digest,
         arrived: Arrived,
     ) -> Result<Contribution, Fault> {
-        let expected = Expected {
+        codec::verify(&self.sent, &self.expected(view, seat.id.uid, seat.hotkey, digest), arrived)
+    }
+
+    fn expected(&self, view: &WindowView, uid: Uid, hotkey: Hotkey, digest: &Digest) -> Expected<'_> {
+        Expected {
             genesis: self.chain.genesis(),
             run: self.run.id,
             window: view.window,
-            uid: seat.id.uid,
-            hotkey: seat.hotkey,
+            uid,
+            hotkey,
             base: view.lineage,
             schema: self.schema(),
             density: self.sent.density(),
             sequences_per_seat: self.run.params.sequences_per_seat,
             digest: *digest,
-        };
-        codec::verify(&self.sent, &expected, arrived)
+        }
     }
 
     /// The chain has forgotten the state's window, or has not opened it yet.

@@ -1,0 +1,504 @@
+//! What must hold in a network, whatever goes wrong in it.
+//!
+//! A seat that a fault disturbs is excused in that window and the next one. It need not contribute, and may look faulty
+//! to others. A kill after which the node opens at once is no excuse. Never excused are two statements for one window,
+//! another lineage than the chain's, a journal that says what the chain does not have, and wrong sums of money.
+
+use super::{CALM_WINDOWS_MAX, Options, Plan};
+use crate::sim::{
+    chain::{SealedCall, SharedChain},
+    network::{LATE_JOINER, RUN, SimError},
+    nodes::Seen,
+};
+use codec::Encode as _;
+use mettle_runtime::{AccountId, Nomination, Registry, Rewards, RuntimeCall, Weights, Windows};
+use node::Entry;
+use protocol::{
+    Block, Digest, RunParams, Uid, Window,
+    view::{Outcome, SeatView, Verdict, WindowView},
+};
+use serde::Serialize;
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The most calls of one seat in a window.
+const CALLS_MAX: usize = 64;
+/// The most operations of a seat on its own bucket in a window, twice those of an upload that is tried for as long as it
+/// may be.
+const WRITES_MAX: u64 = 400;
+
+/// A rule that was broken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Violation {
+    pub check: &'static str,
+    pub block: u32,
+    pub what: String,
+}
+
+/// A seat that began with the network.
+struct Member {
+    name: String,
+    is_miner: bool,
+    is_honest: bool,
+}
+
+pub(super) struct Checks {
+    params: RunParams,
+    options: Options,
+    plan: Arc<Plan>,
+    members: Vec<Member>,
+    pub violations: Vec<Violation>,
+    hash: blake3::Hasher,
+    pub events: u64,
+    pub merged_windows: u32,
+    pub valid_contributions: u64,
+    block: u32,
+    /// Journal entries about windows that are not over, with their nodes.
+    entries: Vec<(String, Entry)>,
+    /// By node: the latest window whose model it held.
+    held: BTreeMap<String, Window>,
+    /// By account and subject: what an honest seat told the chain, by hash.
+    statements: BTreeMap<(AccountId, String), Digest>,
+    /// By account: calls in the open window.
+    calls: BTreeMap<AccountId, usize>,
+    /// By bucket: operations of its owner until the last window's end.
+    writes: BTreeMap<usize, u64>,
+    /// By account: the seat as the network began.
+    first: Vec<SeatView>,
+    /// The seats when the calm began.
+    before: Vec<SeatView>,
+    /// The seats now.
+    seats: Vec<SeatView>,
+}
+
+impl Checks {
+    pub fn new(options: &Options, plan: Arc<Plan>, params: &RunParams) -> Checks {
+        let member = |seat| Member {
+            name: options.name(seat),
+            is_miner: seat < options.miners,
+            is_honest: plan.cheat(seat).is_none(),
+        };
+        Checks {
+            params: *params,
+            members: (0..options.miners + options.validators).map(member).collect(),
+            options: options.clone(),
+            plan,
+            violations: Vec::new(),
+            hash: blake3::Hasher::new(),
+            events: 0,
+            merged_windows: 0,
+            valid_contributions: 0,
+            block: 0,
+            entries: Vec::new(),
+            held: BTreeMap::new(),
+            statements: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            first: Vec::new(),
+            before: Vec::new(),
+            seats: Vec::new(),
+        }
+    }
+
+    /// The digest of all events so far.
+    pub fn trace(&self) -> String {
+        self.hash.finalize().to_hex().to_string()
+    }
+
+    pub fn see(&mut self, seen: Seen<'_>) {
+        self.events += 1;
+        match seen {
+            Seen::Entry { name, entry } => {
+                let mut text = serde_json::to_value(entry).expect("an entry is plain data");
+                without_seconds(&mut text);
+                self.note(&[name, &text.to_string()]);
+                self.entry(name, entry);
+            }
+            Seen::Block { chain, calls, writes } => {
+                let (head, root) = {
+                    let chain = chain.lock();
+                    (chain.head().block, chain.state_root())
+                };
+                self.block = head.0;
+                self.note(&["block", &root.to_string()]);
+                self.block(chain, calls, writes);
+            }
+        }
+    }
+
+    /// Adds an event to the trace.
+    fn note(&mut self, parts: &[&str]) {
+        self.hash.update(&self.block.to_le_bytes());
+        for part in parts {
+            self.hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        }
+    }
+
+    fn broken(&mut self, check: &'static str, what: String) {
+        // The first ones tell what happened; the others follow from them.
+        if self.violations.len() < 20 {
+            self.violations.push(Violation { check, block: self.block, what });
+        }
+    }
+
+    /// Whether a fault disturbs the seat in the window or the one before it.
+    fn is_excused(&self, seat: usize, window: Window) -> bool {
+        let schedule = &self.params.schedule;
+        let from = schedule.opens_at(window).0.saturating_sub(schedule.blocks_per_window);
+        let until = schedule.opens_at(window.next()).0;
+        self.plan.faults.iter().any(|fault| fault.excuses(seat, from, until))
+    }
+
+    fn honest(&self, name: &str) -> Option<usize> {
+        self.members.iter().position(|member| member.name == name && member.is_honest)
+    }
+
+    /// Seats without a weight of which a validator fetches every contribution in one window (ADR 0043).
+    fn fetched_max(&self) -> usize {
+        validator::gather::order::unweighted_max(&self.params)
+    }
+
+    fn uid(&self, seat: usize) -> Option<Uid> {
+        Some(self.first.get(seat)?.id.uid)
+    }
+
+    fn entry(&mut self, name: &str, entry: &Entry) {
+        if let Entry::Holds { window, .. } = entry {
+            self.held.insert(name.to_owned(), *window);
+        }
+        let is_cheat = self.members.iter().any(|member| member.name == name && !member.is_honest);
+        if !is_cheat {
+            self.entries.push((name.to_owned(), entry.clone()));
+        }
+    }
+
+    fn block(&mut self, chain: &SharedChain, calls: &[SealedCall], writes: &BTreeMap<usize, u64>) {
+        if self.first.is_empty() {
+            self.first = chain.seats_now(RUN);
+        }
+        for call in calls {
+            self.call(call);
+        }
+        let schedule = self.params.schedule;
+        let blocks = schedule.blocks_per_window;
+        if self.block == self.plan.late_join.0 + blocks {
+            self.late_joiner();
+        }
+        let Some(window) = schedule.window_at(Block(self.block)) else { return };
+        if self.options.windows <= window.0 {
+            return;
+        }
+        if self.block == schedule.opens_at(self.options.calm()).0 {
+            self.before = chain.seats_now(RUN);
+        }
+        // The window's last block.
+        if self.block + 1 == schedule.opens_at(window.next()).0 {
+            self.seats = chain.seats_now(RUN);
+            match chain.window_now(RUN, window) {
+                Some(view) => {
+                    self.journals(chain, window);
+                    self.window(chain, &view);
+                }
+                None => self.broken("finality", format!("the chain has no window {}", window.0)),
+            }
+            self.money(chain);
+            self.bounds(writes);
+        }
+    }
+
+    /// No seat states two things about one subject.
+    fn call(&mut self, sealed: &SealedCall) {
+        let SealedCall { signer, call, .. } = sealed;
+        let Some(seat) =
+            self.first.iter().position(|seat| seat.hotkey.0[..] == *AsRef::<[u8]>::as_ref(signer))
+        else {
+            return;
+        };
+        *self.calls.entry(signer.clone()).or_default() += 1;
+        if !self.members.get(seat).is_some_and(|member| member.is_honest) {
+            return;
+        }
+        if let RuntimeCall::Windows(pallet_windows::Call::attest { window, verdicts, .. }) = call {
+            self.accusations(seat, *window, verdicts);
+        }
+        let Some((subject, content)) = statement(call) else { return };
+        let told = Digest::of(&content);
+        let before = *self.statements.entry((signer.clone(), subject.clone())).or_insert(told);
+        if before != told {
+            let name = self.members[seat].name.clone();
+            self.broken("two statements", format!("{name} told the chain two things about {subject}"));
+        }
+    }
+
+    /// An honest validator attests no fault of an undisturbed honest miner.
+    fn accusations(&mut self, accuser: usize, window: Window, verdicts: &[(Uid, Verdict)]) {
+        for (uid, verdict) in verdicts {
+            let of = (0..self.members.len()).find(|seat| self.uid(*seat) == Some(*uid));
+            let of = of.filter(|of| self.members[*of].is_honest && !self.is_excused(*of, window));
+            if let (Verdict::Faulty, Some(of)) = (verdict, of) {
+                let (accuser, of) = (&self.members[accuser].name, &self.members[of].name);
+                let what = format!("{accuser} attested a fault of {of} in window {}", window.0);
+                self.broken("honest seat at fault", what);
+            }
+        }
+    }
+
+    /// A node that joins has the open window's model within one window.
+    fn late_joiner(&mut self) {
+        let open = self.params.schedule.window_at(Block(self.block)).unwrap_or_default();
+        match self.held.get(LATE_JOINER).copied() {
+            Some(held) if open <= held => {}
+            held => {
+                let held = held.map_or("none".to_owned(), |held| held.0.to_string());
+                let text =
+                    format!("a window after it joined, the late joiner holds window {held} of {}", open.0);
+                self.broken("late joiner", text);
+            }
+        }
+    }
+
+    /// What must hold of a window in its last block.
+    fn window(&mut self, chain: &SharedChain, view: &WindowView) {
+        let window = view.window;
+        let is_merged = matches!(view.outcome, Some(Outcome::Merged(_)));
+        self.merged_windows += u32::from(is_merged);
+        let is_working = |seat: usize| self.members[seat].is_honest && !self.is_excused(seat, window);
+        let stake_of = |seat: usize| {
+            let uid = self.uid(seat)?;
+            view.electorate.iter().find(|(of, _)| *of == uid).map(|(_, stake)| *stake)
+        };
+        let validators = (0..self.members.len()).filter(|seat| !self.members[*seat].is_miner);
+        let working: u128 = validators.filter(|seat| is_working(*seat)).filter_map(stake_of).sum();
+        let all: u128 = view.electorate.iter().map(|(_, stake)| *stake).sum();
+        // Whether two thirds could have had what an undisturbed miner contributed.
+        let has_quorum = 0 < all && 2 * all <= 3 * working;
+        let valid = view.selection.as_ref().map(|selection| selection.valid.clone()).unwrap_or_default();
+        let commits = |uid: Uid| view.commitments.iter().any(|(of, _)| *of == uid);
+        // A validator fetches each seat with a weight, and this many of the others: [`Checks::fetched_max`].
+        let without_weight = view.commitments.iter().filter(|(uid, _)| view.weight_of(*uid) == 0).count();
+        let fetches_all = without_weight <= self.fetched_max();
+        let (mut lost, mut valid_contributions) = (Vec::new(), 0);
+        for seat in (0..self.members.len()).filter(|seat| self.members[*seat].is_miner && is_working(*seat)) {
+            let Some(uid) = self.uid(seat).filter(|uid| view.slots.contains(uid)) else { continue };
+            let name = &self.members[seat].name;
+            let is_fetched = fetches_all || 0 < view.weight_of(uid);
+            if !commits(uid) {
+                lost.push(format!("{name} has no commitment in window {}", window.0));
+            } else if has_quorum && is_fetched && !valid.contains(&uid) {
+                lost.push(format!("{name}'s contribution to window {} is not valid", window.0));
+            } else if valid.contains(&uid) {
+                valid_contributions += 1;
+            }
+        }
+        self.valid_contributions += valid_contributions;
+        lost.into_iter().for_each(|what| self.broken("lost contribution", what));
+        let is_calm = self.options.calm().0 < window.0;
+        if is_calm && has_quorum && !is_merged {
+            self.broken(
+                "liveness",
+                format!("window {} ended {:?} without any fault", window.0, view.outcome),
+            );
+        }
+        if self.options.windows == window.next().0 && self.options.calm_windows() == CALM_WINDOWS_MAX {
+            self.paid(chain);
+        }
+    }
+
+    /// Compares what journals say of this window and those before it with the chain.
+    fn journals(&mut self, chain: &SharedChain, window: Window) {
+        let mut views = BTreeMap::new();
+        for (name, entry) in std::mem::take(&mut self.entries) {
+            match window_of(&entry) {
+                Some(of) if window < of => self.entries.push((name, entry)),
+                Some(of) => {
+                    // The chain forgets old windows.
+                    let view = views.entry(of).or_insert_with(|| chain.window_now(RUN, of));
+                    if let Some(view) = view {
+                        self.journal(view, &name, &entry);
+                    }
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// An entry of an honest node's journal agrees with the chain.
+    fn journal(&mut self, view: &WindowView, name: &str, entry: &Entry) {
+        let window = view.window;
+        if let Entry::Holds { lineage, .. } = entry
+            && *lineage != view.lineage
+        {
+            let what =
+                format!("{name} holds {lineage} in window {}, the chain has {}", window.0, view.lineage);
+            self.broken("lineage", what);
+        }
+        let Some(seat) = self.honest(name) else { return };
+        let Some(uid) = self.uid(seat) else { return };
+        let is_true = match entry {
+            Entry::Committed { digest, .. } => view.commitments.contains(&(uid, *digest)),
+            Entry::Attested { .. } => view.attested.contains(&uid),
+            Entry::Voted { update, .. } => {
+                view.votes.iter().any(|(of, vote)| *of == uid && vote.update == *update)
+            }
+            Entry::Anchored { receipt, .. } => view.receipts.contains(&(uid, *receipt)),
+            _ => true,
+        };
+        if !is_true {
+            self.broken("journal", format!("{name} wrote {entry:?}, which the chain does not have"));
+        }
+    }
+
+    /// Nobody honest loses stake, and no unit of money appears or vanishes.
+    fn money(&mut self, chain: &SharedChain) {
+        for (seat, first) in self.first.clone().iter().enumerate() {
+            let now = self.seats.iter().find(|now| now.id == first.id).map(|now| now.stake);
+            if self.members[seat].is_honest && now.is_some_and(|now| now < first.stake) {
+                let name = self.members[seat].name.clone();
+                self.broken("slashed", format!("{name} had {} at stake and has {now:?}", first.stake));
+            }
+        }
+        let invariants: [fn() -> Result<(), &'static str>; 5] = [
+            Registry::check_invariants,
+            Windows::check_invariants,
+            Weights::check_invariants,
+            Rewards::check_invariants,
+            Nomination::check_invariants,
+        ];
+        let found = chain.lock().read(|| invariants.into_iter().find_map(|check| check().err()));
+        if let Some(found) = found {
+            self.broken("money", format!("an invariant of the chain does not hold: {found}"));
+        }
+        let treasury = chain.lock().read(|| Rewards::treasury_view(RUN));
+        let sum = treasury.treasury + treasury.claimable + treasury.paid + treasury.burnt;
+        if treasury.funded != sum {
+            self.broken("money", format!("{} was funded, and {sum} is accounted for", treasury.funded));
+        }
+        let claimable: u128 = self.seats.iter().map(|seat| seat.claimable).sum();
+        if treasury.claimable < claimable {
+            let what = format!("seats may claim {claimable}, of {} set aside", treasury.claimable);
+            self.broken("money", what);
+        }
+    }
+
+    /// No seat repeats itself without end.
+    fn bounds(&mut self, writes: &BTreeMap<usize, u64>) {
+        for (signer, calls) in std::mem::take(&mut self.calls) {
+            if CALLS_MAX < calls {
+                self.broken("unbounded", format!("{signer} sent {calls} calls in a window"));
+            }
+        }
+        for (seat, until_now) in writes {
+            let before = self.writes.insert(*seat, *until_now).unwrap_or_default();
+            let count = until_now - before;
+            if WRITES_MAX < count {
+                self.broken(
+                    "unbounded",
+                    format!("seat {seat} wrote to its bucket {count} times in a window"),
+                );
+            }
+        }
+    }
+
+    /// Every honest seat that stayed was paid for the calm.
+    fn paid(&mut self, chain: &SharedChain) {
+        for (seat, member) in self.members.iter().enumerate() {
+            let has_left = self.plan.leaves(seat);
+            let Some(first) = self.first.get(seat) else { continue };
+            let (name, id) = (&member.name, first.id);
+            let earned = |seats: &[SeatView]| seats.iter().find(|of| of.id == id).map_or(0, |of| of.earned);
+            let (before, now) = (earned(&self.before), earned(&self.seats));
+            // Of more miners than a validator fetches some wait for their first weight.
+            let is_due = !member.is_miner || self.seats.len() <= self.fetched_max();
+            if member.is_honest && !has_left && is_due && now <= before {
+                let payslips = chain.payslips_now(RUN, id.uid);
+                let what = format!("{name} earned {now} until the calm and nothing in it: {payslips:?}");
+                self.violations.push(Violation { check: "unpaid", block: self.block, what });
+            }
+        }
+    }
+
+    /// Every honest node that stayed holds the model after the last window.
+    pub fn finish(&mut self) {
+        let mut behind = Vec::new();
+        for (seat, member) in self.members.iter().enumerate().filter(|(_, member)| member.is_honest) {
+            let held = self.held.get(&member.name).copied();
+            if !self.plan.leaves(seat) && held < Some(Window(self.options.windows)) {
+                behind.push(format!(
+                    "{} holds {held:?} after window {}",
+                    member.name,
+                    self.options.windows - 1
+                ));
+            }
+        }
+        behind.into_iter().for_each(|what| self.broken("liveness", what));
+    }
+
+    /// The network stopped before its end.
+    pub fn stopped(&mut self, error: &SimError) {
+        let check = match error {
+            SimError::Diverged { .. } => "lineage",
+            SimError::NotFinalised { .. } => "liveness",
+            _ => "stopped",
+        };
+        self.broken(check, crate::describe_error(error));
+    }
+}
+
+/// The subject of a call that says something about it for good, and what it says.
+fn statement(call: &RuntimeCall) -> Option<(String, Vec<u8>)> {
+    use pallet_weights::Call as W;
+    use pallet_windows::Call as C;
+    Some(match call {
+        RuntimeCall::Windows(C::commit { window, digest, .. }) => {
+            (format!("the commitment of window {}", window.0), digest.encode())
+        }
+        RuntimeCall::Windows(C::attest { window, verdicts, next_salt, .. }) => {
+            (format!("the attestation of window {}", window.0), (verdicts, next_salt).encode())
+        }
+        RuntimeCall::Windows(C::vote { window, vote, .. }) => {
+            (format!("the vote of window {}", window.0), vote.encode())
+        }
+        RuntimeCall::Windows(C::anchor_receipts { window, digest, .. }) => {
+            (format!("the receipt of window {}", window.0), digest.encode())
+        }
+        RuntimeCall::Weights(W::commit { epoch, hash, .. }) => {
+            (format!("the weights of epoch {epoch}"), hash.encode())
+        }
+        _ => return None,
+    })
+}
+
+/// The window that an entry is about, if it can be compared with the chain.
+fn window_of(entry: &Entry) -> Option<Window> {
+    match entry {
+        Entry::Holds { window, .. }
+        | Entry::Committed { window, .. }
+        | Entry::Attested { window, .. }
+        | Entry::Voted { window, .. }
+        | Entry::Anchored { window, .. } => Some(*window),
+        _ => None,
+    }
+}
+
+/// Removes wall times, the only part of an entry that differs between two runs of one seed.
+fn without_seconds(value: &mut serde_json::Value) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            fields.retain(|name, _| !name.ends_with("seconds"));
+            fields.values_mut().for_each(without_seconds);
+        }
+        serde_json::Value::Array(values) => values.iter_mut().for_each(without_seconds),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wall_times_are_no_part_of_the_trace() {
+        let mut value = serde_json::json!({ "trained": { "window": 1, "train_seconds": 0.5, "seats": [{ "seconds": 1 }] } });
+        without_seconds(&mut value);
+        assert_eq!(value, serde_json::json!({ "trained": { "window": 1, "seats": [{}] } }));
+    }
+}

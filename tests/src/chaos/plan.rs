@@ -1,0 +1,460 @@
+//! What a seed draws: which seats cheat, and which faults begin and end when.
+
+use super::CALM_WINDOWS_MAX;
+use crate::sim::{
+    network::{Cast, Event, Leaves, Link, MinerSeat, Outage, Timed, ValidatorSeat},
+    planted::{self, Planted},
+    world::World,
+};
+use adversaries::{SeededRng, Setup, SharedMailbox};
+use mettle_runtime::SLOT_DURATION;
+use protocol::{Block, Role, RunParams, Schedule, Terms, Window};
+use serde::Serialize;
+use std::{collections::BTreeSet, fmt, time::Duration};
+use store::faults::{Faults, Rate};
+
+/// The longest fault, in blocks: a window and a half.
+const LONGEST_BLOCKS: u64 = 18;
+/// The longest answer of the chain. Kills fall between any two answers.
+const LATENCY_MAX: Duration = Duration::from_millis(40);
+/// Seat-windows for one fault of each kind.
+const SEAT_WINDOWS_PER_FAULT: u64 = 20;
+
+/// All that determines a network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Options {
+    pub seed: u64,
+    pub miners: usize,
+    pub validators: usize,
+    pub windows: u32,
+    /// The numbers of the faults that happen; `None`: all that are drawn.
+    pub keep: Option<BTreeSet<usize>>,
+    #[serde(skip)]
+    pub planted: Option<Planted>,
+}
+
+/// A fault of some seats, from the head `from` until the head `until`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fault {
+    /// From 1, in the order in which faults are drawn.
+    pub number: usize,
+    pub kind: Kind,
+    /// By uid. Empty: the fault is of no seat.
+    pub seats: BTreeSet<usize>,
+    pub from: u32,
+    pub until: u32,
+    /// The time after these heads.
+    after: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// The seats work as an adversary of this name.
+    Cheat(&'static str),
+    /// The node is killed at any await and opened at once. Unless a disk loses data, it must lose nothing.
+    Kill(Leaves),
+    /// The node is killed, and opened at the end.
+    Down,
+    /// The seats reach neither the chain nor the others, or only in one direction.
+    CutOff(Link),
+    /// The node sees heads this many blocks late.
+    HeadLag(u32),
+    /// The chain includes calls up to this many blocks late, and in another order.
+    LateCalls(u32),
+    /// The chain does not answer the node.
+    Silence,
+    /// Each operation on the bucket fails, or every other.
+    BucketFails(Rate),
+    /// Objects arrive late and slowly.
+    BucketIsSlow,
+    /// The bucket shows other bytes, too few, or none.
+    BucketLies,
+    /// The bucket has no space.
+    BucketIsFull,
+    /// No file of the node grows beyond this many bytes.
+    FullDisk(u64),
+    /// A miner registers.
+    Join,
+    /// The miner stops and gives its seat up.
+    Leave,
+}
+
+impl Options {
+    pub fn new(seed: u64, miners: usize, validators: usize, windows: u32) -> Options {
+        Options { seed, miners, validators, windows, keep: None, planted: None }
+    }
+
+    /// Windows without faults at the end.
+    pub fn calm_windows(&self) -> u32 {
+        (self.windows / 2).min(CALM_WINDOWS_MAX)
+    }
+
+    /// The first window without faults.
+    pub(super) fn calm(&self) -> Window {
+        Window(self.windows - self.calm_windows())
+    }
+
+    /// Gives the run of `world` room for all seats, and epochs of which a short network has several.
+    pub(super) fn adapt(&self, world: &mut World) {
+        let seats = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+        world.params = RunParams { epoch_windows: 2, ..world.params };
+        world.terms = Terms {
+            miner_seats_max: seats(self.miners + 16),
+            validator_seats_max: seats(self.validators),
+            electorate_max: seats(self.validators).max(world.terms.electorate_max),
+            ..world.terms
+        };
+    }
+
+    /// The name of a seat that begins with the network.
+    pub(super) fn name(&self, seat: usize) -> String {
+        let role = if seat < self.miners { Role::Miner } else { Role::Validator };
+        format!("{role}-{seat}")
+    }
+
+    /// The arguments that repeat the network.
+    pub fn arguments(&self) -> String {
+        let Options { seed, miners, validators, windows, keep, .. } = self;
+        let mut text =
+            format!("--seed {seed} --miners {miners} --validators {validators} --windows {windows}");
+        if let Some(keep) = keep {
+            let numbers: Vec<String> = keep.iter().map(usize::to_string).collect();
+            text += &format!(" --keep {}", numbers.join(","));
+        }
+        text
+    }
+}
+
+impl Fault {
+    /// Whether the seat need not work, and may look faulty, between these heads.
+    pub fn excuses(&self, seat: usize, from: u32, until: u32) -> bool {
+        let is_disturbed = match self.kind {
+            Kind::Kill(leaves) => leaves == Leaves::Truncated,
+            Kind::LateCalls(_) => true,
+            _ => self.seats.contains(&seat),
+        };
+        // A node that is behind by then needs some blocks.
+        let ends = self.until.saturating_add(LONGEST_LAG + 1);
+        let is_of_seat = self.seats.is_empty() || self.seats.contains(&seat);
+        is_disturbed && is_of_seat && self.kind != Kind::Join && self.from < until && from <= ends
+    }
+
+    fn events(&self) -> Vec<Event> {
+        let Some(seat) = self.seats.first().copied() else {
+            return match self.kind {
+                Kind::LateCalls(blocks) => {
+                    vec![Event::DelayCalls { blocks }, Event::DelayCalls { blocks: 0 }]
+                }
+                Kind::Join => vec![Event::Register],
+                _ => Vec::new(),
+            };
+        };
+        let bucket =
+            |faults| vec![Event::Inject { seat, faults }, Event::Inject { seat, faults: Faults::default() }];
+        match self.kind {
+            Kind::Cheat(_) | Kind::CutOff(_) | Kind::LateCalls(_) | Kind::Join => Vec::new(),
+            Kind::Kill(leaves) => vec![Event::Kill { seat, leaves }, Event::Open { seat }],
+            Kind::Down => vec![Event::Kill { seat, leaves: Leaves::Whole }, Event::Open { seat }],
+            Kind::HeadLag(blocks) => vec![Event::Lag { seat, blocks }, Event::Lag { seat, blocks: 0 }],
+            Kind::Silence => [true, false].map(|is_silent| Event::Silence { seat, is_silent }).into(),
+            Kind::FullDisk(bytes) => {
+                [Some(bytes), None].map(|bytes| Event::LimitFiles { seat, bytes }).into()
+            }
+            Kind::Leave => vec![Event::Leave { seat }],
+            Kind::BucketFails(unavailable) => {
+                bucket(Faults { unavailable, answer_lost: Rate::Share(0.1), ..Faults::default() })
+            }
+            Kind::BucketIsSlow => bucket(Faults {
+                delay_max: Duration::from_secs(6),
+                stalled: Rate::Share(0.3),
+                stall: Duration::from_secs(15),
+                dripped: Rate::Share(0.3),
+                drip_bytes_per_second: 512,
+                ..Faults::default()
+            }),
+            Kind::BucketLies => bucket(Faults {
+                flipped: Rate::Share(0.3),
+                truncated: Rate::Share(0.3),
+                missing: Rate::Share(0.3),
+                ..Faults::default()
+            }),
+            Kind::BucketIsFull => bucket(Faults { full: true, ..Faults::default() }),
+        }
+    }
+}
+
+/// The most blocks by which heads are late.
+const LONGEST_LAG: u32 = 4;
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Fault { number, kind, seats, from, until, after } = self;
+        write!(f, "{number}: {kind:?}")?;
+        if !seats.is_empty() {
+            write!(f, " of seats {seats:?}")?;
+        }
+        match *until {
+            u32::MAX => write!(f, " from block {from} on"),
+            until if until == *from => write!(f, " at block {from} + {} ms", after.as_millis()),
+            until => write!(f, " from block {from} to {until} + {} ms", after.as_millis()),
+        }
+    }
+}
+
+/// What a seed draws.
+pub struct Plan {
+    pub faults: Vec<Fault>,
+    /// The head at which a node without a seat joins.
+    pub late_join: Block,
+}
+
+struct Drawing<'a> {
+    random: SeededRng,
+    options: &'a Options,
+    schedule: &'a Schedule,
+    faults: Vec<Fault>,
+}
+
+impl Drawing<'_> {
+    /// A number of faults of one kind.
+    fn count(&mut self) -> u64 {
+        let seats = (self.options.miners + self.options.validators) as u64;
+        self.random.below(1 + 2 * (seats * u64::from(self.options.calm().0)).div_ceil(SEAT_WINDOWS_PER_FAULT))
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.random.below(of.len() as u64) as usize]
+    }
+
+    /// An honest seat that stays.
+    fn seat(&mut self) -> usize {
+        let goes = |seat: &usize| {
+            let mut faults = self.faults.iter().filter(|fault| fault.seats.contains(seat));
+            faults.any(|fault| matches!(fault.kind, Kind::Cheat(_) | Kind::Leave))
+        };
+        let stay: Vec<usize> =
+            (0..self.options.miners + self.options.validators).filter(|seat| !goes(seat)).collect();
+        self.pick(&stay)
+    }
+
+    /// A head before the calm.
+    fn block(&mut self) -> u32 {
+        let (from, calm) = (self.schedule.opens_at(Window::FIRST).0, self.calm());
+        from + self.random.below(u64::from(calm - from)) as u32
+    }
+
+    fn calm(&self) -> u32 {
+        self.schedule.opens_at(self.options.calm()).0
+    }
+
+    /// Adds a fault that lasts.
+    fn lasting(&mut self, kind: Kind, seats: impl IntoIterator<Item = usize>) {
+        let from = self.block();
+        let until = from + 1 + self.random.below(LONGEST_BLOCKS) as u32;
+        let after = Duration::from_millis(self.random.below(SLOT_DURATION));
+        self.add(kind, seats, from, until.min(self.calm()), after);
+    }
+
+    /// Adds a fault of a moment.
+    fn at(&mut self, kind: Kind, seats: impl IntoIterator<Item = usize>, lasts: u32) {
+        let (at, after) = (self.block(), Duration::from_millis(self.random.below(SLOT_DURATION)));
+        self.add(kind, seats, at, at.saturating_add(lasts), after);
+    }
+
+    fn add(
+        &mut self,
+        kind: Kind,
+        seats: impl IntoIterator<Item = usize>,
+        from: u32,
+        until: u32,
+        after: Duration,
+    ) {
+        let (number, seats) = (self.faults.len() + 1, seats.into_iter().collect());
+        self.faults.push(Fault { number, kind, seats, from, until, after });
+    }
+
+    /// A fifth of the miners, and one validator of four or more.
+    fn cheats(&mut self) {
+        let kinds = |role| -> Vec<&'static str> {
+            let kinds = adversaries::KINDS.iter().filter(|kind| kind.role == role && !kind.in_pairs);
+            kinds.map(|kind| kind.name).collect()
+        };
+        let (miners, validators) = (self.options.miners, self.options.validators);
+        for back in 0..miners / 5 {
+            let name = self.pick(&kinds(Role::Miner));
+            self.add(Kind::Cheat(name), [miners - 1 - back], 0, u32::MAX, Duration::ZERO);
+        }
+        if 4 <= validators {
+            let name = self.pick(&kinds(Role::Validator));
+            self.add(Kind::Cheat(name), [miners + validators - 1], 0, u32::MAX, Duration::ZERO);
+        }
+    }
+
+    fn draw(&mut self) {
+        self.cheats();
+        for _ in 0..self.count().min(self.options.miners as u64 / 4) {
+            let seat = Some(self.seat()).filter(|seat| *seat < self.options.miners);
+            if let Some(seat) = seat {
+                self.at(Kind::Leave, [seat], u32::MAX);
+            }
+        }
+        for _ in 0..self.count().min(4) {
+            self.at(Kind::Join, [], 0);
+        }
+        for _ in 0..self.count().min(2) {
+            let blocks = 1 + self.random.below(2) as u32;
+            self.lasting(Kind::LateCalls(blocks), []);
+        }
+        for _ in 0..2 * self.count() {
+            let leaves = self.pick(&[Leaves::Whole, Leaves::Whole, Leaves::Unfinished, Leaves::Renamed]);
+            let seat = self.seat();
+            self.at(Kind::Kill(leaves), [seat], 0);
+        }
+        for _ in 0..self.count() {
+            let links = [Link::All, Link::All, Link::Heads, Link::Calls, Link::Reads, Link::Readers];
+            let (link, seats) = (self.pick(&links), self.options.miners + self.options.validators);
+            let size = 1 + self.random.below((seats as u64).div_ceil(3));
+            let seats: Vec<usize> = (0..size).map(|_| self.seat()).collect();
+            self.lasting(Kind::CutOff(link), seats);
+        }
+        // One node at a time.
+        let kinds = [
+            Kind::Kill(Leaves::Truncated),
+            Kind::Down,
+            Kind::HeadLag(LONGEST_LAG),
+            Kind::Silence,
+            Kind::BucketFails(Rate::Always),
+            Kind::BucketFails(Rate::Share(0.5)),
+            Kind::BucketIsSlow,
+            Kind::BucketLies,
+            Kind::BucketIsFull,
+            Kind::FullDisk(4096),
+        ];
+        for _ in 0..5 * self.count() {
+            let seat = self.seat();
+            match self.pick(&kinds) {
+                kind @ Kind::Kill(_) => self.at(kind, [seat], 0),
+                Kind::HeadLag(longest) => {
+                    let blocks = 1 + self.random.below(u64::from(longest)) as u32;
+                    self.lasting(Kind::HeadLag(blocks), [seat]);
+                }
+                Kind::FullDisk(first) => {
+                    let bytes = first << self.random.below(8);
+                    self.lasting(Kind::FullDisk(bytes), [seat]);
+                }
+                kind => self.lasting(kind, [seat]),
+            }
+        }
+    }
+}
+
+impl Plan {
+    /// Draws all faults, then leaves out those that are not kept: leaving one out changes no other.
+    pub fn draw(options: &Options, schedule: &Schedule) -> Plan {
+        let mut random = SeededRng::new(&[b"chaos", &options.seed.to_le_bytes()]);
+        let into = random.below(u64::from(schedule.blocks_per_window)) as u32;
+        let last = Window(options.windows - 3);
+        let mut drawing = Drawing { random, options, schedule, faults: Vec::new() };
+        drawing.draw();
+        let mut faults = drawing.faults;
+        faults.retain(|fault| options.keep.as_ref().is_none_or(|keep| keep.contains(&fault.number)));
+        Plan { faults, late_join: Block(schedule.opens_at(last).0 + into) }
+    }
+
+    /// By uid: the adversary's name, if the seat cheats.
+    pub fn cheat(&self, seat: usize) -> Option<&'static str> {
+        self.faults.iter().find_map(|fault| match fault.kind {
+            Kind::Cheat(name) if fault.seats.contains(&seat) => Some(name),
+            _ => None,
+        })
+    }
+
+    pub fn leaves(&self, seat: usize) -> bool {
+        self.faults.iter().any(|fault| fault.kind == Kind::Leave && fault.seats.contains(&seat))
+    }
+
+    /// The seats and faults for the simulation.
+    pub(super) fn cast(&self, options: &Options) -> Cast {
+        let mailbox = SharedMailbox::default();
+        let setup = |index: usize| Setup {
+            index: index as u16,
+            validators: options.validators as u16,
+            mailbox: mailbox.clone(),
+            ..Setup::default()
+        };
+        let all = 0..options.miners + options.validators;
+        let miners = all.clone().take(options.miners).map(|seat| {
+            let adversary = self.cheat(seat).and_then(|name| adversaries::miner(name, &setup(seat)));
+            (
+                options.name(seat),
+                adversary.map_or_else(|| planted::miner(options.planted), MinerSeat::Adversary),
+            )
+        });
+        let validators = all.clone().skip(options.miners).map(|seat| {
+            let strategy = self.cheat(seat).and_then(|name| adversaries::validator(name, &setup(seat)));
+            let honest = || planted::validator(options.planted);
+            (options.name(seat), strategy.map_or_else(honest, ValidatorSeat::Adversary))
+        });
+        let cast = Cast::new(options.seed, miners.collect(), validators.collect());
+        let timed = |fault: &Fault| {
+            let (at, after) = ([fault.from, fault.until], fault.after);
+            let events = fault.events().into_iter().zip(at);
+            events.map(move |(event, at)| Timed { at: Block(at), after, event }).collect::<Vec<_>>()
+        };
+        let outages = self.faults.iter().filter_map(|fault| match fault.kind {
+            Kind::CutOff(link) => Some(fault.seats.iter().map(move |seat| Outage {
+                seat: *seat,
+                from: Block(fault.from),
+                until: Block(fault.until),
+                link,
+            })),
+            _ => None,
+        });
+        Cast {
+            same_evaluation: true,
+            outages: outages.flatten().collect(),
+            late_joins: vec![self.late_join],
+            events: self.faults.iter().flat_map(timed).collect(),
+            latency_max: LATENCY_MAX,
+            planted: options.planted,
+            expendable: all
+                .filter(|seat| self.cheat(*seat).is_some())
+                .map(|seat| options.name(seat))
+                .collect(),
+            is_cut_off: true,
+            ..cast
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCHEDULE: Schedule = Schedule {
+        start: Block(12),
+        blocks_per_window: 12,
+        commit_by: 3,
+        reveal_by: 4,
+        attest_by: 7,
+        vote_by: 10,
+    };
+
+    #[test]
+    fn a_fault_that_is_left_out_changes_no_other_and_no_fault_reaches_the_calm() {
+        for seed in 0..50 {
+            let options = Options::new(seed, 12, 5, 14);
+            let plan = Plan::draw(&options, &SCHEDULE);
+            let calm = SCHEDULE.opens_at(options.calm());
+            let cast = plan.cast(&options);
+            assert!(cast.events.iter().all(|timed| timed.at <= calm || timed.event == Event::Register));
+            assert!(cast.outages.iter().all(|outage| outage.until <= calm));
+            assert!(3 * cast.expendable.len() < options.miners + options.validators);
+            let keep = plan.faults.iter().map(|fault| fault.number).filter(|number| number % 2 == 0);
+            let fewer = Options { keep: Some(keep.collect()), ..options };
+            let mut even = plan.faults;
+            even.retain(|fault| fault.number % 2 == 0);
+            assert_eq!(Plan::draw(&fewer, &SCHEDULE).faults, even);
+        }
+    }
+}
