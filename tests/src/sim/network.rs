@@ -19,7 +19,7 @@ use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall, SLOT_DURATION};
 use miner::{progress::SnapshotInterval, run::AHEAD};
 use model::{RunSpec, init_flat};
-use node::Codec;
+use node::{Codec, durable::FileError};
 use protocol::{Block, Digest, Role, RunId, RunParams, Window, lineage};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sp_keyring::Sr25519Keyring;
@@ -570,7 +570,7 @@ struct Nodes {
     injected: BTreeMap<usize, Arc<OwnBucket>>,
     /// Miners that were registered since the network began, and have no node yet.
     registered: usize,
-    /// Seats whose node gave up on a silent chain.
+    /// Seats whose node ended and is to be opened again.
     fallen: Vec<usize>,
     planted: Option<Planted>,
 }
@@ -672,7 +672,7 @@ impl Nodes {
         };
     }
 
-    /// Opens nodes that gave up on a silent chain, as a service manager does.
+    /// Opens nodes that ended, as a service manager does.
     fn open_fallen(&mut self) {
         std::mem::take(&mut self.fallen).into_iter().for_each(|seat| self.open(seat));
     }
@@ -750,7 +750,7 @@ impl Nodes {
             match ended {
                 Ok((name, Ok(()))) => self.ended(&name),
                 Ok((name, Err(_))) if self.expendable.contains(&name) => {}
-                Ok((name, Err(error))) if is_of_silence(&*error) => {
+                Ok((name, Err(error))) if is_restarted(&*error) => {
                     let seat = self.seats.iter().position(|seat| seat.name == name);
                     self.ended(&name);
                     self.fallen.extend(seat);
@@ -789,10 +789,13 @@ impl Future for Limited {
     }
 }
 
-/// Whether a node ended as the chain had not answered for long.
-fn is_of_silence(error: &(dyn Error + 'static)) -> bool {
-    let is_chain = |error: &(dyn Error + 'static)| error.downcast_ref().is_some_and(ChainError::is_transient);
-    is_chain(error) || error.source().is_some_and(is_of_silence)
+/// Whether a node ended as the chain had not answered for long, or as a file and its backup were lost: the next start
+/// begins without it.
+fn is_restarted(error: &(dyn Error + 'static)) -> bool {
+    let is_damage = |error: &FileError| matches!(error, FileError::Damaged { .. });
+    error.downcast_ref().is_some_and(ChainError::is_transient)
+        || error.downcast_ref().is_some_and(is_damage)
+        || error.source().is_some_and(is_restarted)
 }
 
 /// Leaves the large files in `directory` as a kill may leave them.
