@@ -149,8 +149,8 @@ impl Fault {
                 _ => Vec::new(),
             };
         };
-        let bucket =
-            |faults| vec![Event::Inject { seat, faults }, Event::Inject { seat, faults: Faults::default() }];
+        let inject = |faults: Faults| Event::Inject { seat, faults: Box::new(faults) };
+        let bucket = |faults| vec![inject(faults), inject(Faults::default())];
         match self.kind {
             Kind::Cheat(_) | Kind::CutOff(_) | Kind::LateCalls(_) | Kind::Join => Vec::new(),
             Kind::Kill(leaves) => vec![Event::Kill { seat, leaves }, Event::Open { seat }],

@@ -147,7 +147,7 @@ pub enum Event {
     /// Opens a killed node from its directory.
     Open { seat: usize },
     /// Replaces the faults of a bucket, for its owner and for readers.
-    Inject { seat: usize, faults: Faults },
+    Inject { seat: usize, faults: Box<Faults> },
     /// Shows heads to a node this many blocks late.
     Lag { seat: usize, blocks: u32 },
     /// Includes each call up to this many blocks late, in a random order.
@@ -446,7 +446,7 @@ impl<'a> Network<'a> {
             }
             let calls = chain.lock().seal();
             if let Some(planted) = planted
-                && (head.0 + 1) % epoch_blocks(&params) == 0
+                && (head.0 + 1).is_multiple_of(epoch_blocks(&params))
             {
                 chain.lock().read(|| planted.err(RUN));
             }
@@ -684,7 +684,7 @@ impl Nodes {
             Event::Kill { seat, leaves } => self.kill(seat, leaves).await?,
             Event::Open { seat } => self.open(seat),
             Event::Inject { seat, faults } => {
-                self.injected.get(&seat).into_iter().for_each(|store| store.inject(faults.clone()));
+                self.injected.get(&seat).into_iter().for_each(|store| store.inject((*faults).clone()));
             }
             Event::Lag { seat, blocks } => self.shared.chain.lock().lag(&account(seat), blocks),
             Event::DelayCalls { blocks } => self.shared.chain.lock().delay_calls(blocks),
