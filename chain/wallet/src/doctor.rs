@@ -25,7 +25,7 @@ use model::RunSpec;
 use nn::{Device, DeviceName};
 use node::{
     ChainWitness, Flags, Settings,
-    config::{PeerFile, StoreFile, TrainEngine},
+    config::{StoreFile, TrainEngine},
     data::fetch_manifest,
     durable::free_bytes,
     error_chain,
@@ -555,10 +555,7 @@ async fn check_receivers(
     }
     let surveyed = async {
         let http: Arc<dyn Fetch> = Arc::new(open::fetcher(&**chain, &status.run.params)?);
-        let file = PeerFile::default();
-        let directory = &settings.reading.directory;
-        let peers = Peers::open(&file, Role::Miner, directory, chain, &status.run, &http).await?;
-        anyhow::Ok(peers.survey().await?)
+        anyhow::Ok(Peers::look(chain, &status.run, &http).await?.survey().await?)
     };
     let found = match surveyed.await {
         Ok(found) => found,

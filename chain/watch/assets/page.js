@@ -598,6 +598,12 @@ function start() {
     if (state.overview && state.view === "overview") refreshOverview();
   });
   setInterval(tick, 250);
+  listen();
+  route();
+}
+
+// A browser gives up for good after an answer such as 503: another try after some seconds.
+function listen() {
   const events = new EventSource("/api/events");
   events.addEventListener("overview", (event) => {
     const isFirst = !state.overview;
@@ -608,8 +614,10 @@ function start() {
       route();
     }
   });
-  events.onerror = () => live(false, "connecting again …");
-  route();
+  events.onerror = () => {
+    live(false, "connecting again …");
+    if (events.readyState === EventSource.CLOSED) setTimeout(listen, 5000 + 5000 * Math.random());
+  };
 }
 
 start();

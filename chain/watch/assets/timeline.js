@@ -181,6 +181,7 @@ class Timeline {
 
   setSeats(seats) {
     this.seats = seats;
+    if (this.cursor && !seats[this.cursor.lane]) this.cursor = null;
     this.resize();
   }
 

@@ -27,6 +27,8 @@ const READS_MAX: usize = 16;
 const READS_PER_PEER_MAX: usize = 4;
 /// Streams that are open at once, with those that are told that there are too many.
 const STREAMS_MAX: usize = 64;
+/// … of one peer.
+const STREAMS_PER_PEER_MAX: usize = 8;
 /// Bytes that are read from a store at once.
 const PART_BYTES: u64 = 4 << 20;
 /// For a message, and for [`wire::CHUNK_BYTES`] of an object: a reader that takes less holds a place too long.
@@ -40,15 +42,15 @@ const FETCHES_AT_ONCE: usize = 64;
 /// If objects are served already.
 pub fn serve_blobs(network: &Network, stores: Vec<Arc<dyn Store>>) -> Result<(), AlreadyServed> {
     let mut incoming = network.accept(PROTOCOL).map_err(|_| AlreadyServed(PROTOCOL))?;
-    let gate = Arc::new(Gate::default());
+    let (streams, reads) = (Places::of_streams(), Places::new(READS_MAX, READS_PER_PEER_MAX));
     let stores: Arc<[Arc<dyn Store>]> = stores.into();
     tokio::spawn(async move {
         while let Some((peer, stream)) = incoming.next().await {
             // Dropping the stream tells the peer enough: it has many open.
-            let Ok(open) = gate.streams.clone().try_acquire_owned() else { continue };
-            let (gate, stores) = (gate.clone(), stores.clone());
+            let Some(open) = streams.admit(peer) else { continue };
+            let (reads, stores) = (reads.clone(), stores.clone());
             tokio::spawn(async move {
-                if let Err(error) = serve(peer, stream, &stores, &gate).await {
+                if let Err(error) = serve(peer, stream, &stores, &reads).await {
                     tracing::debug!(%peer, %error, "a peer's read ended early");
                 }
                 drop(open);
@@ -63,50 +65,49 @@ pub fn serve_blobs(network: &Network, stores: Vec<Arc<dyn Store>>) -> Result<(),
 #[error("this node serves {0} already")]
 pub struct AlreadyServed(pub &'static str);
 
-/// Counts the reads of each peer.
-struct Gate {
-    streams: Arc<Semaphore>,
-    reads: Arc<Semaphore>,
-    of_peers: Mutex<HashMap<PeerId, usize>>,
+/// Places that peers take, so many at once and so many each.
+pub(crate) struct Places {
+    all: Arc<Semaphore>,
+    each_max: usize,
+    taken: Mutex<HashMap<PeerId, usize>>,
 }
 
-impl Default for Gate {
-    fn default() -> Gate {
-        Gate {
-            streams: Arc::new(Semaphore::new(STREAMS_MAX)),
-            reads: Arc::new(Semaphore::new(READS_MAX)),
-            of_peers: Mutex::default(),
-        }
-    }
-}
-
-/// A read that is served. It gives its place back when it is dropped.
-struct Place<'a> {
-    gate: &'a Gate,
+/// A place that is taken. It is given back when this is dropped.
+pub(crate) struct Place {
+    places: Arc<Places>,
     peer: PeerId,
-    _read: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
-impl Gate {
-    fn admit(&self, peer: PeerId) -> Option<Place<'_>> {
-        let mut of_peers = self.of_peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_peer = of_peers.get(&peer).copied().unwrap_or(0);
-        if READS_PER_PEER_MAX <= of_peer {
+impl Places {
+    fn new(at_once: usize, each_max: usize) -> Arc<Places> {
+        Arc::new(Places { all: Arc::new(Semaphore::new(at_once)), each_max, taken: Mutex::default() })
+    }
+
+    /// For the streams of a protocol.
+    pub(crate) fn of_streams() -> Arc<Places> {
+        Places::new(STREAMS_MAX, STREAMS_PER_PEER_MAX)
+    }
+
+    pub(crate) fn admit(self: &Arc<Places>, peer: PeerId) -> Option<Place> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_peer = taken.get(&peer).copied().unwrap_or(0);
+        if self.each_max <= of_peer {
             return None;
         }
-        let read = self.reads.clone().try_acquire_owned().ok()?;
-        of_peers.insert(peer, of_peer + 1);
-        Some(Place { gate: self, peer, _read: read })
+        let permit = self.all.clone().try_acquire_owned().ok()?;
+        taken.insert(peer, of_peer + 1);
+        Some(Place { places: self.clone(), peer, _permit: permit })
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Place {
     fn drop(&mut self) {
-        let mut of_peers = self.gate.of_peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(reads) = of_peers.get_mut(&self.peer) {
-            *reads -= 1;
-            if *reads == 0 {
-                of_peers.remove(&self.peer);
+        let mut taken = self.places.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(of_peer) = taken.get_mut(&self.peer) {
+            *of_peer -= 1;
+            if *of_peer == 0 {
+                taken.remove(&self.peer);
             }
         }
     }
@@ -116,7 +117,7 @@ async fn serve(
     peer: PeerId,
     mut stream: Stream,
     stores: &[Arc<dyn Store>],
-    gate: &Gate,
+    reads: &Arc<Places>,
 ) -> Result<(), WireError> {
     let request = match wire::receive::<BlobRequest>(&mut stream, PATIENCE).await {
         Err(error @ WireError::Message(_)) => {
@@ -125,19 +126,34 @@ async fn serve(
         }
         other => other?,
     };
-    let Some(_place) = gate.admit(peer) else {
+    let Some(_place) = reads.admit(peer) else {
         return wire::send(&mut stream, &BlobAnswer::Busy, PATIENCE).await;
     };
     let BlobRequest { key, offset, length } = request;
     let end = offset.saturating_add(length);
     let part = |at: u64| at..at.saturating_add(PART_BYTES).min(end);
     let (found, first) = look_up(stores, &key, part(offset)).await;
-    let Some((store, (total, mut bytes))) = found else {
+    let Some((store, (total, bytes))) = found else {
         return wire::send(&mut stream, &first, PATIENCE).await;
     };
     let end = end.min(total).max(offset);
     wire::send(&mut stream, &BlobAnswer::Found { total, length: end - offset }, PATIENCE).await?;
-    let mut at = offset;
+    // A reader that takes longer than one may over HTTP holds a place that others want.
+    let deadline = Limits::for_bytes(end - offset).deadline;
+    let sent = timeout(deadline, send_object(&mut stream, store, &key, (offset, end), bytes)).await;
+    sent.map_err(|_| WireError::Stalled(deadline))??;
+    timeout(PATIENCE, stream.close()).await.map_err(|_| WireError::Stalled(PATIENCE))??;
+    Ok(())
+}
+
+/// Sends the bytes `at..end` of an object, of which the first part was read.
+async fn send_object(
+    stream: &mut Stream,
+    store: &Arc<dyn Store>,
+    key: &ObjectKey,
+    (mut at, end): (u64, u64),
+    mut bytes: Bytes,
+) -> Result<(), WireError> {
     loop {
         for chunk in bytes.chunks(wire::CHUNK_BYTES) {
             let written = timeout(PATIENCE, stream.write_all(chunk)).await;
@@ -148,10 +164,9 @@ async fn serve(
             break;
         }
         // A store that fails here cuts the object short, which its reader notices.
-        let next = store.read(&key, at..at.saturating_add(PART_BYTES).min(end)).await;
+        let next = store.read(key, at..at.saturating_add(PART_BYTES).min(end)).await;
         bytes = next.map_err(std::io::Error::other)?.1;
     }
-    timeout(PATIENCE, stream.close()).await.map_err(|_| WireError::Stalled(PATIENCE))??;
     Ok(())
 }
 

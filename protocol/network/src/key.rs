@@ -73,6 +73,7 @@ impl NodeKey {
         let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
         file.write_all(&seed[..]).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
         file.persist_noclobber(path).map_err(|error| failed(error.error))?;
+        fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
         NodeKey::of_seed(&mut seed)
     }
 

@@ -1,6 +1,6 @@
 //! `put/1`: a miner without a bucket sends its contribution to a validator.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::{AsyncWriteExt as _, StreamExt as _};
 use libp2p::Stream;
+use protocol::ensure;
 use protocol::peer::{MessageError, PutAnswer, PutHeader, Refusal};
 use protocol::{Digest, Uid, Window, keys};
 use store::{DirectoryStore, FetchError, Limits};
@@ -16,7 +17,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-use crate::blob::AlreadyServed;
+use crate::blob::{AlreadyServed, Places};
 use crate::swarm::{Network, OpenError};
 use crate::url::PeerUrl;
 use crate::wire::{self, Body, WireError};
@@ -24,8 +25,8 @@ use crate::wire::{self, Body, WireError};
 const PROTOCOL: &str = "put/1";
 /// Contributions that a node takes at once.
 pub const PUTS_MAX: usize = 8;
-/// Streams that are open at once, with those that are told that there are too many.
-const STREAMS_MAX: usize = 64;
+/// Transfers of a seat that may fail in a window, until it is refused.
+const FAILURES_MAX: u32 = 3;
 /// For a message, and for [`wire::CHUNK_BYTES`] of a contribution.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -42,6 +43,8 @@ pub struct PutServer {
     /// The limits for a contribution of so many bytes.
     pub limits: fn(u64) -> Limits,
     pub(crate) underway: Mutex<BTreeSet<(Window, Uid)>>,
+    /// Transfers of the latest window that failed, by seat.
+    pub(crate) failures: Mutex<(Window, BTreeMap<Uid, u32>)>,
     pub(crate) puts: Semaphore,
 }
 
@@ -52,6 +55,7 @@ impl PutServer {
             inbox,
             limits: Limits::for_bytes,
             underway: Mutex::default(),
+            failures: Mutex::default(),
             puts: Semaphore::new(PUTS_MAX),
         }
     }
@@ -62,10 +66,10 @@ impl PutServer {
     /// If contributions are taken already.
     pub fn serve(self, network: &Network) -> Result<(), AlreadyServed> {
         let mut incoming = network.accept(PROTOCOL).map_err(|_| AlreadyServed(PROTOCOL))?;
-        let (server, streams) = (Arc::new(self), Arc::new(Semaphore::new(STREAMS_MAX)));
+        let (server, streams) = (Arc::new(self), Places::of_streams());
         tokio::spawn(async move {
             while let Some((peer, mut stream)) = incoming.next().await {
-                let Ok(open) = streams.clone().try_acquire_owned() else { continue };
+                let Some(open) = streams.admit(peer) else { continue };
                 let server = server.clone();
                 tokio::spawn(async move {
                     let answer = match server.take(&mut stream).await {
@@ -104,12 +108,19 @@ impl PutServer {
         if self.inbox.contains(&key) {
             return Ok(offer);
         }
+        ensure!(!self.has_failed_often(&offer), Refusal::TooSlow);
         let _underway = self.begin(&offer)?;
         wire::send(stream, &PutAnswer::Send, PATIENCE).await.map_err(|_| Refusal::CutShort)?;
         let limits = (self.limits)(offer.length);
         let received = timeout(limits.deadline, self.receive(stream, &offer, &limits)).await;
-        let partial = received.map_err(|_| Refusal::TooSlow)??;
-        self.inbox.keep(&key, partial).map_err(|error| failed(&error))?;
+        let received = received.unwrap_or(Err(Refusal::TooSlow));
+        if received.is_err() {
+            self.count_failure(&offer);
+        }
+        let partial = received?;
+        let inbox = self.inbox.clone();
+        let kept = tokio::task::spawn_blocking(move || inbox.keep(&key, partial)).await;
+        kept.unwrap_or_else(|died| Err(io::Error::other(died))).map_err(|error| failed(&error))?;
         Ok(offer)
     }
 
@@ -139,6 +150,20 @@ impl PutServer {
             true => Ok(partial),
             false => Err(Refusal::OtherDigest),
         }
+    }
+
+    /// So that a seat cannot hold a place for the whole time by sending slowly again and again.
+    fn has_failed_often(&self, offer: &PutHeader) -> bool {
+        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.0 == offer.window && failures.1.get(&offer.uid).is_some_and(|count| FAILURES_MAX <= *count)
+    }
+
+    fn count_failure(&self, offer: &PutHeader) {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        if failures.0 != offer.window {
+            *failures = (offer.window, BTreeMap::new());
+        }
+        *failures.1.entry(offer.uid).or_default() += 1;
     }
 
     fn begin(&self, offer: &PutHeader) -> Result<Underway<'_>, Refusal> {

@@ -301,8 +301,10 @@ async fn own_connections(mut swarm: Swarm<Behaviour>, mut commands: mpsc::Receiv
                         let _ = done.send(Err(failed.clone()));
                     }
                 }
-                SwarmEvent::ListenerClosed { reason: Err(error), addresses, .. } => {
-                    tracing::error!(%error, ?addresses, "peers cannot connect any more");
+                // The node ends with it, and is started again: it is advertised as one that takes contributions.
+                SwarmEvent::ListenerClosed { reason, addresses, .. } => {
+                    tracing::error!(?reason, ?addresses, "peers cannot connect any more");
+                    return;
                 }
                 _ => {}
             }

@@ -16,8 +16,8 @@ use protocol::{
     identity::Signer,
     keys::{self, ObjectKey},
     peer::{
-        PeerRecord, PutHeader, RECEIVERS_ASKED_MAX, RECEIVERS_WANTED, RECORD_BYTES_MAX, Receiver, Refusal,
-        receivers,
+        PeerRecord, PutHeader, RECEIVERS_ASKED_MAX, RECEIVERS_WANTED, RECORD_BYTES_MAX, Receiver,
+        RecordError, Refusal, receivers,
     },
     view::{RunView, SeatView, WindowView},
 };
@@ -25,7 +25,7 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     ops::Range,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -89,7 +89,25 @@ pub struct Peers {
 /// A validator's addresses, until they are looked up again.
 struct Known {
     until: Instant,
-    urls: Vec<PeerUrl>,
+    /// `None`: its bucket did not answer.
+    urls: Option<Vec<PeerUrl>>,
+}
+
+/// Why there are no addresses of a validator.
+#[derive(Debug, thiserror::Error)]
+enum NoRecord {
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    #[error(transparent)]
+    Record(#[from] RecordError),
+}
+
+/// The validators that a contribution goes to.
+struct Receivers<'a> {
+    /// In order, with their addresses.
+    found: Vec<(&'a SeatView, Vec<PeerUrl>)>,
+    /// Whether the addresses of some are not known.
+    some_unknown: bool,
 }
 
 /// A window past its commit deadline.
@@ -111,9 +129,35 @@ impl Peers {
         run: &RunView,
         http: &Arc<dyn Fetch>,
     ) -> anyhow::Result<Arc<Peers>> {
+        let key = NodeKey::open_or_create(&directory.join(KEY_FILE))?;
+        Peers::open_with(key, file, role, directory, chain, run, http).await
+    }
+
+    /// The network of a miner that only looks, under a key that is not kept.
+    ///
+    /// # Errors
+    /// If there is no transport.
+    pub async fn look(
+        chain: &Arc<dyn Chain>,
+        run: &RunView,
+        http: &Arc<dyn Fetch>,
+    ) -> anyhow::Result<Arc<Peers>> {
+        let (key, file) = (NodeKey::generate()?, PeerFile::default());
+        Peers::open_with(key, &file, Role::Miner, Path::new(""), chain, run, http).await
+    }
+
+    async fn open_with(
+        key: NodeKey,
+        file: &PeerFile,
+        role: Role,
+        directory: &Path,
+        chain: &Arc<dyn Chain>,
+        run: &RunView,
+        http: &Arc<dyn Fetch>,
+    ) -> anyhow::Result<Arc<Peers>> {
         let genesis = chain.genesis();
         let settings = NetworkSettings {
-            key: NodeKey::open_or_create(&directory.join(KEY_FILE))?,
+            key,
             genesis,
             listen: file.listen,
             allow_private: run.params.localnet && chain.is_development(),
@@ -155,7 +199,18 @@ impl Peers {
         store: &Arc<dyn Store>,
         signer: &Signer,
     ) -> anyhow::Result<()> {
-        let (Some(inbox), Some(listen)) = (&self.inbox, file.listen) else { return Ok(()) };
+        let Some(inbox) = &self.inbox else { return Ok(()) };
+        let Some(listen) = file.listen else {
+            // So that no miner looks for this validator where it was.
+            let (store, key) = (store.clone(), keys::peer(&signer.hotkey()));
+            tokio::spawn(async move {
+                if let Err(error) = store.delete(&key).await {
+                    let error = error_chain(&error);
+                    tracing::warn!(error, "could not remove this validator's former addresses");
+                }
+            });
+            return Ok(());
+        };
         let addresses = announced(&self.network, listen, file.announce)?;
         serve_blobs(&self.network, vec![inbox.clone(), store.clone()])?;
         let judge = Judge { peers: self.clone(), bytes_max, cleared: Mutex::default() };
@@ -180,8 +235,9 @@ impl Peers {
         Ok(())
     }
 
-    /// Where a validator takes contributions and serves objects: as its record says; nowhere if it has none.
-    async fn addresses(&self, validator: &SeatView) -> Vec<PeerUrl> {
+    /// Where a validator takes contributions and serves objects: as its record says; nowhere if it has none. `None` if
+    /// its bucket did not answer.
+    async fn addresses(&self, validator: &SeatView) -> Option<Vec<PeerUrl>> {
         let known = self.records().entry(validator.hotkey).or_default().clone();
         let mut known = known.lock().await;
         if let Some(known) = known.as_ref().filter(|known| Instant::now() < known.until) {
@@ -189,20 +245,22 @@ impl Peers {
         }
         let found = self.record(validator).await;
         if let Err(error) = &found {
-            tracing::debug!(uid = validator.id.uid.0, error, "no addresses of a validator");
+            tracing::debug!(uid = validator.id.uid.0, %error, "no addresses of a validator");
         }
         let kept_for = if found.is_ok() { FOUND_FOR } else { MISSING_FOR };
-        let urls = found.unwrap_or_default();
+        let urls = match found {
+            Ok(urls) => Some(urls),
+            Err(NoRecord::Fetch(FetchError::Missing) | NoRecord::Record(_)) => Some(Vec::new()),
+            Err(NoRecord::Fetch(_)) => None,
+        };
         *known = Some(Known { until: Instant::now() + kept_for, urls: urls.clone() });
         urls
     }
 
-    async fn record(&self, validator: &SeatView) -> Result<Vec<PeerUrl>, String> {
+    async fn record(&self, validator: &SeatView) -> Result<Vec<PeerUrl>, NoRecord> {
         let limits = Limits::for_bytes(RECORD_BYTES_MAX as u64).within(RECORD_WITHIN);
-        let fetched = self.http.fetch(&validator.endpoint, &keys::peer(&validator.hotkey), &limits).await;
-        let bytes = fetched.map_err(|error| error.to_string())?;
-        let record =
-            PeerRecord::open(&bytes, &validator.hotkey, &self.genesis).map_err(|error| error.to_string())?;
+        let bytes = self.http.fetch(&validator.endpoint, &keys::peer(&validator.hotkey), &limits).await?;
+        let record = PeerRecord::open(&bytes, &validator.hotkey, &self.genesis)?;
         Ok(record.addresses.iter().filter_map(|address| address.parse().ok()).collect())
     }
 
@@ -231,7 +289,7 @@ impl Peers {
         let mut connected = self.connect(urls).await;
         if connected.is_err() {
             self.records().remove(&validator.hotkey);
-            let now = self.addresses(validator).await;
+            let now = self.addresses(validator).await.unwrap_or_default();
             if now != urls {
                 connected = self.connect(&now).await;
             }
@@ -298,24 +356,21 @@ impl Peers {
 
     /// The validators that a seat with this endpoint sends its contribution to, as far as they tell where they are, in
     /// order.
-    async fn receivers<'a>(
-        &self,
-        committed: &'a Committed,
-        endpoint: &str,
-    ) -> Vec<(&'a SeatView, Vec<PeerUrl>)> {
-        let mut found = Vec::new();
+    async fn receivers<'a>(&self, committed: &'a Committed, endpoint: &str) -> Receivers<'a> {
+        let (mut found, mut some_unknown) = (Vec::new(), false);
         for uid in receivers(&committed.view, self.run, endpoint) {
             let seat = committed.seats.iter().find(|seat| seat.id.uid == uid && seat.role == Role::Validator);
             let Some(seat) = seat else { continue };
-            let urls = self.addresses(seat).await;
-            if !urls.is_empty() {
-                found.push((seat, urls));
+            match self.addresses(seat).await {
+                None => some_unknown = true,
+                Some(urls) if urls.is_empty() => {}
+                Some(urls) => found.push((seat, urls)),
             }
             if found.len() == RECEIVERS_ASKED_MAX {
                 break;
             }
         }
-        found
+        Receivers { found, some_unknown }
     }
 
     /// Reads a contribution that is in no bucket: from the own inbox, or from a receiver. It is
@@ -357,11 +412,14 @@ impl Peers {
         let committed =
             committed.ok_or_else(|| FetchError::Ours { what: "the window takes commitments".into() })?;
         let limits = Limits { first_byte: limits.first_byte.min(ANSWERS_WITHIN), ..*limits };
-        let (own, others): (Vec<_>, Vec<_>) = (self.receivers(&committed, endpoint).await.into_iter())
-            .partition(|(_, urls)| urls.iter().any(|url| url.peer == self.network.peer()));
+        let Receivers { found, some_unknown } = self.receivers(&committed, endpoint).await;
+        let (own, others): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|(_, urls)| urls.iter().any(|url| url.peer == self.network.peer()));
         // This validator would receive it, and did not.
         let mut asked = own.len();
-        let mut failed = None;
+        // One whose bucket is away may be one that has it.
+        let mut failed =
+            some_unknown.then(|| "the bucket of a validator that may have it did not answer".to_owned());
         // If none answered lately, it may have been this node that was cut off.
         let some_answer = others.iter().any(|(validator, _)| !self.is_silent(&validator.hotkey));
         for (validator, urls) in others {
@@ -404,7 +462,7 @@ impl Peers {
     /// Returns those that have it.
     async fn offer(&self, endpoint: &str, offer: &PutHeader, file: &Path) -> Result<Vec<Uid>, NotDelivered> {
         let committed = self.committed(offer.window).await?.ok_or(NotDelivered::TooEarly)?;
-        let receivers = self.receivers(&committed, endpoint).await;
+        let receivers = self.receivers(&committed, endpoint).await.found;
         ensure!(!receivers.is_empty(), NotDelivered::NoReceiver);
         // Those that did not answer lately are asked if there are no others.
         let (away, others): (Vec<_>, Vec<_>) =
@@ -442,6 +500,16 @@ impl Peers {
         }
         ensure!(!have.is_empty(), NotDelivered::Refused(failures));
         Ok(have)
+    }
+
+    /// Offers a contribution again until [`RECEIVERS_ENOUGH`] validators have it, or it is too late.
+    async fn offer_to_more(self: Arc<Peers>, endpoint: String, offer: PutHeader, file: PathBuf) {
+        while self.chain.heads().borrow().block <= self.schedule.reveal_deadline(offer.window) {
+            tokio::time::sleep(RETRY).await;
+            if self.offer(&endpoint, &offer, &file).await.is_ok_and(|have| RECEIVERS_ENOUGH <= have.len()) {
+                return;
+            }
+        }
     }
 
     async fn push_to(
@@ -493,11 +561,17 @@ async fn from_inbox(
     let (length, mut bytes) = inbox.read(key, 0..PART_BYTES).await.map_err(ours)?;
     ensure!(length <= max_bytes, FetchError::TooLarge { bytes: length, max_bytes });
     to.begin(length);
-    let mut at = 0;
+    let (mut at, mut hasher) = (0, blake3::Hasher::new());
     while !bytes.is_empty() {
+        hasher.update(&bytes);
         to.piece(&bytes);
         at += bytes.len() as u64;
         bytes = inbox.read(key, at..at + PART_BYTES).await.map_err(ours)?.1;
+    }
+    if Digest(*hasher.finalize().as_bytes()) != key.digest() {
+        // A damaged disk is this validator's own.
+        inbox.delete(key).await.map_err(ours)?;
+        return Err(FetchError::Ours { what: format!("{key} was damaged in the inbox, and is removed") });
     }
     Ok(())
 }
@@ -658,6 +732,13 @@ impl Store for PeerStore {
                         ?have,
                         "these validators have the contribution, and no others"
                     );
+                }
+                if have.len() < RECEIVERS_ENOUGH {
+                    tokio::spawn(self.peers.clone().offer_to_more(
+                        self.endpoint.clone(),
+                        offer,
+                        path.to_owned(),
+                    ));
                 }
                 self.traffic.add_up(length * have.len() as u64);
                 Ok(length)

@@ -47,12 +47,14 @@ impl DirectoryStore {
         tempfile::NamedTempFile::new_in(self.root.join(PARTIAL)).map(Partial)
     }
 
-    /// Makes a whole object of what was written: no reader ever sees a part of it.
+    /// Makes a whole object of what was written: no reader ever sees a part of it, also after a power cut. Waits for
+    /// the disk.
     pub fn keep(&self, key: &ObjectKey, partial: Partial) -> io::Result<()> {
         let path = self.path(key);
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
         }
+        partial.0.as_file().sync_all()?;
         partial.0.persist(path).map(drop).map_err(|error| error.error)
     }
 
