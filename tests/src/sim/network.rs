@@ -17,7 +17,7 @@ use chain_client::{Call, Chain as _, ChainError};
 use dataset::durable::pending_prefix;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall, SLOT_DURATION};
-use miner::{progress::SnapshotInterval, run::AHEAD};
+use miner::{contribution_store::SnapshotError, error::RunError, progress::SnapshotInterval, run::AHEAD};
 use model::{RunSpec, init_flat};
 use node::{Codec, durable::FileError};
 use protocol::{Block, Digest, Role, RunId, RunParams, Window, lineage};
@@ -792,9 +792,11 @@ impl Future for Limited {
 /// Whether a node ended as the chain had not answered for long, or as a file and its backup were lost: the next start
 /// begins without it.
 fn is_restarted(error: &(dyn Error + 'static)) -> bool {
-    let is_damage = |error: &FileError| matches!(error, FileError::Damaged { .. });
-    error.downcast_ref().is_some_and(ChainError::is_transient)
-        || error.downcast_ref().is_some_and(is_damage)
+    let is_damage = |error: &RunError| {
+        matches!(error, RunError::Snapshot(SnapshotError::File(FileError::Damaged { .. })))
+    };
+    error.downcast_ref().is_some_and(is_damage)
+        || error.downcast_ref().is_some_and(ChainError::is_transient)
         || error.source().is_some_and(is_restarted)
 }
 

@@ -200,9 +200,12 @@ impl Recorder {
         let outcome = view.outcome?;
         let mut reports = self.reports();
         let seats = chain.seats_now(run);
-        let mut records = vec![SeatRecord::default(); seats.len()];
-        for (seat, record) in seats.iter().zip(&mut records) {
+        // A seat that was given up leaves a gap.
+        let uids = seats.iter().map(|seat| usize::from(seat.id.uid.0) + 1);
+        let mut records = vec![SeatRecord::default(); uids.max().unwrap_or_default().max(miners)];
+        for seat in &seats {
             let uid = seat.id.uid;
+            let record = &mut records[usize::from(uid.0)];
             record.earned = seat.earned as f64 / MTL as f64;
             record.selected = view
                 .selection
