@@ -31,7 +31,7 @@ const FAUCET: &str = "//Alice";
 /// The balance for fees that the hotkey gets.
 pub(crate) const HOTKEY_FUNDS: Amount = Amount(Amount::mtl(1).0 / 10);
 
-/// Make a seat: keys, settings, checks, money and registration in one command
+/// Make a seat in one command: keys, settings, checks, money
 ///
 /// Asks before it signs anything, and skips what is done already: enter it again after an interruption, or once the
 /// coldkey has money. A miner without the flags of a bucket sends its contributions to validators, and needs no open
@@ -82,8 +82,10 @@ struct BucketFlags {
     /// The S3 server of the seat's bucket.
     #[arg(long, value_name = "URL", requires_all = ["bucket", "access_key", "secret_file", "endpoint"])]
     store: Option<String>,
+    /// The seat's bucket there.
     #[arg(long, value_name = "NAME", requires = "store")]
     bucket: Option<String>,
+    /// The name of the key that may write to the bucket.
     #[arg(long, value_name = "ID", requires = "store")]
     access_key: Option<String>,
     /// A file with the secret of the access key.
