@@ -1,4 +1,4 @@
-//! Serves the page of a run that nobody trained, with hostile names: to look at the page, and to measure it.
+//! Serves the page of a synthetic run with hostile names: to look at the page, and to measure it.
 //!
 //!     cargo run --release -p mettle-watch --example synthetic -- 1024 10000 127.0.0.1:8441
 

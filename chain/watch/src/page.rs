@@ -47,7 +47,7 @@ pub struct About<'a> {
     pub silence: Duration,
 }
 
-/// A seat in the table. Numbers that nobody knows are `None`.
+/// A seat in the table. Unknown numbers are `None`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct SeatRow {
     uid: Uid,

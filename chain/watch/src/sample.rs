@@ -1,4 +1,4 @@
-//! Runs that nobody trained: a small one for tests, and a large one to look at a page of it.
+//! Synthetic runs: a small one for tests, and a large one to look at the page.
 
 use crate::{
     observe::{HONEST, Observer, SeatSeen},

@@ -539,7 +539,7 @@ fn announced(
     match announce {
         Some(address) if address.ip().is_unspecified() || address.port() == 0 => {
             bail!(
-                "`announce` under [peer] is {address}, which nobody can connect to: give the public address and port"
+                "`announce` under [peer] is {address}, which no peer can connect to: give the public address and port"
             )
         }
         Some(address) => Ok(PeerUrl::at(network.peer(), address).to_vec()),
