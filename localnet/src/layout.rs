@@ -37,8 +37,8 @@ pub struct Plan {
     pub origin_keys: (String, String),
     /// The directory of the prepared data. Without it, the seats fetch the data from the origin's bucket.
     pub dataset: Option<PathBuf>,
-    /// The size of the sample on which each validator measures the held-out loss. Networks of older releases have the
-    /// validators' default.
+    /// The size of the sample on which the held-out loss is measured, of which each validator has a part. In networks
+    /// of older releases, each validator measures the same default.
     #[serde(default)]
     pub held_out_sequences: Option<u64>,
     /// Buckets of participants that are not of this network, added by `localnet store add`.
@@ -246,6 +246,16 @@ impl Plan {
         format!("{}/{bucket}", self.store_url())
     }
 
+    /// The part of the held-out sample that this validator measures: first position and number.
+    pub fn held_out_part(&self, seat: &SeatPlan) -> Option<(u64, u64)> {
+        let sample = self.held_out_sequences?;
+        let validators = || self.seats_of(protocol::Role::Validator);
+        let count = u64::try_from(validators().count()).ok()?;
+        let at = u64::try_from(validators().position(|validator| validator.name == seat.name)?).ok()?;
+        let begin = |part: u64| sample.saturating_mul(part) / count.max(1);
+        Some((begin(at), begin(at + 1) - begin(at)))
+    }
+
     pub fn seats_of(&self, role: protocol::Role) -> impl Iterator<Item = &SeatPlan> {
         self.seats.iter().filter(move |seat| seat.role == role)
     }
@@ -282,6 +292,14 @@ mod tests {
         assert!(matches!(LockedDirectory::lock(&path), Err(LayoutError::InUse { .. })));
         drop(locked);
         assert_eq!(LockedDirectory::lock(&path).unwrap().plan, Some(plan()));
+    }
+
+    #[test]
+    fn the_validators_share_the_held_out_sample_out() {
+        let seats = crate::setup::new_seats(&crate::seats::Seats::honest(1, 3)).unwrap();
+        let plan = Plan { held_out_sequences: Some(1000), seats, ..plan() };
+        let parts: Vec<_> = plan.seats.iter().map(|seat| plan.held_out_part(seat)).collect();
+        assert_eq!(parts, [Some((0, 333)), Some((333, 333)), Some((666, 334)), None]);
     }
 
     #[test]

@@ -238,8 +238,10 @@ fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
         data: None,
         train: (seat.role == Role::Miner)
             .then(|| TrainFile { commit_margin_blocks: Some(2 + plan.finality_lag), ..TrainFile::default() }),
-        serve: (seat.role == Role::Validator)
-            .then(|| ServeFile { held_out_sequences: plan.held_out_sequences, ..ServeFile::default() }),
+        serve: (seat.role == Role::Validator).then(|| {
+            let (held_out_first, held_out_sequences) = plan.held_out_part(seat).unzip();
+            ServeFile { held_out_first, held_out_sequences, ..ServeFile::default() }
+        }),
     }
 }
 

@@ -332,6 +332,7 @@ async fn make(
     network: &mut Network,
 ) -> anyhow::Result<(Plan, Arc<dyn Chain>)> {
     let dataset = prepare(up.text.clone()).await?;
+    let held_out_sequences = Dataset::open(&dataset, None)?.held_out_sequences();
     let (chain, train_blocks, finality_lag) = up.chain_wanted()?;
     let mut params = defaults::params(finality_lag);
     params.schedule = defaults::schedule(train_blocks, finality_lag);
@@ -344,7 +345,7 @@ async fn make(
         chain_port: up.chain_port,
         store_port: up.store_port,
         store_admin: false,
-        held_out_sequences: defaults::HELD_OUT_SEQUENCES,
+        held_out_sequences: held_out_sequences.min(defaults::HELD_OUT_SEQUENCES),
         work: Work { dataset, params, spec: defaults::spec() },
     };
     setup::set_up(locked, network, &wanted, &mut |what| println!("{what} …")).await

@@ -205,7 +205,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             assigned,
             common,
             seed: Digest::of(&(window as u64).to_le_bytes()),
-            held_out: 64,
+            held_out: 0..64,
             earlier: sketches,
         };
         let measured = evaluate::measure(&mut evaluator, &dataset, &job, &mut || true)?;

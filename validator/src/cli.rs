@@ -131,9 +131,10 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     let ended = node::peers::ended(context.peers.clone());
     let node = context.into_node(sync_driver, directory.clone(), serve.windows);
     let mut validator = Validator::new(node, evaluator, signed, salts, strategy);
-    let ServeFile { evaluations_max, held_out_sequences, .. } = settings.serve;
+    let ServeFile { evaluations_max, held_out_sequences, held_out_first, .. } = settings.serve;
     validator.evaluations_max = evaluations_max.unwrap_or(validator.evaluations_max);
     validator.held_out_sequences = held_out_sequences.unwrap_or(validator.held_out_sequences);
+    validator.held_out_first = held_out_first.unwrap_or(validator.held_out_first);
     tokio::select! {
         served = validator.run() => Ok(served?),
         ended = ended => ended,

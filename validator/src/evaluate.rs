@@ -126,7 +126,7 @@ impl Validator {
         };
         let trained = contributions.iter().map(|(uid, held)| (*uid, held.header.trained)).collect();
         let job = Job {
-            held_out: self.held_out_sequences,
+            held_out: self.held_out_first..self.held_out_first.saturating_add(self.held_out_sequences),
             earlier: self.sketches.clone(),
             ..Job::new(state, self.node.follower(), view, contributions, order, &assignment, seeds)
         };

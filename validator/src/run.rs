@@ -32,6 +32,8 @@ pub struct Validator {
     pub evaluations_max: usize,
     /// The size of the sample of held-out sequences on which the model's loss is reported.
     pub held_out_sequences: u64,
+    /// The position of the first of them in the sample's order.
+    pub held_out_first: u64,
     /// `None` while an evaluation has it.
     pub(crate) evaluator: Option<Box<dyn Evaluate>>,
     /// The evaluation that runs, or waits to be judged.
@@ -72,6 +74,7 @@ impl Validator {
             strategy,
             evaluations_max: 64,
             held_out_sequences: HELD_OUT_SEQUENCES,
+            held_out_first: 0,
             evaluator: Some(evaluator),
             evaluation: None,
             sketches: Sketches::default(),

@@ -19,7 +19,6 @@ use std::{
     path::PathBuf,
     time::{Duration, Instant},
 };
-use validator::run::HELD_OUT_SEQUENCES;
 
 /// The record of a seat.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -141,13 +140,13 @@ pub struct Observer {
     pub lineages: BTreeMap<Window, Digest>,
     /// The same lineage, as each node journals it.
     pub held: BTreeMap<String, BTreeMap<Window, Digest>>,
-    /// Held-out loss of the model each window opened with, from each validator, on samples of different sizes.
+    /// Held-out loss of the model each window opened with, from each validator, on its part of the sample.
     pub held_out: BTreeMap<Window, BTreeMap<String, LossEstimate>>,
     /// Loss of the model each window opened with, on the window's common sequences, from a public receipt.
     pub common: BTreeMap<Window, LossEstimate>,
     pub timeline: Timeline,
-    /// The size of the sample whose losses are reported.
-    pub held_out_sequences: u64,
+    /// The size of the sample that the validators share; `None` if each measures the same.
+    pub held_out_sequences: Option<u64>,
     /// Sequences that this network's miners trained on, by window.
     pub trained: BTreeMap<Window, u64>,
     pub seen: BTreeMap<Uid, SeatSeen>,
@@ -197,7 +196,7 @@ impl Observer {
             held_out: BTreeMap::new(),
             common: BTreeMap::new(),
             timeline: Timeline::default(),
-            held_out_sequences: HELD_OUT_SEQUENCES,
+            held_out_sequences: None,
             trained: BTreeMap::new(),
             active: BTreeMap::new(),
             seen: BTreeMap::new(),
@@ -229,7 +228,7 @@ impl Observer {
         held_out_sequences: Option<u64>,
     ) -> Observer {
         self.strategies = strategies;
-        self.held_out_sequences = held_out_sequences.unwrap_or(HELD_OUT_SEQUENCES);
+        self.held_out_sequences = held_out_sequences;
         self
     }
 
@@ -507,11 +506,18 @@ impl Observer {
         u32::try_from(self.outcomes.len()).unwrap_or(u32::MAX)
     }
 
-    /// The held-out loss of the model that a window opened with, on the sample of this network; `None` while it is not
-    /// measured. Every validator that measured it has the same number.
+    /// The held-out loss of the model that a window opened with; `None` while it is not measured. Where a validator
+    /// has not measured all of its part, it is on the rest of the sample.
     pub fn held_out_loss(&self, window: Window) -> Option<LossEstimate> {
-        let measured = self.held_out.get(&window)?.values();
-        measured.copied().find(|estimate| estimate.sequences == self.held_out_sequences)
+        // Records of older releases do not say on how many sequences: these were no random sample.
+        let measured = self.held_out.get(&window)?.values().filter(|estimate| 0 < estimate.sequences);
+        let mut parts: Vec<LossEstimate> = measured.copied().collect();
+        let estimate = LossEstimate::of_parts(&parts);
+        // Validators of older releases measure the whole sample each.
+        let shared = self.held_out_sequences.filter(|sample| estimate.sequences <= *sample);
+        let Some(sample) = shared else { return parts.pop() };
+        let is_last = self.held_out.keys().next_back() == Some(&window);
+        (0 < estimate.sequences && (sample <= estimate.sequences || !is_last)).then_some(estimate)
     }
 
     /// [`Observer::held_out_loss`] of every measured window.
@@ -615,12 +621,25 @@ mod tests {
     }
 
     #[test]
-    fn only_losses_on_the_networks_sample_are_reported() {
+    fn the_validators_parts_are_joined_and_the_last_window_waits_for_all_of_them() {
         let mut observer = network();
-        assert_eq!(observer.held_out_loss(Window(6)).map(|estimate| estimate.loss), Some(3.07));
-        observer.held_out.entry(Window(6)).or_default().remove("validator-0");
-        assert_eq!(observer.held_out_loss(Window(6)), None);
-        assert_eq!(observer.held_out_losses().len(), 6);
+        let loss = |observer: &Observer, window| observer.held_out_loss(Window(window));
+        let whole = loss(&observer, 6).unwrap();
+        assert_eq!(whole.sequences, 1536);
+        assert!((whole.loss - 3.07).abs() < 1e-9 && (whole.standard_error - 0.018).abs() < 1e-4, "{whole:?}");
+        for window in [5, 6] {
+            observer.held_out.entry(Window(window)).or_default().remove("validator-0");
+        }
+        assert_eq!(loss(&observer, 6), None);
+        assert_eq!(loss(&observer, 5).map(|estimate| estimate.sequences), Some(1024));
+        // Of an older release.
+        let unknown = LossEstimate { sequences: 0, ..whole };
+        observer.held_out.insert(Window(4), BTreeMap::from([("validator-0".to_owned(), unknown)]));
+        assert_eq!(loss(&observer, 4), None);
+        observer.held_out_sequences = None;
+        assert_eq!(loss(&observer, 6).map(|estimate| estimate.sequences), Some(512), "not joined");
+        observer.held_out_sequences = Some(512);
+        assert_eq!(loss(&observer, 3).map(|estimate| estimate.sequences), Some(512), "each has the whole");
     }
 
     #[test]

@@ -101,11 +101,10 @@ pub fn network() -> Observer {
         .map(|(uid, earned)| seat(Uid(uid), if uid < 3 { Role::Validator } else { Role::Miner }, earned));
     let losses = [7.99, 6.8, 5.31, 4.4, 3.62, 3.28, 3.07];
     let held_out = (0..).zip(losses).map(|(window, loss)| {
-        let on = |sequences, loss| LossEstimate { sequences, loss, standard_error: 0.018 };
-        let of = |name: &str, estimate| (name.to_owned(), estimate);
-        // The second measures a small sample only.
-        let by = [of("validator-0", on(1536, loss)), of("validator-1", on(128, loss - 0.3))];
-        (Window(window), BTreeMap::from(by))
+        let standard_error = 0.018 * 3_f64.sqrt();
+        let part = |add| LossEstimate { sequences: 512, loss: loss + add, standard_error };
+        let by = [("validator-0", 0.01), ("validator-1", -0.01), ("validator-2", 0.0)];
+        (Window(window), BTreeMap::from(by.map(|(name, add)| (name.to_owned(), part(add)))))
     });
     let mut outcomes: BTreeMap<Window, Outcome> = (0..6).map(|window| (Window(window), MERGED)).collect();
     outcomes.insert(Window(2), Outcome::Void(VoidReason::NoAgreement));
@@ -167,7 +166,7 @@ pub fn large(seats: u16, windows: u32) -> Observer {
         observer.timeline.add(Window(number), WindowRow::with(Some(outcome), fates));
         observer.outcomes.insert(Window(number), outcome);
         let loss = 2.4 + 5.6 * (-f64::from(number) / 900.0).exp() + 0.02 * f64::from(number).sin();
-        let estimate = LossEstimate { sequences: observer.held_out_sequences, loss, standard_error: 0.03 };
+        let estimate = LossEstimate { sequences: 128, loss, standard_error: 0.03 };
         observer.held_out.insert(Window(number), BTreeMap::from([("uid 0".to_owned(), estimate)]));
     }
     observer.weights =

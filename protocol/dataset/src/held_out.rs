@@ -4,35 +4,37 @@
 
 use crate::{Dataset, ReadError};
 use protocol::{Digest, assign::Permutation};
+use std::ops::Range;
 
 impl Dataset {
-    /// A random sample of `count` held-out sequences, in ascending order. It depends on the manifest only. A smaller
-    /// sample is part of a larger one; where the split has no more sequences, it is the whole split.
-    pub fn held_out_sample(&self, count: u64) -> Vec<u64> {
-        sample(&self.digest(), self.held_out_sequences(), count)
+    /// The held-out sequences at these positions of a random order, which depends on the manifest only, ascending. The
+    /// first `n` positions are a random sample, and contain each smaller one; positions past the end have none.
+    pub fn held_out_sample(&self, positions: Range<u64>) -> Vec<u64> {
+        sample(&self.digest(), self.held_out_sequences(), positions)
     }
 
     /// The same of the training sequences.
-    pub fn training_sample(&self, count: u64) -> Vec<u64> {
-        sample(&self.digest(), self.training_sequences(), count)
+    pub fn training_sample(&self, positions: Range<u64>) -> Vec<u64> {
+        sample(&self.digest(), self.training_sequences(), positions)
     }
 
-    /// The unigram baseline on [`Dataset::held_out_sample`]; the whole split is [`Dataset::unigram_loss`]. Reads the
-    /// whole dataset.
+    /// The unigram baseline on the first `count` of [`Dataset::held_out_sample`]; on the whole split it is
+    /// [`Dataset::unigram_loss`]. Reads the whole dataset.
     pub fn unigram_estimate(&self, count: u64) -> Result<LossEstimate, ReadError> {
         let nats = self.unigram_nats()?;
         let loss = |sequence: &Vec<u32>| {
             let of_target = |token: &u32| nats.get(*token as usize).copied().unwrap_or(0.0);
             sequence[1..].iter().map(of_target).sum::<f64>() / self.seq_len() as f64
         };
-        let sequences = self.held_out_sequences_at(&self.held_out_sample(count))?;
+        let sequences = self.held_out_sequences_at(&self.held_out_sample(0..count))?;
         Ok(LossEstimate::of(&sequences.iter().map(loss).collect::<Vec<_>>()))
     }
 }
 
-fn sample(manifest: &Digest, len: u64, count: u64) -> Vec<u64> {
+fn sample(manifest: &Digest, len: u64, positions: Range<u64>) -> Vec<u64> {
     let order = Permutation::new(&Digest::of_parts(&[b"mettle/sample", &manifest.0]), len);
-    let mut sample: Vec<u64> = (0..count.min(len)).map(|position| order.at(position)).collect();
+    let mut sample: Vec<u64> =
+        (positions.start..positions.end.min(len)).map(|position| order.at(position)).collect();
     sample.sort_unstable();
     sample
 }
@@ -56,6 +58,21 @@ impl LossEstimate {
         let standard_error = if losses.len() < 2 { 0.0 } else { (squares / (count - 1.0) / count).sqrt() };
         LossEstimate { sequences: losses.len() as u64, loss, standard_error }
     }
+
+    /// The estimate from disjoint parts of a sample, as if it had been measured at once.
+    pub fn of_parts(parts: &[LossEstimate]) -> LossEstimate {
+        let sequences = parts.iter().map(|part| part.sequences).sum::<u64>();
+        let count = sequences as f64;
+        let loss = parts.iter().map(|part| part.sequences as f64 * part.loss).sum::<f64>() / count.max(1.0);
+        // Within each part, and of its mean from the common one.
+        let squares = |part: &LossEstimate| {
+            let of = part.sequences as f64;
+            part.standard_error.powi(2) * of * (of - 1.0) + of * (part.loss - loss).powi(2)
+        };
+        let squares = parts.iter().map(squares).sum::<f64>();
+        let standard_error = if sequences < 2 { 0.0 } else { (squares / (count - 1.0) / count).sqrt() };
+        LossEstimate { sequences, loss, standard_error }
+    }
 }
 
 #[cfg(test)]
@@ -66,7 +83,7 @@ mod tests {
     #[test]
     fn a_sample_is_of_the_whole_split_and_a_larger_one_contains_it() {
         let manifest = Digest::of(b"a manifest");
-        let (small, large) = (sample(&manifest, 2145, 100), sample(&manifest, 2145, 1000));
+        let (small, large) = (sample(&manifest, 2145, 0..100), sample(&manifest, 2145, 0..1000));
         assert_eq!((small.len(), large.len()), (100, 1000));
         assert!(large.is_sorted_by(|one, next| one < next), "ascending, none twice");
         let large: BTreeSet<u64> = large.into_iter().collect();
@@ -74,9 +91,12 @@ mod tests {
         // Not the first ones: the mean place is the middle, within four standard errors.
         let mean = small.iter().sum::<u64>() as f64 / 100.0;
         assert!((mean - 1072.0).abs() < 4.0 * 2145.0 / 12f64.sqrt() / 10.0, "{mean}");
-        assert_ne!(small, sample(&Digest::of(b"another"), 2145, 100));
-        assert_eq!(sample(&manifest, 5, 9), [0, 1, 2, 3, 4]);
-        assert!(sample(&manifest, 0, 9).is_empty());
+        assert_ne!(small, sample(&Digest::of(b"another"), 2145, 0..100));
+        let parts = [0..40, 40..100].map(|positions| sample(&manifest, 2145, positions)).concat();
+        let joined: BTreeSet<u64> = parts.into_iter().collect();
+        assert_eq!(joined.into_iter().collect::<Vec<_>>(), small, "parts join");
+        assert_eq!(sample(&manifest, 5, 0..9), [0, 1, 2, 3, 4]);
+        assert!(sample(&manifest, 0, 0..9).is_empty() && sample(&manifest, 5, 7..9).is_empty());
     }
 
     #[test]
@@ -85,5 +105,11 @@ mod tests {
         assert_eq!(of(&[2.0, 3.0]), LossEstimate { sequences: 2, loss: 2.5, standard_error: 0.5 });
         assert_eq!(of(&[2.0]), LossEstimate { sequences: 1, loss: 2.0, standard_error: 0.0 });
         assert_eq!(of(&[]), LossEstimate::default());
+        let losses = [2.0, 3.5, 4.0, 1.0, 3.0, 2.5];
+        let (whole, parts) = (of(&losses), LossEstimate::of_parts(&[of(&losses[..1]), of(&losses[1..])]));
+        assert_eq!(parts.sequences, 6);
+        assert!((parts.loss - whole.loss).abs() < 1e-12, "{parts:?}");
+        assert!((parts.standard_error - whole.standard_error).abs() < 1e-12, "{parts:?} {whole:?}");
+        assert_eq!(LossEstimate::of_parts(&[]), LossEstimate::default());
     }
 }

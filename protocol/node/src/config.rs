@@ -194,6 +194,8 @@ pub struct ServeFile {
     pub evaluations_max: Option<usize>,
     /// The size of the sample of held-out sequences on which the model's loss is reported.
     pub held_out_sequences: Option<u64>,
+    /// The position of the first of them in the sample's order, for validators that share a sample out among them.
+    pub held_out_first: Option<u64>,
     /// Bytes of a file that is deleted when the disk is full, so that what the validator signs still fits.
     pub ballast_bytes: Option<u64>,
 }

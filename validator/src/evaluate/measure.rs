@@ -18,6 +18,7 @@ use protocol::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Range,
     sync::Arc,
     time::Instant,
 };
@@ -39,6 +40,8 @@ pub struct Measurements {
 /// Seats whose losses without contribution are computed together: enough to fill the device, few enough to lose
 /// little when time is up.
 pub const SEATS_TOGETHER: usize = 8;
+/// Held-out sequences whose losses are computed between two looks at the time.
+const HELD_OUT_TOGETHER: u64 = 64;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EvaluateError {
@@ -79,8 +82,8 @@ pub struct Job {
     pub common: Vec<u64>,
     /// The validator's own seed, with its salt.
     pub seed: Digest,
-    /// The size of the sample of held-out sequences to report the loss on.
-    pub held_out: u64,
+    /// Positions in the dataset's sample of held-out sequences, to report the loss on.
+    pub held_out: Range<u64>,
     /// Sketches of earlier windows' contributions.
     pub earlier: Sketches,
 }
@@ -103,7 +106,7 @@ impl Job {
         let common = assign::evaluation_sequences(&seeds.probe, &seeds.own, assignment, count);
         let assigned = order.iter().filter_map(|uid| Some((*uid, assignment.of(*uid)?))).collect();
         let reference_norms = reference_norms(view, &contributions, &state.norms);
-        let (window, held_out, earlier) = (assignment.window, 0, Sketches::default());
+        let (window, held_out, earlier) = (assignment.window, 0..0, Sketches::default());
         Job {
             window,
             theta: state.theta,
@@ -174,9 +177,7 @@ pub fn measure(
     evaluator.load(&job.theta)?;
     let rate = job.params.evaluation_rate();
 
-    // The model without contributions, on the held-out split and on the common sequences.
-    let held_out = dataset.held_out_sequences_at(&dataset.held_out_sample(job.held_out))?;
-    let held_out = LossEstimate::of(&evaluator.losses(&held_out)?);
+    // The model without contributions.
     let common = dataset.sequences(&job.common)?;
     let common_before = evaluator.losses(&common)?;
 
@@ -230,6 +231,8 @@ pub fn measure(
         }
     }
 
+    let held_out = held_out_loss(evaluator, dataset, job, time_left)?;
+
     // Unmeasured contributions too: a copy of them may be measured, now or in a later window.
     for (uid, held) in &job.contributions {
         if !sketched.contains(uid) {
@@ -246,6 +249,27 @@ pub fn measure(
         sketches,
         seconds: started.elapsed().as_secs_f64(),
     })
+}
+
+/// The loss of the model without contributions, on as much of its sample as there is time for after the scores: it is
+/// only reported.
+fn held_out_loss(
+    evaluator: &Evaluator,
+    dataset: &Dataset,
+    job: &Job,
+    time_left: &mut dyn FnMut() -> bool,
+) -> Result<LossEstimate, EvaluateError> {
+    let (mut losses, mut first) = (Vec::new(), job.held_out.start);
+    while first < job.held_out.end && (losses.is_empty() || time_left()) {
+        let end = job.held_out.end.min(first.saturating_add(HELD_OUT_TOGETHER));
+        let sequences = dataset.held_out_sequences_at(&dataset.held_out_sample(first..end))?;
+        if sequences.is_empty() {
+            break;
+        }
+        losses.extend(evaluator.losses(&sequences)?);
+        first = end;
+    }
+    Ok(LossEstimate::of(&losses))
 }
 
 /// Reads one contribution at a time.

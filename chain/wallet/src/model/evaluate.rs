@@ -60,8 +60,8 @@ pub(super) fn evaluate(wanted: &EvaluateModel, output: &mut Output<'_>) -> anyho
 
     let count = wanted.sequences.unwrap_or(u64::MAX);
     let sample = match wanted.split {
-        Split::HeldOut => dataset.held_out_sample(count),
-        Split::Training => dataset.training_sample(count),
+        Split::HeldOut => dataset.held_out_sample(0..count),
+        Split::Training => dataset.training_sample(0..count),
     };
     ensure!(!sample.is_empty(), "there is no sequence to measure on");
     let (mut losses, mut bytes) = (Vec::new(), 0);
