@@ -5,7 +5,7 @@
 
 use super::{
     experiment::{BOMBED, COLLUDERS, JUNK, MOST_OF_THE_STAKE, MUTED, ONE_SHOT},
-    table::Table,
+    table::{PAID_FOR_WORK, Table},
 };
 use protocol::Role;
 
@@ -38,6 +38,9 @@ const QUITTER_MAX: f64 = 0.2;
 const BELOW_HALF_WINDOWS: f64 = 4.0;
 /// Largest over smallest pay of equal seats: each may differ from their mean by a tenth.
 const EQUALS_MAX: f64 = 1.25;
+
+/// How far the pay of a slower machine may be from its share of the work.
+const UNEQUAL_MAX: f64 = 0.1;
 
 /// A number of the table and its upper bound.
 #[derive(Clone, Debug, PartialEq)]
@@ -115,6 +118,11 @@ pub fn bounds(table: &Table) -> Vec<Bound> {
             }
         }
     }
+    for (key, paid) in table.networks.values().flatten() {
+        if let Some(name) = key.strip_prefix(PAID_FOR_WORK) {
+            bound(format!("{name}: pay away from its share of the work"), (paid - 1.0).abs(), UNEQUAL_MAX);
+        }
+    }
     for (name, number) in &table.honest {
         let max = match name.trim_start_matches("failing_storage_").trim_start_matches("outages_") {
             "seat_windows_under_a_penalty" | "seat_windows_at_fault" | "attested_as_faulty" => 0.0,
@@ -173,6 +181,19 @@ mod tests {
         let of_network = BTreeMap::from([("weight-copier".to_owned(), copier)]);
         table.validators.insert("copied-weights".to_owned(), of_network);
         assert!(!bounds(&table)[0].holds());
+    }
+
+    #[test]
+    fn a_slow_machine_may_be_paid_a_tenth_less_or_more_than_its_share() {
+        let holds = |paid: f64| {
+            let mut table = Table::default();
+            let numbers = BTreeMap::from([(format!("{PAID_FOR_WORK}quarter"), paid)]);
+            table.networks.insert("unequal-machines".to_owned(), numbers);
+            let bounds = bounds(&table);
+            assert_eq!(bounds.len(), 1);
+            bounds[0].holds()
+        };
+        assert!(holds(0.91) && holds(1.09) && !holds(0.89) && !holds(1.11));
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub struct Plan {
     pub failing_percent: u32,
     /// Whether nodes are killed and reopened, and seats cut off for a while.
     pub outages: bool,
+    /// Whether the seats are those of [`CAPACITIES`] instead of the ten honest ones.
+    pub capacities: bool,
 }
 
 const fn miners(name: &'static str, miners: &'static [&'static str]) -> Plan {
@@ -63,6 +65,7 @@ const fn miners(name: &'static str, miners: &'static [&'static str]) -> Plan {
         hidden_votes: false,
         failing_percent: 0,
         outages: false,
+        capacities: false,
     }
 }
 
@@ -126,6 +129,11 @@ const fn minority(name: &'static str, cheats: &'static [&'static str]) -> Plan {
 /// The baseline, with a third of the stake behind validators that copy weights.
 pub const COPIED_WEIGHTS: &str = "copied-weights";
 
+/// Twelve honest seats with machines of three speeds.
+pub const UNEQUAL: &str = "unequal-machines";
+/// Names and shares of a window's sequences for which a seat of [`UNEQUAL`] has time, four seats each.
+pub const CAPACITIES: [(&str, f64); 3] = [(HONEST, 1.0), ("quarter", 0.25), ("sixteenth", 0.0625)];
+
 /// All networks of the experiment.
 pub const PLANS: &[Plan] = &[
     validators(CHEATING_VALIDATORS, 4, true),
@@ -154,6 +162,7 @@ pub const PLANS: &[Plan] = &[
     miners(ONE_SHOT, &["poison-one-shot"]),
     miners(ELEVEN, &["honest"]),
     miners(ONE_AWAY, &[AWAY]),
+    Plan { capacities: true, ..miners(UNEQUAL, &[]) },
 ];
 
 /// The name of an honest seat that skips one window.
@@ -189,6 +198,12 @@ impl Plan {
             (0..HONEST_SEATS).map(|_| (HONEST.to_owned(), honest(1.0, BATCH))).collect();
         miners.push((SLOW.to_owned(), honest(SLOW_SHARE, BATCH)));
         miners.push((OTHER_BATCH.to_owned(), honest(1.0, SMALL_BATCH)));
+        if self.capacities {
+            miners = (0..12)
+                .map(|seat| CAPACITIES[seat % CAPACITIES.len()])
+                .map(|(name, share)| (name.to_owned(), honest(share, BATCH)))
+                .collect();
+        }
         let all_validators = match self.validators.len() {
             0 => VALIDATORS,
             cheats => (cheats + VALIDATORS_AMONG_CHEATS) as u16,
@@ -303,13 +318,18 @@ pub fn run(
         .flat_map(|plan| seeds.iter().map(move |seed| (plan, *seed)))
         .collect();
     let hidden_votes = world.with_hidden_votes();
+    let long_windows = world.with_long_windows();
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..threads.clamp(1, jobs.len().max(1)) {
             scope.spawn(|| {
                 while let Some((plan, seed)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let world = if plan.hidden_votes { &hidden_votes } else { world };
+                    let world = match plan {
+                        Plan { hidden_votes: true, .. } => &hidden_votes,
+                        Plan { capacities: true, .. } => &long_windows,
+                        _ => world,
+                    };
                     let history = on_one_thread(|| {
                         Network::new(world, plan.cast(*seed, windows, &world.params.schedule))?.run(windows)
                     });

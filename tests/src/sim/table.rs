@@ -2,9 +2,9 @@
 
 use super::{
     experiment::{
-        BASELINE, CHEATING_VALIDATORS, COLLUDERS, COPIED_WEIGHTS, ELEVEN, EXCLUDED, FAILING, HONEST,
-        HONEST_MINERS, Histories, IN_THE_OPEN, MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH, OUTAGES,
-        SLOW, STALLED, tested_adversaries,
+        BASELINE, CAPACITIES, CHEATING_VALIDATORS, COLLUDERS, COPIED_WEIGHTS, ELEVEN, EXCLUDED, FAILING,
+        HONEST, HONEST_MINERS, Histories, IN_THE_OPEN, MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH,
+        OUTAGES, SLOW, STALLED, UNEQUAL, tested_adversaries,
     },
     record::{History, WindowRecord},
 };
@@ -18,6 +18,9 @@ const AFTER: [usize; 3] = [10, 30, 100];
 const LAST_WINDOWS: usize = 3;
 /// Honest windows of the seat that poisons once.
 const GOOD_WINDOWS: usize = adversaries::GOOD_WINDOWS as usize;
+
+/// Begins the keys of what seats of [`UNEQUAL`] are paid for their work.
+pub const PAID_FOR_WORK: &str = "paid_for_the_work_of_";
 
 /// All numbers. Pay is a share of an honest seat's; means are over seeds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -101,6 +104,9 @@ impl Table {
                 let paid = |history: &History| history.windows.last().map_or(0.0, paid_in_all);
                 numbers.insert("paid_without_a_merge".to_owned(), mean(histories.iter().map(paid)));
             }
+            if *name == UNEQUAL {
+                numbers.extend(paid_for_work(histories));
+            }
             table.networks.insert((*name).to_owned(), numbers);
         }
         if let Some(numbers) = table.adversaries.get_mut("poison-one-shot") {
@@ -183,6 +189,18 @@ impl Table {
             if let Some(number) = self.networks.get(network).and_then(|numbers| numbers.get(key)) {
                 let _ =
                     writeln!(text, "\n`{network}`: {}: {}{unit}", key.replace('_', " "), rounded(*number));
+            }
+        }
+        if let Some(numbers) = self.networks.get(UNEQUAL) {
+            let _ = writeln!(
+                text,
+                "\n| `{UNEQUAL}` | pay for the same work, after the first windows |\n|---|---|"
+            );
+            for (name, share) in CAPACITIES {
+                if let Some(pay) = numbers.get(&paid_key(name)) {
+                    let _ =
+                        writeln!(text, "| {} of a window's sequences | {} |", percent(share), percent(*pay));
+                }
             }
         }
         let _ = writeln!(text, "\n| honest seats | |\n|---|---|");
@@ -423,6 +441,28 @@ fn honest(histories: &Histories, baseline: &[History]) -> BTreeMap<String, f64> 
         }
     }
     numbers
+}
+
+/// The key of what a seat of this name in [`UNEQUAL`] is paid for its work.
+fn paid_key(name: &str) -> String {
+    format!("{PAID_FOR_WORK}{name}")
+}
+
+/// Pay for the same work, as a share of a whole seat's: after the first windows, in which noise decides most, mean over
+/// seeds.
+fn paid_for_work(histories: &[History]) -> BTreeMap<String, f64> {
+    let of = |(name, share): (&str, f64)| {
+        let paid = |history: &History| {
+            let gained = |uid: usize| {
+                let earned = |window: usize| history.windows.get(window).map_or(0.0, |w| w.seats[uid].earned);
+                earned(history.windows.len().saturating_sub(1)) - earned(AFTER[0] - 1)
+            };
+            let mean_of = |name: &str| mean(seats(history, name, Role::Miner).map(gained));
+            ratio(mean_of(name), mean_of(HONEST)) / share
+        };
+        (paid_key(name), mean(histories.iter().map(paid)))
+    };
+    CAPACITIES.into_iter().filter(|(name, _)| *name != HONEST).map(of).collect()
 }
 
 /// How much less pay the first seat has than its equals, as a share of their mean.

@@ -85,6 +85,12 @@ impl World {
         World { params, ..self.clone() }
     }
 
+    /// The same world with 32 steps of a full batch in a window, so that a sixteenth of a seat's sequences is two steps.
+    pub fn with_long_windows(&self) -> World {
+        let params = RunParams { sequences_per_seat: 32 * BATCH as u32, ..self.params };
+        World { params, ..self.clone() }
+    }
+
     fn from_dataset(dataset: Dataset) -> Result<World, WorldError> {
         let model = ModelConfig {
             vocab: dataset.vocab() as usize,

@@ -24,6 +24,9 @@ const BEST_RANK: f64 = 0.9;
 /// An own-data score is moved towards the field's by at most this many of its standard errors (PROT-25).
 const SETTLED_ERRORS: f64 = 1.5;
 
+/// Below every declared share of work: a divisor is not 0.
+const SHARE_MIN: f64 = 1e-12;
+
 /// The gains of a contribution on both kinds of sequences.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gains {
@@ -88,12 +91,18 @@ pub struct Player<'a> {
 }
 
 /// Whether `better` is significantly better work than `worse`: it reduced the loss more than twice as much, also
-/// relative to its declared share. Gains of honest seats differ by up to a factor of two within a window, by chance.
-/// A slow machine that declares less does not rank behind a fast one.
+/// relative to the least that the declared shares are expected to gain. Gains of honest seats differ by up to a factor
+/// of two within a window, by chance. A slow machine that declares less does not rank behind a fast one.
 pub fn better_work(better: Player<'_>, worse: Player<'_>) -> bool {
-    let for_work = worse.share.max(f64::MIN_POSITIVE) / better.share.max(f64::MIN_POSITIVE);
+    let for_work = least_gain(worse.share) / least_gain(better.share);
     significantly_more((better.common, RANK_SHARE), worse.common)
         && (1.0 <= for_work || significantly_more((better.common, RANK_SHARE * for_work), worse.common))
+}
+
+/// The least that a part `share` of the sequences is expected to gain, relative to all of them.
+fn least_gain(share: f64) -> f64 {
+    let share = share.clamp(SHARE_MIN, 1.0);
+    share * libm::sqrt(share)
 }
 
 /// Whether `part` of one contribution's reduction is significantly more than another's: the paired difference over
@@ -195,14 +204,17 @@ fn gap_share(share: f64) -> f64 {
 /// The part of full pay that a gain is worth, from 0 to 1, and its standard error. A part `p` of the sequences is
 /// expected to gain between `p^(3/2)` and `p^(1/2)` of the whole: half of them were measured to gain 0.25 to 0.6. With a
 /// lower bound, cheap work is paid for more than it gains: a part `x` of the gain, declared as `p = x^(2/3)`, is paid
-/// `p`, at most 0.15 more than `x`.
+/// `p`, at most 0.15 more than `x`. Where the gain of the part is within the noise, it counts as the median.
 fn gain_factor(gain: Gain, scale: GainScale, share: f64) -> (f64, f64) {
     let GainScale { median, best } = scale;
-    let share = share.clamp(f64::MIN_POSITIVE, 1.0);
-    let [least, most] = [share * libm::sqrt(share), libm::sqrt(share)].map(|part| gain.mean / part);
+    let share = share.clamp(SHARE_MIN, 1.0);
+    let error = gain.error.unwrap_or(0.0);
+    let [least, most] = [least_gain(share), libm::sqrt(share)].map(|part| gain.mean / part);
     // The gain of a whole window, as close to the median as the declared part allows.
     let whole = if least < median { least } else { most.max(median) };
-    ((whole / best).clamp(0.0, 1.0), gain.error.unwrap_or(0.0) / best)
+    let is_noise = median * share < SCALE_ERRORS * error;
+    let whole = if is_noise { median } else { whole };
+    ((whole / best).clamp(0.0, 1.0), error / best)
 }
 
 /// The gap on the window's scale, from −1 to 1. A positive one is multiplied by the gain on its scale, from 0 to 1, so
@@ -475,6 +487,18 @@ mod tests {
 
     fn scale_of(seats: &[(Gains, f64)]) -> Scale {
         scale(seats.iter().map(|(gains, claim)| Sample { gains, claim: *claim }))
+    }
+
+    #[test]
+    fn the_gain_of_a_part_within_the_noise_counts_as_the_median() {
+        let scale = GainScale { median: 0.08, best: 0.1 };
+        let factor = |share: f64, mean: f64| gain_factor(Gain { mean, error: Some(0.005) }, scale, share).0;
+        // A sixteenth is expected to gain 0.005, one standard error; a quarter four of them.
+        for mean in [-0.004, 0.0, 0.02] {
+            close(factor(0.0625, mean), 0.8);
+        }
+        close(factor(0.25, 0.0), 0.0);
+        close(factor(0.25, 0.005), 0.4);
     }
 
     #[test]
