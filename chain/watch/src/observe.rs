@@ -506,18 +506,18 @@ impl Observer {
         u32::try_from(self.outcomes.len()).unwrap_or(u32::MAX)
     }
 
-    /// The held-out loss of the model that a window opened with; `None` while it is not measured. Where a validator
-    /// has not measured all of its part, it is on the rest of the sample.
+    /// The held-out loss of the model that a window opened with; `None` while no validator has measured it. It is on
+    /// the parts of the sample that are measured.
     pub fn held_out_loss(&self, window: Window) -> Option<LossEstimate> {
         // Records of older releases do not say on how many sequences: these were no random sample.
         let measured = self.held_out.get(&window)?.values().filter(|estimate| 0 < estimate.sequences);
         let mut parts: Vec<LossEstimate> = measured.copied().collect();
         let estimate = LossEstimate::of_parts(&parts);
         // Validators of older releases measure the whole sample each.
-        let shared = self.held_out_sequences.filter(|sample| estimate.sequences <= *sample);
-        let Some(sample) = shared else { return parts.pop() };
-        let is_last = self.held_out.keys().next_back() == Some(&window);
-        (0 < estimate.sequences && (sample <= estimate.sequences || !is_last)).then_some(estimate)
+        match self.held_out_sequences {
+            Some(sample) if estimate.sequences <= sample => (0 < estimate.sequences).then_some(estimate),
+            _ => parts.pop(),
+        }
     }
 
     /// [`Observer::held_out_loss`] of every measured window.
@@ -621,16 +621,13 @@ mod tests {
     }
 
     #[test]
-    fn the_validators_parts_are_joined_and_the_last_window_waits_for_all_of_them() {
+    fn the_validators_parts_of_the_held_out_sample_are_joined() {
         let mut observer = network();
         let loss = |observer: &Observer, window| observer.held_out_loss(Window(window));
         let whole = loss(&observer, 6).unwrap();
         assert_eq!(whole.sequences, 1536);
         assert!((whole.loss - 3.07).abs() < 1e-9 && (whole.standard_error - 0.018).abs() < 1e-4, "{whole:?}");
-        for window in [5, 6] {
-            observer.held_out.entry(Window(window)).or_default().remove("validator-0");
-        }
-        assert_eq!(loss(&observer, 6), None);
+        observer.held_out.entry(Window(5)).or_default().remove("validator-0");
         assert_eq!(loss(&observer, 5).map(|estimate| estimate.sequences), Some(1024));
         // Of an older release.
         let unknown = LossEstimate { sequences: 0, ..whole };
