@@ -173,7 +173,7 @@ const CONFINED: &[(&str, &[&str])] = &[
             "mettle-runtime",
         ],
     ),
-    ("ratatui", &["localnet"]),
+    ("ratatui", &["mettle-watch", "mettle", "localnet"]),
     ("libp2p", &["mettle-network"]),
     ("libp2p-stream", &["mettle-network"]),
     (

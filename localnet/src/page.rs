@@ -1,6 +1,6 @@
 //! The page of the run for a browser, which `up` serves on this machine.
 
-use crate::{defaults, draw::View};
+use crate::defaults;
 use anyhow::Context as _;
 use chain_client::Chain;
 use node::open;
@@ -10,6 +10,7 @@ use std::{
     sync::Arc,
 };
 use watch::{
+    draw::View,
     evidence::ChainEvidence,
     page::{About, Snapshot},
     server::Page,
@@ -29,7 +30,7 @@ pub fn snapshot(view: &View<'_>) -> Snapshot {
     let about = About {
         name: Some(&spec.name),
         parameters: Some(spec.model.parameters() as u64),
-        text: Some(view.text),
+        text: view.text,
         absences: view.absences.clone(),
         block_time: view.block_time,
         silence: view.silence,

@@ -1,10 +1,12 @@
 //! The report of a session, as JSON. The fields are stable: tools and tests read them.
 
-use crate::units;
 use protocol::{Role, Uid, view::Outcome};
 use serde::Serialize;
 use std::{collections::BTreeMap, time::Duration};
-use watch::observe::{FaultSeen, HONEST, Observer, Text};
+use watch::{
+    observe::{FaultSeen, HONEST, Observer, Text},
+    units,
+};
 
 /// The report that `up --report FILE` writes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -209,12 +211,7 @@ pub mod tests {
     use super::*;
     use dataset::LossEstimate;
     use expect_test::expect;
-    use watch::sample::network;
-
-    pub const TEXT: Text = Text {
-        sequence_tokens: 64,
-        unigram: LossEstimate { sequences: 1536, loss: 6.32, standard_error: 0.017 },
-    };
+    use watch::sample::{TEXT, network};
 
     #[test]
     fn the_summary_of_a_session() {

@@ -1,9 +1,6 @@
 //! The live table on a terminal, and plain lines elsewhere. Both show the same [`Observer`].
 
-use crate::{
-    draw::{Page, View},
-    log, units,
-};
+use crate::log;
 use protocol::{Role, Uid, Window};
 use ratatui::{
     Terminal, TerminalOptions, Viewport,
@@ -11,7 +8,11 @@ use ratatui::{
     widgets::{Paragraph, Widget as _, Wrap},
 };
 use std::io::{self, IsTerminal as _, Stdout};
-use watch::observe::{Observer, outcome_word};
+use watch::{
+    draw::{Page, View},
+    observe::{Observer, outcome_word},
+    units,
+};
 
 /// Where the state of the network is shown.
 pub enum Display {

@@ -2,7 +2,6 @@
 
 use crate::{
     defaults,
-    draw::View,
     layout::{LockedDirectory, Plan},
     network::Network,
     nodes, page,
@@ -24,6 +23,7 @@ use std::{
 };
 use validator::run::HELD_OUT_SEQUENCES;
 use watch::{
+    draw::View,
     observe::{Absence, Observer, Text},
     server::Page,
 };
@@ -272,8 +272,9 @@ async fn watch(
             first_window = Some(Instant::now());
         }
         let view = View {
+            title: "Mettle localnet",
             observer,
-            text,
+            text: Some(text),
             absences: absences(observer, plan, network),
             block_time: plan.chain.block_time(),
             elapsed: began.elapsed(),

@@ -17,6 +17,7 @@ use crate::{
     run::{self, RunCommand},
     seat::{self, SeatCommand},
     shell::{self, ShellCommand},
+    top::{self, Top},
     web::{self, Web},
     why::{self, Why},
 };
@@ -62,6 +63,7 @@ enum Command {
     Receipts(Receipts),
     Audit(Audit),
     Report(Report),
+    Top(Top),
     Web(Web),
     /// Export, import, evaluate or sample a model
     #[command(subcommand)]
@@ -81,7 +83,7 @@ const GROUPS: &[(&str, &str)] = &[
         "init doctor register status why claim set-payout stake unstake withdraw rotate-key rewind proxy",
     ),
     ("Delegation", "nominate unnominate nominations set-commission"),
-    ("Runs", "run plan web"),
+    ("Runs", "run plan top web"),
     ("Evidence", "receipts audit report"),
     ("Models and data", "model dataset"),
     ("Shell", "completions man"),
@@ -133,6 +135,7 @@ impl Cli {
             Command::Receipts(command) => receipts::receipts(command, output).await,
             Command::Audit(command) => audit::audit(command, output).await,
             Command::Report(command) => report::report(command, output).await,
+            Command::Top(command) => top::top(command, output).await,
             Command::Web(command) => web::web(command, output).await,
             Command::Model(command) => model::run(command, output).await,
             Command::Dataset(command) => dataset::run(command, output).await,

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod block_clock;
+pub mod draw;
 pub mod evidence;
 pub mod observe;
 pub mod page;
@@ -9,4 +10,5 @@ pub mod sample;
 pub mod server;
 pub mod text;
 pub mod timeline;
+pub mod units;
 pub mod why;

@@ -118,6 +118,24 @@ pub enum Mark {
     Bad,
 }
 
+/// The sequences of a curve of losses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossSample {
+    /// One sample of the held-out split, the same in each window.
+    HeldOut,
+    /// The sequences on which a window's contributions are measured, others in each window.
+    Common,
+}
+
+impl LossSample {
+    pub fn name(self) -> &'static str {
+        match self {
+            LossSample::HeldOut => "held-out loss",
+            LossSample::Common => "loss on common sequences",
+        }
+    }
+}
+
 /// What is known of the text before any training.
 #[derive(Clone, Copy, Debug)]
 pub struct Text {
@@ -523,6 +541,16 @@ impl Observer {
     /// [`Observer::held_out_loss`] of every measured window.
     pub fn held_out_losses(&self) -> Vec<(Window, LossEstimate)> {
         self.held_out.keys().filter_map(|window| Some((*window, self.held_out_loss(*window)?))).collect()
+    }
+
+    /// The loss by window: of the held-out sample if some journal has it or will have it (`is_expected`), else of the
+    /// common sequences that validators' receipts show.
+    pub fn losses(&self, is_expected: bool) -> (LossSample, Vec<(Window, LossEstimate)>) {
+        let held_out = self.held_out_losses();
+        if is_expected || !held_out.is_empty() {
+            return (LossSample::HeldOut, held_out);
+        }
+        (LossSample::Common, self.common.iter().map(|(window, loss)| (*window, *loss)).collect())
     }
 
     /// Sequences that this network's miners trained on so far.

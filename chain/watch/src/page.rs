@@ -2,7 +2,7 @@
 
 use crate::{
     block_clock::span,
-    observe::{Absence, Mark, Observer, Text, outcome_word, phase_word},
+    observe::{Absence, LossSample, Mark, Observer, Text, outcome_word, phase_word},
     timeline::{Timeline, WindowRow},
 };
 use chain_client::Amount;
@@ -110,9 +110,8 @@ impl Snapshot {
         seats.sort_by_cached_key(|seat| (seat.role, observer.place_of(seat.id.uid)));
         let seats: Vec<SeatRow> = seats.into_iter().map(|seat| seat_row(observer, about, seat)).collect();
         // One series: a sample that stays the same, if some journal has it.
-        let sample = observer.held_out_losses();
-        let is_sample = !sample.is_empty() || about.text.is_some();
-        let losses = if is_sample { sample } else { observer.common.iter().map(|(w, l)| (*w, *l)).collect() };
+        let (sample, losses) = observer.losses(about.text.is_some());
+        let is_sample = sample == LossSample::HeldOut;
         let open = observer.open_row();
         let overview =
             overview(observer, about, &seats, &losses, is_sample, open.as_ref().map(|open| open.0));

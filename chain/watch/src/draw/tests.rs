@@ -1,14 +1,15 @@
 use super::*;
-use crate::report::tests::TEXT;
+use crate::sample::TEXT;
+use crate::sample::network;
 use expect_test::{Expect, expect};
 use protocol::{Block, SeatId, Window};
 use ratatui::{Terminal, backend::TestBackend};
-use watch::sample::network;
 
 fn view(observer: &Observer) -> View<'_> {
     View {
+        title: "Mettle localnet",
         observer,
-        text: TEXT,
+        text: Some(TEXT),
         absences: BTreeMap::new(),
         block_time: Duration::from_millis(500),
         elapsed: Duration::from_secs(132),
@@ -130,6 +131,45 @@ fn seven_seats_at_200_by_50() {
         miner-2                    6         5         5  0.500    32 %        0 %     0.00 MTL  no answer for 33 s      validator-2         6      6         1  61.23 MTL  ended, again in 4 s
         miner-3 (copycat)          6         5         5  0.600     0 %        0 %    <0.01 MTL  faulty"#]],
     );
+}
+
+#[test]
+fn a_run_of_others_shows_what_chain_and_receipts_say() {
+    let mut observer = network();
+    observer.held_out.clear();
+    for (window, loss) in [(3, 4.5), (4, 4.25), (5, 4.125)] {
+        let estimate = dataset::LossEstimate { sequences: 16, loss, standard_error: 0.1 };
+        observer.common.insert(Window(window), estimate);
+    }
+    let view = View { title: "code (run 3)", text: None, ..view(&observer) };
+    expect![[r#"
+        code (run 3)  6 windows finalised  up 2 min 12 s
+        window 6  ██████████████████░░  merge and vote  2 s of 20 s left  block #376
+        loss on common sequences 4.12 ± 0.10  start 4.50
+        last merge: window 5, 4 contributions, 91.6 kB
+         4.50│loss on common sequences
+             │        ⠉⠉⠑⠒⠢⠤⠤⣀⣀
+             │                 ⠉⠉⠑⠒⠢⠤⠤⣀⣀
+             │                          ⠉⠉⠒⠒⠢⠤⢄⣀⣀
+             │                                   ⠉⠉⠒⠒⠢⠤⢄⣀⣀
+             │                                            ⠉⠉⠒⠒⠒⠢⠤⠤⠤⠤⣀⣀⣀⣀⣀
+             │                                                           ⠉⠉⠉⠉⠑⠒⠒⠒⠒⠤⠤⠤⠤⠤⣀⣀⣀⣀⡀
+         4.12│                                                                             ⠈⠉⠉⠉⠉⠒⠒⠒⠒⠒⠤window
+             └──────────────────────────────────────────────────────────────────────────────────────────────
+             3                                              4                                              5
+
+        miner              committed  attested  selected  score  weight  data wait         paid  now
+        miner-0                    6         5         5  0.300    34 %        0 %   297.39 MTL  committed
+        miner-1                    6         5         5  0.400    33 %        0 %  1184.71 MTL  committed
+        miner-2                    6         5         5  0.500    32 %        0 %     0.00 MTL  missed
+        miner-3 (copycat)          6         5         5  0.600     0 %        0 %    <0.01 MTL  faulty
+        uid 7 (external)           0         0         0      -       -          -     0.50 MTL  missed
+
+        validator    attested  voted  dissents       paid  now
+        validator-0         6      6         1  61.23 MTL  attested
+        validator-1         6      6         1  61.23 MTL  voted
+        validator-2         6      6         1  61.23 MTL  not attested"#]]
+    .assert_eq(&text(&view, 100, 26));
 }
 
 #[test]

@@ -1,10 +1,13 @@
-//! What the live table shows, for a terminal of any size: the state of the network, the curve of the held-out loss,
-//! and the seats. What does not fit is left out by importance: columns whole, seats as a line that counts them.
+//! What a live table shows, for a terminal of any size: the state of the network, the curve of the loss, and the seats.
+//! What does not fit is left out by importance: columns whole, seats as a line that counts them.
 
 #[cfg(test)]
 mod tests;
 
-use crate::units;
+use crate::{
+    observe::{Absence, Doing, HONEST, Mark, Observer, Text, outcome_word, phase_word},
+    units,
+};
 use protocol::{
     Role, Uid,
     view::{Outcome, SeatView},
@@ -21,7 +24,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
-use watch::observe::{Absence, Doing, HONEST, Mark, Observer, Text, outcome_word, phase_word};
 
 /// Between two columns, and between two facts of a line.
 const GAP: usize = 2;
@@ -46,8 +48,11 @@ const PLAIN: Style = Style::new();
 
 /// The network as it is now.
 pub struct View<'a> {
+    /// The name of what is shown.
+    pub title: &'a str,
     pub observer: &'a Observer,
-    pub text: Text,
+    /// `None` where no journal can be read: tokens and baseline are not known then.
+    pub text: Option<Text>,
     /// The seats from which nothing comes.
     pub absences: BTreeMap<Uid, Absence>,
     /// Between two blocks.
@@ -69,7 +74,8 @@ struct Curve {
     rows: usize,
     /// Window and loss.
     losses: Vec<(f64, f64)>,
-    unigram_loss: f64,
+    title: &'static str,
+    unigram_loss: Option<f64>,
 }
 
 impl Page {
@@ -82,14 +88,15 @@ impl Page {
         if seats.len() < space {
             seats.insert(0, Line::default());
         }
-        let losses = view.observer.held_out_losses();
+        let (sample, losses) = view.observer.losses(view.text.is_some());
         let losses: Vec<_> =
             losses.iter().map(|(window, estimate)| (f64::from(window.0), estimate.loss)).collect();
         let rows = space.saturating_sub(seats.len());
         let curve = (CURVE_ROWS_MIN <= rows && 2 <= losses.len()).then_some(Curve {
             rows,
             losses,
-            unigram_loss: view.text.unigram.loss,
+            title: sample.name(),
+            unigram_loss: view.text.map(|text| text.unigram.loss),
         });
         Page { header, curve, seats }
     }
@@ -135,26 +142,20 @@ impl Curve {
             let part = at as f64 / (labels - 1) as f64;
             format!("{:5.2}", bounds[0] + part * (bounds[1] - bounds[0]))
         };
-        let baseline = [(first, self.unigram_loss), (last, self.unigram_loss)];
+        let unigram = self.unigram_loss.filter(|loss| (bounds[0]..bounds[1]).contains(loss));
+        let baseline = unigram.map(|loss| [(first, loss), (last, loss)]);
         let line = |data, style| {
             Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line).style(style).data(data)
         };
-        let losses = line(&self.losses, Style::new().fg(Color::Cyan));
-        let mut datasets = vec![losses];
-        if (bounds[0]..bounds[1]).contains(&self.unigram_loss) {
-            datasets.insert(0, line(&baseline, DIM).name("unigram baseline"));
-        }
+        let baseline = baseline.iter().map(|points| line(points, DIM).name("unigram baseline"));
+        let datasets: Vec<_> = baseline.chain([line(&self.losses, Style::new().fg(Color::Cyan))]).collect();
         let middle = ((first + last) / 2.0).round();
         let windows = [first, middle, last].map(|window| format!("{window:.0}"));
         Chart::new(datasets)
             .legend_position(None)
             .x_axis(Axis::default().title("window").bounds([first, last]).labels(windows).style(DIM))
             .y_axis(
-                Axis::default()
-                    .title("held-out loss")
-                    .bounds(bounds)
-                    .labels((0..labels).map(label))
-                    .style(DIM),
+                Axis::default().title(self.title).bounds(bounds).labels((0..labels).map(label)).style(DIM),
             )
             .render(area, buffer);
     }
@@ -192,25 +193,32 @@ fn header(view: &View<'_>, width: usize) -> Vec<Line<'static>> {
     let observer = view.observer;
     let state = if SILENCE < view.silence {
         fact(0, BAD.bold(), format!("no answer from the chain for {}", units::duration(view.silence)))
+    } else if view.text.is_none() {
+        // No journal says which model a node holds.
+        fact(0, PLAIN, units::count(observer.outcomes.len(), "window") + " finalised")
     } else if observer.lineage_agreed() {
         fact(0, GOOD, "one model everywhere")
     } else {
         fact(0, BAD.bold(), "MODELS DIFFER")
     };
     let title = vec![
-        fact(1, TITLE, "Mettle localnet"),
+        fact(1, TITLE, view.title),
         state,
         fact(2, DIM, format!("up {}", units::duration(view.elapsed))),
     ];
-    let mut loss = match observer.held_out_losses().as_slice() {
-        [] => vec![fact(0, PLAIN, "held-out loss: not measured yet")],
+    let (sample, losses) = observer.losses(view.text.is_some());
+    let sample = sample.name();
+    let mut loss = match losses.as_slice() {
+        [] => vec![fact(0, PLAIN, format!("{sample}: not measured yet"))],
         [(_, first), .., (_, last)] => vec![
-            fact(0, PLAIN, format!("held-out loss {}", units::loss(*last))),
+            fact(0, PLAIN, format!("{sample} {}", units::loss(*last))),
             fact(1, PLAIN, format!("start {:.2}", first.loss)),
         ],
-        [(_, only)] => vec![fact(0, PLAIN, format!("held-out loss {}", units::loss(*only)))],
+        [(_, only)] => vec![fact(0, PLAIN, format!("{sample} {}", units::loss(*only)))],
     };
-    loss.push(fact(2, PLAIN, format!("unigram baseline {:.2}", view.text.unigram.loss)));
+    if let Some(text) = view.text {
+        loss.push(fact(2, PLAIN, format!("unigram baseline {:.2}", text.unigram.loss)));
+    }
     [title, place(view), loss, work(view)].map(|facts| fitted(facts, width)).to_vec()
 }
 
@@ -242,11 +250,12 @@ fn place(view: &View<'_>) -> Vec<Fact> {
 /// What the network has done.
 fn work(view: &View<'_>) -> Vec<Fact> {
     let observer = view.observer;
-    let tokens = |sequences: u64| sequences as f64 * view.text.sequence_tokens as f64;
-    let mut facts =
-        vec![fact(0, PLAIN, format!("{} tokens", units::thousands(tokens(observer.sequences_trained()))))];
-    if let Some(rate) = observer.tokens_per_second(view.text.sequence_tokens, view.block_time) {
-        facts.push(fact(1, PLAIN, format!("{} tokens/s", units::thousands(rate))));
+    let mut facts = Vec::new();
+    if let Some(Text { sequence_tokens, .. }) = view.text {
+        let tokens = observer.sequences_trained() as f64 * sequence_tokens as f64;
+        facts.push(fact(0, PLAIN, format!("{} tokens", units::thousands(tokens))));
+        let rate = observer.tokens_per_second(sequence_tokens, view.block_time);
+        facts.extend(rate.map(|rate| fact(1, PLAIN, format!("{} tokens/s", units::thousands(rate)))));
     }
     let last = observer.outcomes.iter().next_back();
     if let Some((window, outcome @ Outcome::Void(_))) = last {
