@@ -99,7 +99,7 @@ class Series:
 
     def of(self, metric: str) -> dict[int, float]:
         """The values of a metric by window, in order."""
-        return {place.window: self.points[place] for place in sorted(self.points) if place.metric == metric}
+        return dict(sorted((place.window, value) for place, value in self.points.items() if place.metric == metric))
 
 
 def finite(value: object) -> float | None:
@@ -379,7 +379,11 @@ class Lines:
         return is_other
 
     def read(self) -> Iterator[bytes]:
-        with open(self.path, "rb") as file:
+        try:
+            file = open(self.path, "rb")
+        except OSError as error:
+            raise InputError(f"cannot read {self.path}: {error.strerror}") from error
+        with file:
             file.seek(self._offset)
             while chunk := file.read(1 << 20):
                 self._offset += len(chunk)
@@ -514,7 +518,11 @@ class Facts:
         self.windows: list[Any] = []
         self.exported: dict[str, str] = {}
         for path in self.paths:
+            before, self.run = self.run, None
             self._take(path, content(path))
+            if before is not None and self.run not in (None, before):
+                raise InputError(f"{path} is of run {self.run}, and a file before it of run {before}")
+            self.run = before if self.run is None else self.run
 
     def _take(self, path: Path, text: bytes) -> None:
         seat = re.search(rb'^mettle_seat\{([^}\n]{1,500})\} 1\b', text, re.MULTILINE)
