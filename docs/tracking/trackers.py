@@ -204,10 +204,15 @@ class WeightsAndBiases(Tracker):
             self._read(file)
 
     def _read(self, file: Path) -> None:
+        from google.protobuf.message import DecodeError
         from wandb.proto.wandb_internal_pb2 import Record
 
         for data in records(file.read_bytes()):
-            record = Record.FromString(data)
+            try:
+                record = Record.FromString(data)
+            except DecodeError:
+                # Damaged: W&B does not read on either. What follows is written again, into another folder.
+                return
             if record.HasField("summary"):
                 self.known.update(values(record.summary.update))
             if record.HasField("config"):
