@@ -103,6 +103,9 @@ class TensorBoard(Tracker):
         if not new and text == self.text:
             return
         if self.writer is None:
+            # Files are read in the order of their names, which begin with the second.
+            while any(self.directory.glob(f"events.out.tfevents.{int(time.time()):010}.*")):
+                time.sleep(0.05)
             self.writer = EventFileWriter(str(self.directory))
         latest: dict[str, int] = {}
         for place in self.present:
@@ -114,7 +117,9 @@ class TensorBoard(Tracker):
             back_to = min(late)
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self.writer.add_event(event_pb2.Event(wall_time=time.time(), step=back_to, session_log=start))
-            new = {place: value for place, value in series.points.items() if back_to <= place.window or place in new}
+            # Also what this export does not know: an earlier one may have been given more facts.
+            everything = {**self.present, **series.points}
+            new = {place: value for place, value in everything.items() if back_to <= place.window or place in new}
         for window, row in rows(new):
             values = [summary_pb2.Summary.Value(tag=metric, simple_value=self.stored(value)) for metric, value in row.items()]
             event = event_pb2.Event(wall_time=time.time(), step=window, summary=summary_pb2.Summary(value=values))
