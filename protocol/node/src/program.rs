@@ -6,8 +6,13 @@ use std::{
     io::{self, IsTerminal as _, Read as _},
     process::ExitCode,
 };
+use tracing::Subscriber;
 use tracing_subscriber::{
-    EnvFilter, Layer, Registry, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+    EnvFilter, Layer, Registry,
+    fmt::{self, MakeWriter},
+    layer::SubscriberExt as _,
+    registry::LookupSpan,
+    util::SubscriberInitExt as _,
 };
 
 /// Sets up logging and a runtime, runs `work`, and prints its error to standard error.
@@ -21,7 +26,7 @@ pub fn run_to_exit_with(
     layer: impl Layer<Registry> + Send + Sync,
     work: LocalBoxFuture<'_, anyhow::Result<()>>,
 ) -> ExitCode {
-    let lines = fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
+    let lines = lines(LogFormat::wanted(), io::stderr, io::stderr().is_terminal());
     let _ = tracing_subscriber::registry().with(layer).with(lines.with_filter(filter())).try_init();
     run(work)
 }
@@ -40,13 +45,17 @@ fn run(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("Error: {error:#}");
+            match LogFormat::wanted() {
+                LogFormat::Text => eprintln!("Error: {error:#}"),
+                LogFormat::Json => tracing::error!("{error:#}"),
+            }
             ExitCode::from(exit::code(&error))
         }
     }
 }
 
-/// Sends log lines to standard error, with colours on a terminal. `RUST_LOG` chooses the lines.
+/// Sends log lines to standard error, with colours on a terminal. `RUST_LOG` chooses the lines, and
+/// `METTLE_LOG_FORMAT` their form.
 pub fn log() {
     subscribe(io::stderr, io::stderr().is_terminal());
 }
@@ -56,13 +65,48 @@ pub fn log_to<W: io::Write>(writer: impl Fn() -> W + Send + Sync + 'static) {
     subscribe(writer, false);
 }
 
-fn subscribe(
-    writer: impl for<'w> tracing_subscriber::fmt::MakeWriter<'w> + Send + Sync + 'static,
-    colours: bool,
-) {
+fn subscribe(writer: impl for<'w> MakeWriter<'w> + Send + Sync + 'static, colours: bool) {
+    let lines = lines(LogFormat::wanted(), writer, colours);
     // A second call leaves the first in place, in the process of a test for example.
-    let _ =
-        tracing_subscriber::fmt().with_env_filter(filter()).with_writer(writer).with_ansi(colours).try_init();
+    let _ = tracing_subscriber::registry().with(lines.with_filter(filter())).try_init();
+}
+
+/// How a line of the log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LogFormat {
+    Text,
+    /// One object per line: `timestamp`, `level`, `target`, `message`, and the fields of the event.
+    Json,
+}
+
+impl LogFormat {
+    /// As `METTLE_LOG_FORMAT` says: `text` or `json`.
+    fn wanted() -> LogFormat {
+        match std::env::var_os("METTLE_LOG_FORMAT").as_deref().map(|value| value.to_string_lossy()).as_deref()
+        {
+            None | Some("" | "text") => LogFormat::Text,
+            Some("json") => LogFormat::Json,
+            Some(other) => {
+                eprintln!(
+                    "METTLE_LOG_FORMAT is {other:?}, but must be \"text\" or \"json\": text is written"
+                );
+                LogFormat::Text
+            }
+        }
+    }
+}
+
+/// Writes events as lines.
+fn lines<S: Subscriber + for<'s> LookupSpan<'s>>(
+    format: LogFormat,
+    writer: impl for<'w> MakeWriter<'w> + Send + Sync + 'static,
+    colours: bool,
+) -> Box<dyn Layer<S> + Send + Sync> {
+    let layer = fmt::layer().with_writer(writer).with_ansi(colours);
+    match format {
+        LogFormat::Text => layer.boxed(),
+        LogFormat::Json => layer.json().flatten_event(true).with_ansi(false).boxed(),
+    }
 }
 
 /// The lines that `RUST_LOG` names, or the usual ones.
@@ -139,7 +183,44 @@ pub const EXIT_ORPHANED: i32 = 3;
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
-    use std::process::Command;
+    use std::{
+        process::Command,
+        sync::{Arc, Mutex},
+    };
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_log_as_json_has_one_object_per_event_whatever_a_peer_sends() {
+        let written = Lines::default();
+        let writer = written.clone();
+        let layer = lines(LogFormat::Json, move || writer.clone(), true);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            tracing::warn!(window = 7, peer = "a\n{\"level\":\"ERROR\"}", "it was refused");
+            tracing::info!("next");
+        });
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        let events: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
+        assert_eq!(events.len(), 2);
+        let event = &events[0];
+        assert_eq!((&event["level"], &event["window"]), (&"WARN".into(), &7.into()), "{event}");
+        assert_eq!(event["message"], "it was refused");
+        assert!(event["target"].as_str().unwrap().ends_with("program::tests"), "{event}");
+        assert!(event["timestamp"].is_string() && event["peer"].as_str().unwrap().contains('\n'));
+    }
 
     #[tokio::test]
     async fn a_request_to_end_is_heard_although_nobody_waited_for_it_when_it_came() {
