@@ -1,5 +1,6 @@
 //! `mettle model`: exports, imports, evaluates and samples models.
 
+mod card;
 mod choose;
 mod evaluate;
 mod export;

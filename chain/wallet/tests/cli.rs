@@ -110,6 +110,7 @@ fn a_closed_standard_output_is_no_error_and_the_work_is_done() {
         dtype: Precision::F32,
         shard_bytes_max: u64::MAX,
         tokenizer: None,
+        card: None,
     };
     hugging_face::export(&model, &wish, |values| {
         values.fill(0.5);

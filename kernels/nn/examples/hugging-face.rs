@@ -37,6 +37,7 @@ fn make(to: &Path, preset: &str, seed: u64, more: &[&str]) -> Result<(), Box<dyn
         dtype: more.first().map_or(Ok(Precision::F32), |dtype| dtype.parse())?,
         shard_bytes_max: more.get(1).map_or(Ok(u64::MAX), |bytes| bytes.parse())?,
         tokenizer: None,
+        card: None,
     };
     let mut rest = &flat[..];
     let exported = export(to, &wish, |block| {

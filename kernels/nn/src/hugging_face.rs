@@ -44,6 +44,8 @@ pub struct Export<'a> {
     /// Size of a file of weights at most, unless one tensor alone is larger.
     pub shard_bytes_max: u64,
     pub tokenizer: Option<ExportedTokenizer<'a>>,
+    /// The model card, in Markdown.
+    pub card: Option<String>,
 }
 
 /// The tokenizer of an exported model.
@@ -128,6 +130,9 @@ pub fn export(
     if let Some(tokenizer) = &export.tokenizer {
         files.push(("tokenizer.json", tokenizer.json.to_vec()));
         files.push(("tokenizer_config.json", pretty(&tokenizer_config_json(export, tokenizer))));
+    }
+    if let Some(card) = &export.card {
+        files.push(("README.md", card.clone().into_bytes()));
     }
     for (name, bytes) in files {
         let path = aside.path().join(name);

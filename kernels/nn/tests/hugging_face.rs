@@ -37,6 +37,7 @@ fn wish(config: &ModelConfig) -> Export<'_> {
         dtype: Precision::F32,
         shard_bytes_max: u64::MAX,
         tokenizer: Some(ExportedTokenizer { json: b"{}", end_of_document: (0, "<eos>") }),
+        card: Some("# A model\n".into()),
     }
 }
 

@@ -227,6 +227,7 @@ mod tests {
             dtype: Precision::F32,
             shard_bytes_max: u64::MAX,
             tokenizer: Some(ExportedTokenizer { json: &json, end_of_document: (0, "<eos>") }),
+            card: None,
         };
         let mut flat = &theta[..];
         hugging_face::export(&path, &wish, |block| {

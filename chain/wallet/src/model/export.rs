@@ -1,6 +1,10 @@
 //! `mettle model export`: writes a node's model, or a voted checkpoint, in Hugging Face format.
 
-use super::{OutgoingTokenizer, interruptible, node_model, stopped};
+use super::{
+    OutgoingTokenizer,
+    card::{ChainFacts, Provenance, card},
+    interruptible, node_model, stopped,
+};
 use crate::{output::Output, quantity};
 use anyhow::{Context as _, bail, ensure};
 use chain_client::Chain;
@@ -101,6 +105,8 @@ struct Outgoing {
     root: Digest,
     values: Values,
     tokenizer: Option<Vec<u8>>,
+    /// `None` for a node's own model.
+    facts: Option<ChainFacts>,
 }
 
 /// Where the parameters are.
@@ -114,7 +120,7 @@ impl Outgoing {
     fn of(spec: RunSpec, state: ModelState, tokenizer: Option<Vec<u8>>) -> Outgoing {
         let root = state.weights_root();
         let ModelState { run, window, lineage, theta, .. } = state;
-        Outgoing { spec, run, window, lineage, root, values: Values::Held(theta), tokenizer }
+        Outgoing { spec, run, window, lineage, root, values: Values::Held(theta), tokenizer, facts: None }
     }
 }
 
@@ -132,7 +138,8 @@ async fn from_mirrors(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
         node::open_published_run(&reading.chain, reading.run).await?;
     let schema = spec.schema()?;
     let checkpoint = voted(&*chain, &run, wanted.window).await?;
-    let mirrors = Mirrors::validators(&chain.seats(run.id).await?, &[], &run.origin, 0);
+    let seats = chain.seats(run.id).await?;
+    let mirrors = Mirrors::validators(&seats, &[], &run.origin, 0);
     let tokenizer = match tokenizer_at_hand(&reading)? {
         Some(json) => json,
         None => {
@@ -147,7 +154,8 @@ async fn from_mirrors(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
     let checkpoint = match (checkpoint, &spec.weights) {
         (None, None) => {
             let state = genesis_of_seed(&run, &spec, &Storage::memory())?;
-            return Ok(Outgoing::of(spec, state, Some(tokenizer)));
+            let facts = ChainFacts { genesis: chain.genesis(), run: run.clone(), seats };
+            return Ok(Outgoing { facts: Some(facts), ..Outgoing::of(spec, state, Some(tokenizer)) });
         }
         (None, Some(_)) => first_checkpoint(&run, &spec)?,
         (Some(checkpoint), _) => checkpoint,
@@ -164,6 +172,7 @@ async fn from_mirrors(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
         root: manifest.weights_root(),
         values: Values::Fetched(path),
         tokenizer: Some(tokenizer),
+        facts: Some(ChainFacts { genesis: chain.genesis(), run: run.clone(), seats }),
     })
 }
 
@@ -231,7 +240,8 @@ fn write_model(
     outgoing: Outgoing,
     stop: &AtomicBool,
 ) -> anyhow::Result<(String, Value)> {
-    let Outgoing { spec, run, window, lineage, root, values, tokenizer } = outgoing;
+    let Outgoing { spec, run, window, lineage, root, values, tokenizer, facts } = outgoing;
+    let provenance = Provenance { spec: &spec, run, window, lineage, root, chain: facts.as_ref() };
     let tokenizer = tokenizer
         .map(|json| OutgoingTokenizer::new(json, wanted.end_of_document.as_deref()))
         .transpose()
@@ -252,6 +262,7 @@ fn write_model(
         dtype: wanted.dtype,
         shard_bytes_max: wanted.shard_size,
         tokenizer: tokenizer.as_ref().map(OutgoingTokenizer::exported),
+        card: Some(card(&provenance)),
     };
     let written = match &values {
         Values::Held(flat) => write(&wanted.out, &wish, flat, stop)?,

@@ -98,6 +98,7 @@ fn write_flat(
         dtype: Precision::F32,
         shard_bytes_max: u64::MAX,
         tokenizer: tokenizer.as_ref().map(OutgoingTokenizer::exported),
+        card: None,
     };
     write(out, &wish, flat, stop)?;
     Ok(())
