@@ -1,16 +1,17 @@
-//! Each CPU kernel of the network beside its reference; and products of several weights as one and as several.
+//! Each CPU kernel of the network beside its reference; products of several weights as one and as several; and a text
+//! that continues with a cache and without.
 //! `RAYON_NUM_THREADS=1 cargo bench -p mettle-nn --bench layers`
 //!
 //! Measures the CPU time of the process, which other work on the machine changes little. Shapes are those of preset
 //! `6m`.
 
 use criterion::{
-    BatchSize, Bencher, BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main,
+    BatchSize, Bencher, BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
     measurement::{Measurement, ValueFormatter, WallTime},
 };
 use kernels::lanes::{self, Width};
 use mettle_nn::{
-    StepParams,
+    Device, Evaluator, LogProbabilities, Session, StepParams,
     layers::{
         attention, cross_entropy,
         matmul::{Mat, MatMut, Threads, Write, matmul, reference::matmul as matmul_reference},
@@ -20,7 +21,7 @@ use mettle_nn::{
     },
     optim::adamw::{self, Coefficients, Parameter},
 };
-use model::Recipe;
+use model::{ModelConfig, Recipe, init_flat};
 use std::{hint::black_box, time::Duration};
 
 const WIDTH: usize = 256;
@@ -286,6 +287,51 @@ fn steps(criterion: &mut Criterion<CpuTime>) {
     );
 }
 
+/// Greedy continuation by as many tokens as the prompt has.
+fn texts(criterion: &mut Criterion<CpuTime>) {
+    const TOKENS: usize = 64;
+    let config = ModelConfig::preset("6m").expect("a preset");
+    let flat = init_flat(&config, 1).expect("a preset is valid");
+    let evaluator = Evaluator::new(&config, Device::CPU, &flat).expect("every machine has a CPU");
+    let likeliest = |logits: &[f32]| LogProbabilities::new(logits).likeliest(1)[0].0;
+    let prompt: Vec<u32> = (0..TOKENS as u32).map(|at| at * 37 % config.vocab as u32).collect();
+    let mut group = criterion.benchmark_group("text");
+    group.throughput(Throughput::Elements(TOKENS as u64));
+    group.bench_function("without a cache", |bencher| {
+        bencher.iter(|| {
+            let mut text = prompt.clone();
+            for _ in 0..TOKENS {
+                let logits = evaluator.logits(&text).expect("it fits");
+                text.push(likeliest(&logits[(text.len() - 1) * config.vocab..]));
+            }
+            text
+        });
+    });
+    for count in [1, 4, 16] {
+        group.throughput(Throughput::Elements((count * TOKENS) as u64));
+        group.bench_function(BenchmarkId::new("with a cache, texts at once", count), |bencher| {
+            bencher.iter(|| {
+                let start = |_| {
+                    let mut session = evaluator.session(2 * TOKENS);
+                    let token = likeliest(&evaluator.read(&mut session, &prompt).expect("it fits"));
+                    (session, token)
+                };
+                let mut texts: Vec<(Session, u32)> = (0..count).map(start).collect();
+                for _ in 1..TOKENS {
+                    let mut steps: Vec<_> =
+                        texts.iter_mut().map(|(session, token)| (session, *token)).collect();
+                    let logits = evaluator.step(&mut steps).expect("it fits");
+                    for ((_, token), logits) in texts.iter_mut().zip(logits.chunks_exact(config.vocab)) {
+                        *token = likeliest(logits);
+                    }
+                }
+                texts
+            });
+        });
+    }
+    group.finish();
+}
+
 criterion_group! {
     name = network;
     config = Criterion::default()
@@ -293,6 +339,6 @@ criterion_group! {
         .sample_size(10)
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(2));
-    targets = products, shared_inputs, attend, norm, gated, turns, losses, steps
+    targets = products, shared_inputs, attend, norm, gated, turns, losses, steps, texts
 }
 criterion_main!(network);

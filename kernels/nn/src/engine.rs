@@ -15,7 +15,10 @@ mod gpu;
 mod ranks;
 mod stacks;
 
-use crate::{Device, DeviceName, EngineKind, MemoryEstimate, ModelError, StepParams, device::DeviceError};
+use crate::{
+    Device, DeviceName, EngineKind, MemoryEstimate, ModelError, StepParams, device::DeviceError,
+    layers::attention::CachedHead,
+};
 use model::{ModelConfig, Optimiser, Recipe};
 use std::{borrow::Cow, ops::Range};
 
@@ -56,6 +59,21 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// If the device fails.
     fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError>;
+
+    /// An empty cache with room for `tokens` tokens, if this engine can [extend](Self::extend) one.
+    fn cache(&self, _tokens: usize) -> Option<KvCache> {
+        None
+    }
+
+    /// Reads tokens behind those in a cache: any number into one, or one into each of several. Returns the logits
+    /// `[rows, V]` after the last `rows` of them all. A read changes no bit of another. The caller has checked that a
+    /// cache then holds at most `seq_len` tokens, all of the vocabulary.
+    ///
+    /// # Errors
+    /// If the engine has no caches, or the device fails.
+    fn extend(&self, _reads: &mut [Read<'_>], _rows: usize) -> Result<Vec<f32>, ModelError> {
+        Err(ModelError::NoCache)
+    }
 
     /// Computes the gradient of the mean loss of `sequences` and keeps it for [`step`](Self::step). A batch is added
     /// up in micro-batches of the recipe's size.
@@ -137,6 +155,32 @@ pub fn parts_of(
         start += len;
         part
     })
+}
+
+/// Keys and values of the tokens that one text has so far.
+pub struct KvCache {
+    tokens: usize,
+    /// `[L][K]`
+    layers: Vec<Vec<CachedHead>>,
+}
+
+impl KvCache {
+    fn new(config: &ModelConfig, tokens: usize) -> KvCache {
+        let head = || CachedHead::with_room(tokens * config.head_width());
+        let layer = || (0..config.kv_heads).map(|_| head()).collect();
+        KvCache { tokens: 0, layers: (0..config.layers).map(|_| layer()).collect() }
+    }
+
+    /// Bytes that it has reserved for keys and values.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.layers.iter().flatten().map(CachedHead::bytes).sum()
+    }
+}
+
+/// Tokens that follow those in a cache.
+pub struct Read<'a> {
+    pub cache: &'a mut KvCache,
+    pub tokens: &'a [u32],
 }
 
 /// A batch before its step.

@@ -12,7 +12,7 @@ use protocol::contribution::Sparse;
 /// A model that is only read, except for contributions applied to it.
 pub struct Evaluator {
     config: ModelConfig,
-    engine: Box<dyn Engine>,
+    pub(crate) engine: Box<dyn Engine>,
 }
 
 /// The values that [`Evaluator::apply_sparse`] overwrote. Give it back to [`Evaluator::undo`], the latest first.

@@ -1,6 +1,6 @@
 //! Text: the likelihood of a continuation, and sampling one token by token.
 //!
-//! For people and for comparisons, never for a score of the protocol. Each token reads the whole context again.
+//! For people and for comparisons, never for a score of the protocol. `session.rs` reads the tokens.
 
 use crate::{BatchError, Evaluator, ModelError, batch};
 use std::ops::ControlFlow;
@@ -56,7 +56,7 @@ impl Evaluator {
         let rows = logits.chunks_exact(vocab).skip(read.len() - continuation.len());
         let (mut log_likelihood, mut is_greedy) = (0.0, true);
         for (logits, &token) in rows.zip(continuation) {
-            log_likelihood += log_probability(logits, token);
+            log_likelihood += LogProbabilities::new(logits).of(token);
             is_greedy &= most_likely(logits) == token;
         }
         Ok(Likelihood { log_likelihood, is_greedy })
@@ -74,21 +74,20 @@ impl Evaluator {
         mut each: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<(), ModelError> {
         let mut sampler = Sampler::new(sampling)?;
-        let config = self.config();
-        let mut text = prompt.to_vec();
+        let mut session = self.session(self.config().seq_len);
+        let mut logits = self.read(&mut session, prompt)?;
         loop {
-            let read = &text[text.len().saturating_sub(config.seq_len)..];
-            let logits = self.logits(read)?;
-            let token = sampler.next(&logits[(read.len() - 1) * config.vocab..]);
+            let token = sampler.next(&logits);
             if each(token).is_break() {
                 return Ok(());
             }
-            text.push(token);
+            logits = self.step(&mut [(&mut session, token)])?;
         }
     }
 }
 
-struct Sampler {
+/// Samples the tokens of one text.
+pub struct Sampler {
     sampling: Sampling,
     stream: blake3::OutputReader,
 }
@@ -97,7 +96,9 @@ struct Sampler {
 const CONTEXT: &str = "mettle/1/sampled-text";
 
 impl Sampler {
-    fn new(sampling: Sampling) -> Result<Sampler, SamplingError> {
+    /// # Errors
+    /// If temperature or top-p are out of bounds.
+    pub fn new(sampling: Sampling) -> Result<Sampler, SamplingError> {
         let Sampling { temperature, top_p, seed } = sampling;
         if !(0.0..=100.0).contains(&temperature) {
             return Err(SamplingError::Temperature { value: temperature });
@@ -117,7 +118,8 @@ impl Sampler {
         (u64::from_le_bytes(bytes) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    fn next(&mut self, logits: &[f32]) -> u32 {
+    /// A token by its logits `[V]`.
+    pub fn next(&mut self, logits: &[f32]) -> u32 {
         let Sampling { temperature, top_p, .. } = self.sampling;
         let first = most_likely(logits);
         if temperature == 0.0 {
@@ -157,11 +159,39 @@ fn most_likely(logits: &[f32]) -> u32 {
     (0..).zip(logits).fold((0, f32::NEG_INFINITY), better).0
 }
 
-/// The log-probability of `token`, in nats, summed in `f64`.
-fn log_probability(logits: &[f32], token: u32) -> f64 {
-    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|logit| f64::from(logit - highest).exp()).sum();
-    f64::from(logits[token as usize] - highest) - sum.ln()
+/// Logits `[V]` as log-probabilities in nats, summed in `f64`.
+pub struct LogProbabilities<'a> {
+    logits: &'a [f32],
+    highest: f32,
+    log_sum: f64,
+}
+
+impl LogProbabilities<'_> {
+    pub fn new(logits: &[f32]) -> LogProbabilities<'_> {
+        let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|logit| f64::from(logit - highest).exp()).sum();
+        LogProbabilities { logits, highest, log_sum: sum.ln() }
+    }
+
+    /// # Panics
+    /// If the token is outside the vocabulary.
+    pub fn of(&self, token: u32) -> f64 {
+        f64::from(self.logits[token as usize] - self.highest) - self.log_sum
+    }
+
+    /// The `count` likeliest tokens, the likeliest first; of equal ones, the one with the lower id.
+    pub fn likeliest(&self, count: usize) -> Vec<(u32, f64)> {
+        let mut best: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
+        for (token, &logit) in (0..).zip(self.logits) {
+            if best.len() == count && best.last().is_none_or(|(_, least)| logit <= *least) {
+                continue;
+            }
+            let at = best.partition_point(|(_, other)| logit <= *other);
+            best.insert(at, (token, logit));
+            best.truncate(count);
+        }
+        best.into_iter().map(|(token, _)| (token, self.of(token))).collect()
+    }
 }
 
 #[cfg(test)]
@@ -215,6 +245,20 @@ mod tests {
         assert!(refused(f64::NAN, 1.0).is_some() && refused(1.0, f64::NAN).is_some());
         assert_eq!(refused(1.0, 0.0), Some(SamplingError::TopP { value: 0.0 }));
         assert_eq!(refused(1.0, 1.1), Some(SamplingError::TopP { value: 1.1 }));
+    }
+
+    #[test]
+    fn the_likeliest_tokens_come_first_and_equal_ones_by_their_ids() {
+        let log_probabilities = LogProbabilities::new(&LOGITS);
+        let tokens = |count| -> Vec<u32> {
+            log_probabilities.likeliest(count).into_iter().map(|(token, _)| token).collect()
+        };
+        assert_eq!(tokens(0), [0u32; 0]);
+        assert_eq!(tokens(1), [1]);
+        assert_eq!(tokens(3), [1, 3, 2]);
+        assert_eq!(tokens(9), [1, 3, 2, 0]);
+        let sum: f64 = log_probabilities.likeliest(4).iter().map(|(_, log)| log.exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-12, "{sum}");
     }
 
     fn evaluator() -> Evaluator {

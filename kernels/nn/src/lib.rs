@@ -28,6 +28,7 @@ pub mod layers;
 pub mod optim;
 mod precision;
 mod safetensors;
+mod session;
 mod train;
 
 pub use batch::BatchError;
@@ -38,10 +39,11 @@ pub use estimate::{
     Advice, MemoryError, MemoryEstimate, RankMemoryError, available_memory, keep_freed_memory,
 };
 pub use evaluate::{Evaluator, Undo};
-pub use generate::{Likelihood, Sampling, SamplingError};
+pub use generate::{Likelihood, LogProbabilities, Sampler, Sampling, SamplingError};
 pub use optim::{StepParams, state::StateError};
 pub use precision::Precision;
 pub use safetensors::FormatError;
+pub use session::Session;
 pub use train::{Step, Trainer};
 
 use model::{ConfigError, RecipeError};
@@ -73,6 +75,8 @@ pub enum ModelError {
     UpdateTensors { expected: usize, got: usize },
     #[error("the update's positions in {tensor} are out of order or out of bounds")]
     UpdatePositions { tensor: String },
+    #[error("this engine has no cache of keys and values")]
+    NoCache,
     #[error("this engine was opened for evaluation: it has no optimiser")]
     NotForTraining,
     #[error("the training command failed: {why}")]

@@ -8,8 +8,9 @@ use kernels::lanes::{self, Width};
 use mettle_nn::{
     StepParams,
     layers::{
-        attention, cross_entropy,
-        matmul::{Mat, MatMut, Threads, Write, matmul, reference::matmul as matmul_reference},
+        attention::{self, CachedHead},
+        cross_entropy,
+        matmul::{Mat, MatMut, Threads, Write, few_rows, matmul, reference::matmul as matmul_reference},
         rms_norm,
         rope::{self, Angles, Rotation},
         swiglu,
@@ -148,6 +149,11 @@ proptest! {
             assert_close(rotated, &rope::reference::rotate(x, queries, width, row % seq_len, base), 1e-6);
             prop_assert_eq!(bits(values), bits(same), "values are not rotated");
         }
+        for (row, (x, rotated)) in rows() {
+            let mut x = x.to_vec();
+            rope::rotate_at(&mut x, [queries, keys], row % seq_len, &angles);
+            prop_assert_eq!(bits(&x), bits(rotated));
+        }
         // Back is the transpose: queries are scaled twice by 1/√width then.
         rope::rotate(&mut rotated, row_width, [queries, keys], seq_len, &angles, Rotation::Back);
         for (index, (&x, &back)) in x.iter().zip(&rotated).enumerate() {
@@ -170,6 +176,49 @@ proptest! {
         // A key's is a sum over all rows that see it. The worst that was found in a thousand draws is a quarter of
         // this.
         assert_close(&gradient, &attention::reference::backward(&shape, &rows, &grad_mixed), 2e-5);
+    }
+
+    #[test]
+    fn attention_to_a_cache_is_close_to_the_exact_one_and_the_same_in_parts(
+        seq_len in 1usize..60, part in 1usize..60, kv_heads in 1usize..3, shared in 1usize..4, half in 1usize..6, seed: u32,
+    ) {
+        let shape = attention::Shape { seq_len, heads: kv_heads * shared, kv_heads, head_width: 2 * half };
+        let rows: Vec<f32> = noise(seq_len * shape.row_width(), seed).into_iter().map(|x| 2.0 * x).collect();
+        let read = |part: usize| {
+            let mut heads: Vec<CachedHead> = (0..kv_heads).map(|_| CachedHead::with_room(3)).collect();
+            let mut mixed = Vec::new();
+            for rows in rows.chunks(part * shape.row_width()) {
+                attention::append(&shape, rows, &mut heads);
+                let count = rows.len() / shape.row_width();
+                let mut out = vec![f32::NAN; count * shape.heads * shape.head_width];
+                attention::forward_cached(&shape, rows, &[&heads], &mut out);
+                mixed.extend(out);
+            }
+            mixed
+        };
+        let whole = read(seq_len);
+        assert_close(&whole, &attention::reference::forward(&shape, &rows), 1e-5);
+        prop_assert_eq!(bits(&read(part)), bits(&whole));
+    }
+
+    #[test]
+    fn few_rows_are_close_to_the_exact_product_and_each_is_as_if_alone(
+        rows in 1usize..9, inner in 1usize..70, outer in 1usize..30, add: bool, seed: u32,
+    ) {
+        let (x, weight, before) = (noise(rows * inner, seed), noise(outer * inner, seed ^ 1), noise(rows * outer, 3));
+        let write = if add { Write::Add } else { Write::Set };
+        let product = |x: &[f32], before: &[f32]| {
+            let mut into = before.to_vec();
+            few_rows(write, &mut into, x, &weight, inner);
+            into
+        };
+        let together = product(&x, &before);
+        let exact = matmul_reference(Mat::new(&x, [rows, inner]), Mat::new(&weight, [outer, inner]).transposed());
+        let exact: Vec<f64> =
+            exact.iter().zip(&before).map(|(exact, before)| exact + if add { f64::from(*before) } else { 0.0 }).collect();
+        assert_close(&together, &exact, 1e-5);
+        let alone = x.chunks_exact(inner).zip(before.chunks_exact(outer)).flat_map(|(x, before)| product(x, before));
+        prop_assert_eq!(bits(&alone.collect::<Vec<_>>()), bits(&together));
     }
 
     #[test]
@@ -432,4 +481,14 @@ fn a_row_with_nan_has_a_loss_of_nan() {
 #[should_panic(expected = "a target is outside the vocabulary")]
 fn a_target_outside_the_vocabulary_is_refused() {
     cross_entropy::losses(&mut [0.0; 3], 3, &[3]);
+}
+
+#[test]
+fn few_rows_of_large_weights_are_the_same_on_any_threads() {
+    let (x, weight) = (noise(3 * 300, 1), noise(1001 * 300, 2));
+    assert_same_on_any_threads(|| {
+        let mut into = vec![f32::NAN; 3 * 1001];
+        few_rows(Write::Set, &mut into, &x, &weight, 300);
+        into
+    });
 }

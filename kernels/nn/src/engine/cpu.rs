@@ -10,7 +10,7 @@
 #![allow(non_snake_case, reason = "a length is named by its letter: see layers/mod.rs")]
 
 use super::{
-    Blocks, Engine, Gradients, RankEngine,
+    Blocks, Engine, Gradients, KvCache, RankEngine, Read,
     stacks::{LayerStacks, Stack, Stacks, stacks},
     take, take_mut,
 };
@@ -20,7 +20,7 @@ use crate::{
     estimate::keep_freed_memory,
     layers::{
         attention, cross_entropy,
-        matmul::{Mat, MatMut, Threads, Write, matmul},
+        matmul::{Mat, MatMut, Threads, Write, few_rows, matmul},
         rms_norm,
         rope::{self, Angles, Rotation},
         swiglu,
@@ -100,6 +100,16 @@ impl Engine for CpuEngine {
 
     fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError> {
         Ok(self.network.logits(&self.weights, tokens, rows, &mut Workspace::default()))
+    }
+
+    fn cache(&self, tokens: usize) -> Option<KvCache> {
+        Some(KvCache::new(&self.network.config, tokens))
+    }
+
+    fn extend(&self, reads: &mut [Read<'_>], rows: usize) -> Result<Vec<f32>, ModelError> {
+        // Work of a few rows is done by one thread. Begun inside the pool, it does not wait for another to wake.
+        let extend = |_: &_| self.network.extend(&self.weights, reads, rows, &mut Workspace::default());
+        Ok(rayon::scope(extend))
     }
 
     fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
@@ -256,7 +266,7 @@ impl Network {
     /// The loss of each token.
     fn losses(&self, weights: &[f32], batch: &Batch, workspace: &mut Workspace) -> Vec<f64> {
         let weights = self.stacks(weights);
-        self.forward(&weights, &batch.tokens, 1, workspace);
+        self.forward_sequences(&weights, &batch.tokens, 1, workspace);
         let ModelConfig { vocab: V, d_model: D, .. } = self.config;
         let mut losses = Vec::with_capacity(batch.targets.len());
         for (first, targets) in logits_chunks(&batch.targets, V) {
@@ -272,12 +282,52 @@ impl Network {
     /// The logits `[rows, V]` of the first `rows` tokens.
     fn logits(&self, weights: &[f32], tokens: &[u32], rows: usize, workspace: &mut Workspace) -> Vec<f32> {
         let weights = self.stacks(weights);
-        self.forward(&weights, tokens, 1, workspace);
+        self.forward_sequences(&weights, tokens, 1, workspace);
         let ModelConfig { vocab: V, d_model: D, .. } = self.config;
-        let hidden = Mat::new(&workspace.normed[..rows * D], [rows, D]);
         let mut logits = vec![0.0; rows * V];
-        let embedding = Mat::new(weights.embedding, [V, D]);
-        product(Write::Set, &mut logits, [rows, V], hidden, embedding.transposed());
+        Products::Whole.linear(
+            Write::Set,
+            &mut logits,
+            &workspace.normed[..rows * D],
+            weights.embedding,
+            [V, D],
+        );
+        logits
+    }
+
+    /// Reads the tokens of each read behind those in its cache. See [`Engine::extend`].
+    fn extend(
+        &self,
+        weights: &[f32],
+        reads: &mut [Read<'_>],
+        rows: usize,
+        workspace: &mut Workspace,
+    ) -> Vec<f32> {
+        let weights = self.stacks(weights);
+        let ModelConfig { vocab: V, d_model: D, heads: H, kv_heads: K, .. } = self.config;
+        let W = self.attention.row_width();
+        let tokens: Vec<u32> = reads.iter().flat_map(|read| read.tokens).copied().collect();
+        let (N, each) = (tokens.len(), tokens.len() / reads.len());
+        let products = if each == 1 { Products::ByRow } else { Products::Whole };
+        let mix = &mut |layer: usize, rows: &mut [f32], mixed: &mut [f32], _: &mut Vec<f32>| {
+            for (rows, Read { cache, .. }) in rows.chunks_exact_mut(each * W).zip(&mut *reads) {
+                for (at, row) in rows.chunks_exact_mut(W).enumerate() {
+                    rope::rotate_at(row, [H, K], cache.tokens + at, &self.angles);
+                }
+                attention::append(&self.attention, rows, &mut cache.layers[layer]);
+            }
+            let caches: Vec<&[attention::CachedHead]> =
+                reads.iter().map(|read| &read.cache.layers[layer][..]).collect();
+            attention::forward_cached(&self.attention, rows, &caches, mixed);
+        };
+        self.forward(&weights, &tokens, 1, products, mix, workspace);
+        for read in reads {
+            read.cache.tokens += each;
+        }
+        let products = if rows == 1 { Products::ByRow } else { products };
+        let hidden = &workspace.normed[(N - rows) * D..];
+        let mut logits = vec![0.0; rows * V];
+        products.linear(Write::Set, &mut logits, hidden, weights.embedding, [V, D]);
         logits
     }
 
@@ -294,7 +344,7 @@ impl Network {
         let mut rest = gradients;
         let gradients = self.stacks.iter().map(|stack| take_mut(&mut rest, stack.len()));
         let mut gradients = Stacks::in_order(gradients.collect());
-        self.forward(&weights, &batch.tokens, weights.layers.len(), workspace);
+        self.forward_sequences(&weights, &batch.tokens, weights.layers.len(), workspace);
         zeroed(&mut workspace.grad_embedding, weights.embedding.len());
         let losses = self.head_backward(&weights, batch, scale, &mut gradients, workspace);
         self.backward(&weights, &batch.tokens, &mut gradients, workspace);
@@ -357,9 +407,35 @@ impl Network {
         losses
     }
 
+    /// [`forward`](Self::forward) of whole sequences.
+    fn forward_sequences(
+        &self,
+        weights: &Stacks<&[f32]>,
+        tokens: &[u32],
+        kept: usize,
+        workspace: &mut Workspace,
+    ) {
+        let ModelConfig { heads: H, kv_heads: K, seq_len: T, .. } = self.config;
+        let W = self.attention.row_width();
+        let mix = &mut |_, rows: &mut [f32], mixed: &mut [f32], log_sums: &mut Vec<f32>| {
+            rope::rotate(rows, W, [H, K], T, &self.angles, Rotation::Forward);
+            let log_sums = sized(log_sums, rows.len() / W * H);
+            attention::forward(&self.attention, rows, mixed, log_sums);
+        };
+        self.forward(weights, tokens, kept, Products::Whole, mix, workspace);
+    }
+
     /// Hidden states after the last norm, in `workspace.normed`. `kept` layers keep their activations: all or one.
     #[tracing::instrument(name = "forward", target = "profile", level = "trace", skip_all)]
-    fn forward(&self, weights: &Stacks<&[f32]>, tokens: &[u32], kept: usize, workspace: &mut Workspace) {
+    fn forward(
+        &self,
+        weights: &Stacks<&[f32]>,
+        tokens: &[u32],
+        kept: usize,
+        products: Products,
+        mix: &mut Mix<'_>,
+        workspace: &mut Workspace,
+    ) {
         let D = self.config.d_model;
         workspace.layers.resize_with(kept.max(workspace.layers.len()), Activations::default);
         let embedded = sized(&mut workspace.layers[0].x, tokens.len() * D);
@@ -373,8 +449,8 @@ impl Network {
                 Some(next) if kept > 1 => &mut next.x,
                 _ => &mut workspace.last,
             };
-            self.attend(layer, here, &mut workspace.normed);
-            self.feed_forward(layer, here, &mut workspace.normed, &mut workspace.inner, next);
+            self.attend(layer, here, products, mix, index, &mut workspace.normed);
+            self.feed_forward(layer, here, products, &mut workspace.normed, &mut workspace.inner, next);
             if kept == 1 && index + 1 < weights.layers.len() {
                 std::mem::swap(&mut here.x, next);
             }
@@ -384,23 +460,26 @@ impl Network {
 
     /// The attention half of a layer: from `kept.x` to `kept.middle`.
     #[tracing::instrument(name = "attention", target = "profile", level = "trace", skip_all)]
-    fn attend(&self, weights: &LayerStacks<&[f32]>, kept: &mut Activations, normed: &mut Vec<f32>) {
-        let ModelConfig { d_model: D, heads: H, kv_heads: K, seq_len: T, .. } = self.config;
+    fn attend(
+        &self,
+        weights: &LayerStacks<&[f32]>,
+        kept: &mut Activations,
+        products: Products,
+        mix: &mut Mix<'_>,
+        layer: usize,
+        normed: &mut Vec<f32>,
+    ) {
+        let D = self.config.d_model;
         let N = kept.x.len() / D;
         let W = self.attention.row_width();
         self.norm(&kept.x, weights.attention_norm, normed, &mut kept.roots);
-        let normed = Mat::new(normed, [N, D]);
 
         let rows = sized(&mut kept.rows, N * W);
-        let weight = Mat::new(weights.rows, [W, D]);
-        product(Write::Set, rows, [N, W], normed, weight.transposed());
-        rope::rotate(rows, W, [H, K], T, &self.angles, Rotation::Forward);
-
-        let (mixed, log_sums) = (sized(&mut kept.mixed, N * D), sized(&mut kept.log_sums, N * H));
-        attention::forward(&self.attention, rows, mixed, log_sums);
+        products.linear(Write::Set, rows, normed, weights.rows, [W, D]);
+        let mixed = sized(&mut kept.mixed, N * D);
+        mix(layer, rows, mixed, &mut kept.log_sums);
         let middle = copied(&kept.x, &mut kept.middle);
-        let weight = Mat::new(weights.output, [D, D]);
-        product(Write::Add, middle, [N, D], Mat::new(mixed, [N, D]), weight.transposed());
+        products.linear(Write::Add, middle, mixed, weights.output, [D, D]);
     }
 
     /// The feed-forward half: from `kept.middle` to `next`.
@@ -409,6 +488,7 @@ impl Network {
         &self,
         weights: &LayerStacks<&[f32]>,
         kept: &mut Activations,
+        products: Products,
         normed: &mut Vec<f32>,
         inner: &mut Vec<f32>,
         next: &mut Vec<f32>,
@@ -416,17 +496,14 @@ impl Network {
         let ModelConfig { d_model: D, d_ff: F, .. } = self.config;
         let N = kept.middle.len() / D;
         self.norm(&kept.middle, weights.feed_forward_norm, normed, &mut kept.middle_roots);
-        let normed = Mat::new(normed, [N, D]);
 
         let gates_and_ups = sized(&mut kept.gates_and_ups, N * 2 * F);
-        let weight = Mat::new(weights.gates_and_ups, [2 * F, D]);
-        product(Write::Set, gates_and_ups, [N, 2 * F], normed, weight.transposed());
+        products.linear(Write::Set, gates_and_ups, normed, weights.gates_and_ups, [2 * F, D]);
         let inner = sized(inner, N * F);
         swiglu::forward(gates_and_ups, F, inner);
 
         let next = copied(&kept.middle, next);
-        let weight = Mat::new(weights.down, [D, F]);
-        product(Write::Add, next, [N, D], Mat::new(inner, [N, F]), weight.transposed());
+        products.linear(Write::Add, next, inner, weights.down, [D, F]);
     }
 
     /// Replaces `workspace.grad_x`, the gradient of [`feed_forward`](Self::feed_forward)'s output, by that of its
@@ -519,6 +596,33 @@ impl Network {
 pub fn logits_chunks(targets: &[u32], vocab: usize) -> impl Iterator<Item = (usize, &[u32])> {
     let rows = (LOGITS_MAX / vocab).max(1);
     targets.chunks(rows).enumerate().map(move |(index, targets)| (index * rows, targets))
+}
+
+/// Computes attention of a layer: rotates its rows `[N, W]` and writes the output `[N, D]`. What the backward pass
+/// needs besides goes into the last argument.
+type Mix<'a> = dyn FnMut(usize, &mut [f32], &mut [f32], &mut Vec<f32>) + 'a;
+
+/// How the products of a forward pass are computed.
+#[derive(Clone, Copy)]
+enum Products {
+    /// Of all rows at once. The last bits depend on the number of rows.
+    Whole,
+    /// Of few rows, each as if it were alone.
+    ByRow,
+}
+
+impl Products {
+    /// Writes or adds `x · weightᵀ`, for a weight of this shape.
+    fn linear(self, write: Write, into: &mut [f32], x: &[f32], weight: &[f32], [outer, inner]: [usize; 2]) {
+        match self {
+            Products::Whole => {
+                let rows = x.len() / inner;
+                let weight = Mat::new(weight, [outer, inner]).transposed();
+                product(write, into, [rows, outer], Mat::new(x, [rows, inner]), weight);
+            }
+            Products::ByRow => few_rows(write, into, x, weight, inner),
+        }
+    }
 }
 
 /// A product over all threads, into a slice as a matrix of this shape.

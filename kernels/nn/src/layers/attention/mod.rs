@@ -6,11 +6,13 @@
 //! probabilities again from each query's log-sum-exp (Dao et al., "FlashAttention", 2022, section 3.1, with blocks of
 //! queries only).
 
+mod cached;
 mod cpu;
 #[cfg(feature = "gpu")]
 pub mod gpu;
 pub mod reference;
 
+pub use cached::{CachedHead, append, forward_cached};
 pub use cpu::{backward, forward};
 
 /// How a row is laid out: `heads` queries, `kv_heads` keys and `kv_heads` values, each `head_width` wide.

@@ -1,11 +1,13 @@
 //! Matrix products.
 
 mod cpu;
+mod few_rows;
 #[cfg(feature = "gpu")]
 pub mod gpu;
 pub mod reference;
 
 pub use cpu::{Mat, MatMut, Threads, matmul};
+pub use few_rows::few_rows;
 
 /// What a product does with the values of its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

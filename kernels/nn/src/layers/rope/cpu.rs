@@ -31,6 +31,17 @@ pub fn rotate(
     });
 }
 
+/// Rotates the first `queries + keys` heads of a single row at `position`.
+///
+/// # Panics
+/// If the row is too short, or the position has no angle.
+pub fn rotate_at(row: &mut [f32], heads: [usize; 2], position: usize, angles: &Angles) {
+    let [queries, keys] = heads;
+    assert!(2 * angles.half * (queries + keys) <= row.len(), "heads fit into a row");
+    assert!(position < angles.positions(), "an angle for the position");
+    rotate_row(row, heads, position, angles, Rotation::Forward);
+}
+
 widest! {
     fn rotate_row(x: &mut [f32], heads: [usize; 2], position: usize, angles: &Angles, rotation: Rotation) = rotate_row_body;
 }

@@ -8,7 +8,7 @@ mod cpu;
 pub(crate) mod gpu;
 pub mod reference;
 
-pub use cpu::rotate;
+pub use cpu::{rotate, rotate_at};
 
 /// Cosines and sines of all positions.
 #[derive(Clone, Debug)]
