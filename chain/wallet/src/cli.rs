@@ -65,7 +65,7 @@ enum Command {
     Report(Report),
     Top(Top),
     Web(Web),
-    /// Export, import, evaluate or sample a model
+    /// Export, import, evaluate, sample or serve a model
     #[command(subcommand)]
     Model(ModelCommand),
     /// Prepare training data

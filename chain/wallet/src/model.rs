@@ -1,4 +1,4 @@
-//! `mettle model`: exports, imports, evaluates and samples models.
+//! `mettle model`: exports, imports, evaluates, samples and serves models.
 
 mod card;
 mod choose;
@@ -6,6 +6,7 @@ mod evaluate;
 mod export;
 mod generate;
 mod import;
+mod serve;
 
 use crate::{help, output::Output};
 use anyhow::{Context as _, bail, ensure};
@@ -17,7 +18,7 @@ use nn::{
     hugging_face::{ExportedTokenizer, Import},
 };
 use node::{ModelState, Row, Storage, open::SPEC_FILE, program};
-use protocol::RunId;
+use protocol::{Digest, RunId, Window};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -44,6 +45,12 @@ pub enum ModelCommand {
     Generate(generate::GenerateText),
     #[command(after_help = help::reading(&["mettle model choose model --questions questions.jsonl"]))]
     Choose(choose::ChooseContinuation),
+    #[command(after_help = help::reading(&[
+        "mettle model serve model",
+        "mettle model serve --config miner.toml --listen 127.0.0.1:8000",
+        "mettle model serve --published --chain ws://127.0.0.1:9944 --run 0",
+    ]))]
+    Serve(Box<serve::ServeModel>),
 }
 
 /// Runs a command; prints through `output`.
@@ -59,6 +66,7 @@ pub async fn run(command: ModelCommand, output: &mut Output<'_>) -> anyhow::Resu
             tokio::task::block_in_place(|| generate::generate(&command, output))
         }
         ModelCommand::Choose(command) => tokio::task::block_in_place(|| choose::choose(&command, output)),
+        ModelCommand::Serve(command) => serve::serve(*command, output).await,
     }
 }
 
@@ -143,14 +151,32 @@ pub struct TokenizerArgs {
 
 /// A model in memory.
 struct Loaded {
+    /// The directory, if it is of no run.
     name: String,
     config: ModelConfig,
     theta: Row,
+    of_run: Option<OfRun>,
+}
+
+/// The run and the window of a model.
+#[derive(Clone, Debug)]
+struct OfRun {
+    run: RunId,
+    window: Window,
+    lineage: Digest,
 }
 
 impl Loaded {
-    fn evaluator(&self, which: &ModelArgs) -> anyhow::Result<Evaluator> {
-        Ok(engines::evaluator(which.device.parse()?, &self.config, &self.theta)?)
+    fn evaluator(&self, device: &str) -> anyhow::Result<Evaluator> {
+        Ok(engines::evaluator(device.parse()?, &self.config, &self.theta)?)
+    }
+
+    /// For people.
+    fn description(&self) -> String {
+        match &self.of_run {
+            Some(of) => format!("{}, run {}, window {}", self.name, of.run, of.window.0),
+            None => self.name.clone(),
+        }
     }
 
     fn knows(&self, tokenizer: &TextTokenizer) -> anyhow::Result<()> {
@@ -166,10 +192,11 @@ impl Loaded {
 /// Loads a model in Hugging Face format, or a node's.
 fn load(which: &ModelArgs) -> anyhow::Result<Loaded> {
     let directory = &which.model;
-    let (name, mut config, theta) = if directory.join("config.json").is_file() {
+    let mut loaded = if directory.join("config.json").is_file() {
         let mut import =
             Import::open(directory).with_context(|| format!("{} cannot be read", directory.display()))?;
-        (directory.display().to_string(), import.config.clone(), import.to_flat()?.into())
+        let theta = import.to_flat()?.into();
+        Loaded { name: directory.display().to_string(), config: import.config, theta, of_run: None }
     } else if directory.join(SPEC_FILE).is_file() {
         of_node(directory, which.run)?
     } else {
@@ -178,7 +205,12 @@ fn load(which: &ModelArgs) -> anyhow::Result<Loaded> {
             directory.display()
         );
     };
-    if let Some(context) = which.context {
+    limit_context(&mut loaded.config, which.context)?;
+    Ok(loaded)
+}
+
+fn limit_context(config: &mut ModelConfig, context: Option<usize>) -> anyhow::Result<()> {
+    if let Some(context) = context {
         ensure!(
             (1..=config.seq_len).contains(&context),
             "the model's context is from 1 to {} tokens, not {context}",
@@ -186,13 +218,13 @@ fn load(which: &ModelArgs) -> anyhow::Result<Loaded> {
         );
         config.seq_len = context;
     }
-    Ok(Loaded { name, config, theta })
+    Ok(())
 }
 
-fn of_node(directory: &Path, run: Option<u32>) -> anyhow::Result<(String, ModelConfig, Row)> {
+fn of_node(directory: &Path, run: Option<u32>) -> anyhow::Result<Loaded> {
     let (spec, state) = node_model(directory, RunId(run.unwrap_or_default()))?;
-    let name = format!("{}, run {}, window {}", spec.name, state.run, state.window.0);
-    Ok((name, spec.model, state.theta))
+    let of_run = OfRun { run: state.run, window: state.window, lineage: state.lineage };
+    Ok(Loaded { name: spec.name, config: spec.model, theta: state.theta, of_run: Some(of_run) })
 }
 
 /// The run's specification and the model in a node's directory.

@@ -69,13 +69,16 @@ const STYLE: &str = "text/css; charset=utf-8";
 const PLAIN: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 
+/// The icon of our pages.
+pub const ICON: &str = include_str!("../assets/icon.svg");
+
 /// The page: path, type and content.
 const FILES: &[(&str, &str, &str)] = &[
     ("/", HTML, include_str!("../assets/index.html")),
     ("/page.js", SCRIPT, include_str!("../assets/page.js")),
     ("/timeline.js", SCRIPT, include_str!("../assets/timeline.js")),
     ("/page.css", STYLE, include_str!("../assets/page.css")),
-    ("/icon.svg", "image/svg+xml", include_str!("../assets/icon.svg")),
+    ("/icon.svg", "image/svg+xml", ICON),
     ("/uplot.js", SCRIPT, include_str!("../assets/uplot/uplot.js")),
     ("/uplot.css", STYLE, include_str!("../assets/uplot/uplot.css")),
     ("/uplot-licence.txt", PLAIN, include_str!("../assets/uplot/LICENSE")),
@@ -126,7 +129,8 @@ struct Connection {
     dropped: Notify,
 }
 
-type Body = UnsyncBoxBody<Bytes, Infallible>;
+/// The body of an answer, whole or in parts.
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 impl Page {
     /// Serves at `address` from now on; port 0 is a free one.
@@ -400,7 +404,7 @@ impl<'a> Query<'a> {
 }
 
 /// Whether a request was made to an address or to `localhost`, and not to the name of another site.
-fn is_own_name(host: Option<&HeaderValue>) -> bool {
+pub fn is_own_name(host: Option<&HeaderValue>) -> bool {
     let Some(host) = host.and_then(|host| host.to_str().ok()) else { return false };
     let without_port = match host.rsplit_once(':') {
         Some((name, port)) if port.parse::<u16>().is_ok() => name,
@@ -426,7 +430,8 @@ fn stream(mut events: mpsc::Receiver<Bytes>) -> Response<Body> {
     with_headers(StatusCode::OK, "text/event-stream", body(frames))
 }
 
-fn with_headers(status: StatusCode, kind: &'static str, body: Body) -> Response<Body> {
+/// An answer that lets a browser do nothing but what the page needs, and keep nothing.
+pub fn with_headers(status: StatusCode, kind: &'static str, body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     for (name, value) in [

@@ -62,7 +62,7 @@ pub(super) fn choose(wanted: &ChooseContinuation, output: &mut Output<'_>) -> an
     let loaded = load(which)?;
     let tokenizer = wanted.words.tokenizer(which)?;
     loaded.knows(&tokenizer)?;
-    let evaluator = loaded.evaluator(which)?;
+    let evaluator = loaded.evaluator(&which.device)?;
     let mut answered = Vec::new();
     for (at, question) in questions.iter().enumerate() {
         answered
@@ -84,7 +84,7 @@ pub(super) fn choose(wanted: &ChooseContinuation, output: &mut Output<'_>) -> an
         questions.len()
     );
     let value = json!({
-        "model": loaded.name, "questions": questions.len(), "chance": chance,
+        "model": loaded.description(), "questions": questions.len(), "chance": chance,
         "acc": acc, "acc_stderr": acc_error, "acc_norm": norm, "acc_norm_stderr": norm_error,
         "answered": answered,
     });
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!((&loaded.theta[..], loaded.config.seq_len), (&theta[..], 12));
         let tokenizer = words.tokenizer(&which).unwrap();
         loaded.knows(&tokenizer).unwrap();
-        let evaluator = loaded.evaluator(&which).unwrap();
+        let evaluator = loaded.evaluator(&which.device).unwrap();
         let question = Question {
             context: "an ant".into(),
             choices: vec!["and a bee".into(), "b".into(), "at".into()],

@@ -56,7 +56,7 @@ pub(super) fn evaluate(wanted: &EvaluateModel, output: &mut Output<'_>) -> anyho
         "the dataset has tokens up to {}, but the model knows {vocab}: it was trained with another tokenizer",
         dataset.vocab() - 1
     );
-    let evaluator = loaded.evaluator(&which)?;
+    let evaluator = loaded.evaluator(&which.device)?;
 
     let count = wanted.sequences.unwrap_or(u64::MAX);
     let sample = match wanted.split {
@@ -77,7 +77,7 @@ pub(super) fn evaluate(wanted: &EvaluateModel, output: &mut Output<'_>) -> anyho
     }
     let figures = LossFigures::new(&losses, length, bytes);
     let value = json!({
-        "model": loaded.name, "dataset": dataset.digest().to_string(), "split": wanted.split, "figures": figures,
+        "model": loaded.description(), "dataset": dataset.digest().to_string(), "split": wanted.split, "figures": figures,
     });
     Ok(output.result(&figures.text(), value)?)
 }

@@ -34,6 +34,9 @@ use std::{
 };
 use store::Limits;
 
+/// Values that are read from a file at once.
+const VALUES_AT_ONCE: usize = 1 << 16;
+
 /// Export the model in Hugging Face format
 ///
 /// Writes a directory that `transformers` loads: LlamaForCausalLM in safetensors. The model is this node's own, or,
@@ -97,14 +100,14 @@ pub(super) async fn export(wanted: ExportModel, output: &mut Output<'_>) -> anyh
 }
 
 /// A model to export.
-struct Outgoing {
-    spec: RunSpec,
-    run: RunId,
-    window: Window,
-    lineage: Digest,
-    root: Digest,
+pub(super) struct Outgoing {
+    pub spec: RunSpec,
+    pub run: RunId,
+    pub window: Window,
+    pub lineage: Digest,
+    pub root: Digest,
     values: Values,
-    tokenizer: Option<Vec<u8>>,
+    pub tokenizer: Option<Vec<u8>>,
     /// `None` for a node's own model.
     facts: Option<ChainFacts>,
 }
@@ -122,6 +125,18 @@ impl Outgoing {
         let ModelState { run, window, lineage, theta, .. } = state;
         Outgoing { spec, run, window, lineage, root, values: Values::Held(theta), tokenizer, facts: None }
     }
+
+    /// The parameters in memory. A downloaded file is checked against the weights root, and removed.
+    pub fn into_theta(self) -> anyhow::Result<Row> {
+        let path = match self.values {
+            Values::Held(theta) => return Ok(theta),
+            Values::Fetched(path) => path,
+        };
+        let mut flat = vec![0.0; self.spec.model.parameters()];
+        checked_blocks(&path, flat.len(), self.root)?(&mut flat)?;
+        std::fs::remove_file(&path).with_context(|| format!("could not remove {}", path.display()))?;
+        Ok(flat.into())
+    }
 }
 
 /// This node's model.
@@ -134,34 +149,44 @@ fn from_directory(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
 /// A checkpoint that validators voted.
 async fn from_mirrors(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
     let reading = reading(wanted)?;
-    let PublishedRun { chain, fetch, run, spec } =
-        node::open_published_run(&reading.chain, reading.run).await?;
-    let schema = spec.schema()?;
-    let checkpoint = voted(&*chain, &run, wanted.window).await?;
+    let published = node::open_published_run(&reading.chain, reading.run).await?;
+    let checkpoint = voted(&*published.chain, &published.run, wanted.window).await?;
+    fetch_published(&published, checkpoint, tokenizer_at_hand(&reading)?, &fetching_path(&wanted.out)).await
+}
+
+/// Fetches a checkpoint that validators voted to a file at `path`; `None` stands for `θ_0`. Without a `tokenizer`, it
+/// fetches the run's.
+pub(super) async fn fetch_published(
+    published: &PublishedRun,
+    checkpoint: Option<Checkpoint>,
+    tokenizer: Option<Vec<u8>>,
+    path: &Path,
+) -> anyhow::Result<Outgoing> {
+    let PublishedRun { chain, fetch, run, spec } = published;
+    let (spec, schema) = (spec.clone(), spec.schema()?);
     let seats = chain.seats(run.id).await?;
     let mirrors = Mirrors::validators(&seats, &[], &run.origin, 0);
-    let tokenizer = match tokenizer_at_hand(&reading)? {
+    let tokenizer = match tokenizer {
         Some(json) => json,
         None => {
             let limits = Limits::for_bytes(MAX_MANIFEST_BYTES);
             let manifest =
-                mirrors.get(&*fetch, &keys::manifest(&run.manifest), &run.manifest, &limits).await?;
+                mirrors.get(&**fetch, &keys::manifest(&run.manifest), &run.manifest, &limits).await?;
             let digest = Manifest::from_bytes(&manifest)?.tokenizer;
             let limits = Limits::for_bytes(node::data::TOKENIZER_BYTES_MAX);
-            mirrors.get(&*fetch, &keys::tokenizer(&digest), &digest, &limits).await?.to_vec()
+            mirrors.get(&**fetch, &keys::tokenizer(&digest), &digest, &limits).await?.to_vec()
         }
     };
     let checkpoint = match (checkpoint, &spec.weights) {
         (None, None) => {
-            let state = genesis_of_seed(&run, &spec, &Storage::memory())?;
+            let state = genesis_of_seed(run, &spec, &Storage::memory())?;
             let facts = ChainFacts { genesis: chain.genesis(), run: run.clone(), seats };
             return Ok(Outgoing { facts: Some(facts), ..Outgoing::of(spec, state, Some(tokenizer)) });
         }
-        (None, Some(_)) => first_checkpoint(&run, &spec)?,
+        (None, Some(_)) => first_checkpoint(run, &spec)?,
         (Some(checkpoint), _) => checkpoint,
     };
-    let path = fetching_path(&wanted.out);
-    let manifest = checkpoint::fetch_weights_to(&path, &*fetch, &mirrors, run.id, &checkpoint, &schema)
+    let manifest = checkpoint::fetch_weights_to(path, &**fetch, &mirrors, run.id, &checkpoint, &schema)
         .await
         .with_context(|| format!("could not fetch the checkpoint of window {}", checkpoint.window.0))?;
     Ok(Outgoing {
@@ -170,7 +195,7 @@ async fn from_mirrors(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
         window: checkpoint.window,
         lineage: checkpoint.lineage,
         root: manifest.weights_root(),
-        values: Values::Fetched(path),
+        values: Values::Fetched(path.to_owned()),
         tokenizer: Some(tokenizer),
         facts: Some(ChainFacts { genesis: chain.genesis(), run: run.clone(), seats }),
     })
@@ -221,7 +246,7 @@ fn reading(wanted: &ExportModel) -> anyhow::Result<ReadOnlyConfig> {
 }
 
 /// The tokenizer of the dataset in the settings, or of the one that the node fetched.
-fn tokenizer_at_hand(reading: &ReadOnlyConfig) -> anyhow::Result<Option<Vec<u8>>> {
+pub(super) fn tokenizer_at_hand(reading: &ReadOnlyConfig) -> anyhow::Result<Option<Vec<u8>>> {
     let (directory, must_be) = match &reading.dataset {
         Some(directory) => (directory.clone(), true),
         None => (reading.directory.join("dataset"), false),
@@ -314,21 +339,35 @@ fn write_from(
     root: Digest,
     stop: &AtomicBool,
 ) -> anyhow::Result<hugging_face::Exported> {
-    let mut file =
-        BufReader::new(File::open(path).with_context(|| format!("could not read {}", path.display()))?);
-    let (mut left, mut seen, mut bytes) =
-        (wish.config.parameters(), lineage::RootOfBlocks::default(), Vec::new());
+    let mut read = checked_blocks(path, wish.config.parameters(), root)?;
     let written = hugging_face::export(to, wish, |block| {
         if stop.load(Ordering::Relaxed) {
             return Err(stopped());
         }
-        bytes.resize(4 * block.len(), 0);
-        file.read_exact(&mut bytes)?;
-        for (value, bytes) in block.iter_mut().zip(bytes.as_chunks::<4>().0) {
-            *value = f32::from_le_bytes(*bytes);
+        read(block)
+    });
+    Ok(written?)
+}
+
+/// Reads `count` values of a file block by block. The last block is an error if they do not have this weights root.
+fn checked_blocks(
+    path: &Path,
+    count: usize,
+    root: Digest,
+) -> anyhow::Result<impl FnMut(&mut [f32]) -> io::Result<()>> {
+    let mut file =
+        BufReader::new(File::open(path).with_context(|| format!("could not read {}", path.display()))?);
+    let (mut left, mut seen, mut bytes) = (count, lineage::RootOfBlocks::default(), Vec::new());
+    Ok(move |block: &mut [f32]| {
+        for part in block.chunks_mut(VALUES_AT_ONCE) {
+            bytes.resize(4 * part.len(), 0);
+            file.read_exact(&mut bytes)?;
+            for (value, bytes) in part.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *value = f32::from_le_bytes(*bytes);
+            }
+            seen.update(part);
+            left -= part.len();
         }
-        seen.update(block);
-        left -= block.len();
         if left == 0 && std::mem::take(&mut seen).finish() != root {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -336,6 +375,5 @@ fn write_from(
             ));
         }
         Ok(())
-    });
-    Ok(written?)
+    })
 }

@@ -40,7 +40,7 @@ pub(super) fn generate(wanted: &GenerateText, output: &mut Output<'_>) -> anyhow
     let loaded = load(which)?;
     let tokenizer = wanted.words.tokenizer(which)?;
     loaded.knows(&tokenizer)?;
-    let evaluator = loaded.evaluator(which)?;
+    let evaluator = loaded.evaluator(&which.device)?;
 
     let end = tokenizer.end_of_document();
     let mut tokens = tokenizer.encode(prompt)?;
@@ -79,7 +79,7 @@ pub(super) fn generate(wanted: &GenerateText, output: &mut Output<'_>) -> anyhow
     }
     let text = tokenizer.decode(&made)?;
     let value = json!({
-        "model": loaded.name, "prompt": prompt, "text": text, "tokens": made, "stopped": stopped,
+        "model": loaded.description(), "prompt": prompt, "text": text, "tokens": made, "stopped": stopped,
         "temperature": temperature, "top_p": top_p, "seed": seed,
     });
     Ok(output.result(text.get(shown..).unwrap_or_default(), value)?)
