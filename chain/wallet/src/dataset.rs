@@ -4,7 +4,8 @@ use crate::{formats::AllFormats, help, output::Output};
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use dataset::{
-    OutputDirectory, PrepareOptions, Prepared, Progress, Source, SourceStats, TEXT_FIELD, TokenizerChoice,
+    OutputDirectory, Part, PrepareOptions, Prepared, Progress, Source, SourceStats, Stage, StageResult,
+    TEXT_FIELD, TokenizerChoice,
 };
 use serde_json::{Value, json};
 use std::{
@@ -19,6 +20,7 @@ pub enum DatasetCommand {
     #[command(after_help = help::reading(&[
         "mettle dataset prepare --text corpus --out data --sequence 1024 --vocabulary 32768",
         "mettle dataset prepare --mix mixture.toml --out data --tokenizer tokenizer.json",
+        "mettle dataset prepare --mix mixture.toml --out data --tokenizer tokenizer.json --stage scan --part 3/16",
     ]))]
     Prepare(Prepare),
 }
@@ -60,28 +62,117 @@ pub struct Prepare {
     /// Encoding threads [default: the number of cores]. The dataset does not depend on it.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Do one stage of the work, on one of many machines that share the directory of `--out`.
+    #[arg(long, value_name = "STAGE")]
+    pub stage: Option<StageName>,
+    /// The part to scan or encode, such as 3/16 (the first is 0/16). `auto` is this task of a SLURM array, and
+    /// `auto/16` the part of 16 that SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX (Kubernetes) names.
+    #[arg(long, value_name = "INDEX/COUNT", requires = "stage", default_value = "auto")]
+    pub part: String,
+}
+
+/// A stage of the work on many machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum StageName {
+    /// Record the documents of a part
+    Scan,
+    /// Once: find duplicates, choose the splits, train the tokenizer
+    Select,
+    /// Turn a part into tokens
+    Encode,
+    /// Once: put the parts together
+    Join,
 }
 
 /// Runs a command; prints through `output`.
 pub async fn run(command: DatasetCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
     output.bare_json();
     let DatasetCommand::Prepare(prepare) = command;
+    let stage = prepare.stage.map(|name| stage(name, &prepare.part)).transpose()?;
     let options = options(prepare)?;
     let work = tokio::task::spawn_blocking(move || {
         let mut bar = Bar::new();
-        let prepared = dataset::prepare(options, &mut |progress| bar.show(&progress));
+        let mut show = |progress| bar.show(&progress);
+        let done = match stage {
+            None => {
+                dataset::prepare(options, &mut show).map(|prepared| StageResult::Joined(Box::new(prepared)))
+            }
+            Some(stage) => dataset::prepare_stage(&options, stage, &mut show),
+        };
         bar.end();
-        prepared
+        done
     });
-    let prepared = tokio::select! {
+    let done = tokio::select! {
         done = work => done?.context("could not prepare the dataset")?,
         () = node::program::stop_requested() => {
             eprintln!();
             bail!("stopped; the same command resumes from here")
         }
     };
-    let (text, value) = (summary(&prepared), summary_json(&prepared));
+    let (text, value) = stage_summary(&done);
     Ok(output.result(&text, value)?)
+}
+
+fn stage(name: StageName, given: &str) -> anyhow::Result<Stage> {
+    let part = || part(given, |name| std::env::var(name).ok());
+    Ok(match name {
+        StageName::Scan => Stage::Scan(part()?),
+        StageName::Select => Stage::Select,
+        StageName::Encode => Stage::Encode(part()?),
+        StageName::Join => Stage::Join,
+    })
+}
+
+/// The part that is `given` or that a cluster says in its variables.
+fn part(given: &str, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Part> {
+    let number = |name: &str| -> anyhow::Result<Option<u32>> {
+        let Some(value) = variable(name) else { return Ok(None) };
+        Ok(Some(value.parse().with_context(|| format!("{name} is {value:?}, which is no number"))?))
+    };
+    let slurm = number("SLURM_ARRAY_TASK_ID")?;
+    let (index, count) = match (given, given.strip_prefix("auto/")) {
+        ("auto", _) => {
+            let index =
+                slurm.context("this is no task of a SLURM array; give --part INDEX/COUNT, or auto/COUNT")?;
+            let of_array = |name: &str| number(name)?.with_context(|| format!("{name} is not set"));
+            let first = of_array("SLURM_ARRAY_TASK_MIN")?;
+            let count = of_array("SLURM_ARRAY_TASK_COUNT")?;
+            if of_array("SLURM_ARRAY_TASK_MAX")?.checked_sub(first) != count.checked_sub(1) || index < first {
+                bail!("the SLURM array has gaps, so its tasks are not all parts; give --part auto/COUNT");
+            }
+            (index - first, count)
+        }
+        (_, Some(count)) => {
+            let count = count.parse().with_context(|| format!("{given} names no part; write auto/COUNT"))?;
+            let index = match slurm {
+                Some(index) => index,
+                None => number("JOB_COMPLETION_INDEX")?.context(
+                    "neither SLURM_ARRAY_TASK_ID nor JOB_COMPLETION_INDEX is set; give --part INDEX/COUNT",
+                )?,
+            };
+            (index, count)
+        }
+        _ => return Ok(given.parse()?),
+    };
+    Ok(Part::new(index, count)?)
+}
+
+fn stage_summary(done: &StageResult) -> (String, Value) {
+    match done {
+        StageResult::Scanned { part, files, documents } => (
+            format!("part {part} is scanned: {documents} documents in {files} files"),
+            json!({ "stage": "scan", "part": part.to_string(), "files": files, "documents": documents }),
+        ),
+        StageResult::Selected { parts, documents, duplicates } => (
+            format!("{documents} documents in {parts} parts are selected, without {duplicates} duplicates"),
+            json!({ "stage": "select", "parts": parts, "documents": documents, "duplicates": duplicates }),
+        ),
+        StageResult::Encoded { part, documents, tokens } => (
+            format!("part {part} is encoded: {documents} documents, {tokens} tokens"),
+            json!({ "stage": "encode", "part": part.to_string(), "documents": documents, "tokens": tokens }),
+        ),
+        StageResult::Joined(prepared) => (summary(prepared), summary_json(prepared)),
+    }
 }
 
 fn options(prepare: Prepare) -> anyhow::Result<PrepareOptions> {
@@ -204,7 +295,9 @@ impl Bar {
 /// Bytes done, and bytes in total.
 fn measure(progress: &Progress) -> Option<(u64, u64)> {
     match *progress {
-        Progress::Reading { bytes, of, .. } | Progress::Encoding { bytes, of, .. } => Some((bytes, of)),
+        Progress::Reading { bytes, of, .. }
+        | Progress::Encoding { bytes, of, .. }
+        | Progress::Joining { bytes, of } => Some((bytes, of)),
         _ => None,
     }
 }
@@ -213,7 +306,11 @@ fn measure(progress: &Progress) -> Option<(u64, u64)> {
 fn line(progress: &Progress, began_at: u64, elapsed: Duration) -> String {
     const WIDTH: u64 = 20;
     let Some((done, of)) = measure(progress).filter(|(_, of)| *of > 0) else { return progress.to_string() };
-    let name = if matches!(progress, Progress::Reading { .. }) { "reading " } else { "encoding" };
+    let name = match progress {
+        Progress::Reading { .. } => "reading ",
+        Progress::Joining { .. } => "joining ",
+        _ => "encoding",
+    };
     let filled = (done.min(of) * WIDTH / of) as usize;
     let bar = format!("{}{}", "#".repeat(filled), ".".repeat(WIDTH as usize - filled));
     let mut line = format!("{name} [{bar}] {} of {}", size(done), size(of));
@@ -253,7 +350,47 @@ mod tests {
         );
         let reading = Progress::Reading { files: 3, bytes: 7_000, of: 7_000 };
         assert_eq!(line(&reading, 0, Duration::ZERO), "reading  [####################] 7.0 kB of 7.0 kB");
+        let joining = Progress::Joining { bytes: 500, of: 1000 };
+        assert_eq!(line(&joining, 0, Duration::ZERO), "joining  [##########..........] 0.5 kB of 1.0 kB");
         let empty = Progress::Reading { files: 0, bytes: 0, of: 0 };
         assert_eq!(line(&empty, 0, Duration::ZERO), "read 0 files, 0.0 of 0.0 MB");
+    }
+
+    #[test]
+    fn a_part_is_given_or_said_by_the_cluster() {
+        let of = |given: &str, set: &[(&str, &str)]| {
+            let variable =
+                |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+            part(given, variable).map(|part| part.to_string()).map_err(|error| format!("{error:#}"))
+        };
+        let array = |id, min, max, count| {
+            let names = ["ID", "MIN", "MAX", "COUNT"].map(|name| format!("SLURM_ARRAY_TASK_{name}"));
+            names.into_iter().zip([id, min, max, count]).collect::<Vec<(String, &str)>>()
+        };
+        let slurm = |given: &str, id, min, max, count| {
+            let set = array(id, min, max, count);
+            of(given, &set.iter().map(|(name, value)| (name.as_str(), *value)).collect::<Vec<_>>())
+        };
+        assert_eq!(of("3/16", &[]).as_deref(), Ok("3/16"));
+        assert_eq!(slurm("auto", "5", "0", "15", "16").as_deref(), Ok("5/16"));
+        assert_eq!(slurm("auto", "16", "1", "16", "16").as_deref(), Ok("15/16"));
+        // The missing parts of an array, again.
+        assert_eq!(slurm("auto/16", "7", "3", "7", "2").as_deref(), Ok("7/16"));
+        let pod = [("JOB_COMPLETION_INDEX", "15")];
+        assert_eq!(of("auto/16", &pod).as_deref(), Ok("15/16"));
+
+        let says = |found: Result<String, String>, part: &str| {
+            let error = found.expect_err(part);
+            assert!(error.contains(part), "{error}");
+        };
+        says(slurm("auto", "7", "3", "7", "2"), "has gaps");
+        says(of("auto", &pod), "no task of a SLURM array");
+        says(of("auto", &[("SLURM_ARRAY_TASK_ID", "1")]), "SLURM_ARRAY_TASK_MIN is not set");
+        says(of("auto/16", &[]), "neither SLURM_ARRAY_TASK_ID nor JOB_COMPLETION_INDEX");
+        says(of("auto/16", &[("JOB_COMPLETION_INDEX", "x")]), "is \"x\", which is no number");
+        says(of("auto/x", &pod), "write auto/COUNT");
+        says(of("auto/15", &pod), "there is no part 15 of 15");
+        says(of("16/16", &[]), "there is no part 16 of 16");
+        says(of("seven", &[]), "INDEX/COUNT");
     }
 }

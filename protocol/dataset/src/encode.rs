@@ -5,13 +5,13 @@ use crate::{
     documents::{Batch, Item, pieces},
     durable::sync_directory,
     error::{PrepareError, SourceError, unwritable, write_atomic},
-    files::{read_bounded, shards_path},
+    files::read_bounded,
     manifest::{Manifest, token_bytes_for},
     options::{PrepareOptions, Progress},
     pipeline,
     scan::{Record, Records, Scan, read_again},
-    select::{Owed, Selection, Split},
-    shard::{SplitState, SplitWriter},
+    select::{Owed, Selection, Span, Split},
+    shard::{SplitWriter, TokenWriter},
     tokenizer::{TextEncoder, TextTokenizer},
 };
 use protocol::Digest;
@@ -27,30 +27,42 @@ pub(crate) const PIECE_BYTES: usize = 256 << 10;
 /// The limit of a checkpoint.
 const MAX_STATE_BYTES: u64 = 64 << 20;
 
+/// What to encode.
+pub(crate) struct Plan<'a> {
+    pub scan: &'a Scan,
+    pub selection: &'a Selection,
+    pub tokenizer: &'a TextTokenizer,
+    pub spans: &'a [Span],
+    /// Bytes of the documents, each as often as it is taken.
+    pub bytes: u64,
+    /// A digest of all the rest of the plan but the tokenizer.
+    pub digest: Digest,
+}
+
 /// A checkpoint of the second pass.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct State {
-    /// The inputs of the dataset, and its tokenizer.
-    inputs: Digest,
+struct State<S> {
+    /// The plan, and its tokenizer.
+    plan: Digest,
     tokenizer: Digest,
     at: Cursor,
-    training: SplitState,
-    held_out: SplitState,
-    sources: Vec<Taken>,
+    training: S,
+    held_out: S,
+    taken: Vec<Taken>,
 }
 
 /// The next item.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Cursor {
-    reading: usize,
+    span: usize,
     file: usize,
     item: u64,
     owed: Owed,
 }
 
-/// Totals of the documents taken from one source.
+/// Totals of the documents taken in one span, or from one source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Taken {
@@ -58,6 +70,7 @@ pub(crate) struct Taken {
     pub held_out_documents: u64,
     pub bytes: u64,
     pub tokens: u64,
+    pub held_out_tokens: u64,
 }
 
 /// A document to encode.
@@ -68,9 +81,9 @@ struct Document {
     number: u64,
 }
 
-/// Documents of one source, and the cursor after them.
+/// Documents of one span, and the cursor after them.
 struct Work {
-    source: usize,
+    span: usize,
     path: PathBuf,
     documents: Vec<Document>,
     then: Cursor,
@@ -78,82 +91,116 @@ struct Work {
 
 /// The split, the bytes of text and the tokens of each document of a [`Work`], and the cursor after them.
 struct Encoded {
-    source: usize,
+    span: usize,
     documents: Vec<(Split, u32, Vec<u32>)>,
     then: Cursor,
 }
 
-/// Writes the shards of both splits, resuming from an earlier attempt in `partial`. Returns the manifest and the
-/// totals of each source.
-pub(crate) fn encode(
-    scan: &Scan,
-    selection: &Selection,
-    tokenizer: &TextTokenizer,
+impl Cursor {
+    /// The beginning of a span, or the end of all.
+    fn at(spans: &[Span], number: usize) -> Cursor {
+        let (file, owed) = spans.get(number).map(|span| (span.files.start, span.owed)).unwrap_or_default();
+        Cursor { span: number, file, item: 0, owed }
+    }
+}
+
+impl Taken {
+    pub fn add(&mut self, other: &Taken) {
+        self.documents += other.documents;
+        self.held_out_documents += other.held_out_documents;
+        self.bytes += other.bytes;
+        self.tokens += other.tokens;
+        self.held_out_tokens += other.held_out_tokens;
+    }
+}
+
+/// Gives the tokens of each split to one `writer`, whose files are in `directory`. Resumes from an earlier attempt in
+/// `partial`, which holds the checkpoint.
+pub(crate) fn encode<W: TokenWriter>(
+    plan: &Plan<'_>,
     options: &PrepareOptions,
-    (partial, inputs): (&Path, Digest),
+    (partial, directory): (&Path, &Path),
+    writer: impl Fn(&str) -> W,
     progress: &mut dyn FnMut(Progress),
-) -> Result<(Manifest, Vec<Taken>), PrepareError> {
-    let shards = shards_path(partial);
-    let failed = |source| unwritable(&shards, source);
-    let sequence_tokens = options.seq_len + 1;
-    let writer = |name: &str| {
-        let token_bytes = token_bytes_for(tokenizer.vocab());
-        SplitWriter::new(partial, name, sequence_tokens as usize, token_bytes, options.shard_bytes)
-    };
+) -> Result<Output<W>, PrepareError> {
+    let failed = |source| unwritable(directory, source);
+    let tokenizer = plan.tokenizer.digest();
     let state_path = partial.join("encoded");
     let found = read_bounded(&state_path, MAX_STATE_BYTES).ok().flatten();
-    let found = found.and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
-    let found = found.filter(|state| state.inputs == inputs && state.tokenizer == tokenizer.digest());
-    let mut output = Output::open(&shards, writer, found, scan.sources.len()).map_err(failed)?;
+    let found = found.and_then(|bytes| serde_json::from_slice::<State<W::State>>(&bytes).ok());
+    let found = found.filter(|state| state.plan == plan.digest && state.tokenizer == tokenizer);
+    let mut output = Output::open(directory, writer, found, plan.spans).map_err(failed)?;
 
-    let of: u64 = selection.bytes.iter().sum();
+    let of = plan.bytes;
     let resumed = output.bytes();
     progress(Progress::Encoding { bytes: resumed, of, resumed });
     let mut noted = resumed;
     // One for each working thread.
     let encoders = Mutex::default();
-    let works = Works { scan, selection, readings: selection.readings(), next: output.at, open: None };
-    let encode = |work: Work| encode_work(work, scan, tokenizer, &encoders);
+    let works = Works { plan, next: output.at, open: None };
+    let encode = |work: Work| encode_work(work, plan, &encoders);
     pipeline::ordered(options.threads(), works, encode, |encoded| {
         output.push(encoded).map_err(failed)?;
         let bytes = output.bytes();
         if options.note_every_bytes <= bytes - noted {
             noted = bytes;
-            let state = output.state(inputs, tokenizer.digest()).map_err(failed)?;
-            sync_directory(&shards).map_err(failed)?;
+            let state = output.state(plan.digest, tokenizer).map_err(failed)?;
+            sync_directory(directory).map_err(failed)?;
             let state = serde_json::to_vec(&state).expect("numbers and strings are always JSON");
             write_atomic(&state_path, &state)?;
         }
         progress(Progress::Encoding { bytes, of, resumed });
         Ok::<_, PrepareError>(())
     })?;
+    Ok(output)
+}
 
-    let training = output.training.finish().map_err(failed)?;
-    let held_out = output.held_out.finish().map_err(failed)?;
+/// The manifest of finished shards. `bytes` of text have become these.
+pub(crate) fn manifest(
+    training: SplitWriter,
+    held_out: SplitWriter,
+    tokenizer: &TextTokenizer,
+    options: &PrepareOptions,
+    (directory, bytes): (&Path, u64),
+) -> Result<Manifest, PrepareError> {
+    let failed = |source| unwritable(directory, source);
+    let (training, held_out) = (training.finish().map_err(failed)?, held_out.finish().map_err(failed)?);
     if training.is_empty() || held_out.is_empty() {
         // The text has more bytes per token than assumed, and is too short. Twice as much text is enough.
-        let (bytes, needed) = (of, of.saturating_mul(2));
+        let needed = bytes.saturating_mul(2);
         return Err(PrepareError::TooLittleText { bytes, needed, seq_len: options.seq_len });
     }
+    let sequence_tokens = options.seq_len + 1;
     let manifest = Manifest::new(tokenizer.digest(), tokenizer.vocab(), sequence_tokens, training, held_out);
     manifest.check()?;
-    Ok((manifest, output.sources))
+    Ok(manifest)
+}
+
+/// A writer of the shards of one split.
+pub(crate) fn shard_writer(
+    name: &str,
+    tokenizer: &TextTokenizer,
+    options: &PrepareOptions,
+    partial: &Path,
+) -> SplitWriter {
+    let token_bytes = token_bytes_for(tokenizer.vocab());
+    SplitWriter::new(partial, name, options.seq_len as usize + 1, token_bytes, options.shard_bytes)
 }
 
 /// The tokens of each document, with an encoder from the pool.
 fn encode_work<'a>(
     work: Work,
-    scan: &Scan,
-    tokenizer: &'a TextTokenizer,
+    plan: &Plan<'a>,
     encoders: &Mutex<Vec<TextEncoder<'a>>>,
 ) -> Result<Encoded, PrepareError> {
-    let Work { source, path, documents, then } = work;
+    let Work { span, path, documents, then } = work;
+    let (field, tokenizer) = (&plan.scan.sources[plan.spans[span].source].field, plan.tokenizer);
     let pool = || encoders.lock().unwrap_or_else(PoisonError::into_inner);
     let idle = pool().pop();
     let mut encoder = idle.unwrap_or_else(|| tokenizer.encoder());
     let mut encoded = Vec::with_capacity(documents.len());
     for Document { item, record, split, number } in documents {
-        let text = item.text(&scan.sources[source].field).ok().filter(|text| Record::of(text) == record);
+        let text = item.text(field).ok().filter(|text| Record::of(text) == record);
         let text = text.ok_or_else(|| SourceError::Changed { path: path.clone() })?;
         let mut tokens = Vec::with_capacity(text.len() / 3);
         pieces(&text, PIECE_BYTES)
@@ -163,50 +210,52 @@ fn encode_work<'a>(
         encoded.push((split, record.bytes, tokens));
     }
     pool().push(encoder);
-    Ok(Encoded { source, documents: encoded, then })
+    Ok(Encoded { span, documents: encoded, then })
 }
 
-/// The shards of both splits, the totals of each source, and the cursor after them.
-struct Output {
-    training: SplitWriter,
-    held_out: SplitWriter,
-    sources: Vec<Taken>,
+/// The writers of both splits, the totals of each span, and the cursor after them.
+pub(crate) struct Output<W> {
+    pub training: W,
+    pub held_out: W,
+    pub taken: Vec<Taken>,
     at: Cursor,
 }
 
-impl Output {
+impl<W: TokenWriter> Output<W> {
     /// Resumes from `state`, or begins anew where its files are not there.
     fn open(
-        shards: &Path,
-        writer: impl Fn(&str) -> SplitWriter,
-        state: Option<State>,
-        sources: usize,
-    ) -> io::Result<Output> {
-        if let Some(State { training, held_out, sources, at, .. }) = state
+        directory: &Path,
+        writer: impl Fn(&str) -> W,
+        state: Option<State<W::State>>,
+        spans: &[Span],
+    ) -> io::Result<Output<W>> {
+        if let Some(State { training, held_out, taken, at, .. }) = state
+            && taken.len() == spans.len()
             && let Some(training) = writer("training").resume(training)?
             && let Some(held_out) = writer("held-out").resume(held_out)?
         {
-            return Ok(Output { training, held_out, sources, at });
+            return Ok(Output { training, held_out, taken, at });
         }
-        if shards.exists() {
-            fs::remove_dir_all(shards)?;
-        }
-        fs::create_dir(shards)?;
+        create_empty(directory)?;
         let (training, held_out) = (writer("training"), writer("held-out"));
-        Ok(Output { training, held_out, sources: vec![Taken::default(); sources], at: Cursor::default() })
+        let taken = vec![Taken::default(); spans.len()];
+        Ok(Output { training, held_out, taken, at: Cursor::at(spans, 0) })
     }
 
     fn push(&mut self, encoded: Encoded) -> io::Result<()> {
-        let taken = &mut self.sources[encoded.source];
+        let taken = &mut self.taken[encoded.span];
         for (split, bytes, tokens) in encoded.documents {
-            match split {
-                Split::Training => self.training.push(&tokens)?,
-                Split::HeldOut => self.held_out.push(&tokens)?,
-            }
             taken.documents += 1;
-            taken.held_out_documents += u64::from(split == Split::HeldOut);
             taken.bytes += u64::from(bytes);
             taken.tokens += tokens.len() as u64;
+            match split {
+                Split::Training => self.training.push(&tokens)?,
+                Split::HeldOut => {
+                    taken.held_out_documents += 1;
+                    taken.held_out_tokens += tokens.len() as u64;
+                    self.held_out.push(&tokens)?;
+                }
+            }
         }
         self.at = encoded.then;
         Ok(())
@@ -214,41 +263,49 @@ impl Output {
 
     /// Bytes of text so far.
     fn bytes(&self) -> u64 {
-        self.sources.iter().map(|taken| taken.bytes).sum()
+        self.taken.iter().map(|taken| taken.bytes).sum()
     }
 
-    /// Syncs the shards, and returns the state to resume from.
-    fn state(&mut self, inputs: Digest, tokenizer: Digest) -> io::Result<State> {
+    /// Syncs the files, and returns the state to resume from.
+    fn state(&mut self, plan: Digest, tokenizer: Digest) -> io::Result<State<W::State>> {
         let (training, held_out) = (self.training.state()?, self.held_out.state()?);
-        Ok(State { inputs, tokenizer, at: self.at, training, held_out, sources: self.sources.clone() })
+        Ok(State { plan, tokenizer, at: self.at, training, held_out, taken: self.taken.clone() })
     }
+}
+
+/// Removes what is in a directory, and creates it.
+pub(crate) fn create_empty(directory: &Path) -> io::Result<()> {
+    if directory.exists() {
+        fs::remove_dir_all(directory)?;
+    }
+    fs::create_dir(directory)
 }
 
 /// The documents to encode, in order, a batch at a time.
 struct Works<'a> {
-    scan: &'a Scan,
-    selection: &'a Selection,
-    readings: Vec<(usize, u32)>,
+    plan: &'a Plan<'a>,
     next: Cursor,
     /// The file of `next`.
-    open: Option<(Batches, Records)>,
+    open: Option<(Batches, Records<'a>)>,
 }
 
 type Batches = Box<dyn Iterator<Item = Result<Batch, SourceError>> + Send>;
 
 impl Works<'_> {
     fn batch(&mut self) -> Result<Option<Work>, PrepareError> {
+        let Plan { scan, selection, spans, .. } = *self.plan;
         loop {
-            let Some(&reading) = self.readings.get(self.next.reading) else { return Ok(None) };
-            let source = &self.scan.sources[reading.0];
-            let Some(file) = source.files.get(self.next.file) else {
-                self.next = Cursor { reading: self.next.reading + 1, ..Cursor::default() };
+            let Some(span) = spans.get(self.next.span) else { return Ok(None) };
+            let source = &scan.sources[span.source];
+            let file = source.files[..span.files.end].get(self.next.file);
+            let Some(file) = file else {
+                self.next = Cursor::at(spans, self.next.span + 1);
                 continue;
             };
             let (batches, records) = match &mut self.open {
                 Some(open) => open,
                 none => {
-                    let records = self.scan.records(file.first + self.next.item)?;
+                    let records = scan.records(file.first + self.next.item);
                     none.insert((Box::new(read_again(file, &source.field)), records))
                 }
             };
@@ -265,14 +322,14 @@ impl Works<'_> {
                     continue;
                 }
                 let record = records.next()?;
-                let owed = &mut self.next.owed;
-                if let Some(split) = self.selection.split(file.first + number, &record, reading, owed) {
+                let (reading, owed) = ((span.source, span.reading), &mut self.next.owed);
+                if let Some(split) = selection.split(file.first + number, &record, reading, owed) {
                     documents.push(Document { item, record, split, number: number + 1 });
                 }
                 self.next.item = number + 1;
             }
             let path = file.file.path.clone();
-            return Ok(Some(Work { source: reading.0, path, documents, then: self.next }));
+            return Ok(Some(Work { span: self.next.span, path, documents, then: self.next }));
         }
     }
 }

@@ -98,6 +98,27 @@ pub enum PrepareError {
     Manifest(#[from] ManifestError),
     #[error("the dataset in {} cannot be read back; remove it to prepare it again", directory.display())]
     NotReadBack { directory: PathBuf, source: ReadError },
+    #[error("{} has no parts; scan each part first, with `--stage scan --part INDEX/COUNT`", directory.display())]
+    NoParts { directory: PathBuf },
+    #[error(
+        "{} has the parts of another text or of other options (job {found}, not {job}); give every stage the same \
+         text and options, or remove that directory",
+        directory.display()
+    )]
+    OtherParts { directory: PathBuf, found: Digest, job: Digest },
+    #[error("{} has {parts} parts, not {given}; give every stage the same number, or remove that directory", directory.display())]
+    PartCount { directory: PathBuf, given: u32, parts: u32 },
+    #[error("part {part} belongs to another job; remove {} and scan that part again", directory.display())]
+    OtherPart { part: u32, directory: PathBuf },
+    #[error("part {part} is damaged; remove {} and run all stages of that part again", directory.display())]
+    PartDamaged { part: u32, directory: PathBuf },
+    #[error(
+        "{} of {of} parts are missing: {}; run `--stage {stage} --part INDEX/{of}` for each of them",
+        missing.len(), ranges(missing)
+    )]
+    PartsMissing { stage: &'static str, missing: Vec<u32>, of: u32 },
+    #[error("{} has no selection of these parts; run `--stage select` first", directory.display())]
+    NotSelected { directory: PathBuf },
 }
 
 impl PrepareError {
@@ -133,6 +154,16 @@ fn listed(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or ")
 }
 
+/// Ascending numbers, those that follow one another as a range.
+fn ranges(numbers: &[u32]) -> String {
+    let groups = numbers.chunk_by(|one, next| one + 1 == *next);
+    let group = |group: &[u32]| match group {
+        [one] => one.to_string(),
+        _ => format!("{}-{}", group[0], group[group.len() - 1]),
+    };
+    groups.map(group).collect::<Vec<_>>().join(", ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,6 +177,16 @@ mod tests {
         let error = unwritable(Path::new("file"), error);
         assert!(matches!(&error, PrepareError::DiskFull { path: full } if full == Path::new("file")));
         assert!(error.to_string().contains("the disk is full"));
+    }
+
+    #[test]
+    fn missing_parts_are_named_by_ranges() {
+        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
+        let error = PrepareError::PartsMissing { stage: "scan", missing: vec![3], of: 16 };
+        assert_eq!(
+            error.to_string(),
+            "1 of 16 parts are missing: 3; run `--stage scan --part INDEX/16` for each of them"
+        );
     }
 
     #[test]

@@ -71,6 +71,8 @@ pub enum Progress {
     Tokenizer { tokens: u32, of: u32 },
     /// The second pass. In bytes, `resumed` of them by an earlier attempt.
     Encoding { bytes: u64, of: u64, resumed: u64 },
+    /// The tokens of all parts are copied into shards. In bytes of tokens.
+    Joining { bytes: u64, of: u64 },
     /// The dataset is being read back.
     Checking,
     /// The directory has its name.
@@ -156,6 +158,9 @@ impl fmt::Display for Progress {
             }
             Progress::Encoding { bytes, of, .. } => {
                 write!(f, "encoding: {:.1} of {:.1} MB", megabytes(*bytes), megabytes(*of))
+            }
+            Progress::Joining { bytes, of } => {
+                write!(f, "joining: {:.1} of {:.1} MB of tokens", megabytes(*bytes), megabytes(*of))
             }
             Progress::Checking => f.write_str("reading the dataset back"),
             Progress::Finished { directory } => write!(f, "{} is prepared", directory.display()),

@@ -9,15 +9,15 @@
 
 use crate::{
     documents::pieces,
-    encode::{self, PIECE_BYTES},
+    encode::{self, Output, PIECE_BYTES, Plan, Taken},
     error::{PrepareError, SourceError, write_atomic},
-    files::{manifest_path, prepared_path, read_bounded, tokenizer_path},
+    files::{manifest_path, prepared_path, read_bounded, shards_path, tokenizer_path},
     manifest::Manifest,
     options::{OutputDirectory, PrepareOptions, Progress, TokenizerChoice},
     output_lock::OutputLock,
     reader::{Dataset, MAX_TOKENIZER_BYTES},
     scan::{Scan, read_again},
-    select::{Amounts, KEYS_AT_ONCE, ONE, Selection},
+    select::{Amounts, KEYS_AT_ONCE, ONE, Selection, Span},
     source::TextFile,
     tokenizer::TextTokenizer,
 };
@@ -140,28 +140,46 @@ fn make(
         Some(tokenizer) => tokenizer,
         None => trained_tokenizer(&scan, &selection, options, (partial, inputs), progress)?,
     };
-    let (manifest, taken) =
-        encode::encode(&scan, &selection, &tokenizer, options, (partial, inputs), progress)?;
-    let figures = figures(options, &scan, &selection, &taken);
+    let spans = selection.spans(&scan);
+    let bytes = selection.bytes.iter().sum();
+    let (scan, selection) = (&scan, &selection);
+    let plan = Plan { scan, selection, tokenizer: &tokenizer, spans: &spans, bytes, digest: inputs };
+    let writer = |name: &str| encode::shard_writer(name, &tokenizer, options, partial);
+    let Output { training, held_out, taken, .. } =
+        encode::encode(&plan, options, (partial, &shards_path(partial)), writer, progress)?;
+    let manifest = encode::manifest(training, held_out, &tokenizer, options, (partial, bytes))?;
+    let figures = figures(options, scan, selection, spans.iter().zip(&taken));
+    finish(&manifest, &tokenizer, (inputs, figures), &directory, lock, progress)
+}
+
+/// Describes the dataset in the lock's directory, reads it back, and renames it to `directory`.
+pub(crate) fn finish(
+    manifest: &Manifest,
+    tokenizer: &TextTokenizer,
+    (inputs, figures): (Digest, PrepareStats),
+    directory: &Path,
+    lock: &OutputLock,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Prepared, PrepareError> {
+    let partial = &lock.partial;
     write_atomic(&manifest_path(partial), &manifest.to_bytes())?;
     write_atomic(&tokenizer_path(partial), tokenizer.json())?;
     let prepared = Description { format: FORMAT.into(), inputs, manifest: manifest.digest(), figures };
     let bytes = serde_json::to_vec_pretty(&prepared).expect("numbers and strings are always JSON");
     write_atomic(&prepared_path(partial), &bytes)?;
 
-    // Read back and rename.
     progress(Progress::Checking);
     read_back(partial, manifest.digest())?;
     lock.remove_notes()?;
-    lock.publish(&directory)?;
-    let prepared = existing(&directory, &inputs)?
-        .ok_or_else(|| PrepareError::Foreign { directory: directory.clone() })?;
-    progress(Progress::Finished { directory });
+    lock.publish(directory)?;
+    let prepared = existing(directory, &inputs)?
+        .ok_or_else(|| PrepareError::Foreign { directory: directory.to_owned() })?;
+    progress(Progress::Finished { directory: directory.to_owned() });
     Ok(Prepared { reused: false, ..prepared })
 }
 
 /// Selects the documents. Too little text fails here, before any of it is encoded.
-fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareError> {
+pub(crate) fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareError> {
     let least = options
         .held_out_sequences_min
         .saturating_mul(u64::from(options.seq_len))
@@ -195,15 +213,20 @@ fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareErr
     }
 }
 
-fn figures(
+/// The totals, from those of each span.
+pub(crate) fn figures<'a>(
     options: &PrepareOptions,
     scan: &Scan,
     selection: &Selection,
-    taken: &[encode::Taken],
+    spans: impl Iterator<Item = (&'a Span, &'a Taken)>,
 ) -> PrepareStats {
-    let sum = |of: fn(&encode::Taken) -> u64| taken.iter().map(of).sum();
-    let sources = options.source.parts.iter().zip(taken).zip(&selection.rates);
-    let source = |((part, taken), rate): ((&crate::source::SourcePart, &encode::Taken), &u64)| SourceStats {
+    let mut taken = vec![Taken::default(); scan.sources.len()];
+    for (span, of_span) in spans {
+        taken[span.source].add(of_span);
+    }
+    let sum = |of: fn(&Taken) -> u64| taken.iter().map(of).sum();
+    let sources = options.source.parts.iter().zip(&taken).zip(&selection.rates);
+    let source = |((part, taken), rate): ((&crate::source::SourcePart, &Taken), &u64)| SourceStats {
         name: part.name.clone(),
         documents: taken.documents,
         text_bytes: taken.bytes,
@@ -222,7 +245,7 @@ fn figures(
     }
 }
 
-fn given_tokenizer(choice: &TokenizerChoice) -> Result<Option<TextTokenizer>, PrepareError> {
+pub(crate) fn given_tokenizer(choice: &TokenizerChoice) -> Result<Option<TextTokenizer>, PrepareError> {
     let TokenizerChoice::File { path, end_of_document } = choice else { return Ok(None) };
     let bytes = read_bounded(path, MAX_TOKENIZER_BYTES)
         .map_err(|source| PrepareError::TokenizerUnreadable { path: path.clone(), source })?
@@ -233,7 +256,7 @@ fn given_tokenizer(choice: &TokenizerChoice) -> Result<Option<TextTokenizer>, Pr
 }
 
 /// Trains the tokenizer, or takes the one that an earlier attempt has trained for the same.
-fn trained_tokenizer(
+pub(crate) fn trained_tokenizer(
     scan: &Scan,
     selection: &Selection,
     options: &PrepareOptions,
@@ -243,7 +266,7 @@ fn trained_tokenizer(
     let TokenizerChoice::Train { vocab } = options.tokenizer else {
         unreachable!("a given tokenizer is not trained");
     };
-    let path = partial.join(format!("tokenizer-{inputs}.json"));
+    let path = trained_path(partial, inputs);
     if let Ok(Some(json)) = read_bounded(&path, MAX_TOKENIZER_BYTES) {
         return Ok(TextTokenizer::from_json(json, None)?);
     }
@@ -257,12 +280,17 @@ fn trained_tokenizer(
     Ok(tokenizer)
 }
 
+/// The tokenizer that was trained on these inputs.
+pub(crate) fn trained_path(partial: &Path, inputs: Digest) -> PathBuf {
+    partial.join(format!("tokenizer-{inputs}.json"))
+}
+
 /// The text for the tokenizer: the first piece of each sampled document.
 fn sample(scan: &Scan, selection: &Selection) -> Result<Vec<String>, PrepareError> {
     let mut sample = Vec::new();
     for (at, source) in scan.sources.iter().enumerate() {
         for file in &source.files {
-            let mut records = scan.records(file.first)?;
+            let mut records = scan.records(file.first);
             // Most files have no sampled document and are not read.
             let mut wanted = Vec::new();
             for number in 0..file.log.items {
@@ -289,7 +317,7 @@ fn sample(scan: &Scan, selection: &Selection) -> Result<Vec<String>, PrepareErro
 }
 
 /// A digest of the request, from what is known before the text is read.
-fn request(options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) -> Digest {
+pub(crate) fn request(options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) -> Digest {
     let mut parts = Parts::new("request");
     parts.options(options, tokenizer);
     for part in &options.source.parts {
@@ -299,7 +327,11 @@ fn request(options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) -> Diges
 }
 
 /// A digest of the inputs of the dataset.
-fn inputs_digest(options: &PrepareOptions, scan: &Scan, tokenizer: Option<&TextTokenizer>) -> Digest {
+pub(crate) fn inputs_digest(
+    options: &PrepareOptions,
+    scan: &Scan,
+    tokenizer: Option<&TextTokenizer>,
+) -> Digest {
     let mut parts = Parts::new("inputs");
     parts.options(options, tokenizer);
     for (part, source) in options.source.parts.iter().zip(&scan.sources) {
@@ -312,23 +344,23 @@ fn inputs_digest(options: &PrepareOptions, scan: &Scan, tokenizer: Option<&TextT
 }
 
 /// A digest over parts, each with its length.
-struct Parts(blake3::Hasher);
+pub(crate) struct Parts(blake3::Hasher);
 
 impl Parts {
-    fn new(what: &str) -> Parts {
+    pub fn new(what: &str) -> Parts {
         let mut parts = Parts(blake3::Hasher::new());
         parts.add(FORMAT.as_bytes());
         parts.add(what.as_bytes());
         parts
     }
 
-    fn add(&mut self, bytes: &[u8]) {
+    pub fn add(&mut self, bytes: &[u8]) {
         self.0.update(&(bytes.len() as u64).to_le_bytes());
         self.0.update(bytes);
     }
 
     /// The options that change the dataset; threads and checkpoints do not.
-    fn options(&mut self, options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) {
+    pub fn options(&mut self, options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) {
         let PrepareOptions { seq_len, shard_bytes, held_out_sequences_min, .. } = *options;
         for number in [u64::from(seq_len), shard_bytes, held_out_sequences_min] {
             self.add(&number.to_le_bytes());
@@ -344,7 +376,7 @@ impl Parts {
         }
     }
 
-    fn digest(self) -> Digest {
+    pub fn digest(self) -> Digest {
         Digest(*self.0.finalize().as_bytes())
     }
 }
@@ -380,7 +412,7 @@ fn description(directory: &Path) -> Result<Option<Description>, PrepareError> {
 }
 
 /// The dataset in `directory`, if it is that of `inputs`; an error if there are other files.
-fn existing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, PrepareError> {
+pub(crate) fn existing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, PrepareError> {
     let Some(description) = description(directory)? else { return Ok(None) };
     ensure!(description.inputs == *inputs, PrepareError::OtherInputs { directory: directory.to_owned() });
     let (dataset, unigram_loss) = read_back(directory, description.manifest)?;

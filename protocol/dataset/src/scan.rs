@@ -10,6 +10,7 @@
 use crate::{
     documents::Batch,
     error::{PrepareError, SourceError, unwritable},
+    files::read_bounded,
     options::Progress,
     pipeline,
     source::{Source, TextFile},
@@ -24,6 +25,11 @@ use std::{
 };
 
 const RECORD_BYTES: u64 = 36;
+/// The files of records and of logs.
+const RECORDS: &str = "documents";
+const LOG: &str = "documents.log";
+/// No system has longer paths. In bytes.
+const MAX_LOG_LINE_BYTES: u64 = 16 << 10;
 
 /// The record of a document. A length of 0: the line or row has no text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +45,14 @@ pub(crate) type Key = [u8; 32];
 #[derive(Debug)]
 pub(crate) struct Scan {
     pub sources: Vec<ScannedSource>,
-    records: PathBuf,
+    segments: Vec<Segment>,
+}
+
+/// The records of items that follow one another: all of them, or those of one part.
+#[derive(Debug)]
+struct Segment {
+    directory: PathBuf,
+    items: u64,
 }
 
 #[derive(Debug)]
@@ -109,54 +122,19 @@ impl Scan {
         threads: usize,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Scan, PrepareError> {
-        let all: Vec<(usize, &TextFile)> = files
-            .iter()
-            .enumerate()
-            .flat_map(|(at, files)| files.iter().map(move |file| (at, file)))
-            .collect();
-        let of: u64 = all.iter().map(|(_, file)| file.bytes).sum();
-        let expected: Vec<FileLog> =
-            all.iter().map(|(source, file)| FileLog::before(*source, file)).collect::<Result<_, _>>()?;
+        let logs = read_files(source, &in_order(&files), partial, threads, progress)?;
+        Ok(Scan::of(source, files, vec![(partial.to_owned(), logs)]))
+    }
 
-        // The files of an earlier attempt.
-        let mut log = Log::open(partial, &expected)?;
-        let done = log.files.len();
-        let mut bytes_done: u64 = expected[..done].iter().map(|file| file.bytes).sum();
-        progress(Progress::Reading { files: done as u64, bytes: bytes_done, of });
-
-        // The other files.
-        let batches = all[done..].iter().enumerate().flat_map(|(at, (part, file))| {
-            let batches = file.batches(&source.parts[*part].field);
-            batches.map(move |batch| Ok((done + at, batch?)))
-        });
-        let record = |(at, batch): (usize, Batch)| {
-            let (part, file) = all[at];
-            let mut records = Vec::with_capacity(batch.items.len());
-            for (number, item) in (batch.first + 1..).zip(batch.items) {
-                let text = item.text(&source.parts[part].field).map_err(|reason| SourceError::Item {
-                    path: file.path.clone(),
-                    number,
-                    reason,
-                })?;
-                records.push(Record::of(&text));
-            }
-            Ok((at, records, batch.last, batch.not_text, batch.file_bytes))
+    /// The scan of `files`, from directories that hold the records and logs of some of them each, in order.
+    pub fn of(source: &Source, files: Vec<Vec<TextFile>>, directories: Vec<(PathBuf, Vec<FileLog>)>) -> Scan {
+        let items = |logs: &[FileLog]| logs.iter().map(|log| log.items).sum();
+        let segment = |(directory, logs): &(PathBuf, Vec<FileLog>)| Segment {
+            directory: directory.clone(),
+            items: items(logs),
         };
-        pipeline::ordered(threads, batches, record, |(at, records, last, not_text, file_bytes)| {
-            for record in &records {
-                log.push(*record)?;
-            }
-            if last {
-                log.end(&expected[at], not_text)?;
-                bytes_done += expected[at].bytes;
-            }
-            let within = if last { 0 } else { file_bytes.min(expected[at].bytes) };
-            progress(Progress::Reading { files: log.files.len() as u64, bytes: bytes_done + within, of });
-            Ok::<_, PrepareError>(())
-        })?;
-
-        let logs = log.finish()?;
-        let (mut first, mut logs) = (0, logs.into_iter());
+        let segments = directories.iter().map(segment).collect();
+        let (mut first, mut logs) = (0, directories.into_iter().flat_map(|(_, logs)| logs));
         let sources = source.parts.iter().zip(files).map(|(part, files)| {
             let scanned = |file: TextFile| {
                 let log = logs.next().expect("every file was logged");
@@ -167,8 +145,7 @@ impl Scan {
             let files = files.into_iter().map(scanned).collect();
             ScannedSource { field: part.field.clone(), files }
         });
-        let sources = sources.collect();
-        Ok(Scan { sources, records: partial.join("documents") })
+        Scan { sources: sources.collect(), segments }
     }
 
     /// Items, documents or not, of all sources.
@@ -190,18 +167,20 @@ impl Scan {
     }
 
     /// The records from item `first` on.
-    pub fn records(&self, first: u64) -> Result<Records, PrepareError> {
-        let open = || {
-            let mut file = File::open(&self.records)?;
-            file.seek(SeekFrom::Start(first * RECORD_BYTES))?;
-            Ok(Records { path: self.records.clone(), reader: BufReader::with_capacity(1 << 18, file) })
-        };
-        open().map_err(|source| PrepareError::Unreadable { directory: self.records.clone(), source })
+    pub fn records(&self, first: u64) -> Records<'_> {
+        let (mut segments, mut skipped) = (&self.segments[..], first);
+        while let Some((segment, later)) = segments.split_first()
+            && segment.items <= skipped
+        {
+            skipped -= segment.items;
+            segments = later;
+        }
+        Records { segments, next: skipped, reader: None }
     }
 
     /// Calls `each` with every record, its number and its source.
     pub fn for_each(&self, mut each: impl FnMut(u64, usize, Record)) -> Result<(), PrepareError> {
-        let mut records = self.records(0)?;
+        let mut records = self.records(0);
         let mut number = 0;
         for (at, source) in self.sources.iter().enumerate() {
             for _ in 0..source.files.iter().map(|file| file.log.items).sum() {
@@ -214,19 +193,108 @@ impl Scan {
 }
 
 /// Reads records in order.
-pub(crate) struct Records {
-    path: PathBuf,
-    reader: BufReader<File>,
+pub(crate) struct Records<'a> {
+    /// From that of the next record on.
+    segments: &'a [Segment],
+    /// The next record's number in its segment.
+    next: u64,
+    reader: Option<BufReader<File>>,
 }
 
-impl Records {
+impl Records<'_> {
     pub fn next(&mut self) -> Result<Record, PrepareError> {
+        while let Some((segment, later)) = self.segments.split_first()
+            && segment.items <= self.next
+        {
+            (self.segments, self.next, self.reader) = (later, 0, None);
+        }
+        let path = self.segments.first().map(|segment| segment.directory.join(RECORDS)).unwrap_or_default();
+        self.read(&path).map_err(|source| PrepareError::Unreadable { directory: path, source })
+    }
+
+    fn read(&mut self, path: &Path) -> io::Result<Record> {
+        let reader = match &mut self.reader {
+            Some(reader) => reader,
+            none => {
+                let mut file = File::open(path)?;
+                file.seek(SeekFrom::Start(self.next * RECORD_BYTES))?;
+                none.insert(BufReader::with_capacity(1 << 18, file))
+            }
+        };
         let mut bytes = [0; RECORD_BYTES as usize];
-        self.reader
-            .read_exact(&mut bytes)
-            .map_err(|source| PrepareError::Unreadable { directory: self.path.clone(), source })?;
+        reader.read_exact(&mut bytes)?;
+        self.next += 1;
         Ok(Record::from_bytes(bytes))
     }
+}
+
+/// All files of all sources with the number of their source, in the order of their items.
+pub(crate) fn in_order(files: &[Vec<TextFile>]) -> Vec<(usize, &TextFile)> {
+    files.iter().enumerate().flat_map(|(at, files)| files.iter().map(move |file| (at, file))).collect()
+}
+
+/// Writes records and log of `all` these files into `directory`, and reads only those that no earlier attempt there
+/// has read.
+pub(crate) fn read_files(
+    source: &Source,
+    all: &[(usize, &TextFile)],
+    directory: &Path,
+    threads: usize,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Vec<FileLog>, PrepareError> {
+    let of: u64 = all.iter().map(|(_, file)| file.bytes).sum();
+    let expected: Vec<FileLog> =
+        all.iter().map(|(source, file)| FileLog::before(*source, file)).collect::<Result<_, _>>()?;
+
+    // The files of an earlier attempt.
+    let mut log = Log::open(directory, &expected)?;
+    let done = log.files.len();
+    let mut bytes_done: u64 = expected[..done].iter().map(|file| file.bytes).sum();
+    progress(Progress::Reading { files: done as u64, bytes: bytes_done, of });
+
+    // The other files.
+    let batches = all[done..].iter().enumerate().flat_map(|(at, (part, file))| {
+        let batches = file.batches(&source.parts[*part].field);
+        batches.map(move |batch| Ok((done + at, batch?)))
+    });
+    let record = |(at, batch): (usize, Batch)| {
+        let (part, file) = all[at];
+        let mut records = Vec::with_capacity(batch.items.len());
+        for (number, item) in (batch.first + 1..).zip(batch.items) {
+            let text = item.text(&source.parts[part].field).map_err(|reason| SourceError::Item {
+                path: file.path.clone(),
+                number,
+                reason,
+            })?;
+            records.push(Record::of(&text));
+        }
+        Ok((at, records, batch.last, batch.not_text, batch.file_bytes))
+    };
+    pipeline::ordered(threads, batches, record, |(at, records, last, not_text, file_bytes)| {
+        for record in &records {
+            log.push(*record)?;
+        }
+        if last {
+            log.end(&expected[at], not_text)?;
+            bytes_done += expected[at].bytes;
+        }
+        let within = if last { 0 } else { file_bytes.min(expected[at].bytes) };
+        progress(Progress::Reading { files: log.files.len() as u64, bytes: bytes_done + within, of });
+        Ok::<_, PrepareError>(())
+    })?;
+    log.finish()
+}
+
+/// The log that [`read_files`] has written of `files` files into `directory`, and its digest, if it is whole.
+pub(crate) fn read_log(directory: &Path, files: usize) -> io::Result<Option<(Digest, Vec<FileLog>)>> {
+    let limit = files as u64 * MAX_LOG_LINE_BYTES;
+    let Some(bytes) = read_bounded(&directory.join(LOG), limit)? else { return Ok(None) };
+    let logs: Result<Vec<FileLog>, _> =
+        bytes.split_inclusive(|byte| *byte == b'\n').map(serde_json::from_slice).collect();
+    let Some(logs) = logs.ok().filter(|logs| logs.len() == files) else { return Ok(None) };
+    let items: u64 = logs.iter().map(|log| log.items).sum();
+    let whole = fs::metadata(directory.join(RECORDS))?.len() == items * RECORD_BYTES;
+    Ok(whole.then(|| (Digest::of(&bytes), logs)))
 }
 
 impl FileLog {
@@ -269,8 +337,8 @@ struct Log {
 impl Log {
     /// Opens records and log. Keeps of an earlier attempt the leading files that are still as `expected`.
     fn open(partial: &Path, expected: &[FileLog]) -> Result<Log, PrepareError> {
-        let path = partial.join("documents");
-        let log_path = partial.join("documents.log");
+        let path = partial.join(RECORDS);
+        let log_path = partial.join(LOG);
         let open = || -> io::Result<Log> {
             let options = || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
             let (mut log, mut records) = (options().open(&log_path)?, options().open(&path)?);

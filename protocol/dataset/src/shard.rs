@@ -9,7 +9,7 @@ use crate::{
     manifest::ShardInfo,
 };
 use protocol::Digest;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read as _, Seek as _, SeekFrom, Write as _},
@@ -18,6 +18,21 @@ use std::{
 
 /// Bytes gathered before they are hashed and written.
 const BUFFER_BYTES: usize = 1 << 20;
+
+/// Takes the tokens of one split.
+pub(crate) trait TokenWriter: Sized {
+    /// What it resumes from.
+    type State: Serialize + DeserializeOwned;
+
+    /// Resumes from `state`, and drops what was written after it. `None` if the files of `state` are not there.
+    fn resume(self, state: Self::State) -> io::Result<Option<Self>>;
+
+    /// Syncs, and returns the state.
+    fn state(&mut self) -> io::Result<Self::State>;
+
+    /// Adds the tokens of a document.
+    fn push(&mut self, tokens: &[u32]) -> io::Result<()>;
+}
 
 pub(crate) struct SplitWriter {
     directory: PathBuf,
@@ -43,11 +58,17 @@ pub(crate) struct SplitState {
     tokens: Vec<u32>,
 }
 
+/// A shard that is being written.
 struct Unfinished {
+    file: HashedFile,
+    sequences: u64,
+}
+
+/// A file that is hashed while it is written.
+pub(crate) struct HashedFile {
     file: File,
     hasher: blake3::Hasher,
     buffer: Vec<u8>,
-    sequences: u64,
 }
 
 impl SplitWriter {
@@ -73,8 +94,38 @@ impl SplitWriter {
         }
     }
 
-    /// Resumes from `state`, and drops what was written after it. `None` if the files of `state` are not there.
-    pub fn resume(mut self, state: SplitState) -> io::Result<Option<SplitWriter>> {
+    /// Closes the last shard and returns all of them.
+    pub fn finish(mut self) -> io::Result<Vec<ShardInfo>> {
+        self.close()?;
+        Ok(self.shards)
+    }
+
+    fn write(&mut self, sequence: &[u32]) -> io::Result<()> {
+        let shard = match &mut self.shard {
+            Some(shard) => shard,
+            none => none.insert(Unfinished { file: HashedFile::create(&self.unfinished)?, sequences: 0 }),
+        };
+        shard.file.push(sequence, self.token_bytes)?;
+        shard.sequences += 1;
+        if shard.sequences == self.sequences_per_shard {
+            self.close()?;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        let Some(mut shard) = self.shard.take() else { return Ok(()) };
+        let digest = shard.file.sync()?;
+        fs::rename(&self.unfinished, shard_path(&self.directory, &digest))?;
+        self.shards.push(ShardInfo { digest, sequences: shard.sequences });
+        Ok(())
+    }
+}
+
+impl TokenWriter for SplitWriter {
+    type State = SplitState;
+
+    fn resume(mut self, state: SplitState) -> io::Result<Option<SplitWriter>> {
         if state.sequences > 0 {
             // The shard may have been finished and renamed after that.
             let mut candidates = vec![self.unfinished.clone()];
@@ -86,9 +137,9 @@ impl SplitWriter {
             let bytes = state.sequences * self.sequence_tokens as u64 * u64::from(self.token_bytes);
             let candidates = candidates.into_iter().filter(|path| !known.contains(path));
             for path in candidates {
-                if let Some(shard) = Unfinished::resume(&path, bytes, &state)? {
+                if let Some(file) = HashedFile::resume(&path, bytes, state.digest)? {
                     fs::rename(path, &self.unfinished)?;
-                    self.shard = Some(shard);
+                    self.shard = Some(Unfinished { file, sequences: state.sequences });
                     break;
                 }
             }
@@ -100,19 +151,15 @@ impl SplitWriter {
         Ok(Some(self))
     }
 
-    /// Syncs, and returns the state.
-    pub fn state(&mut self) -> io::Result<SplitState> {
+    fn state(&mut self) -> io::Result<SplitState> {
         let (mut sequences, mut digest) = (0, Digest::default());
         if let Some(shard) = &mut self.shard {
-            shard.flush()?;
-            shard.file.sync_data()?;
-            (sequences, digest) = (shard.sequences, Digest(*shard.hasher.finalize().as_bytes()));
+            (sequences, digest) = (shard.sequences, shard.file.sync()?);
         }
         Ok(SplitState { shards: self.shards.clone(), sequences, digest, tokens: self.tokens.clone() })
     }
 
-    /// Adds the tokens of a document.
-    pub fn push(&mut self, tokens: &[u32]) -> io::Result<()> {
+    fn push(&mut self, tokens: &[u32]) -> io::Result<()> {
         self.tokens.extend_from_slice(tokens);
         let waiting = std::mem::take(&mut self.tokens);
         let mut start = 0;
@@ -124,50 +171,15 @@ impl SplitWriter {
         self.tokens.drain(..start);
         Ok(())
     }
-
-    /// Closes the last shard and returns all of them.
-    pub fn finish(mut self) -> io::Result<Vec<ShardInfo>> {
-        self.close()?;
-        Ok(self.shards)
-    }
-
-    fn write(&mut self, sequence: &[u32]) -> io::Result<()> {
-        let shard = match &mut self.shard {
-            Some(shard) => shard,
-            none => none.insert(Unfinished::create(&self.unfinished)?),
-        };
-        for token in sequence {
-            shard.buffer.extend_from_slice(&token.to_le_bytes()[..usize::from(self.token_bytes)]);
-        }
-        shard.sequences += 1;
-        if shard.buffer.len() >= BUFFER_BYTES {
-            shard.flush()?;
-        }
-        if shard.sequences == self.sequences_per_shard {
-            self.close()?;
-        }
-        Ok(())
-    }
-
-    fn close(&mut self) -> io::Result<()> {
-        let Some(mut shard) = self.shard.take() else { return Ok(()) };
-        shard.flush()?;
-        shard.file.sync_all()?;
-        let digest = Digest(*shard.hasher.finalize().as_bytes());
-        fs::rename(&self.unfinished, shard_path(&self.directory, &digest))?;
-        self.shards.push(ShardInfo { digest, sequences: shard.sequences });
-        Ok(())
-    }
 }
 
-impl Unfinished {
-    fn create(path: &Path) -> io::Result<Unfinished> {
-        let file = File::create(path)?;
-        Ok(Unfinished { file, hasher: blake3::Hasher::new(), buffer: Vec::new(), sequences: 0 })
+impl HashedFile {
+    pub fn create(path: &Path) -> io::Result<HashedFile> {
+        Ok(HashedFile { file: File::create(path)?, hasher: blake3::Hasher::new(), buffer: Vec::new() })
     }
 
-    /// Resumes with the first `bytes` of a file, if they have the digest of `state`.
-    fn resume(path: &Path, bytes: u64, state: &SplitState) -> io::Result<Option<Unfinished>> {
+    /// Resumes with the first `bytes` of a file, if they have this digest.
+    pub fn resume(path: &Path, bytes: u64, digest: Digest) -> io::Result<Option<HashedFile>> {
         let mut file = match OpenOptions::new().read(true).write(true).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file?,
@@ -184,12 +196,27 @@ impl Unfinished {
             hasher.update(next);
             left -= next.len() as u64;
         }
-        if Digest(*hasher.finalize().as_bytes()) != state.digest {
+        if Digest(*hasher.finalize().as_bytes()) != digest {
             return Ok(None);
         }
         file.set_len(bytes)?;
         file.seek(SeekFrom::Start(bytes))?;
-        Ok(Some(Unfinished { file, hasher, buffer: Vec::new(), sequences: state.sequences }))
+        Ok(Some(HashedFile { file, hasher, buffer: Vec::new() }))
+    }
+
+    /// Adds tokens of 2 or 4 bytes each.
+    pub fn push(&mut self, tokens: &[u32], token_bytes: u8) -> io::Result<()> {
+        for token in tokens {
+            self.buffer.extend_from_slice(&token.to_le_bytes()[..usize::from(token_bytes)]);
+        }
+        if self.buffer.len() >= BUFFER_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    /// Makes all of it durable, and returns its digest so far.
+    pub fn sync(&mut self) -> io::Result<Digest> {
+        self.flush()?;
+        self.file.sync_all()?;
+        Ok(Digest(*self.hasher.finalize().as_bytes()))
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -253,7 +280,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_full_disk_is_an_error() {
-        let mut shard = Unfinished::create(Path::new("/dev/full")).expect("every Linux has it");
+        let mut shard = HashedFile::create(Path::new("/dev/full")).expect("every Linux has it");
         shard.buffer.push(1);
         assert_eq!(shard.flush().expect_err("it is always full").kind(), io::ErrorKind::StorageFull);
     }
