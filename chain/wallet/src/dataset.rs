@@ -4,8 +4,8 @@ use crate::{formats::AllFormats, help, output::Output};
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use dataset::{
-    OutputDirectory, Part, PrepareOptions, Prepared, Progress, Source, SourceStats, Stage, StageResult,
-    TEXT_FIELD, TokenizerChoice,
+    OutputDirectory, Part, PrepareOptions, Prepared, Progress, QualityRule, Source, SourceStats, Stage,
+    StageResult, TEXT_FIELD, TokenizerChoice,
 };
 use serde_json::{Value, json};
 use std::{
@@ -62,6 +62,13 @@ pub struct Prepare {
     /// Encoding threads [default: the number of cores]. The dataset does not depend on it.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Leave out documents that share at least about this part of their text with an earlier one, from 0.5 to 0.99.
+    #[arg(long, value_name = "SIMILARITY")]
+    pub near_duplicates: Option<f64>,
+    /// Leave out documents that break these rules: `gopher`, `fineweb`, a rule such as `short-lines`, or a rule with
+    /// own bounds such as `words=20..5000`.
+    #[arg(long, value_name = "RULES", value_delimiter = ',')]
+    pub filter: Vec<String>,
     /// Do one stage of the work, on one of many machines that share the directory of `--out`.
     #[arg(long, value_name = "STAGE")]
     pub stage: Option<StageName>,
@@ -163,9 +170,15 @@ fn stage_summary(done: &StageResult) -> (String, Value) {
             format!("part {part} is scanned: {documents} documents in {files} files"),
             json!({ "stage": "scan", "part": part.to_string(), "files": files, "documents": documents }),
         ),
-        StageResult::Selected { parts, documents, duplicates } => (
-            format!("{documents} documents in {parts} parts are selected, without {duplicates} duplicates"),
-            json!({ "stage": "select", "parts": parts, "documents": documents, "duplicates": duplicates }),
+        StageResult::Selected { parts, documents, duplicates, near_duplicates } => (
+            format!(
+                "selected from {documents} documents in {parts} parts; left out: {duplicates} duplicates, \
+                 {near_duplicates} near-duplicates"
+            ),
+            json!({
+                "stage": "select", "parts": parts, "documents": documents, "duplicates": duplicates,
+                "near_duplicates": near_duplicates,
+            }),
         ),
         StageResult::Encoded { part, documents, tokens } => (
             format!("part {part} is encoded: {documents} documents, {tokens} tokens"),
@@ -185,7 +198,13 @@ fn options(prepare: Prepare) -> anyhow::Result<PrepareOptions> {
         Some(path) => TokenizerChoice::File { path, end_of_document: prepare.end_of_document },
         None => TokenizerChoice::Train { vocab: prepare.vocabulary },
     };
+    let mut quality = Vec::new();
+    for rule in &prepare.filter {
+        quality.extend(QualityRule::parse(rule).context("--filter")?);
+    }
     Ok(PrepareOptions {
+        near_duplicates: prepare.near_duplicates,
+        quality,
         formats: Some(&AllFormats),
         tokenizer,
         seq_len: prepare.sequence,
@@ -216,6 +235,12 @@ fn summary(prepared: &Prepared) -> String {
         figures.empty,
         figures.skipped_files,
     );
+    if let Some(near) = figures.near_duplicates {
+        text += &format!("{near} near-duplicates left out\n");
+    }
+    for (rule, documents) in figures.refused.iter().filter(|(_, documents)| **documents > 0) {
+        text += &format!("{documents} documents left out by {rule}\n");
+    }
     let sources = figures.sources.iter().filter(|_| figures.sources.len() > 1);
     for source in sources {
         text += &format!(
@@ -243,6 +268,7 @@ fn summary_json(prepared: &Prepared) -> Value {
         "held_out_sequences": manifest.held_out_sequences(), "documents": figures.documents,
         "held_out_documents": figures.held_out_documents, "text_bytes": figures.text_bytes,
         "tokens": figures.tokens, "duplicates": figures.duplicates, "empty": figures.empty,
+        "near_duplicates": figures.near_duplicates, "refused": figures.refused,
         "skipped_files": figures.skipped_files, "unigram_loss": prepared.unigram_loss,
         "sources": figures.sources.iter().map(source).collect::<Vec<_>>(),
     })

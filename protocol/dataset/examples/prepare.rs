@@ -1,22 +1,33 @@
 //! Prepares the default text, or a directory of text, and prints the result.
 //!
-//!     cargo run --release -p mettle-dataset --example prepare -- DIRECTORY [TEXT]
+//!     cargo run --release -p mettle-dataset --example prepare -- DIRECTORY [TEXT [SIMILARITY [RULES]]]
+//!
+//! SIMILARITY leaves out near-duplicates, and RULES, such as `gopher,fineweb`, documents of low quality.
 
-use mettle_dataset::{OutputDirectory, PrepareOptions, Source, cargo_homes, prepare};
+use mettle_dataset::{OutputDirectory, PrepareOptions, QualityRule, Source, cargo_homes, prepare};
 use std::{error::Error, path::PathBuf};
 
 #[allow(clippy::disallowed_methods, reason = "the environment is read in `main`")]
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);
-    let directory = arguments.next().ok_or("usage: prepare DIRECTORY [TEXT]")?;
+    let directory = arguments.next().ok_or("usage: prepare DIRECTORY [TEXT [SIMILARITY [RULES]]]")?;
     let source = match arguments.next() {
         Some(text) => Source::directory(text),
         None => Source::default_text(cargo_homes(|name| std::env::var_os(name))),
     };
-    let prepared =
-        prepare(PrepareOptions::new(source, OutputDirectory::Directory(directory)), &mut |progress| {
+    let mut options = PrepareOptions::new(source, OutputDirectory::Directory(directory));
+    let mut text = || Some(arguments.next()?.to_string_lossy().into_owned());
+    options.near_duplicates = text().map(|similarity| similarity.parse()).transpose()?;
+    for rule in text().iter().flat_map(|rules| rules.split(',')) {
+        options.quality.extend(QualityRule::parse(rule)?);
+    }
+    let mut shown = None;
+    let prepared = prepare(options, &mut |progress| {
+        // A line for each stage.
+        if shown.replace(std::mem::discriminant(&progress)) != Some(std::mem::discriminant(&progress)) {
             eprintln!("{progress}");
-        })?;
+        }
+    })?;
     let manifest = &prepared.manifest;
     println!("{:#?}", prepared.figures);
     println!("vocabulary: {} tokens, {} bytes each", manifest.vocab, manifest.token_bytes);

@@ -4,6 +4,7 @@ use crate::{
     default_text::PinnedCrate,
     durable::{self, Readers},
     manifest::ManifestError,
+    options::SIMILARITIES,
     reader::{MAX_TOKENIZER_BYTES, OpenError, ReadError},
     tokenizer::TokenizerError,
 };
@@ -74,6 +75,8 @@ pub enum PrepareError {
     EmptySource { name: String },
     #[error("{option} is {value}; it must be between {least} and {most}")]
     BadOption { option: &'static str, value: u64, least: u64, most: u64 },
+    #[error("near-duplicates of similarity {given}; it must be between {} and {}", SIMILARITIES.start(), SIMILARITIES.end())]
+    Similarity { given: f64 },
     #[error("too little text: {bytes} bytes, where sequences of {seq_len} tokens need at least {needed}")]
     TooLittleText { bytes: u64, needed: u64, seq_len: u32 },
     #[error(

@@ -4,12 +4,15 @@ use crate::{
     error::PrepareError,
     formats::Formats,
     manifest::{MAX_SEQUENCE_TOKENS, MAX_SHARD_BYTES, MAX_VOCAB},
+    near::Banding,
+    quality::{self, QualityRule},
     source::Source,
     tokenizer::MIN_VOCAB,
 };
-use protocol::Digest;
+use protocol::{Digest, ensure};
 use std::{
     fmt,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
@@ -18,6 +21,8 @@ const NOTE_EVERY_BYTES: u64 = 32 << 20;
 /// More readings of a text teach nothing.
 const MAX_EPOCHS: u64 = 1000;
 const MAX_THREADS: u64 = 4096;
+/// Below, unlike documents are found; above, only equal ones.
+pub(crate) const SIMILARITIES: RangeInclusive<f64> = 0.5..=0.99;
 
 /// What to prepare, and where.
 #[derive(Clone, Debug)]
@@ -33,6 +38,10 @@ pub struct PrepareOptions {
     pub shard_bytes: u64,
     /// Hold out at least about this many sequences, even if 1/40 of the text is less.
     pub held_out_sequences_min: u64,
+    /// Leave out documents whose similarity to an earlier one is at least about this, from 0.5 to 0.99.
+    pub near_duplicates: Option<f64>,
+    /// Leave out documents that one of these does not keep; of several with one name the last counts.
+    pub quality: Vec<QualityRule>,
     /// Threads that encode; `None` for one per core. The result is the same.
     pub threads: Option<usize>,
     /// Write a checkpoint after this much text: a kill loses no more. The result is the same.
@@ -90,6 +99,8 @@ impl PrepareOptions {
             seq_len: 128,
             shard_bytes: 8 << 20,
             held_out_sequences_min: 256,
+            near_duplicates: None,
+            quality: Vec::new(),
             threads: None,
             note_every_bytes: NOTE_EVERY_BYTES,
         }
@@ -107,10 +118,22 @@ impl PrepareOptions {
         if let TokenizerChoice::Train { vocab } = self.tokenizer {
             bounds.push(("vocab", u64::from(vocab), u64::from(MIN_VOCAB), u64::from(MAX_VOCAB)));
         }
+        if let Some(given) = self.near_duplicates {
+            ensure!(SIMILARITIES.contains(&given), PrepareError::Similarity { given });
+        }
         match bounds.into_iter().find(|(_, value, least, most)| !(least..=most).contains(&value)) {
             Some((option, value, least, most)) => Err(PrepareError::BadOption { option, value, least, most }),
             None => Ok(()),
         }
+    }
+
+    /// The rules in force, in the order in which a document is judged.
+    pub(crate) fn rules(&self) -> Vec<QualityRule> {
+        quality::in_force(&self.quality)
+    }
+
+    pub(crate) fn banding(&self) -> Option<Banding> {
+        self.near_duplicates.map(Banding::of)
     }
 
     pub(crate) fn threads(&self) -> usize {

@@ -77,7 +77,7 @@ pub enum Stage {
 #[derive(Clone, Debug)]
 pub enum StageResult {
     Scanned { part: Part, files: u64, documents: u64 },
-    Selected { parts: u32, documents: u64, duplicates: u64 },
+    Selected { parts: u32, documents: u64, duplicates: u64, near_duplicates: u64 },
     Encoded { part: Part, documents: u64, tokens: u64 },
     Joined(Box<Prepared>),
 }
@@ -203,9 +203,8 @@ impl Job<'_> {
             Some(logs) => logs,
             None => {
                 let files = &in_order(&self.files)[self.range(part.index)];
-                let (source, threads) = (&self.options.source, self.options.threads());
-                let logs = read_files(source, files, &lock.partial, threads, progress)?;
-                let log = read_log(&lock.partial, files.len())
+                let logs = read_files(self.options, files, &lock.partial, progress)?;
+                let log = read_log(self.options, &lock.partial, files.len())
                     .map_err(|source| PrepareError::Unreadable { directory: lock.partial.clone(), source })?;
                 let (log, _) = log.ok_or_else(|| self.damaged(part.index))?;
                 write_note(&lock.partial.join(SCANNED), &Scanned { job: self.digest, log })?;
@@ -225,6 +224,7 @@ impl Job<'_> {
             parts: self.ranges.len() as u32,
             documents,
             duplicates: selection.duplicates,
+            near_duplicates: selection.near_duplicates,
         };
         if let Some((_, selected)) = self.selected(&scan, inputs) {
             return Ok(done(&selected.selection));
@@ -393,7 +393,7 @@ impl Job<'_> {
         let Some((_, marker)) = read_note::<Scanned>(&directory.join(SCANNED)) else { return Ok(None) };
         let of_job = marker.job == self.digest;
         ensure!(of_job, PrepareError::OtherPart { part: index, directory });
-        match read_log(&directory, self.range(index).len()) {
+        match read_log(self.options, &directory, self.range(index).len()) {
             Ok(Some((log, logs))) if log == marker.log => Ok(Some(logs)),
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 Err(PrepareError::Unreadable { directory, source })

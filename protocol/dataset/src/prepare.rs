@@ -17,13 +17,14 @@ use crate::{
     output_lock::OutputLock,
     reader::{Dataset, MAX_TOKENIZER_BYTES},
     scan::{Scan, read_again},
-    select::{Amounts, KEYS_AT_ONCE, ONE, Selection, Span},
+    select::{Amounts, KEYS_AT_ONCE, NEAR_KEYS_AT_ONCE, ONE, Selection, Span},
     source::TextFile,
     tokenizer::TextTokenizer,
 };
 use protocol::{Digest, ensure};
 use serde::{Deserialize, Serialize};
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -67,6 +68,12 @@ pub struct PrepareStats {
     pub tokens: u64,
     /// Documents left out because another has the same contents.
     pub duplicates: u64,
+    /// Documents left out because an earlier one is about the same, where that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub near_duplicates: Option<u64>,
+    /// Documents left out by each quality rule.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub refused: BTreeMap<String, u64>,
     /// Lines and rows without any text.
     pub empty: u64,
     /// Files left out because they are no text.
@@ -125,7 +132,7 @@ fn make(
     let partial = &lock.partial;
 
     // Scan, and look for the finished dataset.
-    let scan = Scan::make(&options.source, files, partial, options.threads(), progress)?;
+    let scan = Scan::make(options, files, partial, progress)?;
     let inputs = inputs_digest(options, &scan, given.as_ref());
     let directory = options.place.directory(&inputs);
     if let Some(prepared) = existing(&directory, &inputs)? {
@@ -199,11 +206,13 @@ pub(crate) fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection,
             held_out_share: HELD_OUT_SHARE,
             sample_bytes,
             keys_at_once: KEYS_AT_ONCE,
+            bands: options.banding().map_or(0, |banding| banding.bands),
+            near_keys_at_once: NEAR_KEYS_AT_ONCE,
         },
     )?;
     let bytes = selection.bytes.iter().sum();
     ensure!(
-        bytes >= needed && scan.documents() - selection.duplicates >= 2,
+        bytes >= needed && scan.documents() - selection.duplicates - selection.near_duplicates >= 2,
         PrepareError::TooLittleText { bytes, needed, seq_len: options.seq_len }
     );
     let sources = options.source.parts.iter().zip(&selection.bytes);
@@ -233,13 +242,19 @@ pub(crate) fn figures<'a>(
         tokens: taken.tokens,
         epochs_milli: rate.saturating_mul(1000) / ONE,
     };
+    let refused: BTreeMap<String, u64> = (0..)
+        .zip(options.rules())
+        .map(|(number, rule)| (rule.name().to_owned(), scan.refused(number)))
+        .collect();
     PrepareStats {
         documents: sum(|taken| taken.documents),
         held_out_documents: sum(|taken| taken.held_out_documents),
         text_bytes: sum(|taken| taken.bytes),
         tokens: sum(|taken| taken.tokens),
         duplicates: selection.duplicates,
-        empty: scan.items() - scan.documents(),
+        near_duplicates: options.near_duplicates.map(|_| selection.near_duplicates),
+        empty: scan.items() - scan.documents() - refused.values().sum::<u64>(),
+        refused,
         skipped_files: scan.skipped(),
         sources: sources.map(source).collect(),
     }
@@ -373,6 +388,18 @@ impl Parts {
             }
             (TokenizerChoice::Train { vocab }, None) => self.add(&vocab.to_le_bytes()),
             (TokenizerChoice::File { .. }, None) => unreachable!("a tokenizer in a file is read before"),
+        }
+        // Without these, the digest is that of a release that did not have them.
+        if let Some(banding) = options.banding() {
+            self.add(b"near-duplicates");
+            self.add(&(banding.bands as u64).to_le_bytes());
+            self.add(&(banding.rows as u64).to_le_bytes());
+        }
+        for rule in options.rules() {
+            let (least, most) = rule.bounds();
+            self.add(rule.name().as_bytes());
+            self.add(&least.to_le_bytes());
+            self.add(&most.to_le_bytes());
         }
     }
 

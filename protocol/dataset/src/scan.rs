@@ -11,8 +11,9 @@ use crate::{
     documents::Batch,
     error::{PrepareError, SourceError, unwritable},
     files::read_bounded,
-    options::Progress,
-    pipeline,
+    near::Banding,
+    options::{PrepareOptions, Progress},
+    pipeline, quality,
     source::{Source, TextFile},
 };
 use protocol::{Digest, ensure};
@@ -25,13 +26,15 @@ use std::{
 };
 
 const RECORD_BYTES: u64 = 36;
+/// The key of a document in one band.
+const KEY_BYTES: u64 = 8;
 /// The files of records and of logs.
 const RECORDS: &str = "documents";
 const LOG: &str = "documents.log";
 /// No system has longer paths. In bytes.
 const MAX_LOG_LINE_BYTES: u64 = 16 << 10;
 
-/// The record of a document. A length of 0: the line or row has no text.
+/// The record of a document. A length of 0: the line or row has no text, or none that is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub key: Key,
@@ -83,8 +86,11 @@ pub(crate) struct FileLog {
     /// False for a file that is no text, which is skipped.
     pub text: bool,
     pub items: u64,
-    /// Items with text.
+    /// Items with text that is kept.
     pub documents: u64,
+    /// Items that each quality rule has left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<u64>,
     /// Over all its records.
     pub digest: Digest,
 }
@@ -116,14 +122,13 @@ impl Record {
 impl Scan {
     /// Reads the files that no earlier attempt in `partial` has read.
     pub fn make(
-        source: &Source,
+        options: &PrepareOptions,
         files: Vec<Vec<TextFile>>,
         partial: &Path,
-        threads: usize,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Scan, PrepareError> {
-        let logs = read_files(source, &in_order(&files), partial, threads, progress)?;
-        Ok(Scan::of(source, files, vec![(partial.to_owned(), logs)]))
+        let logs = read_files(options, &in_order(&files), partial, progress)?;
+        Ok(Scan::of(&options.source, files, vec![(partial.to_owned(), logs)]))
     }
 
     /// The scan of `files`, from directories that hold the records and logs of some of them each, in order.
@@ -157,6 +162,11 @@ impl Scan {
         self.logs().map(|log| log.documents).sum()
     }
 
+    /// Items that the quality rule `rule` has left out.
+    pub fn refused(&self, rule: usize) -> u64 {
+        self.logs().filter_map(|log| log.refused.get(rule)).sum()
+    }
+
     /// Files that are no text.
     pub fn skipped(&self) -> u64 {
         self.logs().filter(|log| !log.text).count() as u64
@@ -175,7 +185,16 @@ impl Scan {
             skipped -= segment.items;
             segments = later;
         }
-        Records { segments, next: skipped, reader: None }
+        Records { segments, next: skipped, file: RECORDS.to_owned(), reader: None }
+    }
+
+    /// Calls `each` with the key of every item in one band, and the item's number.
+    pub fn for_each_key(&self, band: usize, mut each: impl FnMut(u64, u64)) -> Result<(), PrepareError> {
+        let mut keys = Records { file: band_file(band), ..self.records(0) };
+        for item in 0..self.items() {
+            each(item, u64::from_le_bytes(keys.bytes()?));
+        }
+        Ok(())
     }
 
     /// Calls `each` with every record, its number and its source.
@@ -192,40 +211,51 @@ impl Scan {
     }
 }
 
-/// Reads records in order.
+/// Reads records of a fixed length in order.
 pub(crate) struct Records<'a> {
     /// From that of the next record on.
     segments: &'a [Segment],
     /// The next record's number in its segment.
     next: u64,
+    /// Its name in each segment's directory.
+    file: String,
     reader: Option<BufReader<File>>,
 }
 
 impl Records<'_> {
     pub fn next(&mut self) -> Result<Record, PrepareError> {
+        self.bytes().map(Record::from_bytes)
+    }
+
+    fn bytes<const LENGTH: usize>(&mut self) -> Result<[u8; LENGTH], PrepareError> {
         while let Some((segment, later)) = self.segments.split_first()
             && segment.items <= self.next
         {
             (self.segments, self.next, self.reader) = (later, 0, None);
         }
-        let path = self.segments.first().map(|segment| segment.directory.join(RECORDS)).unwrap_or_default();
-        self.read(&path).map_err(|source| PrepareError::Unreadable { directory: path, source })
-    }
-
-    fn read(&mut self, path: &Path) -> io::Result<Record> {
-        let reader = match &mut self.reader {
-            Some(reader) => reader,
-            none => {
-                let mut file = File::open(path)?;
-                file.seek(SeekFrom::Start(self.next * RECORD_BYTES))?;
-                none.insert(BufReader::with_capacity(1 << 18, file))
-            }
+        let mut read = || -> io::Result<[u8; LENGTH]> {
+            let reader = match &mut self.reader {
+                Some(reader) => reader,
+                none => {
+                    let mut file = File::open(path_of(self.segments, &self.file))?;
+                    file.seek(SeekFrom::Start(self.next * LENGTH as u64))?;
+                    none.insert(BufReader::with_capacity(1 << 18, file))
+                }
+            };
+            let mut bytes = [0; LENGTH];
+            reader.read_exact(&mut bytes)?;
+            self.next += 1;
+            Ok(bytes)
         };
-        let mut bytes = [0; RECORD_BYTES as usize];
-        reader.read_exact(&mut bytes)?;
-        self.next += 1;
-        Ok(Record::from_bytes(bytes))
+        read().map_err(|source| PrepareError::Unreadable {
+            directory: path_of(self.segments, &self.file),
+            source,
+        })
     }
+}
+
+fn path_of(segments: &[Segment], file: &str) -> PathBuf {
+    segments.first().map(|segment| segment.directory.join(file)).unwrap_or_default()
 }
 
 /// All files of all sources with the number of their source, in the order of their items.
@@ -236,18 +266,18 @@ pub(crate) fn in_order(files: &[Vec<TextFile>]) -> Vec<(usize, &TextFile)> {
 /// Writes records and log of `all` these files into `directory`, and reads only those that no earlier attempt there
 /// has read.
 pub(crate) fn read_files(
-    source: &Source,
+    options: &PrepareOptions,
     all: &[(usize, &TextFile)],
     directory: &Path,
-    threads: usize,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Vec<FileLog>, PrepareError> {
+    let (source, rules, banding) = (&options.source, options.rules(), options.banding());
     let of: u64 = all.iter().map(|(_, file)| file.bytes).sum();
     let expected: Vec<FileLog> =
         all.iter().map(|(source, file)| FileLog::before(*source, file)).collect::<Result<_, _>>()?;
 
     // The files of an earlier attempt.
-    let mut log = Log::open(directory, &expected)?;
+    let mut log = Log::open(directory, &expected, rules.len(), bands(banding))?;
     let done = log.files.len();
     let mut bytes_done: u64 = expected[..done].iter().map(|file| file.bytes).sum();
     progress(Progress::Reading { files: done as u64, bytes: bytes_done, of });
@@ -259,42 +289,75 @@ pub(crate) fn read_files(
     });
     let record = |(at, batch): (usize, Batch)| {
         let (part, file) = all[at];
-        let mut records = Vec::with_capacity(batch.items.len());
+        let (mut items, mut keys) = (Vec::with_capacity(batch.items.len()), Vec::new());
         for (number, item) in (batch.first + 1..).zip(batch.items) {
             let text = item.text(&source.parts[part].field).map_err(|reason| SourceError::Item {
                 path: file.path.clone(),
                 number,
                 reason,
             })?;
-            records.push(Record::of(&text));
+            let refused = if text.is_empty() { None } else { quality::refused_by(&text, &rules) };
+            let text = if refused.is_some() { "" } else { &text };
+            items.push((Record::of(text), refused));
+            if let Some(banding) = banding {
+                banding.keys(text, &mut keys);
+            }
         }
-        Ok((at, records, batch.last, batch.not_text, batch.file_bytes))
+        Ok((at, items, keys, batch.last, batch.not_text, batch.file_bytes))
     };
-    pipeline::ordered(threads, batches, record, |(at, records, last, not_text, file_bytes)| {
-        for record in &records {
-            log.push(*record)?;
-        }
-        if last {
-            log.end(&expected[at], not_text)?;
-            bytes_done += expected[at].bytes;
-        }
-        let within = if last { 0 } else { file_bytes.min(expected[at].bytes) };
-        progress(Progress::Reading { files: log.files.len() as u64, bytes: bytes_done + within, of });
-        Ok::<_, PrepareError>(())
-    })?;
+    let bands = bands(banding);
+    pipeline::ordered(
+        options.threads(),
+        batches,
+        record,
+        |(at, items, keys, last, not_text, file_bytes)| {
+            for (number, &(record, refused)) in items.iter().enumerate() {
+                log.push(record, refused, &keys[number * bands..(number + 1) * bands])?;
+            }
+            if last {
+                log.end(&expected[at], not_text)?;
+                bytes_done += expected[at].bytes;
+            }
+            let within = if last { 0 } else { file_bytes.min(expected[at].bytes) };
+            progress(Progress::Reading { files: log.files.len() as u64, bytes: bytes_done + within, of });
+            Ok::<_, PrepareError>(())
+        },
+    )?;
     log.finish()
 }
 
 /// The log that [`read_files`] has written of `files` files into `directory`, and its digest, if it is whole.
-pub(crate) fn read_log(directory: &Path, files: usize) -> io::Result<Option<(Digest, Vec<FileLog>)>> {
+pub(crate) fn read_log(
+    options: &PrepareOptions,
+    directory: &Path,
+    files: usize,
+) -> io::Result<Option<(Digest, Vec<FileLog>)>> {
     let limit = files as u64 * MAX_LOG_LINE_BYTES;
     let Some(bytes) = read_bounded(&directory.join(LOG), limit)? else { return Ok(None) };
     let logs: Result<Vec<FileLog>, _> =
         bytes.split_inclusive(|byte| *byte == b'\n').map(serde_json::from_slice).collect();
     let Some(logs) = logs.ok().filter(|logs| logs.len() == files) else { return Ok(None) };
     let items: u64 = logs.iter().map(|log| log.items).sum();
-    let whole = fs::metadata(directory.join(RECORDS))?.len() == items * RECORD_BYTES;
-    Ok(whole.then(|| (Digest::of(&bytes), logs)))
+    for (name, record_bytes) in record_files(bands(options.banding())) {
+        if fs::metadata(directory.join(name))?.len() != items * record_bytes {
+            return Ok(None);
+        }
+    }
+    Ok(Some((Digest::of(&bytes), logs)))
+}
+
+fn bands(banding: Option<Banding>) -> usize {
+    banding.map_or(0, |banding| banding.bands)
+}
+
+fn band_file(band: usize) -> String {
+    format!("keys-{band}")
+}
+
+/// The files with a record for each item, and its length.
+fn record_files(bands: usize) -> impl Iterator<Item = (String, u64)> {
+    let keys = (0..bands).map(|band| (band_file(band), KEY_BYTES));
+    std::iter::once((RECORDS.to_owned(), RECORD_BYTES)).chain(keys)
 }
 
 impl FileLog {
@@ -312,44 +375,55 @@ impl FileLog {
             text: true,
             items: 0,
             documents: 0,
+            refused: Vec::new(),
             digest: Digest::default(),
         })
     }
 
     fn is_of(&self, before: &FileLog) -> bool {
         let FileLog { text, items, documents, digest, .. } = *before;
-        FileLog { text, items, documents, digest, ..self.clone() } == *before
+        let refused = before.refused.clone();
+        FileLog { text, items, documents, refused, digest, ..self.clone() } == *before
     }
 }
 
 /// Records and log that are being written.
 struct Log {
     path: PathBuf,
-    records: BufWriter<File>,
+    /// Of [`record_files`], with the length of a record.
+    records: Vec<(BufWriter<File>, u64)>,
     log: File,
     files: Vec<FileLog>,
     /// Counts and digest of the file that is being read.
     items: u64,
     documents: u64,
+    refused: Vec<u64>,
     hasher: blake3::Hasher,
 }
 
 impl Log {
     /// Opens records and log. Keeps of an earlier attempt the leading files that are still as `expected`.
-    fn open(partial: &Path, expected: &[FileLog]) -> Result<Log, PrepareError> {
-        let path = partial.join(RECORDS);
-        let log_path = partial.join(LOG);
+    fn open(partial: &Path, expected: &[FileLog], rules: usize, bands: usize) -> Result<Log, PrepareError> {
         let open = || -> io::Result<Log> {
-            let options = || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
-            let (mut log, mut records) = (options().open(&log_path)?, options().open(&path)?);
+            let open = |name: &str| {
+                let mut options = OpenOptions::new();
+                options.read(true).write(true).create(true).truncate(false).open(partial.join(name))
+            };
+            let mut log = open(LOG)?;
+            let records: io::Result<Vec<(File, u64)>> =
+                record_files(bands).map(|(name, bytes)| Ok((open(&name)?, bytes))).collect();
+            let mut records = records?;
             let mut text = String::new();
             // A log that is not UTF-8 was cut by a crash.
             let _ = log.read_to_string(&mut text);
-            let available = records.metadata()?.len();
+            let mut available = u64::MAX;
+            for (file, bytes) in &records {
+                available = available.min(file.metadata()?.len() / bytes);
+            }
             let (mut files, mut kept, mut items) = (Vec::new(), 0, 0);
             for (line, expected) in text.split_inclusive('\n').zip(expected) {
                 let Ok(file) = serde_json::from_str::<FileLog>(line) else { break };
-                let whole = line.ends_with('\n') && (items + file.items) * RECORD_BYTES <= available;
+                let whole = line.ends_with('\n') && items + file.items <= available;
                 if !whole || !file.is_of(expected) {
                     break;
                 }
@@ -359,49 +433,70 @@ impl Log {
             }
             log.set_len(kept)?;
             log.seek(SeekFrom::Start(kept))?;
-            records.set_len(items * RECORD_BYTES)?;
-            records.seek(SeekFrom::Start(items * RECORD_BYTES))?;
+            for (file, bytes) in &mut records {
+                file.set_len(items * *bytes)?;
+                file.seek(SeekFrom::Start(items * *bytes))?;
+            }
+            let buffered = |(file, bytes)| (BufWriter::with_capacity(1 << 18, file), bytes);
             Ok(Log {
-                path: path.clone(),
-                records: BufWriter::with_capacity(1 << 18, records),
+                path: partial.join(RECORDS),
+                records: records.into_iter().map(buffered).collect(),
                 log,
                 files,
                 items: 0,
                 documents: 0,
+                refused: vec![0; rules],
                 hasher: blake3::Hasher::new(),
             })
         };
-        open().map_err(|source| unwritable(&path, source))
+        open().map_err(|source| unwritable(&partial.join(RECORDS), source))
     }
 
-    fn push(&mut self, record: Record) -> Result<(), PrepareError> {
+    /// Adds an item; `refused` is the rule that has left it out, `keys` are its keys in all bands.
+    fn push(&mut self, record: Record, refused: Option<usize>, keys: &[u64]) -> Result<(), PrepareError> {
         let bytes = record.to_bytes();
-        self.records.write_all(&bytes).map_err(|source| unwritable(&self.path, source))?;
+        let keys = keys.iter().map(|key| key.to_le_bytes());
+        let write = || {
+            let (records, of_bands) = self.records.split_first_mut().expect("there is one for the records");
+            records.0.write_all(&bytes)?;
+            of_bands.iter_mut().zip(keys).try_for_each(|((file, _), key)| file.write_all(&key))
+        };
+        write().map_err(|source| unwritable(&self.path, source))?;
         self.hasher.update(&bytes);
         self.items += 1;
         self.documents += u64::from(record.bytes > 0);
+        if let Some(rule) = refused {
+            self.refused[rule] += 1;
+        }
         Ok(())
     }
 
     /// Ends the file that began as `before`.
     fn end(&mut self, before: &FileLog, not_text: bool) -> Result<(), PrepareError> {
         let mut write = || -> io::Result<()> {
-            self.records.flush()?;
+            for (records, bytes) in &mut self.records {
+                records.flush()?;
+                if not_text {
+                    let records = records.get_mut();
+                    let end = records.stream_position()? - self.items * *bytes;
+                    records.set_len(end)?;
+                    records.seek(SeekFrom::Start(end))?;
+                }
+            }
             if not_text {
-                let records = self.records.get_mut();
-                let end = records.stream_position()? - self.items * RECORD_BYTES;
-                records.set_len(end)?;
-                records.seek(SeekFrom::Start(end))?;
                 (self.items, self.documents) = (0, 0);
+                self.refused.fill(0);
                 self.hasher.reset();
             }
             let file = FileLog {
                 text: !not_text,
                 items: std::mem::take(&mut self.items),
                 documents: std::mem::take(&mut self.documents),
+                refused: self.refused.clone(),
                 digest: Digest(*self.hasher.finalize().as_bytes()),
                 ..before.clone()
             };
+            self.refused.fill(0);
             self.hasher.reset();
             let line = serde_json::to_string(&file).expect("numbers and strings are always JSON");
             writeln!(self.log, "{line}")?;
@@ -413,8 +508,10 @@ impl Log {
 
     fn finish(mut self) -> Result<Vec<FileLog>, PrepareError> {
         let mut finish = || {
-            self.records.flush()?;
-            self.records.get_ref().sync_all()?;
+            for (records, _) in &mut self.records {
+                records.flush()?;
+                records.get_ref().sync_all()?;
+            }
             self.log.sync_all()
         };
         finish().map_err(|source| unwritable(&self.path, source))?;

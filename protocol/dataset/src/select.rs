@@ -5,6 +5,10 @@
 //! keys of one range, so that memory is bounded by [`KEYS_AT_ONCE`] and not by the text; the result is one bit per
 //! item.
 //!
+//! **Near-duplicates.** A document that shares a key with an earlier one is left out (`near.rs`), whether that one is
+//! taken or not: so the first of a chain stays, and no two documents that are taken share a key. Passes over the keys
+//! of each band bound memory as above.
+//!
 //! **Mixtures.** With weights `w` and `U` bytes of different documents in each source, the scarcest source, whose `U /
 //! w` is least, is read `epochs` times, and each of the others `epochs · (U_s / w_s of the scarcest) · w / U` times.
 //! The whole part of that number are whole readings, one after the other. In the last reading documents are taken
@@ -18,11 +22,14 @@ use crate::{
     error::PrepareError,
     scan::{Key, Record, Scan},
 };
+use ahash::AHashSet;
 use serde::{Deserialize, Serialize};
 use std::{collections::HashSet, ops::Range};
 
 /// Keys in memory at once; about 40 bytes each.
 pub(crate) const KEYS_AT_ONCE: u64 = 1 << 19;
+/// Keys of one band in memory at once; about 20 bytes each.
+pub(crate) const NEAR_KEYS_AT_ONCE: u64 = 1 << 21;
 /// One reading of a source.
 pub(crate) const ONE: u64 = 1 << 32;
 
@@ -34,6 +41,8 @@ pub(crate) struct Selection {
     #[serde(skip)]
     pub duplicate: Bits,
     pub duplicates: u64,
+    /// Documents that are not equal to an earlier one, but about the same.
+    pub near_duplicates: u64,
     /// How often each source is read, in units of [`ONE`].
     pub rates: Vec<u64>,
     /// The readings of the scarcest source. Its held-out documents are taken once.
@@ -78,6 +87,9 @@ pub(crate) struct Amounts<'a> {
     pub held_out_share: u64,
     pub sample_bytes: u64,
     pub keys_at_once: u64,
+    /// Bands of keys in which near-duplicates are found; 0 to keep those.
+    pub bands: usize,
+    pub near_keys_at_once: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +112,7 @@ impl Selection {
         let mut selection = Selection {
             duplicate: Bits::new(scan.items()),
             duplicates: 0,
+            near_duplicates: 0,
             rates: Vec::new(),
             epochs: u64::from(amounts.epochs),
             held_out_to: None,
@@ -121,6 +134,9 @@ impl Selection {
                     }
                 }
             })?;
+        }
+        if amounts.bands > 0 {
+            selection.leave_out_near_duplicates(scan, amounts)?;
         }
 
         // How often.
@@ -161,6 +177,30 @@ impl Selection {
             *bytes = times(*bytes - held_out_of[at], rate) + times(held_out_of[at], held_out_rates[at]);
         }
         Ok(selection)
+    }
+
+    fn leave_out_near_duplicates(&mut self, scan: &Scan, amounts: &Amounts<'_>) -> Result<(), PrepareError> {
+        let ranges = scan.documents().div_ceil(amounts.near_keys_at_once).max(1);
+        let mut near = Bits::new(scan.items());
+        for band in 0..amounts.bands {
+            for range in 0..ranges {
+                let mut seen: AHashSet<u64> = AHashSet::new();
+                scan.for_each_key(band, |item, key| {
+                    // 0: there is no word. An equal document has the keys of the first one.
+                    let wanted = key != 0 && part_of(key, ranges) == range && !self.duplicate.get(item);
+                    if wanted && !seen.insert(key) {
+                        near.set(item);
+                    }
+                })?;
+            }
+        }
+        scan.for_each(|item, source, record| {
+            if near.get(item) {
+                self.duplicate.set(item);
+                self.near_duplicates += 1;
+                self.bytes[source] -= u64::from(record.bytes);
+            }
+        })
     }
 
     /// All readings of all sources, in order.
@@ -289,8 +329,11 @@ fn times(bytes: u64, rate: u64) -> u64 {
 
 /// The index of the range that holds `key`, where `ranges` equal ranges divide all keys.
 fn range_of(key: &Key, ranges: u64) -> u64 {
-    let first = u64::from_be_bytes(key[..8].try_into().expect("a key has 32 bytes"));
-    ((u128::from(first) * u128::from(ranges)) >> 64) as u64
+    part_of(u64::from_be_bytes(key[..8].try_into().expect("a key has 32 bytes")), ranges)
+}
+
+fn part_of(key: u64, ranges: u64) -> u64 {
+    ((u128::from(key) * u128::from(ranges)) >> 64) as u64
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -328,7 +371,10 @@ impl Bits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Source;
+    use crate::{
+        options::{OutputDirectory, PrepareOptions},
+        source::Source,
+    };
     use proptest::prelude::*;
     use std::path::Path;
 
@@ -339,9 +385,15 @@ mod tests {
         held_out_share: 40,
         sample_bytes: 0,
         keys_at_once: KEYS_AT_ONCE,
+        bands: 0,
+        near_keys_at_once: NEAR_KEYS_AT_ONCE,
     };
 
     fn scan(root: &Path, texts: &[&[String]]) -> Scan {
+        scan_with(root, texts, None)
+    }
+
+    fn scan_with(root: &Path, texts: &[&[String]], near_duplicates: Option<f64>) -> Scan {
         let mut parts = Vec::new();
         for (at, texts) in texts.iter().enumerate() {
             let lines: String =
@@ -351,7 +403,10 @@ mod tests {
             parts.push((at.to_string(), 1.0, Source::directory(path)));
         }
         let source = Source::mixture(parts, 1).expect("weights of one");
-        Scan::make(&source, source.files(None).expect("readable"), root, 2, &mut |_| {}).expect("readable")
+        let files = source.files(None).expect("readable");
+        let place = OutputDirectory::Directory(root.to_owned());
+        let options = PrepareOptions { near_duplicates, ..PrepareOptions::new(source, place) };
+        Scan::make(&options, files, root, &mut |_| {}).expect("readable")
     }
 
     fn texts(from: usize, to: usize) -> Vec<String> {
@@ -430,6 +485,29 @@ mod tests {
     }
 
     #[test]
+    fn near_duplicates_are_left_out_however_few_keys_are_kept() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let text = |from: usize| (from..from + 200).map(|n| format!("word{n} ")).collect::<String>();
+        // One word of two hundred is another: a similarity of 0.95.
+        let near = |from: usize, at: usize| text(from).replace(&format!("word{at} "), "other ");
+        let first = [text(0), text(1000), near(0, 100), text(1000), "...".to_owned(), near(1000, 1100)];
+        let second = ["...".to_owned(), near(0, 50), text(2000), "....".to_owned(), near(0, 100)];
+        let scan = scan_with(root.path(), &[&first, &second], Some(0.8));
+        let bytes = |texts: &[&String]| texts.iter().map(|text| text.len() as u64).sum::<u64>();
+        for (keys_at_once, near_keys_at_once) in [(1000, 1000), (2, 1), (5, 3)] {
+            let amounts = Amounts { bands: 16, keys_at_once, near_keys_at_once, ..AMOUNTS };
+            let selection = Selection::of(&scan, &amounts).expect("readable");
+            assert_eq!((selection.duplicates, selection.near_duplicates), (3, 3));
+            let kept: Vec<u64> = (0..11).filter(|item| !selection.duplicate.get(*item)).collect();
+            assert_eq!(kept, [0, 1, 4, 8, 9]);
+            let kept = [bytes(&[&first[0], &first[1], &first[4]]), bytes(&[&second[2], &second[3]])];
+            assert_eq!(selection.bytes, kept);
+        }
+        let selection = Selection::of(&scan, &AMOUNTS).expect("readable");
+        assert_eq!((selection.duplicates, selection.near_duplicates), (3, 0));
+    }
+
+    #[test]
     fn rates_are_exact_fractions() {
         assert_eq!(rates(&[100, 300], &[Some(1), Some(1)], 1), [ONE, ONE / 3]);
         assert_eq!(rates(&[100, 300], &[Some(2), Some(1)], 4), [4 * ONE, 4 * (ONE / 6)]);
@@ -446,6 +524,7 @@ mod tests {
             let selection = Selection {
                 duplicate: Bits::new(bytes.len() as u64),
                 duplicates: 0,
+                near_duplicates: 0,
                 rates: vec![rate],
                 epochs: 1,
                 held_out_to: None,
