@@ -119,7 +119,7 @@ def whole(value: object, bits: int = 32) -> int | None:
 
 
 def plain(text: object) -> str:
-    """Somebody else's text: printable, and short."""
+    """A text of another party: printable, and short."""
     return "".join(c if c.isprintable() else " " for c in str(text))[:TEXT_CHARACTERS_MAX]
 
 
@@ -274,15 +274,16 @@ class Journal:
     def judged(self, window: int | None, body: dict[str, Any]) -> None:
         self.count("mettle_windows_judged_total")
         self.count("mettle_evaluation_seconds_total", body.get("evaluate_seconds"))
-        self.series.put("mettle_held_out_loss", window, body.get("held_out_loss"))
-        # 0 is what older releases wrote: not measured.
+        # 0: nothing was measured. Records of older releases do not say it.
+        if body.get("held_out_sequences") != 0:
+            self.series.put("mettle_held_out_loss", window, body.get("held_out_loss"))
         if body.get("held_out_sequences"):
             self.series.put("mettle_held_out_standard_error", window, body.get("held_out_standard_error"))
-            self.series.set("held_out_sequences", body.get("held_out_sequences"))
+            self.series.put("mettle_held_out_sequences", window, body.get("held_out_sequences"))
         self.series.put("mettle_evaluation_seconds", window, body.get("evaluate_seconds"))
         if window is None:
             return
-        # Scores are the weights that the validator is about to vote. Whoever knew them early could copy the vote, and a
+        # Scores are the weights that the validator is about to vote. A reader who knew them early could copy the vote, and a
         # tracker may be read by many: they are exported when the receipt is public.
         self.sealed[window] = items(body.get("seats"))
         if SEALED_WINDOWS_MAX < len(self.sealed):

@@ -277,7 +277,7 @@ async fn watch(
             text: Some(text),
             absences: absences(observer, plan, network),
             block_time: plan.chain.block_time(),
-            elapsed: began.elapsed(),
+            elapsed: Some(began.elapsed()),
             silence: last_heard.elapsed(),
         };
         page.publish(page::snapshot(&view));

@@ -30,8 +30,8 @@ use std::{
 
 /// Measures contributions.
 pub trait Evaluate: Send {
-    /// Runs `job`, and blocks until it is done. `time_left` is called before each contribution: once it is false, the
-    /// rest is left out.
+    /// Runs `job`, and blocks until it is done. `time_left` is called before each contribution, and
+    /// before each part of the held-out sample: once it is false, the rest is left out.
     fn measure(
         &mut self,
         job: &Job,

@@ -10,7 +10,7 @@ use protocol::{
 };
 use std::{
     cmp::Reverse,
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -31,6 +31,8 @@ const RECEIPTS_MAX: usize = 3;
 const PUBLISHED_WITHIN_WINDOWS: u32 = 2;
 /// After these, the time between two blocks is that which was seen, not that which the chain intends.
 const BLOCKS_SEEN_MIN: u32 = 8;
+/// Heads that are remembered for it: a halt of the chain is forgotten after as many.
+const HEADS_SEEN_MAX: usize = 64;
 /// Read receipts that wait.
 const RECEIPTS_WAITING_MAX: usize = 2;
 
@@ -45,9 +47,9 @@ pub(crate) struct RunFeed {
     /// As the chain intends it.
     intended_block_time: Duration,
     heads: Receiver<chain_client::Head>,
-    /// The first block, and when it was heard of.
-    first: (Block, Instant),
-    last: (Block, Instant),
+    opened: Instant,
+    /// The last heads, and when they came.
+    seen: VecDeque<(Block, Instant)>,
     receipts: mpsc::Receiver<WindowReceipts>,
     warn: Warn,
     _reading: AbortOnDrop,
@@ -63,15 +65,14 @@ impl RunFeed {
         let reading =
             tokio::spawn(read_receipts(chain.clone(), fetch.clone(), observer.run.clone(), to, warn));
         let heads = chain.heads();
-        let first = (heads.borrow().block, Instant::now());
         Ok(RunFeed {
             chain,
             fetch,
             observer,
             intended_block_time,
             heads,
-            first,
-            last: first,
+            opened: Instant::now(),
+            seen: VecDeque::new(),
             receipts,
             warn,
             _reading: AbortOnDrop(reading),
@@ -98,7 +99,10 @@ impl RunFeed {
         tokio::select! {
             changed = self.heads.changed() => {
                 changed.context("the chain's client has stopped")?;
-                self.last = (self.heads.borrow_and_update().block, Instant::now());
+                self.seen.push_back((self.heads.borrow_and_update().block, Instant::now()));
+                if HEADS_SEEN_MAX < self.seen.len() {
+                    self.seen.pop_front();
+                }
             }
             read = self.receipts.recv() => {
                 self.observer.add_receipts(&read.context("the reader of receipts has stopped")?);
@@ -110,12 +114,13 @@ impl RunFeed {
 
     /// Since the last block.
     pub fn silence(&self) -> Duration {
-        self.last.1.elapsed()
+        self.seen.back().map_or(self.opened, |(_, at)| *at).elapsed()
     }
 
     /// Between two blocks.
     pub fn block_time(&self) -> Duration {
-        between_blocks(self.first, self.last).unwrap_or(self.intended_block_time)
+        let ends = self.seen.front().zip(self.seen.back());
+        ends.and_then(|(first, last)| between_blocks(*first, *last)).unwrap_or(self.intended_block_time)
     }
 
     /// The seats from which nothing comes.

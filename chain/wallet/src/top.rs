@@ -2,7 +2,10 @@
 
 use crate::{help, output::Output, run_feed::RunFeed, signing::SigningSession};
 use anyhow::{Context as _, ensure};
-use node::config::ChainFlags;
+use node::{
+    config::ChainFlags,
+    program::{self, StopSignal},
+};
 use ratatui::{
     DefaultTerminal,
     crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers},
@@ -13,7 +16,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::sync::mpsc;
 use watch::{
@@ -23,6 +26,8 @@ use watch::{
 
 /// Between two looks at the keyboard.
 const KEYS_EVERY: Duration = Duration::from_millis(100);
+/// How long one read of the chain may take.
+const READ_WITHIN: Duration = Duration::from_secs(3);
 
 /// Watch a run in the terminal
 ///
@@ -51,13 +56,18 @@ pub async fn top(command: Top, output: &mut Output<'_>) -> anyhow::Result<()> {
         Ok(spec) => format!("{} (run {})", text::readable(&spec.name), feed.observer.run.id),
         Err(_) => format!("run {}", feed.observer.run.id),
     };
-    // A silent chain is a line of the screen.
-    let mut screen = Screen(ratatui::try_init().context("the terminal does not take a full screen")?);
-    show(feed, &name, &mut screen.0).await
+    let stop = StopSignal::listen();
+    // A silent chain is a line of the screen; lines of the log would stand over it.
+    program::silence_log();
+    let screen = Screen;
+    let mut terminal = ratatui::try_init().context("the terminal does not take a full screen")?;
+    let shown = show(feed, &name, &mut terminal, stop).await;
+    drop(screen);
+    shown
 }
 
 /// A full screen, restored whatever happens; in a panic, by ratatui's own hook.
-struct Screen(DefaultTerminal);
+struct Screen;
 
 impl Drop for Screen {
     fn drop(&mut self) {
@@ -65,11 +75,15 @@ impl Drop for Screen {
     }
 }
 
-/// Draws the run at each block and each change of the terminal's size, until a key ends it.
-async fn show(mut feed: RunFeed, name: &str, terminal: &mut DefaultTerminal) -> anyhow::Result<()> {
-    let began = Instant::now();
+/// Draws the run at each block and each change of the terminal's size, until a key or a signal ends it.
+async fn show(
+    mut feed: RunFeed,
+    name: &str,
+    terminal: &mut DefaultTerminal,
+    mut stop: StopSignal,
+) -> anyhow::Result<()> {
     let mut keys = Keys::listen();
-    feed.look().await;
+    let mut is_first = true;
     loop {
         let view = View {
             title: name,
@@ -77,7 +91,7 @@ async fn show(mut feed: RunFeed, name: &str, terminal: &mut DefaultTerminal) -> 
             text: None,
             absences: feed.absences(),
             block_time: feed.block_time(),
-            elapsed: began.elapsed(),
+            elapsed: None,
             silence: feed.silence(),
         };
         terminal.draw(|frame| {
@@ -85,15 +99,21 @@ async fn show(mut feed: RunFeed, name: &str, terminal: &mut DefaultTerminal) -> 
             let page = draw::Page::of(&view, area.width.into(), area.height.into());
             frame.render_widget(&page, area);
         })?;
-        tokio::select! {
-            changed = feed.changed() => {
-                changed?;
-                feed.look().await;
+        // A chain that is away may answer after minutes: the screen says so meanwhile, and keys are heard.
+        let next = async {
+            if !std::mem::take(&mut is_first) {
+                feed.changed().await?;
             }
+            let _ = tokio::time::timeout(READ_WITHIN, feed.look()).await;
+            anyhow::Ok(())
+        };
+        tokio::select! {
+            next = next => next?,
             event = keys.events.recv() => match event.context("the keyboard cannot be read")?? {
                 Event::Key(key) if ends(key) => return Ok(()),
                 _ => {}
             },
+            () = stop.told() => return Ok(()),
         }
     }
 }

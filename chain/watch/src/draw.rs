@@ -57,8 +57,8 @@ pub struct View<'a> {
     pub absences: BTreeMap<Uid, Absence>,
     /// Between two blocks.
     pub block_time: Duration,
-    /// Since the session began.
-    pub elapsed: Duration,
+    /// Since the network was started, if this program did so.
+    pub elapsed: Option<Duration>,
     /// Since the chain answered last.
     pub silence: Duration,
 }
@@ -201,11 +201,8 @@ fn header(view: &View<'_>, width: usize) -> Vec<Line<'static>> {
     } else {
         fact(0, BAD.bold(), "MODELS DIFFER")
     };
-    let title = vec![
-        fact(1, TITLE, view.title),
-        state,
-        fact(2, DIM, format!("up {}", units::duration(view.elapsed))),
-    ];
+    let mut title = vec![fact(1, TITLE, view.title), state];
+    title.extend(view.elapsed.map(|elapsed| fact(2, DIM, format!("up {}", units::duration(elapsed)))));
     let (sample, losses) = observer.losses(view.text.is_some());
     let sample = sample.name();
     let mut loss = match losses.as_slice() {

@@ -54,8 +54,8 @@ pub enum Entry {
     /// A validator did not vote for its merge, as the merged model was worse (PROT-19). Losses in nats per token.
     Vetoed { window: Window, loss_before: f64, loss_after: f64 },
     /// A validator judged the window's contributions. `held_out_loss` is that of the model the window opened with, on
-    /// the dataset's sample of `held_out_sequences`; in records of older releases this is 0, and it was on the first
-    /// ones of the split.
+    /// `held_out_sequences` of the dataset's sample, from the validator's `held_out_first` on. If that number is 0, there
+    /// was no time for any, or the record is of an older release, whose loss is on the first ones of the split.
     Judged {
         window: Window,
         held_out_loss: f64,

@@ -283,9 +283,11 @@ impl Shared {
                 counts.vetoed += 1;
                 state.done = Some(*window);
             }
-            Entry::Judged { held_out_loss, evaluate_seconds, .. } => {
+            Entry::Judged { held_out_loss, held_out_sequences, evaluate_seconds, .. } => {
                 counts.judged += 1;
-                counts.held_out_loss = Some(*held_out_loss);
+                if 0 < *held_out_sequences {
+                    counts.held_out_loss = Some(*held_out_loss);
+                }
                 counts.evaluate_seconds += evaluate_seconds.max(0.0);
             }
             Entry::Posted { .. } => counts.posted += 1,

@@ -5,11 +5,19 @@ use futures::future::LocalBoxFuture;
 use std::{
     io::{self, IsTerminal as _, Read as _},
     process::ExitCode,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 use tracing::Subscriber;
 use tracing_subscriber::{
     EnvFilter, Layer, Registry,
-    fmt::{self, MakeWriter},
+    fmt::{
+        self, MakeWriter,
+        format::Writer,
+        time::{FormatTime as _, SystemTime},
+    },
     layer::SubscriberExt as _,
     registry::LookupSpan,
     util::SubscriberInitExt as _,
@@ -26,7 +34,7 @@ pub fn run_to_exit_with(
     layer: impl Layer<Registry> + Send + Sync,
     work: LocalBoxFuture<'_, anyhow::Result<()>>,
 ) -> ExitCode {
-    let lines = lines(LogFormat::wanted(), io::stderr, io::stderr().is_terminal());
+    let lines = lines(LogFormat::wanted(), || StandardError, io::stderr().is_terminal());
     let _ = tracing_subscriber::registry().with(layer).with(lines.with_filter(filter())).try_init();
     run(work)
 }
@@ -45,9 +53,10 @@ fn run(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            // Whatever the log's filter says.
             match LogFormat::wanted() {
                 LogFormat::Text => eprintln!("Error: {error:#}"),
-                LogFormat::Json => tracing::error!("{error:#}"),
+                LogFormat::Json => eprintln!("{}", error_line(&format!("{error:#}"))),
             }
             ExitCode::from(exit::code(&error))
         }
@@ -57,7 +66,7 @@ fn run(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
 /// Sends log lines to standard error, with colours on a terminal. `RUST_LOG` chooses the lines, and
 /// `METTLE_LOG_FORMAT` their form.
 pub fn log() {
-    subscribe(io::stderr, io::stderr().is_terminal());
+    subscribe(|| StandardError, io::stderr().is_terminal());
 }
 
 /// Sends log lines to `writer`, without colours. The first of this and [`log`] counts.
@@ -71,6 +80,26 @@ fn subscribe(writer: impl for<'w> MakeWriter<'w> + Send + Sync + 'static, colour
     let _ = tracing_subscriber::registry().with(lines.with_filter(filter())).try_init();
 }
 
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
+
+/// Drops the lines of the log from now on: for a program that draws on the whole terminal.
+pub fn silence_log() {
+    IS_SILENT.store(true, Ordering::Relaxed);
+}
+
+/// Standard error, until [`silence_log`].
+struct StandardError;
+
+impl io::Write for StandardError {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if IS_SILENT.load(Ordering::Relaxed) { Ok(bytes.len()) } else { io::stderr().write(bytes) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
 /// How a line of the log is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LogFormat {
@@ -80,8 +109,13 @@ enum LogFormat {
 }
 
 impl LogFormat {
-    /// As `METTLE_LOG_FORMAT` says: `text` or `json`.
+    /// As `METTLE_LOG_FORMAT` says at the first call: `text` or `json`.
     fn wanted() -> LogFormat {
+        static WANTED: OnceLock<LogFormat> = OnceLock::new();
+        *WANTED.get_or_init(LogFormat::of_environment)
+    }
+
+    fn of_environment() -> LogFormat {
         match std::env::var_os("METTLE_LOG_FORMAT").as_deref().map(|value| value.to_string_lossy()).as_deref()
         {
             None | Some("" | "text") => LogFormat::Text,
@@ -94,6 +128,15 @@ impl LogFormat {
             }
         }
     }
+}
+
+/// The error that ends a program, as a line of a log in JSON.
+fn error_line(message: &str) -> String {
+    let mut timestamp = String::new();
+    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+    let target = env!("CARGO_CRATE_NAME");
+    serde_json::json!({ "timestamp": timestamp, "level": "ERROR", "target": target, "message": message })
+        .to_string()
 }
 
 /// Writes events as lines.
@@ -219,6 +262,8 @@ mod tests {
         assert_eq!((&event["level"], &event["window"]), (&"WARN".into(), &7.into()), "{event}");
         assert_eq!(event["message"], "it was refused");
         assert!(event["target"].as_str().unwrap().ends_with("program::tests"), "{event}");
+        let last: serde_json::Value = serde_json::from_str(&error_line("a\nb")).expect("an object");
+        assert!(last["timestamp"].as_str().unwrap().starts_with("20") && last["message"] == "a\nb");
         assert!(event["timestamp"].is_string() && event["peer"].as_str().unwrap().contains('\n'));
     }
 

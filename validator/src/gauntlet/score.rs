@@ -160,6 +160,8 @@ pub struct GainScale {
     pub median: f64,
     /// The gain that a tenth of the work reaches.
     pub best: f64,
+    /// The median standard error of a gain: of the field's, which no seat can raise for itself.
+    pub error: f64,
 }
 
 /// A measured seat as it counts in the window's [`Scale`].
@@ -186,7 +188,8 @@ pub fn scale<'a>(measured: impl Iterator<Item = Sample<'a>>) -> Scale {
         let [median, best] = [0.5, BEST_RANK].map(|rank| of(rank, &|(sample, _)| sample.gains.common.mean));
         let (median, best) = (median?, best?);
         let gain_error = of(0.5, &|(sample, _)| sample.gains.common.error.unwrap_or(0.0))?;
-        Some(Scale { gap, gain: (SCALE_ERRORS * gain_error < median).then_some(GainScale { median, best }) })
+        let gain = GainScale { median, best, error: gain_error };
+        Some(Scale { gap, gain: (SCALE_ERRORS * gain_error < median).then_some(gain) })
     };
     let is_significant = |gap: &Gap| 0.0 < gap.mean && SCALE_ERRORS * gap.error <= gap.mean;
     scale_by(&|(sample, _)| sample.claim)
@@ -204,17 +207,24 @@ fn gap_share(share: f64) -> f64 {
 /// The part of full pay that a gain is worth, from 0 to 1, and its standard error. A part `p` of the sequences is
 /// expected to gain between `p^(3/2)` and `p^(1/2)` of the whole: half of them were measured to gain 0.25 to 0.6. With a
 /// lower bound, cheap work is paid for more than it gains: a part `x` of the gain, declared as `p = x^(2/3)`, is paid
-/// `p`, at most 0.15 more than `x`. Where the gain of the part is within the noise, it counts as the median.
+/// `p`, at most 0.15 more than `x`. Where the gain of a part is within the noise, it may be negative, so that the noise
+/// averages out over windows; otherwise it is at least 0.
 fn gain_factor(gain: Gain, scale: GainScale, share: f64) -> (f64, f64) {
-    let GainScale { median, best } = scale;
+    let GainScale { median, best, .. } = scale;
     let share = share.clamp(SHARE_MIN, 1.0);
-    let error = gain.error.unwrap_or(0.0);
     let [least, most] = [least_gain(share), libm::sqrt(share)].map(|part| gain.mean / part);
     // The gain of a whole window, as close to the median as the declared part allows.
     let whole = if least < median { least } else { most.max(median) };
-    let is_noise = median * share < SCALE_ERRORS * error;
-    let whole = if is_noise { median } else { whole };
-    ((whole / best).clamp(0.0, 1.0), error / best)
+    let lowest = if scale.is_noise(share) { -1.0 } else { 0.0 };
+    ((whole / best).clamp(lowest, 1.0), gain.error.unwrap_or(0.0) / best)
+}
+
+impl GainScale {
+    /// Whether the gain that is expected of a part `share` of the work is within the noise. Never of the whole: the
+    /// scale has gains above it.
+    fn is_noise(&self, share: f64) -> bool {
+        self.median * share < SCALE_ERRORS * self.error
+    }
 }
 
 /// The gap on the window's scale, from −1 to 1. A positive one is multiplied by the gain on its scale, from 0 to 1, so
@@ -224,18 +234,20 @@ pub fn outcome(gains: &Gains, scale: Scale, share: f64) -> Option<Outcome> {
     let gap = gains.gap()?;
     let expected = scale.gap * gap_share(share);
     if expected <= 0.0 {
-        return Some(Outcome { value: 0.0, error: 0.0 });
+        return Some(Outcome { value: 0.0, error: 0.0, shows_nothing: true });
     }
     let (own, own_error) = ((gap.mean / expected).clamp(-1.0, 1.0), gap.error / expected);
     if gains.harms() {
-        return Some(Outcome { value: -1.0, error: own_error });
+        return Some(Outcome { value: -1.0, error: own_error, shows_nothing: true });
     }
     let (gain, gain_error) = match scale.gain {
         Some(scale) if 0.0 < own => gain_factor(gains.common, scale, share),
         _ => (1.0, 0.0),
     };
     let error = libm::sqrt((own_error * gain) * (own_error * gain) + (own * gain_error) * (own * gain_error));
-    Some(Outcome { value: own * gain, error })
+    let is_noise = 0.0 < own && scale.gain.is_some_and(|scale| scale.is_noise(share));
+    let value = own * gain;
+    Some(Outcome { value, error, shows_nothing: value <= 0.0 && !is_noise })
 }
 
 /// The result of a window's own-data test, and its standard error.
@@ -243,6 +255,8 @@ pub fn outcome(gains: &Gains, scale: Scale, share: f64) -> Option<Outcome> {
 pub struct Outcome {
     pub value: f64,
     pub error: f64,
+    /// Whether it is at most 0, for another reason than the noise of a small part's gain.
+    pub shows_nothing: bool,
 }
 
 /// The part of an outcome that enters the own-data score of a seat with this many evaluations before. A penalty ends
@@ -264,8 +278,8 @@ pub fn updated_own_data_score(
     windows: u32,
     rate: f64,
 ) -> (f64, f64) {
-    let shows_nothing = outcome.value <= 0.0 && outcome.value < own_data_score;
-    let first = if shows_nothing { FALL_RATE } else { rate };
+    let falls = outcome.shows_nothing && outcome.value < own_data_score;
+    let first = if falls { FALL_RATE } else { rate };
     let kept = (0..windows).fold(1.0, |kept, window| kept * (1.0 - if window == 0 { first } else { rate }));
     let moved = 1.0 - kept;
     let error = (moved * outcome.error).min(1.0);
@@ -321,6 +335,24 @@ mod tests {
         assert!(!significantly_more(&good[..1], &surely_worse[..1]), "one sequence has no error");
         // The same difference on every sequence has no error.
         assert!(significantly_more(&pairs(&[1.0, 1.0]), &pairs(&[1.5, 1.5])));
+    }
+
+    #[test]
+    fn a_part_ranks_behind_the_whole_below_half_of_the_least_that_it_is_expected_to_gain() {
+        let pairs = |gain: f64| -> Vec<LossPair> {
+            (0..8)
+                .map(|i| LossPair::new(i, 2.0, 2.0 - gain * (1.0 + 0.01 * f64::from(i as u32 % 2))))
+                .collect()
+        };
+        let (whole, better) = (pairs(0.64), |part: &[LossPair]| {
+            better_work(Player { common: &pairs(0.64), share: 1.0 }, Player { common: part, share: 0.0625 })
+        });
+        // A sixteenth is expected to gain a sixty-fourth.
+        assert!(!better(&pairs(0.01)) && !better(&pairs(0.006)) && better(&pairs(0.004)));
+        assert!(!better_work(
+            Player { common: &pairs(0.01), share: 0.0625 },
+            Player { common: &whole, share: 1.0 }
+        ));
     }
 
     #[test]
@@ -381,12 +413,15 @@ mod tests {
         close(at(-0.013, 0.004).value, -at(0.013, 0.004).value);
         close(outcome(&seat(0.005, 0.0, 0.0), scale, 0.0625).unwrap().value, 0.5);
         let none = Scale { gap: 0.0, gain: None };
-        assert_eq!(outcome(&seat(1.0, 0.5, 0.0), none, 1.0), Some(Outcome { value: 0.0, error: 0.0 }));
+        assert_eq!(
+            outcome(&seat(1.0, 0.5, 0.0), none, 1.0),
+            Some(Outcome { value: 0.0, error: 0.0, shows_nothing: true })
+        );
     }
 
     #[test]
     fn an_outcome_rises_with_the_gain_up_to_the_best_tenth() {
-        let scale = Scale { gap: 0.02, gain: Some(GainScale { median: 0.1, best: 0.125 }) };
+        let scale = Scale { gap: 0.02, gain: Some(GainScale { median: 0.1, best: 0.125, error: 0.0 }) };
         let at = |gap: f64, common: f64| outcome(&seat(gap, 0.0, common), scale, 1.0).unwrap().value;
         close(at(0.02, 0.05), 0.4);
         close(at(0.02, 0.1), 0.8);
@@ -402,7 +437,7 @@ mod tests {
 
     #[test]
     fn a_declared_part_is_expected_to_gain_between_its_power_of_three_halves_and_its_root() {
-        let scale = Scale { gap: 0.02, gain: Some(GainScale { median: 0.1, best: 0.125 }) };
+        let scale = Scale { gap: 0.02, gain: Some(GainScale { median: 0.1, best: 0.125, error: 0.0 }) };
         let factor = |gain: f64| gain_factor(Gain { mean: gain, error: None }, scale.gain.unwrap(), 0.0625).0;
         close(factor(0.1 / 64.0), 0.8);
         close(factor(0.025), 0.8);
@@ -413,7 +448,7 @@ mod tests {
 
     #[test]
     fn the_own_data_score_moves_once_for_each_window_of_a_measurement() {
-        let outcome = Outcome { value: 1.0, error: 0.3 };
+        let outcome = Outcome { value: 1.0, error: 0.3, shows_nothing: false };
         let (mut own_data_score, mut variance) = (0.2, 0.0);
         close(updated_own_data_score(own_data_score, variance, outcome, 0, SCORE_RATE).0, 0.2);
         for _ in 0..3 {
@@ -427,18 +462,40 @@ mod tests {
 
     #[test]
     fn the_own_data_score_falls_fast_without_own_work() {
-        let at =
-            |value: f64| updated_own_data_score(0.8, 0.0, Outcome { value, error: 0.2 }, 1, SCORE_RATE).0;
+        let at = |value: f64| {
+            updated_own_data_score(
+                0.8,
+                0.0,
+                Outcome { value, error: 0.2, shows_nothing: value <= 0.0 },
+                1,
+                SCORE_RATE,
+            )
+            .0
+        };
         close(at(-0.1), 0.7 * 0.8 + 0.3 * -0.1);
         close(at(0.0), 0.7 * 0.8);
         close(at(0.1), 0.95 * 0.8 + 0.05 * 0.1);
         // Once per measurement, for any number of windows, and never upwards.
         close(
-            updated_own_data_score(0.8, 0.0, Outcome { value: 0.0, error: 0.2 }, 3, SCORE_RATE).0,
+            updated_own_data_score(
+                0.8,
+                0.0,
+                Outcome { value: 0.0, error: 0.2, shows_nothing: true },
+                3,
+                SCORE_RATE,
+            )
+            .0,
             0.7 * 0.95 * 0.95 * 0.8,
         );
         close(
-            updated_own_data_score(-0.5, 0.0, Outcome { value: -0.1, error: 0.2 }, 1, SCORE_RATE).0,
+            updated_own_data_score(
+                -0.5,
+                0.0,
+                Outcome { value: -0.1, error: 0.2, shows_nothing: true },
+                1,
+                SCORE_RATE,
+            )
+            .0,
             0.95 * -0.5 + 0.05 * -0.1,
         );
     }
@@ -455,7 +512,7 @@ mod tests {
 
     #[test]
     fn a_new_seats_score_reaches_nine_tenths_in_its_first_evaluations() {
-        let full = Outcome { value: 1.0, error: 0.1 };
+        let full = Outcome { value: 1.0, error: 0.1, shows_nothing: false };
         let score = (0..22).fold((0.0, 0.0), |(score, variance), evaluations| {
             updated_own_data_score(score, variance, full, 1, score_rate(evaluations, false))
         });
@@ -490,25 +547,36 @@ mod tests {
     }
 
     #[test]
-    fn the_gain_of_a_part_within_the_noise_counts_as_the_median() {
-        let scale = GainScale { median: 0.08, best: 0.1 };
-        let factor = |share: f64, mean: f64| gain_factor(Gain { mean, error: Some(0.005) }, scale, share).0;
+    fn the_noise_of_a_small_parts_gain_averages_out() {
+        let scale = Scale { gap: 0.02, gain: Some(GainScale { median: 0.08, best: 0.1, error: 0.005 }) };
+        let of = |mean: f64, error: f64, share: f64| {
+            let common = Gain { mean, error: Some(error) };
+            let own = Some(Gain { mean: mean + 0.02, error: Some(error) });
+            outcome(&Gains { own, common }, scale, share).unwrap()
+        };
         // A sixteenth is expected to gain 0.005, one standard error; a quarter four of them.
-        for mean in [-0.004, 0.0, 0.02] {
-            close(factor(0.0625, mean), 0.8);
-        }
-        close(factor(0.25, 0.0), 0.0);
-        close(factor(0.25, 0.005), 0.4);
+        let (above, below) = (of(0.005, 0.005, 0.0625), of(-0.005, 0.005, 0.0625));
+        assert!(0.7 < above.value && below.value == -1.0, "{above:?} {below:?}");
+        assert!(!below.shows_nothing, "noise does not lower the score at once");
+        let quarter = of(-0.001, 0.005, 0.25);
+        assert!(quarter.value == 0.0 && quarter.shows_nothing, "{quarter:?}");
+        // No seat makes its own gain noise: the error is the field's.
+        let loud = of(0.0, 1.0, 1.0);
+        assert!(loud.value == 0.0 && loud.shows_nothing, "{loud:?}");
+        // A part without gain, over all windows: nothing.
+        let mean: f64 =
+            (-30..=30).map(|at| of(f64::from(at) / 30.0 * 0.015, 0.005, 0.1).value).sum::<f64>() / 61.0;
+        assert!(mean < 0.05, "{mean}");
     }
 
     #[test]
     fn full_gain_is_that_of_the_best_tenth_of_the_work() {
         let mut seats: Vec<(Gains, f64)> =
             (1..=20).map(|at| (seat(0.1, 0.01, f64::from(at) / 100.0), 1.0)).collect();
-        assert_eq!(scale_of(&seats).gain, Some(GainScale { median: 0.1, best: 0.18 }));
+        assert_eq!(scale_of(&seats).gain, Some(GainScale { median: 0.1, best: 0.18, error: 0.0 }));
         // Seats without proven work do not raise it.
         seats.extend((0..50).map(|_| (seat(0.0, 0.01, 9.0), 0.0)));
-        assert_eq!(scale_of(&seats).gain, Some(GainScale { median: 0.1, best: 0.18 }));
+        assert_eq!(scale_of(&seats).gain, Some(GainScale { median: 0.1, best: 0.18, error: 0.0 }));
         let noisy = |mean| Gains { common: Gain { mean, error: Some(0.04) }, ..seat(0.1, 0.01, mean) };
         assert_eq!(scale_of(&[(noisy(0.1), 1.0)]).gain, None);
         assert_eq!(scale_of(&[(noisy(-0.5), 1.0)]).gain, None);

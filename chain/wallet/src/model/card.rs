@@ -36,9 +36,8 @@ pub(super) fn card(of: &Provenance<'_>) -> String {
     let model = &spec.model;
     let mut card = format!(
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- mettle\n---\n\n\
-         # {name}, window {}\n\n\
-         A Llama of {} parameters for sequences of {} tokens, trained from public data windows in run {run} of a Mettle \
-         network. It continues text; it was not trained to follow instructions.\n\n\
+         # `{name}`, window {}\n\n\
+         A Llama of {} parameters for sequences of {} tokens, of run {run} of a Mettle network. It continues text; it was not trained to follow instructions.\n\n\
          ## Provenance\n\n| | |\n|---|---|\n| run | {run}, `{name}` |\n| window | {} |\n| lineage | `{lineage}` |\n\
          | weights root | `{root}` |\n| specification | `{}` |\n",
         window.0,
@@ -51,11 +50,12 @@ pub(super) fn card(of: &Provenance<'_>) -> String {
         let _ = write!(card, "| chain, block 0 | `{genesis}` |\n| data, manifest | `{}` |\n", run.manifest);
     }
     card += "\nThe lineage is a hash chain over the run, its first model and every update since.\n";
-    if let Some(ChainFacts { seats, .. }) = chain {
+    if let Some(ChainFacts { genesis, seats, .. }) = chain {
         let _ = write!(
             card,
-            "Anyone can export the window from the validators' buckets and compare the weights root:\n\n    \
-             mettle model export --published --run {run} --window {} --out model --json\n\n",
+            "While the chain keeps the checkpoint, anyone can export it from the validators' buckets and compare the \
+             weights root:\n\n    mettle model export --published --chain URL --genesis {genesis} --run {run} \
+             --window {} --out model --json\n\n",
             window.0
         );
         let mut paid: Vec<&SeatView> = seats.iter().filter(|seat| 0 < seat.earned).collect();
@@ -73,7 +73,7 @@ pub(super) fn card(of: &Provenance<'_>) -> String {
     card
 }
 
-/// A name without control characters and without characters of Markdown, HTML or YAML.
+/// A name for a code span: without control characters, and without characters that end one.
 fn plain(name: &str) -> String {
     let is_kept = |c: char| c.is_alphanumeric() || " -_.,+".contains(c);
     text::readable(name).chars().map(|c| if is_kept(c) { c } else { '?' }).collect()
@@ -175,7 +175,7 @@ mod tests {
         let (lineage, root) = (Digest([1; 32]), Digest([2; 32]));
         let of = Provenance { spec: &spec, run: RunId(3), window: Window(0), lineage, root, chain: None };
         let card = card(&of);
-        assert!(card.contains("# x????http???e??script?"), "{card}");
+        assert!(card.contains("# `x????http???e??script?"), "{card}");
         assert!(!card.contains("<script>") && !card.contains('\u{1b}') && !card.contains("](http"), "{card}");
     }
 }

@@ -12,7 +12,7 @@ fn view(observer: &Observer) -> View<'_> {
         text: Some(TEXT),
         absences: BTreeMap::new(),
         block_time: Duration::from_millis(500),
-        elapsed: Duration::from_secs(132),
+        elapsed: Some(Duration::from_secs(132)),
         silence: Duration::ZERO,
     }
 }
@@ -141,7 +141,7 @@ fn a_run_of_others_shows_what_chain_and_receipts_say() {
         let estimate = dataset::LossEstimate { sequences: 16, loss, standard_error: 0.1 };
         observer.common.insert(Window(window), estimate);
     }
-    let view = View { title: "code (run 3)", text: None, ..view(&observer) };
+    let view = View { title: "code (run 3)", text: None, elapsed: None, ..view(&observer) };
     expect![[r#"
         code (run 3)  6 windows finalised  up 2 min 12 s
         window 6  ██████████████████░░  merge and vote  2 s of 20 s left  block #376
