@@ -26,6 +26,7 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -35,7 +36,7 @@ use std::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, mpsc, oneshot, watch},
+    sync::{Semaphore, mpsc, watch},
     task::{JoinHandle, JoinSet},
     time::Instant,
 };
@@ -66,7 +67,7 @@ const FILES: &[(&str, &str, &str)] = &[
 /// The server, until it is dropped or drained.
 pub(super) struct Server {
     address: SocketAddr,
-    stop: oneshot::Sender<()>,
+    stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
@@ -100,7 +101,7 @@ impl Server {
             requests: AtomicU64::new(0),
             is_private: address.ip().is_loopback(),
         });
-        let (stop, stopped) = oneshot::channel();
+        let (stop, stopped) = watch::channel(false);
         let room = Arc::new(Semaphore::new(connections + CONNECTIONS_SPARE));
         let task = tokio::spawn(accept(listener, room, shared, stopped));
         Ok(Server { address, stop, task })
@@ -110,9 +111,9 @@ impl Server {
         self.address
     }
 
-    /// Accepts no further connection, and waits for the answers of those that are open.
+    /// Accepts no further connection, closes those without a request, and waits for the answers of the others.
     pub async fn drain(self) {
-        let _ = self.stop.send(());
+        self.stop.send_replace(true);
         let _ = self.task.await;
     }
 }
@@ -121,7 +122,7 @@ async fn accept(
     listener: TcpListener,
     room: Arc<Semaphore>,
     shared: Arc<Shared>,
-    mut stopped: oneshot::Receiver<()>,
+    mut stopped: watch::Receiver<bool>,
 ) {
     let mut connections = JoinSet::new();
     loop {
@@ -136,20 +137,25 @@ async fn accept(
                 }
             },
             Some(_) = connections.join_next() => continue,
-            _ = &mut stopped => break,
+            () = until_stopped(&mut stopped) => break,
         };
         let Ok(permit) = room.clone().try_acquire_owned() else {
             tracing::debug!("too many connections, one was closed");
             continue;
         };
-        let shared = shared.clone();
+        let (shared, stopped) = (shared.clone(), stopped.clone());
         connections.spawn(async move {
             let _permit = permit;
-            converse(stream, shared).await;
+            converse(stream, shared, stopped).await;
         });
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
+}
+
+/// Returns when the server drains or is dropped.
+async fn until_stopped(stopped: &mut watch::Receiver<bool>) {
+    let _ = stopped.wait_for(|stop| *stop).await;
 }
 
 /// Whose turn it is on a connection: the client's until a time, or the model's.
@@ -160,7 +166,7 @@ fn client_turn(turn: &Turn) {
 }
 
 /// One request and its answer.
-async fn converse(stream: TcpStream, shared: Arc<Shared>) {
+async fn converse(stream: TcpStream, shared: Arc<Shared>, mut stopped: watch::Receiver<bool>) {
     let (turn, mut turns) = watch::channel(Some(Instant::now() + CLIENT_WITHIN));
     let turn = Arc::new(turn);
     let serve = move |request: Request<Incoming>| {
@@ -171,11 +177,13 @@ async fn converse(stream: TcpStream, shared: Arc<Shared>) {
             Ok::<_, Infallible>(answered)
         }
     };
-    let served = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .keep_alive(false)
-        .max_buf_size(HEAD_MAX)
-        .serve_connection(TokioIo::new(stream), service_fn(serve));
+    let mut served = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .keep_alive(false)
+            .max_buf_size(HEAD_MAX)
+            .serve_connection(TokioIo::new(stream), service_fn(serve))
+    );
     let too_slow = async {
         loop {
             let until = *turns.borrow_and_update();
@@ -191,13 +199,26 @@ async fn converse(stream: TcpStream, shared: Arc<Shared>) {
             }
         }
     };
-    tokio::select! {
-        served = served => {
-            if let Err(error) = served {
-                tracing::debug!(%error, "a connection broke");
+    let mut too_slow = pin!(too_slow);
+    let mut is_stopped = false;
+    loop {
+        tokio::select! {
+            ended = &mut served => {
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "a connection broke");
+                }
+                return;
+            }
+            () = &mut too_slow => {
+                tracing::debug!("a client was too slow");
+                return;
+            }
+            () = until_stopped(&mut stopped), if !is_stopped => {
+                // A connection on which nothing was sent ends.
+                is_stopped = true;
+                served.as_mut().graceful_shutdown();
             }
         }
-        () = too_slow => tracing::debug!("a client was too slow"),
     }
 }
 
