@@ -19,8 +19,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Bytes of a session with a cache and room for `tokens` tokens, which are at most `seq_len`: `8·L·K·C` for keys and
-    /// values of each, and `4·seq_len` for the text.
+    /// Bytes of a session with a cache and room for `tokens` tokens, at most `seq_len`: `8·L·K·C` for keys and values
+    /// of each, and `4·seq_len` for the text.
     pub fn bytes(config: &ModelConfig, tokens: usize) -> u64 {
         let values = 2 * config.layers * config.kv_heads * config.head_width();
         4 * (tokens.min(config.seq_len) * values + config.seq_len) as u64
@@ -58,8 +58,8 @@ impl Evaluator {
     /// [`logits`](Self::logits), which sums in another order.
     ///
     /// # Errors
-    /// If there is no token or one outside the vocabulary, and nothing has changed; if the device fails, and the session
-    /// is of no more use.
+    /// If there is no token or one outside the vocabulary, and nothing has changed; if the device fails, and the
+    /// session is of no more use.
     pub fn read(&self, session: &mut Session, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         let (seq_len, vocab) = (self.config().seq_len, self.config().vocab);
         if tokens.is_empty() {

@@ -34,8 +34,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(30);
 
 /// Serve the model to clients of OpenAI's API
 ///
-/// Answers /v1/models, /v1/completions and /v1/chat/completions, and shows a page to chat at /. Texts of all clients are
-/// continued together. Everyone who reaches the address may use it. Prompts and answers are not logged.
+/// Answers /v1/models, /v1/completions and /v1/chat/completions, and shows a page to chat at /. Texts of all clients
+/// are continued together. Everyone who reaches the address may use it. Prompts and answers are not logged.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServeModel {
     /// A node's directory, or one in Hugging Face format (config.json, safetensors).
