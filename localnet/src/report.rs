@@ -209,7 +209,6 @@ impl Report {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use dataset::LossEstimate;
     use expect_test::expect;
     use watch::sample::{TEXT, network};
 
