@@ -3,7 +3,8 @@
 // What the model writes is shown as text, never as HTML.
 
 const by = (id) => document.getElementById(id);
-const messages = [];
+// Of this conversation; another begins with another array.
+let messages = [];
 let running = null;
 let model = null;
 
@@ -90,17 +91,21 @@ async function send() {
   by('stop').disabled = false;
   // A screen reader reads the answer when it is whole, not each token.
   by('texts').setAttribute('aria-busy', 'true');
+  const conversation = messages;
+  let isAsked = false;
   let shown;
   let made = '';
   try {
     await look();
+    running.signal.throwIfAborted();
     let path = '/v1/completions';
     let fields = { prompt: text };
     if (isChat) {
-      messages.push({ role: 'user', content: text });
+      conversation.push({ role: 'user', content: text });
+      isAsked = true;
       show('You', text);
       path = '/v1/chat/completions';
-      fields = { messages };
+      fields = { messages: conversation };
       shown = show('Model', '').p;
     } else {
       const { item } = show('Text', text);
@@ -118,8 +123,8 @@ async function send() {
   } catch (error) {
     if (error.name !== 'AbortError') trouble(error.message);
   } finally {
-    if (isChat && made) messages.push({ role: 'assistant', content: made });
-    else if (isChat) messages.pop();
+    if (isAsked && made) conversation.push({ role: 'assistant', content: made });
+    else if (isAsked) conversation.pop();
     running = null;
     by('texts').removeAttribute('aria-busy');
     by('send').disabled = false;
@@ -141,7 +146,7 @@ by('prompt').addEventListener('keydown', (event) => {
 by('stop').addEventListener('click', () => running?.abort());
 by('clear').addEventListener('click', () => {
   running?.abort();
-  messages.length = 0;
+  messages = [];
   by('texts').replaceChildren();
   trouble('');
   by('prompt').focus();
