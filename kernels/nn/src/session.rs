@@ -149,7 +149,7 @@ mod tests {
         (0..len).map(|at| ((at * 7 + at * at * 3 + seed) % vocab) as u32).collect()
     }
 
-    /// Today's way: the logits after the last token of the window that the model sees.
+    /// Without a cache: the logits after the last token of the window that the model sees.
     fn uncached(evaluator: &Evaluator, text: &[u32]) -> Vec<f32> {
         let window = &text[text.len().saturating_sub(evaluator.config().seq_len)..];
         let logits = evaluator.logits(window).unwrap();

@@ -62,11 +62,11 @@ pub struct ExportModel {
     /// The window that opens with the checkpoint [default: the latest].
     #[arg(long, value_name = "W", requires = "published")]
     window: Option<u32>,
-    /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
-    #[arg(long, value_name = "URL", env = "METTLE_CHAIN", requires = "published")]
+    /// With --published: URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
+    #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
     chain: Option<String>,
-    /// The hash of the chain's block 0; required but on a development chain.
-    #[arg(long, value_name = "HASH", env = "METTLE_GENESIS", requires = "published")]
+    /// With --published: the hash of the chain's block 0; required but on a development chain.
+    #[arg(long, value_name = "HASH", env = "METTLE_GENESIS")]
     genesis: Option<GenesisHash>,
     /// The run.
     #[arg(long, value_name = "ID", env = "METTLE_RUN")]
@@ -236,8 +236,9 @@ async fn voted(chain: &dyn Chain, run: &RunView, window: Option<u32>) -> anyhow:
 fn reading(wanted: &ExportModel) -> anyhow::Result<ReadOnlyConfig> {
     ReadOnlyConfig::read(&Flags {
         config: wanted.config.clone(),
-        chain: wanted.chain.clone(),
-        genesis: wanted.genesis,
+        // The environment may name a chain for other commands.
+        chain: wanted.chain.clone().filter(|_| wanted.published),
+        genesis: wanted.genesis.filter(|_| wanted.published),
         run: wanted.run,
         directory: wanted.directory.clone(),
         dataset: wanted.dataset.clone(),

@@ -21,7 +21,7 @@ use serde_json::json;
 use std::{
     net::SocketAddr,
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tokio::sync::{mpsc, oneshot, watch};
@@ -35,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// Serve the model to clients of OpenAI's API
 ///
 /// Answers /v1/models, /v1/completions and /v1/chat/completions, and shows a page to chat at /. Texts of all clients
-/// are continued together. Everyone who reaches the address may use it. Prompts and answers are not logged.
+/// are continued together. Any client that reaches the address may use it. Prompts and answers are not logged.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServeModel {
     /// A node's directory, or one in Hugging Face format (config.json, safetensors).
@@ -47,11 +47,11 @@ pub struct ServeModel {
     /// Serve the newest checkpoint that validators voted, and each newer one when there is one.
     #[arg(long)]
     published: bool,
-    /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
-    #[arg(long, value_name = "URL", env = "METTLE_CHAIN", requires = "published")]
+    /// With --published: URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
+    #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
     chain: Option<String>,
-    /// The hash of the chain's block 0; required but on a development chain.
-    #[arg(long, value_name = "HASH", env = "METTLE_GENESIS", requires = "published")]
+    /// With --published: the hash of the chain's block 0; required but on a development chain.
+    #[arg(long, value_name = "HASH", env = "METTLE_GENESIS")]
     genesis: Option<GenesisHash>,
     /// The run [default: 0].
     #[arg(long, value_name = "ID", env = "METTLE_RUN")]
@@ -82,10 +82,16 @@ fn count(text: &str) -> Result<usize, String> {
 
 /// A model that is served.
 struct Served {
-    /// What clients call it.
-    name: String,
+    about: Arc<About>,
     evaluator: Evaluator,
     tokenizer: TextTokenizer,
+}
+
+/// What clients are told of a model. A slow client may need it for longer than the model is in memory.
+struct About {
+    /// What clients call it.
+    name: String,
+    seq_len: usize,
     /// The run and window that it is from, where it says so.
     of_run: Option<OfRun>,
     weights_root: Digest,
@@ -101,18 +107,19 @@ impl Served {
         device: &str,
     ) -> anyhow::Result<Served> {
         loaded.knows(&tokenizer)?;
-        Ok(Served {
-            evaluator: loaded.evaluator(device)?,
+        let evaluator = loaded.evaluator(device)?;
+        let about = About {
             name: short_name(&loaded.name),
-            tokenizer,
+            seq_len: evaluator.config().seq_len,
             of_run: loaded.of_run,
             weights_root,
             created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        })
+        };
+        Ok(Served { about: Arc::new(about), evaluator, tokenizer })
     }
 
     fn seq_len(&self) -> usize {
-        self.evaluator.config().seq_len
+        self.about.seq_len
     }
 
     fn vocab(&self) -> usize {
@@ -150,14 +157,16 @@ pub(super) async fn serve(wanted: ServeModel, output: &mut Output<'_>) -> anyhow
     };
     let service = Service::start(&wanted, served).await?;
     let served = service.newest.borrow().clone();
-    let (url, model) = (format!("http://{}", service.server.address()), answer::model(&served));
-    let cache_bytes = Session::bytes(served.evaluator.config(), served.seq_len());
+    let (url, model) = (format!("http://{}", service.server.address()), answer::model(&served.about));
+    // A device may have no cache.
+    let is_cached = served.evaluator.session(0).is_cached();
+    let cache_bytes = is_cached.then(|| Session::bytes(served.evaluator.config(), served.seq_len()));
+    let cache = cache_bytes.map_or(String::new(), |bytes| {
+        format!(", each with a cache of at most {:.2} MiB", bytes as f64 / f64::from(1 << 20))
+    });
     let text = format!(
-        "{} is served at {url}/v1, with a page at {url}/; Ctrl-C ends it\n{} texts at once, each with a cache of at most \
-         {:.2} MiB",
-        served.name,
-        wanted.parallel,
-        cache_bytes as f64 / f64::from(1 << 20)
+        "{} is served at {url}/v1, with a page at {url}/; Ctrl-C ends it\n{} texts at once{cache}",
+        served.about.name, wanted.parallel,
     );
     output.result(&text, json!({ "url": url, "model": model, "cache_bytes_max": cache_bytes }))?;
     drop(served);
@@ -169,8 +178,9 @@ impl ServeModel {
     fn reading(&self) -> anyhow::Result<ReadOnlyConfig> {
         ReadOnlyConfig::read(&Flags {
             config: self.config.clone(),
-            chain: self.chain.clone(),
-            genesis: self.genesis,
+            // The environment may name a chain for other commands.
+            chain: self.chain.clone().filter(|_| self.published),
+            genesis: self.genesis.filter(|_| self.published),
             run: self.run,
             ..Flags::default()
         })
@@ -234,7 +244,7 @@ impl Service {
         let Service { server, commands, newest, mut ended } = self;
         tokio::select! {
             ended = &mut ended => return Err(failed(ended)),
-            () = follow(published, &commands, &newest) => {}
+            () = follow(published, &commands, &newest) => return Err(failed((&mut ended).await)),
             () = stop.told() => tracing::info!("no further requests; answers in work are finished"),
         }
         tokio::select! {
@@ -255,8 +265,13 @@ async fn follow(
     newest: &watch::Sender<Arc<Served>>,
 ) {
     let Some(mut published) = published else { return std::future::pending().await };
+    let mut earlier = Weak::new();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
+        if 0 < earlier.strong_count() {
+            // Texts in work still need the model before; a third is not loaded beside two.
+            continue;
+        }
         match published.newer().await {
             Ok(None) => {}
             Ok(Some(served)) => {
@@ -264,9 +279,9 @@ async fn follow(
                 if commands.send(Command::Swap(served.clone())).await.is_err() {
                     return;
                 }
-                let window = served.of_run.as_ref().map(|of| of.window.0);
+                let window = served.about.of_run.as_ref().map(|of| of.window.0);
                 tracing::info!(window, "later requests are answered by a newer model");
-                newest.send_replace(served);
+                earlier = Arc::downgrade(&newest.send_replace(served));
             }
             Err(error) => {
                 tracing::warn!(error = format!("{error:#}"), "could not look for a newer checkpoint");
@@ -295,13 +310,32 @@ mod testing {
 
     /// A tiny model of 31 tokens and a context of 64.
     pub(super) fn served(seed: u64) -> Served {
-        let config = ModelConfig { vocab: 31, seq_len: 64, ..ModelConfig::preset("117k").unwrap() };
+        served_with(seed, 64)
+    }
+
+    pub(super) fn served_with(seed: u64, seq_len: usize) -> Served {
+        let config = ModelConfig { vocab: 31, seq_len, ..ModelConfig::preset("117k").unwrap() };
         // Weights as if trained: with the initial ones, all tokens are about as likely.
         let flat: Vec<f32> = init_flat(&config, seed).unwrap().into_iter().map(|value| value * 4.0).collect();
         let root = lineage::weights_root(&flat);
         let of_run = OfRun { run: RunId(7), window: Window(3), lineage: Digest::of(b"lineage") };
         let loaded = Loaded { name: "tiny".into(), config, theta: flat.into(), of_run: Some(of_run) };
         Served::new(loaded, root, tokenizer(), "cpu").unwrap()
+    }
+
+    /// The environment may name a chain, for other commands.
+    #[test]
+    fn a_directory_is_served_beside_a_chain() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            wanted: ServeModel,
+        }
+        let genesis = GenesisHash([7; 32]).to_string();
+        let line = ["serve", "my-model", "--chain", "ws://127.0.0.1:9944", "--genesis", &genesis];
+        let wanted =
+            <Line as clap::Parser>::try_parse_from(line).unwrap_or_else(|error| panic!("{error}")).wanted;
+        assert_eq!(wanted.model, Some("my-model".into()));
     }
 
     #[test]

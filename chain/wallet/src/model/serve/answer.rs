@@ -1,7 +1,7 @@
 //! Answers in the form of OpenAI's API.
 
 use super::{
-    Served,
+    About,
     request::Endpoint,
     worker::{Event, Finish, TokenInfo},
 };
@@ -167,14 +167,14 @@ impl Answer {
 }
 
 /// The model that is served, as `/v1/models` lists it.
-pub(super) fn model(served: &Served) -> Value {
-    let mut mettle = json!({ "weights_root": served.weights_root });
-    if let Some(of) = &served.of_run {
+pub(super) fn model(about: &About) -> Value {
+    let mut mettle = json!({ "weights_root": about.weights_root });
+    if let Some(of) = &about.of_run {
         (mettle["run"], mettle["window"]) = (json!(of.run), json!(of.window.0));
         mettle["lineage"] = json!(of.lineage);
     }
     json!({
-        "id": served.name, "object": "model", "created": served.created, "owned_by": "mettle",
-        "max_model_len": served.seq_len(), "mettle": mettle,
+        "id": about.name, "object": "model", "created": about.created, "owned_by": "mettle",
+        "max_model_len": about.seq_len, "mettle": mettle,
     })
 }

@@ -1,10 +1,10 @@
 //! The HTTP server: OpenAI's API, and a page to chat with the model.
 //!
-//! Everyone who reaches the address may use it, so it is this machine's own unless the operator says otherwise. What a
-//! stranger can make the server hold or wait for is bounded. Prompts and answers are in no log.
+//! Any client that reaches the address may use it, so it is this machine's own unless the operator says otherwise. What
+//! a stranger can make the server hold or wait for is bounded. Prompts and answers are in no log.
 
 use super::{
-    Served,
+    About, Served,
     answer::{self, Answer, Choice, Usage},
     request::{self, Endpoint, Refusal},
     worker::{Command, Event, Job},
@@ -17,6 +17,7 @@ use hyper::{
     Method, Request, Response, StatusCode,
     body::{Frame, Incoming},
     header::{self, HeaderName, HeaderValue},
+    http::request::Parts,
     server::conn::http1,
     service::service_fn,
 };
@@ -48,6 +49,11 @@ const CLIENT_WITHIN: Duration = Duration::from_secs(30);
 /// Bytes of a request's head and body.
 const HEAD_MAX: usize = 16 << 10;
 const BODY_MAX: usize = 1 << 20;
+/// Bytes of a refused request that are read before the refusal is sent, and for how long.
+const REST_MAX: usize = 8 << 20;
+const REST_WITHIN: Duration = Duration::from_secs(10);
+/// Bytes of each part of a whole answer.
+const PART_BYTES: usize = 64 << 10;
 /// Bodies that are parsed at once; more wait. JSON takes many times its bytes in memory.
 const PARSED_AT_ONCE: usize = 4;
 /// Seconds after which a client may try again when too many wait.
@@ -75,7 +81,7 @@ struct Shared {
     /// The newest model.
     served: watch::Receiver<Arc<Served>>,
     commands: mpsc::Sender<Command>,
-    parser_slots: Semaphore,
+    parser_slots: Arc<Semaphore>,
     requests: AtomicU64,
     /// Whether only this machine reaches the address.
     is_private: bool,
@@ -97,7 +103,7 @@ impl Server {
         let shared = Arc::new(Shared {
             served,
             commands,
-            parser_slots: Semaphore::new(PARSED_AT_ONCE),
+            parser_slots: Arc::new(Semaphore::new(PARSED_AT_ONCE)),
             requests: AtomicU64::new(0),
             is_private: address.ip().is_loopback(),
         });
@@ -223,9 +229,12 @@ async fn converse(stream: TcpStream, shared: Arc<Shared>, mut stopped: watch::Re
 }
 
 async fn answer(shared: &Arc<Shared>, request: Request<Incoming>, turn: &Turn) -> Response<Body> {
-    match route(shared, request, turn).await {
+    let (head, mut body) = request.into_parts();
+    match route(shared, &head, &mut body, turn).await {
         Ok(response) => response,
         Err(refusal) => {
+            // A connection that is closed with bytes unread is reset, and the client may lose the answer.
+            let _ = tokio::time::timeout(REST_WITHIN, read_rest(&mut body)).await;
             let mut response = text(refusal.status, JSON, refusal.json().to_string());
             if refusal.status == StatusCode::TOO_MANY_REQUESTS {
                 let seconds = HeaderValue::from_static(RETRY_AFTER_SECONDS);
@@ -236,25 +245,36 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>, turn: &Turn) -
     }
 }
 
+/// Reads and drops what is left of a body, up to `REST_MAX` bytes.
+async fn read_rest(body: &mut Incoming) {
+    let mut bytes = 0;
+    while bytes < REST_MAX
+        && let Some(Ok(frame)) = body.frame().await
+    {
+        bytes += frame.data_ref().map_or(0, Bytes::len);
+    }
+}
+
 async fn route(
     shared: &Arc<Shared>,
-    request: Request<Incoming>,
+    head: &Parts,
+    body: &mut Incoming,
     turn: &Turn,
 ) -> Result<Response<Body>, Refusal> {
-    if shared.is_private && !is_own_name(request.headers().get(header::HOST)) {
+    if shared.is_private && !is_own_name(head.headers.get(header::HOST)) {
         // Another site whose name was made to lead to this machine.
         let message = "ask at 127.0.0.1 or localhost: the server is this machine's own";
         return Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, message));
     }
-    let path = request.uri().path();
+    let path = head.uri.path();
     let endpoint = match path {
         "/v1/completions" => Some(Endpoint::Completions),
         "/v1/chat/completions" => Some(Endpoint::Chat),
         _ => None,
     };
     if let Some(endpoint) = endpoint {
-        return match *request.method() {
-            Method::POST => complete(shared, endpoint, request, turn).await,
+        return match head.method {
+            Method::POST => complete(shared, endpoint, head, body, turn).await,
             _ => Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "only POST")),
         };
     }
@@ -267,57 +287,60 @@ async fn route(
         let message = "not found: there are /v1/models, /v1/completions and /v1/chat/completions";
         return Err(Refusal::new(StatusCode::NOT_FOUND, message));
     }
-    if request.method() != Method::GET {
+    if head.method != Method::GET {
         return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "only GET"));
     }
     if let Some((_, kind, content)) = file {
         return Ok(text(StatusCode::OK, kind, *content));
     }
     let served = shared.served.borrow().clone();
+    let about = &served.about;
     let value = match model.flatten() {
-        None => json!({ "object": "list", "data": [answer::model(&served)] }),
-        Some(name) if name == served.name => answer::model(&served),
+        None => json!({ "object": "list", "data": [answer::model(about)] }),
+        Some(name) if name == about.name => answer::model(about),
         Some(name) => return Err(request::no_such_model(name, &served)),
     };
-    Ok(of_model(text(StatusCode::OK, JSON, value.to_string()), &served))
+    Ok(of_model(text(StatusCode::OK, JSON, value.to_string()), about))
 }
 
 async fn complete(
     shared: &Arc<Shared>,
     endpoint: Endpoint,
-    request: Request<Incoming>,
+    head: &Parts,
+    body: &mut Incoming,
     turn: &Turn,
 ) -> Result<Response<Body>, Refusal> {
-    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let kind = head.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let kind = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
     // A page of another site can send anything but this type without asking this server first.
     if kind != Some(JSON) {
         let message = "the header content-type has to be application/json";
         return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
-    let body =
-        Limited::new(request.into_body(), BODY_MAX).collect().await.map_err(|error| match error
-            .downcast_ref::<LengthLimitError>(
-        ) {
+    let body = Limited::new(body, BODY_MAX).collect().await.map_err(|error| {
+        match error.downcast_ref::<LengthLimitError>() {
             Some(_) => {
                 let message = format!("the body has more than {BODY_MAX} bytes");
                 Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, message)
             }
             None => Refusal::new(StatusCode::BAD_REQUEST, "the body could not be read"),
-        })?;
+        }
+    })?;
     // From now on, the client waits.
     turn.send_replace(None);
     let body = body.to_bytes();
+    let slot = shared.parser_slots.clone().acquire_owned().await;
     let served = shared.served.borrow().clone();
-    let request = {
-        let _slot = shared.parser_slots.acquire().await;
-        let number = shared.requests.fetch_add(1, Ordering::Relaxed);
-        let seed = now().as_nanos() as u64 ^ number.rotate_right(16);
-        let parsed =
-            tokio::task::spawn_blocking(move || request::parse(endpoint, &body, &served, seed)).await;
-        parsed
-            .map_err(|_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the request cannot be read"))??
-    };
+    let number = shared.requests.fetch_add(1, Ordering::Relaxed);
+    let seed = now().as_nanos() as u64 ^ number.rotate_right(16);
+    let parsed = tokio::task::spawn_blocking(move || {
+        // The slot is taken until the parser ends, also if the client hangs up before.
+        let _slot = slot;
+        request::parse(endpoint, &body, &served, seed)
+    })
+    .await;
+    let request = parsed
+        .map_err(|_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the request cannot be read"))??;
 
     let has_logprobs = request.texts.iter().any(|text| text.logprobs.is_some());
     let (jobs, mut events): (Vec<Job>, Vec<_>) = request.texts.into_iter().map(Job::new).unzip();
@@ -329,7 +352,7 @@ async fn complete(
         mpsc::error::TrySendError::Closed(_) => failed(),
     })?;
     // Headers name the model that answers, which is certain when the first text is begun.
-    let Some(Event::Started(served)) = events[0].recv().await else { return Err(failed()) };
+    let Some(Event::Started(about)) = events[0].recv().await else { return Err(failed()) };
     let answer = Answer {
         endpoint,
         id: format!(
@@ -338,13 +361,13 @@ async fn complete(
             now().as_nanos() as u64
         ),
         created: now().as_secs(),
-        model: served.name.clone(),
+        model: about.name.clone(),
         has_logprobs,
     };
     if request.is_stream {
-        let first = Event::Started(served.clone());
+        let first = Event::Started(about.clone());
         let body = body_of(stream(answer, first, events, request.stream_usage), turn.clone());
-        return Ok(of_model(with_headers(StatusCode::OK, EVENTS, body), &served));
+        return Ok(of_model(with_headers(StatusCode::OK, EVENTS, body), &about));
     }
     let mut choices = Vec::with_capacity(events.len());
     let mut usage = Usage::default();
@@ -360,7 +383,11 @@ async fn complete(
         choices.push(choice);
     }
     let value = answer.whole(&choices, usage);
-    Ok(of_model(text(StatusCode::OK, JSON, value.to_string()), &served))
+    let content = Bytes::from(value.to_string());
+    let bytes = HeaderValue::from(content.len());
+    let mut response = with_headers(StatusCode::OK, JSON, body_of(parts(content), turn.clone()));
+    response.headers_mut().insert(header::CONTENT_LENGTH, bytes);
+    Ok(of_model(response, &about))
 }
 
 fn failed() -> Refusal {
@@ -405,6 +432,14 @@ fn stream(
     parts.filter(|part| std::future::ready(!part.is_empty())).map(Bytes::from)
 }
 
+/// A whole answer in parts, as it may be long.
+fn parts(mut content: Bytes) -> impl Stream<Item = Bytes> + Send + 'static {
+    futures::stream::iter(std::iter::from_fn(move || {
+        let part = content.split_to(content.len().min(PART_BYTES));
+        (!part.is_empty()).then_some(part)
+    }))
+}
+
 /// The parts as a body. While it waits for a part, it is the model's turn.
 fn body_of(parts: impl Stream<Item = Bytes> + Send + 'static, turn: Turn) -> Body {
     let mut parts = Box::pin(parts);
@@ -424,14 +459,14 @@ fn text(status: StatusCode, kind: &'static str, content: impl Into<Bytes>) -> Re
 }
 
 /// Names the model in the headers.
-fn of_model(mut response: Response<Body>, served: &Served) -> Response<Body> {
+fn of_model(mut response: Response<Body>, about: &About) -> Response<Body> {
     let mut name = |header: &'static str, value: String| {
         if let Ok(value) = HeaderValue::from_str(&value) {
             response.headers_mut().insert(HeaderName::from_static(header), value);
         }
     };
-    name("x-mettle-root", served.weights_root.to_string());
-    if let Some(of) = &served.of_run {
+    name("x-mettle-root", about.weights_root.to_string());
+    if let Some(of) = &about.of_run {
         name("x-mettle-run", of.run.to_string());
         name("x-mettle-window", of.window.0.to_string());
         name("x-mettle-lineage", of.lineage.to_string());
@@ -442,6 +477,21 @@ fn of_model(mut response: Response<Body>, served: &Served) -> Response<Body> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_client_has_its_time_for_each_part_of_a_whole_answer() {
+        let (turn, turns) = watch::channel(None);
+        let content = Bytes::from(vec![b'x'; 3 * PART_BYTES + 1]);
+        let mut body = body_of(parts(content.clone()), Arc::new(turn));
+        let (mut frames, mut taken) = (0, Vec::new());
+        while let Some(frame) = body.frame().await {
+            taken.extend(frame.unwrap().into_data().unwrap());
+            frames += 1;
+            assert_eq!(*turns.borrow(), Some(Instant::now() + CLIENT_WITHIN));
+            tokio::time::advance(CLIENT_WITHIN / 2).await;
+        }
+        assert!(frames == 4 && taken == content, "{frames}");
+    }
 
     #[test]
     fn the_page_has_no_inline_script_and_writes_no_html() {

@@ -1,7 +1,7 @@
 //! Requests of OpenAI's API as texts to continue. Everything in them is checked here, by pure functions.
 //!
-//! Fields that would change the answer and are not supported are refused; other unknown fields are ignored, as clients
-//! send many.
+//! OpenAI's fields that would change the answer and are not supported are refused. Other unknown fields are ignored, as
+//! clients send many.
 
 use super::Served;
 use hyper::StatusCode;
@@ -15,10 +15,12 @@ const STOPS_MAX: usize = 16;
 const STOP_BYTES_MAX: usize = 256;
 /// Likeliest tokens that an answer names beside each token.
 const LOGPROBS_MAX: u64 = 20;
+/// Tokens that the log-probabilities of an answer name: each token, and the likeliest beside it.
+const LOGPROBS_NAMED_MAX: usize = 1 << 18;
 /// Tokens that a completion without `max_tokens` has, as OpenAI's.
 const MAX_TOKENS_DEFAULT: u64 = 16;
 
-/// Fields that would change an answer.
+/// OpenAI's fields that would change an answer.
 const UNSUPPORTED: [&str; 8] = [
     "suffix",
     "tools",
@@ -100,7 +102,7 @@ pub(super) fn parse(endpoint: Endpoint, body: &[u8], served: &Served, seed: u64)
     })?;
     let fields = Fields(&fields);
     match fields.string("model")? {
-        Some(name) if name == served.name => {}
+        Some(name) if name == served.about.name => {}
         Some(name) => return Err(no_such_model(name, served)),
         None => return Err(Refusal::of("model", "the field model is missing")),
     }
@@ -170,6 +172,18 @@ pub(super) fn parse(endpoint: Endpoint, body: &[u8], served: &Served, seed: u64)
             trims_start: endpoint == Endpoint::Chat,
         });
     }
+    let named = |text: &Text| {
+        let echoed = if is_echo { text.prompt.len() } else { 0 };
+        text.logprobs.map_or(0, |count| (echoed + text.max_tokens) * (count + 1))
+    };
+    let named: usize = texts.iter().map(named).sum();
+    if LOGPROBS_NAMED_MAX < named {
+        let message = format!(
+            "the log-probabilities may name {named} tokens, but at most {LOGPROBS_NAMED_MAX}: ask with a smaller \
+             max_tokens, fewer logprobs or fewer prompts"
+        );
+        return Err(Refusal::of("logprobs", message));
+    }
     Ok(Request {
         texts,
         is_stream: fields.flag("stream")?,
@@ -184,7 +198,7 @@ pub(super) fn parse(endpoint: Endpoint, body: &[u8], served: &Served, seed: u64)
 pub(super) fn no_such_model(name: &str, served: &Served) -> Refusal {
     // A name may be long, and comes from anyone.
     let name: String = name.chars().take(100).collect();
-    let message = format!("there is no model {name:?} here, only {:?}", served.name);
+    let message = format!("there is no model {name:?} here, only {:?}", served.about.name);
     Refusal {
         status: StatusCode::NOT_FOUND,
         param: Some("model"),

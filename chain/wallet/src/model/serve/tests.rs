@@ -3,7 +3,7 @@
 use super::{
     http::Server,
     request::{self, Endpoint},
-    testing::served,
+    testing::{served, served_with},
     worker::{self, Command, Event, Job},
     *,
 };
@@ -141,8 +141,8 @@ async fn a_completion_is_the_models_text_whole_and_in_parts() {
     for (name, value) in [
         ("x-mettle-run", "7".to_owned()),
         ("x-mettle-window", "3".to_owned()),
-        ("x-mettle-root", running.served.weights_root.to_string()),
-        ("x-mettle-lineage", running.served.of_run.as_ref().unwrap().lineage.to_string()),
+        ("x-mettle-root", running.served.about.weights_root.to_string()),
+        ("x-mettle-lineage", running.served.about.of_run.as_ref().unwrap().lineage.to_string()),
     ] {
         assert!(whole.head.contains(&format!("{name}: {value}")), "{name}: {}", whole.head);
     }
@@ -313,7 +313,7 @@ async fn hostile_requests_are_refused_in_the_form_of_openai() {
     cases.push((format!("{}{}", "[".repeat(5000), "]".repeat(5000)), 400));
     cases.push((r#"{"prompt": "a"}"#.into(), 400));
     cases.push((r#"{"model": "other", "prompt": "a"}"#.into(), 404));
-    cases.push((json!({ "model": "tiny", "prompt": "x".repeat(1 << 20) }).to_string(), 413));
+    cases.push((json!({ "model": "tiny", "prompt": "x".repeat(6 << 20) }).to_string(), 413));
     for (body, status) in &cases {
         let answered = ask("/v1/completions", body).await;
         let shown: String = body.chars().take(90).collect();
@@ -352,10 +352,7 @@ async fn hostile_requests_are_refused_in_the_form_of_openai() {
     ] {
         let answered = running.ask(&request).await;
         let shown: String = request.chars().take(60).collect();
-        assert!(
-            answered.status == status || (status == 431 && answered.status == 414),
-            "{shown}: {answered:?}"
-        );
+        assert_eq!(answered.status, status, "{shown}: {answered:?}");
     }
     let page = running.ask(&get("/")).await;
     assert!(page.status == 200 && page.body.contains("/chat.js"), "{page:?}");
@@ -397,7 +394,10 @@ async fn a_client_that_hangs_up_ends_its_text() {
         let body = json!({ "model": "tiny", "prompt": "a", "max_tokens": 60, "stream": stream });
         let client = running.send(&post("/v1/completions", &body.to_string())).await;
         let Some(Command::Continue(jobs)) = receiver.recv().await else { panic!("no text") };
-        jobs[0].events.try_send(Event::Started(running.served.clone())).unwrap_or_else(|_| panic!("room"));
+        jobs[0]
+            .events
+            .try_send(Event::Started(running.served.about.clone()))
+            .unwrap_or_else(|_| panic!("room"));
         drop(client);
         timeout(WITHIN, jobs[0].events.closed()).await.expect("the worker hears that nobody listens");
     }
@@ -410,7 +410,10 @@ async fn a_worker_that_dies_is_told_to_the_clients() {
         let body = json!({ "model": "tiny", "prompt": "a", "stream": stream });
         let client = running.send(&post("/v1/completions", &body.to_string())).await;
         let Some(Command::Continue(jobs)) = receiver.recv().await else { panic!("no text") };
-        jobs[0].events.try_send(Event::Started(running.served.clone())).unwrap_or_else(|_| panic!("room"));
+        jobs[0]
+            .events
+            .try_send(Event::Started(running.served.about.clone()))
+            .unwrap_or_else(|_| panic!("room"));
         drop(jobs);
         let answered = read(client).await;
         assert!(answered.body.contains("the model has stopped"), "{answered:?}");
@@ -445,6 +448,9 @@ async fn a_new_model_answers_later_requests_and_earlier_ones_keep_theirs() {
         let request = request::parse(Endpoint::Completions, body.as_bytes(), served, 0).unwrap();
         Job::new(request.texts.into_iter().next().unwrap())
     };
+    // A client that reads nothing.
+    let (unread, _events) = job(&old, "an ant");
+    commands.try_send(Command::Continue(vec![unread])).unwrap_or_else(|_| panic!("room"));
     let (jobs, events): (Vec<Job>, Vec<_>) = (0..5).map(|_| job(&old, "an ant")).unzip();
     for (index, job) in jobs.into_iter().enumerate() {
         if index == 3 {
@@ -458,8 +464,8 @@ async fn a_new_model_answers_later_requests_and_earlier_ones_keep_theirs() {
     };
     for (index, mut events) in events.into_iter().enumerate() {
         let expected = if index < 3 { &old } else { &new };
-        let Some(Event::Started(served)) = events.recv().await else { panic!("not started") };
-        assert!(Arc::ptr_eq(&served, expected), "text {index}");
+        let Some(Event::Started(about)) = events.recv().await else { panic!("not started") };
+        assert!(Arc::ptr_eq(&about, &expected.about), "text {index}");
         let mut text = String::new();
         let mut ended = false;
         while let Some(event) = events.recv().await {
@@ -472,6 +478,7 @@ async fn a_new_model_answers_later_requests_and_earlier_ones_keep_theirs() {
         assert!(ended);
         assert_eq!(text, greedy(expected, "an ant", 40));
     }
+    assert_eq!(Arc::strong_count(&old), 1, "the worker and its events hold the old model no more");
     drop(commands);
     worker.join().unwrap().unwrap();
 }
@@ -530,6 +537,18 @@ fn fields_of_a_request_are_read_and_cut_to_the_context() {
     let template = "s\n\nUser: u\nAssistant: a\nUser: v\nAssistant:";
     assert_eq!(request.texts[0].prompt, served.tokenizer.encode(template).unwrap());
     assert_eq!((&request.texts[0].stops[..], request.texts[0].max_tokens), (&["\nUser:".to_owned()][..], 3));
+    // Each prompt and its continuation have 256 + 1 tokens, 15 likeliest beside each: 259,056 and 263,168 tokens.
+    let long = served_with(1, 256);
+    let parse = |prompts: usize, is_echo: bool| {
+        let body = json!({
+            "model": "tiny", "prompt": vec![vec![3; 32]; prompts], "max_tokens": 1000, "logprobs": 15, "echo": is_echo,
+        });
+        request::parse(Endpoint::Completions, body.to_string().as_bytes(), &long, 0)
+    };
+    assert_eq!(parse(63, true).unwrap().texts.len(), 63);
+    let refusal = parse(64, true).unwrap_err();
+    assert_eq!((refusal.status, refusal.param), (StatusCode::BAD_REQUEST, Some("logprobs")));
+    assert!(parse(64, false).is_ok(), "a prompt that is not repeated has no log-probabilities");
     let too_hot =
         request::parse(Endpoint::Completions, br#"{"model": "tiny", "temperature": 101}"#, &served, 0);
     let refusal = too_hot.unwrap_err();

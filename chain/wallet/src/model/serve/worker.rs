@@ -3,7 +3,7 @@
 //! A new text joins at the next step. Others change no bit of it: with the same seed it continues alone and in company
 //! with the same tokens. A new model takes over when no text is being continued.
 
-use super::{Served, request::Text};
+use super::{About, Served, request::Text};
 use nn::{LogProbabilities, ModelError, Sampler, Session};
 use std::{collections::VecDeque, sync::Arc};
 use tokio::sync::mpsc;
@@ -26,7 +26,7 @@ pub(super) enum Command {
 /// A text, and where its continuation goes.
 pub(super) struct Job {
     pub text: Text,
-    /// A text that nobody receives any more is given up.
+    /// A text whose receiver is gone is given up.
     pub events: mpsc::Sender<Event>,
 }
 
@@ -44,7 +44,7 @@ impl Job {
 #[derive(Clone)]
 pub(super) enum Event {
     /// It is continued with this model.
-    Started(Arc<Served>),
+    Started(Arc<About>),
     /// Text that follows what was sent, and the tokens behind it.
     Part { text: String, tokens: Vec<TokenInfo> },
     /// The last event. Without it, the worker has failed.
@@ -153,7 +153,7 @@ struct Active {
 }
 
 impl Active {
-    fn start(job: Job, served: &Arc<Served>) -> anyhow::Result<Active> {
+    fn start(job: Job, served: &Served) -> anyhow::Result<Active> {
         let Text { prompt, max_tokens, sampling, stops, trims_start, .. } = &job.text;
         let mut text = Active {
             session: served.evaluator.session(prompt.len() + max_tokens),
@@ -167,7 +167,7 @@ impl Active {
             is_ended: false,
             job,
         };
-        text.send(Event::Started(served.clone()));
+        text.send(Event::Started(served.about.clone()));
         if let Text { echo: Some(echo), prompt, logprobs, .. } = &text.job.text {
             let first = logprobs.map(|count| TokenInfo::new(served, prompt[0], None, count)).transpose()?;
             text.send(Event::Part { text: echo.clone(), tokens: first.into_iter().collect() });
@@ -182,7 +182,7 @@ impl Active {
         self.job.text.echo.is_some() && self.job.text.logprobs.is_some()
     }
 
-    /// Whether its events end here, or nobody receives them.
+    /// Whether its events end here, or their receiver is gone.
     fn is_over(&self) -> bool {
         self.is_ended || self.job.events.is_closed()
     }
@@ -330,23 +330,31 @@ impl StopFilter {
     /// Adds text. Returns what no stop string can begin in any more, and whether one came.
     fn push(&mut self, text: &str) -> (String, bool) {
         self.held += text;
-        if self.trims_start {
-            self.held = self.held.trim_start().to_owned();
-            self.trims_start = self.held.is_empty();
-        }
         if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop)).min() {
             self.held.truncate(at);
-            return (std::mem::take(&mut self.held), true);
+            return (self.rest(), true);
         }
         let begins = |at: &usize| self.stops.iter().any(|stop| stop.starts_with(&self.held[*at..]));
         let held = self.held.char_indices().map(|(at, _)| at).find(begins).unwrap_or(self.held.len());
         let rest = self.held.split_off(held);
-        (std::mem::replace(&mut self.held, rest), false)
+        let text = std::mem::replace(&mut self.held, rest);
+        (self.trimmed(text), false)
     }
 
     /// What was held back for a stop string that did not come.
     fn rest(&mut self) -> String {
-        std::mem::take(&mut self.held)
+        let text = std::mem::take(&mut self.held);
+        self.trimmed(text)
+    }
+
+    /// A stop string may begin with white space, so text is trimmed when it was searched.
+    fn trimmed(&mut self, text: String) -> String {
+        if !self.trims_start {
+            return text;
+        }
+        let text = text.trim_start().to_owned();
+        self.trims_start = text.is_empty();
+        text
     }
 }
 
@@ -387,6 +395,13 @@ mod tests {
         assert_eq!(filter.push(" ").0, "");
         assert_eq!(filter.push("\n a ").0, "a ");
         assert_eq!(filter.push(" b").0, " b");
+        // An answer of nothing but the user's next line.
+        let mut filter = StopFilter::new(vec!["\nUser:".into()], true);
+        assert_eq!(filter.push(" \n"), ("".into(), false));
+        assert_eq!(filter.push("User: a"), ("".into(), true));
+        let mut filter = StopFilter::new(vec!["\nUser:".into()], true);
+        assert_eq!(filter.push("\nUs"), ("".into(), false));
+        assert_eq!(filter.rest(), "Us");
     }
 
     #[test]
