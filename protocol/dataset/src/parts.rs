@@ -26,7 +26,7 @@ use crate::{
         trained_path, trained_tokenizer,
     },
     reader::MAX_TOKENIZER_BYTES,
-    scan::{FileLog, Scan, in_order, read_files, read_log},
+    scan::{FileLog, Scan, in_order, read_files, read_log, whole_files},
     select::{Bits, PartSpans, Selection},
     shard::{SplitWriter, TokenWriter as _},
     source::TextFile,
@@ -229,6 +229,7 @@ impl Job<'_> {
         if let Some((_, selected)) = self.selected(&scan, inputs) {
             return Ok(done(&selected.selection));
         }
+        self.indices().try_for_each(|index| self.check_records(&scan, index))?;
         progress(Progress::Selecting { documents });
         let selection = select(&scan, self.options)?;
         let tokenizer = match &self.given {
@@ -251,6 +252,7 @@ impl Job<'_> {
         let encoded = match self.encoded(part.index, digest) {
             Some(encoded) => encoded,
             None => {
+                self.check_records(&scan, part.index)?;
                 let PartSpans { spans, bytes } = &selected.parts[part.index as usize];
                 let (scan, selection, tokenizer) = (&scan, &selected.selection, &tokenizer);
                 let plan = Plan { scan, selection, tokenizer, spans, bytes: *bytes, digest };
@@ -400,6 +402,17 @@ impl Job<'_> {
             }
             _ => Err(self.damaged(index)),
         }
+    }
+
+    /// Whether the records and keys of a part are those that its log says. The marker says that of the log alone.
+    fn check_records(&self, scan: &Scan, index: u32) -> Result<(), PrepareError> {
+        let directory = self.part_directory(index);
+        let Range { start, end } = self.range(index);
+        let logs: Vec<&FileLog> = scan.logs().take(end).skip(start).collect();
+        let whole = whole_files(&directory, &logs, self.options.banding())
+            .map_err(|source| PrepareError::Unreadable { directory, source })?;
+        ensure!(whole == logs.len(), self.damaged(index));
+        Ok(())
     }
 
     /// The records of all parts, and the digest of the dataset's inputs.

@@ -19,6 +19,7 @@ use crate::{
 use protocol::{Digest, ensure};
 use serde::{Deserialize, Serialize};
 use std::{
+    borrow::Borrow,
     fs::{self, File, OpenOptions},
     io::{self, BufReader, BufWriter, Read, Seek as _, SeekFrom, Write as _},
     path::{Path, PathBuf},
@@ -93,6 +94,9 @@ pub(crate) struct FileLog {
     pub refused: Vec<u64>,
     /// Over all its records.
     pub digest: Digest,
+    /// Over the keys of all bands, item by item.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    keys: Option<Digest>,
 }
 
 impl Record {
@@ -277,7 +281,7 @@ pub(crate) fn read_files(
         all.iter().map(|(source, file)| FileLog::before(*source, file)).collect::<Result<_, _>>()?;
 
     // The files of an earlier attempt.
-    let mut log = Log::open(directory, &expected, rules.len(), bands(banding))?;
+    let mut log = Log::open(directory, &expected, rules.len(), banding)?;
     let done = log.files.len();
     let mut bytes_done: u64 = expected[..done].iter().map(|file| file.bytes).sum();
     progress(Progress::Reading { files: done as u64, bytes: bytes_done, of });
@@ -346,6 +350,37 @@ pub(crate) fn read_log(
     Ok(Some((Digest::of(&bytes), logs)))
 }
 
+/// How many of the leading files have the records and keys in `directory` that their logs say.
+pub(crate) fn whole_files(
+    directory: &Path,
+    logs: &[impl Borrow<FileLog>],
+    banding: Option<Banding>,
+) -> io::Result<usize> {
+    let open = |(name, bytes)| {
+        let file = File::open(directory.join(name))?;
+        Ok((BufReader::with_capacity(1 << 18, file), vec![0; bytes as usize]))
+    };
+    let mut files = record_files(bands(banding)).map(open).collect::<io::Result<Vec<_>>>()?;
+    for (number, log) in logs.iter().enumerate() {
+        let log: &FileLog = log.borrow();
+        let (mut records, mut keys) = (blake3::Hasher::new(), blake3::Hasher::new());
+        for _ in 0..log.items {
+            for (at, (file, buffer)) in files.iter_mut().enumerate() {
+                match file.read_exact(buffer) {
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(number),
+                    read => read?,
+                }
+                if at == 0 { &mut records } else { &mut keys }.update(buffer);
+            }
+        }
+        let keys = banding.map(|_| Digest(*keys.finalize().as_bytes()));
+        if log.digest != Digest(*records.finalize().as_bytes()) || log.keys != keys {
+            return Ok(number);
+        }
+    }
+    Ok(logs.len())
+}
+
 fn bands(banding: Option<Banding>) -> usize {
     banding.map_or(0, |banding| banding.bands)
 }
@@ -377,13 +412,14 @@ impl FileLog {
             documents: 0,
             refused: Vec::new(),
             digest: Digest::default(),
+            keys: None,
         })
     }
 
     fn is_of(&self, before: &FileLog) -> bool {
-        let FileLog { text, items, documents, digest, .. } = *before;
+        let FileLog { text, items, documents, digest, keys, .. } = *before;
         let refused = before.refused.clone();
-        FileLog { text, items, documents, refused, digest, ..self.clone() } == *before
+        FileLog { text, items, documents, refused, digest, keys, ..self.clone() } == *before
     }
 }
 
@@ -399,11 +435,17 @@ struct Log {
     documents: u64,
     refused: Vec<u64>,
     hasher: blake3::Hasher,
+    keys: Option<blake3::Hasher>,
 }
 
 impl Log {
     /// Opens records and log. Keeps of an earlier attempt the leading files that are still as `expected`.
-    fn open(partial: &Path, expected: &[FileLog], rules: usize, bands: usize) -> Result<Log, PrepareError> {
+    fn open(
+        partial: &Path,
+        expected: &[FileLog],
+        rules: usize,
+        banding: Option<Banding>,
+    ) -> Result<Log, PrepareError> {
         let open = || -> io::Result<Log> {
             let open = |name: &str| {
                 let mut options = OpenOptions::new();
@@ -411,26 +453,25 @@ impl Log {
             };
             let mut log = open(LOG)?;
             let records: io::Result<Vec<(File, u64)>> =
-                record_files(bands).map(|(name, bytes)| Ok((open(&name)?, bytes))).collect();
+                record_files(bands(banding)).map(|(name, bytes)| Ok((open(&name)?, bytes))).collect();
             let mut records = records?;
             let mut text = String::new();
             // A log that is not UTF-8 was cut by a crash.
             let _ = log.read_to_string(&mut text);
-            let mut available = u64::MAX;
-            for (file, bytes) in &records {
-                available = available.min(file.metadata()?.len() / bytes);
-            }
-            let (mut files, mut kept, mut items) = (Vec::new(), 0, 0);
+            let (mut files, mut ends, mut end) = (Vec::new(), Vec::new(), 0);
             for (line, expected) in text.split_inclusive('\n').zip(expected) {
                 let Ok(file) = serde_json::from_str::<FileLog>(line) else { break };
-                let whole = line.ends_with('\n') && items + file.items <= available;
-                if !whole || !file.is_of(expected) {
+                if !line.ends_with('\n') || !file.is_of(expected) {
                     break;
                 }
-                kept += line.len() as u64;
-                items += file.items;
+                end += line.len() as u64;
+                ends.push(end);
                 files.push(file);
             }
+            // After a power failure a file may have its length, and zeros at its end.
+            files.truncate(whole_files(partial, &files, banding)?);
+            let kept = files.len().checked_sub(1).map_or(0, |last| ends[last]);
+            let items: u64 = files.iter().map(|file| file.items).sum();
             log.set_len(kept)?;
             log.seek(SeekFrom::Start(kept))?;
             for (file, bytes) in &mut records {
@@ -447,6 +488,7 @@ impl Log {
                 documents: 0,
                 refused: vec![0; rules],
                 hasher: blake3::Hasher::new(),
+                keys: banding.map(|_| blake3::Hasher::new()),
             })
         };
         open().map_err(|source| unwritable(&partial.join(RECORDS), source))
@@ -456,10 +498,16 @@ impl Log {
     fn push(&mut self, record: Record, refused: Option<usize>, keys: &[u64]) -> Result<(), PrepareError> {
         let bytes = record.to_bytes();
         let keys = keys.iter().map(|key| key.to_le_bytes());
+        let hashed = &mut self.keys;
         let write = || {
             let (records, of_bands) = self.records.split_first_mut().expect("there is one for the records");
             records.0.write_all(&bytes)?;
-            of_bands.iter_mut().zip(keys).try_for_each(|((file, _), key)| file.write_all(&key))
+            of_bands.iter_mut().zip(keys).try_for_each(|((file, _), key)| {
+                hashed.iter_mut().for_each(|hasher| {
+                    hasher.update(&key);
+                });
+                file.write_all(&key)
+            })
         };
         write().map_err(|source| unwritable(&self.path, source))?;
         self.hasher.update(&bytes);
@@ -487,6 +535,9 @@ impl Log {
                 (self.items, self.documents) = (0, 0);
                 self.refused.fill(0);
                 self.hasher.reset();
+                self.keys.iter_mut().for_each(|keys| {
+                    keys.reset();
+                });
             }
             let file = FileLog {
                 text: !not_text,
@@ -494,10 +545,14 @@ impl Log {
                 documents: std::mem::take(&mut self.documents),
                 refused: self.refused.clone(),
                 digest: Digest(*self.hasher.finalize().as_bytes()),
+                keys: self.keys.as_ref().map(|keys| Digest(*keys.finalize().as_bytes())),
                 ..before.clone()
             };
             self.refused.fill(0);
             self.hasher.reset();
+            self.keys.iter_mut().for_each(|keys| {
+                keys.reset();
+            });
             let line = serde_json::to_string(&file).expect("numbers and strings are always JSON");
             writeln!(self.log, "{line}")?;
             self.files.push(file);
