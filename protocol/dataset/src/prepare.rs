@@ -16,7 +16,7 @@ use crate::{
     options::{OutputDirectory, PrepareOptions, Progress, TokenizerChoice},
     output_lock::OutputLock,
     reader::{Dataset, MAX_TOKENIZER_BYTES},
-    scan::{Scan, read_again},
+    scan::{Record, Scan, read_again},
     select::{Amounts, KEYS_AT_ONCE, NEAR_KEYS_AT_ONCE, ONE, Selection, Span},
     source::TextFile,
     tokenizer::TextTokenizer,
@@ -309,8 +309,9 @@ fn sample(scan: &Scan, selection: &Selection) -> Result<Vec<String>, PrepareErro
             // Most files have no sampled document and are not read.
             let mut wanted = Vec::new();
             for number in 0..file.log.items {
-                if selection.in_sample(file.first + number, &records.next()?, at) {
-                    wanted.push(number);
+                let record = records.next()?;
+                if selection.in_sample(file.first + number, &record, at) {
+                    wanted.push((number, record));
                 }
             }
             let mut wanted = wanted.into_iter().peekable();
@@ -318,10 +319,10 @@ fn sample(scan: &Scan, selection: &Selection) -> Result<Vec<String>, PrepareErro
             while wanted.peek().is_some() {
                 let Some(batch) = batches.next().transpose()? else { break };
                 for (number, item) in (batch.first..).zip(batch.items) {
-                    if wanted.next_if_eq(&number).is_some() {
-                        let text = item
-                            .text(&source.field)
-                            .map_err(|_| SourceError::Changed { path: file.file.path.clone() })?;
+                    if let Some((_, record)) = wanted.next_if(|(wanted, _)| *wanted == number) {
+                        let text = item.text(&source.field).ok().filter(|text| Record::of(text) == record);
+                        let text =
+                            text.ok_or_else(|| SourceError::Changed { path: file.file.path.clone() })?;
                         sample.extend(pieces(&text, PIECE_BYTES).next().map(str::to_owned));
                     }
                 }
