@@ -113,6 +113,11 @@ pub enum PrepareError {
     PartCount { directory: PathBuf, given: u32, parts: u32 },
     #[error("part {part} belongs to another job; remove {} and scan that part again", directory.display())]
     OtherPart { part: u32, directory: PathBuf },
+    #[error(
+        "{} has changed since part {part} was scanned; remove {}, scan that part again, and run the later stages",
+        path.display(), directory.display()
+    )]
+    PartChanged { part: u32, path: PathBuf, directory: PathBuf },
     #[error("part {part} is damaged; remove {} and run all stages of that part again", directory.display())]
     PartDamaged { part: u32, directory: PathBuf },
     #[error(

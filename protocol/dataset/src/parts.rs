@@ -16,7 +16,7 @@
 use crate::{
     durable::sync_directory,
     encode::{self, Plan, Taken, create_empty},
-    error::{PrepareError, unwritable, write_atomic},
+    error::{PrepareError, SourceError, unwritable, write_atomic},
     files::{read_bounded, shards_path},
     manifest::token_bytes_for,
     options::{PrepareOptions, Progress},
@@ -234,7 +234,8 @@ impl Job<'_> {
         let selection = select(&scan, self.options)?;
         let tokenizer = match &self.given {
             Some(given) => given.digest(),
-            None => trained_tokenizer(&scan, &selection, self.options, (&lock.partial, inputs), progress)?
+            None => trained_tokenizer(&scan, &selection, self.options, (&lock.partial, inputs), progress)
+                .map_err(|error| self.name_part(error))?
                 .digest(),
         };
         let parts = selection.part_spans(&scan, &self.ranges)?;
@@ -260,7 +261,8 @@ impl Job<'_> {
                 let width = token_bytes_for(tokenizer.vocab());
                 let writer = |name: &str| TokenStream::new(&directory, name, width);
                 let mut output =
-                    encode::encode(&plan, self.options, (&lock.partial, &directory), writer, progress)?;
+                    encode::encode(&plan, self.options, (&lock.partial, &directory), writer, progress)
+                        .map_err(|error| self.name_part(error))?;
                 let failed = |source| unwritable(&directory, source);
                 let encoded = Encoded {
                     selection: digest,
@@ -378,6 +380,17 @@ impl Job<'_> {
 
     fn damaged(&self, part: u32) -> PrepareError {
         PrepareError::PartDamaged { part, directory: self.part_directory(part) }
+    }
+
+    /// Says of a text that is no longer the scanned one how to scan it again: the part's marker does not notice.
+    fn name_part(&self, error: PrepareError) -> PrepareError {
+        let PrepareError::Source(SourceError::Changed { path }) = error else { return error };
+        let changed = in_order(&self.files).iter().position(|(_, file)| file.path == path);
+        let part = self.indices().find(|&index| changed.is_some_and(|at| self.range(index).contains(&at)));
+        match part {
+            Some(part) => PrepareError::PartChanged { part, path, directory: self.part_directory(part) },
+            None => SourceError::Changed { path }.into(),
+        }
     }
 
     /// All of `found`, or the error that names the missing parts.

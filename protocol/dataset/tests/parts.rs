@@ -85,6 +85,11 @@ fn options(root: &Path, name: &str) -> PrepareOptions {
     }
 }
 
+/// With files of keys.
+fn near(root: &Path, name: &str) -> PrepareOptions {
+    PrepareOptions { near_duplicates: Some(0.9), ..options(root, name) }
+}
+
 fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(directory).expect("readable") {
@@ -316,18 +321,30 @@ fn a_damaged_part_and_a_changed_text_are_noticed() {
     // Another text of the same length.
     let options = scene.options("changed");
     stage(&options, Stage::Scan(part(0, 1))).expect("the text is fine");
-    stage(&options, Stage::Select).expect("all parts are scanned");
     let path = scene.path("text/code/2.rs");
-    let text = fs::read_to_string(&path).expect("readable").replace("let", "var");
-    fs::write(&path, text).expect("writable");
+    let text = fs::read_to_string(&path).expect("readable");
+    fs::write(&path, text.replace("let", "var")).expect("writable");
+    // The tokenizer would learn from it.
+    assert!(matches!(stage(&options, Stage::Select), Err(PrepareError::PartChanged { part: 0, .. })));
+    fs::write(&path, &text).expect("writable");
+    stage(&options, Stage::Select).expect("it is the scanned text again");
+    fs::write(&path, text.replace("let", "var")).expect("writable");
     let error = stage(&options, Stage::Encode(part(0, 1)));
-    assert!(matches!(error, Err(PrepareError::Source(mettle_dataset::SourceError::Changed { .. }))));
+    let Err(PrepareError::PartChanged { part: 0, path: changed, directory }) = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(changed, path);
+    // The way out that the error names.
+    fs::remove_dir_all(directory).expect("it is the part's");
+    let one = prepare(scene.options("changed-one"), &mut |_| {}).expect("the text is fine");
+    assert_eq!(in_parts(&options, &[0]).digest, one.digest);
 }
 
 #[test]
 fn a_killed_part_resumes_and_a_killed_join_begins_anew() {
     let scene = Scene::new();
-    let one = prepare(scene.options("one"), &mut |_| {}).expect("the text is fine");
+    let one = prepare(near(scene.root.path(), "one"), &mut |_| {}).expect("the text is fine");
+    assert!(one.figures.near_duplicates.is_some());
     let killed = |moment: &str| {
         let child = Command::new(std::env::current_exe().expect("this test"))
             .args(["--exact", "--ignored", "the_part_that_is_killed"])
@@ -337,7 +354,7 @@ fn a_killed_part_resumes_and_a_killed_join_begins_anew() {
             .expect("this test starts");
         assert!(!child.status.success());
     };
-    let options = scene.options("parts");
+    let options = near(scene.root.path(), "parts");
     let resumed = |run: Stage| {
         let mut first = None;
         prepare_stage(&options, run, &mut |progress| {
@@ -378,7 +395,7 @@ fn the_part_that_is_killed() {
         _ => Stage::Join,
     };
     let root = PathBuf::from(variable("DATASET_TEST_ROOT"));
-    let _ = prepare_stage(&options(&root, "parts"), run, &mut |progress| {
+    let _ = prepare_stage(&near(&root, "parts"), run, &mut |progress| {
         let now = match progress {
             Progress::Reading { files: 3, .. } => "scan",
             Progress::Tokenizer { .. } => "select",
