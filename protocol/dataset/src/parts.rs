@@ -126,14 +126,28 @@ pub fn prepare_stage(
     let (parent, name) = options.place.location(&request(options, given.as_ref()))?;
     let digest = job_digest(options, &files, given.as_ref());
     let directory = parent.join(format!(".{name}.parts"));
-    let parts = open_job(&directory, digest, stage, progress)?;
+    let place = Place { options, parent: &parent, name: &name, job: digest };
+    if let Some(prepared) = place.joined()? {
+        if stage == Stage::Join {
+            // What a killed join has left.
+            let lock = OutputLock::lock(&parent, &name, progress)?;
+            remove_parts(&directory)?;
+            lock.finish();
+        }
+        return Ok(StageResult::Joined(Box::new(prepared)));
+    }
+    let parts = match open_job(&directory, digest, stage, progress) {
+        Ok(parts) => parts,
+        // Another process may just have removed them.
+        Err(error) => return Ok(StageResult::Joined(Box::new(place.joined()?.ok_or(error)?))),
+    };
     let ranges = part_ranges(&in_order(&files), parts);
     let job = Job { options, given, files, ranges, directory, digest };
     match stage {
         Stage::Scan(part) => job.scan(part, progress),
         Stage::Select => job.select(progress),
         Stage::Encode(part) => job.encode(part, progress),
-        Stage::Join => job.join((&parent, &name), progress),
+        Stage::Join => job.join(&place, progress),
     }
 }
 
@@ -143,6 +157,38 @@ pub fn prepare_stage(
 struct JobFile {
     job: Digest,
     parts: u32,
+}
+
+/// Written beside the dataset before it gets its name, and kept: a stage that runs again finds the dataset.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Joined {
+    job: Digest,
+    inputs: Digest,
+}
+
+/// Where the dataset of a job is.
+struct Place<'a> {
+    options: &'a PrepareOptions,
+    parent: &'a Path,
+    name: &'a str,
+    job: Digest,
+}
+
+impl Place<'_> {
+    fn note(&self) -> PathBuf {
+        self.parent.join(format!(".{}.joined", self.name))
+    }
+
+    /// The dataset of this job, if it is complete.
+    fn joined(&self) -> Result<Option<Prepared>, PrepareError> {
+        match read_note::<Joined>(&self.note()) {
+            Some((_, note)) if note.job == self.job => {
+                existing(&self.options.place.directory(&note.inputs), &note.inputs)
+            }
+            _ => Ok(None),
+        }
+    }
 }
 
 /// Marks a part whose documents are recorded.
@@ -285,16 +331,24 @@ impl Job<'_> {
 
     fn join(
         mut self,
-        (parent, name): (&Path, &str),
+        place: &Place<'_>,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<StageResult, PrepareError> {
+        let lock = OutputLock::lock(place.parent, place.name, progress)?;
+        if let Some(prepared) = place.joined()? {
+            // By a process that had the lock.
+            remove_parts(&self.directory)?;
+            lock.finish();
+            return Ok(StageResult::Joined(Box::new(prepared)));
+        }
         let Decisions { scan, selected, digest, tokenizer } = self.decisions()?;
         let found: Vec<Option<Encoded>> = self.indices().map(|index| self.encoded(index, digest)).collect();
         let encoded = self.all(found, "encode")?;
 
-        let lock = OutputLock::lock(parent, name, progress)?;
         let directory = self.options.place.directory(&selected.inputs);
-        let prepared = match existing(&directory, &selected.inputs)? {
+        let found = existing(&directory, &selected.inputs)?;
+        write_note(&place.note(), &Joined { job: self.digest, inputs: selected.inputs })?;
+        let prepared = match found {
             Some(prepared) => {
                 progress(Progress::Reused { directory });
                 prepared
@@ -310,7 +364,7 @@ impl Job<'_> {
                 finish(&manifest, &tokenizer, (selected.inputs, figures), &directory, &lock, progress)?
             }
         };
-        fs::remove_dir_all(&self.directory).map_err(|source| unwritable(&self.directory, source))?;
+        remove_parts(&self.directory)?;
         lock.finish();
         Ok(StageResult::Joined(Box::new(prepared)))
     }
@@ -489,6 +543,14 @@ const SELECTED: &str = "selected.json";
 const DROPPED: &str = "dropped";
 const TOKENS: &str = "tokens";
 const ENCODED: &str = "encoded.json";
+
+/// Removes the directory of a job whose dataset is complete.
+fn remove_parts(directory: &Path) -> Result<(), PrepareError> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(unwritable(directory, error)),
+        _ => Ok(()),
+    }
+}
 
 /// The number of parts. The first scan of a job sets it.
 fn open_job(

@@ -199,6 +199,17 @@ fn a_stage_that_runs_twice_changes_nothing() {
     twice(Stage::Select);
     let joined = stage(&options, Stage::Join).expect("all parts are encoded");
     assert!(matches!(joined, StageResult::Joined(joined) if joined.digest == one.digest && !joined.reused));
+    // The parts are gone, and every stage finds the dataset.
+    let all = [Stage::Scan(part(1, 3)), Stage::Select, Stage::Encode(part(1, 3)), Stage::Join];
+    for again in all {
+        let again = stage(&options, again).expect("the dataset is complete");
+        assert!(matches!(again, StageResult::Joined(again) if again.digest == one.digest && again.reused));
+        assert!(!scene.path(".parts.parts").exists());
+    }
+    // Without the dataset, all begins anew.
+    fs::remove_dir_all(scene.path("parts")).expect("it was joined");
+    assert!(matches!(stage(&options, Stage::Join), Err(PrepareError::NoParts { .. })));
+    assert_eq!(in_parts(&options, &[0, 1]).digest, one.digest);
 }
 
 #[test]
@@ -217,8 +228,14 @@ fn copies_of_a_part_may_run_at_once() {
     at_once(Stage::Scan);
     stage(&options, Stage::Select).expect("all parts are scanned");
     at_once(Stage::Encode);
-    let joined = stage(&options, Stage::Join).expect("all parts are encoded");
-    assert!(matches!(joined, StageResult::Joined(joined) if joined.digest == one.digest));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            let join = || stage(&options, Stage::Join).expect("all parts are encoded");
+            let is_joined = |result: StageResult| matches!(result, StageResult::Joined(joined) if joined.digest == one.digest);
+            scope.spawn(move || assert!(is_joined(join())));
+        }
+    });
+    assert!(!scene.path(".parts.parts").exists());
 }
 
 #[test]
@@ -378,7 +395,12 @@ fn a_killed_part_resumes_and_a_killed_join_begins_anew() {
     assert!(matches!(encoding, Progress::Encoding { resumed, of, .. } if of / 4 < resumed && resumed < of));
     killed("join");
     assert!(!scene.path("parts").exists());
-    assert!(matches!(resumed(Stage::Join), Progress::Joining { .. }));
+    // The dataset has its name, and the parts are not yet removed.
+    killed("joined");
+    assert!(scene.path("parts").exists() && scene.path(".parts.parts").exists());
+    let joined = stage(&options, Stage::Join).expect("the dataset is complete");
+    assert!(matches!(joined, StageResult::Joined(joined) if joined.digest == one.digest && joined.reused));
+    assert!(!scene.path(".parts.parts").exists());
     assert_eq!(files(&scene.path("parts")), files(&one.directory));
 }
 
@@ -401,6 +423,7 @@ fn the_part_that_is_killed() {
             Progress::Tokenizer { .. } => "select",
             Progress::Encoding { bytes, of, .. } if of / 2 < bytes && bytes < of => "encode",
             Progress::Joining { bytes, of } if of / 2 < bytes => "join",
+            Progress::Finished { .. } => "joined",
             _ => "",
         };
         if moment == now {
