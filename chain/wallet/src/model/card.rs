@@ -126,9 +126,9 @@ mod tests {
             - mettle
             ---
 
-            # code, window 12
+            # `code`, window 12
 
-            A Llama of 28.8 k parameters for sequences of 64 tokens, trained from public data windows in run 3 of a Mettle network. It continues text; it was not trained to follow instructions.
+            A Llama of 28.8 k parameters for sequences of 64 tokens, of run 3 of a Mettle network. It continues text; it was not trained to follow instructions.
 
             ## Provenance
 
@@ -143,9 +143,9 @@ mod tests {
             | data, manifest | `0000000000000000000000000000000000000000000000000000000000000000` |
 
             The lineage is a hash chain over the run, its first model and every update since.
-            Anyone can export the window from the validators' buckets and compare the weights root:
+            While the chain keeps the checkpoint, anyone can export it from the validators' buckets and compare the weights root:
 
-                mettle model export --published --run 3 --window 12 --out model --json
+                mettle model export --published --chain URL --genesis 0707070707070707070707070707070707070707070707070707070707070707 --run 3 --window 12 --out model --json
 
             ## Who was paid for it
 
