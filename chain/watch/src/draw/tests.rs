@@ -143,7 +143,7 @@ fn a_run_of_others_shows_what_chain_and_receipts_say() {
     }
     let view = View { title: "code (run 3)", text: None, elapsed: None, ..view(&observer) };
     expect![[r#"
-        code (run 3)  6 windows finalised  up 2 min 12 s
+        code (run 3)  6 windows finalised
         window 6  ██████████████████░░  merge and vote  2 s of 20 s left  block #376
         loss on common sequences 4.12 ± 0.10  start 4.50
         last merge: window 5, 4 contributions, 91.6 kB
