@@ -107,7 +107,7 @@ fn unchunked(mut body: &str) -> String {
     whole
 }
 
-/// The greedy continuation of a text by so many tokens at most, until the document ends.
+/// The greedy continuation of a text, up to the end of the document or the maximum number of tokens.
 fn greedy(served: &Served, prompt: &str, count: usize) -> String {
     let mut made = Vec::new();
     let sampling = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
@@ -399,7 +399,9 @@ async fn a_client_that_hangs_up_ends_its_text() {
             .try_send(Event::Started(running.served.about.clone()))
             .unwrap_or_else(|_| panic!("room"));
         drop(client);
-        timeout(WITHIN, jobs[0].events.closed()).await.expect("the worker hears that nobody listens");
+        timeout(WITHIN, jobs[0].events.closed())
+            .await
+            .expect("the worker ends the text of a client that is gone");
     }
 }
 

@@ -15,7 +15,7 @@ pub struct CachedHead {
 }
 
 impl CachedHead {
-    /// With room for so many values of each.
+    /// Empty, with room for this number of keys and of values.
     pub fn with_room(values: usize) -> CachedHead {
         CachedHead { keys: Vec::with_capacity(values), values: Vec::with_capacity(values) }
     }
