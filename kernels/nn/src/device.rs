@@ -36,6 +36,9 @@ pub struct Device {
     pub precision: Option<Precision>,
     #[serde(skip_serializing_if = "ActivationCheckpointing::is_none")]
     pub activation_checkpointing: ActivationCheckpointing,
+    /// Of the fused engine on an NVIDIA GPU. Without it, NVIDIA's where their libraries are installed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernels: Option<KernelSet>,
 }
 
 /// A device by name: `cpu`, `cuda:0` and so on, `vulkan`, `vulkan:0` and so on.
@@ -57,6 +60,17 @@ pub enum EngineKind {
     Fused,
     /// Burn's tensor operations and autograd, in f32.
     Burn,
+}
+
+/// Who wrote the products and attention of the fused engine on an NVIDIA GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KernelSet {
+    /// cuBLASLt's products, and attention that NVRTC compiles: `libcublasLt.so.13` and `libnvrtc.so.13`, which must be
+    /// there.
+    Nvidia,
+    /// Those that run on every GPU.
+    Portable,
 }
 
 /// The activations that are not kept for the backward pass but computed again: less memory, more time, the same bits.
@@ -124,16 +138,13 @@ impl Device {
             engine: None,
             precision: None,
             activation_checkpointing: ActivationCheckpointing::None,
+            kernels: None,
         }
     }
 
-    /// The engine that computes: the one that was named; Burn's on CUDA, unless a setting needs the fused one
-    /// (`docs/adr/0035`); else the fused one.
+    /// The engine that computes: the one that was named, else the fused one (`docs/adr/0035`).
     pub fn engine(&self) -> EngineKind {
-        self.engine.unwrap_or(match self.name {
-            DeviceName::Cuda(_) if self.fused_setting().is_none() => EngineKind::Burn,
-            _ => EngineKind::Fused,
-        })
+        self.engine.unwrap_or(EngineKind::Fused)
     }
 
     /// The precision of products in training: the one that was named, else bf16 for the fused engine on CUDA.
@@ -156,7 +167,7 @@ impl Device {
             (_, ActivationCheckpointing::FeedForward | ActivationCheckpointing::Layers) => {
                 Some("activation_checkpointing")
             }
-            _ => None,
+            _ => self.kernels.map(|_| "kernels"),
         }
     }
 
@@ -227,6 +238,8 @@ impl Device {
                 "fused" => device.engine.replace(EngineKind::Fused).is_none(),
                 "recompute=feed-forward" => device.checkpoint(ActivationCheckpointing::FeedForward),
                 "recompute=layers" => device.checkpoint(ActivationCheckpointing::Layers),
+                "nvidia" => device.kernels.replace(KernelSet::Nvidia).is_none(),
+                "portable" => device.kernels.replace(KernelSet::Portable).is_none(),
                 _ => device.precision.replace(word.parse().ok()?).is_none(),
             };
             if !is_first {
@@ -258,6 +271,15 @@ impl EngineKind {
         match self {
             EngineKind::Fused => "fused",
             EngineKind::Burn => "burn",
+        }
+    }
+}
+
+impl KernelSet {
+    pub const fn name(self) -> &'static str {
+        match self {
+            KernelSet::Nvidia => "nvidia",
+            KernelSet::Portable => "portable",
         }
     }
 }
@@ -333,10 +355,10 @@ impl fmt::Display for Device {
         if let Some(precision) = self.precision {
             write!(f, ",{}", precision.name())?;
         }
-        match self.activation_checkpointing {
-            ActivationCheckpointing::None => Ok(()),
-            checkpointing => write!(f, ",recompute={}", checkpointing.name()),
+        if self.activation_checkpointing != ActivationCheckpointing::None {
+            write!(f, ",recompute={}", self.activation_checkpointing.name())?;
         }
+        self.kernels.map_or(Ok(()), |kernels| write!(f, ",{}", kernels.name()))
     }
 }
 
@@ -350,6 +372,7 @@ impl<'de> Deserialize<'de> for Device {
             precision: Option<Precision>,
             #[serde(default)]
             activation_checkpointing: ActivationCheckpointing,
+            kernels: Option<KernelSet>,
         }
         struct Visitor;
         impl<'de> de::Visitor<'de> for Visitor {
@@ -357,7 +380,7 @@ impl<'de> Deserialize<'de> for Device {
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(
-                    "a device's name, or a table with name, engine, precision and activation_checkpointing",
+                    "a device's name, or a table with name, engine, precision, activation_checkpointing and kernels",
                 )
             }
 
@@ -367,8 +390,8 @@ impl<'de> Deserialize<'de> for Device {
 
             fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<Device, A::Error> {
                 let table = Table::deserialize(de::value::MapAccessDeserializer::new(map))?;
-                let Table { name, engine, precision, activation_checkpointing } = table;
-                Ok(Device { name, engine, precision, activation_checkpointing })
+                let Table { name, engine, precision, activation_checkpointing, kernels } = table;
+                Ok(Device { name, engine, precision, activation_checkpointing, kernels })
             }
         }
         deserializer.deserialize_any(Visitor)
@@ -393,6 +416,8 @@ mod tests {
             "cuda:0,fused,f32",
             "vulkan,bf16,recompute=layers",
             "cuda:2,recompute=feed-forward",
+            "cuda:0,fused,recompute=layers,nvidia",
+            "cuda:0,portable",
         ] {
             let device: Device = text.parse().unwrap();
             assert_eq!(device.to_string(), text);
@@ -439,6 +464,7 @@ mod tests {
             "cuda:0,recompute",
             "cuda:0,recompute=layers,recompute=layers",
             "cuda:0,burn,fused",
+            "cuda:0,nvidia,portable",
             "vulkan:",
             "vulkan:x",
             "cudaf32",
@@ -448,16 +474,13 @@ mod tests {
     }
 
     #[test]
-    fn settings_choose_the_engine_that_has_them_or_are_refused() {
+    fn settings_of_another_engine_are_refused() {
         let device = |text: &str| text.parse::<Device>().unwrap();
         for (text, engine) in [
             ("cpu", EngineKind::Fused),
             ("vulkan", EngineKind::Fused),
-            ("cuda:0", EngineKind::Burn),
-            ("cuda:0,f32", EngineKind::Burn),
-            ("cuda:0,bf16", EngineKind::Fused),
-            ("cuda:0,recompute=layers", EngineKind::Fused),
-            ("cuda:0,fused", EngineKind::Fused),
+            ("cuda:0", EngineKind::Fused),
+            ("cuda:0,burn", EngineKind::Burn),
         ] {
             assert_eq!(device(text).engine(), engine, "{text}");
         }
@@ -465,6 +488,8 @@ mod tests {
             ("cpu,bf16", "precision"),
             ("cpu,recompute=layers", "activation_checkpointing"),
             ("cuda:0,burn,bf16", "precision"),
+            ("cuda:0,burn,portable", "kernels"),
+            ("cpu,nvidia", "kernels"),
         ] {
             assert_eq!(device(text).check(), Err(DeviceError::Setting { device: device(text), setting }));
         }

@@ -282,10 +282,10 @@ fn temporary(config: &ModelConfig, tokens: usize, width: usize) -> u64 {
     sums.fold(attention, usize::max) as u64
 }
 
-/// Rows whose logits exist at once on a GPU: a quarter of a GiB of bf16, and a product large enough to be worth it.
-/// All but the last begin where a buffer may.
+/// Rows whose logits exist at once on a GPU: a GiB of bf16. Each such part of a batch reads and writes the embedding's
+/// gradient once, 2 GiB in the preset `1b`. All but the last begin where a buffer may.
 pub(crate) fn logits_rows(vocab: usize, tokens: usize) -> usize {
-    const LOGITS: usize = 1 << 27;
+    const LOGITS: usize = 1 << 29;
     const BLOCK: usize = 128;
     (LOGITS / vocab / BLOCK * BLOCK).max(BLOCK).min(tokens)
 }

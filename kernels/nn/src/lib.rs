@@ -32,7 +32,7 @@ mod session;
 mod train;
 
 pub use batch::BatchError;
-pub use device::{ActivationCheckpointing, Device, DeviceError, DeviceName, EngineKind};
+pub use device::{ActivationCheckpointing, Device, DeviceError, DeviceName, EngineKind, KernelSet};
 pub use driver::GpuInfo;
 pub use engine::{Blocks, DeviceMemory, Engine, Gradients, RankEngine};
 pub use estimate::{

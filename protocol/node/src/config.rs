@@ -455,7 +455,7 @@ fn device_or_cpu(device: Option<toml::Value>) -> toml::Value {
         tracing::warn!(
             %device,
             "settings behind a device's name are the older form: write [device] with name = \"{name}\" and the keys \
-             engine, precision and activation_checkpointing"
+             engine, precision, activation_checkpointing and kernels"
         );
     }
     device

@@ -4,7 +4,8 @@
 //! a kernel that calls them does not compile on a machine with the driver alone. Sums, products, division, roots and
 //! rounding are the GPU's own instructions.
 
-use super::{Array, GpuError, Result, VALUES_MAX};
+use super::{Array, Gpu, GpuError, Precision, Result, VALUES_MAX};
+use crate::DeviceName;
 use cubecl::prelude::*;
 
 /// Units of a cube, unless a kernel has a reason for another number.
@@ -38,6 +39,14 @@ pub(crate) fn line(units: usize) -> CubeDim {
 /// The widest vectors, of at most four values, that divide all these widths.
 pub(crate) fn lanes(widths: &[usize]) -> usize {
     [4, 2].into_iter().find(|lanes| widths.iter().all(|width| width.is_multiple_of(*lanes))).unwrap_or(1)
+}
+
+impl Gpu {
+    /// [`lanes`] of arrays that all have this precision: 16 bytes, where the device has vectors of more than four values.
+    pub(crate) fn lanes(&self, precision: Precision, widths: &[usize]) -> usize {
+        let wide = precision != Precision::F32 && matches!(self.device.name, DeviceName::Cuda(_));
+        if wide && widths.iter().all(|width| width.is_multiple_of(8)) { 8 } else { lanes(widths) }
+    }
 }
 
 /// Units of a cube that works on a row of `vectors`: a power of two from 32 to [`UNITS`].

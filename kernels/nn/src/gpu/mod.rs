@@ -6,6 +6,8 @@
 //! that depends on shapes alone: one device gives the same bits every time.
 
 pub(crate) mod launch;
+#[cfg(feature = "cuda")]
+mod nvidia;
 mod pointwise;
 mod sum_of_squares;
 
@@ -17,6 +19,8 @@ pub use crate::{
     },
 };
 
+#[cfg(feature = "cuda")]
+use crate::KernelSet;
 use crate::{Device, DeviceError, DeviceMemory, DeviceName, layers::attention::SCORES};
 #[cfg(feature = "vulkan")]
 use cubecl::device::WgpuDeviceKind;
@@ -45,6 +49,8 @@ pub struct Gpu {
     pub(crate) tensor_cores: bool,
     /// Scores of a block of attention to aim at.
     pub(crate) scores: usize,
+    #[cfg(feature = "cuda")]
+    pub(crate) nvidia: Option<nvidia::Nvidia>,
 }
 
 /// Why a GPU could not do something.
@@ -171,6 +177,23 @@ fn find(device: Device) -> Result<cubecl::Device, DeviceError> {
     }
 }
 
+/// NVIDIA's libraries, if the device's settings want them and they are there.
+#[cfg(feature = "cuda")]
+fn nvidia(client: &Client, device: Device) -> Result<Option<nvidia::Nvidia>, DeviceError> {
+    let DeviceName::Cuda(index) = device.name else { return Ok(None) };
+    if device.kernels == Some(KernelSet::Portable) {
+        return Ok(None);
+    }
+    let nvidia = nvidia::Nvidia::open(client, index)
+        .map_err(|error| DeviceError::Failed { device, why: error.to_string() })?;
+    if device.kernels == Some(KernelSet::Nvidia) && !nvidia.is_complete() {
+        let what = "libcublasLt.so.13 or libnvrtc.so.13 (pip install nvidia-cublas nvidia-cuda-nvrtc, and name \
+                    their directory in LD_LIBRARY_PATH)";
+        return Err(DeviceError::Unsupported { device, what });
+    }
+    Ok(Some(nvidia))
+}
+
 impl Gpu {
     /// Opens a GPU and checks that it has what the kernels need.
     ///
@@ -193,7 +216,14 @@ impl Gpu {
         if (client.properties().hardware.max_units_per_cube as usize) < UNITS {
             return Err(DeviceError::Unsupported { device, what: "groups of 256 units" });
         }
-        Ok(Gpu { client, device, tensor_cores: true, scores: SCORES })
+        Ok(Gpu {
+            #[cfg(feature = "cuda")]
+            nvidia: nvidia(&client, device)?,
+            client,
+            device,
+            tensor_cores: true,
+            scores: SCORES,
+        })
     }
 
     /// The device as it was opened.
@@ -212,7 +242,17 @@ impl Gpu {
     /// # Errors
     /// If some of it failed.
     pub fn finish(&self) -> Result {
-        Ok(cubecl::future::block_on(self.client.sync())?)
+        cubecl::future::block_on(self.client.sync())?;
+        self.check()
+    }
+
+    /// Whether what CubeCL does not know of has failed.
+    fn check(&self) -> Result {
+        #[cfg(feature = "cuda")]
+        if let Some(nvidia) = &self.nvidia {
+            nvidia.check()?;
+        }
+        Ok(())
     }
 
     /// Waits for all queued work if a profile is taken, so that a span ends with the work that it queued.
@@ -360,7 +400,9 @@ impl Gpu {
     }
 
     pub(crate) fn read(&self, handle: &Handle) -> Result<impl Deref<Target = [u8]> + use<>> {
-        Ok(self.client.read_one(handle.clone())?)
+        let bytes = self.client.read_one(handle.clone())?;
+        self.check()?;
+        Ok(bytes)
     }
 }
 

@@ -24,6 +24,7 @@ use crate::{
     Device, DeviceError, DeviceMemory, MemoryEstimate, ModelError, Precision, StepParams,
     batch::Batch,
     gpu::{Array, GpuError, Result},
+    layers::matmul::Write,
     optim::{adamw::Coefficients, weight_decay},
 };
 use model::{ModelConfig, Recipe};
@@ -177,15 +178,20 @@ impl Training {
         rows: usize,
         workspace: &Workspace,
     ) -> Result<Vec<Array>, GpuError> {
-        self.gradients.iter().try_for_each(|gradient| network.gpu.fill(gradient, 0.0))?;
+        if sequences.is_empty() {
+            self.gradients.iter().try_for_each(|gradient| network.gpu.fill(gradient, 0.0))?;
+        }
         let scale = 1.0 / rows as f32;
         let mut on_device = Vec::new();
         for batch in sequences.chunks(sequences_at_once(&self.recipe)) {
             let batch = Batch::new(batch);
+            // The first overwrites what an earlier step has left.
+            let write = if on_device.is_empty() { Write::Set } else { Write::Add };
             on_device.push(network.losses_and_gradients(
                 weights,
                 &batch,
                 scale,
+                write,
                 &self.gradients,
                 workspace,
             )?);

@@ -117,12 +117,19 @@ impl Network {
         self.gpu.product(Write::Set, grad_x, [rows, inputs], grad_y, weight.view())
     }
 
-    /// `grad_W += grad_yᵀ·x`
-    fn add_gradient(&self, gradient: &Array, weight: &Weight, grad_y: &Array, x: &Array) -> Result {
+    /// `grad_W = grad_yᵀ·x`, or `grad_W += grad_yᵀ·x`
+    fn weight_gradient(
+        &self,
+        write: Write,
+        gradient: &Array,
+        weight: &Weight,
+        grad_y: &Array,
+        x: &Array,
+    ) -> Result {
         let [outputs, inputs] = weight.shape;
         let rows = x.len() / inputs;
         let (grad_y, x) = (View::new(grad_y, [rows, outputs]), View::new(x, [rows, inputs]));
-        self.gpu.product(Write::Add, gradient, [outputs, inputs], grad_y.transposed(), x)
+        self.gpu.product(write, gradient, [outputs, inputs], grad_y.transposed(), x)
     }
 
     /// The loss of each token, in nats.
@@ -158,21 +165,28 @@ impl Network {
         Ok(values)
     }
 
-    /// The loss of each token. Adds the gradients of `scale · Σ losses` to `gradients`, one per stack.
+    /// The loss of each token. Writes the gradients of `scale · Σ losses` to `gradients`, one per stack, or adds them.
     pub fn losses_and_gradients(
         &self,
         weights: &[Weight],
         batch: &Batch,
         scale: f32,
+        write: Write,
         gradients: &[Array],
         workspace: &Workspace,
     ) -> Result<Array> {
+        if write == Write::Set {
+            // Norms' gains are added to in any case.
+            for gradient in gradients.iter().zip(weights).filter(|(_, weight)| weight.shape[0] == 1) {
+                self.gpu.fill(gradient.0, 0.0)?;
+            }
+        }
         let weights = &Stacks::in_order(weights.iter().collect());
         let gradients = &Stacks::in_order(gradients.iter().collect());
         let workspace = &workspace.part(&self.gpu, batch.tokens.len())?;
         self.hidden(weights, &batch.tokens, workspace)?;
-        let losses = self.head_backward(weights, batch, scale, gradients, workspace)?;
-        self.backward(weights, batch, gradients, workspace)?;
+        let losses = self.head_backward(weights, batch, scale, write, gradients, workspace)?;
+        self.backward(weights, batch, write, gradients, workspace)?;
         Ok(losses)
     }
 
@@ -182,6 +196,7 @@ impl Network {
         &self,
         weights: &Stacks<&Weight>,
         batch: &Batch,
+        write: Write,
         gradients: &Stacks<&Array>,
         workspace: &Workspace,
     ) -> Result {
@@ -194,8 +209,8 @@ impl Network {
                 self.norm(middle, weights.feed_forward_norm, workspace, middle_roots)?;
             }
             let again = self.checkpointing() != ActivationCheckpointing::None && !is_last;
-            self.feed_forward_backward(weights, gradients, activations, workspace, again)?;
-            self.attend_backward(weights, gradients, activations, workspace)?;
+            self.feed_forward_backward(weights, write, gradients, activations, workspace, again)?;
+            self.attend_backward(weights, write, gradients, activations, workspace)?;
         }
         let segments = self.gpu.upload_segments(self.config.vocab, &batch.tokens)?;
         self.gpu.embedding_backward(&segments, &workspace.grad_x, gradients.embedding)?;
@@ -210,6 +225,7 @@ impl Network {
         weights: &Stacks<&Weight>,
         batch: &Batch,
         scale: f32,
+        write: Write,
         gradients: &Stacks<&Array>,
         workspace: &Workspace,
     ) -> Result<Array> {
@@ -222,7 +238,8 @@ impl Network {
             let hidden = gpu.part(&workspace.normed, first * D, rows * D)?;
             let grad_hidden = gpu.part(&workspace.grad_normed, first * D, rows * D)?;
             self.product_backward(&grad_hidden, &logits, weights.embedding)?;
-            self.add_gradient(gradients.embedding, weights.embedding, &logits, &hidden)?;
+            let write = if first == 0 { write } else { Write::Add };
+            self.weight_gradient(write, gradients.embedding, weights.embedding, &logits, &hidden)?;
         }
         gpu.fill(&workspace.grad_x, 0.0)?;
         let (x, roots, gain) = (&workspace.last, &workspace.last_roots, &weights.norm.values);
@@ -282,6 +299,7 @@ impl Network {
     fn feed_forward_backward(
         &self,
         weights: &LayerStacks<&Weight>,
+        write: Write,
         gradients: &LayerStacks<&Array>,
         activations: &Activations,
         workspace: &Workspace,
@@ -297,9 +315,15 @@ impl Network {
         self.product_backward(&workspace.inner, grad_next, weights.down)?;
         // Afterwards `gates_and_ups` are gradients, and `inner` is what it was in the forward pass.
         self.gpu.swiglu_backward(gates_and_ups, self.config.d_ff, &workspace.inner)?;
-        self.add_gradient(gradients.down, weights.down, grad_next, &workspace.inner)?;
+        self.weight_gradient(write, gradients.down, weights.down, grad_next, &workspace.inner)?;
 
-        self.add_gradient(gradients.gates_and_ups, weights.gates_and_ups, gates_and_ups, &workspace.normed)?;
+        self.weight_gradient(
+            write,
+            gradients.gates_and_ups,
+            weights.gates_and_ups,
+            gates_and_ups,
+            &workspace.normed,
+        )?;
         self.product_backward(&workspace.grad_normed, gates_and_ups, weights.gates_and_ups)?;
         let grad_gain = gradients.feed_forward_norm;
         self.gpu.rms_norm_backward(
@@ -316,6 +340,7 @@ impl Network {
     fn attend_backward(
         &self,
         weights: &LayerStacks<&Weight>,
+        write: Write,
         gradients: &LayerStacks<&Array>,
         activations: &Activations,
         workspace: &Workspace,
@@ -324,13 +349,13 @@ impl Network {
         let grad_middle = self.as_operand(&workspace.grad_x, workspace)?;
         let grad_mixed = &workspace.grad_normed;
         self.product_backward(grad_mixed, grad_middle, weights.output)?;
-        self.add_gradient(gradients.output, weights.output, grad_middle, mixed)?;
+        self.weight_gradient(write, gradients.output, weights.output, grad_middle, mixed)?;
         self.gpu.attention_backward(&self.shape, rows, mixed, log_sums, grad_mixed, &workspace.grad_rows)?;
         self.rotate(&workspace.grad_rows, Rotation::Back)?;
 
         let gain = &weights.attention_norm.values;
         self.gpu.rms_norm(x, gain, None, &workspace.normed, roots)?;
-        self.add_gradient(gradients.rows, weights.rows, &workspace.grad_rows, &workspace.normed)?;
+        self.weight_gradient(write, gradients.rows, weights.rows, &workspace.grad_rows, &workspace.normed)?;
         self.product_backward(&workspace.grad_normed, &workspace.grad_rows, weights.rows)?;
         self.gpu.rms_norm_backward(
             x,

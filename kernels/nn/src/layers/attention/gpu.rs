@@ -213,6 +213,12 @@ impl Gpu {
         if all == 0 {
             return Ok(());
         }
+        #[cfg(feature = "cuda")]
+        if let Some(nvidia) = &self.nvidia
+            && nvidia.attention(self, shape, rows, out, log_sums)?
+        {
+            return Ok(());
+        }
         let [sequences, queries] = block_size(self.scores, shape, all);
         let lengths = Lengths::new(shape, [sequences, queries]);
         let kept = |len| self.temporary(len, rows.precision());
@@ -260,6 +266,12 @@ impl Gpu {
         check(shape, grad_rows, grad_out, log_sums)?;
         same(rows, grad_rows)?;
         if all == 0 {
+            return Ok(());
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(nvidia) = &self.nvidia
+            && nvidia.attention_backward(self, shape, [rows, out, log_sums, grad_out], grad_rows)?
+        {
             return Ok(());
         }
         let [sequences, queries] = block_size(self.scores, shape, all);

@@ -9,7 +9,7 @@
 
 use crate::gpu::{
     Array, Gpu, GpuError, Result, Tokens,
-    launch::{UNITS, across, area, cube_max, cube_sum, exp, exp_of, grid, lanes, line, ln},
+    launch::{UNITS, across, area, cube_max, cube_sum, exp, exp_of, grid, line, ln},
 };
 use cubecl::{ir::ElemType, prelude::*};
 
@@ -118,7 +118,7 @@ impl Gpu {
         if rows == 0 {
             return Ok(());
         }
-        let lanes = lanes(&[vocab]);
+        let lanes = self.lanes(logits.precision(), &[vocab]);
         let allowed = self.client.properties().hardware.max_units_per_cube as usize;
         let units = if vocab < WIDE_VOCAB { UNITS } else { WIDE_UNITS.min(1 << allowed.ilog2()) };
         losses::launch(

@@ -96,6 +96,8 @@ impl Batch<'_> {
 /// An algorithm for products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
+    /// cuBLASLt's choice, where the device has it.
+    Library,
     /// Tensor cores, double-buffered.
     TensorDouble,
     /// Tensor cores, one stage after the other.
@@ -107,16 +109,18 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    pub const ALL: [Algorithm; 4] =
-        [Algorithm::TensorDouble, Algorithm::Tensor, Algorithm::Units, Algorithm::Plain];
+    pub const ALL: [Algorithm; 5] =
+        [Algorithm::Library, Algorithm::TensorDouble, Algorithm::Tensor, Algorithm::Units, Algorithm::Plain];
 
-    fn strategy(self) -> Strategy {
-        match self {
+    /// Of `cubek-matmul`; none for another library's.
+    fn strategy(self) -> Option<Strategy> {
+        Some(match self {
+            Algorithm::Library => return None,
             Algorithm::TensorDouble => Strategy::DoubleCyclicCmma(Default::default()),
             Algorithm::Tensor => Strategy::SimpleCyclicCmma(Default::default()),
             Algorithm::Units => Strategy::SimpleUnit(Default::default()),
             Algorithm::Plain => Strategy::Naive,
-        }
+        })
     }
 }
 
@@ -170,6 +174,9 @@ impl Gpu {
         if write == Write::Set {
             return self.products(1, out, lhs.single(), rhs.single());
         }
+        if self.products_by_library(write, 1, out, [lhs.single(), rhs.single()])? {
+            return Ok(());
+        }
         let at_once = rows_at_once([m, n]);
         let sums = self.temporary(at_once * n, Precision::F32)?;
         for begin in (0..m).step_by(at_once) {
@@ -187,7 +194,37 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::product`], or if the device lacks the algorithm.
     pub fn product_by(&self, algorithm: Algorithm, out: &Array, lhs: View, rhs: View) -> Result {
-        self.products_by(&[algorithm], 1, out, lhs.single(), rhs.single())
+        match algorithm {
+            Algorithm::Library => {
+                match self.products_by_library(Write::Set, 1, out, [lhs.single(), rhs.single()])? {
+                    true => Ok(()),
+                    false => Err(GpuError::Device("cuBLASLt is not here, or has no algorithm".into())),
+                }
+            }
+            _ => self.products_by(&[algorithm], 1, out, lhs.single(), rhs.single()),
+        }
+    }
+
+    /// Whether cuBLASLt is here and does it.
+    fn products_by_library(
+        &self,
+        write: Write,
+        count: usize,
+        out: &Array,
+        operands: [Batch<'_>; 2],
+    ) -> Result<bool> {
+        #[cfg(feature = "cuda")]
+        if let Some(nvidia) = &self.nvidia {
+            let [lhs, rhs] = operands.map(|operand| operand.view);
+            rhs.array.expect_precision(lhs.array.precision())?;
+            let whole = View::new(out, [lhs.shape()[0], rhs.shape()[1]]);
+            for operand in operands.into_iter().chain([whole.single()]) {
+                self.binding(count, operand)?;
+            }
+            return nvidia.products(self, write == Write::Add, count, out, operands);
+        }
+        let _ = (write, count, out, operands);
+        Ok(false)
     }
 
     /// Whether products of such operands use tensor cores.
@@ -206,6 +243,9 @@ impl Gpu {
 
     /// `count` products, whose results are contiguous in the first values of `out`.
     pub(crate) fn products(&self, count: usize, out: &Array, lhs: Batch, rhs: Batch) -> Result {
+        if self.products_by_library(Write::Set, count, out, [lhs, rhs])? {
+            return Ok(());
+        }
         let [m, k] = lhs.view.shape();
         let operands = lhs.view.array.precision();
         let algorithms = algorithms(self.has_tensor_cores(operands), operands, [m, rhs.view.shape()[1], k]);
@@ -240,8 +280,8 @@ impl Gpu {
             let lhs = InputBinding::new(lhs.clone(), globals.lhs);
             let rhs = InputBinding::new(rhs.clone(), globals.rhs);
             let mut elements = MatmulElems::from_globals(&globals);
-            match launch_ref(&algorithm.strategy().into(), &self.client, lhs, rhs, out.clone(), &mut elements)
-            {
+            let Some(strategy) = algorithm.strategy() else { continue };
+            match launch_ref(&strategy.into(), &self.client, lhs, rhs, out.clone(), &mut elements) {
                 Ok(()) => return Ok(()),
                 Err(MatmulSetupError::Launch(error)) => return Err(ServerError::Launch(error).into()),
                 Err(error) => why = Some(error),

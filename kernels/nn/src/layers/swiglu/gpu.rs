@@ -4,7 +4,7 @@
 
 use crate::gpu::{
     Array, Gpu, Result,
-    launch::{UNITS, area, exp, grid_of_units, lanes, line, same},
+    launch::{UNITS, area, exp, grid_of_units, line, same},
 };
 use cubecl::{ir::ElemType, prelude::*};
 
@@ -69,7 +69,7 @@ impl Gpu {
         if h.is_empty() {
             return Ok(());
         }
-        let lanes = lanes(&[width]);
+        let lanes = self.lanes(h.precision(), &[width]);
         pass::launch(
             &self.client,
             grid_of_units(h.len() / lanes),

@@ -1,0 +1,152 @@
+//! What NVIDIA's own libraries add to CubeCL's kernels, on the same buffers: products by cuBLASLt, and attention on tensor
+//! cores from CUDA C++, which NVRTC compiles. Both are loaded where a machine has them (`libcublasLt.so.13`,
+//! `libnvrtc.so.13`), so a program needs neither to be built nor to run.
+//!
+//! **Order.** A task is queued behind CubeCL's own, on the thread that talks to the driver. CubeCL does not show its
+//! stream, so a task has a stream of its own, between two events of the whole context: it waits for everything that was
+//! queued before, and everything queued later waits for it.
+//!
+//! **Bits.** cuBLASLt's heuristic chooses an algorithm by shape; one version on one GPU chooses and sums the same way
+//! every time (cuBLAS documentation, "Results reproducibility"). Attention sums in a fixed order.
+
+mod attention;
+mod products;
+
+use super::{Array, GpuError, Result};
+use cubecl::{
+    client::Client,
+    device_handle::DeviceHandle,
+    server::{Handle, ServerStorage},
+};
+use cubecl_environment::stream::StreamId;
+use cubecl_runtime::runtime::Runtime;
+use cudarc::driver::{result as cuda, sys};
+use std::{
+    fmt::Display,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+type Server = <cubecl::cuda::CudaRuntime as Runtime>::Server;
+
+/// The libraries that this machine has, opened on one GPU.
+pub(crate) struct Nvidia {
+    server: DeviceHandle<Server>,
+    queue: Arc<Queue>,
+    products: Option<products::Library>,
+    attention: Option<attention::Compiler>,
+}
+
+/// A stream beside CubeCL's.
+struct Queue {
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    before: sys::CUevent,
+    after: sys::CUevent,
+    /// Of the first task that failed.
+    failure: Mutex<Option<GpuError>>,
+}
+
+// SAFETY: the driver allows its handles on any thread; the events are used on CubeCL's thread only.
+unsafe impl Send for Queue {}
+// SAFETY: as above.
+unsafe impl Sync for Queue {}
+
+impl Nvidia {
+    /// Opens what there is. Says what is missing, and what is slower without it.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn open(client: &Client, index: u16) -> Result<Nvidia> {
+        cuda::init().map_err(failed)?;
+        let device = cuda::device::get(index.into()).map_err(failed)?;
+        // SAFETY: the device exists. The context is CubeCL's too, which keeps it as long as the process runs.
+        let context = unsafe { cuda::primary_ctx::retain(device) }.map_err(failed)?;
+        let event = || cuda::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed);
+        enter(context)?;
+        let queue = Queue {
+            context,
+            stream: cuda::stream::create(cuda::stream::StreamKind::NonBlocking).map_err(failed)?,
+            before: event()?,
+            after: event()?,
+            failure: Mutex::default(),
+        };
+        let missing = |what: &str, package: &str, error: &GpuError| {
+            tracing::warn!(
+                "{what} is slower here: {error}. Install it (pip install {package}) and name its directory in LD_LIBRARY_PATH"
+            );
+        };
+        let products = products::Library::open();
+        let products = products.inspect_err(|error| missing("training", "nvidia-cublas", error)).ok();
+        let attention = attention::Compiler::open(device);
+        let attention = attention.inspect_err(|error| missing("attention", "nvidia-cuda-nvrtc", error)).ok();
+        Ok(Nvidia {
+            server: DeviceHandle::new(client.service_id().device),
+            queue: Arc::new(queue),
+            products,
+            attention,
+        })
+    }
+
+    /// Whether all libraries are there.
+    pub fn is_complete(&self) -> bool {
+        self.products.is_some() && self.attention.is_some()
+    }
+
+    /// Fails as the first task that failed did.
+    pub fn check(&self) -> Result {
+        let failure = self.queue.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Queues `task`, which gets the addresses of these arrays and a stream to queue its work in.
+    fn submit<const N: usize>(
+        &self,
+        arrays: [&Array; N],
+        task: impl FnOnce([u64; N], sys::CUstream) -> Result + Send + 'static,
+    ) {
+        let (queue, handles) = (Arc::clone(&self.queue), arrays.map(|array| array.handle().clone()));
+        let stream = StreamId::current();
+        self.server.submit(move |server| {
+            if let Err(error) = queue.run(server, &handles, stream, task) {
+                let mut failure = queue.failure.lock().unwrap_or_else(PoisonError::into_inner);
+                failure.get_or_insert(error);
+            }
+        });
+    }
+}
+
+impl Queue {
+    fn run<const N: usize>(
+        &self,
+        server: &mut Server,
+        handles: &[Handle; N],
+        from: StreamId,
+        task: impl FnOnce([u64; N], sys::CUstream) -> Result,
+    ) -> Result {
+        let mut addresses = [0; N];
+        for (address, handle) in addresses.iter_mut().zip(handles) {
+            *address = server.get_resource(handle.clone().binding(), from)?.resource().ptr;
+        }
+        enter(self.context)?;
+        // SAFETY: context, stream and events are alive.
+        unsafe {
+            sys::cuCtxRecordEvent(self.context, self.before).result().map_err(failed)?;
+            let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+            cuda::stream::wait_event(self.stream, self.before, flags).map_err(failed)?;
+            let done = task(addresses, self.stream);
+            cuda::event::record(self.after, self.stream).map_err(failed)?;
+            sys::cuCtxWaitEvent(self.context, self.after).result().map_err(failed)?;
+            done
+        }
+    }
+}
+
+/// Makes the context this thread's.
+fn enter(context: sys::CUcontext) -> Result {
+    // SAFETY: it is alive as long as the process.
+    unsafe { cuda::ctx::set_current(context) }.map_err(failed)
+}
+
+fn failed(error: impl Display) -> GpuError {
+    GpuError::Device(error.to_string())
+}

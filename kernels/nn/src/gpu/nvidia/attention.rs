@@ -1,0 +1,355 @@
+//! Attention by `layers/attention/flash.cu`, compiled for one width of heads.
+
+use super::{Nvidia, failed};
+use crate::{
+    gpu::{Array, Gpu, GpuError, Precision, Result},
+    layers::attention::{Shape, backward, forward},
+};
+use cudarc::{
+    driver::{result as cuda, sys},
+    nvrtc::{result as nvrtc, sys as nvrtc_sys},
+};
+use std::{
+    collections::HashMap,
+    ffi::{CStr, CString, c_void},
+    ptr::from_ref,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+const SOURCE: &CStr = {
+    let source = concat!(include_str!("../../layers/attention/flash.cu"), "\0");
+    match CStr::from_bytes_with_nul(source.as_bytes()) {
+        Ok(source) => source,
+        Err(_) => panic!("the source has no zero byte inside"),
+    }
+};
+/// Widths of heads that it has been written for.
+const WIDTHS: [usize; 2] = [64, 128];
+/// Warps of a block of threads, queries or keys that it owns, and rows of a tile, as in the source.
+const WARPS: usize = 4;
+const OWNED: usize = 16 * WARPS;
+const TILE: usize = 64;
+/// The oldest GPUs with bf16 on tensor cores and copies into shared memory: Ampere. Hopper's multiply by groups of warps.
+const AMPERE: i32 = 80;
+const HOPPER: i32 = 90;
+
+/// Relative error of attention in bf16 at most; 0.003 was measured.
+const ERROR_MAX: f64 = 0.01;
+/// Of a grid's third side.
+const SEQUENCES_MAX: usize = 65_535;
+
+pub(super) struct Compiler {
+    /// Such as 90.
+    arch: i32,
+    /// By width of heads. None where no kernels are right.
+    compiled: Mutex<HashMap<usize, Option<Arc<Kernels>>>>,
+}
+
+/// Functions of a module that is never unloaded.
+struct Kernels {
+    forward: sys::CUfunction,
+    means: sys::CUfunction,
+    queries: sys::CUfunction,
+    keys: sys::CUfunction,
+}
+
+// SAFETY: the driver allows its handles on any thread.
+unsafe impl Send for Kernels {}
+// SAFETY: as above.
+unsafe impl Sync for Kernels {}
+
+impl Compiler {
+    pub fn open(device: sys::CUdevice) -> Result<Compiler> {
+        // SAFETY: it only tries to load the library.
+        if !unsafe { nvrtc_sys::is_culib_present() } {
+            return Err(GpuError::Device("libnvrtc.so.13 cannot be loaded".into()));
+        }
+        use sys::CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        };
+        // SAFETY: the device exists.
+        let of = |attribute| unsafe { cuda::device::get_attribute(device, attribute) }.map_err(failed);
+        Ok(Compiler { arch: 10 * of(MAJOR)? + of(MINOR)?, compiled: Mutex::default() })
+    }
+
+    /// What to compile the source for, the fastest first.
+    fn variants(&self) -> Vec<Vec<String>> {
+        let arch = self.arch;
+        let mut variants = vec![vec![format!("-arch=sm_{arch}")]];
+        if arch == HOPPER {
+            variants.insert(0, vec!["-DGROUPS".to_owned(), format!("-arch=sm_{arch}a")]);
+        }
+        variants
+    }
+}
+
+impl Kernels {
+    /// The device's context is current.
+    fn load(image: &[u8], width: usize) -> Result<Kernels> {
+        // SAFETY: the image is what the compiler made.
+        let module = unsafe { cuda::module::load_data(image.as_ptr().cast()) }.map_err(failed)?;
+        let function = |name: &str, rows: usize, numbers: usize| -> Result<sys::CUfunction> {
+            let name = CString::new(name).map_err(failed)?;
+            // SAFETY: the module is loaded; the kernel needs this much shared memory.
+            unsafe {
+                let function = cuda::module::get_function(module, name).map_err(failed)?;
+                let shared = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                let bytes = shared_bytes(rows, numbers, width);
+                cuda::function::set_function_attribute(function, shared, bytes as i32).map_err(failed)?;
+                Ok(function)
+            }
+        };
+        Ok(Kernels {
+            forward: function("forward", OWNED, 0)?,
+            means: function("backward_means", 0, 0)?,
+            queries: function("backward_queries", 2 * OWNED, 0)?,
+            keys: function("backward_keys", 2 * OWNED, 4 * TILE)?,
+        })
+    }
+}
+
+/// Bytes of shared memory for these rows and four tiles, and numbers.
+fn shared_bytes(rows: usize, numbers: usize, width: usize) -> usize {
+    2 * (rows + 4 * TILE) * width + 4 * numbers
+}
+
+fn compile(width: usize, variant: &[String]) -> Result<Vec<u8>> {
+    let mut options = vec!["-std=c++17".to_owned(), format!("-DC={width}"), format!("-DWARPS={WARPS}")];
+    options.extend_from_slice(variant);
+    let program =
+        nvrtc::create_program(SOURCE, Some(c"flash.cu")).map_err(|error| failed(format!("{error:?}")))?;
+    // SAFETY: the program is alive until it is destroyed below.
+    unsafe {
+        let done = nvrtc::compile_program(program, &options);
+        if let Err(error) = done {
+            let log = nvrtc::get_program_log(program).unwrap_or_default();
+            let log: Vec<u8> =
+                log.iter().map(|&letter| letter as u8).take_while(|&letter| letter != 0).collect();
+            return Err(failed(format!("NVRTC: {error:?}: {}", String::from_utf8_lossy(&log))));
+        }
+        let mut len = 0;
+        let say = |error| failed(format!("NVRTC: {error:?}"));
+        nvrtc_sys::nvrtcGetCUBINSize(program, &mut len).result().map_err(say)?;
+        let mut image = vec![0u8; len];
+        nvrtc_sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast()).result().map_err(say)?;
+        nvrtc::destroy_program(program).map_err(say)?;
+        Ok(image)
+    }
+}
+
+impl Nvidia {
+    /// [`Gpu::attention`] of checked arrays. Returns whether there are kernels for it.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn attention(
+        &self,
+        gpu: &Gpu,
+        shape: &Shape,
+        rows: &Array,
+        out: &Array,
+        log_sums: &Array,
+    ) -> Result<bool> {
+        let Some(kernels) = self.kernels(gpu, shape, rows)? else { return Ok(false) };
+        self.forward(kernels, shape, rows, out, log_sums);
+        Ok(true)
+    }
+
+    /// [`Gpu::attention_backward`] of checked arrays. Returns whether there are kernels for it.
+    ///
+    /// # Errors
+    /// If the device fails or memory is short.
+    pub fn attention_backward(
+        &self,
+        gpu: &Gpu,
+        shape: &Shape,
+        arrays: [&Array; 4],
+        grad_rows: &Array,
+    ) -> Result<bool> {
+        let Some(kernels) = self.kernels(gpu, shape, arrays[0])? else { return Ok(false) };
+        self.backward(kernels, gpu, shape, arrays, grad_rows)?;
+        Ok(true)
+    }
+
+    /// The kernels for such rows: the first that are right on this device with this compiler.
+    fn kernels(&self, gpu: &Gpu, shape: &Shape, rows: &Array) -> Result<Option<Arc<Kernels>>> {
+        let width = shape.head_width;
+        let can = |compiler: &&Compiler| {
+            compiler.arch >= AMPERE
+                && rows.precision() == Precision::Bf16
+                && WIDTHS.contains(&width)
+                && Call::new(shape, rows).sequences <= SEQUENCES_MAX
+        };
+        let Some(compiler) = self.attention.as_ref().filter(can) else { return Ok(None) };
+        let mut compiled = compiler.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernels) = compiled.get(&width) {
+            return Ok(kernels.clone());
+        }
+        super::enter(self.queue.context)?;
+        let mut right = None;
+        for variant in compiler.variants() {
+            let kernels = compile(width, &variant).and_then(|image| Kernels::load(&image, width));
+            let checked = kernels.map(Arc::new).and_then(|kernels| {
+                let error = self.error(&kernels, gpu, width)?;
+                Ok((kernels, error))
+            });
+            match checked {
+                Ok((kernels, error)) if error <= ERROR_MAX => {
+                    right = Some(kernels);
+                    break;
+                }
+                Ok((_, error)) => {
+                    tracing::warn!(
+                        width,
+                        ?variant,
+                        error,
+                        "attention as NVRTC compiles it is wrong on this GPU"
+                    );
+                }
+                Err(error) => tracing::warn!(width, ?variant, %error, "attention cannot be compiled"),
+            }
+        }
+        compiled.insert(width, right.clone());
+        Ok(right)
+    }
+
+    /// How far these kernels are from the CPU's, on a small example: the largest of the relative errors of outputs,
+    /// log-sums and gradients, by their Euclidean norms.
+    fn error(&self, kernels: &Arc<Kernels>, gpu: &Gpu, width: usize) -> Result<f64> {
+        let shape = Shape { seq_len: 3 * TILE + 9, heads: 4, kv_heads: 2, head_width: width };
+        let count = 2 * shape.seq_len;
+        let (of_rows, of_out) = (count * shape.row_width(), count * shape.heads * width);
+        // Not so even that a wrong row passes for the right one; queries carry their scale.
+        let noise = |seed: usize, at: usize| {
+            let mixed =
+                (at + 1).wrapping_mul(2_654_435_761).wrapping_add(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (mixed >> 40) as f32 / (1 << 22) as f32 - 2.0
+        };
+        let queries = shape.heads * width;
+        let of_query = |at: usize| at % shape.row_width() < queries;
+        let scale = |at: usize| if of_query(at) { 1.0 / (width as f32).sqrt() } else { 1.0 };
+        let rounded = |values: Vec<f32>| -> Result<(Array, Vec<f32>)> {
+            let array = gpu.upload(&values, Precision::Bf16)?;
+            let values = gpu.download(&array)?;
+            Ok((array, values))
+        };
+        let (rows, row_values) = rounded((0..of_rows).map(|at| noise(1, at) * scale(at)).collect())?;
+        let (grad_out, grad_values) = rounded((0..of_out).map(|at| noise(2, at)).collect())?;
+        let (out, grad_rows) = (gpu.array(of_out, Precision::Bf16)?, gpu.array(of_rows, Precision::Bf16)?);
+        let log_sums = gpu.array(count * shape.heads, Precision::F32)?;
+        self.forward(Arc::clone(kernels), &shape, &rows, &out, &log_sums);
+        let arrays = [&rows, &out, &log_sums, &grad_out];
+        self.backward(Arc::clone(kernels), gpu, &shape, arrays, &grad_rows)?;
+
+        let (mut mixed, mut sums) = (vec![0.0; of_out], vec![0.0; count * shape.heads]);
+        let mut grads = vec![0.0; of_rows];
+        forward(&shape, &row_values, &mut mixed, &mut sums);
+        backward(&shape, &row_values, &mixed, &sums, &grad_values, &mut grads);
+        let mut worst = 0.0f64;
+        for (got, expected) in [(&out, &mixed), (&log_sums, &sums), (&grad_rows, &grads)] {
+            let got = gpu.download(got)?;
+            let squares =
+                |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
+            let apart = squares(&mut got.iter().zip(expected).map(|(one, other)| f64::from(one - other)));
+            let error = (apart / squares(&mut expected.iter().map(|&value| f64::from(value)))).sqrt();
+            // A NaN is no error that is small.
+            worst = if error <= worst { worst } else { error };
+        }
+        Ok(worst)
+    }
+
+    fn forward(&self, kernels: Arc<Kernels>, shape: &Shape, rows: &Array, out: &Array, log_sums: &Array) {
+        let call = Call::new(shape, rows);
+        self.submit([rows, out, log_sums], move |[rows, out, log_sums], stream| {
+            let mut arguments = [rows, out, log_sums].map(Argument::Address).to_vec();
+            arguments.extend(call.sizes());
+            call.launch(kernels.forward, call.of_queries(), [OWNED, 0], &arguments, stream)
+        });
+    }
+
+    fn backward(
+        &self,
+        kernels: Arc<Kernels>,
+        gpu: &Gpu,
+        shape: &Shape,
+        [rows, out, log_sums, grad_out]: [&Array; 4],
+        grad_rows: &Array,
+    ) -> Result {
+        let call = Call::new(shape, rows);
+        let means = gpu.temporary(log_sums.len(), Precision::F32)?;
+        let arrays = [rows, out, log_sums, grad_out, &means, grad_rows];
+        self.submit(arrays, move |[rows, out, log_sums, grad_out, means, grad_rows], stream| {
+            let heads = call.sequences * call.shape.seq_len * call.shape.heads;
+            let [seq_len, of_row, _] = call.sizes();
+            let mut arguments = [out, grad_out, means].map(Argument::Address).to_vec();
+            arguments.extend([seq_len, of_row, Argument::Address(heads as u64)]);
+            let threads = heads * call.shape.head_width / 8;
+            let cubes = [threads.div_ceil(32 * WARPS), 1, 1];
+            call.launch(kernels.means, cubes, [0, 0], &arguments, stream)?;
+            let mut arguments = [rows, grad_out, log_sums, means, grad_rows].map(Argument::Address).to_vec();
+            arguments.extend(call.sizes());
+            call.launch(kernels.queries, call.of_queries(), [2 * OWNED, 0], &arguments, stream)?;
+            call.launch(kernels.keys, call.of_keys(), [2 * OWNED, 4 * TILE], &arguments, stream)
+        });
+        Ok(())
+    }
+}
+
+/// A kernel's argument: 8 bytes, or 4.
+#[derive(Clone, Copy)]
+enum Argument {
+    Address(u64),
+    Size(i32),
+}
+
+#[derive(Clone, Copy)]
+struct Call {
+    shape: Shape,
+    sequences: usize,
+}
+
+impl Call {
+    fn new(shape: &Shape, rows: &Array) -> Call {
+        Call { shape: *shape, sequences: rows.len() / (shape.seq_len * shape.row_width()) }
+    }
+
+    /// `T`, `H` and `K`.
+    fn sizes(&self) -> [Argument; 3] {
+        [self.shape.seq_len, self.shape.heads, self.shape.kv_heads].map(|size| Argument::Size(size as i32))
+    }
+
+    fn of_queries(&self) -> [usize; 3] {
+        [self.shape.seq_len.div_ceil(OWNED), self.shape.heads, self.sequences]
+    }
+
+    fn of_keys(&self) -> [usize; 3] {
+        [self.shape.seq_len.div_ceil(OWNED), self.shape.kv_heads, self.sequences]
+    }
+
+    fn launch(
+        &self,
+        function: sys::CUfunction,
+        grid: [usize; 3],
+        [rows, numbers]: [usize; 2],
+        arguments: &[Argument],
+        stream: sys::CUstream,
+    ) -> Result {
+        let mut pointers: Vec<*mut c_void> = arguments
+            .iter()
+            .map(|argument| match argument {
+                Argument::Address(address) => from_ref(address).cast_mut().cast(),
+                Argument::Size(size) => from_ref(size).cast_mut().cast(),
+            })
+            .collect();
+        let [x, y, z] = grid.map(|cubes| cubes as u32);
+        let bytes = if rows == 0 { 0 } else { shared_bytes(rows, numbers, self.shape.head_width) };
+        // SAFETY: the arguments are those of the kernel, and live until it is queued; the arrays have the lengths that
+        // the shape names.
+        unsafe {
+            let block = (32 * WARPS as u32, 1, 1);
+            cuda::launch_kernel(function, (x, y, z), block, bytes as u32, stream, &mut pointers)
+        }
+        .map_err(failed)
+    }
+}
