@@ -179,6 +179,7 @@ mod tests {
             store_admin: None,
             origin_keys: ("origin".into(), "secret".into()),
             dataset: None,
+            device: None,
             held_out_sequences: None,
             buckets: Vec::new(),
             seats: setup::new_seats(&Seats::honest(1, 1)).unwrap(),

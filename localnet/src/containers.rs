@@ -88,6 +88,7 @@ pub async fn plan(make: MakePlan) -> anyhow::Result<()> {
                 store_admin: None,
                 origin_keys: setup::new_origin_keys()?,
                 dataset: None,
+                device: None,
                 held_out_sequences: Some(defaults::HELD_OUT_SEQUENCES),
                 buckets: Vec::new(),
                 seats: setup::new_seats(&Seats::honest(make.miners, make.validators))?,

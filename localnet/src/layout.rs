@@ -37,6 +37,9 @@ pub struct Plan {
     pub origin_keys: (String, String),
     /// The directory of the prepared data. Without it, the seats fetch the data from the origin's bucket.
     pub dataset: Option<PathBuf>,
+    /// What the seats compute on; by default the CPU.
+    #[serde(default)]
+    pub device: Option<String>,
     /// The size of the sample on which the held-out loss is measured, of which each validator has a part. In networks
     /// of older releases, each validator measures the same default.
     #[serde(default)]
@@ -276,6 +279,7 @@ mod tests {
             store_admin: None,
             origin_keys: ("a".into(), "b".into()),
             dataset: Some("data".into()),
+            device: None,
             held_out_sequences: None,
             buckets: vec![],
             seats: vec![],

@@ -41,6 +41,8 @@ const BLOCKS_BEFORE_START: u32 = 20;
 /// The network to set up.
 pub struct Wanted {
     pub seats: Seats,
+    /// What they compute on; by default the CPU.
+    pub device: Option<nn::Device>,
     /// Whether every second honest miner has neither a bucket nor an open port.
     pub nat: bool,
     /// The address of chain and store.
@@ -224,7 +226,7 @@ fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
         password_file: Some(home.join("password")),
         directory: Some(home.join(DATA)),
         dataset: plan.dataset.clone(),
-        device: None,
+        device: plan.device.clone().map(Into::into),
         store: (!seat.bucketless).then(|| StoreFile {
             endpoint: plan.store_url(),
             bucket: seat.name.clone(),
@@ -298,6 +300,7 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
         store_admin,
         origin_keys: new_origin_keys()?,
         dataset: Some(wanted.work.dataset.clone()),
+        device: wanted.device.map(|device| device.to_string()),
         held_out_sequences: Some(wanted.held_out_sequences),
         buckets: Vec::new(),
         seats,

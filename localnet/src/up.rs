@@ -61,6 +61,10 @@ pub struct Up {
     /// others. A kept network keeps its seats
     #[arg(long, value_name = "LIST", conflicts_with_all = ["miners", "validators"])]
     pub seats: Option<Seats>,
+    /// The device of all seats: cpu, or in a build with --features cuda or vulkan cuda:0, vulkan, with settings behind it
+    /// as in docs/gpu.md. A kept network keeps its device
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<nn::Device>,
     /// Every second honest miner has neither a bucket nor an open port, as behind a home router: it sends its
     /// contributions to validators. A kept network keeps its seats
     #[arg(long)]
@@ -332,6 +336,7 @@ async fn make(
     locked: &mut LockedDirectory,
     network: &mut Network,
 ) -> anyhow::Result<(Plan, Arc<dyn Chain>)> {
+    up.device.map_or(Ok(()), nn::Device::check)?;
     let dataset = prepare(up.text.clone()).await?;
     let held_out_sequences = Dataset::open(&dataset, None)?.held_out_sequences();
     let (chain, train_blocks, finality_lag) = up.chain_wanted()?;
@@ -339,6 +344,7 @@ async fn make(
     params.schedule = defaults::schedule(train_blocks, finality_lag);
     let wanted = Wanted {
         seats: up.seats.clone().unwrap_or_else(|| Seats::honest(up.miners, up.validators)),
+        device: up.device,
         nat: up.nat,
         host: setup::LOOPBACK,
         chain,

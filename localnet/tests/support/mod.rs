@@ -136,6 +136,7 @@ pub fn hidden_params(finality_lag: u32) -> RunParams {
 pub async fn wanted(chain: ChainWanted, seats: Seats, params: RunParams, finality_lag: u32) -> Wanted {
     Wanted {
         seats,
+        device: None,
         nat: false,
         host: LOOPBACK,
         chain,
