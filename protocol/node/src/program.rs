@@ -154,8 +154,9 @@ fn lines<S: Subscriber + for<'s> LookupSpan<'s>>(
 
 /// The lines that `RUST_LOG` names, or the usual ones.
 fn filter() -> EnvFilter {
-    EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("info,subxt=warn,jsonrpsee=warn,burn=warn"))
+    EnvFilter::try_from_default_env().unwrap_or_else(|_| {
+        EnvFilter::new("info,subxt=warn,jsonrpsee=warn,burn=warn,cubecl=warn,pliron=warn")
+    })
 }
 
 /// Receives SIGINT (Ctrl-C) and SIGTERM.
