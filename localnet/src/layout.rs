@@ -39,7 +39,7 @@ pub struct Plan {
     pub dataset: Option<PathBuf>,
     /// What the seats compute on; by default the CPU.
     #[serde(default)]
-    pub device: Option<String>,
+    pub device: Option<nn::Device>,
     /// The size of the sample on which the held-out loss is measured, of which each validator has a part. In networks
     /// of older releases, each validator measures the same default.
     #[serde(default)]

@@ -176,7 +176,7 @@ pub async fn add_seat(
     let password = KeyPassword::resolve("the seat's keys", Some(&password_file), None, Prompt::Never)?;
     let coldkey = key_at(&home.join("coldkey.json"), &password)?;
     let hotkey = key_at(&home.join("hotkey.json"), &password)?;
-    let settings = toml::to_string_pretty(&settings(plan, seat, &home))?;
+    let settings = toml::to_string_pretty(&settings(plan, seat, &home)?)?;
     write_atomic(&home.join(STORE_SECRET), seat.secret_key.as_bytes())?;
     write_atomic(&home.join("settings.toml"), settings.as_bytes())?;
 
@@ -215,8 +215,8 @@ fn key_at(file: &Path, password: &KeyPassword) -> anyhow::Result<Key> {
     Ok(key)
 }
 
-fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
-    File {
+fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> anyhow::Result<File> {
+    Ok(File {
         chain: Some(plan.chain_url_of(&seat.name)),
         genesis: None,
         chain_witness: None,
@@ -226,7 +226,7 @@ fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
         password_file: Some(home.join("password")),
         directory: Some(home.join(DATA)),
         dataset: plan.dataset.clone(),
-        device: plan.device.clone().map(Into::into),
+        device: plan.device.map(toml::Value::try_from).transpose()?,
         store: (!seat.bucketless).then(|| StoreFile {
             endpoint: plan.store_url(),
             bucket: seat.name.clone(),
@@ -244,7 +244,7 @@ fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
             let (held_out_first, held_out_sequences) = plan.held_out_part(seat).unzip();
             ServeFile { held_out_first, held_out_sequences, ..ServeFile::default() }
         }),
-    }
+    })
 }
 
 /// The ports of a network. Each stays bound until its process starts, so that no other program gets it meanwhile.
@@ -300,7 +300,7 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
         store_admin,
         origin_keys: new_origin_keys()?,
         dataset: Some(wanted.work.dataset.clone()),
-        device: wanted.device.map(|device| device.to_string()),
+        device: wanted.device,
         held_out_sequences: Some(wanted.held_out_sequences),
         buckets: Vec::new(),
         seats,

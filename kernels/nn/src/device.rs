@@ -90,8 +90,8 @@ pub enum ActivationCheckpointing {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     #[error(
-        "{text:?} is no device: write cpu, cuda:0 for the first NVIDIA GPU, or vulkan; precision, activation_checkpointing and \
-         engine are settings of their own"
+        "{text:?} is no device: write cpu, cuda:0 for the first NVIDIA GPU, or vulkan; precision, activation_checkpointing, \
+         engine and kernels are settings of their own"
     )]
     Unknown { text: String },
     #[error(
@@ -104,6 +104,8 @@ pub enum DeviceError {
         "this program was built without the Burn engine: set engine = \"fused\", or build it with --features cuda"
     )]
     WithoutBurn,
+    #[error("{device}: kernels is a setting for NVIDIA GPUs: leave it out on other devices")]
+    NotNvidias { device: Device },
     #[error("{device}: Burn's engine runs on cpu and cuda: set engine = \"fused\"")]
     NotBurns { device: Device },
     #[error("the NVIDIA driver is missing (libcuda.so.1 cannot be loaded): install it, or use device cpu")]
@@ -188,6 +190,7 @@ impl Device {
             DeviceName::Vulkan(_) if self.engine() == EngineKind::Burn => {
                 Err(DeviceError::NotBurns { device: self })
             }
+            DeviceName::Vulkan(_) if self.kernels.is_some() => Err(DeviceError::NotNvidias { device: self }),
             DeviceName::Vulkan(_) if cfg!(feature = "vulkan") => Ok(()),
             DeviceName::Cuda(index) if cfg!(feature = "cuda") => {
                 let (index, count) = (usize::from(index), driver::Driver::load()?.gpus()?);
@@ -494,6 +497,7 @@ mod tests {
             assert_eq!(device(text).check(), Err(DeviceError::Setting { device: device(text), setting }));
         }
         assert!(matches!(device("vulkan,burn").check(), Err(DeviceError::NotBurns { .. })));
+        assert!(matches!(device("vulkan,nvidia").check(), Err(DeviceError::NotNvidias { .. })));
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl MemoryEstimate {
                 // The last layer's output and the stream's gradient; norms' and products' outputs; the inner width;
                 // rows' gradient.
                 let work = 4 * (2 * D + 1) + width * (3 * D + F + W);
-                (kept, work, width * V * logits_rows(vocab, tokens) as u64)
+                (kept, work, width * V * logits_rows(device.name, width as usize, vocab, tokens) as u64)
             }
         };
         let on_gpu = device.engine() == EngineKind::Fused && device.name != DeviceName::Cpu;
@@ -128,7 +128,7 @@ impl MemoryEstimate {
             optimiser: 8 * parameters,
             activations: N * kept,
             work: N * work + others,
-            temporary: if on_gpu { temporary(config, tokens, width as usize) } else { 0 },
+            temporary: if on_gpu { temporary(config, device.name, tokens, width as usize) } else { 0 },
         }
     }
 
@@ -274,20 +274,25 @@ fn advice(
     Advice::NotEvenOne(takes(last, 1))
 }
 
+/// Bytes that a product of cuBLASLt may use beside its operands: what NVIDIA advises for Hopper.
+pub(crate) const WORKSPACE: usize = 32 << 20;
+
 /// Bytes that GPU kernels take for a while: the larger of attention's backward pass and a product that is added to a
-/// gradient.
-fn temporary(config: &ModelConfig, tokens: usize, width: usize) -> u64 {
+/// gradient, by portable kernels; and cuBLASLt's.
+fn temporary(config: &ModelConfig, device: DeviceName, tokens: usize, width: usize) -> u64 {
+    let library = if matches!(device, DeviceName::Cuda(_)) { WORKSPACE as u64 } else { 0 };
     let attention = attention::backward_memory(&config.into(), tokens / config.seq_len, width);
     let sums = config.shapes().into_iter().map(|(_, shape)| 4 * rows_at_once(shape) * shape[1]);
-    sums.fold(attention, usize::max) as u64
+    library + sums.fold(attention, usize::max) as u64
 }
 
-/// Rows whose logits exist at once on a GPU: a GiB of bf16. Each such part of a batch reads and writes the embedding's
-/// gradient once, 2 GiB in the preset `1b`. All but the last begin where a buffer may.
-pub(crate) fn logits_rows(vocab: usize, tokens: usize) -> usize {
-    const LOGITS: usize = 1 << 29;
+/// Rows of `width` bytes a value whose logits exist at once on a GPU: a GiB on CUDA, where each such part of a batch
+/// reads and writes the embedding's gradient, 2 GiB in the preset `1b`; a quarter elsewhere. All but the last begin where
+/// a buffer may.
+pub(crate) fn logits_rows(device: DeviceName, width: usize, vocab: usize, tokens: usize) -> usize {
     const BLOCK: usize = 128;
-    (LOGITS / vocab / BLOCK * BLOCK).max(BLOCK).min(tokens)
+    let bytes = if matches!(device, DeviceName::Cuda(_)) { 1 << 30 } else { 1 << 28 };
+    (bytes / (width * vocab) / BLOCK * BLOCK).max(BLOCK).min(tokens)
 }
 
 impl fmt::Display for MemoryEstimate {
@@ -452,7 +457,7 @@ mod tests {
     #[test]
     fn presets_for_gpus_take_what_the_guide_says() {
         for (name, sequences, held, activations) in
-            [("150m", 16, 25, [65, 41, 20]), ("1b", 8, 207, [160, 85, 43]), ("8b", 1, 1258, [285, 150, 62])]
+            [("150m", 16, 25, [73, 49, 28]), ("1b", 8, 207, [168, 93, 50]), ("8b", 1, 1258, [293, 158, 70])]
         {
             let config = ModelConfig::preset(name).unwrap();
             let words = ["", ",recompute=feed-forward", ",recompute=layers"];

@@ -3,7 +3,7 @@
 //!
 //! The layers' kernels are in `layers/*/gpu.rs`, as methods of [`Gpu`] over [`Array`]s that the caller plans; here are
 //! the kernels that belong to no layer. Whatever an array holds, sums, roots and softmax are `f32`, added in an order
-//! that depends on shapes alone: one device gives the same bits every time.
+//! that depends on shapes alone, and on CUDA on the libraries that are there: one machine gives the same bits every time.
 
 pub(crate) mod launch;
 #[cfg(feature = "cuda")]
@@ -50,7 +50,7 @@ pub struct Gpu {
     /// Scores of a block of attention to aim at.
     pub(crate) scores: usize,
     #[cfg(feature = "cuda")]
-    pub(crate) nvidia: Option<nvidia::Nvidia>,
+    pub(crate) nvidia: Option<std::sync::Arc<nvidia::Nvidia>>,
 }
 
 /// Why a GPU could not do something.
@@ -179,12 +179,12 @@ fn find(device: Device) -> Result<cubecl::Device, DeviceError> {
 
 /// NVIDIA's libraries, if the device's settings want them and they are there.
 #[cfg(feature = "cuda")]
-fn nvidia(client: &Client, device: Device) -> Result<Option<nvidia::Nvidia>, DeviceError> {
+fn nvidia(client: &Client, device: Device) -> Result<Option<std::sync::Arc<nvidia::Nvidia>>, DeviceError> {
     let DeviceName::Cuda(index) = device.name else { return Ok(None) };
     if device.kernels == Some(KernelSet::Portable) {
         return Ok(None);
     }
-    let nvidia = nvidia::Nvidia::open(client, index)
+    let nvidia = nvidia::Nvidia::of(client, index)
         .map_err(|error| DeviceError::Failed { device, why: error.to_string() })?;
     if device.kernels == Some(KernelSet::Nvidia) && !nvidia.is_complete() {
         let what = "libcublasLt.so.13 or libnvrtc.so.13 (pip install nvidia-cublas nvidia-cuda-nvrtc, and name \
@@ -242,8 +242,9 @@ impl Gpu {
     /// # Errors
     /// If some of it failed.
     pub fn finish(&self) -> Result {
-        cubecl::future::block_on(self.client.sync())?;
-        self.check()
+        let done = cubecl::future::block_on(self.client.sync());
+        self.check()?;
+        Ok(done?)
     }
 
     /// Whether what CubeCL does not know of has failed.
@@ -400,9 +401,9 @@ impl Gpu {
     }
 
     pub(crate) fn read(&self, handle: &Handle) -> Result<impl Deref<Target = [u8]> + use<>> {
-        let bytes = self.client.read_one(handle.clone())?;
+        let bytes = self.client.read_one(handle.clone());
         self.check()?;
-        Ok(bytes)
+        Ok(bytes?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What NVIDIA's own libraries add to CubeCL's kernels, on the same buffers: products by cuBLASLt, and attention on tensor
-//! cores from CUDA C++, which NVRTC compiles. Both are loaded where a machine has them (`libcublasLt.so.13`,
-//! `libnvrtc.so.13`), so a program needs neither to be built nor to run.
+//! cores from CUDA C++, which NVRTC compiles. Both are loaded where a machine has them, of CUDA 12 or 13, so a program needs
+//! neither to be built nor to run.
 //!
 //! **Order.** A task is queued behind CubeCL's own, on the thread that talks to the driver. CubeCL does not show its
 //! stream, so a task has a stream of its own, between two events of the whole context: it waits for everything that was
@@ -22,13 +22,18 @@ use cubecl_environment::stream::StreamId;
 use cubecl_runtime::runtime::Runtime;
 use cudarc::driver::{result as cuda, sys};
 use std::{
+    collections::HashMap,
     fmt::Display,
-    sync::{Arc, Mutex, PoisonError},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
 };
 
 type Server = <cubecl::cuda::CudaRuntime as Runtime>::Server;
 
-/// The libraries that this machine has, opened on one GPU.
+/// The first driver with events of a whole context, of CUDA 12.5.
+const DRIVER_MIN: i32 = 12_050;
+
+/// The libraries that this machine has, opened on one GPU, once in a process.
 pub(crate) struct Nvidia {
     server: DeviceHandle<Server>,
     queue: Arc<Queue>,
@@ -52,12 +57,29 @@ unsafe impl Send for Queue {}
 unsafe impl Sync for Queue {}
 
 impl Nvidia {
-    /// Opens what there is. Says what is missing, and what is slower without it.
+    /// Opens what there is on this GPU, or returns what has been opened. Says what is slower for want of a library.
     ///
     /// # Errors
-    /// If the driver fails.
-    pub fn open(client: &Client, index: u16) -> Result<Nvidia> {
+    /// If the driver fails, or is too old.
+    pub fn of(client: &Client, index: u16) -> Result<Arc<Nvidia>> {
+        static OPENED: LazyLock<Mutex<HashMap<u16, Arc<Nvidia>>>> = LazyLock::new(Mutex::default);
+        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(nvidia) = opened.get(&index) {
+            return Ok(Arc::clone(nvidia));
+        }
+        let nvidia = Arc::new(Nvidia::open(client, index)?);
+        opened.insert(index, Arc::clone(&nvidia));
+        Ok(nvidia)
+    }
+
+    fn open(client: &Client, index: u16) -> Result<Nvidia> {
         cuda::init().map_err(failed)?;
+        let mut version = 0;
+        // SAFETY: it writes one number.
+        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed)?;
+        if version < DRIVER_MIN {
+            return Err(failed("NVIDIA's driver is older than CUDA 12.5: install a newer one"));
+        }
         let device = cuda::device::get(index.into()).map_err(failed)?;
         // SAFETY: the device exists. The context is CubeCL's too, which keeps it as long as the process runs.
         let context = unsafe { cuda::primary_ctx::retain(device) }.map_err(failed)?;
@@ -70,15 +92,13 @@ impl Nvidia {
             after: event()?,
             failure: Mutex::default(),
         };
-        let missing = |what: &str, package: &str, error: &GpuError| {
+        let (products, attention) = (products::Library::open()?, attention::Compiler::open(device)?);
+        if products.is_none() {
             tracing::warn!(
-                "{what} is slower here: {error}. Install it (pip install {package}) and name its directory in LD_LIBRARY_PATH"
+                "libcublasLt.so.13 cannot be loaded: products take ten times as long. Install it (pip install nvidia-cublas) \
+                 and name its directory in LD_LIBRARY_PATH"
             );
-        };
-        let products = products::Library::open();
-        let products = products.inspect_err(|error| missing("training", "nvidia-cublas", error)).ok();
-        let attention = attention::Compiler::open(device);
-        let attention = attention.inspect_err(|error| missing("attention", "nvidia-cuda-nvrtc", error)).ok();
+        }
         Ok(Nvidia {
             server: DeviceHandle::new(client.service_id().device),
             queue: Arc::new(queue),
@@ -92,10 +112,10 @@ impl Nvidia {
         self.products.is_some() && self.attention.is_some()
     }
 
-    /// Fails as the first task that failed did.
+    /// Fails as the first task did that failed since the last call.
     pub fn check(&self) -> Result {
-        let failure = self.queue.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        failure.clone().map_or(Ok(()), Err)
+        let failure = self.queue.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        failure.map_or(Ok(()), Err)
     }
 
     /// Queues `task`, which gets the addresses of these arrays and a stream to queue its work in.
@@ -107,7 +127,9 @@ impl Nvidia {
         let (queue, handles) = (Arc::clone(&self.queue), arrays.map(|array| array.handle().clone()));
         let stream = StreamId::current();
         self.server.submit(move |server| {
-            if let Err(error) = queue.run(server, &handles, stream, task) {
+            // CubeCL would only log a panic.
+            let run = catch_unwind(AssertUnwindSafe(|| queue.run(server, &handles, stream, task)));
+            if let Err(error) = run.unwrap_or_else(|_| Err(failed("a task panicked"))) {
                 let mut failure = queue.failure.lock().unwrap_or_else(PoisonError::into_inner);
                 failure.get_or_insert(error);
             }

@@ -61,7 +61,7 @@ impl Network {
             angles: gpu.upload_angles(&angles).map_err(|error| failed(device, &error))?,
             shape: config.into(),
             precision,
-            logits_rows: logits_rows(config.vocab, usize::MAX),
+            logits_rows: logits_rows(device.name, precision.bytes(), config.vocab, usize::MAX),
             config: config.clone(),
             gpu,
         })

@@ -2,7 +2,7 @@
 
 use super::{Nvidia, failed};
 use crate::{
-    gpu::{Array, Gpu, GpuError, Precision, Result},
+    gpu::{Array, Gpu, Precision, Result},
     layers::attention::{Shape, backward, forward},
 };
 use cudarc::{
@@ -13,7 +13,7 @@ use std::{
     collections::HashMap,
     ffi::{CStr, CString, c_void},
     ptr::from_ref,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, Once, PoisonError},
 };
 
 const SOURCE: &CStr = {
@@ -59,10 +59,14 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Compiler {
-    pub fn open(device: sys::CUdevice) -> Result<Compiler> {
+    /// The compiler, if it is there.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn open(device: sys::CUdevice) -> Result<Option<Compiler>> {
         // SAFETY: it only tries to load the library.
         if !unsafe { nvrtc_sys::is_culib_present() } {
-            return Err(GpuError::Device("libnvrtc.so.13 cannot be loaded".into()));
+            return Ok(None);
         }
         use sys::CUdevice_attribute::{
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
@@ -70,7 +74,7 @@ impl Compiler {
         };
         // SAFETY: the device exists.
         let of = |attribute| unsafe { cuda::device::get_attribute(device, attribute) }.map_err(failed);
-        Ok(Compiler { arch: 10 * of(MAJOR)? + of(MINOR)?, compiled: Mutex::default() })
+        Ok(Some(Compiler { arch: 10 * of(MAJOR)? + of(MINOR)?, compiled: Mutex::default() }))
     }
 
     /// What to compile the source for, the fastest first.
@@ -121,9 +125,9 @@ fn compile(width: usize, variant: &[String]) -> Result<Vec<u8>> {
         nvrtc::create_program(SOURCE, Some(c"flash.cu")).map_err(|error| failed(format!("{error:?}")))?;
     // SAFETY: the program is alive until it is destroyed below.
     unsafe {
-        let done = nvrtc::compile_program(program, &options);
-        if let Err(error) = done {
+        if let Err(error) = nvrtc::compile_program(program, &options) {
             let log = nvrtc::get_program_log(program).unwrap_or_default();
+            let _ = nvrtc::destroy_program(program);
             let log: Vec<u8> =
                 log.iter().map(|&letter| letter as u8).take_while(|&letter| letter != 0).collect();
             return Err(failed(format!("NVRTC: {error:?}: {}", String::from_utf8_lossy(&log))));
@@ -175,13 +179,25 @@ impl Nvidia {
     /// The kernels for such rows: the first that are right on this device with this compiler.
     fn kernels(&self, gpu: &Gpu, shape: &Shape, rows: &Array) -> Result<Option<Arc<Kernels>>> {
         let width = shape.head_width;
-        let can = |compiler: &&Compiler| {
-            compiler.arch >= AMPERE
-                && rows.precision() == Precision::Bf16
-                && WIDTHS.contains(&width)
-                && Call::new(shape, rows).sequences <= SEQUENCES_MAX
+        if rows.precision() != Precision::Bf16
+            || !WIDTHS.contains(&width)
+            || Call::new(shape, rows).sequences > SEQUENCES_MAX
+        {
+            return Ok(None);
+        }
+        let Some(compiler) = &self.attention else {
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| {
+                tracing::warn!(
+                    "libnvrtc.so.13 cannot be loaded: attention takes several times as long. Install it (pip install \
+                     nvidia-cuda-nvrtc) and name its directory in LD_LIBRARY_PATH"
+                );
+            });
+            return Ok(None);
         };
-        let Some(compiler) = self.attention.as_ref().filter(can) else { return Ok(None) };
+        if compiler.arch < AMPERE {
+            return Ok(None);
+        }
         let mut compiled = compiler.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernels) = compiled.get(&width) {
             return Ok(kernels.clone());
@@ -190,25 +206,19 @@ impl Nvidia {
         let mut right = None;
         for variant in compiler.variants() {
             let kernels = compile(width, &variant).and_then(|image| Kernels::load(&image, width));
-            let checked = kernels.map(Arc::new).and_then(|kernels| {
-                let error = self.error(&kernels, gpu, width)?;
-                Ok((kernels, error))
-            });
-            match checked {
-                Ok((kernels, error)) if error <= ERROR_MAX => {
-                    right = Some(kernels);
-                    break;
+            let kernels = match kernels {
+                Ok(kernels) => Arc::new(kernels),
+                Err(error) => {
+                    tracing::warn!(width, ?variant, %error, "attention cannot be compiled");
+                    continue;
                 }
-                Ok((_, error)) => {
-                    tracing::warn!(
-                        width,
-                        ?variant,
-                        error,
-                        "attention as NVRTC compiles it is wrong on this GPU"
-                    );
-                }
-                Err(error) => tracing::warn!(width, ?variant, %error, "attention cannot be compiled"),
+            };
+            let error = self.error(&kernels, gpu, width)?;
+            if error <= ERROR_MAX {
+                right = Some(kernels);
+                break;
             }
+            tracing::warn!(width, ?variant, error, "attention as NVRTC compiles it is wrong on this GPU");
         }
         compiled.insert(width, right.clone());
         Ok(right)

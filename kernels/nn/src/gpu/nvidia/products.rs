@@ -2,7 +2,7 @@
 
 use super::{Nvidia, failed};
 use crate::{
-    gpu::{Array, Gpu, GpuError, Precision, Result},
+    gpu::{Array, Gpu, Precision, Result},
     layers::matmul::gpu::{Batch, View},
 };
 use cudarc::cublaslt::{result as lt, sys as lt_sys};
@@ -15,7 +15,9 @@ use std::{
 };
 
 /// Bytes of memory that a product may use beside its operands: what cuBLAS advises for Hopper.
-const WORKSPACE: usize = 32 << 20;
+const WORKSPACE: usize = crate::estimate::WORKSPACE;
+/// The oldest version with this interface: CUDA 12's.
+const VERSION_MIN: usize = 120_000;
 
 pub(super) struct Library {
     handle: lt_sys::cublasLtHandle_t,
@@ -63,14 +65,17 @@ unsafe impl Send for Plan {}
 unsafe impl Sync for Plan {}
 
 impl Library {
-    /// The device's context is current.
-    pub fn open() -> Result<Library> {
-        // SAFETY: it only tries to load the library.
-        if !unsafe { lt_sys::is_culib_present() } {
-            return Err(GpuError::Device("libcublasLt.so.13 cannot be loaded".into()));
+    /// The library, if it is there; the device's context is current.
+    ///
+    /// # Errors
+    /// If the library fails.
+    pub fn open() -> Result<Option<Library>> {
+        // SAFETY: they load the library and read its version.
+        if unsafe { !lt_sys::is_culib_present() || lt_sys::cublasLtGetVersion() < VERSION_MIN } {
+            return Ok(None);
         }
         let handle = lt::create_handle().map_err(failed)?;
-        Ok(Library { handle, workspace: OnceLock::new(), plans: Mutex::default() })
+        Ok(Some(Library { handle, workspace: OnceLock::new(), plans: Mutex::default() }))
     }
 
     fn plan(&self, key: Key) -> Result<Option<Arc<Plan>>> {
@@ -107,6 +112,8 @@ impl Nvidia {
         [lhs, rhs]: [Batch<'_>; 2],
     ) -> Result<bool> {
         let Some(library) = &self.products else { return Ok(false) };
+        // Of whatever thread this is: the heuristic asks for the current device.
+        super::enter(self.queue.context)?;
         let plan = library.plan(Key {
             count,
             operands: [Operand::new(&lhs), Operand::new(&rhs)],

@@ -1,4 +1,5 @@
-//! Attention on a GPU, in the form of the CPU's: a block of queries meets all keys up to its last one.
+//! Attention on a GPU. On CUDA it is `flash.cu`, where NVRTC is installed, in bf16 and for heads of 64 and 128. Else it has
+//! the form of the CPU's: a block of queries meets all keys up to its last one.
 //!
 //! Products are [`matmul::gpu`](crate::layers::matmul::gpu)'s, so they use tensor cores where others do; one kernel
 //! over a block's scores lies between them. At most [`SCORES`] scores are held, or those of [`QUERIES`] queries of
@@ -193,10 +194,14 @@ fn softmax_backward<F: Float>(
 }
 
 impl Gpu {
-    /// The same GPU, whose attention aims at this many scores of a block. Fewer may stay in its cache, more are fewer
+    /// The same GPU with portable kernels, whose attention aims at this many scores of a block. Fewer may stay in its cache, more are fewer
     /// launches.
     pub fn with_scores(mut self, scores: usize) -> Gpu {
         self.scores = scores;
+        #[cfg(feature = "cuda")]
+        {
+            self.nvidia = None;
+        }
         self
     }
 

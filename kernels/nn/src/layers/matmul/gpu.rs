@@ -1,9 +1,10 @@
 //! Matrix products on a GPU, of views into arrays.
 //!
-//! The kernels are `cubek-matmul`'s, the library behind Burn's products on GPUs, called without its autotuning:
-//! [`algorithms`] chooses by shape and device, so that a product is always summed in the same order. Operands are
-//! read in place, transposed or not; sums are `f32`. The library only overwrites its output, so a product that is
-//! added goes through a temporary array of at most [`SUM_VALUES`](super::SUM_VALUES) values.
+//! On CUDA they are cuBLASLt's, where it is installed. Else the kernels are `cubek-matmul`'s, the library behind Burn's
+//! products on GPUs, called without its autotuning: [`algorithms`] chooses by shape and device, so that a product is
+//! always summed in the same order. It only overwrites its output, so a product that is added goes through a temporary
+//! array of at most [`SUM_VALUES`](super::SUM_VALUES) values. Operands are read in place, transposed or not; sums are
+//! `f32`.
 
 use super::{Write, rows_at_once};
 use crate::gpu::{
@@ -235,9 +236,13 @@ impl Gpu {
             && cmma.iter().any(|it| [it.a_type, it.b_type, it.cd_type] == [operand, operand, sum])
     }
 
-    /// The same device without tensor cores.
+    /// The same device without tensor cores, by portable kernels.
     pub fn without_tensor_cores(mut self) -> Gpu {
         self.tensor_cores = false;
+        #[cfg(feature = "cuda")]
+        {
+            self.nvidia = None;
+        }
         self
     }
 
