@@ -457,7 +457,7 @@ mod tests {
     #[test]
     fn presets_for_gpus_take_what_the_guide_says() {
         for (name, sequences, held, activations) in
-            [("150m", 16, 25, [73, 49, 28]), ("1b", 8, 207, [168, 93, 50]), ("8b", 1, 1258, [293, 158, 70])]
+            [("150m", 16, 25, [73, 49, 28]), ("1b", 8, 207, [168, 93, 50]), ("8b", 1, 1258, [293, 157, 70])]
         {
             let config = ModelConfig::preset(name).unwrap();
             let words = ["", ",recompute=feed-forward", ",recompute=layers"];
