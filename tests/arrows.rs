@@ -104,6 +104,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-dataset",
             "mettle-store",
             "mettle-model",
+            "mettle-nn",
             "mettle-chain-client",
             "mettle-node-kit",
             "mettle-embedded-chain",
