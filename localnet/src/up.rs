@@ -143,6 +143,7 @@ impl Up {
 pub async fn run(up: Up) -> anyhow::Result<()> {
     check(&up)?;
     // Locked before the data is prepared, which may take a minute.
+    up.device.map_or(Ok(()), nn::Device::check)?;
     let (directory, temporary) = match &up.dir {
         Some(directory) => (directory.clone(), None),
         None => {
@@ -336,7 +337,6 @@ async fn make(
     locked: &mut LockedDirectory,
     network: &mut Network,
 ) -> anyhow::Result<(Plan, Arc<dyn Chain>)> {
-    up.device.map_or(Ok(()), nn::Device::check)?;
     let dataset = prepare(up.text.clone()).await?;
     let held_out_sequences = Dataset::open(&dataset, None)?.held_out_sequences();
     let (chain, train_blocks, finality_lag) = up.chain_wanted()?;

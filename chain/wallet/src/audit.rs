@@ -219,7 +219,7 @@ fn extent(receipt: &Receipt, checks: &Value) -> String {
     let weight_vote = if checks["ballot"] == true {
         "its weight vote for the epoch too"
     } else {
-        "the chain has no weight vote of its for the epoch"
+        "the chain has no weight vote of this validator for the epoch"
     };
     format!(
         "it evaluated {} seats and measured {measured}, of which {} were measured again; {weight_vote}",

@@ -226,7 +226,7 @@ async fn examine(command: &Doctor, checks: &mut Checks, output: &mut Output<'_>)
         None => None,
     };
 
-    output.note("Trying the bucket.")?;
+    output.note("Trying the bucket, or the validators that take its place.")?;
     let uplink = check_bucket(&settings, &opened, &status, (role, seat.as_ref()), checks).await;
     match (&uplink, &figures) {
         (Some(rate), Some((figures, block_time))) => {
@@ -572,7 +572,9 @@ async fn check_receivers(
         0 => checks.fail(
             "receivers",
             counted,
-            &format!("a bucket works without them (docs/store.md). {advice}"),
+            &format!(
+                "try again in a minute if the network has just begun; a bucket works without them (docs/store.md). {advice}"
+            ),
         ),
         reached if reached < RECEIVERS_WANTED.min(found.len()) => checks.warn("receivers", counted, &advice),
         _ => checks.ok("receivers", counted),

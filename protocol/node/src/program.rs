@@ -155,7 +155,7 @@ fn lines<S: Subscriber + for<'s> LookupSpan<'s>>(
 /// The lines that `RUST_LOG` names, or the usual ones.
 fn filter() -> EnvFilter {
     EnvFilter::try_from_default_env().unwrap_or_else(|_| {
-        EnvFilter::new("info,subxt=warn,jsonrpsee=warn,burn=warn,cubecl=warn,pliron=warn")
+        EnvFilter::new("info,subxt=warn,jsonrpsee=warn,libp2p_swarm=warn,burn=warn,cubecl=warn,pliron=warn")
     })
 }
 

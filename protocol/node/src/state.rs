@@ -37,7 +37,9 @@ pub enum StateError {
         "the saved model is of version {found}, and this release reads versions {INLINE} and {NAMED}; remove it to join afresh"
     )]
     Version { found: u16 },
-    #[error("the saved model belongs to run {found}, not to run {expected}; use another directory")]
+    #[error(
+        "the saved model belongs to run {found}, not to run {expected}; name that run, or use another directory"
+    )]
     OtherRun { found: RunId, expected: RunId },
     #[error("the saved model has {found} values, the run's has {expected}; use another directory")]
     OtherShape { found: usize, expected: usize },
