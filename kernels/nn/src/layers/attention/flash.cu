@@ -75,7 +75,15 @@ __device__ __forceinline__ void fetch(u32 tile, const u16 *from, u64 stride, int
     }
 }
 
-// The same for TILE numbers.
+// The same for tile `index` of a head's keys and of its values, in one of two places in turn.
+__device__ __forceinline__ void fetch_keys(u32 tiles, const u16 *keys, const u16 *values, u64 W, int T, int index) {
+    const int begin = index * TILE;
+    const u32 tile = tiles + (index & 1) * 2 * TILE * ROW;
+    fetch<TILE>(tile, keys + begin * W, W, T - begin);
+    fetch<TILE>(tile + TILE * ROW, values + begin * W, W, T - begin);
+}
+
+// `fetch` for TILE numbers.
 __device__ __forceinline__ void fetch_numbers(u32 to, const float *from, int count) {
     const int at = threadIdx.x;
     if (at < TILE) {
@@ -276,14 +284,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const u16 *rows, u
     const u16 *keys = rows + (H + served) * C, *values = keys + K * C;
     const u32 queries = (u32)__cvta_generic_to_shared(shared), tiles = queries + OWNED * ROW;
     const int count = (min(first + OWNED, T) + TILE - 1) / TILE;
-    auto fetch_keys = [&](int index) {
-        const int begin = index * TILE;
-        const u32 tile = tiles + (index & 1) * 2 * TILE * ROW;
-        fetch<TILE>(tile, keys + begin * W, W, T - begin);
-        fetch<TILE>(tile + TILE * ROW, values + begin * W, W, T - begin);
-    };
     fetch<OWNED>(queries, rows + first * W + head * C, W, T - first);
-    fetch_keys(0);
+    fetch_keys(tiles, keys, values, W, T, 0);
 
     const int own = first + 16 * warp(), row = own + (lane() >> 2), together = own / TOGETHER * TOGETHER;
     float sums[C / 8][4] = {};
@@ -291,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const u16 *rows, u
     for (int index = 0; index < count; index++) {
         const int begin = index * TILE;
         arrived();
-        if (index + 1 < count) fetch_keys(index + 1);
+        if (index + 1 < count) fetch_keys(tiles, keys, values, W, T, index + 1);
         const u32 tile = tiles + (index & 1) * 2 * TILE * ROW;
 #pragma unroll
         for (int step = 0; step < TILE; step += STEP) {
@@ -372,15 +374,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u16 *keys = rows + (H + served) * C, *values = keys + K * C;
     const u32 queries = (u32)__cvta_generic_to_shared(shared), grads = queries + OWNED * ROW, tiles = grads + OWNED * ROW;
     const int count = (min(first + OWNED, T) + TILE - 1) / TILE;
-    auto fetch_keys = [&](int index) {
-        const int begin = index * TILE;
-        const u32 tile = tiles + (index & 1) * 2 * TILE * ROW;
-        fetch<TILE>(tile, keys + begin * W, W, T - begin);
-        fetch<TILE>(tile + TILE * ROW, values + begin * W, W, T - begin);
-    };
     fetch<OWNED>(queries, rows + first * W + head * C, W, T - first);
     fetch<OWNED>(grads, grad_out + (blockIdx.z * (u64)T + first) * H * C + head * C, (u64)H * C, T - first);
-    fetch_keys(0);
+    fetch_keys(tiles, keys, values, W, T, 0);
 
     const int own = first + 16 * warp(), row = own + (lane() >> 2), together = own / TOGETHER * TOGETHER;
     log_sums += ((u64)blockIdx.z * H + head) * T;
@@ -391,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int index = 0; index < count; index++) {
         const int begin = index * TILE;
         arrived();
-        if (index + 1 < count) fetch_keys(index + 1);
+        if (index + 1 < count) fetch_keys(tiles, keys, values, W, T, index + 1);
         const u32 tile = tiles + (index & 1) * 2 * TILE * ROW;
 #pragma unroll
         for (int step = 0; step < TILE; step += STEP) {
