@@ -376,7 +376,7 @@ struct Wanted<'a> {
 enum NotFetched {
     /// The last attempt failed.
     Failed(FetchError),
-    /// The first attempt was still running.
+    /// An attempt was still running.
     Unfinished,
     /// No slot was free before the deadline.
     NoSlot,
@@ -428,7 +428,9 @@ async fn fetch_until<'a>(
         slots.end_overdue(&end);
         drop(slot);
         let Some(fetched) = fetched else {
-            return Err(last.map_or(NotFetched::Unfinished, NotFetched::Failed));
+            // What an earlier attempt said of the endpoint, that the bytes were not there yet, is no longer known.
+            let ours = last.filter(|error: &FetchError| !error.is_theirs());
+            return Err(ours.map_or(NotFetched::Unfinished, NotFetched::Failed));
         };
         match fetched {
             Err(error) if until.reveal_by < began => return Err(NotFetched::Failed(error)),
@@ -478,7 +480,7 @@ mod tests {
     };
     use std::{
         cell::Cell,
-        sync::atomic::{AtomicU64, Ordering},
+        sync::atomic::{AtomicBool, AtomicU64, Ordering},
     };
     use store::{BufferSink, TrafficTotals};
 
@@ -654,14 +656,20 @@ mod tests {
         assert_eq!(GatherDeadlines::of(&short, Window(1)).give_up, Block(200));
     }
 
-    /// An endpoint whose answer never ends.
-    struct Crawler(watch::Sender<Head>);
+    /// An endpoint that has nothing at first, and whose answers never end after that.
+    struct Crawler {
+        heads: watch::Sender<Head>,
+        missing: AtomicBool,
+    }
 
     #[async_trait]
     impl Fetch for Crawler {
         async fn fetch(&self, _: &str, _: &ObjectKey, _: &Limits) -> Result<bytes::Bytes, FetchError> {
+            if self.missing.swap(false, Ordering::Relaxed) {
+                return Err(FetchError::Missing);
+            }
             loop {
-                self.0.send_modify(|head| head.block = Block(head.block.0 + 1));
+                self.heads.send_modify(|head| head.block = Block(head.block.0 + 1));
                 tokio::task::yield_now().await;
             }
         }
@@ -672,18 +680,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_download_that_never_ends_is_cancelled() {
-        let (sender, heads) = watch::channel(Head { block: Block(0), hash: Digest::default() });
-        let digest = Digest::of(b"bytes that never come");
-        let key = keys::contribution(RunId(0), Window(1), &digest);
-        let limits = Limits::for_bytes(100);
-        let until = GatherDeadlines { reveal_by: Block(5), give_up: Block(7) };
-        let wanted = wanted(&key, &digest, &limits, until);
-        let crawler = Crawler(sender);
-        let (slots, mut whole) = (Slots::default(), BufferSink::default());
-        let ended = fetch_until(&crawler, &wanted, &mut whole, &heads, &slots, Duration::ZERO).await;
-        assert!(matches!(ended, Err(NotFetched::Unfinished)));
-        assert!((7..12).contains(&heads.borrow().block.0), "{:?}", heads.borrow().block);
+    async fn a_download_that_never_ends_is_cancelled_and_not_called_missing() {
+        for missing in [false, true] {
+            let (sender, heads) = watch::channel(Head { block: Block(0), hash: Digest::default() });
+            let digest = Digest::of(b"bytes that never come");
+            let key = keys::contribution(RunId(0), Window(1), &digest);
+            let limits = Limits::for_bytes(100);
+            let until = GatherDeadlines { reveal_by: Block(5), give_up: Block(7) };
+            let wanted = wanted(&key, &digest, &limits, until);
+            let crawler = Crawler { heads: sender, missing: missing.into() };
+            let (slots, mut whole) = (Slots::default(), BufferSink::default());
+            let ended = fetch_until(&crawler, &wanted, &mut whole, &heads, &slots, Duration::ZERO).await;
+            assert!(matches!(ended, Err(NotFetched::Unfinished)), "missing at first: {missing}");
+            assert!((7..12).contains(&heads.borrow().block.0), "{:?}", heads.borrow().block);
+        }
     }
 
     /// Endpoints by name: some have their bytes from a block on, some never, and the answers of the others never end.
