@@ -75,7 +75,7 @@ figures windows="12" report="report.json":
 bench-compare base head="HEAD" *arguments:
     python3 scripts/bench-compare {{ base }} {{ head }} {{ arguments }}
 
-# Static Linux programs, checksums, an SBOM and a container image in target/release-VERSION
+# Static Linux programs, checksums, an SBOM and a container image in target/release-VERSION; `just release cuda`: programs for GPUs
 release *arguments:
     bash scripts/release {{ arguments }}
 
