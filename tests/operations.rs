@@ -12,11 +12,11 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The names of the table in `docs/metrics.md`.
+/// The names of the tables in `docs/metrics.md`.
 fn metrics() -> BTreeSet<String> {
-    let table = read("docs/metrics.md");
-    let names =
-        table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next().map(str::to_owned));
+    let tables = read("docs/metrics.md");
+    let rows = tables.lines().filter(|line| line.starts_with("| "));
+    let names = rows.filter_map(|line| line.split('`').nth(1).map(str::to_owned));
     names.filter(|name| name.starts_with("mettle_")).collect()
 }
 

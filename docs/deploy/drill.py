@@ -2,7 +2,8 @@
 alert that fires, the seat that it names, and the command of its runbook.
 
 A part of docs/deploy/check. The alerts are those of prometheus/mettle.rules.yml in a real Prometheus. Two miners with
-buckets of their own suffer the faults; all other seats stay healthy, and none of them may raise an alert.
+buckets of their own suffer the faults; all other seats stay healthy, and none of them may raise an alert. A validator
+votes against the others from the beginning.
 """
 
 import json
@@ -235,7 +236,7 @@ class Drill:
     def up(self):
         self.password.write_text("a long password\n")
         self.password.chmod(0o600)
-        up = [self.programs / "localnet", "up", "--plain", "--dir", self.net, "--seats", "honest:1,validator:3",
+        up = [self.programs / "localnet", "up", "--plain", "--dir", self.net, "--seats", "honest:1,validator:3,false-merge:1",
               "--train-blocks", TRAIN_BLOCKS, "--block-millis", int(BLOCK_SECONDS * 1000)]
         process = self.start("up", up, {"METTLE_METRICS": "127.0.0.1:0"})
         log = self.directory / "up.log"
@@ -245,27 +246,31 @@ class Drill:
                 raise Failed(f"localnet up: {log.read_text()}")
             return re.search(r"^page of the run: http://(\S+)/$", log.read_text(), re.MULTILINE)
 
-        self.wait(is_up, UP_SECONDS_MAX, "localnet up shows no page")
+        self.page = self.wait(is_up, UP_SECONDS_MAX, "localnet up shows no page")[1]
         plan = json.loads((self.net / "network.json").read_text())
         self.chain_port = plan["chain"]["embedded"]["port"]
+        self.admin_port, self.token = plan["store_admin"]
         self.uids = {seat["name"]: seat["uid"] for seat in plan["seats"]}
+        self.cheat = next(seat["uid"] for seat in plan["seats"] if seat["conduct"] == "false-merge")
         self.forwarder = Forwarder(self.chain_port)
         self.seats = [Seat(self, "by-forwarder", self.forwarder.port), Seat(self, "by-tmpfs", self.chain_port)]
 
     def watch(self):
-        """Starts Prometheus on every node."""
+        """Starts Prometheus on every node and on the page."""
         targets = [(seat.name, f"127.0.0.1:{seat.metrics_port}") for seat in self.seats]
         for name in self.uids:
             log = self.net / name / "log.txt"
             found = self.wait(lambda: re.findall(r"serving /metrics.* address=(\S+)", log.read_text()), 30, f"{name} has no metrics")
             targets.append((name, found[-1]))
+        jobs = [("mettle", targets), ("mettle-run", [("page", self.page)])]
         (self.directory / "rules.yml").write_text(shortened((HERE / "prometheus/mettle.rules.yml").read_text()))
         # JSON is YAML.
         (self.directory / "prometheus.yml").write_text(json.dumps({
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": ["rules.yml"],
             "scrape_configs": [
-                {"job_name": "mettle", "static_configs": [{"targets": [at], "labels": {"instance": name}} for name, at in targets]},
+                {"job_name": job, "static_configs": [{"targets": [at], "labels": {"instance": name}} for name, at in of]}
+                for job, of in jobs
             ],
         }))
         port = free_port()
@@ -277,7 +282,7 @@ class Drill:
         self.port = port
 
     def firing(self):
-        """The alerts that fire now, each with its seat: the name of the instance, or a uid."""
+        """The alerts that fire now, each with its seat: the name of the instance, or the uid that the alert accuses."""
         alerts = json.loads(get(f"http://127.0.0.1:{self.port}/api/v1/alerts"))["data"]["alerts"]
         of = [alert["labels"] for alert in alerts if alert["state"] == "firing"]
         return {(labels["alertname"], labels.get("uid") or labels["instance"]) for labels in of}
@@ -294,6 +299,11 @@ class Drill:
             return {}
         return {"LD_PRELOAD": str(self.faketime), "FAKETIME_TIMESTAMP_FILE": str(self.offset), "FAKETIME_NO_CACHE": "1",
                 "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
+    def inject(self, bucket, query):
+        url = f"http://127.0.0.1:{self.admin_port}/faults/{bucket}?{query}"
+        request = urllib.request.Request(url, method="PUT", headers={"x-mettle-token": self.token})
+        urllib.request.urlopen(request, timeout=10).close()
 
     def allow(self, seat, alerts):
         self.allowed.setdefault(seat, set()).update(alerts)
@@ -316,12 +326,23 @@ class Drill:
 
 
 def settled(drill):
-    """Waits until both miners deliver and nothing fires."""
+    """Waits until both miners deliver and nothing fires but the alert of the cheating validator."""
     def is_so():
-        calm = not drill.firing()
+        calm = all(seat in drill.allowed for _, seat in drill.firing())
         return calm and all(seat.metric("mettle_uploads_total") >= 2 for seat in drill.seats)
 
     drill.wait(is_so, 150, "the network does not settle")
+
+
+def cheat(drill):
+    what, seat, since = "a validator votes for another merge", str(drill.cheat), drill.watched
+    drill.allow(seat, {"MettleMinorityVotes"})
+    windows = drill.expect_alert(what, "MettleMinorityVotes", seat, since)
+    rows = json.loads(get(f"http://{drill.page}/api/overview"))
+    window = rows["windows"][1] - 1
+    why = drill.tool("mettle", "why", "--chain", f"ws://127.0.0.1:{drill.chain_port}", "--uid", seat, "--window", window)
+    drill.expect(f"{what}: mettle why names the vote", "for another update than two thirds" in " ".join(why.split()), why)
+    drill.tell(what, "MettleMinorityVotes", f"uid {seat}", windows, f"why --uid {seat} --window {window}: for another update than two thirds of the stake")
 
 
 def chain_away(drill, state, words):
@@ -364,6 +385,32 @@ def disk_full(drill):
     drill.tell(what, "MettleDiskFull", seat.name, windows, found)
 
 
+def bucket_slow(drill):
+    seat, what = drill.seats[0], "the bucket is slow"
+    drill.allow(seat.name, BUCKET_FAILS)
+    drill.wait(lambda: ("MettleUploadsFail", seat.name) not in drill.firing(), 150, f"{what}: the alert of before goes on")
+    since = time.monotonic()
+    drill.inject(seat.name, "delay_max_ms=20000")
+    windows = drill.expect_alert(what, "MettleUploadsFail", seat.name, since)
+    error = seat.health()["last_error"]
+    drill.expect(f"{what}: /health says so", "after the reveal deadline" in error and "slow" in error, error)
+    found = drill.expect_says(what, seat.doctor()["uplink"], "failed", "nearer to this machine")
+    drill.inject(seat.name, "")
+    drill.tell(what, "MettleUploadsFail", seat.name, windows, found)
+
+
+def bucket_clock(drill):
+    """Of its objects' times only: no rule reads them."""
+    seat, what = drill.seats[1], "the bucket's times are wrong"
+    since, delivered, before = time.monotonic(), seat.metric("mettle_uploads_total"), drill.firing()
+    drill.inject(seat.name, "clock_skew_seconds=-31536000")
+    drill.wait(lambda: seat.metric("mettle_uploads_total") >= delivered + 2, 60, f"{what}: the seat delivers nothing")
+    new = drill.firing() - before
+    drill.expect(f"{what}: no alert", not new, str(new))
+    drill.inject(seat.name, "")
+    drill.tell(what, "none", seat.name, (time.monotonic() - since) / WINDOW_SECONDS, "harmless: no rule reads them")
+
+
 def clock_off(drill):
     seat, what = drill.seats[1], "the machine's clock is wrong"
     drill.allow(seat.name, BUCKET_FAILS)
@@ -371,9 +418,9 @@ def clock_off(drill):
     drill.offset.write_text(f"{CLOCK_OFF}\n")
     windows = drill.expect_alert(what, "MettleUploadsFail", seat.name, since)
     error = seat.health()["last_error"]
-    drill.expect(f"{what}: /health says what the bucket does", "the bucket did not take the contribution" in error, error)
+    drill.expect(f"{what}: /health names the clock", "the clock of this machine" in error, error)
     before = ["nsenter", f"--mount=/proc/{seat.process.pid}/ns/mnt"]
-    found = drill.expect_says(what, seat.doctor(before=before, environment=drill.faked_clock())["bucket"], "failed", "RequestTimeTooSkewed")
+    found = drill.expect_says(what, seat.doctor(before=before, environment=drill.faked_clock())["bucket"], "failed", "clocks")
     drill.offset.write_text("+0\n")
     delivered = seat.metric("mettle_uploads_total")
     drill.wait(lambda: seat.metric("mettle_uploads_total") > delivered, 60, f"{what}: the seat does not resume")
@@ -401,11 +448,15 @@ def play(expect, programs, prometheus, faketime):
             second.settings.write_text(re.sub(r'^directory = ".*"$', f'directory = "{drill.disk}/data"', text, flags=re.MULTILINE))
             mount = f'mount -t tmpfs -o size={DISK_BYTES} none {drill.disk} && exec "$@"'
             second.start(["unshare", "--mount", "sh", "-c", mount, "-"], drill.faked_clock())
+            drill.watched = time.monotonic()
             drill.watch()
+            cheat(drill)
             settled(drill)
             chain_away(drill, "refusing", "Connection refused")
             chain_away(drill, "silent", "no answer")
             disk_full(drill)
+            bucket_clock(drill)
+            bucket_slow(drill)
             if faketime:
                 clock_off(drill)
             else:

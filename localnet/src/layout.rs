@@ -31,7 +31,7 @@ pub struct Plan {
     pub store_port: u16,
     pub finality_lag: u32,
     pub run: u32,
-    /// Port and token of the store's fault injection, for tests.
+    /// Port and token of the store's fault injection; of networks on this machine only.
     pub store_admin: Option<(u16, String)>,
     /// Access key and secret key of the origin's bucket.
     pub origin_keys: (String, String),

@@ -52,8 +52,6 @@ pub struct Wanted {
     /// `None`: any free one.
     pub chain_port: Option<u16>,
     pub store_port: Option<u16>,
-    /// Whether the store takes fault injection, for tests.
-    pub store_admin: bool,
     /// The size of the sample on which the held-out loss is reported.
     pub held_out_sequences: u64,
     pub work: Work,
@@ -252,7 +250,7 @@ struct Ports {
     /// One for each port of each node.
     chain: Vec<TcpListener>,
     store: TcpListener,
-    store_admin: Option<TcpListener>,
+    store_admin: TcpListener,
     /// One for each validator.
     peers: Vec<TcpListener>,
 }
@@ -265,7 +263,7 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
     let mut ports = Ports {
         chain: vec![port(wanted.host, wanted.chain_port, "chain")?],
         store: port(wanted.host, wanted.store_port, "store")?,
-        store_admin: wanted.store_admin.then(|| port(LOOPBACK, None, "faults of the store")).transpose()?,
+        store_admin: port(LOOPBACK, None, "faults of the store")?,
         peers: Vec::new(),
     };
     let mut seats = new_seats(&wanted.seats)?;
@@ -286,10 +284,6 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
             ChainPlan::Nodes { binary: binary.clone(), nodes: node_plans(&mut ports.chain)? }
         }
     };
-    let store_admin = match &ports.store_admin {
-        Some(listener) => Some((number(listener)?, random_hex(16)?)),
-        None => None,
-    };
     let plan = Plan {
         version: PLAN_VERSION,
         chain,
@@ -297,7 +291,7 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
         store_port: number(&ports.store)?,
         finality_lag: wanted.finality_lag,
         run: 0,
-        store_admin,
+        store_admin: Some((number(&ports.store_admin)?, random_hex(16)?)),
         origin_keys: new_origin_keys()?,
         dataset: Some(wanted.work.dataset.clone()),
         device: wanted.device,

@@ -351,7 +351,6 @@ async fn make(
         finality_lag,
         chain_port: up.chain_port,
         store_port: up.store_port,
-        store_admin: false,
         held_out_sequences: held_out_sequences.min(defaults::HELD_OUT_SEQUENCES),
         work: Work { dataset, params, spec: defaults::spec() },
     };

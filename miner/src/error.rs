@@ -54,8 +54,12 @@ pub(crate) enum Missed {
     Refused(ChainError),
     #[error("the committed contribution cannot be uploaded: {}", error_chain(.0))]
     Lost(ContributionFileError),
-    #[error("the bucket did not take the contribution before the reveal deadline: {}", error_chain(.0))]
+    #[error("the bucket did not take the contribution before the reveal deadline: {}", refusal(.0))]
     NotUploaded(StoreError),
+    #[error(
+        "the contribution was uploaded {blocks} blocks after the reveal deadline, too late for validators: the bucket or the uplink is slow"
+    )]
+    UploadedLate { blocks: u32 },
 }
 
 impl From<ChainError> for RunError {
@@ -73,5 +77,36 @@ impl From<Missed> for Stop {
 impl From<RunError> for Stop {
     fn from(error: RunError) -> Stop {
         Stop::Fail(error)
+    }
+}
+
+/// The store's answer to an upload, in whole: its code is at the end. A wrong clock comes first, because the store says
+/// so by refusing the signature.
+pub(crate) fn refusal(error: &StoreError) -> String {
+    let chain = error_chain(error);
+    match chain.contains("RequestTimeTooSkewed") {
+        true => format!("the clock of this machine or of the store is wrong: {chain}"),
+        false => chain,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use store::Action;
+
+    #[test]
+    fn a_wrong_clock_is_named_before_the_key_that_the_store_refused() {
+        let refused = |code: &str| {
+            let source = format!("403 Forbidden: <Code>{code}</Code>").into();
+            refusal(&StoreError::Denied {
+                store: "a".into(),
+                action: Action::Write,
+                name: "b".into(),
+                source,
+            })
+        };
+        assert!(refused("RequestTimeTooSkewed").starts_with("the clock of this machine"));
+        assert!(!refused("AccessDenied").contains("clock"));
     }
 }

@@ -4,7 +4,7 @@
 use crate::{
     ahead::{Ahead, Begun, Due},
     contribution_store::{ContributionStore, PendingContribution},
-    error::{Missed, RunError, Stop},
+    error::{Missed, RunError, Stop, refusal},
     local::LocalState,
     progress::SnapshotInterval,
     shutdown::ShutdownHandle,
@@ -199,12 +199,19 @@ impl Miner {
             if reveal_by <= node.block() {
                 return Err(Missed::NotUploaded(error).into());
             }
-            tracing::warn!(window = window.0, %error, "upload failed, trying again");
+            tracing::warn!(window = window.0, error = refusal(&error), "upload failed, trying again");
             tokio::time::sleep(RETRY_UPLOAD).await;
         }
         let bytes = pending.length;
-        tracing::info!(window = window.0, bytes, "uploaded");
-        self.node.journal.write(&Entry::Uploaded { window, bytes });
+        match self.node.block().0.saturating_sub(reveal_by.0) {
+            0 => {
+                tracing::info!(window = window.0, bytes, "uploaded");
+                self.node.journal.write(&Entry::Uploaded { window, bytes });
+            }
+            // Validators attest it as missing, which the miner would otherwise learn from its pay. The next window's
+            // training is not affected.
+            blocks => self.record_missed(window, Skip::new(Missed::UploadedLate { blocks }.to_string())),
+        }
         Ok(())
     }
 

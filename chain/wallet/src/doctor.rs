@@ -20,7 +20,9 @@ use chain_client::{
     account::{self, HOTKEY_FUNDS_MIN},
     keys::{KeySource, PASSWORD_VARIABLE, address},
 };
-use measure::{Uplink, bytes_in, check_clock, check_memory, check_open_files, check_uplink, mode_of};
+use measure::{
+    Uplink, bytes_in, check_clock, check_memory, check_open_files, check_uplink, compare_disk, mode_of,
+};
 use model::RunSpec;
 use nn::{Device, DeviceName};
 use node::{
@@ -50,6 +52,10 @@ use watch::text::readable;
 
 /// Before the text of a check.
 const LABEL: usize = 12;
+/// The code of S3 for a request that was signed too long before or after the server's time.
+const TIME_TOO_SKEWED: &str = "RequestTimeTooSkewed";
+const CLOCK_ADVICE: &str = "set the clocks of this machine and of the store by NTP (`timedatectl`): a store refuses what \
+                            was signed more than 15 minutes from its own time. The key is not to blame";
 const EXIT_FAILS: u8 = 1;
 const EXIT_WARNS: u8 = 2;
 const EXIT_CODES: &str =
@@ -57,7 +63,7 @@ const EXIT_CODES: &str =
 
 /// Check the settings, machine, chain, seat and bucket of a node
 ///
-/// Each check shows what was measured, what is needed, and what to do. Writes two small objects and one of 8 MiB into
+/// Each check shows what was measured, what is needed, and what to do. Writes some small objects and one of 8 MiB into
 /// the bucket and deletes them; changes nothing else. The node may run meanwhile. Sizes are those of `mettle run show`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = format!("{}\n\n{EXIT_CODES}", help::reading(&[
@@ -520,7 +526,9 @@ async fn check_bucket(
                     checks.ok("bucket", format!("written, read at {} without a key, deleted", seat.endpoint))
                 }
                 Err(error) => {
-                    checks.fail("bucket", error_chain(&error), ADVICE);
+                    let text = error_chain(&error);
+                    let advice = if text.contains(TIME_TOO_SKEWED) { CLOCK_ADVICE } else { ADVICE };
+                    checks.fail("bucket", text, advice);
                     return None;
                 }
             }
@@ -631,26 +639,7 @@ fn check_disk(
     let directory = &settings.reading.directory;
     // It need not exist yet.
     let place = directory.ancestors().find(|place| place.exists()).unwrap_or(Path::new("."));
-    let needed = role_disk(role, figures).saturating_add(data_bytes);
-    let used = bytes_in(directory);
-    let Some(free) = free_bytes(place) else {
-        checks.warn("disk", "the system does not tell", "");
-        return;
-    };
-    let measured =
-        format!("{} free, and {} in use by it", figure(Figure::Bytes(free)), figure(Figure::Bytes(used)));
-    let needs = figure(Figure::Bytes(needed));
-    if needed <= free.saturating_add(used) {
-        checks.add("disk", Verdict::Ok, measured, &needs, "");
-    } else {
-        checks.add(
-            "disk",
-            Verdict::Failed,
-            measured,
-            &needs,
-            "make room, or name a `directory` on a larger disk",
-        );
-    }
+    checks.0.push(compare_disk(free_bytes(place), bytes_in(directory), role_disk(role, figures), data_bytes));
 }
 
 fn check_role_memory(

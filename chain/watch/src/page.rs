@@ -7,7 +7,10 @@ use crate::{
 };
 use chain_client::Amount;
 use dataset::LossEstimate;
-use protocol::{Role, Uid, Window, receipt, view::SeatView};
+use protocol::{
+    Role, Uid, Window, receipt,
+    view::{Outcome, SeatView},
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::{
@@ -74,6 +77,7 @@ struct SeatRow {
 /// The run at one moment.
 pub struct Snapshot {
     overview: Value,
+    metrics: String,
     seats: Vec<SeatRow>,
     losses: Vec<(Window, LossEstimate)>,
     timeline: Timeline,
@@ -118,7 +122,21 @@ impl Snapshot {
         let now = open.as_ref().map_or(Window::FIRST, |(open, _)| *open);
         let public = receipt::first_sealed(now, &observer.run.params);
         let settled_before = Window(public.0.saturating_sub(READ_WITHIN_WINDOWS));
-        Snapshot { overview, seats, losses, timeline: observer.timeline.clone(), open, settled_before }
+        let metrics = metrics(observer);
+        Snapshot {
+            overview,
+            metrics,
+            seats,
+            losses,
+            timeline: observer.timeline.clone(),
+            open,
+            settled_before,
+        }
+    }
+
+    /// What Prometheus reads of the run.
+    pub fn metrics(&self) -> &str {
+        &self.metrics
     }
 
     /// The answer, as JSON.
@@ -171,6 +189,29 @@ impl Snapshot {
             "outcomes": letters(&WindowRow::letter), "fates": fates,
         })
     }
+}
+
+/// What the chain says of the run, in the text format of Prometheus. Nodes export what they know of themselves; this
+/// is what others see of them. Counted from the first window that the observer has read.
+fn metrics(observer: &Observer) -> String {
+    let run = observer.run.id;
+    let void = observer.outcomes.values().filter(|outcome| matches!(outcome, Outcome::Void(_))).count();
+    let merged = observer.outcomes.len().saturating_sub(void);
+    let mut text = String::from(
+        "# HELP mettle_run_windows_total Windows that ended, by their outcome\n\
+         # TYPE mettle_run_windows_total counter\n",
+    );
+    for (outcome, windows) in [("merged", merged), ("void", void)] {
+        text += &format!("mettle_run_windows_total{{run=\"{run}\",outcome=\"{outcome}\"}} {windows}\n");
+    }
+    text += "# HELP mettle_run_minority_votes_total Votes of a validator for another update than two thirds of the stake\n\
+             # TYPE mettle_run_minority_votes_total counter\n";
+    for seat in observer.seats_of(Role::Validator) {
+        let uid = seat.id.uid;
+        let dissents = observer.seen.get(&uid).map_or(0, |seen| seen.dissents);
+        text += &format!("mettle_run_minority_votes_total{{run=\"{run}\",uid=\"{uid}\"}} {dissents}\n");
+    }
+    text
 }
 
 /// A loss with five decimals: a tenth of what any error bar is.
@@ -352,6 +393,15 @@ mod tests {
         let silent = About { silence: Duration::from_secs(75), ..about() };
         let overview = Snapshot::of(&sample::network(), &silent).answer(Question::Overview);
         assert_eq!(overview["silent_seconds"], 75);
+    }
+
+    #[test]
+    fn prometheus_reads_outcomes_and_the_votes_of_a_minority() {
+        let snapshot = Snapshot::of(&sample::network(), &about());
+        let samples: Vec<&str> = snapshot.metrics().lines().filter(|line| !line.starts_with('#')).collect();
+        expect_test::expect![[r#"
+        "#]]
+        .assert_eq(&(samples.join("\n") + "\n"));
     }
 
     #[test]

@@ -68,6 +68,9 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 const PLAIN: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
+/// The text format of Prometheus.
+const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+const WAITING: &str = "the chain has not answered yet";
 
 /// The icon of our pages.
 pub const ICON: &str = include_str!("../assets/icon.svg");
@@ -299,6 +302,12 @@ async fn answer(
     if let Some((_, kind, content)) = FILES.iter().find(|(name, _, _)| *name == path) {
         return text(StatusCode::OK, kind, *content);
     }
+    if path == "/metrics" {
+        return match shared.state().snapshot.clone() {
+            Some(snapshot) => text(StatusCode::OK, METRICS, snapshot.metrics().to_owned()),
+            None => text(StatusCode::SERVICE_UNAVAILABLE, PLAIN, format!("{WAITING}\n")),
+        };
+    }
     let Some(name) = path.strip_prefix("/api/") else {
         return text(StatusCode::NOT_FOUND, PLAIN, "not found: the page is at /\n");
     };
@@ -330,7 +339,7 @@ async fn api(shared: &Shared, name: &str, query: &str) -> Result<Value, Refusal>
     let question = query.question(name).map_err(bad)?;
     let Some(question) = question else { return Err((StatusCode::NOT_FOUND, "no such answer".into())) };
     let snapshot = shared.state().snapshot.clone();
-    let waiting = || (StatusCode::SERVICE_UNAVAILABLE, "the chain has not answered yet".to_owned());
+    let waiting = || (StatusCode::SERVICE_UNAVAILABLE, WAITING.to_owned());
     Ok(snapshot.ok_or_else(waiting)?.answer(question))
 }
 
@@ -597,6 +606,7 @@ mod tests {
         ] {
             assert_eq!(get(&page, target).await.0, status, "{target}");
         }
+        assert_eq!(get(&page, "/metrics").await.0, 200);
         let (_, refusal) = get(&page, "/api/seats?limit=201").await;
         assert_eq!(refusal["error"], "limit is a number from 0 to 200");
         for method in ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"] {
@@ -637,6 +647,7 @@ mod tests {
     async fn before_the_chain_has_answered_the_page_says_so() {
         let page = Page::serve(SocketAddr::from(([127, 0, 0, 1], 0)), Box::new(TenSeats)).await.unwrap();
         assert_eq!(get(&page, "/api/overview").await.0, 503);
+        assert_eq!(get(&page, "/metrics").await.0, 503);
         assert_eq!(ask(&page, "GET", "/", "127.0.0.1").await.0.split(' ').nth(1), Some("200"));
         let taken = Page::serve(page.address, Box::new(TenSeats)).await;
         assert!(matches!(taken, Err(PageError::PortTaken { .. })));

@@ -143,7 +143,6 @@ pub async fn wanted(chain: ChainWanted, seats: Seats, params: RunParams, finalit
         finality_lag,
         chain_port: None,
         store_port: None,
-        store_admin: true,
         held_out_sequences: 64,
         work: Work {
             dataset: localnet::up::prepare(None).await.expect("the default text is there"),

@@ -16,6 +16,11 @@ use store::{Store, StoreError};
 
 /// Bytes of the object that the uplink is measured with.
 const UPLINK_BYTES: usize = 8 << 20;
+/// Small objects by which the latency of the bucket is measured, and their bytes.
+const LATENCY_WRITES: usize = 3;
+const LATENCY_BYTES: usize = 64;
+/// Part of a role's space that has to stay free: a file is written beside the version that it replaces.
+const FREE_PART: u64 = 16;
 /// Descriptors for connections, buckets and files at once.
 const OPEN_FILES_MIN: u64 = 1024;
 /// How far a clock may be off before it is worth a warning.
@@ -104,6 +109,26 @@ pub(super) fn check_clock(now: Duration, block: Duration, block_time: Duration) 
     }
 }
 
+/// Compares the space on the disk with what the role's files and its part of the dataset need.
+pub(super) fn compare_disk(free: Option<u64>, used: u64, files: u64, data: u64) -> Check {
+    let needed = files.saturating_add(data);
+    let bytes = |bytes| figure(Figure::Bytes(bytes));
+    let Some(free) = free else {
+        let measured = "the system does not tell".into();
+        let (needed, advice) = (bytes(needed), String::new());
+        return Check { name: "disk", verdict: Verdict::Warning, measured, needed, advice };
+    };
+    let least = files / FREE_PART;
+    let has_room = needed <= free.saturating_add(used) && least <= free;
+    Check {
+        name: "disk",
+        verdict: if has_room { Verdict::Ok } else { Verdict::Failed },
+        measured: format!("{} free, and {} in use by it", bytes(free), bytes(used)),
+        needed: format!("{}, {} of it free", bytes(needed), bytes(least)),
+        advice: if has_room { "" } else { "make room, or name a `directory` on a larger disk" }.into(),
+    }
+}
+
 /// Compares the memory that is free with what a role needs.
 pub(super) fn check_memory(available: Option<u64>, needed: u64, advice: &str) -> Check {
     let (verdict, measured) = match available {
@@ -115,36 +140,61 @@ pub(super) fn check_memory(available: Option<u64>, needed: u64, advice: &str) ->
     Check { name: "memory", verdict, measured, needed: figure(Figure::Bytes(needed)), advice: advice.into() }
 }
 
-/// The rate at which the bucket takes an object.
+/// How the bucket takes objects.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Uplink {
+    /// The time that every write takes, however small: the slowest of [`LATENCY_WRITES`].
+    pub latency_seconds: f64,
     pub bytes_per_second: f64,
 }
 
 impl Uplink {
-    /// Writes an object of 8 MiB that no proxy compresses, and deletes it.
+    /// Writes some small objects at once, then one of 8 MiB, and deletes them.
     pub(super) async fn measure(store: &dyn Store) -> Result<Uplink, StoreError> {
-        let mut body = Vec::with_capacity(UPLINK_BYTES);
-        let mut digest = Digest::of(format!("{:?}", Instant::now()).as_bytes());
-        while body.len() < UPLINK_BYTES {
-            body.extend_from_slice(&digest.0);
-            digest = Digest::of(&digest.0);
-        }
-        let key = keys::piece(&Digest::of(&body));
-        let started = Instant::now();
-        let put = store.put(&key, Bytes::from(body)).await;
-        let seconds = started.elapsed().as_secs_f64();
-        let deleted = store.delete(&key).await;
-        put.and(deleted)?;
-        Ok(Uplink { bytes_per_second: UPLINK_BYTES as f64 / seconds.max(1e-6) })
+        let body = incompressible(UPLINK_BYTES);
+        let small = body.chunks(UPLINK_BYTES / LATENCY_WRITES).filter_map(|chunk| chunk.get(..LATENCY_BYTES));
+        let small = small.map(|bytes| write_seconds(store, Bytes::copy_from_slice(bytes)));
+        let latencies = futures::future::try_join_all(small).await?;
+        let seconds = write_seconds(store, Bytes::from(body)).await?;
+        Ok(Uplink {
+            latency_seconds: latencies.into_iter().fold(0.0, f64::max),
+            bytes_per_second: UPLINK_BYTES as f64 / seconds.max(1e-6),
+        })
     }
+
+    /// The time that an object takes.
+    fn seconds(&self, bytes: u64) -> f64 {
+        self.latency_seconds + bytes as f64 / self.bytes_per_second
+    }
+}
+
+/// Bytes that no proxy compresses, others each time.
+fn incompressible(length: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(length);
+    let mut digest = Digest::of(format!("{:?}", Instant::now()).as_bytes());
+    while bytes.len() < length {
+        bytes.extend_from_slice(&digest.0);
+        digest = Digest::of(&digest.0);
+    }
+    bytes
+}
+
+/// Writes an object and deletes it. Returns how long the write took.
+async fn write_seconds(store: &dyn Store, body: Bytes) -> Result<f64, StoreError> {
+    let key = keys::piece(&Digest::of(&body));
+    let started = Instant::now();
+    let put = store.put(&key, body).await;
+    let seconds = started.elapsed().as_secs_f64();
+    let deleted = store.delete(&key).await;
+    put.and(deleted)?;
+    Ok(seconds)
 }
 
 /// Compares the uplink with what a role uploads before a deadline: a miner its contribution in the reveal phase, a
 /// validator the update in the vote phase.
 pub(super) fn check_uplink(
     role: Role,
-    Uplink { bytes_per_second }: Uplink,
+    uplink: Uplink,
     [miner, merging, _]: &[RoleFigures; 3],
     params: &RunParams,
     block_time: Duration,
@@ -162,9 +212,10 @@ pub(super) fn check_uplink(
         ),
     };
     let has = f64::from(to.saturating_sub(from)) * block_time.as_secs_f64();
-    let takes = bytes as f64 / bytes_per_second;
+    let takes = uplink.seconds(bytes);
     let seconds = |seconds| figure(Figure::Seconds(Some(seconds)));
-    let rate = figure(Figure::BitsPerSecond((bytes_per_second * 8.0) as u64));
+    let rate = figure(Figure::BitsPerSecond((uplink.bytes_per_second * 8.0) as u64));
+    let latency = seconds(uplink.latency_seconds);
     let size = figure(Figure::Bytes(bytes));
     let (verdict, advice) = if takes <= has {
         (Verdict::Ok, "")
@@ -174,7 +225,7 @@ pub(super) fn check_uplink(
     Check {
         name: "uplink",
         verdict,
-        measured: format!("{rate}: {what} of {size} takes {}", seconds(takes)),
+        measured: format!("{rate} and {latency} per write: {what} of {size} takes {}", seconds(takes)),
         needed: format!("at most {}", seconds(has)),
         advice: advice.into(),
     }
@@ -183,7 +234,11 @@ pub(super) fn check_uplink(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use store::MemoryStore;
+    use std::sync::Arc;
+    use store::{
+        MemoryStore,
+        faults::{Faults, FaultyStore},
+    };
 
     #[test]
     fn too_few_open_files_are_a_warning() {
@@ -215,12 +270,32 @@ mod tests {
         assert_eq!(check_memory(None, 10, "more").verdict, Verdict::Ok);
     }
 
+    #[test]
+    fn a_full_disk_fails_however_much_the_node_has_written_to_it() {
+        let verdict = |free, used| compare_disk(Some(free), used, 80, 20).verdict;
+        assert_eq!(verdict(100, 0), Verdict::Ok);
+        assert_eq!(verdict(5, 95), Verdict::Ok);
+        assert_eq!(verdict(99, 0), Verdict::Failed);
+        assert_eq!(verdict(4, 1_000), Verdict::Failed);
+        assert_eq!(compare_disk(None, 0, 80, 20).verdict, Verdict::Warning);
+    }
+
     #[tokio::test]
     async fn the_uplink_is_measured_and_nothing_is_left() {
         let store = MemoryStore::new();
         let uplink = Uplink::measure(&store).await.unwrap();
-        assert!(0.0 < uplink.bytes_per_second);
+        assert!(0.0 < uplink.bytes_per_second && 0.0 < uplink.latency_seconds);
         assert!(store.list("", 10).await.unwrap().entries.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_bucket_that_answers_late_is_a_slow_uplink_for_the_smallest_contribution() {
+        let faults = Faults { delay_max: Duration::from_millis(400), ..Faults::default() };
+        let late = FaultyStore::new(Arc::new(MemoryStore::new()), 7, faults);
+        let uplink = Uplink::measure(&late).await.unwrap();
+        assert!(0.02 < uplink.seconds(1), "{uplink:?}");
+        let uplink = Uplink { latency_seconds: 12.0, bytes_per_second: 1e6 };
+        assert_eq!(uplink.seconds(500_000), 12.5);
     }
 
     #[test]
