@@ -183,7 +183,7 @@ impl Miner {
     }
 
     /// Stops the thread that trains ahead, if there is one, and keeps what it trained.
-    #[tracing::instrument(name = "end ahead", target = "profile", level = "trace", skip_all)]
+    #[tracing::instrument(name = "end ahead", target = "profile", level = "debug", skip_all)]
     pub(crate) async fn end_ahead(&mut self) -> Result<(), RunError> {
         let Some(mut ahead) = self.ahead.take() else { return Ok(()) };
         ahead.stop.store(true, Ordering::Relaxed);

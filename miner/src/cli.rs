@@ -19,6 +19,7 @@ use node::{
     config::{TrainEngine, TrainFile},
     metrics::MetricsFlag,
     moved, program,
+    traces::Collector,
 };
 use protocol::Role;
 use std::{ffi::OsString, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
@@ -154,6 +155,7 @@ async fn mine(
     }
     // Ranks of a launcher connect from now on.
     let leader = Leader::new(&place, &settings, device)?;
+    let traces = Collector::from_environment()?;
     // First, so that monitoring sees a node that is starting.
     let mut metrics = match start.metrics.metrics {
         Some(address) => Some(Metrics::serve(address, Role::Miner).await?),
@@ -166,6 +168,9 @@ async fn mine(
         metrics.follow(&opened.seat, &opened.follower, opened.traffic(), &mut opened.journal);
     }
     service.follow(&mut opened.journal);
+    if let Some(traces) = traces {
+        traces.follow(opened.traced());
+    }
     let recipe = settings.train.recipe(&opened.spec.recipe);
     let path = settings.reading.directory.join("model.state");
     let (mut sync, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;

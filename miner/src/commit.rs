@@ -17,11 +17,15 @@ use node::{
 };
 use protocol::{Block, Window, submission::Header, view::SeatWindow};
 use std::sync::Arc;
+use tracing::field::Empty;
 
 impl Miner {
     /// Compresses the trained weights into a contribution: `e ← decay^away·e`, then `e ← decay·e + Δ`, then the
     /// largest entries of `e` into a file (PROT-9, PROT-10).
-    #[tracing::instrument(name = "encode", target = "profile", level = "trace", skip_all)]
+    #[tracing::instrument(
+        name = "encode", target = "profile", level = "debug", skip_all,
+        fields(window = view.window.0, sequences = trained.declared, bytes = Empty), err(level = "debug")
+    )]
     pub(crate) async fn compress(
         &mut self,
         view: &SeatWindow,
@@ -46,6 +50,7 @@ impl Miner {
         });
         match made.await {
             Ok(pending) => {
+                tracing::Span::current().record("bytes", pending.length);
                 progress::file(&self.node.directory).remove();
                 Ok(pending)
             }
@@ -99,7 +104,10 @@ impl Miner {
     }
 
     /// Sends the commitment, unless the chain has it. A second one after a crash has the same digest.
-    #[tracing::instrument(name = "commit", target = "profile", level = "trace", skip_all)]
+    #[tracing::instrument(
+        name = "commit", target = "profile", level = "debug", skip_all, fields(window = pending.window.0),
+        err(level = "debug")
+    )]
     pub(crate) async fn commit(&mut self, pending: &PendingContribution) -> Result<(), Stop> {
         if pending.committed {
             return Ok(());

@@ -1,8 +1,10 @@
 //! `miner profile`: where the time of a window, or of a training step, goes.
 //!
-//! The spans with the target `profile`, which loop, trainer and engines have anyway, are the only measurement. Without
-//! a profile they are disabled and cost a comparison each. A profile adds a layer to the log, which takes a span from
-//! its creation to its end: the phases of an async loop are not entered and left with every poll.
+//! The spans with the target `profile`, which loop, trainer and engines have anyway, are the only measurement. Those at
+//! level `debug` are a window's phases, which `node::traces` may send to a collector; those at level `trace` are of a
+//! profile only. Where neither is wanted they are disabled and cost a comparison each. A profile adds a layer to the
+//! log, which takes a span from its creation to its end: the phases of an async loop are not entered and left with
+//! every poll.
 //!
 //! Existing layers that write the same format take a span per poll, send all of it through a channel without bound,
 //! and truncate an existing file. This one holds [`SPANS_MAX`] spans in memory and writes the file once, at the end.

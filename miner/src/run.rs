@@ -108,12 +108,10 @@ impl Miner {
 
     async fn mine_windows(mut self) -> Result<(), RunError> {
         let mut mined = 0;
-        let mut done = None;
         self.resume_ahead().await?;
+        self.follow(None).await?;
         loop {
-            self.follow(done).await?;
             let window = self.node.window();
-            self.record_passed(done, window);
             self.node.record_traffic();
             if self.node.windows_max.is_some_and(|max| max <= mined) {
                 return Ok(());
@@ -121,25 +119,31 @@ impl Miner {
 
             mined += 1;
             let is_last = self.node.windows_max.is_some_and(|max| max <= mined);
-            match self.mine(window, is_last).await {
-                Ok(()) => {}
-                Err(Stop::Skip(skip)) => {
-                    self.record_missed(window, skip);
-                    self.drop_ahead().await?;
-                }
-                Err(Stop::Fail(error)) => return Err(error),
-            }
-            self.node.prune(window).await;
-
-            // The window is fixed one block after the vote deadline.
-            self.wait_past(self.node.schedule().vote_deadline(window)).await?;
-            done = Some(window);
+            self.take_window(window, is_last).await?;
+            self.record_passed(window, self.node.window());
         }
+    }
+
+    /// Mines the held window, and follows the run to the next one.
+    #[tracing::instrument(name = "window", target = "profile", level = "debug", skip_all, fields(window = window.0))]
+    async fn take_window(&mut self, window: Window, is_last: bool) -> Result<(), RunError> {
+        match self.mine(window, is_last).await {
+            Ok(()) => {}
+            Err(Stop::Skip(skip)) => {
+                self.record_missed(window, skip);
+                self.drop_ahead().await?;
+            }
+            Err(Stop::Fail(error)) => return Err(error),
+        }
+        self.node.prune(window).await;
+
+        // The window is fixed one block after the vote deadline.
+        self.wait_past(self.node.schedule().vote_deadline(window)).await?;
+        self.follow(Some(window)).await
     }
 
     /// Mines one window, from the shared model to the uploaded contribution. Unless it `is_last`, plans the training
     /// ahead of the next one.
-    #[tracing::instrument(name = "window", target = "profile", level = "trace", skip_all, fields(window = window.0))]
     async fn mine(&mut self, window: Window, is_last: bool) -> Result<(), Stop> {
         self.due = None;
         // One block later the hash of the opening block is known, which a first window is dealt by.
@@ -184,7 +188,10 @@ impl Miner {
     }
 
     /// Uploads the contribution, in parts if it is large. Retries until the reveal deadline is finalised.
-    #[tracing::instrument(name = "upload", target = "profile", level = "trace", skip_all)]
+    #[tracing::instrument(
+        name = "upload", target = "profile", level = "debug", skip_all,
+        fields(window = pending.window.0, bytes = pending.length), err(level = "debug")
+    )]
     pub(crate) async fn publish(
         &mut self,
         pending: &PendingContribution,
@@ -234,12 +241,12 @@ impl Miner {
     pub(crate) fn record_missed(&mut self, window: Window, skip: Skip) {
         let reason = skip.reason;
         tracing::warn!(window = window.0, reason, "no contribution");
+        node::traces::failed(&reason);
         self.node.journal.write(&Entry::Missed { window, reason });
     }
 
     /// Records each window after `done` that was over before this node held the model of `open`.
-    fn record_passed(&mut self, done: Option<Window>, open: Window) {
-        let Some(done) = done else { return };
+    fn record_passed(&mut self, done: Window, open: Window) {
         for window in (done.0.saturating_add(1)..open.0).map(Window) {
             if self.without_model != Some(window) {
                 self.record_missed(window, Skip::new(Missed::PassedBy.to_string()));

@@ -21,6 +21,7 @@ use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering},
 };
+use tracing::field::Empty;
 
 /// The result of a window's training.
 pub(crate) struct TrainedWindow {
@@ -36,7 +37,10 @@ pub(crate) type ThreadResult = (Lent<LocalState>, Result<Trained, TrainingError>
 
 impl Miner {
     /// Trains on the assigned sequences until the commit margin begins.
-    #[tracing::instrument(name = "train", target = "profile", level = "trace", skip_all)]
+    #[tracing::instrument(
+        name = "train", target = "profile", level = "debug", skip_all, fields(window = view.window.0),
+        err(level = "debug")
+    )]
     pub(crate) async fn train(&mut self, view: &SeatWindow) -> Result<TrainedWindow, Stop> {
         let window = view.window;
         let deal = view.deal.ok_or(Missed::NotASlot)?;
@@ -140,7 +144,13 @@ impl Miner {
 
     /// Puts the trainer where this or a killed process was in this window, or at the window's model. What began at the
     /// miner's own weights is rebased.
-    #[tracing::instrument(name = "rebase", target = "profile", level = "trace", skip_all)]
+    #[tracing::instrument(
+        name = "rebase",
+        target = "profile",
+        level = "debug",
+        skip_all,
+        err(level = "debug")
+    )]
     async fn begin_training(
         &mut self,
         view: &SeatWindow,
@@ -199,7 +209,17 @@ impl Miner {
         shutdown.ends_with(&stop);
         shutdown.training(true);
         self.node.blocking.start(move || {
-            let _span = tracing::trace_span!(target: "profile", "training", window = window.0).entered();
+            let span = tracing::debug_span!(
+                target: "profile",
+                "training",
+                window = window.0,
+                sequences = Empty,
+                steps = Empty,
+                loss_first = Empty,
+                loss_last = Empty,
+                data_seconds = Empty
+            );
+            let span = span.entered();
             let mut observer = Observer {
                 window,
                 progress,
@@ -210,8 +230,15 @@ impl Miner {
             };
             let trainer = &mut local.trainer;
             let trained = train::train(trainer, &dataset, &sequences, batch, begun, &stop, &mut observer);
-            if let Ok(trained) = &trained {
-                observer.ended(trainer, trained);
+            match &trained {
+                Ok(trained) => {
+                    let Trained { sequences, steps, loss_first, loss_last, data_seconds, .. } = trained;
+                    span.record("sequences", sequences).record("steps", steps);
+                    span.record("loss_first", loss_first).record("loss_last", loss_last);
+                    span.record("data_seconds", data_seconds);
+                    observer.ended(trainer, trained);
+                }
+                Err(error) => node::traces::failed(&error_chain(error)),
             }
             shutdown.training(false);
             (local, trained, observer)

@@ -44,6 +44,10 @@ impl Miner {
     }
 
     /// Contributes what was trained of the window after the held one, once.
+    #[tracing::instrument(
+        name = "without model", target = "profile", level = "debug", skip_all,
+        fields(window = self.node.window().next().0)
+    )]
     async fn contribute_without_model(&mut self) -> Result<(), RunError> {
         let window = self.node.window().next();
         self.without_model = Some(window);

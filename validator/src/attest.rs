@@ -44,6 +44,11 @@ pub async fn mirror(store: Arc<dyn Store>, contributions: Vec<(ObjectKey, HeldCo
 impl Validator {
     /// Stores the attestation, then submits it, or its hash in a run that hides attestations. The next window's salt
     /// is committed with it (PROT-2).
+    #[tracing::instrument(
+        name = "attest", target = "profile", level = "debug", skip_all,
+        fields(window = view.window.0, valid = gathered.valid.len(), faulty = gathered.faulty.len()),
+        err(level = "debug")
+    )]
     pub(crate) async fn attest(&mut self, view: &WindowView, gathered: &Gathered) -> Result<(), Stop> {
         let window = view.window;
         if view.attested.contains(&self.node.uid()) {

@@ -17,6 +17,7 @@ use node::{
     durable::{self, ballast::BALLAST_BYTES},
     metrics::MetricsFlag,
     moved, program,
+    traces::Collector,
 };
 use protocol::Role;
 use std::{ffi::OsString, process::ExitCode};
@@ -97,6 +98,7 @@ pub fn start(serve: Serve, change: Change) -> LocalBoxFuture<'static, anyhow::Re
 }
 
 async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Result<()> {
+    let traces = Collector::from_environment()?;
     // First, so that `/health` tells that the node is starting.
     let mut metrics = match serve.metrics.metrics {
         Some(address) => Some(Metrics::serve(address, Role::Validator).await?),
@@ -111,6 +113,9 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
         metrics.follow(&context.seat, &context.follower, context.traffic(), &mut context.journal);
     }
     service.follow(&mut context.journal);
+    if let Some(traces) = traces {
+        traces.follow(context.traced());
+    }
     let path = settings.reading.directory.join("model.state");
     let (sync_driver, is_resumed) =
         SyncDriver::open(context.follower.clone(), path, &mut context.journal).await?;

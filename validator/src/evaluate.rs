@@ -131,8 +131,9 @@ impl Validator {
             ..Job::new(state, self.node.follower(), view, contributions, order, &assignment, seeds)
         };
         let time_is_up = Arc::new(AtomicBool::new(false));
-        let stop = time_is_up.clone();
+        let (stop, window) = (time_is_up.clone(), view.window.0);
         let running = self.node.blocking.start(move || {
+            let _span = tracing::debug_span!(target: "profile", "evaluate", window).entered();
             let measured = evaluator.measure(&job, &mut || !stop.load(Ordering::Relaxed));
             (evaluator, measured)
         });

@@ -30,6 +30,7 @@ use std::{
 };
 use store::{Fetch, FetchError, Limits, Sink, fetch_verified_into};
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
+use tracing::field::Empty;
 
 /// Fetches with a slot at the same time.
 const SLOTS: usize = 16;
@@ -79,6 +80,13 @@ impl GatherDeadlines {
 }
 
 impl Validator {
+    #[tracing::instrument(
+        name = "gather", target = "profile", level = "debug", skip_all,
+        fields(
+            window = view.window.0, committed = view.commitments.len(), valid = Empty, faulty = Empty,
+            not_observed = Empty
+        )
+    )]
     pub(crate) async fn gather(&mut self, view: &WindowView, seats: &[SeatView]) -> Gathered {
         let params = self.node.run().params;
         let until = GatherDeadlines::of(&params.schedule, view.window);
@@ -100,6 +108,10 @@ impl Validator {
             theta: (sync.state.lineage == view.lineage).then_some(&sync.state.theta[..]),
         };
         let gathered = observer.gather(&order).await;
+        let Gathered { valid, faulty, not_observed, .. } = &gathered;
+        let span = tracing::Span::current();
+        span.record("valid", valid.len()).record("faulty", faulty.len());
+        span.record("not_observed", not_observed.len());
         let fetched = seats.iter().filter(|seat| {
             view.commitments.iter().any(|(uid, _)| *uid == seat.id.uid)
                 && !gathered.unfetched.contains(&seat.id.uid)

@@ -70,6 +70,14 @@ impl Validator {
     /// validator vetoed is judged, so that the seats that spoilt it earn no weight. Windows before it that were not
     /// measured get their receipts first. If the disk is full until `last_call`, nothing has changed, and
     /// the caller repeats it.
+    #[tracing::instrument(
+        name = "judge", target = "profile", level = "debug", skip_all,
+        fields(
+            window = evaluation.view.window.0, evaluated = measured.seats.len(),
+            held_out_loss = measured.held_out.loss
+        ),
+        err(level = "debug")
+    )]
     pub(crate) async fn judge(
         &mut self,
         evaluation: &Evaluation,

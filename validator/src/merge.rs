@@ -14,10 +14,15 @@ use protocol::{
     view::{SeatView, Vote, WindowView},
 };
 use std::collections::BTreeMap;
+use tracing::{Instrument as _, field::Empty};
 
 impl Validator {
     /// The window with its selection, which the chain makes after the attestations and their reveals, some blocks
     /// late under load. After the vote deadline the window is returned as it is.
+    #[tracing::instrument(
+        name = "select", target = "profile", level = "debug", skip_all, fields(window = window.0),
+        err(level = "debug")
+    )]
     pub(crate) async fn selection(&mut self, window: Window) -> Result<WindowView, Stop> {
         let schedule = self.node.schedule();
         let hidden_blocks = self.node.run().params.hidden_blocks;
@@ -30,6 +35,10 @@ impl Validator {
     /// Merges the selection, publishes the update, and returns the vote for it. The merge is kept for the next
     /// window's model. Contributions that were fetched for it are added to `held`: they are measured like the others, or
     /// a seat could keep a validator from showing measurements (PROT-30). An update that makes the model worse is not voted for (PROT-19).
+    #[tracing::instrument(
+        name = "merge", target = "profile", level = "debug", skip_all,
+        fields(window = view.window.0, contributions = Empty), err(level = "debug")
+    )]
     pub(crate) async fn merge(
         &mut self,
         view: &WindowView,
@@ -44,6 +53,7 @@ impl Validator {
         }
         let skip = |error: &(dyn std::error::Error + 'static)| Stop::skip(error_chain(error));
         let contributions = self.selected_contributions(view, seats, held).await?;
+        tracing::Span::current().record("contributions", contributions.len());
         self.keep_fetched(&contributions, held).await;
         let (blocking, follower, view) = (self.node.blocking, self.node.sync.follower.clone(), view.clone());
         let of = view.clone();
@@ -51,7 +61,8 @@ impl Validator {
         let own = blocking.with(&mut self.node.sync.state, merge).await.map_err(|error| skip(&error))?;
         // The upload comes first: a vote for an update in no bucket would leave every node behind.
         let key = keys::update(self.node.run_id(), own.window, &own.digest);
-        if let Err(error) = self.node.store.put(&key, own.bytes.clone()).await {
+        let span = tracing::debug_span!(target: "profile", "publish", bytes = own.bytes.len());
+        if let Err(error) = self.node.store.put(&key, own.bytes.clone()).instrument(span).await {
             let reason = format!("our bucket did not take the update: {}", error_chain(&error));
             return Err(Stop::skip(reason));
         }
@@ -145,7 +156,8 @@ impl Validator {
         if blocking.with(&mut sync.state, |state| state.state_root()).await != Some(checkpoint.state_root) {
             return Ok(());
         }
-        match checkpoint::publish(*blocking, &**store, &mut sync.state).await {
+        let span = tracing::debug_span!(target: "profile", "publish checkpoint");
+        match checkpoint::publish(*blocking, &**store, &mut sync.state).instrument(span).await {
             Ok(published) => {
                 tracing::info!(window = published.window.0, state_root = %published.state_root, "published the checkpoint");
             }

@@ -29,6 +29,7 @@ use protocol::{
     view::{Verdict, Vote},
 };
 use tokio::task::JoinHandle;
+use tracing::Instrument as _;
 
 /// Which statements of a window the chain has as they were stored. Only these are signed as statements (PROT-21):
 /// another process may have had this seat's key.
@@ -126,7 +127,8 @@ impl Validator {
             if !unanchored.is_empty() {
                 let chain = self.node.sync.follower.chain.clone();
                 let run = self.node.run().clone();
-                self.anchoring = Some(tokio::spawn(anchor(chain, run, uid, unanchored)));
+                let span = tracing::debug_span!(target: "profile", "anchor receipts");
+                self.anchoring = Some(tokio::spawn(anchor(chain, run, uid, unanchored).instrument(span)));
             }
         }
         if let Some(ended) = take_ended(&mut self.publishing) {
@@ -138,7 +140,8 @@ impl Validator {
             let unpublished = self.signed.unpublished_receipts(self.first_sealed());
             if !unpublished.is_empty() {
                 let store = self.node.store.clone();
-                self.publishing = Some(tokio::spawn(publish(store, run, uid, unpublished)));
+                let span = tracing::debug_span!(target: "profile", "publish receipts");
+                self.publishing = Some(tokio::spawn(publish(store, run, uid, unpublished).instrument(span)));
             }
         }
         Ok(())

@@ -15,6 +15,7 @@ use futures::future::LocalBoxFuture;
 use node::{Node, Spill, follow::OwnMerge};
 use protocol::{Block, Window, receipt::MergeRecord, view::WindowView};
 use tokio::task::{JoinHandle, JoinSet};
+use tracing::Instrument as _;
 
 /// An evaluation is waited for until this many blocks before the window ends.
 const LAST_CALL_BLOCKS: u32 = 2;
@@ -89,27 +90,40 @@ impl Validator {
     /// Serves window after window, until the process ends or something is lost that it cannot continue without.
     pub fn run(mut self) -> LocalBoxFuture<'static, Result<(), RunError>> {
         Box::pin(async move {
-            let (mut served, mut finished) = (0, None);
+            let mut served = 0;
+            self.follow(None).await?;
             loop {
-                if self.node.follow(finished, &mut self.own_merge).await? {
-                    self.publish_checkpoint().await?;
-                }
                 let window = self.node.window();
                 self.node.record_traffic();
                 if self.node.windows_max.is_some_and(|max| max <= served) {
                     return Ok(());
                 }
                 served += 1;
-                match self.serve_window(window).await {
-                    Ok(()) => {}
-                    Err(Stop::Skip(skip)) => {
-                        tracing::debug!(window = window.0, reason = skip.reason, "left the window");
-                    }
-                    Err(Stop::Fail(error)) => return Err(error),
-                }
-                finished = Some(window);
+                self.take_window(window).await?;
             }
         })
+    }
+
+    /// Serves the held window, and follows the run to the next one.
+    #[tracing::instrument(name = "window", target = "profile", level = "debug", skip_all, fields(window = window.0))]
+    async fn take_window(&mut self, window: Window) -> Result<(), RunError> {
+        match self.serve_window(window).await {
+            Ok(()) => {}
+            Err(Stop::Skip(skip)) => {
+                tracing::debug!(window = window.0, reason = skip.reason, "left the window");
+                node::traces::failed(&skip.reason);
+            }
+            Err(Stop::Fail(error)) => return Err(error),
+        }
+        self.follow(Some(window)).await
+    }
+
+    /// Brings the model to the open window, and past `finished`.
+    async fn follow(&mut self, finished: Option<Window>) -> Result<(), RunError> {
+        if self.node.follow(finished, &mut self.own_merge).await? {
+            self.publish_checkpoint().await?;
+        }
+        Ok(())
     }
 
     /// Serves one window. Each step may run twice: after a crash the window is served again from the start.
@@ -152,7 +166,8 @@ impl Validator {
         // Validators begin with different ones, so that each is soon in some bucket.
         let first = usize::from(self.node.uid().0) % selected.len().max(1);
         selected.rotate_left(first);
-        mirroring.spawn(mirror(self.node.store.clone(), selected));
+        let span = tracing::debug_span!(target: "profile", "mirror", contributions = selected.len());
+        mirroring.spawn(mirror(self.node.store.clone(), selected).instrument(span));
         let voted = self.merge_and_vote(&view, &seats, &mut gathered.valid).await;
         self.journal_skip(window, "no vote", voted)?;
 

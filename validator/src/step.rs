@@ -84,6 +84,7 @@ impl Validator {
             Err(Stop::Skip(skip)) => {
                 let reason = format!("{what}: {}", skip.reason);
                 tracing::warn!(window = window.0, reason, "skipped a step");
+                node::traces::failed(&reason);
                 self.node.journal.write(&Entry::Abstained { window, reason });
                 Ok(())
             }

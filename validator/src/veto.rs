@@ -38,6 +38,7 @@ impl Validator {
 
     /// Measures the window's model and the merged one. Returns the losses if the merged one is worse; `None` as well if
     /// nothing can be measured in time.
+    #[tracing::instrument(name = "measure", target = "profile", level = "debug", skip_all)]
     pub(crate) async fn measure_merge(
         &mut self,
         view: &WindowView,

@@ -37,6 +37,10 @@ impl Validator {
     }
 
     /// Stores the vote, then submits it, or its hash in a run that hides votes.
+    #[tracing::instrument(
+        name = "vote", target = "profile", level = "debug", skip_all, fields(window = view.window.0),
+        err(level = "debug")
+    )]
     async fn vote(&mut self, view: &WindowView, vote: Vote) -> Result<(), Stop> {
         let window = view.window;
         let inputs = view.selection.as_ref().map(|selection| selection.selected.clone()).unwrap_or_default();

@@ -9,6 +9,7 @@ use crate::{
 use chain_client::{Call, Refusal};
 use node::{Entry, durable::is_full, error_chain};
 use protocol::{Block, Window, view::WindowView};
+use tracing::Instrument as _;
 
 impl Validator {
     /// In the last window of an epoch, stores the weight vote and commits to its hash. The chain pays dividends only
@@ -39,7 +40,8 @@ impl Validator {
             Err(Stop::Fail(error)) => return Err(error),
         };
         let hash = vote.hash(&self.node.seat.hotkey);
-        match self.node.chain().submit(Call::CommitWeights { run, epoch, hash }).await {
+        let span = tracing::debug_span!(target: "profile", "commit weights", window = window.0, epoch);
+        match self.node.chain().submit(Call::CommitWeights { run, epoch, hash }).instrument(span).await {
             Ok(_) => tracing::info!(epoch, seats = vote.weights.len(), "committed to weights"),
             Err(error) if is_repeated && error.refusal() == Some(Refusal::AlreadyCommitted) => {}
             Err(error) if error.is_transient() => return Err(error.into()),
@@ -62,7 +64,8 @@ impl Validator {
         self.node.wait_past(Block(self.node.schedule().opens_at(window).0.saturating_sub(1))).await?;
         for WeightVote { epoch, weights, salt } in due {
             let call = Call::RevealWeights { run, epoch, weights: weights.clone(), salt };
-            let reason = match self.node.chain().submit(call).await {
+            let span = tracing::debug_span!(target: "profile", "reveal weights", window = window.0, epoch);
+            let reason = match self.node.chain().submit(call).instrument(span).await {
                 Ok(_) => None,
                 // Revealed by a process before this one.
                 Err(error) if error.refusal() == Some(Refusal::AlreadyRevealed) => None,
@@ -95,6 +98,7 @@ impl Validator {
     fn journal_no_weights(&mut self, window: Window, epoch: u32, reason: &str) {
         tracing::warn!(epoch, reason, "no weights, and no dividends for the epoch");
         let reason = format!("no weights for epoch {epoch}: {reason}");
+        node::traces::failed(&reason);
         self.node.journal.write(&Entry::Abstained { window, reason });
     }
 }

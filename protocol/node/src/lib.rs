@@ -22,6 +22,7 @@ pub mod state;
 pub mod step;
 pub mod storage;
 pub mod sync;
+pub mod traces;
 pub mod witness;
 
 pub use crate::codec::{Codec, Contribution};

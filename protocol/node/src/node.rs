@@ -5,7 +5,7 @@ use crate::{
     durable::DirectoryLock,
     error_chain,
     step::{Skip, Stop},
-    sync::{follow::OwnMerge, wait_past},
+    sync::{follow::OwnMerge, until_past},
     witness::WitnessError,
 };
 use chain_client::{Call, Chain, ChainError, Head, Refusal};
@@ -18,6 +18,7 @@ use protocol::{
 use std::{path::PathBuf, sync::Arc};
 use store::Store;
 use tokio::sync::watch;
+use tracing::field::Empty;
 
 /// A node: everything that a miner and a validator have in common. Time comes from the chain's heads.
 pub struct Node {
@@ -95,7 +96,10 @@ impl Node {
 
     /// Brings the model to the open window, and past `done`, the last window that the caller has finished. `own` is
     /// this node's merge of a window on the way. Returns whether the model moved.
-    #[tracing::instrument(name = "follow", target = "profile", level = "trace", skip_all)]
+    #[tracing::instrument(
+        name = "follow", target = "profile", level = "debug", skip_all,
+        fields(window = self.window().0, outcome = Empty), err(level = "debug")
+    )]
     pub async fn follow(
         &mut self,
         done: Option<Window>,
@@ -106,7 +110,10 @@ impl Node {
 
     /// As [`Node::follow`] without an own merge, but returns when block `leave_at` is finalised, if there is one.
     /// Returns whether the model of the open window is held.
-    #[tracing::instrument(name = "follow", target = "profile", level = "trace", skip_all)]
+    #[tracing::instrument(
+        name = "follow", target = "profile", level = "debug", skip_all,
+        fields(window = self.window().0, outcome = Empty), err(level = "debug")
+    )]
     pub async fn follow_until(
         &mut self,
         done: Option<Window>,
@@ -124,8 +131,9 @@ impl Node {
 
     /// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's
     /// own hash known.
+    #[tracing::instrument(name = "wait", target = "profile", level = "debug", skip_all, fields(block = block.0))]
     pub async fn wait_past(&mut self, block: Block) -> Result<(), NodeError> {
-        Ok(wait_past(&mut self.heads, block).await?)
+        Ok(until_past(&mut self.heads, block).await?)
     }
 
     /// The chain's view of a window; `None` if the chain has not opened it yet, or has forgotten it.
@@ -186,6 +194,7 @@ impl Node {
     ///
     /// # Errors
     /// [`Stop::Skip`] with the chain's reason if it refuses the call for good; [`Stop::Fail`] if the chain is gone.
+    #[tracing::instrument(name = "submit", target = "profile", level = "debug", skip_all, fields(call = call.name()))]
     pub async fn submit_once<E: From<NodeError>>(&self, call: Call, already: Refusal) -> Result<(), Stop<E>> {
         match self.chain().submit(call).await {
             Ok(_) => Ok(()),

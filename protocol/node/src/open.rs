@@ -8,6 +8,7 @@ use crate::{
     mirrors::Mirrors,
     peers::{PeerStore, Peers},
     storage::Storage,
+    traces::TracedSeat,
 };
 use anyhow::{Context as _, bail};
 use chain_client::{
@@ -67,6 +68,12 @@ impl NodeContext {
             let (own, fetched) = (store.traffic(), fetch.traffic());
             (own.up_bytes, own.down_bytes.saturating_add(fetched.down_bytes))
         })
+    }
+
+    /// The seat, as traces name it.
+    pub fn traced(&self) -> TracedSeat {
+        let SeatView { id, role, .. } = &self.seat;
+        TracedSeat { genesis: self.chain.genesis(), run: self.run().id, role: *role, uid: id.uid }
     }
 
     /// The node, with its model.

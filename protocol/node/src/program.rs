@@ -1,6 +1,6 @@
 //! What every program does around its work: logging, printing, and stopping.
 
-use crate::exit;
+use crate::{exit, traces};
 use futures::future::LocalBoxFuture;
 use std::{
     io::{self, IsTerminal as _, Read as _},
@@ -31,11 +31,10 @@ pub fn run_to_exit(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
 
 /// The same, with `layer` beside the log. The log's filter does not hold for it.
 pub fn run_to_exit_with(
-    layer: impl Layer<Registry> + Send + Sync,
+    layer: impl Layer<Registry> + Send + Sync + 'static,
     work: LocalBoxFuture<'_, anyhow::Result<()>>,
 ) -> ExitCode {
-    let lines = lines(LogFormat::wanted(), || StandardError, io::stderr().is_terminal());
-    let _ = tracing_subscriber::registry().with(layer).with(lines.with_filter(filter())).try_init();
+    subscribe(|| StandardError, io::stderr().is_terminal(), Some(layer.boxed()));
     run(work)
 }
 
@@ -48,6 +47,8 @@ fn run(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
         }
     };
     let done = runtime.block_on(work);
+    // What the work has left open is over by now.
+    runtime.block_on(traces::flush());
     // Running computations are not waited for: what counts is on the disk.
     runtime.shutdown_background();
     match done {
@@ -66,18 +67,25 @@ fn run(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
 /// Sends log lines to standard error, with colours on a terminal. `RUST_LOG` chooses the lines, and
 /// `METTLE_LOG_FORMAT` their form.
 pub fn log() {
-    subscribe(|| StandardError, io::stderr().is_terminal());
+    subscribe(|| StandardError, io::stderr().is_terminal(), None);
 }
 
 /// Sends log lines to `writer`, without colours. The first of this and [`log`] counts.
 pub fn log_to<W: io::Write>(writer: impl Fn() -> W + Send + Sync + 'static) {
-    subscribe(writer, false);
+    subscribe(writer, false, None);
 }
 
-fn subscribe(writer: impl for<'w> MakeWriter<'w> + Send + Sync + 'static, colours: bool) {
-    let lines = lines(LogFormat::wanted(), writer, colours);
+/// Installs the log, the traces if they are wanted, and another layer. Each has a filter of its own.
+fn subscribe(
+    writer: impl for<'w> MakeWriter<'w> + Send + Sync + 'static,
+    colours: bool,
+    other: Option<Box<dyn Layer<Registry> + Send + Sync>>,
+) {
+    let lines = lines::<Registry>(LogFormat::wanted(), writer, colours).with_filter(filter()).boxed();
+    let layers: Vec<_> =
+        [Some(lines), traces::layer().map(|layer| layer.boxed()), other].into_iter().flatten().collect();
     // A second call leaves the first in place, in the process of a test for example.
-    let _ = tracing_subscriber::registry().with(lines.with_filter(filter())).try_init();
+    let _ = tracing_subscriber::registry().with(layers).try_init();
 }
 
 static IS_SILENT: AtomicBool = AtomicBool::new(false);

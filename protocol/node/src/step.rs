@@ -1,7 +1,8 @@
 //! How a step of a window ends early: by skipping the window, or by ending the node.
 
-use crate::{NodeError, SyncError};
+use crate::{NodeError, SyncError, error_chain};
 use chain_client::ChainError;
+use std::{error::Error, fmt};
 
 /// Why a step did not come to its end. One type, so that `?` works for both.
 #[derive(Debug)]
@@ -27,6 +28,15 @@ impl Skip {
 impl<E> Stop<E> {
     pub fn skip(reason: impl Into<String>) -> Stop<E> {
         Stop::Skip(Skip::new(reason))
+    }
+}
+
+impl<E: Error> fmt::Display for Stop<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stop::Skip(skip) => f.write_str(&skip.reason),
+            Stop::Fail(error) => f.write_str(&error_chain(error)),
+        }
     }
 }
 

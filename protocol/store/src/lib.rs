@@ -6,6 +6,7 @@ pub mod faults;
 pub mod fetch;
 pub mod memory;
 mod object;
+mod post;
 pub mod s3;
 pub mod tls;
 mod traffic;
@@ -25,6 +26,7 @@ pub use fetch::{
     BufferSink, Fetch, FetchError, FetchPlan, HttpFetcher, Limits, Sink, fetch_verified, fetch_verified_into,
 };
 pub use memory::MemoryStore;
+pub use post::{HttpPoster, PostError};
 pub use s3::{Credentials, S3Settings, S3Store};
 pub use traffic::{Traffic, TrafficTotals};
 

@@ -31,7 +31,7 @@ use protocol::{
 use std::{collections::BTreeMap, sync::Arc};
 use store::{Fetch, Limits, fetch::AllMirrorsFailed};
 use tokio::task::JoinSet;
-use tracing::Instrument as _;
+use tracing::{Instrument as _, field::Empty};
 
 /// Validators that are asked for an update before the list of all is read.
 const UPDATE_MIRRORS: u32 = 4;
@@ -377,12 +377,17 @@ impl Follower {
                 let fetched = self.clone().fetch_update(state.window, state.lineage, vote);
                 // Not the spawned task: a profile shows what the loop waits for.
                 let wait = async {
-                    match leave {
+                    let arrived = match leave {
                         None => fetched.await.map(Some),
                         Some(leave) => leave.arrived(window, fetched).await,
+                    };
+                    if let Ok(Some(arrived)) = &arrived {
+                        tracing::Span::current().record("bytes", arrived.bytes.len());
                     }
+                    arrived
                 };
-                let wait = wait.instrument(tracing::trace_span!(target: "profile", "download"));
+                let span = tracing::debug_span!(target: "profile", "download", bytes = Empty);
+                let wait = wait.instrument(span);
                 let Some(arrived) = wait.await? else { return Ok(false) };
                 arrived
             }
@@ -413,13 +418,16 @@ impl Follower {
             },
             false => None,
         };
-        let follower = self.clone();
-        self.blocking.with(state, move |state| follower.apply(state, &vote.update, &arrived, buffer)).await?;
+        let (follower, span) = (self.clone(), tracing::Span::current());
+        let apply = move |state: &mut ModelState| {
+            span.in_scope(|| follower.apply(state, &vote.update, &arrived, buffer))
+        };
+        self.blocking.with(state, apply).await?;
         Ok(true)
     }
 
     /// Applies a fetched update to the state.
-    #[tracing::instrument(name = "apply", target = "profile", level = "trace", skip_all)]
+    #[tracing::instrument(name = "apply", target = "profile", level = "debug", skip_all)]
     fn apply(
         &self,
         state: &mut ModelState,

@@ -182,6 +182,7 @@ impl SyncDriver {
                     Some(Outcome::Void(_)) => "void",
                     None => "checkpoint",
                 };
+                tracing::Span::current().record("outcome", outcome);
                 tracing::info!(window = window.0, %lineage, outcome, "holds the model");
                 journal.write(&Entry::Holds { window, lineage, outcome_before });
             }
@@ -279,7 +280,7 @@ impl SyncDriver {
     }
 
     /// Saves the state; retries while the disk is full.
-    #[tracing::instrument(name = "save", target = "profile", level = "trace", skip_all)]
+    #[tracing::instrument(name = "save", target = "profile", level = "debug", skip_all)]
     async fn save(&mut self, disk: &DiskStatus) -> Result<(), StateError> {
         let mut retry = DiskFullRetry::new(disk);
         loop {
@@ -332,6 +333,11 @@ fn reached(mut heads: watch::Receiver<Head>, at: Option<Block>) -> BoxFuture<'st
 /// hash known.
 #[tracing::instrument(name = "wait", target = "profile", level = "trace", skip_all)]
 pub async fn wait_past(heads: &mut watch::Receiver<Head>, block: Block) -> Result<(), ChainError> {
+    until_past(heads, block).await
+}
+
+/// As [`wait_past`], without a span.
+pub(crate) async fn until_past(heads: &mut watch::Receiver<Head>, block: Block) -> Result<(), ChainError> {
     heads
         .wait_for(|head| block < head.block)
         .await

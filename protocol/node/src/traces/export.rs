@@ -1,0 +1,134 @@
+//! Sends spans to the collector, and keeps the newest while it is away.
+
+use super::{Collector, EndedSpan, Shared, otlp};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+use store::{PostError, error_chain};
+
+/// Spans that wait to be sent, at most: some hundred windows.
+pub(super) const QUEUE_MAX: usize = 4096;
+/// Spans in a request.
+const BATCH_MAX: usize = 512;
+/// Between two requests.
+const SEND_EVERY: Duration = Duration::from_secs(1);
+/// The longest time between two requests while the collector is away.
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
+/// Spans that have ended.
+#[derive(Default)]
+pub(super) struct Queue {
+    spans: VecDeque<EndedSpan>,
+    /// Spans that were not sent, since it was last said.
+    dropped: u64,
+}
+
+impl Queue {
+    /// Adds a span. If there are too many, the oldest goes.
+    pub fn push(&mut self, span: EndedSpan) {
+        self.spans.push_back(span);
+        if QUEUE_MAX < self.spans.len() {
+            self.spans.pop_front();
+            self.dropped += 1;
+        }
+    }
+
+    /// Takes the oldest spans, as many as go into a request.
+    pub fn take(&mut self) -> Vec<EndedSpan> {
+        let count = self.spans.len().min(BATCH_MAX);
+        self.spans.drain(..count).collect()
+    }
+
+    /// Puts spans back that were taken, as far as there is room.
+    fn give_back(&mut self, batch: Vec<EndedSpan>) {
+        for span in batch.into_iter().rev() {
+            if self.spans.len() < QUEUE_MAX {
+                self.spans.push_front(span);
+            } else {
+                self.dropped += 1;
+            }
+        }
+    }
+}
+
+/// The task that sends.
+pub(super) struct Exporter {
+    collector: Collector,
+    resource: serde_json::Value,
+    shared: Arc<Shared>,
+    send_every: Duration,
+    /// The last request was not taken, which has been said.
+    is_failing: bool,
+    /// That a part of a request was not taken has been said.
+    is_partial: bool,
+}
+
+impl Exporter {
+    pub fn new(collector: Collector, resource: serde_json::Value, shared: Arc<Shared>) -> Exporter {
+        let (is_failing, is_partial) = (false, false);
+        Exporter { collector, resource, shared, send_every: SEND_EVERY, is_failing, is_partial }
+    }
+
+    /// Sends what has ended, until the program ends.
+    pub async fn run(mut self) {
+        let mut wait = self.send_every;
+        loop {
+            let is_ending = tokio::select! {
+                () = self.shared.ending.notified() => true,
+                () = tokio::time::sleep(wait) => false,
+            };
+            wait = match self.send_all().await {
+                true => self.send_every,
+                false => (wait * 2).min(RETRY_MAX),
+            };
+            if is_ending {
+                return;
+            }
+        }
+    }
+
+    /// Sends until the queue is empty. Returns false if the collector did not take something.
+    async fn send_all(&mut self) -> bool {
+        loop {
+            let batch = self.shared.queue().take();
+            if batch.is_empty() {
+                return true;
+            }
+            let body = otlp::request(&self.resource, &batch);
+            match self.collector.poster.post_json(body).await {
+                Ok(reply) => self.taken(&reply),
+                Err(error) => {
+                    let mut queue = self.shared.queue();
+                    match error.may_pass() {
+                        true => queue.give_back(batch),
+                        false => queue.dropped += batch.len() as u64,
+                    }
+                    drop(queue);
+                    self.not_taken(&error);
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn taken(&mut self, reply: &[u8]) {
+        if let Some((spans, why)) = otlp::refused(reply)
+            && !std::mem::replace(&mut self.is_partial, true)
+        {
+            tracing::warn!(spans, why, "the collector of traces refused a part of them; this is said once");
+        }
+        if std::mem::take(&mut self.is_failing) {
+            let dropped = std::mem::take(&mut self.shared.queue().dropped);
+            tracing::info!(dropped, "the collector takes traces again");
+        }
+    }
+
+    fn not_taken(&mut self, error: &PostError) {
+        if !std::mem::replace(&mut self.is_failing, true) {
+            let (variable, error) = (self.collector.variable, error_chain(error));
+            tracing::warn!(
+                variable,
+                error,
+                "the collector takes no traces: the newest {QUEUE_MAX} spans are kept, and nothing else waits for it"
+            );
+        }
+    }
+}

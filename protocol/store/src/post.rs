@@ -1,0 +1,123 @@
+//! Posts reports to a server of the operator's own choice, such as a collector of traces.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use protocol::ensure;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use url::Url;
+
+use crate::{error_chain, tls};
+
+/// For DNS, TCP and TLS together.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// The longest answer that is read.
+const REPLY_BYTES_MAX: usize = 64 << 10;
+
+/// Posts to one URL. It follows no redirect, uses no proxy, and reads only the beginning of an answer.
+pub struct HttpPoster {
+    client: reqwest::Client,
+    url: Url,
+    headers: HeaderMap,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PostError {
+    #[error("it is no usable URL: {why}")]
+    BadUrl { why: String },
+    /// Without the value, which may be a secret.
+    #[error(
+        "a header {name:?} cannot be sent: a name is letters, digits and hyphens, a value has no line break"
+    )]
+    BadHeader { name: String },
+    #[error("cannot use TLS: {what}")]
+    Tls { what: String },
+    #[error("no answer: {what}")]
+    Unreachable { what: String },
+    #[error("it answered with status {status}")]
+    Refused { status: u16 },
+}
+
+impl PostError {
+    /// Whether the same report may be taken later.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            PostError::Unreachable { .. } => true,
+            PostError::Refused { status } => matches!(*status, 408 | 429 | 500..),
+            PostError::BadUrl { .. } | PostError::BadHeader { .. } | PostError::Tls { .. } => false,
+        }
+    }
+}
+
+/// Without the headers, which may hold a secret.
+impl fmt::Debug for HttpPoster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HttpPoster({})", self.url)
+    }
+}
+
+impl HttpPoster {
+    /// A poster to `url`, which gives up after `within`. `headers` go with every report, and are not in any error.
+    ///
+    /// # Errors
+    /// If the URL or a header cannot be used. Neither is sent then.
+    pub fn new(url: &str, headers: &[(String, String)], within: Duration) -> Result<HttpPoster, PostError> {
+        let bad = |why: &str| PostError::BadUrl { why: why.to_owned() };
+        let url = Url::parse(url).map_err(|error| bad(&error.to_string()))?;
+        ensure!(matches!(url.scheme(), "http" | "https"), bad("it begins with neither http:// nor https://"));
+        ensure!(url.has_host(), bad("it names no host"));
+        ensure!(url.username().is_empty() && url.password().is_none(), bad("it holds a credential"));
+        let mut checked = HeaderMap::new();
+        for (name, value) in headers {
+            let bad = || PostError::BadHeader { name: name.clone() };
+            let header = HeaderName::try_from(name).map_err(|_| bad())?;
+            let mut value = HeaderValue::try_from(value).map_err(|_| bad())?;
+            value.set_sensitive(true);
+            checked.append(header, value);
+        }
+        tls::install_provider();
+        let builder = || {
+            reqwest::Client::builder()
+                .connect_timeout(CONNECT_WITHIN)
+                .timeout(within)
+                .redirect(reqwest::redirect::Policy::none())
+                .retry(reqwest::retry::never())
+                .no_proxy()
+                .referer(false)
+                .http1_only()
+                .https_only(url.scheme() == "https")
+                .pool_max_idle_per_host(1)
+                .user_agent("mettle")
+        };
+        // A bare container has no certificates, and needs none for http.
+        let client = builder().build().or_else(|error| match url.scheme() {
+            "http" => builder().tls_certs_only([]).build(),
+            _ => Err(error),
+        });
+        let client = client.map_err(|error| PostError::Tls { what: error_chain(&error) })?;
+        Ok(HttpPoster { client, url, headers: checked })
+    }
+
+    /// Posts a report in JSON. Returns the answer, or its beginning if it is long.
+    ///
+    /// # Errors
+    /// If there is no answer in time, or one that takes nothing.
+    pub async fn post_json(&self, body: Bytes) -> Result<Vec<u8>, PostError> {
+        let request = self.client.post(self.url.clone()).headers(self.headers.clone());
+        let sent = request.header(CONTENT_TYPE, "application/json").body(body).send().await;
+        let unreachable =
+            |error: reqwest::Error| PostError::Unreachable { what: error_chain(&error.without_url()) };
+        let mut answer = sent.map_err(unreachable)?;
+        ensure!(answer.status().is_success(), PostError::Refused { status: answer.status().as_u16() });
+        let mut reply = Vec::new();
+        while let Some(piece) = answer.chunk().await.map_err(unreachable)? {
+            let space = REPLY_BYTES_MAX - reply.len();
+            reply.extend_from_slice(&piece[..piece.len().min(space)]);
+            if REPLY_BYTES_MAX <= reply.len() {
+                break;
+            }
+        }
+        Ok(reply)
+    }
+}
