@@ -39,6 +39,8 @@ pub struct Network {
     restarts: BTreeMap<String, Restarts>,
     /// By the name of a process, the Linux network namespace that it runs in.
     pub namespaces: BTreeMap<String, String>,
+    /// Variables of the processes that start from now on.
+    pub environment: Vec<(OsString, OsString)>,
 }
 
 /// A program that has ended, and is started again.
@@ -75,6 +77,8 @@ impl Network {
             down: Vec::new(),
             restarts: BTreeMap::new(),
             namespaces: BTreeMap::new(),
+            // Several nodes share the machine: with one thread each they compute as much and wait less.
+            environment: vec![("RAYON_NUM_THREADS".into(), "1".into())],
         }
     }
 
@@ -279,8 +283,7 @@ impl Network {
             name: name.to_owned(),
             executable: words.remove(0).into(),
             arguments: words,
-            // Several nodes share the machine: with one thread each they compute as much and wait less.
-            environment: vec![("RAYON_NUM_THREADS".into(), "1".into())],
+            environment: self.environment.clone(),
             log: self.log_of(name),
             has_children: kind == nodes::KIND,
         };

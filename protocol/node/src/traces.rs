@@ -10,6 +10,8 @@
 mod collector;
 mod export;
 mod otlp;
+#[cfg(test)]
+mod tests;
 
 pub use collector::{Collector, CollectorError};
 

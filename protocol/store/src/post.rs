@@ -121,3 +121,51 @@ impl HttpPoster {
         Ok(reply)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WITHIN: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_url_or_header_that_cannot_be_used_is_refused_without_its_secret() {
+        for (url, why) in [
+            ("127.0.0.1:4318", "relative URL"),
+            ("collector", "relative URL"),
+            ("ftp://collector/v1", "neither http"),
+            ("http://me:hunter2@collector/v1", "credential"),
+            ("http://", "empty host"),
+        ] {
+            let error = HttpPoster::new(url, &[], WITHIN).unwrap_err().to_string();
+            assert!(error.contains(why) && !error.contains("hunter2"), "{url}: {error}");
+        }
+        for (name, value) in [("a b", "hunter2"), ("a", "hunter2\nx: y"), ("", "hunter2")] {
+            let headers = [(name.to_owned(), value.to_owned())];
+            let error = HttpPoster::new("http://a/b", &headers, WITHIN).unwrap_err();
+            assert!(matches!(error, PostError::BadHeader { .. }) && !error.to_string().contains("hunter2"));
+        }
+        let headers = [("authorization".to_owned(), "Bearer hunter2".to_owned())];
+        let poster = HttpPoster::new("https://a/b", &headers, WITHIN).unwrap();
+        assert!(!format!("{poster:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn a_server_that_is_away_or_busy_may_take_the_report_later() {
+        for (status, may_pass) in
+            [(301, false), (400, false), (401, false), (404, false), (408, true), (429, true)]
+        {
+            assert_eq!(PostError::Refused { status }.may_pass(), may_pass, "{status}");
+        }
+        assert!(PostError::Refused { status: 503 }.may_pass());
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_absent_is_unreachable() {
+        // Bound and closed again: nobody listens there.
+        let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let poster = HttpPoster::new(&format!("http://{address}/v1/traces"), &[], WITHIN).unwrap();
+        let error = poster.post_json(Bytes::from_static(b"{}")).await.unwrap_err();
+        assert!(matches!(error, PostError::Unreachable { .. }), "{error}");
+    }
+}

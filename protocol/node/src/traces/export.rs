@@ -67,6 +67,11 @@ impl Exporter {
         Exporter { collector, resource, shared, send_every: SEND_EVERY, is_failing, is_partial }
     }
 
+    #[cfg(test)]
+    pub fn sending_every(self, send_every: Duration) -> Exporter {
+        Exporter { send_every, ..self }
+    }
+
     /// Sends what has ended, until the program ends.
     pub async fn run(mut self) {
         let mut wait = self.send_every;
