@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures::{StreamExt, stream};
 use reqwest::header::{HeaderMap, LOCATION};
@@ -118,10 +118,14 @@ struct Upload {
     bucket: String,
     key: String,
     parts: BTreeMap<i32, Arc<Received>>,
+    /// When its client last named it.
+    used: Instant,
 }
 
 /// Uploads that are never completed must not grow without bound.
 const UPLOADS_MAX: usize = 256;
+/// An upload whose client has been silent for so long is dropped with its parts: the client was killed.
+const UPLOAD_KEPT: Duration = Duration::from_secs(3600);
 const PARTS_MAX: i32 = 10_000;
 const PART_BYTES_MIN: u64 = 5 << 20;
 
@@ -144,7 +148,11 @@ impl Operations {
     ) -> S3Result<T> {
         let mut uploads = self.uploads();
         let named = uploads.get_mut(id).filter(|upload| upload.bucket == bucket && upload.key == key);
-        named.map(work).ok_or_else(|| s3_error!(NoSuchUpload))
+        let used = |upload: &mut Upload| {
+            upload.used = Instant::now();
+            work(upload)
+        };
+        named.map(used).ok_or_else(|| s3_error!(NoSuchUpload))
     }
 
     /// A time on the clock of the bucket.
@@ -368,12 +376,13 @@ impl S3 for Operations {
         let CreateMultipartUploadInput { bucket, key, .. } = request.input;
         let number = self.upload_number.fetch_add(1, Ordering::Relaxed);
         let id = format!("upload-{number}");
-        let mut uploads = self.uploads();
+        let (mut uploads, used) = (self.uploads(), Instant::now());
+        expire(&mut uploads, used);
         if uploads.len() >= UPLOADS_MAX {
             return Err(s3_error!(SlowDown, "too many uploads in progress"));
         }
-        uploads
-            .insert(id.clone(), Upload { bucket: bucket.clone(), key: key.clone(), parts: BTreeMap::new() });
+        let upload = Upload { bucket: bucket.clone(), key: key.clone(), parts: BTreeMap::new(), used };
+        uploads.insert(id.clone(), upload);
         Ok(S3Response::new(CreateMultipartUploadOutput {
             bucket: Some(bucket),
             key: Some(key),
@@ -434,6 +443,11 @@ impl S3 for Operations {
         self.uploads().remove(&input.upload_id);
         Ok(S3Response::new(AbortMultipartUploadOutput::default()))
     }
+}
+
+/// Drops the uploads whose clients are gone.
+fn expire(uploads: &mut BTreeMap<String, Upload>, now: Instant) {
+    uploads.retain(|_, upload| now.saturating_duration_since(upload.used) < UPLOAD_KEPT);
 }
 
 /// The parts that a client lists, in its order, after a check of their digests.
@@ -615,6 +629,19 @@ fn body(state: Arc<State>, bucket: String, file: File, length: u64, faults: Read
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_upload_whose_client_is_gone_expires() {
+        let begun = Instant::now();
+        let upload = |used| Upload { bucket: "b".into(), key: "k".into(), parts: BTreeMap::new(), used };
+        let mut uploads: BTreeMap<String, Upload> = [("old", begun), ("new", begun + Duration::from_secs(1))]
+            .map(|(id, used)| (id.to_owned(), upload(used)))
+            .into();
+        expire(&mut uploads, begun + UPLOAD_KEPT - Duration::from_millis(1));
+        assert_eq!(uploads.len(), 2);
+        expire(&mut uploads, begun + UPLOAD_KEPT);
+        assert_eq!(uploads.keys().collect::<Vec<_>>(), ["new"]);
+    }
 
     #[test]
     fn base64_is_that_of_rfc_4648() {

@@ -9,10 +9,11 @@ use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
 use object_store::aws::AmazonS3;
 use object_store::path::Path as Location;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, WriteMultipart};
+use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt};
 use protocol::ensure;
 use protocol::keys::ObjectKey;
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::task::JoinSet;
 
 use crate::s3::upload_deadline;
 use crate::{
@@ -26,6 +27,8 @@ const PART_BYTES: usize = 8 << 20;
 const PARTS_MAX: u64 = 10_000;
 /// Parts on their way at once: with the size of a part it bounds the memory of an upload.
 const PARTS_AT_ONCE: usize = 4;
+/// How long a store has to drop the parts of an upload that failed.
+const ABORT_WITHIN: Duration = Duration::from_secs(10);
 
 /// A node's own bucket at an S3-compatible provider. Opened with [`S3Store::open`].
 pub struct S3Store {
@@ -158,20 +161,12 @@ impl S3Store {
                 self.backend.put(&at, first.into()).await?;
                 return Ok(length);
             }
-            let mut upload =
-                WriteMultipart::new_with_chunk_size(self.backend.put_multipart(&at).await?, part_bytes);
-            match send_parts(&mut upload, path, part_bytes, first, from).await {
-                Ok(length) => {
-                    upload.finish().await?;
-                    Ok(length)
-                }
-                Err(failure) => {
-                    if let Err(error) = upload.abort().await {
-                        tracing::warn!(object = %at, %error, "could not abort a failed upload");
-                    }
-                    Err(failure)
-                }
+            let mut upload = PartUpload::new(at.clone(), self.backend.put_multipart(&at).await?);
+            let sent = upload.send(path, part_bytes, first, from).await;
+            if sent.is_err() {
+                upload.abort().await;
             }
+            sent
         };
         let deadline = upload_deadline(self.deadline, length);
         let length = self.within(deadline, Action::Write, key.as_str(), operation).await?;
@@ -203,23 +198,72 @@ fn part_bytes(length: u64) -> usize {
     usize::try_from(needed).unwrap_or(usize::MAX).max(PART_BYTES)
 }
 
-async fn send_parts(
-    upload: &mut WriteMultipart,
-    path: &Path,
-    part_bytes: usize,
-    first: Bytes,
-    mut from: impl AsyncRead + Unpin,
-) -> Result<u64, Failure> {
-    let (mut part, mut length) = (first, 0);
-    while !part.is_empty() {
-        length += part.len() as u64;
-        upload.put(part);
-        upload.wait_for_capacity(PARTS_AT_ONCE).await?;
-        part = next_part(path, part_bytes, &mut from).await?;
+/// An upload in parts. A store keeps the parts, unseen and paid for, until the upload is completed or aborted. So it is
+/// aborted also where it is dropped: at its deadline, or when its caller is cancelled.
+struct PartUpload {
+    at: Location,
+    /// Parts on their way.
+    parts: JoinSet<object_store::Result<()>>,
+    /// `None` once it is completed or aborted.
+    open: Option<Box<dyn MultipartUpload>>,
+}
+
+impl PartUpload {
+    fn new(at: Location, upload: Box<dyn MultipartUpload>) -> PartUpload {
+        PartUpload { at, parts: JoinSet::new(), open: Some(upload) }
     }
-    // A part that fails is aborted by the caller, which logs what cannot be aborted.
-    upload.wait_for_capacity(0).await?;
-    Ok(length)
+
+    /// Sends all parts and completes the upload. Returns its length.
+    async fn send(
+        &mut self,
+        path: &Path,
+        part_bytes: usize,
+        first: Bytes,
+        mut from: impl AsyncRead + Unpin,
+    ) -> Result<u64, Failure> {
+        let PartUpload { parts, open, .. } = self;
+        let Some(upload) = open else { return Ok(0) };
+        let sent = |part: Result<object_store::Result<()>, _>| part.map_err(object_store::Error::from)?;
+        let (mut part, mut length) = (first, 0);
+        while !part.is_empty() {
+            length += part.len() as u64;
+            parts.spawn(upload.put_part(part.into()));
+            if parts.len() >= PARTS_AT_ONCE {
+                parts.join_next().await.map_or(Ok(()), sent)?;
+            }
+            part = next_part(path, part_bytes, &mut from).await?;
+        }
+        while let Some(part) = parts.join_next().await {
+            sent(part)?;
+        }
+        upload.complete().await?;
+        *open = None;
+        Ok(length)
+    }
+
+    /// Has the store drop the parts, unless the upload is complete.
+    async fn abort(&mut self) {
+        let Some(mut upload) = self.open.take() else { return };
+        // A part that arrives later would stay.
+        self.parts.shutdown().await;
+        let why = match tokio::time::timeout(ABORT_WITHIN, upload.abort()).await {
+            // It was completed, and the answer was lost.
+            Ok(Ok(()) | Err(object_store::Error::NotFound { .. })) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {} s", ABORT_WITHIN.as_secs()),
+        };
+        tracing::warn!(object = %self.at, why, "could not abort a failed upload: the store may keep its parts");
+    }
+}
+
+impl Drop for PartUpload {
+    fn drop(&mut self) {
+        let Some(upload) = self.open.take() else { return };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let parts = std::mem::take(&mut self.parts);
+        let mut left = PartUpload { at: self.at.clone(), parts, open: Some(upload) };
+        runtime.spawn(async move { left.abort().await });
+    }
 }
 
 /// The next `part_bytes`, or what is left.

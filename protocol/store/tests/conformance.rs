@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use mettle_store::{Faults, FaultyStore, MemoryStore, S3Settings, S3Store, Store, StoreError};
@@ -202,6 +203,68 @@ fn s3_over_a_server_in_memory_conforms() {
     let (_server, store) = runtime.block_on(server(None));
     check_like_a_map("s3 in memory", &store, &runtime, 10);
     runtime.block_on(conforms("s3 in memory", &store));
+}
+
+/// A file that gives one part and some bytes more, and then nothing until the writer is dropped.
+fn stalling_file(
+    directory: &std::path::Path,
+) -> (std::path::PathBuf, std::thread::JoinHandle<std::fs::File>) {
+    let path = directory.join("stalling");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo runs").success());
+    let at = path.clone();
+    let writer = std::thread::spawn(move || {
+        let mut file = std::fs::OpenOptions::new().write(true).open(at).expect("it has a reader");
+        std::io::Write::write_all(&mut file, &pattern(9 << 20, 1)).expect("its reader takes a part");
+        file
+    });
+    (path, writer)
+}
+
+async fn until(what: &str, is_done: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !is_done() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[test]
+fn an_upload_that_is_late_or_cancelled_leaves_no_part() {
+    let runtime = runtime();
+    runtime.block_on(async {
+        for is_late in [true, false] {
+            let directory = tempfile::tempdir().expect("a directory");
+            let (server, store) = server(Some(directory.path().join("s3"))).await;
+            let credentials = BucketConfig::new("miner-0", "key-0", "secret-0").credentials;
+            let settings = S3Settings::new(server.endpoint(), "miner-0", credentials);
+            let deadline = Duration::from_secs(if is_late { 2 } else { 600 });
+            let store = if is_late {
+                S3Store::open(&S3Settings { deadline, ..settings }).expect("a store")
+            } else {
+                store
+            };
+            let store = Arc::new(store);
+            let parts = || {
+                let incoming = std::fs::read_dir(directory.path().join("s3/incoming")).expect("there");
+                incoming.count()
+            };
+            let (path, writer) = stalling_file(directory.path());
+            let uploader = store.clone();
+            let upload = tokio::spawn(async move { uploader.put_file(&key(1, "stalls"), &path).await });
+            until("the first part arrives", || parts() == 1).await;
+            if is_late {
+                let error = upload.await.expect("it does not panic").expect_err("the source stalls");
+                assert!(matches!(error, StoreError::Deadline { .. }), "{error:?}");
+            } else {
+                upload.abort();
+                assert!(upload.await.expect_err("cancelled").is_cancelled());
+            }
+            until("the part is dropped", || parts() == 0).await;
+            assert!(store.list("", 10).await.expect("list").entries.is_empty(), "nothing is visible");
+            drop(writer.join().expect("the writer does not panic"));
+            server.shutdown().await;
+        }
+    });
 }
 
 #[test]
