@@ -285,8 +285,9 @@ impl Leader {
                 connected(led, ranks)
             }),
         };
-        let open =
-            |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| engines::rank(own, config, recipe, flat);
+        let open = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
+            engines::rank(own, ranks, config, recipe, flat)
+        };
         let engine = DataParallel::open(config, recipe, flat, &open, connect)?;
         Trainer::from_engine(config, recipe, Box::new(engine))
     }
@@ -403,8 +404,9 @@ pub async fn child() -> anyhow::Result<()> {
     let identity = identity(rank, ranks, secret, settings, device);
     let served = tokio::task::spawn_blocking(move || {
         let mesh = rendezvous::join(&leader, &identity, deadlines.start, deadlines.start, deadlines.step)?;
-        let open =
-            |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| engines::rank(device, config, recipe, flat);
+        let open = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
+            engines::rank(device, ranks, config, recipe, flat)
+        };
         Ok(engine::serve(Box::new(mesh), &open)?)
     });
     served.await.context("the rank's thread died")?
@@ -423,6 +425,7 @@ pub async fn member(
     let secret = secret(&settings.train)?;
     let identity = identity(launched.rank, launched.ranks, secret, settings_digest(settings), device);
     let (address, deadlines) = (format!("{}:{}", leader.0, leader.1), deadlines(&settings.train));
+    let ranks = launched.ranks;
     let device = device_of(device, launched.local_rank);
     tracing::info!(rank = launched.rank, ranks = launched.ranks, address, "serving rank 0");
     let leaving = Arc::new(AtomicBool::new(false));
@@ -435,7 +438,7 @@ pub async fn member(
                 Ok(mesh) => {
                     tracing::info!("all ranks are connected");
                     let open = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
-                        engines::rank(device, config, recipe, flat)
+                        engines::rank(device, ranks, config, recipe, flat)
                     };
                     match engine::serve(Box::new(mesh), &open) {
                         Ok(()) => return Ok(()),

@@ -87,7 +87,7 @@ impl Scene {
         let program = this_program("worker");
         let connect = ranks::children(program, identity, device(), deadlines, self.group.clone());
         let open = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
-            engines::rank(device(), config, recipe, flat)
+            engines::rank(device(), ranks, config, recipe, flat)
         };
         let engine = DataParallel::open(&self.config, &self.recipe, &self.theta, &open, connect)?;
         Trainer::from_engine(&self.config, &self.recipe, Box::new(engine))
@@ -432,7 +432,7 @@ fn figures_of_a_step() {
         let group = Arc::<CommandGroup>::default();
         let connect = ranks::children(this_program("worker"), identity, Device::CPU, deadlines, group);
         let open = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
-            engines::rank(Device::CPU, config, recipe, flat)
+            engines::rank(Device::CPU, ranks, config, recipe, flat)
         };
         let engine = DataParallel::open(&config, &recipe, &theta, &open, connect).unwrap();
         let mut trainer = Trainer::from_engine(&config, &recipe, Box::new(engine)).unwrap();
@@ -442,7 +442,7 @@ fn figures_of_a_step() {
         trainer.step(&batch).unwrap();
         let seconds = begun.elapsed().as_secs_f64();
         let estimate = nn::MemoryEstimate::new(&config, &recipe, Device::CPU);
-        let estimate = estimate.of_rank(&config, Device::CPU, ranks);
+        let estimate = estimate.of_rank(&config, &recipe, Device::CPU, ranks);
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let held = estimate.weights + estimate.gradients + estimate.optimiser;
         let measured: Vec<f64> = workers_of(std::process::id())

@@ -104,24 +104,30 @@ pub trait Engine: Send + Sync {
     }
 }
 
+/// Appends a part of a flat vector to the values.
+pub type ReadPart<'a> = dyn FnMut(Range<usize>, &mut Vec<f32>) -> Result<(), ModelError> + 'a;
+
+/// Takes over the gradient of neighbouring tensors, a range of the flat vector, by reading its parts.
+pub type Reduce<'a> = dyn FnMut(Range<usize>, &mut ReadPart<'_>) -> Result<(), ModelError> + 'a;
+
 /// An engine without an optimiser, for one of several ranks that train as one: [`DataParallel`] steps the weights.
 pub trait RankEngine: Engine {
     /// Whether several micro-batches are added up on the device, so that only their sum is exchanged. Otherwise each is
     /// exchanged on its own, in the order of the batch, and any number of ranks gives the same bits.
     fn adds_micro_batches(&self) -> bool;
 
-    /// The loss of each token, in nats. Leaves the gradient of `Σ losses / rows` of one micro-batch, or of several if they
-    /// are [added up](Self::adds_micro_batches).
+    /// The loss of each token, in nats. Hands over the gradient of `Σ losses / rows` of one micro-batch, or of several if
+    /// they are [added up](Self::adds_micro_batches): from the last tensor to the first, some at a time. What was handed
+    /// over need not be kept.
     ///
     /// # Errors
-    /// If the device fails or runs out of memory.
-    fn micro_batches(&mut self, sequences: &[&[u32]], rows: usize) -> Result<Vec<f64>, ModelError>;
-
-    /// Appends a part of the gradient's flat vector to `values`.
-    ///
-    /// # Errors
-    /// If the device fails.
-    fn read_gradient(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError>;
+    /// If the device fails or runs out of memory, or `reduce` fails.
+    fn micro_batches(
+        &mut self,
+        sequences: &[&[u32]],
+        rows: usize,
+        reduce: &mut Reduce<'_>,
+    ) -> Result<Vec<f64>, ModelError>;
 
     /// Appends a part of the flat parameter vector to `values`.
     ///
@@ -227,13 +233,14 @@ pub fn open(
     }
 }
 
-/// Opens the fused engine of `device` for one of several ranks, with the weights `flat`.
+/// Opens the fused engine of `device` for one of `ranks`, with the weights `flat`.
 /// The crate `mettle-engines` opens Burn's as well.
 ///
 /// # Errors
 /// If configuration or recipe are invalid, the device is absent or lacks something, or `flat` has another length.
 pub fn open_rank(
     device: Device,
+    ranks: usize,
     config: &ModelConfig,
     recipe: &Recipe,
     flat: &[f32],
@@ -245,10 +252,13 @@ pub fn open_rank(
         (EngineKind::Fused, DeviceName::Cpu) => Ok(Box::new(cpu::CpuEngine::new(config, None, flat))),
         #[cfg(feature = "gpu")]
         (EngineKind::Fused, _) => {
-            Ok(Box::new(gpu::GpuEngine::new(device, config, gpu::Purpose::Rank(recipe), flat)?))
+            Ok(Box::new(gpu::GpuEngine::new(device, config, gpu::Purpose::Rank { recipe, ranks }, flat)?))
         }
         #[cfg(not(feature = "gpu"))]
-        (EngineKind::Fused, _) => Err(DeviceError::WithoutGpu { device }.into()),
+        (EngineKind::Fused, _) => {
+            let _ = ranks;
+            Err(DeviceError::WithoutGpu { device }.into())
+        }
     }
 }
 

@@ -43,7 +43,7 @@ pub struct MemoryError {
 /// Ranks whose slices do not fit into the memory of their machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the {ranks} ranks on this machine keep about {} of gradients, moments and weights in its memory, but only {} are free: spread the ranks over more machines, or use one with more memory",
+    "the {ranks} ranks on this machine keep about {} of gradients and moments in its memory, but only {} are free: spread the ranks over more machines, or use one with more memory",
     Bytes(*needed), Bytes(*free)
 )]
 pub struct RankMemoryError {
@@ -132,13 +132,29 @@ impl MemoryEstimate {
         }
     }
 
-    /// One of `ranks` that train together by ZeRO-1: on its device, weights and gradient are whole. Its slice of the
-    /// gradients' sum, of the moments, and of the weights while they are stepped, is in the machine's memory
-    /// (`rank_host_bytes`); that counts here if it is the device's.
+    /// One of `ranks` that train together by ZeRO-2: on its device the weights are whole, and the gradient is if
+    /// [micro-batches are added up there](adds_micro_batches); otherwise it is that of one layer and of the embedding, or on a
+    /// CPU of one stack, which counts as work. Its part of the gradients' sum and of the moments is in the machine's
+    /// memory (`rank_host_bytes`); that counts here if it is the device's.
     #[must_use]
-    pub fn of_rank(self, config: &ModelConfig, device: Device, ranks: usize) -> MemoryEstimate {
+    pub fn of_rank(
+        self,
+        config: &ModelConfig,
+        recipe: &Recipe,
+        device: Device,
+        ranks: usize,
+    ) -> MemoryEstimate {
+        let shapes = config.shapes();
+        let in_layers: usize =
+            shapes[1..shapes.len() - 1].iter().map(|(_, [rows, columns])| rows * columns).sum();
+        let others = config.parameters() - in_layers;
+        let on_device = match device.name {
+            _ if adds_micro_batches(recipe, device, ranks) => self.gradients,
+            DeviceName::Cpu => 0,
+            _ => 4 * (in_layers / config.layers.max(1) + others) as u64,
+        };
         let host = if device.name == DeviceName::Cpu { rank_host_bytes(config, ranks) } else { 0 };
-        MemoryEstimate { gradients: self.gradients + host / 4, optimiser: host / 4 * 3, ..self }
+        MemoryEstimate { gradients: on_device + host / 3, optimiser: host - host / 3, ..self }
     }
 
     /// Bytes of all purposes.
@@ -158,7 +174,8 @@ impl MemoryEstimate {
         device: Device,
         available: Option<u64>,
     ) -> Result<(), MemoryError> {
-        MemoryEstimate::check_as(config, recipe, device, available, &|estimate| estimate)
+        let of = |recipe: &Recipe, device| MemoryEstimate::new(config, recipe, device);
+        MemoryEstimate::check_as(recipe, device, available, &of)
     }
 
     /// The same for one of `ranks` that train together.
@@ -172,9 +189,10 @@ impl MemoryEstimate {
         ranks: usize,
         available: Option<u64>,
     ) -> Result<(), MemoryError> {
-        MemoryEstimate::check_as(config, recipe, device, available, &|estimate| {
-            estimate.of_rank(config, device, ranks)
-        })
+        let of = |recipe: &Recipe, device| {
+            MemoryEstimate::new(config, recipe, device).of_rank(config, recipe, device, ranks)
+        };
+        MemoryEstimate::check_as(recipe, device, available, &of)
     }
 
     /// Checks that the slices of `here` of `ranks` ranks on GPUs fit into the `free` bytes of their machine's memory.
@@ -195,19 +213,18 @@ impl MemoryEstimate {
     }
 
     fn check_as(
-        config: &ModelConfig,
         recipe: &Recipe,
         device: Device,
         available: Option<u64>,
-        of: &dyn Fn(MemoryEstimate) -> MemoryEstimate,
+        of: &dyn Fn(&Recipe, Device) -> MemoryEstimate,
     ) -> Result<(), MemoryError> {
-        let estimate = of(MemoryEstimate::new(config, recipe, device));
+        let estimate = of(recipe, device);
         let Some(free) = available.filter(|_| device.engine() != EngineKind::Burn) else { return Ok(()) };
         if estimate.total() <= free {
             return Ok(());
         }
         let fewer = recipe.micro_batch.min(recipe.batch).saturating_sub(1);
-        let advice = advice(config, recipe, device, fewer, free, of);
+        let advice = advice(recipe, device, fewer, free, of);
         Err(MemoryError { estimate, available, advice })
     }
 
@@ -220,30 +237,38 @@ impl MemoryEstimate {
         MemoryError {
             estimate,
             available: None,
-            advice: advice(config, recipe, device, fewer, less, &|estimate| estimate),
+            advice: advice(recipe, device, fewer, less, &|recipe, device| {
+                MemoryEstimate::new(config, recipe, device)
+            }),
         }
     }
 }
 
-/// Bytes that one of `ranks` keeps in the machine's memory, with AdamW: the sum of gradients, two moments and the weights
-/// of its slice.
+/// Bytes that one of `ranks` keeps in the machine's memory, with AdamW: its part of the gradients' sum and of two moments.
 fn rank_host_bytes(config: &ModelConfig, ranks: usize) -> u64 {
-    16 * (config.parameters() as u64 / ranks.max(1) as u64)
+    12 * (config.parameters() as u64 / ranks.max(1) as u64)
+}
+
+/// Whether one of `ranks` adds up the micro-batches of a step on its device, in a whole gradient. A GPU with a single one
+/// hands over each layer's gradient at once: it would exchange the same bytes.
+pub(crate) fn adds_micro_batches(recipe: &Recipe, device: Device, ranks: usize) -> bool {
+    match (device.engine(), device.name) {
+        (EngineKind::Burn, _) => true,
+        (EngineKind::Fused, DeviceName::Cpu) => false,
+        (EngineKind::Fused, _) => recipe.micro_batch.saturating_mul(ranks) < recipe.batch,
+    }
 }
 
 /// The setting that makes training fit into `available` bytes: at most `most` sequences at once, or more
 /// checkpointing.
 fn advice(
-    config: &ModelConfig,
     recipe: &Recipe,
     device: Device,
     most: usize,
     available: u64,
-    of: &dyn Fn(MemoryEstimate) -> MemoryEstimate,
+    of: &dyn Fn(&Recipe, Device) -> MemoryEstimate,
 ) -> Advice {
-    let takes = |device, micro_batch| {
-        of(MemoryEstimate::new(config, &Recipe { micro_batch, ..recipe.clone() }, device)).total()
-    };
+    let takes = |device, micro_batch| of(&Recipe { micro_batch, ..recipe.clone() }, device).total();
     // Memory grows with the sequences: bisect.
     let most_that_fit = |device, most: usize| {
         let (mut fits, mut too_many) = (0, most + 1);
@@ -404,7 +429,7 @@ mod tests {
         );
         let of_rank = |sequences| {
             let estimate = MemoryEstimate::new(&config, &recipe(sequences), Device::CPU);
-            estimate.of_rank(&config, Device::CPU, 4).total()
+            estimate.of_rank(&config, &recipe(sequences), Device::CPU, 4).total()
         };
         assert!(of_rank(16) < of(16));
         let check_rank = |free| MemoryEstimate::check_rank(&config, &recipe(16), Device::CPU, 4, Some(free));
@@ -480,14 +505,19 @@ mod tests {
         let config = ModelConfig::preset("1b").unwrap();
         let device: Device = "cuda:0,fused".parse().unwrap();
         let alone = MemoryEstimate::new(&config, &recipe(8), device);
-        let rank = alone.of_rank(&config, device, 8);
-        assert_eq!((rank.weights, rank.gradients), (alone.weights, alone.gradients));
-        assert_eq!(rank.optimiser, 0, "the moments are not on the GPU");
-        let all = 16 * config.parameters() as u64;
+        // Of a batch of 16, eight ranks have two micro-batches of one, or a micro-batch of two at most.
+        let [adds, single] = [1, 2].map(|sequences| alone.of_rank(&config, &recipe(sequences), device, 8));
+        assert_eq!((adds.weights, adds.gradients), (alone.weights, alone.gradients));
+        let ModelConfig { vocab, d_model, layers, .. } = config;
+        let others = vocab * d_model + d_model;
+        let layer = (config.parameters() - others) / layers;
+        assert_eq!((single.weights, single.gradients), (alone.weights, 4 * (layer + others) as u64));
+        assert_eq!([adds.optimiser, single.optimiser], [0; 2], "the moments are not on the GPU");
+        let all = 12 * config.parameters() as u64;
         let check = |here, free| MemoryEstimate::check_rank_slices(&config, here, 8, Some(free));
         assert_eq!((check(8, all), check(4, all / 2)), (Ok(()), Ok(())));
         let refused = check(8, all - 8).unwrap_err().to_string();
-        assert!(refused.contains("8 ranks on this machine keep about 18.4 GiB"), "{refused}");
+        assert!(refused.contains("8 ranks on this machine keep about 13.8 GiB"), "{refused}");
         assert_eq!(MemoryEstimate::check_rank_slices(&config, 8, 8, None), Ok(()));
     }
 

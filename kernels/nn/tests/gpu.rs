@@ -303,7 +303,7 @@ fn parallel(
     left: &Arc<AtomicU32>,
 ) -> Trainer {
     let open = move |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
-        engine::open_rank(device, config, recipe, flat)
+        engine::open_rank(device, ranks, config, recipe, flat)
     };
     let left = left.clone();
     let connect: Connect = Box::new(move || {

@@ -10,7 +10,7 @@ use llama::{Constants, Llama};
 use model::{ModelConfig, Optimiser, Recipe};
 use nn::{
     Blocks, Device, DeviceError, DeviceName, Engine, Gradients, ModelError, RankEngine, StepParams,
-    engine::{self, Batch, parts_of, take},
+    engine::{self, Batch, Reduce, parts_of, take},
     optim::{optimiser_of, weight_decay},
 };
 use optim::Moments;
@@ -257,14 +257,17 @@ impl RankEngine for BurnEngine {
         true
     }
 
-    fn micro_batches(&mut self, sequences: &[&[u32]], rows: usize) -> Result<Vec<f64>, ModelError> {
+    fn micro_batches(
+        &mut self,
+        sequences: &[&[u32]],
+        rows: usize,
+        reduce: &mut Reduce<'_>,
+    ) -> Result<Vec<f64>, ModelError> {
         let losses = self.losses_and_gradients(sequences, rows)?;
-        read(self.name, losses)
-    }
-
-    fn read_gradient(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
         let training = self.training.as_ref().ok_or(ModelError::NotForTraining)?;
-        self.read_part(&training.gradients, range, values)
+        let read_part = &mut |part, values: &mut Vec<f32>| self.read_part(&training.gradients, part, values);
+        reduce(0..self.config.parameters(), read_part)?;
+        read(self.name, losses)
     }
 
     fn read_weights(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {

@@ -41,12 +41,13 @@ pub fn evaluator(device: Device, config: &ModelConfig, flat: &[f32]) -> Result<E
     Ok(Evaluator::from_engine(config, open(device, config, None, flat)?))
 }
 
-/// The engine of one of several ranks that train together, without an optimiser of its own.
+/// The engine of one of `ranks` that train together, without an optimiser of its own.
 ///
 /// # Errors
 /// As [`nn::engine::open_rank`], or if the program was built without the engine.
 pub fn rank(
     device: Device,
+    ranks: usize,
     config: &ModelConfig,
     recipe: &Recipe,
     flat: &[f32],
@@ -55,7 +56,7 @@ pub fn rank(
     if device.engine() == nn::EngineKind::Burn {
         return nn_burn::open_rank(device, config, recipe, flat);
     }
-    nn::engine::open_rank(device, config, recipe, flat)
+    nn::engine::open_rank(device, ranks, config, recipe, flat)
 }
 
 /// Sequences of `seq_len + 1` tokens to measure with: evenly spread over the vocabulary, and the same each time.

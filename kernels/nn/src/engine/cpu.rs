@@ -10,8 +10,8 @@
 #![allow(non_snake_case, reason = "a length is named by its letter: see layers/mod.rs")]
 
 use super::{
-    Blocks, Engine, Gradients, KvCache, RankEngine, Read,
-    stacks::{LayerStacks, Stack, Stacks, stacks},
+    Blocks, Engine, Gradients, KvCache, RankEngine, Read, Reduce,
+    stacks::{LayerStacks, Stack, Stacks, ranges, stacks},
     take, take_mut,
 };
 use crate::{
@@ -41,7 +41,7 @@ pub struct CpuEngine {
     network: Network,
     /// The flat parameter vector.
     weights: Vec<f32>,
-    /// Of the flat parameter vector. Empty until the first gradient.
+    /// Of the flat parameter vector. Empty until the first gradient, and for a rank.
     gradients: Vec<f32>,
     workspace: Workspace,
     training: Option<Training>,
@@ -119,9 +119,13 @@ impl Engine for CpuEngine {
         let scale = 1.0 / rows as f32;
         let gradients = zeroed(gradients, weights.len());
         let mut losses = Vec::with_capacity(rows);
+        let mut add_up = |range: Range<usize>, values: &[f32]| {
+            add(&mut gradients[range], values);
+            Ok(())
+        };
         for batch in sequences.chunks(recipe.micro_batch) {
             let batch = Batch::new(batch);
-            losses.extend(network.losses_and_gradients(weights, &batch, scale, gradients, workspace));
+            losses.extend(network.losses_and_gradients(weights, &batch, scale, &mut add_up, workspace)?);
         }
         let norm = tracing::trace_span!(target: "profile", "norm").in_scope(|| {
             let mut rest = &gradients[..];
@@ -162,16 +166,23 @@ impl RankEngine for CpuEngine {
         false
     }
 
-    fn micro_batches(&mut self, sequences: &[&[u32]], rows: usize) -> Result<Vec<f64>, ModelError> {
-        let CpuEngine { network, weights, gradients, workspace, .. } = self;
-        let gradients = zeroed(gradients, weights.len());
+    fn micro_batches(
+        &mut self,
+        sequences: &[&[u32]],
+        rows: usize,
+        reduce: &mut Reduce<'_>,
+    ) -> Result<Vec<f64>, ModelError> {
+        let CpuEngine { network, weights, workspace, .. } = self;
+        let mut give = |range: Range<usize>, gradient: &[f32]| {
+            let first = range.start;
+            let read = &mut |part: Range<usize>, values: &mut Vec<f32>| {
+                values.extend_from_slice(&gradient[part.start - first..part.end - first]);
+                Ok(())
+            };
+            reduce(range, read)
+        };
         let (batch, scale) = (Batch::new(sequences), 1.0 / rows as f32);
-        Ok(network.losses_and_gradients(weights, &batch, scale, gradients, workspace))
-    }
-
-    fn read_gradient(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
-        values.extend_from_slice(&self.gradients[range]);
-        Ok(())
+        network.losses_and_gradients(weights, &batch, scale, &mut give, workspace)
     }
 
     fn read_weights(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
@@ -189,10 +200,15 @@ impl RankEngine for CpuEngine {
     }
 }
 
+/// Takes a micro-batch's gradient of one stack, and its range of the flat vector.
+type TakeGradient<'a> = dyn FnMut(Range<usize>, &[f32]) -> Result<(), ModelError> + 'a;
+
 /// What the passes need besides weights and buffers, and never changes.
 struct Network {
     config: ModelConfig,
     stacks: Vec<Stack>,
+    /// Of the flat parameter vector.
+    ranges: Stacks<Range<usize>>,
     attention: attention::Shape,
     angles: Angles,
 }
@@ -244,8 +260,10 @@ struct Activations {
 
 impl Network {
     fn new(config: &ModelConfig) -> Network {
+        let stacks = stacks(config);
         Network {
-            stacks: stacks(config),
+            ranges: Stacks::in_order(ranges(&stacks)),
+            stacks,
             attention: config.into(),
             angles: Angles::new(config.seq_len, config.head_width(), config.rope_theta),
             config: config.clone(),
@@ -331,24 +349,21 @@ impl Network {
         logits
     }
 
-    /// The loss of each token. Adds the gradients of `scale · Σ losses` to `gradients`.
+    /// The loss of each token. Gives the gradients of `scale · Σ losses` to `take`, from the last stack to the first.
     fn losses_and_gradients(
         &self,
         weights: &[f32],
         batch: &Batch,
         scale: f32,
-        gradients: &mut [f32],
+        take: &mut TakeGradient<'_>,
         workspace: &mut Workspace,
-    ) -> Vec<f64> {
+    ) -> Result<Vec<f64>, ModelError> {
         let weights = self.stacks(weights);
-        let mut rest = gradients;
-        let gradients = self.stacks.iter().map(|stack| take_mut(&mut rest, stack.len()));
-        let mut gradients = Stacks::in_order(gradients.collect());
         self.forward_sequences(&weights, &batch.tokens, weights.layers.len(), workspace);
         zeroed(&mut workspace.grad_embedding, weights.embedding.len());
-        let losses = self.head_backward(&weights, batch, scale, &mut gradients, workspace);
-        self.backward(&weights, &batch.tokens, &mut gradients, workspace);
-        losses
+        let losses = self.head_backward(&weights, batch, scale, take, workspace)?;
+        self.backward(&weights, &batch.tokens, take, workspace)?;
+        Ok(losses)
     }
 
     /// The layers backward, from the last, and the embedding.
@@ -357,20 +372,19 @@ impl Network {
         &self,
         weights: &Stacks<&[f32]>,
         tokens: &[u32],
-        gradients: &mut Stacks<&mut [f32]>,
+        take: &mut TakeGradient<'_>,
         workspace: &mut Workspace,
-    ) {
-        let layers = weights.layers.iter().zip(&mut gradients.layers).enumerate().rev();
-        for (layer, (weights, gradients)) in layers {
-            self.feed_forward_backward(weights, gradients, layer, workspace);
-            self.attend_backward(weights, gradients, layer, workspace);
+    ) -> Result<(), ModelError> {
+        for (layer, weights) in weights.layers.iter().enumerate().rev() {
+            self.feed_forward_backward(weights, take, layer, workspace)?;
+            self.attend_backward(weights, take, layer, workspace)?;
         }
         let D = self.config.d_model;
         for (row, &token) in workspace.grad_x.chunks_exact(D).zip(tokens) {
             let gradient = &mut workspace.grad_embedding[token as usize * D..][..D];
             add(gradient, row);
         }
-        add(gradients.embedding, &workspace.grad_embedding);
+        take(self.ranges.embedding.clone(), &workspace.grad_embedding)
     }
 
     /// The vocabulary, forward and backward, a few rows at a time, and the last norm. Leaves the gradient of the last
@@ -381,9 +395,9 @@ impl Network {
         weights: &Stacks<&[f32]>,
         batch: &Batch,
         scale: f32,
-        gradients: &mut Stacks<&mut [f32]>,
+        take: &mut TakeGradient<'_>,
         workspace: &mut Workspace,
-    ) -> Vec<f64> {
+    ) -> Result<Vec<f64>, ModelError> {
         let ModelConfig { vocab: V, d_model: D, .. } = self.config;
         let mut losses = Vec::with_capacity(batch.targets.len());
         let grad_normed = sized(&mut workspace.grad_normed, batch.tokens.len() * D);
@@ -403,8 +417,8 @@ impl Network {
         let (last, roots) = (&workspace.last, &workspace.last_roots);
         let grad_gain = zeroed(&mut workspace.grad_gain, D);
         rms_norm::backward(last, weights.norm, roots, grad_normed, grad_x, grad_gain);
-        add(gradients.norm, grad_gain);
-        losses
+        take(self.ranges.norm.clone(), grad_gain)?;
+        Ok(losses)
     }
 
     /// [`forward`](Self::forward) of whole sequences.
@@ -512,10 +526,11 @@ impl Network {
     fn feed_forward_backward(
         &self,
         weights: &LayerStacks<&[f32]>,
-        gradients: &mut LayerStacks<&mut [f32]>,
+        take: &mut TakeGradient<'_>,
         layer: usize,
         workspace: &mut Workspace,
-    ) {
+    ) -> Result<(), ModelError> {
+        let ranges = &self.ranges.layers[layer];
         let ModelConfig { d_model: D, d_ff: F, .. } = self.config;
         let kept = &mut workspace.layers[layer];
         let N = kept.middle.len() / D;
@@ -527,7 +542,7 @@ impl Network {
         swiglu::backward(&mut kept.gates_and_ups, F, inner);
         let grad_stack = sized(&mut workspace.grad_stack, D * F);
         product(Write::Set, grad_stack, [D, F], grad_next.transposed(), Mat::new(inner, [N, F]));
-        add(gradients.down, grad_stack);
+        take(ranges.down.clone(), grad_stack)?;
 
         let normed = sized(&mut workspace.normed, N * D);
         rms_norm::forward_from_roots(&kept.middle, weights.feed_forward_norm, &kept.middle_roots, normed);
@@ -536,7 +551,7 @@ impl Network {
         product(Write::Set, grad_normed, [N, D], grad_both, Mat::new(weights.gates_and_ups, [2 * F, D]));
         let grad_stack = sized(&mut workspace.grad_stack, 2 * F * D);
         product(Write::Set, grad_stack, [2 * F, D], grad_both.transposed(), Mat::new(normed, [N, D]));
-        add(gradients.gates_and_ups, grad_stack);
+        take(ranges.gates_and_ups.clone(), grad_stack)?;
         let (grad_x, grad_gain) = (&mut workspace.grad_x, zeroed(&mut workspace.grad_gain, D));
         rms_norm::backward(
             &kept.middle,
@@ -546,7 +561,7 @@ impl Network {
             grad_x,
             grad_gain,
         );
-        add(gradients.feed_forward_norm, grad_gain);
+        take(ranges.feed_forward_norm.clone(), grad_gain)
     }
 
     /// Replaces `workspace.grad_x`, the gradient of [`attend`](Self::attend)'s output, by that of its input.
@@ -554,10 +569,11 @@ impl Network {
     fn attend_backward(
         &self,
         weights: &LayerStacks<&[f32]>,
-        gradients: &mut LayerStacks<&mut [f32]>,
+        take: &mut TakeGradient<'_>,
         layer: usize,
         workspace: &mut Workspace,
-    ) {
+    ) -> Result<(), ModelError> {
+        let ranges = &self.ranges.layers[layer];
         let ModelConfig { d_model: D, heads: H, kv_heads: K, seq_len: T, .. } = self.config;
         let kept = &workspace.layers[layer];
         let N = kept.x.len() / D;
@@ -568,7 +584,7 @@ impl Network {
         product(Write::Set, grad_mixed, [N, D], grad_middle, Mat::new(weights.output, [D, D]));
         let grad_stack = sized(&mut workspace.grad_stack, D * D);
         product(Write::Set, grad_stack, [D, D], grad_middle.transposed(), Mat::new(&kept.mixed, [N, D]));
-        add(gradients.output, grad_stack);
+        take(ranges.output.clone(), grad_stack)?;
         let grad_rows = sized(&mut workspace.grad_rows, N * W);
         attention::backward(&self.attention, &kept.rows, &kept.mixed, &kept.log_sums, grad_mixed, grad_rows);
         rope::rotate(grad_rows, W, [H, K], T, &self.angles, Rotation::Back);
@@ -580,10 +596,10 @@ impl Network {
         product(Write::Set, grad_normed, [N, D], grad_rows, Mat::new(weights.rows, [W, D]));
         let grad_stack = sized(&mut workspace.grad_stack, W * D);
         product(Write::Set, grad_stack, [W, D], grad_rows.transposed(), Mat::new(normed, [N, D]));
-        add(gradients.rows, grad_stack);
+        take(ranges.rows.clone(), grad_stack)?;
         let (grad_x, grad_gain) = (&mut workspace.grad_x, zeroed(&mut workspace.grad_gain, D));
         rms_norm::backward(&kept.x, weights.attention_norm, &kept.roots, grad_normed, grad_x, grad_gain);
-        add(gradients.attention_norm, grad_gain);
+        take(ranges.attention_norm.clone(), grad_gain)
     }
 
     fn norm(&self, x: &[f32], gain: &[f32], into: &mut Vec<f32>, roots: &mut Vec<f32>) {

@@ -1,21 +1,23 @@
 //! Data parallel training: several ranks, each with an engine that has all weights, train one model (ADR 0050).
 //!
-//! A step deals its micro-batches to the ranks in turns. After each turn every rank adds, for the slice of the flat
-//! parameter vector that it owns, the gradients of all ranks in the order of the micro-batches. It has the moments of
-//! that slice alone, steps it, and gives its weights to all others: ZeRO-1 (Rajbhandari et al., 2020).
+//! Each rank owns a part of every tensor: the sum of its gradient, its moments, and its step (ZeRO-2, Rajbhandari et
+//! al., 2020; ADR 0067). A step deals its micro-batches to the ranks in turns. While the backward pass goes from the
+//! last tensor to the first, each tensor's gradient is added to the sums of its owners, in the order of the
+//! micro-batches, and dropped. After its step every rank gives its weights to all others.
 //!
 //! On a CPU a turn is one micro-batch per rank. All sums are those of one engine, in the same order, so any number of
-//! ranks gives the bits of one. An engine on a GPU adds up its micro-batches on the device (ADR 0055): a step is one
-//! turn, its gradient crosses the bus once, and the last bits depend on the number of ranks.
+//! ranks gives the bits of one. An engine on a GPU with several micro-batches in a step adds them up on the device, in a
+//! whole gradient (ADR 0055): a step is one turn, its gradient crosses the bus once, and the last bits depend on the
+//! number of ranks.
 //!
-//! Values go through the machine's memory in rounds of [`ROUND`] for each rank, so that all ranks receive at once and
-//! neither a gradient nor the weights of a GPU need a whole copy there.
+//! Every tensor is divided among all ranks, so that all receive at once. Values go through the machine's memory in
+//! rounds of [`ROUND`] for each rank, so neither a gradient nor the weights of a GPU need a whole copy there.
 //!
 //! Rank 0 is [`DataParallel`], an engine as any other; the other ranks [`serve`] it. A failed exchange ends the
 //! connection, and the moments of the other ranks are lost: a step fails until weights and moments are loaded again.
 //! The next step after that connects anew.
 
-use super::{Blocks, Engine, Gradients, RankEngine, check_len, take, take_mut};
+use super::{Blocks, Engine, Gradients, RankEngine, ReadPart, check_len, take};
 use crate::{
     ModelError, StepParams,
     collective::{Collective, CollectiveError},
@@ -38,7 +40,7 @@ pub type Connect = Box<dyn FnMut() -> Result<Box<dyn Collective>, ModelError> + 
 
 /// Moments that are read or written at once, in values: 4 MiB.
 const MOMENTS: usize = 1 << 20;
-/// Values of each rank's slice that are exchanged at once: 4 MiB.
+/// Values of each rank's part that are exchanged at once: 4 MiB.
 const ROUND: usize = 1 << 20;
 
 impl From<CollectiveError> for ModelError {
@@ -47,40 +49,58 @@ impl From<CollectiveError> for ModelError {
     }
 }
 
-/// Which rank has what.
-struct Layout {
-    /// By rank: its part of the flat parameter vector.
-    slices: Vec<Range<usize>>,
-    /// By rank: the tensors, or parts of them, in its slice.
-    parts: Vec<Vec<Part>>,
-    /// Values of each tensor.
-    tensors: Vec<usize>,
-}
+/// Which rank has what: of each tensor in schema order, a part.
+struct Layout(Vec<Divided>);
 
-/// A tensor, or a part of one, of one rank.
-struct Part {
-    /// Index of the tensor in schema order.
-    index: usize,
+/// A tensor among the ranks.
+struct Divided {
     tensor: Tensor,
-    range: Range<usize>,
+    /// Where it lies in the flat parameter vector.
+    start: usize,
+    len: usize,
+    /// By rank: its part of the tensor's values. They follow each other.
+    parts: Vec<Range<usize>>,
 }
 
-impl Part {
+impl Divided {
+    /// A part of the tensor as one of the flat parameter vector.
+    fn flat(&self, part: &Range<usize>) -> Range<usize> {
+        self.start + part.start..self.start + part.end
+    }
+
+    /// Moments per value.
     fn moments(&self) -> usize {
-        let moments = match self.tensor.optimiser {
+        match self.tensor.optimiser {
             Optimiser::AdamW => 2,
             Optimiser::Muon => 1,
-        };
-        moments * self.range.len()
+        }
     }
 }
 
 /// What is exchanged at once.
 struct Round {
-    /// By rank: a part of its slice.
+    /// By rank: some of its part.
     parts: Vec<Range<usize>>,
-    /// By rank: where the part lies in the buffer of the exchange.
+    /// By rank: where these lie in the buffer of the exchange.
     places: Vec<Range<usize>>,
+}
+
+/// The rounds in which these parts are exchanged.
+fn rounds(parts: &[Range<usize>]) -> impl Iterator<Item = Round> + '_ {
+    let longest = parts.iter().map(Range::len).max().unwrap_or(0);
+    (0..longest).step_by(ROUND).map(|first| {
+        let some = |part: &Range<usize>| {
+            let start = part.end.min(part.start + first);
+            start..part.end.min(start + ROUND)
+        };
+        let parts: Vec<Range<usize>> = parts.iter().map(some).collect();
+        let mut end = 0;
+        let place = |part: &Range<usize>| {
+            end += part.len();
+            end - part.len()..end
+        };
+        Round { places: parts.iter().map(place).collect(), parts }
+    })
 }
 
 /// Some of a rank's moments.
@@ -99,87 +119,66 @@ impl Piece {
 }
 
 impl Layout {
-    /// Slices of about the same length. A tensor that AdamW steps may be cut where the sum of squares begins a chunk;
-    /// Muon needs whole matrices.
+    /// Every rank gets about the same number of values of each tensor that AdamW steps: chunks of the sum of squares. A
+    /// matrix of Muon goes to the rank that has the fewest values of the tensors before it.
     fn new(config: &ModelConfig, recipe: &Recipe, ranks: usize) -> Layout {
-        let shapes: Vec<[usize; 2]> = config.shapes().into_iter().map(|(_, shape)| shape).collect();
-        let tensors: Vec<usize> = shapes.iter().map(|[rows, columns]| rows * columns).collect();
-        let all: usize = tensors.iter().sum();
-        let kinds: Vec<Tensor> =
-            (0..).zip(&shapes).map(|(index, &shape)| Tensor::of(recipe, index, shape)).collect();
-        let starts: Vec<usize> = tensors
-            .iter()
-            .scan(0, |end, len| {
-                *end += len;
-                Some(*end - len)
-            })
-            .collect();
-        let cut = |target: usize| {
-            let index = starts.partition_point(|start| *start <= target) - 1;
-            let (start, len) = (starts[index], tensors[index]);
-            let inside = target - start;
-            match kinds[index].optimiser {
-                Optimiser::AdamW => start + inside / norm::CHUNK * norm::CHUNK,
-                Optimiser::Muon if 2 * inside < len => start,
-                Optimiser::Muon => start + len,
-            }
-        };
-        let ends = (1..=ranks).map(|rank| if rank == ranks { all } else { cut(all * rank / ranks) });
-        let mut first = 0;
-        let slices: Vec<Range<usize>> = ends
-            .map(|end| {
-                let slice = first..end.max(first);
-                first = slice.end;
-                slice
-            })
-            .collect();
-        let parts_of = |slice: &Range<usize>| {
-            let part = |index: usize| {
-                let range = starts[index].max(slice.start)..(starts[index] + tensors[index]).min(slice.end);
-                (!range.is_empty()).then_some(Part { index, tensor: kinds[index], range })
+        let (mut start, mut values) = (0, vec![0; ranks]);
+        let divide = |(index, (_, shape)): (usize, (String, [usize; 2]))| {
+            let len = shape[0] * shape[1];
+            let tensor = Tensor::of(recipe, index, shape);
+            let chunk = match tensor.optimiser {
+                Optimiser::AdamW => norm::CHUNK,
+                Optimiser::Muon => len,
             };
-            (0..tensors.len()).filter_map(part).collect()
+            let chunks = len.div_ceil(chunk);
+            let mut shares = vec![chunks / ranks; ranks];
+            let mut least: Vec<usize> = (0..ranks).collect();
+            least.sort_by_key(|rank| values[*rank]);
+            least[..chunks % ranks].iter().for_each(|rank| shares[*rank] += 1);
+            let mut end = 0;
+            let part = |(share, values): (usize, &mut usize)| {
+                let first = end;
+                end = len.min(first + share * chunk);
+                *values += end - first;
+                first..end
+            };
+            let parts = shares.into_iter().zip(&mut values).map(part).collect();
+            start += len;
+            Divided { tensor, start: start - len, len, parts }
         };
-        Layout { parts: slices.iter().map(parts_of).collect(), slices, tensors }
+        Layout(config.shapes().into_iter().enumerate().map(divide).collect())
     }
 
-    /// The rounds in which all values are exchanged.
-    fn rounds(&self) -> impl Iterator<Item = Round> + '_ {
-        let longest = self.slices.iter().map(Range::len).max().unwrap_or(0);
-        (0..longest).step_by(ROUND).map(|first| {
-            let part = |slice: &Range<usize>| {
-                let start = slice.end.min(slice.start + first);
-                start..slice.end.min(start + ROUND)
-            };
-            let parts: Vec<Range<usize>> = self.slices.iter().map(part).collect();
-            let mut end = 0;
-            let place = |part: &Range<usize>| {
-                end += part.len();
-                end - part.len()..end
-            };
-            Round { places: parts.iter().map(place).collect(), parts }
-        })
+    /// Values of the whole model.
+    fn len(&self) -> usize {
+        self.0.last().map_or(0, |last| last.start + last.len)
+    }
+
+    /// Values of a rank.
+    fn values(&self, rank: usize) -> usize {
+        self.0.iter().map(|divided| divided.parts[rank].len()).sum()
     }
 
     /// Values of all moments of a rank.
     fn moments(&self, rank: usize) -> usize {
-        self.parts[rank].iter().map(Part::moments).sum()
+        self.0.iter().map(|divided| divided.moments() * divided.parts[rank].len()).sum()
     }
 
     /// All moments in the order of [`Engine::moments`].
     fn pieces(&self) -> Vec<Piece> {
-        // By tensor: mean and square of each rank's part.
-        let mut of_tensors: Vec<[Vec<Piece>; 2]> = vec![Default::default(); self.tensors.len()];
-        for (rank, parts) in self.parts.iter().enumerate() {
-            let mut first = 0;
-            for part in parts {
-                let count = part.range.len();
-                for (moment, pieces) in of_tensors[part.index].iter_mut().enumerate() {
-                    if (moment + 1) * count <= part.moments() {
-                        pieces.push(Piece { rank, first: first + moment * count, count });
-                    }
-                }
-                first += part.moments();
+        let mut pieces = Vec::new();
+        let mut ends = vec![0; self.0.first().map_or(0, |first| first.parts.len())];
+        for divided in &self.0 {
+            // Of each rank's part the mean, then of each the square.
+            for moment in 0..divided.moments() {
+                let of = |(rank, part): (usize, &Range<usize>)| {
+                    let count = part.len();
+                    Piece { rank, first: ends[rank] + moment * count, count }
+                };
+                pieces.extend(divided.parts.iter().enumerate().map(of));
+            }
+            for (end, part) in ends.iter_mut().zip(&divided.parts) {
+                *end += divided.moments() * part.len();
             }
         }
         let cut = |piece: Piece| {
@@ -189,7 +188,7 @@ impl Layout {
                 ..piece
             })
         };
-        of_tensors.into_iter().flatten().flatten().flat_map(cut).collect()
+        pieces.into_iter().flat_map(cut).collect()
     }
 }
 
@@ -236,9 +235,9 @@ struct Rank {
     recipe: Recipe,
     seq_len: usize,
     layout: Layout,
-    /// The gradient of the own slice, added over micro-batches.
+    /// The gradient of the own parts, one after the other, added over micro-batches.
     sum: Vec<f32>,
-    /// The weights of the own slice during a step.
+    /// The weights of the own part of a tensor during a step.
     weights: Vec<f32>,
     /// Of an exchange.
     buffer: Vec<f32>,
@@ -252,7 +251,7 @@ impl Rank {
         let layout = Layout::new(config, recipe, collective.ranks());
         let rank = collective.rank();
         Rank {
-            sum: vec![0.0; layout.slices[rank].len()],
+            sum: vec![0.0; layout.values(rank)],
             weights: Vec::new(),
             buffer: Vec::new(),
             moments: vec![0.0; layout.moments(rank)],
@@ -274,7 +273,7 @@ impl Rank {
         Ok(self.collective.gather(&[1.0], &lens).map(drop)?)
     }
 
-    /// The gradient of the mean loss, each rank's slice in its `sum`. The result is that of all ranks on rank 0 alone.
+    /// The gradient of the mean loss, each rank's parts in its `sum`. The result is that of all ranks on rank 0 alone.
     fn gradients(
         &mut self,
         local: &mut dyn RankEngine,
@@ -291,61 +290,82 @@ impl Rank {
         sum.fill(0.0);
         let mut losses = Vec::new();
         for turn in shares.chunks(ranks) {
-            let own = match turn.get(rank) {
-                Some(share) => local.micro_batches(share, rows)?,
-                None => Vec::new(),
-            };
-            for Round { parts, places } in layout.rounds() {
-                buffer.clear();
-                if rank < turn.len() {
-                    parts.iter().try_for_each(|part| local.read_gradient(part.clone(), buffer))?;
+            let (mut left, mut end) = (layout.0.len(), sum.len());
+            let mut reduce = |range: Range<usize>, read: &mut ReadPart<'_>| -> Result<(), ModelError> {
+                // In this order on all ranks, however many tensors an engine hands over at once.
+                while let Some(last) = layout.0[..left].last().filter(|last| range.start <= last.start) {
+                    left -= 1;
+                    let first = end - last.parts[rank].len();
+                    let sum = &mut sum[first..end];
+                    end = first;
+                    for Round { parts, places } in rounds(&last.parts) {
+                        buffer.clear();
+                        parts.iter().try_for_each(|part| read(last.flat(part), buffer))?;
+                        let sum = &mut sum[within(&parts[rank], &last.parts[rank])];
+                        collective.reduce_scatter(&places, buffer, turn.len(), sum)?;
+                    }
                 }
-                let sum = &mut sum[within(&parts[rank], &layout.slices[rank])];
-                collective.reduce_scatter(&places, buffer, turn.len(), sum)?;
-            }
+                Ok(())
+            };
+            let own = match turn.get(rank) {
+                Some(share) => local.micro_batches(share, rows, &mut reduce)?,
+                None => {
+                    reduce(0..layout.len(), &mut |_, _| Ok(()))?;
+                    Vec::new()
+                }
+            };
+            assert_eq!(left, 0, "an engine hands over its whole gradient");
             let lens: Vec<usize> =
                 (0..ranks).map(|rank| turn.get(rank).map_or(0, |share| share.len() * *seq_len)).collect();
             losses.extend(collective.gather(&own, &lens)?);
         }
         let mut rest = &sum[..];
-        let own = layout.parts[rank]
+        let own = layout
+            .0
             .iter()
-            .flat_map(|part| norm::chunks_squared(take(&mut rest, part.range.len())));
+            .flat_map(|divided| norm::chunks_squared(take(&mut rest, divided.parts[rank].len())));
         let own: Vec<f64> = own.collect();
-        let chunks =
-            |parts: &Vec<Part>| parts.iter().map(|part| part.range.len().div_ceil(norm::CHUNK)).sum();
-        let lens: Vec<usize> = layout.parts.iter().map(chunks).collect();
-        let chunks = collective.gather(&own, &lens)?;
+        let chunks = |divided: &Divided, rank: usize| divided.parts[rank].len().div_ceil(norm::CHUNK);
+        let lens: Vec<usize> =
+            (0..ranks).map(|rank| layout.0.iter().map(|divided| chunks(divided, rank)).sum()).collect();
+        let found = collective.gather(&own, &lens)?;
         if rank != 0 {
             return Ok(Gradients { loss: 0.0, norm: 0.0 });
         }
-        let mut chunks = chunks.into_iter();
-        let squares = layout.tensors.iter().map(|len| {
-            let of_tensor: Vec<f64> = chunks.by_ref().take(len.div_ceil(norm::CHUNK)).collect();
+        let mut rest = &found[..];
+        let mut of_ranks: Vec<&[f64]> =
+            lens.iter().map(|len| rest.split_off(..*len).expect("as many were gathered")).collect();
+        let squares = layout.0.iter().map(|divided| {
+            let of_rank = |(rank, of_rank): (usize, &mut &[f64])| {
+                of_rank.split_off(..chunks(divided, rank)).expect("as many were gathered").to_vec()
+            };
+            let of_tensor: Vec<f64> = of_ranks.iter_mut().enumerate().flat_map(of_rank).collect();
             norm::sum_chunks(&of_tensor)
         });
         let norm = squares.sum::<f64>().sqrt();
         Ok(Gradients { loss: losses.iter().sum::<f64>() / rows as f64, norm })
     }
 
-    /// Steps the own slice of the weights, and takes over the others.
+    /// Steps the own part of each tensor, and takes over the others.
     fn step(&mut self, local: &mut dyn RankEngine, params: &StepParams) -> Result<(), ModelError> {
         let Rank { collective, recipe, layout, sum, weights, buffer, moments, muon, .. } = self;
         let rank = collective.rank();
-        weights.clear();
-        local.read_weights(layout.slices[rank].clone(), weights)?;
-        let (mut rest, mut sum, mut moments) = (&mut weights[..], &sum[..], &mut moments[..]);
-        for Part { tensor, range, .. } in &layout.parts[rank] {
-            let (weights, gradient) = (take_mut(&mut rest, range.len()), take(&mut sum, range.len()));
-            optim::step(recipe, params, tensor, weights, gradient, &mut moments, muon);
-        }
-        for Round { parts, places } in layout.rounds() {
-            buffer.resize(places.last().map_or(0, |place| place.end), 0.0);
-            let own = &weights[within(&parts[rank], &layout.slices[rank])];
-            buffer[places[rank].clone()].copy_from_slice(own);
-            collective.all_gather(&places, buffer)?;
-            for (part, place) in parts.iter().zip(places) {
-                local.write_weights(part.start, &buffer[place])?;
+        let (mut sum, mut moments) = (&sum[..], &mut moments[..]);
+        for divided in &layout.0 {
+            let own = &divided.parts[rank];
+            weights.clear();
+            if !own.is_empty() {
+                local.read_weights(divided.flat(own), weights)?;
+                let gradient = take(&mut sum, own.len());
+                optim::step(recipe, params, &divided.tensor, weights, gradient, &mut moments, muon);
+            }
+            for Round { parts, places } in rounds(&divided.parts) {
+                buffer.resize(places.last().map_or(0, |place| place.end), 0.0);
+                buffer[places[rank].clone()].copy_from_slice(&weights[within(&parts[rank], own)]);
+                collective.all_gather(&places, buffer)?;
+                for (part, place) in parts.iter().zip(places).filter(|(part, _)| !part.is_empty()) {
+                    local.write_weights(divided.flat(part).start, &buffer[place])?;
+                }
             }
         }
         local.finish_weights()
@@ -354,7 +374,7 @@ impl Rank {
     /// Gives the weights of rank 0 to all.
     fn share_weights(&mut self, local: &mut dyn RankEngine) -> Result<(), ModelError> {
         let Rank { collective, layout, buffer, .. } = self;
-        let end = layout.slices.last().map_or(0, |slice| slice.end);
+        let end = layout.len();
         for first in (0..end).step_by(ROUND) {
             let range = first..end.min(first + ROUND);
             if collective.rank() == 0 {
@@ -401,9 +421,9 @@ impl Rank {
     }
 }
 
-/// Where `part` lies within `slice`.
-fn within(part: &Range<usize>, slice: &Range<usize>) -> Range<usize> {
-    part.start - slice.start..part.end - slice.start
+/// Where `some` lies within `part`.
+fn within(some: &Range<usize>, part: &Range<usize>) -> Range<usize> {
+    some.start - part.start..some.end - part.start
 }
 
 fn foreign() -> ModelError {
@@ -737,59 +757,63 @@ mod tests {
     use model::RateSchedule;
     use proptest::prelude::*;
 
-    fn layouts() -> impl Iterator<Item = (ModelConfig, Recipe, Layout)> {
+    fn layouts() -> impl Iterator<Item = (ModelConfig, Recipe, usize, Layout)> {
         let configs = [tiny(), ModelConfig::preset("117k").unwrap(), ModelConfig::preset("6m").unwrap()];
         configs.into_iter().flat_map(|config| {
             [Optimiser::AdamW, Optimiser::Muon].into_iter().flat_map(move |optimiser| {
                 let (config, recipe) = (config.clone(), Recipe { optimiser, ..recipe() });
                 [1, 2, 3, 4, 8, 64].into_iter().map(move |ranks| {
                     let layout = Layout::new(&config, &recipe, ranks);
-                    assert_eq!(layout.slices.len(), ranks);
-                    (config.clone(), recipe.clone(), layout)
+                    (config.clone(), recipe.clone(), ranks, layout)
                 })
             })
         })
     }
 
     #[test]
-    fn slices_cover_the_model_and_cut_no_chunk_and_no_matrix_of_muon() {
-        for (config, _, layout) in layouts() {
-            let mut end = 0;
-            for slice in &layout.slices {
-                assert_eq!(slice.start, end);
-                end = slice.end;
+    fn parts_cover_the_model_and_cut_no_chunk_and_no_matrix_of_muon() {
+        for (config, _, ranks, layout) in layouts() {
+            let mut start = 0;
+            for divided in &layout.0 {
+                assert_eq!((divided.start, divided.parts.len()), (start, ranks));
+                start += divided.len;
+                let mut end = 0;
+                for part in &divided.parts {
+                    assert_eq!(part.start, end);
+                    end = part.end;
+                    assert!(end == divided.len || end % norm::CHUNK == 0);
+                    let is_whole = part.is_empty() || part.len() == divided.len;
+                    assert!(divided.tensor.optimiser == Optimiser::AdamW || is_whole);
+                }
+                assert_eq!(end, divided.len);
             }
-            assert_eq!(end, config.parameters());
-            let starts: Vec<usize> =
-                (0..layout.tensors.len()).map(|index| layout.tensors[..index].iter().sum()).collect();
-            for part in layout.parts.iter().flatten() {
-                let (start, len) = (starts[part.index], layout.tensors[part.index]);
-                assert_eq!((part.range.start - start) % norm::CHUNK, 0);
-                assert!(part.tensor.optimiser == Optimiser::AdamW || part.range == (start..start + len));
-            }
+            assert_eq!((start, layout.len()), (config.parameters(), config.parameters()));
+            let values: usize = (0..ranks).map(|rank| layout.values(rank)).sum();
+            assert_eq!(values, config.parameters());
         }
     }
 
     #[test]
-    fn slices_of_a_model_for_adamw_are_equal_but_for_a_chunk() {
+    fn ranks_have_the_same_but_for_a_chunk_or_a_matrix_of_muon() {
         let config = ModelConfig::preset("6m").unwrap();
-        for ranks in [2, 4, 8] {
-            let layout = Layout::new(&config, &recipe(), ranks);
-            let fair = config.parameters() / ranks;
-            assert!(
-                layout.slices.iter().all(|slice| slice.len().abs_diff(fair) <= norm::CHUNK + 1),
-                "{ranks}"
-            );
+        let largest = config.shapes().into_iter().skip(1).map(|(_, [rows, columns])| rows * columns).max();
+        for (optimiser, most) in [(Optimiser::AdamW, norm::CHUNK), (Optimiser::Muon, largest.unwrap())] {
+            for ranks in [2, 4, 8] {
+                let layout = Layout::new(&config, &Recipe { optimiser, ..recipe() }, ranks);
+                let values: Vec<usize> = (0..ranks).map(|rank| layout.values(rank)).collect();
+                let apart = values.iter().max().unwrap() - values.iter().min().unwrap();
+                assert!(apart <= most, "{optimiser:?}: {values:?}");
+            }
         }
     }
 
     #[test]
-    fn rounds_cover_each_slice_once_and_leave_no_gap_in_the_buffer() {
-        let large = ModelConfig::preset("6m").unwrap();
-        let large = [1, 3, 8].map(|ranks| (large.clone(), recipe(), Layout::new(&large, &recipe(), ranks)));
-        for (_, _, layout) in layouts().chain(large) {
-            let mut ends: Vec<usize> = layout.slices.iter().map(|slice| slice.start).collect();
-            for Round { parts, places } in layout.rounds() {
+    fn rounds_cover_each_part_once_and_leave_no_gap_in_the_buffer() {
+        let longer = vec![0..3 * ROUND + 5, 3 * ROUND + 5..3 * ROUND + 5, 3 * ROUND + 5..4 * ROUND];
+        let divided = layouts().flat_map(|(_, _, _, layout)| layout.0).map(|divided| divided.parts);
+        for whole in divided.chain([longer]) {
+            let mut ends: Vec<usize> = whole.iter().map(|part| part.start).collect();
+            for Round { parts, places } in rounds(&whole) {
                 let mut place_end = 0;
                 for ((end, part), place) in ends.iter_mut().zip(parts).zip(places) {
                     assert_eq!((part.start, place.start, part.len()), (*end, place_end, place.len()));
@@ -797,17 +821,17 @@ mod tests {
                     (*end, place_end) = (part.end, place.end);
                 }
             }
-            assert!(ends.iter().zip(&layout.slices).all(|(end, slice)| *end == slice.end));
+            assert!(ends.iter().zip(&whole).all(|(end, part)| *end == part.end));
         }
     }
 
     #[test]
     fn the_pieces_of_moments_are_each_ranks_once() {
-        for (config, recipe, layout) in layouts() {
+        for (config, recipe, ranks, layout) in layouts() {
             let pieces = layout.pieces();
             let all: usize = pieces.iter().map(|piece| piece.count).sum();
             assert_eq!(all, optim::moment_count(&config, recipe.optimiser));
-            for rank in 0..layout.slices.len() {
+            for rank in 0..ranks {
                 let mut own: Vec<Range<usize>> =
                     pieces.iter().filter(|piece| piece.rank == rank).map(Piece::range).collect();
                 own.sort_by_key(|range| range.start);

@@ -2,6 +2,7 @@
 //! the flat parameter vector. Queries, keys and values are one product, gates and ups another.
 
 use model::ModelConfig;
+use std::ops::Range;
 
 /// One value per stack of a model, in the order of the flat parameter vector.
 pub(super) struct Stacks<T> {
@@ -47,10 +48,17 @@ impl Stack {
     }
 }
 
+/// Tensors of each stack of a layer.
+const LAYER: [usize; 6] = [1, 3, 1, 1, 2, 1];
+
+/// The stacks of a layer among those of the model.
+#[cfg(feature = "gpu")]
+pub(super) fn of_layer(layer: usize) -> Range<usize> {
+    1 + LAYER.len() * layer..1 + LAYER.len() * (layer + 1)
+}
+
 /// The stacks of a model, in the order of the flat parameter vector.
 pub(super) fn stacks(config: &ModelConfig) -> Vec<Stack> {
-    /// Tensors of each stack of a layer.
-    const LAYER: [usize; 6] = [1, 3, 1, 1, 2, 1];
     let shapes: Vec<[usize; 2]> = config.shapes().into_iter().map(|(_, shape)| shape).collect();
     let counts = [1].into_iter().chain(std::iter::repeat_n(LAYER, config.layers).flatten()).chain([1]);
     let mut first = 0;
@@ -59,6 +67,16 @@ pub(super) fn stacks(config: &ModelConfig) -> Vec<Stack> {
         Stack::new(&shapes[first - count..first])
     };
     counts.map(stack).collect()
+}
+
+/// Where each of these stacks lies in the flat parameter vector.
+pub(super) fn ranges(stacks: &[Stack]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let range = |stack: &Stack| {
+        end += stack.len();
+        end - stack.len()..end
+    };
+    stacks.iter().map(range).collect()
 }
 
 impl<T> Stacks<T> {

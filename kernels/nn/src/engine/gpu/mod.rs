@@ -16,13 +16,14 @@ mod network;
 mod workspace;
 
 use super::{
-    Blocks, Engine, Gradients, RankEngine, parts_of,
-    stacks::{Stack, stacks},
+    Blocks, Engine, Gradients, RankEngine, Reduce, parts_of,
+    stacks::{Stack, of_layer, ranges, stacks},
     take, take_mut,
 };
 use crate::{
     Device, DeviceError, DeviceMemory, MemoryEstimate, ModelError, Precision, StepParams,
     batch::Batch,
+    estimate,
     gpu::{Array, GpuError, Result},
     layers::matmul::Write,
     optim::{adamw::Coefficients, weight_decay},
@@ -53,16 +54,33 @@ pub struct GpuEngine {
 pub(super) enum Purpose<'a> {
     Evaluation,
     Training(&'a Recipe),
-    /// Gradients for [`DataParallel`](super::DataParallel).
-    Rank(&'a Recipe),
+    /// Gradients for [`DataParallel`](super::DataParallel), for one of some ranks.
+    Rank {
+        recipe: &'a Recipe,
+        ranks: usize,
+    },
 }
 
 struct Training {
     recipe: Recipe,
-    /// One per stack.
+    /// One per stack. The layers' are the same arrays for a rank that hands over each layer's gradient at once.
     gradients: Vec<Array>,
+    adds_micro_batches: bool,
     /// The same; none for a rank.
     moments: Option<Vec<Moments>>,
+}
+
+/// Why micro-batches of a rank failed.
+enum RankFailure {
+    Gpu(GpuError),
+    /// While their gradient was handed over.
+    Exchange(ModelError),
+}
+
+impl From<GpuError> for RankFailure {
+    fn from(error: GpuError) -> RankFailure {
+        RankFailure::Gpu(error)
+    }
 }
 
 /// f32: AdamW's moving averages, of a gradient and of its square.
@@ -83,7 +101,7 @@ impl GpuEngine {
     ) -> Result<GpuEngine, ModelError> {
         let recipe = match purpose {
             Purpose::Evaluation => None,
-            Purpose::Training(recipe) | Purpose::Rank(recipe) => Some(recipe),
+            Purpose::Training(recipe) | Purpose::Rank { recipe, .. } => Some(recipe),
         };
         let precision = match recipe {
             Some(_) => device.precision_for_training(),
@@ -99,8 +117,14 @@ impl GpuEngine {
             network.overwrite(&weights, flat)?;
             let sequences = recipe.map_or_else(|| TOKENS_MAX / config.seq_len, sequences_at_once).max(1);
             let workspace = Workspace::new(&network, sequences * config.seq_len, recipe.is_some())?;
-            let has_moments = matches!(purpose, Purpose::Training(_));
-            let training = recipe.map(|recipe| Training::new(&network, recipe, has_moments)).transpose()?;
+            let training = match purpose {
+                Purpose::Evaluation => None,
+                Purpose::Training(recipe) => Some(Training::new(&network, recipe, true, true)?),
+                Purpose::Rank { recipe, ranks } => {
+                    let adds = estimate::adds_micro_batches(recipe, device, ranks);
+                    Some(Training::new(&network, recipe, adds, false)?)
+                }
+            };
             // Buffers are taken when they are first written or waited for: what does not fit fails here.
             network.gpu.finish()?;
             Ok((weights, workspace, training))
@@ -154,30 +178,48 @@ impl GpuEngine {
 }
 
 impl Training {
-    fn new(network: &Network, recipe: &Recipe, has_moments: bool) -> Result<Training> {
+    fn new(
+        network: &Network,
+        recipe: &Recipe,
+        adds_micro_batches: bool,
+        has_moments: bool,
+    ) -> Result<Training> {
         let stacks = stacks(&network.config);
-        let zeros = |stack: &Stack| {
+        let zeros = |stack: &Stack| -> Result<Array> {
             let zeros = network.gpu.array(stack.len(), Precision::F32)?;
             network.gpu.fill(&zeros, 0.0)?;
             Ok(zeros)
         };
-        let moments = |stack| Ok(Moments { mean: zeros(stack)?, square: zeros(stack)? });
+        let moments =
+            |stack| -> Result<Moments> { Ok(Moments { mean: zeros(stack)?, square: zeros(stack)? }) };
+        let mut gradients: Vec<Array> = Vec::with_capacity(stacks.len());
+        let (first, layers) = (of_layer(0), of_layer(0).start..stacks.len() - 1);
+        for (index, stack) in stacks.iter().enumerate() {
+            let is_shared = !adds_micro_batches && layers.contains(&index) && !first.contains(&index);
+            gradients.push(match is_shared {
+                true => gradients[index - first.len()].clone(),
+                false => zeros(stack)?,
+            });
+        }
         Ok(Training {
             recipe: recipe.clone(),
-            gradients: stacks.iter().map(zeros).collect::<Result<_>>()?,
+            gradients,
+            adds_micro_batches,
             moments: has_moments.then(|| stacks.iter().map(moments).collect::<Result<_>>()).transpose()?,
         })
     }
 
-    /// The losses of tokens, by micro-batch. Leaves the gradient of `Σ losses / rows` in `gradients`.
-    fn losses(
+    /// The losses of tokens, by micro-batch. Leaves the gradient of `Σ losses / rows` in `gradients`; while a micro-batch
+    /// is computed, calls `written` with the stacks of which its part is complete.
+    fn losses<E: From<GpuError>>(
         &self,
         network: &Network,
         weights: &[Weight],
         sequences: &[&[u32]],
         rows: usize,
         workspace: &Workspace,
-    ) -> Result<Vec<Array>, GpuError> {
+        written: &mut dyn FnMut(Range<usize>) -> Result<(), E>,
+    ) -> Result<Vec<Array>, E> {
         if sequences.is_empty() {
             self.gradients.iter().try_for_each(|gradient| network.gpu.fill(gradient, 0.0))?;
         }
@@ -194,6 +236,7 @@ impl Training {
                 write,
                 &self.gradients,
                 workspace,
+                written,
             )?);
         }
         Ok(on_device)
@@ -208,7 +251,8 @@ impl Training {
         workspace: &Workspace,
     ) -> Result<(Vec<f32>, f64), GpuError> {
         let (gpu, rows) = (&network.gpu, sequences.len() * network.config.seq_len);
-        let on_device = self.losses(network, weights, sequences, rows, workspace)?;
+        let on_device =
+            self.losses::<GpuError>(network, weights, sequences, rows, workspace, &mut |_| Ok(()))?;
         // The CPU waits here for the device, once per step.
         let norm = tracing::trace_span!(target: "profile", "norm")
             .in_scope(|| gpu.sum_of_squares(&self.gradients.iter().collect::<Vec<_>>()))?
@@ -340,25 +384,47 @@ impl Engine for GpuEngine {
 
 impl RankEngine for GpuEngine {
     fn adds_micro_batches(&self) -> bool {
-        true
+        self.training.as_ref().is_some_and(|training| training.adds_micro_batches)
     }
 
-    fn micro_batches(&mut self, sequences: &[&[u32]], rows: usize) -> Result<Vec<f64>, ModelError> {
+    fn micro_batches(
+        &mut self,
+        sequences: &[&[u32]],
+        rows: usize,
+        reduce: &mut Reduce<'_>,
+    ) -> Result<Vec<f64>, ModelError> {
         self.check_current()?;
-        let GpuEngine { network, weights, workspace, training, .. } = &*self;
+        let this = &*self;
+        let GpuEngine { network, weights, workspace, training, .. } = this;
         let training = training.as_ref().ok_or(ModelError::NotForTraining)?;
-        let explain = |error| explained(&network.config, &training.recipe, network.gpu.device(), &error);
-        let on_device = training.losses(network, weights, sequences, rows, workspace).map_err(explain)?;
+        let ranges = ranges(&stacks(&network.config));
+        let gradients: Vec<&Array> = training.gradients.iter().collect();
+        let mut give = |stacks: Range<usize>| {
+            let range = ranges[stacks.start].start..ranges[stacks.end - 1].end;
+            reduce(range, &mut |part, values| this.read(&gradients, part, values))
+        };
+        let found = match training.adds_micro_batches {
+            true => {
+                training.losses::<RankFailure>(network, weights, sequences, rows, workspace, &mut |_| Ok(()))
+            }
+            false => training.losses(network, weights, sequences, rows, workspace, &mut |stacks| {
+                give(stacks).map_err(RankFailure::Exchange)
+            }),
+        };
+        let on_device = found.map_err(|failure| match failure {
+            RankFailure::Gpu(error) => {
+                explained(&network.config, &training.recipe, network.gpu.device(), &error)
+            }
+            RankFailure::Exchange(error) => error,
+        })?;
+        if training.adds_micro_batches {
+            give(0..ranges.len())?;
+        }
         let mut losses = Vec::with_capacity(rows);
         for micro_batch in &on_device {
             losses.extend(self.download(micro_batch)?.into_iter().map(f64::from));
         }
         Ok(losses)
-    }
-
-    fn read_gradient(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
-        let training = self.training.as_ref().ok_or(ModelError::NotForTraining)?;
-        self.read(&training.gradients.iter().collect::<Vec<_>>(), range, values)
     }
 
     fn read_weights(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {

@@ -10,11 +10,11 @@ use crate::{
     ActivationCheckpointing, Device, DeviceError, ModelError, Precision,
     batch::Batch,
     engine::{
-        stacks::{LayerStacks, Stack, Stacks, stacks},
+        stacks::{LayerStacks, Stack, Stacks, of_layer, stacks},
         take,
     },
     estimate::logits_rows,
-    gpu::{Array, Gpu, GpuAngles, Result},
+    gpu::{Array, Gpu, GpuAngles, GpuError, Result},
     layers::{
         attention::Shape,
         matmul::{Write, gpu::View},
@@ -22,6 +22,7 @@ use crate::{
     },
 };
 use model::ModelConfig;
+use std::ops::Range;
 
 /// What the passes need besides weights and buffers, and never changes.
 pub(super) struct Network {
@@ -165,8 +166,9 @@ impl Network {
         Ok(values)
     }
 
-    /// The loss of each token. Writes the gradients of `scale · Σ losses` to `gradients`, one per stack, or adds them.
-    pub fn losses_and_gradients(
+    /// The loss of each token. Writes the gradients of `scale · Σ losses` to `gradients`, one per stack, or adds them,
+    /// from the last stack to the first. Calls `written` with the stacks that are complete.
+    pub fn losses_and_gradients<E: From<GpuError>>(
         &self,
         weights: &[Weight],
         batch: &Batch,
@@ -174,35 +176,37 @@ impl Network {
         write: Write,
         gradients: &[Array],
         workspace: &Workspace,
-    ) -> Result<Array> {
-        if write == Write::Set {
-            // Norms' gains are added to in any case.
-            for gradient in gradients.iter().zip(weights).filter(|(_, weight)| weight.shape[0] == 1) {
-                self.gpu.fill(gradient.0, 0.0)?;
-            }
-        }
+        written: &mut dyn FnMut(Range<usize>) -> Result<(), E>,
+    ) -> Result<Array, E> {
+        let stacks = gradients.len();
         let weights = &Stacks::in_order(weights.iter().collect());
         let gradients = &Stacks::in_order(gradients.iter().collect());
         let workspace = &workspace.part(&self.gpu, batch.tokens.len())?;
         self.hidden(weights, &batch.tokens, workspace)?;
         let losses = self.head_backward(weights, batch, scale, write, gradients, workspace)?;
-        self.backward(weights, batch, write, gradients, workspace)?;
+        written(stacks - 1..stacks)?;
+        self.backward(weights, batch, write, gradients, workspace, written)?;
         Ok(losses)
     }
 
     /// The layers backward, from the last, whose activations are kept in any case, and the embedding.
     #[tracing::instrument(name = "backward", target = "profile", level = "trace", skip_all)]
-    fn backward(
+    fn backward<E: From<GpuError>>(
         &self,
         weights: &Stacks<&Weight>,
         batch: &Batch,
         write: Write,
         gradients: &Stacks<&Array>,
         workspace: &Workspace,
-    ) -> Result {
+        written: &mut dyn FnMut(Range<usize>) -> Result<(), E>,
+    ) -> Result<(), E> {
         for (layer, activations) in workspace.layers.iter().enumerate().rev() {
             let is_last = layer + 1 == workspace.layers.len();
             let (weights, gradients) = (&weights.layers[layer], &gradients.layers[layer]);
+            if write == Write::Set {
+                self.gpu.fill(gradients.feed_forward_norm, 0.0)?;
+                self.gpu.fill(gradients.attention_norm, 0.0)?;
+            }
             if self.checkpointing() == ActivationCheckpointing::Layers && !is_last {
                 self.attend(weights, activations, workspace)?;
                 let Activations { middle, middle_roots, .. } = activations;
@@ -211,10 +215,12 @@ impl Network {
             let again = self.checkpointing() != ActivationCheckpointing::None && !is_last;
             self.feed_forward_backward(weights, write, gradients, activations, workspace, again)?;
             self.attend_backward(weights, write, gradients, activations, workspace)?;
+            written(of_layer(layer))?;
         }
         let segments = self.gpu.upload_segments(self.config.vocab, &batch.tokens)?;
         self.gpu.embedding_backward(&segments, &workspace.grad_x, gradients.embedding)?;
-        self.gpu.finish_if_profiled()
+        self.gpu.finish_if_profiled()?;
+        written(0..1)
     }
 
     /// The vocabulary, forward and backward, a few rows at a time, and the last norm. Leaves the gradient of the last
@@ -242,6 +248,10 @@ impl Network {
             self.weight_gradient(write, gradients.embedding, weights.embedding, &logits, &hidden)?;
         }
         gpu.fill(&workspace.grad_x, 0.0)?;
+        // A norm's gain is added to in any case.
+        if write == Write::Set {
+            gpu.fill(gradients.norm, 0.0)?;
+        }
         let (x, roots, gain) = (&workspace.last, &workspace.last_roots, &weights.norm.values);
         gpu.rms_norm_backward(x, gain, roots, &workspace.grad_normed, &workspace.grad_x, gradients.norm)?;
         gpu.finish_if_profiled()?;
