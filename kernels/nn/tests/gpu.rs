@@ -11,7 +11,7 @@ use mettle_nn::{
     ModelError, Precision, Trainer,
     collective::{Link, LinkError, Mesh, Wait, channels},
     conformance::{self, Suite, gradient_error, recipe, skewed_sequences as sequences, state, weight_bits},
-    engine::{self, Connect, DataParallel},
+    engine::{self, Connect, DataParallel, RankEngine},
 };
 use model::{ModelConfig, Optimiser, Recipe, init_flat};
 use std::{
@@ -59,6 +59,7 @@ fn tests(name: DeviceName) -> Vec<Test> {
         ("losses_and_logits_of_an_evaluator_are_those_of_the_cpu", evaluator),
         ("products_in_16_bits_stay_beside_f32", sixteen_bits),
         ("ranks_repeat_to_the_bit_and_stay_beside_one_gpu", ranks),
+        ("a_rank_with_one_micro_batch_has_the_gradient_of_a_layer", gradient_by_layer),
         ("a_lost_rank_costs_the_steps_since_the_last_state", lost_rank),
         ("ranks_step_the_copies_for_products_in_16_bits", ranks_in_sixteen_bits),
     ];
@@ -184,6 +185,51 @@ fn estimate(name: DeviceName) {
         );
         assert!(((total - temporary) / planned - 1.0).abs() < 0.01, "{activation_checkpointing:?}");
     }
+}
+
+/// A rank with one micro-batch per step has the gradient of one layer and of the embedding; with two, a whole one. Both
+/// end with the same bits.
+fn gradient_by_layer(name: DeviceName) {
+    let config = ModelConfig { layers: 3, ..ModelConfig::preset("1m").unwrap() };
+    let (device, flat) = (on(name), weights(&config));
+    let recipe = small_recipe(2, 1);
+    // All engines of this process share a device's memory.
+    let opened = |ranks| {
+        let engine = engine::open_rank(device, ranks, &config, &recipe, &flat).unwrap();
+        let used = engine.device_memory().unwrap().used as f64;
+        (engine, used)
+    };
+    let planned = |ranks| {
+        let alone = MemoryEstimate::new(&config, &recipe, device);
+        alone.of_rank(&config, &recipe, device, ranks).gradients as f64
+    };
+    let (_first, one) = opened(1);
+    let (mut whole, two) = opened(1);
+    let (mut by_layer, three) = opened(2);
+    let (saved, planned) = ((two - one) - (three - two), planned(1) - planned(2));
+    println!("  {saved} bytes less, {planned} planned");
+    assert!((saved / planned - 1.0).abs() < 0.02);
+    assert!(whole.adds_micro_batches() && !by_layer.adds_micro_batches());
+
+    let batch = sequences(&config, 1, 1);
+    let batch: Vec<&[u32]> = batch.iter().map(Vec::as_slice).collect();
+    let gradient = |engine: &mut dyn RankEngine| {
+        let (mut gradient, mut calls) = (Vec::new(), 0);
+        engine
+            .micro_batches(&batch, config.seq_len, &mut |range, read| {
+                let mut values = Vec::new();
+                read(range, &mut values)?;
+                // From the last tensor to the first.
+                gradient.splice(0..0, values.iter().map(|value| value.to_bits()));
+                calls += 1;
+                Ok(())
+            })
+            .unwrap();
+        (gradient, calls)
+    };
+    let ((expected, at_once), (found, calls)) = (gradient(&mut *whole), gradient(&mut *by_layer));
+    assert_eq!((at_once, calls, found.len()), (1, 2 + config.layers, config.parameters()));
+    assert!(found == expected);
 }
 
 fn too_large(name: DeviceName) {
