@@ -116,9 +116,9 @@ pub trait RankEngine: Engine {
     /// exchanged on its own, in the order of the batch, and any number of ranks gives the same bits.
     fn adds_micro_batches(&self) -> bool;
 
-    /// The loss of each token, in nats. Hands over the gradient of `Σ losses / rows` of one micro-batch, or of several if
-    /// they are [added up](Self::adds_micro_batches): from the last tensor to the first, some at a time. What was handed
-    /// over need not be kept.
+    /// The loss of each token, in nats. Hands over the gradient of `Σ losses / rows` of one micro-batch, or of
+    /// several if they are [added up](Self::adds_micro_batches): from the last tensor to the first, some at a time.
+    /// What was handed over need not be kept.
     ///
     /// # Errors
     /// If the device fails or runs out of memory, or `reduce` fails.

@@ -133,9 +133,9 @@ impl MemoryEstimate {
     }
 
     /// One of `ranks` that train together by ZeRO-2: on its device the weights are whole, and the gradient is if
-    /// [micro-batches are added up there](adds_micro_batches); otherwise it is that of one layer and of the embedding, or on a
-    /// CPU of one stack, which counts as work. Its part of the gradients' sum and of the moments is in the machine's
-    /// memory (`rank_host_bytes`); that counts here if it is the device's.
+    /// micro-batches are added up there (`adds_micro_batches`); otherwise it is that of one layer and of the
+    /// embedding, or on a CPU of one stack, which counts as work. Its part of the gradients' sum and of the moments
+    /// is in the machine's memory (`rank_host_bytes`); that counts here if it is the device's.
     #[must_use]
     pub fn of_rank(
         self,
@@ -244,13 +244,14 @@ impl MemoryEstimate {
     }
 }
 
-/// Bytes that one of `ranks` keeps in the machine's memory, with AdamW: its part of the gradients' sum and of two moments.
+/// Bytes that one of `ranks` keeps in the machine's memory, with AdamW: its part of the gradients' sum and of two
+/// moments.
 fn rank_host_bytes(config: &ModelConfig, ranks: usize) -> u64 {
     12 * (config.parameters() as u64 / ranks.max(1) as u64)
 }
 
-/// Whether one of `ranks` adds up the micro-batches of a step on its device, in a whole gradient. A GPU with a single one
-/// hands over each layer's gradient at once: it would exchange the same bytes.
+/// Whether one of `ranks` adds up the micro-batches of a step on its device, in a whole gradient. A GPU with a single
+/// one hands over each layer's gradient at once: it would exchange the same bytes.
 pub(crate) fn adds_micro_batches(recipe: &Recipe, device: Device, ranks: usize) -> bool {
     match (device.engine(), device.name) {
         (EngineKind::Burn, _) => true,

@@ -187,8 +187,8 @@ fn estimate(name: DeviceName) {
     }
 }
 
-/// A rank with one micro-batch per step has the gradient of one layer and of the embedding; with two, a whole one. Both
-/// end with the same bits.
+/// A rank with one micro-batch per step has the gradient of one layer and of the embedding; with two, a whole one.
+/// Both end with the same bits.
 fn gradient_by_layer(name: DeviceName) {
     let config = ModelConfig { layers: 3, ..ModelConfig::preset("1m").unwrap() };
     let (device, flat) = (on(name), weights(&config));

@@ -198,8 +198,8 @@ fn part_bytes(length: u64) -> usize {
     usize::try_from(needed).unwrap_or(usize::MAX).max(PART_BYTES)
 }
 
-/// An upload in parts. A store keeps the parts, unseen and paid for, until the upload is completed or aborted. So it is
-/// aborted also where it is dropped: at its deadline, or when its caller is cancelled.
+/// An upload in parts. A store keeps the parts, unseen and paid for, until the upload is completed or aborted. So it
+/// is aborted also where it is dropped: at its deadline, or when its caller is cancelled.
 struct PartUpload {
     at: Location,
     /// Parts on their way.

@@ -6,9 +6,9 @@
 //! micro-batches, and dropped. After its step every rank gives its weights to all others.
 //!
 //! On a CPU a turn is one micro-batch per rank. All sums are those of one engine, in the same order, so any number of
-//! ranks gives the bits of one. An engine on a GPU with several micro-batches in a step adds them up on the device, in a
-//! whole gradient (ADR 0055): a step is one turn, its gradient crosses the bus once, and the last bits depend on the
-//! number of ranks.
+//! ranks gives the bits of one. An engine on a GPU with several micro-batches in a step adds them up on the device,
+//! in a whole gradient (ADR 0055): a step is one turn, its gradient crosses the bus once, and the last bits depend on
+//! the number of ranks.
 //!
 //! Every tensor is divided among all ranks, so that all receive at once. Values go through the machine's memory in
 //! rounds of [`ROUND`] for each rank, so neither a gradient nor the weights of a GPU need a whole copy there.
@@ -119,8 +119,8 @@ impl Piece {
 }
 
 impl Layout {
-    /// Every rank gets about the same number of values of each tensor that AdamW steps: chunks of the sum of squares. A
-    /// matrix of Muon goes to the rank that has the fewest values of the tensors before it.
+    /// Every rank gets about the same number of values of each tensor that AdamW steps: chunks of the sum of squares.
+    /// A matrix of Muon goes to the rank that has the fewest values of the tensors before it.
     fn new(config: &ModelConfig, recipe: &Recipe, ranks: usize) -> Layout {
         let (mut start, mut values) = (0, vec![0; ranks]);
         let divide = |(index, (_, shape)): (usize, (String, [usize; 2]))| {

@@ -209,8 +209,8 @@ impl Training {
         })
     }
 
-    /// The losses of tokens, by micro-batch. Leaves the gradient of `Σ losses / rows` in `gradients`; while a micro-batch
-    /// is computed, calls `written` with the stacks of which its part is complete.
+    /// The losses of tokens, by micro-batch. Leaves the gradient of `Σ losses / rows` in `gradients`; while a
+    /// micro-batch is computed, calls `written` with the stacks of which its part is complete.
     fn losses<E: From<GpuError>>(
         &self,
         network: &Network,
