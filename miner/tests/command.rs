@@ -383,25 +383,121 @@ fn the_whole_process_group_ends_with_the_miner() {
 #[test]
 #[ignore = "needs PyTorch: METTLE_PYTHON names a virtual environment that has it"]
 fn the_reference_trainer_takes_the_same_steps() {
-    let scene = Scene::new();
-    let python = std::env::var("METTLE_PYTHON").expect("METTLE_PYTHON") + "/bin/python";
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/torch_trainer.py").to_owned();
-    let program = vec![python, script, "--threads".into(), "1".into()];
-    let options = CommandOptions { program, start: Duration::from_secs(120), ..options("") };
-    let (mut by_torch, mut by_cpu) = (scene.by_command(options).unwrap(), scene.by_cpu());
-    for first in [100, 200] {
-        for trainer in [&mut by_torch, &mut by_cpu] {
-            trainer.load(&scene.theta).unwrap();
+    let program = vec![python("python"), example("torch_trainer.py"), "--threads".into(), "1".into()];
+    Scene::new().takes_the_same_steps(program);
+}
+
+#[test]
+#[ignore = "needs TorchTitan: METTLE_PYTHON names a virtual environment that has it"]
+fn torchtitan_takes_the_same_steps_on_any_number_of_ranks() {
+    let scene = Scene::new().with_divisible_model();
+    let (tensor, pipeline) =
+        ("--parallelism.tensor-parallel-degree=2", "--parallelism.pipeline-parallel-degree=2");
+    let arrangements: [(usize, &[&str]); 6] =
+        [(1, &[]), (2, &[]), (4, &[]), (4, &[tensor]), (2, &[pipeline]), (4, &[tensor, pipeline])];
+    for (ranks, arguments) in arrangements {
+        println!("{ranks} ranks, {arguments:?}");
+        scene.takes_the_same_steps(torchtitan(ranks, arguments));
+    }
+}
+
+#[test]
+#[ignore = "needs TorchTitan: METTLE_PYTHON names a virtual environment that has it"]
+fn a_rank_that_dies_costs_the_window_and_all_ranks_end_with_the_miner() {
+    let scene = Scene::new().with_divisible_model();
+    let mark = format!("TRAINER_MARK={}", std::process::id());
+    let program = [vec!["env".to_owned(), mark.clone()], torchtitan(2, &[])].concat();
+    let rank = |rank: &str| processes_with(&[&mark, &format!("RANK={rank}")]);
+    let mut trainer = scene.by_command(unhurried(program)).unwrap();
+    let fresh = state(&trainer);
+    scene.window(&mut trainer, 100).unwrap();
+    let killed = rank("1");
+    assert_eq!((rank("0").len(), killed.len()), (1, 1));
+    kill(killed[0]);
+    let said = error_chain(&scene.window(&mut trainer, 200).unwrap_err());
+    println!("{said}");
+    // As `Miner::forget_training` and the next window, which starts all ranks afresh.
+    trainer.read_state(&mut &fresh[..]).unwrap();
+    trainer.load(&scene.theta).unwrap();
+    scene.window(&mut trainer, 100).unwrap();
+    assert!(rank("1").len() == 1 && rank("1") != killed);
+    scene.group.close();
+    let closed = Instant::now();
+    while !processes_with(&[&mark]).is_empty() && closed.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(processes_with(&[&mark]), Vec::<i32>::new());
+}
+
+fn python(program: &str) -> String {
+    std::env::var("METTLE_PYTHON").expect("METTLE_PYTHON") + "/bin/" + program
+}
+
+fn example(name: &str) -> String {
+    format!("{}/examples/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The program that trains by TorchTitan, in f32 as the engines that it is compared with.
+fn torchtitan(ranks: usize, arguments: &[&str]) -> Vec<String> {
+    let fixed = ["--standalone".into(), "--nproc-per-node".into(), ranks.to_string()];
+    let settings = ["--training.mixed-precision-param=float32"].iter().chain(arguments);
+    let program = std::iter::once(python("torchrun")).chain(fixed);
+    program.chain([example("torchtitan_trainer.py")]).chain(settings.map(ToString::to_string)).collect()
+}
+
+/// Python's packages take minutes to import on a busy machine.
+fn unhurried(program: Vec<String>) -> CommandOptions {
+    let seconds = Duration::from_secs;
+    CommandOptions { program, start: seconds(400), heartbeat: seconds(60), step: seconds(120), ..options("") }
+}
+
+/// The processes whose environments hold all of `variables`.
+fn processes_with(variables: &[&str]) -> Vec<i32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let has = |path: &Path| {
+        let environment = std::fs::read(path.join("environ")).unwrap_or_default();
+        variables
+            .iter()
+            .all(|variable| environment.split(|byte| *byte == 0).any(|v| v == variable.as_bytes()))
+    };
+    processes
+        .filter_map(|process| Some((process.file_name().to_str()?.parse().ok()?, process.path())))
+        .filter(|(_, path)| has(path))
+        .map(|(number, _)| number)
+        .collect()
+}
+
+fn kill(process: i32) {
+    // SAFETY: the call takes two numbers and touches no memory.
+    assert_eq!(unsafe { libc::kill(process, libc::SIGKILL) }, 0);
+}
+
+impl Scene {
+    /// A model that two tensor-parallel ranks and two pipeline stages can share.
+    fn with_divisible_model(mut self) -> Scene {
+        self.config = ModelConfig { layers: 3, heads: 4, kv_heads: 2, ..self.config };
+        self.theta = model::init_flat(&self.config, 11).unwrap();
+        self
+    }
+
+    /// Compares two windows by `program` with windows by the CPU's engine.
+    #[track_caller]
+    fn takes_the_same_steps(&self, program: Vec<String>) {
+        let (mut by_program, mut by_cpu) = (self.by_command(unhurried(program)).unwrap(), self.by_cpu());
+        for first in [100, 200] {
+            for trainer in [&mut by_program, &mut by_cpu] {
+                trainer.load(&self.theta).unwrap();
+            }
+            let (trained, weights) = self.window(&mut by_program, first).unwrap();
+            let (expected, expected_weights) = self.window(&mut by_cpu, first).unwrap();
+            assert!((trained.loss_first - expected.loss_first).abs() < 1e-5, "{trained:?} {expected:?}");
+            assert!((trained.loss_last - expected.loss_last).abs() < 1e-4, "{trained:?} {expected:?}");
+            let apart = |a: &[f32], b: &[f32]| -> f64 {
+                a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt()
+            };
+            let (moved, differs) = (apart(&weights, &self.theta), apart(&weights, &expected_weights));
+            assert!(0.0 < moved && differs < 0.02 * moved, "moved {moved}, differs by {differs}");
+            println!("losses {trained:?}, expected {expected:?}; moved {moved}, differs by {differs}");
         }
-        let (trained, weights) = scene.window(&mut by_torch, first).unwrap();
-        let (expected, expected_weights) = scene.window(&mut by_cpu, first).unwrap();
-        assert!((trained.loss_first - expected.loss_first).abs() < 1e-5, "{trained:?} {expected:?}");
-        assert!((trained.loss_last - expected.loss_last).abs() < 1e-4, "{trained:?} {expected:?}");
-        let apart = |a: &[f32], b: &[f32]| -> f64 {
-            a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt()
-        };
-        let (moved, differs) = (apart(&weights, &scene.theta), apart(&weights, &expected_weights));
-        assert!(0.0 < moved && differs < 0.02 * moved, "moved {moved}, differs by {differs}");
-        println!("losses {trained:?}, expected {expected:?}; moved {moved}, differs by {differs}");
     }
 }
