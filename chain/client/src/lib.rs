@@ -171,7 +171,7 @@ pub trait Chain: Send + Sync {
         Ok(None)
     }
 
-    /// The intended block time. A development chain may be faster.
+    /// The block time: as the latest blocks show it, or as the chain intends it while there are too few.
     async fn block_time(&self) -> Result<Duration, ChainError>;
 
     /// `call` as `from` would sign it, and its fee. Nothing is signed.

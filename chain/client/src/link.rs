@@ -198,6 +198,30 @@ impl Link {
     }
 
     /// A value of the chain's state.
+    /// The time of the block that is `blocks` before `head`; `None` if there is none, or the node has pruned it.
+    pub(crate) async fn time_before(&self, head: &Head, blocks: u32) -> Result<Option<u64>, LinkError> {
+        // Block 0 has no time.
+        let Some(number) = head.block.0.checked_sub(blocks).filter(|number| 0 < *number) else {
+            return Ok(None);
+        };
+        let Some(hash) = self.hash_of(Block(number)).await? else { return Ok(None) };
+        let at = Head { block: Block(number), hash: digest(hash) };
+        Ok(unless_pruned(self.timestamp(&at).await)?.filter(|millis| 0 < *millis))
+    }
+
+    /// The hash of a block of the best chain; `None` if the node has none.
+    async fn hash_of(&self, block: Block) -> Result<Option<H256>, LinkError> {
+        let number = NumberOrHex::Number(u64::from(block.0));
+        unless_pruned(self.ask(self.methods.chain_get_block_hash(Some(number))).await)
+    }
+
+    /// An amount among a pallet's constants.
+    pub(crate) fn constant(&self, pallet: &str, name: &str) -> Result<Amount, LinkError> {
+        let amount = self.runtime.constants().entry(subxt::constants::dynamic::<u128>(pallet, name));
+        let garbled = |error| LinkError::Garbled(format!("{pallet}.{name}: {}", chain_of(&error)));
+        amount.map(Amount).map_err(garbled)
+    }
+
     async fn stored<K: IntoEncodableValues + IntoDecodableValues, T: DecodeAll>(
         &self,
         pallet: &str,
@@ -350,21 +374,7 @@ impl Link {
 
     /// The finalised block with this number and its extrinsics; `None` if the node has pruned it.
     pub(crate) async fn block(&self, block: Block) -> Result<Option<(Head, Vec<Vec<u8>>)>, LinkError> {
-        // Some nodes answer a pruned block with nothing, others with an error.
-        fn unless_pruned<T>(answer: Result<Option<T>, LinkError>) -> Result<Option<T>, LinkError> {
-            match answer {
-                Err(error @ LinkError::Answer { .. }) => {
-                    tracing::debug!(%error, "a block cannot be read");
-                    Ok(None)
-                }
-                answer => answer,
-            }
-        }
-        let number = NumberOrHex::Number(u64::from(block.0));
-        let Some(hash) = unless_pruned(self.ask(self.methods.chain_get_block_hash(Some(number))).await)?
-        else {
-            return Ok(None);
-        };
+        let Some(hash) = self.hash_of(block).await? else { return Ok(None) };
         let details = unless_pruned(self.ask(self.methods.chain_get_block(Some(hash))).await)?;
         Ok(details.map(|details| {
             let calls = details.block.extrinsics.into_iter().map(|bytes| bytes.0).collect();
@@ -477,6 +487,17 @@ impl Invalid {
         let [1, 0, reason, ..] = answer else { return None };
         Some(match reason {
             1 => Invalid::Payment,
+/// Some nodes answer what is pruned with nothing, others with an error.
+fn unless_pruned<T>(answer: Result<Option<T>, LinkError>) -> Result<Option<T>, LinkError> {
+    match answer {
+        Err(error @ LinkError::Answer { .. }) => {
+            tracing::debug!(%error, "a block cannot be read");
+            Ok(None)
+        }
+        answer => answer,
+    }
+}
+
             // Future, stale, ancient birth block, exhausts resources.
             2 | 3 | 5 | 6 => Invalid::Transient,
             _ => Invalid::Final,

@@ -32,6 +32,12 @@ use tokio::{
 const REQUESTS_MAX: usize = 256;
 
 /// The chain behind a WebSocket URL. Cheap to clone; the connection ends with the last clone.
+/// Blocks of one measurement of the block time.
+const MEASURED_BLOCKS: u32 = 16;
+
+/// The blocks between which it is measured, as numbers of blocks before the head.
+const MEASURED: [u32; 4] = [3 * MEASURED_BLOCKS, 2 * MEASURED_BLOCKS, MEASURED_BLOCKS, 0];
+
 #[derive(Clone)]
 pub struct SubxtChain {
     inner: Arc<Inner>,
@@ -332,6 +338,15 @@ impl Chain for SubxtChain {
     async fn block_time(&self) -> Result<Duration, ChainError> {
         let doing = "reading how long a block takes";
         let millis: u64 = self.call_runtime(doing, "AuraApi_slot_duration", Vec::new()).await?;
+        let times = |link: Arc<Link>| async move {
+            let head = link.head();
+            let times = MEASURED.map(|before| link.time_before(&head, before));
+            futures::future::try_join_all(times).await
+        };
+        let times = self.inner.connection.read(doing, times).await?;
+        if let Some(measured) = measured_block_time(&times) {
+            return Ok(measured);
+        }
         Ok(Duration::from_millis(millis))
     }
 
@@ -397,4 +412,35 @@ struct AccountInfo {
     reserved: u128,
     _frozen: u128,
     _flags: u128,
+}
+/// The median time of a block between consecutive `times`, in milliseconds: one halt of the chain does not count.
+/// `None` if too few are known.
+fn measured_block_time(times: &[Option<u64>]) -> Option<Duration> {
+    let known = |pair: &[Option<u64>]| match *pair {
+        [Some(from), Some(to)] if from < to => Some(to.saturating_sub(from)),
+        _ => None,
+    };
+    let mut spans: Vec<u64> = times.windows(2).filter_map(known).collect();
+    spans.sort_unstable();
+    let median = spans.get(spans.len().saturating_sub(1) / 2)?;
+    Some(Duration::from_millis(*median) / MEASURED_BLOCKS)
+}
+
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_block_time_is_the_median_of_what_the_blocks_say() {
+        let measured = |times: &[Option<u64>]| measured_block_time(times).map(|time| time.as_millis());
+        assert_eq!(measured(&[Some(1000), Some(7400), Some(13_800), Some(20_200)]), Some(400));
+        // A halt of an hour.
+        assert_eq!(measured(&[Some(1000), Some(3_601_000), Some(3_607_400), Some(3_613_800)]), Some(400));
+        assert_eq!(measured(&[None, None, Some(1000), Some(97_000)]), Some(6000));
+        // A young chain, and one whose old states are pruned.
+        assert_eq!(measured(&[None, None, None, Some(1000)]), None);
+        assert_eq!(measured(&[None, Some(1000), None, Some(2000)]), None);
+        assert_eq!(measured(&[Some(2000), Some(1000)]), None);
+    }
 }

@@ -43,6 +43,23 @@ async fn seal_until<T>(chain: &EmbeddedChain, what: impl Future<Output = T>) -> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_block_time_is_that_of_the_blocks() {
+    let chain = busy_chain().await;
+    let reader = client(&chain.url(), "//Alice").await;
+    // The slot's length at first, later that between the blocks: never that of another chain.
+    assert_eq!(reader.block_time().await.unwrap(), Duration::from_millis(40));
+    wait_for(&reader, Block(60)).await;
+    let measured = reader.block_time().await.unwrap();
+    assert!(Duration::from_millis(40) <= measured && measured < Duration::from_secs(1), "{measured:?}");
+    let time = reader.head_time().await.unwrap().expect("a block has a time");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    assert!(
+        now.abs_diff(time) < Duration::from_secs(60),
+        "the chain's time is the clock's: {time:?}, {now:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_repeated_registration_takes_one_seat() {
     let chain = busy_chain().await;
     let (owner, bob) = (client(&chain.url(), "//Alice").await, client(&chain.url(), "//Bob").await);

@@ -140,6 +140,8 @@ impl Chain {
             Some((store, resumed)) => (resume(resumed, &store)?, Some(store)),
         };
         let (number, last) = blocks.last_key_value().expect("there is at least the genesis block");
+        let state = &last.body.as_ref().expect("the last block has its state").state;
+        let runtime = runtime.with_slots_of(state).expect("the runtime has slots, and a state is readable");
         let head = Head { number: *number, hash: last.hash };
         let slot = slot_of(&last.header).unwrap_or(0);
         let heads = Heads { best: head, finalised: head };

@@ -126,6 +126,13 @@ impl Runtime {
         }
     }
 
+    /// This runtime for a chain with the slots that `state` has.
+    pub(crate) fn with_slots_of(self, state: &State) -> Result<Runtime, CallError> {
+        const METHOD: &str = "AuraApi_slot_duration";
+        let slot_millis = decode(METHOD, &self.call(state, METHOD, &[])?)?;
+        Ok(Runtime { slot_millis, ..self })
+    }
+
     /// Calls a function and discards its changes.
     pub(crate) fn call(&self, state: &State, method: &str, args: &[u8]) -> Result<Vec<u8>, CallError> {
         over(state, || self.one(method, args)).0

@@ -5,15 +5,27 @@ use crate::{
     state::State,
 };
 use codec::{Decode, Encode};
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::time::Duration;
 
-/// Builds the genesis block.
+/// The shortest slot that the runtime allows.
+const SLOT_MILLIS_MIN: u64 = 2;
+
+/// Builds the genesis block; its slots are as long as `slot`, if that is given.
 ///
 /// # Errors
 /// Why the runtime takes no such genesis.
-pub(crate) fn build(runtime: &Runtime, patch: Option<Value>) -> Result<Genesis, String> {
+pub(crate) fn build(
+    runtime: &Runtime,
+    slot: Option<Duration>,
+    patch: Option<Value>,
+) -> Result<Genesis, String> {
     let mut genesis = preset(runtime, None)?;
     overlay(&mut genesis, preset(runtime, Some("development"))?);
+    if let Some(slot) = slot {
+        let millis = u64::try_from(slot.as_millis()).unwrap_or(u64::MAX).max(SLOT_MILLIS_MIN);
+        overlay(&mut genesis, json!({ "authorities": { "slotMillis": millis } }));
+    }
     if let Some(patch) = patch {
         overlay(&mut genesis, patch);
     }

@@ -47,7 +47,8 @@ pub struct Config {
     /// The chain's own directory; `None` keeps the chain in memory.
     pub dir: Option<PathBuf>,
     pub sealing: Sealing,
-    /// The time between blocks, with `Sealing::Interval`.
+    /// The time between blocks, with `Sealing::Interval`. It is the length of a slot, which is part of the genesis, so
+    /// that the chain's time is the clock's.
     pub block_interval: Duration,
     /// How many blocks the finalised head is behind the best one.
     pub finality_lag: u32,
@@ -242,7 +243,11 @@ impl Drop for EmbeddedChain {
 fn open(config: &Config) -> Result<Chain, StartError> {
     let runtime = Runtime::native();
     let keep = Keep { states: config.keep_states.max(1), headers: config.keep_headers };
-    let genesis = genesis::build(&runtime, config.genesis_patch.clone())
+    let slot = match config.sealing {
+        Sealing::Interval => Some(config.block_interval),
+        Sealing::Instant | Sealing::Manual => None,
+    };
+    let genesis = genesis::build(&runtime, slot, config.genesis_patch.clone())
         .map_err(|reason| StartError::Genesis { reason })?;
     let saved = match &config.dir {
         Some(dir) => Some(Store::open(dir, keep, &genesis, &runtime.version, runtime.oldest_state)?),

@@ -372,9 +372,9 @@ mod tests {
         let runtime = Runtime::native();
         let (old, keep) = (runtime.version.spec_version, Keep { states: 1, headers: 1 });
         let newer = RuntimeVersion { spec_version: old + 1, ..runtime.version.clone() };
-        let made = genesis::build(&runtime, None).unwrap();
+        let made = genesis::build(&runtime, None, None).unwrap();
         let patch = serde_json::json!({ "authorities": { "slotMillis": 6000 } });
-        let other = genesis::build(&runtime, Some(patch)).unwrap();
+        let other = genesis::build(&runtime, None, Some(patch)).unwrap();
         drop(Store::open(dir.path(), keep, &made, &runtime.version, old).unwrap());
 
         let refused = Store::open(dir.path(), keep, &other, &newer, old + 1).err().unwrap();

@@ -5,12 +5,12 @@ use chain_client::Chain;
 use model::RunSpec;
 use node::{error_chain, open};
 use protocol::{
-    Block, RunId, RunParams, Uid, Window, receipt,
+    RunId, RunParams, Uid, Window, receipt,
     view::{RunStatus, RunView},
 };
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -29,10 +29,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 const RECEIPTS_MAX: usize = 3;
 /// Windows within which validators put a receipt into their buckets once it is public.
 const PUBLISHED_WITHIN_WINDOWS: u32 = 2;
-/// After these, the time between two blocks is that which was seen, not that which the chain intends.
-const BLOCKS_SEEN_MIN: u32 = 8;
-/// Heads that are remembered for it: a halt of the chain is forgotten after as many.
-const HEADS_SEEN_MAX: usize = 64;
+/// Between two measurements of the block time.
+const MEASURE_EVERY: Duration = Duration::from_secs(10);
 /// Read receipts that wait.
 const RECEIPTS_WAITING_MAX: usize = 2;
 
@@ -44,12 +42,12 @@ pub(crate) struct RunFeed {
     pub chain: Arc<dyn Chain>,
     pub fetch: Arc<dyn Fetch>,
     pub observer: Observer,
-    /// As the chain intends it.
-    intended_block_time: Duration,
+    /// Between two blocks.
+    pub block_time: Duration,
+    measured: Instant,
     heads: Receiver<chain_client::Head>,
-    opened: Instant,
-    /// The last heads, and when they came.
-    seen: VecDeque<(Block, Instant)>,
+    /// When the last block came, at first when the feed was opened.
+    seen: Instant,
     receipts: mpsc::Receiver<WindowReceipts>,
     warn: Warn,
     _reading: AbortOnDrop,
@@ -59,7 +57,7 @@ impl RunFeed {
     pub async fn open(chain: Arc<dyn Chain>, run: RunId, warn: Warn) -> anyhow::Result<RunFeed> {
         let RunStatus { run, .. } = chain.status(run).await?;
         let fetch: Arc<dyn Fetch> = Arc::new(open::fetcher(&*chain, &run.params)?);
-        let intended_block_time = chain.block_time().await?;
+        let block_time = chain.block_time().await?;
         let observer = Observer::new(&*chain, run.id, Vec::new()).await?;
         let (to, receipts) = mpsc::channel(RECEIPTS_WAITING_MAX);
         let reading =
@@ -69,10 +67,10 @@ impl RunFeed {
             chain,
             fetch,
             observer,
-            intended_block_time,
+            block_time,
+            measured: Instant::now(),
             heads,
-            opened: Instant::now(),
-            seen: VecDeque::new(),
+            seen: Instant::now(),
             receipts,
             warn,
             _reading: AbortOnDrop(reading),
@@ -91,6 +89,9 @@ impl RunFeed {
     pub async fn look(&mut self) {
         if let Err(error) = self.observer.look(&*self.chain).await {
             (self.warn)(&format!("could not read the chain: {}", error_chain(&error)));
+        } else if MEASURE_EVERY <= self.measured.elapsed() {
+            self.measured = Instant::now();
+            self.block_time = self.chain.block_time().await.unwrap_or(self.block_time);
         }
     }
 
@@ -99,10 +100,8 @@ impl RunFeed {
         tokio::select! {
             changed = self.heads.changed() => {
                 changed.context("the chain's client has stopped")?;
-                self.seen.push_back((self.heads.borrow_and_update().block, Instant::now()));
-                if HEADS_SEEN_MAX < self.seen.len() {
-                    self.seen.pop_front();
-                }
+                self.heads.mark_unchanged();
+                self.seen = Instant::now();
             }
             read = self.receipts.recv() => {
                 self.observer.add_receipts(&read.context("the reader of receipts has stopped")?);
@@ -114,13 +113,7 @@ impl RunFeed {
 
     /// Since the last block.
     pub fn silence(&self) -> Duration {
-        self.seen.back().map_or(self.opened, |(_, at)| *at).elapsed()
-    }
-
-    /// Between two blocks.
-    pub fn block_time(&self) -> Duration {
-        let ends = self.seen.front().zip(self.seen.back());
-        ends.and_then(|(first, last)| between_blocks(*first, *last)).unwrap_or(self.intended_block_time)
+        self.seen.elapsed()
     }
 
     /// The seats from which nothing comes.
@@ -129,12 +122,6 @@ impl RunFeed {
         let away = |uid| Some((uid, self.observer.absence(uid, now)?));
         self.observer.seats.iter().filter_map(|seat| away(seat.id.uid)).collect()
     }
-}
-
-/// The mean time between two blocks, once enough are seen.
-fn between_blocks(first: (Block, Instant), last: (Block, Instant)) -> Option<Duration> {
-    let blocks = last.0.0.saturating_sub(first.0.0);
-    (BLOCKS_SEEN_MIN <= blocks).then(|| last.1.saturating_duration_since(first.1) / blocks)
 }
 
 /// Reads receipts of each window as they become public, from the oldest window that the chain keeps.
@@ -209,17 +196,6 @@ impl Drop for AbortOnDrop {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_time_between_blocks_is_that_which_is_seen_after_eight_of_them() {
-        let began = Instant::now();
-        let after = |blocks: u32| {
-            let last = (Block(100 + blocks), began + Duration::from_millis(500) * blocks);
-            between_blocks((Block(100), began), last)
-        };
-        assert_eq!([after(0), after(7)], [None; 2]);
-        assert_eq!([after(8), after(900)], [Some(Duration::from_millis(500)); 2]);
-    }
 
     #[test]
     fn receipts_that_are_public_and_not_in_a_bucket_yet_are_asked_for_again() {

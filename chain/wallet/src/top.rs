@@ -90,7 +90,7 @@ async fn show(
             observer: &feed.observer,
             text: None,
             absences: feed.absences(),
-            block_time: feed.block_time(),
+            block_time: feed.block_time,
             elapsed: None,
             silence: feed.silence(),
         };

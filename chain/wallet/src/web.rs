@@ -68,7 +68,7 @@ async fn show(mut feed: RunFeed, spec: Option<RunSpec>, page: &Page) -> anyhow::
                 parameters: spec.as_ref().map(|spec| spec.model.parameters() as u64),
                 text: None,
                 absences: feed.absences(),
-                block_time: feed.block_time(),
+                block_time: feed.block_time,
                 silence: feed.silence(),
             },
         ));

@@ -9,7 +9,6 @@ use std::time::Duration;
 pub struct BlockClock {
     pub block: Block,
     pub schedule: Schedule,
-    /// As the chain intends it; the real one may differ.
     pub block_time: Duration,
 }
 
