@@ -93,7 +93,8 @@ const GROUPS: &[(&str, &str)] = &[
 pub fn main() -> ExitCode {
     let cli = Cli::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit());
     let json = cli.json();
-    program::run_to_exit(Box::pin(output::with_output(json, async |output| cli.execute(output).await)))
+    let work = output::with_output(json, async |output| cli.execute(output).await);
+    program::run_client_to_exit(env!("CARGO_CRATE_NAME"), Box::pin(work))
 }
 
 /// The command line, with its commands listed by subject.

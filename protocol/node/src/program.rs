@@ -29,12 +29,23 @@ pub fn run_to_exit(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
     run(work)
 }
 
+/// The same for a client, whose output is for a person: without `RUST_LOG` the log has warnings, and what the client's
+/// own crate says.
+pub fn run_client_to_exit(client: &str, work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
+    subscribe(|| StandardError, io::stderr().is_terminal(), &client_lines(client), None);
+    run(work)
+}
+
+fn client_lines(client: &str) -> String {
+    format!("warn,{client}=info")
+}
+
 /// The same, with `layer` beside the log. The log's filter does not hold for it.
 pub fn run_to_exit_with(
     layer: impl Layer<Registry> + Send + Sync + 'static,
     work: LocalBoxFuture<'_, anyhow::Result<()>>,
 ) -> ExitCode {
-    subscribe(|| StandardError, io::stderr().is_terminal(), Some(layer.boxed()));
+    subscribe(|| StandardError, io::stderr().is_terminal(), DAEMON_LINES, Some(layer.boxed()));
     run(work)
 }
 
@@ -67,21 +78,23 @@ fn run(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
 /// Sends log lines to standard error, with colours on a terminal. `RUST_LOG` chooses the lines, and
 /// `METTLE_LOG_FORMAT` their form.
 pub fn log() {
-    subscribe(|| StandardError, io::stderr().is_terminal(), None);
+    subscribe(|| StandardError, io::stderr().is_terminal(), DAEMON_LINES, None);
 }
 
 /// Sends log lines to `writer`, without colours. The first of this and [`log`] counts.
 pub fn log_to<W: io::Write>(writer: impl Fn() -> W + Send + Sync + 'static) {
-    subscribe(writer, false, None);
+    subscribe(writer, false, DAEMON_LINES, None);
 }
 
-/// Installs the log, the traces if they are wanted, and another layer. Each has a filter of its own.
+/// Installs the log, with the `usual` lines unless `RUST_LOG` says others, the traces if they are wanted, and another
+/// layer. Each has a filter of its own.
 fn subscribe(
     writer: impl for<'w> MakeWriter<'w> + Send + Sync + 'static,
     colours: bool,
+    usual: &str,
     other: Option<Box<dyn Layer<Registry> + Send + Sync>>,
 ) {
-    let lines = lines::<Registry>(LogFormat::wanted(), writer, colours).with_filter(filter()).boxed();
+    let lines = lines::<Registry>(LogFormat::wanted(), writer, colours).with_filter(filter(usual)).boxed();
     let layers: Vec<_> =
         [Some(lines), traces::layer().map(|layer| layer.boxed()), other].into_iter().flatten().collect();
     // A second call leaves the first in place, in the process of a test for example.
@@ -160,11 +173,13 @@ fn lines<S: Subscriber + for<'s> LookupSpan<'s>>(
     }
 }
 
-/// The lines that `RUST_LOG` names, or the usual ones.
-fn filter() -> EnvFilter {
-    EnvFilter::try_from_default_env().unwrap_or_else(|_| {
-        EnvFilter::new("info,subxt=warn,jsonrpsee=warn,libp2p_swarm=warn,burn=warn,cubecl=warn,pliron=warn")
-    })
+/// What a daemon logs without `RUST_LOG`.
+const DAEMON_LINES: &str =
+    "info,subxt=warn,jsonrpsee=warn,libp2p_swarm=warn,burn=warn,cubecl=warn,pliron=warn";
+
+/// The lines that `RUST_LOG` names, or the `usual` ones.
+fn filter(usual: &str) -> EnvFilter {
+    EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual))
 }
 
 /// Receives SIGINT (Ctrl-C) and SIGTERM.
@@ -274,6 +289,22 @@ mod tests {
         let last: serde_json::Value = serde_json::from_str(&error_line("a\nb")).expect("an object");
         assert!(last["timestamp"].as_str().unwrap().starts_with("20") && last["message"] == "a\nb");
         assert!(event["timestamp"].is_string() && event["peer"].as_str().unwrap().contains('\n'));
+    }
+
+    #[test]
+    fn a_client_logs_warnings_and_its_own_lines() {
+        let written = Lines::default();
+        let writer = written.clone();
+        let layer = lines(LogFormat::Text, move || writer.clone(), false)
+            .with_filter(EnvFilter::new(client_lines("mettle")));
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            tracing::info!("reconnected to the chain");
+            tracing::warn!("the clock is off");
+            tracing::info!(target: "mettle::model::serve", "a newer model");
+        });
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        assert!(text.contains("the clock is off") && text.contains("a newer model"), "{text}");
+        assert!(!text.contains("reconnected"), "{text}");
     }
 
     #[tokio::test]
