@@ -5,10 +5,11 @@ use crate::{
     seat::seat_hotkey,
     signing::{RunSession, unbonding_json, units},
 };
+use anyhow::bail;
 use chain_client::{Amount, Balance, account, keys::address, terms::percent};
 use node::config::SeatFlags;
 use protocol::{
-    Hotkey, Role, Uid, Window,
+    Role, Uid, Window,
     consensus::ONE,
     view::{
         AccountStatus, Payslip, PendingChange, PendingTerms, RewindTally, RunStatus, SeatConsensus,
@@ -70,13 +71,15 @@ pub(crate) async fn status(command: Status, output: &mut Output<'_>) -> anyhow::
     };
     let RunSession { status: run, clock, .. } = &session;
     let Some(seat) = seat else {
-        let text = without_a_seat(run, clock, uid, hotkey.as_ref());
-        let funds = match &hotkey {
-            Some(hotkey) => units(chain.balance(&hotkey.0).await?.free),
-            None => Value::Null,
+        let value =
+            |funds: Value| json!({ "run": run_json(run, clock), "seat": null, "hotkey_funds": funds });
+        let Some(hotkey) = hotkey else {
+            output.result(&run_text(run, clock), value(Value::Null))?;
+            bail!("there is no uid {} in run {id}", uid.unwrap_or_default());
         };
-        let value = json!({ "run": run_json(run, clock), "seat": null, "hotkey_funds": funds });
-        return Ok(output.result(&text, value)?);
+        let funds = chain.balance(&hotkey.0).await?.free;
+        output.result(&without_a_seat(run, clock), value(units(funds)))?;
+        bail!("{} has no seat in run {id}: register it with `mettle register`", address(&hotkey.0));
     };
     let bonds = match seat.seat.role {
         Role::Validator => chain.bonds(id, seat.seat.id.uid).await?,
@@ -95,15 +98,9 @@ pub(crate) async fn status(command: Status, output: &mut Output<'_>) -> anyhow::
     Ok(output.result(&report.text(), report.json())?)
 }
 
-fn without_a_seat(run: &RunStatus, clock: &BlockClock, uid: Option<Uid>, hotkey: Option<&Hotkey>) -> String {
+/// The run, and what a seat in it costs.
+fn without_a_seat(run: &RunStatus, clock: &BlockClock) -> String {
     let mut text = run_text(run, clock);
-    let _ = match (uid, hotkey) {
-        (Some(uid), _) => writeln!(text, "there is no uid {uid}"),
-        (None, Some(hotkey)) => {
-            writeln!(text, "{} has no seat; register it with `mettle register`", address(&hotkey.0))
-        }
-        (None, None) => Ok(()),
-    };
     for (role, seats) in [(Role::Miner, &run.miners), (Role::Validator, &run.validators)] {
         let _ = writeln!(
             text,
@@ -386,7 +383,7 @@ mod tests {
     use super::*;
     use expect_test::expect;
     use protocol::{
-        Block, Digest, RunId, RunParams, Schedule, SeatId, Terms,
+        Block, Digest, Hotkey, RunId, RunParams, Schedule, SeatId, Terms,
         params::Permille,
         view::{RunView, SeatOccupancy, SeatView, TreasuryView},
     };
@@ -574,15 +571,9 @@ mod tests {
     #[test]
     fn a_key_without_a_seat_reads_what_a_seat_costs() {
         let report = report(Role::Miner);
-        let mut text = without_a_seat(&report.run, &report.clock, None, Some(&Hotkey([2; 32])));
-        text += &without_a_seat(&report.run, &report.clock, Some(Uid(9)), None);
+        let text = without_a_seat(&report.run, &report.clock);
         expect![[r#"
             run 1: window 3, commit, epoch 0, block 165
-            5C7LYpP2ZH3tpKbvVvwiVe54AapxErdPBbvkYhe6y9ZBkqWt has no seat; register it with `mettle register`
-            2 of 2 miner seats are taken; the next costs <0.01 MTL and a stake of 0.01 MTL
-            1 of 4 validator seats are taken; the next costs <0.01 MTL and a stake of 1.00 MTL
-            run 1: window 3, commit, epoch 0, block 165
-            there is no uid 9
             2 of 2 miner seats are taken; the next costs <0.01 MTL and a stake of 0.01 MTL
             1 of 4 validator seats are taken; the next costs <0.01 MTL and a stake of 1.00 MTL
         "#]]

@@ -268,7 +268,16 @@ async fn a_seat_is_registered_staked_and_given_up_and_its_stake_returns() {
     assert_eq!(held(&net).await, Amount::mtl(15), "nothing is free yet");
     net.windows_later(4).await;
     assert!(net.alice.seats(net.run).await.unwrap().is_empty(), "the seat is gone");
-    net.miner("status --key //Bob//hot").await.succeeds().prints("has no seat");
+    net.miner("status --key //Bob//hot")
+        .await
+        .ends_with_code(1)
+        .prints("has no seat")
+        .prints("the next costs");
+    let gone = net.miner("status --uid 6").await;
+    gone.ends_with_code(1).prints("there is no uid 6 in run 0");
+    assert!(!gone.out.contains("seats are taken"), "{}", gone.out);
+    let json = net.miner("status --uid 6 --json").await.ends_with_code(1).json();
+    assert_eq!((&json["result"]["seat"], &json["error"]["exit_code"]), (&Value::Null, &1.into()));
     let before = net.free("//Bob").await;
     net.miner("withdraw --yes --coldkey //Bob").await.succeeds().prints("15 MTL is free");
     assert_eq!(held(&net).await, Amount::ZERO);
