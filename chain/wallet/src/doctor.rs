@@ -255,7 +255,7 @@ async fn examine(command: &Doctor, checks: &mut Checks, output: &mut Output<'_>)
     Ok(())
 }
 
-/// Settings, keys and secrets: readable by the node, and by nobody else.
+/// Settings, keys and secrets: readable by the node, and by no other user.
 fn check_files(command: &Doctor, settings: &Settings, checks: &mut Checks) {
     match &command.flags.config {
         Some(path) => private_file("settings", path, has_secret(settings), checks),

@@ -300,8 +300,8 @@ impl Facts {
                     VoidReason::NoAgreement => "no two thirds of the stake voted the same update",
                     VoidReason::Paused => "the run was paused",
                 };
-                explained.step("outcome", Verdict::Bad, format!("void, {why}: nobody is paid for it"));
-                explained.advise("A void window is nobody's pay, and does not depend on this seat alone.");
+                explained.step("outcome", Verdict::Bad, format!("void, {why}: no seat is paid for it"));
+                explained.advise("No seat is paid for a void window, and one seat alone does not decide it.");
             }
             None => {
                 let fixed = self.run.params.schedule.vote_deadline(self.window).0.saturating_add(1);
