@@ -122,6 +122,8 @@ async fn until_served(plan: &Plan, bucket: &BucketPlan) -> anyhow::Result<bool> 
         ..S3Settings::new(plan.store_url(), &name, Credentials { access_key, secret_key })
     };
     let (store, fetcher) = (S3Store::open(&settings)?, HttpFetcher::new(FetchPolicy::localnet())?);
+    // A request before the store has read its plan is an error in its log.
+    tokio::time::sleep(READ_EVERY.saturating_mul(2)).await;
     let began = Instant::now();
     loop {
         match check_bucket(&store, &fetcher, &plan.bucket_url(&name)).await {
@@ -167,6 +169,24 @@ mod tests {
         seats::Seats,
     };
     use s3_server::S3Server;
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
 
     fn plan() -> Plan {
         Plan {
@@ -202,6 +222,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_running_store_serves_a_bucket_that_is_added_to_its_plan() {
+        let log = Log::default();
+        let writer = log.clone();
+        let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::ERROR);
+        let lines = lines.with_writer(move || writer.clone()).finish();
+        let _logging = tracing::subscriber::set_default(lines);
         let home = tempfile::tempdir().unwrap();
         let mut locked = LockedDirectory::lock(&home.path().join("net")).unwrap();
         let directory = locked.path().to_owned();
@@ -222,6 +247,8 @@ mod tests {
             () = follow(&file, &server) => {}
             () = added => {}
         }
+        let errors = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        assert!(errors.is_empty(), "the store's log has errors: {errors}");
         let kept = Plan::read(&directory.join("network.json")).unwrap().unwrap();
         let [bucket] = kept.buckets.as_slice() else { panic!("one bucket: {:?}", kept.buckets) };
         let secret = directory.join("my-miner").join(setup::STORE_SECRET);
