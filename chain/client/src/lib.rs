@@ -27,7 +27,7 @@ pub use refusal::Refusal;
 
 use async_trait::async_trait;
 use protocol::{
-    Block, Digest, GenesisHash, Hotkey, RunId, Uid, Window,
+    Block, Digest, GenesisHash, Hotkey, RunId, RunParams, Terms, Uid, Window,
     view::{
         Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, SeatWindow, Verdict,
         WindowSummary, WindowView,
@@ -176,6 +176,12 @@ pub trait Chain: Send + Sync {
 
     /// `call` as `from` would sign it, and its fee. Nothing is signed.
     async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError>;
+    /// What is held from the owner of a run with these parameters and terms, until it is closed. A client that does not
+    /// read the chain's constants returns `None`.
+    async fn run_deposit(&self, _params: &RunParams, _terms: &Terms) -> Result<Option<Amount>, ChainError> {
+        Ok(None)
+    }
+
 
     /// Signs `call` with the client's key, and returns the finalised block that includes it and in which it succeeded.
     ///

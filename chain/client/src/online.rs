@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use codec::{Decode, DecodeAll, Encode};
 use futures::future::BoxFuture;
 use protocol::{
-    Block, Digest, GenesisHash, Hotkey, RunId, Uid, Window,
+    Block, Digest, GenesisHash, Hotkey, RunId, RunParams, Terms, Uid, Window,
     view::{
         Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, SeatWindow, Verdict,
         WindowSummary, WindowView,
@@ -351,6 +351,17 @@ impl Chain for SubxtChain {
     }
 
     async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError> {
+    async fn run_deposit(&self, params: &RunParams, terms: &Terms) -> Result<Option<Amount>, ChainError> {
+        let read = |link: Arc<Link>| async move {
+            Ok((link.constant("Registry", "RunDeposit")?, link.constant("Registry", "RateDeposit")?))
+        };
+        let (base, rate) = self.inner.connection.read("reading the deposit of a run", read).await?;
+        // As in the registry's rules.
+        let seats = u128::from(terms.miner_seats_max).saturating_add(terms.validator_seats_max.into());
+        let blocks = u128::from(params.schedule.blocks_per_window).max(1);
+        Ok(Some(base.saturating_add(Amount(rate.0.saturating_mul(seats).div_ceil(blocks)))))
+    }
+
         let doing = format!("estimating the fee of {call}");
         self.inner.connection.read(&doing, |link| async move { link.draft(call, from).await }).await
     }

@@ -6,8 +6,7 @@ use crate::{
     dataset::{self, DatasetCommand},
     delegation::{self, DelegationCommand},
     doctor::{self, Doctor},
-    help,
-    init::{self, Init},
+    init::{self, InitCommand},
     keys::{self, KeysCommand},
     model::{self, ModelCommand},
     output::{self, Output},
@@ -41,13 +40,9 @@ enum Command {
     /// Create a key file, or show a key's address
     #[command(subcommand)]
     Keys(KeysCommand),
-    #[command(after_help = help::signing(&[
-        "mettle init miner",
-        "mettle init miner --dir seat0 --device cuda:0 --password-file password",
-        "mettle init validator --store https://s3.example.org --bucket my-bucket \\",
-        "    --access-key ID --secret-file secret --endpoint https://bucket.example.org",
-    ]))]
-    Init(Box<Init>),
+    /// Make a seat or a run in one command: keys, settings, checks, money
+    #[command(subcommand)]
+    Init(InitCommand),
     #[command(flatten)]
     Account(AccountCommand),
     #[command(flatten)]
@@ -125,7 +120,7 @@ impl Cli {
     pub async fn execute(self, output: &mut Output<'_>) -> anyhow::Result<()> {
         match self.command {
             Command::Keys(command) => keys::run(command, output),
-            Command::Init(command) => init::init(*command, output).await,
+            Command::Init(command) => init::init(command, output).await,
             Command::Account(command) => account::run(command, output).await,
             Command::Seat(command) => seat::run(command, output).await,
             Command::Delegation(command) => delegation::run(command, output).await,

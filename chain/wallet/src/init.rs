@@ -1,11 +1,13 @@
-//! `mettle init`: makes a seat, step by step: keys, settings, checks, money, registration.
+//! `mettle init`: makes a seat or a run, step by step: keys, settings, checks, money, registration.
 //!
 //! A step that is done is skipped, so that the command can be repeated: after an interruption, or once money has come.
 
+mod run;
+
 use crate::{
-    doctor, keys,
+    doctor, help, keys,
     output::Output,
-    seat::{Register, register, role_parser},
+    seat::{Register, register},
     signing::{ConfirmArgs, Signer, SigningSession, TransactionPlan},
 };
 use anyhow::{Context as _, bail, ensure};
@@ -15,14 +17,15 @@ use chain_client::{
     keys::{Key, KeySource, address},
 };
 use node::{
-    config::{ChainFlags, File, StoreFile},
+    config::{ChainFlags, File, PeerFile, StoreFile},
     durable::write_atomic,
     peers,
 };
-use protocol::{GenesisHash, Role, RunId};
+use protocol::{GenesisHash, Role, RunId, view::Account};
 use serde_json::json;
 use std::{
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -31,16 +34,64 @@ const FAUCET: &str = "//Alice";
 /// The balance for fees that the hotkey gets.
 pub(crate) const HOTKEY_FUNDS: Amount = Amount(Amount::mtl(1).0 / 10);
 
-/// Make a seat in one command: keys, settings, checks, money
-///
-/// Asks before it signs anything, and skips what is done already: enter it again after an interruption, or once the
-/// coldkey has money. A miner without the flags of a bucket sends its contributions to validators, and needs no open
-/// port. On a development chain the money comes from //Alice.
+/// What `mettle init` makes.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum InitCommand {
+    /// Make a miner's seat: keys, settings, checks, money
+    ///
+    /// Asks before it signs anything, and skips what is done already: enter it again after an interruption, or once the
+    /// coldkey has money. Without the flags of a bucket the miner sends its contributions to validators, and needs no
+    /// open port. On a development chain the money comes from //Alice.
+    #[command(after_help = help::signing(&[
+        "mettle init miner",
+        "mettle init miner --dir seat0 --device cuda:0 --password-file password",
+    ]))]
+    Miner(Box<InitSeat>),
+    /// Make a validator's seat: keys, settings, checks, money
+    ///
+    /// Asks before it signs anything, and skips what is done already: enter it again after an interruption, or once the
+    /// coldkey has money. On a development chain the money comes from //Alice.
+    #[command(after_help = help::signing(&[
+        "mettle init validator --store https://s3.example.org --bucket my-bucket \\",
+        "    --access-key ID --secret-file secret --endpoint https://bucket.example.org \\",
+        "    --peer-listen 0.0.0.0:4100 --peer-announce 203.0.113.5:4100",
+    ]))]
+    Validator(Box<InitValidator>),
+    #[command(after_help = help::signing(&[
+        "mettle init run --name my-run --model 6m --dataset my-dataset \\",
+        "    --store https://s3.example.org --bucket my-bucket --access-key ID \\",
+        "    --secret-file secret --endpoint https://bucket.example.org --fund 1000",
+        "mettle init run --like 0 --dataset my-dataset --yes …",
+    ]))]
+    Run(Box<run::InitRun>),
+}
+
 #[derive(Clone, Debug, clap::Args)]
-pub struct Init {
-    /// What the seat is for.
-    #[arg(value_parser = role_parser())]
-    role: Role,
+pub struct InitValidator {
+    #[command(flatten)]
+    seat: InitSeat,
+    /// Take contributions of miners without a bucket at this address and port, of UDP and TCP.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    peer_listen: Option<SocketAddr>,
+    /// The public address and port, where --peer-listen does not name it.
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "peer_listen")]
+    peer_announce: Option<SocketAddr>,
+}
+
+impl InitValidator {
+    fn peer(&self) -> anyhow::Result<Option<PeerFile>> {
+        let Some(listen) = self.peer_listen else { return Ok(None) };
+        ensure!(
+            !listen.ip().is_unspecified() || self.peer_announce.is_some(),
+            "--peer-listen {listen} names no address that miners could connect to: add --peer-announce with the public \
+             address and port"
+        );
+        Ok(Some(PeerFile { listen: Some(listen), announce: self.peer_announce }))
+    }
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct InitSeat {
     /// The directory for keys, settings and data; made if it is not there [default: `mettle-miner` or
     /// `mettle-validator`].
     #[arg(long, value_name = "DIR")]
@@ -97,6 +148,7 @@ struct BucketFlags {
 }
 
 impl BucketFlags {
+    /// The section of the settings; `None` without flags.
     fn store(&self) -> anyhow::Result<Option<StoreFile>> {
         let BucketFlags { store, bucket, access_key, secret_file, .. } = self.clone();
         let (Some(endpoint), Some(bucket), Some(access_key), Some(secret)) =
@@ -136,9 +188,24 @@ impl Home {
     }
 }
 
-/// Makes the seat; prints and asks through `output`.
-pub async fn init(command: Init, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let role = command.role;
+/// Makes what was asked for; prints and asks through `output`.
+pub async fn init(command: InitCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
+    match command {
+        InitCommand::Miner(seat) => make_seat(Role::Miner, *seat, None, output).await,
+        InitCommand::Validator(validator) => {
+            let peer = validator.peer()?;
+            make_seat(Role::Validator, validator.seat, peer, output).await
+        }
+        InitCommand::Run(run) => run::init(*run, output).await,
+    }
+}
+
+async fn make_seat(
+    role: Role,
+    command: InitSeat,
+    peer: Option<PeerFile>,
+    output: &mut Output<'_>,
+) -> anyhow::Result<()> {
     let directory = command.dir.clone().unwrap_or_else(|| format!("mettle-{role}").into());
     let known = directory.join("settings.toml").exists();
     ensure!(
@@ -162,15 +229,12 @@ pub async fn init(command: Init, output: &mut Output<'_>) -> anyhow::Result<()> 
 
     let home = Home::make(&directory)?;
     for (file, what) in [(&home.coldkey, "owns the stake"), (&home.hotkey, "signs the daily work")] {
-        if !file.exists() {
-            keys::create(file, command.password_file.as_deref(), &Key::generate()?)?;
-            output.note(&format!("Wrote {}, which {what}. {}", file.display(), keys::KEEP_A_COPY))?;
-        }
+        make_key(file, what, command.password_file.as_deref(), output)?;
     }
     if known {
         output.note(&format!("The settings in {} are kept as they are.", home.settings.display()))?;
     } else {
-        write_settings(&command, &home, &args.chain.url, run)?;
+        write_settings(&command, &home, &args.chain.url, run, peer)?;
         output.note(&format!("Wrote {}.", home.settings.display()))?;
     }
 
@@ -184,7 +248,7 @@ pub async fn init(command: Init, output: &mut Output<'_>) -> anyhow::Result<()> 
         );
     }
 
-    let hotkey = KeySource::File(home.hotkey.clone()).public()?;
+    let hotkey = KeySource::File(home.hotkey.clone()).hotkey()?;
     let already = account::seat_of(&*session.chain, run, &hotkey).await?;
     let stake = command.stake.unwrap_or(Amount(status.run.terms.stake_min(role)));
     let endpoint = match (&already, &command.bucket.endpoint) {
@@ -203,7 +267,9 @@ pub async fn init(command: Init, output: &mut Output<'_>) -> anyhow::Result<()> 
         // The price rises while others register.
         let price = Amount(price.saturating_mul(2));
         let needed = [price, HOTKEY_FUNDS, FEES_RESERVE].into_iter().fold(stake, Amount::saturating_add);
-        pay(&command, &mut session, &home, needed, output).await?;
+        let coldkey = KeySource::File(home.coldkey.clone()).account()?;
+        let payer = Payer { from: command.from.as_deref(), yes: command.yes, whose: "the coldkey" };
+        payer.pay(&mut session, &coldkey, needed, &home.directory, output).await?;
     }
     let (password, yes) = (command.password_file, command.yes);
     let seat = Register::new(role, &home.settings, &home.coldkey, password, stake, endpoint.clone(), yes);
@@ -235,7 +301,13 @@ async fn only_run(chain: &dyn Chain) -> anyhow::Result<RunId> {
     }
 }
 
-fn write_settings(command: &Init, home: &Home, chain: &str, run: RunId) -> anyhow::Result<()> {
+fn write_settings(
+    command: &InitSeat,
+    home: &Home,
+    chain: &str,
+    run: RunId,
+    peer: Option<PeerFile>,
+) -> anyhow::Result<()> {
     let password_file = command.password_file.as_deref().map(absolute).transpose()?;
     let settings = File {
         chain: Some(chain.to_owned()),
@@ -246,47 +318,73 @@ fn write_settings(command: &Init, home: &Home, chain: &str, run: RunId) -> anyho
         directory: Some(home.data.clone()),
         device: Some(toml::Value::String(command.device.clone())),
         store: command.bucket.store()?,
+        peer,
         ..File::default()
     };
     Ok(write_atomic(&home.settings, toml::to_string_pretty(&settings)?.as_bytes())?)
 }
 
-/// Sees to it that the coldkey has at least `needed`.
-async fn pay(
-    command: &Init,
-    session: &mut SigningSession,
-    home: &Home,
-    needed: Amount,
+/// Makes a key file if it is not there. `what` says what the key does.
+fn make_key(
+    file: &Path,
+    what: &str,
+    password_file: Option<&Path>,
     output: &mut Output<'_>,
 ) -> anyhow::Result<()> {
-    let coldkey = KeySource::File(home.coldkey.clone()).public()?.0;
-    let free = session.chain.balance(&coldkey).await?.free;
-    if needed <= free {
-        return Ok(());
+    if !file.exists() {
+        keys::create(file, password_file, &Key::generate()?)?;
+        output.note(&format!("Wrote {}, which {what}. {}", file.display(), keys::KEEP_A_COPY))?;
     }
-    let (missing, one) = (needed.saturating_sub(free).0, Amount::mtl(1).0);
-    let lacking = Amount(missing.div_ceil(one).saturating_mul(one));
-    let from = match &command.from {
-        Some(from) => from.as_str(),
-        None if session.chain.is_development() => FAUCET,
-        None => bail!(
-            "the coldkey {} has {free}, and needs {needed} with fees. Send {lacking} to it and enter the same command again, \
-             or name the account that pays with --from; keys and settings stay in {}",
-            address(&coldkey),
-            home.directory.display()
-        ),
-    };
-    let transfer = TransactionPlan {
-        what: format!("move {lacking} to the coldkey {}", address(&coldkey)),
-        calls: vec![Call::Transfer { to: coldkey, amount: lacking }],
-        signer: Signer {
-            source: from.parse()?,
-            password_file: None,
-            whose: "the account that pays",
-            proxy_of: None,
-            confirm: ConfirmArgs { yes: command.yes, ..ConfirmArgs::default() },
-        },
-        then: vec!["it pays stake, price and fees of the seat; the rest stays with the coldkey".into()],
-    };
-    session.sign(output, &transfer).await.map(drop)
+    Ok(())
+}
+
+/// Who pays what an account lacks.
+struct Payer<'a> {
+    /// A key; by default //Alice on a development chain.
+    from: Option<&'a str>,
+    yes: bool,
+    /// The account that gets it, as in "the coldkey".
+    whose: &'a str,
+}
+
+impl Payer<'_> {
+    /// Sees to it that `account` has at least `needed`.
+    async fn pay(
+        &self,
+        session: &mut SigningSession,
+        account: &Account,
+        needed: Amount,
+        home: &Path,
+        output: &mut Output<'_>,
+    ) -> anyhow::Result<()> {
+        let free = session.chain.balance(account).await?.free;
+        if needed <= free {
+            return Ok(());
+        }
+        let (missing, one) = (needed.saturating_sub(free).0, Amount::mtl(1).0);
+        let lacking = Amount(missing.div_ceil(one).saturating_mul(one));
+        let (whose, name) = (self.whose, address(account));
+        let from = match self.from {
+            Some(from) => from,
+            None if session.chain.is_development() => FAUCET,
+            None => bail!(
+                "{whose} {name} has {free}, and needs {needed} with fees. Send {lacking} to it and enter the same command \
+                 again, or name the account that pays with --from; keys and settings stay in {}",
+                home.display()
+            ),
+        };
+        let transfer = TransactionPlan {
+            what: format!("move {lacking} to {whose} {name}"),
+            calls: vec![Call::Transfer { to: *account, amount: lacking }],
+            signer: Signer {
+                source: from.parse()?,
+                password_file: None,
+                whose: "the account that pays",
+                proxy_of: None,
+                confirm: ConfirmArgs { yes: self.yes, ..ConfirmArgs::default() },
+            },
+            then: vec![format!("it pays what follows and its fees; the rest stays with {whose}")],
+        };
+        session.sign(output, &transfer).await.map(drop)
+    }
 }

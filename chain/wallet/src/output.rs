@@ -117,6 +117,25 @@ impl<'a> Output<'a> {
         write!(to, "{preview}")
     }
 
+    /// Asks for a value that the flag `flag` would give.
+    ///
+    /// # Errors
+    /// If there is no answer, or the user cannot be asked.
+    pub fn question(&mut self, what: &str, flag: &str) -> anyhow::Result<String> {
+        let missing = || anyhow::anyhow!("{} is missing: add {flag}", lower_first(what));
+        if self.is_json() {
+            bail!(missing());
+        }
+        write!(self.err, "{what}: ")?;
+        self.err.flush()?;
+        let answer = (self.ask)()?;
+        if answer.is_none() {
+            writeln!(self.err)?;
+        }
+        let answer = answer.map(|answer| answer.trim().to_owned()).filter(|answer| !answer.is_empty());
+        answer.ok_or_else(missing)
+    }
+
     /// Asks for confirmation of what was shown, unless `yes` confirms it beforehand.
     ///
     /// # Errors
@@ -181,6 +200,11 @@ fn ask_terminal() -> io::Result<Option<String>> {
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
     Ok(Some(answer))
+}
+
+fn lower_first(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
 }
 
 fn error_as_json(error: &anyhow::Error) -> Value {

@@ -1,7 +1,7 @@
 //! The commands about runs: list, show; and those of a run's owner and its sponsors: create, fund, terms, pause,
 //! resume, claim, offer, accept, close.
 
-mod create;
+pub(crate) mod create;
 mod show;
 
 use crate::{

@@ -8,22 +8,23 @@ use crate::{
     signing::{ConfirmArgs, Signer, SigningSession, TransactionPlan, check_bucket},
 };
 use anyhow::{Context as _, bail, ensure};
-use chain_client::{Amount, Call, Chain, terms};
+use chain_client::{Amount, Call, Chain, account::RunRequest, terms};
 use dataset::Dataset;
 use model::RunSpec;
 use model::{ModelConfig, Recipe};
 use nn::hugging_face::Import;
 use node::config::{Flags, Settings};
 use node::create::{self, BLOCKS_BEFORE_START, NewRun, PreparedRun};
-use protocol::{Block, Digest, GenesisHash, RunId, RunParams, Terms};
+use protocol::{Block, Digest, GenesisHash, RunId, RunParams, Terms, view::RunView};
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use store::S3Store;
 
 /// Create a run: publish its model, data and first weights
 ///
 /// Everything is published in the bucket of the settings file's [store] section, which is checked first. Then the
 /// chain is told the digests.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct CreateRun {
     /// Settings file (TOML). Its [store] section names the bucket to publish in.
     #[arg(long, value_name = "FILE", env = "METTLE_CONFIG")]
@@ -76,52 +77,175 @@ pub struct CreateRun {
     pub confirm: ConfirmArgs,
 }
 
+impl CreateRun {
+    pub(crate) fn settings(&self) -> anyhow::Result<Settings> {
+        Settings::read(&Flags {
+            config: self.config.clone(),
+            chain: self.chain.clone(),
+            genesis: self.genesis,
+            key: self.key.clone(),
+            password_file: self.password_file.clone(),
+            dataset: self.dataset.clone(),
+            ..Flags::default()
+        })
+    }
+}
+
 /// Reads the files, shows the transaction, publishes, creates the run, and prints its id.
 pub(super) async fn create(create: CreateRun, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let settings = Settings::read(&Flags {
-        config: create.config.clone(),
-        chain: create.chain.clone(),
-        genesis: create.genesis,
-        key: create.key.clone(),
-        password_file: create.password_file.clone(),
-        dataset: create.dataset.clone(),
-        ..Flags::default()
-    })?;
-    let Some(directory) = &settings.reading.dataset else {
-        bail!("no dataset: prepare one with `mettle dataset prepare`, then add --dataset DIR");
-    };
-    let Some(bucket) = &settings.store else {
-        bail!("no bucket: add a [store] section with endpoint, bucket and access_key to the settings file");
-    };
-    let (spec, weights) = specification(&create, directory)?;
-    let store = bucket.open()?;
-    let mut new = NewRun {
-        spec,
-        weights,
-        dataset: directory,
-        params: parameters(create.params.as_deref())?,
-        terms: terms(create.terms.as_deref())?,
-        origin: &create.origin,
-        fund: create.fund,
-    };
-    let ready = create::prepare(&mut new).await?;
+    let settings = create.settings()?;
     let mut session = SigningSession::open(&settings.reading.chain).await?;
-    check_bucket(output, &store, &*session.chain, &new.params, &create.origin).await?;
-    let signer = Signer {
-        source: settings.key.clone(),
-        password_file: settings.password_file.clone(),
-        whose: "the run's owner",
-        proxy_of: None,
-        confirm: create.confirm,
-    };
-    let plan = plan(&*session.chain, &new, &ready, signer, bucket.bucket.clone()).await?;
-    if !session.confirm(output, &plan).await? {
+    let checked = CheckedRun::check(&create, &settings, &session, output).await?;
+    let Some(run) = checked.publish(&create, &settings, &mut session, output).await? else {
         return Ok(());
-    }
-    let run = create::publish(&*session.chain, &store, new, ready).await?;
+    };
     let start = run.params.schedule.start;
     let text = format!("run {}, first window at block {}", run.id, start.0);
     Ok(output.result(&text, json!({ "run": run.id, "start": start }))?)
+}
+
+/// A run whose data, model, parameters and bucket were found good. Nothing is published or signed yet.
+pub(crate) struct CheckedRun<'a> {
+    new: NewRun<'a>,
+    ready: PreparedRun,
+    store: S3Store,
+    bucket: &'a str,
+    /// The run on the chain, if it was created by a command that was interrupted then.
+    made: Option<RunId>,
+}
+
+impl<'a> CheckedRun<'a> {
+    /// Reads the files and tries the bucket.
+    ///
+    /// # Errors
+    /// What is missing, or does not fit.
+    pub(crate) async fn check(
+        create: &'a CreateRun,
+        settings: &'a Settings,
+        session: &SigningSession,
+        output: &mut Output<'_>,
+    ) -> anyhow::Result<CheckedRun<'a>> {
+        ensure!(
+            create.confirm.sign_elsewhere.is_none(),
+            "a run is published and created in one step, by a key of this machine: `mettle run offer` gives it to another \
+             account"
+        );
+        let Some(dataset) = &settings.reading.dataset else {
+            bail!("no dataset: prepare one with `mettle dataset prepare`, then add --dataset DIR");
+        };
+        let Some(bucket) = &settings.store else {
+            bail!(
+                "no bucket: add a [store] section with endpoint, bucket and access_key to the settings file"
+            );
+        };
+        let (spec, weights) = specification(create, dataset)?;
+        let store = bucket.open()?;
+        let mut new = NewRun {
+            spec,
+            weights,
+            dataset,
+            params: parameters(create.params.as_deref())?,
+            terms: terms(create.terms.as_deref())?,
+            origin: &create.origin,
+            fund: create.fund,
+        };
+        let ready = create::prepare(&mut new).await?;
+        check_bucket(output, &store, &*session.chain, &new.params, &create.origin).await?;
+        Ok(CheckedRun { new, ready, store, bucket: &bucket.bucket, made: None })
+    }
+
+    /// What the chain is asked for.
+    pub(crate) fn request(&self) -> RunRequest {
+        self.ready.request(&self.new)
+    }
+
+    /// Goes on with a run that is on the chain, but was not published or funded to the end.
+    pub(crate) fn go_on_with(&mut self, run: &RunView, paid: Amount) {
+        self.made = Some(run.id);
+        self.new.params.schedule.start = run.params.schedule.start;
+        self.new.fund = self.new.fund.saturating_sub(paid);
+    }
+
+    /// What the owner needs, beside fees.
+    pub(crate) async fn cost(&self, chain: &dyn Chain) -> anyhow::Result<Amount> {
+        let deposit = match self.made {
+            Some(_) => None,
+            None => chain.run_deposit(&self.new.params, &self.new.terms).await?,
+        };
+        Ok(deposit.unwrap_or_default().saturating_add(self.new.fund))
+    }
+
+    /// Shows the transaction and asks; then publishes and creates the run. `None` after a dry run.
+    pub(crate) async fn publish(
+        self,
+        create: &CreateRun,
+        settings: &Settings,
+        session: &mut SigningSession,
+        output: &mut Output<'_>,
+    ) -> anyhow::Result<Option<RunView>> {
+        let signer = Signer {
+            source: settings.key.clone(),
+            password_file: settings.password_file.clone(),
+            whose: "the run's owner",
+            proxy_of: None,
+            confirm: create.confirm.clone(),
+        };
+        let plan = self.plan(&*session.chain, signer).await?;
+        if !session.confirm(output, &plan).await? {
+            return Ok(None);
+        }
+        Ok(Some(create::publish(&*session.chain, &self.store, self.new, self.ready).await?))
+    }
+
+    /// The transaction that the owner is asked to sign.
+    async fn plan(&self, chain: &dyn Chain, signer: Signer) -> anyhow::Result<TransactionPlan> {
+        let (new, bucket) = (&self.new, self.bucket);
+        let mut calls = Vec::new();
+        let mut then = vec![format!(
+            "first, specification, dataset and initial weights are published in the bucket {bucket}"
+        )];
+        if self.made.is_none() {
+            let request = self.request();
+            calls.push(Call::CreateRun {
+                params: Box::new(request.params),
+                terms: Box::new(request.terms),
+                spec: request.spec,
+                manifest: request.manifest,
+                theta0: request.theta0,
+                origin: request.origin,
+            });
+            let deposit = chain.run_deposit(&new.params, &new.terms).await?;
+            let deposit = deposit.map_or_else(|| "a deposit".into(), |amount| amount.to_string());
+            then.push(format!(
+                "{deposit} is held as a deposit, which grows with the seats that a block serves, until `mettle run close`"
+            ));
+            then.push(
+                "parameters can never be changed; the owner can change the terms as an epoch begins, up to these \
+                 limits, which are parameters"
+                    .into(),
+            );
+            then.extend(
+                terms::limit_lines(&new.params.limits)
+                    .map(|(name, value)| format!("{name}: at most {value}")),
+            );
+        }
+        if new.params.schedule.start == Block(0) {
+            then.push(format!(
+                "without a start block in the parameters, the run starts {BLOCKS_BEFORE_START} blocks after the call is signed"
+            ));
+        }
+        if new.fund > Amount::ZERO {
+            // The next id, unless another run is created meanwhile. The signed call names the run that was created.
+            let next = chain.runs().await?.last().map_or(RunId(0), |last| RunId(last.0.saturating_add(1)));
+            calls.push(Call::Fund { run: self.made.unwrap_or(next), amount: new.fund });
+            then.push(format!("{} goes into the run's treasury, which it leaves only as pay", new.fund));
+        }
+        let what = match self.made {
+            Some(run) => format!("finish run {run}, which is on the chain already"),
+            None => format!("create the run `{}`", new.spec.name),
+        };
+        Ok(TransactionPlan { what, calls, signer, then })
+    }
 }
 
 fn parameters(file: Option<&Path>) -> anyhow::Result<RunParams> {
@@ -197,48 +321,6 @@ fn imported(from: &Path, dataset: &Path) -> anyhow::Result<(ModelConfig, Vec<f32
     }
     let values = import.to_flat().with_context(cannot)?;
     Ok((import.config, values))
-}
-
-/// The transaction that the owner is asked to sign.
-async fn plan(
-    chain: &dyn Chain,
-    new: &NewRun<'_>,
-    ready: &PreparedRun,
-    signer: Signer,
-    bucket: String,
-) -> anyhow::Result<TransactionPlan> {
-    let request = ready.request(new);
-    let mut calls = vec![Call::CreateRun {
-        params: Box::new(request.params),
-        terms: Box::new(request.terms),
-        spec: request.spec,
-        manifest: request.manifest,
-        theta0: request.theta0,
-        origin: request.origin,
-    }];
-    let mut then = vec![
-        format!("first, specification, dataset and initial weights are published in the bucket {bucket}"),
-        "a deposit is held, which grows with the seats that a block serves, until `mettle run close`".into(),
-        "parameters can never be changed; the owner can change the terms as an epoch begins, up to these limits, \
-         which are parameters"
-            .into(),
-    ];
-    then.extend(
-        terms::limit_lines(&new.params.limits).map(|(name, value)| format!("{name}: at most {value}")),
-    );
-    if new.params.schedule.start == Block(0) {
-        then.push(format!(
-            "without a start block in the parameters, the run starts {BLOCKS_BEFORE_START} blocks after the call is signed"
-        ));
-    }
-    if new.fund > Amount::ZERO {
-        // The next id, unless another run is created meanwhile. The signed call names the run that was created.
-        let id = chain.runs().await?.last().map_or(RunId(0), |last| RunId(last.0.saturating_add(1)));
-        calls.push(Call::Fund { run: id, amount: new.fund });
-        then.push(format!("{} goes into the run's treasury, which it leaves only as pay", new.fund));
-    }
-    let what = format!("create the run `{}`", new.spec.name);
-    Ok(TransactionPlan { what, calls, signer, then })
 }
 
 pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
