@@ -135,7 +135,7 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     tracing::info!(strategy = name, index, "this seat is an adversary");
     if let Some(adversary) = adversaries::miner(&name, &setup) {
         let strategy = |opened: &node::NodeContext| -> Box<dyn miner::strategy::Strategy> {
-            let signer = Signer::new(opened.key.signing_key().clone(), opened.chain.genesis());
+            let signer = Signer::new(opened.key.clone(), opened.chain.genesis());
             Box::new(ActingStrategy::new(adversary, opened.follower.clone(), signer, opened.seat.id.uid))
         };
         return miner::cli::start(start, Box::new(strategy)).await;

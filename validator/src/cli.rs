@@ -130,7 +130,7 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     tracing::info!(uid = context.seat.id.uid.0, window = sync_driver.window().0, "serving");
     service.ready();
 
-    let seed = Zeroizing::new(context.key.signing_key().to_bytes());
+    let seed = Zeroizing::new(context.key.to_bytes());
     let salts = Salts::new(&seed, &genesis);
     let evaluator = Box::new(DeviceEvaluator { evaluator, dataset: context.dataset.clone() });
     let ended = node::peers::ended(context.peers.clone());

@@ -4,7 +4,7 @@
 
 use crate::{
     Amount, Call, Chain, ChainError, Refusal,
-    keys::{self, Key},
+    keys::{self, Key, KeyError},
 };
 use protocol::{
     Digest, Hotkey, Role, RunId, RunParams, Terms,
@@ -109,7 +109,8 @@ pub async fn plan_seat(
             endpoint: request.endpoint.clone(),
             stake: request.stake,
             price_max,
-            proof: possession(chain, &request.hotkey, request.run, coldkey),
+            proof: possession(chain, &request.hotkey, request.run, coldkey)
+                .map_err(|error| invalid(error.to_string()))?,
         });
     }
     if needed > Amount::ZERO {
@@ -172,8 +173,16 @@ fn registering(request: &SeatRequest) -> String {
 }
 
 /// The consent of `hotkey` to hold a seat of `run` for `coldkey` on this chain (PROT-29).
-pub fn possession(chain: &dyn Chain, hotkey: &Key, run: RunId, coldkey: &Account) -> Signature {
-    Signer::new(hotkey.signing_key().clone(), chain.genesis()).prove_possession(run, coldkey)
+///
+/// # Errors
+/// If the key cannot be a hotkey.
+pub fn possession(
+    chain: &dyn Chain,
+    hotkey: &Key,
+    run: RunId,
+    coldkey: &Account,
+) -> Result<Signature, KeyError> {
+    Ok(Signer::new(hotkey.signing_key()?.clone(), chain.genesis()).prove_possession(run, coldkey))
 }
 
 /// The seat that `hotkey` holds in `run`.

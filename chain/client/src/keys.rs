@@ -1,19 +1,24 @@
-//! The keys that sign: ed25519, kept in encrypted files, shown as SS58 addresses.
+//! The keys that sign: kept in encrypted files, shown as SS58 addresses.
 //!
-//! Hotkeys and coldkeys are of one kind: an ed25519 public key is an account of the chain. A hotkey also signs
-//! contributions (PROT-9) with the raw key of [`Key::signing_key`].
+//! A public key is an account of the chain, whichever the [`Scheme`]. Keys that are made here are ed25519. A coldkey
+//! may also be sr25519, as wallets make them. A hotkey may not: it signs contributions (PROT-9) with the raw key of
+//! [`Key::signing_key`].
 
+mod export;
 mod file;
 mod password;
 
+pub use export::KeyExport;
 pub use file::KeyFile;
 pub use password::{KeyPassword, PASSWORD_VARIABLE, PasswordError, Prompt};
 
 use ed25519_dalek::{Signer as _, SigningKey};
 use protocol::{Hotkey, view::Account};
+use serde::{Deserialize, Serialize};
 use sp_core::{
     Pair as _,
     crypto::{AccountId32, Ss58AddressFormat, Ss58Codec as _},
+    sr25519,
 };
 use std::{
     fmt, io,
@@ -29,9 +34,46 @@ use zeroize::Zeroizing;
 /// The network's prefix of SS58 addresses.
 pub const SS58_PREFIX: u16 = 42;
 
-/// An ed25519 key pair. The secret half is wiped when the last copy is dropped.
+/// A key pair. The secret half is wiped when it is dropped.
 #[derive(Clone)]
-pub struct Key(SigningKey);
+pub struct Key(Pair);
+
+#[derive(Clone)]
+enum Pair {
+    Ed25519(SigningKey),
+    Sr25519(Box<sr25519::Pair>),
+}
+
+/// How a key signs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scheme {
+    #[default]
+    Ed25519,
+    Sr25519,
+}
+
+impl Scheme {
+    fn is_ed25519(&self) -> bool {
+        *self == Scheme::Ed25519
+    }
+
+    fn secret_bytes(self) -> usize {
+        match self {
+            Scheme::Ed25519 => 32,
+            Scheme::Sr25519 => 64,
+        }
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Scheme::Ed25519 => "ed25519",
+            Scheme::Sr25519 => "sr25519",
+        })
+    }
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
@@ -46,6 +88,18 @@ pub enum KeyError {
          another place"
     )]
     NotWords,
+    #[error("the path after the words is wrong: `//hard`{}", if *.0 == Scheme::Sr25519 { ", `/soft` and `///password` parts follow the last word" } else { " and `///password` parts follow the last word, and an ed25519 key has no `/soft` ones" })]
+    NotAPath(Scheme),
+    #[error(
+        "{address} is an {scheme} key. It can own money, seats and runs; a hotkey also signs what the protocol checks, and \
+         is ed25519: make one with `mettle keys new`"
+    )]
+    NotAHotkey { address: String, scheme: Scheme },
+    #[error(
+        "{0} is an address, and no key: name the key file, or add --sign-elsewhere FILE to sign with a wallet or on another \
+         machine"
+    )]
+    IsElsewhere(String),
     #[error("the operating system gave no randomness: {0}")]
     Randomness(getrandom::Error),
     #[error("{} exists already and is not overwritten. Choose another name, or move it away", .0.display())]
@@ -56,6 +110,8 @@ pub enum KeyError {
     Io { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("{} is not a key file: {reason}", path.display())]
     NotAKeyFile { path: PathBuf, reason: String },
+    #[error("{} is not an account as polkadot-js exports it: {reason}", path.display())]
+    NotAnExport { path: PathBuf, reason: String },
     #[error("wrong password for {}, or the file was changed", .0.display())]
     WrongPassword(PathBuf),
     #[error("{} asks for {what} of {asked}, more than the {max} allowed: it is no key file of this program, or it was changed", path.display())]
@@ -82,8 +138,43 @@ impl Key {
         Ok(Key::from_seed(&seed))
     }
 
+    /// An ed25519 key from its seed.
     pub fn from_seed(seed: &[u8; 32]) -> Key {
-        Key(SigningKey::from_bytes(seed))
+        Key(Pair::Ed25519(SigningKey::from_bytes(seed)))
+    }
+
+    /// A key from what [`Key::secret`] returned; `None` if it is none.
+    fn from_secret(scheme: Scheme, secret: &[u8]) -> Option<Key> {
+        match scheme {
+            Scheme::Ed25519 => secret.try_into().ok().map(Key::from_seed),
+            Scheme::Sr25519 if secret.len() == scheme.secret_bytes() => {
+                let pair = sr25519::Pair::from_seed_slice(secret).ok()?;
+                Some(Key(Pair::Sr25519(Box::new(pair))))
+            }
+            Scheme::Sr25519 => None,
+        }
+    }
+
+    /// An sr25519 key from its secret half as wallets write it: with the scalar times eight, as in ed25519. `None` if
+    /// it is none.
+    fn from_wallet_secret(secret: &[u8; 64]) -> Option<Key> {
+        let secret = schnorrkel::SecretKey::from_ed25519_bytes(secret).ok()?;
+        Some(Key(Pair::Sr25519(Box::new(secret.into()))))
+    }
+
+    /// The secret half, for the key file: an ed25519 seed, or an sr25519 scalar and nonce.
+    fn secret(&self) -> Zeroizing<Vec<u8>> {
+        Zeroizing::new(match &self.0 {
+            Pair::Ed25519(key) => key.to_bytes().to_vec(),
+            Pair::Sr25519(pair) => pair.to_raw_vec(),
+        })
+    }
+
+    pub fn scheme(&self) -> Scheme {
+        match &self.0 {
+            Pair::Ed25519(_) => Scheme::Ed25519,
+            Pair::Sr25519(_) => Scheme::Sr25519,
+        }
     }
 
     /// A key from its seed as 64 hex digits, with or without `0x`.
@@ -95,18 +186,31 @@ impl Key {
         Ok(Key::from_seed(&seed))
     }
 
-    /// A key from the words of a BIP-39 phrase in English, without a password, as Substrate's tools derive it for
-    /// ed25519. The same words are another key in wallets of sr25519.
-    pub fn from_words(text: &str) -> Result<Key, KeyError> {
-        let mut words = Zeroizing::new(String::with_capacity(text.len()));
+    /// A key from the words of a BIP-39 phrase in English, as Substrate's tools and wallets derive it. A derivation path
+    /// such as `//stash` may follow the last word. The same words are another key in each scheme.
+    pub fn from_words(text: &str, scheme: Scheme) -> Result<Key, KeyError> {
+        let mut phrase = Zeroizing::new(String::with_capacity(text.len()));
         for word in text.split_whitespace() {
-            if !words.is_empty() {
-                words.push(' ');
+            if !phrase.is_empty() {
+                phrase.push(' ');
             }
-            words.push_str(word);
+            phrase.push_str(word);
         }
-        let (_, seed) = sp_core::ed25519::Pair::from_phrase(&words, None).map_err(|_| KeyError::NotWords)?;
-        Ok(Key::from_seed(&Zeroizing::new(seed)))
+        let words = phrase.split('/').next().unwrap_or_default();
+        sr25519::Pair::from_phrase(words, None).map_err(|_| KeyError::NotWords)?;
+        let not_a_path = |_| KeyError::NotAPath(scheme);
+        match scheme {
+            Scheme::Sr25519 => {
+                let pair = sr25519::Pair::from_string(&phrase, None).map_err(not_a_path)?;
+                Ok(Key(Pair::Sr25519(Box::new(pair))))
+            }
+            Scheme::Ed25519 => {
+                let (_, seed) =
+                    sp_core::ed25519::Pair::from_string_with_seed(&phrase, None).map_err(not_a_path)?;
+                let seed = Zeroizing::new(seed.ok_or(KeyError::NotAPath(scheme))?);
+                Ok(Key::from_seed(&seed))
+            }
+        }
     }
 
     /// A development key such as `//Alice` or `//miner//3`, whose secret is public: for tests and local networks.
@@ -122,14 +226,17 @@ impl Key {
         Ok(Key::from_seed(&seed.ok_or_else(refused)?))
     }
 
-    /// The public half, as the protocol knows it.
+    /// The public half, as the protocol knows the key of a seat. Only one with a [`Key::signing_key`] can have a seat.
     pub fn hotkey(&self) -> Hotkey {
         Hotkey(self.account())
     }
 
     /// The public half, as an account of the chain.
     pub fn account(&self) -> Account {
-        self.0.verifying_key().to_bytes()
+        match &self.0 {
+            Pair::Ed25519(key) => key.verifying_key().to_bytes(),
+            Pair::Sr25519(pair) => pair.public().0,
+        }
     }
 
     /// The account's SS58 address.
@@ -138,8 +245,14 @@ impl Key {
     }
 
     /// The secret half, for the protocol's own signatures: [`protocol::identity::Signer`].
-    pub fn signing_key(&self) -> &SigningKey {
-        &self.0
+    ///
+    /// # Errors
+    /// [`KeyError::NotAHotkey`] if the key is not ed25519.
+    pub fn signing_key(&self) -> Result<&SigningKey, KeyError> {
+        match &self.0 {
+            Pair::Ed25519(key) => Ok(key),
+            Pair::Sr25519(_) => Err(KeyError::NotAHotkey { address: self.address(), scheme: self.scheme() }),
+        }
     }
 }
 
@@ -156,7 +269,10 @@ impl subxt::tx::Signer<PolkadotConfig> for Key {
     }
 
     fn sign(&self, payload: &[u8]) -> MultiSignature {
-        MultiSignature::Ed25519(self.0.sign(payload).to_bytes())
+        match &self.0 {
+            Pair::Ed25519(key) => MultiSignature::Ed25519(key.sign(payload).to_bytes()),
+            Pair::Sr25519(pair) => MultiSignature::Sr25519(pair.sign(payload).0),
+        }
     }
 }
 
@@ -182,12 +298,14 @@ pub fn parse_address(text: &str) -> Result<Account, AddressError> {
     }
 }
 
-/// A key as given on a command line: `//Alice`, or the path of a key file.
+/// A key as given on a command line: `//Alice`, the path of a key file, or the address of a key that is elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
     /// A development key, whose secret is public.
     Dev(String),
     File(PathBuf),
+    /// The secret is in a wallet, or on another machine.
+    Elsewhere(Account),
 }
 
 impl FromStr for KeySource {
@@ -197,6 +315,8 @@ impl FromStr for KeySource {
         if text.starts_with("//") {
             Key::dev(text)?;
             Ok(KeySource::Dev(text.to_owned()))
+        } else if let Ok(account) = parse_address(text) {
+            Ok(KeySource::Elsewhere(account))
         } else {
             Ok(KeySource::File(PathBuf::from(text)))
         }
@@ -208,6 +328,7 @@ impl fmt::Display for KeySource {
         match self {
             KeySource::Dev(path) => f.write_str(path),
             KeySource::File(path) => path.display().fmt(f),
+            KeySource::Elsewhere(account) => f.write_str(&address(account)),
         }
     }
 }
@@ -221,14 +342,32 @@ impl KeySource {
         match self {
             KeySource::Dev(path) => Key::dev(path),
             KeySource::File(path) => KeyFile::read(path)?.unlock(&password(path)?),
+            KeySource::Elsewhere(account) => Err(KeyError::IsElsewhere(address(account))),
         }
     }
 
-    /// The public half, which needs no password.
-    pub fn public(&self) -> Result<Hotkey, KeyError> {
+    /// The account and the scheme, which need no password. An address does not tell the scheme.
+    pub fn public(&self) -> Result<(Account, Option<Scheme>), KeyError> {
         match self {
-            KeySource::Dev(path) => Key::dev(path).map(|key| key.hotkey()),
-            KeySource::File(path) => KeyFile::read(path).map(|file| file.public()),
+            KeySource::Dev(path) => Key::dev(path).map(|key| (key.account(), Some(key.scheme()))),
+            KeySource::File(path) => KeyFile::read(path).map(|file| (file.account(), Some(file.scheme()))),
+            KeySource::Elsewhere(account) => Ok((*account, None)),
+        }
+    }
+
+    /// The account, which needs no password.
+    pub fn account(&self) -> Result<Account, KeyError> {
+        self.public().map(|(account, _)| account)
+    }
+
+    /// The public half of a seat's key, which needs no password.
+    ///
+    /// # Errors
+    /// [`KeyError::NotAHotkey`] if the key is not ed25519.
+    pub fn hotkey(&self) -> Result<Hotkey, KeyError> {
+        match self.public()? {
+            (account, None | Some(Scheme::Ed25519)) => Ok(Hotkey(account)),
+            (account, Some(scheme)) => Err(KeyError::NotAHotkey { address: address(&account), scheme }),
         }
     }
 }
@@ -272,13 +411,28 @@ mod tests {
     fn words_give_the_key_that_substrate_s_tools_derive() {
         let words = "bottom drive obey lake curtain smoke basket hold race lonely fit walk";
         let seed = "0xfac7959dbfe72f052e5a0c3c8d6530f202b02fd8f9f5ca3580ec8deb7797479e";
+        let from_words = |text: &str| Key::from_words(text, Scheme::Ed25519);
         let expected = Key::from_hex_seed(seed).unwrap().account();
-        assert_eq!(Key::from_words(words).unwrap().account(), expected);
+        assert_eq!(from_words(words).unwrap().account(), expected);
         let in_lines = format!("  {}\n", words.replace(' ', "\n"));
-        assert_eq!(Key::from_words(&in_lines).unwrap().account(), expected);
+        assert_eq!(from_words(&in_lines).unwrap().account(), expected);
         let swapped = words.replacen("bottom drive", "drive bottom", 1);
-        for text in ["", "bottom", &swapped, &words.replace("walk", "walks"), &format!("{words} walk")] {
-            assert!(matches!(Key::from_words(text), Err(KeyError::NotWords)), "{text}");
+        for text in
+            ["", "bottom", "//Alice", &swapped, &words.replace("walk", "walks"), &format!("{words} walk")]
+        {
+            for scheme in [Scheme::Ed25519, Scheme::Sr25519] {
+                assert!(matches!(Key::from_words(text, scheme), Err(KeyError::NotWords)), "{text}");
+            }
+        }
+        assert!(matches!(from_words(&format!("{words}/soft")), Err(KeyError::NotAPath(_))));
+        // As polkadot-js shows them.
+        for (path, address) in [
+            ("", "5DfhGyQdFobKM8NsWvEeAKk5EQQgYe9AydgJ7rMB6E1EqRzV"),
+            ("//a/b", "5EJWUbKcP683bsWfWfZcd7v3Zi43vQJ61kxuZXruW6TSk6Wu"),
+        ] {
+            let key = Key::from_words(&format!("{words}{path}"), Scheme::Sr25519).unwrap();
+            assert_eq!(key.address(), address);
+            assert!(matches!(key.signing_key(), Err(KeyError::NotAHotkey { .. })));
         }
     }
 
@@ -292,7 +446,7 @@ mod tests {
         let key = Key::dev("//Alice").unwrap();
         let shown = format!("{key:?}");
         assert!(shown.contains(&key.address()));
-        assert!(!shown.contains(&hex::encode(key.signing_key().to_bytes())));
+        assert!(!shown.contains(&hex::encode(&*key.secret())));
     }
 
     #[test]
@@ -319,7 +473,10 @@ mod tests {
 
         let alice = KeySource::Dev("//Alice".into());
         let key = alice.open(|_| panic!("a development key has no password")).unwrap();
-        assert_eq!(key.hotkey(), alice.public().unwrap());
+        assert_eq!(key.hotkey(), alice.hotkey().unwrap());
+        let elsewhere: KeySource = "5FA9nQDVg267DEd8m1ZypXLBnvN7SFxYwV7ndqSYGiN9TTpu".parse().unwrap();
+        assert_eq!(elsewhere.hotkey().unwrap(), alice.hotkey().unwrap());
+        assert!(matches!(elsewhere.open(|_| panic!("no password")), Err(KeyError::IsElsewhere(_))));
         let missing = KeySource::File("/no/such/key.json".into());
         assert!(matches!(missing.open(|_| panic!("asked in vain")), Err(KeyError::NoSuchFile(_))));
     }
@@ -331,11 +488,16 @@ mod tests {
             panic!("an ed25519 key signs with ed25519");
         };
         let public = sp_core::ed25519::Public::from_raw(key.account());
-        assert!(sp_core::ed25519::Pair::verify(
-            &sp_core::ed25519::Signature::from_raw(signature),
-            b"words",
-            &public
-        ));
+        let signature = sp_core::ed25519::Signature::from_raw(signature);
+        assert!(sp_core::ed25519::Pair::verify(&signature, b"words", &public));
+
+        let words = "bottom drive obey lake curtain smoke basket hold race lonely fit walk";
+        let key = Key::from_words(words, Scheme::Sr25519).unwrap();
+        let MultiSignature::Sr25519(signature) = subxt::tx::Signer::sign(&key, b"words") else {
+            panic!("an sr25519 key signs with sr25519");
+        };
+        let signature = sr25519::Signature::from_raw(signature);
+        assert!(sr25519::Pair::verify(&signature, b"words", &sr25519::Public::from_raw(key.account())));
     }
 
     proptest! {

@@ -7,6 +7,7 @@ mod endpoint;
 mod error;
 mod follow;
 mod link;
+mod offline;
 mod online;
 mod outbox;
 mod refusal;
@@ -22,6 +23,7 @@ pub use call::{Call, Payout, ProxyKind};
 pub use connection::Timing;
 pub use endpoint::is_private;
 pub use error::ChainError;
+pub use offline::{Hex, SignatureError, SignedCall, UnsignedCall};
 pub use online::SubxtChain;
 pub use refusal::Refusal;
 
@@ -174,14 +176,31 @@ pub trait Chain: Send + Sync {
     /// The block time: as the latest blocks show it, or as the chain intends it while there are too few.
     async fn block_time(&self) -> Result<Duration, ChainError>;
 
-    /// `call` as `from` would sign it, and its fee. Nothing is signed.
-    async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError>;
     /// What is held from the owner of a run with these parameters and terms, until it is closed. A client that does not
     /// read the chain's constants returns `None`.
     async fn run_deposit(&self, _params: &RunParams, _terms: &Terms) -> Result<Option<Amount>, ChainError> {
         Ok(None)
     }
 
+    /// `call` as `from` would sign it, and its fee. Nothing is signed.
+    async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError>;
+
+    /// `calls` for a signer elsewhere, one after the other, with `tip` on top of each fee. They stay valid for an hour or
+    /// more. A client that does not read the chain's metadata returns `None`.
+    async fn unsigned(
+        &self,
+        _calls: &[Call],
+        _from: &Account,
+        _tip: Amount,
+    ) -> Result<Option<Vec<UnsignedCall>>, ChainError> {
+        Ok(None)
+    }
+
+    /// Submits a call that was signed elsewhere, and returns the finalised block that includes it and in which it
+    /// succeeded. May be repeated: the chain includes it once.
+    async fn submit_signed(&self, call: &SignedCall) -> Result<Head, ChainError> {
+        Err(ChainError::NoSigner { doing: call.what.clone() })
+    }
 
     /// Signs `call` with the client's key, and returns the finalised block that includes it and in which it succeeded.
     ///

@@ -7,7 +7,8 @@ use crate::{
     Amount, ChainError, Draft, Head,
     call::{self, Call, CallPayload},
     endpoint::is_private,
-    keys::Key,
+    keys::{Key, address},
+    offline::{Hex, UnsignedCall},
 };
 use codec::{Compact, DecodeAll, Encode};
 use protocol::{
@@ -33,7 +34,7 @@ use subxt::{
         client::{RpcParams, RpcSubscription},
         methods::legacy::NumberOrHex,
     },
-    utils::{AccountId32, H256, MultiSignature},
+    utils::{AccountId32, Era, H256, MultiSignature},
 };
 use tokio::sync::{Notify, watch};
 
@@ -197,7 +198,6 @@ impl Link {
         self.stored("Timestamp", "Now", (), at).await
     }
 
-    /// A value of the chain's state.
     /// The time of the block that is `blocks` before `head`; `None` if there is none, or the node has pruned it.
     pub(crate) async fn time_before(&self, head: &Head, blocks: u32) -> Result<Option<u64>, LinkError> {
         // Block 0 has no time.
@@ -222,6 +222,7 @@ impl Link {
         amount.map(Amount).map_err(garbled)
     }
 
+    /// A value of the chain's state.
     async fn stored<K: IntoEncodableValues + IntoDecodableValues, T: DecodeAll>(
         &self,
         pallet: &str,
@@ -240,9 +241,9 @@ impl Link {
         bytes.map(decode).transpose().map_err(|error| garbled(&error))
     }
 
-    /// The nonce of `key`'s next call, as of `at`.
-    pub(crate) async fn nonce(&self, key: &Key, at: &Head) -> Result<u64, LinkError> {
-        self.call_runtime::<u32>("AccountNonceApi_account_nonce", &key.account(), at).await.map(u64::from)
+    /// The nonce of the account's next call, as of `at`.
+    pub(crate) async fn nonce(&self, account: &Account, at: &Head) -> Result<u64, LinkError> {
+        self.call_runtime::<u32>("AccountNonceApi_account_nonce", account, at).await.map(u64::from)
     }
 
     /// The tip of the best chain, which need not be final. Only its hash is its own; the number is the finalised
@@ -300,6 +301,53 @@ impl Link {
         let signed = self.runtime.tx().create_signable_offline(&payload, params);
         let signed = signed.and_then(|mut signable| signable.sign(key));
         Ok(signed.map_err(|error| LinkError::Garbled(chain_of(&error)))?.into_encoded())
+    }
+
+    /// A call with `tip` for a signer elsewhere, valid for `blocks` blocks from `from_block`, a finalised block.
+    pub(crate) async fn unsigned(
+        &self,
+        call: &Call,
+        tip: Amount,
+        from: &Account,
+        nonce: u64,
+        from_block: &Head,
+        blocks: u32,
+    ) -> Result<UnsignedCall, LinkError> {
+        self.same_runtime().await?;
+        let garbled = |error: &dyn std::error::Error| LinkError::Garbled(chain_of(error));
+        let payload = self.payload(call)?;
+        let method = self.runtime.tx().call_data(&payload).map_err(|error| garbled(&error))?;
+        let (number, period) = (u64::from(from_block.block.0), u64::from(blocks));
+        let params = DefaultExtrinsicParamsBuilder::<PolkadotConfig>::new()
+            .nonce(nonce)
+            .tip(tip.0)
+            .mortal_from_unchecked(period, number, hash(from_block))
+            .build();
+        let tx = self.runtime.tx();
+        let mut signable = tx.create_signable_offline(&payload, params).map_err(|error| garbled(&error))?;
+        let to_sign = signable.signer_payload().map_err(|error| garbled(&error))?;
+        let zeros = MultiSignature::Ed25519([0; 64]);
+        let transaction = signable.sign_with_account_and_signature(&AccountId32(*from), &zeros);
+        let metadata = self.runtime.metadata();
+        let extensions = metadata.extrinsic().transaction_extensions_to_use_for_encoding();
+        Ok(UnsignedCall {
+            what: call.to_string(),
+            payload: Hex(to_sign),
+            transaction: Hex(transaction.map_err(|error| garbled(&error))?.into_encoded()),
+            valid_until: from_block.block.0.saturating_add(blocks),
+            address: address(from),
+            method: Hex(method),
+            era: Hex(Era::mortal(period, number).encode()),
+            nonce: format!("0x{nonce:08x}"),
+            tip: format!("0x{:032x}", tip.0),
+            block_hash: Hex(from_block.hash.0.to_vec()),
+            block_number: format!("0x{number:08x}"),
+            genesis_hash: Hex(self.genesis.0.to_vec()),
+            spec_version: format!("0x{:08x}", self.version().spec),
+            transaction_version: format!("0x{:08x}", self.version().transaction),
+            signed_extensions: extensions.map(|extension| extension.identifier().to_owned()).collect(),
+            version: 4,
+        })
     }
 
     /// A call as `from` would sign it, and its fee. The request for the fee has a signature of zeros, so that no
@@ -439,6 +487,17 @@ impl Link {
     }
 }
 
+/// Some nodes answer what is pruned with nothing, others with an error.
+fn unless_pruned<T>(answer: Result<Option<T>, LinkError>) -> Result<Option<T>, LinkError> {
+    match answer {
+        Err(error @ LinkError::Answer { .. }) => {
+            tracing::debug!(%error, "a block cannot be read");
+            Ok(None)
+        }
+        answer => answer,
+    }
+}
+
 fn why_it_failed(error: DispatchError, doing: &str) -> ChainError {
     let doing = doing.to_owned();
     let DispatchError::Module(module) = &error else {
@@ -487,17 +546,6 @@ impl Invalid {
         let [1, 0, reason, ..] = answer else { return None };
         Some(match reason {
             1 => Invalid::Payment,
-/// Some nodes answer what is pruned with nothing, others with an error.
-fn unless_pruned<T>(answer: Result<Option<T>, LinkError>) -> Result<Option<T>, LinkError> {
-    match answer {
-        Err(error @ LinkError::Answer { .. }) => {
-            tracing::debug!(%error, "a block cannot be read");
-            Ok(None)
-        }
-        answer => answer,
-    }
-}
-
             // Future, stale, ancient birth block, exhausts resources.
             2 | 3 | 5 | 6 => Invalid::Transient,
             _ => Invalid::Final,

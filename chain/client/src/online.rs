@@ -6,7 +6,8 @@ use crate::{
     follow::Follower,
     keys::Key,
     link::{Link, OpenError},
-    submit::{Request, SendState, Submitter},
+    offline::{SignedCall, UnsignedCall, VALID_BLOCKS},
+    submit::{BROADCAST_AGAIN_BLOCKS, Request, SendState, Submitter, is_known_to_pool},
     weight_vote,
 };
 use async_trait::async_trait;
@@ -31,13 +32,13 @@ use tokio::{
 /// The most requests that wait for the submitter.
 const REQUESTS_MAX: usize = 256;
 
-/// The chain behind a WebSocket URL. Cheap to clone; the connection ends with the last clone.
 /// Blocks of one measurement of the block time.
 const MEASURED_BLOCKS: u32 = 16;
 
 /// The blocks between which it is measured, as numbers of blocks before the head.
 const MEASURED: [u32; 4] = [3 * MEASURED_BLOCKS, 2 * MEASURED_BLOCKS, MEASURED_BLOCKS, 0];
 
+/// The chain behind a WebSocket URL. Cheap to clone; the connection ends with the last clone.
 #[derive(Clone)]
 pub struct SubxtChain {
     inner: Arc<Inner>,
@@ -337,7 +338,6 @@ impl Chain for SubxtChain {
 
     async fn block_time(&self) -> Result<Duration, ChainError> {
         let doing = "reading how long a block takes";
-        let millis: u64 = self.call_runtime(doing, "AuraApi_slot_duration", Vec::new()).await?;
         let times = |link: Arc<Link>| async move {
             let head = link.head();
             let times = MEASURED.map(|before| link.time_before(&head, before));
@@ -347,10 +347,10 @@ impl Chain for SubxtChain {
         if let Some(measured) = measured_block_time(&times) {
             return Ok(measured);
         }
+        let millis: u64 = self.call_runtime(doing, "AuraApi_slot_duration", Vec::new()).await?;
         Ok(Duration::from_millis(millis))
     }
 
-    async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError> {
     async fn run_deposit(&self, params: &RunParams, terms: &Terms) -> Result<Option<Amount>, ChainError> {
         let read = |link: Arc<Link>| async move {
             Ok((link.constant("Registry", "RunDeposit")?, link.constant("Registry", "RateDeposit")?))
@@ -362,8 +362,74 @@ impl Chain for SubxtChain {
         Ok(Some(base.saturating_add(Amount(rate.0.saturating_mul(seats).div_ceil(blocks)))))
     }
 
+    async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError> {
         let doing = format!("estimating the fee of {call}");
         self.inner.connection.read(&doing, |link| async move { link.draft(call, from).await }).await
+    }
+
+    async fn unsigned(
+        &self,
+        calls: &[Call],
+        from: &Account,
+        tip: Amount,
+    ) -> Result<Option<Vec<UnsignedCall>>, ChainError> {
+        let read = |link: Arc<Link>| async move {
+            let first = link.nonce(from, &link.best().await?).await?;
+            let (head, mut unsigned) = (link.head(), Vec::new());
+            for (nonce, call) in (first..).zip(calls) {
+                unsigned.push(link.unsigned(call, tip, from, nonce, &head, VALID_BLOCKS).await?);
+            }
+            Ok(Some(unsigned))
+        };
+        self.inner.connection.read("preparing calls for a signer", read).await
+    }
+
+    async fn submit_signed(&self, call: &SignedCall) -> Result<Head, ChainError> {
+        let (connection, doing, bytes) = (&self.inner.connection, &call.what, &call.bytes);
+        let mut heads = connection.heads.clone();
+        // It may have been included before, if this is another attempt.
+        let mut next = call.valid_until.0.saturating_sub(VALID_BLOCKS).saturating_add(1);
+        let mut sent: Option<Block> = None;
+        loop {
+            let head = heads.borrow_and_update().block;
+            while next <= head.0.min(call.valid_until.0) {
+                let read = |link: Arc<Link>| async move { link.block(Block(next)).await };
+                // A pruned block was there before this call was.
+                let found = connection.read(doing, read).await?.and_then(|(block, calls)| {
+                    let index = calls.iter().position(|included| included == bytes)?;
+                    Some((block, index))
+                });
+                if let Some((block, index)) = found {
+                    let read = |link: Arc<Link>| async move { link.failure(&block, index, doing).await };
+                    return connection.read(doing, read).await?.map_or(Ok(block), Err);
+                }
+                next = next.saturating_add(1);
+            }
+            if call.valid_until <= head {
+                let reason = format!("it was valid until block {}", call.valid_until.0);
+                return Err(ChainError::Dropped { doing: doing.clone(), attempts: 1, reason });
+            }
+            let is_due = sent.is_none_or(|at| at.0.saturating_add(BROADCAST_AGAIN_BLOCKS) <= head.0);
+            if is_due {
+                let send = |link: Arc<Link>| async move { link.broadcast(bytes).await };
+                match connection.read(doing, send).await {
+                    Ok(()) => {}
+                    // The pool has it, or a block that is not final yet.
+                    Err(error) if sent.is_some() || is_known_to_pool(&error) => {
+                        tracing::debug!(%error, "broadcast again and rejected");
+                    }
+                    Err(error) => return Err(error),
+                }
+                sent = Some(head);
+            }
+            let waited = connection.timing.patience;
+            match tokio::time::timeout(waited, heads.changed()).await {
+                Ok(changed) => {
+                    changed.map_err(|_| ChainError::Stopped { part: "follower of finalised blocks" })?
+                }
+                Err(_) => return Err(ChainError::TimedOut { doing: doing.clone(), waited, sent: true }),
+            }
+        }
     }
 
     async fn submit(&self, call: Call) -> Result<Head, ChainError> {
@@ -412,18 +478,6 @@ impl Chain for SubxtChain {
     }
 }
 
-/// FRAME's `AccountInfo` with the balance pallet's `AccountData`.
-#[derive(Decode)]
-struct AccountInfo {
-    _nonce: u32,
-    _consumers: u32,
-    _providers: u32,
-    _sufficients: u32,
-    free: u128,
-    reserved: u128,
-    _frozen: u128,
-    _flags: u128,
-}
 /// The median time of a block between consecutive `times`, in milliseconds: one halt of the chain does not count.
 /// `None` if too few are known.
 fn measured_block_time(times: &[Option<u64>]) -> Option<Duration> {
@@ -437,6 +491,18 @@ fn measured_block_time(times: &[Option<u64>]) -> Option<Duration> {
     Some(Duration::from_millis(*median) / MEASURED_BLOCKS)
 }
 
+/// FRAME's `AccountInfo` with the balance pallet's `AccountData`.
+#[derive(Decode)]
+struct AccountInfo {
+    _nonce: u32,
+    _consumers: u32,
+    _providers: u32,
+    _sufficients: u32,
+    free: u128,
+    reserved: u128,
+    _frozen: u128,
+    _flags: u128,
+}
 
 #[cfg(test)]
 mod tests {

@@ -22,7 +22,7 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 
 /// Finalised blocks after which a call that is not final is broadcast again.
-const BROADCAST_AGAIN_BLOCKS: u32 = 3;
+pub(crate) const BROADCAST_AGAIN_BLOCKS: u32 = 3;
 
 /// The most times that one call is signed. It is signed again when the last bytes can no longer be included, as a rule
 /// because another process with the same key took the nonce.
@@ -30,6 +30,15 @@ const SIGNATURES_MAX: u32 = 16;
 
 /// The most times that a call is sent to a pool that rejects it for now.
 const REJECTIONS_MAX: u32 = 60;
+
+/// The pool's error codes for bytes that it has, or had and does not accept again for a while.
+const BANNED: i32 = 1012;
+const HAS_IT: i32 = 1013;
+
+/// Whether an error of a broadcast means that the pool has the bytes already.
+pub(crate) fn is_known_to_pool(error: &ChainError) -> bool {
+    matches!(error, ChainError::Rpc { code: BANNED | HAS_IT, .. })
+}
 
 /// A call to submit.
 pub(crate) struct Request {
@@ -183,7 +192,7 @@ impl Submitter {
 
     /// Finds out what became of the calls in flight as of `head`.
     async fn reconcile(&mut self, link: &Link, head: &Head) -> Result<(), LinkError> {
-        let next = link.nonce(&self.key, head).await?;
+        let next = link.nonce(&self.key.account(), head).await?;
         for number in self.outbox.search(head.block, next).into_iter().flatten() {
             let Some((block, calls)) = link.block(Block(number)).await? else {
                 for task in self.outbox.undecidable(next) {
@@ -225,7 +234,7 @@ impl Submitter {
         let again = self.outbox.due_again(head.block, BROADCAST_AGAIN_BLOCKS);
         if !again.is_empty() {
             let best = link.best().await?;
-            let next = link.nonce(&self.key, &best).await?;
+            let next = link.nonce(&self.key.account(), &best).await?;
             for (nonce, bytes) in again {
                 // A lower nonce is in the best chain already, and only has to become final.
                 if nonce < next {
@@ -246,7 +255,7 @@ impl Submitter {
         while let Some(task) = self.waiting.front() {
             let head = link.head();
             let best = link.best().await?;
-            let nonce = self.outbox.next_nonce(link.nonce(&self.key, &best).await?);
+            let nonce = self.outbox.next_nonce(link.nonce(&self.key.account(), &best).await?);
             let blocks = self.connection.timing.era_blocks;
             let Request { call, tip, .. } = &task.request;
             let signed = link.sign(call, *tip, &self.key, nonce, &head, blocks).await;
@@ -318,12 +327,10 @@ impl Submitter {
         bytes: &[u8],
         best: &Head,
     ) -> Result<Option<Rejection>, LinkError> {
-        /// The pool's error codes that our calls can meet.
+        /// The pool's other error codes that our calls can meet.
         const NOT_VERIFIED: i32 = 1002;
         const INVALID: i32 = 1010;
         const UNKNOWN_VALIDITY: i32 = 1011;
-        const BANNED: i32 = 1012;
-        const HAS_IT: i32 = 1013;
         const PRIORITY_TOO_LOW: i32 = 1014;
         const POOL_FULL: i32 = 1016;
 
@@ -331,7 +338,6 @@ impl Submitter {
         let invalid =
             |reason: String| Rejection::Final(ChainError::Invalid { doing: doing.to_owned(), reason });
         Ok(Some(match code {
-            // It has the bytes, or had them and does not accept them again for a while.
             HAS_IT | BANNED => return Ok(None),
             INVALID => match link.invalid(bytes, best).await? {
                 Some(Invalid::Payment) => invalid(format!(

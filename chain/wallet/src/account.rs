@@ -5,6 +5,7 @@ use crate::{
     output::Output,
     plan::table::wrapped,
     signing::{AccountSigner, SigningSession, TransactionPlan, unbonding_json, units},
+    submit::{self, Submit},
 };
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{
@@ -30,8 +31,14 @@ pub enum AccountCommand {
     #[command(after_help = help::signing(&[
         "mettle transfer --key //Alice --to coldkey.json --amount 200",
         "mettle transfer --key coldkey.json --to 5FA9nQDV… --amount 12.5 --dry-run",
+        "mettle transfer --key 5Dhao73q… --to 5FA9nQDV… --amount 12.5 \\",
+        "    --sign-elsewhere transfer.json",
     ]))]
     Transfer(Transfer),
+    #[command(after_help = help::signing(&[
+        "mettle submit transfer.json --signature 0x01…",
+    ]))]
+    Submit(Submit),
 }
 
 /// Show what an account has
@@ -90,6 +97,7 @@ pub async fn run(command: AccountCommand, output: &mut Output<'_>) -> anyhow::Re
     match command {
         AccountCommand::Balance(command) => balance(command, output).await,
         AccountCommand::Transfer(command) => transfer(command, output).await,
+        AccountCommand::Submit(command) => submit::submit(command, output).await,
     }
 }
 
@@ -113,7 +121,7 @@ impl NamedAccount {
         }
         let source: KeySource = text.parse()?;
         let is_development = matches!(source, KeySource::Dev(_));
-        Ok(NamedAccount { account: source.public()?.0, is_development })
+        Ok(NamedAccount { account: source.account()?, is_development })
     }
 }
 

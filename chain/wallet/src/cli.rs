@@ -72,7 +72,7 @@ enum Command {
 
 /// The commands by subject, as `mettle --help` lists them.
 const GROUPS: &[(&str, &str)] = &[
-    ("Keys and money", "keys balance transfer"),
+    ("Keys and money", "keys balance transfer submit"),
     (
         "Seats",
         "init doctor register status why claim set-payout stake unstake withdraw rotate-key rewind proxy",

@@ -288,7 +288,7 @@ async fn nominations(command: Nominations, output: &mut Output<'_>) -> anyhow::R
     let args = command.account.read()?;
     let account = match (&command.of, &args.key) {
         (Some(address), _) => parse_address(address)?,
-        (None, Some(key)) => key.public().with_context(|| format!("could not read the key {key}"))?.0,
+        (None, Some(key)) => key.account().with_context(|| format!("could not read the key {key}"))?,
         (None, None) => bail!("no nominator: add --key KEY, or --of ADDRESS"),
     };
     let session = RunSession::open(args).await?;

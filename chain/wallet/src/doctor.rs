@@ -261,7 +261,7 @@ fn check_files(command: &Doctor, settings: &Settings, checks: &mut Checks) {
         Some(path) => private_file("settings", path, has_secret(settings), checks),
         None => checks.ok("settings", "no settings file; flags and defaults"),
     }
-    let public = match settings.key.public() {
+    let public = match settings.key.hotkey() {
         Ok(public) => public,
         Err(error) => {
             checks.fail(
@@ -277,6 +277,9 @@ fn check_files(command: &Doctor, settings: &Settings, checks: &mut Checks) {
             checks.ok("hotkey", format!("{path}, a development key, {}", address(&public.0)))
         }
         KeySource::File(path) => private_file("hotkey", path, true, checks),
+        KeySource::Elsewhere(_) => {
+            checks.fail("hotkey", "an address, and no key", "name the key file");
+        }
     }
     if let Some(path) = &settings.password_file {
         private_file("password", path, true, checks);
@@ -424,7 +427,7 @@ async fn check_seat(
     checks: &mut Checks,
 ) -> (Role, Option<SeatView>) {
     let without = command.role.unwrap_or(Role::Miner);
-    let Ok(hotkey) = settings.key.public() else {
+    let Ok(hotkey) = settings.key.hotkey() else {
         checks.skip(&["seat"], "the hotkey");
         return (without, None);
     };

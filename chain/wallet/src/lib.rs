@@ -22,6 +22,7 @@ mod seat;
 mod shell;
 mod signing;
 mod status;
+mod submit;
 mod top;
 mod web;
 mod why;

@@ -113,7 +113,7 @@ impl ColdkeyFlags {
             password_file: self.coldkey_password_file.clone(),
             whose: if proxy_of.is_some() { "a proxy of the coldkey" } else { "the coldkey" },
             proxy_of,
-            confirm: self.confirm,
+            confirm: self.confirm.clone(),
         })
     }
 }
@@ -182,7 +182,7 @@ pub(crate) fn seat_hotkey(args: &EndpointArgs) -> anyhow::Result<Hotkey> {
 
 fn required_hotkey(args: &EndpointArgs, to_do: &str) -> anyhow::Result<Hotkey> {
     let key = required_key(args, to_do)?;
-    key.public().with_context(|| format!("could not read the key {key}"))
+    key.hotkey().with_context(|| format!("could not read the key {key}"))
 }
 
 fn required_key<'a>(args: &'a EndpointArgs, to_do: &str) -> anyhow::Result<&'a KeySource> {

@@ -3,7 +3,7 @@
 //! A command makes a [`TransactionPlan`]; everything after that is here, so that no command can sign what it has not
 //! shown. The preview is made from the calls that are then submitted. The key is opened only after confirmation.
 
-use crate::output::Output;
+use crate::{output::Output, submit};
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{
     Amount, Call, Chain, ChainError,
@@ -25,10 +25,10 @@ use std::{
     sync::Arc,
 };
 use store::Store;
-use watch::block_clock::BlockClock;
+use watch::{block_clock::BlockClock, text::readable};
 
 /// How a transaction is confirmed and sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct ConfirmArgs {
     /// Sign without asking. Required without a terminal, and with --json.
     #[arg(long)]
@@ -36,6 +36,10 @@ pub struct ConfirmArgs {
     /// Show what would be signed, and sign nothing.
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
+    /// Sign nothing, and write the transactions to this new file: a wallet or another machine signs them, and `mettle
+    /// submit` submits them within an hour. The key may then be given as its address.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["yes", "dry_run"])]
+    pub sign_elsewhere: Option<PathBuf>,
     /// Pay this on top of the fee of each call: full blocks prefer it.
     #[arg(long, value_name = "AMOUNT", default_value = "0")]
     pub tip: Amount,
@@ -79,7 +83,7 @@ impl AccountSigner {
             password_file: args.password_file.clone(),
             whose,
             proxy_of,
-            confirm: self.confirm,
+            confirm: self.confirm.clone(),
         })
     }
 }
@@ -99,8 +103,8 @@ pub struct Signer {
 impl Signer {
     /// The key's account; needs no password.
     fn key_account(&self) -> anyhow::Result<Account> {
-        let public = self.source.public();
-        Ok(public.with_context(|| format!("could not read the key {} of {}", self.source, self.whose))?.0)
+        let account = self.source.account();
+        account.with_context(|| format!("could not read the key {} of {}", self.source, self.whose))
     }
 
     /// The account in whose name the calls are made; needs no password.
@@ -284,11 +288,15 @@ impl SigningSession {
         })
     }
 
-    /// Shows the plan and asks for confirmation; then connects with the key. False after a dry run.
+    /// Shows the plan and asks for confirmation; then connects with the key. False if nothing is to be signed here.
     pub async fn confirm(&mut self, output: &mut Output<'_>, plan: &TransactionPlan) -> anyhow::Result<bool> {
         let signer = &plan.signer;
         output.preview(&self.preview(plan).await?, signer.confirm.dry_run)?;
         if signer.confirm.dry_run {
+            return Ok(false);
+        }
+        if let Some(file) = &signer.confirm.sign_elsewhere {
+            self.write_unsigned(output, plan, file).await?;
             return Ok(false);
         }
         output.confirm(signer.confirm.yes)?;
@@ -299,8 +307,35 @@ impl SigningSession {
         Ok(true)
     }
 
+    async fn write_unsigned(
+        &self,
+        output: &mut Output<'_>,
+        plan: &TransactionPlan,
+        file: &Path,
+    ) -> anyhow::Result<()> {
+        let calls: Vec<Call> = plan.calls.iter().map(|call| plan.signer.wrap(call.clone())).collect();
+        let unsigned =
+            self.chain.unsigned(&calls, &plan.signer.key_account()?, plan.signer.confirm.tip).await?;
+        let unsigned = unsigned.context("this client cannot prepare transactions for another signer")?;
+        submit::write(file, &unsigned)?;
+        let mut text = String::new();
+        for call in &unsigned {
+            let payload = String::from(call.payload.clone());
+            text.push_str(&format!("{}\n  payload {payload}\n", readable(&call.what)));
+        }
+        let until = unsigned.first().map_or(0, |call| call.valid_until);
+        let flags = " --signature HEX".repeat(unsigned.len());
+        text.push_str(&format!(
+            "Sign {} as {}, up to block {until}; then enter `mettle submit {}{flags}`",
+            file.display(),
+            address(&plan.signer.key_account()?),
+            file.display()
+        ));
+        Ok(output.result(&text, json!({ "file": file, "transactions": unsigned }))?)
+    }
+
     /// [`SigningSession::confirm`], then submits every call of the plan, and adds the block of each to the output's
-    /// JSON. False after a dry run.
+    /// JSON. False if nothing was signed here.
     pub async fn sign(&mut self, output: &mut Output<'_>, plan: &TransactionPlan) -> anyhow::Result<bool> {
         if !self.confirm(output, plan).await? {
             return Ok(false);
@@ -323,7 +358,7 @@ impl SigningSession {
         Ok(true)
     }
 
-    /// [`SigningSession::sign`], then prints the result, unless that was a dry run.
+    /// [`SigningSession::sign`], then prints the result, unless nothing was signed here.
     pub async fn sign_and_print(
         &mut self,
         output: &mut Output<'_>,

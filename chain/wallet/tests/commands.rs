@@ -6,6 +6,7 @@ use chain_client::{
     keys::{Key, address},
 };
 use clap::Parser;
+use ed25519_dalek::Signer as _;
 use embedded_chain::{Config, EmbeddedChain, Sealing};
 use mettle::{cli::Cli, output::Output};
 use node::exit;
@@ -17,7 +18,7 @@ use protocol::{
 };
 use s3_server::{BucketConfig, S3Server, ServerConfig};
 use serde_json::Value;
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 use store::{Credentials, S3Settings, S3Store, Store as _};
 
 /// What a command printed, and how it ended.
@@ -991,11 +992,9 @@ async fn a_doctor_names_what_keeps_a_node_from_working() {
     net.chain.shutdown().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_is_published_and_created_as_previewed() {
-    let net = Net::new().await;
-    let home = tempfile::tempdir().unwrap();
-    let path = |name: &str| home.path().join(name);
+/// Writes a small dataset to `data` in `home`, and a model for it to `model.json`.
+async fn prepare_data(home: &Path) {
+    let path = |name: &str| home.join(name);
     let text = path("text");
     std::fs::create_dir(&text).unwrap();
     for document in 0..40 {
@@ -1013,14 +1012,22 @@ async fn a_run_is_published_and_created_as_previewed() {
         )
     };
     tokio::task::spawn_blocking(move || dataset::prepare(options, &mut |_| {})).await.unwrap().unwrap();
+    let model = r#"{ "vocab": 400, "d_model": 32, "layers": 1, "heads": 2, "kv_heads": 1, "d_ff": 64, "seq_len": 16,
+        "rope_theta": 10000.0, "norm_epsilon": 1e-5 }"#;
+    std::fs::write(path("model.json"), model).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_is_published_and_created_as_previewed() {
+    let net = Net::new().await;
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name);
+    prepare_data(home.path()).await;
     let server = buckets(&["origin", "other"]).await;
     std::fs::write(path("settings.toml"), store_settings(&server, "origin", "secret")).unwrap();
     let mut params = RunParams { localnet: true, ..RunParams::default() };
     params.schedule.start = Block(0);
     std::fs::write(path("params.json"), serde_json::to_vec(&params).unwrap()).unwrap();
-    let model = r#"{ "vocab": 400, "d_model": 32, "layers": 1, "heads": 2, "kv_heads": 1, "d_ff": 64, "seq_len": 16,
-        "rope_theta": 10000.0, "norm_epsilon": 1e-5 }"#;
-    std::fs::write(path("model.json"), model).unwrap();
     std::fs::write(path("terms.json"), r#"{ "miner_seats_max": 12 }"#).unwrap();
     let line = |model: &str| {
         format!(
@@ -1051,7 +1058,10 @@ async fn a_run_is_published_and_created_as_previewed() {
     let dry = net.validator(&format!("{good} --dry-run")).await;
     dry.succeeds()
         .prints("first, specification, dataset and initial weights are published in the bucket origin");
-    dry.prints("a deposit is held").prints("20 blocks after").prints("7 MTL goes into").prints("fee: about");
+    dry.prints("16.608695652174 MTL is held as a deposit")
+        .prints("20 blocks after")
+        .prints("7 MTL goes into")
+        .prints("fee: about");
     assert_eq!((net.alice.runs().await.unwrap().len(), held(&net).await), (1, Amount::ZERO));
 
     let created = net.validator(&format!("{good} --json --yes")).await.succeeds().json();
@@ -1117,6 +1127,173 @@ async fn a_run_is_published_and_created_as_previewed() {
     assert!(well.out.lines().all(|line| line.chars().count() <= 80), "{}", well.out);
     let other = net.examine(&format!("doctor {config} --device tpu --json")).await.ends_with_code(1).json();
     assert_eq!((&other["failed"], &other["error"]["exit_code"]), (&1.into(), &1.into()));
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_command_makes_a_run_and_finds_what_is_done() {
+    let net = Net::new().await;
+    let home = tempfile::tempdir().unwrap();
+    let file = |name: &str| home.path().join(name).display().to_string();
+    prepare_data(home.path()).await;
+    let server = buckets(&["origin", "other"]).await;
+    std::fs::write(file("secret"), "secret\n").unwrap();
+    std::fs::write(file("password"), "open sesame\n").unwrap();
+    let bare = format!("init run --dir {} --password-file {}", file("mine"), file("password"));
+    // Nothing is written before all that it needs is named.
+    net.miner(&bare)
+        .await
+        .ends_with_code(1)
+        .prints("the directory of a prepared dataset is missing: add --dataset");
+    assert!(!Path::new(&file("mine")).exists());
+
+    let init = |endpoint: &str| {
+        format!(
+            "{bare} --name mine --like 0 --dataset {} --model {} --fund 7 --store {} --bucket origin --access-key origin \
+             --secret-file {} --endpoint {}",
+            file("data"),
+            file("model.json"),
+            server.endpoint(),
+            file("secret"),
+            server.base_url(endpoint)
+        )
+    };
+    let alice = || net.free("//Alice");
+    let before = alice().await;
+    let unread = net.miner(&format!("{} --yes", init("other"))).await;
+    unread.ends_with_code(1).prints("others cannot read the bucket").prints("nothing was signed");
+    let misfit = init("origin").replace(&file("model.json"), "6m");
+    net.miner(&format!("{misfit} --yes")).await.ends_with_code(1).prints("sequences have 16 tokens");
+    net.miner(&init("origin")).await.ends_with_code(4).prints("no terminal");
+    assert_eq!((alice().await, net.alice.runs().await.unwrap().len()), (before, 1));
+    let key = std::fs::read(file("mine/owner.json")).unwrap();
+
+    let made = net.miner(&format!("{} --yes --json", init("origin"))).await.succeeds().json();
+    let run = &made["result"]["run"];
+    assert_eq!((run, made["result"]["next"].as_array().unwrap().len()), (&1.into(), 2));
+    let view = net.alice.run(RunId(1)).await.unwrap();
+    let like = net.alice.run(net.run).await.unwrap().params;
+    assert_eq!((view.params.epoch_windows, view.treasury), (like.epoch_windows, Amount::mtl(7).0));
+    let settings = std::fs::read_to_string(file("mine/settings.toml")).unwrap();
+    assert!(settings.starts_with("run = 1\n"), "{settings}");
+    let paid = alice().await;
+    assert!(paid < before);
+    // A command that was killed when the run was on the chain is finished: no second run is made.
+    std::fs::write(file("mine/settings.toml"), settings.replace("run = 1\n", "")).unwrap();
+    let finished = net.miner(&format!("{} --yes", init("origin"))).await;
+    finished.succeeds().prints("finish run 1").prints("run 1, first window at block");
+
+    // The same again changes nothing.
+    let again = net.miner(&format!("{} --yes", init("origin"))).await;
+    again.succeeds().prints("The run exists already").prints("kept as they are");
+    again.prints("mettle init validator --chain").prints("mettle init miner --chain");
+    assert_eq!((alice().await, net.alice.runs().await.unwrap().len()), (paid, 2));
+    assert_eq!(net.alice.run(RunId(1)).await.unwrap().treasury, Amount::mtl(7).0);
+    assert_eq!(std::fs::read(file("mine/owner.json")).unwrap(), key);
+    let other = init("origin").replace("--name mine", "--name other");
+    net.miner(&format!("{other} --yes")).await.ends_with_code(1).prints("belongs to run 1");
+    let shown = net.miner(&format!("run terms --config {}", file("mine/settings.toml"))).await;
+    shown.succeeds().prints("the terms of run 1");
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wallet_s_account_is_imported_and_signs_as_a_coldkey() {
+    let net = Net::new().await;
+    let home = tempfile::tempdir().unwrap();
+    let file = |name: &str| home.path().join(name).display().to_string();
+    std::fs::write(file("password"), "a password\n").unwrap();
+    std::fs::write(file("wrong"), "another\n").unwrap();
+    let export = concat!(env!("CARGO_MANIFEST_DIR"), "/../client/tests/data/polkadot-js-sr25519.json");
+    let import = |password: &str| {
+        format!("keys import --from {export} --key {} --password-file {}", file("cold.json"), file(password))
+    };
+    net.miner(&import("wrong")).await.ends_with_code(1).prints("wrong password");
+    assert!(!Path::new(&file("cold.json")).exists());
+    let address = "5Dhao73qcrJU7jhHyYit7VB276TwEkujGb9gAMzUegFWRopj";
+    net.miner(&import("password")).await.succeeds().prints(address);
+    net.miner(&import("password")).await.ends_with_code(1).prints("exists already");
+    let shown = net.miner(&format!("keys show --json --key {}", file("cold.json"))).await.succeeds().json();
+    assert_eq!((&shown["address"], &shown["scheme"]), (&address.into(), &"sr25519".into()));
+    // The words and the path that the wallet made the account of.
+    let words = "bottom drive obey lake curtain smoke basket hold race lonely fit walk//mettle//coldkey\n";
+    std::fs::write(file("words"), words).unwrap();
+    let from_words = format!(
+        "keys new --scheme sr25519 --words-file {} --key {} --password-file {}",
+        file("words"),
+        file("words.json"),
+        file("password")
+    );
+    net.miner(&from_words).await.succeeds().prints(address);
+
+    // What its owner pays and signs.
+    let cold = format!("--coldkey {} --coldkey-password-file {}", file("cold.json"), file("password"));
+    net.miner(&format!("transfer --yes --key //Alice --to {address} --amount 300")).await.succeeds();
+    let back =
+        format!("--key {} --password-file {} --to //Bob --amount 7", file("cold.json"), file("password"));
+    net.miner(&format!("transfer --yes {back}")).await.succeeds().prints("7 MTL went to");
+    net.validator(&format!(
+        "register --yes {cold} --key //Bob//hot --stake 10 --endpoint http://127.0.0.1:1/v"
+    ))
+    .await
+    .succeeds()
+    .prints("uid 0");
+    net.validator(&format!("stake --yes {cold} --uid 0 --amount 5")).await.succeeds();
+    assert_eq!(net.seat("//Bob//hot").await.seat.stake, Amount::mtl(15).0);
+    let nominate = format!("nominate --yes --uid 0 --amount 2 --key {}", file("cold.json"));
+    net.validator(&format!("{nominate} --password-file {}", file("password"))).await.succeeds();
+
+    // A hotkey signs what the protocol checks, which is ed25519.
+    let line = format!(
+        "register --yes --coldkey //Bob --key {} --password-file {} --stake 10 --endpoint http://127.0.0.1:1/m",
+        file("cold.json"),
+        file("password")
+    );
+    net.miner(&line).await.ends_with_code(1).prints("is an sr25519 key").prints("mettle keys new");
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_signed_elsewhere_is_checked_and_submitted_once() {
+    let net = Net::new().await;
+    let home = tempfile::tempdir().unwrap();
+    let file = |name: &str| home.path().join(name).display().to_string();
+    let bob = dev("//Bob");
+    // Two calls: money for the hotkey, and the seat.
+    let line = format!(
+        "register --coldkey {} --key //Bob//hot --stake 10 --hotkey-funds 1 --endpoint http://127.0.0.1:1/m",
+        bob.address()
+    );
+    net.miner(&format!("{line} --yes")).await.ends_with_code(1).prints("is an address, and no key");
+    let write = format!("{line} --sign-elsewhere {}", file("seat.json"));
+    let before = net.free("//Bob").await;
+    net.miner(&write).await.succeeds().prints("Registry.register").prints("mettle submit");
+    net.miner(&write).await.ends_with_code(1).prints("could not write");
+    let written: Value = serde_json::from_slice(&std::fs::read(file("seat.json")).unwrap()).unwrap();
+    let sign = |key: &Key| -> Vec<String> {
+        let payloads = written.as_array().unwrap().iter().map(|call| call["payload"].as_str().unwrap());
+        let payloads = payloads.map(|payload| hex::decode(payload.strip_prefix("0x").unwrap()).unwrap());
+        let key = key.signing_key().unwrap();
+        payloads.map(|payload| hex::encode(key.sign(&payload).to_bytes())).collect()
+    };
+    let submit = |signatures: &[String]| {
+        let flags: Vec<String> = signatures.iter().map(|each| format!("--signature {each}")).collect();
+        format!("submit {} {}", file("seat.json"), flags.join(" "))
+    };
+    let good = sign(&bob);
+    assert_eq!(good.len(), 2);
+    net.examine(&submit(&good[..1])).await.ends_with_code(1).prints("2 transactions, and 1 signatures");
+    net.examine(&submit(&sign(&dev("//Alice")))).await.ends_with_code(1).prints("did not sign this call");
+    assert_eq!(net.free("//Bob").await, before, "nothing was submitted");
+
+    net.examine(&submit(&good)).await.succeeds().prints("2 of 2 transactions are included");
+    let seat = net.seat("//Bob//hot").await.seat;
+    assert_eq!((seat.coldkey, seat.stake), (bob.account(), Amount::mtl(10).0));
+    let after = net.free("//Bob").await;
+    // Again: the same blocks, and nothing more.
+    let again = net.examine(&format!("{} --json", submit(&good))).await.succeeds().json();
+    assert_eq!(again["included"].as_array().unwrap().len(), 2);
+    assert_eq!(net.free("//Bob").await, after);
     net.chain.shutdown().await;
 }
 

@@ -16,6 +16,7 @@ use chain_client::{
     keys::{Key, KeyPassword, KeySource, Prompt, address},
 };
 use dataset::Dataset;
+use ed25519_dalek::SigningKey;
 use futures::future::BoxFuture;
 use model::RunSpec;
 use network::PeerUrl;
@@ -39,7 +40,8 @@ pub const SPEC_FILE: &str = "spec.json";
 pub const GENESIS_FILE: &str = "genesis";
 
 pub struct NodeContext {
-    pub key: Key,
+    /// The hotkey, for what the protocol itself checks.
+    pub key: SigningKey,
     pub chain: Arc<dyn Chain>,
     /// The second node of the chain, if the settings name one.
     pub witness: Option<ChainWitness>,
@@ -83,7 +85,7 @@ impl NodeContext {
             blocking: sync.follower.blocking,
             traffic: self.traffic(),
             witness: self.witness,
-            signer: Signer::new(self.key.signing_key().clone(), self.chain.genesis()),
+            signer: Signer::new(self.key, self.chain.genesis()),
             sync,
             store: self.store,
             dataset: self.dataset,
@@ -207,8 +209,8 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
             .with_context(|| format!("could not make the directory {}", directory.display()))?;
         let lock = retry_while_full(&disk, || async { DirectoryLock::acquire(directory) }).await?;
         let key = key(settings)?;
-        let hotkey = key.hotkey();
-        let chain = self::chain(&reading.chain, Some(key.clone())).await?;
+        let (hotkey, signing_key) = (key.hotkey(), key.signing_key()?.clone());
+        let chain = self::chain(&reading.chain, Some(key)).await?;
         check_key(&settings.key, chain.is_development())?;
         retry_while_full(&disk, || async { pin_chain(directory, chain.genesis()) }).await?;
         let witness = match &reading.chain.witness {
@@ -223,7 +225,7 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
         check_kind(settings, role, &seat.endpoint)?;
 
         let (http, spec) = published(&*chain, &run).await?;
-        let signer = Signer::new(key.signing_key().clone(), chain.genesis());
+        let signer = Signer::new(signing_key.clone(), chain.genesis());
         let peer = settings.peer.clone().unwrap_or_default();
         // Every validator reads the contributions of miners without a bucket.
         let any: Arc<dyn Fetch> = http.clone();
@@ -277,7 +279,7 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
             .await
             .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
         Ok(NodeContext {
-            key,
+            key: signing_key,
             chain,
             witness,
             fetch,

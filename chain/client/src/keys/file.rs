@@ -1,16 +1,17 @@
-//! A key on disk: its seed, encrypted under a password.
+//! A key on disk: its secret, encrypted under a password.
 //!
-//! Argon2id stretches the password, and XChaCha20-Poly1305 encrypts the seed. Everything else in the file is
+//! Argon2id stretches the password, and XChaCha20-Poly1305 encrypts the secret: the seed of an ed25519 key, or the two
+//! halves of an sr25519 key, of which wallets do not export the seed. Everything else in the file is
 //! associated data, so that a changed file does not open. The memory and time that a file asks for are bounded before
 //! they are spent.
 
-use super::{Key, KeyError, KeyPassword, address};
+use super::{Key, KeyError, KeyPassword, Scheme, address};
 use argon2::{Algorithm, Argon2, Params, Version};
 use chacha20poly1305::{
     KeyInit as _, XChaCha20Poly1305,
     aead::{Aead as _, Payload},
 };
-use protocol::Hotkey;
+use protocol::{Hotkey, view::Account};
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
@@ -27,8 +28,7 @@ const CIPHER: &str = "xchacha20-poly1305";
 const FILE_BYTES_MAX: u64 = 16 * 1024;
 const SALT_BYTES: usize = 16;
 const NONCE_BYTES: usize = 24;
-/// The seed and the authentication tag.
-const SEALED_BYTES: usize = 32 + 16;
+const TAG_BYTES: usize = 16;
 
 const MEMORY_KIB_MAX: u32 = 1024 * 1024;
 const PASSES_MAX: u32 = 16;
@@ -61,6 +61,9 @@ pub struct KeyFile {
 #[serde(deny_unknown_fields)]
 struct Contents {
     format: String,
+    /// Left out for ed25519.
+    #[serde(default, skip_serializing_if = "Scheme::is_ed25519")]
+    scheme: Scheme,
     public: Hotkey,
     address: String,
     kdf: Kdf,
@@ -82,7 +85,8 @@ struct Kdf {
 struct Cipher {
     name: String,
     nonce: Hex<NONCE_BYTES>,
-    sealed: Hex<SEALED_BYTES>,
+    /// The secret and the authentication tag, in hex.
+    sealed: String,
 }
 
 /// Bytes, as hex digits in JSON.
@@ -122,41 +126,29 @@ impl KeyFile {
 
     /// Reads a key file without decrypting it.
     pub fn read(path: &Path) -> Result<KeyFile, KeyError> {
-        let failed = |source| KeyError::Io { doing: "read", path: path.to_owned(), source };
-        let file = match fs::File::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(KeyError::NoSuchFile(path.to_owned()));
-            }
-            opened => opened.map_err(failed)?,
-        };
-        warn_if_others_may_read(path, &file);
-        let mut bytes = Vec::new();
-        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
-        KeyFile::parse(path, &bytes)
+        KeyFile::parse(path, &read_bounded(path)?)
     }
 
-    /// The public key that the file claims; [`KeyFile::unlock`] verifies it.
-    pub fn public(&self) -> Hotkey {
-        self.contents.public
+    /// The account that the file claims; [`KeyFile::unlock`] verifies it.
+    pub fn account(&self) -> Account {
+        self.contents.public.0
+    }
+
+    pub fn scheme(&self) -> Scheme {
+        self.contents.scheme
     }
 
     /// Decrypts the file.
     pub fn unlock(&self, password: &KeyPassword) -> Result<Key, KeyError> {
         let cipher = self.cipher(password)?;
         let Cipher { nonce, sealed, .. } = &self.contents.cipher;
-        let payload = Payload { msg: &sealed.0, aad: &self.bound() };
+        let sealed = hex::decode(sealed).map_err(|_| self.not_a_key_file("its sealed secret is not hex"))?;
+        let payload = Payload { msg: &sealed, aad: &self.bound() };
         let opened = cipher.decrypt((&nonce.0).into(), payload);
         let opened = Zeroizing::new(opened.map_err(|_| KeyError::WrongPassword(self.path.clone()))?);
-        let mut seed = Zeroizing::new([0; 32]);
-        if opened.len() != seed.len() {
-            return Err(self.not_a_key_file("the seed inside is not 32 bytes"));
-        }
-        seed.copy_from_slice(&opened);
-        let key = Key::from_seed(&seed);
-        if key.hotkey() != self.public() {
-            return Err(self.not_a_key_file("the key inside is not the one the file names"));
-        }
-        Ok(key)
+        let key = Key::from_secret(self.scheme(), &opened);
+        let key = key.filter(|key| key.account() == self.account());
+        key.ok_or_else(|| self.not_a_key_file("the key inside is not the one the file names"))
     }
 
     fn seal(path: &Path, key: &Key, password: &KeyPassword, cost: Cost) -> Result<KeyFile, KeyError> {
@@ -166,27 +158,25 @@ impl KeyFile {
         getrandom::fill(&mut nonce.0).map_err(KeyError::Randomness)?;
         let contents = Contents {
             format: FORMAT.into(),
-            public: key.hotkey(),
+            scheme: key.scheme(),
+            public: Hotkey(key.account()),
             address: key.address(),
             kdf: Kdf { name: KDF.into(), memory_kib, passes, lanes, salt },
-            cipher: Cipher { name: CIPHER.into(), nonce, sealed: Hex([0; SEALED_BYTES]) },
+            cipher: Cipher { name: CIPHER.into(), nonce, sealed: String::new() },
         };
         let mut file = KeyFile { path: path.to_owned(), contents };
         file.check_cost()?;
 
         let cipher = file.cipher(password)?;
-        let seed = Zeroizing::new(key.signing_key().to_bytes());
-        let payload = Payload { msg: seed.as_slice(), aad: &file.bound() };
+        let secret = key.secret();
+        let payload = Payload { msg: secret.as_slice(), aad: &file.bound() };
         let sealed = cipher.encrypt((&file.contents.cipher.nonce.0).into(), payload);
-        file.contents.cipher.sealed.0.copy_from_slice(&sealed.expect("32 bytes can be sealed"));
+        file.contents.cipher.sealed = hex::encode(sealed.expect("64 bytes can be sealed"));
         Ok(file)
     }
 
     fn parse(path: &Path, bytes: &[u8]) -> Result<KeyFile, KeyError> {
         let refused = |reason: String| KeyError::NotAKeyFile { path: path.to_owned(), reason };
-        if bytes.len() as u64 > FILE_BYTES_MAX {
-            return Err(refused(format!("it is longer than {FILE_BYTES_MAX} bytes")));
-        }
         let contents: Contents = serde_json::from_slice(bytes).map_err(|error| refused(error.to_string()))?;
         for (what, found, ours) in [
             ("format", &contents.format, FORMAT),
@@ -198,6 +188,10 @@ impl KeyFile {
                     "its {what} is `{found}`, and this program knows only `{ours}`"
                 )));
             }
+        }
+        let digits = contents.scheme.secret_bytes().saturating_add(TAG_BYTES).saturating_mul(2);
+        if contents.cipher.sealed.len() != digits {
+            return Err(refused(format!("its sealed secret is not {digits} hex digits")));
         }
         if contents.address != address(&contents.public.0) {
             return Err(refused("its address does not belong to its public key".into()));
@@ -241,7 +235,10 @@ impl KeyFile {
     fn bound(&self) -> Vec<u8> {
         let Kdf { memory_kib, passes, lanes, .. } = self.contents.kdf;
         let mut bound = format!("{FORMAT} {KDF} {memory_kib} {passes} {lanes} {CIPHER} ").into_bytes();
-        bound.extend_from_slice(&self.public().0);
+        if !self.scheme().is_ed25519() {
+            bound.extend_from_slice(format!("{} ", self.scheme()).as_bytes());
+        }
+        bound.extend_from_slice(&self.account());
         bound
     }
 
@@ -274,6 +271,28 @@ impl KeyFile {
     fn not_a_key_file(&self, reason: &str) -> KeyError {
         KeyError::NotAKeyFile { path: self.path.clone(), reason: reason.to_owned() }
     }
+}
+
+/// Reads a small file with a key.
+///
+/// # Errors
+/// If there is none, or it is too long for a key.
+pub(super) fn read_bounded(path: &Path) -> Result<Vec<u8>, KeyError> {
+    let failed = |source| KeyError::Io { doing: "read", path: path.to_owned(), source };
+    let file = match fs::File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(KeyError::NoSuchFile(path.to_owned()));
+        }
+        opened => opened.map_err(failed)?,
+    };
+    warn_if_others_may_read(path, &file);
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if FILE_BYTES_MAX < bytes.len() as u64 {
+        let reason = format!("it is longer than {FILE_BYTES_MAX} bytes");
+        return Err(KeyError::NotAKeyFile { path: path.to_owned(), reason });
+    }
+    Ok(bytes)
 }
 
 #[cfg(unix)]
@@ -312,9 +331,12 @@ mod tests {
     }
 
     fn saved() -> Saved {
+        saved_key(Key::generate().unwrap())
+    }
+
+    fn saved_key(key: Key) -> Saved {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("made on the way").join("hot.json");
-        let key = Key::generate().unwrap();
         KeyFile::create_at_cost(&path, &key, &password("right"), CHEAP).unwrap();
         Saved { _directory: directory, path, key }
     }
@@ -333,9 +355,27 @@ mod tests {
     fn a_key_opens_only_with_its_password() {
         let saved = saved();
         assert_eq!(open(&saved.path, "right").unwrap().account(), saved.key.account());
-        assert_eq!(KeyFile::read(&saved.path).unwrap().public(), saved.key.hotkey());
+        assert_eq!(KeyFile::read(&saved.path).unwrap().account(), saved.key.account());
         let error = open(&saved.path, "wrong").unwrap_err();
         assert!(matches!(error, KeyError::WrongPassword(_)), "{error}");
+    }
+
+    #[test]
+    fn an_sr25519_key_keeps_its_scheme_and_signs_as_before() {
+        let words = "bottom drive obey lake curtain smoke basket hold race lonely fit walk";
+        let saved = saved_key(Key::from_words(words, Scheme::Sr25519).unwrap());
+        assert_eq!(KeyFile::read(&saved.path).unwrap().scheme(), Scheme::Sr25519);
+        let opened = open(&saved.path, "right").unwrap();
+        assert_eq!((opened.account(), opened.scheme()), (saved.key.account(), Scheme::Sr25519));
+        assert_eq!(*opened.secret(), *saved.key.secret());
+        // Without its scheme it is no ed25519 key.
+        let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&saved.path).unwrap()).unwrap();
+        json.as_object_mut().unwrap().remove("scheme");
+        fs::write(&saved.path, json.to_string()).unwrap();
+        assert!(matches!(KeyFile::read(&saved.path), Err(KeyError::NotAKeyFile { .. })));
+        json["scheme"] = "ecdsa".into();
+        fs::write(&saved.path, json.to_string()).unwrap();
+        assert!(matches!(KeyFile::read(&saved.path), Err(KeyError::NotAKeyFile { .. })));
     }
 
     #[test]
@@ -375,7 +415,7 @@ mod tests {
     fn a_key_file_has_no_plain_seed() {
         let saved = saved();
         let text = fs::read_to_string(&saved.path).unwrap();
-        assert!(!text.contains(&hex::encode(saved.key.signing_key().to_bytes())));
+        assert!(!text.contains(&hex::encode(&*saved.key.secret())));
         assert!(text.contains(&saved.key.address()));
     }
 
@@ -406,7 +446,7 @@ mod tests {
         assert!(matches!(error, KeyError::WrongPassword(_)), "{error}");
         let error = refused(|json| {
             let other = Key::from_seed(&[7; 32]);
-            json["public"] = other.hotkey().to_string().into();
+            json["public"] = Hotkey(other.account()).to_string().into();
             json["address"] = other.address().into();
         });
         assert!(matches!(error, KeyError::WrongPassword(_)), "{error}");
@@ -427,7 +467,9 @@ mod tests {
 
         let path = Path::new("hot.json");
         not_a_key_file(KeyFile::parse(path, b"").unwrap_err());
-        not_a_key_file(KeyFile::parse(path, &[b' '; 20_000]).unwrap_err());
+        let long = tempfile::NamedTempFile::new().unwrap();
+        fs::write(long.path(), [b' '; 20_000]).unwrap();
+        not_a_key_file(KeyFile::read(long.path()).unwrap_err());
         assert!(matches!(KeyFile::read(Path::new("/no/such/key")), Err(KeyError::NoSuchFile(_))));
         assert!(matches!(KeyFile::read(&std::env::temp_dir()), Err(KeyError::Io { .. })));
     }

@@ -59,7 +59,7 @@ pub(super) async fn rotate_key(command: RotateKey, output: &mut Output<'_>) -> a
     } else {
         signing::open_key(&new_key, password_file, "the new hotkey")?
     };
-    let proof = account::possession(found.session.chain(), &hotkey, run, &found.seat.seat.coldkey);
+    let proof = account::possession(found.session.chain(), &hotkey, run, &found.seat.seat.coldkey)?;
     let hotkey = hotkey.hotkey();
     ensure!(hotkey != found.seat.seat.hotkey, "uid {uid} has this hotkey already");
     let from = found.session.clock.next_window();

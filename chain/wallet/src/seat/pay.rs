@@ -97,7 +97,7 @@ fn signer_of_claim(command: &Claim, args: &EndpointArgs) -> anyhow::Result<Signe
     // The password file in the settings is the hotkey's.
     let of_hotkey = args.password_file.clone().filter(|_| command.coldkey.is_none());
     let password_file = command.password_file.clone().or(of_hotkey);
-    Ok(Signer { source, password_file, whose, proxy_of, confirm: command.confirm })
+    Ok(Signer { source, password_file, whose, proxy_of, confirm: command.confirm.clone() })
 }
 
 /// Claims the pay of seats that were given up or replaced.

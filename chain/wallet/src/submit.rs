@@ -1,0 +1,99 @@
+//! `mettle submit`: submits what was signed elsewhere, after `--sign-elsewhere` of another command.
+
+use crate::{account::NetworkFlags, output::Output, signing::SigningSession};
+use anyhow::{Context as _, ensure};
+use chain_client::{Chain, UnsignedCall};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+use watch::text::readable;
+
+/// A run's terms and parameters are some kilobytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Submit what a wallet or another machine has signed
+///
+/// FILE is what a command wrote with --sign-elsewhere. Each of its transactions is an object as polkadot-js and the wallets
+/// built on it sign it (`SignerPayloadJSON`); its `payload` has the bytes to sign for anything else. It may be repeated:
+/// the chain includes a transaction once.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Submit {
+    #[command(flatten)]
+    network: NetworkFlags,
+    /// The file with the transactions.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// The signature as hex digits; once for each transaction, in the order of the file.
+    #[arg(long = "signature", value_name = "HEX", required = true)]
+    signatures: Vec<String>,
+}
+
+/// Writes transactions for a signer elsewhere to a new file.
+pub(crate) fn write(file: &Path, calls: &[UnsignedCall]) -> anyhow::Result<()> {
+    let failed = || format!("could not write {}", file.display());
+    let text = serde_json::to_vec_pretty(calls)?;
+    let directory = match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut temporary = tempfile::NamedTempFile::new_in(directory).with_context(failed)?;
+    std::io::Write::write_all(&mut temporary, &text).with_context(failed)?;
+    // What is there may wait for its signature.
+    temporary.persist_noclobber(file).with_context(failed)?;
+    Ok(())
+}
+
+fn read(file: &Path) -> anyhow::Result<Vec<UnsignedCall>> {
+    let failed = || format!("could not read {}", file.display());
+    let mut bytes = Vec::new();
+    let opened = fs::File::open(file).with_context(failed)?;
+    opened.take(FILE_BYTES_MAX.saturating_add(1)).read_to_end(&mut bytes).with_context(failed)?;
+    ensure!(
+        bytes.len() as u64 <= FILE_BYTES_MAX,
+        "{} is longer than {FILE_BYTES_MAX} bytes: it is no file of --sign-elsewhere",
+        file.display()
+    );
+    serde_json::from_slice(&bytes)
+        .with_context(|| format!("{} is no file that --sign-elsewhere wrote", file.display()))
+}
+
+/// Checks every signature, then submits the transactions in order.
+pub(crate) async fn submit(command: Submit, output: &mut Output<'_>) -> anyhow::Result<()> {
+    output.bare_json();
+    let calls = read(&command.file)?;
+    let (wanted, given) = (calls.len(), command.signatures.len());
+    ensure!(
+        wanted == given,
+        "{} has {wanted} transactions, and {given} signatures are given: add --signature for each, in the same order",
+        command.file.display()
+    );
+    let args = command.network.read()?;
+    let session = SigningSession::open(&args.chain).await?;
+    let chain: &dyn Chain = &*session.chain;
+    let mut signed = Vec::new();
+    for (call, signature) in calls.iter().zip(&command.signatures) {
+        ensure!(
+            call.genesis_hash.0 == chain.genesis().0,
+            "{} is for the chain with genesis {}, and this is another one",
+            command.file.display(),
+            String::from(call.genesis_hash.clone())
+        );
+        signed.push(call.signed(signature).with_context(|| readable(&call.what))?);
+    }
+    let mut included: Vec<Value> = Vec::new();
+    for (index, call) in signed.iter().enumerate() {
+        let block = chain.submit_signed(call).await.with_context(|| {
+            format!(
+                "transaction {} of {wanted} failed; those before it were included",
+                index.saturating_add(1)
+            )
+        })?;
+        included.push(json!({ "block": block.block, "hash": format!("0x{}", block.hash) }));
+        output.note(&format!("{}: in block {}", readable(&call.what), block.block.0))?;
+    }
+    let text = format!("{wanted} of {wanted} transactions are included");
+    Ok(output.result(&text, json!({ "included": included }))?)
+}
