@@ -71,6 +71,23 @@ const ARROWS: &[Arrows] = &[
         ],
         &[],
     ),
+    // For programs of others. It uses `validator` to fetch and audit receipts.
+    (
+        "mettle-sdk",
+        &[
+            "mettle-protocol",
+            "mettle-dataset",
+            "mettle-store",
+            "mettle-model",
+            "mettle-nn",
+            "mettle-chain-client",
+            "mettle-node-kit",
+            "validator",
+        ],
+        &[],
+    ),
+    // The Python package's Rust part.
+    ("mettle-python", &["mettle-sdk", "mettle-protocol", "mettle-chain-client"], &[]),
     // The client program. It uses `validator` to audit receipts.
     (
         "mettle",
@@ -83,6 +100,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-engines",
             "mettle-chain-client",
             "mettle-node-kit",
+            "mettle-sdk",
             "mettle-watch",
             "validator",
         ],
@@ -186,7 +204,10 @@ const CONFINED: &[(&str, &[&str])] = &[
             "mettle-chain-client",
             "mettle-node-kit",
             "mettle-s3-server",
+            "mettle-sdk",
             "mettle-watch",
+            "mettle-sdk",
+            "mettle-python",
             "mettle",
             "miner",
             "validator",

@@ -2,7 +2,7 @@
 
 use crate::{help, output::Output};
 use anyhow::Context as _;
-use codec::Encode as _;
+use mettle_sdk::replay::{Checks, Replay, Replayed, replay};
 use nn::Device;
 use node::error_chain;
 use node::exit::ExitStatus;
@@ -10,15 +10,12 @@ use node::{Flags, ReadOnlyConfig};
 use protocol::{
     Role, Uid, Window,
     receipt::{Observed, Receipt},
-    statement::SignedStatement,
-    view::WindowView,
 };
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use validator::audit::{
-    self as rules, Difference, TOLERANCE, Unchecked, dissent, evidence,
+    TOLERANCE, Unchecked,
     gather::{AuditError, Auditor},
-    unchecked,
 };
 
 /// The exit codes, as the end of the command's help.
@@ -51,24 +48,6 @@ pub struct Audit {
     pub tolerance: f64,
 }
 
-/// One validator's audit.
-struct Audited {
-    uid: Uid,
-    /// Whether the chain has its attestation, and its vote.
-    took_part: (bool, bool),
-    /// Without a receipt, those that the chain alone shows.
-    differences: Vec<Difference>,
-    result: Result<Checked, AuditError>,
-}
-
-struct Checked {
-    receipt: Receipt,
-    unchecked: Vec<Unchecked>,
-    /// Signed statements that contradict its calls.
-    evidence: Vec<SignedStatement>,
-    checks: Value,
-}
-
 /// Audits, and prints the differences.
 pub async fn audit(command: Audit, output: &mut Output<'_>) -> anyhow::Result<()> {
     let reading = ReadOnlyConfig::read(&command.flags)?;
@@ -98,9 +77,9 @@ pub async fn audit(command: Audit, output: &mut Output<'_>) -> anyhow::Result<()
     };
     let mut all = Vec::new();
     for uid in uids {
-        all.push(audit_validator(&mut auditor, &view, uid, command.tolerance).await?);
+        all.push(replay(&mut auditor, &view, uid, command.tolerance).await?);
     }
-    let list: Vec<Value> = all.iter().map(Audited::json).collect();
+    let list: Vec<Value> = all.iter().map(Replay::json).collect();
     output.result(&text(window, &all), json!({ "window": window, "validators": list }))?;
     let differences: usize = all.iter().map(|one| one.differences.len()).sum();
     let incomplete =
@@ -116,43 +95,6 @@ pub async fn audit(command: Audit, output: &mut Output<'_>) -> anyhow::Result<()
     Err(ExitStatus { code, text }.into())
 }
 
-/// Audits one validator.
-///
-/// # Errors
-/// If the chain fails. Whatever else is missing is part of the result.
-async fn audit_validator(
-    auditor: &mut Auditor,
-    view: &WindowView,
-    uid: Uid,
-    tolerance: f64,
-) -> anyhow::Result<Audited> {
-    let voted = view.votes.iter().any(|(of, _)| *of == uid);
-    let took_part = (view.attested.contains(&uid), voted);
-    let mut facts = match auditor.facts(view, uid).await {
-        Ok(facts) => facts,
-        Err(AuditError::Chain(error)) => return Err(error.into()),
-        Err(error) => {
-            let differences = dissent(view, uid).into_iter().collect();
-            return Ok(Audited { uid, took_part, differences, result: Err(error) });
-        }
-    };
-    facts.tolerance = tolerance;
-    let differences = rules::audit(&facts);
-    let checked = Checked {
-        unchecked: unchecked(&facts),
-        evidence: evidence(&facts.receipt, facts.attestation.as_deref(), facts.vote()),
-        checks: json!({
-            "salt": facts.view.salts.iter().any(|(of, _)| *of == uid),
-            "history": facts.remembered.is_some() || facts.receipt.previous.is_none(),
-            "losses": facts.measured.as_ref().map_or(0, |seats| seats.len()),
-            "merge": facts.merged.is_some(),
-            "ballot": facts.weight_vote.is_some(),
-        }),
-        receipt: facts.receipt,
-    };
-    Ok(Audited { uid, took_part, differences, result: Ok(checked) })
-}
-
 fn not_audited(error: AuditError) -> anyhow::Error {
     match error {
         AuditError::Chain(error) => error.into(),
@@ -160,10 +102,10 @@ fn not_audited(error: AuditError) -> anyhow::Error {
     }
 }
 
-fn text(window: Window, all: &[Audited]) -> String {
+fn text(window: Window, all: &[Replay]) -> String {
     // Writing to a string does not fail.
     let mut text = format!("window {}\n", window.0);
-    for Audited { uid, took_part, differences, result } in all {
+    for Replay { uid, attested, voted, differences, result } in all {
         let found = match differences.len() {
             0 => "no difference".to_owned(),
             1 => "1 difference".to_owned(),
@@ -177,10 +119,10 @@ fn text(window: Window, all: &[Audited]) -> String {
                 writeln!(text, "uid {uid}: {found}; the rest was not audited: {}", error_chain(error))
             }
             Ok(checked) => {
-                writeln!(text, "uid {uid}: {found}; {}", extent(&checked.receipt, &checked.checks))
+                writeln!(text, "uid {uid}: {found}; {}", extent(&checked.receipt, checked.checks))
             }
         };
-        let _ = match took_part {
+        let _ = match (attested, voted) {
             _ if matches!(result, Err(AuditError::NoValidator { .. })) => Ok(()),
             (true, true) => Ok(()),
             (true, false) => writeln!(text, "  it did not vote in this window"),
@@ -190,7 +132,7 @@ fn text(window: Window, all: &[Audited]) -> String {
         for difference in differences {
             let _ = writeln!(text, "  {}: {difference}", difference.rule());
         }
-        let Ok(Checked { unchecked, evidence, .. }) = result else { continue };
+        let Ok(Replayed { unchecked, evidence, .. }) = result else { continue };
         if !evidence.is_empty() {
             let _ = writeln!(
                 text,
@@ -207,7 +149,7 @@ fn text(window: Window, all: &[Audited]) -> String {
 }
 
 /// How much there was to audit.
-fn extent(receipt: &Receipt, checks: &Value) -> String {
+fn extent(receipt: &Receipt, checks: Checks) -> String {
     let Some(judgement) = &receipt.judgement else {
         return "it evaluated no seat in this window".to_owned();
     };
@@ -216,7 +158,7 @@ fn extent(receipt: &Receipt, checks: &Value) -> String {
         .iter()
         .filter(|judged| matches!(judged.observed, Observed::Valid { measured: Some(_), .. }))
         .count();
-    let weight_vote = if checks["ballot"] == true {
+    let weight_vote = if checks.weight_vote {
         "its weight vote for the epoch too"
     } else {
         "the chain has no weight vote of this validator for the epoch"
@@ -224,42 +166,8 @@ fn extent(receipt: &Receipt, checks: &Value) -> String {
     format!(
         "it evaluated {} seats and measured {measured}, of which {} were measured again; {weight_vote}",
         judgement.seats.len(),
-        checks["losses"],
+        checks.losses,
     )
-}
-
-impl Audited {
-    fn json(&self) -> Value {
-        let difference = |difference: &Difference| {
-            json!({
-                "rule": difference.rule(), "message": difference.to_string(), "difference": difference,
-            })
-        };
-        let (attested, voted) = self.took_part;
-        let mut value = json!({
-            "uid": self.uid, "attested": attested, "voted": voted,
-            "differences": self.differences.iter().map(difference).collect::<Vec<_>>(),
-        });
-        let more = match &self.result {
-            Err(error) => json!({ "audited": false, "why": error_chain(error) }),
-            Ok(Checked { receipt, unchecked, evidence, checks }) => {
-                let proof = |signed: &SignedStatement| {
-                    json!({
-                        "call": "Windows.report_contradiction", "hotkey": receipt.hotkey,
-                        "statement": format!("0x{}", hex::encode(signed.encode())),
-                    })
-                };
-                json!({
-                    "audited": true, "checks": checks, "unchecked": unchecked,
-                    "evidence": evidence.iter().map(proof).collect::<Vec<_>>(),
-                })
-            }
-        };
-        if let (Value::Object(value), Value::Object(more)) = (&mut value, more) {
-            value.extend(more);
-        }
-        value
-    }
 }
 
 #[cfg(test)]
@@ -271,9 +179,10 @@ mod tests {
 
     #[test]
     fn an_incomplete_audit_shows_the_reason_and_who_took_part() {
-        let audited = |uid: u16, took_part| Audited {
+        let audited = |uid: u16, (attested, voted)| Replay {
             uid: Uid(uid),
-            took_part,
+            attested,
+            voted,
             differences: Vec::new(),
             result: Err(AuditError::Chain(ChainError::NoSuchRun(RunId(7)))),
         };

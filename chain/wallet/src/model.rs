@@ -13,14 +13,10 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Subcommand;
 use dataset::{TextTokenizer, tokenizer_path};
 use model::{ModelConfig, RunSpec};
-use nn::{
-    Evaluator,
-    hugging_face::{ExportedTokenizer, Import},
-};
+use nn::{Evaluator, hugging_face::Import};
 use node::{ModelState, Row, Storage, open::SPEC_FILE, program};
 use protocol::{Digest, RunId, Window};
 use std::{
-    io,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -84,38 +80,6 @@ async fn interruptible<T: Send + 'static>(
         () = program::stop_requested() => stop.store(true, Ordering::Relaxed),
     }
     work.await?
-}
-
-fn stopped() -> io::Error {
-    io::Error::new(io::ErrorKind::Interrupted, "stopped by a signal")
-}
-
-/// A tokenizer that is written beside a model.
-struct OutgoingTokenizer {
-    read: TextTokenizer,
-    /// The token that ends a document.
-    end_of_document: String,
-}
-
-impl OutgoingTokenizer {
-    fn new(json: Vec<u8>, end_of_document: Option<&str>) -> anyhow::Result<OutgoingTokenizer> {
-        let read = TextTokenizer::from_json(json, end_of_document)?;
-        let end_of_document = token_text(read.json(), read.end_of_document()).unwrap_or_default();
-        Ok(OutgoingTokenizer { read, end_of_document })
-    }
-
-    fn exported(&self) -> ExportedTokenizer<'_> {
-        let end_of_document = (self.read.end_of_document(), &*self.end_of_document);
-        ExportedTokenizer { json: self.read.json(), end_of_document }
-    }
-}
-
-/// The name of a special token in `tokenizer.json`.
-fn token_text(json: &[u8], id: u32) -> Option<String> {
-    let json: serde_json::Value = serde_json::from_slice(json).ok()?;
-    let added = json["added_tokens"].as_array()?;
-    let token = added.iter().find(|token| token["id"].as_u64() == Some(u64::from(id)))?;
-    token["content"].as_str().map(str::to_owned)
 }
 
 /// A model, and the device that it runs on.
@@ -299,18 +263,5 @@ mod testing {
 
     pub(super) fn tokenizer() -> TextTokenizer {
         TextTokenizer::from_json(tokenizer_json(), None).unwrap()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_token_has_the_tokenizer_s_name() {
-        let json = br#"{"added_tokens":[{"id":0,"content":"<eos>"},{"id":7,"content":"<pad>"}]}"#;
-        assert_eq!(token_text(json, 7).as_deref(), Some("<pad>"));
-        assert_eq!(token_text(json, 8), None);
-        assert_eq!(token_text(b"nothing", 0), None);
     }
 }

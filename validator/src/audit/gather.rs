@@ -20,7 +20,7 @@ use node::{
 };
 use protocol::{
     Digest, GenesisHash, Role, RunParams, Uid, Window, keys,
-    receipt::{self, Judgement, Observed, PreviousReceipt, Receipt, ReceiptError},
+    receipt::{self, Judgement, Observed, PreviousReceipt, Receipt, ReceiptError, SignedReceipt},
     submission::Fault,
     view::{Checkpoint, Outcome, RunView, SeatView, WindowView},
 };
@@ -180,6 +180,7 @@ impl Auditor {
         fetch_receipt(&*self.follower.fetch, self.genesis(), &self.follower.run, seat, window, digest)
             .await
             .ok()
+            .map(|(_, receipt)| receipt)
     }
 
     /// The contributions of the seats `named` that are in public buckets, and the finding for each.
@@ -469,6 +470,18 @@ pub async fn receipt_of(
     view: &WindowView,
     seat: &SeatView,
 ) -> Result<Receipt, AuditError> {
+    Ok(signed_receipt_of(fetch, genesis, run, now, view, seat).await?.1)
+}
+
+/// As [`receipt_of`], with the bytes that prove it.
+pub async fn signed_receipt_of(
+    fetch: &dyn Fetch,
+    genesis: GenesisHash,
+    run: &RunView,
+    now: Window,
+    view: &WindowView,
+    seat: &SeatView,
+) -> Result<(SignedReceipt, Receipt), AuditError> {
     let (uid, window) = (seat.id.uid, view.window);
     let anchored = view.receipts.iter().find(|(of, _)| *of == uid);
     let Some((_, digest)) = anchored else { return Err(AuditError::NotAnchored { uid, window }) };
@@ -486,18 +499,16 @@ async fn fetch_receipt(
     seat: &SeatView,
     window: Window,
     digest: Digest,
-) -> Result<Receipt, AuditError> {
+) -> Result<(SignedReceipt, Receipt), AuditError> {
     let uid = seat.id.uid;
     let key = keys::receipt(run.id, window, uid, &digest);
     let largest = u64::try_from(receipt::largest_bytes(&run.params)).unwrap_or(u64::MAX);
     let mirrors = Mirrors::one(&seat.endpoint);
     let fetched = mirrors.get(fetch, &key, &digest, &Limits::for_bytes(largest)).await;
     let bytes = fetched.map_err(|source| AuditError::NotPublished { uid, window, source })?;
-    Receipt::open(&bytes, &run.params, &genesis).map_err(|source| AuditError::NoReceipt {
-        uid,
-        window,
-        source,
-    })
+    let opened = Receipt::open(&bytes, &run.params, &genesis);
+    let receipt = opened.map_err(|source| AuditError::NoReceipt { uid, window, source })?;
+    Ok((SignedReceipt { digest, bytes: bytes.to_vec() }, receipt))
 }
 
 #[cfg(test)]

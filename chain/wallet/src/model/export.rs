@@ -1,41 +1,25 @@
 //! `mettle model export`: writes a node's model, or a voted checkpoint, in Hugging Face format.
 
 use super::{
-    OutgoingTokenizer,
     card::{ChainFacts, Provenance, card},
-    interruptible, node_model, stopped,
+    interruptible, node_model,
 };
 use crate::{output::Output, quantity};
-use anyhow::{Context as _, bail, ensure};
-use chain_client::Chain;
-use dataset::{MAX_MANIFEST_BYTES, Manifest, tokenizer_path};
-use model::RunSpec;
-use nn::{
-    Precision,
-    hugging_face::{self, Export},
+use anyhow::{Context as _, anyhow, ensure};
+use dataset::tokenizer_path;
+use mettle_sdk::{
+    Error, Model,
+    model::{OutgoingTokenizer, fetch, voted},
 };
-use node::{
-    Flags, ModelState, PublishedRun, Row, Storage, checkpoint,
-    config::ReadOnlyConfig,
-    follow::{first_checkpoint, genesis_of_seed},
-    mirrors::Mirrors,
-};
-use protocol::{
-    Digest, GenesisHash, RunId, Window, keys, lineage,
-    view::{Checkpoint, Outcome, RunView},
-};
+use nn::{Precision, hugging_face::Export};
+use node::{Flags, config::ReadOnlyConfig};
+use protocol::{GenesisHash, Window};
 use serde_json::{Value, json};
 use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{self, BufReader, Read as _},
+    io,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::AtomicBool,
 };
-use store::Limits;
-
-/// Values that are read from a file at once.
-const VALUES_AT_ONCE: usize = 1 << 16;
 
 /// Export the model in Hugging Face format
 ///
@@ -88,149 +72,44 @@ pub(super) async fn export(wanted: ExportModel, output: &mut Output<'_>) -> anyh
         "{} exists already; name a new directory",
         wanted.out.display()
     );
-    let source = match wanted.published {
+    let (source, facts) = match wanted.published {
         true => from_mirrors(&wanted).await?,
-        false => tokio::task::block_in_place(|| from_directory(&wanted))?,
+        // A node's own model is exported without the chain.
+        false => (tokio::task::block_in_place(|| from_directory(&wanted))?, None),
     };
     if source.tokenizer.is_none() {
         output.note("No tokenizer found (name one with --dataset): the model is written without it.")?;
     }
-    let (text, value) = interruptible(move |stop| write_model(&wanted, source, stop)).await?;
+    let (text, value) = interruptible(move |stop| write_model(&wanted, source, facts.as_ref(), stop)).await?;
     Ok(output.result(&text, value)?)
 }
 
-/// A model to export.
-pub(super) struct Outgoing {
-    pub spec: RunSpec,
-    pub run: RunId,
-    pub window: Window,
-    pub lineage: Digest,
-    pub root: Digest,
-    values: Values,
-    pub tokenizer: Option<Vec<u8>>,
-    /// `None` for a node's own model.
-    facts: Option<ChainFacts>,
-}
-
-/// Where the parameters are.
-enum Values {
-    Held(Row),
-    /// In a file of little-endian f32 values, which is removed after the export.
-    Fetched(PathBuf),
-}
-
-impl Outgoing {
-    fn of(spec: RunSpec, state: ModelState, tokenizer: Option<Vec<u8>>) -> Outgoing {
-        let root = state.weights_root();
-        let ModelState { run, window, lineage, theta, .. } = state;
-        Outgoing { spec, run, window, lineage, root, values: Values::Held(theta), tokenizer, facts: None }
-    }
-
-    /// The parameters in memory. A downloaded file is checked against the weights root, and removed.
-    pub fn into_theta(self) -> anyhow::Result<Row> {
-        let path = match self.values {
-            Values::Held(theta) => return Ok(theta),
-            Values::Fetched(path) => path,
-        };
-        let mut flat = vec![0.0; self.spec.model.parameters()];
-        checked_blocks(&path, flat.len(), self.root)?(&mut flat)?;
-        std::fs::remove_file(&path).with_context(|| format!("could not remove {}", path.display()))?;
-        Ok(flat.into())
-    }
-}
-
 /// This node's model.
-fn from_directory(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
+fn from_directory(wanted: &ExportModel) -> anyhow::Result<Model> {
     let reading = reading(wanted)?;
     let (spec, state) = node_model(&reading.directory, reading.run)?;
-    Ok(Outgoing::of(spec, state, tokenizer_at_hand(&reading)?))
+    Ok(Model::of(spec, state, tokenizer_at_hand(&reading)?))
 }
 
 /// A checkpoint that validators voted.
-async fn from_mirrors(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
+async fn from_mirrors(wanted: &ExportModel) -> anyhow::Result<(Model, Option<ChainFacts>)> {
     let reading = reading(wanted)?;
     let published = node::open_published_run(&reading.chain, reading.run).await?;
-    let checkpoint = voted(&*published.chain, &published.run, wanted.window).await?;
-    fetch_published(&published, checkpoint, tokenizer_at_hand(&reading)?, &fetching_path(&wanted.out)).await
-}
-
-/// Fetches a checkpoint that validators voted to a file at `path`; `None` stands for `θ_0`. Without a `tokenizer`, it
-/// fetches the run's.
-pub(super) async fn fetch_published(
-    published: &PublishedRun,
-    checkpoint: Option<Checkpoint>,
-    tokenizer: Option<Vec<u8>>,
-    path: &Path,
-) -> anyhow::Result<Outgoing> {
-    let PublishedRun { chain, fetch, run, spec } = published;
-    let (spec, schema) = (spec.clone(), spec.schema()?);
-    let seats = chain.seats(run.id).await?;
-    let mirrors = Mirrors::validators(&seats, &[], &run.origin, 0);
-    let tokenizer = match tokenizer {
-        Some(json) => json,
-        None => {
-            let limits = Limits::for_bytes(MAX_MANIFEST_BYTES);
-            let manifest =
-                mirrors.get(&**fetch, &keys::manifest(&run.manifest), &run.manifest, &limits).await?;
-            let digest = Manifest::from_bytes(&manifest)?.tokenizer;
-            let limits = Limits::for_bytes(node::data::TOKENIZER_BYTES_MAX);
-            mirrors.get(&**fetch, &keys::tokenizer(&digest), &digest, &limits).await?.to_vec()
-        }
-    };
-    let checkpoint = match (checkpoint, &spec.weights) {
-        (None, None) => {
-            let state = genesis_of_seed(run, &spec, &Storage::memory())?;
-            let facts = ChainFacts { genesis: chain.genesis(), run: run.clone(), seats };
-            return Ok(Outgoing { facts: Some(facts), ..Outgoing::of(spec, state, Some(tokenizer)) });
-        }
-        (None, Some(_)) => first_checkpoint(run, &spec)?,
-        (Some(checkpoint), _) => checkpoint,
-    };
-    let manifest = checkpoint::fetch_weights_to(path, &**fetch, &mirrors, run.id, &checkpoint, &schema)
-        .await
-        .with_context(|| format!("could not fetch the checkpoint of window {}", checkpoint.window.0))?;
-    Ok(Outgoing {
-        spec,
-        run: run.id,
-        window: checkpoint.window,
-        lineage: checkpoint.lineage,
-        root: manifest.weights_root(),
-        values: Values::Fetched(path.to_owned()),
-        tokenizer: Some(tokenizer),
-        facts: Some(ChainFacts { genesis: chain.genesis(), run: run.clone(), seats }),
-    })
+    let (chain, run) = (&published.chain, published.run.clone());
+    let checkpoint = voted(&**chain, &run, wanted.window.map(Window)).await.map_err(|error| match error {
+        Error::NoCheckpoint { .. } => anyhow!("{error}: {}", error.to_do()),
+        error => error.into(),
+    })?;
+    let facts = ChainFacts { genesis: chain.genesis(), seats: chain.seats(run.id).await?, run };
+    let tokenizer = tokenizer_at_hand(&reading)?;
+    let model = fetch(&published, checkpoint, tokenizer, &fetching_path(&wanted.out)).await?;
+    Ok((model, Some(facts)))
 }
 
 /// The path of a checkpoint while it is downloaded: beside the output, on the same disk.
 fn fetching_path(out: &Path) -> PathBuf {
     let name = out.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     out.with_file_name(format!(".{name}.fetching"))
-}
-
-/// The checkpoint that opens `window`, or the latest; `None` stands for `θ_0`.
-async fn voted(chain: &dyn Chain, run: &RunView, window: Option<u32>) -> anyhow::Result<Option<Checkpoint>> {
-    let Some(window) = window.map(Window) else { return Ok(run.checkpoint) };
-    if let Some(latest) = run.checkpoint.filter(|latest| latest.window == window) {
-        return Ok(Some(latest));
-    }
-    let Some(before) = window.previous() else { return Ok(None) };
-    let fixed = chain.window(run.id, before).await?;
-    if let Some(view) = fixed
-        && let Some(Outcome::Merged(vote)) = view.outcome
-        && let Some(state_root) = vote.state_root
-    {
-        let lineage = lineage::next(&view.lineage, &vote.update);
-        return Ok(Some(Checkpoint { window, state_root, lineage }));
-    }
-    match run.checkpoint {
-        Some(latest) => bail!(
-            "the chain has no checkpoint of window {}: the latest is of window {}, one is voted every {} windows, and old ones are forgotten",
-            window.0,
-            latest.window.0,
-            run.params.checkpoint_windows
-        ),
-        None => bail!("run {} has no checkpoint yet; --window 0 is its first model", run.id),
-    }
 }
 
 fn reading(wanted: &ExportModel) -> anyhow::Result<ReadOnlyConfig> {
@@ -263,41 +142,28 @@ pub(super) fn tokenizer_at_hand(reading: &ReadOnlyConfig) -> anyhow::Result<Opti
 /// Writes the model. Returns the result as text and as JSON.
 fn write_model(
     wanted: &ExportModel,
-    outgoing: Outgoing,
+    mut outgoing: Model,
+    facts: Option<&ChainFacts>,
     stop: &AtomicBool,
 ) -> anyhow::Result<(String, Value)> {
-    let Outgoing { spec, run, window, lineage, root, values, tokenizer, facts } = outgoing;
-    let provenance = Provenance { spec: &spec, run, window, lineage, root, chain: facts.as_ref() };
-    let tokenizer = tokenizer
+    let tokenizer = outgoing
+        .tokenizer
+        .take()
         .map(|json| OutgoingTokenizer::new(json, wanted.end_of_document.as_deref()))
         .transpose()
         .context("the dataset's tokenizer cannot be used")?;
-    let metadata = BTreeMap::from([
-        // Required by `transformers`.
-        ("format".to_owned(), "pt".to_owned()),
-        ("mettle.run".to_owned(), run.to_string()),
-        ("mettle.name".to_owned(), spec.name.clone()),
-        ("mettle.spec".to_owned(), spec.digest().to_string()),
-        ("mettle.window".to_owned(), window.0.to_string()),
-        ("mettle.lineage".to_owned(), lineage.to_string()),
-        ("mettle.weights-root".to_owned(), root.to_string()),
-    ]);
+    let Model { run, window, lineage, weights_root: root, .. } = outgoing;
+    let spec = outgoing.spec.clone();
+    let provenance = Provenance { spec: &spec, run, window, lineage, root, chain: facts };
     let wish = Export {
         config: &spec.model,
-        metadata,
+        metadata: outgoing.metadata(),
         dtype: wanted.dtype,
         shard_bytes_max: wanted.shard_size,
         tokenizer: tokenizer.as_ref().map(OutgoingTokenizer::exported),
         card: Some(card(&provenance)),
     };
-    let written = match &values {
-        Values::Held(flat) => write(&wanted.out, &wish, flat, stop)?,
-        Values::Fetched(path) => {
-            let written = write_from(&wanted.out, &wish, path, root, stop)?;
-            std::fs::remove_file(path).with_context(|| format!("could not remove {}", path.display()))?;
-            written
-        }
-    };
+    let written = outgoing.export(&wanted.out, &wish, stop)?;
     let (out, dtype, files, bytes) = (&wanted.out, wanted.dtype, written.weights.len(), written.bytes);
     let text = format!(
         "{}: the model of run {run}, window {}, {dtype} in {files} files, {bytes} bytes in total\nlineage {lineage}\n\
@@ -310,71 +176,4 @@ fn write_model(
         "bytes": bytes, "lineage": lineage, "weights_root": root,
     });
     Ok((text, value))
-}
-
-pub(super) fn write(
-    to: &Path,
-    wish: &Export<'_>,
-    mut flat: &[f32],
-    stop: &AtomicBool,
-) -> anyhow::Result<hugging_face::Exported> {
-    let written = hugging_face::export(to, wish, |block| {
-        if stop.load(Ordering::Relaxed) {
-            return Err(stopped());
-        }
-        let (now, later) = flat
-            .split_at_checked(block.len())
-            .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
-        block.copy_from_slice(now);
-        flat = later;
-        Ok(())
-    });
-    Ok(written?)
-}
-
-/// As [`write`], from a file whose weights root is checked before the directory appears.
-fn write_from(
-    to: &Path,
-    wish: &Export<'_>,
-    path: &Path,
-    root: Digest,
-    stop: &AtomicBool,
-) -> anyhow::Result<hugging_face::Exported> {
-    let mut read = checked_blocks(path, wish.config.parameters(), root)?;
-    let written = hugging_face::export(to, wish, |block| {
-        if stop.load(Ordering::Relaxed) {
-            return Err(stopped());
-        }
-        read(block)
-    });
-    Ok(written?)
-}
-
-/// Reads `count` values of a file block by block. The last block is an error if they do not have this weights root.
-fn checked_blocks(
-    path: &Path,
-    count: usize,
-    root: Digest,
-) -> anyhow::Result<impl FnMut(&mut [f32]) -> io::Result<()>> {
-    let mut file =
-        BufReader::new(File::open(path).with_context(|| format!("could not read {}", path.display()))?);
-    let (mut left, mut seen, mut bytes) = (count, lineage::RootOfBlocks::default(), Vec::new());
-    Ok(move |block: &mut [f32]| {
-        for part in block.chunks_mut(VALUES_AT_ONCE) {
-            bytes.resize(4 * part.len(), 0);
-            file.read_exact(&mut bytes)?;
-            for (value, bytes) in part.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *value = f32::from_le_bytes(*bytes);
-            }
-            seen.update(part);
-            left -= part.len();
-        }
-        if left == 0 && std::mem::take(&mut seen).finish() != root {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "the downloaded checkpoint has changed on this disk",
-            ));
-        }
-        Ok(())
-    })
 }

@@ -1,8 +1,9 @@
 //! `mettle model import`: checks that a model in Hugging Face format can be trained here.
 
-use super::{OutgoingTokenizer, export::write, interruptible, stopped};
+use super::interruptible;
 use crate::output::Output;
 use anyhow::{Context as _, ensure};
+use mettle_sdk::model::{OutgoingTokenizer, stopped, write};
 use model::ModelConfig;
 use nn::{
     Precision,

@@ -1,12 +1,10 @@
 //! The newest checkpoint of a run that validators voted, fetched from their buckets.
 
 use super::{Loaded, OfRun, ServeModel, Served};
-use crate::model::{
-    export::{fetch_published, tokenizer_at_hand},
-    limit_context,
-};
+use crate::model::{export::tokenizer_at_hand, limit_context};
 use anyhow::Context as _;
 use dataset::TextTokenizer;
+use mettle_sdk::model::fetch;
 use node::PublishedRun;
 use protocol::view::Checkpoint;
 use std::path::Path;
@@ -64,7 +62,7 @@ impl Published {
 
     async fn load(&mut self, checkpoint: Option<Checkpoint>) -> anyhow::Result<Served> {
         let path = self.directory.path().join("checkpoint");
-        let fetched = fetch_published(&self.run, checkpoint, self.tokenizer.clone(), &path).await?;
+        let fetched = fetch(&self.run, checkpoint, self.tokenizer.clone(), &path).await?;
         self.tokenizer.clone_from(&fetched.tokenizer);
         let (end_of_document, context, device) =
             (self.end_of_document.clone(), self.context, self.device.clone());
@@ -72,7 +70,7 @@ impl Published {
             let json = fetched.tokenizer.clone().context("the run has no tokenizer")?;
             let tokenizer = TextTokenizer::from_json(json, end_of_document.as_deref())
                 .context("the run's tokenizer cannot be used")?;
-            let root = fetched.root;
+            let root = fetched.weights_root;
             let of_run = OfRun { run: fetched.run, window: fetched.window, lineage: fetched.lineage };
             let (name, mut config) = (fetched.spec.name.clone(), fetched.spec.model.clone());
             limit_context(&mut config, context)?;

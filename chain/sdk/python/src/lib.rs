@@ -1,0 +1,231 @@
+//! The module `mettle._native`: [`mettle_sdk`] for Python. It answers in JSON, which `mettle/__init__.py` turns into
+//! classes. The interpreter's lock is released while a call waits, and Ctrl-C ends the wait.
+
+use chain_client::keys::address;
+use mettle_sdk::{Error, Kind, Replayer, Run, Source, Which, verify_receipt};
+use protocol::{RunId, Uid, Window, view::SeatStatus};
+use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
+use serde::Serialize;
+use std::{
+    future::Future,
+    path::PathBuf,
+    pin::pin,
+    sync::{Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+use tokio::runtime::Runtime;
+
+/// Between two looks for Ctrl-C.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// The longest patience.
+const PATIENCE_SECONDS_MAX: f64 = 86_400.0;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::{Native, runs};
+}
+
+/// The runtime of all runs, made once per process.
+fn runtime() -> PyResult<&'static Runtime> {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    if let Some(runtime) = RUNTIME.get() {
+        return Ok(runtime);
+    }
+    let made = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    Ok(RUNTIME.get_or_init(|| made))
+}
+
+/// Waits without the interpreter's lock. Ctrl-C drops the future.
+fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = Result<T, Error>> + Send) -> PyResult<T> {
+    let runtime = runtime()?;
+    let mut future = pin!(future);
+    loop {
+        let ended =
+            py.detach(|| runtime.block_on(async { tokio::time::timeout(LOOK_EVERY, future.as_mut()).await }));
+        match ended {
+            Ok(result) => return result.map_err(|error| raised(py, &error)),
+            Err(_) => py.check_signals()?,
+        }
+    }
+}
+
+/// The exception of an error: the class in `mettle.errors` that stands for its kind.
+fn raised(py: Python<'_>, error: &Error) -> PyErr {
+    let class = match error.kind() {
+        Kind::Usage => "UsageError",
+        Kind::Chain => "ChainError",
+        Kind::NotFound => "NotFoundError",
+        Kind::NotYet => "NotYetError",
+        Kind::Store => "StoreError",
+        Kind::Verification => "VerificationError",
+        Kind::Local => "LocalError",
+    };
+    let made = py
+        .import("mettle.errors")
+        .and_then(|errors| errors.getattr(class))
+        .and_then(|class| class.call1((error.to_string(), error.why(), error.to_do())));
+    made.map_or_else(|failed| failed, PyErr::from_value)
+}
+
+fn json(value: &impl Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(what: &str, text: &str) -> PyResult<T> {
+    text.parse().map_err(|error| PyValueError::new_err(format!("{what} {text:?} cannot be used: {error}")))
+}
+
+fn source(
+    url: &str,
+    run: u32,
+    genesis: Option<&str>,
+    allow_plain_ws: bool,
+    patience: f64,
+) -> PyResult<Source> {
+    if !(0.0..=PATIENCE_SECONDS_MAX).contains(&patience) {
+        return Err(PyValueError::new_err("patience is from 0 to 86400 seconds"));
+    }
+    let genesis = genesis.map(|text| parsed("the genesis hash", text)).transpose()?;
+    let patience = Duration::from_secs_f64(patience);
+    Ok(Source { run: RunId(run), genesis, allow_plain_ws, patience, ..Source::new(url) })
+}
+
+/// The ids of the chain's runs.
+#[pyfunction]
+#[pyo3(signature = (url, genesis, allow_plain_ws, patience))]
+fn runs(
+    py: Python<'_>,
+    url: &str,
+    genesis: Option<&str>,
+    allow_plain_ws: bool,
+    patience: f64,
+) -> PyResult<Vec<u32>> {
+    let source = source(url, 0, genesis, allow_plain_ws, patience)?;
+    let runs = wait(py, mettle_sdk::runs(&source))?;
+    Ok(runs.into_iter().map(|run| run.0).collect())
+}
+
+/// A seat, and its owner as an address.
+#[derive(Serialize)]
+struct Seat<'a> {
+    coldkey: String,
+    status: &'a SeatStatus,
+}
+
+/// What a validator's receipt came to: its digest, its bytes and what it says, or an exception.
+type Receipt<'py> = (u16, Option<(String, Bound<'py, PyBytes>, String)>, Option<Bound<'py, PyAny>>);
+
+/// A run.
+#[pyclass(frozen)]
+struct Native {
+    run: Run,
+    /// What judged the last window, and where its data is.
+    replayer: Mutex<Option<(PathBuf, Replayer)>>,
+}
+
+#[pymethods]
+impl Native {
+    #[new]
+    #[pyo3(signature = (url, run, genesis, allow_plain_ws, patience))]
+    fn new(
+        py: Python<'_>,
+        url: &str,
+        run: u32,
+        genesis: Option<&str>,
+        allow_plain_ws: bool,
+        patience: f64,
+    ) -> PyResult<Native> {
+        let source = source(url, run, genesis, allow_plain_ws, patience)?;
+        let run = wait(py, Run::open(&source))?;
+        Ok(Native { run, replayer: Mutex::default() })
+    }
+
+    /// The hash of the chain's block 0, in hex.
+    #[getter]
+    fn genesis(&self) -> String {
+        self.run.genesis().to_string()
+    }
+
+    fn status(&self, py: Python<'_>) -> PyResult<String> {
+        json(&wait(py, self.run.status())?)
+    }
+
+    fn seats(&self, py: Python<'_>) -> PyResult<String> {
+        let seats = wait(py, self.run.seats())?;
+        let seats = seats.iter().map(|status| Seat { coldkey: address(&status.seat.coldkey), status });
+        json(&seats.collect::<Vec<_>>())
+    }
+
+    fn windows(&self, py: Python<'_>, last: u32) -> PyResult<String> {
+        json(&wait(py, self.run.windows(last))?)
+    }
+
+    fn window(&self, py: Python<'_>, window: u32) -> PyResult<String> {
+        json(&wait(py, self.run.window(Window(window)))?)
+    }
+
+    fn pay(&self, py: Python<'_>, uid: u16) -> PyResult<String> {
+        json(&wait(py, self.run.pay(Uid(uid)))?)
+    }
+
+    /// Writes the checkpoint that opens `window`, the latest one, or the newest model.
+    #[pyo3(signature = (to, newest, window))]
+    fn save(&self, py: Python<'_>, to: PathBuf, newest: bool, window: Option<u32>) -> PyResult<String> {
+        let which = match (newest, window) {
+            (true, _) => Which::Newest,
+            (false, None) => Which::Latest,
+            (false, Some(window)) => Which::Opening(Window(window)),
+        };
+        json(&wait(py, self.run.save(which, &to))?)
+    }
+
+    /// The receipt of each validator.
+    fn receipts<'py>(&self, py: Python<'py>, window: u32) -> PyResult<Vec<Receipt<'py>>> {
+        let receipts = wait(py, self.run.receipts(Window(window)))?;
+        let one = |(uid, receipt): (Uid, Result<mettle_sdk::SealedReceipt, Error>)| match receipt {
+            Ok(sealed) => {
+                let bytes = PyBytes::new(py, &sealed.signed.bytes);
+                Ok((uid.0, Some((sealed.signed.digest.to_string(), bytes, json(&sealed.receipt)?)), None))
+            }
+            Err(error) => {
+                Ok((uid.0, None, Some(raised(py, &error).into_value(py).into_bound(py).into_any())))
+            }
+        };
+        receipts.into_iter().map(one).collect()
+    }
+
+    /// What a receipt's bytes say, if they are signed for this chain and have this digest.
+    #[pyo3(signature = (data, digest))]
+    fn verify_receipt(&self, py: Python<'_>, data: &[u8], digest: Option<&str>) -> PyResult<String> {
+        let digest = digest.map(|text| parsed("the digest", text)).transpose()?;
+        let read = verify_receipt(data, digest.as_ref(), self.run.params(), &self.run.genesis());
+        json(&read.map_err(|error| raised(py, &error))?)
+    }
+
+    /// Judges a window of one validator again, or of all.
+    #[pyo3(signature = (window, uid, directory, tolerance))]
+    fn replay(
+        &self,
+        py: Python<'_>,
+        window: u32,
+        uid: Option<u16>,
+        directory: PathBuf,
+        tolerance: Option<f64>,
+    ) -> PyResult<String> {
+        let kept = self.replayer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let (directory, mut replayer) = match kept.filter(|(kept, _)| *kept == directory) {
+            Some(kept) => kept,
+            None => {
+                let replayer = wait(py, Replayer::open(&self.run, &directory))?;
+                (directory, replayer)
+            }
+        };
+        replayer.tolerance = tolerance.unwrap_or(mettle_sdk::replay::TOLERANCE);
+        // Interrupted in the middle of a measurement, a replayer is dropped.
+        let replays = wait(py, replayer.window(Window(window), uid.map(Uid)))?;
+        let replays: Vec<_> = replays.iter().map(mettle_sdk::Replay::json).collect();
+        *self.replayer.lock().unwrap_or_else(PoisonError::into_inner) = Some((directory, replayer));
+        json(&replays)
+    }
+}
