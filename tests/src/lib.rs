@@ -2,6 +2,7 @@
 
 pub mod chaos;
 pub mod learning;
+pub mod load;
 pub mod sim;
 pub mod study;
 

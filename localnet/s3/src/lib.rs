@@ -4,6 +4,7 @@ pub mod admin;
 mod faults;
 mod objects;
 mod service;
+mod stall;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,14 +18,16 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
 use s3s::service::S3Service;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
 pub use faults::InvalidFaults;
+pub use stall::STALL_MAX;
 pub use store::faults::{Faults, Rate};
 
 use objects::Objects;
+use stall::Unstalled;
 use store::Credentials;
 use store::faults::FaultInjector;
 
@@ -151,7 +154,10 @@ struct Port {
 }
 
 /// Connections at the same time, per port.
-const CONNECTIONS_MAX: usize = 1024;
+pub const CONNECTIONS_MAX: usize = 1024;
+/// What the kernel holds of an answer that is not taken. Its own choice, megabytes over loopback, would make readers that
+/// take nothing cost gigabytes.
+const SEND_BUFFER_BYTES: u32 = 256 << 10;
 /// How long a shutdown waits for requests in progress.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -297,7 +303,16 @@ fn add(buckets: &mut BTreeMap<String, Arc<BucketState>>, bucket: &BucketConfig) 
 }
 
 async fn listen(address: SocketAddr) -> Result<TcpListener, ServerError> {
-    TcpListener::bind(address).await.map_err(|source| match source.kind() {
+    let bind = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        // As `TcpListener::bind` does. Connections inherit both.
+        #[cfg(unix)]
+        socket.set_reuseaddr(true)?;
+        socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
+        socket.bind(address)?;
+        socket.listen(CONNECTIONS_MAX as u32)
+    };
+    bind().map_err(|source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => ServerError::PortTaken { address },
         _ => ServerError::Listen { address, source },
     })
@@ -355,7 +370,8 @@ async fn accept(listener: TcpListener, service: S3Service, mut stopped: oneshot:
         };
         // Messages are complete, and the client waits for each answer.
         let _ = stream.set_nodelay(true);
-        let connection = http.serve_connection(TokioIo::new(stream), service.clone()).into_owned();
+        let connection =
+            http.serve_connection(TokioIo::new(Unstalled::new(stream)), service.clone()).into_owned();
         let connection = graceful.watch(connection);
         connections.spawn(async move {
             let _permit = permit;

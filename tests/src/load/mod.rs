@@ -1,0 +1,137 @@
+//! Load on the real parts: the chain and the store.
+//!
+//! Each scenario returns figures and the promises that were broken. A promise is about deadlines in blocks, a declared
+//! pace, growth and loss, never about how fast the machine is, so that a busy machine breaks none.
+
+pub mod chain;
+pub mod store;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde::Serialize;
+use std::{fmt, fs};
+
+/// The bytes of a mebibyte.
+pub(crate) const MIB: f64 = (1u64 << 20) as f64;
+
+/// What a scenario measured, and what it found broken.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    pub scenario: &'static str,
+    pub figures: Vec<Figure>,
+    /// The promises that did not hold; empty if all did.
+    pub broken: Vec<String>,
+}
+
+/// One number of a scenario.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    pub name: String,
+    pub value: f64,
+    pub unit: &'static str,
+}
+
+impl Report {
+    pub(crate) fn new(scenario: &'static str) -> Report {
+        Report { scenario, figures: Vec::new(), broken: Vec::new() }
+    }
+
+    pub(crate) fn figure(&mut self, name: impl Into<String>, value: f64, unit: &'static str) {
+        self.figures.push(Figure { name: name.into(), value, unit });
+    }
+
+    /// Records `what` as broken unless it holds.
+    pub(crate) fn promise(&mut self, holds: bool, what: impl FnOnce() -> String) {
+        if !holds {
+            self.broken.push(what());
+        }
+    }
+
+    /// The value of a figure, if it was measured.
+    pub fn value(&self, name: &str) -> Option<f64> {
+        self.figures.iter().find(|figure| figure.name == name).map(|figure| figure.value)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.scenario)?;
+        for Figure { name, value, unit } in &self.figures {
+            writeln!(f, "  {name:<52} {value:>12.3} {unit}")?;
+        }
+        self.broken.iter().try_for_each(|broken| writeln!(f, "  BROKEN: {broken}"))
+    }
+}
+
+/// The resident memory of this process in bytes.
+///
+/// # Errors
+/// Where there is no `/proc`.
+pub(crate) fn resident_bytes() -> anyhow::Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib: Option<u64> = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+    Ok(kib.ok_or_else(|| anyhow::anyhow!("/proc/self/status has no VmRSS"))? << 10)
+}
+
+/// The files and sockets that this process has open.
+pub(crate) fn open_files() -> anyhow::Result<usize> {
+    Ok(fs::read_dir("/proc/self/fd")?.count())
+}
+
+/// Lets this process open as many files as the system allows it.
+///
+/// # Errors
+/// If that is fewer than `wanted`.
+pub(crate) fn allow_files(wanted: u64) -> anyhow::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
+    if let Some(maximum) = limit.maximum {
+        anyhow::ensure!(
+            wanted <= maximum,
+            "{wanted} open files are needed, and {maximum} allowed: raise ulimit -n"
+        );
+    }
+    Ok(())
+}
+
+/// The slope of the least-squares line through equidistant values, per step.
+pub(crate) fn slope(values: &[f64]) -> f64 {
+    let count = values.len() as f64;
+    let (mean_at, mean) = ((count - 1.0) / 2.0, values.iter().sum::<f64>() / count);
+    let about = |at: usize| at as f64 - mean_at;
+    let rise: f64 = values.iter().enumerate().map(|(at, value)| about(at) * (value - mean)).sum();
+    let run: f64 = (0..values.len()).map(|at| about(at) * about(at)).sum();
+    if run == 0.0 { 0.0 } else { rise / run }
+}
+
+/// The value below which `share` of the sorted values lie.
+pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let at = (sorted.len() as f64 * share).ceil() as usize;
+    sorted.get(at.saturating_sub(1)).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slope_and_quantile_are_those_of_a_textbook() {
+        assert_eq!(slope(&[1.0, 3.0, 5.0, 7.0]), 2.0);
+        assert_eq!((slope(&[4.0]), slope(&[4.0, 4.0, 4.0])), (0.0, 0.0));
+        let sorted: Vec<f64> = (1..=100).map(f64::from).collect();
+        assert_eq!((quantile(&sorted, 0.5), quantile(&sorted, 0.99), quantile(&[], 0.5)), (50.0, 99.0, 0.0));
+    }
+
+    #[test]
+    fn a_process_has_memory_and_files() {
+        assert!(resident_bytes().unwrap() > 1 << 20 && open_files().unwrap() > 2);
+    }
+
+    #[test]
+    fn only_what_does_not_hold_is_broken() {
+        let mut report = Report::new("none");
+        report.promise(true, || "kept".into());
+        report.promise(false, || "a promise".into());
+        assert_eq!(report.broken, ["a promise"]);
+    }
+}
