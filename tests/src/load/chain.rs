@@ -269,10 +269,9 @@ impl Load {
             };
             calls.push(call.into());
         }
-        let signed: Vec<String> = (0..)
-            .zip(&calls)
-            .map(|(nonce, call)| signed(owner.signing_key(), nonce, self.genesis, call))
-            .collect();
+        let coldkey = owner.signing_key()?;
+        let signed: Vec<String> =
+            (0..).zip(&calls).map(|(nonce, call)| signed(coldkey, nonce, self.genesis, call)).collect();
         for signed in signed.chunks(REGISTERED_AT_ONCE) {
             for extrinsic in signed {
                 self.rpc.submit(extrinsic).await?;
