@@ -22,6 +22,8 @@ enum Scenario {
     Chain,
     /// A thousand readers of the localnet's S3 server, some slow, some that read nothing.
     Store,
+    /// A validator that gathers 124 honest contributions among 900 that are none.
+    Validator,
 }
 
 fn main() -> ExitCode {
@@ -50,5 +52,6 @@ fn run(settings: &Settings) -> anyhow::Result<Report> {
     match settings.scenario {
         Scenario::Chain => runtime()?.block_on(load::chain::run(&load::chain::Size::FULL)),
         Scenario::Store => runtime()?.block_on(load::store::run(&load::store::Size::FULL)),
+        Scenario::Validator => load::validator::run(&load::validator::Size::FULL),
     }
 }

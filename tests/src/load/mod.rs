@@ -1,14 +1,15 @@
-//! Load on the real parts: the chain and the store.
+//! Load on the real parts: the chain, the store and a validator.
 //!
 //! Each scenario returns figures and the promises that were broken. A promise is about deadlines in blocks, a declared
 //! pace, growth and loss, never about how fast the machine is, so that a busy machine breaks none.
 
 pub mod chain;
 pub mod store;
+pub mod validator;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
-use std::{fmt, fs};
+use std::{fmt, fs, path::Path};
 
 /// The bytes of a mebibyte.
 pub(crate) const MIB: f64 = (1u64 << 20) as f64;
@@ -78,6 +79,30 @@ pub(crate) fn open_files() -> anyhow::Result<usize> {
     Ok(fs::read_dir("/proc/self/fd")?.count())
 }
 
+/// Seconds of processor time of this process, all threads together.
+pub(crate) fn processor_seconds() -> anyhow::Result<f64> {
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    // The name of the program may have spaces in it, and ends with a bracket.
+    let fields = stat.rsplit_once(')').map_or("", |(_, after)| after);
+    let ticks =
+        |field: usize| fields.split_whitespace().nth(field).and_then(|ticks| ticks.parse::<f64>().ok());
+    let both = ticks(11).zip(ticks(12));
+    let (user, system) = both.ok_or_else(|| anyhow::anyhow!("/proc/self/stat has no times"))?;
+    // The unit of these fields is 10 ms on every Linux architecture.
+    Ok((user + system) / 100.0)
+}
+
+/// Files below a directory, and their bytes.
+pub(crate) fn files_below(directory: &Path) -> (usize, u64) {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let counted = entries.map(|entry| match entry.metadata() {
+        Ok(about) if about.is_dir() => files_below(&entry.path()),
+        Ok(about) => (1, about.len()),
+        Err(_) => (0, 0),
+    });
+    counted.fold((0, 0), |(files, bytes), (more, of_them)| (files + more, bytes + of_them))
+}
+
 /// Lets this process open as many files as the system allows it.
 ///
 /// # Errors
@@ -123,8 +148,9 @@ mod tests {
     }
 
     #[test]
-    fn a_process_has_memory_and_files() {
+    fn a_process_has_memory_files_and_time() {
         assert!(resident_bytes().unwrap() > 1 << 20 && open_files().unwrap() > 2);
+        assert!(processor_seconds().unwrap() >= 0.0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Whose contributions a validator fetches in a window, and in which order (PROT-13).
 //!
-//! Seats with a consensus weight are all fetched, as consensus has judged their work. Seats without one cost little,
+//! Seats with a consensus weight are all fetched, as consensus has judged their work: first those that delivered last
+//! time, so that a crowd whose weight exceeds its work cannot starve them. Seats without a weight cost little,
 //! so a bounded number of them is fetched: half in the drawn order in which the selection takes newcomers, half by
 //! their wait. Both orders are about the same for all validators, so two thirds can attest what the selection may take.
 
@@ -47,7 +48,8 @@ impl FetchHistory {
 /// The committed seats of a window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FetchOrder {
-    /// Seats with a consensus weight, highest first.
+    /// Seats with a consensus weight: those whose last fetch brought a valid contribution, then those that were not
+    /// fetched yet, then those whose last fetch failed; each highest weight first.
     pub weighted: Vec<Uid>,
     /// Seats without one, at most [`unweighted_max`].
     pub unweighted: Vec<Uid>,
@@ -81,10 +83,18 @@ pub fn fetch_order(
     let weights: BTreeMap<Uid, u16> = view.weights.iter().copied().collect();
     let weight = |uid: &Uid| weights.get(uid).copied().unwrap_or(0);
     let committed = || view.commitments.iter().map(|(uid, _)| *uid);
-    let mut weighted: Vec<Uid> = committed().filter(|uid| 0 < weight(uid)).collect();
-    weighted.sort_by_key(|uid| (Reverse(weight(uid)), *uid));
-
     let seats: BTreeMap<Uid, SeatId> = seats.iter().map(|seat| (seat.id.uid, seat.id)).collect();
+    let has_delivered = |uid: &Uid| Some(!history.0.get(seats.get(uid)?)?.failed);
+    let mut weighted: Vec<Uid> = committed().filter(|uid| 0 < weight(uid)).collect();
+    weighted.sort_by_key(|uid| {
+        let group = match has_delivered(uid) {
+            Some(true) => 0,
+            None => 1,
+            Some(false) => 2,
+        };
+        (group, Reverse(weight(uid)), *uid)
+    });
+
     let candidate = |uid: Uid| {
         let seat = seats.get(&uid);
         let last = seat.and_then(|seat| history.0.get(seat));
@@ -202,6 +212,17 @@ mod tests {
         let order = fetch_order(&params(), &seed(3), &view, &seats, &FetchHistory::default());
         assert_eq!(order.weighted, HONEST.rev().map(Uid).collect::<Vec<_>>(), "all, highest weight first");
         assert_eq!((order.unweighted.len(), order.unfetched.len()), (48, 159 - 8 - 48));
+    }
+
+    #[test]
+    fn seats_that_delivered_are_fetched_before_heavier_ones_that_did_not() {
+        let (view, seats) = view(3, &[(0, 100), (1, 200), (2, 300), (3, 400)]);
+        let mut history = FetchHistory::default();
+        for (uid, failed) in [(0, false), (1, false), (3, true)] {
+            history.record(seat(uid).id, Window(2), failed);
+        }
+        let order = fetch_order(&params(), &seed(3), &view, &seats, &history);
+        assert_eq!(order.weighted, [1, 0, 2, 3].map(Uid));
     }
 
     #[test]
