@@ -461,7 +461,7 @@ def main():
         serve(miner, options, device)
     except Exception as error:
         # The first to fail knows the reason; the others lose their connection to it. Rank 0 has the time to report it.
-        store().compare_set("failure", "", f"rank {rank}: {error}")
+        store().compare_set("failure", "", f"rank {rank}: {type(error).__name__}: {error}")
         time.sleep(2)
         raise
     dist.destroy_process_group()

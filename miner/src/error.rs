@@ -57,7 +57,7 @@ pub(crate) enum Missed {
     #[error("the bucket did not take the contribution before the reveal deadline: {}", refusal(.0))]
     NotUploaded(StoreError),
     #[error(
-        "the contribution was uploaded {blocks} blocks after the reveal deadline, too late for validators: the bucket or the uplink is slow"
+        "the upload ended {blocks} block(s) after the reveal deadline, too late for validators: the bucket or the uplink is slow"
     )]
     UploadedLate { blocks: u32 },
 }

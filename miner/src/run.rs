@@ -184,24 +184,26 @@ impl Miner {
 
         // Never before the deadline, or another miner could copy it in time (PROT-11).
         self.node.wait_past(schedule.commit_deadline(window)).await?;
-        self.publish(&pending, store).await
+        self.publish_and_record(&pending, store).await
     }
 
-    /// Uploads the contribution, in parts if it is large. Retries until the reveal deadline is finalised.
+    /// Uploads the contribution, in parts if it is large. Retries until the reveal deadline is finalised. Returns why it
+    /// is missed if the upload ended after that.
     #[tracing::instrument(
         name = "upload", target = "profile", level = "debug", skip_all,
         fields(window = pending.window.0, bytes = pending.length), err(level = "debug")
     )]
-    pub(crate) async fn publish(
+    async fn publish(
         &mut self,
         pending: &PendingContribution,
         store: ContributionStore,
-    ) -> Result<(), Stop> {
+    ) -> Result<Option<Missed>, Stop> {
         let window = pending.window;
         let (path, checked) = (store.path(pending), pending.clone());
         self.node.blocking.run(move || store.check(&checked)).await.map_err(Missed::Lost)?;
         let reveal_by = self.node.schedule().reveal_deadline(window);
         let node = &self.node;
+        let began = node.block();
         while let Err(error) = self.strategy.upload(node.follower(), &*node.store, pending, &path).await {
             if reveal_by <= node.block() {
                 return Err(Missed::NotUploaded(error).into());
@@ -210,14 +212,31 @@ impl Miner {
             tokio::time::sleep(RETRY_UPLOAD).await;
         }
         let bytes = pending.length;
-        match self.node.block().0.saturating_sub(reveal_by.0) {
-            0 => {
-                tracing::info!(window = window.0, bytes, "uploaded");
-                self.node.journal.write(&Entry::Uploaded { window, bytes });
-            }
-            // Validators attest it as missing, which the miner would otherwise learn from its pay. The next window's
-            // training is not affected.
-            blocks => self.record_missed(window, Skip::new(Missed::UploadedLate { blocks }.to_string())),
+        let blocks = node.block().0.saturating_sub(reveal_by.0);
+        if blocks == 0 {
+            tracing::info!(window = window.0, bytes, "uploaded");
+            self.node.journal.write(&Entry::Uploaded { window, bytes });
+        } else if reveal_by < began {
+            // Only a process that was started anew begins so late, and the one before may have uploaded it in time.
+            tracing::warn!(
+                window = window.0,
+                "uploaded after the reveal deadline: it counts if it was uploaded before the restart"
+            );
+        } else {
+            // Validators attest it as missing, which the miner would otherwise learn from its pay.
+            return Ok(Some(Missed::UploadedLate { blocks }));
+        }
+        Ok(None)
+    }
+
+    /// [`publish`](Self::publish), recording a late upload. The next window's training is not affected by one.
+    pub(crate) async fn publish_and_record(
+        &mut self,
+        pending: &PendingContribution,
+        store: ContributionStore,
+    ) -> Result<(), Stop> {
+        if let Some(late) = self.publish(pending, store).await? {
+            self.record_missed(pending.window, Skip::new(late.to_string()));
         }
         Ok(())
     }

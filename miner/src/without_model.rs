@@ -87,7 +87,7 @@ impl Miner {
         self.commit(&pending).await?;
         self.node.wait_past(self.node.schedule().commit_deadline(window)).await?;
         let store = self.local.store.clone();
-        self.publish(&pending, store).await
+        self.publish_and_record(&pending, store).await
     }
 
     /// What was trained of the window of `view` from the miner's own weights.

@@ -127,7 +127,9 @@ impl Validator {
             if !unanchored.is_empty() {
                 let chain = self.node.sync.follower.chain.clone();
                 let run = self.node.run().clone();
-                let span = tracing::debug_span!(target: "profile", "anchor receipts");
+                // No child of the span in which it begins: that would stay open until this ends.
+                let window = self.node.window().0;
+                let span = tracing::debug_span!(target: "profile", parent: None, "anchor receipts", window);
                 self.anchoring = Some(tokio::spawn(anchor(chain, run, uid, unanchored).instrument(span)));
             }
         }
@@ -140,7 +142,9 @@ impl Validator {
             let unpublished = self.signed.unpublished_receipts(self.first_sealed());
             if !unpublished.is_empty() {
                 let store = self.node.store.clone();
-                let span = tracing::debug_span!(target: "profile", "publish receipts");
+                // No child of the span in which it begins: that would stay open until this ends.
+                let window = self.node.window().0;
+                let span = tracing::debug_span!(target: "profile", parent: None, "publish receipts", window);
                 self.publishing = Some(tokio::spawn(publish(store, run, uid, unpublished).instrument(span)));
             }
         }

@@ -7,7 +7,7 @@ use crate::{
     keys::{self, Key, KeyError},
 };
 use protocol::{
-    Digest, Hotkey, Role, RunId, RunParams, Terms,
+    Block, Digest, Hotkey, Role, RunId, RunParams, Terms,
     identity::{Signature, Signer},
     view::{Account, RunView, SeatView},
 };
@@ -231,16 +231,21 @@ pub async fn create_run(chain: &dyn Chain, request: &RunRequest) -> Result<RunVi
     run.ok_or_else(|| ChainError::Uncertain { doing: doing(), reason: "the chain has no such run".into() })
 }
 
-/// The owner's latest run that matches the request, terms aside.
-async fn find_run(
+/// The owner's latest run that matches the request, terms aside. Without a start block in the request, it may start
+/// whenever.
+pub async fn find_run(
     chain: &dyn Chain,
     owner: &Account,
     request: &RunRequest,
 ) -> Result<Option<RunView>, ChainError> {
     for id in chain.runs().await?.into_iter().rev() {
         let run = chain.run(id).await?;
+        let mut params = request.params;
+        if params.schedule.start == Block(0) {
+            params.schedule.start = run.params.schedule.start;
+        }
         let same = run.owner == *owner
-            && run.params == request.params
+            && run.params == params
             && (run.spec, run.manifest, run.theta0) == (request.spec, request.manifest, request.theta0)
             && run.origin == request.origin;
         if same {

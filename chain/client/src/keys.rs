@@ -40,7 +40,7 @@ pub struct Key(Pair);
 
 #[derive(Clone)]
 enum Pair {
-    Ed25519(SigningKey),
+    Ed25519(Box<SigningKey>),
     Sr25519(Box<sr25519::Pair>),
 }
 
@@ -95,17 +95,18 @@ pub enum KeyError {
          is ed25519: make one with `mettle keys new`"
     )]
     NotAHotkey { address: String, scheme: Scheme },
-    #[error(
-        "{0} is an address, and no key: name the key file, or add --sign-elsewhere FILE to sign with a wallet or on another \
-         machine"
-    )]
+    #[error("{0} is an address, and no key: name the key file")]
     IsElsewhere(String),
+    #[error("{0}. There is no key file of this name either")]
+    NotAnAddress(AddressError),
     #[error("the operating system gave no randomness: {0}")]
     Randomness(getrandom::Error),
     #[error("{} exists already and is not overwritten. Choose another name, or move it away", .0.display())]
     Exists(PathBuf),
     #[error("there is no key file {}. Make one with `keys new`, or give its path", .0.display())]
     NoSuchFile(PathBuf),
+    #[error("there is no file {}: export the account in the wallet, and give the path of the JSON file", .0.display())]
+    NoSuchExport(PathBuf),
     #[error("cannot {doing} the key file {}", path.display())]
     Io { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("{} is not a key file: {reason}", path.display())]
@@ -140,7 +141,7 @@ impl Key {
 
     /// An ed25519 key from its seed.
     pub fn from_seed(seed: &[u8; 32]) -> Key {
-        Key(Pair::Ed25519(SigningKey::from_bytes(seed)))
+        Key(Pair::Ed25519(Box::new(SigningKey::from_bytes(seed))))
     }
 
     /// A key from what [`Key::secret`] returned; `None` if it is none.
@@ -250,7 +251,7 @@ impl Key {
     /// [`KeyError::NotAHotkey`] if the key is not ed25519.
     pub fn signing_key(&self) -> Result<&SigningKey, KeyError> {
         match &self.0 {
-            Pair::Ed25519(key) => Ok(key),
+            Pair::Ed25519(key) => Ok(key.as_ref()),
             Pair::Sr25519(_) => Err(KeyError::NotAHotkey { address: self.address(), scheme: self.scheme() }),
         }
     }
@@ -314,13 +315,22 @@ impl FromStr for KeySource {
     fn from_str(text: &str) -> Result<KeySource, KeyError> {
         if text.starts_with("//") {
             Key::dev(text)?;
-            Ok(KeySource::Dev(text.to_owned()))
-        } else if let Ok(account) = parse_address(text) {
-            Ok(KeySource::Elsewhere(account))
-        } else {
-            Ok(KeySource::File(PathBuf::from(text)))
+            return Ok(KeySource::Dev(text.to_owned()));
+        }
+        match parse_address(text) {
+            Ok(account) => Ok(KeySource::Elsewhere(account)),
+            Err(error) if looks_like_address(text) && !Path::new(text).exists() => {
+                Err(KeyError::NotAnAddress(error))
+            }
+            Err(_) => Ok(KeySource::File(PathBuf::from(text))),
         }
     }
+}
+
+/// Whether this is as long as an address of any network, or one with a typing error, and has no other characters.
+fn looks_like_address(text: &str) -> bool {
+    let text = text.trim();
+    (46..=49).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
 impl fmt::Display for KeySource {
@@ -470,6 +480,14 @@ mod tests {
         assert_eq!("//Alice".parse::<KeySource>().unwrap(), KeySource::Dev("//Alice".into()));
         assert_eq!("keys/hot.json".parse::<KeySource>().unwrap(), KeySource::File("keys/hot.json".into()));
         assert!("//Alice/soft".parse::<KeySource>().is_err());
+        let key = Key::dev("//Alice").unwrap();
+        let account = AccountId32::new(key.account());
+        let foreign =
+            [0, 2, 1284].map(|prefix| account.to_ss58check_with_version(Ss58AddressFormat::custom(prefix)));
+        let mistyped = key.address().replace("FA9", "FA8");
+        for text in foreign.into_iter().chain([mistyped]) {
+            assert!(matches!(text.parse::<KeySource>(), Err(KeyError::NotAnAddress(_))), "{text}");
+        }
 
         let alice = KeySource::Dev("//Alice".into());
         let key = alice.open(|_| panic!("a development key has no password")).unwrap();

@@ -185,8 +185,8 @@ pub trait Chain: Send + Sync {
     /// `call` as `from` would sign it, and its fee. Nothing is signed.
     async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError>;
 
-    /// `calls` for a signer elsewhere, one after the other, with `tip` on top of each fee. They stay valid for an hour or
-    /// more. A client that does not read the chain's metadata returns `None`.
+    /// `calls` for a signer elsewhere, one after the other, with `tip` on top of each fee. A client that does not read
+    /// the chain's metadata returns `None`.
     async fn unsigned(
         &self,
         _calls: &[Call],

@@ -334,7 +334,8 @@ impl Link {
             what: call.to_string(),
             payload: Hex(to_sign),
             transaction: Hex(transaction.map_err(|error| garbled(&error))?.into_encoded()),
-            valid_until: from_block.block.0.saturating_add(blocks),
+            // An era's first block is the one it was signed at.
+            valid_until: from_block.block.0.saturating_add(blocks.saturating_sub(1)),
             address: address(from),
             method: Hex(method),
             era: Hex(Era::mortal(period, number).encode()),

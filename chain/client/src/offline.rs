@@ -8,7 +8,7 @@ use protocol::{Block, view::Account};
 use serde::{Deserialize, Serialize};
 use sp_core::{Pair as _, ed25519, sr25519};
 
-/// Blocks for which such a call is valid: at least an hour, and fewer than the chain remembers the hashes of.
+/// Blocks for which such a call is valid, from the one it names: fewer than the chain remembers the hashes of.
 pub(crate) const VALID_BLOCKS: u32 = 2048;
 
 /// A signed transaction has a length, the version, the signer, the signature, and the rest.
@@ -48,6 +48,8 @@ pub struct UnsignedCall {
 pub struct SignedCall {
     pub what: String,
     pub(crate) bytes: Vec<u8>,
+    pub(crate) account: Account,
+    pub(crate) nonce: u64,
     pub(crate) valid_until: Block,
 }
 
@@ -124,7 +126,10 @@ impl UnsignedCall {
         };
         field[0] = scheme;
         field[1..].copy_from_slice(&signature);
-        Ok(SignedCall { what: self.what.clone(), bytes, valid_until: Block(self.valid_until) })
+        let nonce = self.nonce.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        let nonce = nonce.ok_or_else(not_a_transaction)?;
+        let valid_until = Block(self.valid_until);
+        Ok(SignedCall { what: self.what.clone(), bytes, account, nonce, valid_until })
     }
 }
 
@@ -162,7 +167,7 @@ mod tests {
             address: key.address(),
             method: hex(),
             era: hex(),
-            nonce: String::new(),
+            nonce: "0x0000001f".into(),
             tip: String::new(),
             block_hash: hex(),
             block_number: String::new(),
@@ -190,6 +195,7 @@ mod tests {
             let bare = hex::encode(signature(&key));
             let number = u8::from(scheme == Scheme::Sr25519);
             let signed = call.signed(&format!("0x{bare}")).unwrap();
+            assert_eq!((signed.account, signed.nonce), (key.account(), 31));
             assert_eq!(signed, call.signed(&format!("0{number}{bare}\n")).unwrap());
             let field = &signed.bytes[2 + 34..][..65];
             assert_eq!((field[0], hex::encode(&field[1..])), (number, bare.clone()));
@@ -220,6 +226,8 @@ mod tests {
             change(&mut changed.transaction.0);
             assert!(matches!(refused(&changed, &good), SignatureError::NotATransaction { .. }));
         }
+        let changed = UnsignedCall { nonce: "31".into(), ..call };
+        assert!(matches!(refused(&changed, &good), SignatureError::NotATransaction { .. }));
     }
 
     proptest! {

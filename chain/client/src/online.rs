@@ -386,28 +386,46 @@ impl Chain for SubxtChain {
 
     async fn submit_signed(&self, call: &SignedCall) -> Result<Head, ChainError> {
         let (connection, doing, bytes) = (&self.inner.connection, &call.what, &call.bytes);
+        let account = &call.account;
+        // No block can include these bytes any more.
+        let never = |reason: String| {
+            let reason = format!("{reason}. Write the file again, and have it signed again");
+            Err(ChainError::Invalid { doing: doing.clone(), reason })
+        };
         let mut heads = connection.heads.clone();
-        // It may have been included before, if this is another attempt.
-        let mut next = call.valid_until.0.saturating_sub(VALID_BLOCKS).saturating_add(1);
+        // Another attempt may have been included. An era's first block is the one it was signed at.
+        let mut next = call.valid_until.0.saturating_sub(VALID_BLOCKS.saturating_sub(2));
         let mut sent: Option<Block> = None;
         loop {
-            let head = heads.borrow_and_update().block;
-            while next <= head.0.min(call.valid_until.0) {
-                let read = |link: Arc<Link>| async move { link.block(Block(next)).await };
-                // A pruned block was there before this call was.
-                let found = connection.read(doing, read).await?.and_then(|(block, calls)| {
-                    let index = calls.iter().position(|included| included == bytes)?;
-                    Some((block, index))
-                });
-                if let Some((block, index)) = found {
-                    let read = |link: Arc<Link>| async move { link.failure(&block, index, doing).await };
-                    return connection.read(doing, read).await?.map_or(Ok(block), Err);
+            heads.mark_unchanged();
+            let read = |link: Arc<Link>| async move {
+                let head = link.head();
+                Ok((head.block, link.nonce(account, &head).await?))
+            };
+            let (head, nonce) = connection.read(doing, read).await?;
+            // Only a used nonce is searched for.
+            if call.nonce < nonce {
+                let mut pruned = None;
+                for number in next..=head.0.min(call.valid_until.0) {
+                    let read = |link: Arc<Link>| async move { link.block(Block(number)).await };
+                    let Some((block, calls)) = connection.read(doing, read).await? else {
+                        pruned = Some(number);
+                        continue;
+                    };
+                    if let Some(index) = calls.iter().position(|included| included == bytes) {
+                        let read = |link: Arc<Link>| async move { link.failure(&block, index, doing).await };
+                        return connection.read(doing, read).await?.map_or(Ok(block), Err);
+                    }
                 }
-                next = next.saturating_add(1);
+                let Some(number) = pruned else {
+                    return never("another call of this account took its nonce".into());
+                };
+                let reason = format!("its nonce was used, and block {number}, which may hold it, is pruned");
+                return Err(ChainError::Uncertain { doing: doing.clone(), reason });
             }
+            next = next.max(head.0.saturating_add(1));
             if call.valid_until <= head {
-                let reason = format!("it was valid until block {}", call.valid_until.0);
-                return Err(ChainError::Dropped { doing: doing.clone(), attempts: 1, reason });
+                return never(format!("it was valid until block {}", call.valid_until.0));
             }
             let is_due = sent.is_none_or(|at| at.0.saturating_add(BROADCAST_AGAIN_BLOCKS) <= head.0);
             if is_due {

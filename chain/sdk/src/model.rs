@@ -211,12 +211,7 @@ pub async fn newest(
 ) -> Result<Model, Error> {
     let follower = follower(published, Storage::on_disk(directory), false)?;
     let mut state = follower.join().await?;
-    loop {
-        match follower.step(&mut state, None).await? {
-            Followed::Advanced { .. } | Followed::Rejoined => {}
-            Followed::Waiting => break,
-        }
-    }
+    while follower.step(&mut state, None).await? != Followed::Waiting {}
     let tokenizer = match tokenizer {
         Some(json) => json,
         None => {

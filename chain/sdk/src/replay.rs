@@ -5,7 +5,10 @@ use crate::{Error, Run, model::follower};
 use chain_client::ChainError;
 use codec::Encode as _;
 use nn::{Device, Evaluator};
-use node::data::{DataSource, fetch_dataset};
+use node::{
+    Follower,
+    data::{DataSource, fetch_dataset},
+};
 use protocol::{Role, Uid, Window, receipt::Receipt, statement::SignedStatement, view::WindowView};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -58,7 +61,7 @@ pub struct Checks {
     pub losses: usize,
     /// Whether the merge was repeated.
     pub merge: bool,
-    /// Whether the weight vote of the window's epoch is revealed.
+    /// Whether the weight vote of the window's epoch was checked.
     #[serde(rename = "ballot")]
     pub weight_vote: bool,
 }
@@ -134,7 +137,7 @@ pub async fn replay(
             history: facts.remembered.is_some() || facts.receipt.previous.is_none(),
             losses: facts.measured.as_ref().map_or(0, |seats| seats.len()),
             merge: facts.merged.is_some(),
-            weight_vote: facts.weight_vote.is_some(),
+            weight_vote: facts.weight_vote.as_ref().is_some_and(|vote| !vote.earned.is_empty()),
         },
         receipt: facts.receipt,
     };
@@ -159,12 +162,10 @@ impl Replayer {
         let fetch = published.fetch.clone();
         let dataset = fetch_dataset(fetch, &published.run, &data, &source, None).await?;
         let follower = follower(&published, node::Storage::memory(), true)?;
-        let values = follower.schema().values();
-        let evaluator = Evaluator::new(&published.spec.model, Device::CPU, &vec![0.0; values])?;
         let auditor = Auditor {
+            evaluator: Some(evaluator(&follower)?),
             follower: Arc::new(follower),
             dataset: Arc::new(dataset),
-            evaluator: Some(evaluator),
             model_at: None,
             state: None,
         };
@@ -178,6 +179,10 @@ impl Replayer {
     /// of its result.
     pub async fn window(&mut self, window: Window, only: Option<Uid>) -> Result<Vec<Replay>, Error> {
         let follower = self.auditor.follower.clone();
+        // One that was dropped in the middle of a measurement has lost it.
+        if self.auditor.evaluator.is_none() {
+            self.auditor.evaluator = Some(evaluator(&follower)?);
+        }
         let view = match self.auditor.window(window).await {
             Err(AuditError::NoWindow { window }) => {
                 return Err(Error::NoWindow { run: follower.run.id, window });
@@ -197,4 +202,9 @@ impl Replayer {
         }
         Ok(all)
     }
+}
+
+fn evaluator(follower: &Follower) -> Result<Evaluator, Error> {
+    let values = follower.schema().values();
+    Ok(Evaluator::new(&follower.spec.model, Device::CPU, &vec![0.0; values])?)
 }

@@ -161,7 +161,7 @@ fn extent(receipt: &Receipt, checks: Checks) -> String {
     let weight_vote = if checks.weight_vote {
         "its weight vote for the epoch too"
     } else {
-        "the chain has no weight vote of this validator for the epoch"
+        "its weight vote for the epoch is not revealed, or cannot be checked yet"
     };
     format!(
         "it evaluated {} seats and measured {measured}, of which {} were measured again; {weight_vote}",

@@ -17,7 +17,7 @@ use chain_client::{
     keys::{Key, KeySource, address},
 };
 use node::{
-    config::{ChainFlags, File, PeerFile, StoreFile},
+    config::{ChainFlags, EndpointArgs, File, PeerFile, StoreFile},
     durable::write_atomic,
     peers,
 };
@@ -200,6 +200,29 @@ pub async fn init(command: InitCommand, output: &mut Output<'_>) -> anyhow::Resu
     }
 }
 
+/// The chain and the run that the flags name. Settings that are there already have to name the same: some steps go by
+/// the flags, the others by the settings.
+fn read_flags(flags: &ChainFlags) -> anyhow::Result<EndpointArgs> {
+    let args = flags.read(None)?;
+    let Some(settings) = &flags.config else { return Ok(args) };
+    let kept = ChainFlags { config: Some(settings.clone()), ..ChainFlags::default() }.read(None)?;
+    let text = |genesis: Option<GenesisHash>| genesis.map(|genesis| genesis.to_string()).unwrap_or_default();
+    for (name, kept, given) in [
+        ("chain", kept.chain.url, args.chain.url.clone()),
+        ("genesis", text(kept.chain.genesis.or(args.chain.genesis)), text(args.chain.genesis)),
+        ("run", kept.run.to_string(), args.run.to_string()),
+    ] {
+        ensure!(
+            kept == given,
+            "{} names the {name} {kept}, and --{name} or METTLE_{} names {given}: money would go to one, and what is made \
+             with it to the other. Leave it out, or use another --dir",
+            settings.display(),
+            name.to_uppercase()
+        );
+    }
+    Ok(args)
+}
+
 async fn make_seat(
     role: Role,
     command: InitSeat,
@@ -218,7 +241,7 @@ async fn make_seat(
         genesis: command.genesis,
         run: command.run,
     };
-    let args = flags.read(None)?;
+    let args = read_flags(&flags)?;
     // Before anything is written: a wrong URL leaves nothing behind.
     let mut session = SigningSession::open(&args.chain).await?;
     let run = match known || command.run.is_some() {

@@ -37,7 +37,7 @@ pub struct ConfirmArgs {
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
     /// Sign nothing, and write the transactions to this new file: a wallet or another machine signs them, and `mettle
-    /// submit` submits them within an hour. The key may then be given as its address.
+    /// submit` submits them, up to the block that this command prints. The key may then be given as its address.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["yes", "dry_run"])]
     pub sign_elsewhere: Option<PathBuf>,
     /// Pay this on top of the fee of each call: full blocks prefer it.
@@ -113,6 +113,13 @@ impl Signer {
     }
 
     fn open(&self) -> anyhow::Result<Key> {
+        ensure!(
+            !matches!(self.source, KeySource::Elsewhere(_)),
+            "{}, {}, is an address, and no key: name the key file. With --sign-elsewhere FILE, where a command has it, a \
+             wallet or another machine signs",
+            self.source,
+            self.whose
+        );
         let key = open_key(&self.source, self.password_file.as_deref(), self.whose)?;
         ensure!(
             key.account() == self.key_account()?,

@@ -901,6 +901,14 @@ async fn one_command_makes_a_seat_and_finds_what_is_done() {
     for (key, written) in ["seat/coldkey.json", "seat/hotkey.json"].iter().zip(keys) {
         assert_eq!(std::fs::read(file(key)).unwrap(), written);
     }
+    // Flags that name another run or chain than the settings are refused.
+    net.examine(&format!("{init} --yes --run 7")).await.ends_with_code(1).prints("METTLE_RUN names 7");
+    let settings = std::fs::read_to_string(file("seat/settings.toml")).unwrap();
+    let elsewhere = settings.replace(&net.chain.url(), "ws://127.0.0.1:1");
+    std::fs::write(file("seat/settings.toml"), elsewhere).unwrap();
+    let refused = net.examine(&format!("{init} --yes")).await;
+    refused.ends_with_code(1).prints("names the chain ws://127.0.0.1:1, and --chain or METTLE_CHAIN names");
+    assert_eq!(net.free("//Alice").await, after);
     net.chain.shutdown().await;
 }
 
@@ -1190,6 +1198,10 @@ async fn one_command_makes_a_run_and_finds_what_is_done() {
     assert_eq!((alice().await, net.alice.runs().await.unwrap().len()), (paid, 2));
     assert_eq!(net.alice.run(RunId(1)).await.unwrap().treasury, Amount::mtl(7).0);
     assert_eq!(std::fs::read(file("mine/owner.json")).unwrap(), key);
+    let more = init("origin").replace("--fund 7", "--fund 9");
+    let more = net.miner(&format!("{more} --yes")).await;
+    more.succeeds().prints("mettle run fund --config").prints("--amount \"2 MTL\"");
+    assert_eq!(alice().await, paid);
     let other = init("origin").replace("--name mine", "--name other");
     net.miner(&format!("{other} --yes")).await.ends_with_code(1).prints("belongs to run 1");
     let shown = net.miner(&format!("run terms --config {}", file("mine/settings.toml"))).await;
@@ -1269,31 +1281,43 @@ async fn what_is_signed_elsewhere_is_checked_and_submitted_once() {
     let before = net.free("//Bob").await;
     net.miner(&write).await.succeeds().prints("Registry.register").prints("mettle submit");
     net.miner(&write).await.ends_with_code(1).prints("could not write");
-    let written: Value = serde_json::from_slice(&std::fs::read(file("seat.json")).unwrap()).unwrap();
-    let sign = |key: &Key| -> Vec<String> {
+    let sign = |name: &str, key: &Key| -> Vec<String> {
+        let written: Value = serde_json::from_slice(&std::fs::read(file(name)).unwrap()).unwrap();
         let payloads = written.as_array().unwrap().iter().map(|call| call["payload"].as_str().unwrap());
         let payloads = payloads.map(|payload| hex::decode(payload.strip_prefix("0x").unwrap()).unwrap());
         let key = key.signing_key().unwrap();
         payloads.map(|payload| hex::encode(key.sign(&payload).to_bytes())).collect()
     };
-    let submit = |signatures: &[String]| {
+    let submit = |name: &str, signatures: &[String]| {
         let flags: Vec<String> = signatures.iter().map(|each| format!("--signature {each}")).collect();
-        format!("submit {} {}", file("seat.json"), flags.join(" "))
+        format!("submit {} {}", file(name), flags.join(" "))
     };
-    let good = sign(&bob);
+    let good = sign("seat.json", &bob);
     assert_eq!(good.len(), 2);
-    net.examine(&submit(&good[..1])).await.ends_with_code(1).prints("2 transactions, and 1 signatures");
-    net.examine(&submit(&sign(&dev("//Alice")))).await.ends_with_code(1).prints("did not sign this call");
+    let one = net.examine(&submit("seat.json", &good[..1])).await;
+    one.ends_with_code(1).prints("2 transactions, and 1 signatures");
+    let of_alice = net.examine(&submit("seat.json", &sign("seat.json", &dev("//Alice")))).await;
+    of_alice.ends_with_code(1).prints("did not sign this call");
     assert_eq!(net.free("//Bob").await, before, "nothing was submitted");
 
-    net.examine(&submit(&good)).await.succeeds().prints("2 of 2 transactions are included");
+    net.examine(&submit("seat.json", &good)).await.succeeds().prints("2 of 2 transactions are included");
     let seat = net.seat("//Bob//hot").await.seat;
     assert_eq!((seat.coldkey, seat.stake), (bob.account(), Amount::mtl(10).0));
     let after = net.free("//Bob").await;
     // Again: the same blocks, and nothing more.
-    let again = net.examine(&format!("{} --json", submit(&good))).await.succeeds().json();
+    let again = net.examine(&format!("{} --json", submit("seat.json", &good))).await.succeeds().json();
     assert_eq!(again["included"].as_array().unwrap().len(), 2);
     assert_eq!(net.free("//Bob").await, after);
+
+    // Another call of the account is faster.
+    let transfer = |key: &str| format!("transfer --key {key} --to //Alice --amount 1");
+    let write = format!("{} --sign-elsewhere {}", transfer(&bob.address()), file("late.json"));
+    net.miner(&write).await.succeeds();
+    net.miner(&format!("{} --yes", transfer("//Bob"))).await.succeeds();
+    let late = net.examine(&submit("late.json", &sign("late.json", &bob))).await;
+    late.ends_with_code(1)
+        .prints("another call of this account took its nonce")
+        .prints("Write the file again");
     net.chain.shutdown().await;
 }
 

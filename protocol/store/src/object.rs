@@ -7,13 +7,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
+use futures::future::OptionFuture;
 use object_store::aws::AmazonS3;
 use object_store::path::Path as Location;
 use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt};
 use protocol::ensure;
 use protocol::keys::ObjectKey;
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::s3::upload_deadline;
 use crate::{
@@ -154,6 +155,7 @@ impl S3Store {
     ) -> Result<u64, StoreError> {
         let at = location(key)?;
         let part_bytes = part_bytes(length);
+        let mut open: Option<PartUpload> = None;
         let operation = async {
             let first = next_part(path, part_bytes, &mut from).await?;
             if first.len() < part_bytes {
@@ -161,15 +163,15 @@ impl S3Store {
                 self.backend.put(&at, first.into()).await?;
                 return Ok(length);
             }
-            let mut upload = PartUpload::new(at.clone(), self.backend.put_multipart(&at).await?);
-            let sent = upload.send(path, part_bytes, first, from).await;
-            if sent.is_err() {
-                upload.abort().await;
-            }
-            sent
+            let upload = open.insert(PartUpload::new(at.clone(), self.backend.put_multipart(&at).await?));
+            upload.send(path, part_bytes, first, from).await
         };
         let deadline = upload_deadline(self.deadline, length);
-        let length = self.within(deadline, Action::Write, key.as_str(), operation).await?;
+        let sent = self.within(deadline, Action::Write, key.as_str(), operation).await;
+        if let (Err(_), Some(mut upload)) = (&sent, open) {
+            upload.abort().await;
+        }
+        let length = sent?;
         self.traffic.add_up(length);
         Ok(length)
     }
@@ -241,28 +243,40 @@ impl PartUpload {
         Ok(length)
     }
 
-    /// Has the store drop the parts, unless the upload is complete.
+    /// Has the store drop the parts, unless the upload is complete. Goes on if the caller is cancelled meanwhile.
     async fn abort(&mut self) {
-        let Some(mut upload) = self.open.take() else { return };
-        // A part that arrives later would stay.
-        self.parts.shutdown().await;
-        let why = match tokio::time::timeout(ABORT_WITHIN, upload.abort()).await {
-            // It was completed, and the answer was lost.
-            Ok(Ok(()) | Err(object_store::Error::NotFound { .. })) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {} s", ABORT_WITHIN.as_secs()),
-        };
-        tracing::warn!(object = %self.at, why, "could not abort a failed upload: the store may keep its parts");
+        if let Some(Err(died)) = OptionFuture::from(self.begin_abort()).await {
+            tracing::warn!(object = %self.at, %died, "could not abort a failed upload: the store may keep its parts");
+        }
     }
+
+    fn begin_abort(&mut self) -> Option<JoinHandle<()>> {
+        let upload = self.open.take()?;
+        let runtime = tokio::runtime::Handle::try_current().ok()?;
+        Some(runtime.spawn(abort(self.at.clone(), std::mem::take(&mut self.parts), upload)))
+    }
+}
+
+/// Holds no [`PartUpload`]: the task is dropped where the runtime is closing.
+async fn abort(
+    at: Location,
+    mut parts: JoinSet<object_store::Result<()>>,
+    mut upload: Box<dyn MultipartUpload>,
+) {
+    // A part that arrives later would stay.
+    parts.shutdown().await;
+    let why = match tokio::time::timeout(ABORT_WITHIN, upload.abort()).await {
+        // It was completed, and the answer was lost.
+        Ok(Ok(()) | Err(object_store::Error::NotFound { .. })) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {} s", ABORT_WITHIN.as_secs()),
+    };
+    tracing::warn!(object = %at, why, "could not abort a failed upload: the store may keep its parts");
 }
 
 impl Drop for PartUpload {
     fn drop(&mut self) {
-        let Some(upload) = self.open.take() else { return };
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let parts = std::mem::take(&mut self.parts);
-        let mut left = PartUpload { at: self.at.clone(), parts, open: Some(upload) };
-        runtime.spawn(async move { left.abort().await });
+        self.begin_abort();
     }
 }
 

@@ -69,7 +69,7 @@ pub struct RevealedWeights {
     pub epoch: u32,
     pub posted: Vec<(Uid, u16)>,
     /// The weights that follow from the receipts of the last windows judged before the vote was committed, latest
-    /// last.
+    /// last. Empty if one of them cannot be read.
     pub earned: Vec<(Window, Vec<(Uid, u16)>)>,
 }
 

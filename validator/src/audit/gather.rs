@@ -420,7 +420,15 @@ impl Auditor {
             let Some(view) = self.view(at).await? else { break };
             let receipt =
                 receipt_of(&*self.follower.fetch, self.genesis(), run, self.now(), &view, seat).await;
-            let Ok(receipt) = receipt else { continue };
+            let receipt = match receipt {
+                Ok(receipt) => receipt,
+                Err(AuditError::NotAnchored { .. }) => continue,
+                // The vote may follow from one that is not public yet, or in no bucket: no evidence.
+                Err(_) => {
+                    earned.clear();
+                    break;
+                }
+            };
             if let Some(judgement) = receipt.judgement {
                 earned.insert(0, (at, judgement.weights));
             }

@@ -65,6 +65,13 @@ pub fn unchecked(facts: &Facts) -> Vec<Unchecked> {
             "look at a few of them in their miners' buckets",
         );
     }
+    if facts.weight_vote.as_ref().is_some_and(|vote| vote.earned.is_empty()) {
+        add(
+            "its weight vote for the epoch",
+            "a receipt that it may follow from is not public yet, or in no bucket",
+            "audit again two windows later",
+        );
+    }
     if facts.receipt.merged.is_some() && facts.merged.is_none() {
         add(
             "the merge",

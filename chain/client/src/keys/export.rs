@@ -63,7 +63,11 @@ impl KeyExport {
     /// # Errors
     /// If it is no such file, not encrypted, cut short, or holds a key of another scheme.
     pub fn read(path: &Path) -> Result<KeyExport, KeyError> {
-        KeyExport::parse(path, &read_bounded(path)?)
+        let bytes = read_bounded(path).map_err(|error| match error {
+            KeyError::NoSuchFile(path) => KeyError::NoSuchExport(path),
+            other => other,
+        })?;
+        KeyExport::parse(path, &bytes)
     }
 
     fn parse(path: &Path, bytes: &[u8]) -> Result<KeyExport, KeyError> {
@@ -213,6 +217,7 @@ mod tests {
         assert!(other.contains("not the key of its address"), "{other}");
         assert!(refused(|json| json["address"] = "5Fxyz".into()).contains("its address is none"));
         assert!(KeyExport::parse(Path::new("export.json"), b"{").is_err());
+        assert!(matches!(KeyExport::read(Path::new("/no/such/export")), Err(KeyError::NoSuchExport(_))));
     }
 
     #[test]

@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mettle import errors
-from mettle._native import Native
-from mettle._native import runs as _runs
 from mettle.errors import MettleError
 
 if TYPE_CHECKING:
@@ -240,7 +238,9 @@ class Model:
 
 def runs(url: str, *, genesis: str | None = None, allow_plain_ws: bool = False, patience: float = 30.0) -> list[int]:
     """The ids of the runs of the chain at `url`; the arguments are those of `Run`."""
-    return _runs(url, genesis, allow_plain_ws, patience)
+    from mettle._native import runs
+
+    return runs(url, genesis, allow_plain_ws, patience)
 
 
 class Run:
@@ -260,6 +260,8 @@ class Run:
         allow_plain_ws: bool = False,
         patience: float = 30.0,
     ) -> None:
+        from mettle._native import Native
+
         self._native = Native(url, run, genesis, allow_plain_ws, patience)
         self.url, self.id = url, run
 

@@ -41,6 +41,10 @@ class ContractError(Exception):
     """What the miner sent is not in the contract: it is of another release."""
 
 
+class _Gone(Exception):
+    """The miner has closed the connection. No error of a trainer's own is one."""
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A tensor of the model; they follow each other in the flat vectors in the order of `open`."""
@@ -129,15 +133,15 @@ class _Session:
                     return
                 try:
                     answer, sent = self.answer(kind, fields, body)
-                except (ContractError, EOFError, ConnectionError):
+                except (ContractError, _Gone):
                     raise
                 except Exception as error:
                     traceback.print_exc()
                     self.send("failed", why=f"{type(error).__name__}: {error}"[:WHY_CHARACTERS_MAX])
                 else:
                     self.send(answer, sent)
-        except (EOFError, ConnectionError):
-            # The miner is gone, and what it would be told with it.
+        except _Gone:
+            # And what it would be told with it.
             return
 
     def answer(self, kind: str, fields: dict[str, Any], body: memoryview) -> tuple[str, Buffer]:
@@ -154,7 +158,7 @@ class _Session:
             got, needed = memoryview(values).nbytes, 4 * fields["count"]
             if got != needed:
                 raise ValueError(f"`get` gave {got} bytes, and {needed} were asked for")
-            return "values", values
+            return "values", memoryview(values).cast("B")
         if kind == "gradients":
             rows = body.cast("I", shape=(fields["sequences"], fields["tokens"]))
             loss, norm = trainer.gradients(rows, lambda sequences: self.send("progress", sequences=sequences))
@@ -165,8 +169,11 @@ class _Session:
 
     def send(self, kind: str, body: Buffer = b"", **fields: Any) -> None:
         header = json.dumps({kind: fields}).encode()
-        self.connection.sendall(struct.pack("<IQ", len(header), memoryview(body).nbytes) + header)
-        self.connection.sendall(body)
+        try:
+            self.connection.sendall(struct.pack("<IQ", len(header), memoryview(body).nbytes) + header)
+            self.connection.sendall(body)
+        except OSError as error:
+            raise _Gone from error
 
     def receive(self) -> tuple[str, dict[str, Any], memoryview]:
         header_bytes, body_bytes = struct.unpack("<IQ", self.exactly(12))
@@ -185,9 +192,12 @@ class _Session:
         whole = memoryview(bytearray(count))
         read = 0
         while read < count:
-            got = self.connection.recv_into(whole[read:])
+            try:
+                got = self.connection.recv_into(whole[read:])
+            except OSError as error:
+                raise _Gone from error
             if got == 0:
-                raise EOFError
+                raise _Gone
             read += got
         return whole
 

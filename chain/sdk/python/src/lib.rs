@@ -222,10 +222,9 @@ impl Native {
             }
         };
         replayer.tolerance = tolerance.unwrap_or(mettle_sdk::replay::TOLERANCE);
-        // Interrupted in the middle of a measurement, a replayer is dropped.
-        let replays = wait(py, replayer.window(Window(window), uid.map(Uid)))?;
-        let replays: Vec<_> = replays.iter().map(mettle_sdk::Replay::json).collect();
+        let replays = wait(py, replayer.window(Window(window), uid.map(Uid)));
         *self.replayer.lock().unwrap_or_else(PoisonError::into_inner) = Some((directory, replayer));
+        let replays: Vec<_> = replays?.iter().map(mettle_sdk::Replay::json).collect();
         json(&replays)
     }
 }

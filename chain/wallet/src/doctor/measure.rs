@@ -154,12 +154,18 @@ impl Uplink {
         let body = incompressible(UPLINK_BYTES);
         let small = body.chunks(UPLINK_BYTES / LATENCY_WRITES).filter_map(|chunk| chunk.get(..LATENCY_BYTES));
         let small = small.map(|bytes| write_seconds(store, Bytes::copy_from_slice(bytes)));
-        let latencies = futures::future::try_join_all(small).await?;
+        // After an error too, the others delete what they wrote.
+        let latencies = futures::future::join_all(small).await;
+        let latencies = latencies.into_iter().collect::<Result<Vec<f64>, StoreError>>()?;
         let seconds = write_seconds(store, Bytes::from(body)).await?;
-        Ok(Uplink {
-            latency_seconds: latencies.into_iter().fold(0.0, f64::max),
-            bytes_per_second: UPLINK_BYTES as f64 / seconds.max(1e-6),
-        })
+        Ok(Uplink::of(latencies.into_iter().fold(0.0, f64::max), seconds))
+    }
+
+    /// From the time of a small write, and that of one of [`UPLINK_BYTES`].
+    fn of(latency_seconds: f64, seconds: f64) -> Uplink {
+        // A small write that took as long, over a new connection, says nothing about the rate.
+        let transfer = (seconds - latency_seconds).max(seconds / 10.0).max(1e-6);
+        Uplink { latency_seconds, bytes_per_second: UPLINK_BYTES as f64 / transfer }
     }
 
     /// The time that an object takes.
@@ -294,8 +300,16 @@ mod tests {
         let late = FaultyStore::new(Arc::new(MemoryStore::new()), 7, faults);
         let uplink = Uplink::measure(&late).await.unwrap();
         assert!(0.02 < uplink.seconds(1), "{uplink:?}");
-        let uplink = Uplink { latency_seconds: 12.0, bytes_per_second: 1e6 };
-        assert_eq!(uplink.seconds(500_000), 12.5);
+    }
+
+    #[test]
+    fn the_latency_of_a_large_write_is_not_part_of_its_rate() {
+        let uplink = Uplink::of(12.0, 20.0);
+        assert_eq!((uplink.latency_seconds, uplink.bytes_per_second), (12.0, (1 << 20) as f64));
+        assert_eq!(uplink.seconds(UPLINK_BYTES as u64), 20.0);
+        assert_eq!(uplink.seconds(1 << 19), 12.5);
+        // Small writes that were slower, over new connections, do not make the rate endless.
+        assert_eq!(Uplink::of(30.0, 20.0).bytes_per_second, (1 << 22) as f64);
     }
 
     #[test]

@@ -1,21 +1,18 @@
 //! `mettle init run`: makes a run: the owner's key, settings, parameters, checks, money, and the run itself.
 
-use super::{BucketFlags, Payer, absolute, make_key};
+use super::{BucketFlags, Payer, absolute, make_key, read_flags};
 use crate::{
     output::Output,
     run::create::{self, CheckedRun, CreateRun},
     signing::{ConfirmArgs, SigningSession, units},
 };
 use anyhow::{Context as _, bail};
-use chain_client::{Amount, Chain, keys::KeySource};
+use chain_client::{Amount, Chain, account, keys::KeySource};
 use node::{
     config::{ChainFlags, File, Settings},
     durable::write_atomic,
 };
-use protocol::{
-    Block, GenesisHash, RunId, RunParams,
-    view::{Account, RunView},
-};
+use protocol::{Block, GenesisHash, RunId, RunParams, view::RunView};
 use serde_json::json;
 use std::{
     fs,
@@ -104,7 +101,7 @@ pub(super) async fn init(mut command: InitRun, output: &mut Output<'_>) -> anyho
         run: None,
     };
     // Before anything is asked or written: a wrong URL leaves nothing behind.
-    let args = flags.read(None)?;
+    let args = read_flags(&flags)?;
     let mut session = SigningSession::open(&args.chain).await?;
     let params = new_params(&command, &*session.chain).await?;
     let origin = ask(&mut command, known, output)?;
@@ -141,17 +138,30 @@ pub(super) async fn init(mut command: InitRun, output: &mut Output<'_>) -> anyho
     let mut checked = CheckedRun::check(&create, &settings, &session, output).await?;
 
     let owner = KeySource::File(home.key.clone()).account()?;
-    let made = find(&*session.chain, &owner, &checked).await?;
+    let made = account::find_run(&*session.chain, &owner, &checked.request()).await?;
     let written = written_run(&home.settings)?;
     let run = match made {
         Some(run) if written == Some(run.id) => {
             output.note("The run exists already.")?;
+            let paid = Amount(session.chain.status(run.id).await?.treasury.funded);
+            let rest = command.fund.saturating_sub(paid);
+            if rest > Amount::ZERO {
+                output.note(&format!(
+                    "It was paid {paid}, and gets no more here: `mettle run fund --config {} --amount \"{rest}\"` pays the \
+                     rest.",
+                    home.settings.display()
+                ))?;
+            }
             run
         }
         made => {
             if let Some(other) = written {
+                let why = match session.chain.runs().await?.contains(&other) {
+                    true => "which was made of something else, or has another owner now",
+                    false => "which is no longer on the chain",
+                };
                 bail!(
-                    "{} belongs to run {other}, which was made of something else: use another --dir for another run",
+                    "{} belongs to run {other}, {why}: use another --dir for another run",
                     home.settings.display()
                 );
             }
@@ -232,30 +242,6 @@ fn written_run(settings: &Path) -> anyhow::Result<Option<RunId>> {
 fn write_run(settings: &Path, run: RunId) -> anyhow::Result<()> {
     let text = read_settings(settings)?;
     Ok(write_atomic(settings, format!("run = {}\n{text}", run.0).as_bytes())?)
-}
-
-/// The owner's run that is made of the same, whenever it starts and whatever its terms.
-async fn find(
-    chain: &dyn Chain,
-    owner: &Account,
-    checked: &CheckedRun<'_>,
-) -> anyhow::Result<Option<RunView>> {
-    let wanted = checked.request();
-    for id in chain.runs().await?.into_iter().rev() {
-        let run = chain.run(id).await?;
-        let mut params = wanted.params;
-        if params.schedule.start == Block(0) {
-            params.schedule.start = run.params.schedule.start;
-        }
-        let is_same = run.owner == *owner
-            && run.params == params
-            && (run.spec, run.manifest, run.theta0) == (wanted.spec, wanted.manifest, wanted.theta0)
-            && run.origin == wanted.origin;
-        if is_same {
-            return Ok(Some(run));
-        }
-    }
-    Ok(None)
 }
 
 /// Prints the run, and the commands with which others take part.

@@ -80,7 +80,7 @@ impl Collector {
             let variable = if matches!(source, PostError::BadHeader { .. }) { HEADERS } else { name };
             CollectorError::Post { variable, source }
         })?;
-        if !url.starts_with("https://") && !is_private(&url) {
+        if !url.to_ascii_lowercase().starts_with("https://") && !is_private(&url) {
             return Err(CollectorError::Open { variable: name });
         }
         Ok(Some(Collector { poster, variable: name }))
@@ -92,6 +92,11 @@ fn headers(text: &str) -> Option<Vec<(String, String)>> {
     let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
     let header = |part: &str| {
         let (name, value) = part.split_once('=')?;
+        // Otherwise it may be a secret, for which no error may show it.
+        name.trim()
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+            .then_some(())?;
         let value = percent_decode_str(value.trim()).decode_utf8().ok()?;
         Some((name.trim().to_owned(), value.into_owned()))
     };

@@ -128,11 +128,16 @@ impl Exporter {
 
     fn not_taken(&mut self, error: &PostError) {
         if !std::mem::replace(&mut self.is_failing, true) {
-            let (variable, error) = (self.collector.variable, error_chain(error));
+            let variable = self.collector.variable;
+            let kept = match error.may_pass() {
+                true => format!("the newest {QUEUE_MAX} spans are kept"),
+                false => "spans are dropped until it does".to_owned(),
+            };
+            let error = error_chain(error);
             tracing::warn!(
                 variable,
                 error,
-                "the collector takes no traces: the newest {QUEUE_MAX} spans are kept, and nothing else waits for it"
+                "the collector takes no traces: {kept}, and nothing else waits for it"
             );
         }
     }
