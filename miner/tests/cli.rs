@@ -103,6 +103,8 @@ fn ctrl_c_during_a_profile_writes_what_was_measured() {
             .unwrap();
     let lines = BufReader::new(child.stderr.take().unwrap()).lines();
     assert!(lines.map_while(Result::ok).any(|line| line.contains("measuring")));
+    // Without one whole step there is nothing to write.
+    std::thread::sleep(std::time::Duration::from_secs(3));
     let told = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
     assert!(told.unwrap().success());
     let mut said = String::new();

@@ -40,7 +40,7 @@ enum Command {
     /// Create a key file, or show a key's address
     #[command(subcommand)]
     Keys(KeysCommand),
-    /// Make a seat or a run in one command: keys, settings, checks, money
+    /// Make a seat or a run in one command: keys, settings, checks
     #[command(subcommand)]
     Init(InitCommand),
     #[command(flatten)]

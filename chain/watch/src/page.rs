@@ -400,6 +400,11 @@ mod tests {
         let snapshot = Snapshot::of(&sample::network(), &about());
         let samples: Vec<&str> = snapshot.metrics().lines().filter(|line| !line.starts_with('#')).collect();
         expect_test::expect![[r#"
+            mettle_run_windows_total{run="0",outcome="merged"} 5
+            mettle_run_windows_total{run="0",outcome="void"} 1
+            mettle_run_minority_votes_total{run="0",uid="0"} 1
+            mettle_run_minority_votes_total{run="0",uid="1"} 1
+            mettle_run_minority_votes_total{run="0",uid="2"} 1
         "#]]
         .assert_eq(&(samples.join("\n") + "\n"));
     }

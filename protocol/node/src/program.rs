@@ -37,7 +37,7 @@ pub fn run_client_to_exit(client: &str, work: LocalBoxFuture<'_, anyhow::Result<
 }
 
 fn client_lines(client: &str) -> String {
-    format!("warn,{client}=info")
+    format!("warn,{client}::=info")
 }
 
 /// The same, with `layer` beside the log. The log's filter does not hold for it.

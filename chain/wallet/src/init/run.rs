@@ -169,7 +169,9 @@ pub(super) async fn init(mut command: InitRun, output: &mut Output<'_>) -> anyho
                 let paid = Amount(session.chain.status(run.id).await?.treasury.funded);
                 checked.go_on_with(run, paid);
             }
-            let needed = checked.cost(&*session.chain).await?.saturating_add(RESERVE);
+            // One that goes on with a run has had its reserve.
+            let reserve = if made.is_some() { Amount::ZERO } else { RESERVE };
+            let needed = checked.cost(&*session.chain).await?.saturating_add(reserve);
             let payer = Payer { from: command.from.as_deref(), yes: command.yes, whose: "the run's owner" };
             payer.pay(&mut session, &owner, needed, &home.directory, output).await?;
             let run = checked.publish(&create, &settings, &mut session, output).await?;
