@@ -263,8 +263,8 @@ async fn all_seats_spans_of_a_window_are_one_trace_and_a_lost_collector_costs_no
 
     // A whole window that was merged, with what comes after it.
     net.until("three windows are merged", |seen| 3 <= merged_since(seen, 0)).await;
-    let merged = net.observer.outcomes.iter().filter(|(_, outcome)| support::merged(outcome));
-    let window = u64::from(merged.last().expect("three").0.0);
+    let mut merged = net.observer.outcomes.iter().filter(|(_, outcome)| support::merged(outcome));
+    let window = u64::from(merged.next_back().expect("three").0.0);
     let judges = |spans: &[Span]| {
         spans.iter().filter(|span| span.window == window && matches!(&*span.name, "judge" | "window")).count()
     };
