@@ -3,7 +3,7 @@
 //!
 //! Off unless the environment names a collector. The spans are those of the target `profile` at level `debug`, which
 //! the loops have anyway: the phases of a window, without the steps of the training. The trace's id follows from chain,
-//! run and window, so the spans of all seats in a window are one trace, although nobody tells another of it.
+//! run and window, so the spans of all seats in a window are one trace, and no seat sends another an id.
 //!
 //! No span waits for the collector. What has ended goes into a queue with a bound, and a task sends it.
 

@@ -162,7 +162,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_that_is_absent_is_unreachable() {
-        // Bound and closed again: nobody listens there.
+        // Bound and closed again: no server listens there.
         let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let poster = HttpPoster::new(&format!("http://{address}/v1/traces"), &[], WITHIN).unwrap();
         let error = poster.post_json(Bytes::from_static(b"{}")).await.unwrap_err();

@@ -35,7 +35,7 @@ const EPOCH_WINDOWS: u32 = 2;
 const SALT: reveal::Salt = [3; 32];
 /// Connections over which the seats send their calls.
 const CONNECTIONS: usize = 16;
-/// Registrations between two blocks: a block has room for about so many.
+/// Registrations between two blocks: a block has room for about this number.
 const REGISTERED_AT_ONCE: usize = 48;
 /// The key of `System.BlockWeight`.
 const BLOCK_WEIGHT: &str = "0x26aa394eea5630e07c48ae0c9558cef734abf5cb34d6244378cddbf18e849d96";
