@@ -11,7 +11,7 @@
 
 extern crate alloc;
 
-use alloc::vec::Vec;
+use alloc::{string::String, vec::Vec};
 #[cfg(feature = "runtime-benchmarks")]
 use frame::deps::{frame_benchmarking, frame_support};
 use frame::{
@@ -505,7 +505,7 @@ impl_runtime_apis! {
         }
         fn dispatch_benchmark(
             config: frame_benchmarking::BenchmarkConfig,
-        ) -> Result<Vec<frame_benchmarking::BenchmarkBatch>, alloc::string::String> {
+        ) -> Result<Vec<frame_benchmarking::BenchmarkBatch>, String> {
             benches::run(config)
         }
     }
