@@ -7,9 +7,12 @@
 //! No rule reads a wall clock. The genesis sets the length of a slot (`authorities.slotMillis`, by default
 //! `SLOT_DURATION`): chain time advances by at least that with each block. A development chain may make blocks
 //! faster.
-#![cfg_attr(not(feature = "std"), no_std)]
+#![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
+#[cfg(feature = "std")]
+#[macro_use] // For FRAME's macros.
+extern crate std;
 
 use alloc::{string::String, vec::Vec};
 #[cfg(feature = "runtime-benchmarks")]

@@ -16,9 +16,11 @@
 //! that no nominator leaves between an offence and its proof. A commission rises only after the same time, so that
 //! nominators can leave first. When a seat changes hands its pool is closed and unbonds like the former holder's
 //! stake, which it is slashed with; the new holder starts without nominations.
-#![cfg_attr(not(feature = "std"), no_std)]
+#![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
 
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use frame::deps::sp_core::U256;

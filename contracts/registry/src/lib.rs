@@ -19,7 +19,7 @@
 //!
 //! The owner may close a run that has been stopped for the unbonding time. From then on the run does not exist for any
 //! call. Its storage is cleared in bounded steps (`closing`), which pay out what it holds; the deposit comes last.
-#![cfg_attr(not(feature = "std"), no_std)]
+#![cfg_attr(not(test), no_std)]
 #![allow(
     clippy::large_enum_variant,
     clippy::too_many_arguments,
@@ -27,6 +27,8 @@
 )]
 
 extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
 
 use alloc::vec::Vec;
 use frame::prelude::{BoundedVec, ConstU32, DispatchResult, Weight};

@@ -12,9 +12,11 @@
 //!
 //! A record of each of the last epochs says what was paid and what the consensus said of every seat: why a seat was
 //! paid what it was.
-#![cfg_attr(not(feature = "std"), no_std)]
+#![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
 
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use pallet_registry::Balance;

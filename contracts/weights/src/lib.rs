@@ -19,9 +19,11 @@
 //!
 //! A seat may change hands between an epoch's end and its close. The holder at the epoch's end is judged, and its
 //! revealed vote counts: it is paid like any other (PROT-32). The next holder inherits no consensus, vote or bond.
-#![cfg_attr(not(feature = "std"), no_std)]
+#![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
 
 use alloc::vec::Vec;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};

@@ -18,13 +18,15 @@
 //! does not change its result.
 //!
 //! Start at `tasks`, then `permits`: which calls are allowed when. `electorate` and `tally` are plain functions.
-#![cfg_attr(not(feature = "std"), no_std)]
+#![cfg_attr(not(test), no_std)]
 #![allow(
     clippy::large_enum_variant,
     reason = "the call enum is generated, and two signed statements travel in it by value"
 )]
 
 extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
 
 use alloc::vec::Vec;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
