@@ -1,4 +1,4 @@
-//! Each third-party package has one feature set for any selection of packages, so that cargo compiles it once.
+//! Each package has one feature set for any selection of packages, so that cargo compiles it once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +21,7 @@ const SELECTIONS: &[&[&str]] = &[
     &["tests"],
 ];
 
-/// The feature sets of each third-party package in a build of `packages`, or of the whole workspace if it is empty.
+/// The feature sets of each package in a build of `packages`, or of the whole workspace if it is empty.
 fn features(packages: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -43,17 +43,15 @@ fn features(packages: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     for line in String::from_utf8(output.stdout).expect("cargo writes UTF-8").lines() {
         // `(*)` ends the line of a package whose dependencies are listed above.
         let Some((package, features)) = line.trim_end_matches(" (*)").split_once('|') else { continue };
-        // The path of a workspace member follows its version.
-        if !package.contains(" (/") {
-            let name = package.trim_end_matches(" (proc-macro)").to_owned();
-            found.entry(name).or_default().insert(features.to_owned());
-        }
+        // A workspace member's path follows, or that it is a macro.
+        let name = package.split_once(" (").map_or(package, |(name, _)| name).to_owned();
+        found.entry(name).or_default().insert(features.to_owned());
     }
     found
 }
 
 #[test]
-fn every_selection_of_packages_builds_dependencies_with_the_same_features() {
+fn every_selection_builds_packages_with_the_same_features() {
     let (all, selections) = thread::scope(|scope| {
         let all = scope.spawn(|| features(&[]));
         let selections = SELECTIONS.iter().map(|packages| (packages, features(packages))).collect::<Vec<_>>();
