@@ -58,6 +58,8 @@ pub struct RankMemoryError {
 pub enum Advice {
     /// At most this many sequences at once, which changes nothing but the time.
     MicroBatch(usize),
+    /// With this many sequences at once a rank has one micro-batch in a step, and keeps no whole gradient on its GPU.
+    OneMicroBatch(usize),
     /// Not even one sequence fits, but this many do with activation checkpointing.
     ActivationCheckpointing(ActivationCheckpointing, usize),
     /// One sequence at once takes this many bytes, and nothing makes it fit.
@@ -68,6 +70,10 @@ impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Advice::MicroBatch(sequences) => write!(f, "set micro_batch to {sequences} or less"),
+            Advice::OneMicroBatch(sequences) => write!(
+                f,
+                "set micro_batch to {sequences}, so that each GPU has one micro-batch and keeps no whole gradient"
+            ),
             Advice::ActivationCheckpointing(checkpointing, sequences) => write!(
                 f,
                 "set activation_checkpointing = \"{}\" for the device, and micro_batch to {sequences} or less",
@@ -174,8 +180,7 @@ impl MemoryEstimate {
         device: Device,
         available: Option<u64>,
     ) -> Result<(), MemoryError> {
-        let of = |recipe: &Recipe, device| MemoryEstimate::new(config, recipe, device);
-        MemoryEstimate::check_as(recipe, device, available, &of)
+        check_as(config, recipe, device, None, available)
     }
 
     /// The same for one of `ranks` that train together.
@@ -189,10 +194,7 @@ impl MemoryEstimate {
         ranks: usize,
         available: Option<u64>,
     ) -> Result<(), MemoryError> {
-        let of = |recipe: &Recipe, device| {
-            MemoryEstimate::new(config, recipe, device).of_rank(config, recipe, device, ranks)
-        };
-        MemoryEstimate::check_as(recipe, device, available, &of)
+        check_as(config, recipe, device, Some(ranks), available)
     }
 
     /// Checks that the slices of `here` of `ranks` ranks on GPUs fit into the `free` bytes of their machine's memory.
@@ -212,36 +214,43 @@ impl MemoryEstimate {
         }
     }
 
-    fn check_as(
+    /// The error of a device that ran out of memory during this training, alone or as one of some ranks.
+    pub fn ran_out(
+        config: &ModelConfig,
         recipe: &Recipe,
         device: Device,
-        available: Option<u64>,
-        of: &dyn Fn(&Recipe, Device) -> MemoryEstimate,
-    ) -> Result<(), MemoryError> {
-        let estimate = of(recipe, device);
-        let Some(free) = available.filter(|_| device.engine() != EngineKind::Burn) else { return Ok(()) };
-        if estimate.total() <= free {
-            return Ok(());
-        }
-        let fewer = recipe.micro_batch.min(recipe.batch).saturating_sub(1);
-        let advice = advice(recipe, device, fewer, free, of);
-        Err(MemoryError { estimate, available, advice })
-    }
-
-    /// The error of a device that ran out of memory during this training.
-    pub fn ran_out(config: &ModelConfig, recipe: &Recipe, device: Device) -> MemoryError {
-        let estimate = MemoryEstimate::new(config, recipe, device);
+        ranks: Option<usize>,
+    ) -> MemoryError {
+        let estimate = estimate(config, recipe, device, ranks);
         // The estimate did not fit. How much less does is unknown: try half of the activations.
         let less = estimate.total() - estimate.activations / 2;
         let fewer = recipe.micro_batch.min(recipe.batch) / 2;
-        MemoryError {
-            estimate,
-            available: None,
-            advice: advice(recipe, device, fewer, less, &|recipe, device| {
-                MemoryEstimate::new(config, recipe, device)
-            }),
-        }
+        let advice = advice(config, recipe, device, ranks, fewer, less);
+        MemoryError { estimate, available: None, advice }
     }
+}
+
+/// For training alone, or as one of some ranks.
+fn estimate(config: &ModelConfig, recipe: &Recipe, device: Device, ranks: Option<usize>) -> MemoryEstimate {
+    let alone = MemoryEstimate::new(config, recipe, device);
+    ranks.map_or(alone, |ranks| alone.of_rank(config, recipe, device, ranks))
+}
+
+fn check_as(
+    config: &ModelConfig,
+    recipe: &Recipe,
+    device: Device,
+    ranks: Option<usize>,
+    available: Option<u64>,
+) -> Result<(), MemoryError> {
+    let estimate = estimate(config, recipe, device, ranks);
+    let Some(free) = available.filter(|_| device.engine() != EngineKind::Burn) else { return Ok(()) };
+    if estimate.total() <= free {
+        return Ok(());
+    }
+    let fewer = recipe.micro_batch.min(recipe.batch).saturating_sub(1);
+    let advice = advice(config, recipe, device, ranks, fewer, free);
+    Err(MemoryError { estimate, available, advice })
 }
 
 /// Bytes that one of `ranks` keeps in the machine's memory, with AdamW: its part of the gradients' sum and of two
@@ -260,19 +269,27 @@ pub(crate) fn adds_micro_batches(recipe: &Recipe, device: Device, ranks: usize) 
     }
 }
 
-/// The setting that makes training fit into `available` bytes: at most `most` sequences at once, or more
-/// checkpointing.
+/// The setting that makes training fit into `available` bytes: at most `most` sequences at once; or, of ranks on GPUs,
+/// as many as need no whole gradient; or more checkpointing.
 fn advice(
+    config: &ModelConfig,
     recipe: &Recipe,
     device: Device,
+    ranks: Option<usize>,
     most: usize,
     available: u64,
-    of: &dyn Fn(&Recipe, Device) -> MemoryEstimate,
 ) -> Advice {
-    let takes = |device, micro_batch| of(&Recipe { micro_batch, ..recipe.clone() }, device).total();
-    // Memory grows with the sequences: bisect.
+    let takes = |device, micro_batch| {
+        estimate(config, &Recipe { micro_batch, ..recipe.clone() }, device, ranks).total()
+    };
+    // From here on each rank has one micro-batch. Memory falls here, and grows with the sequences below and above: bisect.
+    let whole = recipe.batch.div_ceil(ranks.unwrap_or(1).max(1));
     let most_that_fit = |device, most: usize| {
-        let (mut fits, mut too_many) = (0, most + 1);
+        let (mut fits, mut too_many) =
+            (if most >= whole && takes(device, whole) <= available { whole } else { 0 }, most + 1);
+        if fits == 0 {
+            too_many = too_many.min(whole);
+        }
         while fits + 1 < too_many {
             let middle = fits.midpoint(too_many);
             if takes(device, middle) <= available { fits = middle } else { too_many = middle }
@@ -281,6 +298,9 @@ fn advice(
     };
     if let fits @ 1.. = most_that_fit(device, most) {
         return Advice::MicroBatch(fits);
+    }
+    if ranks.is_some() && most < whole && takes(device, whole) <= available {
+        return Advice::OneMicroBatch(whole);
     }
     let more: &[ActivationCheckpointing] = match device.activation_checkpointing {
         _ if device.name == DeviceName::Cpu || device.engine() == EngineKind::Burn => &[],
@@ -474,7 +494,7 @@ mod tests {
         );
         assert_eq!(check("cuda:0,fused", one - 1).unwrap_err().advice, Advice::NotEvenOne(one));
 
-        let error = MemoryEstimate::ran_out(&config, &recipe(8), on("cuda:0,fused"));
+        let error = MemoryEstimate::ran_out(&config, &recipe(8), on("cuda:0,fused"), None);
         assert_eq!(error.advice, Advice::MicroBatch(4));
         assert!(error.to_string().contains("but the device ran out of memory: set micro_batch"), "{error}");
     }
@@ -520,6 +540,23 @@ mod tests {
         let refused = check(8, all - 8).unwrap_err().to_string();
         assert!(refused.contains("8 ranks on this machine keep about 13.8 GiB"), "{refused}");
         assert_eq!(MemoryEstimate::check_rank_slices(&config, 8, 8, None), Ok(()));
+
+        // A micro-batch of two takes less than one of one: fewer at once would not help.
+        assert!(single.total() < adds.total());
+        let advised = |micro_batch, free| {
+            MemoryEstimate::check_rank(&config, &recipe(micro_batch), device, 8, Some(free))
+                .unwrap_err()
+                .advice
+        };
+        assert_eq!(advised(1, adds.total() - 1), Advice::OneMicroBatch(2));
+        assert_eq!(advised(16, single.total()), Advice::MicroBatch(2));
+        let less = alone.of_rank(&config, &recipe(1), device, 2);
+        let check = MemoryEstimate::check_rank(&config, &recipe(4), device, 2, Some(less.total()));
+        assert_eq!(check.unwrap_err().advice, Advice::MicroBatch(1));
+        assert_eq!(
+            MemoryEstimate::ran_out(&config, &recipe(1), device, Some(8)).advice,
+            Advice::OneMicroBatch(2)
+        );
     }
 
     #[test]
