@@ -9,8 +9,9 @@ use store::{HttpPoster, PostError};
 const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 /// The URL of a collector, which takes traces at `/v1/traces` below it.
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
-const HEADERS: &str = "OTEL_EXPORTER_OTLP_HEADERS";
-const PROTOCOL: &str = "OTEL_EXPORTER_OTLP_PROTOCOL";
+/// The variables for headers and for the protocol: of traces first, and then of all that is exported.
+const HEADERS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"];
+const PROTOCOL: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
 /// For one report and its answer.
 const POST_WITHIN: Duration = Duration::from_secs(10);
 
@@ -32,13 +33,12 @@ pub enum CollectorError {
         "{variable} is not encrypted, and its host is not in a private network: use https://, or a collector on this machine"
     )]
     Open { variable: &'static str },
-    #[error("{} is no list NAME=VALUE,NAME=VALUE", HEADERS)]
-    Headers,
+    #[error("{variable} is no list NAME=VALUE,NAME=VALUE")]
+    Headers { variable: &'static str },
     #[error(
-        "{} is {protocol:?}, and traces are sent over HTTP: unset it, and name the port for HTTP (4318)",
-        PROTOCOL
+        "{variable} is {protocol:?}, and traces are sent over HTTP: unset it, and name the port for HTTP (4318)"
     )]
-    Protocol { protocol: String },
+    Protocol { variable: &'static str, protocol: String },
 }
 
 /// Whether the environment names a collector.
@@ -48,12 +48,17 @@ pub(super) fn is_named(variable: impl Fn(&str) -> Option<String>) -> bool {
 
 /// The variable that names a collector, and the URL that takes traces.
 fn named(variable: impl Fn(&str) -> Option<String>) -> Option<(&'static str, String)> {
-    let set = |name| variable(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+    let set = |name| set(&variable, name);
     if set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
         return None;
     }
     let whole = set(TRACES_ENDPOINT).map(|url| (TRACES_ENDPOINT, url));
     whole.or_else(|| Some((ENDPOINT, format!("{}/v1/traces", set(ENDPOINT)?.trim_end_matches('/')))))
+}
+
+/// A variable's value, if it has one.
+fn set(variable: impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
+    variable(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
 impl Collector {
@@ -69,15 +74,19 @@ impl Collector {
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Collector>, CollectorError> {
         let Some((name, url)) = named(&variable) else { return Ok(None) };
-        match variable(PROTOCOL).as_deref() {
+        let first =
+            |names: [&'static str; 2]| names.into_iter().find_map(|name| Some((name, set(&variable, name)?)));
+        if let Some((variable, protocol)) = first(PROTOCOL)
             // A collector takes both at the same port.
-            None | Some("" | "http/json" | "http/protobuf") => {}
-            Some(other) => return Err(CollectorError::Protocol { protocol: other.to_owned() }),
+            && !["http/json", "http/protobuf"].contains(&protocol.as_str())
+        {
+            return Err(CollectorError::Protocol { variable, protocol });
         }
-        let headers = headers(&variable(HEADERS).unwrap_or_default()).ok_or(CollectorError::Headers)?;
+        let (of_headers, text) = first(HEADERS).unwrap_or_default();
+        let headers = headers(&text).ok_or(CollectorError::Headers { variable: of_headers })?;
         let opened = HttpPoster::new(&url, &headers, POST_WITHIN);
         let poster = opened.map_err(|source| {
-            let variable = if matches!(source, PostError::BadHeader { .. }) { HEADERS } else { name };
+            let variable = if matches!(source, PostError::BadHeader { .. }) { of_headers } else { name };
             CollectorError::Post { variable, source }
         })?;
         if !url.to_ascii_lowercase().starts_with("https://") && !is_private(&url) {

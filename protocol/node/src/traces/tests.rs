@@ -178,6 +178,8 @@ fn open(variables: &[(&str, &str)]) -> Result<Option<Collector>, CollectorError>
 
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const HEADERS: &str = "OTEL_EXPORTER_OTLP_HEADERS";
+const TRACES_HEADERS: &str = "OTEL_EXPORTER_OTLP_TRACES_HEADERS";
+const TRACES_PROTOCOL: &str = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL";
 
 #[test]
 fn the_standard_variables_name_the_collector() {
@@ -191,6 +193,17 @@ fn the_standard_variables_name_the_collector() {
     assert_eq!(url(&[(ENDPOINT, "https://tempo.example/otlp/")]), at("https://tempo.example/otlp/v1/traces"));
     assert_eq!(url(&[(ENDPOINT, "http://a"), (traces, "http://b/c")]), at("http://b/c"));
     assert_eq!(url(&[(ENDPOINT, "http://a"), ("OTEL_SDK_DISABLED", "true")]), None);
+    // What is said of traces goes before what is said of everything.
+    let protocols = [("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), (TRACES_PROTOCOL, "http/protobuf")];
+    assert_eq!(
+        url(&[(ENDPOINT, "http://localhost"), protocols[0], protocols[1]]),
+        at("http://localhost/v1/traces")
+    );
+    let headers = [(HEADERS, "no list"), (TRACES_HEADERS, "a=b")];
+    assert_eq!(
+        url(&[(ENDPOINT, "http://localhost"), headers[0], headers[1]]),
+        at("http://localhost/v1/traces")
+    );
     assert!(collector::is_named(|name| (name == ENDPOINT).then(|| "nonsense".into())));
 }
 
@@ -203,6 +216,8 @@ fn a_collector_that_cannot_be_used_is_refused_with_its_variable_and_without_a_se
         (&[(ENDPOINT, "http://localhost"), (HEADERS, "hunter2")], HEADERS),
         (&[(ENDPOINT, "http://localhost"), (HEADERS, "a=hunter2%0Ax")], "line break"),
         (&[(ENDPOINT, "http://localhost"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")], "4318"),
+        (&[(ENDPOINT, "http://localhost"), (TRACES_PROTOCOL, "grpc")], TRACES_PROTOCOL),
+        (&[(ENDPOINT, "http://localhost"), (HEADERS, "a=b"), (TRACES_HEADERS, "hunter2")], TRACES_HEADERS),
     ] {
         let error = store::error_chain(&open(variables).unwrap_err());
         assert!(error.contains(says) && !error.contains("hunter2"), "{variables:?}: {error}");
