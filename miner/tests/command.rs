@@ -388,6 +388,14 @@ fn the_reference_trainer_takes_the_same_steps() {
 }
 
 #[test]
+#[ignore = "needs numpy: METTLE_PYTHON names a virtual environment that has it"]
+fn the_trainer_in_numpy_takes_the_same_steps() {
+    let package = format!("PYTHONPATH={}/../chain/sdk/python", env!("CARGO_MANIFEST_DIR"));
+    let program = vec!["env".into(), package, python("python"), example("numpy_trainer.py")];
+    Scene::new().takes_the_same_steps(program);
+}
+
+#[test]
 #[ignore = "needs TorchTitan: METTLE_PYTHON names a virtual environment that has it"]
 fn torchtitan_takes_the_same_steps_on_any_number_of_ranks() {
     let scene = Scene::new().with_divisible_model();
