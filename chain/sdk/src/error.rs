@@ -59,6 +59,11 @@ pub enum Error {
     Changed { path: PathBuf },
     #[error("could not use {}", path.display())]
     File { path: PathBuf, source: io::Error },
+    #[error("{} does not end with the name of a directory", path.display())]
+    Unnamed { path: PathBuf },
+    /// Left by another program, or by an interrupted download of another release.
+    #[error("{} is in the way: a download needs a {needed} there", path.display())]
+    InTheWay { path: PathBuf, needed: &'static str },
     #[error("the receipt has digest {found}, and the chain has {anchored}")]
     OtherReceipt { anchored: Digest, found: Digest },
     #[error("this is no receipt of this chain")]
@@ -105,9 +110,12 @@ impl Error {
             Error::Follow(FollowError::File(_)) => Kind::Local,
             Error::Follow(_) => Kind::Verification,
             Error::Data(DataError::Fetch(_)) => Kind::Store,
+            Error::Data(DataError::Manifest(_)) => Kind::Verification,
             Error::Data(_) | Error::Client(_) | Error::Evaluator(_) | Error::Died(_) => Kind::Local,
-            Error::Export(ExportError::Exists { .. }) => Kind::Usage,
-            Error::Export(_) | Error::Changed { .. } | Error::File { .. } => Kind::Local,
+            Error::Export(ExportError::Exists { .. }) | Error::Unnamed { .. } => Kind::Usage,
+            Error::Export(_) | Error::Changed { .. } | Error::File { .. } | Error::InTheWay { .. } => {
+                Kind::Local
+            }
             Error::Specification(_) | Error::Manifest(_) | Error::Tokenizer(_) => Kind::Verification,
             Error::OtherReceipt { .. } | Error::BadReceipt(_) | Error::WrongSubject { .. } => {
                 Kind::Verification
@@ -149,7 +157,10 @@ impl Error {
                 format!("the latest is that of window {}; old ones are forgotten", latest.0)
             }
             Error::NoCheckpoint { latest: None, .. } => "ask for window 0, the run's first model".into(),
-            Error::Export(ExportError::Exists { .. }) => "name a new directory".into(),
+            Error::Export(ExportError::Exists { .. }) | Error::Unnamed { .. } => "name a new directory".into(),
+            Error::InTheWay { path, .. } => {
+                format!("remove {}, or name another directory for the model", path.display())
+            }
             Error::OtherReceipt { .. } | Error::BadReceipt(_) => {
                 "do not use it: fetch the receipt again, and check whose chain and window it is of".into()
             }
@@ -164,7 +175,10 @@ impl Error {
                 }
                 _ => "read the cause".into(),
             },
-            Error::Specification(_) | Error::Manifest(_) | Error::Tokenizer(_) => {
+            Error::Specification(_)
+            | Error::Manifest(_)
+            | Error::Tokenizer(_)
+            | Error::Data(DataError::Manifest(_)) => {
                 "use a release of this library that is as new as the run's".into()
             }
             _ => match self.kind() {
@@ -233,7 +247,7 @@ mod tests {
         };
         let nobody = || AllMirrorsFailed { key: "specs/00".into(), asked: 2, failures: Vec::new() };
         let (uid, window) = (Uid(3), Window(7));
-        let errors: [(Error, Kind); 9] = [
+        let errors: [(Error, Kind); 14] = [
             (unreachable.into(), Kind::Chain),
             (ChainError::NoSuchRun(RunId(9)).into(), Kind::NotFound),
             (Error::NoWindow { run: RunId(0), window }, Kind::NotFound),
@@ -243,6 +257,12 @@ mod tests {
             (AuditError::NotPublished { uid, window, source: nobody() }.into(), Kind::Store),
             (ReceiptError::NotAReceipt.into(), Kind::Verification),
             (ExportError::Exists { path: "model".into() }.into(), Kind::Usage),
+            (Error::Unnamed { path: "/".into() }, Kind::Usage),
+            (Error::InTheWay { path: ".model.fetching".into(), needed: "directory" }, Kind::Local),
+            // Voted bytes that cannot be read, whichever way they came.
+            (ManifestError::NotCanonical.into(), Kind::Verification),
+            (DataError::Manifest(ManifestError::NotCanonical).into(), Kind::Verification),
+            (DataError::Fetch(nobody()).into(), Kind::Store),
         ];
         for (error, kind) in errors {
             assert_eq!(error.kind(), kind, "{error}");

@@ -35,8 +35,8 @@ use store::{Fetch, Limits};
 const VALUES_AT_ONCE: usize = 1 << 16;
 /// The largest file of weights; a larger model is split.
 const SHARD_BYTES_MAX: u64 = 5_000_000_000;
-/// The name of a checkpoint while it is downloaded.
-const DOWNLOAD: &str = "checkpoint";
+/// The name of a checkpoint in its [`Scratch`].
+const CHECKPOINT: &str = "checkpoint";
 
 /// Which model of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,22 +96,14 @@ impl Run {
         if std::fs::symlink_metadata(to).is_ok() {
             return Err(ExportError::Exists { path: to.to_owned() }.into());
         }
-        let name = to.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let scratch = to.with_file_name(format!(".{name}.fetching"));
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |source| Error::File { path, source }
-        };
-        std::fs::create_dir_all(&scratch).map_err(failed(&scratch))?;
+        let scratch = Scratch::beside(to)?;
         let published = self.published().await?;
         let fetched = match which {
-            Which::Newest => newest(&published, None, &scratch).await?,
-            Which::Latest => {
-                fetch(&published, published.run.checkpoint, None, &scratch.join(DOWNLOAD)).await?
-            }
+            Which::Newest => newest(&published, None, &scratch.directory).await?,
+            Which::Latest => fetch(&published, published.run.checkpoint, None, &scratch.checkpoint()).await?,
             Which::Opening(window) => {
                 let voted = voted(&*published.chain, &published.run, Some(window)).await?;
-                fetch(&published, voted, None, &scratch.join(DOWNLOAD)).await?
+                fetch(&published, voted, None, &scratch.checkpoint()).await?
             }
         };
         // The thread that writes stops when this future is dropped.
@@ -119,8 +111,48 @@ impl Run {
         let (stopped, path) = (stop.0.clone(), to.to_owned());
         let saved = tokio::task::spawn_blocking(move || fetched.save(&path, &stopped)).await??;
         drop(stop);
-        std::fs::remove_dir_all(&scratch).map_err(failed(&scratch))?;
+        scratch.remove()?;
         Ok(saved)
+    }
+}
+
+/// Where a download is kept until the model's directory is written: `.NAME.fetching` beside it, on the same disk. The
+/// next download for the same directory goes on with it, by this library or by `mettle model export`.
+pub struct Scratch {
+    directory: PathBuf,
+}
+
+impl Scratch {
+    /// Makes the directory, or finds it.
+    ///
+    /// # Errors
+    /// If `to` has no name, if anything but a directory is in the way, or the disk fails.
+    pub fn beside(to: &Path) -> Result<Scratch, Error> {
+        let name = to.file_name().ok_or_else(|| Error::Unnamed { path: to.to_owned() })?;
+        let directory = to.with_file_name(format!(".{}.fetching", name.to_string_lossy()));
+        let scratch = Scratch { directory };
+        let (directory, checkpoint) = (&scratch.directory, scratch.checkpoint());
+        // A link is neither: what it leads to would be written to, and removed.
+        if std::fs::symlink_metadata(directory).is_ok_and(|found| !found.is_dir()) {
+            return Err(Error::InTheWay { path: directory.clone(), needed: "directory" });
+        }
+        if std::fs::symlink_metadata(&checkpoint).is_ok_and(|found| !found.is_file()) {
+            return Err(Error::InTheWay { path: checkpoint, needed: "file" });
+        }
+        std::fs::create_dir_all(directory)
+            .map_err(|source| Error::File { path: directory.clone(), source })?;
+        Ok(scratch)
+    }
+
+    /// The file for a checkpoint's weights.
+    pub fn checkpoint(&self) -> PathBuf {
+        self.directory.join(CHECKPOINT)
+    }
+
+    /// Removes it, once the model is written.
+    pub fn remove(self) -> Result<(), Error> {
+        std::fs::remove_dir_all(&self.directory)
+            .map_err(|source| Error::File { path: self.directory.clone(), source })
     }
 }
 
@@ -459,6 +491,37 @@ mod tests {
         assert_eq!(token_text(json, 7).as_deref(), Some("<pad>"));
         assert_eq!(token_text(json, 8), None);
         assert_eq!(token_text(b"nothing", 0), None);
+    }
+
+    #[test]
+    fn a_download_is_beside_its_model_and_nothing_else_is_taken_for_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (to, fetching) = (directory.path().join("model"), directory.path().join(".model.fetching"));
+        let scratch = Scratch::beside(&to).unwrap();
+        assert_eq!(scratch.checkpoint(), fetching.join("checkpoint"));
+        std::fs::write(scratch.checkpoint(), "half").unwrap();
+        // A killed process leaves it, and the next one goes on.
+        let scratch = Scratch::beside(&to).unwrap();
+        assert_eq!(std::fs::read(scratch.checkpoint()).unwrap(), b"half");
+        scratch.remove().unwrap();
+        assert!(!fetching.exists());
+
+        let refused = |needed| match Scratch::beside(&to).err() {
+            Some(error @ Error::InTheWay { needed: found, .. }) if found == needed => error.to_do(),
+            error => panic!("{error:?}"),
+        };
+        std::fs::write(&fetching, "somebody's").unwrap();
+        assert!(refused("directory").contains(".model.fetching"));
+        assert_eq!(std::fs::read(&fetching).unwrap(), b"somebody's", "it is not ours to remove");
+        std::fs::remove_file(&fetching).unwrap();
+        std::os::unix::fs::symlink(directory.path(), &fetching).unwrap();
+        refused("directory");
+        std::fs::remove_file(&fetching).unwrap();
+        std::fs::create_dir_all(fetching.join("checkpoint")).unwrap();
+        assert!(refused("file").contains(".model.fetching/checkpoint"));
+        for nameless in ["", "/", "models/.."] {
+            assert!(matches!(Scratch::beside(Path::new(nameless)), Err(Error::Unnamed { .. })), "{nameless}");
+        }
     }
 
     #[test]

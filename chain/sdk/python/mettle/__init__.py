@@ -9,20 +9,22 @@ Everything is read from the chain's latest finalised block, and what buckets giv
 needed. Amounts are whole numbers of the smallest unit: `UNIT` of them are one MTL.
 
 A call waits without the interpreter's lock, so other threads go on; Ctrl-C ends it. What fails is a
-`mettle.errors.MettleError`, which says what, why and what to do. After `os.fork` a child has to open its own run in a
+`mettle.errors.MettleError`, which says what, why and what to do; so is an argument of the right type that cannot be used,
+such as half a digest: a `UsageError`. An argument of the wrong type is a `TypeError`. After `os.fork` a child has to open its own run in a
 new interpreter: start processes by `spawn`.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from mettle import errors
-from mettle.errors import MettleError
+from mettle.errors import MettleError, UsageError
 
 if TYPE_CHECKING:
     import numpy
@@ -52,6 +54,8 @@ ONE = 2**32
 
 WINDOWS_KEPT = 128
 """Windows that the chain keeps."""
+
+_U16, _U32 = 2**16 - 1, 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -262,6 +266,7 @@ class Run:
     ) -> None:
         from mettle._native import Native
 
+        run = _whole("the run", run, _U32)
         self._native = Native(url, run, genesis, allow_plain_ws, patience)
         self.url, self.id = url, run
 
@@ -296,21 +301,22 @@ class Run:
     def windows(self, last: int = WINDOWS_KEPT) -> list[Window]:
         """The newest windows, at most `last` and the 128 that the chain keeps. The last of them is
         the open one, whose outcome may be fixed already."""
-        return [_window(raw) for raw in json.loads(self._native.windows(last))]
+        return [_window(raw) for raw in json.loads(self._native.windows(_whole("the number of windows", last, _U32)))]
 
     def window(self, number: int) -> Window:
         """One window."""
-        return _window(json.loads(self._native.window(number)))
+        return _window(json.loads(self._native.window(_whole("the window", number, _U32))))
 
     def pay(self, uid: int) -> list[Pay]:
         """A seat's pay by epoch, the latest last. The chain keeps 64 epochs."""
-        return [_pay(raw) for raw in json.loads(self._native.pay(uid))]
+        return [_pay(raw) for raw in json.loads(self._native.pay(_whole("the uid", uid, _U16)))]
 
     def checkpoint(self, to: str | os.PathLike[str], window: int | None = None) -> Model:
         """Writes a checkpoint that two thirds of the stake voted to the new directory `to`: the latest, or the one that
         opens `window`. Each piece is checked against the vote. What an interrupted call has fetched stays beside `to`,
         and the next call goes on."""
-        return _model(json.loads(self._native.save(to, False, window)))
+        opening = None if window is None else _whole("the window", window, _U32)
+        return _model(json.loads(self._native.save(to, False, opening)))
 
     def model(self, to: str | os.PathLike[str]) -> Model:
         """Writes the newest model that two thirds of the stake agreed on to the new directory `to`: the latest
@@ -320,6 +326,7 @@ class Run:
     def receipts(self, window: int) -> dict[int, Receipt | MettleError]:
         """What each validator signed about a window, by uid, checked against chain and signature. An exception in its
         place says why there is none: a receipt is public some windows after its own."""
+        window = _whole("the window", window, _U32)
         found: dict[int, Receipt | MettleError] = {}
         for uid, receipt, error in self._native.receipts(window):
             if receipt is not None:
@@ -331,9 +338,10 @@ class Run:
 
     def verify_receipt(self, data: bytes, digest: str | None = None) -> Receipt:
         """Reads the bytes of a receipt from anywhere. They have to be signed for this chain by the hotkey that they
-        name, in the one spelling there is, and to have the `digest` that the chain has, if it is given."""
-        content = json.loads(self._native.verify_receipt(data, digest))
-        found = digest or ""
+        name, in the one spelling there is, and to have the `digest` that the chain has, if it is given. An empty digest
+        is none that a receipt can have: without one, leave it out."""
+        found, said = self._native.verify_receipt(data, digest)
+        content = json.loads(said)
         return Receipt(content["validator"]["uid"], content["window"], found, data, content)
 
     def replay(
@@ -347,10 +355,19 @@ class Run:
         """Judges a window again as its validators did, or as the one with this `uid` did, and compares: model, merge
         and losses are recomputed on this machine's CPU. The run's data is fetched into `cache`, by default below
         `~/.cache/mettle`. `tolerance` is the allowed difference of a loss, in nats per token."""
+        window = _whole("the window", window, _U32)
+        uid = None if uid is None else _whole("the uid", uid, _U16)
         if cache is None:
             base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
             cache = base / "mettle" / f"run-{self.genesis[:16]}-{self.id}"
         return [_replay(raw) for raw in json.loads(self._native.replay(window, uid, cache, tolerance))]
+
+
+def _whole(what: str, value: SupportsIndex, largest: int) -> int:
+    number = operator.index(value)
+    if not 0 <= number <= largest:
+        raise UsageError(f"{what} {number} cannot be used", f"it is a number from 0 to {largest}", "correct the call")
+    return number
 
 
 def _seat(raw: dict[str, Any]) -> Seat:

@@ -3,8 +3,8 @@
 
 use chain_client::keys::address;
 use mettle_sdk::{Error, Kind, Replayer, Run, Source, Which, verify_receipt};
-use protocol::{RunId, Uid, Window, view::SeatStatus};
-use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
+use protocol::{Digest, RunId, Uid, Window, view::SeatStatus};
+use pyo3::{prelude::*, types::PyBytes};
 use serde::Serialize;
 use std::{
     future::Future,
@@ -27,18 +27,22 @@ mod _native {
 }
 
 /// The runtime of all runs, made once per process.
-fn runtime() -> PyResult<&'static Runtime> {
+fn runtime(py: Python<'_>) -> PyResult<&'static Runtime> {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     if let Some(runtime) = RUNTIME.get() {
         return Ok(runtime);
     }
-    let made = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let made = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let made = made.map_err(|error| {
+        let (what, to_do) = ("no threads could be started", "end other programs, and try again");
+        exception(py, "LocalError", (what, &error.to_string(), to_do))
+    })?;
     Ok(RUNTIME.get_or_init(|| made))
 }
 
 /// Waits without the interpreter's lock. Ctrl-C drops the future.
 fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = Result<T, Error>> + Send) -> PyResult<T> {
-    let runtime = runtime()?;
+    let runtime = runtime(py)?;
     let mut future = pin!(future);
     loop {
         let ended =
@@ -61,22 +65,41 @@ fn raised(py: Python<'_>, error: &Error) -> PyErr {
         Kind::Verification => "VerificationError",
         Kind::Local => "LocalError",
     };
+    exception(py, class, (&error.to_string(), &error.why(), &error.to_do()))
+}
+
+/// An exception of this class in `mettle.errors`: what failed, why, and what to do.
+fn exception(py: Python<'_>, class: &str, told: (&str, &str, &str)) -> PyErr {
     let made = py
         .import("mettle.errors")
         .and_then(|errors| errors.getattr(class))
-        .and_then(|class| class.call1((error.to_string(), error.why(), error.to_do())));
+        .and_then(|class| class.call1(told));
     made.map_or_else(|failed| failed, PyErr::from_value)
 }
 
-fn json(value: &impl Serialize) -> PyResult<String> {
-    serde_json::to_string(value).map_err(|error| PyValueError::new_err(error.to_string()))
+/// The exception of an argument that no call can use.
+fn unusable(py: Python<'_>, what: &str, why: &str) -> PyErr {
+    exception(py, "UsageError", (what, why, "correct the call"))
 }
 
-fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(what: &str, text: &str) -> PyResult<T> {
-    text.parse().map_err(|error| PyValueError::new_err(format!("{what} {text:?} cannot be used: {error}")))
+fn json(py: Python<'_>, value: &impl Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(|error| {
+        let (what, to_do) = ("the answer cannot be passed on", "report it: this is an error of the library");
+        exception(py, "LocalError", (what, &error.to_string(), to_do))
+    })
+}
+
+fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(
+    py: Python<'_>,
+    what: &str,
+    text: &str,
+) -> PyResult<T> {
+    text.parse::<T>()
+        .map_err(|error| unusable(py, &format!("{what} {text:?} cannot be used"), &error.to_string()))
 }
 
 fn source(
+    py: Python<'_>,
     url: &str,
     run: u32,
     genesis: Option<&str>,
@@ -84,9 +107,13 @@ fn source(
     patience: f64,
 ) -> PyResult<Source> {
     if !(0.0..=PATIENCE_SECONDS_MAX).contains(&patience) {
-        return Err(PyValueError::new_err("patience is from 0 to 86400 seconds"));
+        return Err(unusable(
+            py,
+            &format!("a patience of {patience} cannot be used"),
+            "it is from 0 to 86400 seconds",
+        ));
     }
-    let genesis = genesis.map(|text| parsed("the genesis hash", text)).transpose()?;
+    let genesis = genesis.map(|text| parsed(py, "the genesis hash", text)).transpose()?;
     let patience = Duration::from_secs_f64(patience);
     Ok(Source { run: RunId(run), genesis, allow_plain_ws, patience, ..Source::new(url) })
 }
@@ -101,7 +128,7 @@ fn runs(
     allow_plain_ws: bool,
     patience: f64,
 ) -> PyResult<Vec<u32>> {
-    let source = source(url, 0, genesis, allow_plain_ws, patience)?;
+    let source = source(py, url, 0, genesis, allow_plain_ws, patience)?;
     let runs = wait(py, mettle_sdk::runs(&source))?;
     Ok(runs.into_iter().map(|run| run.0).collect())
 }
@@ -136,7 +163,7 @@ impl Native {
         allow_plain_ws: bool,
         patience: f64,
     ) -> PyResult<Native> {
-        let source = source(url, run, genesis, allow_plain_ws, patience)?;
+        let source = source(py, url, run, genesis, allow_plain_ws, patience)?;
         let run = wait(py, Run::open(&source))?;
         Ok(Native { run, replayer: Mutex::default() })
     }
@@ -148,25 +175,25 @@ impl Native {
     }
 
     fn status(&self, py: Python<'_>) -> PyResult<String> {
-        json(&wait(py, self.run.status())?)
+        json(py, &wait(py, self.run.status())?)
     }
 
     fn seats(&self, py: Python<'_>) -> PyResult<String> {
         let seats = wait(py, self.run.seats())?;
         let seats = seats.iter().map(|status| Seat { coldkey: address(&status.seat.coldkey), status });
-        json(&seats.collect::<Vec<_>>())
+        json(py, &seats.collect::<Vec<_>>())
     }
 
     fn windows(&self, py: Python<'_>, last: u32) -> PyResult<String> {
-        json(&wait(py, self.run.windows(last))?)
+        json(py, &wait(py, self.run.windows(last))?)
     }
 
     fn window(&self, py: Python<'_>, window: u32) -> PyResult<String> {
-        json(&wait(py, self.run.window(Window(window)))?)
+        json(py, &wait(py, self.run.window(Window(window)))?)
     }
 
     fn pay(&self, py: Python<'_>, uid: u16) -> PyResult<String> {
-        json(&wait(py, self.run.pay(Uid(uid)))?)
+        json(py, &wait(py, self.run.pay(Uid(uid)))?)
     }
 
     /// Writes the checkpoint that opens `window`, the latest one, or the newest model.
@@ -177,7 +204,7 @@ impl Native {
             (false, None) => Which::Latest,
             (false, Some(window)) => Which::Opening(Window(window)),
         };
-        json(&wait(py, self.run.save(which, &to))?)
+        json(py, &wait(py, self.run.save(which, &to))?)
     }
 
     /// The receipt of each validator.
@@ -186,7 +213,7 @@ impl Native {
         let one = |(uid, receipt): (Uid, Result<mettle_sdk::SealedReceipt, Error>)| match receipt {
             Ok(sealed) => {
                 let bytes = PyBytes::new(py, &sealed.signed.bytes);
-                Ok((uid.0, Some((sealed.signed.digest.to_string(), bytes, json(&sealed.receipt)?)), None))
+                Ok((uid.0, Some((sealed.signed.digest.to_string(), bytes, json(py, &sealed.receipt)?)), None))
             }
             Err(error) => {
                 Ok((uid.0, None, Some(raised(py, &error).into_value(py).into_bound(py).into_any())))
@@ -195,12 +222,18 @@ impl Native {
         receipts.into_iter().map(one).collect()
     }
 
-    /// What a receipt's bytes say, if they are signed for this chain and have this digest.
+    /// The digest of a receipt's bytes and what they say, if they are signed for this chain and have this digest.
     #[pyo3(signature = (data, digest))]
-    fn verify_receipt(&self, py: Python<'_>, data: &[u8], digest: Option<&str>) -> PyResult<String> {
-        let digest = digest.map(|text| parsed("the digest", text)).transpose()?;
+    fn verify_receipt(
+        &self,
+        py: Python<'_>,
+        data: &[u8],
+        digest: Option<&str>,
+    ) -> PyResult<(String, String)> {
+        let digest = digest.map(|text| parsed(py, "the digest", text)).transpose()?;
         let read = verify_receipt(data, digest.as_ref(), self.run.params(), &self.run.genesis());
-        json(&read.map_err(|error| raised(py, &error))?)
+        let receipt = read.map_err(|error| raised(py, &error))?;
+        Ok((Digest::of(data).to_string(), json(py, &receipt)?))
     }
 
     /// Judges a window of one validator again, or of all.
@@ -213,6 +246,12 @@ impl Native {
         directory: PathBuf,
         tolerance: Option<f64>,
     ) -> PyResult<String> {
+        let tolerance = tolerance.unwrap_or(mettle_sdk::replay::TOLERANCE);
+        // With NaN nothing would differ.
+        if !(0.0..f64::INFINITY).contains(&tolerance) {
+            let what = format!("a tolerance of {tolerance} cannot be used");
+            return Err(unusable(py, &what, "it is a number of nats per token, from 0 on"));
+        }
         let kept = self.replayer.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (directory, mut replayer) = match kept.filter(|(kept, _)| *kept == directory) {
             Some(kept) => kept,
@@ -221,10 +260,10 @@ impl Native {
                 (directory, replayer)
             }
         };
-        replayer.tolerance = tolerance.unwrap_or(mettle_sdk::replay::TOLERANCE);
+        replayer.tolerance = tolerance;
         let replays = wait(py, replayer.window(Window(window), uid.map(Uid)));
         *self.replayer.lock().unwrap_or_else(PoisonError::into_inner) = Some((directory, replayer));
         let replays: Vec<_> = replays?.iter().map(mettle_sdk::Replay::json).collect();
-        json(&replays)
+        json(py, &replays)
     }
 }

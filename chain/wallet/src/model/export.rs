@@ -9,17 +9,13 @@ use anyhow::{Context as _, anyhow, ensure};
 use dataset::tokenizer_path;
 use mettle_sdk::{
     Error, Model,
-    model::{OutgoingTokenizer, fetch, voted},
+    model::{OutgoingTokenizer, Scratch, fetch, voted},
 };
 use nn::{Precision, hugging_face::Export};
 use node::{Flags, config::ReadOnlyConfig};
 use protocol::{GenesisHash, Window};
 use serde_json::{Value, json};
-use std::{
-    io,
-    path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
-};
+use std::{io, path::PathBuf, sync::atomic::AtomicBool};
 
 /// Export the model in Hugging Face format
 ///
@@ -72,15 +68,17 @@ pub(super) async fn export(wanted: ExportModel, output: &mut Output<'_>) -> anyh
         "{} exists already; name a new directory",
         wanted.out.display()
     );
-    let (source, facts) = match wanted.published {
-        true => from_mirrors(&wanted).await?,
+    let scratch = wanted.published.then(|| Scratch::beside(&wanted.out).map_err(advised)).transpose()?;
+    let (source, facts) = match &scratch {
+        Some(scratch) => from_mirrors(&wanted, scratch).await?,
         // A node's own model is exported without the chain.
-        false => (tokio::task::block_in_place(|| from_directory(&wanted))?, None),
+        None => (tokio::task::block_in_place(|| from_directory(&wanted))?, None),
     };
     if source.tokenizer.is_none() {
         output.note("No tokenizer found (name one with --dataset): the model is written without it.")?;
     }
     let (text, value) = interruptible(move |stop| write_model(&wanted, source, facts.as_ref(), stop)).await?;
+    scratch.map(Scratch::remove).transpose()?;
     Ok(output.result(&text, value)?)
 }
 
@@ -92,24 +90,26 @@ fn from_directory(wanted: &ExportModel) -> anyhow::Result<Model> {
 }
 
 /// A checkpoint that validators voted.
-async fn from_mirrors(wanted: &ExportModel) -> anyhow::Result<(Model, Option<ChainFacts>)> {
+async fn from_mirrors(
+    wanted: &ExportModel,
+    scratch: &Scratch,
+) -> anyhow::Result<(Model, Option<ChainFacts>)> {
     let reading = reading(wanted)?;
     let published = node::open_published_run(&reading.chain, reading.run).await?;
     let (chain, run) = (&published.chain, published.run.clone());
     let checkpoint = voted(&**chain, &run, wanted.window.map(Window)).await.map_err(|error| match error {
-        Error::NoCheckpoint { .. } => anyhow!("{error}: {}", error.to_do()),
+        Error::NoCheckpoint { .. } => advised(error),
         error => error.into(),
     })?;
     let facts = ChainFacts { genesis: chain.genesis(), seats: chain.seats(run.id).await?, run };
     let tokenizer = tokenizer_at_hand(&reading)?;
-    let model = fetch(&published, checkpoint, tokenizer, &fetching_path(&wanted.out)).await?;
+    let model = fetch(&published, checkpoint, tokenizer, &scratch.checkpoint()).await?;
     Ok((model, Some(facts)))
 }
 
-/// The path of a checkpoint while it is downloaded: beside the output, on the same disk.
-fn fetching_path(out: &Path) -> PathBuf {
-    let name = out.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    out.with_file_name(format!(".{name}.fetching"))
+/// An error of the library that has no cause, with what to do about it.
+fn advised(error: Error) -> anyhow::Error {
+    anyhow!("{error}: {}", error.to_do())
 }
 
 fn reading(wanted: &ExportModel) -> anyhow::Result<ReadOnlyConfig> {
