@@ -28,6 +28,15 @@ fn no_fault_breaks_a_rule_and_a_seed_repeats_every_event() {
     }
 }
 
+/// The nightly tier runs a thousand seats for a hundred windows.
+#[test]
+fn a_network_of_a_hundred_seats_keeps_the_rules() {
+    let report = run(&Options::new(1, 92, 8, 24));
+    let Report { options, violations, faults, merged_windows, .. } = &report;
+    assert!(violations.is_empty(), "chaos {} breaks {violations:#?} by {faults:#?}", options.arguments());
+    assert!(16 < *merged_windows && 50 < faults.len(), "{merged_windows} windows, {} faults", faults.len());
+}
+
 /// Runs seeds from `first` on, which is the first from 1 on that finds the error.
 fn find(planted: Planted, check: &str, first: u64) -> Report {
     let networks = (first..=200).map(|seed| {
@@ -49,6 +58,8 @@ fn every_planted_error_is_found() {
         (Planted::StopsAtVoid, "liveness", 1),
         (Planted::WrongLineage, "lineage", 1),
         (Planted::PayOffByOne, "money", 1),
+        (Planted::FollowsBestBlock, "finality", 1),
+        (Planted::TrustsInclusion, "journal", 1),
     ] {
         let found = find(planted, check, first);
         println!("{planted:?}: found with seed {}: {:?}", found.options.seed, found.violations[0]);

@@ -11,7 +11,10 @@ use protocol::{
     receipt::{self, Attestation, NotObserved, ReportedFault},
     view::{Verdict, WindowView},
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 use store::Store;
 
 /// Uploads at the same time: the update is uploaded meanwhile, and is needed earlier.
@@ -113,7 +116,8 @@ pub(crate) fn attestation(verdicts: &[(Uid, Verdict)], gathered: &Gathered) -> A
         }
         None => ReportedFault { uid, label: "unsaid".to_owned(), detail: String::new() },
     };
-    let unseen = gathered.not_observed.iter().filter(|(uid, _)| verdicts.iter().all(|(of, _)| of != *uid));
+    let judged: BTreeSet<Uid> = verdicts.iter().map(|(uid, _)| *uid).collect();
+    let unseen = gathered.not_observed.iter().filter(|(uid, _)| !judged.contains(uid));
     Attestation {
         valid: of(Verdict::Valid).collect(),
         faulty: of(Verdict::Faulty).map(fault).collect(),

@@ -99,7 +99,8 @@ impl Validator {
         let observer = Observer {
             follower: &sync.follower,
             view,
-            seats,
+            seats: seats.iter().map(|seat| (seat.id.uid, seat)).collect(),
+            committed: view.commitments.iter().copied().collect(),
             heads,
             until,
             slots: Slots::default(),
@@ -113,8 +114,7 @@ impl Validator {
         span.record("valid", valid.len()).record("faulty", faulty.len());
         span.record("not_observed", not_observed.len());
         let fetched = seats.iter().filter(|seat| {
-            view.commitments.iter().any(|(uid, _)| *uid == seat.id.uid)
-                && !gathered.unfetched.contains(&seat.id.uid)
+            observer.committed.contains_key(&seat.id.uid) && !gathered.unfetched.contains(&seat.id.uid)
         });
         // A window without any valid contribution says more about this validator than about seats.
         for seat in fetched.filter(|_| !gathered.valid.is_empty()) {
@@ -217,7 +217,8 @@ fn share(now: Block, deadline: Block, seats: usize) -> u32 {
 struct Observer<'a> {
     follower: &'a Follower,
     view: &'a WindowView,
-    seats: &'a [SeatView],
+    seats: BTreeMap<Uid, &'a SeatView>,
+    committed: BTreeMap<Uid, Digest>,
     heads: &'a watch::Receiver<Head>,
     until: GatherDeadlines,
     slots: Slots,
@@ -305,9 +306,7 @@ impl Observer<'_> {
     /// Fetches and checks one contribution. Failures are retried until the deadline; the last one decides whose fault
     /// it is.
     async fn observe(&self, uid: Uid, has_weight: bool, share: u32) -> Observation {
-        let seat = self.seats.iter().find(|seat| seat.id.uid == uid);
-        let committed = self.view.commitments.iter().find(|(of, _)| *of == uid);
-        let Some((seat, (_, digest))) = seat.zip(committed) else {
+        let Some((&seat, digest)) = self.seats.get(&uid).zip(self.committed.get(&uid)) else {
             return Observation::NotObserved("the seat is gone from the chain".into());
         };
         let key = keys::contribution(self.follower.run.id, self.view.window, digest);

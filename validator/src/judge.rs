@@ -31,12 +31,15 @@ pub fn evidence(
     measured: &Measurements,
 ) -> Vec<Evidence> {
     let Some(selection) = &view.selection else { return Vec::new() };
+    let slots: BTreeSet<Uid> = view.slots.iter().copied().collect();
+    let committed: BTreeSet<Uid> = view.commitments.iter().map(|(uid, _)| *uid).collect();
+    let faulty: BTreeSet<Uid> = selection.faulty.iter().copied().collect();
     let mut evidence = Vec::new();
-    for seat in seats.iter().filter(|seat| seat.role == Role::Miner && view.slots.contains(&seat.id.uid)) {
+    for seat in seats.iter().filter(|seat| seat.role == Role::Miner && slots.contains(&seat.id.uid)) {
         let uid = seat.id.uid;
-        let observed = if !view.commitments.iter().any(|(committed, _)| *committed == uid) {
+        let observed = if !committed.contains(&uid) {
             Observed::Absent
-        } else if selection.faulty.contains(&uid) {
+        } else if faulty.contains(&uid) {
             match faults.get(&uid) {
                 Some(fault) => {
                     Observed::Faulty { label: fault.label().to_owned(), detail: fault.to_string() }

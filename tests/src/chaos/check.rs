@@ -4,7 +4,10 @@
 //! to others. A kill after which the node opens at once is no excuse. Never excused are two statements for one window,
 //! another lineage than the chain's, a journal that says what the chain does not have, and wrong sums of money.
 
-use super::{CALM_WINDOWS_MAX, Options, Plan};
+use super::{
+    CALM_WINDOWS_MAX, Options, Plan,
+    plan::{Fault, Kind, LONGEST_STALL},
+};
 use crate::sim::{
     chain::{SealedCall, SharedChain},
     network::{LATE_JOINER, RUN, SimError},
@@ -18,7 +21,10 @@ use protocol::{
     view::{Outcome, SeatView, Verdict, WindowView},
 };
 use serde::Serialize;
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// The most calls of one seat in a window.
 const CALLS_MAX: usize = 64;
@@ -46,6 +52,8 @@ pub(super) struct Checks {
     options: Options,
     plan: Arc<Plan>,
     members: Vec<Member>,
+    /// By name.
+    seat_of: BTreeMap<String, usize>,
     pub violations: Vec<Violation>,
     hash: blake3::Hasher,
     pub events: u64,
@@ -54,8 +62,10 @@ pub(super) struct Checks {
     block: u32,
     /// Journal entries about windows that are not over, with their nodes.
     entries: Vec<(String, Entry)>,
-    /// By node: the latest window whose model it held.
-    held: BTreeMap<String, Window>,
+    /// By node: the latest window whose model it held, and the lineage.
+    held: BTreeMap<String, (Window, Digest)>,
+    /// The chain's lineage after the last window.
+    last_lineage: Option<Digest>,
     /// By account and subject: what an honest seat told the chain, by hash.
     statements: BTreeMap<(AccountId, String), Digest>,
     /// By account: calls in the open window.
@@ -77,9 +87,11 @@ impl Checks {
             is_miner: seat < options.miners,
             is_honest: plan.cheat(seat).is_none(),
         };
+        let members: Vec<Member> = (0..options.miners + options.validators).map(member).collect();
         Checks {
             params: *params,
-            members: (0..options.miners + options.validators).map(member).collect(),
+            seat_of: members.iter().enumerate().map(|(seat, member)| (member.name.clone(), seat)).collect(),
+            members,
             options: options.clone(),
             plan,
             violations: Vec::new(),
@@ -90,6 +102,7 @@ impl Checks {
             block: 0,
             entries: Vec::new(),
             held: BTreeMap::new(),
+            last_lineage: None,
             statements: BTreeMap::new(),
             calls: BTreeMap::new(),
             writes: BTreeMap::new(),
@@ -107,11 +120,11 @@ impl Checks {
     pub fn see(&mut self, seen: Seen<'_>) {
         self.events += 1;
         match seen {
-            Seen::Entry { name, entry } => {
+            Seen::Entry { chain, name, entry } => {
                 let mut text = serde_json::to_value(entry).expect("an entry is plain data");
                 without_seconds(&mut text);
                 self.note(&[name, &text.to_string()]);
-                self.entry(name, entry);
+                self.entry(chain, name, entry);
             }
             Seen::Block { chain, calls, writes } => {
                 let (head, root) = {
@@ -145,11 +158,19 @@ impl Checks {
         let schedule = &self.params.schedule;
         let from = schedule.opens_at(window).0.saturating_sub(schedule.blocks_per_window);
         let until = schedule.opens_at(window.next()).0;
-        self.plan.faults.iter().any(|fault| fault.excuses(seat, from, until))
+        self.plan.of(seat).any(|fault| fault.excuses(seat, from, until))
     }
 
     fn honest(&self, name: &str) -> Option<usize> {
-        self.members.iter().position(|member| member.name == name && member.is_honest)
+        self.seat_of.get(name).copied().filter(|seat| self.members[*seat].is_honest)
+    }
+
+    /// Whether the seat's node may have been shown a block that was not final, some blocks ago or now.
+    fn was_shown_best(&self, seat: usize) -> bool {
+        let is_shown = |fault: &Fault| {
+            fault.from <= self.block + LONGEST_STALL && self.block <= fault.until + LONGEST_STALL
+        };
+        self.plan.of(seat).any(|fault| fault.kind == Kind::ShowsBest && is_shown(fault))
     }
 
     /// Seats without a weight of which a validator fetches every contribution in one window (ADR 0043).
@@ -161,13 +182,38 @@ impl Checks {
         Some(self.first.get(seat)?.id.uid)
     }
 
-    fn entry(&mut self, name: &str, entry: &Entry) {
-        if let Entry::Holds { window, .. } = entry {
-            self.held.insert(name.to_owned(), *window);
+    fn entry(&mut self, chain: &SharedChain, name: &str, entry: &Entry) {
+        if let Entry::Holds { window, lineage, .. } = entry {
+            self.held.insert(name.to_owned(), (*window, *lineage));
         }
-        let is_cheat = self.members.iter().any(|member| member.name == name && !member.is_honest);
-        if !is_cheat {
+        let seat = self.seat_of.get(name).copied();
+        let is_cheat = seat.is_some_and(|seat| !self.members[seat].is_honest);
+        // The chain that such a node was shown had it.
+        let is_misled = seat.is_some_and(|seat| self.was_shown_best(seat));
+        if !is_cheat && !is_misled {
+            self.is_final(chain, name, entry);
             self.entries.push((name.to_owned(), entry.clone()));
+        }
+    }
+
+    /// No node acts for good on what is not final.
+    fn is_final(&mut self, chain: &SharedChain, name: &str, entry: &Entry) {
+        let Some(window) = window_of(entry) else { return };
+        if let Entry::Holds { .. } = entry {
+            let Some(before) = window.0.checked_sub(1).map(Window) else { return };
+            let is_over = self.params.schedule.opens_at(window).0 <= chain.lock().head().block.0;
+            let outcome = chain.window_now(RUN, before).and_then(|view| view.outcome);
+            // The chain forgets old windows.
+            if !is_over && outcome.is_none() {
+                let what = format!("{name} holds window {}, and the one before is not final", window.0);
+                self.broken("finality", what);
+            }
+            return;
+        }
+        let Some(view) = chain.window_now(RUN, window) else { return };
+        let seat = self.honest(name);
+        if seat.is_some_and(|seat| !self.is_on(&view, seat, entry)) {
+            self.broken("finality", format!("{name} wrote {entry:?}, which is not final"));
         }
     }
 
@@ -185,6 +231,7 @@ impl Checks {
         }
         let Some(window) = schedule.window_at(Block(self.block)) else { return };
         if self.options.windows <= window.0 {
+            self.last_lineage = chain.window_now(RUN, Window(self.options.windows)).map(|view| view.lineage);
             return;
         }
         if self.block == schedule.opens_at(self.options.calm()).0 {
@@ -231,10 +278,9 @@ impl Checks {
 
     /// An honest validator attests no fault of an undisturbed honest miner.
     fn accusations(&mut self, accuser: usize, window: Window, verdicts: &[(Uid, Verdict)]) {
-        for (uid, verdict) in verdicts {
+        for (uid, _) in verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Faulty) {
             let of = (0..self.members.len()).find(|seat| self.uid(*seat) == Some(*uid));
-            let of = of.filter(|of| self.members[*of].is_honest && !self.is_excused(*of, window));
-            if let (Verdict::Faulty, Some(of)) = (verdict, of) {
+            if let Some(of) = of.filter(|of| self.members[*of].is_honest && !self.is_excused(*of, window)) {
                 let (accuser, of) = (&self.members[accuser].name, &self.members[of].name);
                 let what = format!("{accuser} attested a fault of {of} in window {}", window.0);
                 self.broken("honest seat at fault", what);
@@ -245,7 +291,7 @@ impl Checks {
     /// A node that joins has the open window's model within one window.
     fn late_joiner(&mut self) {
         let open = self.params.schedule.window_at(Block(self.block)).unwrap_or_default();
-        match self.held.get(LATE_JOINER).copied() {
+        match self.held.get(LATE_JOINER).map(|(held, _)| *held) {
             Some(held) if open <= held => {}
             held => {
                 let held = held.map_or("none".to_owned(), |held| held.0.to_string());
@@ -271,17 +317,20 @@ impl Checks {
         let all: u128 = view.electorate.iter().map(|(_, stake)| *stake).sum();
         // Whether two thirds could have had what an undisturbed miner contributed.
         let has_quorum = 0 < all && 2 * all <= 3 * working;
-        let valid = view.selection.as_ref().map(|selection| selection.valid.clone()).unwrap_or_default();
-        let commits = |uid: Uid| view.commitments.iter().any(|(of, _)| *of == uid);
+        let valid = view.selection.iter().flat_map(|selection| &selection.valid);
+        let valid: BTreeSet<Uid> = valid.copied().collect();
+        let committed: BTreeSet<Uid> = view.commitments.iter().map(|(uid, _)| *uid).collect();
+        let weighted = view.weights.iter().filter(|(_, weight)| 0 < *weight);
+        let weighted: BTreeSet<Uid> = weighted.map(|(uid, _)| *uid).collect();
         // A validator fetches each seat with a weight, and this many of the others: [`Checks::fetched_max`].
-        let without_weight = view.commitments.iter().filter(|(uid, _)| view.weight_of(*uid) == 0).count();
+        let without_weight = committed.difference(&weighted).count();
         let fetches_all = without_weight <= self.fetched_max();
         let (mut lost, mut valid_contributions) = (Vec::new(), 0);
         for seat in (0..self.members.len()).filter(|seat| self.members[*seat].is_miner && is_working(*seat)) {
             let Some(uid) = self.uid(seat).filter(|uid| view.slots.contains(uid)) else { continue };
             let name = &self.members[seat].name;
-            let is_fetched = fetches_all || 0 < view.weight_of(uid);
-            if !commits(uid) {
+            let is_fetched = fetches_all || weighted.contains(&uid);
+            if !committed.contains(&uid) {
                 lost.push(format!("{name} has no commitment in window {}", window.0));
             } else if has_quorum && is_fetched && !valid.contains(&uid) {
                 lost.push(format!("{name}'s contribution to window {} is not valid", window.0));
@@ -332,8 +381,15 @@ impl Checks {
             self.broken("lineage", what);
         }
         let Some(seat) = self.honest(name) else { return };
-        let Some(uid) = self.uid(seat) else { return };
-        let is_true = match entry {
+        if !self.is_on(view, seat, entry) {
+            self.broken("journal", format!("{name} wrote {entry:?}, which the chain does not have"));
+        }
+    }
+
+    /// Whether the chain has what an entry of the seat's journal says.
+    fn is_on(&self, view: &WindowView, seat: usize, entry: &Entry) -> bool {
+        let Some(uid) = self.uid(seat) else { return true };
+        match entry {
             Entry::Committed { digest, .. } => view.commitments.contains(&(uid, *digest)),
             Entry::Attested { .. } => view.attested.contains(&uid),
             Entry::Voted { update, .. } => {
@@ -341,9 +397,6 @@ impl Checks {
             }
             Entry::Anchored { receipt, .. } => view.receipts.contains(&(uid, *receipt)),
             _ => true,
-        };
-        if !is_true {
-            self.broken("journal", format!("{name} wrote {entry:?}, which the chain does not have"));
         }
     }
 
@@ -420,8 +473,12 @@ impl Checks {
     pub fn finish(&mut self) {
         let mut behind = Vec::new();
         for (seat, member) in self.members.iter().enumerate().filter(|(_, member)| member.is_honest) {
+            if self.plan.leaves(seat) {
+                continue;
+            }
             let held = self.held.get(&member.name).copied();
-            if !self.plan.leaves(seat) && held < Some(Window(self.options.windows)) {
+            let last = (Window(self.options.windows), self.last_lineage.unwrap_or_default());
+            if held != Some(last) {
                 behind.push(format!(
                     "{} holds {held:?} after window {}",
                     member.name,

@@ -3,6 +3,7 @@
 use super::CALM_WINDOWS_MAX;
 use crate::sim::{
     network::{Cast, Event, Leaves, Link, MinerSeat, Outage, Timed, ValidatorSeat},
+    nodes::EVALUATES_ALL,
     planted::{self, Planted},
     world::World,
 };
@@ -10,15 +11,27 @@ use adversaries::{SeededRng, Setup, SharedMailbox};
 use mettle_runtime::SLOT_DURATION;
 use protocol::{Block, Role, RunParams, Schedule, Terms, Window};
 use serde::Serialize;
-use std::{collections::BTreeSet, fmt, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
 use store::faults::{Faults, Rate};
 
 /// The longest fault, in blocks: a window and a half.
 const LONGEST_BLOCKS: u64 = 18;
+/// The longest time without finality, in blocks.
+pub(super) const LONGEST_STALL: u32 = 9;
 /// The longest answer of the chain. Kills fall between any two answers.
 const LATENCY_MAX: Duration = Duration::from_millis(40);
 /// Seat-windows for one fault of each kind.
 const SEAT_WINDOWS_PER_FAULT: u64 = 20;
+
+/// A network of more seats has the small model of [`World::with_many_seats`], and its validators evaluate as many
+/// contributions in a window as the program does by default.
+const SMALL_NETWORK_SEATS_MAX: usize = 50;
+/// The default of `validator serve`.
+const EVALUATIONS_MAX: usize = 64;
 
 /// All that determines a network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -63,6 +76,17 @@ pub enum Kind {
     LateCalls(u32),
     /// The chain does not answer the node.
     Silence,
+    /// No block is finalised until the end of the fault, which finalises all at once.
+    LateFinality,
+    /// The same, and at the end the blocks are replaced by others: their calls are included again, or lost until their
+    /// clients send them again.
+    Fork { loses_calls: bool },
+    /// The node's reads are answered from the block at which the fault began.
+    OldReads,
+    /// The node is shown the best block as final. Until its end it may write down what a fork then takes back.
+    ShowsBest,
+    /// The chain includes the node's calls, and does not tell it.
+    NoResults,
     /// Each operation on the bucket fails, or every other.
     BucketFails(Rate),
     /// Objects arrive late and slowly.
@@ -97,6 +121,9 @@ impl Options {
     /// Gives the run of `world` room for all seats, and epochs of which a short network has several.
     pub(super) fn adapt(&self, world: &mut World) {
         let seats = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+        if self.is_large() {
+            *world = world.with_many_seats();
+        }
         world.params = RunParams { epoch_windows: 2, ..world.params };
         world.terms = Terms {
             miner_seats_max: seats(self.miners + 16),
@@ -104,6 +131,10 @@ impl Options {
             electorate_max: seats(self.validators).max(world.terms.electorate_max),
             ..world.terms
         };
+    }
+
+    fn is_large(&self) -> bool {
+        SMALL_NETWORK_SEATS_MAX < self.miners + self.validators
     }
 
     /// The name of a seat that begins with the network.
@@ -130,7 +161,7 @@ impl Fault {
     pub fn excuses(&self, seat: usize, from: u32, until: u32) -> bool {
         let is_disturbed = match self.kind {
             Kind::Kill(leaves) => leaves == Leaves::Truncated,
-            Kind::LateCalls(_) => true,
+            Kind::LateCalls(_) | Kind::LateFinality | Kind::Fork { .. } => true,
             _ => self.seats.contains(&seat),
         };
         // A node that is behind by then needs some blocks.
@@ -146,13 +177,23 @@ impl Fault {
                     vec![Event::DelayCalls { blocks }, Event::DelayCalls { blocks: 0 }]
                 }
                 Kind::Join => vec![Event::Register],
+                Kind::LateFinality => [true, false].map(|is_stalled| Event::Stall { is_stalled }).into(),
+                Kind::Fork { .. } => vec![Event::Stall { is_stalled: true }],
                 _ => Vec::new(),
             };
         };
         let inject = |faults: Faults| Event::Inject { seat, faults: Box::new(faults) };
         let bucket = |faults| vec![inject(faults), inject(Faults::default())];
         match self.kind {
-            Kind::Cheat(_) | Kind::CutOff(_) | Kind::LateCalls(_) | Kind::Join => Vec::new(),
+            Kind::Cheat(_)
+            | Kind::CutOff(_)
+            | Kind::LateCalls(_)
+            | Kind::LateFinality
+            | Kind::Fork { .. }
+            | Kind::Join => Vec::new(),
+            Kind::OldReads => [true, false].map(|is_held| Event::HoldBack { seat, is_held }).into(),
+            Kind::ShowsBest => [true, false].map(|is_shown| Event::ShowBest { seat, is_shown }).into(),
+            Kind::NoResults => [true, false].map(|are_kept| Event::KeepResults { seat, are_kept }).into(),
             Kind::Kill(leaves) => vec![Event::Kill { seat, leaves }, Event::Open { seat }],
             Kind::Down => vec![Event::Kill { seat, leaves: Leaves::Whole }, Event::Open { seat }],
             Kind::HeadLag(blocks) => vec![Event::Lag { seat, blocks }, Event::Lag { seat, blocks: 0 }],
@@ -206,6 +247,10 @@ pub struct Plan {
     pub faults: Vec<Fault>,
     /// The head at which a node without a seat joins.
     pub late_join: Block,
+    /// By seat: the places in `faults` of those of the seat.
+    of_seat: BTreeMap<usize, Vec<usize>>,
+    /// The places in `faults` of those that disturb every seat.
+    of_all: Vec<usize>,
 }
 
 struct Drawing<'a> {
@@ -213,6 +258,8 @@ struct Drawing<'a> {
     options: &'a Options,
     schedule: &'a Schedule,
     faults: Vec<Fault>,
+    /// Seats that cheat or leave.
+    gone: BTreeSet<usize>,
 }
 
 impl Drawing<'_> {
@@ -228,12 +275,9 @@ impl Drawing<'_> {
 
     /// An honest seat that stays.
     fn seat(&mut self) -> usize {
-        let goes = |seat: &usize| {
-            let mut faults = self.faults.iter().filter(|fault| fault.seats.contains(seat));
-            faults.any(|fault| matches!(fault.kind, Kind::Cheat(_) | Kind::Leave))
-        };
-        let stay: Vec<usize> =
-            (0..self.options.miners + self.options.validators).filter(|seat| !goes(seat)).collect();
+        let stay: Vec<usize> = (0..self.options.miners + self.options.validators)
+            .filter(|seat| !self.gone.contains(seat))
+            .collect();
         self.pick(&stay)
     }
 
@@ -255,6 +299,17 @@ impl Drawing<'_> {
         self.add(kind, seats, from, until.min(self.calm()), after);
     }
 
+    /// Adds a fault of finality, after the end of the last one.
+    fn stall(&mut self, kind: Kind) {
+        let (from, calm) = (self.block(), self.calm());
+        let until = (from + 1 + self.random.below(u64::from(LONGEST_STALL)) as u32).min(calm);
+        let after = Duration::from_millis(self.random.below(SLOT_DURATION));
+        let stalls = |fault: &&Fault| matches!(fault.kind, Kind::LateFinality | Kind::Fork { .. });
+        if self.faults.iter().filter(stalls).all(|fault| until < fault.from || fault.until < from) {
+            self.add(kind, [], from, until, after);
+        }
+    }
+
     /// Adds a fault of a moment.
     fn at(&mut self, kind: Kind, seats: impl IntoIterator<Item = usize>, lasts: u32) {
         let (at, after) = (self.block(), Duration::from_millis(self.random.below(SLOT_DURATION)));
@@ -269,7 +324,10 @@ impl Drawing<'_> {
         until: u32,
         after: Duration,
     ) {
-        let (number, seats) = (self.faults.len() + 1, seats.into_iter().collect());
+        let (number, seats): (_, BTreeSet<usize>) = (self.faults.len() + 1, seats.into_iter().collect());
+        if matches!(kind, Kind::Cheat(_) | Kind::Leave) {
+            self.gone.extend(&seats);
+        }
         self.faults.push(Fault { number, kind, seats, from, until, after });
     }
 
@@ -345,6 +403,16 @@ impl Drawing<'_> {
                 kind => self.lasting(kind, [seat]),
             }
         }
+        for _ in 0..self.count().min(2) {
+            let loses_calls = self.pick(&[true, false]);
+            let kind = self.pick(&[Kind::LateFinality, Kind::Fork { loses_calls }]);
+            self.stall(kind);
+        }
+        for _ in 0..self.count() {
+            let seat = self.seat();
+            let kind = self.pick(&[Kind::OldReads, Kind::ShowsBest, Kind::NoResults]);
+            self.lasting(kind, [seat]);
+        }
     }
 }
 
@@ -354,23 +422,36 @@ impl Plan {
         let mut random = SeededRng::new(&[b"chaos", &options.seed.to_le_bytes()]);
         let into = random.below(u64::from(schedule.blocks_per_window)) as u32;
         let last = Window(options.windows - 3);
-        let mut drawing = Drawing { random, options, schedule, faults: Vec::new() };
+        let mut drawing = Drawing { random, options, schedule, faults: Vec::new(), gone: BTreeSet::new() };
         drawing.draw();
         let mut faults = drawing.faults;
         faults.retain(|fault| options.keep.as_ref().is_none_or(|keep| keep.contains(&fault.number)));
-        Plan { faults, late_join: Block(schedule.opens_at(last).0 + into) }
+        let (mut of_seat, mut of_all) = (BTreeMap::<usize, Vec<usize>>::new(), Vec::new());
+        for (place, fault) in faults.iter().enumerate() {
+            fault.seats.iter().for_each(|seat| of_seat.entry(*seat).or_default().push(place));
+            if fault.seats.is_empty() {
+                of_all.push(place);
+            }
+        }
+        Plan { faults, late_join: Block(schedule.opens_at(last).0 + into), of_seat, of_all }
+    }
+
+    /// The faults of one seat, and those of all.
+    pub(super) fn of(&self, seat: usize) -> impl Iterator<Item = &Fault> {
+        let own = self.of_seat.get(&seat).into_iter().flatten();
+        own.chain(&self.of_all).map(|place| &self.faults[*place])
     }
 
     /// By uid: the adversary's name, if the seat cheats.
     pub fn cheat(&self, seat: usize) -> Option<&'static str> {
-        self.faults.iter().find_map(|fault| match fault.kind {
-            Kind::Cheat(name) if fault.seats.contains(&seat) => Some(name),
+        self.of(seat).find_map(|fault| match fault.kind {
+            Kind::Cheat(name) => Some(name),
             _ => None,
         })
     }
 
     pub fn leaves(&self, seat: usize) -> bool {
-        self.faults.iter().any(|fault| fault.kind == Kind::Leave && fault.seats.contains(&seat))
+        self.of(seat).any(|fault| fault.kind == Kind::Leave)
     }
 
     /// The seats and faults for the simulation.
@@ -399,7 +480,13 @@ impl Plan {
         let timed = |fault: &Fault| {
             let (at, after) = ([fault.from, fault.until], fault.after);
             let events = fault.events().into_iter().zip(at);
-            events.map(move |(event, at)| Timed { at: Block(at), after, event }).collect::<Vec<_>>()
+            let events = events.map(move |(event, at)| Timed { at: Block(at), after, event });
+            let mut events = events.collect::<Vec<_>>();
+            if let Kind::Fork { loses_calls } = fault.kind {
+                let end = [Event::Reorganise { are_lost: loses_calls }, Event::Stall { is_stalled: false }];
+                events.extend(end.map(|event| Timed { at: Block(fault.until), after, event }));
+            }
+            events
         };
         let outages = self.faults.iter().filter_map(|fault| match fault.kind {
             Kind::CutOff(link) => Some(fault.seats.iter().map(move |seat| Outage {
@@ -412,6 +499,7 @@ impl Plan {
         });
         Cast {
             same_evaluation: true,
+            evaluations_max: if options.is_large() { EVALUATIONS_MAX } else { EVALUATES_ALL },
             outages: outages.flatten().collect(),
             late_joins: vec![self.late_join],
             events: self.faults.iter().flat_map(timed).collect(),
@@ -420,6 +508,13 @@ impl Plan {
             expendable: all
                 .filter(|seat| self.cheat(*seat).is_some())
                 .map(|seat| options.name(seat))
+                .collect(),
+            misled: self
+                .faults
+                .iter()
+                .filter(|fault| fault.kind == Kind::ShowsBest)
+                .flat_map(|fault| &fault.seats)
+                .map(|seat| options.name(*seat))
                 .collect(),
             is_cut_off: true,
             ..cast

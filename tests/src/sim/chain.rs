@@ -2,9 +2,13 @@
 //!
 //! A block is built as on a node, through the functions that `impl_runtime_apis!` generates: initialise, timestamp
 //! inherent, calls, finalise. It differs from a node in two points. Calls are dispatched with their signer as origin,
-//! so they have no signature and no fee. A block's hash is made of the network's seed and the block's number instead
-//! of its header, so that every random number drawn from a block hash derives from the seed.
+//! so they have no signature and no fee. A block's hash is made of the network's seed, the block's number and its fork
+//! instead of its header, so that every random number drawn from a block hash derives from the seed.
+//!
+//! Blocks are produced and finalised. As long as finality stalls, blocks only collect calls. The runtime executes them
+//! once they are final, or ahead of that for a client to which the best block is shown.
 
+use super::state::State;
 use async_trait::async_trait;
 use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head};
 use codec::{Decode, Encode};
@@ -27,9 +31,8 @@ use sp_runtime::{
     ApplyExtrinsicResult, DigestItem, DispatchError, OpaqueExtrinsic,
     traits::{Dispatchable as _, Header as _},
 };
-use sp_state_machine::BasicExternalities;
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -41,12 +44,32 @@ use tokio::sync::{oneshot, watch};
 /// The name of the error with which the runtime refused a call.
 pub type Refusal = String;
 
-/// The chain's state, its head, and the calls of the next block.
+/// The chain's finalised state, its head, and the calls of later blocks.
 pub struct SimChain {
-    state: BasicExternalities,
+    finalised: Ledger,
     seed: Digest,
+    /// The latest finalised block.
     head: Head,
-    state_root: Digest,
+    /// Blocks after it.
+    unfinalised: VecDeque<BestBlock>,
+    /// Whether no block is finalised.
+    is_stalled: bool,
+    /// The number of reorganisations so far.
+    forks: u32,
+    /// By number: the fork of a block that is not of the first one.
+    fork_of: BTreeMap<u32, u32>,
+    /// The state after the best block, if a client has asked for it.
+    best: Option<Ledger>,
+    /// Accounts to which the best block is shown as final.
+    on_best: BTreeSet<AccountId>,
+    /// Whether that is so for every account.
+    all_on_best: bool,
+    /// Accounts that read old states.
+    old: BTreeMap<AccountId, Ledger>,
+    /// Accounts that do not learn what came of their calls.
+    without_results: BTreeSet<AccountId>,
+    /// Whether the clients take a call in the best block for final.
+    trusts_inclusion: bool,
     /// One channel per subscriber, in the order of subscription: the receivers of a shared channel wake in random
     /// order.
     heads: Vec<Subscriber>,
@@ -60,6 +83,22 @@ pub struct SimChain {
     pending: Vec<Pending>,
     /// The most blocks that a call waits for its inclusion. Without waiting, calls keep the order of submission.
     waits_max: u32,
+}
+
+/// A state, and views of it that many nodes read.
+#[derive(Clone, Default)]
+struct Ledger {
+    state: State,
+    root: Digest,
+    seats: BTreeMap<RunId, Arc<Vec<SeatView>>>,
+    windows: BTreeMap<(RunId, Window), Option<Arc<WindowView>>>,
+}
+
+/// A block that is not final.
+struct BestBlock {
+    number: u32,
+    fork: u32,
+    calls: Vec<Pending>,
 }
 
 /// The channel of heads of one subscriber.
@@ -84,18 +123,90 @@ struct Pending {
     call: RuntimeCall,
     /// The first block that may include it.
     due: u32,
-    included: oneshot::Sender<Result<Head, Refusal>>,
+    /// `None` once the signer was told.
+    included: Option<oneshot::Sender<Result<Head, Refusal>>>,
+}
+
+/// Blocks after which a client sends a call again that the chain has lost, as [`chain_client`] does.
+const SENT_AGAIN_BLOCKS: u32 = 3;
+
+impl Ledger {
+    fn read<R>(&mut self, read: impl FnOnce() -> R) -> R {
+        self.state.execute_with(read)
+    }
+
+    fn seats(&mut self, run: RunId) -> Arc<Vec<SeatView>> {
+        if let Some(seats) = self.seats.get(&run) {
+            return seats.clone();
+        }
+        let seats = Arc::new(self.read(|| Runtime::seats(run)));
+        self.seats.insert(run, seats.clone());
+        seats
+    }
+
+    fn window(&mut self, run: RunId, window: Window) -> Option<Arc<WindowView>> {
+        if let Some(view) = self.windows.get(&(run, window)) {
+            return view.clone();
+        }
+        let view = self.read(|| Runtime::window(run, window)).map(Arc::new);
+        self.windows.insert((run, window), view.clone());
+        view
+    }
+
+    /// Executes a block. Returns the results of its calls.
+    fn execute(
+        &mut self,
+        number: u32,
+        parent: Digest,
+        calls: Vec<(AccountId, RuntimeCall)>,
+    ) -> Vec<Result<(), Refusal>> {
+        (self.seats, self.windows) = (BTreeMap::new(), BTreeMap::new());
+        let slot = u64::from(number);
+        let digest = sp_runtime::Digest { logs: vec![DigestItem::PreRuntime(*b"aura", slot.encode())] };
+        let header = Header::new(number, Default::default(), Default::default(), parent.0.into(), digest);
+        let (results, state_root) = self.state.execute_with(|| {
+            let _: sp_runtime::ExtrinsicInclusionMode = call("Core_initialize_block", &header.encode());
+            let mut data = InherentData::new();
+            let now = sp_timestamp::InherentType::from(slot * SLOT_DURATION);
+            data.put_data(sp_timestamp::INHERENT_IDENTIFIER, &now).expect("the inherent data is empty");
+            let inherents: Vec<OpaqueExtrinsic> = call("BlockBuilder_inherent_extrinsics", &data.encode());
+            for inherent in inherents {
+                let applied: ApplyExtrinsicResult = call("BlockBuilder_apply_extrinsic", &inherent.encode());
+                applied.expect("the inherent is valid").expect("the inherent succeeds");
+            }
+            let results = calls
+                .into_iter()
+                .map(|(account, call)| match call.dispatch(RuntimeOrigin::signed(account)) {
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(error_name(&error.error)),
+                })
+                .collect();
+            let header: Header = call("BlockBuilder_finalize_block", &[]);
+            (results, header.state_root)
+        });
+        self.root = Digest(state_root.0);
+        results
+    }
 }
 
 impl SimChain {
     /// The development chain at genesis. Its block hashes derive from `seed`.
     pub fn new(seed: Digest) -> SimChain {
-        let head = Head { block: Block(0), hash: hash_of(&seed, 0) };
+        let head = Head { block: Block(0), hash: hash_of(&seed, 0, 0) };
         let mut chain = SimChain {
-            state: BasicExternalities::new_empty(),
+            finalised: Ledger::default(),
             seed,
             head,
-            state_root: Digest::default(),
+            unfinalised: VecDeque::new(),
+            is_stalled: false,
+            forks: 0,
+            fork_of: BTreeMap::new(),
+            best: None,
+            on_best: BTreeSet::new(),
+            all_on_best: false,
+            old: BTreeMap::new(),
+            without_results: BTreeSet::new(),
+            trusts_inclusion: false,
             heads: Vec::new(),
             without_heads: BTreeSet::new(),
             without_calls: BTreeSet::new(),
@@ -103,7 +214,7 @@ impl SimChain {
             pending: Vec::new(),
             waits_max: 0,
         };
-        chain.state.execute_with(|| {
+        chain.finalised.read(|| {
             let mut genesis = preset(None);
             overlay(&mut genesis, preset(Some("development")));
             let genesis = serde_json::to_vec(&genesis).expect("a JSON value can be written");
@@ -113,12 +224,22 @@ impl SimChain {
         chain
     }
 
+    /// The latest finalised block.
     pub fn head(&self) -> Head {
         self.head
     }
 
+    /// The number of the best block.
+    pub fn best(&self) -> Block {
+        Block(self.unfinalised.back().map_or(self.head.block.0, |block| block.number))
+    }
+
+    fn hash_of(&self, number: u32) -> Digest {
+        hash_of(&self.seed, number, self.fork_of.get(&number).copied().unwrap_or_default())
+    }
+
     pub fn genesis(&self) -> GenesisHash {
-        GenesisHash(hash_of(&self.seed, 0).0)
+        GenesisHash(hash_of(&self.seed, 0, 0).0)
     }
 
     /// The call that registers a seat of `coldkey`, at any price, with the hotkey's consent.
@@ -149,75 +270,199 @@ impl SimChain {
 
     /// The state root after the latest block.
     pub fn state_root(&self) -> Digest {
-        self.state_root
+        self.finalised.root
     }
 
-    /// Builds a block of these calls, each signed by its account. Returns their results in the same order.
+    /// Builds a final block of these calls, each signed by its account. Returns their results in the same order.
     pub fn block(&mut self, calls: Vec<(AccountId, RuntimeCall)>) -> Vec<Result<(), Refusal>> {
         let number = self.head.block.0 + 1;
-        let slot = u64::from(number);
-        let digest = sp_runtime::Digest { logs: vec![DigestItem::PreRuntime(*b"aura", slot.encode())] };
-        let parent = self.head.hash.0.into();
-        let header = Header::new(number, Default::default(), Default::default(), parent, digest);
-        let (results, state_root) = self.state.execute_with(|| {
-            let _: sp_runtime::ExtrinsicInclusionMode = call("Core_initialize_block", &header.encode());
-            let mut data = InherentData::new();
-            let now = sp_timestamp::InherentType::from(slot * SLOT_DURATION);
-            data.put_data(sp_timestamp::INHERENT_IDENTIFIER, &now).expect("the inherent data is empty");
-            let inherents: Vec<OpaqueExtrinsic> = call("BlockBuilder_inherent_extrinsics", &data.encode());
-            for inherent in inherents {
-                let applied: ApplyExtrinsicResult = call("BlockBuilder_apply_extrinsic", &inherent.encode());
-                applied.expect("the inherent is valid").expect("the inherent succeeds");
-            }
-            let results = calls
-                .into_iter()
-                .map(|(account, call)| match call.dispatch(RuntimeOrigin::signed(account)) {
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(error_name(&error.error)),
-                })
-                .collect();
-            let header: Header = call("BlockBuilder_finalize_block", &[]);
-            (results, header.state_root)
-        });
-        self.state_root = Digest(state_root.0);
-        self.head = Head { block: Block(number), hash: hash_of(&self.seed, number) };
-        let (seed, cut, silent) = (&self.seed, &self.without_heads, &self.silent);
-        self.heads.retain(|subscriber| {
-            let seen = number.saturating_sub(subscriber.lag);
-            let is_cut = |signer: &AccountId| cut.contains(signer) || silent.contains(signer);
-            let is_cut = subscriber.signer.as_ref().is_some_and(is_cut);
-            if !is_cut && subscriber.heads.borrow().block.0 < seen {
-                subscriber.heads.send_replace(Head { block: Block(seen), hash: hash_of(seed, seen) });
-            }
-            !subscriber.heads.is_closed()
-        });
+        let results = self.finalised.execute(number, self.head.hash, calls);
+        self.head = Head { block: Block(number), hash: self.hash_of(number) };
+        self.tell_heads();
         results
     }
 
-    /// Builds a block of the pending calls and sends their results to the signers. Returns the calls with their results.
-    pub fn seal(&mut self) -> Vec<SealedCall> {
-        let next = self.head.block.0.saturating_add(1);
+    /// Tells each subscriber of the head that it sees.
+    fn tell_heads(&mut self) {
+        let (head, best) = (self.head, self.best());
+        let mut subscribers = std::mem::take(&mut self.heads);
+        subscribers.retain(|subscriber| {
+            let is_in = |accounts: &BTreeSet<AccountId>| {
+                subscriber.signer.as_ref().is_some_and(|signer| accounts.contains(signer))
+            };
+            let latest = if self.is_on_best(subscriber.signer.as_ref()) { best } else { head.block };
+            let seen = latest.0.saturating_sub(subscriber.lag);
+            let is_cut = is_in(&self.without_heads) || is_in(&self.silent);
+            if !is_cut && subscriber.heads.borrow().block.0 < seen {
+                subscriber.heads.send_replace(Head { block: Block(seen), hash: self.hash_of(seen) });
+            }
+            !subscriber.heads.is_closed()
+        });
+        self.heads = subscribers;
+    }
+
+    /// Builds a block of the pending calls. It is final with [`SimChain::finalise`].
+    pub fn produce(&mut self) {
+        let next = self.best().0.saturating_add(1);
         let (mut due, later): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.pending).into_iter().partition(|pending| pending.due <= next);
         self.pending = later;
         if 0 < self.waits_max {
-            let seed = self.seed;
-            let mut place = 0u32;
-            due.sort_by_cached_key(|_| {
-                place += 1;
-                Digest::of_parts(&[&seed.0, b"place", &next.to_le_bytes(), &place.to_le_bytes()])
-            });
+            self.shuffle(&mut due, next);
         }
+        let fork = self.forks;
+        if 0 < fork {
+            self.fork_of.insert(next, fork);
+        }
+        if self.trusts_inclusion && self.is_stalled {
+            let block = Head { block: Block(next), hash: self.hash_of(next) };
+            for included in due.iter_mut().filter_map(|pending| pending.included.take()) {
+                // The signer may have stopped.
+                let _ = included.send(Ok(block));
+            }
+        }
+        self.unfinalised.push_back(BestBlock { number: next, fork, calls: due });
+        self.best = None;
+        if self.is_stalled {
+            self.tell_heads();
+        }
+    }
+
+    /// Puts calls into an order drawn from the seed.
+    fn shuffle(&self, calls: &mut [Pending], block: u32) {
+        let mut place = 0u32;
+        calls.sort_by_cached_key(|_| {
+            place += 1;
+            Digest::of_parts(&[&self.seed.0, b"place", &block.to_le_bytes(), &place.to_le_bytes()])
+        });
+    }
+
+    /// Whether [`SimChain::finalise`] finalises a block.
+    pub fn can_finalise(&self) -> bool {
+        !self.is_stalled && !self.unfinalised.is_empty()
+    }
+
+    /// Finalises the block after the head and sends the results of its calls to the signers. Returns the calls with
+    /// their results; `None` if there is no such block, or finality stalls.
+    pub fn finalise(&mut self) -> Option<Vec<SealedCall>> {
+        let BestBlock { calls: due, .. } = self.unfinalised.pop_front_if(|_| !self.is_stalled)?;
+        self.best = None;
         let calls = due.iter().map(|pending| (pending.signer.clone(), pending.call.clone())).collect();
         let results = self.block(calls);
         let block = self.head;
         let mut sealed = Vec::with_capacity(due.len());
         for (Pending { signer, call, included, .. }, result) in due.into_iter().zip(results) {
-            // The signer may have stopped.
-            let _ = included.send(result.clone().map(|()| block));
+            if let Some(included) = included {
+                // The signer may have stopped.
+                let _ = included.send(result.clone().map(|()| block));
+            }
             sealed.push(SealedCall { signer, call, result });
         }
-        sealed
+        Some(sealed)
+    }
+
+    /// Builds a block of the pending calls, and finalises it unless finality stalls.
+    pub fn seal(&mut self) {
+        self.produce();
+        while self.finalise().is_some() {}
+    }
+
+    /// Stalls finality, or lets it catch up with the best block.
+    pub fn stall(&mut self, is_stalled: bool) {
+        self.is_stalled = is_stalled;
+    }
+
+    /// Replaces all blocks that are not final by as many others. A call of a replaced block is in the new one of the
+    /// same number or returns to the pool, as the seed draws. If calls `are_lost`, their clients send them again some
+    /// blocks later.
+    pub fn reorganise(&mut self, are_lost: bool) {
+        if self.unfinalised.is_empty() {
+            return;
+        }
+        self.forks += 1;
+        self.best = None;
+        let (fork, best, seed) = (self.forks, self.best(), self.seed);
+        for mut block in std::mem::take(&mut self.unfinalised) {
+            block.fork = fork;
+            self.fork_of.insert(block.number, fork);
+            let mut calls = std::mem::take(&mut block.calls);
+            self.shuffle(&mut calls, block.number);
+            for mut pending in calls {
+                let drawn = [&seed.0[..], b"fork", &fork.to_le_bytes(), pending.signer.as_ref()];
+                let stays = Digest::of_parts(&drawn).0[0] < 128;
+                if stays {
+                    block.calls.push(pending);
+                } else if !are_lost || pending.included.is_some() {
+                    // The client of a call whose result it knows does not send it again.
+                    let later = if are_lost { SENT_AGAIN_BLOCKS } else { 1 };
+                    pending.due = best.0.saturating_add(later);
+                    self.pending.push(pending);
+                }
+            }
+            self.unfinalised.push_back(block);
+        }
+    }
+
+    /// Shows the best block as final to `account`, or no longer.
+    pub fn show_best(&mut self, account: AccountId, is_shown: bool) {
+        match is_shown {
+            true => self.on_best.insert(account),
+            false => self.on_best.remove(&account),
+        };
+    }
+
+    /// For a planted error: every client follows the best block.
+    pub(super) fn show_best_to_all(&mut self) {
+        self.all_on_best = true;
+    }
+
+    /// For a planted error: a client takes a call in the best block for final.
+    pub(super) fn trust_inclusion(&mut self) {
+        self.trusts_inclusion = true;
+    }
+
+    fn is_on_best(&self, account: Option<&AccountId>) -> bool {
+        account.is_some_and(|account| self.all_on_best || self.on_best.contains(account))
+    }
+
+    /// Answers reads of `account` from the state as it is now, or from the latest again.
+    pub fn hold_back(&mut self, account: AccountId, is_held: bool) {
+        match is_held {
+            true => self.old.insert(account, self.finalised.clone()),
+            false => self.old.remove(&account),
+        };
+    }
+
+    /// Keeps the results of its calls from `account`, or no longer.
+    pub fn keep_results(&mut self, account: AccountId, are_kept: bool) {
+        match are_kept {
+            true => self.without_results.insert(account),
+            false => self.without_results.remove(&account),
+        };
+    }
+
+    /// The state that `account` reads.
+    fn ledger(&mut self, account: Option<&AccountId>) -> &mut Ledger {
+        if self.is_on_best(account) && !self.unfinalised.is_empty() {
+            if self.best.is_none() {
+                let mut best = self.finalised.clone();
+                let mut parent = self.head.hash;
+                for block in &self.unfinalised {
+                    let calls =
+                        block.calls.iter().map(|pending| (pending.signer.clone(), pending.call.clone()));
+                    best.execute(block.number, parent, calls.collect());
+                    parent = hash_of(&self.seed, block.number, block.fork);
+                }
+                self.best = Some(best);
+            }
+            return self.best.as_mut().expect("it was just made");
+        }
+        match account {
+            Some(account) if self.old.contains_key(account) => {
+                self.old.get_mut(account).expect("it is there")
+            }
+            _ => &mut self.finalised,
+        }
     }
 
     /// Includes each call up to this many blocks later than it could, in an order drawn from the seed.
@@ -238,10 +483,15 @@ impl SimChain {
         call: RuntimeCall,
     ) -> oneshot::Receiver<Result<Head, Refusal>> {
         let (included, sealed) = oneshot::channel();
-        let next = self.head.block.0.saturating_add(1);
+        let next = self.best().0.saturating_add(1);
         let drawn = Digest::of_parts(&[&self.seed.0, b"wait", signer.as_ref(), &call.encode()]);
         let waits = u32::from(drawn.0[0]) % self.waits_max.saturating_add(1);
-        self.pending.push(Pending { signer, call, due: next.saturating_add(waits), included });
+        self.pending.push(Pending {
+            signer,
+            call,
+            due: next.saturating_add(waits),
+            included: Some(included),
+        });
         sealed
     }
 
@@ -272,15 +522,24 @@ impl SimChain {
         }
     }
 
-    /// Runs `read` on the state of the latest block.
+    /// Runs `read` on the state of the latest finalised block.
     pub fn read<R>(&mut self, read: impl FnOnce() -> R) -> R {
-        self.state.execute_with(read)
+        self.finalised.read(read)
+    }
+
+    /// Changes the state of the latest finalised block.
+    pub(super) fn change(&mut self, change: impl FnOnce()) {
+        self.finalised.read(change);
+        (self.finalised.seats, self.finalised.windows) = (BTreeMap::new(), BTreeMap::new());
     }
 }
 
-/// The hash of block `number`.
-fn hash_of(seed: &Digest, number: u32) -> Digest {
-    Digest::of_parts(&[&seed.0, b"block", &number.to_le_bytes()])
+/// The hash of block `number` of a fork.
+fn hash_of(seed: &Digest, number: u32, fork: u32) -> Digest {
+    match fork {
+        0 => Digest::of_parts(&[&seed.0, b"block", &number.to_le_bytes()]),
+        _ => Digest::of_parts(&[&seed.0, b"fork", &fork.to_le_bytes(), &number.to_le_bytes()]),
+    }
 }
 
 fn error_name(error: &DispatchError) -> Refusal {
@@ -415,18 +674,23 @@ impl SharedChain {
 
     /// Reads as the owner.
     async fn asked<T: Encode>(&self, read: impl FnOnce() -> T) -> Result<T, ChainError> {
+        self.asked_of(|ledger| ledger.read(read)).await
+    }
+
+    /// The same of a state's views.
+    async fn asked_of<T: Encode>(&self, read: impl FnOnce(&mut Ledger) -> T) -> Result<T, ChainError> {
         self.answer_time().await?;
-        let answer = self.lock().read(read);
+        let answer = read(self.lock().ledger(self.signer.as_ref()));
         self.bytes_read.fetch_add(answer.encoded_size() as u64, Ordering::Relaxed);
         Ok(answer)
     }
 
     pub fn window_now(&self, run: RunId, window: Window) -> Option<WindowView> {
-        self.lock().read(|| Runtime::window(run, window))
+        self.lock().finalised.window(run, window).map(|view| (*view).clone())
     }
 
     pub fn seats_now(&self, run: RunId) -> Vec<SeatView> {
-        self.lock().read(|| Runtime::seats(run))
+        (*self.lock().finalised.seats(run)).clone()
     }
 
     pub fn run_now(&self, run: RunId) -> Option<RunView> {
@@ -453,7 +717,7 @@ impl Chain for SharedChain {
     }
 
     async fn best_block(&self) -> Result<Block, ChainError> {
-        Ok(self.lock().head.block)
+        Ok(self.lock().best())
     }
 
     fn account(&self) -> Option<Account> {
@@ -469,21 +733,28 @@ impl Chain for SharedChain {
     }
 
     async fn seats(&self, run: RunId) -> Result<Vec<SeatView>, ChainError> {
-        self.asked(|| Runtime::seats(run)).await
+        self.asked_of(|ledger| (*ledger.seats(run)).clone()).await
     }
 
     async fn window(&self, run: RunId, window: Window) -> Result<Option<WindowView>, ChainError> {
-        self.asked(|| Runtime::window(run, window)).await
+        self.asked_of(|ledger| ledger.window(run, window).map(|view| (*view).clone())).await
     }
 
     async fn seat(&self, run: RunId, uid: Uid) -> Result<Option<SeatView>, ChainError> {
-        self.asked(|| Runtime::seat(run, uid)).await
+        self.asked_of(|ledger| {
+            let seats = ledger.seats(run);
+            let at = seats.binary_search_by_key(&uid, |seat| seat.id.uid).ok()?;
+            Some(seats[at].clone())
+        })
+        .await
     }
 
     async fn window_summary(&self, run: RunId, window: Window) -> Result<Option<WindowSummary>, ChainError> {
-        let truth = self.asked(|| Runtime::window_summary(run, window)).await?;
+        let summary =
+            |window| self.asked_of(move |ledger| ledger.window(run, window).map(|view| view.summary()));
+        let truth = summary(window).await?;
         let Some(from) = self.lies_from.filter(|from| *from <= window) else { return Ok(truth) };
-        let first = self.asked(|| Runtime::window_summary(run, from)).await?;
+        let first = summary(from).await?;
         let void = |truth: WindowSummary| WindowSummary {
             lineage: first.map_or(truth.lineage, |first| first.lineage),
             outcome: truth.outcome.map(|_| Outcome::Void(VoidReason::NoAgreement)),
@@ -498,7 +769,7 @@ impl Chain for SharedChain {
         window: Window,
         uid: Uid,
     ) -> Result<Option<SeatWindow>, ChainError> {
-        self.asked(|| Runtime::seat_window(run, window, uid)).await
+        self.asked_of(|ledger| ledger.window(run, window).map(|view| view.of_seat(uid))).await
     }
 
     async fn update_mirrors(
@@ -581,6 +852,13 @@ impl Chain for SharedChain {
             sealed
         };
         let result = sealed.await.map_err(|_| ChainError::Stopped { part: "block producer" })?;
+        let mut waited = Duration::ZERO;
+        while self.signer.as_ref().is_some_and(|signer| self.lock().without_results.contains(signer)) {
+            ensure!(waited < PATIENCE, ChainError::TimedOut { doing, waited, sent: true });
+            let pause = Duration::from_millis(SLOT_DURATION);
+            tokio::time::sleep(pause).await;
+            waited += pause;
+        }
         result.map_err(|error| ChainError::Refused {
             doing,
             pallet: pallet.into(),

@@ -5,6 +5,7 @@
 //! numbers derive from one seed: on one machine, one seed gives the same network, bit for bit.
 //!
 //! - [`chain`]: the real runtime, without a node;
+//! - `state`: its storage;
 //! - [`buckets`]: buckets in memory, with faults;
 //! - [`world`]: the dataset, model and parameters that several networks share;
 //! - [`nodes`]: opens miners and validators with these parts;
@@ -27,5 +28,6 @@ pub mod planted;
 pub mod published;
 pub mod record;
 pub mod small;
+mod state;
 pub mod table;
 pub mod world;

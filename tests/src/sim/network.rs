@@ -19,7 +19,7 @@ use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall, SLOT_DURATION};
 use miner::{contribution_store::SnapshotError, error::RunError, progress::SnapshotInterval, run::AHEAD};
 use model::{RunSpec, init_flat};
-use node::{Codec, durable::FileError};
+use node::{Codec, FollowError, durable::FileError};
 use protocol::{Block, Digest, Role, RunId, RunParams, Window, lineage};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sp_keyring::Sr25519Keyring;
@@ -81,6 +81,8 @@ pub struct Cast {
     pub same_evaluation: bool,
     /// Objects per million that a validator cannot fetch.
     pub failures_ppm: u32,
+    /// Contributions that a validator evaluates in a window, at most.
+    pub evaluations_max: usize,
     /// The part of a window's sequences that an honest miner trains before the window's model is there.
     pub ahead: f64,
     /// The pace of an honest miner that the schedule of its training ahead is made for, in sequences per block: training
@@ -103,6 +105,8 @@ pub struct Cast {
     pub planted: Option<Planted>,
     /// Names of seats whose nodes may fail or never end.
     pub expendable: BTreeSet<String>,
+    /// Names of seats whose nodes are shown another chain for some time, and may hold its model.
+    pub misled: BTreeSet<String>,
     /// Whether the network ends after the last window, whatever its nodes do. Otherwise each node has to end by itself,
     /// and one that missed windows serves as many more.
     pub is_cut_off: bool,
@@ -122,6 +126,7 @@ impl Cast {
             honest_stake: 1,
             same_evaluation: false,
             failures_ppm: 0,
+            evaluations_max: nodes::EVALUATES_ALL,
             ahead: AHEAD,
             pace: None,
             update_delay: Duration::ZERO,
@@ -134,6 +139,7 @@ impl Cast {
             watch: None,
             planted: None,
             expendable: BTreeSet::new(),
+            misled: BTreeSet::new(),
             is_cut_off: false,
         }
     }
@@ -154,6 +160,17 @@ pub enum Event {
     DelayCalls { blocks: u32 },
     /// Stops, or begins again, to answer a node's requests to the chain. A node that gives up is opened again.
     Silence { seat: usize, is_silent: bool },
+    /// Stops finality, or lets it catch up with the best block.
+    Stall { is_stalled: bool },
+    /// Replaces the blocks that are not final. Their calls are in other blocks, or lost until their clients send them
+    /// again.
+    Reorganise { are_lost: bool },
+    /// Shows a node the best block as final, or no longer.
+    ShowBest { seat: usize, is_shown: bool },
+    /// Answers a node's reads from the state as it is now, or from the latest again.
+    HoldBack { seat: usize, is_held: bool },
+    /// Keeps the results of its calls from a node, or no longer. A node that gives up is opened again.
+    KeepResults { seat: usize, are_kept: bool },
     /// Lets no file of a node grow beyond this: a full disk, which tears the write that reaches it.
     LimitFiles { seat: usize, bytes: Option<u64> },
     /// Registers another miner, which joins once it has its seat.
@@ -387,6 +404,7 @@ impl<'a> Network<'a> {
             evaluations: Evaluations::new(self.world, &self.theta)?,
             home: home.to_owned(),
             failures_ppm: self.cast.failures_ppm,
+            evaluations_max: self.cast.evaluations_max,
             ahead: self.cast.ahead,
             pace: self.cast.pace,
             update_delay: self.cast.update_delay,
@@ -397,6 +415,7 @@ impl<'a> Network<'a> {
             },
             windows,
             is_cut_off: self.cast.is_cut_off,
+            misled: self.cast.misled.clone(),
             watch: self.cast.watch.clone(),
         });
         let chain = self.chain.clone();
@@ -410,12 +429,28 @@ impl<'a> Network<'a> {
         let mut events = VecDeque::from(events);
         let mut nodes = self.start(shared.clone());
 
+        if planted == Some(Planted::FollowsBestBlock) {
+            chain.lock().show_best_to_all();
+        }
+        if planted == Some(Planted::TrustsInclusion) {
+            chain.lock().trust_inclusion();
+        }
         let mut records: Vec<WindowRecord> = Vec::new();
+        // Records the window whose last block is the finalised head.
+        let record = |records: &mut Vec<WindowRecord>| {
+            let window = Window(records.len() as u32);
+            let head = chain.lock().head().block;
+            if window.0 < windows && head.0 + 1 == params.schedule.opens_at(window.next()).0 {
+                let record = shared.recorder.window(&chain, RUN, &params, miners, window);
+                records.push(record.ok_or(SimError::NotFinalised { window: window.0 })?);
+            }
+            Ok::<(), SimError>(())
+        };
         let last_block = params.schedule.opens_at(Window(windows.saturating_add(GRACE_WINDOWS)));
         // By then every node that keeps up holds the model after the last window.
         let end_block = Block(params.schedule.opens_at(Window(windows)).0.saturating_add(2));
         while !nodes.running.is_empty() {
-            let (slot, head) = (Duration::from_millis(SLOT_DURATION), chain.lock().head().block);
+            let (slot, head) = (Duration::from_millis(SLOT_DURATION), chain.lock().best());
             let mut passed = Duration::ZERO;
             while let Some(timed) = events.pop_front_if(|timed| timed.at <= head) {
                 let after = timed.after.clamp(passed, slot);
@@ -424,16 +459,12 @@ impl<'a> Network<'a> {
                 nodes.happen(timed.event).await?;
             }
             tokio::time::sleep(slot - passed).await;
-            let window = Window(records.len() as u32);
-            let head = chain.lock().head().block;
-            if window.0 < windows && head.0 + 1 == params.schedule.opens_at(window.next()).0 {
-                let record = shared.recorder.window(&chain, RUN, &params, miners, window);
-                records.push(record.ok_or(SimError::NotFinalised { window: window.0 })?);
-            }
-            if shared.is_cut_off && end_block <= head {
+            record(&mut records)?;
+            let finalised = chain.lock().head().block;
+            if shared.is_cut_off && end_block <= finalised {
                 break;
             }
-            if last_block <= head {
+            if last_block <= finalised {
                 return Err(SimError::Stuck { block: head.0, names: nodes.running });
             }
             for restart in restarts.iter().filter(|restart| restart.at == head) {
@@ -444,15 +475,21 @@ impl<'a> Network<'a> {
             for _ in late_joins.iter().filter(|at| **at == head) {
                 nodes.join_late();
             }
-            let calls = chain.lock().seal();
-            if let Some(planted) = planted
-                && (head.0 + 1).is_multiple_of(epoch_blocks(&params))
-            {
-                chain.lock().read(|| planted.err(RUN));
-            }
-            if let Some(watch) = &shared.watch {
-                let writes = nodes.injected.iter().map(|(seat, store)| (*seat, store.writes())).collect();
-                watch(Seen::Block { chain: &chain, calls: &calls, writes: &writes });
+            chain.lock().produce();
+            while chain.lock().can_finalise() {
+                // The blocks that become final together may end more than one window.
+                record(&mut records)?;
+                let calls = chain.lock().finalise().unwrap_or_default();
+                let head = chain.lock().head().block;
+                if let Some(planted) = planted
+                    && head.0.is_multiple_of(epoch_blocks(&params))
+                {
+                    chain.lock().change(|| planted.err(RUN));
+                }
+                if let Some(watch) = &shared.watch {
+                    let writes = nodes.injected.iter().map(|(seat, store)| (*seat, store.writes())).collect();
+                    watch(Seen::Block { chain: &chain, calls: &calls, writes: &writes });
+                }
             }
             nodes.join_registered();
             nodes.open_fallen();
@@ -689,6 +726,13 @@ impl Nodes {
             Event::Lag { seat, blocks } => self.shared.chain.lock().lag(&account(seat), blocks),
             Event::DelayCalls { blocks } => self.shared.chain.lock().delay_calls(blocks),
             Event::Silence { seat, is_silent } => self.shared.chain.lock().silence(account(seat), is_silent),
+            Event::Stall { is_stalled } => self.shared.chain.lock().stall(is_stalled),
+            Event::Reorganise { are_lost } => self.shared.chain.lock().reorganise(are_lost),
+            Event::ShowBest { seat, is_shown } => self.shared.chain.lock().show_best(account(seat), is_shown),
+            Event::HoldBack { seat, is_held } => self.shared.chain.lock().hold_back(account(seat), is_held),
+            Event::KeepResults { seat, are_kept } => {
+                self.shared.chain.lock().keep_results(account(seat), are_kept);
+            }
             Event::LimitFiles { seat, bytes } => {
                 self.seats[seat].bytes_max.store(bytes.unwrap_or_default(), Ordering::Relaxed);
             }
@@ -744,14 +788,30 @@ impl Nodes {
         self.shared.chain.lock().cut_off(accounts(Link::Heads), accounts(Link::Calls));
     }
 
+    /// Whether a node that was shown another chain for some time found that its model is not the chain's.
+    fn is_misled(&self, name: &str, error: &(dyn Error + 'static)) -> bool {
+        let mut cause = Some(error).filter(|_| self.shared.misled.contains(name));
+        while let Some(error) = cause {
+            if matches!(error.downcast_ref(), Some(FollowError::Diverged { .. })) {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
+    }
+
     /// Collects the results of the nodes that have ended.
     fn reap(&mut self) -> Result<(), SimError> {
         while let Some(ended) = self.tasks.try_join_next() {
             match ended {
                 Ok((name, Ok(()))) => self.ended(&name),
                 Ok((name, Err(_))) if self.expendable.contains(&name) => {}
-                Ok((name, Err(error))) if is_restarted(&*error) => {
+                Ok((name, Err(error))) if is_restarted(&*error) || self.is_misled(&name, &*error) => {
                     let seat = self.seats.iter().position(|seat| seat.name == name);
+                    // As the error says.
+                    for seat in seat.iter().filter(|_| self.is_misled(&name, &*error)) {
+                        remove(&self.shared.directory(&self.seats[*seat].view.id), "model.");
+                    }
                     self.ended(&name);
                     self.fallen.extend(seat);
                 }

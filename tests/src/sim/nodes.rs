@@ -10,6 +10,7 @@ use super::{
 };
 use adversaries::act::ActingStrategy;
 use chain_client::Chain as _;
+use dataset::LossEstimate;
 use ed25519_dalek::SigningKey;
 use miner::{
     progress::SnapshotInterval,
@@ -20,29 +21,30 @@ use model::RunSpec;
 use nn::{Device, Evaluator, Trainer};
 use node::{Blocking, Codec, Entry, Follower, Journal, Node, Storage, SyncDriver};
 use protocol::{
-    Digest, SeatId, Window,
+    Digest, SeatId, Uid, Window,
     identity::Signer,
     lineage,
     view::{RunView, SeatView},
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     error::Error,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use store::Store;
 use validator::{
     evaluate::{self, Evaluate, EvaluateError, Job, Measurements},
+    gauntlet::{self, NearDuplicate, Sketch, Sketches},
     run::Validator,
     salt::Salts,
     signed_db::SignedDb,
 };
 
 const DEVICE: Device = Device::CPU;
-/// Larger than the number of seats, so that validators evaluate every contribution.
-const EVALUATIONS_MAX: usize = 1_000;
+/// Contributions that a validator of a small network evaluates in a window: all of them.
+pub const EVALUATES_ALL: usize = 1_000;
 /// Held-out sequences that a validator measures for its report. The observer measures the network's loss.
 const VALIDATOR_HELD_OUT: u64 = 1;
 
@@ -65,6 +67,8 @@ pub struct Shared {
     pub home: PathBuf,
     /// Objects per million that a validator cannot fetch.
     pub failures_ppm: u32,
+    /// Contributions that a validator evaluates in a window, at most.
+    pub evaluations_max: usize,
     /// The part of a window's sequences that an honest miner trains before the window's model is there.
     pub ahead: f64,
     pub pace: Option<f64>,
@@ -75,6 +79,8 @@ pub struct Shared {
     pub windows: u32,
     /// Whether the network ends whatever its nodes do, so that a node serves windows without an end.
     pub is_cut_off: bool,
+    /// Names of nodes that may hold another model than the others for some time.
+    pub misled: BTreeSet<String>,
     /// Sees everything that happens.
     pub watch: Option<Watch>,
 }
@@ -82,7 +88,7 @@ pub struct Shared {
 /// Something that happened in a network.
 pub enum Seen<'a> {
     /// A node wrote to its journal.
-    Entry { name: &'a str, entry: &'a Entry },
+    Entry { chain: &'a SharedChain, name: &'a str, entry: &'a Entry },
     /// A block was made.
     Block {
         chain: &'a SharedChain,
@@ -164,9 +170,11 @@ impl Shared {
     }
 
     fn journal(&self, name: String) -> Journal {
-        let mut journal = Journal::in_memory(self.recorder.journal_of(name.clone()));
+        let is_compared = !self.misled.contains(&name);
+        let mut journal = Journal::in_memory(self.recorder.journal_of(name.clone(), is_compared));
         if let Some(watch) = self.watch.clone() {
-            journal.watch(Box::new(move |entry| watch(Seen::Entry { name: &name, entry })));
+            let chain = self.chain.clone();
+            journal.watch(Box::new(move |entry| watch(Seen::Entry { chain: &chain, name: &name, entry })));
         }
         journal
     }
@@ -244,7 +252,7 @@ pub async fn validate(
     let (signed, _) = SignedDb::open(&directory, genesis, shared.run.id, 0)?;
     let evaluator = Box::new(shared.evaluations.clone());
     let mut validator = Validator::new(node, evaluator, signed, salts, strategy);
-    validator.evaluations_max = EVALUATIONS_MAX;
+    validator.evaluations_max = shared.evaluations_max;
     validator.held_out_sequences = VALIDATOR_HELD_OUT;
     Ok(validator.run().await?)
 }
@@ -275,7 +283,7 @@ pub async fn observe(shared: Arc<Shared>, chain: SharedChain, name: String) -> R
     }
 }
 
-/// An evaluator that all validators share. It runs an evaluation once for the same seed and contributions.
+/// An evaluator that all validators share. It computes the same from the same inputs only once.
 #[derive(Clone)]
 pub struct Evaluations(Arc<Mutex<Measured>>);
 
@@ -283,19 +291,113 @@ struct Measured {
     evaluator: Evaluator,
     dataset: Arc<dataset::Dataset>,
     window: Window,
-    /// Evaluations of `window`: seed, digests of the contributions, result.
-    known: Vec<(Digest, Vec<Digest>, Measurements)>,
+    /// Measurements of single contributions.
+    seats: BTreeMap<(Measurement, Uid, Digest), gauntlet::Measured>,
+    held_out: BTreeMap<Measurement, LossEstimate>,
+    /// By window and digest of the contribution.
+    sketches: BTreeMap<(Window, Digest), Arc<Sketch>>,
+    /// By window and what was compared.
+    near_duplicates: BTreeMap<Digest, BTreeMap<Uid, NearDuplicate>>,
     /// Mean losses of models since the last change of window: root of the model, sequences, loss.
     losses: Vec<((Digest, Vec<u64>), f64)>,
 }
 
+/// All that a measurement depends on, except the contribution, by hash.
+type Measurement = Digest;
+
 impl Evaluations {
     pub fn new(world: &World, theta: &[f32]) -> Result<Evaluations, nn::ModelError> {
-        let evaluator = Evaluator::new(&world.spec.model, DEVICE, theta)?;
-        let dataset = world.dataset.clone();
-        let measured =
-            Measured { evaluator, dataset, window: Window::FIRST, known: Vec::new(), losses: Vec::new() };
+        let measured = Measured {
+            evaluator: Evaluator::new(&world.spec.model, DEVICE, theta)?,
+            dataset: world.dataset.clone(),
+            window: Window::FIRST,
+            seats: BTreeMap::new(),
+            held_out: BTreeMap::new(),
+            sketches: BTreeMap::new(),
+            near_duplicates: BTreeMap::new(),
+            losses: Vec::new(),
+        };
         Ok(Evaluations(Arc::new(Mutex::new(measured))))
+    }
+}
+
+/// What the measurements of `job` depend on besides the contributions.
+fn measurement(job: &Job) -> Measurement {
+    let numbers =
+        |numbers: &[u64]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+    let norms: Vec<u64> =
+        job.reference_norms.iter().map(|norm| norm.map_or(u64::MAX, f64::to_bits)).collect();
+    let held_out = [job.held_out.start, job.held_out.end];
+    Digest::of_parts(&[
+        &lineage::weights_root(&job.theta).0,
+        &job.seed.0,
+        &numbers(&norms),
+        &(job.common.len() as u64).to_le_bytes(),
+        &numbers(&job.common),
+        &numbers(&held_out),
+    ])
+}
+
+impl Measured {
+    /// [`evaluate::measure`], of what no validator has measured before.
+    fn measure(
+        &mut self,
+        job: &Job,
+        time_left: &mut dyn FnMut() -> bool,
+    ) -> Result<Measurements, EvaluateError> {
+        let started = Instant::now();
+        let of = measurement(job);
+        let is_new = |uid: &Uid| {
+            let held = job.contributions.get(uid);
+            held.is_some_and(|held| !self.seats.contains_key(&(of, *uid, held.digest)))
+        };
+        let order: Vec<Uid> = job.order.iter().copied().filter(is_new).collect();
+        if !order.is_empty() || !self.held_out.contains_key(&of) {
+            let contributions: BTreeMap<_, _> =
+                order.iter().filter_map(|uid| Some((*uid, job.contributions.get(uid)?.clone()))).collect();
+            let new = Job {
+                theta: job.theta.clone(),
+                codec: job.codec.clone(),
+                reference_norms: job.reference_norms.clone(),
+                assigned: job.assigned.clone(),
+                common: job.common.clone(),
+                held_out: job.held_out.clone(),
+                earlier: Sketches::default(),
+                contributions,
+                order,
+                ..*job
+            };
+            let measured = evaluate::measure(&mut self.evaluator, &self.dataset, &new, time_left)?;
+            self.held_out.insert(of, measured.held_out);
+            for (uid, seat) in measured.seats {
+                self.seats.insert((of, uid, job.contributions[&uid].digest), seat);
+            }
+        }
+        let mut sketches = job.earlier.clone();
+        for (uid, held) in &job.contributions {
+            let key = (job.window, held.digest);
+            if !self.sketches.contains_key(&key) {
+                let Ok(read) = held.read() else { continue };
+                let update = job.codec.decode(read.body());
+                let update = update.map_err(|source| EvaluateError::Decode { uid: *uid, source })?;
+                self.sketches.insert(key, Arc::new(Sketch::of(&update)));
+            }
+            sketches.add(job.window, *uid, held.digest, self.sketches[&key].clone());
+        }
+        let seats = job.order.iter().filter_map(|uid| {
+            let digest = job.contributions.get(uid)?.digest;
+            Some((*uid, self.seats.get(&(of, *uid, digest))?.clone()))
+        });
+        let seats = seats.collect();
+        let mut compared = blake3::Hasher::new();
+        for (window, uid, digest) in sketches.contributions() {
+            compared.update(&window.0.to_le_bytes()).update(&uid.0.to_le_bytes()).update(&digest.0);
+        }
+        let compared = Digest(*compared.finalize().as_bytes());
+        let near_duplicates = self.near_duplicates.entry(compared);
+        let near_duplicates = near_duplicates.or_insert_with(|| sketches.near_duplicates(job.window)).clone();
+        let (held_out, seconds) = (self.held_out[&of], started.elapsed().as_secs_f64());
+        Ok(Measurements { held_out, seats, near_duplicates, sketches, seconds })
     }
 }
 
@@ -306,18 +408,15 @@ impl Evaluate for Evaluations {
         time_left: &mut dyn FnMut() -> bool,
     ) -> Result<Measurements, EvaluateError> {
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Measured { evaluator, dataset, window, known, losses } = &mut *shared;
-        if *window != job.window {
-            (*window, *known, *losses) = (job.window, Vec::new(), Vec::new());
+        if shared.window != job.window {
+            shared.window = job.window;
+            shared.seats.clear();
+            shared.held_out.clear();
+            shared.sketches.retain(|(window, _), _| job.window <= *window);
+            shared.near_duplicates.clear();
+            shared.losses.clear();
         }
-        let digests: Vec<Digest> = job.contributions.values().map(|held| held.digest).collect();
-        if let Some((_, _, measured)) = known.iter().find(|(seed, of, _)| *seed == job.seed && *of == digests)
-        {
-            return Ok(measured.clone());
-        }
-        let measured = evaluate::measure(evaluator, dataset, job, time_left)?;
-        known.push((job.seed, digests, measured.clone()));
-        Ok(measured)
+        shared.measure(job, time_left)
     }
 
     fn mean_loss(&mut self, theta: &[f32], sequences: &[u64]) -> Result<f64, EvaluateError> {

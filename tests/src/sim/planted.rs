@@ -37,6 +37,10 @@ pub enum Planted {
     WrongLineage,
     /// The chain credits one unit too much in each epoch.
     PayOffByOne,
+    /// A node follows the best block instead of the finalised one.
+    FollowsBestBlock,
+    /// A client takes a call for final once the best block includes it.
+    TrustsInclusion,
 }
 
 impl Planted {

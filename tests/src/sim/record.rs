@@ -107,10 +107,15 @@ impl Recorder {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A watcher that reads the journal of the node `name`.
-    pub fn journal_of(&self, name: String) -> Watcher {
+    /// A watcher that reads the journal of the node `name`, and compares its models with the other nodes' if
+    /// `is_compared`.
+    pub fn journal_of(&self, name: String, is_compared: bool) -> Watcher {
         let recorder = self.clone();
-        Box::new(move |entry| recorder.read(&name, entry))
+        Box::new(move |entry| {
+            if is_compared || !matches!(entry, Entry::Holds { .. }) {
+                recorder.read(&name, entry);
+            }
+        })
     }
 
     fn read(&self, name: &str, entry: &Entry) {

@@ -91,6 +91,15 @@ impl World {
         World { params, ..self.clone() }
     }
 
+    /// The same world with a model, data and evaluation as small as the rules need, for hundreds of seats.
+    pub fn with_many_seats(&self) -> World {
+        let model =
+            ModelConfig { d_model: 16, layers: 1, heads: 2, kv_heads: 2, d_ff: 32, ..self.spec.model };
+        let spec = RunSpec { model, ..self.spec.clone() };
+        let params = RunParams { sequences_per_seat: BATCH as u32, evaluation_sequences: 8, ..self.params };
+        World { spec, params, ..self.clone() }
+    }
+
     fn from_dataset(dataset: Dataset) -> Result<World, WorldError> {
         let model = ModelConfig {
             vocab: dataset.vocab() as usize,

@@ -106,6 +106,7 @@ pub fn judge(
     let median = score_seats(params, window, &observed, &mut after);
     after.judged = Some(window);
     let weights = weights(&after);
+    let weight_of: BTreeMap<Uid, u16> = weights.iter().copied().collect();
 
     let reports = observed
         .iter()
@@ -116,7 +117,7 @@ pub fn judge(
                 own_data: outcomes.get(seat).copied(),
                 rank: ranks.get(seat).copied(),
                 median_rating: median,
-                weight: weights.iter().find(|(uid, _)| *uid == seat.uid).map_or(0, |(_, weight)| *weight),
+                weight: weight_of.get(&seat.uid).copied().unwrap_or(0),
             };
             report::of(*seat, facts, &before.seats[seat], &after.seats[seat])
         })

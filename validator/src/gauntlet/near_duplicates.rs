@@ -17,7 +17,7 @@ mod search;
 use super::exact;
 use protocol::{Digest, Uid, Window, contribution::Sparse};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Sums in a sketch. The similarity of two independent contributions is 0 ± 1/√2048, that is 0.022.
 const SUMS: usize = 2048;
@@ -56,7 +56,7 @@ pub struct NearDuplicate {
 /// The sketches of a window and of [`WINDOWS_KEPT`] windows before it: 8 KiB per seat and window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sketches {
-    windows: BTreeMap<Window, BTreeMap<Uid, (Digest, Sketch)>>,
+    windows: BTreeMap<Window, BTreeMap<Uid, (Digest, Arc<Sketch>)>>,
 }
 
 impl Sketch {
@@ -99,9 +99,9 @@ impl Sketch {
 
 impl Sketches {
     /// Adds the sketch of a contribution, and drops windows that are too old to be compared with it.
-    pub fn add(&mut self, window: Window, uid: Uid, digest: Digest, sketch: Sketch) {
+    pub fn add(&mut self, window: Window, uid: Uid, digest: Digest, sketch: impl Into<Arc<Sketch>>) {
         self.windows.retain(|kept, _| window.0.saturating_sub(kept.0) <= WINDOWS_KEPT);
-        self.windows.entry(window).or_default().insert(uid, (digest, sketch));
+        self.windows.entry(window).or_default().insert(uid, (digest, sketch.into()));
     }
 
     /// The near-duplicate of each seat of `window` that has one: the most similar; among equals the earliest, then
@@ -125,9 +125,14 @@ impl Sketches {
     }
 
     /// The sketches of `window` and of earlier ones, the earliest first, in uid order.
+    /// Windows, seats and digests of the contributions.
+    pub fn contributions(&self) -> impl Iterator<Item = (Window, Uid, Digest)> {
+        self.until(Window(u32::MAX)).map(|(window, uid, digest, _)| (window, uid, digest))
+    }
+
     fn until(&self, window: Window) -> impl Iterator<Item = (Window, Uid, Digest, &Sketch)> {
         self.windows.range(..=window).flat_map(|(window, seats)| {
-            seats.iter().map(|(uid, (digest, sketch))| (*window, *uid, *digest, sketch))
+            seats.iter().map(|(uid, (digest, sketch))| (*window, *uid, *digest, &**sketch))
         })
     }
 }
