@@ -27,8 +27,7 @@ const LATENCY_MAX: Duration = Duration::from_millis(40);
 /// Seat-windows for one fault of each kind.
 const SEAT_WINDOWS_PER_FAULT: u64 = 20;
 
-/// A network of more seats has the small model of [`World::with_many_seats`], and its validators evaluate as many
-/// contributions in a window as the program does by default.
+/// Validators of a network with more seats evaluate as many contributions in a window as the program does by default.
 const SMALL_NETWORK_SEATS_MAX: usize = 50;
 /// The default of `validator serve`.
 const EVALUATIONS_MAX: usize = 64;
@@ -121,9 +120,7 @@ impl Options {
     /// Gives the run of `world` room for all seats, and epochs of which a short network has several.
     pub(super) fn adapt(&self, world: &mut World) {
         let seats = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
-        if self.is_large() {
-            *world = world.with_many_seats();
-        }
+        *world = world.with_small_model();
         world.params = RunParams { epoch_windows: 2, ..world.params };
         world.terms = Terms {
             miner_seats_max: seats(self.miners + 16),

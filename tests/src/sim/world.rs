@@ -91,8 +91,8 @@ impl World {
         World { params, ..self.clone() }
     }
 
-    /// The same world with a model, data and evaluation as small as the rules need, for hundreds of seats.
-    pub fn with_many_seats(&self) -> World {
+    /// The same world with a model, data and evaluation as small as the rules need, for many seats and windows.
+    pub fn with_small_model(&self) -> World {
         let model =
             ModelConfig { d_model: 16, layers: 1, heads: 2, kv_heads: 2, d_ff: 32, ..self.spec.model };
         let spec = RunSpec { model, ..self.spec.clone() };
