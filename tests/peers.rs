@@ -11,7 +11,7 @@ use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     identity::Signer,
     keys::{self, ObjectKey},
-    peer::receivers,
+    peer::{PeerRecord, receivers},
     view::{RunView, SeatView, WindowView},
 };
 use sp_keyring::Sr25519Keyring;
@@ -320,4 +320,70 @@ async fn an_offer_is_taken_between_the_deadlines_only() {
     scene.chain.lock().advance_to(Block(params().schedule.reveal_deadline(WINDOW).0 + 1));
     let error = node::error_chain(&scene.publish(&miner).await.unwrap_err());
     assert!(error.contains("takes contributions to the window after block"), "{error}");
+}
+
+/// The bytes of a validator's record in its bucket.
+async fn record(scene: &Scene, validator: u8) -> Vec<u8> {
+    let url = format!("https://validator-{validator}.invalid");
+    let of = keys::peer(&Hotkey(key(validator).verifying_key().to_bytes()));
+    scene.http.fetch(&url, &of, &Limits::for_bytes(2_000)).await.unwrap().to_vec()
+}
+
+/// What a miner finds when it looks for a validator: whether it reaches it, or why not.
+async fn found(scene: &Scene, validator: u8) -> Result<(), String> {
+    let chain: Arc<dyn Chain> = Arc::new(scene.chain.clone());
+    let http: Arc<dyn Fetch> = scene.http.clone();
+    let peers = Peers::look(&chain, &scene.run, &http).await.unwrap();
+    let uid = scene.seat(&key(validator)).id.uid;
+    let survey = peers.survey().await.unwrap();
+    survey.into_iter().find(|(of, _)| *of == uid).expect("a validator of this run").1
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_ends_four_windows_after_its_block_unless_its_owner_signs_a_new_one() {
+    let scene = Scene::new(1000);
+    let signed = |bytes: &[u8]| {
+        let hotkey = Hotkey(key(0).verifying_key().to_bytes());
+        PeerRecord::open(bytes, &hotkey, &scene.chain.genesis()).unwrap().block
+    };
+    let _validator = scene.validator(0).await;
+    let first = record(&scene, 0).await;
+    assert_eq!(found(&scene, 0).await, Ok(()));
+
+    // The owner signs a new one within a window, and is found for as long as it runs.
+    let window = params().schedule.blocks_per_window;
+    for _ in 0..5 {
+        let next = Block(signed(&record(&scene, 0).await).0 + window);
+        scene.chain.lock().advance_to(next);
+        let renewed = async {
+            while signed(&record(&scene, 0).await) < next {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), renewed).await.expect("a new record within a window");
+        assert_eq!(found(&scene, 0).await, Ok(()));
+    }
+
+    // The operator of the bucket serves the first one again, which has ended.
+    let of = keys::peer(&Hotkey(key(0).verifying_key().to_bytes()));
+    let serve = async |bytes: Vec<u8>| {
+        let bucket: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        bucket.put(&of, bytes.into()).await.unwrap();
+        scene.http.serve("https://validator-0.invalid", bucket);
+    };
+    serve(first.clone()).await;
+    let error = found(&scene, 0).await.unwrap_err();
+    assert!(error.contains("a record is used for 240 blocks"), "{error}");
+    let miner = scene.miner(key(100)).await;
+    let error = node::error_chain(&scene.publish(&miner).await.unwrap_err());
+    assert!(error.contains("no validator of the window tells"), "{error}");
+    // Who has what it would have is not known, so nothing is missing.
+    let reader = scene.open(&PeerFile::default(), Role::Validator, &scene.home.path().join("reader")).await;
+    let error = scene.read(&reader).await.unwrap_err();
+    assert!(matches!(error, FetchError::Unreachable { .. }) && !error.is_theirs(), "{error}");
+
+    // A record of a version that this node does not speak.
+    serve([&[9], &first[1..]].concat()).await;
+    let error = found(&scene, 0).await.unwrap_err();
+    assert!(error.contains("version 9") && error.contains("version 1"), "{error}");
 }

@@ -165,7 +165,8 @@ async fn mine(
     let mut opened = node::open(&settings, Role::Miner).await?;
     let strategy = strategy(&opened);
     if let Some(metrics) = &mut metrics {
-        metrics.follow(&opened.seat, &opened.follower, opened.traffic(), &mut opened.journal);
+        let peers = opened.peers.clone();
+        metrics.follow(&opened.seat, &opened.follower, opened.traffic(), peers, &mut opened.journal);
     }
     service.follow(&mut opened.journal);
     if let Some(traces) = traces {

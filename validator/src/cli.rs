@@ -110,7 +110,8 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     let mut service = ServiceManager::from_environment();
     let (mut context, strategy) = change(node::open(&settings, Role::Validator).await?)?;
     if let Some(metrics) = &mut metrics {
-        metrics.follow(&context.seat, &context.follower, context.traffic(), &mut context.journal);
+        let peers = context.peers.clone();
+        metrics.follow(&context.seat, &context.follower, context.traffic(), peers, &mut context.journal);
     }
     service.follow(&mut context.journal);
     if let Some(traces) = traces {

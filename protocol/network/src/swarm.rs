@@ -1,7 +1,8 @@
 //! The node's connections to peers: one task that owns them, and a handle that opens streams.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -17,6 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::key::NodeKey;
+use crate::limits::{self, AddressLimits, ConnectionCounter, RefusedConnections, SeatPeers};
 use crate::url::{self, PeerUrl};
 
 /// Connections from others, at most. With the bounds on streams it bounds the memory that they can take: 64 times
@@ -31,8 +33,8 @@ const STREAMS_MAX: u32 = 32;
 /// Bytes of a stream, and of all streams of a connection, that a peer may send before they are read.
 const STREAM_BYTES: u32 = 4 << 20;
 const CONNECTION_BYTES: u32 = 8 << 20;
-/// A connection without a stream is closed after this.
-const IDLE: Duration = Duration::from_secs(60);
+/// A connection without a stream is closed after this: others want its place, and a new one takes a moment.
+const IDLE: Duration = Duration::from_secs(10);
 /// For address, transport and handshake together, and for the negotiation of a stream.
 pub(crate) const CONNECT: Duration = Duration::from_secs(10);
 /// How long a port may take to open.
@@ -48,6 +50,8 @@ pub struct NetworkSettings {
     pub listen: Option<SocketAddr>,
     /// Whether peers may have private addresses, as on a localnet.
     pub allow_private: bool,
+    /// Connections from one address.
+    pub limits: AddressLimits,
 }
 
 /// Why a node has no network.
@@ -76,6 +80,8 @@ pub enum OpenError {
 
 #[derive(NetworkBehaviour)]
 struct Behaviour {
+    /// First: what it refuses takes no place.
+    addresses: limits::Behaviour,
     limits: connection_limits::Behaviour,
     streams: stream::Behaviour,
 }
@@ -89,6 +95,8 @@ pub struct Network {
     allow_private: bool,
     control: Control,
     commands: mpsc::Sender<Dial>,
+    counter: Arc<ConnectionCounter>,
+    seats: Arc<SeatPeers>,
 }
 
 /// Connects to a peer at the first of these addresses that answers, unless it is connected.
@@ -101,16 +109,18 @@ struct Dial {
 impl Network {
     /// Starts the task. If the node listens, its ports are open when this returns.
     pub async fn start(settings: NetworkSettings) -> Result<Network, NetworkError> {
-        let NetworkSettings { key, genesis, listen, allow_private } = settings;
-        let mut swarm = swarm(&key)?;
+        let NetworkSettings { key, genesis, listen, allow_private, limits } = settings;
+        let seats = Arc::<SeatPeers>::default();
+        let mut swarm = swarm(&key, limits, seats.clone())?;
         let listening = match listen {
             Some(address) => self::listen(&mut swarm, address).await?,
             None => Vec::new(),
         };
         let control = swarm.behaviour().streams.new_control();
         let (commands, received) = mpsc::channel(64);
-        tokio::spawn(own_connections(swarm, received));
-        Ok(Network { peer: key.peer(), listening, genesis, allow_private, control, commands })
+        let counter = Arc::new(ConnectionCounter::default());
+        tokio::spawn(own_connections(swarm, received, counter.clone()));
+        Ok(Network { peer: key.peer(), listening, genesis, allow_private, control, commands, counter, seats })
     }
 
     pub fn peer(&self) -> PeerId {
@@ -123,6 +133,21 @@ impl Network {
         let [quic, _] = PeerUrl::at(self.peer, quic);
         let [_, tcp] = PeerUrl::at(self.peer, tcp);
         vec![quic, tcp]
+    }
+
+    /// Keeps half of the places for connections from others for these peers.
+    pub fn reserve_for(&self, peers: HashSet<PeerId>) {
+        self.seats.set(peers);
+    }
+
+    /// The connections from others that were refused so far.
+    pub fn refused(&self) -> RefusedConnections {
+        self.counter.refused()
+    }
+
+    /// The connections that are open, in both directions.
+    pub fn connections(&self) -> u32 {
+        self.counter.open()
     }
 
     /// Completes when the task has ended, which it does only by a fault of its own.
@@ -165,8 +190,12 @@ impl Network {
         connected.await.map_err(|_| OpenError::Ended)?
     }
 
-    /// Opens a stream, over a new connection if there is none.
-    pub(crate) async fn open(&self, to: &PeerUrl, name: &str) -> Result<Stream, OpenError> {
+    /// Opens a stream of a protocol, over a new connection if there is none. What it then says is up to the caller: the
+    /// tests of hostile peers use it too.
+    ///
+    /// # Errors
+    /// If the peer cannot be reached, may not be dialled, or does not speak the protocol.
+    pub async fn open(&self, to: &PeerUrl, name: &str) -> Result<Stream, OpenError> {
         to.judge(self.allow_private).map_err(OpenError::Forbidden)?;
         let protocol = self.protocol(name);
         let opened = timeout(CONNECT, async {
@@ -187,7 +216,11 @@ fn silent() -> OpenError {
     OpenError::Unreachable(format!("it did not answer within {} s", CONNECT.as_secs()))
 }
 
-fn swarm(key: &NodeKey) -> Result<Swarm<Behaviour>, NetworkError> {
+fn swarm(
+    key: &NodeKey,
+    addresses: AddressLimits,
+    seats: Arc<SeatPeers>,
+) -> Result<Swarm<Behaviour>, NetworkError> {
     let failed = |what: String| NetworkError::Transport { what };
     let multiplexer = || {
         let mut config = yamux::Config::default();
@@ -210,8 +243,11 @@ fn swarm(key: &NodeKey) -> Result<Swarm<Behaviour>, NetworkError> {
         .with_max_established_incoming(Some(INCOMING_MAX))
         .with_max_established_outgoing(Some(OUTGOING_MAX))
         .with_max_established_per_peer(Some(PER_PEER_MAX));
-    let behaviour =
-        Behaviour { limits: connection_limits::Behaviour::new(limits), streams: stream::Behaviour::new() };
+    let behaviour = Behaviour {
+        addresses: limits::Behaviour::new(addresses, INCOMING_MAX, seats),
+        limits: connection_limits::Behaviour::new(limits),
+        streams: stream::Behaviour::new(),
+    };
     let swarm = builder
         .with_behaviour(|_| behaviour)
         .map_err(|error| failed(error.to_string()))?
@@ -269,7 +305,11 @@ struct Dialling {
 }
 
 /// Runs until every handle is dropped.
-async fn own_connections(mut swarm: Swarm<Behaviour>, mut commands: mpsc::Receiver<Dial>) {
+async fn own_connections(
+    mut swarm: Swarm<Behaviour>,
+    mut commands: mpsc::Receiver<Dial>,
+    counter: Arc<ConnectionCounter>,
+) {
     // Callers wait no longer than `CONNECT`, and each holds a place in the channel or here, so what waits is bounded by
     // what the callers bound: fetches and pushes.
     let mut dials: HashMap<ConnectionId, Dialling> = HashMap::new();
@@ -291,15 +331,23 @@ async fn own_connections(mut swarm: Swarm<Behaviour>, mut commands: mpsc::Receiv
             }
             event = swarm.select_next_some() => match event {
                 SwarmEvent::ConnectionEstablished { peer_id, .. } => {
+                    counter.set_open(swarm.network_info().connection_counters().num_established());
                     for (_, dial) in dials.extract_if(|_, dial| dial.peer == peer_id) {
                         dial.waiting.into_iter().for_each(|done| drop(done.send(Ok(()))));
                     }
+                }
+                SwarmEvent::ConnectionClosed { .. } => {
+                    counter.set_open(swarm.network_info().connection_counters().num_established());
                 }
                 SwarmEvent::OutgoingConnectionError { connection_id, error, .. } => {
                     let failed = OpenError::Unreachable(error.to_string());
                     for done in dials.remove(&connection_id).into_iter().flat_map(|dial| dial.waiting) {
                         let _ = done.send(Err(failed.clone()));
                     }
+                }
+                SwarmEvent::IncomingConnectionError { send_back_addr, error, .. } => {
+                    tracing::debug!(from = %send_back_addr, %error, "a peer's connection failed");
+                    counter.failed(&error);
                 }
                 // The node ends with it, and is started again: it is advertised as one that takes contributions.
                 SwarmEvent::ListenerClosed { reason, addresses, .. } => {

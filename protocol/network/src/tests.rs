@@ -19,9 +19,14 @@ const GENESIS: GenesisHash = GenesisHash([5; 32]);
 const SOON: Duration = Duration::from_secs(10);
 
 async fn network(genesis: GenesisHash, listens: bool) -> Arc<Network> {
-    let listen = listens.then(|| "127.0.0.1:0".parse().unwrap());
-    let key = NodeKey::generate().unwrap();
-    Arc::new(Network::start(NetworkSettings { key, genesis, listen, allow_private: true }).await.unwrap())
+    let listen = listens.then_some("127.0.0.1:0");
+    start(genesis, listen, AddressLimits::default()).await
+}
+
+async fn start(genesis: GenesisHash, listen: Option<&str>, limits: AddressLimits) -> Arc<Network> {
+    let (key, listen) = (NodeKey::generate().unwrap(), listen.map(|address| address.parse().unwrap()));
+    let settings = NetworkSettings { key, genesis, listen, allow_private: true, limits };
+    Arc::new(Network::start(settings).await.unwrap())
 }
 
 /// A node that dials, and one that listens.
@@ -132,7 +137,13 @@ async fn of_two_addresses_the_one_that_answers_is_used() {
 #[tokio::test]
 async fn a_public_node_dials_no_private_address() {
     let key = NodeKey::generate().unwrap();
-    let settings = NetworkSettings { key, genesis: GENESIS, listen: None, allow_private: false };
+    let settings = NetworkSettings {
+        key,
+        genesis: GENESIS,
+        listen: None,
+        allow_private: false,
+        limits: AddressLimits::default(),
+    };
     let fetch = PeerFetcher::new(Arc::new(Network::start(settings).await.unwrap()));
     let url = PeerUrl::at(NodeKey::generate().unwrap().peer(), "169.254.169.254:80".parse().unwrap());
     let (key, _) = object(1);
@@ -401,4 +412,136 @@ async fn a_push_to_a_receiver_that_dies_fails_and_may_be_tried_elsewhere() {
     });
     let error = push(&client, &server.listening()[0], &offered.offer, &offered.file()).await.unwrap_err();
     assert!(matches!(error, PushError::Wire(_)) && error.may_pass(), "{error}");
+}
+
+/// Waits until something that another task does is done.
+async fn until(what: &str, is_done: impl Fn() -> bool) {
+    let waited = tokio::time::timeout(SOON, async {
+        while !is_done() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    waited.await.unwrap_or_else(|_| panic!("not within {SOON:?}: {what}"));
+}
+
+/// Whether a node reads an object from this address of a peer now.
+async fn reads(client: &Arc<Network>, url: &PeerUrl, (key, bytes): &(ObjectKey, Bytes)) -> bool {
+    let read =
+        PeerFetcher::new(client.clone()).fetch(&url.to_string(), key, &brief(bytes.len() as u64)).await;
+    read.is_ok_and(|read| read == bytes)
+}
+
+/// A node that serves an object, and its addresses: of QUIC and of TCP.
+async fn limited(limits: AddressLimits) -> (Arc<Network>, [PeerUrl; 2], (ObjectKey, Bytes)) {
+    let server = start(GENESIS, Some("127.0.0.1:0"), limits).await;
+    let object = object(1000);
+    let store = Arc::new(MemoryStore::new());
+    store.put(&object.0, object.1.clone()).await.unwrap();
+    serve_blobs(&server, vec![store]).unwrap();
+    let urls = server.listening().try_into().unwrap();
+    (server, urls, object)
+}
+
+#[tokio::test]
+async fn one_address_has_only_so_many_connections_and_others_have_theirs() {
+    let limits = AddressLimits { connections: 3, per_minute: 1000, loopback: true };
+    let (server, urls, object) = limited(limits).await;
+    let mut clients = Vec::new();
+    for at in 0..3 {
+        let client = network(GENESIS, false).await;
+        // Both transports count.
+        assert!(reads(&client, &urls[at % 2], &object).await, "{at}");
+        clients.push(client);
+    }
+    assert_eq!(server.refused(), RefusedConnections::default());
+    let late = network(GENESIS, false).await;
+    for (at, url) in urls.iter().enumerate() {
+        assert!(!reads(&late, url, &object).await, "{url}");
+        until("the refusal is counted", || server.refused().address_connections == at as u64 + 1).await;
+    }
+    assert_eq!(server.refused(), RefusedConnections { address_connections: 2, ..Default::default() });
+    // Those that are open go on, and another address of this machine has its own places. A node that listens dials from
+    // the address that it listens at.
+    assert!(reads(&clients[0], &urls[0], &object).await);
+    let elsewhere = start(GENESIS, Some("127.0.0.2:0"), limits).await;
+    assert!(reads(&elsewhere, &urls[0], &object).await);
+    // One that leaves makes room.
+    drop(clients.pop());
+    let mut has_read = false;
+    for _ in 0..100 {
+        has_read = has_read || reads(&late, &urls[1], &object).await;
+    }
+    assert!(has_read);
+}
+
+#[tokio::test]
+async fn one_address_makes_only_so_many_connections_within_a_minute() {
+    let limits = AddressLimits { connections: 1000, per_minute: 6, loopback: true };
+    let (server, urls, object) = limited(limits).await;
+    let mut read = 0;
+    for at in 0..10 {
+        // Each ends before the next: they are never open at once.
+        let client = network(GENESIS, false).await;
+        read += usize::from(reads(&client, &urls[at % 2], &object).await);
+    }
+    assert_eq!(read, 6);
+    until("the refusals are counted", || server.refused().address_rate == 4).await;
+    let elsewhere = start(GENESIS, Some("127.0.0.2:0"), limits).await;
+    assert!(reads(&elsewhere, &urls[0], &object).await);
+}
+
+#[tokio::test]
+async fn a_localnet_has_many_nodes_at_one_address() {
+    let (server, urls, object) = limited(AddressLimits::default()).await;
+    let mut clients = Vec::new();
+    for at in 0..40 {
+        let client = network(GENESIS, false).await;
+        assert!(reads(&client, &urls[at % 2], &object).await, "{at}");
+        clients.push(client);
+    }
+    assert_eq!((server.refused(), server.connections()), (RefusedConnections::default(), 40));
+    drop(clients);
+    until("all connections end", || server.connections() == 0).await;
+}
+
+#[tokio::test]
+async fn a_full_node_refuses_and_serves_again_when_one_leaves() {
+    let (server, urls, object) = limited(AddressLimits::default()).await;
+    let mut clients = Vec::new();
+    for at in 0..64 {
+        let client = network(GENESIS, false).await;
+        client.connect(&[urls[at % 2].clone()]).await.unwrap();
+        clients.push(client);
+    }
+    until("all are connected", || server.connections() == 64).await;
+    let late = network(GENESIS, false).await;
+    assert!(!reads(&late, &urls[0], &object).await && !reads(&late, &urls[1], &object).await);
+    until("the refusals are counted", || server.refused().connections == 2).await;
+    assert_eq!(server.connections(), 64);
+    drop(clients.pop());
+    until("one has left", || server.connections() == 63).await;
+    assert!(reads(&late, &urls[0], &object).await);
+}
+
+#[tokio::test]
+async fn strangers_leave_half_of_the_places_to_seats() {
+    let (server, urls, object) = limited(AddressLimits::default()).await;
+    let mut seats = Vec::new();
+    for _ in 0..32 {
+        seats.push(network(GENESIS, false).await);
+    }
+    server.reserve_for(seats.iter().map(|seat| seat.peer()).collect());
+    let mut strangers = Vec::new();
+    for at in 0..40 {
+        let stranger = network(GENESIS, false).await;
+        // The last ones are connected at first, and then thrown out.
+        let _ = stranger.connect(&[urls[at % 2].clone()]).await;
+        strangers.push(stranger);
+    }
+    until("the refusals are counted", || server.refused().strangers == 8).await;
+    assert_eq!(server.connections(), 32);
+    for (at, seat) in seats.iter().enumerate() {
+        assert!(reads(seat, &urls[at % 2], &object).await, "{at}");
+    }
+    assert_eq!(server.refused(), RefusedConnections { strangers: 8, ..Default::default() });
 }

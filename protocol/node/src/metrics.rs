@@ -8,6 +8,7 @@
 use crate::{
     Entry, Follower, Journal,
     durable::{DiskStatus, free_bytes},
+    peers::Peers,
 };
 use bytes::Bytes;
 use chain_client::{Chain, Head};
@@ -18,6 +19,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use network::RefusedConnections;
 use prometheus_client::{
     metrics::{
         counter::{ConstCounter, Counter},
@@ -105,6 +107,7 @@ struct State {
     done: Option<Window>,
     last_error: Option<(SystemTime, String)>,
     traffic: Option<Traffic>,
+    peers: Option<Arc<Peers>>,
     disk: DiskStatus,
     free_bytes: Option<u64>,
     counts: Counts,
@@ -185,10 +188,19 @@ impl Metrics {
     }
 
     /// Counts what the role does from now on. `traffic` returns the bytes moved so far, up and down.
-    pub fn follow(&mut self, seat: &SeatView, follower: &Follower, traffic: Traffic, journal: &mut Journal) {
+    pub fn follow(
+        &mut self,
+        seat: &SeatView,
+        follower: &Follower,
+        traffic: Traffic,
+        peers: Option<Arc<Peers>>,
+        journal: &mut Journal,
+    ) {
         let Follower { run, chain, .. } = follower;
         self.shared.sits(run.id, seat.id.uid, run.params.schedule, traffic);
-        self.shared.state().disk = journal.disk.clone();
+        let mut state = self.shared.state();
+        (state.disk, state.peers) = (journal.disk.clone(), peers);
+        drop(state);
         let watched = self.shared.clone();
         journal.watch(Box::new(move |entry| watched.take(entry)));
         self.tasks.push(tokio::spawn(watch_heads(chain.clone(), self.shared.clone())));
@@ -338,6 +350,10 @@ impl Shared {
         let (up, down) = state.traffic.as_ref().map_or((0, 0), |traffic| traffic());
         page.counter("uploaded_bytes", "Bytes put into the role's bucket", up);
         page.counter("downloaded_bytes", "Bytes fetched", down);
+        let network = state.peers.as_ref().map(|peers| &peers.network);
+        let open = network.map_or(0, |network| network.connections());
+        page.gauge("peer_connections", "Connections to peers that are open, in both directions", open);
+        page.refused(&network.map(|network| network.refused()).unwrap_or_default());
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &page.0)
             .expect("writing to a string cannot fail");
@@ -434,6 +450,21 @@ impl Page {
             seat.get_or_create(&labels).set(1);
         }
         self.0.register("seat", "The seat that this process holds", seat);
+    }
+
+    fn refused(&mut self, refused: &RefusedConnections) {
+        let RefusedConnections { address_connections, address_rate, strangers, connections } = *refused;
+        let counts = [
+            ("address_connections", address_connections),
+            ("address_rate", address_rate),
+            ("strangers", strangers),
+            ("connections", connections),
+        ];
+        let family = Family::<Label, Counter>::default();
+        for (reason, count) in counts {
+            family.get_or_create(&[("reason", reason.to_owned())]).inc_by(count);
+        }
+        self.0.register("peer_connections_refused", "Connections of peers that were refused", family);
     }
 
     fn process(&mut self, started: SystemTime, state: &State) {
@@ -741,6 +772,7 @@ mod tests {
             "mettle_sent_bytes 11",
             "mettle_uploaded_bytes_total 70",
             "mettle_downloaded_bytes_total 900",
+            "mettle_peer_connections_refused_total{reason=\"address_rate\"} 0",
             "mettle_seat{role=\"validator\",run=\"3\",uid=\"5\",version=\"0.1.0\"} 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");

@@ -6,27 +6,31 @@ use anyhow::{Context as _, bail};
 use async_trait::async_trait;
 use bytes::Bytes;
 use chain_client::{Chain, ChainError};
-use futures::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use futures::{
+    StreamExt as _,
+    future::{BoxFuture, join_all},
+    stream::FuturesUnordered,
+};
 use network::{
-    AnyFetcher, Network, NetworkSettings, NodeKey, OpenError, PeerFetcher, PeerUrl, PushError, PutServer,
-    push, serve_blobs,
+    AddressLimits, AnyFetcher, Network, NetworkSettings, NodeKey, OpenError, PeerFetcher, PeerUrl, PushError,
+    PutServer, push, serve_blobs,
 };
 use protocol::{
-    Digest, GenesisHash, Hotkey, Role, RunId, Schedule, Uid, Window, ensure,
+    Block, Digest, GenesisHash, Hotkey, Role, RunId, Schedule, Uid, Window, ensure,
     identity::Signer,
     keys::{self, ObjectKey},
     peer::{
-        PeerRecord, PutHeader, RECEIVERS_ASKED_MAX, RECEIVERS_WANTED, RECORD_BYTES_MAX, Receiver,
-        RecordError, Refusal, receivers,
+        MessageError, PeerRecord, PutHeader, RECEIVERS_ASKED_MAX, RECEIVERS_WANTED, RECORD_BYTES_MAX,
+        Receiver, RecordError, Refusal, receivers,
     },
     view::{RunView, SeatView, WindowView},
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     net::SocketAddr,
     ops::Range,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 use store::{
@@ -41,6 +45,9 @@ pub const KEY_FILE: &str = "node.key";
 const INBOX: &str = "inbox";
 /// Windows before the latest one whose contributions stay in the inbox.
 const WINDOWS_KEPT: u32 = 1;
+/// Windows for which a record is used, from the block at which it was signed (PROT-34). Its owner signs a new one every
+/// window.
+const RECORD_WINDOWS_MAX: u32 = 4;
 /// How long a validator's addresses are believed, and how long their absence.
 const FOUND_FOR: Duration = Duration::from_secs(600);
 const MISSING_FOR: Duration = Duration::from_secs(15);
@@ -49,7 +56,7 @@ const RECORD_WITHIN: Duration = Duration::from_secs(10);
 /// Between two tries to publish the own addresses, and between two offers to one validator.
 const RETRY: Duration = Duration::from_secs(30);
 const OFFER_AGAIN: Duration = Duration::from_millis(500);
-/// Validators that a survey asks at once.
+/// Validators whose addresses are looked up at once.
 const SURVEYED_AT_ONCE: usize = 8;
 /// For a connection to a validator, over QUIC or TCP, and for its answer. A slower one is connected to all the same, for
 /// the next attempt.
@@ -89,7 +96,9 @@ pub struct Peers {
 /// A validator's addresses, until they are looked up again.
 struct Known {
     until: Instant,
-    /// `None`: its bucket did not answer.
+    /// The block at which its record was signed, if it has one.
+    signed: Option<Block>,
+    /// `None`: its bucket did not answer, or has an old record.
     urls: Option<Vec<PeerUrl>>,
 }
 
@@ -100,6 +109,10 @@ enum NoRecord {
     Fetch(#[from] FetchError),
     #[error(transparent)]
     Record(#[from] RecordError),
+    #[error(
+        "its record was signed at block {signed}, the chain is at block {now}, and a record is used for {blocks} blocks"
+    )]
+    Ended { signed: Block, now: Block, blocks: u32 },
 }
 
 /// The validators that a contribution goes to.
@@ -161,6 +174,7 @@ impl Peers {
             genesis,
             listen: file.listen,
             allow_private: run.params.localnet && chain.is_development(),
+            limits: AddressLimits::default(),
         };
         let network = Arc::new(Network::start(settings).await?);
         let inbox = match role {
@@ -200,9 +214,10 @@ impl Peers {
         signer: &Signer,
     ) -> anyhow::Result<()> {
         let Some(inbox) = &self.inbox else { return Ok(()) };
+        let key = keys::peer(&signer.hotkey());
         let Some(listen) = file.listen else {
             // So that no miner looks for this validator where it was.
-            let (store, key) = (store.clone(), keys::peer(&signer.hotkey()));
+            let store = store.clone();
             tokio::spawn(async move {
                 if let Err(error) = store.delete(&key).await {
                     let error = error_chain(&error);
@@ -216,31 +231,27 @@ impl Peers {
         let judge = Judge { peers: self.clone(), bytes_max, cleared: Mutex::default() };
         PutServer::new(Arc::new(judge), inbox.clone()).serve(&self.network)?;
 
-        let block = self.chain.heads().borrow().block;
-        let record = PeerRecord {
-            hotkey: signer.hotkey(),
-            block,
-            addresses: addresses.iter().map(ToString::to_string).collect(),
+        let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        tracing::info!(?addresses, "peers reach this validator");
+        let signer = signer.clone();
+        let seal = move |block| {
+            let record = PeerRecord { hotkey: signer.hotkey(), block, addresses: addresses.clone() };
+            record.seal(&signer).map(Bytes::from)
         };
-        let bytes = Bytes::from(record.seal(signer)?);
-        let (store, key) = (store.clone(), keys::peer(&record.hotkey));
-        tracing::info!(addresses = ?record.addresses, "peers reach this validator");
-        tokio::spawn(async move {
-            while let Err(error) = store.put(&key, bytes.clone()).await {
-                let error = error_chain(&error);
-                tracing::warn!(error, "could not publish this validator's addresses, trying again");
-                tokio::time::sleep(RETRY).await;
-            }
-        });
+        seal(Block(0)).context("the addresses under [peer] fit into no record")?;
+        tokio::spawn(publish_record(Arc::downgrade(self), store.clone(), key, seal));
         Ok(())
     }
 
     /// Where a validator takes contributions and serves objects: as its record says; nowhere if it has none. `None` if
-    /// its bucket did not answer.
+    /// its bucket did not answer, or has an old record.
     async fn addresses(&self, validator: &SeatView) -> Option<Vec<PeerUrl>> {
         let known = self.records().entry(validator.hotkey).or_default().clone();
         let mut known = known.lock().await;
-        if let Some(known) = known.as_ref().filter(|known| Instant::now() < known.until) {
+        let is_believed = |known: &&Known| {
+            Instant::now() < known.until && known.signed.is_none_or(|signed| self.judge_age(signed).is_ok())
+        };
+        if let Some(known) = known.as_ref().filter(is_believed) {
             return known.urls.clone();
         }
         let found = self.record(validator).await;
@@ -248,20 +259,49 @@ impl Peers {
             tracing::debug!(uid = validator.id.uid.0, %error, "no addresses of a validator");
         }
         let kept_for = if found.is_ok() { FOUND_FOR } else { MISSING_FOR };
-        let urls = match found {
-            Ok(urls) => Some(urls),
-            Err(NoRecord::Fetch(FetchError::Missing) | NoRecord::Record(_)) => Some(Vec::new()),
-            Err(NoRecord::Fetch(_)) => None,
+        let (signed, urls) = match found {
+            Ok((signed, urls)) => (Some(signed), Some(urls)),
+            Err(NoRecord::Fetch(FetchError::Missing) | NoRecord::Record(_)) => (None, Some(Vec::new())),
+            // A bucket that serves an old record does not say where its validator is.
+            Err(NoRecord::Fetch(_) | NoRecord::Ended { .. }) => (None, None),
         };
-        *known = Some(Known { until: Instant::now() + kept_for, urls: urls.clone() });
+        *known = Some(Known { until: Instant::now() + kept_for, signed, urls: urls.clone() });
         urls
     }
 
-    async fn record(&self, validator: &SeatView) -> Result<Vec<PeerUrl>, NoRecord> {
+    /// A validator's record: the block at which it was signed, and the addresses.
+    async fn record(&self, validator: &SeatView) -> Result<(Block, Vec<PeerUrl>), NoRecord> {
         let limits = Limits::for_bytes(RECORD_BYTES_MAX as u64).within(RECORD_WITHIN);
         let bytes = self.http.fetch(&validator.endpoint, &keys::peer(&validator.hotkey), &limits).await?;
         let record = PeerRecord::open(&bytes, &validator.hotkey, &self.genesis)?;
-        Ok(record.addresses.iter().filter_map(|address| address.parse().ok()).collect())
+        self.judge_age(record.block)?;
+        let urls = record.addresses.iter().filter_map(|address| address.parse().ok()).collect();
+        Ok((record.block, urls))
+    }
+
+    /// Whether a record that was signed at this block is still used. It may be ahead of this node's chain as far as it
+    /// may be behind.
+    fn judge_age(&self, signed: Block) -> Result<(), NoRecord> {
+        let now = self.chain.heads().borrow().block;
+        let blocks = RECORD_WINDOWS_MAX.saturating_mul(self.schedule.blocks_per_window);
+        ensure!(signed.0.abs_diff(now.0) <= blocks, NoRecord::Ended { signed, now, blocks });
+        Ok(())
+    }
+
+    /// Keeps places for the run's seats, by their node keys: a miner's without a bucket is its endpoint, a validator's is in
+    /// its record.
+    async fn reserve_places(&self) -> Result<(), ChainError> {
+        let seats = self.chain.seats(self.run).await?;
+        let (validators, miners): (Vec<_>, Vec<_>) =
+            seats.into_iter().partition(|seat| seat.role == Role::Validator);
+        let miners = miners.iter().filter_map(|seat| seat.endpoint.parse().ok());
+        let mut peers: HashSet<_> = miners.map(|url: PeerUrl| url.peer).collect();
+        for some in validators.chunks(SURVEYED_AT_ONCE) {
+            let records = join_all(some.iter().map(|seat| self.addresses(seat))).await;
+            peers.extend(records.into_iter().flatten().flatten().map(|url| url.peer));
+        }
+        self.network.reserve_for(peers);
+        Ok(())
     }
 
     /// The run's validators, each with why contributions cannot be sent to it from here, if so.
@@ -273,7 +313,7 @@ impl Peers {
         let validators = seats.iter().filter(|seat| seat.role == Role::Validator);
         let reached = validators.map(async |validator| {
             let reached = match self.record(validator).await {
-                Ok(urls) => self.network.connect(&urls).await.map_err(|error| error.to_string()),
+                Ok((_, urls)) => self.network.connect(&urls).await.map_err(|error| error.to_string()),
                 Err(error) => Err(format!("it does not say where it takes contributions ({error})")),
             };
             (validator.id.uid, reached)
@@ -526,6 +566,40 @@ impl Peers {
                 ended => return ended,
             }
             tokio::time::sleep(OFFER_AGAIN).await;
+        }
+    }
+}
+
+/// Publishes a validator's record in its bucket, and a new one every window, as long as the node has its network. Keeps
+/// places for the seats of the window.
+async fn publish_record(
+    peers: Weak<Peers>,
+    store: Arc<dyn Store>,
+    key: ObjectKey,
+    seal: impl Fn(Block) -> Result<Bytes, MessageError> + Send,
+) {
+    let node = peers.upgrade().map(|peers| (peers.chain.heads(), peers.schedule.blocks_per_window));
+    let Some((mut heads, blocks)) = node else { return };
+    let mut signed: Option<Block> = None;
+    while peers.strong_count() > 0 {
+        let block = heads.borrow_and_update().block;
+        if signed.is_none_or(|signed| signed.0.saturating_add(blocks) <= block.0) {
+            let Ok(bytes) = seal(block) else { return };
+            if let Err(error) = store.put(&key, bytes).await {
+                let error = error_chain(&error);
+                tracing::warn!(error, "could not publish this validator's addresses, trying again");
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
+            signed = Some(block);
+            if let Some(peers) = peers.upgrade()
+                && let Err(error) = peers.reserve_places().await
+            {
+                tracing::warn!(error = error_chain(&error), "could not read the seats to keep places for");
+            }
+        }
+        if heads.changed().await.is_err() {
+            return;
         }
     }
 }

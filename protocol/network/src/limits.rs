@@ -1,0 +1,417 @@
+//! Limits on the connections from others: a peer with many node keys at one address takes no more than that address may,
+//! and strangers leave half of the places to seats.
+//!
+//! A connection over TCP counts when it arrives. One over QUIC takes its place then too, but counts as new only once its
+//! handshake is done: until then its address may be forged, and a forger would use up what belongs to another.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use libp2p::connection_limits::Exceeded;
+use libp2p::core::Endpoint;
+use libp2p::core::transport::PortUse;
+use libp2p::multiaddr::{Multiaddr, Protocol};
+use libp2p::swarm::derive_prelude::ConnectionEstablished;
+use libp2p::swarm::{
+    ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm, ListenError, ListenFailure,
+    NetworkBehaviour, THandler, THandlerInEvent, THandlerOutEvent, ToSwarm, dummy,
+};
+use libp2p::{PeerId, core::util};
+use protocol::ensure;
+
+use crate::url;
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// Addresses that are remembered. Beyond it, those without a connection are forgotten.
+const ADDRESSES_MAX: usize = 4096;
+
+/// How many connections a node takes from one address: an IPv4 address, or the first 64 bits of an IPv6 address, which
+/// are what one customer of a provider has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressLimits {
+    /// At once, with those in handshakes.
+    pub connections: u32,
+    /// In any minute.
+    pub per_minute: u32,
+    /// Whether they hold for connections from the same machine too. All nodes of a localnet have one address.
+    pub loopback: bool,
+}
+
+impl Default for AddressLimits {
+    fn default() -> AddressLimits {
+        AddressLimits { connections: 16, per_minute: 64, loopback: false }
+    }
+}
+
+/// Connections from others that a node refused since it started, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RefusedConnections {
+    /// The address had as many as it may have at once.
+    pub address_connections: u64,
+    /// The address had as many new ones within a minute as it may have.
+    pub address_rate: u64,
+    /// Strangers had as many as they may have at once: the rest of the places is for seats.
+    pub strangers: u64,
+    /// The node, or the peer, had as many as it may have at once.
+    pub connections: u64,
+}
+
+/// Counts a node's connections.
+#[derive(Default)]
+pub(crate) struct ConnectionCounter {
+    open: AtomicU32,
+    address_connections: AtomicU64,
+    address_rate: AtomicU64,
+    strangers: AtomicU64,
+    connections: AtomicU64,
+}
+
+impl ConnectionCounter {
+    pub fn open(&self) -> u32 {
+        self.open.load(Relaxed)
+    }
+
+    pub fn set_open(&self, open: u32) {
+        self.open.store(open, Relaxed);
+    }
+
+    pub fn refused(&self) -> RefusedConnections {
+        RefusedConnections {
+            address_connections: self.address_connections.load(Relaxed),
+            address_rate: self.address_rate.load(Relaxed),
+            strangers: self.strangers.load(Relaxed),
+            connections: self.connections.load(Relaxed),
+        }
+    }
+
+    /// Counts a connection that failed, if it was refused.
+    pub fn failed(&self, error: &ListenError) {
+        let ListenError::Denied { cause } = error else { return };
+        let counter = match cause.downcast_ref::<TooMany>() {
+            Some(TooMany::OfAddress) => &self.address_connections,
+            Some(TooMany::WithinMinute) => &self.address_rate,
+            Some(TooMany::OfStrangers) => &self.strangers,
+            Some(TooMany::OfNode) => &self.connections,
+            None if cause.downcast_ref::<Exceeded>().is_some() => &self.connections,
+            None => return,
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+}
+
+/// Why a connection is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TooMany {
+    #[error("the address has as many connections as one may have")]
+    OfAddress,
+    #[error("the address made as many connections within a minute as one may make")]
+    WithinMinute,
+    #[error("strangers have as many connections as they may have together")]
+    OfStrangers,
+    #[error("the node has as many connections from others as it may have")]
+    OfNode,
+}
+
+/// An IPv4 address, or the first 64 bits of an IPv6 address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Source {
+    V4(u32),
+    V6(u64),
+}
+
+impl Source {
+    fn of(address: IpAddr) -> Source {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Source::V4(address.to_bits()),
+            IpAddr::V6(address) => Source::V6((address.to_bits() >> 64) as u64),
+        }
+    }
+}
+
+/// The connections of one address.
+#[derive(Default)]
+struct Held {
+    open: u32,
+    /// When those of the last minute were made. Never more than the limit.
+    made: VecDeque<Instant>,
+}
+
+impl Held {
+    fn forget_before(&mut self, now: Instant) {
+        while self.made.front().is_some_and(|made| MINUTE <= now.saturating_duration_since(*made)) {
+            self.made.pop_front();
+        }
+    }
+}
+
+/// The connections of all addresses.
+struct Connections {
+    limits: AddressLimits,
+    held: HashMap<Source, Held>,
+}
+
+impl Connections {
+    /// Takes a place for a connection that arrives.
+    fn open(&mut self, source: Source, now: Instant) -> Result<(), TooMany> {
+        if ADDRESSES_MAX <= self.held.len() && !self.held.contains_key(&source) {
+            self.make_room(now);
+        }
+        let AddressLimits { connections, per_minute, .. } = self.limits;
+        let held = self.held.entry(source).or_default();
+        held.forget_before(now);
+        ensure!(held.made.len() < per_minute as usize, TooMany::WithinMinute);
+        ensure!(held.open < connections, TooMany::OfAddress);
+        held.open += 1;
+        Ok(())
+    }
+
+    /// Counts a connection as new.
+    fn count(&mut self, source: Source, now: Instant) -> Result<(), TooMany> {
+        let held = self.held.entry(source).or_default();
+        held.forget_before(now);
+        ensure!(held.made.len() < self.limits.per_minute as usize, TooMany::WithinMinute);
+        held.made.push_back(now);
+        Ok(())
+    }
+
+    fn close(&mut self, source: Source) {
+        if let Some(held) = self.held.get_mut(&source) {
+            held.open = held.open.saturating_sub(1);
+        }
+    }
+
+    fn make_room(&mut self, now: Instant) {
+        self.held.retain(|_, held| {
+            held.forget_before(now);
+            0 < held.open || !held.made.is_empty()
+        });
+        if ADDRESSES_MAX <= self.held.len() {
+            self.held.retain(|_, held| 0 < held.open);
+        }
+    }
+}
+
+/// Refuses connections beyond [`AddressLimits`], and all while the node has as many as it may have: before their
+/// handshakes, which cost more than the rest.
+pub(crate) struct Behaviour {
+    connections: Connections,
+    /// The addresses of the connections that have a place.
+    places: HashMap<ConnectionId, Source>,
+    /// Connections from others past their handshakes.
+    established: u32,
+    established_max: u32,
+    seats: Arc<SeatPeers>,
+    /// Those of them that are not of seats.
+    strangers: HashSet<ConnectionId>,
+}
+
+/// The peers for which half of the places is kept; none before they are known.
+#[derive(Default)]
+pub(crate) struct SeatPeers(RwLock<HashSet<PeerId>>);
+
+impl SeatPeers {
+    pub fn set(&self, peers: HashSet<PeerId>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = peers;
+    }
+
+    fn is_stranger(&self, peer: &PeerId) -> bool {
+        let seats = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        !seats.is_empty() && !seats.contains(peer)
+    }
+}
+
+impl Behaviour {
+    pub fn new(limits: AddressLimits, established_max: u32, seats: Arc<SeatPeers>) -> Behaviour {
+        let connections = Connections { limits, held: HashMap::new() };
+        let (places, strangers) = (HashMap::new(), HashSet::new());
+        Behaviour { connections, places, established: 0, established_max, seats, strangers }
+    }
+
+    /// Where a connection comes from; `None` if its address has no limits.
+    fn source(&self, remote: &Multiaddr) -> Option<Source> {
+        let address = remote.iter().find_map(url::ip)?;
+        let is_free = address.to_canonical().is_loopback() && !self.connections.limits.loopback;
+        (!is_free).then(|| Source::of(address))
+    }
+}
+
+/// Whether the address of a connection is known to be its peer's before the handshake.
+fn is_proved(remote: &Multiaddr) -> bool {
+    !remote.iter().any(|part| matches!(part, Protocol::Udp(_)))
+}
+
+impl NetworkBehaviour for Behaviour {
+    type ConnectionHandler = dummy::ConnectionHandler;
+    type ToSwarm = std::convert::Infallible;
+
+    fn handle_pending_inbound_connection(
+        &mut self,
+        id: ConnectionId,
+        _: &Multiaddr,
+        remote: &Multiaddr,
+    ) -> Result<(), ConnectionDenied> {
+        ensure!(self.established < self.established_max, ConnectionDenied::new(TooMany::OfNode));
+        let Some(source) = self.source(remote) else { return Ok(()) };
+        let now = Instant::now();
+        self.connections.open(source, now).map_err(ConnectionDenied::new)?;
+        self.places.insert(id, source);
+        if is_proved(remote) {
+            self.connections.count(source, now).map_err(ConnectionDenied::new)?;
+        }
+        Ok(())
+    }
+
+    fn handle_established_inbound_connection(
+        &mut self,
+        id: ConnectionId,
+        peer: PeerId,
+        _: &Multiaddr,
+        remote: &Multiaddr,
+    ) -> Result<THandler<Self>, ConnectionDenied> {
+        if let Some(source) = self.source(remote)
+            && !is_proved(remote)
+        {
+            self.connections.count(source, Instant::now()).map_err(ConnectionDenied::new)?;
+        }
+        if self.seats.is_stranger(&peer) {
+            let max = self.established_max as usize / 2;
+            ensure!(self.strangers.len() < max, ConnectionDenied::new(TooMany::OfStrangers));
+            self.strangers.insert(id);
+        }
+        Ok(dummy::ConnectionHandler)
+    }
+
+    fn handle_established_outbound_connection(
+        &mut self,
+        _: ConnectionId,
+        _: PeerId,
+        _: &Multiaddr,
+        _: Endpoint,
+        _: PortUse,
+    ) -> Result<THandler<Self>, ConnectionDenied> {
+        Ok(dummy::ConnectionHandler)
+    }
+
+    fn on_swarm_event(&mut self, event: FromSwarm<'_>) {
+        let ended = match event {
+            FromSwarm::ConnectionEstablished(ConnectionEstablished { endpoint, .. }) => {
+                self.established += u32::from(endpoint.is_listener());
+                return;
+            }
+            FromSwarm::ConnectionClosed(ConnectionClosed { connection_id, endpoint, .. }) => {
+                self.established = self.established.saturating_sub(u32::from(endpoint.is_listener()));
+                connection_id
+            }
+            // A connection that was refused ends here too.
+            FromSwarm::ListenFailure(ListenFailure { connection_id, .. }) => connection_id,
+            _ => return,
+        };
+        self.strangers.remove(&ended);
+        if let Some(source) = self.places.remove(&ended) {
+            self.connections.close(source);
+        }
+    }
+
+    fn on_connection_handler_event(&mut self, _: PeerId, _: ConnectionId, event: THandlerOutEvent<Self>) {
+        util::unreachable(event)
+    }
+
+    fn poll(&mut self, _: &mut Context<'_>) -> Poll<ToSwarm<Self::ToSwarm, THandlerInEvent<Self>>> {
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: AddressLimits = AddressLimits { connections: 2, per_minute: 3, loopback: false };
+
+    fn connections() -> Connections {
+        Connections { limits: LIMITS, held: HashMap::new() }
+    }
+
+    fn source(address: &str) -> Source {
+        Source::of(address.parse().unwrap())
+    }
+
+    #[test]
+    fn an_address_is_all_that_one_customer_has() {
+        assert_eq!(source("203.0.113.5"), source("::ffff:203.0.113.5"));
+        assert_ne!(source("203.0.113.5"), source("203.0.113.6"));
+        assert_eq!(source("2001:db8:1:2::1"), source("2001:db8:1:2:ffff::9"));
+        assert_ne!(source("2001:db8:1:2::1"), source("2001:db8:1:3::1"));
+    }
+
+    #[test]
+    fn connections_at_once_are_bounded_per_address() {
+        let (mut all, now) = (connections(), Instant::now());
+        let (one, other) = (source("203.0.113.5"), source("203.0.113.6"));
+        assert_eq!([all.open(one, now), all.open(one, now)], [Ok(()); 2]);
+        assert_eq!(all.open(one, now), Err(TooMany::OfAddress));
+        assert_eq!(all.open(other, now), Ok(()), "others are not affected");
+        all.close(one);
+        assert_eq!(all.open(one, now), Ok(()));
+    }
+
+    #[test]
+    fn new_connections_are_bounded_in_any_minute() {
+        let (mut all, start) = (connections(), Instant::now());
+        let one = source("2001:db8::1");
+        let mut at = |seconds: u64| {
+            let now = start + Duration::from_secs(seconds);
+            let made = all.open(one, now).and_then(|()| all.count(one, now));
+            if made.is_ok() {
+                all.close(one);
+            }
+            made
+        };
+        assert_eq!([at(0), at(30), at(59)], [Ok(()); 3]);
+        assert_eq!(at(59), Err(TooMany::WithinMinute));
+        assert_eq!(at(60), Ok(()), "the first is a minute ago");
+        assert_eq!([at(89), at(90)], [Err(TooMany::WithinMinute), Ok(())]);
+    }
+
+    #[test]
+    fn forged_addresses_cost_their_owners_no_new_connections() {
+        let mut limits = Behaviour::new(LIMITS, 64, Arc::default());
+        let remote: Multiaddr = "/ip4/203.0.113.5/udp/9/quic-v1".parse().unwrap();
+        for id in 0..20 {
+            let id = ConnectionId::new_unchecked(id);
+            limits.handle_pending_inbound_connection(id, &remote, &remote).unwrap();
+            let error = ListenError::Aborted;
+            limits.on_swarm_event(FromSwarm::ListenFailure(ListenFailure {
+                local_addr: &remote,
+                send_back_addr: &remote,
+                error: &error,
+                connection_id: id,
+                peer_id: None,
+            }));
+        }
+        let peer = crate::NodeKey::generate().unwrap().peer();
+        for id in 20..23 {
+            let id = ConnectionId::new_unchecked(id);
+            limits.handle_established_inbound_connection(id, peer, &remote, &remote).unwrap();
+        }
+        let id = ConnectionId::new_unchecked(23);
+        let refused = limits.handle_established_inbound_connection(id, peer, &remote, &remote).err().unwrap();
+        assert_eq!(refused.downcast_ref::<TooMany>(), Some(&TooMany::WithinMinute));
+    }
+
+    #[test]
+    fn many_addresses_take_bounded_memory_and_none_is_refused() {
+        let (mut all, now) = (connections(), Instant::now());
+        let held = source("203.0.113.5");
+        all.open(held, now).unwrap();
+        for prefix in 0..20_000 {
+            let one = Source::V6(prefix);
+            all.open(one, now).and_then(|()| all.count(one, now)).unwrap();
+            all.close(one);
+        }
+        assert!(all.held.len() <= ADDRESSES_MAX && all.held[&held].open == 1);
+    }
+}
