@@ -14,5 +14,7 @@ fn every_part_keeps_its_promises_under_a_short_load() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     kept(runtime().block_on(load::chain::run(&load::chain::Size::SHORT)).unwrap());
     kept(runtime().block_on(load::store::run(&load::store::Size::SHORT)).unwrap());
+    kept(runtime().block_on(load::peers::run(&load::peers::Size::SHORT)).unwrap());
+    kept(runtime().block_on(load::soak::run(&load::soak::Size::SHORT)).unwrap());
     kept(load::validator::run(&load::validator::Size::SHORT).unwrap());
 }

@@ -297,8 +297,9 @@ impl Peers {
         let miners = miners.iter().filter_map(|seat| seat.endpoint.parse().ok());
         let mut peers: HashSet<_> = miners.map(|url: PeerUrl| url.peer).collect();
         for some in validators.chunks(SURVEYED_AT_ONCE) {
-            let records = join_all(some.iter().map(|seat| self.addresses(seat))).await;
-            peers.extend(records.into_iter().flatten().flatten().map(|url| url.peer));
+            // Not what is remembered: a record that is not there yet is no reason to look elsewhere for a while.
+            let records = join_all(some.iter().map(|seat| self.record(seat))).await;
+            peers.extend(records.into_iter().flatten().flat_map(|(_, urls)| urls).map(|url| url.peer));
         }
         self.network.reserve_for(peers);
         Ok(())

@@ -14,24 +14,30 @@ use kernels::{
     wire::{Layout, SECTION},
 };
 use model::{ModelConfig, Recipe, init_flat};
-use network::{Network, NetworkSettings, NodeKey, PeerFetcher, serve_blobs};
+use network::{
+    AddressLimits, Admission, Network, NetworkSettings, NodeKey, PeerFetcher, PeerUrl, PutServer, push,
+    serve_blobs,
+};
 use nn::{Device, Evaluator, Trainer};
 use protocol::{
     Digest, GenesisHash, RunId, Uid, Window,
     consensus::{ONE, ValidatorWeights, yuma},
     contribution::{Sparse, SparseTensor},
+    identity::Signer,
     keys,
+    peer::{PutHeader, Refusal},
 };
 use std::{
     collections::BTreeMap,
     convert::Infallible,
     error::Error,
     hint::black_box,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
     sync::Arc,
 };
-use store::{Fetch as _, Limits, MemoryStore, Store as _};
+use store::{DirectoryStore, Fetch as _, Limits, MemoryStore, Store as _};
 use validator::gauntlet::{Sketch, Sketches};
 
 /// A count may differ by this part before it is an error.
@@ -78,6 +84,7 @@ const PATHS: &[(&str, Work)] = &[
     ("near-duplicates", near_duplicates),
     ("digest", digest),
     ("peer-read", read_from_a_peer),
+    ("peer-put", put_to_a_peer),
 ];
 
 fn main() -> ExitCode {
@@ -306,32 +313,72 @@ fn digest(times: u32) -> Result<(), Failed> {
     Ok(())
 }
 
+/// The bytes of an object of 4 MiB.
+fn object() -> Vec<u8> {
+    (0..4 << 20).map(|at: u32| (at % 251) as u8).collect()
+}
+
+const GENESIS: GenesisHash = GenesisHash([1; 32]);
+
+async fn start_node(listen: Option<SocketAddr>) -> Result<Arc<Network>, Failed> {
+    let (key, limits) = (NodeKey::generate()?, AddressLimits::default());
+    let settings = NetworkSettings { key, genesis: GENESIS, listen, allow_private: true, limits };
+    Ok(Arc::new(Network::start(settings).await?))
+}
+
+/// A node that listens, and its address over TCP.
+async fn listening_node() -> Result<(Arc<Network>, PeerUrl), Failed> {
+    let server = start_node(Some("127.0.0.1:0".parse()?)).await?;
+    let [_, tcp] = server.listening().try_into().map_err(|_| "the node does not listen")?;
+    Ok((server, tcp))
+}
+
 /// An object of 4 MiB, from one node to another over TCP on one thread: encryption, framing and its digest.
 fn read_from_a_peer(times: u32) -> Result<(), Failed> {
-    let object: Vec<u8> = (0..4 << 20).map(|at: u32| (at % 251) as u8).collect();
+    let object = object();
     let key = keys::contribution(RunId(0), Window(0), &Digest::of(&object));
     let limits = Limits::for_bytes(object.len() as u64);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let start = async |listen| {
-            let settings = NetworkSettings {
-                key: NodeKey::generate()?,
-                genesis: GenesisHash([1; 32]),
-                listen,
-                allow_private: true,
-            };
-            Ok::<_, Failed>(Arc::new(Network::start(settings).await?))
-        };
-        let server = start(Some("127.0.0.1:0".parse()?)).await?;
+        let (server, url) = listening_node().await?;
         let objects = Arc::new(MemoryStore::new());
         objects.put(&key, object.into()).await?;
         serve_blobs(&server, vec![objects])?;
-        let urls = server.listening().into_iter().map(|url| url.to_string());
-        let url = urls.into_iter().find(|url| url.contains("/tcp/")).ok_or("it does not listen")?;
-        let fetch = PeerFetcher::new(start(None).await?);
+        let fetch = PeerFetcher::new(start_node(None).await?);
         for _ in 0..times {
-            let object = fetch.fetch(&url, &key, &limits).await?;
+            let object = fetch.fetch(&url.to_string(), &key, &limits).await?;
             black_box(Digest::of(&object));
+        }
+        Ok(())
+    })
+}
+
+/// Takes every offer: the chain's part of the rule is measured by no path.
+struct TakeAll;
+
+#[async_trait::async_trait]
+impl Admission for TakeAll {
+    async fn judge(&self, _: &PutHeader) -> Result<(), Refusal> {
+        Ok(())
+    }
+}
+
+/// A contribution of 4 MiB, pushed from one node to another over TCP: signed, sent, hashed and kept in a file.
+fn put_to_a_peer(times: u32) -> Result<(), Failed> {
+    let (object, home) = (object(), tempfile::tempdir()?);
+    let (digest, length, file) = (Digest::of(&object), object.len() as u64, home.path().join("contribution"));
+    std::fs::write(&file, &object)?;
+    let signer = Signer::new(ed25519_dalek::SigningKey::from_bytes(&[1; 32]), GENESIS);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let (server, url) = listening_node().await?;
+        let inbox = Arc::new(DirectoryStore::open(&home.path().join("inbox"))?);
+        PutServer::new(Arc::new(TakeAll), inbox).serve(&server)?;
+        let client = start_node(None).await?;
+        // A window each: what is held already is not sent again.
+        for window in (0..times).map(Window) {
+            let offer = PutHeader::sign(RunId(0), window, Uid(0), digest, length, &signer);
+            push(&client, &url, &offer, &file).await?;
         }
         Ok(())
     })

@@ -22,6 +22,10 @@ enum Scenario {
     Chain,
     /// A thousand readers of the localnet's S3 server, some slow, some that read nothing.
     Store,
+    /// A thousand readers of a validator's network, some of them hostile, and all that send it contributions.
+    Peers,
+    /// Chain, store and networks of peers of eight nodes, for a thousand windows.
+    Soak,
     /// A validator that gathers 124 honest contributions among 900 that are none.
     Validator,
 }
@@ -52,6 +56,8 @@ fn run(settings: &Settings) -> anyhow::Result<Report> {
     match settings.scenario {
         Scenario::Chain => runtime()?.block_on(load::chain::run(&load::chain::Size::FULL)),
         Scenario::Store => runtime()?.block_on(load::store::run(&load::store::Size::FULL)),
+        Scenario::Peers => runtime()?.block_on(load::peers::run(&load::peers::Size::FULL)),
+        Scenario::Soak => runtime()?.block_on(load::soak::run(&load::soak::Size::FULL)),
         Scenario::Validator => load::validator::run(&load::validator::Size::FULL),
     }
 }

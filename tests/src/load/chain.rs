@@ -441,7 +441,7 @@ impl Load {
 }
 
 /// An immortal transaction without a tip, in hexadecimal.
-fn signed(key: &SigningKey, nonce: u32, genesis: H256, call: &RuntimeCall) -> String {
+pub(super) fn signed(key: &SigningKey, nonce: u32, genesis: H256, call: &RuntimeCall) -> String {
     let (call, extra) = (call.encode(), (0_u8, Compact(nonce), Compact(0_u128)).encode());
     let implied = (VERSION.spec_version, VERSION.transaction_version, genesis, genesis).encode();
     let mut payload = [&call[..], &extra, &implied].concat();
@@ -455,24 +455,24 @@ fn signed(key: &SigningKey, nonce: u32, genesis: H256, call: &RuntimeCall) -> St
 }
 
 /// JSON-RPC over one HTTP connection.
-struct Rpc(TcpStream);
+pub(super) struct Rpc(TcpStream);
 
 impl Rpc {
     async fn to(chain: &EmbeddedChain) -> anyhow::Result<Rpc> {
         Rpc::at(chain.address()).await
     }
 
-    async fn at(address: std::net::SocketAddr) -> anyhow::Result<Rpc> {
+    pub(super) async fn at(address: std::net::SocketAddr) -> anyhow::Result<Rpc> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         Ok(Rpc(stream))
     }
 
-    async fn submit(&mut self, extrinsic: &str) -> anyhow::Result<()> {
+    pub(super) async fn submit(&mut self, extrinsic: &str) -> anyhow::Result<()> {
         self.ask("author_submitExtrinsic", json!([extrinsic])).await.map(drop)
     }
 
-    async fn ask(&mut self, method: &str, params: Value) -> anyhow::Result<Value> {
+    pub(super) async fn ask(&mut self, method: &str, params: Value) -> anyhow::Result<Value> {
         let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string();
         let head = format!(
             "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",

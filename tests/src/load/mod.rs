@@ -1,9 +1,11 @@
-//! Load on the real parts: the chain, the store and a validator.
+//! Load on the real parts: the chain, the store, the network of peers and a validator.
 //!
 //! Each scenario returns figures and the promises that were broken. A promise is about deadlines in blocks, a declared
 //! pace, growth and loss, never about how fast the machine is, so that a busy machine breaks none.
 
 pub mod chain;
+pub mod peers;
+pub mod soak;
 pub mod store;
 pub mod validator;
 

@@ -1,0 +1,466 @@
+//! The parts of a small network for a thousand windows: what they take of memory, files and sockets must not grow.
+//!
+//! The parts are the programs': the embedded chain, read by a client for each node; an S3 server; the networks of peers
+//! of four validators and two miners without a bucket; two miners with one. In each window the miners commit and send
+//! their contributions, every validator gathers all of them, and all calls of a merged window are made. A stranger
+//! connects, reads the update and leaves. Nothing is trained: contributions and updates are noise.
+
+use super::{
+    MIB, Report, allow_files,
+    chain::{Rpc, signed},
+    files_below, open_files, resident_bytes, slope,
+};
+use anyhow::{Context as _, ensure};
+use chain_client::{Chain, SubxtChain, keys::Key};
+use ed25519_dalek::SigningKey;
+use embedded_chain::{Config, EmbeddedChain, H256, Sealing};
+use futures::future::try_join_all;
+use mettle_runtime::{AccountId, RuntimeCall, UNIT};
+use network::{AddressLimits, Network, NetworkSettings, NodeKey, PeerFetcher};
+use node::{
+    config::PeerFile,
+    peers::{PeerStore, Peers},
+};
+use protocol::{
+    Block, Digest, GenesisHash, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
+    identity::Signer,
+    keys::{self, ObjectKey},
+    params::Permille,
+    reveal,
+    view::{Outcome, RunView, Verdict, Vote, WindowView},
+};
+use s3_server::{BucketConfig, S3Server, ServerConfig};
+use serde_json::json;
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use store::{Fetch, HttpFetcher, Limits, S3Settings, S3Store, Store, Traffic, fetch::FetchPolicy};
+
+const RUN: RunId = RunId(0);
+const EPOCH_WINDOWS: u32 = 2;
+const SALT: reveal::Salt = [3; 32];
+/// Seats, in this order.
+const BUCKETED: usize = 2;
+const BUCKETLESS: usize = 2;
+const MINERS: usize = BUCKETED + BUCKETLESS;
+const VALIDATORS: usize = 4;
+const CONTRIBUTION_BYTES: usize = 64 << 10;
+const UPDATE_BYTES: usize = 128 << 10;
+/// Windows whose objects stay in the buckets.
+const WINDOWS_KEPT: u32 = 2;
+/// An exchange between two parts takes no longer. Far more than any machine needs.
+const HANGS: Duration = Duration::from_secs(120);
+/// Files that may be more at the end: an inbox is cleared with the first contribution to a later window.
+const FILES_MORE: usize = 32;
+
+/// How long the parts run.
+pub struct Size {
+    pub windows: u32,
+    /// Windows after which nothing may grow any more. The chain keeps 64 windows.
+    pub warm_up: u32,
+    /// What a window may add to the memory after that.
+    pub window_bytes: f64,
+}
+
+impl Size {
+    pub const FULL: Size = Size { windows: 1000, warm_up: 200, window_bytes: 16_384.0 };
+    pub const SHORT: Size = Size { windows: 16, warm_up: 6, window_bytes: 2.0 * MIB };
+}
+
+fn params() -> RunParams {
+    RunParams {
+        schedule: Schedule {
+            start: Block(30),
+            blocks_per_window: 12,
+            commit_by: 2,
+            reveal_by: 4,
+            attest_by: 6,
+            vote_by: 9,
+        },
+        epoch_windows: EPOCH_WINDOWS,
+        reveal_windows: 1,
+        hidden_blocks: 0,
+        min_contributions: 1,
+        localnet: true,
+        ..RunParams::default()
+    }
+}
+
+/// What the process holds at the end of a window.
+struct Held {
+    memory: f64,
+    sockets: usize,
+    files: usize,
+}
+
+pub async fn run(size: &Size) -> anyhow::Result<Report> {
+    allow_files(1024)?;
+    let mut report = Report::new("soak");
+    let mut soak = Soak::new().await?;
+    let (began, mut held, mut merged) = (Instant::now(), Vec::new(), 0);
+    for window in (0..size.windows).map(Window) {
+        merged += u32::from(soak.window(window).await.with_context(|| format!("window {}", window.0))?);
+        let (memory, sockets) = (resident_bytes()? as f64, open_files()?);
+        held.push(Held { memory, sockets, files: files_below(soak.home.path()).0 });
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let settled = &held[size.warm_up as usize..];
+    let [first, last] = [&settled[0], &settled[settled.len() - 1]];
+    let growth = slope(&settled.iter().map(|held| held.memory).collect::<Vec<_>>());
+    let files_max = settled.iter().map(|held| held.files).max().unwrap_or_default();
+    report.figure("windows", f64::from(size.windows), "");
+    report.figure("of them merged", f64::from(merged), "");
+    report.figure("time per window", seconds / f64::from(size.windows), "s");
+    report.figure("memory after the warm-up", first.memory / MIB, "MiB");
+    report.figure("memory at the end", last.memory / MIB, "MiB");
+    report.figure("memory per window after the warm-up", growth / 1024.0, "KiB");
+    report.figure("files and sockets open after the warm-up", first.sockets as f64, "");
+    report.figure("at the end", last.sockets as f64, "");
+    report.figure("files on disk after the warm-up", first.files as f64, "");
+    report.figure("at most since", files_max as f64, "");
+    report.promise(size.windows == merged, || format!("{merged} of {} windows were merged", size.windows));
+    report.promise(growth <= size.window_bytes, || {
+        format!("a window adds {:.1} KiB, more than {:.1}", growth / 1024.0, size.window_bytes / 1024.0)
+    });
+    report.promise(last.sockets <= first.sockets + FILES_MORE, || {
+        format!("{} files are open at the end, and {} after the warm-up", last.sockets, first.sockets)
+    });
+    report.promise(files_max <= first.files + FILES_MORE, || {
+        format!("{files_max} files are on the disk, and {} after the warm-up", first.files)
+    });
+    soak.chain.shutdown().await;
+    soak.server.shutdown().await;
+    Ok(report)
+}
+
+/// A seat, and what its node consists of.
+struct Seat {
+    uid: Uid,
+    key: SigningKey,
+    nonce: u32,
+    client: Arc<SubxtChain>,
+    endpoint: String,
+    /// Its bucket, or what a miner without one has in its place.
+    store: Arc<dyn Store>,
+    /// A validator's, and that of a miner without a bucket.
+    peers: Option<Arc<Peers>>,
+}
+
+struct Soak {
+    home: tempfile::TempDir,
+    chain: EmbeddedChain,
+    server: S3Server,
+    rpc: Rpc,
+    genesis: H256,
+    http: Arc<dyn Fetch>,
+    /// Miners with buckets, miners without, validators.
+    seats: Vec<Seat>,
+}
+
+fn noise(seed: &[u8], length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    blake3::Hasher::new().update(seed).finalize_xof().fill(&mut bytes);
+    bytes
+}
+
+/// Ends what hangs.
+async fn in_time<T>(what: &str, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let done = tokio::time::timeout(HANGS, work).await;
+    done.with_context(|| format!("{what}: not within {} s", HANGS.as_secs()))?
+        .with_context(|| what.to_owned())
+}
+
+impl Soak {
+    async fn new() -> anyhow::Result<Soak> {
+        let home = tempfile::tempdir()?;
+        let config = Config {
+            sealing: Sealing::Manual,
+            dir: Some(home.path().join("chain")),
+            keep_states: 64,
+            keep_headers: 256,
+            ..Config::default()
+        };
+        let chain = EmbeddedChain::start(config).await?;
+        let genesis = chain.genesis_hash();
+        let bucket = |seat: usize| BucketConfig::new(format!("seat-{seat}"), format!("key-{seat}"), "secret");
+        let buckets = (0..MINERS + VALIDATORS).map(bucket).collect();
+        let data_dir = Some(home.path().join("buckets"));
+        let server = S3Server::start(ServerConfig { data_dir, ..ServerConfig::temporary(buckets) }).await?;
+        let http: Arc<dyn Fetch> = Arc::new(HttpFetcher::new(FetchPolicy::localnet())?);
+        let mut soak = Soak {
+            rpc: Rpc::at(chain.address()).await?,
+            home,
+            chain,
+            server,
+            genesis,
+            http,
+            seats: Vec::new(),
+        };
+        soak.register().await?;
+        for seat in 0..MINERS + VALIDATORS {
+            let seat = in_time("opening a node", soak.open(seat)).await?;
+            soak.seats.push(seat);
+        }
+        // Miners find the validators by their records.
+        for seat in &soak.seats[MINERS..] {
+            let record = keys::peer(&Hotkey(seat.key.verifying_key().to_bytes()));
+            in_time("a validator's record", async {
+                while soak.http.fetch(&seat.endpoint, &record, &Limits::for_bytes(4096)).await.is_err() {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(soak)
+    }
+
+    fn key(seat: usize) -> SigningKey {
+        SigningKey::from_bytes(&Digest::of_parts(&[b"soak", &seat.to_le_bytes()]).0)
+    }
+
+    fn directory(&self, seat: usize) -> PathBuf {
+        self.home.path().join(format!("seat-{seat}"))
+    }
+
+    fn endpoint(&self, seat: usize) -> anyhow::Result<String> {
+        match (BUCKETED..MINERS).contains(&seat) {
+            true => node::peers::endpoint(&self.directory(seat)),
+            false => Ok(self.server.base_url(&format!("seat-{seat}"))),
+        }
+    }
+
+    /// Creates the run and registers all seats.
+    async fn register(&mut self) -> anyhow::Result<()> {
+        let owner = Key::dev("//Alice")?;
+        let digest = Digest::of(b"soak");
+        let url = |text: &str| -> anyhow::Result<pallet_registry::Url> {
+            text.as_bytes().to_vec().try_into().map_err(|_| anyhow::anyhow!("{text} is long"))
+        };
+        let create = pallet_registry::Call::create_run {
+            params: params(),
+            terms: Terms {
+                validator_stake_min: UNIT,
+                miner_stake_min: UNIT,
+                seat_price_min: 0,
+                equivocation_slash: Permille(0),
+                ..Terms::default()
+            },
+            spec: digest,
+            manifest: digest,
+            theta0: digest,
+            published_at: url("http://10.0.0.1/origin")?,
+        };
+        let mut calls: Vec<RuntimeCall> = vec![create.into()];
+        for seat in 0..MINERS + VALIDATORS {
+            let signer = Signer::new(Soak::key(seat), GenesisHash(self.genesis.0));
+            let call = pallet_registry::Call::register {
+                run: RUN,
+                role: if seat < MINERS { Role::Miner } else { Role::Validator },
+                hotkey: AccountId::from(signer.hotkey().0),
+                endpoint: url(&self.endpoint(seat)?)?,
+                stake: UNIT,
+                price_max: 0,
+                proof: signer.prove_possession(RUN, &owner.account()),
+            };
+            calls.push(call.into());
+        }
+        let coldkey = owner.signing_key()?;
+        for (nonce, call) in (0..).zip(&calls) {
+            self.rpc.submit(&signed(coldkey, nonce, self.genesis, call)).await?;
+        }
+        while self.pending().await? > 0 {
+            self.chain.seal_now().await?;
+        }
+        let at = self.chain.best().number;
+        ensure!(at < params().schedule.start.0, "the seats took until block {at}");
+        Ok(())
+    }
+
+    /// Opens the node of a registered seat.
+    async fn open(&self, seat: usize) -> anyhow::Result<Seat> {
+        let (key, endpoint) = (Soak::key(seat), self.endpoint(seat)?);
+        let client = Arc::new(SubxtChain::connect(&self.chain.url(), None).await?);
+        let run: RunView = client.run(RUN).await?;
+        let signer = Signer::new(key.clone(), client.genesis());
+        let seats = client.seats(RUN).await?;
+        let view = seats.into_iter().find(|view| view.hotkey == signer.hotkey());
+        let uid = view.context("the seat is registered")?.id.uid;
+        let (dynamic, directory): (Arc<dyn Chain>, _) = (client.clone(), self.directory(seat));
+        let name = format!("seat-{seat}");
+        let credentials = BucketConfig::new(&name, format!("key-{seat}"), "secret").credentials;
+        let bucket = S3Store::open(&S3Settings::new(self.server.endpoint(), &name, credentials))?;
+        let (store, peers): (Arc<dyn Store>, _) = match seat {
+            _ if seat < BUCKETED => (Arc::new(bucket), None),
+            _ if seat < MINERS => {
+                let file = PeerFile::default();
+                let peers = Peers::open(&file, Role::Miner, &directory, &dynamic, &run, &self.http).await?;
+                let endpoint = endpoint.clone();
+                let store =
+                    PeerStore { peers: peers.clone(), uid, endpoint, signer, traffic: Traffic::default() };
+                (Arc::new(store), Some(peers))
+            }
+            _ => {
+                let file = PeerFile { listen: Some("127.0.0.1:0".parse()?), announce: None };
+                let peers =
+                    Peers::open(&file, Role::Validator, &directory, &dynamic, &run, &self.http).await?;
+                let store: Arc<dyn Store> = Arc::new(bucket);
+                peers.serve(&file, 1 << 20, &store, &signer)?;
+                (store, Some(peers))
+            }
+        };
+        Ok(Seat { uid, key, nonce: 0, client, endpoint, store, peers })
+    }
+
+    async fn pending(&mut self) -> anyhow::Result<usize> {
+        let waiting = self.rpc.ask("author_pendingExtrinsics", json!([])).await?;
+        Ok(waiting.as_array().context("the pool answers with a list")?.len())
+    }
+
+    /// Makes blocks up to this one, and waits until every node knows it.
+    async fn go_to(&mut self, block: Block) -> anyhow::Result<()> {
+        while self.chain.best().number < block.0 {
+            self.chain.seal_now().await?;
+        }
+        for seat in &self.seats {
+            seat.client.heads().wait_for(|seen| block <= seen.block).await?;
+        }
+        Ok(())
+    }
+
+    /// Submits one call of each of these seats.
+    async fn call(
+        &mut self,
+        seats: std::ops::Range<usize>,
+        call: impl Fn(&Hotkey) -> RuntimeCall,
+    ) -> anyhow::Result<()> {
+        for seat in &mut self.seats[seats] {
+            let call = call(&Hotkey(seat.key.verifying_key().to_bytes()));
+            self.rpc.submit(&signed(&seat.key, seat.nonce, self.genesis, &call)).await?;
+            seat.nonce += 1;
+        }
+        Ok(())
+    }
+
+    /// One window, with everything that its seats do. Returns whether it was merged.
+    async fn window(&mut self, window: Window) -> anyhow::Result<bool> {
+        let (schedule, validators) = (params().schedule, MINERS..MINERS + VALIDATORS);
+        self.go_to(schedule.opens_at(window)).await?;
+        let contributions: Vec<Vec<u8>> = (0..MINERS)
+            .map(|seat| noise(&[&window.0.to_le_bytes()[..], &[seat as u8]].concat(), CONTRIBUTION_BYTES))
+            .collect();
+        for seat in 0..MINERS {
+            let digest = Digest::of(&contributions[seat]);
+            let commit = |_: &Hotkey| pallet_windows::Call::commit { run: RUN, window, digest }.into();
+            self.call(seat..seat + 1, commit).await?;
+        }
+        self.go_to(Block(schedule.commit_deadline(window).0 + 1)).await?;
+
+        let keys: Vec<ObjectKey> =
+            contributions.iter().map(|bytes| keys::contribution(RUN, window, &Digest::of(bytes))).collect();
+        let sent =
+            self.seats[..MINERS].iter().zip(&keys).zip(contributions).map(async |((seat, key), bytes)| {
+                let file = self.home.path().join(format!("sent-{}", seat.uid));
+                tokio::fs::write(&file, bytes).await?;
+                anyhow::Ok(seat.store.put_file(key, &file).await?)
+            });
+        in_time("sending contributions", try_join_all(sent)).await?;
+        let gathered = self.seats[MINERS..].iter().map(async |validator| {
+            let peers = validator.peers.as_ref().context("a validator has peers")?;
+            for (seat, key) in self.seats.iter().zip(&keys) {
+                let read =
+                    peers.fetch(&seat.endpoint, key, &Limits::for_bytes(CONTRIBUTION_BYTES as u64)).await?;
+                ensure!(Digest::of(&read) == key.digest(), "{key} has other bytes");
+            }
+            Ok(())
+        });
+        in_time("gathering contributions", try_join_all(gathered)).await?;
+
+        self.weigh(window).await?;
+        self.go_to(schedule.reveal_deadline(window)).await?;
+        let uids = self.seats[..MINERS].iter().map(|seat| seat.uid);
+        let verdicts: Vec<(Uid, Verdict)> = uids.map(|uid| (uid, Verdict::Valid)).collect();
+        self.call(validators.clone(), |_| {
+            let verdicts = verdicts.clone().try_into().expect("no more verdicts than seats");
+            let next_salt = Digest::of(&window.0.to_le_bytes());
+            pallet_windows::Call::attest { run: RUN, window, verdicts, next_salt }.into()
+        })
+        .await?;
+        self.go_to(Block(schedule.attest_deadline(window).0 + 1)).await?;
+
+        let update = noise(&[b"update", &window.0.to_le_bytes()[..]].concat(), UPDATE_BYTES);
+        let state_root = params().is_checkpoint(window).then(|| Digest::of(b"state"));
+        let vote = Vote { update: Digest::of(&update), state_root };
+        self.publish(window, update).await?;
+        self.call(validators, |_| pallet_windows::Call::vote { run: RUN, window, vote }.into()).await?;
+        self.go_to(Block(schedule.opens_at(window.next()).0 - 1)).await?;
+        let view: Option<WindowView> = self.seats[0].client.window(RUN, window).await?;
+        let left = self.pending().await?;
+        ensure!(left == 0, "{left} calls are left");
+        Ok(view.context("the chain has the window")?.outcome == Some(Outcome::Merged(vote)))
+    }
+
+    /// Weights of an epoch are committed in its last window, and revealed in the next one.
+    async fn weigh(&mut self, window: Window) -> anyhow::Result<()> {
+        let miners = self.seats[..MINERS].iter().map(|seat| (seat.uid, 60_000));
+        let (mut weights, validators): (Vec<(Uid, u16)>, _) = (miners.collect(), MINERS..MINERS + VALIDATORS);
+        weights.sort_unstable();
+        let epoch = window.epoch(EPOCH_WINDOWS);
+        if (window.0 + 1).is_multiple_of(EPOCH_WINDOWS) {
+            self.call(validators, |hotkey| {
+                let hash = reveal::commitment(&weights, &SALT, hotkey);
+                pallet_weights::Call::commit { run: RUN, epoch, hash }.into()
+            })
+            .await
+        } else if let Some(epoch) = epoch.checked_sub(1) {
+            self.call(validators, |_| {
+                let weights = weights.clone().try_into().expect("no more weights than seats");
+                pallet_weights::Call::reveal { run: RUN, epoch, weights, salt: SALT }.into()
+            })
+            .await
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A validator publishes the update, every other node reads it, a stranger too, and old objects are removed.
+    async fn publish(&self, window: Window, update: Vec<u8>) -> anyhow::Result<()> {
+        let (key, limits) =
+            (keys::update(RUN, window, &Digest::of(&update)), Limits::for_bytes(UPDATE_BYTES as u64));
+        let from = &self.seats[MINERS + window.0 as usize % VALIDATORS];
+        from.store.put(&key, update.into()).await?;
+        let read = self.seats.iter().map(async |seat| {
+            let fetch: &dyn Fetch = match &seat.peers {
+                Some(peers) => &**peers,
+                None => &*self.http,
+            };
+            let read = fetch.fetch(&from.endpoint, &key, &limits).await?;
+            ensure!(Digest::of(&read) == key.digest(), "{key} has other bytes");
+            Ok(())
+        });
+        in_time("reading the update", try_join_all(read)).await?;
+        let settings = NetworkSettings {
+            key: NodeKey::generate()?,
+            genesis: GenesisHash(self.genesis.0),
+            listen: None,
+            allow_private: true,
+            limits: AddressLimits::default(),
+        };
+        let stranger = PeerFetcher::new(Arc::new(Network::start(settings).await?));
+        let peers = from.peers.as_ref().context("a validator has peers")?;
+        let url = &peers.network.listening()[window.0 as usize / VALIDATORS % 2];
+        let read = stranger.fetch(&url.to_string(), &key, &limits).await?;
+        ensure!(Digest::of(&read) == key.digest(), "{key} has other bytes");
+        if let Some(old) = window.0.checked_sub(WINDOWS_KEPT) {
+            for seat in self.seats.iter().filter(|seat| !seat.endpoint.starts_with("p2p://")) {
+                let listed = seat.store.list(&keys::window_prefix(RUN, Window(old)), 1000).await?;
+                for key in listed.entries.iter().filter_map(store::Entry::key) {
+                    seat.store.delete(&key).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
