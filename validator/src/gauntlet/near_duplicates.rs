@@ -124,12 +124,12 @@ impl Sketches {
         found
     }
 
-    /// The sketches of `window` and of earlier ones, the earliest first, in uid order.
     /// Windows, seats and digests of the contributions.
     pub fn contributions(&self) -> impl Iterator<Item = (Window, Uid, Digest)> {
         self.until(Window(u32::MAX)).map(|(window, uid, digest, _)| (window, uid, digest))
     }
 
+    /// The sketches of `window` and of earlier ones, the earliest first, in uid order.
     fn until(&self, window: Window) -> impl Iterator<Item = (Window, Uid, Digest, &Sketch)> {
         self.windows.range(..=window).flat_map(|(window, seats)| {
             seats.iter().map(|(uid, (digest, sketch))| (*window, *uid, *digest, &**sketch))
