@@ -7,9 +7,9 @@
     [train.command]
     program = ["env", "OPENBLAS_NUM_THREADS=1", "python3", "numpy_trainer.py"]
 
-One thread: matrices this small gain nothing from more, and wait for each other on a busy machine. A strategy of one's own
-is a subclass with another `step`: docs/tutorials/strategy.md writes one. Needs numpy, and the package `mettle`, of which it
-uses `mettle.trainer` only (chain/sdk/python).
+One thread: matrices this small gain nothing from more, which wait for each other on a busy machine. A strategy of one's
+own is a subclass with another `step`: docs/tutorials/strategy.md writes one. Needs numpy, and the package `mettle`, of
+which it uses `mettle.trainer` only (chain/sdk/python).
 """
 
 from __future__ import annotations
