@@ -9,9 +9,9 @@ Everything is read from the chain's latest finalised block, and what buckets giv
 needed. Amounts are whole numbers of the smallest unit: `UNIT` of them are one MTL.
 
 A call waits without the interpreter's lock, so other threads go on; Ctrl-C ends it. What fails is a
-`mettle.errors.MettleError`, which says what, why and what to do; so is an argument of the right type that cannot be used,
-such as half a digest: a `UsageError`. An argument of the wrong type is a `TypeError`. After `os.fork` a child has to open its own run in a
-new interpreter: start processes by `spawn`.
+`mettle.errors.MettleError`, which says what, why and what to do; so is an argument of the right type that cannot be
+used, such as half a digest: a `UsageError`. An argument of the wrong type is a `TypeError`. After `os.fork` a child
+has to open its own run in a new interpreter: start processes by `spawn`.
 """
 
 from __future__ import annotations
@@ -338,8 +338,8 @@ class Run:
 
     def verify_receipt(self, data: bytes, digest: str | None = None) -> Receipt:
         """Reads the bytes of a receipt from anywhere. They have to be signed for this chain by the hotkey that they
-        name, in the one spelling there is, and to have the `digest` that the chain has, if it is given. An empty digest
-        is none that a receipt can have: without one, leave it out."""
+        name, in the one spelling there is, and to have the `digest` that the chain has, if it is given. An empty
+        digest is none that a receipt can have: without one, leave it out."""
         found, said = self._native.verify_receipt(data, digest)
         content = json.loads(said)
         return Receipt(content["validator"]["uid"], content["window"], found, data, content)
