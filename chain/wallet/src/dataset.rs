@@ -1,11 +1,14 @@
 //! `mettle dataset prepare`: turns text into a dataset.
 
+mod bucket;
+
 use crate::{formats::AllFormats, help, output::Output};
 use anyhow::{Context as _, bail};
+use bucket::StoreFlags;
 use clap::Subcommand;
 use dataset::{
-    OutputDirectory, Part, PrepareOptions, Prepared, Progress, QualityRule, Source, SourceStats, Stage,
-    StageResult, TEXT_FIELD, TokenizerChoice,
+    BucketOutput, BucketUrl, OutputDirectory, Part, PrepareOptions, Prepared, Progress, QualityRule, Source,
+    SourceStats, Stage, StageResult, TEXT_FIELD, TokenizerChoice,
 };
 use serde_json::{Value, json};
 use std::{
@@ -21,6 +24,8 @@ pub enum DatasetCommand {
         "mettle dataset prepare --text corpus --out data --sequence 1024 --vocabulary 32768",
         "mettle dataset prepare --mix mixture.toml --out data --tokenizer tokenizer.json",
         "mettle dataset prepare --mix mixture.toml --out data --tokenizer tokenizer.json --stage scan --part 3/16",
+        "mettle dataset prepare --text s3://texts/web --out s3://texts/data --store https://s3.example.org \\",
+        "    --access-key ID --secret-file secret",
     ]))]
     Prepare(Prepare),
 }
@@ -31,9 +36,9 @@ pub enum DatasetCommand {
 /// Memory does not grow with the text. After Ctrl-C the same command resumes with a few seconds lost.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Prepare {
-    /// A file or a directory [default: the Rust source of this project's dependencies].
+    /// A file, a directory or s3://BUCKET/PREFIX [default: the Rust source of this project's dependencies].
     #[arg(long, value_name = "PATH", conflicts_with = "mix")]
-    pub text: Option<PathBuf>,
+    pub text: Option<String>,
     /// Several weighted sources: a TOML file with `[[source]]` path, weight, optional name and field, and `epochs`,
     /// how often the scarcest source may be read.
     #[arg(long, value_name = "FILE")]
@@ -41,9 +46,14 @@ pub struct Prepare {
     /// The field of JSON lines, or the column of Parquet files, with the text.
     #[arg(long, value_name = "NAME", default_value = TEXT_FIELD, conflicts_with = "mix")]
     pub field: String,
-    /// The dataset's directory: a new or an empty one.
+    /// The dataset's directory: a new or an empty one; or s3://BUCKET/PREFIX.
     #[arg(long, value_name = "DIR")]
-    pub out: PathBuf,
+    pub out: String,
+    /// With --out s3://…: a directory for the work, where it resumes [default: the prefix's last part and `.work`].
+    #[arg(long, value_name = "DIR")]
+    pub work: Option<PathBuf>,
+    #[command(flatten)]
+    pub bucket: StoreFlags,
     /// Sequence length in tokens.
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub sequence: u32,
@@ -96,15 +106,16 @@ pub async fn run(command: DatasetCommand, output: &mut Output<'_>) -> anyhow::Re
     output.bare_json();
     let DatasetCommand::Prepare(prepare) = command;
     let stage = prepare.stage.map(|name| stage(name, &prepare.part)).transpose()?;
-    let options = options(prepare)?;
+    let (options, to_bucket) = options(prepare)?;
     let work = tokio::task::spawn_blocking(move || {
         let mut bar = Bar::new();
         let mut show = |progress| bar.show(&progress);
-        let done = match stage {
-            None => {
+        let done = match (stage, to_bucket) {
+            (stage, Some(bucket)) => dataset::prepare_into_bucket(options, stage, &bucket, &mut show),
+            (None, None) => {
                 dataset::prepare(options, &mut show).map(|prepared| StageResult::Joined(Box::new(prepared)))
             }
-            Some(stage) => dataset::prepare_stage(&options, stage, &mut show),
+            (Some(stage), None) => dataset::prepare_stage(&options, stage, &mut show),
         };
         bar.end();
         done
@@ -188,10 +199,17 @@ fn stage_summary(done: &StageResult) -> (String, Value) {
     }
 }
 
-fn options(prepare: Prepare) -> anyhow::Result<PrepareOptions> {
+/// The options, and the place of the dataset if it is in a bucket.
+fn options(prepare: Prepare) -> anyhow::Result<(PrepareOptions, Option<BucketOutput>)> {
+    let store = &prepare.bucket;
     let source = match (prepare.text, prepare.mix) {
-        (_, Some(mix)) => Source::mixture_file(&mix).context("could not read the mixture")?,
-        (Some(path), None) => Source::directory(path).with_field(&prepare.field),
+        (_, Some(mix)) => {
+            Source::mixture_file(&mix, |url| Ok(store.open(url)?)).context("could not read the mixture")?
+        }
+        (Some(path), None) => match BucketUrl::parse(&path).context("--text")? {
+            Some(url) => Source::bucket(store.open(&url).context("--text")?, url).with_field(&prepare.field),
+            None => Source::directory(path).with_field(&prepare.field),
+        },
         (None, None) => Source::default_text(dataset::cargo_homes(|name| std::env::var_os(name))),
     };
     let tokenizer = match prepare.tokenizer {
@@ -202,7 +220,17 @@ fn options(prepare: Prepare) -> anyhow::Result<PrepareOptions> {
     for rule in &prepare.filter {
         quality.extend(QualityRule::parse(rule).context("--filter")?);
     }
-    Ok(PrepareOptions {
+    let to_bucket = match BucketUrl::parse(&prepare.out).context("--out")? {
+        Some(url) => {
+            let bucket = store.open(&url).context("--out")?;
+            let name = url.prefix.rsplit('/').next().unwrap_or_default();
+            let work = prepare.work.unwrap_or_else(|| format!("{name}.work").into());
+            Some(BucketOutput { bucket, url, work })
+        }
+        None if prepare.work.is_some() => bail!("--work is for --out s3://BUCKET/PREFIX only"),
+        None => None,
+    };
+    let options = PrepareOptions {
         near_duplicates: prepare.near_duplicates,
         quality,
         formats: Some(&AllFormats),
@@ -210,8 +238,9 @@ fn options(prepare: Prepare) -> anyhow::Result<PrepareOptions> {
         seq_len: prepare.sequence,
         shard_bytes: prepare.shard_bytes,
         threads: prepare.threads,
-        ..PrepareOptions::new(source, OutputDirectory::Directory(prepare.out))
-    })
+        ..PrepareOptions::new(source, OutputDirectory::Directory(prepare.out.into()))
+    };
+    Ok((options, to_bucket))
 }
 
 fn summary(prepared: &Prepared) -> String {
@@ -323,6 +352,7 @@ fn measure(progress: &Progress) -> Option<(u64, u64)> {
     match *progress {
         Progress::Reading { bytes, of, .. }
         | Progress::Encoding { bytes, of, .. }
+        | Progress::Copying { bytes, of }
         | Progress::Joining { bytes, of } => Some((bytes, of)),
         _ => None,
     }
@@ -335,6 +365,7 @@ fn line(progress: &Progress, began_at: u64, elapsed: Duration) -> String {
     let name = match progress {
         Progress::Reading { .. } => "reading ",
         Progress::Joining { .. } => "joining ",
+        Progress::Copying { .. } => "copying ",
         _ => "encoding",
     };
     let filled = (done.min(of) * WIDTH / of) as usize;

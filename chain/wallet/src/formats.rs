@@ -1,19 +1,20 @@
 //! Readers of the file formats of `mettle dataset prepare`: gzip, Zstandard and Parquet.
 
-use dataset::{Compression, Formats, SourceError};
+use bytes::Bytes;
+use dataset::{Compression, Formats, ReadAt, ReadFrom, SourceError};
 use flate2::read::MultiGzDecoder;
 use parquet::{
     basic::Type,
     column::reader::{ColumnReader, ColumnReaderImpl},
     data_type::{ByteArray, ByteArrayType},
     errors::ParquetError,
-    file::reader::{FileReader as _, SerializedFileReader},
+    file::reader::{ChunkReader, FileReader as _, Length, SerializedFileReader},
 };
 use std::{
     collections::VecDeque,
-    fs::File,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read as _},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 const BUFFER_BYTES: usize = 256 << 10;
@@ -41,15 +42,46 @@ impl Formats for AllFormats {
         })
     }
 
-    fn rows(&self, path: &Path, column: &str) -> Result<Box<dyn dataset::Rows>, SourceError> {
-        Ok(Box::new(Rows::open(path, column)?))
+    fn rows(
+        &self,
+        path: &Path,
+        file: Arc<dyn ReadAt>,
+        column: &str,
+    ) -> Result<Box<dyn dataset::Rows>, SourceError> {
+        Ok(Box::new(Rows::open(path, file, column)?))
+    }
+}
+
+/// The bytes of a Parquet file.
+struct Chunks(Arc<dyn ReadAt>);
+
+impl Length for Chunks {
+    fn len(&self) -> u64 {
+        self.0.length()
+    }
+}
+
+impl ChunkReader for Chunks {
+    type T = BufReader<ReadFrom>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        Ok(BufReader::new(ReadFrom::new(self.0.clone(), start)))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let mut bytes = Vec::with_capacity(length);
+        ReadFrom::new(self.0.clone(), start).take(length as u64).read_to_end(&mut bytes)?;
+        if bytes.len() != length {
+            return Err(ParquetError::EOF(format!("it ends {} bytes early", length - bytes.len())));
+        }
+        Ok(bytes.into())
     }
 }
 
 /// The rows of one text column of a Parquet file, a few at a time.
 struct Rows {
     path: PathBuf,
-    file: SerializedFileReader<File>,
+    file: SerializedFileReader<Chunks>,
     column: usize,
     /// A value is there where its definition level is this.
     defined: i16,
@@ -61,11 +93,9 @@ struct Rows {
 }
 
 impl Rows {
-    fn open(path: &Path, field: &str) -> Result<Rows, SourceError> {
+    fn open(path: &Path, file: Arc<dyn ReadAt>, field: &str) -> Result<Rows, SourceError> {
         let failed = |error: ParquetError| parquet_error(path, &error);
-        let opened =
-            File::open(path).map_err(|source| SourceError::Unreadable { path: path.to_owned(), source })?;
-        let file = SerializedFileReader::new(opened).map_err(failed)?;
+        let file = SerializedFileReader::new(Chunks(file)).map_err(failed)?;
         let schema = file.metadata().file_metadata().schema_descr();
         let columns = schema.columns();
         let Some(column) = columns.iter().position(|column| column.path().string() == field) else {
@@ -159,7 +189,7 @@ mod tests {
     use super::AllFormats;
     use dataset::{
         Compression as Compressed, Formats as _, OutputDirectory, PrepareError, PrepareOptions, Prepared,
-        Source, SourceError, TokenizerChoice, prepare,
+        ReadAt, Source, SourceError, TokenizerChoice, prepare,
     };
     use parquet::{
         basic::{Compression, ZstdLevel},
@@ -167,7 +197,13 @@ mod tests {
         file::{properties::WriterProperties, writer::SerializedFileWriter},
         schema::parser::parse_message_type,
     };
-    use std::{fs, fs::File, io::Write as _, path::Path, sync::Arc};
+    use std::{
+        fs,
+        fs::File,
+        io::{Read as _, Write as _},
+        path::Path,
+        sync::Arc,
+    };
 
     /// Two groups of rows: a number, and a text that may be missing.
     fn write(path: &Path, compression: Compression, rows: &[Option<&[u8]>]) {
@@ -193,8 +229,25 @@ mod tests {
         writer.close().expect("writable");
     }
 
+    /// Gives few bytes at a time.
+    struct Given(Vec<u8>);
+
+    impl ReadAt for Given {
+        fn length(&self) -> u64 {
+            self.0.len() as u64
+        }
+
+        fn read_at(&self, start: u64, into: &mut [u8]) -> std::io::Result<usize> {
+            let found = self.0.get(start as usize..).unwrap_or_default();
+            let bytes = found.len().min(into.len()).min(100);
+            into[..bytes].copy_from_slice(&found[..bytes]);
+            Ok(bytes)
+        }
+    }
+
     fn read(path: &Path, column: &str) -> Result<Vec<Vec<u8>>, SourceError> {
-        let mut rows = AllFormats.rows(path, column)?;
+        let bytes = fs::read(path).map_err(|source| SourceError::Unreadable { path: path.into(), source })?;
+        let mut rows = AllFormats.rows(path, Arc::new(Given(bytes)), column)?;
         std::iter::from_fn(|| rows.next().transpose()).collect()
     }
 

@@ -7,14 +7,13 @@
 
 use crate::{
     error::{MAX_DOCUMENT_BYTES, SourceError},
-    formats::{Compression, Formats, Rows},
+    formats::{Compression, Rows},
     source::TextFile,
 };
 use protocol::ensure;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use std::{
     fmt,
-    fs::File,
     io::{self, BufRead, BufReader, Read},
     path::{Path, PathBuf},
     sync::{
@@ -151,9 +150,10 @@ impl Documents {
     /// Opens a file; `field` is the column of a Parquet file.
     pub fn open(file: &TextFile, field: &str) -> Result<Documents, SourceError> {
         let TextFile { path, part_bytes, formats, .. } = file;
+        let unreadable = |source| SourceError::Unreadable { path: path.clone(), source };
         let (format, compression) = format(path);
         let read = Arc::new(AtomicU64::new(0));
-        let reader = || reader(path, compression, *formats, &read);
+        let reader = || reader(file, compression, &read);
         let kind = match format {
             Format::Text { promised } => {
                 let (reader, part_bytes) = (reader()?, *part_bytes);
@@ -162,7 +162,7 @@ impl Documents {
             Format::JsonLines => Kind::Lines(reader()?),
             Format::Parquet => {
                 let formats = formats.ok_or_else(|| unsupported(path, "Parquet"))?;
-                Kind::Rows(formats.rows(path, field)?)
+                Kind::Rows(formats.rows(path, file.open_at().map_err(unreadable)?, field)?)
             }
         };
         Ok(Documents { path: path.clone(), kind, items: 0, ended: false, read })
@@ -215,7 +215,7 @@ impl Iterator for Documents {
 
 /// Counts what it reads.
 struct Counted {
-    file: File,
+    file: Box<dyn Read + Send>,
     read: Arc<AtomicU64>,
 }
 
@@ -228,13 +228,12 @@ impl Read for Counted {
 }
 
 fn reader(
-    path: &Path,
+    file: &TextFile,
     compression: Option<Compression>,
-    formats: Option<&'static dyn Formats>,
     read: &Arc<AtomicU64>,
 ) -> Result<Box<dyn BufRead + Send>, SourceError> {
-    let unreadable = |source| SourceError::Unreadable { path: path.to_owned(), source };
-    let file = File::open(path).map_err(unreadable)?;
+    let TextFile { path, formats, .. } = file;
+    let file = file.open().map_err(|source| SourceError::Unreadable { path: path.clone(), source })?;
     let file = BufReader::with_capacity(BUFFER_BYTES, Counted { file, read: read.clone() });
     match compression {
         None => Ok(Box::new(file)),
@@ -351,6 +350,7 @@ pub(crate) fn pieces(text: &str, part_bytes: usize) -> impl Iterator<Item = &str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{bucket::ReadAt, formats::Formats};
     use proptest::prelude::*;
 
     fn documents(name: &str, bytes: &[u8], part_bytes: usize) -> Result<Vec<String>, SourceError> {
@@ -358,7 +358,7 @@ mod tests {
         let path = root.path().join(name);
         std::fs::write(&path, bytes).expect("writable");
         let mut texts = Vec::new();
-        let file = TextFile { path, bytes: bytes.len() as u64, part_bytes, formats: None };
+        let file = TextFile { path, bytes: bytes.len() as u64, part_bytes, formats: None, object: None };
         for batch in Documents::open(&file, "text")? {
             let batch = batch?;
             if batch.not_text {
@@ -447,7 +447,7 @@ mod tests {
             Err(unsupported(path, "compressed"))
         }
 
-        fn rows(&self, _: &Path, _: &str) -> Result<Box<dyn Rows>, SourceError> {
+        fn rows(&self, _: &Path, _: Arc<dyn ReadAt>, _: &str) -> Result<Box<dyn Rows>, SourceError> {
             Ok(Box::new(vec![b"one".to_vec(), Vec::new(), b"caf\xe9".to_vec()].into_iter()))
         }
     }
@@ -464,9 +464,11 @@ mod tests {
 
     #[test]
     fn a_row_is_a_document_and_one_that_is_not_utf8_is_named() {
-        let file =
-            TextFile { path: "a.parquet".into(), bytes: 100, part_bytes: 100, formats: Some(&GivenRows) };
-        let mut rows = GivenRows.rows(&file.path, "text").expect("given");
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let path = root.path().join("a.parquet");
+        std::fs::write(&path, "rows").expect("writable");
+        let file = TextFile { path, bytes: 4, part_bytes: 100, formats: Some(&GivenRows), object: None };
+        let mut rows = GivenRows.rows(&file.path, file.open_at().expect("readable"), "text").expect("given");
         let mut next = |number| row(&mut *rows, &file.path, number);
         assert_eq!(next(1).expect("text").as_deref(), Some("one"));
         assert_eq!(next(2).expect("empty").as_deref(), Some(""));

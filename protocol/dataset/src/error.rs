@@ -1,6 +1,7 @@
 //! Why text could not become a dataset.
 
 use crate::{
+    bucket::BucketError,
     default_text::PinnedCrate,
     durable::{self, Readers},
     manifest::ManifestError,
@@ -38,6 +39,14 @@ pub enum SourceError {
     Unsupported { path: PathBuf, format: &'static str },
     #[error("{} changed while it was being read; run the same command again", path.display())]
     Changed { path: PathBuf },
+    #[error("{url:?} names no place in a bucket: {reason}; write s3://BUCKET/PREFIX")]
+    Url { url: String, reason: &'static str },
+    #[error("cannot use {place}")]
+    Bucket { place: String, source: BucketError },
+    #[error("{place} is no object, and no object is below it: check bucket and prefix")]
+    NoObject { place: String },
+    #[error("more than {most} objects are below {place}; name a longer prefix")]
+    TooManyObjects { place: String, most: usize },
     #[error("{} describes no mixture: {reason}", path.display())]
     Mixture { path: PathBuf, reason: String },
     #[error("{name} has the weight {weight}; it must be a number between 0.000001 and 1000000")]
@@ -125,6 +134,13 @@ pub enum PrepareError {
         missing.len(), ranges(missing)
     )]
     PartsMissing { stage: &'static str, missing: Vec<u32>, of: u32 },
+    #[error("cannot use {place}, where the dataset is to be; the same command resumes")]
+    Bucket { place: String, source: BucketError },
+    #[error(
+        "{place} lacks the shard {shard} of its dataset, and this machine has no copy; remove {place}/manifest.json to \
+         prepare it again"
+    )]
+    ShardMissing { place: String, shard: Digest },
     #[error("{} has no selection of these parts; run `--stage select` first", directory.display())]
     NotSelected { directory: PathBuf },
 }
@@ -136,7 +152,8 @@ impl PrepareError {
             self,
             PrepareError::DiskFull { .. }
                 | PrepareError::Unwritable { .. }
-                | PrepareError::Source(SourceError::Unreadable { .. })
+                | PrepareError::Bucket { .. }
+                | PrepareError::Source(SourceError::Unreadable { .. } | SourceError::Bucket { .. })
         )
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 /// The manifest's canonical bytes.
 pub fn manifest_path(directory: &Path) -> PathBuf {
-    directory.join("manifest.json")
+    directory.join(MANIFEST)
 }
 
 /// The tokenizer, in the Hugging Face format.
@@ -25,7 +25,7 @@ pub fn shard_path(directory: &Path, digest: &Digest) -> PathBuf {
 }
 
 pub(crate) fn shards_path(directory: &Path) -> PathBuf {
-    directory.join("shards")
+    directory.join(SHARDS)
 }
 
 /// The description of a directory that [`crate::prepare`] made.
@@ -44,6 +44,13 @@ pub(crate) fn belongs(path: &Path) -> bool {
     let ours = [manifest_path, tokenizer_path, shards_path, prepared_path, unigram_path];
     ours.iter().any(|name| name(directory) == path)
 }
+
+/// The names of a dataset's files but its shards and its manifest.
+pub(crate) const SMALL_FILES: [&str; 3] = ["tokenizer.json", "unigram-loss.txt", "prepared.json"];
+pub(crate) const MANIFEST: &str = "manifest.json";
+pub(crate) const SHARDS: &str = "shards";
+/// In a copy of all but the shards of a dataset in a bucket.
+pub(crate) const SHARDS_ELSEWHERE: &str = "shards-in-bucket";
 
 /// The whole file, or `None` if it is longer than `limit` bytes. Reads at most `limit + 1` bytes.
 pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {

@@ -1,8 +1,8 @@
 //! File formats that need a library of their own. The caller brings the readers, so that programs that read plain text
 //! and JSON lines alone do not compile those libraries.
 
-use crate::error::SourceError;
-use std::{fmt, io::BufRead, path::Path};
+use crate::{bucket::ReadAt, error::SourceError};
+use std::{fmt, io::BufRead, path::Path, sync::Arc};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
@@ -20,8 +20,8 @@ pub trait Formats: fmt::Debug + Send + Sync {
         file: Box<dyn BufRead + Send>,
     ) -> Result<Box<dyn BufRead + Send>, SourceError>;
 
-    /// The rows of one text column of the Parquet file at `path`.
-    fn rows(&self, path: &Path, column: &str) -> Result<Box<dyn Rows>, SourceError>;
+    /// The rows of one text column of the Parquet file at `path`, whose bytes `file` reads.
+    fn rows(&self, path: &Path, file: Arc<dyn ReadAt>, column: &str) -> Result<Box<dyn Rows>, SourceError>;
 }
 
 /// The rows of one column, in order.

@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 mod bpe;
+mod bucket;
+mod bucket_output;
 mod cargo_text;
 mod default_text;
 mod documents;
@@ -30,6 +32,8 @@ mod tree;
 mod walk;
 mod words;
 
+pub use bucket::{Bucket, BucketError, BucketUrl, ObjectInfo, ReadAt, ReadFrom};
+pub use bucket_output::{BucketOutput, prepare_into_bucket};
 pub use cargo_text::cargo_homes;
 pub use default_text::PinnedCrate;
 pub use error::{PrepareError, SourceError};

@@ -82,6 +82,8 @@ pub enum Progress {
     Encoding { bytes: u64, of: u64, resumed: u64 },
     /// The tokens of all parts are copied into shards. In bytes of tokens.
     Joining { bytes: u64, of: u64 },
+    /// Files are copied from a bucket, or to it. In bytes.
+    Copying { bytes: u64, of: u64 },
     /// The dataset is being read back.
     Checking,
     /// The directory has its name.
@@ -184,6 +186,14 @@ impl fmt::Display for Progress {
             }
             Progress::Joining { bytes, of } => {
                 write!(f, "joining: {:.1} of {:.1} MB of tokens", megabytes(*bytes), megabytes(*of))
+            }
+            Progress::Copying { bytes, of } => {
+                write!(
+                    f,
+                    "copying: {:.1} of {:.1} MB from or to the bucket",
+                    megabytes(*bytes),
+                    megabytes(*of)
+                )
             }
             Progress::Checking => f.write_str("reading the dataset back"),
             Progress::Finished { directory } => write!(f, "{} is prepared", directory.display()),

@@ -12,6 +12,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// The file that names what is prepared in a directory.
+pub(crate) const REQUEST: &str = "request";
+
 pub(crate) struct OutputLock {
     /// The directory while it is prepared, beside its place.
     pub partial: PathBuf,
@@ -46,7 +49,7 @@ impl OutputLock {
 
     /// Begins or resumes an attempt at `request`. Removes the files of an attempt at another one.
     pub fn begin(&self, request: &str) -> Result<(), PrepareError> {
-        let path = self.partial.join("request");
+        let path = self.partial.join(REQUEST);
         if fs::read_to_string(&path).is_ok_and(|found| found == request) {
             return Ok(());
         }

@@ -83,6 +83,14 @@ pub enum StageResult {
 }
 
 impl Part {
+    pub(crate) fn index(self) -> u32 {
+        self.index
+    }
+
+    pub(crate) fn count(self) -> u32 {
+        self.count
+    }
+
     /// # Errors
     /// If there is no such part.
     pub fn new(index: u32, count: u32) -> Result<Part, PartError> {
@@ -120,12 +128,22 @@ pub fn prepare_stage(
     stage: Stage,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<StageResult, PrepareError> {
+    run_stage(options, stage, false, progress)
+}
+
+/// As [`prepare_stage`]. With `is_copy`, the job's directory has what this stage reads, and may lack the rest.
+pub(crate) fn run_stage(
+    options: &PrepareOptions,
+    stage: Stage,
+    is_copy: bool,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<StageResult, PrepareError> {
     options.check()?;
     let given = given_tokenizer(&options.tokenizer)?;
     let files = options.source.files(options.formats)?;
     let (parent, name) = options.place.location(&request(options, given.as_ref()))?;
     let digest = job_digest(options, &files, given.as_ref());
-    let directory = parent.join(format!(".{name}.parts"));
+    let directory = parent.join(job_name(&name));
     let place = Place { options, parent: &parent, name: &name, job: digest };
     if let Some(prepared) = place.joined()? {
         if stage == Stage::Join {
@@ -142,7 +160,7 @@ pub fn prepare_stage(
         Err(error) => return Ok(StageResult::Joined(Box::new(place.joined()?.ok_or(error)?))),
     };
     let ranges = part_ranges(&in_order(&files), parts);
-    let job = Job { options, given, files, ranges, directory, digest };
+    let job = Job { options, given, files, ranges, directory, digest, is_copy };
     match stage {
         Stage::Scan(part) => job.scan(part, progress),
         Stage::Select => job.select(progress),
@@ -154,9 +172,9 @@ pub fn prepare_stage(
 /// The file that names the job of a directory.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct JobFile {
+pub(crate) struct JobFile {
     job: Digest,
-    parts: u32,
+    pub parts: u32,
 }
 
 /// Written beside the dataset before it gets its name, and kept: a stage that runs again finds the dataset.
@@ -177,7 +195,7 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn note(&self) -> PathBuf {
-        self.parent.join(format!(".{}.joined", self.name))
+        self.parent.join(joined_name(self.name))
     }
 
     /// The dataset of this job, if it is complete.
@@ -214,9 +232,9 @@ struct Selected {
 /// Marks a part whose tokens are written.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Encoded {
+pub(crate) struct Encoded {
     /// Of the file with [`Selected`].
-    selection: Digest,
+    pub selection: Digest,
     /// One for each reading.
     taken: Vec<Taken>,
     training: StoredTokens,
@@ -231,6 +249,7 @@ struct Job<'a> {
     ranges: Vec<Range<usize>>,
     directory: PathBuf,
     digest: Digest,
+    is_copy: bool,
 }
 
 /// What a stage after the second one needs.
@@ -250,7 +269,7 @@ impl Job<'_> {
             None => {
                 let files = &in_order(&self.files)[self.range(part.index)];
                 let logs = read_files(self.options, files, &lock.partial, progress)?;
-                let log = read_log(self.options, &lock.partial, files.len())
+                let log = read_log(self.options, &lock.partial, files.len(), false)
                     .map_err(|source| PrepareError::Unreadable { directory: lock.partial.clone(), source })?;
                 let (log, _) = log.ok_or_else(|| self.damaged(part.index))?;
                 write_note(&lock.partial.join(SCANNED), &Scanned { job: self.digest, log })?;
@@ -387,8 +406,8 @@ impl Job<'_> {
         let readings = encoded.first().map_or(0, |part| part.taken.len());
         type Amount = (fn(&Taken) -> u64, fn(&Encoded) -> &StoredTokens);
         let splits: [(&str, Amount); 2] = [
-            ("training", (|taken| taken.tokens - taken.held_out_tokens, |part| &part.training)),
-            ("held-out", (|taken| taken.held_out_tokens, |part| &part.held_out)),
+            (SPLITS[0], (|taken| taken.tokens - taken.held_out_tokens, |part| &part.training)),
+            (SPLITS[1], (|taken| taken.held_out_tokens, |part| &part.held_out)),
         ];
         let mut writers = Vec::new();
         for (name, (amount, stored)) in splits {
@@ -423,7 +442,7 @@ impl Job<'_> {
     }
 
     fn part_directory(&self, index: u32) -> PathBuf {
-        self.directory.join(format!(".part-{index}.partial"))
+        self.directory.join(part_name(index))
     }
 
     fn lock_part(&self, part: Part, progress: &mut dyn FnMut(Progress)) -> Result<OutputLock, PrepareError> {
@@ -462,7 +481,7 @@ impl Job<'_> {
         let Some((_, marker)) = read_note::<Scanned>(&directory.join(SCANNED)) else { return Ok(None) };
         let of_job = marker.job == self.digest;
         ensure!(of_job, PrepareError::OtherPart { part: index, directory });
-        match read_log(self.options, &directory, self.range(index).len()) {
+        match read_log(self.options, &directory, self.range(index).len(), self.is_copy) {
             Ok(Some((log, logs))) if log == marker.log => Ok(Some(logs)),
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 Err(PrepareError::Unreadable { directory, source })
@@ -507,7 +526,7 @@ impl Job<'_> {
     }
 
     fn selection_directory(&self) -> PathBuf {
-        self.directory.join(format!(".{SELECTION}.partial"))
+        self.directory.join(selection_name())
     }
 
     fn decisions(&mut self) -> Result<Decisions, PrepareError> {
@@ -536,13 +555,33 @@ impl Job<'_> {
 }
 
 /// The names of files and directories of a job.
-const JOB: &str = "job.json";
-const SCANNED: &str = "scanned.json";
+pub(crate) const JOB: &str = "job.json";
+pub(crate) const SCANNED: &str = "scanned.json";
 const SELECTION: &str = "selection";
-const SELECTED: &str = "selected.json";
-const DROPPED: &str = "dropped";
-const TOKENS: &str = "tokens";
-const ENCODED: &str = "encoded.json";
+pub(crate) const SELECTED: &str = "selected.json";
+pub(crate) const DROPPED: &str = "dropped";
+pub(crate) const TOKENS: &str = "tokens";
+/// The files in the directory of that name.
+pub(crate) const SPLITS: [&str; 2] = ["training", "held-out"];
+pub(crate) const ENCODED: &str = "encoded.json";
+
+/// The directory of a job, and the note of a complete one, beside the dataset `name`.
+pub(crate) fn job_name(name: &str) -> String {
+    format!(".{name}.parts")
+}
+
+pub(crate) fn joined_name(name: &str) -> String {
+    format!(".{name}.joined")
+}
+
+/// The directories in that of a job.
+pub(crate) fn part_name(index: u32) -> String {
+    format!(".part-{index}.partial")
+}
+
+pub(crate) fn selection_name() -> String {
+    format!(".{SELECTION}.partial")
+}
 
 /// Removes the directory of a job whose dataset is complete.
 fn remove_parts(directory: &Path) -> Result<(), PrepareError> {
@@ -626,7 +665,7 @@ fn part_ranges(files: &[(usize, &TextFile)], parts: u32) -> Vec<Range<usize>> {
 }
 
 /// A note and its digest, unless it is missing or was not written by this program.
-fn read_note<T: DeserializeOwned>(path: &Path) -> Option<(Digest, T)> {
+pub(crate) fn read_note<T: DeserializeOwned>(path: &Path) -> Option<(Digest, T)> {
     let bytes = read_bounded(path, MAX_NOTE_BYTES).ok().flatten()?;
     Some((Digest::of(&bytes), serde_json::from_slice(&bytes).ok()?))
 }
@@ -657,7 +696,7 @@ mod tests {
         fn each_file_is_in_one_part_and_parts_are_about_equal(
             bytes in proptest::collection::vec(0u64..1000, 0..60), parts in 1u32..20,
         ) {
-            let file = |bytes: &u64| TextFile { path: PathBuf::new(), bytes: *bytes, part_bytes: 1, formats: None };
+            let file = |bytes: &u64| TextFile { path: PathBuf::new(), bytes: *bytes, part_bytes: 1, formats: None, object: None };
             let files: Vec<TextFile> = bytes.iter().map(file).collect();
             let files: Vec<(usize, &TextFile)> = files.iter().map(|file| (0, file)).collect();
             let ranges = part_ranges(&files, parts);

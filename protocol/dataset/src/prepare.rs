@@ -11,7 +11,7 @@ use crate::{
     documents::pieces,
     encode::{self, Output, PIECE_BYTES, Plan, Taken},
     error::{PrepareError, SourceError, write_atomic},
-    files::{manifest_path, prepared_path, read_bounded, shards_path, tokenizer_path},
+    files::{SHARDS_ELSEWHERE, manifest_path, prepared_path, read_bounded, shards_path, tokenizer_path},
     manifest::Manifest,
     options::{OutputDirectory, PrepareOptions, Progress, TokenizerChoice},
     output_lock::OutputLock,
@@ -457,8 +457,11 @@ pub(crate) fn existing(directory: &Path, inputs: &Digest) -> Result<Option<Prepa
 /// Reads everything back as a later reader does: the unigram loss verifies each shard, if it is not there already.
 fn read_back(directory: &Path, manifest: Digest) -> Result<(Dataset, f64), PrepareError> {
     let at = || directory.to_owned();
-    let dataset = Dataset::open(directory, Some(manifest))
-        .map_err(|source| PrepareError::Damaged { directory: at(), source })?;
+    let opened = match directory.join(SHARDS_ELSEWHERE).exists() {
+        true => Dataset::open_notes(directory, Some(manifest), None),
+        false => Dataset::open(directory, Some(manifest)),
+    };
+    let dataset = opened.map_err(|source| PrepareError::Damaged { directory: at(), source })?;
     let unigram_loss =
         dataset.unigram_loss().map_err(|source| PrepareError::NotReadBack { directory: at(), source })?;
     Ok((dataset, unigram_loss))

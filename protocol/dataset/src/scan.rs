@@ -31,7 +31,7 @@ const RECORD_BYTES: u64 = 36;
 const KEY_BYTES: u64 = 8;
 /// The files of records and of logs.
 const RECORDS: &str = "documents";
-const LOG: &str = "documents.log";
+pub(crate) const LOG: &str = "documents.log";
 /// No system has longer paths. In bytes.
 const MAX_LOG_LINE_BYTES: u64 = 16 << 10;
 
@@ -83,6 +83,9 @@ pub(crate) struct FileLog {
     /// Length, and time of the last change in seconds and nanoseconds: an unchanged file is not read again.
     bytes: u64,
     modified: Option<(u64, u32)>,
+    /// Of an object of a bucket, instead of a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
     part_bytes: usize,
     /// False for a file that is no text, which is skipped.
     pub text: bool,
@@ -330,11 +333,13 @@ pub(crate) fn read_files(
     log.finish()
 }
 
-/// The log that [`read_files`] has written of `files` files into `directory`, and its digest, if it is whole.
+/// The log that [`read_files`] has written of `files` files into `directory`, and its digest, if it is whole. With
+/// `log_only`, the records may be elsewhere.
 pub(crate) fn read_log(
     options: &PrepareOptions,
     directory: &Path,
     files: usize,
+    log_only: bool,
 ) -> io::Result<Option<(Digest, Vec<FileLog>)>> {
     let limit = files as u64 * MAX_LOG_LINE_BYTES;
     let Some(bytes) = read_bounded(&directory.join(LOG), limit)? else { return Ok(None) };
@@ -343,8 +348,11 @@ pub(crate) fn read_log(
     let Some(logs) = logs.ok().filter(|logs| logs.len() == files) else { return Ok(None) };
     let items: u64 = logs.iter().map(|log| log.items).sum();
     for (name, record_bytes) in record_files(bands(options.banding())) {
-        if fs::metadata(directory.join(name))?.len() != items * record_bytes {
-            return Ok(None);
+        match fs::metadata(directory.join(name)) {
+            Err(error) if log_only && error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+            Ok(found) if found.len() == items * record_bytes => {}
+            Ok(_) => return Ok(None),
         }
     }
     Ok(Some((Digest::of(&bytes), logs)))
@@ -389,6 +397,11 @@ fn band_file(band: usize) -> String {
     format!("keys-{band}")
 }
 
+/// The names of the files with a record for each item.
+pub(crate) fn record_names(banding: Option<Banding>) -> impl Iterator<Item = String> {
+    record_files(bands(banding)).map(|(name, _)| name)
+}
+
 /// The files with a record for each item, and its length.
 fn record_files(bands: usize) -> impl Iterator<Item = (String, u64)> {
     let keys = (0..bands).map(|band| (band_file(band), KEY_BYTES));
@@ -399,13 +412,20 @@ impl FileLog {
     /// The log of a file before it is read.
     fn before(source: usize, file: &TextFile) -> Result<FileLog, SourceError> {
         let unreadable = |source| SourceError::Unreadable { path: file.path.clone(), source };
-        let metadata = fs::metadata(&file.path).map_err(unreadable)?;
-        let since = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let (bytes, modified, version) = match &file.object {
+            Some(object) => (object.info.bytes, None, object.info.version.clone()),
+            None => {
+                let metadata = fs::metadata(&file.path).map_err(unreadable)?;
+                let since = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+                (metadata.len(), since.map(|since| (since.as_secs(), since.subsec_nanos())), None)
+            }
+        };
         Ok(FileLog {
             source,
             path: file.path.to_string_lossy().into_owned(),
-            bytes: metadata.len(),
-            modified: since.map(|since| (since.as_secs(), since.subsec_nanos())),
+            bytes,
+            modified,
+            version,
             part_bytes: file.part_bytes,
             text: true,
             items: 0,

@@ -1,6 +1,7 @@
 //! The sources of a text: the same files in the same order on every machine, and the share of each source.
 
 use crate::{
+    bucket::{Bucket, BucketError, BucketUrl, LocalFile, ObjectInfo, ReadAt, ReadFrom},
     cargo_text,
     default_text::DEFAULT_TEXT,
     documents::{self, Batch, Documents, Format},
@@ -11,7 +12,12 @@ use crate::{
 };
 use protocol::ensure;
 use serde::Deserialize;
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// A text file longer than a part is cut into documents of at most this many bytes, so that one long file can have a
 /// held-out split too, …
@@ -46,6 +52,7 @@ pub(crate) struct SourcePart {
 #[derive(Clone, Debug)]
 enum Kind {
     Path(PathBuf),
+    Bucket(Arc<dyn Bucket>, BucketUrl),
     /// Where cargo may keep the source of the default text.
     DefaultText {
         homes: Vec<PathBuf>,
@@ -64,7 +71,7 @@ struct MixtureFile {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MixtureSource {
-    path: PathBuf,
+    path: String,
     weight: f64,
     name: Option<String>,
     field: Option<String>,
@@ -79,6 +86,11 @@ impl Source {
     /// skipped, links to directories are not followed.
     pub fn directory(path: impl Into<PathBuf>) -> Source {
         Source::of("text", Kind::Path(path.into()))
+    }
+
+    /// The objects at or below a URL of a bucket. The same bytes in the same order as in a directory of their names.
+    pub fn bucket(bucket: Arc<dyn Bucket>, url: BucketUrl) -> Source {
+        Source::of("text", Kind::Bucket(bucket, url))
     }
 
     /// Takes documents from this field of JSON lines, or column of Parquet files, instead of from `text`.
@@ -107,9 +119,12 @@ impl Source {
         Ok(Source { parts: parts?.into_iter().flatten().collect(), epochs: epochs.max(1) })
     }
 
-    /// A mixture from a TOML file: `epochs`, and `[[source]]` with `path` (relative to the file), `weight`, and
-    /// optionally `name` and `field`.
-    pub fn mixture_file(path: &Path) -> Result<Source, SourceError> {
+    /// A mixture from a TOML file: `epochs`, and `[[source]]` with `path` (relative to the file, or a URL of a bucket,
+    /// which `open` opens), `weight`, and optionally `name` and `field`.
+    pub fn mixture_file(
+        path: &Path,
+        open: impl Fn(&BucketUrl) -> Result<Arc<dyn Bucket>, BucketError>,
+    ) -> Result<Source, SourceError> {
         let wrong = |reason: String| SourceError::Mixture { path: path.to_owned(), reason };
         let bytes = read_bounded(path, MAX_MIXTURE_BYTES)
             .map_err(|source| SourceError::Unreadable { path: path.to_owned(), source })?
@@ -119,11 +134,20 @@ impl Source {
         ensure!(!file.source.is_empty(), wrong("it names no [[source]]".to_owned()));
         let below = path.parent().unwrap_or(Path::new(""));
         let part = |source: MixtureSource| {
-            let name = source.name.unwrap_or_else(|| source.path.display().to_string());
+            let found = match BucketUrl::parse(&source.path)? {
+                Some(url) => {
+                    let place = url.to_string();
+                    let bucket = open(&url).map_err(|source| SourceError::Bucket { place, source })?;
+                    Source::bucket(bucket, url)
+                }
+                None => Source::directory(below.join(&source.path)),
+            };
+            let name = source.name.unwrap_or(source.path);
             let field = source.field.as_deref().unwrap_or(TEXT_FIELD).to_owned();
-            (name, source.weight, Source::directory(below.join(source.path)).with_field(&field))
+            Ok((name, source.weight, found.with_field(&field)))
         };
-        Source::mixture(file.source.into_iter().map(part).collect(), file.epochs.unwrap_or(1))
+        let parts: Result<Vec<_>, SourceError> = file.source.into_iter().map(part).collect();
+        Source::mixture(parts?, file.epochs.unwrap_or(1))
     }
 
     /// The default text: Rust source that the build needs anyway, so it is the same everywhere and needs no download.
@@ -151,6 +175,17 @@ impl Source {
 impl SourcePart {
     /// Its files, in order.
     pub fn files(&self, formats: Option<&'static dyn Formats>) -> Result<Vec<TextFile>, SourceError> {
+        if let Kind::Bucket(bucket, url) = &self.kind {
+            let files = bucket.files(url)?.into_iter();
+            let file = |object: ObjectInfo| TextFile {
+                path: url.of(&object.name).into(),
+                bytes: object.bytes,
+                part_bytes: 0,
+                formats,
+                object: Some(Object { bucket: bucket.clone(), info: object }),
+            };
+            return Ok(with_part_bytes(files.map(file).collect()));
+        }
         let found = match &self.kind {
             Kind::Path(path) if path.is_file() => {
                 let bytes = path
@@ -160,14 +195,27 @@ impl SourcePart {
                 vec![FoundFile { name: String::new(), path: path.clone(), bytes }]
             }
             Kind::Path(path) => files_below(path, |_| true)?,
+            Kind::Bucket(..) => Vec::new(),
             Kind::DefaultText { homes } => cargo_text::files(&DEFAULT_TEXT, homes)?,
         };
-        let is_text = |file: &&FoundFile| matches!(documents::format(&file.path).0, Format::Text { .. });
-        let text_bytes: u64 = found.iter().filter(is_text).map(|file| file.bytes).sum();
-        let part_bytes = (text_bytes / PARTS).clamp(MIN_PART_BYTES, MAX_PART_BYTES) as usize;
-        let file = |found: FoundFile| TextFile { path: found.path, bytes: found.bytes, part_bytes, formats };
-        Ok(found.into_iter().map(file).collect())
+        let file = |found: FoundFile| TextFile {
+            path: found.path,
+            bytes: found.bytes,
+            part_bytes: 0,
+            formats,
+            object: None,
+        };
+        Ok(with_part_bytes(found.into_iter().map(file).collect()))
     }
+}
+
+/// The files of one source, with the length of the documents that a text file is cut into.
+fn with_part_bytes(mut files: Vec<TextFile>) -> Vec<TextFile> {
+    let is_text = |file: &&TextFile| matches!(documents::format(&file.path).0, Format::Text { .. });
+    let text_bytes: u64 = files.iter().filter(is_text).map(|file| file.bytes).sum();
+    let part_bytes = (text_bytes / PARTS).clamp(MIN_PART_BYTES, MAX_PART_BYTES) as usize;
+    files.iter_mut().for_each(|file| file.part_bytes = part_bytes);
+    files
 }
 
 /// A file of a source.
@@ -179,9 +227,34 @@ pub(crate) struct TextFile {
     /// The largest document that a text file is cut into, in bytes.
     pub part_bytes: usize,
     pub formats: Option<&'static dyn Formats>,
+    /// Where its bytes are, if they are not at `path` of this machine.
+    pub object: Option<Object>,
+}
+
+/// An object of a bucket.
+#[derive(Clone, Debug)]
+pub(crate) struct Object {
+    bucket: Arc<dyn Bucket>,
+    pub info: ObjectInfo,
 }
 
 impl TextFile {
+    /// Reads it from the beginning.
+    pub fn open(&self) -> io::Result<Box<dyn Read + Send>> {
+        Ok(match &self.object {
+            Some(Object { bucket, info }) => Box::new(ReadFrom::new(bucket.open(info), 0)),
+            None => Box::new(File::open(&self.path)?),
+        })
+    }
+
+    /// Reads it at any place.
+    pub fn open_at(&self) -> io::Result<Arc<dyn ReadAt>> {
+        Ok(match &self.object {
+            Some(Object { bucket, info }) => bucket.open(info),
+            None => Arc::new(LocalFile::open(&self.path)?),
+        })
+    }
+
     /// Its batches, from the beginning. Of a file that cannot be opened, the error alone.
     pub fn batches(&self, field: &str) -> impl Iterator<Item = Result<Batch, SourceError>> + Send + use<> {
         let (documents, failed) = match Documents::open(self, field) {
@@ -265,7 +338,7 @@ mod tests {
         let path = root.path().join("mix.toml");
         let read = |text: &str| {
             fs::write(&path, text).expect("writable");
-            Source::mixture_file(&path)
+            Source::mixture_file(&path, |_| Err("no bucket".into()))
         };
         let mixture = read(
             "epochs = 2\n[[source]]\npath = \"web\"\nweight = 0.75\n\
@@ -284,6 +357,11 @@ mod tests {
         {
             assert!(matches!(read(wrong), Err(SourceError::Mixture { .. })), "{wrong}");
         }
+        let bucket = "[[source]]\npath = \"s3://a/b\"\nweight = 1.0\n";
+        assert!(
+            matches!(read(bucket), Err(SourceError::Bucket { place, .. }) if place == "s3://a/b"),
+            "a bucket that the caller cannot open"
+        );
         for weight in ["0.0", "-1.0", "1e9", "nan", "inf"] {
             let wrong = read(&format!("[[source]]\npath = \"a\"\nweight = {weight}"));
             assert!(matches!(wrong, Err(SourceError::Weight { .. })), "{weight}");

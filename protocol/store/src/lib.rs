@@ -5,6 +5,7 @@ mod directory;
 pub mod faults;
 pub mod fetch;
 pub mod memory;
+mod named;
 mod object;
 mod post;
 pub mod s3;
@@ -26,6 +27,7 @@ pub use fetch::{
     BufferSink, Fetch, FetchError, FetchPlan, HttpFetcher, Limits, Sink, fetch_verified, fetch_verified_into,
 };
 pub use memory::MemoryStore;
+pub use named::NamedObject;
 pub use post::{HttpPoster, PostError};
 pub use s3::{Credentials, S3Settings, S3Store};
 pub use traffic::{Traffic, TrafficTotals};
@@ -136,10 +138,14 @@ pub enum StoreError {
     Unavailable { store: String, action: Action, name: String, source: Source },
     #[error("{store} gave {got} of the {expected} bytes of {key}")]
     CutShort { store: String, key: String, got: u64, expected: u64 },
+    #[error("{name} in {store} has changed since it was listed; run the same command again")]
+    Changed { store: String, name: String },
     #[error("{name} cannot be the name of an object: {why}")]
     BadName { name: String, why: String },
     #[error("could not read the file {path}")]
     File { path: String, source: std::io::Error },
+    #[error("could not write the file {path}")]
+    FileWrite { path: String, source: std::io::Error },
     #[error("the settings of the store cannot be used: {what}")]
     Settings { what: String },
 }

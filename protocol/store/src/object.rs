@@ -47,14 +47,14 @@ impl Store for S3Store {
     }
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        self.upload(key, Path::new("memory"), bytes.len() as u64, &bytes[..]).await.map(drop)
+        self.upload(key.as_str(), Path::new("memory"), bytes.len() as u64, &bytes[..]).await.map(drop)
     }
 
     async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
         let failed = |source| unreadable(path, source);
         let file = tokio::fs::File::open(path).await.map_err(failed)?;
         let length = file.metadata().await.map_err(failed)?.len();
-        self.upload(key, path, length, file).await
+        self.upload(key.as_str(), path, length, file).await
     }
 
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
@@ -136,7 +136,7 @@ impl Store for S3Store {
 
 /// The failure of an operation, before the backend's errors become [`StoreError`]s.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+pub(crate) enum Failure {
     #[error(transparent)]
     Backend(#[from] object_store::Error),
     #[error(transparent)]
@@ -146,14 +146,14 @@ enum Failure {
 impl S3Store {
     /// Writes what `from` reads, which is expected to be `length` bytes: in parts, a few at a time, unless it is shorter
     /// than one part. `path` is for error texts.
-    async fn upload(
+    pub(crate) async fn upload(
         &self,
-        key: &ObjectKey,
+        name: &str,
         path: &Path,
         length: u64,
         mut from: impl AsyncRead + Send + Unpin,
     ) -> Result<u64, StoreError> {
-        let at = location(key)?;
+        let at = parsed(name)?;
         let part_bytes = part_bytes(length);
         let mut open: Option<PartUpload> = None;
         let operation = async {
@@ -167,7 +167,7 @@ impl S3Store {
             upload.send(path, part_bytes, first, from).await
         };
         let deadline = upload_deadline(self.deadline, length);
-        let sent = self.within(deadline, Action::Write, key.as_str(), operation).await;
+        let sent = self.within(deadline, Action::Write, name, operation).await;
         if let (Err(_), Some(mut upload)) = (&sent, open) {
             upload.abort().await;
         }
@@ -177,7 +177,7 @@ impl S3Store {
     }
 
     /// Runs one operation within a deadline, and names its failure.
-    async fn within<T>(
+    pub(crate) async fn within<T>(
         &self,
         after: Duration,
         action: Action,
@@ -291,7 +291,7 @@ async fn next_part(
     read.map(|_| part.into()).map_err(|source| unreadable(path, source))
 }
 
-fn unreadable(path: &Path, source: std::io::Error) -> StoreError {
+pub(crate) fn unreadable(path: &Path, source: std::io::Error) -> StoreError {
     StoreError::File { path: path.display().to_string(), source }
 }
 
@@ -340,7 +340,7 @@ fn location(key: &ObjectKey) -> Result<Location, StoreError> {
     parsed(key.as_str())
 }
 
-fn parsed(name: &str) -> Result<Location, StoreError> {
+pub(crate) fn parsed(name: &str) -> Result<Location, StoreError> {
     Location::parse(name)
         .map_err(|error| StoreError::BadName { name: name.to_owned(), why: error.to_string() })
 }

@@ -1,0 +1,232 @@
+//! `mettle dataset prepare` with the project's S3 server, as processes that are killed.
+
+use s3_server::{BucketConfig, Faults, Rate, S3Server, ServerConfig};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+use store::{Credentials, S3Settings, S3Store};
+
+const SECRET: &str = "hunter2-is-secret";
+
+/// A server with a text, beside the same text as files.
+struct Scene {
+    root: tempfile::TempDir,
+    server: S3Server,
+    store: S3Store,
+}
+
+fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        if path.is_dir() {
+            found.extend(files(&path).into_iter().map(|(below, bytes)| (format!("{name}/{below}"), bytes)));
+        } else {
+            found.insert(name, fs::read(&path).unwrap());
+        }
+    }
+    found
+}
+
+/// 12 MB of documents: some blocks of an object, and compressed files.
+fn write_text(root: &Path) {
+    fs::create_dir_all(root).unwrap();
+    let document = |number: usize| {
+        let line = |line: usize| format!("{number} times {line} is {}, or so it is said.\n", number * line);
+        let text: String = (0..40).map(line).collect();
+        serde_json::json!({ "text": text }).to_string() + "\n"
+    };
+    let lines = |documents: std::ops::Range<usize>| documents.map(document).collect::<String>();
+    fs::write(root.join("a.jsonl"), lines(0..5_000)).unwrap();
+    fs::write(root.join("b.jsonl.zst"), zstd::encode_all(lines(5_000..6_500).as_bytes(), 1).unwrap())
+        .unwrap();
+    fs::write(root.join("c.jsonl"), lines(6_000..7_000)).unwrap();
+}
+
+impl Scene {
+    async fn new() -> Scene {
+        let root = tempfile::tempdir().unwrap();
+        write_text(&root.path().join("text"));
+        let buckets = vec![BucketConfig::new("mine", "key", SECRET)];
+        let server = S3Server::start(ServerConfig::temporary(buckets)).await.unwrap();
+        let credentials = Credentials { access_key: "key".into(), secret_key: SECRET.into() };
+        let store = S3Store::open(&S3Settings::new(server.endpoint(), "mine", credentials)).unwrap();
+        for name in files(&root.path().join("text")).keys() {
+            store.upload_named(&format!("texts/{name}"), &root.path().join("text").join(name)).await.unwrap();
+        }
+        Scene { root, server, store }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mettle"));
+        command.current_dir(self.root.path()).env("METTLE_STORE_SECRET", SECRET).env("RUST_LOG", "trace");
+        command.args([
+            "dataset",
+            "prepare",
+            "--sequence",
+            "64",
+            "--vocabulary",
+            "400",
+            "--near-duplicates",
+            "0.9",
+        ]);
+        command.args(["--shard-bytes", "300000"]).args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    fn in_bucket(&self, arguments: &[&str]) -> Command {
+        let endpoint = self.server.endpoint();
+        let store = ["--store", &endpoint, "--access-key", "key"];
+        self.command(&[&store[..], arguments].concat())
+    }
+
+    /// All objects below a prefix, by the rest of their names.
+    async fn below(&self, prefix: &str) -> BTreeMap<String, Vec<u8>> {
+        let mut found = BTreeMap::new();
+        for object in self.store.list_named(prefix, 10_000).await.unwrap() {
+            let bytes = self.store.read_named(&object, 0..object.bytes).await;
+            found.insert(object.name[prefix.len() + 1..].to_owned(), bytes.unwrap().to_vec());
+        }
+        found
+    }
+}
+
+fn ran(mut command: Command) -> Output {
+    let output = command.output().unwrap();
+    let said = said(&output);
+    assert!(!said.contains(SECRET) && !said.contains("panicked"), "{said}");
+    output
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
+}
+
+fn succeeds(command: Command) -> String {
+    let output = ran(command);
+    assert!(output.status.success(), "{}", said(&output));
+    said(&output)
+}
+
+fn refused(command: Command, words: &[&str]) {
+    let output = ran(command);
+    let said = said(&output);
+    assert!(!output.status.success(), "{said}");
+    for word in words {
+        assert!(said.contains(word), "no {word:?} in: {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dataset_is_made_from_a_bucket_into_a_bucket_by_processes_that_are_killed() {
+    let scene = Scene::new().await;
+    succeeds(scene.command(&["--text", "text", "--out", "local"]));
+    let local = files(&scene.path("local"));
+
+    // One machine: the text in the bucket, the dataset in a directory.
+    succeeds(scene.in_bucket(&["--text", "s3://mine/texts", "--out", "from-bucket"]));
+    assert_eq!(files(&scene.path("from-bucket")), local);
+
+    // And the dataset in the bucket, by a process that is killed every few moments.
+    let whole = ["--text", "s3://mine/texts", "--out", "s3://mine/data/whole"];
+    // Most requests take a while, so that processes are killed within them too.
+    scene
+        .server
+        .inject("mine", Faults { delay_max: Duration::from_millis(20), ..Faults::default() })
+        .unwrap();
+    let (mut kills, mut patience) = (0, Duration::from_millis(150));
+    loop {
+        let mut child = scene.in_bucket(&whole).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let began = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break Some(status);
+            }
+            if patience < began.elapsed() {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                break None;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        match status {
+            Some(status) => {
+                assert!(status.success(), "{status}");
+                break;
+            }
+            None => kills += 1,
+        }
+        patience = patience * 5 / 4;
+    }
+    println!("{kills} kills");
+    assert!(2 < kills);
+    assert_eq!(scene.below("data/whole").await, local);
+    let again = succeeds(scene.in_bucket(&whole));
+    assert!(again.contains("s3://mine/data/whole: "), "{again}");
+
+    // Parts on machines of their own, while one request in ten fails, and one read in twenty ends early.
+    let faults = Faults { unavailable: Rate::Share(0.1), truncated: Rate::Share(0.05), ..Faults::default() };
+    scene.server.inject("mine", faults).unwrap();
+    let stage = |stage: &str, part: &str, machine: &str| {
+        let mut arguments =
+            vec!["--text", "s3://mine/texts", "--out", "s3://mine/data/parts", "--work", machine];
+        arguments.extend(["--stage", stage]);
+        if !part.is_empty() {
+            arguments.extend(["--part", part]);
+        }
+        succeeds(scene.in_bucket(&arguments))
+    };
+    for index in 0..3 {
+        stage("scan", &format!("{index}/3"), &format!("scan-{index}"));
+    }
+    stage("select", "", "select");
+    for index in 0..3 {
+        stage("encode", &format!("{index}/3"), &format!("encode-{index}"));
+    }
+    stage("join", "", "join");
+    scene.server.inject("mine", Faults::default()).unwrap();
+    assert_eq!(scene.below("data/parts").await, local);
+    assert!(scene.below("data/.parts.parts").await.is_empty());
+
+    // No secret is in any file that was made.
+    for (name, bytes) in files(scene.root.path()) {
+        assert!(!String::from_utf8_lossy(&bytes).contains(SECRET), "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_with_a_bucket_is_told_before_the_text_is_read() {
+    let scene = Scene::new().await;
+    let endpoint = scene.server.endpoint();
+    refused(scene.command(&["--text", "s3://mine/texts", "--out", "a"]), &["--store URL", "--access-key"]);
+    refused(scene.command(&["--text", "text", "--out", "s3://mine/a"]), &["--out", "--store URL"]);
+    refused(scene.command(&["--text", "text", "--out", "a", "--work", "b"]), &["--work is for"]);
+    refused(
+        scene.in_bucket(&["--text", "s3://mine/nothing", "--out", "a"]),
+        &["s3://mine/nothing", "check bucket"],
+    );
+    refused(
+        scene.in_bucket(&["--text", "s3://other/texts", "--out", "a"]),
+        &["s3://other/texts", "refused to list"],
+    );
+    refused(scene.in_bucket(&["--text", "s3://mine/a/../b", "--out", "a"]), &["s3://BUCKET/PREFIX"]);
+    refused(scene.in_bucket(&["--text", "text", "--out", "s3://mine"]), &["needs a name in the bucket"]);
+    let key = ["--store", &endpoint, "--access-key", "other", "--text", "s3://mine/texts", "--out", "a"];
+    refused(scene.command(&key), &["check the access key"]);
+    let mut command = scene.in_bucket(&["--text", "s3://mine/texts", "--out", "a"]);
+    command.env_remove("METTLE_STORE_SECRET");
+    refused(command, &["METTLE_STORE_SECRET"]);
+    let mut command = scene.in_bucket(&["--text", "s3://mine/texts", "--out", "a"]);
+    command.env("METTLE_STORE_SECRET", "wrong");
+    refused(command, &["check the access key"]);
+    assert!(!scene.path("a").exists());
+}

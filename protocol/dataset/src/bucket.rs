@@ -1,0 +1,210 @@
+//! Texts and datasets in a bucket. The caller brings the client, so that this crate needs no network.
+
+use crate::error::SourceError;
+use protocol::ensure;
+use std::{
+    fmt,
+    fs::File,
+    io::{self, Read, Seek as _, SeekFrom},
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+const SCHEME: &str = "s3://";
+/// Objects of one source. In memory, each takes about its name.
+const MAX_OBJECTS: usize = 1 << 22;
+
+/// Why a [`Bucket`] failed.
+pub type BucketError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A bucket. Every call blocks, and retries what may pass. `Debug` names the bucket and no secret.
+pub trait Bucket: fmt::Debug + Send + Sync {
+    /// The objects below `prefix/`, or else the one that has the name `prefix`; at most `most`, in any order.
+    fn list(&self, prefix: &str, most: usize) -> Result<Vec<ObjectInfo>, BucketError>;
+
+    /// Reads an object as it was listed: a later version is an error.
+    fn open(&self, object: &ObjectInfo) -> Arc<dyn ReadAt>;
+
+    /// Writes objects into files, each whole or not at all.
+    fn download(&self, files: &[(String, PathBuf)]) -> Result<(), BucketError>;
+
+    /// Writes files into objects, each whole or not at all.
+    fn upload(&self, files: &[(PathBuf, String)]) -> Result<(), BucketError>;
+
+    /// Removes objects; one that is missing is removed.
+    fn delete(&self, names: &[String]) -> Result<(), BucketError>;
+}
+
+/// An object as it was listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectInfo {
+    pub name: String,
+    pub bytes: u64,
+    /// Changes with the contents.
+    pub version: Option<String>,
+}
+
+/// Reads bytes at any place of a file or an object.
+pub trait ReadAt: Send + Sync {
+    /// In bytes.
+    fn length(&self) -> u64;
+
+    /// Reads some bytes from `start` on. None at the end.
+    fn read_at(&self, start: u64, into: &mut [u8]) -> io::Result<usize>;
+}
+
+/// Reads from one place to the end.
+pub struct ReadFrom {
+    file: Arc<dyn ReadAt>,
+    next: u64,
+}
+
+impl ReadFrom {
+    pub fn new(file: Arc<dyn ReadAt>, start: u64) -> ReadFrom {
+        ReadFrom { file, next: start }
+    }
+}
+
+impl Read for ReadFrom {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.file.read_at(self.next, into)?;
+        self.next += bytes as u64;
+        Ok(bytes)
+    }
+}
+
+/// A file of this machine.
+pub(crate) struct LocalFile {
+    file: Mutex<File>,
+    length: u64,
+}
+
+impl LocalFile {
+    pub fn open(path: &Path) -> io::Result<LocalFile> {
+        let file = File::open(path)?;
+        let length = file.metadata()?.len();
+        Ok(LocalFile { file: Mutex::new(file), length })
+    }
+}
+
+impl ReadAt for LocalFile {
+    fn length(&self) -> u64 {
+        self.length
+    }
+
+    fn read_at(&self, start: u64, into: &mut [u8]) -> io::Result<usize> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(start))?;
+        file.read(into)
+    }
+}
+
+/// `s3://BUCKET/PREFIX`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketUrl {
+    pub bucket: String,
+    /// Without slashes at its ends.
+    pub prefix: String,
+}
+
+impl BucketUrl {
+    /// The URL that `given` is, or `None` for a path.
+    ///
+    /// # Errors
+    /// If it begins as a URL of a bucket and is none.
+    pub fn parse(given: &str) -> Result<Option<BucketUrl>, SourceError> {
+        let Some(rest) = given.strip_prefix(SCHEME) else { return Ok(None) };
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        // A key or a port in the URL would be one that is logged, or ignored.
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+        let wrong = |reason| SourceError::Url { url: given.to_owned(), reason };
+        ensure!(!bucket.is_empty() && bucket.chars().all(allowed), {
+            let url = format!("{SCHEME}…/{prefix}");
+            SourceError::Url { url, reason: "the name of a bucket has letters, digits, dots and dashes only" }
+        });
+        let prefix = prefix.trim_matches('/');
+        let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
+        ensure!(
+            prefix.is_empty() || prefix.split('/').all(is_plain),
+            wrong("a part of the prefix is empty or dots")
+        );
+        Ok(Some(BucketUrl { bucket: bucket.to_owned(), prefix: prefix.to_owned() }))
+    }
+
+    /// The URL of an object in the same bucket.
+    pub(crate) fn of(&self, name: &str) -> String {
+        BucketUrl { prefix: name.to_owned(), ..self.clone() }.to_string()
+    }
+}
+
+impl FromStr for BucketUrl {
+    type Err = SourceError;
+
+    fn from_str(given: &str) -> Result<BucketUrl, SourceError> {
+        let none = || SourceError::Url { url: given.to_owned(), reason: "it does not begin with s3://" };
+        BucketUrl::parse(given)?.ok_or_else(none)
+    }
+}
+
+impl fmt::Display for BucketUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}", self.bucket)?;
+        if self.prefix.is_empty() { Ok(()) } else { write!(f, "/{}", self.prefix) }
+    }
+}
+
+impl dyn Bucket {
+    /// The files of a text, in the order in which a directory of these names is read, and without what is hidden there.
+    pub(crate) fn files(&self, url: &BucketUrl) -> Result<Vec<ObjectInfo>, SourceError> {
+        let place = || url.to_string();
+        let listed = self
+            .list(&url.prefix, MAX_OBJECTS + 1)
+            .map_err(|source| SourceError::Bucket { place: place(), source })?;
+        ensure!(
+            listed.len() <= MAX_OBJECTS,
+            SourceError::TooManyObjects { place: place(), most: MAX_OBJECTS }
+        );
+        let below = |name: &str| match name.strip_prefix(&url.prefix) {
+            Some("") => Some(String::new()),
+            Some(rest) if url.prefix.is_empty() => Some(rest.to_owned()),
+            Some(rest) => rest.strip_prefix('/').map(str::to_owned),
+            None => None,
+        };
+        let mut found: Vec<(String, ObjectInfo)> = Vec::new();
+        for object in listed {
+            let Some(rest) = below(&object.name) else { continue };
+            // An empty last part: some programs write an object for a directory.
+            let is_hidden = rest.split('/').any(|part| part.is_empty() || part.starts_with('.'));
+            if rest.is_empty() || !is_hidden {
+                found.push((rest, object));
+            }
+        }
+        ensure!(!found.is_empty(), SourceError::NoObject { place: place() });
+        found.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(found.into_iter().map(|(_, object)| object).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_names_bucket_and_prefix_and_a_path_is_none() {
+        let parse = |given: &str| BucketUrl::parse(given);
+        let url = |bucket: &str, prefix: &str| BucketUrl { bucket: bucket.into(), prefix: prefix.into() };
+        for path in ["text", "/text", "./s3:/a", "s3:/a"] {
+            assert!(matches!(parse(path), Ok(None)), "{path}");
+        }
+        assert_eq!(parse("s3://my-bucket/a/b/").ok().flatten(), Some(url("my-bucket", "a/b")));
+        assert_eq!(parse("s3://my.bucket").ok().flatten(), Some(url("my.bucket", "")));
+        assert_eq!(url("a", "b/c").to_string(), "s3://a/b/c");
+        assert_eq!(url("a", "").to_string(), "s3://a");
+        for wrong in ["s3://", "s3:///a", "s3://a//b/c/./d", "s3://a/b/../c", "s3://host:9000/a"] {
+            assert!(matches!(parse(wrong), Err(SourceError::Url { .. })), "{wrong}");
+        }
+        let secret = parse("s3://key:hunter2@bucket/a").expect_err("a secret in a URL").to_string();
+        assert!(!secret.contains("hunter2"), "{secret}");
+    }
+}

@@ -1,0 +1,126 @@
+//! Objects of any name: texts and datasets that people keep in a bucket. The objects of nodes have the names of
+//! [`Store`](crate::Store).
+
+use std::ops::Range;
+use std::path::Path;
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
+use protocol::ensure;
+
+use crate::object::{parsed, unreadable};
+use crate::{Action, S3Store, Store, StoreError};
+
+/// An object of any name, as it was listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedObject {
+    pub name: String,
+    pub bytes: u64,
+    /// The store's tag of the contents, or the time of the last change.
+    pub version: String,
+}
+
+impl From<ObjectMeta> for NamedObject {
+    fn from(meta: ObjectMeta) -> NamedObject {
+        let version = meta.e_tag.unwrap_or_else(|| meta.last_modified.to_rfc3339());
+        NamedObject { name: meta.location.to_string(), bytes: meta.size, version }
+    }
+}
+
+impl S3Store {
+    /// The objects below `prefix/`, or else the one of that name: at most `most`, in the store's order. The deadline of
+    /// an operation counts for each page.
+    pub async fn list_named(&self, prefix: &str, most: usize) -> Result<Vec<NamedObject>, StoreError> {
+        let below = if prefix.is_empty() { None } else { Some(parsed(prefix)?) };
+        let mut pages = self.backend.list(below.as_ref());
+        let mut found = Vec::new();
+        while found.len() < most {
+            let next = async { Ok(pages.try_next().await?) };
+            match self.within(self.deadline, Action::List, prefix, next).await? {
+                Some(object) => found.push(NamedObject::from(object)),
+                None => break,
+            }
+        }
+        if found.is_empty()
+            && let Some(at) = below
+        {
+            let look = async { Ok(self.backend.head(&at).await?) };
+            match self.within(self.deadline, Action::LookUp, prefix, look).await {
+                Ok(object) => found.push(object.into()),
+                Err(StoreError::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    /// The bytes `range` of an object as it was listed, all of them.
+    ///
+    /// # Errors
+    /// [`StoreError::Changed`] if it has another version by now.
+    pub async fn read_named(&self, object: &NamedObject, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let name = &object.name;
+        let at = parsed(name)?;
+        let (store, expected) = (self.describe(), range.end - range.start);
+        self.within(self.deadline, Action::Read, name, async {
+            let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
+            let found = self.backend.get_opts(&at, options).await?;
+            let now = NamedObject::from(found.meta.clone());
+            ensure!(now == *object, StoreError::Changed { store: store.clone(), name: name.clone() });
+            let bytes = found.bytes().await?;
+            self.traffic.add_down(bytes.len() as u64);
+            let got = bytes.len() as u64;
+            ensure!(got == expected, StoreError::CutShort { store, key: name.clone(), got, expected });
+            Ok(bytes)
+        })
+        .await
+    }
+
+    /// Writes the contents of an object, whatever its version, into a file, whole or not at all. An error leaves no
+    /// file.
+    pub async fn download_named(&self, name: &str, path: &Path) -> Result<(), StoreError> {
+        let at = parsed(name)?;
+        let failed = |source| StoreError::FileWrite { path: path.display().to_string(), source };
+        let found = async { Ok(self.backend.get(&at).await?) };
+        let found = self.within(self.deadline, Action::Read, name, found).await?;
+        let expected = found.meta.size;
+        let directory = path.parent().unwrap_or(Path::new("."));
+        let mut file = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
+        let mut to = tokio::fs::File::from_std(file.as_file().try_clone().map_err(failed)?);
+        let (mut chunks, mut got) = (found.into_stream(), 0);
+        loop {
+            // Silence ends it, not its length.
+            let next = async { Ok(chunks.try_next().await?) };
+            let Some(chunk) = self.within(self.deadline, Action::Read, name, next).await? else { break };
+            got += chunk.len() as u64;
+            self.traffic.add_down(chunk.len() as u64);
+            tokio::io::AsyncWriteExt::write_all(&mut to, &chunk).await.map_err(failed)?;
+        }
+        let (store, key) = (self.describe(), name.to_owned());
+        ensure!(got == expected, StoreError::CutShort { store, key, got, expected });
+        tokio::io::AsyncWriteExt::flush(&mut to).await.map_err(failed)?;
+        drop(to);
+        file.as_file_mut().sync_all().map_err(failed)?;
+        file.persist(path).map_err(|error| failed(error.error))?;
+        Ok(())
+    }
+
+    /// Writes the contents of a file, in parts where it is long. No reader sees a part of it.
+    pub async fn upload_named(&self, name: &str, path: &Path) -> Result<u64, StoreError> {
+        let failed = |source| unreadable(path, source);
+        let file = tokio::fs::File::open(path).await.map_err(failed)?;
+        let length = file.metadata().await.map_err(failed)?.len();
+        self.upload(name, path, length, file).await
+    }
+
+    /// Removes an object. Removing a missing one succeeds.
+    pub async fn delete_named(&self, name: &str) -> Result<(), StoreError> {
+        let at = parsed(name)?;
+        let delete = async { Ok(self.backend.delete(&at).await?) };
+        match self.within(self.deadline, Action::Delete, name, delete).await {
+            Err(StoreError::NotFound { .. }) => Ok(()),
+            other => other,
+        }
+    }
+}
