@@ -1,5 +1,6 @@
 //! `mettle model`: exports, imports, evaluates, samples and serves models.
 
+mod answer_text;
 mod card;
 mod choose;
 mod evaluate;
@@ -259,6 +260,52 @@ mod testing {
             },
         });
         tokenizer.to_string().into_bytes()
+    }
+
+    /// A tokenizer as SentencePiece's: words begin with their space, other characters are bytes, and a text is decoded
+    /// without the space that was put before it. As Llama's file has it, or as Gemma's and T5's kind.
+    pub(super) fn sentencepiece(is_llama: bool) -> TextTokenizer {
+        let tokens = ["<unk>", "</s>", "▁"].map(str::to_owned).into_iter();
+        let tokens = tokens.chain(('a'..='z').map(String::from));
+        let tokens = tokens.chain((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+        let tokens = tokens.chain(["▁a".to_owned(), "▁an".to_owned()]);
+        let vocab: serde_json::Map<_, _> = tokens.zip((0..).map(serde_json::Value::from)).collect();
+        let special = |id: u32, content: &str| {
+            json!({
+                "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true,
+            })
+        };
+        let space = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
+        let metaspace =
+            json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false });
+        let (normalizer, pre_tokenizer, decoder) = match is_llama {
+            true => (
+                json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": "▁" }, space] }),
+                serde_json::Value::Null,
+                json!({ "type": "Sequence", "decoders": [
+                    { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
+                    { "type": "ByteFallback" }, { "type": "Fuse" },
+                    { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
+                ] }),
+            ),
+            false => (
+                serde_json::Value::Null,
+                metaspace.clone(),
+                json!({ "type": "Sequence", "decoders": [{ "type": "ByteFallback" }, metaspace] }),
+            ),
+        };
+        let tokenizer = json!({
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": normalizer,
+            "added_tokens": [special(0, "<unk>"), special(1, "</s>")], "pre_tokenizer": pre_tokenizer,
+            "post_processor": null, "decoder": decoder,
+            "model": {
+                "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+                "vocab": vocab, "merges": [["▁", "a"], ["▁a", "n"]],
+            },
+        });
+        TextTokenizer::from_json(tokenizer.to_string().into_bytes(), None).unwrap()
     }
 
     pub(super) fn tokenizer() -> TextTokenizer {

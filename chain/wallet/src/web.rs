@@ -4,9 +4,10 @@ use crate::{help, output::Output, run_feed::RunFeed, signing::SigningSession};
 use model::RunSpec;
 use node::{config::ChainFlags, program::StopSignal};
 use serde_json::json;
-use std::net::SocketAddr;
+use std::{net::SocketAddr, path::PathBuf};
 use watch::{
     evidence::ChainEvidence,
+    history::History,
     page::{About, Snapshot},
     server::Page,
 };
@@ -14,12 +15,13 @@ use watch::{
 /// Serve a page of a run for a browser
 ///
 /// Shows the run, its windows and its seats as they change, and the evidence behind every contribution: seats, windows
-/// and pay from the chain, scores and losses from the validators' public receipts. Signs nothing and keeps nothing: a
-/// page begins with the windows that the chain still has, the last 128.
+/// and pay from the chain, scores and losses from the validators' public receipts. Signs nothing. A page begins with the
+/// windows that the chain still has, the last 128, and with those that an earlier page kept with --history.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = help::reading(&[
     "mettle web --chain ws://127.0.0.1:9944 --run 0",
     "mettle web --config miner.toml --listen 127.0.0.1:8080",
+    "mettle web --chain ws://127.0.0.1:9944 --run 0 --history pages",
 ]))]
 pub struct Web {
     #[command(flatten)]
@@ -27,6 +29,9 @@ pub struct Web {
     /// The address of the page. Everybody who reaches it can read the page.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8440")]
     listen: SocketAddr,
+    /// Keep the windows that were seen in a file of this directory, and begin with them next time.
+    #[arg(long, value_name = "DIR")]
+    history: Option<PathBuf>,
 }
 
 /// Serves until Ctrl-C.
@@ -34,11 +39,15 @@ pub async fn web(command: Web, output: &mut Output<'_>) -> anyhow::Result<()> {
     output.bare_json();
     let mut stop = StopSignal::listen();
     let args = command.chain_flags.read(None)?;
-    let feed = RunFeed::open(SigningSession::open(&args.chain).await?.chain, args.run, |why| {
+    let mut feed = RunFeed::open(SigningSession::open(&args.chain).await?.chain, args.run, |why| {
         tracing::warn!("{why}")
     })
     .await?;
     let run = feed.observer.run.id;
+    let history = match &command.history {
+        Some(directory) => Some(History::open(directory, feed.chain.genesis(), &mut feed.observer)?),
+        None => None,
+    };
     let evidence = ChainEvidence { chain: feed.chain.clone(), fetch: feed.fetch.clone(), run };
     let page = Page::serve(command.listen, Box::new(evidence)).await?;
     let url = page.url();
@@ -49,7 +58,7 @@ pub async fn web(command: Web, output: &mut Output<'_>) -> anyhow::Result<()> {
         if let Err(why) = &spec {
             output.note(&format!("the run's specification is not known: {why}"))?;
         }
-        show(feed, spec.ok(), &page).await
+        show(feed, spec.ok(), &page, history).await
     };
     tokio::select! {
         ended = shown => ended,
@@ -58,9 +67,25 @@ pub async fn web(command: Web, output: &mut Output<'_>) -> anyhow::Result<()> {
 }
 
 /// Publishes the run at each block.
-async fn show(mut feed: RunFeed, spec: Option<RunSpec>, page: &Page) -> anyhow::Result<()> {
+async fn show(
+    mut feed: RunFeed,
+    spec: Option<RunSpec>,
+    page: &Page,
+    mut history: Option<History>,
+) -> anyhow::Result<()> {
+    let mut is_failing = false;
     loop {
         feed.look().await;
+        if let Some(history) = &mut history {
+            let kept = tokio::task::block_in_place(|| history.record(&feed.observer));
+            if let (Err(error), false) = (&kept, is_failing) {
+                tracing::warn!(
+                    error = node::error_chain(error),
+                    "could not keep the windows for a later page; the page goes on, and tries again"
+                );
+            }
+            is_failing = kept.is_err();
+        }
         page.publish(Snapshot::of(
             &feed.observer,
             &About {

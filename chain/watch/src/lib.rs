@@ -3,6 +3,7 @@
 pub mod block_clock;
 pub mod draw;
 pub mod evidence;
+pub mod history;
 pub mod observe;
 pub mod page;
 pub mod receipts;

@@ -310,6 +310,14 @@ impl Observer {
         Ok(())
     }
 
+    /// A window that an earlier program saw. It is shown, and not counted.
+    pub fn restore(&mut self, window: Window, row: WindowRow, loss: Option<LossEstimate>) {
+        self.timeline.add(window, row);
+        if let Some(loss) = loss {
+            self.common.insert(window, loss);
+        }
+    }
+
     fn add_finalised(&mut self, view: &WindowView, outcome: Outcome) {
         self.outcomes.insert(view.window, outcome);
         self.timeline.add(view.window, WindowRow::of(view, Past::default()));

@@ -48,6 +48,30 @@ pub enum Fate {
     Silent = b'n',
 }
 
+impl Fate {
+    const ALL: [Fate; 15] = [
+        Fate::Absent,
+        Fate::Waiting,
+        Fate::Missed,
+        Fate::Committed,
+        Fate::Unseen,
+        Fate::Gathered,
+        Fate::Scored,
+        Fate::Selected,
+        Fate::Merged,
+        Fate::Void,
+        Fate::Refused,
+        Fate::Attested,
+        Fate::Voted,
+        Fate::Dissented,
+        Fate::Silent,
+    ];
+
+    fn of_letter(letter: u8) -> Option<Fate> {
+        Fate::ALL.into_iter().find(|fate| *fate as u8 == letter)
+    }
+}
+
 /// One window: how it ended, and what became of each seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowRow {
@@ -98,6 +122,17 @@ impl WindowRow {
         WindowRow { outcome, fates }
     }
 
+    /// A row of the letters of its seats; `None` if one is none.
+    pub fn of_letters(outcome: Option<Outcome>, letters: &str) -> Option<WindowRow> {
+        let fates = letters.bytes().map(Fate::of_letter).collect::<Option<_>>()?;
+        Some(WindowRow { outcome, fates })
+    }
+
+    /// A letter for each seat.
+    pub fn letters(&self) -> String {
+        self.fates.iter().map(|fate| char::from(*fate as u8)).collect()
+    }
+
     fn set(&mut self, uid: Uid, fate: Fate) {
         let at = usize::from(uid.0);
         if self.fates.len() <= at {
@@ -128,8 +163,15 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Adds a window, and forgets the oldest ones beyond the bounds.
-    pub fn add(&mut self, window: Window, row: WindowRow) {
+    /// Adds a window, and forgets the oldest ones beyond the bounds. A contribution that was known to be scored stays so.
+    pub fn add(&mut self, window: Window, mut row: WindowRow) {
+        if let Some(before) = self.rows.get(&window) {
+            for (fate, before) in row.fates.iter_mut().zip(&before.fates) {
+                if (*fate, *before) == (Fate::Gathered, Fate::Scored) {
+                    *fate = Fate::Scored;
+                }
+            }
+        }
         self.cells += row.fates.len();
         if let Some(before) = self.rows.insert(window, Arc::new(row)) {
             self.cells -= before.fates.len();
@@ -177,7 +219,7 @@ mod tests {
     };
 
     fn letters(row: &WindowRow) -> String {
-        row.fates.iter().map(|fate| char::from(*fate as u8)).collect()
+        row.letters()
     }
 
     /// Two validators, and six miners: missed, unseen, gathered, merged, refused; the last has no data.
@@ -203,6 +245,8 @@ mod tests {
     fn every_seat_of_a_merged_window_has_its_fate() {
         let row = WindowRow::of(&view(), Past::default());
         assert_eq!((letters(&row).as_str(), row.letter()), ("VdmugMr", 'M'));
+        assert_eq!(WindowRow::of_letters(row.outcome, &letters(&row)), Some(row.clone()));
+        assert_eq!(WindowRow::of_letters(None, "V?"), None);
         assert_eq!([row.fate(Uid(7)), row.fate(Uid(u16::MAX))], [Fate::Absent; 2]);
     }
 

@@ -1,13 +1,10 @@
 //! `mettle model generate`: continues a text.
 
-use super::{ModelArgs, TokenizerArgs, load};
+use super::{ModelArgs, TokenizerArgs, answer_text::AnswerText, load};
 use crate::output::Output;
 use nn::Sampling;
 use serde_json::json;
 use std::ops::ControlFlow;
-
-/// What a decoder writes for bytes that are not, or not yet, a character.
-const NO_CHARACTER: char = '\u{fffd}';
 
 /// Let the model continue a text
 ///
@@ -49,7 +46,8 @@ pub(super) fn generate(wanted: &GenerateText, output: &mut Output<'_>) -> anyhow
     }
     let sampling = Sampling { temperature: *temperature, top_p: *top_p, seed: *seed };
     let mut made: Vec<u32> = Vec::new();
-    let mut shown = 0;
+    let mut answer = AnswerText::after(&tokens, &tokenizer);
+    let mut text = String::new();
     let mut failed = None;
     let mut stopped = "the requested number of tokens was generated";
     output.stream(prompt)?;
@@ -60,11 +58,10 @@ pub(super) fn generate(wanted: &GenerateText, output: &mut Output<'_>) -> anyhow
             return Ok(ControlFlow::Break(()));
         }
         made.push(token);
-        let text = tokenizer.decode(&made)?;
-        if !text.ends_with(NO_CHARACTER) {
-            output.stream(text.get(shown..).unwrap_or_default())?;
-            shown = text.len();
-        }
+        answer.push(token);
+        let part = answer.text(&tokenizer, false)?;
+        output.stream(&part)?;
+        text += &part;
         let enough = made.len() == wanted.tokens;
         Ok(if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     };
@@ -77,10 +74,11 @@ pub(super) fn generate(wanted: &GenerateText, output: &mut Output<'_>) -> anyhow
     if let Some(error) = failed {
         return Err(error);
     }
-    let text = tokenizer.decode(&made)?;
+    let rest = answer.text(&tokenizer, true)?;
+    text += &rest;
     let value = json!({
         "model": loaded.description(), "prompt": prompt, "text": text, "tokens": made, "stopped": stopped,
         "temperature": temperature, "top_p": top_p, "seed": seed,
     });
-    Ok(output.result(text.get(shown..).unwrap_or_default(), value)?)
+    Ok(output.result(&rest, value)?)
 }

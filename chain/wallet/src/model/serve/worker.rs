@@ -4,16 +4,13 @@
 //! with the same tokens. A new model takes over when no text is being continued.
 
 use super::{About, Served, request::Text};
+use crate::model::answer_text::{AnswerText, token_text};
 use nn::{LogProbabilities, ModelError, Sampler, Session};
 use std::{collections::VecDeque, sync::Arc};
 use tokio::sync::mpsc;
 
 /// Tokens of a prompt that are read between two steps of the other texts.
 const PROMPT_PART: usize = 64;
-/// What a decoder writes for bytes that are not, or not yet, a character.
-const NO_CHARACTER: char = '\u{fffd}';
-/// Tokens of a character at most. Bytes that are no character by then stay none.
-const CHARACTER_TOKENS_MAX: usize = 8;
 
 /// What the worker does next.
 pub(super) enum Command {
@@ -145,7 +142,7 @@ struct Active {
     /// The sampled token that was not read yet.
     token: Option<u32>,
     made: usize,
-    decoder: Decoder,
+    answer: AnswerText,
     filter: StopFilter,
     /// Tokens whose text was not sent yet.
     unsent: Vec<TokenInfo>,
@@ -161,7 +158,7 @@ impl Active {
             read: 0,
             token: None,
             made: 0,
-            decoder: Decoder::default(),
+            answer: AnswerText::after(prompt, &served.tokenizer),
             filter: StopFilter::new(stops.clone(), *trims_start),
             unsent: Vec::new(),
             is_ended: false,
@@ -236,9 +233,9 @@ impl Active {
         let is_end = token == served.tokenizer.end_of_document();
         let is_last = is_end || self.made == self.job.text.max_tokens;
         if !is_end {
-            self.decoder.push(token);
+            self.answer.push(token);
         }
-        let text = self.decoder.text(served, is_last)?;
+        let text = self.answer.text(&served.tokenizer, is_last)?;
         let (mut text, is_stopped) = self.filter.push(&text);
         if is_last && !is_stopped {
             text += &self.filter.rest();
@@ -270,7 +267,11 @@ impl Active {
 
 impl TokenInfo {
     fn new(served: &Served, token: u32, logits: Option<&[f32]>, count: usize) -> anyhow::Result<TokenInfo> {
-        let text = |token: u32| served.tokenizer.decode(&[token]);
+        let text = |token: u32| match logits {
+            Some(_) => token_text(token, &served.tokenizer),
+            // It follows nothing.
+            None => served.tokenizer.decode(&[token]),
+        };
         let log_probabilities = logits.map(LogProbabilities::new);
         let likeliest = match &log_probabilities {
             Some(of) => of.likeliest(count),
@@ -282,36 +283,6 @@ impl TokenInfo {
             log_probability: log_probabilities.map(|of| of.of(token)),
             likeliest: named.collect::<anyhow::Result<_>>()?,
         })
-    }
-}
-
-/// The text of tokens as they come. A character may take several tokens.
-#[derive(Default)]
-struct Decoder {
-    /// The last tokens: those that the next text may depend on, and those without a text so far.
-    tokens: Vec<u32>,
-    /// How many of them have been returned as text.
-    done: usize,
-}
-
-impl Decoder {
-    fn push(&mut self, token: u32) {
-        self.tokens.push(token);
-    }
-
-    /// The text of the tokens since the last call, if it is complete or `is_last`.
-    fn text(&mut self, served: &Served, is_last: bool) -> anyhow::Result<String> {
-        // Some tokenizers write the first token of a text without its space, so the ones before are decoded too.
-        let before = served.tokenizer.decode(&self.tokens[..self.done])?;
-        let all = served.tokenizer.decode(&self.tokens)?;
-        let waits = all.ends_with(NO_CHARACTER) && self.tokens.len() - self.done < CHARACTER_TOKENS_MAX;
-        if waits && !is_last {
-            return Ok(String::new());
-        }
-        let text = all.get(before.len()..).unwrap_or_default().to_owned();
-        self.tokens.drain(..self.done);
-        self.done = self.tokens.len();
-        Ok(text)
     }
 }
 
@@ -360,7 +331,7 @@ impl StopFilter {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::testing::served, *};
+    use super::*;
 
     fn filtered(stops: &[&str], parts: &[&str]) -> (Vec<String>, bool) {
         let mut filter = StopFilter::new(stops.iter().map(|stop| (*stop).to_owned()).collect(), false);
@@ -402,31 +373,5 @@ mod tests {
         let mut filter = StopFilter::new(vec!["\nUser:".into()], true);
         assert_eq!(filter.push("\nUs"), ("".into(), false));
         assert_eq!(filter.rest(), "Us");
-    }
-
-    #[test]
-    fn a_character_of_several_tokens_is_written_when_it_is_whole() {
-        let served = served(1);
-        let tokens = served.tokenizer.encode("aéb é").unwrap();
-        assert_eq!(tokens.len(), 7);
-        let mut decoder = Decoder::default();
-        let mut texts = Vec::new();
-        for token in &tokens {
-            decoder.push(*token);
-            texts.push(decoder.text(&served, false).unwrap());
-        }
-        assert_eq!(texts, ["a", "", "é", "b", " ", "", "é"]);
-        // Half of a character at the end of a text.
-        decoder.push(tokens[1]);
-        assert_eq!(decoder.text(&served, false).unwrap(), "");
-        assert_eq!(decoder.text(&served, true).unwrap(), "\u{fffd}");
-        // Bytes that never become a character are not waited for.
-        let mut decoder = Decoder::default();
-        let mut text = String::new();
-        for _ in 0..20 {
-            decoder.push(tokens[1]);
-            text += &decoder.text(&served, false).unwrap();
-        }
-        assert!(8 <= text.chars().count(), "{text}");
     }
 }
