@@ -34,7 +34,12 @@ fn a_network_of_a_hundred_seats_keeps_the_rules() {
     let report = run(&Options::new(1, 92, 8, 24));
     let Report { options, violations, faults, merged_windows, .. } = &report;
     assert!(violations.is_empty(), "chaos {} breaks {violations:#?} by {faults:#?}", options.arguments());
-    assert!(16 < *merged_windows && 50 < faults.len(), "{merged_windows} windows, {} faults", faults.len());
+    // The last six have no fault.
+    assert!(
+        6 <= *merged_windows && 1_000 < faults.len(),
+        "{merged_windows} windows, {} faults",
+        faults.len()
+    );
 }
 
 /// Runs seeds from `first` on, which is the first from 1 on that finds the error.
@@ -54,12 +59,12 @@ fn every_planted_error_is_found() {
         (Planted::LostCommitment, "lost contribution", 13),
         (Planted::HastyCommitment, "journal", 1),
         (Planted::UnboundedRetry, "unbounded", 3),
-        (Planted::BlamedOutage, "honest seat at fault", 8),
+        (Planted::BlamedOutage, "honest seat at fault", 14),
         (Planted::StopsAtVoid, "liveness", 1),
         (Planted::WrongLineage, "lineage", 1),
         (Planted::PayOffByOne, "money", 1),
-        (Planted::FollowsBestBlock, "finality", 1),
-        (Planted::TrustsInclusion, "journal", 1),
+        (Planted::FollowsBestBlock, "finality", 3),
+        (Planted::TrustsInclusion, "journal", 3),
     ] {
         let found = find(planted, check, first);
         println!("{planted:?}: found with seed {}: {:?}", found.options.seed, found.violations[0]);
