@@ -70,11 +70,11 @@ impl Externalities for State {
     }
 
     fn child_storage_hash(&mut self, _child_info: &ChildInfo, _key: &[u8]) -> Option<Vec<u8>> {
-        unimplemented!("{NO_CHILDREN}")
+        unreachable!("{NO_CHILDREN}")
     }
 
     fn child_storage(&mut self, _child_info: &ChildInfo, _key: &[u8]) -> Option<Vec<u8>> {
-        unimplemented!("{NO_CHILDREN}")
+        unreachable!("{NO_CHILDREN}")
     }
 
     fn exists_storage(&mut self, key: &[u8]) -> bool {
@@ -87,7 +87,7 @@ impl Externalities for State {
     }
 
     fn next_child_storage_key(&mut self, _child_info: &ChildInfo, _key: &[u8]) -> Option<Vec<u8>> {
-        unimplemented!("{NO_CHILDREN}")
+        unreachable!("{NO_CHILDREN}")
     }
 
     fn kill_child_storage(
@@ -96,7 +96,7 @@ impl Externalities for State {
         _maybe_limit: Option<u32>,
         _maybe_cursor: Option<&[u8]>,
     ) -> MultiRemovalResults {
-        unimplemented!("{NO_CHILDREN}")
+        unreachable!("{NO_CHILDREN}")
     }
 
     /// Removes all entries with the prefix, whatever the limit.
@@ -121,7 +121,7 @@ impl Externalities for State {
         _maybe_limit: Option<u32>,
         _maybe_cursor: Option<&[u8]>,
     ) -> MultiRemovalResults {
-        unimplemented!("{NO_CHILDREN}")
+        unreachable!("{NO_CHILDREN}")
     }
 
     fn place_storage(&mut self, key: Vec<u8>, value: Option<Vec<u8>>) {
@@ -139,7 +139,7 @@ impl Externalities for State {
     }
 
     fn place_child_storage(&mut self, _child_info: &ChildInfo, _key: Vec<u8>, _value: Option<Vec<u8>>) {
-        unimplemented!("{NO_CHILDREN}")
+        unreachable!("{NO_CHILDREN}")
     }
 
     /// A hash of the last root and of the entries written since.
@@ -157,7 +157,7 @@ impl Externalities for State {
     }
 
     fn child_storage_root(&mut self, _child_info: &ChildInfo, _state_version: StateVersion) -> Vec<u8> {
-        unimplemented!("{NO_CHILDREN}")
+        unreachable!("{NO_CHILDREN}")
     }
 
     fn storage_append(&mut self, key: Vec<u8>, value: Vec<u8>) {
