@@ -7,8 +7,6 @@
 //! unshare --net --mount cargo test --release -p localnet --test nat -- --ignored --nocapture
 //! ```
 
-#[path = "support/slow_link.rs"]
-mod slow_link;
 #[allow(dead_code, reason = "shared with the other tests of whole networks")]
 mod support;
 
@@ -19,14 +17,12 @@ use localnet::{
 };
 use node::config::File;
 use protocol::{Uid, Window};
-use slow_link::Slowness;
 use std::{
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::Path,
     process::{Command, Stdio},
-    sync::{LazyLock, atomic::Ordering::Relaxed},
-    time::{Duration, Instant},
+    sync::LazyLock,
 };
 use support::{Net, Shared, holds_since, last_finalised, merged, merged_since, params, wanted};
 
@@ -253,45 +249,6 @@ fn one_packet_in_twenty_lost_costs_no_contribution() {
         until_all_selected(net, &everybody(), 2).await;
         for (miner, _) in HOMES {
             run(&format!("ip netns exec {} iptables -D {rule}", router(miner)));
-        }
-    });
-}
-
-/// How long a connection from a miner's home to the chain takes.
-fn connects_within(net: &Net, miner: &str) -> Duration {
-    let ChainPlan::Embedded { port, .. } = net.plan.chain else { panic!("the development chain") };
-    let began = Instant::now();
-    run(&format!("ip netns exec {miner} bash -c :</dev/tcp/{HOST}/{port}"));
-    began.elapsed()
-}
-
-#[test]
-#[ignore = "needs root and network namespaces"]
-fn links_of_80_ms_there_and_back_that_lose_one_packet_in_fifty_cost_no_contribution() {
-    NETWORK.run(async |net| {
-        let slowness = Slowness { delay: Duration::from_millis(40), one_lost_of: 50 };
-        let mut links = Vec::new();
-        for (index, (miner, _)) in (31..).zip(HOMES) {
-            let before = connects_within(net, miner);
-            let [near, far, bridge] = ["near", "far", "slow"].map(|name| format!("{name}{index}"));
-            let frames = slow_link::forward([&near, &far], slowness).expect("root may make interfaces");
-            run(&format!("ip link add {bridge} type bridge"));
-            run(&format!("ip link set {bridge} up"));
-            run(&format!("ip link set {near} master {bridge} up"));
-            run(&format!("ip link set {far} master wan0 up"));
-            run(&format!("ip link set to{index} master {bridge}"));
-            let after = connects_within(net, miner);
-            println!("{miner} connects in {before:?}; over the slow link in {after:?}");
-            assert!(2 * slowness.delay <= after, "the link delays nothing");
-            links.push((index, [near, far, bridge], frames));
-        }
-        until_all_selected(net, &everybody(), 3).await;
-        for (index, interfaces, frames) in links {
-            let (forwarded, lost) = (frames.forwarded.load(Relaxed), frames.lost.load(Relaxed));
-            println!("home {index}: {forwarded} frames forwarded, {lost} lost");
-            assert!(0 < lost && lost < forwarded / 10);
-            run(&format!("ip link set to{index} master wan0"));
-            interfaces.iter().for_each(|interface| drop(run(&format!("ip link del {interface}"))));
         }
     });
 }
