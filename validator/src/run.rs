@@ -133,6 +133,11 @@ impl Validator {
         self.reveal_weights(window).await?;
         self.open_probes(window).await?;
         self.node.wait_past(schedule.opens_at(window)).await?;
+        // Killed before the next window's model was saved. What was stored for this window is in the receipt, and another
+        // statement would contradict it.
+        if self.signed.signed_until() >= Some(window) {
+            return Err(Stop::skip("its receipt is signed"));
+        }
         if let Some(opened) = self.node.seat_window(window).await? {
             self.node.take_rewind(window, opened.lineage).await?;
         }

@@ -13,7 +13,6 @@ use crate::sim::{
     network::{LATE_JOINER, RUN, SimError},
     nodes::Seen,
 };
-use codec::Encode as _;
 use mettle_runtime::{AccountId, Nomination, Registry, Rewards, RuntimeCall, Weights, Windows};
 use node::Entry;
 use protocol::{
@@ -66,8 +65,8 @@ pub(super) struct Checks {
     held: BTreeMap<String, (Window, Digest)>,
     /// The chain's lineage after the last window.
     last_lineage: Option<Digest>,
-    /// By account and subject: what an honest seat told the chain, by hash.
-    statements: BTreeMap<(AccountId, String), Digest>,
+    /// By account and subject: what an honest seat told the chain, and in which block.
+    statements: BTreeMap<(AccountId, String), (u32, String)>,
     /// By account: calls in the open window.
     calls: BTreeMap<AccountId, usize>,
     /// By bucket: operations of its owner until the last window's end.
@@ -268,11 +267,16 @@ impl Checks {
             self.accusations(seat, *window, verdicts);
         }
         let Some((subject, content)) = statement(call) else { return };
-        let told = Digest::of(&content);
-        let before = *self.statements.entry((signer.clone(), subject.clone())).or_insert(told);
-        if before != told {
-            let name = self.members[seat].name.clone();
-            self.broken("two statements", format!("{name} told the chain two things about {subject}"));
+        let told = (self.block, content);
+        let (block, before) =
+            self.statements.entry((signer.clone(), subject.clone())).or_insert(told.clone());
+        if *before != told.1 {
+            let name = &self.members[seat].name;
+            let text = format!(
+                "{name} told the chain two things about {subject}: at block {block} {before}, and now {}",
+                told.1
+            );
+            self.broken("two statements", text);
         }
     }
 
@@ -501,24 +505,29 @@ impl Checks {
 }
 
 /// The subject of a call that says something about it for good, and what it says.
-fn statement(call: &RuntimeCall) -> Option<(String, Vec<u8>)> {
+fn statement(call: &RuntimeCall) -> Option<(String, String)> {
     use pallet_weights::Call as W;
     use pallet_windows::Call as C;
     Some(match call {
         RuntimeCall::Windows(C::commit { window, digest, .. }) => {
-            (format!("the commitment of window {}", window.0), digest.encode())
+            (format!("the commitment of window {}", window.0), digest.to_string())
         }
         RuntimeCall::Windows(C::attest { window, verdicts, next_salt, .. }) => {
-            (format!("the attestation of window {}", window.0), (verdicts, next_salt).encode())
+            let verdicts: Vec<String> =
+                verdicts.iter().map(|(uid, verdict)| format!("{uid} {verdict:?}")).collect();
+            (
+                format!("the attestation of window {}", window.0),
+                format!("{} with salt {next_salt}", verdicts.join(", ")),
+            )
         }
         RuntimeCall::Windows(C::vote { window, vote, .. }) => {
-            (format!("the vote of window {}", window.0), vote.encode())
+            (format!("the vote of window {}", window.0), format!("{vote:?}"))
         }
         RuntimeCall::Windows(C::anchor_receipts { window, digest, .. }) => {
-            (format!("the receipt of window {}", window.0), digest.encode())
+            (format!("the receipt of window {}", window.0), digest.to_string())
         }
         RuntimeCall::Weights(W::commit { epoch, hash, .. }) => {
-            (format!("the weights of epoch {epoch}"), hash.encode())
+            (format!("the weights of epoch {epoch}"), hash.to_string())
         }
         _ => return None,
     })
