@@ -198,7 +198,7 @@ impl Scene {
         let hotkey = Hotkey(key(1).verifying_key().to_bytes());
         let seat = self.chain.seats_now(RUN).into_iter().find(|seat| seat.hotkey == hotkey).expect("a seat");
         if let Some(metrics) = metrics {
-            metrics.follow(&seat, &follower, Box::new(|| (0, 0)), &mut journal);
+            metrics.follow(&seat, &follower, Box::new(|| (0, 0)), None, &mut journal);
         }
         let path = directory.join("model.state");
         let (sync, _) = SyncDriver::open(follower, path, &mut journal).await?;

@@ -10,6 +10,7 @@ mod wire;
 
 pub use blob::{AlreadyServed, AnyFetcher, PeerFetcher, serve_blobs};
 pub use key::{KeyError, NodeKey};
+pub use libp2p::PeerId;
 pub use limits::{AddressLimits, RefusedConnections};
 pub use put::{Admission, PUTS_MAX, PushError, PutServer, push};
 pub use swarm::{Network, NetworkError, NetworkSettings, OpenError};

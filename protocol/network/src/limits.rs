@@ -1,8 +1,9 @@
 //! Limits on the connections from others: a peer with many node keys at one address takes no more than that address may,
 //! and strangers leave half of the places to seats.
 //!
-//! A connection over TCP counts when it arrives. One over QUIC takes its place then too, but counts as new only once its
-//! handshake is done: until then its address may be forged, and a forger would use up what belongs to another.
+//! A connection over TCP takes its place when it arrives, one over QUIC once its handshake is done: until then its address
+//! may be forged, and a forger would use up what belongs to another. Handshakes are bounded apart, so that forged ones
+//! over QUIC close no way over TCP.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
@@ -26,6 +27,8 @@ use protocol::ensure;
 use crate::url;
 
 const MINUTE: Duration = Duration::from_secs(60);
+/// Handshakes at once, over QUIC and over TCP each.
+const HANDSHAKES_MAX: usize = 128;
 /// Addresses that are remembered. Beyond it, those without a connection are forgotten.
 const ADDRESSES_MAX: usize = 4096;
 
@@ -33,7 +36,7 @@ const ADDRESSES_MAX: usize = 4096;
 /// are what one customer of a provider has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressLimits {
-    /// At once, with those in handshakes.
+    /// At once, with those in handshakes over TCP.
     pub connections: u32,
     /// In any minute.
     pub per_minute: u32,
@@ -43,7 +46,7 @@ pub struct AddressLimits {
 
 impl Default for AddressLimits {
     fn default() -> AddressLimits {
-        AddressLimits { connections: 16, per_minute: 64, loopback: false }
+        AddressLimits { connections: 16, per_minute: 128, loopback: false }
     }
 }
 
@@ -56,6 +59,8 @@ pub struct RefusedConnections {
     pub address_rate: u64,
     /// Strangers had as many as they may have at once: the rest of the places is for seats.
     pub strangers: u64,
+    /// The node was in as many handshakes as it may be at once.
+    pub handshakes: u64,
     /// The node, or the peer, had as many as it may have at once.
     pub connections: u64,
 }
@@ -67,6 +72,7 @@ pub(crate) struct ConnectionCounter {
     address_connections: AtomicU64,
     address_rate: AtomicU64,
     strangers: AtomicU64,
+    handshakes: AtomicU64,
     connections: AtomicU64,
 }
 
@@ -84,6 +90,7 @@ impl ConnectionCounter {
             address_connections: self.address_connections.load(Relaxed),
             address_rate: self.address_rate.load(Relaxed),
             strangers: self.strangers.load(Relaxed),
+            handshakes: self.handshakes.load(Relaxed),
             connections: self.connections.load(Relaxed),
         }
     }
@@ -95,6 +102,7 @@ impl ConnectionCounter {
             Some(TooMany::OfAddress) => &self.address_connections,
             Some(TooMany::WithinMinute) => &self.address_rate,
             Some(TooMany::OfStrangers) => &self.strangers,
+            Some(TooMany::Handshakes) => &self.handshakes,
             Some(TooMany::OfNode) => &self.connections,
             None if cause.downcast_ref::<Exceeded>().is_some() => &self.connections,
             None => return,
@@ -112,6 +120,8 @@ pub(crate) enum TooMany {
     WithinMinute,
     #[error("strangers have as many connections as they may have together")]
     OfStrangers,
+    #[error("the node is in as many handshakes as it may be at once")]
+    Handshakes,
     #[error("the node has as many connections from others as it may have")]
     OfNode,
 }
@@ -155,7 +165,7 @@ struct Connections {
 }
 
 impl Connections {
-    /// Takes a place for a connection that arrives.
+    /// Takes a place for a connection, which counts as new.
     fn open(&mut self, source: Source, now: Instant) -> Result<(), TooMany> {
         if ADDRESSES_MAX <= self.held.len() && !self.held.contains_key(&source) {
             self.make_room(now);
@@ -166,14 +176,6 @@ impl Connections {
         ensure!(held.made.len() < per_minute as usize, TooMany::WithinMinute);
         ensure!(held.open < connections, TooMany::OfAddress);
         held.open += 1;
-        Ok(())
-    }
-
-    /// Counts a connection as new.
-    fn count(&mut self, source: Source, now: Instant) -> Result<(), TooMany> {
-        let held = self.held.entry(source).or_default();
-        held.forget_before(now);
-        ensure!(held.made.len() < self.limits.per_minute as usize, TooMany::WithinMinute);
         held.made.push_back(now);
         Ok(())
     }
@@ -201,6 +203,8 @@ pub(crate) struct Behaviour {
     connections: Connections,
     /// The addresses of the connections that have a place.
     places: HashMap<ConnectionId, Source>,
+    /// Connections from others in handshakes, with proved addresses and without.
+    handshakes: [HashSet<ConnectionId>; 2],
     /// Connections from others past their handshakes.
     established: u32,
     established_max: u32,
@@ -209,26 +213,34 @@ pub(crate) struct Behaviour {
     strangers: HashSet<ConnectionId>,
 }
 
-/// The peers for which half of the places is kept; none before they are known.
+/// The peers for which half of the places is kept; `None`: none is kept.
 #[derive(Default)]
-pub(crate) struct SeatPeers(RwLock<HashSet<PeerId>>);
+pub(crate) struct SeatPeers(RwLock<Option<HashSet<PeerId>>>);
 
 impl SeatPeers {
     pub fn set(&self, peers: HashSet<PeerId>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = peers;
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(peers);
     }
 
     fn is_stranger(&self, peer: &PeerId) -> bool {
         let seats = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        !seats.is_empty() && !seats.contains(peer)
+        seats.as_ref().is_some_and(|seats| !seats.contains(peer))
     }
 }
 
 impl Behaviour {
     pub fn new(limits: AddressLimits, established_max: u32, seats: Arc<SeatPeers>) -> Behaviour {
         let connections = Connections { limits, held: HashMap::new() };
-        let (places, strangers) = (HashMap::new(), HashSet::new());
-        Behaviour { connections, places, established: 0, established_max, seats, strangers }
+        let (places, handshakes, strangers) = (HashMap::new(), Default::default(), HashSet::new());
+        Behaviour { connections, places, handshakes, established: 0, established_max, seats, strangers }
+    }
+
+    /// Takes a place for a connection from an address that is proved.
+    fn admit(&mut self, id: ConnectionId, remote: &Multiaddr) -> Result<(), TooMany> {
+        let Some(source) = self.source(remote) else { return Ok(()) };
+        self.connections.open(source, Instant::now())?;
+        self.places.insert(id, source);
+        Ok(())
     }
 
     /// Where a connection comes from; `None` if its address has no limits.
@@ -255,13 +267,13 @@ impl NetworkBehaviour for Behaviour {
         remote: &Multiaddr,
     ) -> Result<(), ConnectionDenied> {
         ensure!(self.established < self.established_max, ConnectionDenied::new(TooMany::OfNode));
-        let Some(source) = self.source(remote) else { return Ok(()) };
-        let now = Instant::now();
-        self.connections.open(source, now).map_err(ConnectionDenied::new)?;
-        self.places.insert(id, source);
-        if is_proved(remote) {
-            self.connections.count(source, now).map_err(ConnectionDenied::new)?;
+        let is_proved = is_proved(remote);
+        let handshakes = &mut self.handshakes[usize::from(is_proved)];
+        ensure!(handshakes.len() < HANDSHAKES_MAX, ConnectionDenied::new(TooMany::Handshakes));
+        if is_proved {
+            self.admit(id, remote).map_err(ConnectionDenied::new)?;
         }
+        self.handshakes[usize::from(is_proved)].insert(id);
         Ok(())
     }
 
@@ -272,10 +284,10 @@ impl NetworkBehaviour for Behaviour {
         _: &Multiaddr,
         remote: &Multiaddr,
     ) -> Result<THandler<Self>, ConnectionDenied> {
-        if let Some(source) = self.source(remote)
-            && !is_proved(remote)
-        {
-            self.connections.count(source, Instant::now()).map_err(ConnectionDenied::new)?;
+        let is_proved = is_proved(remote);
+        self.handshakes[usize::from(is_proved)].remove(&id);
+        if !is_proved {
+            self.admit(id, remote).map_err(ConnectionDenied::new)?;
         }
         if self.seats.is_stranger(&peer) {
             let max = self.established_max as usize / 2;
@@ -311,6 +323,9 @@ impl NetworkBehaviour for Behaviour {
             _ => return,
         };
         self.strangers.remove(&ended);
+        for handshakes in &mut self.handshakes {
+            handshakes.remove(&ended);
+        }
         if let Some(source) = self.places.remove(&ended) {
             self.connections.close(source);
         }
@@ -364,7 +379,7 @@ mod tests {
         let one = source("2001:db8::1");
         let mut at = |seconds: u64| {
             let now = start + Duration::from_secs(seconds);
-            let made = all.open(one, now).and_then(|()| all.count(one, now));
+            let made = all.open(one, now);
             if made.is_ok() {
                 all.close(one);
             }
@@ -376,30 +391,61 @@ mod tests {
         assert_eq!([at(89), at(90)], [Err(TooMany::WithinMinute), Ok(())]);
     }
 
+    /// A connection of this number that arrives; how it was refused.
+    fn arrives(limits: &mut Behaviour, id: usize, remote: &Multiaddr) -> Option<TooMany> {
+        let id = ConnectionId::new_unchecked(id);
+        let arrived = limits.handle_pending_inbound_connection(id, remote, remote);
+        let refused = arrived.err().map(|denied| *denied.downcast_ref::<TooMany>().unwrap());
+        if refused.is_some() {
+            ends(limits, id, remote);
+        }
+        refused
+    }
+
+    fn ends(limits: &mut Behaviour, connection_id: ConnectionId, remote: &Multiaddr) {
+        limits.on_swarm_event(FromSwarm::ListenFailure(ListenFailure {
+            local_addr: remote,
+            send_back_addr: remote,
+            error: &ListenError::Aborted,
+            connection_id,
+            peer_id: None,
+        }));
+    }
+
+    /// Its handshake is done; how it was refused.
+    fn is_known(limits: &mut Behaviour, id: usize, remote: &Multiaddr) -> Option<TooMany> {
+        let (id, peer) = (ConnectionId::new_unchecked(id), crate::NodeKey::generate().unwrap().peer());
+        let refused = limits.handle_established_inbound_connection(id, peer, remote, remote).err();
+        refused.map(|denied| *denied.downcast_ref::<TooMany>().unwrap())
+    }
+
     #[test]
-    fn forged_addresses_cost_their_owners_no_new_connections() {
+    fn forged_addresses_cost_their_owners_nothing() {
         let mut limits = Behaviour::new(LIMITS, 64, Arc::default());
-        let remote: Multiaddr = "/ip4/203.0.113.5/udp/9/quic-v1".parse().unwrap();
-        for id in 0..20 {
-            let id = ConnectionId::new_unchecked(id);
-            limits.handle_pending_inbound_connection(id, &remote, &remote).unwrap();
-            let error = ListenError::Aborted;
-            limits.on_swarm_event(FromSwarm::ListenFailure(ListenFailure {
-                local_addr: &remote,
-                send_back_addr: &remote,
-                error: &error,
-                connection_id: id,
-                peer_id: None,
-            }));
-        }
-        let peer = crate::NodeKey::generate().unwrap().peer();
-        for id in 20..23 {
-            let id = ConnectionId::new_unchecked(id);
-            limits.handle_established_inbound_connection(id, peer, &remote, &remote).unwrap();
-        }
-        let id = ConnectionId::new_unchecked(23);
-        let refused = limits.handle_established_inbound_connection(id, peer, &remote, &remote).err().unwrap();
-        assert_eq!(refused.downcast_ref::<TooMany>(), Some(&TooMany::WithinMinute));
+        let quic: Multiaddr = "/ip4/203.0.113.5/udp/9/quic-v1".parse().unwrap();
+        let tcp: Multiaddr = "/ip4/203.0.113.5/tcp/9".parse().unwrap();
+        // None of them ends.
+        assert!((0..20).all(|id| arrives(&mut limits, id, &quic).is_none()));
+        assert_eq!([20, 21].map(|id| arrives(&mut limits, id, &tcp)), [None; 2]);
+        assert_eq!(arrives(&mut limits, 22, &tcp), Some(TooMany::OfAddress));
+        ends(&mut limits, ConnectionId::new_unchecked(20), &tcp);
+        assert_eq!(is_known(&mut limits, 0, &quic), None, "it has the place that was left");
+        assert_eq!(is_known(&mut limits, 1, &quic), Some(TooMany::WithinMinute));
+    }
+
+    #[test]
+    fn forged_handshakes_close_no_way_over_tcp() {
+        let mut limits = Behaviour::new(LIMITS, 64, Arc::default());
+        let forged = |id: usize| format!("/ip4/198.51.100.{id}/udp/9/quic-v1").parse::<Multiaddr>().unwrap();
+        assert!((0..HANDSHAKES_MAX).all(|id| arrives(&mut limits, id, &forged(id)).is_none()));
+        assert_eq!(arrives(&mut limits, HANDSHAKES_MAX, &forged(0)), Some(TooMany::Handshakes));
+        let tcp: Multiaddr = "/ip4/203.0.113.5/tcp/9".parse().unwrap();
+        assert_eq!(arrives(&mut limits, HANDSHAKES_MAX + 1, &tcp), None);
+        // One that fails, and one that ends well, make room.
+        ends(&mut limits, ConnectionId::new_unchecked(0), &forged(0));
+        assert_eq!(is_known(&mut limits, 1, &forged(1)), None);
+        let late = [1000, 1001, 1002].map(|id| arrives(&mut limits, id, &forged(0)));
+        assert_eq!(late, [None, None, Some(TooMany::Handshakes)]);
     }
 
     #[test]
@@ -409,7 +455,7 @@ mod tests {
         all.open(held, now).unwrap();
         for prefix in 0..20_000 {
             let one = Source::V6(prefix);
-            all.open(one, now).and_then(|()| all.count(one, now)).unwrap();
+            all.open(one, now).unwrap();
             all.close(one);
         }
         assert!(all.held.len() <= ADDRESSES_MAX && all.held[&held].open == 1);

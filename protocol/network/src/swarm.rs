@@ -25,7 +25,7 @@ use crate::url::{self, PeerUrl};
 /// [`CONNECTION_BYTES`].
 const INCOMING_MAX: u32 = 64;
 const OUTGOING_MAX: u32 = 64;
-/// Connections in handshakes, in either direction.
+/// Connections to others in handshakes.
 const PENDING_MAX: u32 = 32;
 /// One of QUIC and one of TCP, or one from each side.
 const PER_PEER_MAX: u32 = 2;
@@ -80,9 +80,10 @@ pub enum OpenError {
 
 #[derive(NetworkBehaviour)]
 struct Behaviour {
-    /// First: what it refuses takes no place.
-    addresses: limits::Behaviour,
+    /// First: what it refuses does not count for its address.
     limits: connection_limits::Behaviour,
+    /// Before the streams, which remember every connection that they are shown.
+    addresses: limits::Behaviour,
     streams: stream::Behaviour,
 }
 
@@ -135,7 +136,7 @@ impl Network {
         vec![quic, tcp]
     }
 
-    /// Keeps half of the places for connections from others for these peers.
+    /// From now on keeps half of the places for connections from others for these peers.
     pub fn reserve_for(&self, peers: HashSet<PeerId>) {
         self.seats.set(peers);
     }
@@ -238,14 +239,13 @@ fn swarm(
             config
         });
     let limits = ConnectionLimits::default()
-        .with_max_pending_incoming(Some(PENDING_MAX))
         .with_max_pending_outgoing(Some(PENDING_MAX))
         .with_max_established_incoming(Some(INCOMING_MAX))
         .with_max_established_outgoing(Some(OUTGOING_MAX))
         .with_max_established_per_peer(Some(PER_PEER_MAX));
     let behaviour = Behaviour {
-        addresses: limits::Behaviour::new(addresses, INCOMING_MAX, seats),
         limits: connection_limits::Behaviour::new(limits),
+        addresses: limits::Behaviour::new(addresses, INCOMING_MAX, seats),
         streams: stream::Behaviour::new(),
     };
     let swarm = builder

@@ -453,10 +453,12 @@ impl Page {
     }
 
     fn refused(&mut self, refused: &RefusedConnections) {
-        let RefusedConnections { address_connections, address_rate, strangers, connections } = *refused;
+        let RefusedConnections { address_connections, address_rate, strangers, handshakes, connections } =
+            *refused;
         let counts = [
             ("address_connections", address_connections),
             ("address_rate", address_rate),
+            ("handshakes", handshakes),
             ("strangers", strangers),
             ("connections", connections),
         ];

@@ -6,14 +6,10 @@ use anyhow::{Context as _, bail};
 use async_trait::async_trait;
 use bytes::Bytes;
 use chain_client::{Chain, ChainError};
-use futures::{
-    StreamExt as _,
-    future::{BoxFuture, join_all},
-    stream::FuturesUnordered,
-};
+use futures::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use network::{
-    AddressLimits, AnyFetcher, Network, NetworkSettings, NodeKey, OpenError, PeerFetcher, PeerUrl, PushError,
-    PutServer, push, serve_blobs,
+    AddressLimits, AnyFetcher, Network, NetworkSettings, NodeKey, OpenError, PeerFetcher, PeerId, PeerUrl,
+    PushError, PutServer, push, serve_blobs,
 };
 use protocol::{
     Block, Digest, GenesisHash, Hotkey, Role, RunId, Schedule, Uid, Window, ensure,
@@ -56,10 +52,11 @@ const RECORD_WITHIN: Duration = Duration::from_secs(10);
 /// Between two tries to publish the own addresses, and between two offers to one validator.
 const RETRY: Duration = Duration::from_secs(30);
 const OFFER_AGAIN: Duration = Duration::from_millis(500);
+/// For reading the records of all validators, to keep places for them.
+const RESERVED_WITHIN: Duration = Duration::from_secs(30);
 /// Validators whose addresses are looked up at once.
 const SURVEYED_AT_ONCE: usize = 8;
-/// For a connection to a validator, over QUIC or TCP, and for its answer. A slower one is connected to all the same, for
-/// the next attempt.
+/// For a connection to a validator, over QUIC or TCP, and for its answer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 /// How long a validator that did not answer is left alone.
 const SILENT_FOR: Duration = Duration::from_secs(60);
@@ -168,15 +165,20 @@ impl Peers {
         run: &RunView,
         http: &Arc<dyn Fetch>,
     ) -> anyhow::Result<Arc<Peers>> {
-        let genesis = chain.genesis();
+        let (genesis, is_localnet) = (chain.genesis(), run.params.localnet && chain.is_development());
         let settings = NetworkSettings {
             key,
             genesis,
             listen: file.listen,
-            allow_private: run.params.localnet && chain.is_development(),
-            limits: AddressLimits::default(),
+            allow_private: is_localnet,
+            // All nodes of a localnet have the same address.
+            limits: AddressLimits { loopback: !is_localnet, ..AddressLimits::default() },
         };
         let network = Arc::new(Network::start(settings).await?);
+        if file.listen.is_some() {
+            // Until the seats are known, everybody is a stranger.
+            network.reserve_for(HashSet::new());
+        }
         let inbox = match role {
             Role::Validator => {
                 let path = directory.join(INBOX);
@@ -279,29 +281,45 @@ impl Peers {
         Ok((record.block, urls))
     }
 
-    /// Whether a record that was signed at this block is still used. It may be ahead of this node's chain as far as it
-    /// may be behind.
+    /// Whether a record that was signed at this block is still used. It may be a window ahead of this node's chain.
     fn judge_age(&self, signed: Block) -> Result<(), NoRecord> {
         let now = self.chain.heads().borrow().block;
-        let blocks = RECORD_WINDOWS_MAX.saturating_mul(self.schedule.blocks_per_window);
-        ensure!(signed.0.abs_diff(now.0) <= blocks, NoRecord::Ended { signed, now, blocks });
+        let window = self.schedule.blocks_per_window;
+        let blocks = RECORD_WINDOWS_MAX.saturating_mul(window);
+        let is_used = now.0.saturating_sub(blocks) <= signed.0 && signed.0 <= now.0.saturating_add(window);
+        ensure!(is_used, NoRecord::Ended { signed, now, blocks });
         Ok(())
     }
 
     /// Keeps places for the run's seats, by their node keys: a miner's without a bucket is its endpoint, a validator's is in
-    /// its record.
-    async fn reserve_places(&self) -> Result<(), ChainError> {
+    /// its record, or was there before, in `known`.
+    async fn reserve_places(&self, known: &mut BTreeMap<Hotkey, PeerId>) -> Result<(), ChainError> {
         let seats = self.chain.seats(self.run).await?;
         let (validators, miners): (Vec<_>, Vec<_>) =
             seats.into_iter().partition(|seat| seat.role == Role::Validator);
         let miners = miners.iter().filter_map(|seat| seat.endpoint.parse().ok());
-        let mut peers: HashSet<_> = miners.map(|url: PeerUrl| url.peer).collect();
-        for some in validators.chunks(SURVEYED_AT_ONCE) {
-            // Not what is remembered: a record that is not there yet is no reason to look elsewhere for a while.
-            let records = join_all(some.iter().map(|seat| self.record(seat))).await;
-            peers.extend(records.into_iter().flatten().flat_map(|(_, urls)| urls).map(|url| url.peer));
-        }
-        self.network.reserve_for(peers);
+        let miners: HashSet<_> = miners.map(|url: PeerUrl| url.peer).collect();
+        known.retain(|hotkey, _| validators.iter().any(|seat| seat.hotkey == *hotkey));
+        self.network.reserve_for(miners.iter().chain(known.values()).copied().collect());
+        // Not what is remembered: a record that is not there yet is no reason to look elsewhere for a while.
+        let record = |seat: SeatView| -> BoxFuture<'_, _> {
+            Box::pin(async move { (seat.hotkey, self.record(&seat).await) })
+        };
+        let records: Vec<_> = validators.into_iter().map(record).collect();
+        let mut records = futures::stream::iter(records).buffer_unordered(SURVEYED_AT_ONCE);
+        // The own record has to be renewed meanwhile.
+        let _ = tokio::time::timeout(RESERVED_WITHIN, async {
+            while let Some((hotkey, found)) = records.next().await {
+                // All addresses of a record are of one peer.
+                if let Ok((_, urls)) = found
+                    && let Some(url) = urls.first()
+                {
+                    known.insert(hotkey, url.peer);
+                }
+            }
+        })
+        .await;
+        self.network.reserve_for(miners.into_iter().chain(known.values().copied()).collect());
         Ok(())
     }
 
@@ -581,7 +599,7 @@ async fn publish_record(
 ) {
     let node = peers.upgrade().map(|peers| (peers.chain.heads(), peers.schedule.blocks_per_window));
     let Some((mut heads, blocks)) = node else { return };
-    let mut signed: Option<Block> = None;
+    let (mut signed, mut known) = (None::<Block>, BTreeMap::new());
     while peers.strong_count() > 0 {
         let block = heads.borrow_and_update().block;
         if signed.is_none_or(|signed| signed.0.saturating_add(blocks) <= block.0) {
@@ -594,7 +612,7 @@ async fn publish_record(
             }
             signed = Some(block);
             if let Some(peers) = peers.upgrade()
-                && let Err(error) = peers.reserve_places().await
+                && let Err(error) = peers.reserve_places(&mut known).await
             {
                 tracing::warn!(error = error_chain(&error), "could not read the seats to keep places for");
             }
