@@ -181,6 +181,13 @@ impl dataset::Rows for Rows {
 }
 
 fn parquet_error(path: &Path, error: &ParquetError) -> SourceError {
+    // A read that failed may succeed later: what was read so far is kept.
+    if let ParquetError::External(cause) = error
+        && let Some(read) = cause.downcast_ref::<std::io::Error>()
+    {
+        let source = std::io::Error::new(read.kind(), read.to_string());
+        return SourceError::Unreadable { path: path.to_owned(), source };
+    }
     SourceError::Parquet { path: path.to_owned(), reason: error.to_string() }
 }
 

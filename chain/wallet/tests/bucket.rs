@@ -69,16 +69,7 @@ impl Scene {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mettle"));
         command.current_dir(self.root.path()).env("METTLE_STORE_SECRET", SECRET).env("RUST_LOG", "trace");
-        command.args([
-            "dataset",
-            "prepare",
-            "--sequence",
-            "64",
-            "--vocabulary",
-            "400",
-            "--near-duplicates",
-            "0.9",
-        ]);
+        command.args(["dataset", "prepare", "--sequence", "64", "--vocabulary", "400"]);
         command.args(["--shard-bytes", "300000"]).args(arguments).stdin(Stdio::null());
         command
     }

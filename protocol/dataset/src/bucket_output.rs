@@ -31,6 +31,8 @@ use std::{
 const MAX_OBJECTS: usize = 1 << 22;
 /// Files that are copied between two calls of `progress`.
 const COPIED_AT_ONCE: usize = 64;
+/// The file that says of which place in a bucket a directory is a copy.
+const COPY_OF: &str = "copy-of";
 /// The ending of a marker that is not in force yet.
 const PENDING: &str = "pending";
 
@@ -59,6 +61,7 @@ pub fn prepare_into_bucket(
     let copy = Copy::of(output)?;
     let place = OutputDirectory::Directory(copy.local(&copy.name));
     let options = PrepareOptions { place, ..options };
+    copy.claim()?;
     let lock = OutputLock::lock(&copy.output.work, &format!("{}.copy", copy.name), progress)?;
     let stored = copy.fetch_dataset(progress)?;
     let markers = match stage {
@@ -105,6 +108,27 @@ impl Copy<'_> {
             None => (String::new(), prefix.clone()),
         };
         Ok(Copy { output, name, parent })
+    }
+
+    /// Takes the directory for this place. It must be a new or an empty one, as what is in it may be removed.
+    fn claim(&self) -> Result<(), PrepareError> {
+        let work = &self.output.work;
+        let failed = |source| unwritable(work, source);
+        fs::create_dir_all(work).map_err(failed)?;
+        let (note, place) = (work.join(COPY_OF), self.output.url.to_string());
+        let entries = fs::read_dir(work).map_err(failed)?.flatten().map(|entry| entry.file_name());
+        let is_new = entries.into_iter().all(|name| name == COPY_OF);
+        let write = || fs::write(&note, &place).map_err(|source| unwritable(&note, source));
+        match read_bounded(&note, place.len() as u64) {
+            Ok(Some(found)) if found == place.as_bytes() => Ok(()),
+            // One that a crash has cut.
+            Ok(Some(found)) if is_new && place.as_bytes().starts_with(&found) => write(),
+            Err(error) if is_new && error.kind() == io::ErrorKind::NotFound => write(),
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(PrepareError::Unreadable { directory: note, source })
+            }
+            _ => Err(PrepareError::ForeignWork { directory: work.clone(), place }),
+        }
     }
 
     fn bucket(&self) -> &dyn Bucket {
@@ -253,8 +277,11 @@ impl Copy<'_> {
         };
         let is_scan = matches!(stage, Stage::Scan(_));
         let Some(object) = listed.get(&job_file) else {
-            if !is_scan {
-                remove(&self.local(&job_file))?;
+            match stage {
+                Stage::Scan(part) => {
+                    remove(&self.local(&self.within(&self.within(&job, &part_name(part.index())), SCANNED)))?;
+                }
+                _ => remove(&self.local(&job_file))?,
             }
             return Ok(Vec::new());
         };
@@ -284,7 +311,8 @@ impl Copy<'_> {
             if listed.contains_key(&self.within(&directory, SCANNED)) {
                 let reads = matches!(stage, Stage::Select) || (!is_scan && own == Some(index));
                 take(&directory, SCANNED, &logs, if reads { &records } else { &[] }, progress)?;
-            } else if !is_scan {
+            } else {
+                // It was removed, or never arrived.
                 remove(&self.local(&self.within(&directory, SCANNED)))?;
             }
         }
@@ -453,6 +481,14 @@ impl Copy<'_> {
         self.send(&names, progress)?;
         let manifest = self.within(&self.name, MANIFEST);
         if !stored.contains_key(&manifest) {
+            // Another command may have been quicker.
+            if let Some(object) = self.list(&self.name)?.get(&manifest) {
+                let ours = read_bounded(&self.local(&manifest), MAX_MANIFEST_BYTES).map_err(|source| {
+                    PrepareError::Unreadable { directory: self.local(&manifest), source }
+                })?;
+                let is_same = ours == Some(self.contents(object, MAX_MANIFEST_BYTES)?);
+                ensure!(is_same, PrepareError::OtherInputs { directory: place().into() });
+            }
             let small = SMALL_FILES.map(|name| self.within(&self.name, name));
             let small: Vec<String> = small.into_iter().filter(|name| self.local(name).exists()).collect();
             self.send(&small, progress)?;

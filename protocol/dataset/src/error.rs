@@ -94,6 +94,11 @@ pub enum PrepareError {
     )]
     Foreign { directory: PathBuf },
     #[error(
+        "{} has files, and is no copy of {place}: give --work a new or an empty directory, as what is in it may be removed",
+        directory.display()
+    )]
+    ForeignWork { directory: PathBuf, place: String },
+    #[error(
         "{} has a dataset of another text or with other options; remove it or choose another directory",
         directory.display()
     )]

@@ -75,8 +75,15 @@ fn version(bytes: &[u8]) -> Option<String> {
 }
 
 /// A client of it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Client(Arc<MemoryBucket>);
+
+/// What a bucket prints is among what a run is compared by when it resumes.
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Client")
+    }
+}
 
 impl Bucket for Client {
     fn list(&self, prefix: &str, most: usize) -> Result<Vec<ObjectInfo>, BucketError> {
