@@ -1,8 +1,8 @@
 //! The windows that a page has shown, in a file, so that a later page begins with them: the chain keeps the last 128.
 //!
 //! Each line of the file is a window as JSON; of several lines of one window the last counts, as receipts add to a
-//! window that has ended. Lines are appended, and a line that a crash has cut is dropped. The file is written anew,
-//! with the windows that are kept, when it is too long.
+//! window that has ended. Lines are appended, and a line that a crash has cut is dropped; another that cannot be read is
+//! left out. The file is written anew, with the windows that are kept, when it is too long.
 
 use crate::{observe::Observer, timeline::WindowRow};
 use dataset::{
@@ -104,7 +104,12 @@ impl History {
         let mut first = serde_json::to_vec(&header).expect("strings and numbers are always JSON");
         first.push(b'\n');
         let mut file = open_file(&path).map_err(failed)?;
-        if file.metadata().map_err(failed)?.len() == 0 {
+        let mut begins = Vec::new();
+        (&file).take(first.len() as u64).read_to_end(&mut begins).map_err(failed)?;
+        if begins.len() < first.len() && first.starts_with(&begins) {
+            // New, or cut by a crash.
+            file.set_len(0).map_err(failed)?;
+            file.seek(SeekFrom::Start(0)).map_err(failed)?;
             file.write_all(&first).map_err(failed)?;
         }
         let (bytes, written) = match read(&file, &header, observer).map_err(failed)? {
@@ -139,7 +144,7 @@ impl History {
         if let Err(error) = self.file.write_all(&lines) {
             // Half a line would spoil the next one.
             let _ = self.file.set_len(self.bytes);
-            let _ = self.file.seek(SeekFrom::End(0));
+            let _ = self.file.seek(SeekFrom::Start(self.bytes));
             return Err(failed(error));
         }
         self.bytes += lines.len() as u64;
@@ -188,7 +193,7 @@ fn read(
 ) -> io::Result<Option<(u64, BTreeMap<Window, Record>)>> {
     let mut lines = BufReader::new(file);
     lines.seek(SeekFrom::Start(0))?;
-    let (mut bytes, mut written) = (0, BTreeMap::new());
+    let (mut bytes, mut written, mut unread) = (0, BTreeMap::new(), 0);
     loop {
         let mut line = Vec::new();
         lines.by_ref().take(LINE_MAX).read_until(b'\n', &mut line)?;
@@ -196,20 +201,35 @@ fn read(
         if is_first && serde_json::from_slice::<Header>(&line).ok().as_ref() != Some(header) {
             return Ok(None);
         }
-        // A line that is cut, or that no program of ours wrote: what follows it is not trusted either.
         if line.last() != Some(&b'\n') {
+            // Cut by a crash, or no line of ours.
+            if LINE_MAX <= line.len() as u64 {
+                return Ok(None);
+            }
             break;
         }
-        if !is_first {
-            let Ok(record) = serde_json::from_slice::<Record>(&line) else { break };
-            let Some(row) = WindowRow::of_letters(Some(record.outcome), &record.fates) else { break };
-            observer.restore(record.window, row, record.loss.map(LossEstimate::from));
-            written.insert(record.window, record);
-            while CHANGING < written.len() as u32 {
-                written.pop_first();
-            }
-        }
         bytes += line.len() as u64;
+        if is_first {
+            continue;
+        }
+        let record = serde_json::from_slice::<Record>(&line).ok();
+        let row =
+            record.as_ref().and_then(|record| WindowRow::of_letters(Some(record.outcome), &record.fates));
+        let (Some(record), Some(row)) = (record, row) else {
+            unread += 1;
+            continue;
+        };
+        observer.restore(record.window, row, record.loss.map(LossEstimate::from));
+        written.insert(record.window, record);
+        while CHANGING < written.len() as u32 {
+            written.pop_first();
+        }
+    }
+    if 0 < unread {
+        tracing::warn!(
+            lines = unread,
+            "a kept history has lines that this release cannot read: they are left out"
+        );
     }
     Ok(Some((bytes, written)))
 }
@@ -332,13 +352,15 @@ mod tests {
         };
         assert_eq!(kept(&whole), 10);
         assert_eq!(kept(&whole[..whole.len() - 1]), 9);
-        assert_eq!(kept(&[lines[..4].concat(), b"nonsense\n".to_vec(), lines[4..].concat()].concat()), 3);
+        assert_eq!(kept(&[lines[..4].concat(), b"nonsense\n".to_vec(), lines[4..].concat()].concat()), 10);
         let hostile = String::from_utf8(lines[1].to_vec()).unwrap().replace("\"fates\":\"", "\"fates\":\"<");
         assert_eq!(kept(&[lines[0], hostile.as_bytes()].concat()), 0);
 
-        fs::write(&path, &whole).unwrap();
+        // The first write of a new file was cut.
+        assert_eq!(kept(&whole[..7]), 0);
+        assert_eq!(fs::read(&path).unwrap(), lines[0]);
         for (chain, contents) in
-            [(GenesisHash([8; 32]), &whole[..]), (CHAIN, &b"my diary\n"[..]), (CHAIN, &b"{"[..])]
+            [(GenesisHash([8; 32]), &whole[..]), (CHAIN, &b"my diary\n"[..]), (CHAIN, &b"{a}"[..])]
         {
             fs::write(&path, contents).unwrap();
             let opened = History::open(root.path(), chain, &mut empty());
