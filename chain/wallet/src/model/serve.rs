@@ -10,7 +10,7 @@ use super::{Loaded, ModelArgs, OfRun, TokenizerArgs, load};
 use crate::output::Output;
 use anyhow::{Context as _, anyhow, bail};
 use dataset::TextTokenizer;
-use http::{CLIENT_WITHIN, Server};
+use http::Server;
 use hyper::StatusCode;
 use nn::{Evaluator, Session};
 use node::{Flags, config::ReadOnlyConfig, program::StopSignal};
@@ -221,8 +221,7 @@ impl Service {
         let (parallel, served) = (wanted.parallel, Arc::new(served));
         let (commands, receiver) = mpsc::channel(wanted.queue);
         let (newest, listed) = watch::channel(served.clone());
-        let connections = wanted.queue + parallel;
-        let server = Server::start(wanted.listen, connections, listed, commands.clone(), CLIENT_WITHIN)
+        let server = Server::start(wanted.listen, wanted.queue + parallel, listed, commands.clone())
             .await
             .with_context(|| {
                 let address = wanted.listen;

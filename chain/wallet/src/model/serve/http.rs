@@ -45,7 +45,7 @@ use tokio::{
 /// Connections beyond those whose texts are in work or wait; more are closed.
 const CONNECTIONS_SPARE: usize = 64;
 /// How long a client may take to send its request, and to take each part of the answer.
-pub(super) const CLIENT_WITHIN: Duration = Duration::from_secs(30);
+const CLIENT_WITHIN: Duration = Duration::from_secs(30);
 /// Bytes of a request's head and body.
 const HEAD_MAX: usize = 16 << 10;
 const BODY_MAX: usize = 1 << 20;
@@ -85,12 +85,10 @@ struct Shared {
     requests: AtomicU64,
     /// Whether only this machine reaches the address.
     is_private: bool,
-    client_within: Duration,
 }
 
 impl Server {
-    /// Serves at `address` from now on; port 0 is a free one. At most `connections` are open, and some more. A client
-    /// that does not go on for `client_within` is let go.
+    /// Serves at `address` from now on; port 0 is a free one. At most `connections` are open, and some more.
     ///
     /// # Errors
     /// If the address is taken or not this machine's.
@@ -99,7 +97,6 @@ impl Server {
         connections: usize,
         served: watch::Receiver<Arc<Served>>,
         commands: mpsc::Sender<Command>,
-        client_within: Duration,
     ) -> io::Result<Server> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
@@ -109,7 +106,6 @@ impl Server {
             parser_slots: Arc::new(Semaphore::new(PARSED_AT_ONCE)),
             requests: AtomicU64::new(0),
             is_private: address.ip().is_loopback(),
-            client_within,
         });
         let (stop, stopped) = watch::channel(false);
         let room = Arc::new(Semaphore::new(connections + CONNECTIONS_SPARE));
@@ -169,35 +165,21 @@ async fn until_stopped(stopped: &mut watch::Receiver<bool>) {
 }
 
 /// Whose turn it is on a connection: the client's until a time, or the model's.
-#[derive(Clone)]
-struct Turn {
-    until: Arc<watch::Sender<Option<Instant>>>,
-    client_within: Duration,
-}
+type Turn = Arc<watch::Sender<Option<Instant>>>;
 
-impl Turn {
-    fn clients(client_within: Duration) -> (Turn, watch::Receiver<Option<Instant>>) {
-        let (until, turns) = watch::channel(Some(Instant::now() + client_within));
-        (Turn { until: Arc::new(until), client_within }, turns)
-    }
-
-    fn give_client(&self) {
-        self.until.send_replace(Some(Instant::now() + self.client_within));
-    }
-
-    fn give_model(&self) {
-        self.until.send_replace(None);
-    }
+fn client_turn(turn: &Turn) {
+    turn.send_replace(Some(Instant::now() + CLIENT_WITHIN));
 }
 
 /// One request and its answer.
 async fn converse(stream: TcpStream, shared: Arc<Shared>, mut stopped: watch::Receiver<bool>) {
-    let (turn, mut turns) = Turn::clients(shared.client_within);
+    let (turn, mut turns) = watch::channel(Some(Instant::now() + CLIENT_WITHIN));
+    let turn = Arc::new(turn);
     let serve = move |request: Request<Incoming>| {
         let (shared, turn) = (shared.clone(), turn.clone());
         async move {
             let answered = answer(&shared, request, &turn).await;
-            turn.give_client();
+            client_turn(&turn);
             Ok::<_, Infallible>(answered)
         }
     };
@@ -345,7 +327,7 @@ async fn complete(
         }
     })?;
     // From now on, the client waits.
-    turn.give_model();
+    turn.send_replace(None);
     let body = body.to_bytes();
     let slot = shared.parser_slots.clone().acquire_owned().await;
     let served = shared.served.borrow().clone();
@@ -464,8 +446,8 @@ fn body_of(parts: impl Stream<Item = Bytes> + Send + 'static, turn: Turn) -> Bod
     let frames = futures::stream::poll_fn(move |context| {
         let polled = parts.as_mut().poll_next(context);
         match &polled {
-            Poll::Pending => turn.give_model(),
-            Poll::Ready(_) => turn.give_client(),
+            Poll::Pending => drop(turn.send_replace(None)),
+            Poll::Ready(_) => client_turn(&turn),
         }
         polled.map(|part| part.map(|part| Ok::<_, Infallible>(Frame::data(part))))
     });
@@ -498,9 +480,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_slow_client_has_its_time_for_each_part_of_a_whole_answer() {
-        let (turn, turns) = Turn::clients(CLIENT_WITHIN);
+        let (turn, turns) = watch::channel(None);
         let content = Bytes::from(vec![b'x'; 3 * PART_BYTES + 1]);
-        let mut body = body_of(parts(content.clone()), turn);
+        let mut body = body_of(parts(content.clone()), Arc::new(turn));
         let (mut frames, mut taken) = (0, Vec::new());
         while let Some(frame) = body.frame().await {
             taken.extend(frame.unwrap().into_data().unwrap());

@@ -26,19 +26,11 @@ struct Running {
 
 /// A server without a worker, and the worker's end.
 async fn waiting(queue: usize) -> (Running, mpsc::Receiver<Command>) {
-    serving(served(1), queue, CLIENT_WITHIN).await
-}
-
-async fn serving(
-    served: Served,
-    queue: usize,
-    client_within: Duration,
-) -> (Running, mpsc::Receiver<Command>) {
-    let served = Arc::new(served);
+    let served = Arc::new(served(1));
     let (commands, receiver) = mpsc::channel(queue);
     let (_, listed) = watch::channel(served.clone());
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
-    let server = Server::start(address, 8, listed, commands.clone(), client_within).await.unwrap();
+    let server = Server::start(address, 8, listed, commands.clone()).await.unwrap();
     (Running { server, commands, served }, receiver)
 }
 
@@ -410,55 +402,6 @@ async fn a_client_that_hangs_up_ends_its_text() {
         timeout(WITHIN, jobs[0].events.closed())
             .await
             .expect("the worker ends the text of a client that is gone");
-    }
-}
-
-#[tokio::test]
-async fn a_client_that_reads_nothing_delays_nobody_and_is_let_go() {
-    const CONTEXT: usize = 1024;
-    let client_within = Duration::from_secs(1);
-    let (running, receiver) = serving(served_with(1, CONTEXT), 8, client_within).await;
-    let model = running.served.clone();
-    // As many texts at once as there are such clients.
-    std::thread::spawn(move || worker::run(model, 2, receiver).unwrap());
-    let is_long = |prompt: &char| {
-        CONTEXT / 2 <= greedy(&running.served, &prompt.to_string(), CONTEXT - 8).chars().count()
-    };
-    let prompt = ('a'..='z').find(is_long).expect("some text does not end by itself");
-    let long = json!({
-        "model": "tiny", "prompt": prompt, "max_tokens": CONTEXT - 8, "stream": true, "logprobs": 20,
-        "temperature": 0,
-    });
-    let request = post("/v1/completions", &long.to_string());
-    let mut stalled = Vec::new();
-    for _ in 0..2 {
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        // The sockets take little, so that the rest of the answer has to wait in the server.
-        socket.set_recv_buffer_size(4 << 10).unwrap();
-        let mut stream = socket.connect(running.server.address()).await.unwrap();
-        stream.write_all(request.as_bytes()).await.unwrap();
-        stalled.push(stream);
-    }
-    let began = std::time::Instant::now();
-    let short = json!({ "model": "tiny", "prompt": "an ant", "max_tokens": 4, "temperature": 0 });
-    for _ in 0..4 {
-        let answered = running.complete(short.clone()).await;
-        assert_eq!(answered.status, 200, "{answered:?}");
-        assert_eq!(answered.json()["choices"][0]["text"], json!(greedy(&running.served, "an ant", 4)));
-    }
-    let others = began.elapsed();
-    // All connections end, also those that are stalled.
-    let began = std::time::Instant::now();
-    timeout(WITHIN, running.server.drain()).await.expect("stalled clients are let go");
-    let let_go = began.elapsed();
-    println!("the others took {others:?}, the stalled clients were let go {let_go:?} later");
-    for mut stream in stalled {
-        let mut bytes = Vec::new();
-        // A reset is an end too.
-        let _ = timeout(WITHIN, stream.read_to_end(&mut bytes)).await.expect("the connection has ended");
-        let text = String::from_utf8_lossy(&bytes);
-        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
-        assert!(!text.contains("[DONE]"), "the sockets took the whole answer: {} bytes", bytes.len());
     }
 }
 
