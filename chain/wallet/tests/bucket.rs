@@ -33,7 +33,7 @@ fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// 12 MB of documents: some blocks of an object, and compressed files.
+/// A megabyte of documents, some of them compressed.
 fn write_text(root: &Path) {
     fs::create_dir_all(root).unwrap();
     let document = |number: usize| {
@@ -42,10 +42,10 @@ fn write_text(root: &Path) {
         serde_json::json!({ "text": text }).to_string() + "\n"
     };
     let lines = |documents: std::ops::Range<usize>| documents.map(document).collect::<String>();
-    fs::write(root.join("a.jsonl"), lines(0..5_000)).unwrap();
-    fs::write(root.join("b.jsonl.zst"), zstd::encode_all(lines(5_000..6_500).as_bytes(), 1).unwrap())
+    fs::write(root.join("a.jsonl"), lines(0..500)).unwrap();
+    fs::write(root.join("b.jsonl.zst"), zstd::encode_all(lines(500..650).as_bytes(), 1).unwrap())
         .unwrap();
-    fs::write(root.join("c.jsonl"), lines(6_000..7_000)).unwrap();
+    fs::write(root.join("c.jsonl"), lines(600..700)).unwrap();
 }
 
 impl Scene {
@@ -70,7 +70,7 @@ impl Scene {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mettle"));
         command.current_dir(self.root.path()).env("METTLE_STORE_SECRET", SECRET).env("RUST_LOG", "trace");
         command.args(["dataset", "prepare", "--sequence", "64", "--vocabulary", "400"]);
-        command.args(["--shard-bytes", "300000"]).args(arguments).stdin(Stdio::null());
+        command.args(["--shard-bytes", "30000"]).args(arguments).stdin(Stdio::null());
         command
     }
 
