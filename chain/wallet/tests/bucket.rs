@@ -68,7 +68,7 @@ impl Scene {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mettle"));
-        command.current_dir(self.root.path()).env("METTLE_STORE_SECRET", SECRET).env("RUST_LOG", "trace");
+        command.current_dir(self.root.path()).env("METTLE_STORE_SECRET", SECRET).env("RUST_LOG", "trace,tokenizers=off");
         command.args(["dataset", "prepare", "--sequence", "64", "--vocabulary", "400"]);
         command.args(["--shard-bytes", "30000"]).args(arguments).stdin(Stdio::null());
         command
