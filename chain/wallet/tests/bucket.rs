@@ -43,8 +43,7 @@ fn write_text(root: &Path) {
     };
     let lines = |documents: std::ops::Range<usize>| documents.map(document).collect::<String>();
     fs::write(root.join("a.jsonl"), lines(0..500)).unwrap();
-    fs::write(root.join("b.jsonl.zst"), zstd::encode_all(lines(500..650).as_bytes(), 1).unwrap())
-        .unwrap();
+    fs::write(root.join("b.jsonl.zst"), zstd::encode_all(lines(500..650).as_bytes(), 1).unwrap()).unwrap();
     fs::write(root.join("c.jsonl"), lines(600..700)).unwrap();
 }
 
@@ -68,7 +67,10 @@ impl Scene {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mettle"));
-        command.current_dir(self.root.path()).env("METTLE_STORE_SECRET", SECRET).env("RUST_LOG", "trace,tokenizers=off");
+        command
+            .current_dir(self.root.path())
+            .env("METTLE_STORE_SECRET", SECRET)
+            .env("RUST_LOG", "trace,tokenizers=off");
         command.args(["dataset", "prepare", "--sequence", "64", "--vocabulary", "400"]);
         command.args(["--shard-bytes", "30000"]).args(arguments).stdin(Stdio::null());
         command
