@@ -542,21 +542,18 @@ mod tests {
         assert_eq!(MemoryEstimate::check_rank_slices(&config, 8, 8, None), Ok(()));
 
         // A micro-batch of two takes less than one of one: fewer at once would not help.
-        assert!(single.total() < adds.total());
-        let advised = |micro_batch, free| {
-            MemoryEstimate::check_rank(&config, &recipe(micro_batch), device, 8, Some(free))
-                .unwrap_err()
-                .advice
+        let takes = |sequences, ranks| estimate(&config, &recipe(sequences), device, Some(ranks)).total();
+        assert!(takes(2, 8) < takes(1, 8) && takes(2, 8) < takes(3, 8));
+        let advised = |micro_batch, ranks, free| {
+            let checked =
+                MemoryEstimate::check_rank(&config, &recipe(micro_batch), device, ranks, Some(free));
+            checked.unwrap_err().advice
         };
-        assert_eq!(advised(1, adds.total() - 1), Advice::OneMicroBatch(2));
-        assert_eq!(advised(16, single.total()), Advice::MicroBatch(2));
-        let less = alone.of_rank(&config, &recipe(1), device, 2);
-        let check = MemoryEstimate::check_rank(&config, &recipe(4), device, 2, Some(less.total()));
-        assert_eq!(check.unwrap_err().advice, Advice::MicroBatch(1));
-        assert_eq!(
-            MemoryEstimate::ran_out(&config, &recipe(1), device, Some(8)).advice,
-            Advice::OneMicroBatch(2)
-        );
+        assert_eq!(advised(1, 8, takes(1, 8) - 1), Advice::OneMicroBatch(2));
+        assert_eq!(advised(16, 8, takes(2, 8)), Advice::MicroBatch(2));
+        assert_eq!(advised(4, 2, takes(1, 2)), Advice::MicroBatch(1));
+        let ran_out = MemoryEstimate::ran_out(&config, &recipe(1), device, Some(8));
+        assert_eq!(ran_out.advice, Advice::OneMicroBatch(2));
     }
 
     #[test]

@@ -368,7 +368,8 @@ async fn lie(scene: &Scene, peer: &Network, url: &PeerUrl) -> anyhow::Result<usi
     let request = |key: &ObjectKey, offset| BlobRequest { key: key.clone(), offset, length: 9 }.to_bytes();
     let known = request(&scene.objects[0], 0);
     let unknown = keys::update(RUN, WINDOW, &Digest::of(b"nothing"));
-    let lies: [(Vec<u8>, fn(&BlobAnswer) -> bool); 5] = [
+    type IsRight = fn(&BlobAnswer) -> bool;
+    let lies: [(Vec<u8>, IsRight); 5] = [
         ([&[9], &known[1..]].concat(), |answer| *answer == BlobAnswer::Refused { ours: 1 }),
         (vec![0xff; 1000], |answer| *answer == BlobAnswer::Refused { ours: 1 }),
         (vec![1; 2000], |answer| *answer == BlobAnswer::Refused { ours: 1 }),

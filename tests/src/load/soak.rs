@@ -351,8 +351,8 @@ impl Soak {
         let contributions: Vec<Vec<u8>> = (0..MINERS)
             .map(|seat| noise(&[&window.0.to_le_bytes()[..], &[seat as u8]].concat(), CONTRIBUTION_BYTES))
             .collect();
-        for seat in 0..MINERS {
-            let digest = Digest::of(&contributions[seat]);
+        for (seat, bytes) in contributions.iter().enumerate() {
+            let digest = Digest::of(bytes);
             let commit = |_: &Hotkey| pallet_windows::Call::commit { run: RUN, window, digest }.into();
             self.call(seat..seat + 1, commit).await?;
         }

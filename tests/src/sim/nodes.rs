@@ -27,7 +27,7 @@ use protocol::{
     view::{RunView, SeatView},
 };
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map},
     error::Error,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
@@ -376,13 +376,16 @@ impl Measured {
         let mut sketches = job.earlier.clone();
         for (uid, held) in &job.contributions {
             let key = (job.window, held.digest);
-            if !self.sketches.contains_key(&key) {
-                let Ok(read) = held.read() else { continue };
-                let update = job.codec.decode(read.body());
-                let update = update.map_err(|source| EvaluateError::Decode { uid: *uid, source })?;
-                self.sketches.insert(key, Arc::new(Sketch::of(&update)));
-            }
-            sketches.add(job.window, *uid, held.digest, self.sketches[&key].clone());
+            let sketch = match self.sketches.entry(key) {
+                btree_map::Entry::Occupied(found) => found.get().clone(),
+                btree_map::Entry::Vacant(place) => {
+                    let Ok(read) = held.read() else { continue };
+                    let update = job.codec.decode(read.body());
+                    let update = update.map_err(|source| EvaluateError::Decode { uid: *uid, source })?;
+                    place.insert(Arc::new(Sketch::of(&update))).clone()
+                }
+            };
+            sketches.add(job.window, *uid, held.digest, sketch);
         }
         let seats = job.order.iter().filter_map(|uid| {
             let digest = job.contributions.get(uid)?.digest;

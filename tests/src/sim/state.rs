@@ -23,11 +23,14 @@ use std::{
 pub(super) struct State {
     entries: BTreeMap<Vec<u8>, Vec<u8>>,
     /// By open transaction, the outermost first: what each write replaced.
-    transactions: Vec<Vec<(Vec<u8>, Option<Vec<u8>>)>>,
+    transactions: Vec<Vec<Replaced>>,
     /// Keys written since the last root.
     changed: BTreeSet<Vec<u8>>,
     root: Digest,
 }
+
+/// A key, and the value that it had.
+type Replaced = (Vec<u8>, Option<Vec<u8>>);
 
 /// An item of a list that is encoded already.
 struct Encoded(Vec<u8>);
