@@ -459,7 +459,7 @@ fn sequences_at_once(recipe: &Recipe) -> usize {
 fn explained(config: &ModelConfig, recipe: &Recipe, device: Device, error: &GpuError) -> ModelError {
     match error {
         GpuError::OutOfMemory { .. } | GpuError::TooLong { .. } => {
-            MemoryEstimate::ran_out(config, recipe, device, None).into()
+            MemoryEstimate::ran_out(config, recipe, device).into()
         }
         other => failed(device, other),
     }
