@@ -132,6 +132,13 @@ impl BucketUrl {
         Ok(Some(BucketUrl { bucket: bucket.to_owned(), prefix: prefix.to_owned() }))
     }
 
+    /// Whether an object at `other` is one at or below this URL, in the same store.
+    pub(crate) fn covers(&self, other: &BucketUrl) -> bool {
+        let rest = other.prefix.strip_prefix(&self.prefix);
+        let is_below = |rest: &str| self.prefix.is_empty() || rest.is_empty() || rest.starts_with('/');
+        self.bucket == other.bucket && rest.is_some_and(is_below)
+    }
+
     /// The URL of an object in the same bucket.
     pub(crate) fn of(&self, name: &str) -> String {
         BucketUrl { prefix: name.to_owned(), ..self.clone() }.to_string()
@@ -155,16 +162,31 @@ impl fmt::Display for BucketUrl {
 }
 
 impl dyn Bucket {
-    /// The files of a text, in the order in which a directory of these names is read, and without what is hidden there.
-    pub(crate) fn files(&self, url: &BucketUrl) -> Result<Vec<ObjectInfo>, SourceError> {
+    /// What is at or below a URL, by name, without the empty objects that consoles write for directories.
+    ///
+    /// # Errors
+    /// If the listing fails, or there are more than 2²² objects.
+    pub(crate) fn objects(&self, url: &BucketUrl) -> Result<Vec<ObjectInfo>, SourceError> {
         let place = || url.to_string();
-        let listed = self
+        let mut listed = self
             .list(&url.prefix, MAX_OBJECTS + 1)
             .map_err(|source| SourceError::Bucket { place: place(), source })?;
         ensure!(
             listed.len() <= MAX_OBJECTS,
             SourceError::TooManyObjects { place: place(), most: MAX_OBJECTS }
         );
+        listed.sort_by(|a, b| a.name.cmp(&b.name));
+        let is_directory = |object: &ObjectInfo| {
+            let below = format!("{}/", object.name);
+            let next = listed.get(listed.partition_point(|other| other.name < below));
+            object.name == url.prefix || next.is_some_and(|next| next.name.starts_with(&below))
+        };
+        let is_object = |object: &&ObjectInfo| object.bytes != 0 || !is_directory(object);
+        Ok(listed.iter().filter(is_object).cloned().collect())
+    }
+
+    /// The files of a text, in the order in which a directory of these names is read, and without what is hidden there.
+    pub(crate) fn files(&self, url: &BucketUrl) -> Result<Vec<ObjectInfo>, SourceError> {
         let below = |name: &str| match name.strip_prefix(&url.prefix) {
             Some("") => Some(String::new()),
             Some(rest) if url.prefix.is_empty() => Some(rest.to_owned()),
@@ -172,15 +194,14 @@ impl dyn Bucket {
             None => None,
         };
         let mut found: Vec<(String, ObjectInfo)> = Vec::new();
-        for object in listed {
+        for object in self.objects(url)? {
             let Some(rest) = below(&object.name) else { continue };
-            // An empty last part: some programs write an object for a directory.
             let is_hidden = rest.split('/').any(|part| part.is_empty() || part.starts_with('.'));
             if rest.is_empty() || !is_hidden {
                 found.push((rest, object));
             }
         }
-        ensure!(!found.is_empty(), SourceError::NoObject { place: place() });
+        ensure!(!found.is_empty(), SourceError::NoObject { place: url.to_string() });
         found.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(found.into_iter().map(|(_, object)| object).collect())
     }
@@ -204,6 +225,10 @@ mod tests {
         for wrong in ["s3://", "s3:///a", "s3://a//b/c/./d", "s3://a/b/../c", "s3://host:9000/a"] {
             assert!(matches!(parse(wrong), Err(SourceError::Url { .. })), "{wrong}");
         }
+        let covers = |text: &str| url("a", text).covers(&url("a", "texts/data"));
+        assert!(["", "texts", "texts/data"].into_iter().all(covers));
+        assert!(!["text", "texts/dat", "texts/data/0"].into_iter().any(covers));
+        assert!(!url("b", "texts").covers(&url("a", "texts/data")));
         let secret = parse("s3://key:hunter2@bucket/a").expect_err("a secret in a URL").to_string();
         assert!(!secret.contains("hunter2"), "{secret}");
     }

@@ -27,8 +27,6 @@ use std::{
     sync::Arc,
 };
 
-/// Objects of a job or a dataset.
-const MAX_OBJECTS: usize = 1 << 22;
 /// Files that are copied between two calls of `progress`.
 const COPIED_AT_ONCE: usize = 64;
 /// The file that says of which place in a bucket a directory is a copy.
@@ -59,6 +57,9 @@ pub fn prepare_into_bucket(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<StageResult, PrepareError> {
     let copy = Copy::of(output)?;
+    if let Some(text) = options.source.covering(&output.url) {
+        return Err(PrepareError::BelowText { place: output.url.to_string(), text: text.to_string() });
+    }
     let place = OutputDirectory::Directory(copy.local(&copy.name));
     let options = PrepareOptions { place, ..options };
     copy.claim()?;
@@ -131,7 +132,7 @@ impl Copy<'_> {
         }
     }
 
-    fn bucket(&self) -> &dyn Bucket {
+    fn bucket(&self) -> &(dyn Bucket + 'static) {
         &*self.output.bucket
     }
 
@@ -153,10 +154,11 @@ impl Copy<'_> {
     }
 
     fn list(&self, name: &str) -> Result<Listed, PrepareError> {
-        let found =
-            self.bucket().list(&self.object(name), MAX_OBJECTS + 1).map_err(|source| self.failed(source))?;
-        let place = self.url(name);
-        ensure!(found.len() <= MAX_OBJECTS, SourceError::TooManyObjects { place, most: MAX_OBJECTS });
+        let url = BucketUrl { prefix: self.object(name), ..self.output.url.clone() };
+        let found = self.bucket().objects(&url).map_err(|error| match error {
+            SourceError::Bucket { source, .. } => self.failed(source),
+            other => other.into(),
+        })?;
         let relative =
             |object: ObjectInfo| Some((object.name.strip_prefix(&self.parent)?.to_owned(), object));
         Ok(found.into_iter().filter_map(relative).collect())

@@ -80,6 +80,10 @@ pub enum PrepareError {
     Tokenizer(#[from] TokenizerError),
     #[error("document {number} of {} cannot be turned into tokens", path.display())]
     NotEncoded { path: PathBuf, number: u64, source: TokenizerError },
+    #[error(
+        "{place} is part of the text {text}: the dataset would be read as text; write it to a prefix outside"
+    )]
+    BelowText { place: String, text: String },
     #[error("the source {name} of the mixture has no text of its own")]
     EmptySource { name: String },
     #[error("{option} is {value}; it must be between {least} and {most}")]

@@ -158,6 +158,14 @@ impl Source {
         Source::of("crates", Kind::DefaultText { homes })
     }
 
+    /// The URL of a part to which objects at `url` would belong, in the same store.
+    pub(crate) fn covering(&self, url: &BucketUrl) -> Option<&BucketUrl> {
+        self.parts.iter().find_map(|part| match &part.kind {
+            Kind::Bucket(_, text) if text.covers(url) => Some(text),
+            _ => None,
+        })
+    }
+
     /// The files of each part.
     pub(crate) fn files(
         &self,

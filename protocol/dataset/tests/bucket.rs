@@ -198,6 +198,10 @@ impl Scene {
         write_text(&root.path().join("text"));
         let bucket = MemoryBucket::new();
         bucket.put_all(&root.path().join("text"), "texts/all");
+        // What consoles write for directories, as the client names it.
+        for directory in ["texts/all", "texts/all/web", "data/made"] {
+            bucket.objects.lock().expect("alive").insert(directory.into(), Vec::new());
+        }
         Scene { root, bucket }
     }
 
@@ -325,6 +329,12 @@ fn one_machine_makes_a_dataset_in_a_bucket_however_often_it_is_interrupted() {
         assert_eq!((again.digest, again.reused), (local.digest, true));
     }
     assert_eq!(scene.bucket.uploaded.lock().expect("alive").len(), uploaded.len());
+
+    // A dataset in its own text.
+    let source = Source::bucket(scene.bucket(), "s3://mine/data".parse().expect("a URL"));
+    let error = prepare_into_bucket(scene.options(source), None, &scene.output("machine"), &mut |_| {})
+        .expect_err("below");
+    assert!(matches!(&error, PrepareError::BelowText { text, .. } if text == "s3://mine/data"), "{error:?}");
 
     // Other options and foreign objects are refused, and leave all as it was.
     let options = PrepareOptions { seq_len: 17, ..scene.options(scene.text()) };

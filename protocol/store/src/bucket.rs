@@ -27,6 +27,14 @@ pub enum BucketError {
 }
 
 impl BucketError {
+    /// As [`StoreError::blames_clock`].
+    pub fn blames_clock(&self) -> bool {
+        match self {
+            BucketError::Write { source, .. } | BucketError::Delete { source, .. } => source.blames_clock(),
+            BucketError::Read { .. } => false,
+        }
+    }
+
     /// Whether the same bucket may do later, without a change of its settings.
     pub fn may_pass(&self) -> bool {
         match self {

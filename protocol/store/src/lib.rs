@@ -155,6 +155,11 @@ impl StoreError {
         matches!(self, StoreError::NotFound { .. })
     }
 
+    /// Whether the store refused a signature for its time: the clock of one of the two is wrong, not the key.
+    pub fn blames_clock(&self) -> bool {
+        error_chain(self).contains("RequestTimeTooSkewed")
+    }
+
     /// Whether the same call may succeed later with the same settings.
     pub fn may_pass(&self) -> bool {
         matches!(

@@ -7,7 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use mettle_store::fetch::{AddressClass, FetchPlan, FetchPolicy, HttpFetcher, Resolver};
-use mettle_store::{Fetch, FetchError, Limits, Sink, fetch_verified, fetch_verified_into};
+use mettle_store::{
+    Credentials, Fetch, FetchError, Limits, S3Settings, S3Store, Sink, StoreError, fetch_verified,
+    fetch_verified_into,
+};
 use protocol::Digest;
 use protocol::keys::{self, ObjectKey};
 use std::mem::discriminant;
@@ -637,4 +640,39 @@ fn every_error_has_a_label_of_its_own() {
     assert!(
         errors[..13].iter().all(FetchError::is_theirs) && !errors[13..].iter().any(FetchError::is_theirs)
     );
+}
+
+/// Gateways to other kinds of stores may know no tag, and list times more finely than they answer with.
+#[tokio::test]
+async fn a_store_without_tags_tells_versions_by_the_time() {
+    let changed = Arc::new(AtomicUsize::new(0));
+    let seconds = changed.clone();
+    let url = endpoint(move |mut stream, request| {
+        let second = seconds.load(Ordering::Relaxed);
+        async move {
+            let (head, body) = if request.contains("list-type=2") {
+                let contents = "<Contents><Key>texts/a</Key><Size>5</Size>\
+                    <LastModified>2026-11-26T10:00:00.250Z</LastModified></Contents>";
+                (String::from("200 OK\r\n"), format!("<ListBucketResult>{contents}</ListBucketResult>"))
+            } else {
+                let time = format!("Last-Modified: Thu, 26 Nov 2026 10:00:0{second} GMT");
+                (format!("206 Partial Content\r\nContent-Range: bytes 0-4/5\r\n{time}\r\n"), "hello".into())
+            };
+            let length = body.len();
+            let answer =
+                format!("HTTP/1.1 {head}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}");
+            stream.write_all(answer.as_bytes()).await?;
+            stream.shutdown().await
+        }
+    })
+    .await;
+    let credentials = Credentials { access_key: "key".into(), secret_key: "secret".into() };
+    let endpoint = url.strip_suffix("/bucket").expect("its name");
+    let store = S3Store::open(&S3Settings::new(endpoint, "bucket", credentials)).expect("settings");
+    let listed = store.list_named("texts", 10).await.expect("a listing");
+    assert_eq!(listed.len(), 1);
+    assert_eq!(&store.read_named(&listed[0], 0..5).await.expect("unchanged")[..], b"hello");
+    changed.store(1, Ordering::Relaxed);
+    let error = store.read_named(&listed[0], 0..5).await.expect_err("changed");
+    assert!(matches!(error, StoreError::Changed { .. }), "{error:?}");
 }
