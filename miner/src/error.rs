@@ -84,7 +84,7 @@ impl From<RunError> for Stop {
 /// so by refusing the signature.
 pub(crate) fn refusal(error: &StoreError) -> String {
     let chain = error_chain(error);
-    match chain.contains("RequestTimeTooSkewed") {
+    match error.blames_clock() {
         true => format!("the clock of this machine or of the store is wrong: {chain}"),
         false => chain,
     }

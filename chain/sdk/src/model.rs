@@ -156,6 +156,13 @@ impl Scratch {
     }
 }
 
+/// An empty directory is of no use to the next download.
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.directory);
+    }
+}
+
 #[derive(Default)]
 struct StopOnDrop(Arc<AtomicBool>);
 
@@ -504,6 +511,9 @@ mod tests {
         let scratch = Scratch::beside(&to).unwrap();
         assert_eq!(std::fs::read(scratch.checkpoint()).unwrap(), b"half");
         scratch.remove().unwrap();
+        assert!(!fetching.exists());
+        // One that is refused before its first byte leaves nothing.
+        drop(Scratch::beside(&to).unwrap());
         assert!(!fetching.exists());
 
         let refused = |needed| match Scratch::beside(&to).err() {

@@ -52,8 +52,6 @@ use watch::text::readable;
 
 /// Before the text of a check.
 const LABEL: usize = 12;
-/// The code of S3 for a request that was signed too long before or after the server's time.
-const TIME_TOO_SKEWED: &str = "RequestTimeTooSkewed";
 const CLOCK_ADVICE: &str = "set the clocks of this machine and of the store by NTP (`timedatectl`): a store refuses what \
                             was signed more than 15 minutes from its own time. The key is not to blame";
 const EXIT_FAILS: u8 = 1;
@@ -529,9 +527,8 @@ async fn check_bucket(
                     checks.ok("bucket", format!("written, read at {} without a key, deleted", seat.endpoint))
                 }
                 Err(error) => {
-                    let text = error_chain(&error);
-                    let advice = if text.contains(TIME_TOO_SKEWED) { CLOCK_ADVICE } else { ADVICE };
-                    checks.fail("bucket", text, advice);
+                    let advice = if error.blames_clock() { CLOCK_ADVICE } else { ADVICE };
+                    checks.fail("bucket", error_chain(&error), advice);
                     return None;
                 }
             }
