@@ -226,8 +226,9 @@ fn signed<P: Pair<Public: AsRef<[u8]>, Signature: Into<MultiSignature>>>(
     genesis: H256,
     call: &[u8],
 ) -> String {
-    let extra = (0_u8, Compact(nonce), Compact(0_u128)).encode();
-    let implied = (VERSION.spec_version, VERSION.transaction_version, genesis, genesis).encode();
+    let extra = (0_u8, Compact(nonce), Compact(0_u128), 0_u8).encode();
+    let implied =
+        (VERSION.spec_version, VERSION.transaction_version, genesis, genesis, None::<[u8; 32]>).encode();
     let mut payload = [call, &extra, &implied].concat();
     if payload.len() > 256 {
         payload = BlakeTwo256::hash(&payload).0.to_vec();

@@ -326,7 +326,9 @@ mod tests {
             (
                 "mtl = 1000",
                 "mtl = 0",
-                format!("[[endowments]] number 1, of {ALICE}: `mtl` must be from 1 to {ENDOWMENT_MAX}, not 0"),
+                format!(
+                    "[[endowments]] number 1, of {ALICE}: `mtl` must be from 1 to {ENDOWMENT_MAX}, not 0"
+                ),
             ),
             ("mtl = 1000", "mtl = 18446745", format!("not {}", ENDOWMENT_MAX + 1)),
             (

@@ -8,12 +8,16 @@
 //! it. METTLE_NEXT_WASM names the next Wasm runtime, which is built otherwise.
 
 use codec::{Decode, Encode};
-use mettle_runtime::{Hash, RuntimeCall, TxExtension, UncheckedExtrinsic, VERSION, priority::ProtocolPriority};
+use frame_metadata_hash_extension::CheckMetadataHash;
+use mettle_runtime::{
+    Hash, Runtime, RuntimeCall, TxExtension, UncheckedExtrinsic, VERSION, priority::ProtocolPriority,
+};
 use serde_json::{Value, json};
 use sp_keyring::Sr25519Keyring::{self, Alice, Bob};
 use sp_runtime::{
     MultiAddress,
     generic::{Era, SignedPayload},
+    traits::TransactionExtension,
 };
 use std::{
     fs,
@@ -479,6 +483,10 @@ fn latest(nodes: &[&Node]) -> Block {
 fn signed(node: &Node, spec_version: u32, call: impl Into<RuntimeCall>) -> String {
     let genesis = Hash::decode(&mut from_hex(&node.hash(0).unwrap()).as_slice()).unwrap();
     let account = Alice.to_account_id();
+    // The next runtime has another digest of its metadata than this build.
+    let metadata = CheckMetadataHash::<Runtime>::new(spec_version == VERSION.spec_version);
+    let digest =
+        TransactionExtension::<RuntimeCall>::implicit(&metadata).expect("the build knows the digest");
     let extension: TxExtension = (
         frame_system::AuthorizeCall::new(),
         frame_system::CheckNonZeroSender::new(),
@@ -487,9 +495,11 @@ fn signed(node: &Node, spec_version: u32, call: impl Into<RuntimeCall>) -> Strin
         frame_system::CheckGenesis::new(),
         frame_system::CheckEra::from(Era::Immortal),
         ProtocolPriority::new(node.nonce().expect("the node answers") as u32, 0),
+        metadata,
         frame_system::WeightReclaim::new(),
     );
-    let implied = ((), (), spec_version, VERSION.transaction_version, genesis, genesis, ((), (), ()), ());
+    let implied =
+        ((), (), spec_version, VERSION.transaction_version, genesis, genesis, ((), (), ()), digest, ());
     let payload = SignedPayload::from_raw(call.into(), extension, implied);
     let signature = payload.using_encoded(|message| Alice.sign(message));
     let (call, extension, _) = payload.deconstruct();

@@ -69,10 +69,10 @@ const RELEASE: RuntimeVersion = RuntimeVersion {
     spec_name: alloc::borrow::Cow::Borrowed("mettle"),
     impl_name: alloc::borrow::Cow::Borrowed("mettle"),
     authoring_version: 1,
-    spec_version: 9,
+    spec_version: 10,
     impl_version: 1,
     apis: RUNTIME_API_VERSIONS,
-    transaction_version: 4,
+    transaction_version: 5,
     system_version: 1,
 };
 
@@ -101,6 +101,8 @@ pub type TxExtension = (
     frame_system::CheckEra<Runtime>,
     // Shown to clients as `CheckNonce`, `CheckWeight` and `ChargeTransactionPayment`.
     priority::ProtocolPriority,
+    // A signer without a screen for metadata, such as a Ledger, proves with it what it showed.
+    frame_metadata_hash_extension::CheckMetadataHash<Runtime>,
     frame_system::WeightReclaim<Runtime>,
 );
 

@@ -20,6 +20,7 @@ use frame::{
     },
     testing_prelude::{BuildStorage, TestState, assert_ok},
 };
+use frame_metadata_hash_extension::CheckMetadataHash;
 use mettle_api::runtime_decl_for_mettle_api::MettleApi;
 use protocol::{
     Block as Height, Digest, Hotkey, Role, RunParams, Schedule, Terms,
@@ -36,6 +37,7 @@ mod economics;
 mod flood;
 mod fuzz;
 mod large;
+mod metadata_hash;
 mod pay;
 mod serial_reporter;
 mod squatter;
@@ -144,6 +146,17 @@ impl Chain {
         nonce: u32,
         tip: Balance,
     ) -> UncheckedExtrinsic {
+        let priority = priority::ProtocolPriority::new(nonce, tip);
+        self.sign_over(signer, call, priority, CheckMetadataHash::new(false))
+    }
+
+    fn sign_over(
+        &mut self,
+        signer: &dyn Signer,
+        call: impl Into<RuntimeCall>,
+        priority: priority::ProtocolPriority,
+        metadata: CheckMetadataHash<Runtime>,
+    ) -> UncheckedExtrinsic {
         self.state.execute_with(|| {
             let extension: TxExtension = (
                 frame_system::AuthorizeCall::new(),
@@ -152,7 +165,8 @@ impl Chain {
                 frame_system::CheckTxVersion::new(),
                 frame_system::CheckGenesis::new(),
                 frame_system::CheckEra::from(Era::Immortal),
-                priority::ProtocolPriority::new(nonce, tip),
+                priority,
+                metadata,
                 frame_system::WeightReclaim::new(),
             );
             let payload = SignedPayload::new(call.into(), extension).unwrap();

@@ -83,8 +83,9 @@ fn signed(key: &sr25519::Pair, nonce: u32, genesis: sp_core::H256, call: &[u8]) 
 }
 
 fn tipped(key: &sr25519::Pair, nonce: u32, tip: u128, genesis: sp_core::H256, call: &[u8]) -> Vec<u8> {
-    let extra = (0_u8, Compact(nonce), Compact(tip)).encode();
-    let implied = (VERSION.spec_version, VERSION.transaction_version, genesis, genesis).encode();
+    let extra = (0_u8, Compact(nonce), Compact(tip), 0_u8).encode();
+    let implied =
+        (VERSION.spec_version, VERSION.transaction_version, genesis, genesis, None::<[u8; 32]>).encode();
     let mut payload = [call, &extra, &implied].concat();
     if payload.len() > 256 {
         payload = BlakeTwo256::hash(&payload).0.to_vec();
