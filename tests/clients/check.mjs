@@ -5,6 +5,7 @@
 
 import { strict as assert } from 'node:assert';
 import { randomBytes } from 'node:crypto';
+import { merkleizeMetadata } from '@polkadot-api/merkleize-metadata';
 import { ApiPromise, Keyring, WsProvider } from '@polkadot/api';
 
 const MTL = 10n ** 12n;
@@ -28,11 +29,11 @@ function fail(error) {
 }
 
 /** Follows a transaction to finality. Returns its statuses, block, events, and dispatch error. */
-function untilFinal(api, call, signer) {
+function untilFinal(api, call, signer, options = {}) {
   return new Promise((resolve, reject) => {
     const steps = [];
     call
-      .signAndSend(signer, (result) => {
+      .signAndSend(signer, options, (result) => {
         steps.push(result.status.type);
         if (result.isError) {
           reject(new Error(`the transaction failed: ${steps.join(', ')}`));
@@ -122,6 +123,16 @@ async function main() {
   const again = await untilFinal(api, register(), bob);
   assert(again.failed && again.refusal?.section === 'registry', `the chain did not refuse it: ${again.failed}`);
   done(`a second seat for the same hotkey is refused: ${again.refusal.section}.${again.refusal.name}`);
+
+  // As the wallet of a Ledger does, which shows a call by parts of the metadata (RFC 78).
+  const metadata = (await api.call.metadata.metadataAtVersion(15)).unwrap().toHex();
+  const digest = merkleizeMetadata(metadata, { decimals: 12, tokenSymbol: 'MTL' }).digest();
+  const remark = () => api.tx.system.remark('0x00');
+  const proving = (bytes) => ({ mode: 1, metadataHash: `0x${Buffer.from(bytes).toString('hex')}` });
+  const proven = await untilFinal(api, remark(), bob, proving(digest));
+  assert(!proven.failed, `a transaction with the digest of the metadata failed: ${proven.failed}`);
+  await assert.rejects(untilFinal(api, remark(), bob, proving(digest.map((byte) => byte ^ 1))), /bad signature/);
+  done('signed with the digest of the metadata; another digest is refused');
 
   await api.disconnect();
   console.log(`polkadot-js: ${passed} passed, 0 failed`);
