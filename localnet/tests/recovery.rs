@@ -334,8 +334,13 @@ fn a_seat_of_two_ranks_is_paid_and_outlives_a_killed_rank() {
                 _ => None,
             })
         };
+        let heads = net.chain.heads();
+        let of_window = net.observer.run.params.schedule.blocks_per_window;
         for attempt in 0.. {
             assert!(attempt < 10, "no kill fell into a window's training{}", net.last_lines());
+            // A window of this seat is over at much the same time each time: another part of the next one is hit.
+            let at = heads.borrow().block.0 + attempt * of_window / 10;
+            net.until("its part of the window", |_| at <= heads.borrow().block.0).await;
             let (_, offset) = journal(net, name, 0);
             kill_ranks();
             let open = net.observer.run.params.schedule.window_at(net.chain.heads().borrow().block);
