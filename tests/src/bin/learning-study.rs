@@ -41,6 +41,10 @@ struct Settings {
     /// A prepared dataset; by default, the default text, prepared in the user's cache.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+    /// Another dataset with the same tokenizer, on whose held-out split losses are measured. Its results need a file of
+    /// their own, as those of each `--data` do.
+    #[arg(long, value_name = "DIR", requires = "data")]
+    held_out: Option<PathBuf>,
     /// Print JSON instead of tables.
     #[arg(long)]
     json: bool,
@@ -145,8 +149,13 @@ fn train(settings: &Settings, questions: &[Question], seeds: &[u64]) -> Result<(
         None => prepared()?,
     };
     let dataset = Dataset::open(&directory, None)?;
-    let held_out: Vec<u64> = (0..dataset.held_out_sequences().min(HELD_OUT)).collect();
-    let held_out = dataset.held_out_sequences_at(&held_out)?;
+    let other = settings.held_out.as_ref().map(|directory| Dataset::open(directory, None)).transpose()?;
+    let measured = other.as_ref().unwrap_or(&dataset);
+    if measured.manifest().tokenizer != dataset.manifest().tokenizer {
+        return Err("--data and --held-out have different tokenizers: prepare both with the same --tokenizer".into());
+    }
+    let held_out: Vec<u64> = (0..measured.held_out_sequences().min(HELD_OUT)).collect();
+    let held_out = measured.held_out_sequences_at(&held_out)?;
     for question in questions {
         for &seed in seeds {
             for Variant { name, run } in selected_variants(settings, *question, seed) {
