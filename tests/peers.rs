@@ -267,6 +267,30 @@ async fn a_receiver_that_moved_is_found_where_its_new_record_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_that_did_not_answer_lately_is_asked_if_the_others_fail() {
+    let scene = Arc::new(Scene::new(1000));
+    let order = scene.order();
+    let start_apart = async |validator: u8| {
+        let apart =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let shared = scene.clone();
+        apart.spawn(async move { shared.validator(validator).await }).await.unwrap();
+        apart
+    };
+    let first = start_apart(order[0]).await;
+    start_apart(order[1]).await.shutdown_background();
+    let miner = scene.miner(key(100)).await;
+    scene.publish(&miner).await.unwrap();
+    assert!(scene.holds(order[0]) && !scene.holds(order[1]));
+
+    // The second is back, and the miner does not know. The first is gone.
+    first.shutdown_background();
+    let _again = scene.validator(order[1]).await;
+    scene.publish(&miner).await.unwrap();
+    assert!(scene.holds(order[1]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_no_receiver_takes_says_why_and_a_dead_receiver_is_not_the_miners_fault() {
     let scene = Scene::new(1000);
     let miner = scene.miner(key(100)).await;
@@ -316,10 +340,12 @@ async fn an_offer_is_taken_between_the_deadlines_only() {
     let miner = scene.miner(key(100)).await;
     scene.publish(&miner).await.unwrap();
 
-    // Past the reveal deadline it is too late, whatever is sent.
+    // Past the reveal deadline it is too late, whatever is sent. It is offered once: the next window needs the line.
     scene.chain.lock().advance_to(Block(params().schedule.reveal_deadline(WINDOW).0 + 1));
+    let began = std::time::Instant::now();
     let error = node::error_chain(&scene.publish(&miner).await.unwrap_err());
     assert!(error.contains("takes contributions to the window after block"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(2), "five further offers take 2.5 s");
 }
 
 /// The bytes of a validator's record in its bucket.

@@ -1,69 +1,65 @@
 //! A network behind routers that let nobody in: two miners with neither a bucket nor an open port, one of them behind a
-//! symmetric NAT, two miners and three validators beside chain and store, each in a network namespace (PROT-34).
+//! symmetric NAT, two miners and three validators beside chain and store, each in a network namespace (PROT-34). The
+//! miners at home have lines that lose and delay packets when a test says so.
 //!
-//! Needs root and the programs `ip` and `iptables`, so it runs only when asked to, in namespaces of its own:
+//! Needs root, TUN devices and the programs `ip` and `iptables`, so it runs only when asked to, in namespaces of its own:
 //!
 //! ```text
 //! unshare --net --mount cargo test --release -p localnet --test nat -- --ignored --nocapture
 //! ```
 
+#[path = "support/lab.rs"]
+mod lab;
+#[path = "support/line.rs"]
+mod line;
 #[allow(dead_code, reason = "shared with the other tests of whole networks")]
 mod support;
 
+use lab::{
+    HOST, address_home, attach, make_bridge, make_router, place_seats, public, run, until_all_selected,
+};
+use line::{Degraded, Line, Quality};
 use localnet::{
     layout::ChainPlan,
     seats::Seats,
     setup::{ChainWanted, Wanted},
 };
-use node::config::File;
-use protocol::{Uid, Window};
+use protocol::{RunParams, Schedule, Uid, Window};
 use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     path::Path,
-    process::{Command, Stdio},
     sync::LazyLock,
+    time::Duration,
 };
 use support::{Net, Shared, holds_since, last_finalised, merged, merged_since, params, wanted};
 
-/// Where chain and store are: the namespace of this test.
-const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const VALIDATORS: [&str; 3] = ["validator-0", "validator-1", "validator-2"];
 const OPEN: [&str; 2] = ["miner-0", "miner-2"];
 /// Miners at home, and whether their router gives each connection another port.
 const HOMES: [(&str, bool); 2] = [("miner-1", false), ("miner-3", true)];
-/// Windows in which a contribution may be missing: the machine may be busy.
-const LATE_MAX: u32 = 3;
+/// The line of a home far from the validators, over a busy radio.
+const HOME_LINE: Quality =
+    Quality { loss: 0.03, delay: Duration::from_millis(80), jitter: Duration::from_millis(20) };
 
-static NETWORK: LazyLock<Shared> = LazyLock::new(|| Shared::start("nat", start));
+/// The network, and the lines of [`HOMES`].
+static NETWORK: LazyLock<(Shared, Vec<Line>)> = LazyLock::new(|| {
+    let mut lines = Vec::new();
+    let shared = Shared::start("nat", async |home: &Path| start(home, &mut lines).await);
+    (shared, lines)
+});
 
-/// Runs a program that must succeed, and returns what it prints.
-#[track_caller]
-fn run(line: &str) -> String {
-    let mut words = line.split_whitespace();
-    let mut command = Command::new(words.next().expect("a program"));
-    let output = command.args(words).stdin(Stdio::null()).output();
-    let output = output.unwrap_or_else(|error| panic!("{line}: {error}"));
-    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
+/// Windows in which a miner has time for its work on a busy machine, and for its upload over a slow line.
+fn patient_params() -> RunParams {
+    let plain = params(2);
+    let (commit_by, reveal_by, step) = (22, 38, 7);
+    let (attest_by, vote_by) = (reveal_by + step, reveal_by + 2 * step);
+    let blocks_per_window = vote_by + step;
+    let schedule = Schedule { commit_by, reveal_by, attest_by, vote_by, blocks_per_window, ..plain.schedule };
+    RunParams { schedule, sequences_per_seat: 16, ..plain }
 }
 
 fn router(miner: &str) -> String {
     format!("router-{miner}")
-}
-
-/// Connects a namespace to the bridge by the interface `wan`.
-fn attach(namespace: &str, index: u8) {
-    run(&format!("ip netns add {namespace}"));
-    run(&format!("ip -n {namespace} link set lo up"));
-    run(&format!("ip link add to{index} type veth peer name wan netns {namespace}"));
-    run(&format!("ip link set to{index} master wan0 up"));
-    run(&format!("ip -n {namespace} addr add {}/24 dev wan", public(index)));
-    run(&format!("ip -n {namespace} link set wan up"));
-}
-
-fn public(index: u8) -> Ipv4Addr {
-    Ipv4Addr::new(10, 77, 0, index)
 }
 
 fn validator_index(name: &str) -> u8 {
@@ -71,72 +67,40 @@ fn validator_index(name: &str) -> u8 {
     11 + u8::try_from(place).expect("few validators")
 }
 
-/// The namespaces without a process.
-fn make_namespaces() {
-    let links = run("ip -o link");
-    assert!(
-        links.lines().all(|line| line.contains(": lo:")),
-        "this would change the network of the machine; run it by `unshare --net --mount cargo test …`"
-    );
-    // Names of namespaces are files here, which are gone with the namespace of mounts.
-    std::fs::create_dir_all("/run/netns").expect("root may");
-    run("mount -t tmpfs namespaces /run/netns");
-    run("ip link set lo up");
-    run("ip link add wan0 type bridge");
-    run(&format!("ip addr add {HOST}/24 dev wan0"));
-    run("ip link set wan0 up");
+/// The namespaces without a process, and the lines of the homes.
+fn make_namespaces() -> Vec<Line> {
+    make_bridge();
     for name in VALIDATORS {
         attach(name, validator_index(name));
     }
     for (index, name) in (21..).zip(OPEN) {
         attach(name, index);
     }
+    let mut lines = Vec::new();
     for (index, (name, symmetric)) in (31..).zip(HOMES) {
         let router = router(name);
         attach(&router, index);
         run(&format!("ip netns add {name}"));
         run(&format!("ip -n {name} link set lo up"));
-        run(&format!("ip -n {router} link add lan type veth peer name eth netns {name}"));
-        run(&format!("ip -n {router} addr add 192.168.{index}.1/24 dev lan"));
-        run(&format!("ip -n {router} link set lan up"));
-        run(&format!("ip -n {name} addr add 192.168.{index}.2/24 dev eth"));
-        run(&format!("ip -n {name} link set eth up"));
-        run(&format!("ip -n {name} route add default via 192.168.{index}.1"));
-        let inside = |command: &str| run(&format!("ip netns exec {router} {command}"));
-        inside("sysctl -qw net.ipv4.ip_forward=1");
-        inside("iptables -P FORWARD DROP");
-        // As a home router does: what nobody asked for is dropped without an answer.
-        inside("iptables -A INPUT -i wan -m conntrack --ctstate NEW,INVALID -j DROP");
-        inside("iptables -A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT");
-        inside("iptables -A FORWARD -i lan -o wan -j ACCEPT");
-        for transport in ["tcp", "udp"] {
-            let ports = if symmetric { "--random-fully" } else { "" };
-            inside(&format!("iptables -t nat -A POSTROUTING -o wan -p {transport} -j MASQUERADE {ports}"));
-        }
+        let ends = [format!("eth{index}"), format!("lan{index}")];
+        let line = Line::open([&ends[0], &ends[1]], index.into());
+        lines.push(line.unwrap_or_else(|error| panic!("no TUN device: {error}")));
+        run(&format!("ip link set {} netns {name} name eth", ends[0]));
+        run(&format!("ip link set {} netns {router} name lan", ends[1]));
+        address_home(name, &router, index);
+        make_router(&router, symmetric);
     }
+    lines
 }
 
-async fn start(home: &Path) -> Net {
-    make_namespaces();
+async fn start(home: &Path, lines: &mut Vec<Line>) -> Net {
+    *lines = make_namespaces();
     let chain = ChainWanted::Embedded { block_millis: 200 };
-    let plain = wanted(chain, Seats::honest(4, 3), params(2), 2).await;
+    let plain = wanted(chain, Seats::honest(4, 3), patient_params(), 2).await;
     let wanted = Wanted { nat: true, host: IpAddr::V4(HOST), ..plain };
     let mut net = Net::set_up(home, &wanted).await;
-    let mut ports = Vec::new();
-    for seat in &net.plan.seats {
-        net.network.namespaces.insert(seat.name.clone(), seat.name.clone());
-        let path = net.directory().join(&seat.name).join("settings.toml");
-        let mut settings: File =
-            toml::from_str(&std::fs::read_to_string(&path).expect("written")).expect("TOML");
-        if let Some(peer) = &mut settings.peer {
-            let listen = peer.listen.as_mut().expect("a validator of a localnet listens");
-            listen.set_ip(IpAddr::V4(public(validator_index(&seat.name))));
-            ports.push(*listen);
-        }
-        // The data comes from the run's origin, as elsewhere.
-        settings.dataset = None;
-        std::fs::write(&path, toml::to_string(&settings).expect("settings are TOML")).expect("a file");
-    }
+    let address = |name: &str| public(validator_index(name));
+    let ports = place_seats(&mut net, |name| name.to_owned(), address);
     let bucketless = net.plan.seats.iter().filter(|seat| seat.bucketless).map(|seat| seat.name.as_str());
     assert!(bucketless.eq(HOMES.map(|(name, _)| name)));
     count_bytes(&net, &ports);
@@ -180,27 +144,15 @@ fn print_bytes(windows: u32) {
     }
 }
 
-/// The miners whose contributions were selected in a window.
-async fn selected(net: &Net, window: Window) -> BTreeSet<Uid> {
-    let view = net.chain.window(net.observer.run.id, window).await.expect("our chain answers");
-    let selection = view.and_then(|view| view.selection);
-    selection.into_iter().flat_map(|all| all.selected).map(|one| one.uid).collect()
+fn degrade_all(quality: Quality) -> Vec<Degraded<'static>> {
+    NETWORK.1.iter().map(|line| line.degrade(quality)).collect()
 }
 
-/// Waits until `wanted` more windows were merged with the contributions of all `miners`.
-async fn until_all_selected(net: &mut Net, miners: &[&str], wanted: u32) {
-    let miners: BTreeSet<Uid> = miners.iter().map(|name| net.uid(name)).collect();
-    let (first, mut complete) = (last_finalised(&net.observer) + 1, 0);
-    for window in first..first + wanted + LATE_MAX {
-        net.until(&format!("window {window} is finalised"), |seen| window <= last_finalised(seen)).await;
-        let found = selected(net, Window(window)).await;
-        complete += u32::from(miners.is_subset(&found));
-        println!("window {window}: selected {found:?} of {miners:?}");
-        if wanted <= complete {
-            return;
-        }
+fn print_lines() {
+    for (line, (miner, _)) in NETWORK.1.iter().zip(HOMES) {
+        let [out, back] = line.counts();
+        println!("  line of {miner}  out: {out:?}  in: {back:?}");
     }
-    panic!("only {complete} windows had the contributions of all miners{}", net.last_lines());
 }
 
 fn everybody() -> Vec<&'static str> {
@@ -225,7 +177,7 @@ async fn until_well(net: &mut Net) {
 #[test]
 #[ignore = "needs root and network namespaces"]
 fn miners_behind_routers_are_merged_in_every_window() {
-    NETWORK.run(async |net| {
+    NETWORK.0.run(async |net| {
         until_all_selected(net, &everybody(), 3).await;
         print_bytes(net.observer.windows());
         for (miner, _) in HOMES {
@@ -241,22 +193,29 @@ fn miners_behind_routers_are_merged_in_every_window() {
 #[test]
 #[ignore = "needs root and network namespaces"]
 fn one_packet_in_twenty_lost_costs_no_contribution() {
-    NETWORK.run(async |net| {
-        let rule = "FORWARD -m statistic --mode random --probability 0.05 -j DROP";
-        for (miner, _) in HOMES {
-            run(&format!("ip netns exec {} iptables -I {rule}", router(miner)));
-        }
+    NETWORK.0.run(async |net| {
+        let _lines = degrade_all(Quality { loss: 0.05, ..Quality::GOOD });
         until_all_selected(net, &everybody(), 2).await;
-        for (miner, _) in HOMES {
-            run(&format!("ip netns exec {} iptables -D {rule}", router(miner)));
-        }
+    });
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_home_line_costs_no_contribution() {
+    NETWORK.0.run(async |net| {
+        let _line = NETWORK.1[0].degrade(HOME_LINE);
+        print_lines();
+        until_all_selected(net, &everybody(), 3).await;
+        print_lines();
+        assert!(NETWORK.1[0].counts().iter().all(|direction| 0 < direction.lost), "the line is not used");
+        print_bytes(net.observer.windows());
     });
 }
 
 #[test]
 #[ignore = "needs root and network namespaces"]
 fn without_one_receiver_the_others_have_the_contributions() {
-    NETWORK.run(async |net| {
+    NETWORK.0.run(async |net| {
         net.network.kill(VALIDATORS[0]).await.expect("it ran");
         until_all_selected(net, &everybody(), 2).await;
         net.start(VALIDATORS[0]);
@@ -267,7 +226,7 @@ fn without_one_receiver_the_others_have_the_contributions() {
 #[test]
 #[ignore = "needs root and network namespaces"]
 fn a_store_that_is_away_for_a_window_stops_nobody() {
-    NETWORK.run(async |net| {
+    NETWORK.0.run(async |net| {
         let before = stakes(net);
         net.network.kill("store").await.expect("it ran");
         let now = last_finalised(&net.observer);
@@ -281,7 +240,7 @@ fn a_store_that_is_away_for_a_window_stops_nobody() {
 #[test]
 #[ignore = "needs root and network namespaces"]
 fn validators_that_are_cut_off_for_two_windows_lose_windows_and_nothing_else() {
-    NETWORK.run(async |net| {
+    NETWORK.0.run(async |net| {
         let before = stakes(net);
         let cut = [VALIDATORS[1], VALIDATORS[2]];
         let link = |name: &str, state: &str| run(&format!("ip link set to{} {state}", validator_index(name)));

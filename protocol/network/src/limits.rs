@@ -4,6 +4,9 @@
 //! A connection over TCP takes its place when it arrives, one over QUIC once its handshake is done: until then its address
 //! may be forged, and a forger would use up what belongs to another. Handshakes are bounded apart, so that forged ones
 //! over QUIC close no way over TCP.
+//!
+//! A connection of a seat leaves the place of its address once its handshake has proved the seat's key: many miners may
+//! be behind one router. It counts for the minute of its address, and for its peer, which `swarm.rs` bounds.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
@@ -36,9 +39,9 @@ const ADDRESSES_MAX: usize = 4096;
 /// are what one customer of a provider has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressLimits {
-    /// At once, with those in handshakes over TCP.
+    /// At once, without those of seats, and with those in handshakes over TCP.
     pub connections: u32,
-    /// In any minute.
+    /// In any minute, of seats too.
     pub per_minute: u32,
     /// Whether they hold for connections from the same machine too. All nodes of a localnet have one address.
     pub loopback: bool,
@@ -165,8 +168,8 @@ struct Connections {
 }
 
 impl Connections {
-    /// Takes a place for a connection, which counts as new.
-    fn open(&mut self, source: Source, now: Instant) -> Result<(), TooMany> {
+    /// Counts a new connection, and takes a place for it unless it is a seat's.
+    fn open(&mut self, source: Source, is_seat: bool, now: Instant) -> Result<(), TooMany> {
         if ADDRESSES_MAX <= self.held.len() && !self.held.contains_key(&source) {
             self.make_room(now);
         }
@@ -174,8 +177,10 @@ impl Connections {
         let held = self.held.entry(source).or_default();
         held.forget_before(now);
         ensure!(held.made.len() < per_minute as usize, TooMany::WithinMinute);
-        ensure!(held.open < connections, TooMany::OfAddress);
-        held.open += 1;
+        if !is_seat {
+            ensure!(held.open < connections, TooMany::OfAddress);
+            held.open += 1;
+        }
         held.made.push_back(now);
         Ok(())
     }
@@ -213,7 +218,7 @@ pub(crate) struct Behaviour {
     strangers: HashSet<ConnectionId>,
 }
 
-/// The peers for which half of the places is kept; `None`: none is kept.
+/// The peers for which half of the places is kept, and which may share an address; `None`: there are none.
 #[derive(Default)]
 pub(crate) struct SeatPeers(RwLock<Option<HashSet<PeerId>>>);
 
@@ -222,9 +227,10 @@ impl SeatPeers {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(peers);
     }
 
-    fn is_stranger(&self, peer: &PeerId) -> bool {
+    /// Whether the peer is one of them; `None` if there are none.
+    fn is_seat(&self, peer: &PeerId) -> Option<bool> {
         let seats = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        seats.as_ref().is_some_and(|seats| !seats.contains(peer))
+        seats.as_ref().map(|seats| seats.contains(peer))
     }
 }
 
@@ -235,12 +241,21 @@ impl Behaviour {
         Behaviour { connections, places, handshakes, established: 0, established_max, seats, strangers }
     }
 
-    /// Takes a place for a connection from an address that is proved.
-    fn admit(&mut self, id: ConnectionId, remote: &Multiaddr) -> Result<(), TooMany> {
+    /// Counts a connection from an address that is proved, and takes a place for it unless it is a seat's.
+    fn admit(&mut self, id: ConnectionId, remote: &Multiaddr, is_seat: bool) -> Result<(), TooMany> {
         let Some(source) = self.source(remote) else { return Ok(()) };
-        self.connections.open(source, Instant::now())?;
-        self.places.insert(id, source);
+        self.connections.open(source, is_seat, Instant::now())?;
+        if !is_seat {
+            self.places.insert(id, source);
+        }
         Ok(())
+    }
+
+    /// The place that a connection has at its address becomes free.
+    fn leave_address(&mut self, id: ConnectionId) {
+        if let Some(source) = self.places.remove(&id) {
+            self.connections.close(source);
+        }
     }
 
     /// Where a connection comes from; `None` if its address has no limits.
@@ -271,7 +286,7 @@ impl NetworkBehaviour for Behaviour {
         let handshakes = &mut self.handshakes[usize::from(is_proved)];
         ensure!(handshakes.len() < HANDSHAKES_MAX, ConnectionDenied::new(TooMany::Handshakes));
         if is_proved {
-            self.admit(id, remote).map_err(ConnectionDenied::new)?;
+            self.admit(id, remote, false).map_err(ConnectionDenied::new)?;
         }
         self.handshakes[usize::from(is_proved)].insert(id);
         Ok(())
@@ -286,13 +301,18 @@ impl NetworkBehaviour for Behaviour {
     ) -> Result<THandler<Self>, ConnectionDenied> {
         let is_proved = is_proved(remote);
         self.handshakes[usize::from(is_proved)].remove(&id);
+        let is_seat = self.seats.is_seat(&peer);
         if !is_proved {
-            self.admit(id, remote).map_err(ConnectionDenied::new)?;
+            self.admit(id, remote, is_seat == Some(true)).map_err(ConnectionDenied::new)?;
         }
-        if self.seats.is_stranger(&peer) {
-            let max = self.established_max as usize / 2;
-            ensure!(self.strangers.len() < max, ConnectionDenied::new(TooMany::OfStrangers));
-            self.strangers.insert(id);
+        match is_seat {
+            Some(true) => self.leave_address(id),
+            Some(false) => {
+                let max = self.established_max as usize / 2;
+                ensure!(self.strangers.len() < max, ConnectionDenied::new(TooMany::OfStrangers));
+                self.strangers.insert(id);
+            }
+            None => {}
         }
         Ok(dummy::ConnectionHandler)
     }
@@ -326,9 +346,7 @@ impl NetworkBehaviour for Behaviour {
         for handshakes in &mut self.handshakes {
             handshakes.remove(&ended);
         }
-        if let Some(source) = self.places.remove(&ended) {
-            self.connections.close(source);
-        }
+        self.leave_address(ended);
     }
 
     fn on_connection_handler_event(&mut self, _: PeerId, _: ConnectionId, event: THandlerOutEvent<Self>) {
@@ -366,11 +384,11 @@ mod tests {
     fn connections_at_once_are_bounded_per_address() {
         let (mut all, now) = (connections(), Instant::now());
         let (one, other) = (source("203.0.113.5"), source("203.0.113.6"));
-        assert_eq!([all.open(one, now), all.open(one, now)], [Ok(()); 2]);
-        assert_eq!(all.open(one, now), Err(TooMany::OfAddress));
-        assert_eq!(all.open(other, now), Ok(()), "others are not affected");
+        assert_eq!([all.open(one, false, now), all.open(one, false, now)], [Ok(()); 2]);
+        assert_eq!(all.open(one, false, now), Err(TooMany::OfAddress));
+        assert_eq!(all.open(other, false, now), Ok(()), "others are not affected");
         all.close(one);
-        assert_eq!(all.open(one, now), Ok(()));
+        assert_eq!(all.open(one, false, now), Ok(()));
     }
 
     #[test]
@@ -379,7 +397,7 @@ mod tests {
         let one = source("2001:db8::1");
         let mut at = |seconds: u64| {
             let now = start + Duration::from_secs(seconds);
-            let made = all.open(one, now);
+            let made = all.open(one, false, now);
             if made.is_ok() {
                 all.close(one);
             }
@@ -412,9 +430,18 @@ mod tests {
         }));
     }
 
+    fn any_peer() -> PeerId {
+        crate::NodeKey::generate().unwrap().peer()
+    }
+
     /// Its handshake is done; how it was refused.
     fn is_known(limits: &mut Behaviour, id: usize, remote: &Multiaddr) -> Option<TooMany> {
-        let (id, peer) = (ConnectionId::new_unchecked(id), crate::NodeKey::generate().unwrap().peer());
+        is_known_as(limits, id, any_peer(), remote)
+    }
+
+    /// The same, for a connection of this peer.
+    fn is_known_as(limits: &mut Behaviour, id: usize, peer: PeerId, remote: &Multiaddr) -> Option<TooMany> {
+        let id = ConnectionId::new_unchecked(id);
         let refused = limits.handle_established_inbound_connection(id, peer, remote, remote).err();
         refused.map(|denied| *denied.downcast_ref::<TooMany>().unwrap())
     }
@@ -449,13 +476,44 @@ mod tests {
     }
 
     #[test]
+    fn seats_take_no_place_of_their_address_and_count_for_its_minute() {
+        let limits = AddressLimits { connections: 2, per_minute: 12, loopback: false };
+        let seats: Vec<PeerId> = (0..4).map(|_| any_peer()).collect();
+        let peers = Arc::<SeatPeers>::default();
+        peers.set(seats.iter().copied().collect());
+        let mut limits = Behaviour::new(limits, 64, peers);
+        let quic: Multiaddr = "/ip4/203.0.113.5/udp/9/quic-v1".parse().unwrap();
+        let tcp: Multiaddr = "/ip4/203.0.113.5/tcp/9".parse().unwrap();
+        let mut connect = |id: usize, peer: PeerId, remote: &Multiaddr| {
+            arrives(&mut limits, id, remote).or_else(|| is_known_as(&mut limits, id, peer, remote))
+        };
+        // None of them ends.
+        for (at, seat) in seats.iter().enumerate() {
+            assert_eq!(
+                [(2 * at, &quic), (2 * at + 1, &tcp)].map(|(id, to)| connect(id, *seat, to)),
+                [None; 2]
+            );
+        }
+        let strangers = [(50, &quic), (51, &tcp)].map(|(id, to)| connect(id, any_peer(), to));
+        assert_eq!(strangers, [None; 2], "their places are left");
+        assert_eq!(connect(100, any_peer(), &quic), Some(TooMany::OfAddress));
+        assert_eq!(connect(101, seats[0], &quic), None, "a seat needs no place");
+        assert_eq!(connect(102, seats[1], &tcp), Some(TooMany::OfAddress), "nobody knows yet whose it is");
+        assert_eq!(connect(103, seats[2], &quic), None);
+        assert_eq!(connect(104, seats[3], &quic), Some(TooMany::WithinMinute));
+        // The end of a seat's connection frees no place that it did not have.
+        ends(&mut limits, ConnectionId::new_unchecked(1), &tcp);
+        assert_eq!(limits.connections.held[&source("203.0.113.5")].open, 2);
+    }
+
+    #[test]
     fn many_addresses_take_bounded_memory_and_none_is_refused() {
         let (mut all, now) = (connections(), Instant::now());
         let held = source("203.0.113.5");
-        all.open(held, now).unwrap();
+        all.open(held, false, now).unwrap();
         for prefix in 0..20_000 {
             let one = Source::V6(prefix);
-            all.open(one, now).unwrap();
+            all.open(one, false, now).unwrap();
             all.close(one);
         }
         assert!(all.held.len() <= ADDRESSES_MAX && all.held[&held].open == 1);

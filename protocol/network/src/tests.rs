@@ -545,3 +545,35 @@ async fn strangers_leave_half_of_the_places_to_seats() {
     }
     assert_eq!(server.refused(), RefusedConnections { strangers: 8, ..Default::default() });
 }
+
+#[tokio::test]
+async fn more_seats_than_places_push_from_one_address() {
+    const SEATS: u16 = 24;
+    let offered = Offered::new(100_000);
+    let limits = AddressLimits { loopback: true, ..AddressLimits::default() };
+    let server = start(GENESIS, Some("127.0.0.1:0"), limits).await;
+    offered.server(None).serve(&server).unwrap();
+    let (urls, file) = (server.listening(), offered.file());
+    let mut seats = Vec::new();
+    for _ in 0..SEATS {
+        seats.push(network(GENESIS, false).await);
+    }
+    server.reserve_for(seats.iter().map(|seat| seat.peer()).collect());
+    // Each stays connected. One after the other: how many handshakes over TCP may be at once is not asked here.
+    for (uid, seat) in (0..).zip(&seats) {
+        seat.connect(&urls).await.unwrap();
+        let offer = PutHeader { uid: Uid(uid), ..offered.offer };
+        push(seat, &urls[0], &offer, &file).await.unwrap();
+    }
+    assert_eq!(server.refused(), RefusedConnections::default());
+    // Of strangers, the address has as many as before.
+    let mut strangers = Vec::new();
+    for _ in 0..SEATS {
+        let stranger = network(GENESIS, false).await;
+        let _ = stranger.connect(&urls[..1]).await;
+        strangers.push(stranger);
+    }
+    let refused = u64::from(SEATS) - u64::from(limits.connections);
+    until("the others are refused", || server.refused().address_connections == refused).await;
+    assert_eq!(server.refused(), RefusedConnections { address_connections: refused, ..Default::default() });
+}

@@ -523,19 +523,20 @@ impl Peers {
         let committed = self.committed(offer.window).await?.ok_or(NotDelivered::TooEarly)?;
         let receivers = self.receivers(&committed, endpoint).await.found;
         ensure!(!receivers.is_empty(), NotDelivered::NoReceiver);
-        // Those that did not answer lately are asked if there are no others.
+        // Those that did not answer lately are asked only if the others are too few, or fail.
         let (away, others): (Vec<_>, Vec<_>) =
             receivers.iter().partition(|(validator, _)| self.is_silent(&validator.hotkey));
-        let asked = if others.is_empty() { away } else { others };
-        let wanted = RECEIVERS_WANTED.min(asked.len());
         let began = Instant::now();
         // Set once enough have it.
         let mut until = None;
         let (mut have, mut failures) = (Vec::new(), BTreeMap::new());
-        let (mut next, mut pushes) = (asked.into_iter(), FuturesUnordered::new());
+        let others = others.into_iter().map(|receiver| (receiver, RECEIVERS_WANTED));
+        let away = away.into_iter().map(|receiver| (receiver, RECEIVERS_ENOUGH));
+        let (mut next, mut pushes) = (others.chain(away).peekable(), FuturesUnordered::new());
         loop {
-            while have.len() + pushes.len() < wanted
-                && let Some(receiver) = next.next()
+            let is_open = failures.is_empty() || self.is_open(offer.window);
+            while let Some((receiver, _)) =
+                next.next_if(|(_, wanted)| is_open && have.len() + pushes.len() < *wanted)
             {
                 pushes.push(async move { (receiver.0.id.uid, self.push_to(receiver, offer, file).await) });
             }
@@ -563,12 +564,17 @@ impl Peers {
 
     /// Offers a contribution again until [`RECEIVERS_ENOUGH`] validators have it, or it is too late.
     async fn offer_to_more(self: Arc<Peers>, endpoint: String, offer: PutHeader, file: PathBuf) {
-        while self.chain.heads().borrow().block <= self.schedule.reveal_deadline(offer.window) {
+        while self.is_open(offer.window) {
             tokio::time::sleep(RETRY).await;
             if self.offer(&endpoint, &offer, &file).await.is_ok_and(|have| RECEIVERS_ENOUGH <= have.len()) {
                 return;
             }
         }
+    }
+
+    /// Whether validators still take contributions to a window. Later offers cost a slow line time for the next window.
+    fn is_open(&self, window: Window) -> bool {
+        self.chain.heads().borrow().block <= self.schedule.reveal_deadline(window)
     }
 
     async fn push_to(
@@ -581,7 +587,9 @@ impl Peers {
         loop {
             let url = self.reach(validator, urls).await?;
             match push(&self.network, &url, offer, file).await {
-                Err(error) if error.may_pass() && tries < TRIES_MAX => tries += 1,
+                Err(error) if error.may_pass() && tries < TRIES_MAX && self.is_open(offer.window) => {
+                    tries += 1
+                }
                 ended => return ended,
             }
             tokio::time::sleep(OFFER_AGAIN).await;

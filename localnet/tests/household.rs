@@ -1,0 +1,81 @@
+//! More miners without buckets behind one router than a validator has places for one address: a laboratory (PROT-34).
+//!
+//! Runs as `nat.rs` does:
+//!
+//! ```text
+//! unshare --net --mount cargo test --release -p localnet --test household -- --ignored --nocapture
+//! ```
+
+#[path = "support/lab.rs"]
+mod lab;
+#[allow(dead_code, reason = "shared with the other tests of whole networks")]
+mod support;
+
+use lab::{
+    HOST, address_home, attach, make_bridge, make_router, place_seats, public, run, until_all_selected,
+};
+use localnet::{
+    seats::Seats,
+    setup::{ChainWanted, Wanted},
+};
+use protocol::{Role, RunParams, Schedule};
+use std::net::IpAddr;
+use support::{Net, params, wanted};
+
+/// Each dials over QUIC and TCP at once, and an address has 16 places.
+const MINERS: u16 = 12;
+const VALIDATORS: [&str; 2] = ["validator-0", "validator-1"];
+
+/// Windows in which two cores train and judge the work of all.
+fn long_params() -> RunParams {
+    let plain = params(2);
+    let (commit_by, step) = (60, 20);
+    let (reveal_by, attest_by, vote_by) = (commit_by + step, commit_by + 2 * step, commit_by + 3 * step);
+    let blocks_per_window = vote_by + step;
+    let schedule = Schedule { commit_by, reveal_by, attest_by, vote_by, blocks_per_window, ..plain.schedule };
+    RunParams { schedule, sequences_per_seat: 16, ..plain }
+}
+
+fn validator_index(name: &str) -> u8 {
+    if name == VALIDATORS[0] { 11 } else { 12 }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs root and network namespaces"]
+async fn twelve_miners_behind_one_router_send_in_one_window() {
+    make_bridge();
+    VALIDATORS.iter().for_each(|name| attach(name, validator_index(name)));
+    attach("router", 31);
+    run("ip netns add household");
+    run("ip -n household link set lo up");
+    run("ip -n router link add lan type veth peer name eth netns household");
+    address_home("household", "router", 31);
+    make_router("router", false);
+
+    let home = tempfile::tempdir().expect("a directory");
+    let chain = ChainWanted::Embedded { block_millis: 200 };
+    // Every second miner of such a network has no bucket. The others never start.
+    let plain = wanted(chain, Seats::honest(2 * MINERS, 2), long_params(), 2).await;
+    let wanted = Wanted { nat: true, host: IpAddr::V4(HOST), ..plain };
+    let mut net = Net::set_up(home.path(), &wanted).await;
+    let namespace =
+        |name: &str| if VALIDATORS.contains(&name) { name.to_owned() } else { "household".to_owned() };
+    place_seats(&mut net, namespace, |name| public(validator_index(name)));
+    net.network.environment.push(("RUST_LOG".into(), "info,mettle_network=debug,network=debug".into()));
+    let seats = net.plan.seats.iter().filter(|seat| seat.role == Role::Validator || seat.bucketless);
+    let names: Vec<String> = seats.map(|seat| seat.name.clone()).collect();
+    names.iter().for_each(|name| net.start(name));
+
+    let miners: Vec<&str> =
+        names.iter().map(String::as_str).filter(|name| !VALIDATORS.contains(name)).collect();
+    assert_eq!(miners.len(), usize::from(MINERS));
+    until_all_selected(&mut net, &miners, 1).await;
+    for validator in VALIDATORS {
+        let log = std::fs::read_to_string(net.network.log_of(validator)).expect("it has a log");
+        let taken = log.lines().filter(|line| line.contains("a peer's contribution")).count();
+        assert!(usize::from(MINERS) <= taken, "{validator} took {taken}");
+        let refused = log.lines().filter(|line| line.contains("the address has as many connections"));
+        assert_eq!(refused.count(), 0, "{validator}");
+    }
+    net.down().await;
+}
