@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::{AsyncWriteExt as _, StreamExt as _};
-use libp2p::{PeerId, Stream};
+use futures::AsyncWriteExt as _;
+use libp2p::PeerId;
 use protocol::ensure;
 use protocol::keys::ObjectKey;
 use protocol::peer::{BlobAnswer, BlobRequest, VERSION};
@@ -16,6 +16,7 @@ use store::{BufferSink, Fetch, FetchError, Limits, Sink, Store, StoreError, Traf
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
+use crate::streams::Stream;
 use crate::swarm::{Network, OpenError};
 use crate::url::PeerUrl;
 use crate::wire::{self, Body, WireError};
@@ -41,11 +42,11 @@ const FETCHES_AT_ONCE: usize = 64;
 /// # Errors
 /// If objects are served already.
 pub fn serve_blobs(network: &Network, stores: Vec<Arc<dyn Store>>) -> Result<(), AlreadyServed> {
-    let mut incoming = network.accept(PROTOCOL).map_err(|_| AlreadyServed(PROTOCOL))?;
+    let mut incoming = network.accept(PROTOCOL).ok_or(AlreadyServed(PROTOCOL))?;
     let (streams, reads) = (Places::of_streams(), Places::new(READS_MAX, READS_PER_PEER_MAX));
     let stores: Arc<[Arc<dyn Store>]> = stores.into();
     tokio::spawn(async move {
-        while let Some((peer, stream)) = incoming.next().await {
+        while let Some((peer, stream)) = incoming.recv().await {
             // Dropping the stream tells the peer enough: it has many open.
             let Some(open) = streams.admit(peer) else { continue };
             let (reads, stores) = (reads.clone(), stores.clone());

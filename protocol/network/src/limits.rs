@@ -1,5 +1,5 @@
 //! Limits on the connections from others: a peer with many node keys at one address takes no more than that address may,
-//! and strangers leave half of the places to seats.
+//! strangers leave half of the places to seats, and a connection without a stream gives its place to one that arrives.
 //!
 //! A connection over TCP takes its place when it arrives, one over QUIC once its handshake is done: until then its address
 //! may be forged, and a forger would use up what belongs to another. Handshakes are bounded apart, so that forged ones
@@ -7,23 +7,15 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock};
-use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use libp2p::connection_limits::Exceeded;
-use libp2p::core::Endpoint;
-use libp2p::core::transport::PortUse;
+use libp2p::PeerId;
 use libp2p::multiaddr::{Multiaddr, Protocol};
-use libp2p::swarm::derive_prelude::ConnectionEstablished;
-use libp2p::swarm::{
-    ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm, ListenError, ListenFailure,
-    NetworkBehaviour, THandler, THandlerInEvent, THandlerOutEvent, ToSwarm, dummy,
-};
-use libp2p::{PeerId, core::util};
+use libp2p::swarm::ConnectionId;
 use protocol::ensure;
+use tokio::time::Instant;
 
+use crate::streams::ConnectionHandle;
 use crate::url;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -31,6 +23,13 @@ const MINUTE: Duration = Duration::from_secs(60);
 const HANDSHAKES_MAX: usize = 128;
 /// Addresses that are remembered. Beyond it, those without a connection are forgotten.
 const ADDRESSES_MAX: usize = 4096;
+/// One of QUIC and one of TCP, or one from each side.
+const PER_PEER_MAX: usize = 2;
+/// A connection that has had no stream for so long ends if another one needs its place.
+const GRACE: Duration = Duration::from_secs(1);
+/// Connections that have given their places away and are not closed yet. Most close at once; a peer may delay it by
+/// streams that it opens without naming a protocol.
+const LEAVING_MAX: usize = 16;
 
 /// How many connections a node takes from one address: an IPv4 address, or the first 64 bits of an IPv6 address, which
 /// are what one customer of a provider has.
@@ -63,52 +62,6 @@ pub struct RefusedConnections {
     pub handshakes: u64,
     /// The node, or the peer, had as many as it may have at once.
     pub connections: u64,
-}
-
-/// Counts a node's connections.
-#[derive(Default)]
-pub(crate) struct ConnectionCounter {
-    open: AtomicU32,
-    address_connections: AtomicU64,
-    address_rate: AtomicU64,
-    strangers: AtomicU64,
-    handshakes: AtomicU64,
-    connections: AtomicU64,
-}
-
-impl ConnectionCounter {
-    pub fn open(&self) -> u32 {
-        self.open.load(Relaxed)
-    }
-
-    pub fn set_open(&self, open: u32) {
-        self.open.store(open, Relaxed);
-    }
-
-    pub fn refused(&self) -> RefusedConnections {
-        RefusedConnections {
-            address_connections: self.address_connections.load(Relaxed),
-            address_rate: self.address_rate.load(Relaxed),
-            strangers: self.strangers.load(Relaxed),
-            handshakes: self.handshakes.load(Relaxed),
-            connections: self.connections.load(Relaxed),
-        }
-    }
-
-    /// Counts a connection that failed, if it was refused.
-    pub fn failed(&self, error: &ListenError) {
-        let ListenError::Denied { cause } = error else { return };
-        let counter = match cause.downcast_ref::<TooMany>() {
-            Some(TooMany::OfAddress) => &self.address_connections,
-            Some(TooMany::WithinMinute) => &self.address_rate,
-            Some(TooMany::OfStrangers) => &self.strangers,
-            Some(TooMany::Handshakes) => &self.handshakes,
-            Some(TooMany::OfNode) => &self.connections,
-            None if cause.downcast_ref::<Exceeded>().is_some() => &self.connections,
-            None => return,
-        };
-        counter.fetch_add(1, Relaxed);
-    }
 }
 
 /// Why a connection is refused.
@@ -144,13 +97,13 @@ impl Source {
 
 /// The connections of one address.
 #[derive(Default)]
-struct Held {
+struct OfAddress {
     open: u32,
     /// When those of the last minute were made. Never more than the limit.
     made: VecDeque<Instant>,
 }
 
-impl Held {
+impl OfAddress {
     fn forget_before(&mut self, now: Instant) {
         while self.made.front().is_some_and(|made| MINUTE <= now.saturating_duration_since(*made)) {
             self.made.pop_front();
@@ -159,12 +112,12 @@ impl Held {
 }
 
 /// The connections of all addresses.
-struct Connections {
+struct Addresses {
     limits: AddressLimits,
-    held: HashMap<Source, Held>,
+    held: HashMap<Source, OfAddress>,
 }
 
-impl Connections {
+impl Addresses {
     /// Takes a place for a connection, which counts as new.
     fn open(&mut self, source: Source, now: Instant) -> Result<(), TooMany> {
         if ADDRESSES_MAX <= self.held.len() && !self.held.contains_key(&source) {
@@ -197,57 +150,252 @@ impl Connections {
     }
 }
 
-/// Refuses connections beyond [`AddressLimits`], and all while the node has as many as it may have: before their
-/// handshakes, which cost more than the rest.
-pub(crate) struct Behaviour {
-    connections: Connections,
-    /// The addresses of the connections that have a place.
-    places: HashMap<ConnectionId, Source>,
-    /// Connections from others in handshakes, with proved addresses and without.
-    handshakes: [HashSet<ConnectionId>; 2],
-    /// Connections from others past their handshakes.
-    established: u32,
-    established_max: u32,
-    seats: Arc<SeatPeers>,
-    /// Those of them that are not of seats.
-    strangers: HashSet<ConnectionId>,
+/// A connection, from its arrival until it is closed.
+struct Connection {
+    /// The address whose place it has, if its address has limits.
+    source: Option<Source>,
+    stage: Stage,
 }
 
-/// The peers for which half of the places is kept; `None`: none is kept.
-#[derive(Default)]
-pub(crate) struct SeatPeers(RwLock<Option<HashSet<PeerId>>>);
+enum Stage {
+    Handshake { is_proved: bool },
+    Established(Established),
+}
 
-impl SeatPeers {
-    pub fn set(&self, peers: HashSet<PeerId>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(peers);
+/// A connection past its handshake.
+struct Established {
+    peer: PeerId,
+    /// Whether it came from the peer, not from this node.
+    is_incoming: bool,
+    handle: ConnectionHandle,
+}
+
+/// All connections of a node, and which are refused.
+pub(crate) struct Limits {
+    addresses: Addresses,
+    /// Connections from others, at most.
+    incoming_max: usize,
+    /// The peers for which half of the places is kept; `None`: none is kept.
+    seats: Option<HashSet<PeerId>>,
+    connections: HashMap<ConnectionId, Connection>,
+    refused: RefusedConnections,
+    gave_way: u64,
+}
+
+impl Limits {
+    pub fn new(addresses: AddressLimits, incoming_max: usize) -> Limits {
+        Limits {
+            addresses: Addresses { limits: addresses, held: HashMap::new() },
+            incoming_max,
+            seats: None,
+            connections: HashMap::new(),
+            refused: RefusedConnections::default(),
+            gave_way: 0,
+        }
+    }
+
+    /// From now on keeps half of the places for these peers.
+    pub fn reserve_for(&mut self, peers: HashSet<PeerId>) {
+        self.seats = Some(peers);
+    }
+
+    pub fn refused(&self) -> RefusedConnections {
+        self.refused
+    }
+
+    /// The connections that ended because others needed their places.
+    pub fn gave_way(&self) -> u64 {
+        self.gave_way
+    }
+
+    /// The connections past their handshakes.
+    pub fn established(&self) -> usize {
+        self.all_established().count()
+    }
+
+    /// A connection to this peer, if there is one.
+    pub fn connection(&self, peer: &PeerId) -> Option<ConnectionHandle> {
+        self.of_peer(peer).next().map(|one| one.handle.clone())
+    }
+
+    /// A connection from another node arrives. Refused before its handshake, it costs the least.
+    pub fn arrives(&mut self, id: ConnectionId, remote: &Multiaddr, now: Instant) -> Result<(), TooMany> {
+        let admitted = self.begin_handshake(id, remote, now);
+        admitted.inspect_err(|reason| self.count(*reason))
+    }
+
+    fn begin_handshake(&mut self, id: ConnectionId, remote: &Multiaddr, now: Instant) -> Result<(), TooMany> {
+        let is_full = self.incoming_max <= self.incoming(|_| true);
+        ensure!(!is_full || self.idle_longest(|_, one| one.is_incoming, now).is_some(), TooMany::OfNode);
+        let is_proved = is_proved(remote);
+        let same = |one: &&Connection| matches!(one.stage, Stage::Handshake { is_proved: other } if other == is_proved);
+        let handshakes = self.connections.values().filter(same).count();
+        ensure!(handshakes < HANDSHAKES_MAX, TooMany::Handshakes);
+        let source = if is_proved { self.admit(remote, now)? } else { None };
+        self.connections.insert(id, Connection { source, stage: Stage::Handshake { is_proved } });
+        Ok(())
+    }
+
+    /// The handshake of a connection from another node is done.
+    pub fn is_known(
+        &mut self,
+        id: ConnectionId,
+        peer: PeerId,
+        remote: &Multiaddr,
+        handle: ConnectionHandle,
+        now: Instant,
+    ) -> Result<(), TooMany> {
+        let admitted = self.admit_known(id, &peer, remote, now);
+        admitted.inspect_err(|reason| self.count(*reason))?;
+        let source = self.connections.remove(&id).and_then(|arrived| arrived.source);
+        let stage = Stage::Established(Established { peer, is_incoming: true, handle });
+        self.connections.insert(id, Connection { source, stage });
+        Ok(())
+    }
+
+    fn admit_known(
+        &mut self,
+        id: ConnectionId,
+        peer: &PeerId,
+        remote: &Multiaddr,
+        now: Instant,
+    ) -> Result<(), TooMany> {
+        ensure!(self.of_peer(peer).count() < PER_PEER_MAX, TooMany::OfNode);
+        if !is_proved(remote) {
+            let source = self.admit(remote, now)?;
+            if let Some(arrived) = self.connections.get_mut(&id) {
+                arrived.source = source;
+            }
+        }
+        let is_stranger = self.is_stranger(peer);
+        if is_stranger && self.incoming_max / 2 <= self.incoming(|peer| self.is_stranger(peer)) {
+            ensure!(self.make_way_for(is_stranger, now), TooMany::OfStrangers);
+        }
+        if self.incoming_max <= self.incoming(|_| true) {
+            ensure!(self.make_way_for(is_stranger, now), TooMany::OfNode);
+        }
+        Ok(())
+    }
+
+    /// This node has connected to another.
+    pub fn has_connected(
+        &mut self,
+        id: ConnectionId,
+        peer: PeerId,
+        handle: ConnectionHandle,
+    ) -> Result<(), TooMany> {
+        ensure!(self.of_peer(&peer).count() < PER_PEER_MAX, TooMany::OfNode);
+        let stage = Stage::Established(Established { peer, is_incoming: false, handle });
+        self.connections.insert(id, Connection { source: None, stage });
+        Ok(())
+    }
+
+    /// A connection is closed, or was refused.
+    pub fn ended(&mut self, id: ConnectionId) {
+        if let Some(Connection { source: Some(source), .. }) = self.connections.remove(&id) {
+            self.addresses.close(source);
+        }
+    }
+
+    /// Takes a place of a proved address, if need be that of another connection from there.
+    fn admit(&mut self, remote: &Multiaddr, now: Instant) -> Result<Option<Source>, TooMany> {
+        let Some(source) = self.source(remote) else { return Ok(None) };
+        let mut opened = self.addresses.open(source, now);
+        if opened == Err(TooMany::OfAddress) {
+            let idle = self.idle_longest(|of, _| of == Some(source), now);
+            if self.make_way(idle) {
+                opened = self.addresses.open(source, now);
+            }
+        }
+        opened.map(|()| Some(source))
+    }
+
+    /// A stranger gets the place of a stranger, a seat that of a seat only if no stranger gives way.
+    fn make_way_for(&mut self, is_stranger: bool, now: Instant) -> bool {
+        let mut idle = self.idle_longest(|_, one| one.is_incoming && self.is_stranger(&one.peer), now);
+        if idle.is_none() && !is_stranger {
+            idle = self.idle_longest(|_, one| one.is_incoming, now);
+        }
+        self.make_way(idle)
+    }
+
+    /// Ends an idle connection. Returns whether its place is free now.
+    fn make_way(&mut self, idle: Option<ConnectionId>) -> bool {
+        let leaving = self.all_established().filter(|one| one.handle.usage.gives_way()).count();
+        let idle = idle.filter(|_| leaving < LEAVING_MAX).and_then(|id| self.connections.get_mut(&id));
+        let Some(Connection { source, stage: Stage::Established(one) }) = idle else { return false };
+        // A stream may have been opened just now.
+        if !one.handle.usage.give_way() {
+            return false;
+        }
+        if let Some(source) = source.take() {
+            self.addresses.close(source);
+        }
+        self.gave_way += 1;
+        true
+    }
+
+    /// The one of these connections that has had no stream for longest, if that is long enough.
+    fn idle_longest(
+        &self,
+        may: impl Fn(Option<Source>, &Established) -> bool,
+        now: Instant,
+    ) -> Option<ConnectionId> {
+        let idle = self.connections.iter().filter_map(|(id, connection)| match &connection.stage {
+            Stage::Established(one) if may(connection.source, one) => {
+                Some((one.handle.usage.idle_for(now)?, *id))
+            }
+            _ => None,
+        });
+        let (longest, id) = idle.max_by_key(|(idle, _)| *idle)?;
+        (GRACE <= longest).then_some(id)
+    }
+
+    fn all_established(&self) -> impl Iterator<Item = &Established> {
+        self.connections.values().filter_map(|connection| match &connection.stage {
+            Stage::Established(one) => Some(one),
+            Stage::Handshake { .. } => None,
+        })
+    }
+
+    /// Connections from these peers that keep their places.
+    fn incoming(&self, of: impl Fn(&PeerId) -> bool) -> usize {
+        let stays = |one: &&Established| one.is_incoming && of(&one.peer) && !one.handle.usage.gives_way();
+        self.all_established().filter(stays).count()
+    }
+
+    fn of_peer(&self, peer: &PeerId) -> impl Iterator<Item = &Established> {
+        self.all_established().filter(move |one| one.peer == *peer && !one.handle.usage.gives_way())
     }
 
     fn is_stranger(&self, peer: &PeerId) -> bool {
-        let seats = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        seats.as_ref().is_some_and(|seats| !seats.contains(peer))
-    }
-}
-
-impl Behaviour {
-    pub fn new(limits: AddressLimits, established_max: u32, seats: Arc<SeatPeers>) -> Behaviour {
-        let connections = Connections { limits, held: HashMap::new() };
-        let (places, handshakes, strangers) = (HashMap::new(), Default::default(), HashSet::new());
-        Behaviour { connections, places, handshakes, established: 0, established_max, seats, strangers }
-    }
-
-    /// Takes a place for a connection from an address that is proved.
-    fn admit(&mut self, id: ConnectionId, remote: &Multiaddr) -> Result<(), TooMany> {
-        let Some(source) = self.source(remote) else { return Ok(()) };
-        self.connections.open(source, Instant::now())?;
-        self.places.insert(id, source);
-        Ok(())
+        self.seats.as_ref().is_some_and(|seats| !seats.contains(peer))
     }
 
     /// Where a connection comes from; `None` if its address has no limits.
     fn source(&self, remote: &Multiaddr) -> Option<Source> {
         let address = remote.iter().find_map(url::ip)?;
-        let is_free = address.to_canonical().is_loopback() && !self.connections.limits.loopback;
+        let is_free = address.to_canonical().is_loopback() && !self.addresses.limits.loopback;
         (!is_free).then(|| Source::of(address))
+    }
+
+    fn count(&mut self, reason: TooMany) {
+        let RefusedConnections { address_connections, address_rate, strangers, handshakes, connections } =
+            &mut self.refused;
+        let counter = match reason {
+            TooMany::OfAddress => address_connections,
+            TooMany::WithinMinute => address_rate,
+            TooMany::OfStrangers => strangers,
+            TooMany::Handshakes => handshakes,
+            TooMany::OfNode => connections,
+        };
+        *counter += 1;
+    }
+
+    /// What is remembered: of connections, and of addresses.
+    #[cfg(test)]
+    pub fn sizes(&self) -> [usize; 2] {
+        [self.connections.len(), self.addresses.held.len()]
     }
 }
 
@@ -256,98 +404,16 @@ fn is_proved(remote: &Multiaddr) -> bool {
     !remote.iter().any(|part| matches!(part, Protocol::Udp(_)))
 }
 
-impl NetworkBehaviour for Behaviour {
-    type ConnectionHandler = dummy::ConnectionHandler;
-    type ToSwarm = std::convert::Infallible;
-
-    fn handle_pending_inbound_connection(
-        &mut self,
-        id: ConnectionId,
-        _: &Multiaddr,
-        remote: &Multiaddr,
-    ) -> Result<(), ConnectionDenied> {
-        ensure!(self.established < self.established_max, ConnectionDenied::new(TooMany::OfNode));
-        let is_proved = is_proved(remote);
-        let handshakes = &mut self.handshakes[usize::from(is_proved)];
-        ensure!(handshakes.len() < HANDSHAKES_MAX, ConnectionDenied::new(TooMany::Handshakes));
-        if is_proved {
-            self.admit(id, remote).map_err(ConnectionDenied::new)?;
-        }
-        self.handshakes[usize::from(is_proved)].insert(id);
-        Ok(())
-    }
-
-    fn handle_established_inbound_connection(
-        &mut self,
-        id: ConnectionId,
-        peer: PeerId,
-        _: &Multiaddr,
-        remote: &Multiaddr,
-    ) -> Result<THandler<Self>, ConnectionDenied> {
-        let is_proved = is_proved(remote);
-        self.handshakes[usize::from(is_proved)].remove(&id);
-        if !is_proved {
-            self.admit(id, remote).map_err(ConnectionDenied::new)?;
-        }
-        if self.seats.is_stranger(&peer) {
-            let max = self.established_max as usize / 2;
-            ensure!(self.strangers.len() < max, ConnectionDenied::new(TooMany::OfStrangers));
-            self.strangers.insert(id);
-        }
-        Ok(dummy::ConnectionHandler)
-    }
-
-    fn handle_established_outbound_connection(
-        &mut self,
-        _: ConnectionId,
-        _: PeerId,
-        _: &Multiaddr,
-        _: Endpoint,
-        _: PortUse,
-    ) -> Result<THandler<Self>, ConnectionDenied> {
-        Ok(dummy::ConnectionHandler)
-    }
-
-    fn on_swarm_event(&mut self, event: FromSwarm<'_>) {
-        let ended = match event {
-            FromSwarm::ConnectionEstablished(ConnectionEstablished { endpoint, .. }) => {
-                self.established += u32::from(endpoint.is_listener());
-                return;
-            }
-            FromSwarm::ConnectionClosed(ConnectionClosed { connection_id, endpoint, .. }) => {
-                self.established = self.established.saturating_sub(u32::from(endpoint.is_listener()));
-                connection_id
-            }
-            // A connection that was refused ends here too.
-            FromSwarm::ListenFailure(ListenFailure { connection_id, .. }) => connection_id,
-            _ => return,
-        };
-        self.strangers.remove(&ended);
-        for handshakes in &mut self.handshakes {
-            handshakes.remove(&ended);
-        }
-        if let Some(source) = self.places.remove(&ended) {
-            self.connections.close(source);
-        }
-    }
-
-    fn on_connection_handler_event(&mut self, _: PeerId, _: ConnectionId, event: THandlerOutEvent<Self>) {
-        util::unreachable(event)
-    }
-
-    fn poll(&mut self, _: &mut Context<'_>) -> Poll<ToSwarm<Self::ToSwarm, THandlerInEvent<Self>>> {
-        Poll::Pending
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::streams::Handler;
+    use std::sync::Arc;
 
     const LIMITS: AddressLimits = AddressLimits { connections: 2, per_minute: 3, loopback: false };
 
-    fn connections() -> Connections {
-        Connections { limits: LIMITS, held: HashMap::new() }
+    fn addresses() -> Addresses {
+        Addresses { limits: LIMITS, held: HashMap::new() }
     }
 
     fn source(address: &str) -> Source {
@@ -364,7 +430,7 @@ mod tests {
 
     #[test]
     fn connections_at_once_are_bounded_per_address() {
-        let (mut all, now) = (connections(), Instant::now());
+        let (mut all, now) = (addresses(), Instant::now());
         let (one, other) = (source("203.0.113.5"), source("203.0.113.6"));
         assert_eq!([all.open(one, now), all.open(one, now)], [Ok(()); 2]);
         assert_eq!(all.open(one, now), Err(TooMany::OfAddress));
@@ -375,7 +441,7 @@ mod tests {
 
     #[test]
     fn new_connections_are_bounded_in_any_minute() {
-        let (mut all, start) = (connections(), Instant::now());
+        let (mut all, start) = (addresses(), Instant::now());
         let one = source("2001:db8::1");
         let mut at = |seconds: u64| {
             let now = start + Duration::from_secs(seconds);
@@ -391,66 +457,170 @@ mod tests {
         assert_eq!([at(89), at(90)], [Err(TooMany::WithinMinute), Ok(())]);
     }
 
-    /// A connection of this number that arrives; how it was refused.
-    fn arrives(limits: &mut Behaviour, id: usize, remote: &Multiaddr) -> Option<TooMany> {
-        let id = ConnectionId::new_unchecked(id);
-        let arrived = limits.handle_pending_inbound_connection(id, remote, remote);
-        let refused = arrived.err().map(|denied| *denied.downcast_ref::<TooMany>().unwrap());
+    fn limits(incoming_max: usize, addresses: AddressLimits) -> Limits {
+        Limits::new(addresses, incoming_max)
+    }
+
+    fn number(id: usize) -> ConnectionId {
+        ConnectionId::new_unchecked(id)
+    }
+
+    fn peer() -> PeerId {
+        crate::NodeKey::generate().unwrap().peer()
+    }
+
+    /// A connection of this number arrives; how it was refused.
+    fn arrives(limits: &mut Limits, id: usize, remote: &Multiaddr) -> Option<TooMany> {
+        let refused = limits.arrives(number(id), remote, Instant::now()).err();
         if refused.is_some() {
-            ends(limits, id, remote);
+            limits.ended(number(id));
         }
         refused
     }
 
-    fn ends(limits: &mut Behaviour, connection_id: ConnectionId, remote: &Multiaddr) {
-        limits.on_swarm_event(FromSwarm::ListenFailure(ListenFailure {
-            local_addr: remote,
-            send_back_addr: remote,
-            error: &ListenError::Aborted,
-            connection_id,
-            peer_id: None,
-        }));
+    /// Its handshake is done: the connection, or how it was refused.
+    fn is_known(
+        limits: &mut Limits,
+        id: usize,
+        peer: PeerId,
+        remote: &Multiaddr,
+    ) -> Result<ConnectionHandle, TooMany> {
+        let (_, handle) = Handler::new(peer, Arc::default());
+        let known = limits.is_known(number(id), peer, remote, handle.clone(), Instant::now());
+        if known.is_err() {
+            limits.ended(number(id));
+        }
+        known.map(|()| handle)
     }
 
-    /// Its handshake is done; how it was refused.
-    fn is_known(limits: &mut Behaviour, id: usize, remote: &Multiaddr) -> Option<TooMany> {
-        let (id, peer) = (ConnectionId::new_unchecked(id), crate::NodeKey::generate().unwrap().peer());
-        let refused = limits.handle_established_inbound_connection(id, peer, remote, remote).err();
-        refused.map(|denied| *denied.downcast_ref::<TooMany>().unwrap())
+    /// A connection of this peer over TCP, and how it was refused.
+    fn connects(
+        limits: &mut Limits,
+        id: usize,
+        peer: PeerId,
+        remote: &Multiaddr,
+    ) -> Result<ConnectionHandle, TooMany> {
+        arrives(limits, id, remote).map_or(Ok(()), Err)?;
+        is_known(limits, id, peer, remote)
     }
 
-    #[test]
-    fn forged_addresses_cost_their_owners_nothing() {
-        let mut limits = Behaviour::new(LIMITS, 64, Arc::default());
+    /// Of another address each.
+    fn tcp(host: usize) -> Multiaddr {
+        format!("/ip4/203.0.113.{host}/tcp/9").parse().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn forged_addresses_cost_their_owners_nothing() {
+        let mut limits = limits(64, LIMITS);
         let quic: Multiaddr = "/ip4/203.0.113.5/udp/9/quic-v1".parse().unwrap();
-        let tcp: Multiaddr = "/ip4/203.0.113.5/tcp/9".parse().unwrap();
         // None of them ends.
         assert!((0..20).all(|id| arrives(&mut limits, id, &quic).is_none()));
-        assert_eq!([20, 21].map(|id| arrives(&mut limits, id, &tcp)), [None; 2]);
-        assert_eq!(arrives(&mut limits, 22, &tcp), Some(TooMany::OfAddress));
-        ends(&mut limits, ConnectionId::new_unchecked(20), &tcp);
-        assert_eq!(is_known(&mut limits, 0, &quic), None, "it has the place that was left");
-        assert_eq!(is_known(&mut limits, 1, &quic), Some(TooMany::WithinMinute));
+        assert_eq!([20, 21].map(|id| arrives(&mut limits, id, &tcp(5))), [None; 2]);
+        assert_eq!(arrives(&mut limits, 22, &tcp(5)), Some(TooMany::OfAddress));
+        limits.ended(number(20));
+        assert!(is_known(&mut limits, 0, peer(), &quic).is_ok(), "it has the place that was left");
+        assert_eq!(is_known(&mut limits, 1, peer(), &quic).err(), Some(TooMany::WithinMinute));
     }
 
-    #[test]
-    fn forged_handshakes_close_no_way_over_tcp() {
-        let mut limits = Behaviour::new(LIMITS, 64, Arc::default());
+    #[tokio::test(start_paused = true)]
+    async fn forged_handshakes_close_no_way_over_tcp() {
+        let mut limits = limits(64, LIMITS);
         let forged = |id: usize| format!("/ip4/198.51.100.{id}/udp/9/quic-v1").parse::<Multiaddr>().unwrap();
         assert!((0..HANDSHAKES_MAX).all(|id| arrives(&mut limits, id, &forged(id)).is_none()));
         assert_eq!(arrives(&mut limits, HANDSHAKES_MAX, &forged(0)), Some(TooMany::Handshakes));
-        let tcp: Multiaddr = "/ip4/203.0.113.5/tcp/9".parse().unwrap();
-        assert_eq!(arrives(&mut limits, HANDSHAKES_MAX + 1, &tcp), None);
+        assert_eq!(arrives(&mut limits, HANDSHAKES_MAX + 1, &tcp(5)), None);
         // One that fails, and one that ends well, make room.
-        ends(&mut limits, ConnectionId::new_unchecked(0), &forged(0));
-        assert_eq!(is_known(&mut limits, 1, &forged(1)), None);
+        limits.ended(number(0));
+        assert!(is_known(&mut limits, 1, peer(), &forged(1)).is_ok());
         let late = [1000, 1001, 1002].map(|id| arrives(&mut limits, id, &forged(0)));
         assert_eq!(late, [None, None, Some(TooMany::Handshakes)]);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn of_the_connections_without_a_stream_the_one_idle_longest_gives_way_after_a_second() {
+        let mut limits = limits(4, AddressLimits::default());
+        limits.reserve_for(HashSet::new());
+        let busy = connects(&mut limits, 0, peer(), &tcp(0)).unwrap();
+        let stream = busy.usage.begin_stream().unwrap();
+        let idle = connects(&mut limits, 1, peer(), &tcp(1)).unwrap();
+        tokio::time::advance(GRACE - Duration::from_millis(1)).await;
+        assert_eq!(connects(&mut limits, 2, peer(), &tcp(2)).err(), Some(TooMany::OfStrangers));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let third = connects(&mut limits, 3, peer(), &tcp(3)).unwrap();
+        assert!(idle.usage.gives_way() && !busy.usage.gives_way());
+        assert_eq!((limits.gave_way(), limits.refused().strangers), (1, 1));
+        // It has no place any more before it is closed, and what closes it takes none away.
+        limits.ended(number(1));
+        assert_eq!((limits.established(), limits.addresses.held[&source("203.0.113.1")].open), (2, 0));
+        // One that has become idle is idle for less long than one that never had a stream.
+        drop(stream);
+        tokio::time::advance(2 * GRACE).await;
+        assert!(connects(&mut limits, 4, peer(), &tcp(4)).is_ok());
+        assert!(third.usage.gives_way() ^ busy.usage.gives_way());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stranger_takes_no_place_from_a_seat_and_a_seat_takes_it_from_a_stranger_first() {
+        let mut limits = limits(4, AddressLimits::default());
+        let seats: Vec<PeerId> = (0..4).map(|_| peer()).collect();
+        limits.reserve_for(seats.iter().copied().collect());
+        let stranger = connects(&mut limits, 0, peer(), &tcp(0)).unwrap();
+        let stream = stranger.usage.begin_stream().unwrap();
+        let of_seats: Vec<_> =
+            (1..4).map(|id| connects(&mut limits, id, seats[id], &tcp(id)).unwrap()).collect();
+        tokio::time::advance(GRACE).await;
+        // The node is full: of strangers none is idle.
+        assert_eq!(connects(&mut limits, 4, peer(), &tcp(4)).err(), Some(TooMany::OfNode));
+        drop(stream);
+        tokio::time::advance(GRACE).await;
+        assert!(connects(&mut limits, 5, seats[0], &tcp(5)).is_ok());
+        assert!(stranger.usage.gives_way() && of_seats.iter().all(|seat| !seat.usage.gives_way()));
+        // Without a stranger, a seat gives way to a seat.
+        limits.ended(number(0));
+        let fifth = peer();
+        limits.reserve_for(seats.iter().copied().chain([fifth]).collect());
+        assert!(connects(&mut limits, 6, fifth, &tcp(6)).is_ok());
+        assert_eq!(of_seats.iter().filter(|seat| seat.usage.gives_way()).count(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_gives_its_idle_places_to_its_own_new_connections() {
+        let addresses = AddressLimits { per_minute: 100, ..LIMITS };
+        let mut limits = limits(64, addresses);
+        let [one, other] = [tcp(5), tcp(6)];
+        let idle = connects(&mut limits, 0, peer(), &one).unwrap();
+        let busy = connects(&mut limits, 1, peer(), &one).unwrap();
+        let _stream = busy.usage.begin_stream().unwrap();
+        let elsewhere = connects(&mut limits, 2, peer(), &other).unwrap();
+        tokio::time::advance(GRACE).await;
+        assert!(connects(&mut limits, 3, peer(), &one).is_ok());
+        assert!(idle.usage.gives_way() && !elsewhere.usage.gives_way());
+        assert_eq!(connects(&mut limits, 4, peer(), &one).err(), Some(TooMany::OfAddress));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_that_do_not_close_are_bounded() {
+        let mut limits = limits(4, AddressLimits::default());
+        let admitted = async |limits: &mut Limits, id: usize| {
+            tokio::time::advance(GRACE).await;
+            connects(limits, id, peer(), &tcp(id)).is_ok()
+        };
+        for id in 0..4 + LEAVING_MAX {
+            assert!(admitted(&mut limits, id).await, "{id}");
+        }
+        assert!(!admitted(&mut limits, 100).await);
+        assert_eq!(limits.established(), 4 + LEAVING_MAX);
+        let closed = limits.connections.iter().find_map(|(id, connection)| match &connection.stage {
+            Stage::Established(one) if one.handle.usage.gives_way() => Some(*id),
+            _ => None,
+        });
+        limits.ended(closed.unwrap());
+        assert!(admitted(&mut limits, 101).await);
+    }
+
     #[test]
     fn many_addresses_take_bounded_memory_and_none_is_refused() {
-        let (mut all, now) = (connections(), Instant::now());
+        let (mut all, now) = (addresses(), Instant::now());
         let held = source("203.0.113.5");
         all.open(held, now).unwrap();
         for prefix in 0..20_000 {
