@@ -194,7 +194,6 @@ const CONFINED: &[(&str, &[&str])] = &[
     ),
     ("ratatui", &["mettle-watch", "mettle", "localnet"]),
     ("libp2p", &["mettle-network"]),
-    ("libp2p-stream", &["mettle-network"]),
     (
         "tokio",
         &[

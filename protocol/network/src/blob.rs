@@ -2,27 +2,28 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::{AsyncWriteExt as _, StreamExt as _};
-use libp2p::{PeerId, Stream};
+use futures::AsyncWriteExt as _;
+use libp2p::PeerId;
 use protocol::ensure;
 use protocol::keys::ObjectKey;
 use protocol::peer::{BlobAnswer, BlobRequest, VERSION};
 use store::{BufferSink, Fetch, FetchError, Limits, Sink, Store, StoreError, Traffic, TrafficTotals};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
+use crate::streams::Stream;
 use crate::swarm::{Network, OpenError};
 use crate::url::PeerUrl;
 use crate::wire::{self, Body, WireError};
 
 const PROTOCOL: &str = "blob/1";
 /// Reads that are served at once: with [`PART_BYTES`] it bounds the memory.
-const READS_MAX: usize = 16;
+const READS_MAX: usize = 32;
 /// … of one peer.
 const READS_PER_PEER_MAX: usize = 4;
 /// Streams that are open at once, with those that are told that there are too many.
@@ -41,16 +42,17 @@ const FETCHES_AT_ONCE: usize = 64;
 /// # Errors
 /// If objects are served already.
 pub fn serve_blobs(network: &Network, stores: Vec<Arc<dyn Store>>) -> Result<(), AlreadyServed> {
-    let mut incoming = network.accept(PROTOCOL).map_err(|_| AlreadyServed(PROTOCOL))?;
+    let mut incoming = network.accept(PROTOCOL).ok_or(AlreadyServed(PROTOCOL))?;
     let (streams, reads) = (Places::of_streams(), Places::new(READS_MAX, READS_PER_PEER_MAX));
-    let stores: Arc<[Arc<dyn Store>]> = stores.into();
+    let (stores, strangers): (Arc<[Arc<dyn Store>]>, _) = (stores.into(), network.strangers());
     tokio::spawn(async move {
-        while let Some((peer, stream)) = incoming.next().await {
+        while let Some((peer, stream)) = incoming.recv().await {
+            let visitor = Visitor { peer, is_stranger: strangers(&peer) };
             // Dropping the stream tells the peer enough: it has many open.
-            let Some(open) = streams.admit(peer) else { continue };
+            let Some(open) = streams.admit(visitor) else { continue };
             let (reads, stores) = (reads.clone(), stores.clone());
             tokio::spawn(async move {
-                if let Err(error) = serve(peer, stream, &stores, &reads).await {
+                if let Err(error) = serve(visitor, stream, &stores, &reads).await {
                     tracing::debug!(%peer, %error, "a peer's read ended early");
                 }
                 drop(open);
@@ -65,23 +67,36 @@ pub fn serve_blobs(network: &Network, stores: Vec<Arc<dyn Store>>) -> Result<(),
 #[error("this node serves {0} already")]
 pub struct AlreadyServed(pub &'static str);
 
-/// Places that peers take, so many at once and so many each.
+/// A peer, and whether it is none of those for which places are kept.
+#[derive(Clone, Copy)]
+pub(crate) struct Visitor {
+    pub peer: PeerId,
+    pub is_stranger: bool,
+}
+
+/// Places that peers take: so many at once, half of them by strangers, and so many each.
 pub(crate) struct Places {
-    all: Arc<Semaphore>,
+    at_once: usize,
     each_max: usize,
-    taken: Mutex<HashMap<PeerId, usize>>,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    all: usize,
+    by_strangers: usize,
+    of_peers: HashMap<PeerId, usize>,
 }
 
 /// A place that is taken. It is given back when this is dropped.
 pub(crate) struct Place {
     places: Arc<Places>,
-    peer: PeerId,
-    _permit: OwnedSemaphorePermit,
+    visitor: Visitor,
 }
 
 impl Places {
     fn new(at_once: usize, each_max: usize) -> Arc<Places> {
-        Arc::new(Places { all: Arc::new(Semaphore::new(at_once)), each_max, taken: Mutex::default() })
+        Arc::new(Places { at_once, each_max, taken: Mutex::default() })
     }
 
     /// For the streams of a protocol.
@@ -89,32 +104,41 @@ impl Places {
         Places::new(STREAMS_MAX, STREAMS_PER_PEER_MAX)
     }
 
-    pub(crate) fn admit(self: &Arc<Places>, peer: PeerId) -> Option<Place> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_peer = taken.get(&peer).copied().unwrap_or(0);
-        if self.each_max <= of_peer {
+    pub(crate) fn admit(self: &Arc<Places>, visitor: Visitor) -> Option<Place> {
+        let mut taken = self.taken();
+        let of_peer = taken.of_peers.get(&visitor.peer).copied().unwrap_or(0);
+        let is_full = self.at_once <= taken.all || self.each_max <= of_peer;
+        if is_full || visitor.is_stranger && self.at_once / 2 <= taken.by_strangers {
             return None;
         }
-        let permit = self.all.clone().try_acquire_owned().ok()?;
-        taken.insert(peer, of_peer + 1);
-        Some(Place { places: self.clone(), peer, _permit: permit })
+        taken.all += 1;
+        taken.by_strangers += usize::from(visitor.is_stranger);
+        taken.of_peers.insert(visitor.peer, of_peer + 1);
+        Some(Place { places: self.clone(), visitor })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut taken = self.places.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(of_peer) = taken.get_mut(&self.peer) {
+        let Visitor { peer, is_stranger } = self.visitor;
+        let mut taken = self.places.taken();
+        taken.all -= 1;
+        taken.by_strangers -= usize::from(is_stranger);
+        if let Some(of_peer) = taken.of_peers.get_mut(&peer) {
             *of_peer -= 1;
             if *of_peer == 0 {
-                taken.remove(&self.peer);
+                taken.of_peers.remove(&peer);
             }
         }
     }
 }
 
 async fn serve(
-    peer: PeerId,
+    visitor: Visitor,
     mut stream: Stream,
     stores: &[Arc<dyn Store>],
     reads: &Arc<Places>,
@@ -126,7 +150,7 @@ async fn serve(
         }
         other => other?,
     };
-    let Some(_place) = reads.admit(peer) else {
+    let Some(_place) = reads.admit(visitor) else {
         return wire::send(&mut stream, &BlobAnswer::Busy, PATIENCE).await;
     };
     let BlobRequest { key, offset, length } = request;
@@ -369,5 +393,29 @@ impl Fetch for AnyFetcher {
             all.down_bytes = all.down_bytes.saturating_add(peers.traffic().down_bytes);
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_have_half_of_the_places_and_each_peer_so_many() {
+        let places = Places::new(8, 3);
+        let visitor = |is_stranger| Visitor { peer: PeerId::random(), is_stranger };
+        let (one, seat) = (visitor(true), visitor(false));
+        let mut taken: Vec<Place> = (0..4).filter_map(|_| places.admit(one)).collect();
+        assert_eq!(taken.len(), 3, "of one peer");
+        taken.extend(places.admit(visitor(true)));
+        assert!(taken.len() == 4 && places.admit(visitor(true)).is_none());
+        taken.extend((0..3).filter_map(|_| places.admit(seat)));
+        taken.extend(places.admit(visitor(false)));
+        assert!(taken.len() == 8 && places.admit(visitor(false)).is_none());
+        taken.remove(0);
+        assert!(places.admit(visitor(true)).is_some());
+        drop(taken);
+        let left = places.taken();
+        assert_eq!((left.all, left.by_strangers, left.of_peers.len()), (0, 0, 0));
     }
 }

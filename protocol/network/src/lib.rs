@@ -1,9 +1,11 @@
 #![doc = include_str!("../README.md")]
 
 mod blob;
+mod connections;
 mod key;
 mod limits;
 mod put;
+mod streams;
 mod swarm;
 mod url;
 mod wire;
@@ -13,6 +15,7 @@ pub use key::{KeyError, NodeKey};
 pub use libp2p::PeerId;
 pub use limits::{AddressLimits, RefusedConnections};
 pub use put::{Admission, PUTS_MAX, PushError, PutServer, push};
+pub use streams::Stream;
 pub use swarm::{Network, NetworkError, NetworkSettings, OpenError};
 pub use url::{PeerUrl, PeerUrlError};
 pub use wire::WireError;

@@ -1,47 +1,50 @@
 //! Limits on the connections from others: a peer with many node keys at one address takes no more than that address may,
-//! and strangers leave half of the places to seats.
+//! strangers leave half of the places to seats, and a connection without a stream gives its place to one that arrives.
 //!
 //! A connection over TCP takes its place when it arrives, one over QUIC once its handshake is done: until then its address
 //! may be forged, and a forger would use up what belongs to another. Handshakes are bounded apart, so that forged ones
 //! over QUIC close no way over TCP.
 //!
-//! A connection of a seat leaves the place of its address once its handshake has proved the seat's key: many miners may
-//! be behind one router. It counts for the minute of its address, and for its peer, which `swarm.rs` bounds.
+//! A connection whose handshake has proved a seat's key has no place of its address: many miners may be behind one router.
+//! It counts for the minute of its address, and for its seat. Who is a seat may change: places are counted when one is
+//! asked for, and a connection of a peer that was a seat takes no new streams and ends with those that it has.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock};
-use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use libp2p::connection_limits::Exceeded;
-use libp2p::core::Endpoint;
-use libp2p::core::transport::PortUse;
+use libp2p::PeerId;
 use libp2p::multiaddr::{Multiaddr, Protocol};
-use libp2p::swarm::derive_prelude::ConnectionEstablished;
-use libp2p::swarm::{
-    ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm, ListenError, ListenFailure,
-    NetworkBehaviour, THandler, THandlerInEvent, THandlerOutEvent, ToSwarm, dummy,
-};
-use libp2p::{PeerId, core::util};
+use libp2p::swarm::ConnectionId;
 use protocol::ensure;
+use tokio::time::Instant;
 
+use crate::streams::ConnectionHandle;
 use crate::url;
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// Handshakes at once, over QUIC and over TCP each.
 const HANDSHAKES_MAX: usize = 128;
-/// Addresses that are remembered. Beyond it, those without a connection are forgotten.
+/// Addresses of which the last minute is remembered. Beyond it, all are forgotten.
 const ADDRESSES_MAX: usize = 4096;
+/// One of QUIC and one of TCP, or one from each side.
+const PER_PEER_MAX: usize = 2;
+/// A connection that has had no stream for so long ends if another one needs its place.
+const GRACE: Duration = Duration::from_secs(1);
+/// Connections that have given their places away and are not closed yet, …
+const LEAVING_MAX: usize = 16;
+/// … from one address. Most close at once; a peer may delay it by streams of which it does not name the protocol.
+const LEAVING_PER_ADDRESS_MAX: usize = 4;
+/// An address in so many handshakes gives no place of another of its connections to one more: they are nobody's yet.
+const HANDSHAKES_PER_ADDRESS_MAX: usize = 4;
 
 /// How many connections a node takes from one address: an IPv4 address, or the first 64 bits of an IPv6 address, which
 /// are what one customer of a provider has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressLimits {
-    /// At once, without those of seats, and with those in handshakes over TCP.
+    /// At once, with those in handshakes over TCP, and without those of seats.
     pub connections: u32,
-    /// In any minute, of seats too.
+    /// In any minute, with those of seats.
     pub per_minute: u32,
     /// Whether they hold for connections from the same machine too. All nodes of a localnet have one address.
     pub loopback: bool,
@@ -66,52 +69,6 @@ pub struct RefusedConnections {
     pub handshakes: u64,
     /// The node, or the peer, had as many as it may have at once.
     pub connections: u64,
-}
-
-/// Counts a node's connections.
-#[derive(Default)]
-pub(crate) struct ConnectionCounter {
-    open: AtomicU32,
-    address_connections: AtomicU64,
-    address_rate: AtomicU64,
-    strangers: AtomicU64,
-    handshakes: AtomicU64,
-    connections: AtomicU64,
-}
-
-impl ConnectionCounter {
-    pub fn open(&self) -> u32 {
-        self.open.load(Relaxed)
-    }
-
-    pub fn set_open(&self, open: u32) {
-        self.open.store(open, Relaxed);
-    }
-
-    pub fn refused(&self) -> RefusedConnections {
-        RefusedConnections {
-            address_connections: self.address_connections.load(Relaxed),
-            address_rate: self.address_rate.load(Relaxed),
-            strangers: self.strangers.load(Relaxed),
-            handshakes: self.handshakes.load(Relaxed),
-            connections: self.connections.load(Relaxed),
-        }
-    }
-
-    /// Counts a connection that failed, if it was refused.
-    pub fn failed(&self, error: &ListenError) {
-        let ListenError::Denied { cause } = error else { return };
-        let counter = match cause.downcast_ref::<TooMany>() {
-            Some(TooMany::OfAddress) => &self.address_connections,
-            Some(TooMany::WithinMinute) => &self.address_rate,
-            Some(TooMany::OfStrangers) => &self.strangers,
-            Some(TooMany::Handshakes) => &self.handshakes,
-            Some(TooMany::OfNode) => &self.connections,
-            None if cause.downcast_ref::<Exceeded>().is_some() => &self.connections,
-            None => return,
-        };
-        counter.fetch_add(1, Relaxed);
-    }
 }
 
 /// Why a connection is refused.
@@ -145,124 +102,328 @@ impl Source {
     }
 }
 
-/// The connections of one address.
-#[derive(Default)]
-struct Held {
-    open: u32,
-    /// When those of the last minute were made. Never more than the limit.
-    made: VecDeque<Instant>,
+/// When addresses made their connections of the last minute.
+struct Minutes {
+    /// Of one address. Never more are remembered.
+    most: usize,
+    made: HashMap<Source, VecDeque<Instant>>,
 }
 
-impl Held {
-    fn forget_before(&mut self, now: Instant) {
-        while self.made.front().is_some_and(|made| MINUTE <= now.saturating_duration_since(*made)) {
-            self.made.pop_front();
-        }
-    }
-}
-
-/// The connections of all addresses.
-struct Connections {
-    limits: AddressLimits,
-    held: HashMap<Source, Held>,
-}
-
-impl Connections {
-    /// Counts a new connection, and takes a place for it unless it is a seat's.
-    fn open(&mut self, source: Source, is_seat: bool, now: Instant) -> Result<(), TooMany> {
-        if ADDRESSES_MAX <= self.held.len() && !self.held.contains_key(&source) {
-            self.make_room(now);
-        }
-        let AddressLimits { connections, per_minute, .. } = self.limits;
-        let held = self.held.entry(source).or_default();
-        held.forget_before(now);
-        ensure!(held.made.len() < per_minute as usize, TooMany::WithinMinute);
-        if !is_seat {
-            ensure!(held.open < connections, TooMany::OfAddress);
-            held.open += 1;
-        }
-        held.made.push_back(now);
+impl Minutes {
+    /// Whether the address may make one more.
+    fn may_count(&mut self, source: Source, now: Instant) -> Result<(), TooMany> {
+        let Some(made) = self.made.get_mut(&source) else { return Ok(()) };
+        forget_before(made, now);
+        ensure!(made.len() < self.most, TooMany::WithinMinute);
         Ok(())
     }
 
-    fn close(&mut self, source: Source) {
-        if let Some(held) = self.held.get_mut(&source) {
-            held.open = held.open.saturating_sub(1);
+    /// Counts a new connection.
+    fn count(&mut self, source: Source, now: Instant) {
+        if ADDRESSES_MAX <= self.made.len() && !self.made.contains_key(&source) {
+            self.make_room(now);
         }
+        self.made.entry(source).or_default().push_back(now);
     }
 
     fn make_room(&mut self, now: Instant) {
-        self.held.retain(|_, held| {
-            held.forget_before(now);
-            0 < held.open || !held.made.is_empty()
+        self.made.retain(|_, made| {
+            forget_before(made, now);
+            !made.is_empty()
         });
-        if ADDRESSES_MAX <= self.held.len() {
-            self.held.retain(|_, held| 0 < held.open);
+        if ADDRESSES_MAX <= self.made.len() {
+            self.made.clear();
         }
     }
 }
 
-/// Refuses connections beyond [`AddressLimits`], and all while the node has as many as it may have: before their
-/// handshakes, which cost more than the rest.
-pub(crate) struct Behaviour {
-    connections: Connections,
-    /// The addresses of the connections that have a place.
-    places: HashMap<ConnectionId, Source>,
-    /// Connections from others in handshakes, with proved addresses and without.
-    handshakes: [HashSet<ConnectionId>; 2],
-    /// Connections from others past their handshakes.
-    established: u32,
-    established_max: u32,
-    seats: Arc<SeatPeers>,
-    /// Those of them that are not of seats.
-    strangers: HashSet<ConnectionId>,
-}
-
-/// The peers for which half of the places is kept, and which may share an address; `None`: there are none.
-#[derive(Default)]
-pub(crate) struct SeatPeers(RwLock<Option<HashSet<PeerId>>>);
-
-impl SeatPeers {
-    pub fn set(&self, peers: HashSet<PeerId>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(peers);
-    }
-
-    /// Whether the peer is one of them; `None` if there are none.
-    fn is_seat(&self, peer: &PeerId) -> Option<bool> {
-        let seats = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        seats.as_ref().map(|seats| seats.contains(peer))
+fn forget_before(made: &mut VecDeque<Instant>, now: Instant) {
+    while made.front().is_some_and(|made| MINUTE <= now.saturating_duration_since(*made)) {
+        made.pop_front();
     }
 }
 
-impl Behaviour {
-    pub fn new(limits: AddressLimits, established_max: u32, seats: Arc<SeatPeers>) -> Behaviour {
-        let connections = Connections { limits, held: HashMap::new() };
-        let (places, handshakes, strangers) = (HashMap::new(), Default::default(), HashSet::new());
-        Behaviour { connections, places, handshakes, established: 0, established_max, seats, strangers }
+/// A connection, from its arrival until it is closed.
+struct Connection {
+    /// Where it comes from, if that is proved and has limits.
+    source: Option<Source>,
+    stage: Stage,
+}
+
+enum Stage {
+    Handshake { is_proved: bool },
+    Established(Established),
+}
+
+/// A connection past its handshake.
+struct Established {
+    peer: PeerId,
+    /// Whether it came from the peer, not from this node.
+    is_incoming: bool,
+    handle: ConnectionHandle,
+}
+
+/// All connections of a node, and which are refused.
+pub(crate) struct Limits {
+    of_address: AddressLimits,
+    minutes: Minutes,
+    /// Connections from others, at most.
+    incoming_max: usize,
+    /// The peers for which half of the places is kept; `None`: none is kept.
+    seats: Option<HashSet<PeerId>>,
+    connections: HashMap<ConnectionId, Connection>,
+    refused: RefusedConnections,
+    gave_way: u64,
+}
+
+impl Limits {
+    pub fn new(of_address: AddressLimits, incoming_max: usize) -> Limits {
+        Limits {
+            of_address,
+            minutes: Minutes { most: of_address.per_minute as usize, made: HashMap::new() },
+            incoming_max,
+            seats: None,
+            connections: HashMap::new(),
+            refused: RefusedConnections::default(),
+            gave_way: 0,
+        }
     }
 
-    /// Counts a connection from an address that is proved, and takes a place for it unless it is a seat's.
-    fn admit(&mut self, id: ConnectionId, remote: &Multiaddr, is_seat: bool) -> Result<(), TooMany> {
-        let Some(source) = self.source(remote) else { return Ok(()) };
-        self.connections.open(source, is_seat, Instant::now())?;
-        if !is_seat {
-            self.places.insert(id, source);
+    /// From now on keeps half of the places for these peers, and counts none of their connections for an address.
+    pub fn reserve_for(&mut self, peers: HashSet<PeerId>) {
+        for one in self.all_established() {
+            if one.is_incoming && self.is_seat(&one.peer) && !peers.contains(&one.peer) {
+                one.handle.usage.take_no_more();
+            }
+        }
+        self.seats = Some(peers);
+    }
+
+    pub fn refused(&self) -> RefusedConnections {
+        self.refused
+    }
+
+    /// The connections that ended because others needed their places.
+    pub fn gave_way(&self) -> u64 {
+        self.gave_way
+    }
+
+    /// The connections past their handshakes.
+    pub fn established(&self) -> usize {
+        self.all_established().count()
+    }
+
+    /// A connection to this peer that takes streams, if there is one.
+    pub fn connection(&self, peer: &PeerId) -> Option<ConnectionHandle> {
+        self.of_peer(peer).find(|one| one.handle.is_open()).map(|one| one.handle.clone())
+    }
+
+    /// A connection from another node arrives. Refused before its handshake, it costs the least.
+    pub fn arrives(&mut self, id: ConnectionId, remote: &Multiaddr, now: Instant) -> Result<(), TooMany> {
+        let admitted = self.begin_handshake(id, remote, now);
+        admitted.inspect_err(|reason| self.count(*reason))
+    }
+
+    fn begin_handshake(&mut self, id: ConnectionId, remote: &Multiaddr, now: Instant) -> Result<(), TooMany> {
+        let is_full = self.incoming_max <= self.incoming(|_| true);
+        ensure!(!is_full || self.idle_longest(|_, one| one.is_incoming, now).is_some(), TooMany::OfNode);
+        let is_proved = is_proved(remote);
+        let same = |one: &&Connection| matches!(one.stage, Stage::Handshake { is_proved: other } if other == is_proved);
+        let handshakes = self.connections.values().filter(same).count();
+        ensure!(handshakes < HANDSHAKES_MAX, TooMany::Handshakes);
+        let source = self.source(remote).filter(|_| is_proved);
+        if let Some(source) = source {
+            self.minutes.may_count(source, now)?;
+            self.take_place(source, now)?;
+            self.minutes.count(source, now);
+        }
+        self.connections.insert(id, Connection { source, stage: Stage::Handshake { is_proved } });
+        Ok(())
+    }
+
+    /// The handshake of a connection from another node is done.
+    pub fn is_known(
+        &mut self,
+        id: ConnectionId,
+        peer: PeerId,
+        remote: &Multiaddr,
+        handle: ConnectionHandle,
+        now: Instant,
+    ) -> Result<(), TooMany> {
+        let admitted = self.admit_known(id, &peer, remote, now);
+        admitted.inspect_err(|reason| self.count(*reason))?;
+        let source = self.connections.remove(&id).and_then(|arrived| arrived.source);
+        let stage = Stage::Established(Established { peer, is_incoming: true, handle });
+        self.connections.insert(id, Connection { source, stage });
+        Ok(())
+    }
+
+    fn admit_known(
+        &mut self,
+        id: ConnectionId,
+        peer: &PeerId,
+        remote: &Multiaddr,
+        now: Instant,
+    ) -> Result<(), TooMany> {
+        ensure!(self.of_peer(peer).count() < PER_PEER_MAX, TooMany::OfNode);
+        // One over QUIC counts for its address from now on.
+        let source = self.source(remote).filter(|_| !is_proved(remote));
+        if let Some(source) = source {
+            self.minutes.may_count(source, now)?;
+            if !self.is_seat(peer) {
+                self.take_place(source, now)?;
+            }
+        }
+        let is_stranger = self.is_stranger(peer);
+        if is_stranger && self.incoming_max / 2 <= self.incoming(|peer| self.is_stranger(peer)) {
+            ensure!(self.make_way_for(is_stranger, now), TooMany::OfStrangers);
+        }
+        if self.incoming_max <= self.incoming(|_| true) {
+            ensure!(self.make_way_for(is_stranger, now), TooMany::OfNode);
+        }
+        if let (Some(source), Some(arrived)) = (source, self.connections.get_mut(&id)) {
+            arrived.source = Some(source);
+            self.minutes.count(source, now);
         }
         Ok(())
     }
 
-    /// The place that a connection has at its address becomes free.
-    fn leave_address(&mut self, id: ConnectionId) {
-        if let Some(source) = self.places.remove(&id) {
-            self.connections.close(source);
+    /// This node has connected to another.
+    pub fn has_connected(
+        &mut self,
+        id: ConnectionId,
+        peer: PeerId,
+        handle: ConnectionHandle,
+    ) -> Result<(), TooMany> {
+        ensure!(self.of_peer(&peer).count() < PER_PEER_MAX, TooMany::OfNode);
+        let stage = Stage::Established(Established { peer, is_incoming: false, handle });
+        self.connections.insert(id, Connection { source: None, stage });
+        Ok(())
+    }
+
+    /// A connection is closed, or was refused.
+    pub fn ended(&mut self, id: ConnectionId) {
+        self.connections.remove(&id);
+    }
+
+    /// Takes a place of a proved address, if need be that of another connection from there.
+    fn take_place(&mut self, source: Source, now: Instant) -> Result<(), TooMany> {
+        let (mut places, mut handshakes) = (0, 0);
+        for one in self.connections.values().filter(|one| one.source == Some(source)) {
+            match &one.stage {
+                Stage::Handshake { .. } => handshakes += 1,
+                Stage::Established(one) => places += usize::from(self.has_place_of_address(one)),
+            }
         }
+        if places + handshakes < self.of_address.connections as usize {
+            return Ok(());
+        }
+        ensure!(handshakes < HANDSHAKES_PER_ADDRESS_MAX, TooMany::OfAddress);
+        let idle = self.idle_longest(|of, one| of == Some(source) && self.has_place_of_address(one), now);
+        ensure!(self.make_way(idle), TooMany::OfAddress);
+        Ok(())
+    }
+
+    fn has_place_of_address(&self, one: &Established) -> bool {
+        !one.handle.usage.has_left() && !self.is_seat(&one.peer)
+    }
+
+    /// A stranger gets the place of a stranger, a seat that of a seat only if no stranger gives way.
+    fn make_way_for(&mut self, is_stranger: bool, now: Instant) -> bool {
+        let mut idle = self.idle_longest(|_, one| one.is_incoming && self.is_stranger(&one.peer), now);
+        if idle.is_none() && !is_stranger {
+            idle = self.idle_longest(|_, one| one.is_incoming, now);
+        }
+        self.make_way(idle)
+    }
+
+    /// Ends an idle connection. Returns whether its place is free now.
+    fn make_way(&mut self, idle: Option<ConnectionId>) -> bool {
+        let Some(Connection { source, stage: Stage::Established(one) }) =
+            idle.and_then(|id| self.connections.get(&id))
+        else {
+            return false;
+        };
+        let leaves = |other: &&Connection| matches!(&other.stage, Stage::Established(one) if one.handle.usage.has_left());
+        let (mut all, mut from_there) = (0, 0);
+        for other in self.connections.values().filter(leaves) {
+            all += 1;
+            from_there += usize::from(source.is_some() && other.source == *source);
+        }
+        // A stream may have been opened just now.
+        if LEAVING_MAX <= all || LEAVING_PER_ADDRESS_MAX <= from_there || !one.handle.usage.give_way() {
+            return false;
+        }
+        self.gave_way += 1;
+        true
+    }
+
+    /// The one of these connections that has had no stream for longest, if that is long enough.
+    fn idle_longest(
+        &self,
+        may: impl Fn(Option<Source>, &Established) -> bool,
+        now: Instant,
+    ) -> Option<ConnectionId> {
+        let idle = self.connections.iter().filter_map(|(id, connection)| match &connection.stage {
+            Stage::Established(one) if may(connection.source, one) => {
+                Some((one.handle.usage.idle_for(now)?, *id))
+            }
+            _ => None,
+        });
+        let (longest, id) = idle.max_by_key(|(idle, _)| *idle)?;
+        (GRACE <= longest).then_some(id)
+    }
+
+    fn all_established(&self) -> impl Iterator<Item = &Established> {
+        self.connections.values().filter_map(|connection| match &connection.stage {
+            Stage::Established(one) => Some(one),
+            Stage::Handshake { .. } => None,
+        })
+    }
+
+    /// Connections from these peers that keep their places.
+    fn incoming(&self, of: impl Fn(&PeerId) -> bool) -> usize {
+        let stays = |one: &&Established| one.is_incoming && of(&one.peer) && !one.handle.usage.has_left();
+        self.all_established().filter(stays).count()
+    }
+
+    fn of_peer(&self, peer: &PeerId) -> impl Iterator<Item = &Established> {
+        self.all_established().filter(move |one| one.peer == *peer && one.handle.usage.takes_streams())
+    }
+
+    fn is_seat(&self, peer: &PeerId) -> bool {
+        self.seats.as_ref().is_some_and(|seats| seats.contains(peer))
+    }
+
+    /// Whether a peer is none of those for which places are kept.
+    pub fn is_stranger(&self, peer: &PeerId) -> bool {
+        self.seats.as_ref().is_some_and(|seats| !seats.contains(peer))
     }
 
     /// Where a connection comes from; `None` if its address has no limits.
     fn source(&self, remote: &Multiaddr) -> Option<Source> {
         let address = remote.iter().find_map(url::ip)?;
-        let is_free = address.to_canonical().is_loopback() && !self.connections.limits.loopback;
+        let is_free = address.to_canonical().is_loopback() && !self.of_address.loopback;
         (!is_free).then(|| Source::of(address))
+    }
+
+    fn count(&mut self, reason: TooMany) {
+        let RefusedConnections { address_connections, address_rate, strangers, handshakes, connections } =
+            &mut self.refused;
+        let counter = match reason {
+            TooMany::OfAddress => address_connections,
+            TooMany::WithinMinute => address_rate,
+            TooMany::OfStrangers => strangers,
+            TooMany::Handshakes => handshakes,
+            TooMany::OfNode => connections,
+        };
+        *counter += 1;
+    }
+
+    /// What is remembered: of connections, and of addresses.
+    #[cfg(test)]
+    pub fn sizes(&self) -> [usize; 2] {
+        [self.connections.len(), self.minutes.made.len()]
     }
 }
 
@@ -271,102 +432,15 @@ fn is_proved(remote: &Multiaddr) -> bool {
     !remote.iter().any(|part| matches!(part, Protocol::Udp(_)))
 }
 
-impl NetworkBehaviour for Behaviour {
-    type ConnectionHandler = dummy::ConnectionHandler;
-    type ToSwarm = std::convert::Infallible;
-
-    fn handle_pending_inbound_connection(
-        &mut self,
-        id: ConnectionId,
-        _: &Multiaddr,
-        remote: &Multiaddr,
-    ) -> Result<(), ConnectionDenied> {
-        ensure!(self.established < self.established_max, ConnectionDenied::new(TooMany::OfNode));
-        let is_proved = is_proved(remote);
-        let handshakes = &mut self.handshakes[usize::from(is_proved)];
-        ensure!(handshakes.len() < HANDSHAKES_MAX, ConnectionDenied::new(TooMany::Handshakes));
-        if is_proved {
-            self.admit(id, remote, false).map_err(ConnectionDenied::new)?;
-        }
-        self.handshakes[usize::from(is_proved)].insert(id);
-        Ok(())
-    }
-
-    fn handle_established_inbound_connection(
-        &mut self,
-        id: ConnectionId,
-        peer: PeerId,
-        _: &Multiaddr,
-        remote: &Multiaddr,
-    ) -> Result<THandler<Self>, ConnectionDenied> {
-        let is_proved = is_proved(remote);
-        self.handshakes[usize::from(is_proved)].remove(&id);
-        let is_seat = self.seats.is_seat(&peer);
-        if !is_proved {
-            self.admit(id, remote, is_seat == Some(true)).map_err(ConnectionDenied::new)?;
-        }
-        match is_seat {
-            Some(true) => self.leave_address(id),
-            Some(false) => {
-                let max = self.established_max as usize / 2;
-                ensure!(self.strangers.len() < max, ConnectionDenied::new(TooMany::OfStrangers));
-                self.strangers.insert(id);
-            }
-            None => {}
-        }
-        Ok(dummy::ConnectionHandler)
-    }
-
-    fn handle_established_outbound_connection(
-        &mut self,
-        _: ConnectionId,
-        _: PeerId,
-        _: &Multiaddr,
-        _: Endpoint,
-        _: PortUse,
-    ) -> Result<THandler<Self>, ConnectionDenied> {
-        Ok(dummy::ConnectionHandler)
-    }
-
-    fn on_swarm_event(&mut self, event: FromSwarm<'_>) {
-        let ended = match event {
-            FromSwarm::ConnectionEstablished(ConnectionEstablished { endpoint, .. }) => {
-                self.established += u32::from(endpoint.is_listener());
-                return;
-            }
-            FromSwarm::ConnectionClosed(ConnectionClosed { connection_id, endpoint, .. }) => {
-                self.established = self.established.saturating_sub(u32::from(endpoint.is_listener()));
-                connection_id
-            }
-            // A connection that was refused ends here too.
-            FromSwarm::ListenFailure(ListenFailure { connection_id, .. }) => connection_id,
-            _ => return,
-        };
-        self.strangers.remove(&ended);
-        for handshakes in &mut self.handshakes {
-            handshakes.remove(&ended);
-        }
-        self.leave_address(ended);
-    }
-
-    fn on_connection_handler_event(&mut self, _: PeerId, _: ConnectionId, event: THandlerOutEvent<Self>) {
-        util::unreachable(event)
-    }
-
-    fn poll(&mut self, _: &mut Context<'_>) -> Poll<ToSwarm<Self::ToSwarm, THandlerInEvent<Self>>> {
-        Poll::Pending
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::streams::{FIRST_STREAM, Handler};
+    use std::sync::Arc;
 
+    /// Since a connection was made that has had no stream.
+    const IDLE_AT_FIRST: Duration = FIRST_STREAM.saturating_add(GRACE);
     const LIMITS: AddressLimits = AddressLimits { connections: 2, per_minute: 3, loopback: false };
-
-    fn connections() -> Connections {
-        Connections { limits: LIMITS, held: HashMap::new() }
-    }
 
     fn source(address: &str) -> Source {
         Source::of(address.parse().unwrap())
@@ -381,27 +455,12 @@ mod tests {
     }
 
     #[test]
-    fn connections_at_once_are_bounded_per_address() {
-        let (mut all, now) = (connections(), Instant::now());
-        let (one, other) = (source("203.0.113.5"), source("203.0.113.6"));
-        assert_eq!([all.open(one, false, now), all.open(one, false, now)], [Ok(()); 2]);
-        assert_eq!(all.open(one, false, now), Err(TooMany::OfAddress));
-        assert_eq!(all.open(other, false, now), Ok(()), "others are not affected");
-        all.close(one);
-        assert_eq!(all.open(one, false, now), Ok(()));
-    }
-
-    #[test]
     fn new_connections_are_bounded_in_any_minute() {
-        let (mut all, start) = (connections(), Instant::now());
+        let (mut all, start) = (Minutes { most: 3, made: HashMap::new() }, Instant::now());
         let one = source("2001:db8::1");
         let mut at = |seconds: u64| {
             let now = start + Duration::from_secs(seconds);
-            let made = all.open(one, false, now);
-            if made.is_ok() {
-                all.close(one);
-            }
-            made
+            all.may_count(one, now).map(|()| all.count(one, now))
         };
         assert_eq!([at(0), at(30), at(59)], [Ok(()); 3]);
         assert_eq!(at(59), Err(TooMany::WithinMinute));
@@ -409,113 +468,233 @@ mod tests {
         assert_eq!([at(89), at(90)], [Err(TooMany::WithinMinute), Ok(())]);
     }
 
-    /// A connection of this number that arrives; how it was refused.
-    fn arrives(limits: &mut Behaviour, id: usize, remote: &Multiaddr) -> Option<TooMany> {
-        let id = ConnectionId::new_unchecked(id);
-        let arrived = limits.handle_pending_inbound_connection(id, remote, remote);
-        let refused = arrived.err().map(|denied| *denied.downcast_ref::<TooMany>().unwrap());
+    fn limits(incoming_max: usize, addresses: AddressLimits) -> Limits {
+        Limits::new(addresses, incoming_max)
+    }
+
+    fn number(id: usize) -> ConnectionId {
+        ConnectionId::new_unchecked(id)
+    }
+
+    fn peer() -> PeerId {
+        crate::NodeKey::generate().unwrap().peer()
+    }
+
+    /// A connection of this number arrives; how it was refused.
+    fn arrives(limits: &mut Limits, id: usize, remote: &Multiaddr) -> Option<TooMany> {
+        let refused = limits.arrives(number(id), remote, Instant::now()).err();
         if refused.is_some() {
-            ends(limits, id, remote);
+            limits.ended(number(id));
         }
         refused
     }
 
-    fn ends(limits: &mut Behaviour, connection_id: ConnectionId, remote: &Multiaddr) {
-        limits.on_swarm_event(FromSwarm::ListenFailure(ListenFailure {
-            local_addr: remote,
-            send_back_addr: remote,
-            error: &ListenError::Aborted,
-            connection_id,
-            peer_id: None,
-        }));
+    /// Its handshake is done: the connection, or how it was refused.
+    fn is_known(
+        limits: &mut Limits,
+        id: usize,
+        peer: PeerId,
+        remote: &Multiaddr,
+    ) -> Result<ConnectionHandle, TooMany> {
+        let (_, handle) = Handler::new(peer, Arc::default());
+        let known = limits.is_known(number(id), peer, remote, handle.clone(), Instant::now());
+        if known.is_err() {
+            limits.ended(number(id));
+        }
+        known.map(|()| handle)
     }
 
-    fn any_peer() -> PeerId {
-        crate::NodeKey::generate().unwrap().peer()
+    /// A connection of this peer over TCP, and how it was refused.
+    fn connects(
+        limits: &mut Limits,
+        id: usize,
+        peer: PeerId,
+        remote: &Multiaddr,
+    ) -> Result<ConnectionHandle, TooMany> {
+        arrives(limits, id, remote).map_or(Ok(()), Err)?;
+        is_known(limits, id, peer, remote)
     }
 
-    /// Its handshake is done; how it was refused.
-    fn is_known(limits: &mut Behaviour, id: usize, remote: &Multiaddr) -> Option<TooMany> {
-        is_known_as(limits, id, any_peer(), remote)
+    /// Of another address each.
+    fn tcp(host: usize) -> Multiaddr {
+        format!("/ip4/203.0.113.{host}/tcp/9").parse().unwrap()
     }
 
-    /// The same, for a connection of this peer.
-    fn is_known_as(limits: &mut Behaviour, id: usize, peer: PeerId, remote: &Multiaddr) -> Option<TooMany> {
-        let id = ConnectionId::new_unchecked(id);
-        let refused = limits.handle_established_inbound_connection(id, peer, remote, remote).err();
-        refused.map(|denied| *denied.downcast_ref::<TooMany>().unwrap())
-    }
-
-    #[test]
-    fn forged_addresses_cost_their_owners_nothing() {
-        let mut limits = Behaviour::new(LIMITS, 64, Arc::default());
+    #[tokio::test(start_paused = true)]
+    async fn forged_addresses_cost_their_owners_nothing() {
+        let mut limits = limits(64, LIMITS);
         let quic: Multiaddr = "/ip4/203.0.113.5/udp/9/quic-v1".parse().unwrap();
-        let tcp: Multiaddr = "/ip4/203.0.113.5/tcp/9".parse().unwrap();
         // None of them ends.
         assert!((0..20).all(|id| arrives(&mut limits, id, &quic).is_none()));
-        assert_eq!([20, 21].map(|id| arrives(&mut limits, id, &tcp)), [None; 2]);
-        assert_eq!(arrives(&mut limits, 22, &tcp), Some(TooMany::OfAddress));
-        ends(&mut limits, ConnectionId::new_unchecked(20), &tcp);
-        assert_eq!(is_known(&mut limits, 0, &quic), None, "it has the place that was left");
-        assert_eq!(is_known(&mut limits, 1, &quic), Some(TooMany::WithinMinute));
+        assert_eq!([20, 21].map(|id| arrives(&mut limits, id, &tcp(5))), [None; 2]);
+        assert_eq!(arrives(&mut limits, 22, &tcp(5)), Some(TooMany::OfAddress));
+        limits.ended(number(20));
+        assert!(is_known(&mut limits, 0, peer(), &quic).is_ok(), "it has the place that was left");
+        assert_eq!(is_known(&mut limits, 1, peer(), &quic).err(), Some(TooMany::WithinMinute));
     }
 
-    #[test]
-    fn forged_handshakes_close_no_way_over_tcp() {
-        let mut limits = Behaviour::new(LIMITS, 64, Arc::default());
+    #[tokio::test(start_paused = true)]
+    async fn forged_handshakes_close_no_way_over_tcp() {
+        let mut limits = limits(64, LIMITS);
         let forged = |id: usize| format!("/ip4/198.51.100.{id}/udp/9/quic-v1").parse::<Multiaddr>().unwrap();
         assert!((0..HANDSHAKES_MAX).all(|id| arrives(&mut limits, id, &forged(id)).is_none()));
         assert_eq!(arrives(&mut limits, HANDSHAKES_MAX, &forged(0)), Some(TooMany::Handshakes));
-        let tcp: Multiaddr = "/ip4/203.0.113.5/tcp/9".parse().unwrap();
-        assert_eq!(arrives(&mut limits, HANDSHAKES_MAX + 1, &tcp), None);
+        assert_eq!(arrives(&mut limits, HANDSHAKES_MAX + 1, &tcp(5)), None);
         // One that fails, and one that ends well, make room.
-        ends(&mut limits, ConnectionId::new_unchecked(0), &forged(0));
-        assert_eq!(is_known(&mut limits, 1, &forged(1)), None);
+        limits.ended(number(0));
+        assert!(is_known(&mut limits, 1, peer(), &forged(1)).is_ok());
         let late = [1000, 1001, 1002].map(|id| arrives(&mut limits, id, &forged(0)));
         assert_eq!(late, [None, None, Some(TooMany::Handshakes)]);
     }
 
-    #[test]
-    fn seats_take_no_place_of_their_address_and_count_for_its_minute() {
-        let limits = AddressLimits { connections: 2, per_minute: 12, loopback: false };
-        let seats: Vec<PeerId> = (0..4).map(|_| any_peer()).collect();
-        let peers = Arc::<SeatPeers>::default();
-        peers.set(seats.iter().copied().collect());
-        let mut limits = Behaviour::new(limits, 64, peers);
-        let quic: Multiaddr = "/ip4/203.0.113.5/udp/9/quic-v1".parse().unwrap();
-        let tcp: Multiaddr = "/ip4/203.0.113.5/tcp/9".parse().unwrap();
-        let mut connect = |id: usize, peer: PeerId, remote: &Multiaddr| {
-            arrives(&mut limits, id, remote).or_else(|| is_known_as(&mut limits, id, peer, remote))
+    #[tokio::test(start_paused = true)]
+    async fn of_the_connections_without_a_stream_the_one_idle_longest_gives_way_after_a_second() {
+        let mut limits = limits(4, AddressLimits::default());
+        limits.reserve_for(HashSet::new());
+        let busy = connects(&mut limits, 0, peer(), &tcp(0)).unwrap();
+        let stream = busy.usage.begin_stream().unwrap();
+        let idle = connects(&mut limits, 1, peer(), &tcp(1)).unwrap();
+        tokio::time::advance(IDLE_AT_FIRST - Duration::from_millis(1)).await;
+        assert_eq!(connects(&mut limits, 2, peer(), &tcp(2)).err(), Some(TooMany::OfStrangers));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let third = connects(&mut limits, 3, peer(), &tcp(3)).unwrap();
+        assert!(idle.usage.has_left() && !busy.usage.has_left());
+        assert_eq!((limits.gave_way(), limits.refused().strangers), (1, 1));
+        // It has no place any more before it is closed, and what closes it takes none away.
+        limits.ended(number(1));
+        assert_eq!(limits.established(), 2);
+        // A new one may wait longer.
+        drop(stream);
+        tokio::time::advance(GRACE).await;
+        assert!(connects(&mut limits, 4, peer(), &tcp(4)).is_ok());
+        assert!(busy.usage.has_left() && !third.usage.has_left());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stranger_takes_no_place_from_a_seat_and_a_seat_takes_it_from_a_stranger_first() {
+        let mut limits = limits(4, AddressLimits::default());
+        let seats: Vec<PeerId> = (0..4).map(|_| peer()).collect();
+        limits.reserve_for(seats.iter().copied().collect());
+        let stranger = connects(&mut limits, 0, peer(), &tcp(0)).unwrap();
+        let stream = stranger.usage.begin_stream().unwrap();
+        let of_seats: Vec<_> =
+            (1..4).map(|id| connects(&mut limits, id, seats[id], &tcp(id)).unwrap()).collect();
+        tokio::time::advance(IDLE_AT_FIRST).await;
+        // The node is full: of strangers none is idle.
+        assert_eq!(connects(&mut limits, 4, peer(), &tcp(4)).err(), Some(TooMany::OfNode));
+        drop(stream);
+        tokio::time::advance(IDLE_AT_FIRST).await;
+        assert!(connects(&mut limits, 5, seats[0], &tcp(5)).is_ok());
+        assert!(stranger.usage.has_left() && of_seats.iter().all(|seat| !seat.usage.has_left()));
+        // Without a stranger, a seat gives way to a seat.
+        limits.ended(number(0));
+        let fifth = peer();
+        limits.reserve_for(seats.iter().copied().chain([fifth]).collect());
+        assert!(connects(&mut limits, 6, fifth, &tcp(6)).is_ok());
+        assert_eq!(of_seats.iter().filter(|seat| seat.usage.has_left()).count(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_gives_its_idle_places_to_its_own_new_connections() {
+        let addresses = AddressLimits { per_minute: 100, ..LIMITS };
+        let mut limits = limits(64, addresses);
+        let [one, other] = [tcp(5), tcp(6)];
+        let idle = connects(&mut limits, 0, peer(), &one).unwrap();
+        let busy = connects(&mut limits, 1, peer(), &one).unwrap();
+        let _stream = busy.usage.begin_stream().unwrap();
+        let elsewhere = connects(&mut limits, 2, peer(), &other).unwrap();
+        tokio::time::advance(IDLE_AT_FIRST).await;
+        assert!(connects(&mut limits, 3, peer(), &one).is_ok());
+        assert!(idle.usage.has_left() && !elsewhere.usage.has_left());
+        assert_eq!(connects(&mut limits, 4, peer(), &one).err(), Some(TooMany::OfAddress));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_that_do_not_close_are_bounded() {
+        let mut limits = limits(4, AddressLimits::default());
+        let admitted = async |limits: &mut Limits, id: usize| {
+            tokio::time::advance(IDLE_AT_FIRST).await;
+            connects(limits, id, peer(), &tcp(id)).is_ok()
         };
-        // None of them ends.
-        for (at, seat) in seats.iter().enumerate() {
-            assert_eq!(
-                [(2 * at, &quic), (2 * at + 1, &tcp)].map(|(id, to)| connect(id, *seat, to)),
-                [None; 2]
-            );
+        for id in 0..4 + LEAVING_MAX {
+            assert!(admitted(&mut limits, id).await, "{id}");
         }
-        let strangers = [(50, &quic), (51, &tcp)].map(|(id, to)| connect(id, any_peer(), to));
+        assert!(!admitted(&mut limits, 100).await);
+        assert_eq!(limits.established(), 4 + LEAVING_MAX);
+        let closed = limits.connections.iter().find_map(|(id, connection)| match &connection.stage {
+            Stage::Established(one) if one.handle.usage.has_left() => Some(*id),
+            _ => None,
+        });
+        limits.ended(closed.unwrap());
+        assert!(admitted(&mut limits, 101).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn seats_take_no_place_of_their_address_and_count_for_its_minute() {
+        let mut limits = limits(64, AddressLimits { connections: 2, per_minute: 12, loopback: false });
+        let seats: Vec<PeerId> = (0..4).map(|_| peer()).collect();
+        limits.reserve_for(seats.iter().copied().collect());
+        let [quic, tcp] = ["udp/9/quic-v1", "tcp/9"]
+            .map(|transport| format!("/ip4/203.0.113.5/{transport}").parse::<Multiaddr>().unwrap());
+        let mut streams = Vec::new();
+        let mut connect = |limits: &mut Limits, id: usize, peer: PeerId, remote: &Multiaddr| {
+            let connected = connects(limits, id, peer, remote);
+            // None of them is idle.
+            streams.extend(connected.as_ref().ok().and_then(|one| one.usage.begin_stream()));
+            connected.err()
+        };
+        for (at, seat) in seats.iter().enumerate() {
+            let both = [(2 * at, &quic), (2 * at + 1, &tcp)];
+            assert_eq!(both.map(|(id, to)| connect(&mut limits, id, *seat, to)), [None; 2]);
+        }
+        let strangers = [(50, &quic), (51, &tcp)].map(|(id, to)| connect(&mut limits, id, peer(), to));
         assert_eq!(strangers, [None; 2], "their places are left");
-        assert_eq!(connect(100, any_peer(), &quic), Some(TooMany::OfAddress));
-        assert_eq!(connect(101, seats[0], &quic), None, "a seat needs no place");
-        assert_eq!(connect(102, seats[1], &tcp), Some(TooMany::OfAddress), "nobody knows yet whose it is");
-        assert_eq!(connect(103, seats[2], &quic), None);
-        assert_eq!(connect(104, seats[3], &quic), Some(TooMany::WithinMinute));
-        // The end of a seat's connection frees no place that it did not have.
-        ends(&mut limits, ConnectionId::new_unchecked(1), &tcp);
-        assert_eq!(limits.connections.held[&source("203.0.113.5")].open, 2);
+        assert_eq!(connect(&mut limits, 100, peer(), &quic), Some(TooMany::OfAddress));
+        assert_eq!(connect(&mut limits, 101, seats[1], &tcp), Some(TooMany::OfAddress), "whose is it?");
+        limits.ended(number(0));
+        limits.ended(number(2));
+        assert_eq!(connect(&mut limits, 102, seats[0], &quic), None, "a seat needs no place");
+        assert_eq!(connect(&mut limits, 103, seats[1], &quic), None);
+        limits.ended(number(4));
+        assert_eq!(connect(&mut limits, 104, seats[2], &quic), Some(TooMany::WithinMinute));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_no_seat_any_more_counts_as_a_stranger_and_gets_no_stream() {
+        let mut limits = limits(4, LIMITS);
+        let seat = peer();
+        limits.reserve_for([seat].into());
+        let held = connects(&mut limits, 0, seat, &tcp(5)).unwrap();
+        let stream = held.usage.begin_stream().unwrap();
+        limits.reserve_for(HashSet::new());
+        assert!(held.usage.begin_stream().is_none() && limits.connection(&seat).is_none());
+        assert!(connects(&mut limits, 1, peer(), &tcp(5)).is_ok());
+        assert_eq!(connects(&mut limits, 2, peer(), &tcp(5)).err(), Some(TooMany::OfAddress));
+        assert_eq!(connects(&mut limits, 3, peer(), &tcp(6)).err(), Some(TooMany::OfStrangers));
+        // After its last stream it has no place.
+        drop(stream);
+        assert!(connects(&mut limits, 4, seat, &tcp(6)).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_is_in_handshakes_pushes_nobody_out() {
+        let mut limits = limits(64, AddressLimits { connections: 8, per_minute: 100, loopback: false });
+        let idle: Vec<_> = (0..8).map(|id| connects(&mut limits, id, peer(), &tcp(5)).unwrap()).collect();
+        tokio::time::advance(IDLE_AT_FIRST).await;
+        let refused = (8..20).filter(|id| arrives(&mut limits, *id, &tcp(5)).is_some()).count();
+        assert_eq!(refused, 12 - HANDSHAKES_PER_ADDRESS_MAX);
+        let left = idle.iter().filter(|one| one.usage.has_left()).count();
+        assert_eq!(left, HANDSHAKES_PER_ADDRESS_MAX);
     }
 
     #[test]
     fn many_addresses_take_bounded_memory_and_none_is_refused() {
-        let (mut all, now) = (connections(), Instant::now());
-        let held = source("203.0.113.5");
-        all.open(held, false, now).unwrap();
+        let (mut all, now) = (Minutes { most: 1, made: HashMap::new() }, Instant::now());
         for prefix in 0..20_000 {
             let one = Source::V6(prefix);
-            all.open(one, false, now).unwrap();
-            all.close(one);
+            assert_eq!(all.may_count(one, now), Ok(()));
+            all.count(one, now);
         }
-        assert!(all.held.len() <= ADDRESSES_MAX && all.held[&held].open == 1);
+        assert!(all.made.len() <= ADDRESSES_MAX);
     }
 }

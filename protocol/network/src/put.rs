@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures::{AsyncWriteExt as _, StreamExt as _};
-use libp2p::Stream;
+use futures::AsyncWriteExt as _;
 use protocol::ensure;
 use protocol::peer::{MessageError, PutAnswer, PutHeader, Refusal};
 use protocol::{Digest, Uid, Window, keys};
@@ -17,7 +16,8 @@ use tokio::io::AsyncReadExt as _;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-use crate::blob::{AlreadyServed, Places};
+use crate::blob::{AlreadyServed, Places, Visitor};
+use crate::streams::Stream;
 use crate::swarm::{Network, OpenError};
 use crate::url::PeerUrl;
 use crate::wire::{self, Body, WireError};
@@ -65,11 +65,12 @@ impl PutServer {
     /// # Errors
     /// If contributions are taken already.
     pub fn serve(self, network: &Network) -> Result<(), AlreadyServed> {
-        let mut incoming = network.accept(PROTOCOL).map_err(|_| AlreadyServed(PROTOCOL))?;
-        let (server, streams) = (Arc::new(self), Places::of_streams());
+        let mut incoming = network.accept(PROTOCOL).ok_or(AlreadyServed(PROTOCOL))?;
+        let (server, streams, strangers) = (Arc::new(self), Places::of_streams(), network.strangers());
         tokio::spawn(async move {
-            while let Some((peer, mut stream)) = incoming.next().await {
-                let Some(open) = streams.admit(peer) else { continue };
+            while let Some((peer, mut stream)) = incoming.recv().await {
+                let visitor = Visitor { peer, is_stranger: strangers(&peer) };
+                let Some(open) = streams.admit(visitor) else { continue };
                 let server = server.clone();
                 tokio::spawn(async move {
                     let answer = match server.take(&mut stream).await {

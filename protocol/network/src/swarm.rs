@@ -2,39 +2,36 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use libp2p::connection_limits::{self, ConnectionLimits};
 use libp2p::core::transport::ListenerId;
 use libp2p::multiaddr::{Multiaddr, Protocol};
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
-use libp2p::swarm::{ConnectionId, NetworkBehaviour, SwarmEvent};
-use libp2p::{PeerId, Stream, StreamProtocol, Swarm, SwarmBuilder, noise, tcp, yamux};
-use libp2p_stream::{self as stream, AlreadyRegistered, Control, IncomingStreams, OpenStreamError};
+use libp2p::swarm::{ConnectionId, SwarmEvent};
+use libp2p::{PeerId, StreamProtocol, Swarm, SwarmBuilder, noise, tcp, yamux};
 use protocol::{GenesisHash, ensure};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
+use crate::connections::Connections;
 use crate::key::NodeKey;
-use crate::limits::{self, AddressLimits, ConnectionCounter, RefusedConnections, SeatPeers};
+use crate::limits::{AddressLimits, Limits, RefusedConnections};
+use crate::streams::{ConnectionHandle, IncomingStreams, Stream};
 use crate::url::{self, PeerUrl};
 
 /// Connections from others, at most. With the bounds on streams it bounds the memory that they can take: 64 times
-/// [`CONNECTION_BYTES`].
-const INCOMING_MAX: u32 = 64;
+/// [`CONNECTION_BYTES`], and a few that close.
+const INCOMING_MAX: usize = 64;
+/// Connections to others, with those in handshakes.
 const OUTGOING_MAX: u32 = 64;
 /// Connections to others in handshakes.
 const PENDING_MAX: u32 = 32;
-/// One of QUIC and one of TCP, or one from each side.
-const PER_PEER_MAX: u32 = 2;
 const STREAMS_MAX: u32 = 32;
 /// Bytes of a stream, and of all streams of a connection, that a peer may send before they are read.
 const STREAM_BYTES: u32 = 4 << 20;
 const CONNECTION_BYTES: u32 = 8 << 20;
-/// A connection without a stream is closed after this: others want its place, and a new one takes a moment.
-const IDLE: Duration = Duration::from_secs(10);
 /// For address, transport and handshake together, and for the negotiation of a stream.
 pub(crate) const CONNECT: Duration = Duration::from_secs(10);
 /// How long a port may take to open.
@@ -78,15 +75,6 @@ pub enum OpenError {
     Ended,
 }
 
-#[derive(NetworkBehaviour)]
-struct Behaviour {
-    /// First: what it refuses does not count for its address.
-    limits: connection_limits::Behaviour,
-    /// Before the streams, which remember every connection that they are shown.
-    addresses: limits::Behaviour,
-    streams: stream::Behaviour,
-}
-
 /// A handle of the task that owns the connections. The task ends with its last handle.
 pub struct Network {
     peer: PeerId,
@@ -94,10 +82,8 @@ pub struct Network {
     listening: Vec<SocketAddr>,
     genesis: GenesisHash,
     allow_private: bool,
-    control: Control,
+    connections: Connections,
     commands: mpsc::Sender<Dial>,
-    counter: Arc<ConnectionCounter>,
-    seats: Arc<SeatPeers>,
 }
 
 /// Connects to a peer at the first of these addresses that answers, unless it is connected.
@@ -111,17 +97,15 @@ impl Network {
     /// Starts the task. If the node listens, its ports are open when this returns.
     pub async fn start(settings: NetworkSettings) -> Result<Network, NetworkError> {
         let NetworkSettings { key, genesis, listen, allow_private, limits } = settings;
-        let seats = Arc::<SeatPeers>::default();
-        let mut swarm = swarm(&key, limits, seats.clone())?;
+        let connections = Connections::new(Limits::new(limits, INCOMING_MAX));
+        let mut swarm = swarm(&key, connections.clone())?;
         let listening = match listen {
             Some(address) => self::listen(&mut swarm, address).await?,
             None => Vec::new(),
         };
-        let control = swarm.behaviour().streams.new_control();
         let (commands, received) = mpsc::channel(64);
-        let counter = Arc::new(ConnectionCounter::default());
-        tokio::spawn(own_connections(swarm, received, counter.clone()));
-        Ok(Network { peer: key.peer(), listening, genesis, allow_private, control, commands, counter, seats })
+        tokio::spawn(own_connections(swarm, received));
+        Ok(Network { peer: key.peer(), listening, genesis, allow_private, connections, commands })
     }
 
     pub fn peer(&self) -> PeerId {
@@ -138,17 +122,34 @@ impl Network {
 
     /// From now on keeps half of the places for connections from others for these peers.
     pub fn reserve_for(&self, peers: HashSet<PeerId>) {
-        self.seats.set(peers);
+        self.connections.limits().reserve_for(peers);
+    }
+
+    /// Tells of a peer whether it is none of those for which places are kept.
+    pub(crate) fn strangers(&self) -> impl Fn(&PeerId) -> bool + Send + use<> {
+        let limits = self.connections.limits.clone();
+        move |peer| limits.lock().unwrap_or_else(PoisonError::into_inner).is_stranger(peer)
     }
 
     /// The connections from others that were refused so far.
     pub fn refused(&self) -> RefusedConnections {
-        self.counter.refused()
+        self.connections.limits().refused()
+    }
+
+    /// The connections from others that ended so far because others needed their places.
+    pub fn gave_way(&self) -> u64 {
+        self.connections.limits().gave_way()
     }
 
     /// The connections that are open, in both directions.
-    pub fn connections(&self) -> u32 {
-        self.counter.open()
+    pub fn connections(&self) -> usize {
+        self.connections.limits().established()
+    }
+
+    /// What is remembered: of connections, and of addresses.
+    #[cfg(test)]
+    pub(crate) fn remembered(&self) -> [usize; 2] {
+        self.connections.limits().sizes()
     }
 
     /// Completes when the task has ended, which it does only by a fault of its own.
@@ -164,9 +165,9 @@ impl Network {
             .expect("a name that begins with a slash")
     }
 
-    /// The streams that peers open for a protocol.
-    pub(crate) fn accept(&self, name: &str) -> Result<IncomingStreams, AlreadyRegistered> {
-        self.control.clone().accept(self.protocol(name))
+    /// The streams that peers open for a protocol; `None` if it is served already.
+    pub(crate) fn accept(&self, name: &str) -> Option<IncomingStreams> {
+        self.connections.protocols.accept(self.protocol(name))
     }
 
     /// Connects to a peer, unless it is connected: by whichever of its addresses answers first.
@@ -198,18 +199,23 @@ impl Network {
     /// If the peer cannot be reached, may not be dialled, or does not speak the protocol.
     pub async fn open(&self, to: &PeerUrl, name: &str) -> Result<Stream, OpenError> {
         to.judge(self.allow_private).map_err(OpenError::Forbidden)?;
-        let protocol = self.protocol(name);
         let opened = timeout(CONNECT, async {
+            // One that is open may end just now, as others need its place.
+            if let Some(connection) = self.connection(&to.peer)
+                && let Some(opened) = connection.open(self.protocol(name)).await
+            {
+                return opened;
+            }
+            let ended = || OpenError::Unreachable("the connection ended at once".into());
             self.dial(to.peer, to.address.iter().cloned().collect()).await?;
-            // A clone: one control opens one stream at a time.
-            self.control.clone().open_stream(to.peer, protocol.clone()).await.map_err(|error| match error {
-                OpenStreamError::UnsupportedProtocol(protocol) => {
-                    OpenError::Unsupported(protocol.to_string())
-                }
-                other => OpenError::Unreachable(other.to_string()),
-            })
+            let connection = self.connection(&to.peer).ok_or_else(ended)?;
+            connection.open(self.protocol(name)).await.ok_or_else(ended)?
         });
         opened.await.unwrap_or_else(|_| Err(silent()))
+    }
+
+    fn connection(&self, peer: &PeerId) -> Option<ConnectionHandle> {
+        self.connections.limits().connection(peer)
     }
 }
 
@@ -217,11 +223,7 @@ fn silent() -> OpenError {
     OpenError::Unreachable(format!("it did not answer within {} s", CONNECT.as_secs()))
 }
 
-fn swarm(
-    key: &NodeKey,
-    addresses: AddressLimits,
-    seats: Arc<SeatPeers>,
-) -> Result<Swarm<Behaviour>, NetworkError> {
+fn swarm(key: &NodeKey, connections: Connections) -> Result<Swarm<Connections>, NetworkError> {
     let failed = |what: String| NetworkError::Transport { what };
     let multiplexer = || {
         let mut config = yamux::Config::default();
@@ -238,22 +240,13 @@ fn swarm(
             config.max_connection_data = CONNECTION_BYTES;
             config
         });
-    let limits = ConnectionLimits::default()
-        .with_max_pending_outgoing(Some(PENDING_MAX))
-        .with_max_established_incoming(Some(INCOMING_MAX))
-        .with_max_established_outgoing(Some(OUTGOING_MAX))
-        .with_max_established_per_peer(Some(PER_PEER_MAX));
-    let behaviour = Behaviour {
-        limits: connection_limits::Behaviour::new(limits),
-        addresses: limits::Behaviour::new(addresses, INCOMING_MAX, seats),
-        streams: stream::Behaviour::new(),
-    };
     let swarm = builder
-        .with_behaviour(|_| behaviour)
+        .with_behaviour(|_| connections)
         .map_err(|error| failed(error.to_string()))?
         .with_swarm_config(|config| {
             config
-                .with_idle_connection_timeout(IDLE)
+                // The handler of a connection decides.
+                .with_idle_connection_timeout(Duration::ZERO)
                 .with_max_negotiating_inbound_streams(STREAMS_MAX as usize)
         })
         .build();
@@ -261,7 +254,7 @@ fn swarm(
 }
 
 /// Opens the port for QUIC and TCP, and returns the addresses that it got, in this order.
-async fn listen(swarm: &mut Swarm<Behaviour>, at: SocketAddr) -> Result<Vec<SocketAddr>, NetworkError> {
+async fn listen(swarm: &mut Swarm<Connections>, at: SocketAddr) -> Result<Vec<SocketAddr>, NetworkError> {
     let failed = |what: String| NetworkError::Listen { address: at, what };
     let mut wanted: Vec<(ListenerId, Option<SocketAddr>)> = Vec::new();
     for address in url::multiaddrs(at) {
@@ -305,11 +298,7 @@ struct Dialling {
 }
 
 /// Runs until every handle is dropped.
-async fn own_connections(
-    mut swarm: Swarm<Behaviour>,
-    mut commands: mpsc::Receiver<Dial>,
-    counter: Arc<ConnectionCounter>,
-) {
+async fn own_connections(mut swarm: Swarm<Connections>, mut commands: mpsc::Receiver<Dial>) {
     // Callers wait no longer than `CONNECT`, and each holds a place in the channel or here, so what waits is bounded by
     // what the callers bound: fetches and pushes.
     let mut dials: HashMap<ConnectionId, Dialling> = HashMap::new();
@@ -318,10 +307,12 @@ async fn own_connections(
             command = commands.recv() => {
                 let Some(Dial { peer, addresses, done }) = command else { return };
                 let same = |dial: &&mut Dialling| dial.peer == peer && dial.addresses == addresses;
-                if swarm.is_connected(&peer) {
+                if swarm.behaviour().limits().connection(&peer).is_some() {
                     let _ = done.send(Ok(()));
                 } else if let Some(dial) = dials.values_mut().find(same) {
                     dial.waiting.push(done);
+                } else if let Err(error) = may_dial(&swarm) {
+                    let _ = done.send(Err(error));
                 } else {
                     match dial(&mut swarm, peer, addresses.clone()) {
                         Ok(id) => drop(dials.insert(id, Dialling { peer, addresses, waiting: vec![done] })),
@@ -331,13 +322,9 @@ async fn own_connections(
             }
             event = swarm.select_next_some() => match event {
                 SwarmEvent::ConnectionEstablished { peer_id, .. } => {
-                    counter.set_open(swarm.network_info().connection_counters().num_established());
                     for (_, dial) in dials.extract_if(|_, dial| dial.peer == peer_id) {
                         dial.waiting.into_iter().for_each(|done| drop(done.send(Ok(()))));
                     }
-                }
-                SwarmEvent::ConnectionClosed { .. } => {
-                    counter.set_open(swarm.network_info().connection_counters().num_established());
                 }
                 SwarmEvent::OutgoingConnectionError { connection_id, error, .. } => {
                     let failed = OpenError::Unreachable(error.to_string());
@@ -347,7 +334,6 @@ async fn own_connections(
                 }
                 SwarmEvent::IncomingConnectionError { send_back_addr, error, .. } => {
                     tracing::debug!(from = %send_back_addr, %error, "a peer's connection failed");
-                    counter.failed(&error);
                 }
                 // The node ends with it, and is started again: it is advertised as one that takes contributions.
                 SwarmEvent::ListenerClosed { reason, addresses, .. } => {
@@ -360,14 +346,25 @@ async fn own_connections(
     }
 }
 
-/// Dials, also if the peer is dialled at other addresses already.
+/// Whether one more connection may be made.
+fn may_dial(swarm: &Swarm<Connections>) -> Result<(), OpenError> {
+    let info = swarm.network_info();
+    let counters = info.connection_counters();
+    let (open, dials) = (counters.num_established_outgoing(), counters.num_pending_outgoing());
+    let too_many = |what: &str| OpenError::Unreachable(format!("this node has too many connections {what}"));
+    ensure!(dials < PENDING_MAX, too_many("in handshakes"));
+    ensure!(open + dials < OUTGOING_MAX, too_many("to others"));
+    Ok(())
+}
+
+/// Dials, also if the peer is dialled at other addresses already, or a connection to it closes.
 fn dial(
-    swarm: &mut Swarm<Behaviour>,
+    swarm: &mut Swarm<Connections>,
     peer: PeerId,
     addresses: Vec<Multiaddr>,
 ) -> Result<ConnectionId, OpenError> {
     ensure!(!addresses.is_empty(), OpenError::NoAddress);
-    let options = DialOpts::peer_id(peer).condition(PeerCondition::Disconnected).addresses(addresses).build();
+    let options = DialOpts::peer_id(peer).condition(PeerCondition::Always).addresses(addresses).build();
     let id = options.connection_id();
     swarm.dial(options).map_err(|error| OpenError::Unreachable(error.to_string()))?;
     Ok(id)

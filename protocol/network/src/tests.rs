@@ -4,8 +4,7 @@ use super::*;
 use crate::wire::{receive, send};
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::{AsyncReadExt as _, AsyncWriteExt as _, StreamExt as _};
-use libp2p::Stream;
+use futures::{AsyncReadExt as _, AsyncWriteExt as _};
 use protocol::identity::Signer;
 use protocol::keys::{self, ObjectKey};
 use protocol::peer::{BlobAnswer, BlobRequest, Message, PutAnswer, PutHeader, Refusal};
@@ -16,6 +15,8 @@ use std::time::Duration;
 use store::{DirectoryStore, Fetch, FetchError, Limits, MemoryStore, Store, memory::MemoryFetcher};
 
 const GENESIS: GenesisHash = GenesisHash([5; 32]);
+/// A protocol whose streams the server holds.
+const HOLD: &str = "hold/1";
 const SOON: Duration = Duration::from_secs(10);
 
 async fn network(genesis: GenesisHash, listens: bool) -> Arc<Network> {
@@ -159,7 +160,7 @@ fn serve_badly<F: Future<Output = ()> + Send>(
 ) {
     let mut incoming = network.accept(protocol).unwrap();
     tokio::spawn(async move {
-        while let Some((_, stream)) = incoming.next().await {
+        while let Some((_, stream)) = incoming.recv().await {
             answer(stream).await;
         }
     });
@@ -438,8 +439,20 @@ async fn limited(limits: AddressLimits) -> (Arc<Network>, [PeerUrl; 2], (ObjectK
     let store = Arc::new(MemoryStore::new());
     store.put(&object.0, object.1.clone()).await.unwrap();
     serve_blobs(&server, vec![store]).unwrap();
+    hold_streams(&server);
     let urls = server.listening().try_into().unwrap();
     (server, urls, object)
+}
+
+/// Keeps the streams of a protocol open for as long as their connections.
+fn hold_streams(server: &Network) {
+    let mut incoming = server.accept(HOLD).unwrap();
+    tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Some(stream) = incoming.recv().await {
+            held.push(stream);
+        }
+    });
 }
 
 #[tokio::test]
@@ -449,9 +462,10 @@ async fn one_address_has_only_so_many_connections_and_others_have_theirs() {
     let mut clients = Vec::new();
     for at in 0..3 {
         let client = network(GENESIS, false).await;
-        // Both transports count.
+        // Both transports count. With a stream open, none gives way.
         assert!(reads(&client, &urls[at % 2], &object).await, "{at}");
-        clients.push(client);
+        let stream = client.open(&urls[at % 2], HOLD).await.unwrap();
+        clients.push((client, stream));
     }
     assert_eq!(server.refused(), RefusedConnections::default());
     let late = network(GENESIS, false).await;
@@ -462,7 +476,7 @@ async fn one_address_has_only_so_many_connections_and_others_have_theirs() {
     assert_eq!(server.refused(), RefusedConnections { address_connections: 2, ..Default::default() });
     // Those that are open go on, and another address of this machine has its own places. A node that listens dials from
     // the address that it listens at.
-    assert!(reads(&clients[0], &urls[0], &object).await);
+    assert!(reads(&clients[0].0, &urls[0], &object).await);
     let elsewhere = start(GENESIS, Some("127.0.0.2:0"), limits).await;
     assert!(reads(&elsewhere, &urls[0], &object).await);
     // One that leaves makes room.
@@ -504,20 +518,25 @@ async fn a_localnet_has_many_nodes_at_one_address() {
     until("all connections end", || server.connections() == 0).await;
 }
 
+/// A node that has a stream open to this address, and says nothing.
+async fn busy(url: &PeerUrl) -> (Arc<Network>, Stream) {
+    let client = network(GENESIS, false).await;
+    let stream = client.open(url, HOLD).await.unwrap();
+    (client, stream)
+}
+
 #[tokio::test]
-async fn a_full_node_refuses_and_serves_again_when_one_leaves() {
+async fn a_node_full_of_streams_refuses_and_serves_again_when_one_leaves() {
     let (server, urls, object) = limited(AddressLimits::default()).await;
     let mut clients = Vec::new();
     for at in 0..64 {
-        let client = network(GENESIS, false).await;
-        client.connect(&[urls[at % 2].clone()]).await.unwrap();
-        clients.push(client);
+        clients.push(busy(&urls[at % 2]).await);
     }
     until("all are connected", || server.connections() == 64).await;
     let late = network(GENESIS, false).await;
     assert!(!reads(&late, &urls[0], &object).await && !reads(&late, &urls[1], &object).await);
     until("the refusals are counted", || server.refused().connections == 2).await;
-    assert_eq!(server.connections(), 64);
+    assert_eq!((server.connections(), server.gave_way()), (64, 0));
     drop(clients.pop());
     until("one has left", || server.connections() == 63).await;
     assert!(reads(&late, &urls[0], &object).await);
@@ -532,11 +551,13 @@ async fn strangers_leave_half_of_the_places_to_seats() {
     }
     server.reserve_for(seats.iter().map(|seat| seat.peer()).collect());
     let mut strangers = Vec::new();
-    for at in 0..40 {
-        let stranger = network(GENESIS, false).await;
-        // The last ones are connected at first, and then thrown out.
-        let _ = stranger.connect(&[urls[at % 2].clone()]).await;
-        strangers.push(stranger);
+    for at in 0..32 {
+        strangers.push(busy(&urls[at % 2]).await);
+    }
+    for at in 0..8 {
+        // It is connected at first, and then thrown out.
+        let late = network(GENESIS, false).await;
+        assert!(!reads(&late, &urls[at % 2], &object).await, "{at}");
     }
     until("the refusals are counted", || server.refused().strangers == 8).await;
     assert_eq!(server.connections(), 32);
@@ -553,6 +574,7 @@ async fn more_seats_than_places_push_from_one_address() {
     let limits = AddressLimits { loopback: true, ..AddressLimits::default() };
     let server = start(GENESIS, Some("127.0.0.1:0"), limits).await;
     offered.server(None).serve(&server).unwrap();
+    hold_streams(&server);
     let (urls, file) = (server.listening(), offered.file());
     let mut seats = Vec::new();
     for _ in 0..SEATS {
@@ -570,10 +592,60 @@ async fn more_seats_than_places_push_from_one_address() {
     let mut strangers = Vec::new();
     for _ in 0..SEATS {
         let stranger = network(GENESIS, false).await;
-        let _ = stranger.connect(&urls[..1]).await;
-        strangers.push(stranger);
+        let stream = stranger.open(&urls[0], HOLD).await;
+        strangers.push((stranger, stream));
     }
     let refused = u64::from(SEATS) - u64::from(limits.connections);
     until("the others are refused", || server.refused().address_connections == refused).await;
     assert_eq!(server.refused(), RefusedConnections { address_connections: refused, ..Default::default() });
+}
+
+#[tokio::test]
+async fn idle_strangers_give_way_to_others_and_come_again() {
+    let (server, urls, object) = limited(AddressLimits::default()).await;
+    server.reserve_for(Default::default());
+    let (busy, _stream) = busy(&urls[0]).await;
+    let mut idle = Vec::new();
+    for at in 0..31 {
+        let client = network(GENESIS, false).await;
+        client.connect(&[urls[at % 2].clone()]).await.unwrap();
+        idle.push(client);
+    }
+    let mut late = Vec::new();
+    for at in 0..31 {
+        let client = network(GENESIS, false).await;
+        let served = tokio::time::timeout(3 * SOON, async {
+            while !reads(&client, &urls[at % 2], &object).await {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        served.await.unwrap_or_else(|_| panic!("reader {at}"));
+        late.push(client);
+    }
+    assert!(0 < server.gave_way());
+    until("those that gave way are gone", || server.connections() <= 32).await;
+    assert_eq!(busy.connections(), 1, "a connection with a stream does not give way");
+    // One that gave way connects again when it reads.
+    until("it has been closed", || idle[0].connections() == 0).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(reads(&idle[0], &urls[0], &object).await);
+}
+
+#[tokio::test]
+async fn nothing_remains_of_strangers_that_left() {
+    let limits = AddressLimits { connections: 1000, per_minute: 1000, loopback: true };
+    let (server, urls, object) = limited(limits).await;
+    server.reserve_for(Default::default());
+    for round in 0..10 {
+        let mut strangers = Vec::new();
+        for at in 0..30 {
+            let stranger = network(GENESIS, false).await;
+            assert!(reads(&stranger, &urls[at % 2], &object).await, "{round}, {at}");
+            strangers.push(stranger);
+        }
+        drop(strangers);
+        until("all have left", || server.connections() == 0).await;
+    }
+    // Of their one address, when they came within the last minute.
+    assert_eq!(server.remembered(), [0, 1]);
 }

@@ -152,7 +152,9 @@ fn train(settings: &Settings, questions: &[Question], seeds: &[u64]) -> Result<(
     let other = settings.held_out.as_ref().map(|directory| Dataset::open(directory, None)).transpose()?;
     let measured = other.as_ref().unwrap_or(&dataset);
     if measured.manifest().tokenizer != dataset.manifest().tokenizer {
-        return Err("--data and --held-out have different tokenizers: prepare both with the same --tokenizer".into());
+        return Err(
+            "--data and --held-out have different tokenizers: prepare both with the same --tokenizer".into(),
+        );
     }
     let held_out: Vec<u64> = (0..measured.held_out_sequences().min(HELD_OUT)).collect();
     let held_out = measured.held_out_sequences_at(&held_out)?;
