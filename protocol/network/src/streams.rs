@@ -403,7 +403,7 @@ mod tests {
         let (protocols, name) = (Protocols::default(), StreamProtocol::new("/mettle/test/1"));
         let incoming = protocols.accept(name.clone()).unwrap();
         assert!(protocols.accept(name.clone()).is_none());
-        assert_eq!(protocols.names(), [name.clone()]);
+        assert_eq!(protocols.names(), std::slice::from_ref(&name));
         drop(incoming);
         assert!(protocols.names().is_empty());
         assert!(protocols.accept(name).is_some());

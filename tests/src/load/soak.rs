@@ -103,6 +103,9 @@ pub async fn run(size: &Size) -> anyhow::Result<Report> {
     for window in (0..size.windows).map(Window) {
         merged += u32::from(soak.window(window).await.with_context(|| format!("window {}", window.0))?);
         let (memory, sockets) = (resident_bytes()? as f64, open_files()?);
+        if (window.0 + 1).is_multiple_of(100) {
+            tracing::info!(windows = window.0 + 1, mib = memory / MIB, sockets, "held");
+        }
         held.push(Held { memory, sockets, files: files_below(soak.home.path()).0 });
     }
     let seconds = began.elapsed().as_secs_f64();
