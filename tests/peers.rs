@@ -340,12 +340,10 @@ async fn an_offer_is_taken_between_the_deadlines_only() {
     let miner = scene.miner(key(100)).await;
     scene.publish(&miner).await.unwrap();
 
-    // Past the reveal deadline it is too late, whatever is sent. It is offered once: the next window needs the line.
+    // Past the reveal deadline it is too late, whatever is sent.
     scene.chain.lock().advance_to(Block(params().schedule.reveal_deadline(WINDOW).0 + 1));
-    let began = std::time::Instant::now();
     let error = node::error_chain(&scene.publish(&miner).await.unwrap_err());
     assert!(error.contains("takes contributions to the window after block"), "{error}");
-    assert!(began.elapsed() < Duration::from_secs(2), "five further offers take 2.5 s");
 }
 
 /// The bytes of a validator's record in its bucket.
