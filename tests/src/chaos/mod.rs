@@ -11,7 +11,7 @@ pub mod check;
 pub mod plan;
 
 pub use check::Violation;
-pub use plan::{Options, Plan};
+pub use plan::{FaultCounts, Options, Plan};
 
 use crate::sim::{
     experiment::on_one_thread,
@@ -39,11 +39,16 @@ pub struct Report {
     pub options: Options,
     /// The faults that happened, in words.
     pub faults: Vec<String>,
+    pub fault_counts: FaultCounts,
     pub violations: Vec<Violation>,
     /// The digest of all events, in order.
     pub trace: String,
     pub events: u64,
     pub merged_windows: u32,
+    /// Merged windows of those before the calm, which has no faults.
+    pub merged_under_faults: u32,
+    /// Windows in which two thirds of the stake were undisturbed: only then is a contribution missed.
+    pub checked_windows: u32,
     /// Honest contributions that two thirds attested as valid.
     pub valid_contributions: u64,
     pub seconds: f64,
@@ -84,10 +89,13 @@ pub fn run(world: &World, options: &Options) -> Result<Report, SimError> {
     Ok(Report {
         options: options.clone(),
         faults: plan.faults.iter().map(ToString::to_string).collect(),
+        fault_counts: plan.counts(options),
         violations: checks.violations.clone(),
         trace: checks.trace(),
         events: checks.events,
         merged_windows: checks.merged_windows,
+        merged_under_faults: checks.merged_under_faults,
+        checked_windows: checks.checked_windows,
         valid_contributions: checks.valid_contributions,
         seconds: started.elapsed().as_secs_f64(),
     })
