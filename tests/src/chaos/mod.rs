@@ -25,7 +25,7 @@ use std::{
     collections::BTreeSet,
     io,
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -109,11 +109,12 @@ fn survive_full_disks() -> io::Result<()> {
     signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map(drop)
 }
 
-/// The most networks that [`shrink`] runs.
+/// The most networks that [`shrink`] runs, and the time after which it begins no other.
 const SHRINK_RUNS_MAX: u32 = 60;
+const SHRINK_TIME: Duration = Duration::from_secs(20 * 60);
 
 /// Leaves out faults, first half of them at a time and at last each alone, as long as the first check that `report`
-/// broke is still broken. Returns the network with the fewest faults.
+/// broke is still broken, for as long as it may take. Returns the network with the fewest faults.
 ///
 /// # Errors
 /// If a network cannot be made.
@@ -124,9 +125,10 @@ pub fn shrink(world: &World, report: Report) -> Result<Report, SimError> {
     let faults = Plan::draw(&report.options, &world_of_plan.params.schedule).faults;
     let mut keep: Vec<usize> = faults.iter().map(|fault| fault.number).collect();
     let (mut smallest, mut runs, mut piece) = (report, 0, keep.len().div_ceil(2));
+    let began = Instant::now();
     while 0 < piece {
         let mut from = 0;
-        while from < keep.len() && runs < SHRINK_RUNS_MAX {
+        while from < keep.len() && runs < SHRINK_RUNS_MAX && began.elapsed() < SHRINK_TIME {
             let until = (from + piece).min(keep.len());
             let fewer: BTreeSet<usize> = keep[..from].iter().chain(&keep[until..]).copied().collect();
             runs += 1;
