@@ -45,6 +45,8 @@ pub struct Violation {
 struct Trace {
     /// Those since the last block.
     events: Vec<Event>,
+    /// The parent of the nodes' directories: its name is another one in each run.
+    home: Option<Arc<str>>,
     /// The digests of the events between two blocks.
     digests: Vec<Arc<OnceLock<Digest>>>,
 }
@@ -61,8 +63,9 @@ impl Trace {
     fn digest_events(&mut self) {
         let (events, digest) = (std::mem::take(&mut self.events), Arc::new(OnceLock::new()));
         self.digests.push(digest.clone());
+        let home = self.home.clone();
         SECOND_THREAD.run_later(Box::new(move || {
-            digest.get_or_init(|| digest_of(&events));
+            digest.get_or_init(|| digest_of(&events, home.as_deref()));
         }));
     }
 
@@ -75,14 +78,19 @@ impl Trace {
     }
 }
 
-fn digest_of(events: &[Event]) -> Digest {
+fn digest_of(events: &[Event], home: Option<&str>) -> Digest {
     let mut hasher = blake3::Hasher::new();
     for event in events {
         let (block, name, text) = match event {
             Event::Entry(block, name, entry) => {
                 let mut value = serde_json::to_value(&**entry).expect("an entry is plain data");
                 without_seconds(&mut value);
-                (*block, &name[..], value.to_string())
+                let text = value.to_string();
+                let text = match home {
+                    Some(home) => text.replace(home, "home"),
+                    None => text,
+                };
+                (*block, &name[..], text)
             }
             Event::Block(block, root) => (block.0, "block", root.to_string()),
         };
@@ -178,7 +186,8 @@ impl Checks {
     pub fn see(&mut self, seen: Seen<'_>) {
         self.events += 1;
         match seen {
-            Seen::Entry { chain, name, entry } => {
+            Seen::Entry { chain, home, name, entry } => {
+                self.trace.home.get_or_insert_with(|| home.display().to_string().into());
                 let entry = Arc::new(entry.clone());
                 self.trace.events.push(Event::Entry(self.block, name.to_owned(), entry.clone()));
                 self.entry(chain, name, entry);

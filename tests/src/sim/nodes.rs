@@ -29,7 +29,7 @@ use protocol::{
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map},
     error::Error,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::{Duration, Instant},
 };
@@ -89,8 +89,8 @@ pub struct Shared {
 
 /// Something that happened in a network.
 pub enum Seen<'a> {
-    /// A node wrote to its journal.
-    Entry { chain: &'a SharedChain, name: &'a str, entry: &'a Entry },
+    /// A node wrote to its journal. Errors in it may name files below `home`, the parent of the nodes' directories.
+    Entry { chain: &'a SharedChain, home: &'a Path, name: &'a str, entry: &'a Entry },
     /// A block was made.
     Block {
         chain: &'a SharedChain,
@@ -176,8 +176,10 @@ impl Shared {
         let is_compared = !self.misled.contains(&name);
         let mut journal = Journal::in_memory(self.recorder.journal_of(name.clone(), is_compared));
         if let Some(watch) = self.watch.clone() {
-            let chain = self.chain.clone();
-            journal.watch(Box::new(move |entry| watch(Seen::Entry { chain: &chain, name: &name, entry })));
+            let (chain, home) = (self.chain.clone(), self.home.clone());
+            journal.watch(Box::new(move |entry| {
+                watch(Seen::Entry { chain: &chain, home: &home, name: &name, entry });
+            }));
         }
         journal
     }
