@@ -15,21 +15,19 @@ use crate::{
     train_window::ThreadResult,
 };
 use nn::{ModelError, Trainer};
-use node::{Entry, Work, error_chain};
+use node::{Blocking, Entry, Work, error_chain};
 use protocol::{
     Block, Digest, Window, lineage,
     view::{Outcome, SeatDeal, SeatWindow},
 };
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, atomic::AtomicBool};
 
 /// A thread that trains on the next window's data.
 pub(crate) struct Ahead {
     key: SnapshotKey,
     stop: Arc<AtomicBool>,
     work: Work<ThreadResult>,
+    blocking: Blocking,
 }
 
 /// The training ahead of the window after `window`, until it starts.
@@ -68,7 +66,7 @@ impl Ahead {
 /// The thread ends with its owner.
 impl Drop for Ahead {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.blocking.stop(&self.stop);
     }
 }
 
@@ -161,7 +159,7 @@ impl Miner {
         tracing::info!(window = next.0, sequences = trained.sequences, "training ahead of the model");
         let stop = Arc::new(AtomicBool::new(false));
         let work = self.start_training(next, sequences, trained, progress, stop.clone());
-        self.ahead = Some(Ahead { key, stop, work });
+        self.ahead = Some(Ahead { key, stop, work, blocking: self.node.blocking });
         Ok(())
     }
 
@@ -186,7 +184,7 @@ impl Miner {
     #[tracing::instrument(name = "end ahead", target = "profile", level = "debug", skip_all)]
     pub(crate) async fn end_ahead(&mut self) -> Result<(), RunError> {
         let Some(mut ahead) = self.ahead.take() else { return Ok(()) };
-        ahead.stop.store(true, Ordering::Relaxed);
+        ahead.blocking.stop(&ahead.stop);
         let (local, trained, observer) = (&mut ahead.work).await.map_err(RunError::TrainerDied)?;
         self.local = local;
         let window = ahead.key.window;

@@ -254,11 +254,12 @@ impl Miner {
     ) -> Result<ThreadResult, WorkDied> {
         loop {
             tokio::select! {
+                biased;
                 ended = &mut work => return ended,
                 changed = self.node.heads.changed(), if !stop.load(Ordering::Relaxed) => {
                     // A chain that is gone is noticed after the window; the work is finished first.
                     if changed.is_err() || stop_at <= self.node.block() {
-                        stop.store(true, Ordering::Relaxed);
+                        self.node.blocking.stop(stop);
                     }
                 }
             }

@@ -177,7 +177,7 @@ impl Validator {
     /// next window (PROT-28).
     pub(crate) fn end_evaluation(&self) {
         if let Some(evaluation) = &self.evaluation {
-            evaluation.time_is_up.store(true, Ordering::Relaxed);
+            self.node.blocking.stop(&evaluation.time_is_up);
         }
     }
 

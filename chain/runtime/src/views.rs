@@ -67,11 +67,12 @@ pub fn update_mirrors(run: RunId, window: Window, turn: u32, limit: u32) -> Vec<
         voters.rotate_left(turn as usize);
     }
     let is_other = |uid: &Uid| !voters.contains(uid);
-    let roster = Registry::roster(run).into_iter();
+    // Only read if there are too few voters: the roster has every seat.
+    let roster = core::iter::once_with(|| Registry::roster(run)).flatten();
     let others = roster.filter(|(_, entry)| entry.role == Role::Validator).map(|(uid, _)| uid);
-    let others: Vec<Uid> = others.filter(is_other).collect();
     // A voter may have left since.
-    let seats = voters.iter().chain(&others).filter_map(|uid| Registry::seat(run, *uid));
+    let uids = voters.iter().copied().chain(others.filter(is_other));
+    let seats = uids.filter_map(|uid| Registry::seat(run, uid));
     let validators = seats.filter(|seat| seat.role == Role::Validator);
     validators.take(limit.min(MIRRORS_MAX) as usize).map(|seat| text(seat.endpoint)).collect()
 }

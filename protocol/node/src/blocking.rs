@@ -1,30 +1,78 @@
 //! Runs computations on the whole model off the executor.
 //!
 //! Merging, applying, hashing, encoding, loading and saving take seconds for a model of a billion parameters. On the
-//! executor they would keep `/health`, peers and Ctrl-C waiting. A program runs them on a pool of threads; the
-//! simulation runs them inline, so that the order of events does not depend on threads.
+//! executor they would keep `/health`, peers and Ctrl-C waiting. A program runs them on a pool of threads; a simulation
+//! runs them inline or by an executor of its own, so that the order of events does not depend on threads.
 
-use futures::future::{self, Either, Ready};
-use std::ops::{Deref, DerefMut};
+use futures::future::{self, BoxFuture, Either};
+use std::{
+    any::Any,
+    fmt,
+    ops::{Deref, DerefMut},
+    panic::{self, AssertUnwindSafe},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 use tokio::task::{JoinError, JoinHandle};
 
 /// Where blocking work runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub enum Blocking {
     /// On the threads that tokio keeps for blocking work.
     #[default]
     Pool,
     /// At once, on the calling thread.
     Inline,
+    /// Where and when the executor decides.
+    By(&'static dyn Executor),
 }
+
+/// Runs blocking work for many nodes of one process.
+pub trait Executor: fmt::Debug + Send + Sync {
+    /// Takes `work`. The future ends after the work, at the latest when it is dropped.
+    fn start(&'static self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()>;
+
+    /// Waits until all work that was taken has ended.
+    fn finish(&self);
+}
+
+/// A result, or what the work panicked with.
+type Slot<T> = Arc<Mutex<Option<Result<T, Box<dyn Any + Send>>>>>;
 
 impl Blocking {
     /// Starts `work` and returns a future of its result. Dropping the future does not stop the work.
     pub fn start<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
         match self {
             Blocking::Pool => Either::Left(tokio::task::spawn_blocking(work)),
-            Blocking::Inline => Either::Right(future::ready(Ok(work()))),
+            Blocking::Inline => Either::Right(Box::pin(future::ready(Ok(work())))),
+            Blocking::By(executor) => {
+                let slot: Slot<T> = Arc::default();
+                let filled = slot.clone();
+                let ended = executor.start(Box::new(move || {
+                    let result = panic::catch_unwind(AssertUnwindSafe(work));
+                    *filled.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+                }));
+                Either::Right(Box::pin(async move {
+                    ended.await;
+                    let result = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    match result.expect("an executor's future ends after the work") {
+                        Ok(value) => Ok(value),
+                        Err(panicked) => panic::resume_unwind(panicked),
+                    }
+                }))
+            }
         }
+    }
+
+    /// Tells work to stop that looks at `flag` meanwhile. What an executor took has ended before, so that its result
+    /// does not depend on how far a thread was.
+    pub fn stop(self, flag: &AtomicBool) {
+        if let Blocking::By(executor) = self {
+            executor.finish();
+        }
+        flag.store(true, Ordering::Relaxed);
     }
 
     /// Runs `work` and returns its result.
@@ -68,7 +116,7 @@ impl Blocking {
 pub type WorkDied = JoinError;
 
 /// The result of a computation that runs, as a future.
-pub type Work<T> = Either<JoinHandle<T>, Ready<Result<T, WorkDied>>>;
+pub type Work<T> = Either<JoinHandle<T>, BoxFuture<'static, Result<T, WorkDied>>>;
 
 /// A value that a thread may borrow: absent while it is away. For values without a default of their own.
 ///

@@ -27,7 +27,7 @@ pub mod witness;
 
 pub use crate::codec::{Codec, Contribution};
 pub use crate::node::{Node, NodeError};
-pub use blocking::{Blocking, Lent, Work, WorkDied};
+pub use blocking::{Blocking, Executor, Lent, Work, WorkDied};
 pub use config::{Flags, ReadOnlyConfig, Settings};
 pub use journal::{Entry, Journal};
 pub use metrics::Metrics;

@@ -2,7 +2,7 @@
 
 use std::{error::Error, path::PathBuf, process::ExitCode};
 use tests::{
-    chaos::{self, Options, Report},
+    chaos::{self, FaultCounts, Options, Report},
     sim::world::World,
 };
 
@@ -86,14 +86,17 @@ fn print(settings: &Settings, report: &Report) -> Result<(), Box<dyn Error>> {
         println!("{}", serde_json::to_string(report)?);
         return Ok(());
     }
-    let Report { options, faults, violations, trace, events, merged_windows, valid_contributions, seconds } =
-        report;
+    let Report { options, faults, violations, trace, events, valid_contributions, seconds, .. } = report;
+    let Report { merged_windows, merged_under_faults, checked_windows, .. } = report;
+    let FaultCounts { cheats, of_all, of_validators, of_miners } = report.fault_counts;
+    let (windows, disturbed) = (options.windows, options.windows - options.calm_windows());
     println!("{}", options.arguments());
     faults.iter().for_each(|fault| println!("  {fault}"));
     println!(
-        "  {merged_windows} of {} windows merged, {valid_contributions} valid contributions of honest seats, {events} \
-         events, {seconds:.1} s, trace {trace}",
-        options.windows
+        "  {cheats} seats cheat; faults: {of_miners} of miners, {of_validators} of validators, {of_all} of all\n  \
+         {merged_windows} of {windows} windows merged, of the {disturbed} with faults {merged_under_faults}; two \
+         thirds undisturbed in {checked_windows}\n  {valid_contributions} valid contributions of honest seats, {events} \
+         events, {seconds:.1} s, trace {trace}"
     );
     for violation in violations {
         println!("  BROKEN at block {}: {}: {}", violation.block, violation.check, violation.what);

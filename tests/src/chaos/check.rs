@@ -12,9 +12,10 @@ use crate::sim::{
     chain::{SealedCall, SharedChain},
     network::{LATE_JOINER, RUN, SimError},
     nodes::Seen,
+    second_thread::SECOND_THREAD,
 };
 use mettle_runtime::{AccountId, Nomination, Registry, Rewards, RuntimeCall, Weights, Windows};
-use node::Entry;
+use node::{Entry, Executor as _};
 use protocol::{
     Block, Digest, RunParams, Uid, Window,
     view::{Outcome, SeatView, Verdict, WindowView},
@@ -22,7 +23,7 @@ use protocol::{
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 /// The most calls of one seat in a window.
@@ -37,6 +38,68 @@ pub struct Violation {
     pub check: &'static str,
     pub block: u32,
     pub what: String,
+}
+
+/// The digest of all events in their order. The second thread computes it.
+#[derive(Default)]
+struct Trace {
+    /// Those since the last block.
+    events: Vec<Event>,
+    /// The parent of the nodes' directories: its name is another one in each run.
+    home: Option<Arc<str>>,
+    /// The digests of the events between two blocks.
+    digests: Vec<Arc<OnceLock<Digest>>>,
+}
+
+enum Event {
+    /// Since this block, by this node.
+    Entry(u32, String, Arc<Entry>),
+    /// A block, and the chain's state root after it.
+    Block(Block, Digest),
+}
+
+impl Trace {
+    /// Has the events since the last block digested.
+    fn digest_events(&mut self) {
+        let (events, digest) = (std::mem::take(&mut self.events), Arc::new(OnceLock::new()));
+        self.digests.push(digest.clone());
+        let home = self.home.clone();
+        SECOND_THREAD.run_later(Box::new(move || {
+            digest.get_or_init(|| digest_of(&events, home.as_deref()));
+        }));
+    }
+
+    fn digest(&mut self) -> String {
+        self.digest_events();
+        SECOND_THREAD.finish();
+        let digests: Vec<&[u8]> =
+            self.digests.iter().filter_map(|digest| digest.get()).map(|digest| &digest.0[..]).collect();
+        Digest::of_parts(&digests).to_string()
+    }
+}
+
+fn digest_of(events: &[Event], home: Option<&str>) -> Digest {
+    let mut hasher = blake3::Hasher::new();
+    for event in events {
+        let (block, name, text) = match event {
+            Event::Entry(block, name, entry) => {
+                let mut value = serde_json::to_value(&**entry).expect("an entry is plain data");
+                without_seconds(&mut value);
+                let text = value.to_string();
+                let text = match home {
+                    Some(home) => text.replace(home, "home"),
+                    None => text,
+                };
+                (*block, &name[..], text)
+            }
+            Event::Block(block, root) => (block.0, "block", root.to_string()),
+        };
+        hasher.update(&block.to_le_bytes());
+        for part in [name, &text] {
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        }
+    }
+    Digest(*hasher.finalize().as_bytes())
 }
 
 /// A seat that began with the network.
@@ -54,13 +117,15 @@ pub(super) struct Checks {
     /// By name.
     seat_of: BTreeMap<String, usize>,
     pub violations: Vec<Violation>,
-    hash: blake3::Hasher,
+    trace: Trace,
     pub events: u64,
     pub merged_windows: u32,
+    pub merged_under_faults: u32,
+    pub checked_windows: u32,
     pub valid_contributions: u64,
     block: u32,
     /// Journal entries about windows that are not over, with their nodes.
-    entries: Vec<(String, Entry)>,
+    entries: Vec<(String, Arc<Entry>)>,
     /// By node: the latest window whose model it held, and the lineage.
     held: BTreeMap<String, (Window, Digest)>,
     /// The chain's lineage after the last window.
@@ -94,9 +159,11 @@ impl Checks {
             options: options.clone(),
             plan,
             violations: Vec::new(),
-            hash: blake3::Hasher::new(),
+            trace: Trace::default(),
             events: 0,
             merged_windows: 0,
+            merged_under_faults: 0,
+            checked_windows: 0,
             valid_contributions: 0,
             block: 0,
             entries: Vec::new(),
@@ -112,17 +179,17 @@ impl Checks {
     }
 
     /// The digest of all events so far.
-    pub fn trace(&self) -> String {
-        self.hash.finalize().to_hex().to_string()
+    pub fn trace(&mut self) -> String {
+        self.trace.digest()
     }
 
     pub fn see(&mut self, seen: Seen<'_>) {
         self.events += 1;
         match seen {
-            Seen::Entry { chain, name, entry } => {
-                let mut text = serde_json::to_value(entry).expect("an entry is plain data");
-                without_seconds(&mut text);
-                self.note(&[name, &text.to_string()]);
+            Seen::Entry { chain, home, name, entry } => {
+                self.trace.home.get_or_insert_with(|| home.display().to_string().into());
+                let entry = Arc::new(entry.clone());
+                self.trace.events.push(Event::Entry(self.block, name.to_owned(), entry.clone()));
                 self.entry(chain, name, entry);
             }
             Seen::Block { chain, calls, writes } => {
@@ -131,17 +198,10 @@ impl Checks {
                     (chain.head().block, chain.state_root())
                 };
                 self.block = head.0;
-                self.note(&["block", &root.to_string()]);
+                self.trace.events.push(Event::Block(head, root));
+                self.trace.digest_events();
                 self.block(chain, calls, writes);
             }
-        }
-    }
-
-    /// Adds an event to the trace.
-    fn note(&mut self, parts: &[&str]) {
-        self.hash.update(&self.block.to_le_bytes());
-        for part in parts {
-            self.hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
         }
     }
 
@@ -181,8 +241,8 @@ impl Checks {
         Some(self.first.get(seat)?.id.uid)
     }
 
-    fn entry(&mut self, chain: &SharedChain, name: &str, entry: &Entry) {
-        if let Entry::Holds { window, lineage, .. } = entry {
+    fn entry(&mut self, chain: &SharedChain, name: &str, entry: Arc<Entry>) {
+        if let Entry::Holds { window, lineage, .. } = &*entry {
             self.held.insert(name.to_owned(), (*window, *lineage));
         }
         let seat = self.seat_of.get(name).copied();
@@ -190,8 +250,8 @@ impl Checks {
         // The chain that such a node was shown had it.
         let is_misled = seat.is_some_and(|seat| self.was_shown_best(seat));
         if !is_cheat && !is_misled {
-            self.is_final(chain, name, entry);
-            self.entries.push((name.to_owned(), entry.clone()));
+            self.is_final(chain, name, &entry);
+            self.entries.push((name.to_owned(), entry));
         }
     }
 
@@ -311,6 +371,7 @@ impl Checks {
         let window = view.window;
         let is_merged = matches!(view.outcome, Some(Outcome::Merged(_)));
         self.merged_windows += u32::from(is_merged);
+        self.merged_under_faults += u32::from(is_merged && window < self.options.calm());
         let is_working = |seat: usize| self.members[seat].is_honest && !self.is_excused(seat, window);
         let stake_of = |seat: usize| {
             let uid = self.uid(seat)?;
@@ -343,6 +404,7 @@ impl Checks {
             }
         }
         self.valid_contributions += valid_contributions;
+        self.checked_windows += u32::from(has_quorum);
         lost.into_iter().for_each(|what| self.broken("lost contribution", what));
         let is_calm = self.options.calm().0 < window.0;
         if is_calm && has_quorum && !is_merged {

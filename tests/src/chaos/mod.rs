@@ -11,7 +11,7 @@ pub mod check;
 pub mod plan;
 
 pub use check::Violation;
-pub use plan::{Options, Plan};
+pub use plan::{FaultCounts, Options, Plan};
 
 use crate::sim::{
     experiment::on_one_thread,
@@ -25,7 +25,7 @@ use std::{
     collections::BTreeSet,
     io,
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -39,11 +39,16 @@ pub struct Report {
     pub options: Options,
     /// The faults that happened, in words.
     pub faults: Vec<String>,
+    pub fault_counts: FaultCounts,
     pub violations: Vec<Violation>,
     /// The digest of all events, in order.
     pub trace: String,
     pub events: u64,
     pub merged_windows: u32,
+    /// Merged windows of those before the calm, which has no faults.
+    pub merged_under_faults: u32,
+    /// Windows in which two thirds of the stake were undisturbed: only then is a contribution missed.
+    pub checked_windows: u32,
     /// Honest contributions that two thirds attested as valid.
     pub valid_contributions: u64,
     pub seconds: f64,
@@ -84,10 +89,13 @@ pub fn run(world: &World, options: &Options) -> Result<Report, SimError> {
     Ok(Report {
         options: options.clone(),
         faults: plan.faults.iter().map(ToString::to_string).collect(),
+        fault_counts: plan.counts(options),
         violations: checks.violations.clone(),
         trace: checks.trace(),
         events: checks.events,
         merged_windows: checks.merged_windows,
+        merged_under_faults: checks.merged_under_faults,
+        checked_windows: checks.checked_windows,
         valid_contributions: checks.valid_contributions,
         seconds: started.elapsed().as_secs_f64(),
     })
@@ -101,11 +109,12 @@ fn survive_full_disks() -> io::Result<()> {
     signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map(drop)
 }
 
-/// The most networks that [`shrink`] runs.
+/// The most networks that [`shrink`] runs, and the time after which it begins no other.
 const SHRINK_RUNS_MAX: u32 = 60;
+const SHRINK_TIME: Duration = Duration::from_secs(20 * 60);
 
 /// Leaves out faults, first half of them at a time and at last each alone, as long as the first check that `report`
-/// broke is still broken. Returns the network with the fewest faults.
+/// broke is still broken, for as long as it may take. Returns the network with the fewest faults.
 ///
 /// # Errors
 /// If a network cannot be made.
@@ -116,9 +125,10 @@ pub fn shrink(world: &World, report: Report) -> Result<Report, SimError> {
     let faults = Plan::draw(&report.options, &world_of_plan.params.schedule).faults;
     let mut keep: Vec<usize> = faults.iter().map(|fault| fault.number).collect();
     let (mut smallest, mut runs, mut piece) = (report, 0, keep.len().div_ceil(2));
+    let began = Instant::now();
     while 0 < piece {
         let mut from = 0;
-        while from < keep.len() && runs < SHRINK_RUNS_MAX {
+        while from < keep.len() && runs < SHRINK_RUNS_MAX && began.elapsed() < SHRINK_TIME {
             let until = (from + piece).min(keep.len());
             let fewer: BTreeSet<usize> = keep[..from].iter().chain(&keep[until..]).copied().collect();
             runs += 1;

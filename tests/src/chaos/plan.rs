@@ -5,15 +5,18 @@ use crate::sim::{
     network::{Cast, Event, Leaves, Link, MinerSeat, Outage, Timed, ValidatorSeat},
     nodes::EVALUATES_ALL,
     planted::{self, Planted},
+    second_thread::SECOND_THREAD,
     world::World,
 };
 use adversaries::{SeededRng, Setup, SharedMailbox};
 use mettle_runtime::SLOT_DURATION;
+use node::Blocking;
 use protocol::{Block, Role, RunParams, Schedule, Terms, Window};
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    ops::Range,
     time::Duration,
 };
 use store::faults::{Faults, Rate};
@@ -24,12 +27,27 @@ const LONGEST_BLOCKS: u64 = 18;
 pub(super) const LONGEST_STALL: u32 = 9;
 /// The longest answer of the chain. Kills fall between any two answers.
 const LATENCY_MAX: Duration = Duration::from_millis(40);
-/// Seat-windows for one fault of each kind.
+/// Seat-windows for one fault of each kind in a small network. Most windows have a fault of the whole network, or of
+/// more than a third of the validators.
 const SEAT_WINDOWS_PER_FAULT: u64 = 20;
+/// The most seats of a small network. In a larger one, each role and the whole network have their own faults, so that
+/// most windows are merged: only then is a contribution missed.
+const SMALL_NETWORK_SEATS_MAX: usize = 24;
+/// The same as [`SEAT_WINDOWS_PER_FAULT`] in a larger network, of miners and of validators.
+const MINER_WINDOWS_PER_FAULT: u64 = 40;
+const VALIDATOR_WINDOWS_PER_FAULT: u64 = 160;
+/// Windows of a larger network for each fault of finality, for each time of late calls, and for each cut through the
+/// whole network.
+const WINDOWS_PER_STALL: u32 = 24;
+const WINDOWS_PER_LATE_CALLS: u32 = 24;
+const WINDOWS_PER_PARTITION: u32 = 8;
+/// The most seats of one role that are cut off together in a larger network.
+const CUT_OFF_MAX: usize = 6;
 
-/// Validators of a network with more seats evaluate as many contributions in a window as the program does by default.
-const SMALL_NETWORK_SEATS_MAX: usize = 50;
-/// The default of `validator serve`.
+/// The most windows between two checkpoints, unless one must be longer.
+const CHECKPOINT_WINDOWS_MAX: u32 = 12;
+
+/// Contributions that a validator of a larger network evaluates in a window: the default of `validator serve`.
 const EVALUATIONS_MAX: usize = 64;
 
 /// All that determines a network.
@@ -117,11 +135,19 @@ impl Options {
         Window(self.windows - self.calm_windows())
     }
 
+    /// Windows between two checkpoints, so that one follows the calm's first window, which is merged: a validator that
+    /// could not get a selected contribution once has no vote until the next checkpoint.
+    fn checkpoint_windows(&self) -> u32 {
+        let second = self.calm().next().0;
+        (2..=CHECKPOINT_WINDOWS_MAX).rev().find(|windows| second.is_multiple_of(*windows)).unwrap_or(second)
+    }
+
     /// Gives the run of `world` room for all seats, and epochs of which a short network has several.
     pub(super) fn adapt(&self, world: &mut World) {
         let seats = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
         *world = world.with_small_model();
-        world.params = RunParams { epoch_windows: 2, ..world.params };
+        let checkpoint_windows = self.checkpoint_windows();
+        world.params = RunParams { epoch_windows: 2, checkpoint_windows, ..world.params };
         world.terms = Terms {
             miner_seats_max: seats(self.miners + 16),
             validator_seats_max: seats(self.validators),
@@ -130,8 +156,13 @@ impl Options {
         };
     }
 
+    /// Seats that begin with the network.
+    fn seats(&self) -> usize {
+        self.miners + self.validators
+    }
+
     fn is_large(&self) -> bool {
-        SMALL_NETWORK_SEATS_MAX < self.miners + self.validators
+        SMALL_NETWORK_SEATS_MAX < self.seats()
     }
 
     /// The name of a seat that begins with the network.
@@ -159,11 +190,14 @@ impl Fault {
         let is_disturbed = match self.kind {
             Kind::Kill(leaves) => leaves == Leaves::Truncated,
             Kind::LateCalls(_) | Kind::LateFinality | Kind::Fork { .. } => true,
+            // Also to those who read from it, where the plan says so.
+            Kind::BucketIsSlow => true,
             _ => self.seats.contains(&seat),
         };
         // A node that is behind by then needs some blocks.
         let ends = self.until.saturating_add(LONGEST_LAG + 1);
-        let is_of_seat = self.seats.is_empty() || self.seats.contains(&seat);
+        let is_of_seat =
+            self.seats.is_empty() || self.seats.contains(&seat) || self.kind == Kind::BucketIsSlow;
         is_disturbed && is_of_seat && self.kind != Kind::Join && self.from < until && from <= ends
     }
 
@@ -239,6 +273,17 @@ impl fmt::Display for Fault {
     }
 }
 
+/// How many faults disturb whom.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FaultCounts {
+    pub cheats: usize,
+    /// Of the chain or of no seat in particular.
+    pub of_all: usize,
+    /// Of validators, and perhaps of miners too.
+    pub of_validators: usize,
+    pub of_miners: usize,
+}
+
 /// What a seed draws.
 pub struct Plan {
     pub faults: Vec<Fault>,
@@ -255,27 +300,58 @@ struct Drawing<'a> {
     options: &'a Options,
     schedule: &'a Schedule,
     faults: Vec<Fault>,
-    /// Seats that cheat or leave.
-    gone: BTreeSet<usize>,
+    /// Honest seats that stay, by uid.
+    stay: Vec<usize>,
+}
+
+/// Seats with the same density of faults.
+struct Group {
+    /// How many seats began.
+    size: usize,
+    /// Those that are honest and stay.
+    stay: Vec<usize>,
+    windows_per_fault: u64,
+    cut_off_max: usize,
 }
 
 impl Drawing<'_> {
     /// A number of faults of one kind.
+    fn count_of(&mut self, seats: usize, windows_per_fault: u64) -> u64 {
+        let windows = u64::from(self.options.calm().0);
+        self.random.below(1 + 2 * (seats as u64 * windows).div_ceil(windows_per_fault))
+    }
+
     fn count(&mut self) -> u64 {
-        let seats = (self.options.miners + self.options.validators) as u64;
-        self.random.below(1 + 2 * (seats * u64::from(self.options.calm().0)).div_ceil(SEAT_WINDOWS_PER_FAULT))
+        self.count_of(self.options.seats(), SEAT_WINDOWS_PER_FAULT)
+    }
+
+    /// A number of faults of the whole network of one kind.
+    fn count_of_all(&mut self, windows_per_fault: u32) -> u64 {
+        let most =
+            if self.options.is_large() { self.options.calm().0.div_ceil(windows_per_fault) } else { 2 };
+        self.count().min(most.into())
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        let Options { miners, validators, .. } = *self.options;
+        let group = |seats: Range<usize>, windows_per_fault, cut_off_max| Group {
+            size: seats.len(),
+            stay: self.stay.iter().copied().filter(|seat| seats.contains(seat)).collect(),
+            windows_per_fault,
+            cut_off_max,
+        };
+        let seats = miners + validators;
+        if !self.options.is_large() {
+            return vec![group(0..seats, SEAT_WINDOWS_PER_FAULT, seats.div_ceil(3))];
+        }
+        vec![
+            group(0..miners, MINER_WINDOWS_PER_FAULT, CUT_OFF_MAX),
+            group(miners..seats, VALIDATOR_WINDOWS_PER_FAULT, CUT_OFF_MAX.min(validators.div_ceil(3))),
+        ]
     }
 
     fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.random.below(of.len() as u64) as usize]
-    }
-
-    /// An honest seat that stays.
-    fn seat(&mut self) -> usize {
-        let stay: Vec<usize> = (0..self.options.miners + self.options.validators)
-            .filter(|seat| !self.gone.contains(seat))
-            .collect();
-        self.pick(&stay)
     }
 
     /// A head before the calm.
@@ -323,7 +399,7 @@ impl Drawing<'_> {
     ) {
         let (number, seats): (_, BTreeSet<usize>) = (self.faults.len() + 1, seats.into_iter().collect());
         if matches!(kind, Kind::Cheat(_) | Kind::Leave) {
-            self.gone.extend(&seats);
+            self.stay.retain(|seat| !seats.contains(seat));
         }
         self.faults.push(Fault { number, kind, seats, from, until, after });
     }
@@ -348,7 +424,8 @@ impl Drawing<'_> {
     fn draw(&mut self) {
         self.cheats();
         for _ in 0..self.count().min(self.options.miners as u64 / 4) {
-            let seat = Some(self.seat()).filter(|seat| *seat < self.options.miners);
+            let at = self.random.below(self.stay.len() as u64) as usize;
+            let seat = Some(self.stay[at]).filter(|seat| *seat < self.options.miners);
             if let Some(seat) = seat {
                 self.at(Kind::Leave, [seat], u32::MAX);
             }
@@ -356,21 +433,50 @@ impl Drawing<'_> {
         for _ in 0..self.count().min(4) {
             self.at(Kind::Join, [], 0);
         }
-        for _ in 0..self.count().min(2) {
+        for _ in 0..self.count_of_all(WINDOWS_PER_LATE_CALLS) {
             let blocks = 1 + self.random.below(2) as u32;
             self.lasting(Kind::LateCalls(blocks), []);
         }
-        for _ in 0..2 * self.count() {
+        let groups = self.groups();
+        groups.iter().for_each(|group| self.faults_of(group));
+        if self.options.is_large() {
+            let (all, most) = (self.stay.clone(), self.options.seats().div_ceil(3));
+            for _ in 0..self.count_of_all(WINDOWS_PER_PARTITION) {
+                self.cut_off(&all, most);
+            }
+        }
+        for _ in 0..self.count_of_all(WINDOWS_PER_STALL) {
+            let loses_calls = self.pick(&[true, false]);
+            let kind = self.pick(&[Kind::LateFinality, Kind::Fork { loses_calls }]);
+            self.stall(kind);
+        }
+        for group in &groups {
+            for _ in 0..self.count_of(group.size, group.windows_per_fault) {
+                let seat = self.pick(&group.stay);
+                let kind = self.pick(&[Kind::OldReads, Kind::ShowsBest, Kind::NoResults]);
+                self.lasting(kind, [seat]);
+            }
+        }
+    }
+
+    /// Cuts off up to `most` of `seats` together.
+    fn cut_off(&mut self, seats: &[usize], most: usize) {
+        let link = self.pick(&[Link::All, Link::All, Link::Heads, Link::Calls, Link::Reads, Link::Readers]);
+        let size = 1 + self.random.below(most as u64);
+        let seats: Vec<usize> = (0..size).map(|_| self.pick(seats)).collect();
+        self.lasting(Kind::CutOff(link), seats);
+    }
+
+    /// Draws faults of the seats of a group.
+    fn faults_of(&mut self, group: &Group) {
+        let Group { size, windows_per_fault, .. } = *group;
+        for _ in 0..2 * self.count_of(size, windows_per_fault) {
             let leaves = self.pick(&[Leaves::Whole, Leaves::Whole, Leaves::Unfinished, Leaves::Renamed]);
-            let seat = self.seat();
+            let seat = self.pick(&group.stay);
             self.at(Kind::Kill(leaves), [seat], 0);
         }
-        for _ in 0..self.count() {
-            let links = [Link::All, Link::All, Link::Heads, Link::Calls, Link::Reads, Link::Readers];
-            let (link, seats) = (self.pick(&links), self.options.miners + self.options.validators);
-            let size = 1 + self.random.below((seats as u64).div_ceil(3));
-            let seats: Vec<usize> = (0..size).map(|_| self.seat()).collect();
-            self.lasting(Kind::CutOff(link), seats);
+        for _ in 0..self.count_of(size, windows_per_fault) {
+            self.cut_off(&group.stay, group.cut_off_max);
         }
         // One node at a time.
         let kinds = [
@@ -385,8 +491,8 @@ impl Drawing<'_> {
             Kind::BucketIsFull,
             Kind::FullDisk(4096),
         ];
-        for _ in 0..5 * self.count() {
-            let seat = self.seat();
+        for _ in 0..5 * self.count_of(size, windows_per_fault) {
+            let seat = self.pick(&group.stay);
             match self.pick(&kinds) {
                 kind @ Kind::Kill(_) => self.at(kind, [seat], 0),
                 Kind::HeadLag(longest) => {
@@ -400,16 +506,6 @@ impl Drawing<'_> {
                 kind => self.lasting(kind, [seat]),
             }
         }
-        for _ in 0..self.count().min(2) {
-            let loses_calls = self.pick(&[true, false]);
-            let kind = self.pick(&[Kind::LateFinality, Kind::Fork { loses_calls }]);
-            self.stall(kind);
-        }
-        for _ in 0..self.count() {
-            let seat = self.seat();
-            let kind = self.pick(&[Kind::OldReads, Kind::ShowsBest, Kind::NoResults]);
-            self.lasting(kind, [seat]);
-        }
     }
 }
 
@@ -419,13 +515,20 @@ impl Plan {
         let mut random = SeededRng::new(&[b"chaos", &options.seed.to_le_bytes()]);
         let into = random.below(u64::from(schedule.blocks_per_window)) as u32;
         let last = Window(options.windows - 3);
-        let mut drawing = Drawing { random, options, schedule, faults: Vec::new(), gone: BTreeSet::new() };
+        let stay = (0..options.seats()).collect();
+        let mut drawing = Drawing { random, options, schedule, faults: Vec::new(), stay };
         drawing.draw();
         let mut faults = drawing.faults;
         faults.retain(|fault| options.keep.as_ref().is_none_or(|keep| keep.contains(&fault.number)));
         let (mut of_seat, mut of_all) = (BTreeMap::<usize, Vec<usize>>::new(), Vec::new());
         for (place, fault) in faults.iter().enumerate() {
             fault.seats.iter().for_each(|seat| of_seat.entry(*seat).or_default().push(place));
+            // A miner waits for a bucket for ten seconds before it asks another one: it has six to commit.
+            let is_waited_for =
+                fault.kind == Kind::BucketIsSlow && fault.seats.iter().any(|seat| options.miners <= *seat);
+            if is_waited_for {
+                (0..options.miners).for_each(|miner| of_seat.entry(miner).or_default().push(place));
+            }
             if fault.seats.is_empty() {
                 of_all.push(place);
             }
@@ -433,10 +536,24 @@ impl Plan {
         Plan { faults, late_join: Block(schedule.opens_at(last).0 + into), of_seat, of_all }
     }
 
-    /// The faults of one seat, and those of all.
+    /// The faults that disturb one seat: its own, those of all, and slow buckets of validators.
     pub(super) fn of(&self, seat: usize) -> impl Iterator<Item = &Fault> {
         let own = self.of_seat.get(&seat).into_iter().flatten();
         own.chain(&self.of_all).map(|place| &self.faults[*place])
+    }
+
+    pub(super) fn counts(&self, options: &Options) -> FaultCounts {
+        let mut counts = FaultCounts::default();
+        for fault in &self.faults {
+            let count = match fault.seats.last() {
+                _ if matches!(fault.kind, Kind::Cheat(_)) => &mut counts.cheats,
+                None => &mut counts.of_all,
+                Some(seat) if options.miners <= *seat => &mut counts.of_validators,
+                Some(_) => &mut counts.of_miners,
+            };
+            *count += 1;
+        }
+        counts
     }
 
     /// By uid: the adversary's name, if the seat cheats.
@@ -496,6 +613,7 @@ impl Plan {
         });
         Cast {
             same_evaluation: true,
+            blocking: Blocking::By(&*SECOND_THREAD),
             evaluations_max: if options.is_large() { EVALUATIONS_MAX } else { EVALUATES_ALL },
             outages: outages.flatten().collect(),
             late_joins: vec![self.late_join],
@@ -531,6 +649,24 @@ mod tests {
         attest_by: 7,
         vote_by: 10,
     };
+
+    #[test]
+    fn faults_of_the_network_and_of_validators_do_not_grow_with_the_miners() {
+        let mean = |miners| {
+            let counts = (0..50).map(|seed| {
+                let options = Options::new(seed, miners, 16, 30);
+                Plan::draw(&options, &SCHEDULE).counts(&options)
+            });
+            counts.fold([0; 3], |[all, validators, miners], counts| {
+                [all + counts.of_all, validators + counts.of_validators, miners + counts.of_miners]
+            })
+        };
+        let ([all, validators, miners], [all_of_many, validators_of_many, miners_of_many]) =
+            (mean(100), mean(1000));
+        assert!(10 * all_of_many <= 11 * all, "{all_of_many} of all, {all} with a tenth of the miners");
+        assert!(5 * validators_of_many <= 6 * validators, "{validators_of_many} of validators, {validators}");
+        assert!(5 * miners <= miners_of_many, "{miners_of_many} of miners, {miners}");
+    }
 
     #[test]
     fn a_fault_that_is_left_out_changes_no_other_and_no_fault_reaches_the_calm() {

@@ -10,6 +10,7 @@
 //! - [`world`]: the dataset, model and parameters that several networks share;
 //! - [`nodes`]: opens miners and validators with these parts;
 //! - [`network`]: runs a network: seats, blocks, restarts;
+//! - [`second_thread`]: runs the nodes' blocking work on another thread;
 //! - [`planted`]: errors that checks of a network must find;
 //! - [`record`]: records a network from its nodes' journals and reports;
 //! - [`small`]: a dataset and a model for tests of single nodes;
@@ -27,6 +28,7 @@ pub mod nodes;
 pub mod planted;
 pub mod published;
 pub mod record;
+pub mod second_thread;
 pub mod small;
 mod state;
 pub mod table;

@@ -10,6 +10,7 @@ use super::{
     nodes::{self, Evaluations, NodeFailed, Seat, Seen, Shared, Watch},
     planted::{self, Planted},
     record::{History, Recorder, WindowRecord},
+    second_thread::SECOND_THREAD,
     world::{BATCH, MTL, World},
 };
 use adversaries::Adversary;
@@ -19,7 +20,7 @@ use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall, SLOT_DURATION};
 use miner::{contribution_store::SnapshotError, error::RunError, progress::SnapshotInterval, run::AHEAD};
 use model::{RunSpec, init_flat};
-use node::{Codec, FollowError, durable::FileError};
+use node::{Blocking, Codec, FollowError, durable::FileError};
 use protocol::{Block, Digest, Role, RunId, RunParams, Window, lineage};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sp_keyring::Sr25519Keyring;
@@ -99,6 +100,8 @@ pub struct Cast {
     pub events: Vec<Timed>,
     /// The longest time that an answer of the chain takes.
     pub latency_max: Duration,
+    /// Where nodes do their blocking work.
+    pub blocking: Blocking,
     /// Sees everything that happens.
     pub watch: Option<Watch>,
     /// An error to plant, to test what watches.
@@ -136,6 +139,7 @@ impl Cast {
             late_joins: Vec::new(),
             events: Vec::new(),
             latency_max: Duration::ZERO,
+            blocking: Blocking::Inline,
             watch: None,
             planted: None,
             expendable: BTreeSet::new(),
@@ -408,6 +412,7 @@ impl<'a> Network<'a> {
             ahead: self.cast.ahead,
             pace: self.cast.pace,
             update_delay: self.cast.update_delay,
+            blocking: self.cast.blocking,
             // Only a miner that is killed reads one.
             snapshots: match self.cast.restarts.is_empty() && self.cast.events.is_empty() {
                 true => SnapshotInterval::Never,
@@ -840,12 +845,14 @@ impl Future for Limited {
         if bytes_max == 0 {
             return self.node.as_mut().poll(context);
         }
-        let free = getrlimit(Resource::Fsize);
-        let full = Rlimit { current: Some(bytes_max), ..free };
-        setrlimit(Resource::Fsize, full).expect("a process may lower its limits");
-        let polled = self.node.as_mut().poll(context);
-        setrlimit(Resource::Fsize, free).expect("a process may raise its limits to what they were");
-        polled
+        SECOND_THREAD.alone(|| {
+            let free = getrlimit(Resource::Fsize);
+            let full = Rlimit { current: Some(bytes_max), ..free };
+            setrlimit(Resource::Fsize, full).expect("a process may lower its limits");
+            let polled = self.node.as_mut().poll(context);
+            setrlimit(Resource::Fsize, free).expect("a process may raise its limits to what they were");
+            polled
+        })
     }
 }
 

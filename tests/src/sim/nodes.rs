@@ -29,7 +29,7 @@ use protocol::{
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map},
     error::Error,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::{Duration, Instant},
 };
@@ -74,6 +74,8 @@ pub struct Shared {
     pub pace: Option<f64>,
     /// The time that an update of the model takes to reach a miner.
     pub update_delay: Duration,
+    /// Where nodes do their blocking work.
+    pub blocking: Blocking,
     /// How often miners write a snapshot inside a window.
     pub snapshots: SnapshotInterval,
     pub windows: u32,
@@ -87,8 +89,8 @@ pub struct Shared {
 
 /// Something that happened in a network.
 pub enum Seen<'a> {
-    /// A node wrote to its journal.
-    Entry { chain: &'a SharedChain, name: &'a str, entry: &'a Entry },
+    /// A node wrote to its journal. Errors in it may name files below `home`, the parent of the nodes' directories.
+    Entry { chain: &'a SharedChain, home: &'a Path, name: &'a str, entry: &'a Entry },
     /// A block was made.
     Block {
         chain: &'a SharedChain,
@@ -117,15 +119,16 @@ pub struct Seat {
 }
 
 impl Shared {
-    /// `url` is the base URL of the seat's bucket; empty without a seat.
-    fn follower(&self, chain: &SharedChain, url: &str, validator_index: Option<usize>) -> Follower {
+    /// `seat`: the node's; `None`: it has none.
+    fn follower(&self, chain: &SharedChain, seat: Option<&Seat>) -> Follower {
+        let validator_index = seat.and_then(|seat| seat.validator_index);
+        let url = seat.map(|seat| seat.view.endpoint.clone()).unwrap_or_default();
         let number = validator_index.map_or(u64::MAX, |validator_index| validator_index as u64);
         let seed = Digest::of_parts(&[&self.seed.0, b"reader", &number.to_le_bytes()]);
         let failures_ppm = if validator_index.is_some() { self.failures_ppm } else { 0 };
-        // The observer has no seat.
-        let is_miner = validator_index.is_none() && !url.is_empty();
+        let is_miner = seat.is_some() && validator_index.is_none();
         let update_delay = if is_miner { self.update_delay } else { Duration::ZERO };
-        let reader = Reader::new(self.buckets.clone(), url.to_owned(), seed, failures_ppm);
+        let reader = Reader::new(self.buckets.clone(), url, seed, failures_ppm);
         Follower {
             chain: Arc::new(chain.clone()),
             fetch: Arc::new(reader.with_update_delay(update_delay)),
@@ -134,9 +137,9 @@ impl Shared {
             sent: self.sent.clone(),
             merged: self.merged.clone(),
             keeps_buffer: validator_index.is_some(),
-            turn: validator_index.unwrap_or(0),
+            turn: seat.map_or(0, |seat| usize::from(seat.view.id.uid.0)),
             storage: Storage::memory(),
-            blocking: Blocking::Inline,
+            blocking: self.blocking,
         }
     }
 
@@ -173,8 +176,10 @@ impl Shared {
         let is_compared = !self.misled.contains(&name);
         let mut journal = Journal::in_memory(self.recorder.journal_of(name.clone(), is_compared));
         if let Some(watch) = self.watch.clone() {
-            let chain = self.chain.clone();
-            journal.watch(Box::new(move |entry| watch(Seen::Entry { chain: &chain, name: &name, entry })));
+            let (chain, home) = (self.chain.clone(), self.home.clone());
+            journal.watch(Box::new(move |entry| {
+                watch(Seen::Entry { chain: &chain, home: &home, name: &name, entry });
+            }));
         }
         journal
     }
@@ -186,7 +191,7 @@ impl Shared {
 
 /// Runs a miner until the last window.
 pub async fn mine(shared: Arc<Shared>, seat: Seat, behaviour: MinerSeat) -> Result<(), NodeFailed> {
-    let follower = Arc::new(shared.follower(&seat.chain, &seat.view.endpoint, None));
+    let follower = Arc::new(shared.follower(&seat.chain, Some(&seat)));
     let mut batch_sequences = shared.spec.recipe.batch;
     let strategy: Box<dyn miner::strategy::Strategy> = match behaviour {
         MinerSeat::Honest { share, batch } => {
@@ -242,10 +247,8 @@ pub async fn validate(
         ValidatorSeat::Honest => Box::new(validator::strategy::DefaultStrategy),
         ValidatorSeat::Adversary(strategy) => strategy,
     };
-    let follower = Follower {
-        keeps_buffer: strategy.computes(),
-        ..shared.follower(&seat.chain, &seat.view.endpoint, seat.validator_index)
-    };
+    let follower =
+        Follower { keeps_buffer: strategy.computes(), ..shared.follower(&seat.chain, Some(&seat)) };
     let (store, genesis) = (seat.store.clone(), seat.chain.genesis());
     let node = shared.node(seat, Arc::new(follower), store).await?;
     let salts = Salts::new(&secret, &genesis);
@@ -261,7 +264,7 @@ pub async fn validate(
 pub async fn observe(shared: Arc<Shared>, chain: SharedChain, name: String) -> Result<(), NodeFailed> {
     let directory = shared.home.join(&name);
     std::fs::create_dir_all(&directory)?;
-    let follower = Arc::new(shared.follower(&chain, "", None));
+    let follower = Arc::new(shared.follower(&chain, None));
     let mut journal = shared.journal(name);
     let (mut sync, _) = SyncDriver::open(follower, directory.join("model.state"), &mut journal).await?;
     let dataset = &shared.world.dataset;

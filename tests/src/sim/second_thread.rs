@@ -1,0 +1,266 @@
+//! A second thread for the blocking work of a simulated network, without an effect on the order of events.
+//!
+//! A node that awaits its work lets the other nodes of the same moment start theirs, then it waits, and meanwhile the
+//! network's thread takes over what the second thread has not begun. No virtual time passes. So which thread does what,
+//! and when, changes no event: the work of a node reads and writes only what the node lent to it.
+
+use super::experiment::on_one_thread;
+use futures::future::BoxFuture;
+use node::Executor;
+use std::{
+    collections::VecDeque,
+    fmt,
+    pin::Pin,
+    sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+};
+use tokio::time::Instant;
+
+/// The second thread of this process.
+pub static SECOND_THREAD: LazyLock<SecondThread> = LazyLock::new(SecondThread::default);
+
+#[derive(Default)]
+pub struct SecondThread {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// By number, in the order in which it was started.
+    waiting: VecDeque<(u64, Job)>,
+    /// The work that the second thread does.
+    running: Option<u64>,
+    started: u64,
+    /// Whether the thread exists.
+    has_thread: bool,
+    /// Whether work runs at once, on the network's thread.
+    is_alone: bool,
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+impl fmt::Debug for SecondThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SecondThread").finish_non_exhaustive()
+    }
+}
+
+impl SecondThread {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` while the second thread does nothing. What it starts runs at once.
+    pub fn alone<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.finish();
+        self.queue().is_alone = true;
+        let done = work();
+        self.queue().is_alone = false;
+        done
+    }
+
+    /// Takes work that nothing waits for before [`Executor::finish`].
+    pub fn run_later(&'static self, work: Job) {
+        self.take(work);
+    }
+
+    /// Returns the work's number; `None`: it is done.
+    fn take(&'static self, work: Job) -> Option<u64> {
+        let mut queue = self.queue();
+        if queue.is_alone {
+            drop(queue);
+            work();
+            return None;
+        }
+        if !queue.has_thread {
+            queue.has_thread = true;
+            // Without it, the network's thread does all.
+            drop(std::thread::Builder::new().spawn(move || on_one_thread(|| self.serve())));
+        }
+        queue.started += 1;
+        let number = queue.started;
+        queue.waiting.push_back((number, work));
+        self.changed.notify_all();
+        Some(number)
+    }
+
+    /// Takes work in the order in which it was started.
+    fn serve(&self) {
+        let mut queue = self.queue();
+        loop {
+            let Some((number, job)) = queue.waiting.pop_front() else {
+                queue = self.wait(queue);
+                continue;
+            };
+            queue.running = Some(number);
+            drop(queue);
+            job();
+            queue = self.queue();
+            queue.running = None;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until the work of this number has ended.
+    fn finish_one(&self, number: u64) {
+        let mut queue = self.queue();
+        loop {
+            let at = queue.waiting.binary_search_by_key(&number, |(number, _)| *number);
+            // While the second thread does this work, the last that was started is done here.
+            let job = match at {
+                Ok(at) => queue.waiting.remove(at),
+                Err(_) if queue.running != Some(number) => return,
+                Err(_) => queue.waiting.pop_back(),
+            };
+            queue = match job {
+                Some((_, job)) => {
+                    drop(queue);
+                    job();
+                    self.queue()
+                }
+                None => self.wait(queue),
+            };
+        }
+    }
+}
+
+impl Executor for SecondThread {
+    fn start(&'static self, work: Job) -> BoxFuture<'static, ()> {
+        match self.take(work) {
+            Some(number) => Box::pin(Started { thread: self, number, at: Instant::now(), has_waited: false }),
+            None => Box::pin(futures::future::ready(())),
+        }
+    }
+
+    fn finish(&self) {
+        let mut queue = self.queue();
+        loop {
+            queue = match queue.waiting.pop_back() {
+                Some((_, job)) => {
+                    drop(queue);
+                    job();
+                    self.queue()
+                }
+                None if queue.running.is_none() => return,
+                None => self.wait(queue),
+            };
+        }
+    }
+}
+
+/// Work that was started.
+struct Started {
+    thread: &'static SecondThread,
+    number: u64,
+    /// In virtual time.
+    at: Instant,
+    has_waited: bool,
+}
+
+impl Future for Started {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if !self.has_waited && self.at == Instant::now() {
+            self.has_waited = true;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.thread.finish_one(self.number);
+        Poll::Ready(())
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        self.thread.finish_one(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use node::Blocking;
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicU32, Ordering},
+        },
+        time::Duration,
+    };
+    use tokio::task::LocalSet;
+
+    fn thread() -> &'static SecondThread {
+        Box::leak(Box::default())
+    }
+
+    /// Takes `micros` of real time, and no virtual time.
+    fn slow(micros: u64) -> u64 {
+        std::thread::sleep(Duration::from_micros(micros));
+        micros
+    }
+
+    #[test]
+    fn nodes_go_on_in_the_order_in_which_they_waited_whatever_their_work_takes() {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let blocking = Blocking::By(thread());
+        for round in 0..20u64 {
+            let order: Arc<Mutex<Vec<u64>>> = Arc::default();
+            let nodes = LocalSet::new();
+            for node in 0..30 {
+                let order = order.clone();
+                nodes.spawn_local(async move {
+                    let micros = (node * 37 + round * 11) % 97;
+                    assert_eq!(blocking.run(move || slow(micros)).await, micros);
+                    order.lock().unwrap().push(node);
+                    let before = Instant::now();
+                    let work = blocking.start(move || slow(micros));
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    work.await.unwrap();
+                    assert_eq!(before.elapsed(), Duration::from_millis(1));
+                });
+            }
+            runtime.block_on(nodes);
+            assert_eq!(*order.lock().unwrap(), (0..30).collect::<Vec<_>>());
+        }
+    }
+
+    #[tokio::test]
+    async fn work_ends_before_its_future_is_dropped_a_flag_is_set_or_a_node_is_alone() {
+        let (second, done) = (thread(), Arc::new(AtomicU32::new(0)));
+        let work = || {
+            let done = done.clone();
+            move || {
+                slow(500);
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let blocking = Blocking::By(second);
+        drop([(); 3].map(|()| blocking.start(work())));
+        assert_eq!(done.load(Ordering::Relaxed), 3);
+        let [_one, _other] = [(); 2].map(|()| blocking.start(work()));
+        let flag = std::sync::atomic::AtomicBool::new(false);
+        blocking.stop(&flag);
+        assert!(flag.into_inner());
+        assert_eq!(done.load(Ordering::Relaxed), 5);
+        second.run_later(Box::new(work()));
+        let alone = second.alone(|| {
+            let before = done.load(Ordering::Relaxed);
+            let _ended = blocking.start(work());
+            (before, done.load(Ordering::Relaxed))
+        });
+        assert_eq!(alone, (6, 7));
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "on purpose")]
+    async fn a_panic_of_work_is_its_node_s() {
+        Blocking::By(thread()).run(|| panic!("on purpose")).await
+    }
+}
