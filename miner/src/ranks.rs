@@ -19,8 +19,14 @@ use nn::{
     Device, DeviceName, MemoryEstimate, ModelError, Trainer,
     collective::Collective,
     engine::{self, Connect, DataParallel},
+    nccl::{self, Library, NcclError, UniqueId},
 };
-use node::{Settings, config::TrainFile, error_chain, program::StopSignal};
+use node::{
+    Settings,
+    config::{RankExchange, TrainFile},
+    error_chain,
+    program::StopSignal,
+};
 use serde::{Deserialize, Serialize};
 use std::{
     ffi::OsString,
@@ -140,6 +146,28 @@ pub fn deadlines(train: &TrainFile) -> RankDeadlines {
     }
 }
 
+/// How the ranks of these settings exchange on this device. Says so where it is by NCCL.
+///
+/// # Errors
+/// If they are to exchange by NCCL, and the device cannot, or NCCL is not there.
+pub fn exchange(train: &TrainFile, device: Device) -> Result<RankExchange, NcclError> {
+    let exchange = train.rank_exchange.unwrap_or_default();
+    if exchange == RankExchange::Nccl {
+        let library = nccl::library_for(device)?;
+        let (path, version) = (library.path().display(), library.version());
+        tracing::info!(%path, %version, "ranks exchange gradients and weights by NCCL");
+    }
+    Ok(exchange)
+}
+
+/// The id of a new communicator, if ranks exchange by NCCL.
+fn communicator(exchange: RankExchange) -> Result<Option<UniqueId>, NcclError> {
+    match exchange {
+        RankExchange::Tcp => Ok(None),
+        RankExchange::Nccl => Library::open()?.unique_id().map(Some),
+    }
+}
+
 /// The secret of ranks that a launcher started.
 fn secret(train: &TrainFile) -> anyhow::Result<[u8; 32]> {
     let text = match &train.rank_secret_file {
@@ -215,6 +243,7 @@ fn own_device(device: Device, local_rank: usize, count: usize) -> Device {
 pub struct Leader {
     ranks: usize,
     local_rank: usize,
+    exchange: RankExchange,
     deadlines: RankDeadlines,
     identity: Identity,
     reach: Reach,
@@ -227,25 +256,29 @@ enum Reach {
 
 impl Leader {
     /// # Errors
-    /// If there is no secret or random number, or rank 0 cannot listen.
+    /// If there is no secret or random number, rank 0 cannot listen, or as [`exchange`].
     pub fn new(place: &Place, settings: &Settings, device: Device) -> anyhow::Result<Option<Leader>> {
         let digest = settings_digest(settings);
         let deadlines = deadlines(&settings.train);
         match place {
             Place::Alone => Ok(None),
             Place::Parent { ranks } => {
+                let exchange = exchange(&settings.train, device)?;
                 let mut secret = [0; 32];
                 getrandom::fill(&mut secret).map_err(RankError::Random)?;
                 let (ranks, identity) = (*ranks, identity(0, *ranks, secret, digest, device));
-                Ok(Some(Leader { ranks, local_rank: 0, deadlines, identity, reach: Reach::Children }))
+                let reach = Reach::Children;
+                Ok(Some(Leader { ranks, local_rank: 0, exchange, deadlines, identity, reach }))
             }
             Place::Launched { launched: Launched { ranks, local_rank, .. }, leader } => {
                 let (ranks, local_rank) = (*ranks, *local_rank);
+                let exchange = exchange(&settings.train, device)?;
                 let address = format!("{}:{}", leader.0, leader.1);
                 let listener = listen(&address)?;
                 tracing::info!(address, ranks, "waiting for the other ranks");
                 let identity = identity(0, ranks, secret(&settings.train)?, digest, device);
-                Ok(Some(Leader { ranks, local_rank, deadlines, identity, reach: Reach::Listener(listener) }))
+                let reach = Reach::Listener(listener);
+                Ok(Some(Leader { ranks, local_rank, exchange, deadlines, identity, reach }))
             }
         }
     }
@@ -275,13 +308,15 @@ impl Leader {
             }
         };
         MemoryEstimate::check_rank(config, recipe, own, self.ranks, free)?;
-        let (ranks, deadlines, identity) = (self.ranks, self.deadlines, self.identity);
+        let Leader { ranks, exchange, deadlines, identity, .. } = self;
         let connect: Connect = match self.reach {
             Reach::Children => {
-                children(worker_command(std::env::args_os()), identity, device, deadlines, group)
+                children(worker_command(std::env::args_os()), identity, device, exchange, deadlines, group)
             }
             Reach::Listener(listener) => Box::new(move || {
-                let led = rendezvous::lead(&listener, &identity, Vec::new(), deadlines.start, deadlines.step);
+                let RankDeadlines { start, step } = deadlines;
+                let nccl = || communicator(exchange);
+                let led = rendezvous::lead(&listener, &identity, Vec::new(), start, step, nccl);
                 connected(led, ranks)
             }),
         };
@@ -298,10 +333,14 @@ pub fn children(
     program: Vec<OsString>,
     identity: Identity,
     device: Device,
+    exchange: RankExchange,
     deadlines: RankDeadlines,
     group: Arc<CommandGroup>,
 ) -> Connect {
-    Box::new(move || connected(lead_children(&program, &identity, device, deadlines, &group), identity.ranks))
+    Box::new(move || {
+        let led = lead_children(&program, &identity, device, exchange, deadlines, &group);
+        connected(led, identity.ranks)
+    })
 }
 
 fn connected(
@@ -352,6 +391,7 @@ fn lead_children(
     program: &[OsString],
     own: &Identity,
     device: Device,
+    exchange: RankExchange,
     deadlines: RankDeadlines,
     group: &Arc<CommandGroup>,
 ) -> Result<nn::collective::Mesh, RankError> {
@@ -382,7 +422,7 @@ fn lead_children(
         }
         processes.push(process);
     }
-    rendezvous::lead(&listener, own, processes, deadlines.start, deadlines.step)
+    rendezvous::lead(&listener, own, processes, deadlines.start, deadlines.step, || communicator(exchange))
 }
 
 /// Threads of a rank on this machine.
@@ -422,6 +462,7 @@ pub async fn member(
     leader: &(String, u16),
     device: Device,
 ) -> anyhow::Result<()> {
+    exchange(&settings.train, device)?;
     let secret = secret(&settings.train)?;
     let identity = identity(launched.rank, launched.ranks, secret, settings_digest(settings), device);
     let (address, deadlines) = (format!("{}:{}", leader.0, leader.1), deadlines(&settings.train));
@@ -526,6 +567,27 @@ mod tests {
             let refused = placed(train, flag, variables).unwrap_err();
             assert!(refused.contains(says), "{refused}");
         }
+    }
+
+    #[test]
+    fn nccl_is_refused_where_it_cannot_be_and_tcp_is_the_default() {
+        let exchanged = |train: &str, device: &str| {
+            let train: TrainFile = toml::from_str(train).map_err(|error| error.to_string())?;
+            exchange(&train, device.parse().unwrap()).map_err(|error| error.to_string())
+        };
+        for device in ["cpu", "cuda:0", "vulkan,f32"] {
+            assert_eq!(exchanged("", device), Ok(RankExchange::Tcp));
+            assert_eq!(exchanged("rank_exchange = \"tcp\"", device), Ok(RankExchange::Tcp));
+        }
+        for (device, says) in [
+            ("cpu", "ranks on cpu cannot exchange by NCCL: it is for GPUs of NVIDIA"),
+            ("vulkan", "it is for GPUs of NVIDIA"),
+            ("cuda:0,burn", "use the fused engine"),
+        ] {
+            let refused = exchanged("rank_exchange = \"nccl\"", device).unwrap_err();
+            assert!(refused.contains(says), "{refused}");
+        }
+        assert!(exchanged("rank_exchange = \"mpi\"", "cpu").unwrap_err().contains("unknown variant"));
     }
 
     #[test]

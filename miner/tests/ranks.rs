@@ -14,7 +14,7 @@ use miner::{
 };
 use model::{ModelConfig, Optimiser, Recipe};
 use nn::{Device, ModelError, Trainer, engine::DataParallel};
-use node::{Flags, Settings, error_chain};
+use node::{Flags, Settings, config::RankExchange, error_chain};
 use std::{
     ffi::OsString,
     fs,
@@ -82,10 +82,19 @@ impl Scene {
     }
 
     fn by_children(&self, ranks: usize, step: Duration) -> Result<Trainer, ModelError> {
+        self.exchanging(ranks, step, RankExchange::Tcp)
+    }
+
+    fn exchanging(
+        &self,
+        ranks: usize,
+        step: Duration,
+        exchange: RankExchange,
+    ) -> Result<Trainer, ModelError> {
         let identity = ranks::identity(0, ranks, [3; 32], "settings".into(), device());
         let deadlines = RankDeadlines { start: SOON, step };
         let program = this_program("worker");
-        let connect = ranks::children(program, identity, device(), deadlines, self.group.clone());
+        let connect = ranks::children(program, identity, device(), exchange, deadlines, self.group.clone());
         let open = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
             engines::rank(device(), ranks, config, recipe, flat)
         };
@@ -269,7 +278,9 @@ fn ranks_that_cannot_be_started_cost_the_window_with_the_reason() {
     let deadlines = RankDeadlines { start: Duration::from_secs(20), step: SOON };
     let refused = |program: &[&str]| {
         let program = program.iter().map(OsString::from).collect();
-        let mut connect = ranks::children(program, identity(), Device::CPU, deadlines, scene.group.clone());
+        let group = scene.group.clone();
+        let mut connect =
+            ranks::children(program, identity(), Device::CPU, RankExchange::Tcp, deadlines, group);
         connect().err().unwrap().to_string()
     };
     let said = refused(&["/no/such/program"]);
@@ -411,6 +422,26 @@ fn ranks_of_a_launcher_that_differ_are_refused_by_name() {
 }
 
 #[test]
+fn nccl_without_gpus_of_nvidia_is_refused_at_the_start() {
+    let cluster = Cluster::new();
+    cluster.write(&cluster.settings, "rank_exchange = \"nccl\"");
+    let (ended_well, said) = end_of(cluster.member(1, 2, &cluster.settings));
+    assert!(!ended_well && said.contains("ranks on cpu cannot exchange by NCCL"), "{said}");
+}
+
+/// Rank 0 makes an id and gives it to the other processes. Their engine is the CPU's, which cannot use it.
+#[test]
+#[ignore = "needs libnccl.so.2: METTLE_NCCL or the loader names it"]
+fn an_id_of_nccl_reaches_engines_that_cannot_use_it_and_ends_the_ranks() {
+    let _alone = alone();
+    for ranks in [2, 4] {
+        let error = Scene::new().exchanging(ranks, SOON, RankExchange::Nccl).err().unwrap().to_string();
+        assert!(error.contains("this engine has no exchange by NCCL"), "{error}");
+        await_that("the ranks end", || workers_of(std::process::id()).is_empty());
+    }
+}
+
+#[test]
 fn a_rank_without_a_leader_ends_with_the_address() {
     let cluster = Cluster::new();
     let text = fs::read_to_string(&cluster.settings).unwrap();
@@ -432,7 +463,8 @@ fn figures_of_a_step() {
         let identity = ranks::identity(0, ranks, [3; 32], "settings".into(), Device::CPU);
         let deadlines = RankDeadlines { start: SOON, step: 10 * SOON };
         let group = Arc::<CommandGroup>::default();
-        let connect = ranks::children(this_program("worker"), identity, Device::CPU, deadlines, group);
+        let program = this_program("worker");
+        let connect = ranks::children(program, identity, Device::CPU, RankExchange::Tcp, deadlines, group);
         let open = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
             engines::rank(Device::CPU, ranks, config, recipe, flat)
         };

@@ -27,7 +27,7 @@ use model::RunSpec;
 use nn::{Device, DeviceName};
 use node::{
     ChainWitness, Flags, Settings,
-    config::{StoreFile, TrainEngine},
+    config::{RankExchange, StoreFile, TrainEngine},
     data::fetch_manifest,
     durable::free_bytes,
     error_chain,
@@ -355,6 +355,17 @@ fn check_device(settings: &Settings, checks: &mut Checks) -> Option<Device> {
             "build `mettle` with the features of your miner or validator to check the device: --features mettle/cuda",
         ),
         Err(error) => checks.fail("device", format!("{error}"), "see docs/gpu.md"),
+    }
+    if settings.train.rank_exchange == Some(RankExchange::Nccl) && device.check().is_ok() {
+        match nn::nccl::library_for(device) {
+            Ok(library) => {
+                checks.ok(
+                    "ranks",
+                    format!("exchange by NCCL {}, {}", library.version(), library.path().display()),
+                );
+            }
+            Err(error) => checks.fail("ranks", format!("{error}"), "see `rank_exchange` in docs/training.md"),
+        }
     }
     Some(device)
 }

@@ -11,6 +11,7 @@ mod threads;
 
 pub use threads::{channels, threads};
 
+use crate::nccl::{Membership, UniqueId};
 use std::{
     ops::Range,
     sync::atomic::{AtomicBool, Ordering},
@@ -28,6 +29,8 @@ pub const ANNOUNCEMENT_BYTES_MAX: usize = 64 << 20;
 const WHY_BYTES_MAX: usize = 1024;
 /// How long the reason of a rank that closed its link is waited for.
 const WHY_WITHIN: Duration = Duration::from_millis(200);
+/// Between two looks at the links while GPUs exchange.
+const LOOK: Duration = Duration::from_millis(20);
 
 const DATA: u8 = 0;
 const FAILURE: u8 = 1;
@@ -49,11 +52,18 @@ pub enum CollectiveError {
         "an announcement of {bytes} bytes is too long, and {ANNOUNCEMENT_BYTES_MAX} are allowed: train fewer sequences per step (batch_sequences)"
     )]
     TooLong { bytes: usize },
+    #[error(
+        "the GPUs of the ranks did not exchange within {seconds} s while {doing}: look at their machines, or raise rank_step_seconds under [train]"
+    )]
+    Stuck { doing: &'static str, seconds: u64 },
     #[error("no thread for the exchange: {why}")]
     NoThread { why: String },
     #[error("the ranks are no longer connected")]
     Aborted,
 }
+
+/// Fails once something that the ranks do without these calls has to end. It is called again and again.
+pub type Watch<'a> = Box<dyn FnMut() -> Result<(), CollectiveError> + 'a>;
 
 /// One rank's view of all. Every call has a deadline, but for a rank that waits for an announcement.
 pub trait Collective: Send {
@@ -106,6 +116,13 @@ pub trait Collective: Send {
 
     /// Tells the other ranks why this one gives up, as far as they listen, and closes all connections.
     fn abort(&mut self, why: &str);
+
+    /// This rank of the NCCL communicator that the ranks' GPUs are to join, if there is one.
+    fn nccl(&self) -> Option<Membership>;
+
+    /// A watch over the other ranks while their GPUs exchange: it fails if one of them is lost or gives up, as far as
+    /// this is seen without reading what it sends, or after the deadline of a call.
+    fn watch(&self, doing: &'static str) -> Watch<'_>;
 }
 
 /// A connection to one other rank. One thread reads while another writes.
@@ -121,6 +138,12 @@ pub trait Link: Send + Sync {
     /// # Errors
     /// If the other rank is gone, `wait` is over, or a frame is announced that is too long.
     fn receive(&self, frame: &mut Vec<u8>, wait: &Wait<'_>) -> Result<(), LinkError>;
+
+    /// The first byte of the next frame, which stays to be received, if it has arrived. Does not wait.
+    ///
+    /// # Errors
+    /// If the other rank is gone.
+    fn peek(&self) -> Result<Option<u8>, LinkError>;
 }
 
 /// Why a frame did not get through.
@@ -163,6 +186,7 @@ pub struct Mesh {
     /// By rank; none to itself, and none at all after an abort.
     links: Vec<Option<Box<dyn Link>>>,
     timeout: Duration,
+    nccl: Option<UniqueId>,
 }
 
 impl Mesh {
@@ -173,7 +197,13 @@ impl Mesh {
     pub fn new(rank: usize, links: Vec<Option<Box<dyn Link>>>, timeout: Duration) -> Mesh {
         let is_complete = links.iter().enumerate().all(|(other, link)| link.is_none() == (other == rank));
         assert!(rank < links.len() && is_complete, "a link to each other rank");
-        Mesh { rank, links, timeout }
+        Mesh { rank, links, timeout, nccl: None }
+    }
+
+    /// The same ranks, whose GPUs exchange by the NCCL communicator of this id, if there is one.
+    #[must_use]
+    pub fn with_nccl(self, nccl: Option<UniqueId>) -> Mesh {
+        Mesh { nccl, ..self }
     }
 
     fn call<'a>(&'a self, doing: &'static str, aborted: &'a AtomicBool) -> Call<'a> {
@@ -482,5 +512,33 @@ impl Collective for Mesh {
             // The other rank may be gone, or be the reason.
             let _ = link.send(&frame, &wait);
         }
+    }
+    fn nccl(&self) -> Option<Membership> {
+        self.nccl.map(|id| Membership { id, rank: self.rank, ranks: self.links.len() })
+    }
+
+    fn watch(&self, doing: &'static str) -> Watch<'_> {
+        let (until, mut look_at) = (Instant::now() + self.timeout, Instant::now());
+        Box::new(move || {
+            let now = Instant::now();
+            if until <= now {
+                return Err(CollectiveError::Stuck { doing, seconds: self.timeout.as_secs() });
+            }
+            if now < look_at {
+                return Ok(());
+            }
+            look_at = now + LOOK;
+            let never = AtomicBool::new(false);
+            let call = self.call(doing, &never);
+            for other in self.others() {
+                let link = self.links[other].as_deref().ok_or(CollectiveError::Aborted)?;
+                match link.peek() {
+                    Ok(Some(FAILURE)) => return Err(call.explain(other, LinkError::Closed)),
+                    Ok(_) => {}
+                    Err(error) => return Err(call.explain(other, error)),
+                }
+            }
+            Ok(())
+        })
     }
 }

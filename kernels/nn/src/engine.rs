@@ -11,19 +11,19 @@
 
 pub mod cpu;
 #[cfg(feature = "gpu")]
-mod gpu;
+pub(crate) mod gpu;
 mod ranks;
 mod stacks;
 
 use crate::{
-    Device, DeviceName, EngineKind, MemoryEstimate, ModelError, StepParams, device::DeviceError,
-    layers::attention::CachedHead,
+    Device, DeviceName, EngineKind, MemoryEstimate, ModelError, StepParams, collective::Watch,
+    device::DeviceError, layers::attention::CachedHead, nccl::Membership,
 };
 use model::{ModelConfig, Optimiser, Recipe};
 use std::{borrow::Cow, ops::Range};
 
 pub use crate::batch::Batch;
-pub use ranks::{Connect, DataParallel, OpenLocal, serve};
+pub use ranks::{Connect, DataParallel, OpenLocal, ROUND, serve};
 
 /// Values on their way from a device, block by block. A block may be of any length.
 pub type Blocks<'a> = Box<dyn Iterator<Item = Result<Cow<'a, [f32]>, ModelError>> + 'a>;
@@ -142,11 +142,48 @@ pub trait RankEngine: Engine {
     /// If the device fails.
     fn write_weights(&mut self, first: usize, values: &[f32]) -> Result<(), ModelError>;
 
-    /// Ends a series of [writes](Self::write_weights).
+    /// Ends a series of writes, by this engine or a [`GpuExchange`].
     ///
     /// # Errors
     /// If the device fails.
     fn finish_weights(&mut self) -> Result<(), ModelError>;
+
+    /// Connects this engine's GPU with those of the other ranks by NCCL, which all ranks do at the same time.
+    ///
+    /// # Errors
+    /// If the engine has no GPU of NVIDIA, NCCL is not there or fails, or `watch` does.
+    fn connect_gpus(
+        &self,
+        _: &Membership,
+        _watch: &mut Watch<'_>,
+    ) -> Result<Box<dyn GpuExchange>, ModelError> {
+        let why = "this engine has no exchange by NCCL: set rank_exchange = \"tcp\" under [train]";
+        Err(ModelError::Ranks { why: why.into() })
+    }
+}
+
+/// Exchanges between the GPUs of ranks that do not go through their machines' memory. All ranks make the same calls in
+/// the same order. Ranges are of the flat parameter vector, and there is one for each rank. A call that fails ends the
+/// exchanges for good.
+pub trait GpuExchange: Send {
+    /// Appends to `sum` what the gradients of the first `contributors` ranks are in this rank's range, added up in the
+    /// order of ranks. No range has more than `ROUND` values.
+    ///
+    /// # Errors
+    /// If the exchange, a device or `watch` fails.
+    fn reduce_scatter(
+        &mut self,
+        parts: &[Range<usize>],
+        contributors: usize,
+        sum: &mut Vec<f32>,
+        watch: &mut Watch<'_>,
+    ) -> Result<(), ModelError>;
+
+    /// Gives all ranks the weights of each rank's range. [`RankEngine::finish_weights`] has to follow.
+    ///
+    /// # Errors
+    /// As [`reduce_scatter`](Self::reduce_scatter).
+    fn all_gather(&mut self, parts: &[Range<usize>], watch: &mut Watch<'_>) -> Result<(), ModelError>;
 }
 
 /// The parts of `range` within neighbouring vectors of these lengths: index of the vector, and range in it.

@@ -25,6 +25,7 @@ mod generate;
 pub mod gpu;
 pub mod hugging_face;
 pub mod layers;
+pub mod nccl;
 pub mod optim;
 mod precision;
 mod safetensors;

@@ -12,6 +12,7 @@ use mettle_nn::{
     collective::{Link, LinkError, Mesh, Wait, channels},
     conformance::{self, Suite, gradient_error, recipe, skewed_sequences as sequences, state, weight_bits},
     engine::{self, Connect, DataParallel, RankEngine},
+    nccl,
 };
 use model::{ModelConfig, Optimiser, Recipe, init_flat};
 use std::{
@@ -62,6 +63,7 @@ fn tests(name: DeviceName) -> Vec<Test> {
         ("a_rank_with_one_micro_batch_has_the_gradient_of_a_layer", gradient_by_layer),
         ("a_lost_rank_costs_the_steps_since_the_last_state", lost_rank),
         ("ranks_step_the_copies_for_products_in_16_bits", ranks_in_sixteen_bits),
+        ("ranks_by_nccl_have_the_bits_of_ranks_through_memory", by_nccl),
     ];
     let own = own.iter().map(|&(test, run)| -> Test { (test, Box::new(move || run(name))) });
     let checks = conformance::CHECKS
@@ -336,6 +338,9 @@ impl Link for Cut {
     fn receive(&self, frame: &mut Vec<u8>, wait: &Wait<'_>) -> Result<(), LinkError> {
         self.link.receive(frame, wait)
     }
+    fn peek(&self) -> Result<Option<u8>, LinkError> {
+        self.link.peek()
+    }
 }
 
 /// A trainer of threads with an engine on the device each. The last rank sends `left` frames; the next connection has
@@ -466,5 +471,18 @@ fn ranks_in_sixteen_bits(name: DeviceName) {
         let apart = losses.iter().zip(&exact).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max);
         println!("  {precision:?}: 8 steps {apart:.1e} apart");
         assert!(apart < 0.02, "{losses:?} {exact:?}");
+    }
+}
+
+/// With one GPU a rank sends to itself; with more, up to four GPUs exchange. Without NCCL, the reason is what is tested.
+fn by_nccl(name: DeviceName) {
+    match nccl::library_for(on(name)) {
+        Ok(_) => println!("  {:?}", conformance::nccl_gives_the_bits_of_memory(on(name)).unwrap()),
+        Err(error) => {
+            let says = error.to_string();
+            let expected = if matches!(name, DeviceName::Cuda(_)) { "install" } else { "GPUs of NVIDIA" };
+            assert!(says.contains("NCCL") && says.contains(expected), "{says}");
+            println!("  left out: {says}");
+        }
     }
 }

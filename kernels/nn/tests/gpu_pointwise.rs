@@ -38,6 +38,7 @@ const TESTS: &[Test] = &[
     ("a_step_of_adamw_is_the_cpus", steps),
     ("sums_of_squares_are_close_to_the_exact_ones", squares),
     ("casts_sums_and_fills_are_the_cpus", casts_sums_and_fills),
+    ("slices_are_added_in_their_order_to_the_cpus_bits", slices),
     ("two_runs_have_the_same_bits", same_bits),
     ("more_rows_than_a_grid_has_columns_are_all_computed", many_rows),
     ("empty_arrays_are_no_error", nothing),
@@ -484,6 +485,23 @@ fn casts_sums_and_fills(gpu: &Gpu) {
             gpu.fill(&cast, 0.5).unwrap();
             assert!(get(gpu, &cast).iter().all(|value| *value == 0.5), "{what}: filled");
         }
+    }
+}
+
+/// Of arrays that are longer than the slices, with gaps between them, and of no slices.
+fn slices(gpu: &Gpu) {
+    for (stride, count, len) in [(8, 1, 8), (12, 3, 8), (1024, 8, 1000), (7, 5, 3), (5, 0, 5)] {
+        let values = noise(stride * count.max(1) + 3, 1e3, 7);
+        let mut expected = vec![0.0f32; len];
+        for slice in values.chunks(stride).take(count) {
+            expected.iter_mut().zip(slice).for_each(|(sum, value)| *sum += value);
+        }
+        let (all, sum) =
+            (gpu.upload(&values, Precision::F32).unwrap(), gpu.array(len, Precision::F32).unwrap());
+        gpu.add_slices(&all, stride, count, &sum).unwrap();
+        assert_eq!(bits(&gpu.download(&sum).unwrap()), bits(&expected), "{count} of {len} by {stride}");
+        assert!(gpu.add_slices(&all, stride, count.max(1) + 1, &sum).is_err());
+        assert!(gpu.add_slices(&all, len - 1, 1, &sum).is_err());
     }
 }
 

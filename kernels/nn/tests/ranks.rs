@@ -2,9 +2,10 @@
 
 use mettle_nn::{
     Device, Engine, Gradients, MemoryEstimate, ModelError, StepParams, Trainer,
-    collective::{Link, LinkError, Mesh, Wait, channels, threads},
+    collective::{Collective as _, CollectiveError, Link, LinkError, Mesh, Wait, channels, threads},
     conformance::{self, Suite, recipe, sequences, state, weight_bits},
     engine::{self, Blocks, Connect, DataParallel, RankEngine, ReadPart, Reduce},
+    nccl::UniqueId,
 };
 use model::{ModelConfig, Optimiser, Recipe, init_flat};
 use std::{
@@ -416,6 +417,9 @@ impl Link for Counted {
     fn receive(&self, frame: &mut Vec<u8>, wait: &Wait<'_>) -> Result<(), LinkError> {
         self.link.receive(frame, wait)
     }
+    fn peek(&self) -> Result<Option<u8>, LinkError> {
+        self.link.peek()
+    }
 }
 
 /// A step's bytes: a turn sends 4·P·(N−1)/N a rank, and the weights as much once. A turn is a micro-batch per rank, or
@@ -483,7 +487,6 @@ fn a_rank_takes_the_memory_of_zero_2() {
 /// What rank 0 does not say in the contract's way is refused.
 #[test]
 fn a_rank_refuses_what_is_no_command() {
-    use mettle_nn::collective::Collective as _;
     let config = conformance::tiny();
     let started = |messages: Vec<Vec<u8>>| {
         let mut meshes = threads(2, PATIENCE).into_iter();
@@ -519,4 +522,51 @@ fn a_rank_refuses_what_is_no_command() {
     assert!(started(vec![open.clone(), tokens(&[1])]).contains("has 1 tokens"));
     let give = br#"{"Give":{"rank":1,"first":0,"count":1099511627776}}"#.to_vec();
     assert!(started(vec![open, give]).contains("no command of this release"));
+}
+
+/// What is watched while GPUs exchange: frames stay to be received, and a lost rank, its reason and the deadline end the
+/// wait.
+#[test]
+fn a_watch_ends_with_a_lost_rank_its_reason_or_the_deadline_and_reads_nothing() {
+    let ended = |mesh: &Mesh| {
+        let mut watch = mesh.watch("adding gradients");
+        loop {
+            match watch() {
+                Ok(()) => std::thread::sleep(Duration::from_millis(2)),
+                Err(error) => return error,
+            }
+        }
+    };
+    let pair = |patience| {
+        let mut meshes = threads(2, patience).into_iter();
+        (meshes.next().unwrap(), meshes.next().unwrap())
+    };
+    let doing = "adding gradients";
+    let (mut first, mut other) = pair(Duration::from_millis(1100));
+    other.send(0, &[1.0, 2.0]).unwrap();
+    assert_eq!(ended(&first), CollectiveError::Stuck { doing, seconds: 1 });
+    let mut values = [0.0; 2];
+    first.receive(1, &mut values).unwrap();
+    assert_eq!(values, [1.0, 2.0]);
+    other.abort("no room");
+    assert_eq!(ended(&first), CollectiveError::Failed { rank: 1, why: "no room".into() });
+
+    let (first, other) = pair(PATIENCE);
+    drop(other);
+    assert_eq!(ended(&first), CollectiveError::Lost { rank: 1, doing });
+    let (mut first, _other) = pair(PATIENCE);
+    first.abort("enough");
+    assert_eq!(ended(&first), CollectiveError::Aborted);
+}
+
+/// An engine without GPUs of NVIDIA is told to exchange by NCCL: rank 0 has the reason, and no step.
+#[test]
+fn an_engine_without_nccl_refuses_and_says_what_to_set() {
+    let config = conformance::tiny();
+    let flat = init_flat(&config, 1).unwrap();
+    let id = UniqueId::from_bytes(&[1; UniqueId::BYTES]);
+    let meshes = move || threads(2, PATIENCE).into_iter().map(|mesh| mesh.with_nccl(id)).collect();
+    let connect = connect(meshes, |_, config, recipe, flat| local(config, recipe, flat));
+    let error = DataParallel::open(&config, &recipe(), &flat, &local, connect).err().unwrap().to_string();
+    assert!(error.contains("set rank_exchange = \"tcp\""), "{error}");
 }

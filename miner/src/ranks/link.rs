@@ -74,6 +74,34 @@ impl Link for TcpLink {
         frame.resize(length, 0);
         self.read(frame, wait)
     }
+
+    fn peek(&self) -> Result<Option<u8>, LinkError> {
+        // The length, and the first byte behind it.
+        let mut bytes = [0; 5];
+        match peek(&self.stream, &mut bytes) {
+            Ok(0) => Err(LinkError::Closed),
+            Ok(read) => Ok((read == bytes.len()).then_some(bytes[4])),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
+            Err(_) => Err(LinkError::Closed),
+        }
+    }
+}
+
+/// Reads what has arrived and leaves it there.
+#[cfg(target_os = "linux")]
+fn peek(stream: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
+    use std::os::fd::AsRawFd as _;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: the socket is open, and the buffer has this length.
+    let read = unsafe { libc::recv(stream.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), flags) };
+    usize::try_from(read).map_err(|_| io::Error::last_os_error())
+}
+
+/// It may wait for as long as a read.
+#[cfg(not(target_os = "linux"))]
+fn peek(stream: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
+    stream.peek(into)
 }
 
 impl Drop for TcpLink {

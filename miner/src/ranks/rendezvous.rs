@@ -7,7 +7,10 @@
 
 use super::link::{TcpLink, keep_alive};
 use crate::command::Process;
-use nn::collective::{Link, Mesh};
+use nn::{
+    collective::{Link, Mesh},
+    nccl::{NcclError, UniqueId},
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     io::{self, Read as _, Write as _},
@@ -16,7 +19,7 @@ use std::{
 };
 
 /// The first bytes of both sides; the last one is the version.
-const MAGIC: &[u8; 8] = b"mtl-rnk\x02";
+const MAGIC: &[u8; 8] = b"mtl-rnk\x03";
 /// Bytes of a message at most: the addresses of all ranks fit.
 const MESSAGE_BYTES_MAX: usize = 128 * 1024;
 /// How long a connection may take to say who it is.
@@ -54,9 +57,11 @@ struct Hello {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Reply {
-    /// All are there. From rank 0: where the others listen, from rank 1 on.
+    /// All are there. From rank 0: where the others listen, from rank 1 on, and the id of the communicator of NCCL that
+    /// all GPUs are to join, if they exchange by it.
     Welcome {
         peers: Vec<SocketAddr>,
+        nccl: Option<Vec<u8>>,
     },
     Refused {
         why: String,
@@ -92,6 +97,8 @@ pub enum RankError {
     Foreign { peer: String },
     #[error("the connection to {peer} broke before all ranks had met")]
     Broken { peer: String, source: io::Error },
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
     #[error("no random numbers: {0}")]
     Random(getrandom::Error),
 }
@@ -277,6 +284,7 @@ fn accept(
 }
 
 /// Rank 0 meets all others at `listener`, which does not block. `processes` are those that it started, from rank 1 on.
+/// Once all are there, they get the id that `nccl` makes, if it makes one.
 ///
 /// # Errors
 /// If a rank ends, does not come, or is refused.
@@ -286,6 +294,7 @@ pub fn lead(
     processes: Vec<Process>,
     within: Duration,
     timeout: Duration,
+    nccl: impl FnOnce() -> Result<Option<UniqueId>, NcclError>,
 ) -> Result<Mesh, RankError> {
     let mut look = || match (1..).zip(&processes).find(|(_, process)| process.has_exited()) {
         Some((rank, process)) => {
@@ -296,14 +305,16 @@ pub fn lead(
         None => Ok(()),
     };
     let found = accept(listener, own, 1..own.ranks, within, &mut look)?;
+    let nccl = nccl()?;
     let peers: Vec<SocketAddr> = found.iter().map(|(_, address)| *address).collect();
     let mut processes = processes.into_iter();
     let mut links: Vec<Option<Box<dyn Link>>> = vec![None];
     for (handshake, _) in found {
-        handshake.send(b"reply", &Reply::Welcome { peers: peers.clone() })?;
+        let nccl = nccl.map(|id| id.as_bytes().to_vec());
+        handshake.send(b"reply", &Reply::Welcome { peers: peers.clone(), nccl })?;
         links.push(Some(link(handshake, processes.next())?));
     }
-    Ok(Mesh::new(0, links, timeout))
+    Ok(Mesh::new(0, links, timeout).with_nccl(nccl))
 }
 
 fn link(handshake: Handshake, process: Option<Process>) -> Result<Box<dyn Link>, RankError> {
@@ -335,7 +346,7 @@ pub fn join(
     let hello = Hello { rank, ranks, version, build, settings, device, port };
 
     let to_leader = Handshake::connect(stream, secret)?;
-    let peers = introduce(&to_leader, &hello, leader)?;
+    let (peers, nccl) = introduce(&to_leader, &hello, leader)?;
     if peers.len() + 1 != ranks {
         return Err(RankError::Foreign { peer: leader.into() });
     }
@@ -349,17 +360,25 @@ pub fn join(
     }
     links.push(None);
     for (handshake, _) in accept(&listener, own, rank + 1..ranks, within, &mut || Ok(()))? {
-        handshake.send(b"reply", &Reply::Welcome { peers: Vec::new() })?;
+        handshake.send(b"reply", &Reply::Welcome { peers: Vec::new(), nccl: None })?;
         links.push(Some(link(handshake, None)?));
     }
-    Ok(Mesh::new(rank, links, timeout))
+    Ok(Mesh::new(rank, links, timeout).with_nccl(nccl))
 }
 
 /// Says who this rank is, and returns what it is welcomed with.
-fn introduce(handshake: &Handshake, hello: &Hello, address: &str) -> Result<Vec<SocketAddr>, RankError> {
+fn introduce(
+    handshake: &Handshake,
+    hello: &Hello,
+    address: &str,
+) -> Result<(Vec<SocketAddr>, Option<UniqueId>), RankError> {
     handshake.send(b"hello", hello)?;
+    let foreign = || RankError::Foreign { peer: address.into() };
     match handshake.receive(b"reply")? {
-        Some(Reply::Welcome { peers }) => Ok(peers),
+        Some(Reply::Welcome { peers, nccl }) => {
+            let nccl = nccl.map(|bytes| UniqueId::from_bytes(&bytes).ok_or_else(foreign)).transpose()?;
+            Ok((peers, nccl))
+        }
         Some(Reply::Refused { why }) => {
             let why = why.chars().filter(|c| !c.is_control()).take(400).collect();
             Err(RankError::Refused { address: address.into(), why })
@@ -395,6 +414,10 @@ fn reach_leader(leader: &str, within: Duration) -> Result<TcpStream, RankError> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nn::{
+        collective::{Collective as _, CollectiveError},
+        nccl::Membership,
+    };
     use std::thread;
 
     const SOON: Duration = Duration::from_secs(20);
@@ -425,7 +448,7 @@ mod tests {
         };
         let second = join(identity(2));
         let other = join(other);
-        let led = lead(&listener, &identity(0), Vec::new(), Duration::from_secs(3), SOON);
+        let led = lead(&listener, &identity(0), Vec::new(), Duration::from_secs(3), SOON, || Ok(None));
         let led = led.map(drop).map_err(|error| error.to_string());
         // As if rank 0 had ended: one that it has not accepted yet would wait for its next window.
         drop(listener);
@@ -438,6 +461,88 @@ mod tests {
     #[test]
     fn ranks_of_one_seat_meet() {
         assert_eq!(meet(identity(1)), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn all_ranks_get_the_id_of_rank_0_for_nccl() {
+        let id = UniqueId::from_bytes(&std::array::from_fn::<u8, 128, _>(|at| 255 - at as u8)).unwrap();
+        for (ranks, nccl) in [(2, Some(id)), (4, Some(id)), (4, None)] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let leader = listener.local_addr().unwrap().to_string();
+            let own = move |rank| Identity { ranks, ..identity(rank) };
+            let others: Vec<_> = (1..ranks)
+                .map(|rank| {
+                    let leader = leader.clone();
+                    thread::spawn(move || join(&leader, &own(rank), SOON, SOON, SOON).unwrap())
+                })
+                .collect();
+            let mut meshes = vec![lead(&listener, &own(0), Vec::new(), SOON, SOON, || Ok(nccl)).unwrap()];
+            meshes.extend(others.into_iter().map(|other| other.join().unwrap()));
+            for (rank, mesh) in meshes.iter().enumerate() {
+                assert_eq!(mesh.nccl(), nccl.map(|id| Membership { id, rank, ranks }));
+            }
+        }
+    }
+
+    #[test]
+    fn an_id_of_another_length_is_no_reply_of_this_release() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let leader = listener.local_addr().unwrap().to_string();
+        let joined = thread::spawn(move || {
+            let own = Identity { ranks: 2, ..identity(1) };
+            join(&leader, &own, SOON, SOON, SOON).map(drop).unwrap_err().to_string()
+        });
+        let (stream, _) = listener.accept().unwrap();
+        let handshake = Handshake::accept(stream, [7; 32]).unwrap();
+        let hello: Hello = handshake.receive(b"hello").unwrap().unwrap();
+        let peers = vec![SocketAddr::new([127, 0, 0, 1].into(), hello.port)];
+        handshake.send(b"reply", &Reply::Welcome { peers, nccl: Some(vec![1; 127]) }).unwrap();
+        let said = joined.join().unwrap();
+        assert!(said.contains("is no rank of this release"), "{said}");
+    }
+
+    /// What a rank sees of another one that closes its connection, or gives up, while GPUs exchange.
+    #[test]
+    fn a_watch_sees_a_rank_that_ends_or_gives_up_without_reading_what_it_sent() {
+        for gives_up in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let leader = listener.local_addr().unwrap().to_string();
+            let own = |rank| Identity { ranks: 2, ..identity(rank) };
+            let other = thread::spawn(move || join(&leader, &own(1), SOON, SOON, SOON).unwrap());
+            let mut first = lead(&listener, &own(0), Vec::new(), SOON, SOON, || Ok(None)).unwrap();
+            let mut other = other.join().unwrap();
+            {
+                let mut watch = first.watch("adding gradients");
+                watch().unwrap();
+                std::thread::sleep(Duration::from_millis(50));
+                watch().unwrap();
+            }
+            // Values that rank 0 has not asked for yet.
+            other.send(0, &[1.0, 2.0]).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+            first.watch("adding gradients")().unwrap();
+            let mut values = [0.0; 2];
+            first.receive(1, &mut values).unwrap();
+            assert_eq!(values, [1.0, 2.0]);
+            if gives_up {
+                other.abort("its GPU is too hot");
+            }
+            drop(other);
+            let mut watch = first.watch("adding gradients");
+            let error = loop {
+                match watch() {
+                    Ok(()) => std::thread::sleep(Duration::from_millis(5)),
+                    Err(error) => break error,
+                }
+            };
+            let expected = match gives_up {
+                true => CollectiveError::Failed { rank: 1, why: "its GPU is too hot".into() },
+                false => CollectiveError::Lost { rank: 1, doing: "adding gradients" },
+            };
+            assert_eq!(error, expected);
+        }
     }
 
     #[test]
@@ -495,7 +600,7 @@ mod tests {
         let own = |rank| Identity { ranks: 2, ..identity(rank) };
         let leader = address.to_string();
         let joined = thread::spawn(move || join(&leader, &own(1), SOON, SOON, SOON).map(drop));
-        lead(&listener, &own(0), Vec::new(), SOON, SOON).unwrap();
+        lead(&listener, &own(0), Vec::new(), SOON, SOON, || Ok(None)).unwrap();
         joined.join().unwrap().unwrap();
     }
 

@@ -139,6 +139,8 @@ pub struct TrainFile {
     pub rank_address: Option<String>,
     /// A file with the secret of the ranks of a cluster; METTLE_RANK_SECRET where absent.
     pub rank_secret_file: Option<PathBuf>,
+    /// How ranks exchange gradients and weights; "tcp" where absent.
+    pub rank_exchange: Option<RankExchange>,
     /// Seconds until all ranks are connected.
     pub rank_start_seconds: Option<u64>,
     /// Seconds for one exchange between ranks, with the computation that it waits for.
@@ -157,6 +159,17 @@ impl TrainFile {
             ..of_run.clone()
         }
     }
+}
+
+/// How the ranks of a seat exchange gradients and weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RankExchange {
+    /// Over their connections.
+    #[default]
+    Tcp,
+    /// From GPU to GPU, by NVIDIA's library.
+    Nccl,
 }
 
 /// What computes a miner's steps.

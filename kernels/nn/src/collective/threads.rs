@@ -3,8 +3,8 @@
 use super::{Link, LinkError, Mesh, Wait};
 use std::{
     sync::{
-        Mutex, PoisonError,
-        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
+        Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel},
     },
     time::Duration,
 };
@@ -18,7 +18,23 @@ const LOOK: Duration = Duration::from_millis(20);
 
 struct Channel {
     sender: SyncSender<Vec<u8>>,
-    receiver: Mutex<Receiver<Vec<u8>>>,
+    inbox: Mutex<Inbox>,
+}
+
+struct Inbox {
+    receiver: Receiver<Vec<u8>>,
+    /// A frame that was looked at.
+    next: Option<Vec<u8>>,
+}
+
+impl Channel {
+    fn new(sender: SyncSender<Vec<u8>>, receiver: Receiver<Vec<u8>>) -> Channel {
+        Channel { sender, inbox: Mutex::new(Inbox { receiver, next: None }) }
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The links of each of `ranks` threads.
@@ -28,8 +44,8 @@ pub fn channels(ranks: usize) -> Vec<Vec<Option<Box<dyn Link>>>> {
     for (one, other) in (0..ranks).flat_map(|one| (0..one).map(move |other| (one, other))) {
         let (to_other, from_one) = sync_channel(FRAMES);
         let (to_one, from_other) = sync_channel(FRAMES);
-        links[one][other] = Some(Box::new(Channel { sender: to_other, receiver: Mutex::new(from_other) }));
-        links[other][one] = Some(Box::new(Channel { sender: to_one, receiver: Mutex::new(from_one) }));
+        links[one][other] = Some(Box::new(Channel::new(to_other, from_other)));
+        links[other][one] = Some(Box::new(Channel::new(to_one, from_one)));
     }
     links
 }
@@ -55,9 +71,13 @@ impl Link for Channel {
     }
 
     fn receive(&self, frame: &mut Vec<u8>, wait: &Wait<'_>) -> Result<(), LinkError> {
-        let receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inbox = self.inbox();
+        if let Some(next) = inbox.next.take() {
+            *frame = next;
+            return Ok(());
+        }
         loop {
-            match receiver.recv_timeout(LOOK) {
+            match inbox.receiver.recv_timeout(LOOK) {
                 Ok(received) => {
                     *frame = received;
                     return Ok(());
@@ -66,5 +86,17 @@ impl Link for Channel {
                 Err(RecvTimeoutError::Timeout) => wait.check()?,
             }
         }
+    }
+
+    fn peek(&self) -> Result<Option<u8>, LinkError> {
+        let mut inbox = self.inbox();
+        if inbox.next.is_none() {
+            inbox.next = match inbox.receiver.try_recv() {
+                Ok(frame) => Some(frame),
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => return Err(LinkError::Closed),
+            };
+        }
+        Ok(inbox.next.as_ref().and_then(|frame| frame.first()).copied())
     }
 }

@@ -10,8 +10,10 @@
 //! conformance::two_runs_end_with_the_same_bits(&suite);
 //! ```
 
+mod nccl;
 mod reference;
 
+pub use nccl::{NcclAgreement, nccl_gives_the_bits_of_memory};
 pub use reference::Reference;
 
 use crate::{

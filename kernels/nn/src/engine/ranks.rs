@@ -13,11 +13,14 @@
 //! Every tensor is divided among all ranks, so that all receive at once. Values go through the machine's memory in
 //! rounds of [`ROUND`] for each rank, so neither a gradient nor the weights of a GPU need a whole copy there.
 //!
+//! Where the collective names a communicator of NCCL, gradients and weights go from GPU to GPU instead
+//! ([`GpuExchange`], ADR 0072), and the machine's memory has a rank's own parts only. The sums are the same.
+//!
 //! Rank 0 is [`DataParallel`], an engine as any other; the other ranks [`serve`] it. A failed exchange ends the
 //! connection, and the moments of the other ranks are lost: a step fails until weights and moments are loaded again.
 //! The next step after that connects anew.
 
-use super::{Blocks, Engine, Gradients, RankEngine, ReadPart, check_len, take};
+use super::{Blocks, Engine, GpuExchange, Gradients, RankEngine, ReadPart, check_len, take};
 use crate::{
     ModelError, StepParams,
     collective::{Collective, CollectiveError},
@@ -41,7 +44,7 @@ pub type Connect = Box<dyn FnMut() -> Result<Box<dyn Collective>, ModelError> + 
 /// Moments that are read or written at once, in values: 4 MiB.
 const MOMENTS: usize = 1 << 20;
 /// Values of each rank's part that are exchanged at once: 4 MiB.
-const ROUND: usize = 1 << 20;
+pub const ROUND: usize = 1 << 20;
 
 impl From<CollectiveError> for ModelError {
     fn from(error: CollectiveError) -> ModelError {
@@ -66,6 +69,10 @@ impl Divided {
     /// A part of the tensor as one of the flat parameter vector.
     fn flat(&self, part: &Range<usize>) -> Range<usize> {
         self.start + part.start..self.start + part.end
+    }
+
+    fn flat_all(&self, parts: &[Range<usize>]) -> Vec<Range<usize>> {
+        parts.iter().map(|part| self.flat(part)).collect()
     }
 
     /// Moments per value.
@@ -231,6 +238,8 @@ impl Command {
 
 /// One rank's part of the work. All ranks call the same functions in the same order.
 struct Rank {
+    /// Before the collective: GPUs stop before the others are told.
+    gpus: Option<Box<dyn GpuExchange>>,
     collective: Box<dyn Collective>,
     recipe: Recipe,
     seq_len: usize,
@@ -259,6 +268,7 @@ impl Rank {
             seq_len: config.seq_len,
             layout,
             muon: muon::Scratch::default(),
+            gpus: None,
             collective,
         }
     }
@@ -267,8 +277,11 @@ impl Rank {
         Ok(self.collective.announce(&mut command.encode())?)
     }
 
-    /// All ranks are there and ready.
-    fn meet(&mut self) -> Result<(), ModelError> {
+    /// All ranks are there and ready, and so are their GPUs if they are to exchange by NCCL.
+    fn meet(&mut self, local: &dyn RankEngine) -> Result<(), ModelError> {
+        if let Some(membership) = self.collective.nccl() {
+            self.gpus = Some(local.connect_gpus(&membership, &mut self.collective.watch("connecting GPUs"))?);
+        }
         let lens = vec![1; self.collective.ranks()];
         Ok(self.collective.gather(&[1.0], &lens).map(drop)?)
     }
@@ -279,7 +292,7 @@ impl Rank {
         local: &mut dyn RankEngine,
         sequences: &[&[u32]],
     ) -> Result<Gradients, ModelError> {
-        let Rank { collective, recipe, seq_len, layout, sum, buffer, .. } = self;
+        let Rank { gpus, collective, recipe, seq_len, layout, sum, buffer, .. } = self;
         let (rank, ranks, rows) = (collective.rank(), collective.ranks(), sequences.len() * *seq_len);
         let micro_batches = match local.adds_micro_batches() {
             true => sequences.len().div_ceil(recipe.micro_batch).div_ceil(ranks),
@@ -300,9 +313,15 @@ impl Rank {
                     end = first;
                     for Round { parts, places } in rounds(&last.parts) {
                         buffer.clear();
-                        parts.iter().try_for_each(|part| read(last.flat(part), buffer))?;
                         let sum = &mut sum[within(&parts[rank], &last.parts[rank])];
-                        collective.reduce_scatter(&places, buffer, turn.len(), sum)?;
+                        if let Some(gpus) = gpus {
+                            let watch = &mut collective.watch("adding gradients");
+                            gpus.reduce_scatter(&last.flat_all(&parts), turn.len(), buffer, watch)?;
+                            sum.iter_mut().zip(&*buffer).for_each(|(sum, value)| *sum += value);
+                        } else {
+                            parts.iter().try_for_each(|part| read(last.flat(part), buffer))?;
+                            collective.reduce_scatter(&places, buffer, turn.len(), sum)?;
+                        }
                     }
                 }
                 Ok(())
@@ -348,7 +367,7 @@ impl Rank {
 
     /// Steps the own part of each tensor, and takes over the others.
     fn step(&mut self, local: &mut dyn RankEngine, params: &StepParams) -> Result<(), ModelError> {
-        let Rank { collective, recipe, layout, sum, weights, buffer, moments, muon, .. } = self;
+        let Rank { gpus, collective, recipe, layout, sum, weights, buffer, moments, muon, .. } = self;
         let rank = collective.rank();
         let (mut sum, mut moments) = (&sum[..], &mut moments[..]);
         for divided in &layout.0 {
@@ -358,6 +377,13 @@ impl Rank {
                 local.read_weights(divided.flat(own), weights)?;
                 let gradient = take(&mut sum, own.len());
                 optim::step(recipe, params, &divided.tensor, weights, gradient, &mut moments, muon);
+            }
+            if let Some(gpus) = gpus {
+                if !own.is_empty() {
+                    local.write_weights(divided.flat(own).start, weights)?;
+                }
+                gpus.all_gather(&divided.flat_all(&divided.parts), &mut collective.watch("sharing weights"))?;
+                continue;
             }
             for Round { parts, places } in rounds(&divided.parts) {
                 buffer.resize(places.last().map_or(0, |place| place.end), 0.0);
@@ -373,8 +399,14 @@ impl Rank {
 
     /// Gives the weights of rank 0 to all.
     fn share_weights(&mut self, local: &mut dyn RankEngine) -> Result<(), ModelError> {
-        let Rank { collective, layout, buffer, .. } = self;
+        let Rank { gpus, collective, layout, buffer, .. } = self;
         let end = layout.len();
+        if let Some(gpus) = gpus {
+            let parts: Vec<Range<usize>> =
+                (0..collective.ranks()).map(|rank| if rank == 0 { 0..end } else { end..end }).collect();
+            gpus.all_gather(&parts, &mut collective.watch("sharing weights"))?;
+            return if collective.rank() == 0 { Ok(()) } else { local.finish_weights() };
+        }
         for first in (0..end).step_by(ROUND) {
             let range = first..end.min(first + ROUND);
             if collective.rank() == 0 {
@@ -535,7 +567,7 @@ impl Session {
                 let rank = none.insert(Rank::new((self.connect)()?, config, recipe));
                 self.has_weights = false;
                 rank.announce(&open)?;
-                rank.meet()?;
+                rank.meet(local)?;
                 rank
             }
         };
@@ -554,6 +586,7 @@ impl Session {
     /// Closes the connection: the other ranks end.
     fn fail(&mut self, error: &ModelError) {
         if let Some(mut rank) = self.rank.take() {
+            rank.gpus = None;
             rank.collective.abort(&error.to_string());
         }
         if matches!(self.moments, Moments::There) {
@@ -712,8 +745,9 @@ pub fn serve(collective: Box<dyn Collective>, open: &OpenLocal<'_>) -> Result<()
         }
     };
     let mut rank = Rank::new(collective, &config, &recipe);
-    let served = rank.meet().and_then(|()| rank.serve(&config, &mut *local));
+    let served = rank.meet(&*local).and_then(|()| rank.serve(&config, &mut *local));
     if let Err(error) = &served {
+        rank.gpus = None;
         rank.collective.abort(&error.to_string());
     }
     served

@@ -7,7 +7,7 @@
 
 pub(crate) mod launch;
 #[cfg(feature = "cuda")]
-mod nvidia;
+pub(crate) mod nvidia;
 mod pointwise;
 mod sum_of_squares;
 
@@ -41,7 +41,8 @@ pub const VALUES_MAX: usize = (1 << 32) - (1 << 25);
 /// Arrays are whole blocks of this many bytes, so that a vector of any width fits.
 const BLOCK: usize = 16;
 
-/// An opened GPU that has what the kernels need.
+/// An opened GPU that has what the kernels need. A clone is the same GPU.
+#[derive(Clone)]
 pub struct Gpu {
     pub(crate) client: Client,
     device: Device,

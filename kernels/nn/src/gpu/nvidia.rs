@@ -10,6 +10,7 @@
 //! every time (cuBLAS documentation, "Results reproducibility"). Attention sums in a fixed order.
 
 mod attention;
+pub(crate) mod peers;
 mod products;
 
 use super::{Array, GpuError, Result};

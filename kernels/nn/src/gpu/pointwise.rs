@@ -1,10 +1,10 @@
 //! Elementwise kernels: casts, sums, fills.
 //!
 //! Bytes per value, `F` being 4 or 2: a cast reads one and writes the other; a sum reads `4 + F` and writes 4; a fill
-//! writes `F`.
+//! writes `F`; a sum of `n` slices reads `4n` and writes 4.
 
 use super::{
-    Array, Gpu, Result,
+    Array, Gpu, GpuError, Result,
     launch::{UNITS, grid_of_units, lanes, line},
 };
 use cubecl::{ir::ElemType, prelude::*};
@@ -32,6 +32,25 @@ fn total<F: Float, N: Size>(
 ) {
     if ABSOLUTE_POS < count {
         sum[ABSOLUTE_POS] = x[ABSOLUTE_POS] + Vector::cast_from(y[ABSOLUTE_POS]);
+    }
+}
+
+#[cube(launch)]
+fn total_of_slices<N: Size>(
+    slices: &[Vector<f32, N>],
+    sum: &mut [Vector<f32, N>],
+    count: usize,
+    stride: usize,
+    end: usize,
+) {
+    if ABSOLUTE_POS < count {
+        let mut total = Vector::<f32, N>::new(0.0f32);
+        let mut at = ABSOLUTE_POS;
+        while at < end {
+            total += slices[at];
+            at += stride;
+        }
+        sum[ABSOLUTE_POS] = total;
     }
 }
 
@@ -93,6 +112,34 @@ impl Gpu {
             sum.f32s(lanes)?,
             sum.len() / lanes,
             y.element(),
+        );
+        Ok(())
+    }
+
+    /// `sum ← 0 + s₀ + s₁ + …`, in this order: the sum of the first `count` slices of `slices`. A slice has as many
+    /// values as `sum`, and begins `stride` values behind the last one. All are f32.
+    ///
+    /// # Errors
+    /// If the slices are not within the array, or precisions differ from that.
+    pub fn add_slices(&self, slices: &Array, stride: usize, count: usize, sum: &Array) -> Result {
+        let expected = count.saturating_mul(stride);
+        if stride < sum.len() || slices.len() < expected {
+            return Err(GpuError::WrongLength { expected, got: slices.len() });
+        }
+        if sum.is_empty() {
+            return Ok(());
+        }
+        let lanes = lanes(&[sum.len(), stride]);
+        total_of_slices::launch(
+            &self.client,
+            grid_of_units(sum.len() / lanes),
+            line(UNITS),
+            lanes,
+            slices.f32s(lanes)?,
+            sum.f32s(lanes)?,
+            sum.len() / lanes,
+            stride / lanes,
+            expected / lanes,
         );
         Ok(())
     }

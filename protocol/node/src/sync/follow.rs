@@ -21,14 +21,14 @@ use chain_client::{Chain, ChainError};
 use futures::future::{self, BoxFuture};
 use model::RunSpec;
 use protocol::{
-    Digest, Hotkey, Uid, Window,
+    Digest, Hotkey, Uid, Window, ensure,
     contribution::Schema,
     keys, lineage, merge,
     norms::RunningNorms,
     submission::{self, Expected, Fault, PREFIX_BYTES, SIGNATURE_BYTES, Submission},
     view::{Checkpoint, Outcome, RunView, SeatView, Vote, WindowView},
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use store::{Fetch, Limits, fetch::AllMirrorsFailed};
 use tokio::task::JoinSet;
 use tracing::{Instrument as _, field::Empty};
@@ -189,6 +189,12 @@ impl From<MergeFailed> for OwnMergeError {
         }
     }
 }
+
+/// How often the contributions of a window are asked for that a validator merges afterwards. Without one of them it has
+/// no vote until the next checkpoint, and a bucket that fails now may not fail in a moment.
+const AFTERWARDS_TRIES: u32 = 5;
+/// The first pause; each is twice the one before.
+const AFTERWARDS_PAUSE: Duration = Duration::from_secs(2);
 
 /// Logs that a validator has no merge-side buffer. Only a merge that differs from the vote is this node's error.
 fn log_missing_buffer(window: Window, error: &OwnMergeError) {
@@ -500,10 +506,23 @@ impl Follower {
     /// The buffer after a window that this node did not merge in time.
     async fn merge_afterwards(&self, state: &mut ModelState, vote: &Vote) -> Result<Row, OwnMergeError> {
         let (run, window) = (self.run.id, state.window);
+        ensure!(state.buffer.is_some(), OwnMergeError::NoBuffer);
         let view = self.chain.window(run, window).await?.ok_or(OwnMergeError::Forgotten { window })?;
         let seats = self.chain.seats(run).await?;
-        let mut contributions = BTreeMap::new();
-        self.fetch_selected(&view, &seats, &mut contributions).await?;
+        let (mut contributions, mut pause) = (BTreeMap::new(), AFTERWARDS_PAUSE);
+        for tries in 1.. {
+            match self.fetch_selected(&view, &seats, &mut contributions).await {
+                Err(OwnMergeError::Fetch { uid, source: ContributionError::Fetch(error) })
+                    if tries < AFTERWARDS_TRIES =>
+                {
+                    let error = error_chain(&error);
+                    tracing::info!(window = window.0, uid = uid.0, error, "asking again for a contribution");
+                    tokio::time::sleep(pause).await;
+                    pause *= 2;
+                }
+                fetched => break fetched?,
+            }
+        }
         let follower = self.clone();
         let own =
             self.blocking.with(state, move |state| follower.merge(state, &view, &contributions)).await?;

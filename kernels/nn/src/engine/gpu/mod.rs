@@ -12,8 +12,13 @@
 //! the next micro-batch is uploaded while the last one computes, and the next batch is prepared while the optimiser
 //! steps. While a profile is taken, the CPU also waits at the end of each of its spans.
 
+#[cfg(any(feature = "cuda", test))]
+mod exchange;
 mod network;
 mod workspace;
+
+#[cfg(feature = "cuda")]
+pub(crate) use exchange::{Part, Transport};
 
 use super::{
     Blocks, Engine, Gradients, RankEngine, Reduce, parts_of,
@@ -162,6 +167,20 @@ impl GpuEngine {
         let read =
             parts.try_for_each(|(index, part)| self.network.gpu.read_part(arrays[index], part, values));
         read.map_err(|error| self.failed(&error))
+    }
+
+    /// Exchanges of this engine's gradients and weights with the other ranks.
+    #[cfg(any(feature = "cuda", test))]
+    fn exchange_by<T: exchange::Transport>(
+        &self,
+        transport: T,
+        [rank, ranks]: [usize; 2],
+    ) -> Result<exchange::ArrayExchange<T>, ModelError> {
+        let training = self.training.as_ref().ok_or(ModelError::NotForTraining)?;
+        let weights = self.weights.iter().map(|weight| weight.values.clone()).collect();
+        let (gpu, gradients) = (self.network.gpu.clone(), training.gradients.clone());
+        let made = exchange::ArrayExchange::new(transport, gpu, [rank, ranks], gradients, weights);
+        made.map_err(|error| self.failed(&error))
     }
 
     fn download(&self, array: &Array) -> Result<Vec<f32>, ModelError> {
@@ -447,6 +466,16 @@ impl RankEngine for GpuEngine {
         self.network.copy(&self.weights).map_err(|error| self.failed(&error))?;
         self.is_current = true;
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn connect_gpus(
+        &self,
+        membership: &crate::nccl::Membership,
+        watch: &mut crate::collective::Watch<'_>,
+    ) -> Result<Box<dyn super::GpuExchange>, ModelError> {
+        let peers = crate::gpu::nvidia::peers::Peers::connect(&self.network.gpu, membership, watch)?;
+        Ok(Box::new(self.exchange_by(peers, [membership.rank, membership.ranks])?))
     }
 }
 

@@ -54,6 +54,8 @@ pub fn agree(preset: &str, options: &Options) -> anyhow::Result<Value> {
         "preset": preset,
         // Kernels that were compared with the CPU's.
         "kernels": kernels,
+        // Ranks by NCCL against ranks through memory, or why not.
+        "nccl": nccl_agrees(options.device)?,
         "losses_on_cpu": losses_on_cpu,
         "devices": devices,
     });
@@ -61,6 +63,22 @@ pub fn agree(preset: &str, options: &Options) -> anyhow::Result<Value> {
     let agree = devices.iter().all(|device| device.difference <= device.bound);
     anyhow::ensure!(agree, "the losses are too far apart\n{report:#}");
     Ok(report)
+}
+
+/// Compares training by NCCL with that through the machine's memory, on all GPUs, where NCCL is installed.
+///
+/// # Errors
+/// If bits differ, or NCCL fails.
+fn nccl_agrees(device: Device) -> anyhow::Result<Value> {
+    let device = Device { precision: Some(Precision::F32), ..device };
+    match nn::nccl::library_for(device) {
+        Ok(_) => {
+            let nn::conformance::NcclAgreement { version, ranks } =
+                nn::conformance::nccl_gives_the_bits_of_memory(device)?;
+            Ok(json!({ "version": version.to_string(), "ranks": ranks }))
+        }
+        Err(error) => Ok(error.to_string().into()),
+    }
 }
 
 /// Compares the kernels of a GPU with the CPU's, and returns the number of comparisons; 0 for a device without

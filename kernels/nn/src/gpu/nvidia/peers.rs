@@ -1,0 +1,124 @@
+//! The GPUs of other ranks, which NCCL exchanges with on CubeCL's buffers.
+//!
+//! **Order.** An exchange begins when all of CubeCL's work is done, and ends before anything else is queued, so it
+//! needs no events. It does not overlap with computation, as that through the machine's memory does not.
+
+use super::{Server, enter, failed};
+use crate::{
+    DeviceError, DeviceName, ModelError,
+    collective::Watch,
+    engine::gpu::{Part, Transport},
+    gpu::{Gpu, GpuError, Result},
+    nccl::{Communicator, Library, Membership, Message, NcclError},
+};
+use cudarc::driver::{result as cuda, sys};
+use std::time::{Duration, Instant};
+
+/// How long a GPU may take to stop after an abort.
+const STOP_WITHIN: Duration = Duration::from_secs(10);
+
+pub(crate) struct Peers {
+    communicator: Communicator,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+}
+
+// SAFETY: the driver allows its handles on any thread.
+unsafe impl Send for Peers {}
+
+impl Peers {
+    /// Connects a GPU with those of the other ranks.
+    ///
+    /// # Errors
+    /// If it is not one of NVIDIA's, NCCL is not there or fails, or a rank is lost.
+    pub fn connect(gpu: &Gpu, membership: &Membership, watch: &mut Watch<'_>) -> Result<Peers, ModelError> {
+        let DeviceName::Cuda(index) = gpu.device().name else {
+            return Err(ModelError::Ranks { why: "NCCL is for GPUs of NVIDIA, through CUDA".into() });
+        };
+        let library = Library::open()?;
+        let opened = || -> Result<_> {
+            let device = cuda::device::get(index.into()).map_err(failed)?;
+            // SAFETY: the device exists. The context is CubeCL's too, which keeps it as long as the process runs.
+            let context = unsafe { cuda::primary_ctx::retain(device) }.map_err(failed)?;
+            enter(context).map(|()| context)
+        };
+        let context = opened().map_err(|error| failed_on(gpu, &error))?;
+        let communicator = Communicator::connect(library, membership, watch)?;
+        let stream = cuda::stream::create(cuda::stream::StreamKind::NonBlocking).map_err(failed);
+        let stream = stream.map_err(|error| failed_on(gpu, &error))?;
+        Ok(Peers { communicator, context, stream })
+    }
+
+    /// Ends what still runs, and waits until the GPU has stopped.
+    fn abort(&mut self) {
+        self.communicator.abort();
+        let until = Instant::now() + STOP_WITHIN;
+        while matches!(is_idle(self.stream), Ok(false)) {
+            if until < Instant::now() {
+                tracing::error!("the GPU did not stop an exchange that was aborted: restart the miner");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn failed_on(gpu: &Gpu, error: &GpuError) -> ModelError {
+    DeviceError::Failed { device: gpu.device(), why: error.to_string() }.into()
+}
+
+/// Whether the stream, which is alive, has done all.
+fn is_idle(stream: sys::CUstream) -> Result<bool, NcclError> {
+    // SAFETY: as the caller has promised.
+    match unsafe { sys::cuStreamQuery(stream) } {
+        sys::CUresult::CUDA_SUCCESS => Ok(true),
+        sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        error => Err(NcclError::Failed { doing: "exchanging between GPUs", why: format!("{error:?}") }),
+    }
+}
+
+impl Transport for Peers {
+    fn exchange(
+        &mut self,
+        gpu: &Gpu,
+        sends: &[Part<'_>],
+        receives: &[Part<'_>],
+        watch: &mut Watch<'_>,
+    ) -> Result<(), ModelError> {
+        let fail = |error| failed_on(gpu, &error);
+        gpu.finish().map_err(fail)?;
+        // What holds the buffers.
+        let mut held = Vec::with_capacity(sends.len() + receives.len());
+        let mut message = |part: &Part<'_>| -> Result<Message> {
+            let resource = gpu.client.get_resource::<Server>(part.array.handle().clone())?;
+            let address = resource.resource().ptr + 4 * part.range.start as u64;
+            held.push(resource);
+            Ok(Message { peer: part.peer, address, values: part.range.len() })
+        };
+        let sends = sends.iter().map(&mut message).collect::<Result<Vec<_>>>().map_err(fail)?;
+        let receives = receives.iter().map(&mut message).collect::<Result<Vec<_>>>().map_err(fail)?;
+        enter(self.context).map_err(fail)?;
+        let Peers { communicator, stream, .. } = self;
+        // SAFETY: the parts lie within their arrays, which are held until the stream is idle, and nothing else is
+        // queued meanwhile. The context is that of the stream.
+        let queued = unsafe { communicator.exchange(&sends, &receives, stream.cast(), watch) };
+        let done = queued.and_then(|()| {
+            let stream = *stream;
+            communicator.wait(watch, || is_idle(stream))
+        });
+        if done.is_err() {
+            self.abort();
+        }
+        Ok(done?)
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        if enter(self.context).is_ok() {
+            self.abort();
+            // SAFETY: it is not used any more.
+            let _ = unsafe { cuda::stream::destroy(self.stream) };
+        }
+    }
+}
