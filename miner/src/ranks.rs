@@ -12,7 +12,7 @@ mod rendezvous;
 pub use rendezvous::{Identity, RankError};
 
 use crate::command::{CommandGroup, Process};
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use launcher::{Launched, RANKS_MAX};
 use model::{ModelConfig, Recipe};
 use nn::{
@@ -261,9 +261,19 @@ impl Leader {
         let digest = settings_digest(settings);
         let deadlines = deadlines(&settings.train);
         match place {
-            Place::Alone => Ok(None),
+            Place::Alone => {
+                if settings.train.rank_exchange == Some(RankExchange::Nccl) {
+                    tracing::warn!("rank_exchange = \"nccl\" has no effect: this miner trains on one device");
+                }
+                Ok(None)
+            }
             Place::Parent { ranks } => {
                 let exchange = exchange(&settings.train, device)?;
+                let gpus = device.count().unwrap_or(*ranks);
+                ensure!(
+                    exchange == RankExchange::Tcp || *ranks <= gpus,
+                    "{ranks} ranks exchange by NCCL and this machine shows {gpus} GPUs: each rank needs its own"
+                );
                 let mut secret = [0; 32];
                 getrandom::fill(&mut secret).map_err(RankError::Random)?;
                 let (ranks, identity) = (*ranks, identity(0, *ranks, secret, digest, device));

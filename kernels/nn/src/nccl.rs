@@ -29,6 +29,8 @@ pub const VARIABLE: &str = "METTLE_NCCL";
 pub const NAME: &str = "libnccl.so.2";
 /// The oldest version that is used, the first that NVIDIA built for CUDA 13: 2.27.
 const VERSION_MIN: Version = Version(22_700);
+/// How long a GPU may take to stop after an abort.
+pub const STOP_WITHIN: Duration = Duration::from_secs(10);
 /// Between two looks whether a call is done.
 const LOOK: Duration = Duration::from_micros(20);
 
@@ -46,6 +48,8 @@ pub enum NcclError {
         "NCCL cannot be loaded ({tried}): install it (pip install nvidia-nccl-cu13) and name its file in {VARIABLE}, or its directory in LD_LIBRARY_PATH"
     )]
     NotFound { tried: String },
+    #[error("{variable} is set, which {what}: unset it, or set rank_exchange = \"tcp\" under [train]")]
+    Variable { variable: &'static str, what: &'static str },
     #[error("NCCL in {path} is version {version}, and {VERSION_MIN} is needed: install a newer one")]
     TooOld { path: String, version: Version },
     #[error("{path} is no NCCL: it has no {symbol}")]
@@ -171,11 +175,24 @@ pub struct Library {
 /// The library for ranks on this device.
 ///
 /// # Errors
-/// If the device has no exchange by NCCL, or as [`Library::open`].
+/// If the device has no exchange by NCCL, a variable of NCCL's would break it, or as [`Library::open`].
 pub fn library_for(device: Device) -> Result<&'static Library, NcclError> {
-    match refusal(device, cfg!(feature = "cuda")) {
-        Some(why) => Err(NcclError::Device { device, why }),
-        None => Library::open(),
+    if let Some(why) = refusal(device, cfg!(feature = "cuda")) {
+        return Err(NcclError::Device { device, why });
+    }
+    forbidden(|name| std::env::var_os(name))?;
+    Library::open()
+}
+
+/// Refuses variables by which NCCL overrules what this module asks for.
+fn forbidden(variable: impl Fn(&str) -> Option<OsString>) -> Result<(), NcclError> {
+    const ALL: [(&str, &str); 2] = [
+        ("NCCL_COMM_BLOCKING", "would let a lost rank hold up the others for ever"),
+        ("NCCL_COMM_ID", "would let strangers into every communicator"),
+    ];
+    match ALL.into_iter().find(|(name, _)| variable(name).is_some()) {
+        Some((variable, what)) => Err(NcclError::Variable { variable, what }),
+        None => Ok(()),
     }
 }
 
@@ -457,19 +474,35 @@ impl Communicator {
         }
     }
 
-    /// Ends what still runs, on the GPU too. Nothing can be exchanged any more.
-    pub fn abort(&mut self) {
+    /// Ends what still runs, on the GPU too. Nothing can be exchanged any more. Returns whether NCCL has ended within
+    /// this time: it waits for the GPU, so a thread of its own does that.
+    pub fn abort(&mut self, within: Duration) -> bool {
         let handle = std::mem::replace(&mut self.handle, std::ptr::null_mut());
-        if !handle.is_null() {
-            // SAFETY: it is not used any more. There is nothing to do about a failure.
-            let _ = unsafe { (self.library.functions.abort)(handle) };
+        if handle.is_null() {
+            return true;
         }
+        let (abort, handle) = (self.library.functions.abort, Aborted(handle));
+        let (done, ended) = std::sync::mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name("abort".into()).spawn(move || {
+            let Aborted(handle) = { handle };
+            // SAFETY: nothing else uses it any more. There is nothing to do about a failure.
+            let _ = unsafe { abort(handle) };
+            let _ = done.send(());
+        });
+        // Without a thread the communicator leaks.
+        thread.is_ok() && ended.recv_timeout(within).is_ok()
     }
 }
 
+/// A communicator that only its abort still uses.
+struct Aborted(Handle);
+
+// SAFETY: as of `Communicator`.
+unsafe impl Send for Aborted {}
+
 impl Drop for Communicator {
     fn drop(&mut self) {
-        self.abort();
+        self.abort(STOP_WITHIN);
     }
 }
 
@@ -502,6 +535,15 @@ mod tests {
         }
         let refused = library_for(device("vulkan")).err().unwrap().to_string();
         assert!(refused.contains("ranks on vulkan cannot exchange by NCCL"), "{refused}");
+    }
+
+    #[test]
+    fn variables_that_overrule_what_is_asked_for_are_refused() {
+        assert_eq!(forbidden(|name| (name == "NCCL_DEBUG").then(|| "INFO".into())), Ok(()));
+        for one in ["NCCL_COMM_BLOCKING", "NCCL_COMM_ID"] {
+            let refused = forbidden(|name| (name == one).then(|| "1".into())).unwrap_err().to_string();
+            assert!(refused.starts_with(one) && refused.contains("unset it"), "{refused}");
+        }
     }
 
     #[test]

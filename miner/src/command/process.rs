@@ -6,6 +6,7 @@ use super::{
     frame::{self, Answer, HEADER_BYTES_MAX, PREFIX_BYTES, PROTOCOL, Request},
 };
 use crate::shutdown::ShutdownHandle;
+use nn::nccl;
 use std::{
     collections::VecDeque,
     io::{self, Read, Write as _},
@@ -28,7 +29,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// Bytes of the command's output that an error shows.
 const OUTPUT_SHOWN: usize = 1024;
 
-/// Variables that the command inherits by name. All others stay out, as some hold secrets.
+/// Variables that the command and ranks inherit by name. All others stay out, as some hold secrets.
 const INHERITED: &[&str] = &[
     "CONDA_PREFIX",
     "HOME",
@@ -36,6 +37,7 @@ const INHERITED: &[&str] = &[
     "LC_ALL",
     "LD_LIBRARY_PATH",
     "LOGNAME",
+    nccl::VARIABLE,
     "PATH",
     "SHELL",
     "TMPDIR",

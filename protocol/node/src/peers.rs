@@ -22,7 +22,7 @@ use protocol::{
     view::{RunView, SeatView, WindowView},
 };
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashSet, VecDeque},
     net::SocketAddr,
     ops::Range,
     path::{Path, PathBuf},
@@ -532,12 +532,14 @@ impl Peers {
         let (mut have, mut failures) = (Vec::new(), BTreeMap::new());
         let others = others.into_iter().map(|receiver| (receiver, RECEIVERS_WANTED));
         let away = away.into_iter().map(|receiver| (receiver, RECEIVERS_ENOUGH));
-        let (mut next, mut pushes) = (others.chain(away).peekable(), FuturesUnordered::new());
+        let (mut next, mut pushes) = (others.chain(away).collect::<VecDeque<_>>(), FuturesUnordered::new());
         loop {
             let is_open = failures.is_empty() || self.is_open(offer.window);
-            while let Some((receiver, _)) =
-                next.next_if(|(_, wanted)| is_open && have.len() + pushes.len() < *wanted)
+            while is_open
+                && let Some(&(receiver, wanted)) = next.front()
+                && have.len() + pushes.len() < wanted
             {
+                next.pop_front();
                 pushes.push(async move { (receiver.0.id.uid, self.push_to(receiver, offer, file).await) });
             }
             let pushed = match until {

@@ -300,6 +300,12 @@ impl Rank {
         };
         let shares: Vec<&[&[u32]]> =
             sequences.chunks(recipe.micro_batch.saturating_mul(micro_batches)).collect();
+        // GPUs add the shares of one turn to nothing: several turns would be added in another order than without NCCL.
+        if gpus.is_some() && ranks < shares.len() {
+            let why =
+                "a step has more than one share for each rank: set rank_exchange = \"tcp\" under [train]";
+            return Err(ModelError::Ranks { why: why.into() });
+        }
         sum.fill(0.0);
         let mut losses = Vec::new();
         for turn in shares.chunks(ranks) {

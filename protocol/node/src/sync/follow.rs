@@ -21,9 +21,9 @@ use chain_client::{Chain, ChainError};
 use futures::future::{self, BoxFuture};
 use model::RunSpec;
 use protocol::{
-    Digest, Hotkey, Uid, Window, ensure,
+    Digest, Hotkey, Uid, Window,
     contribution::Schema,
-    keys, lineage, merge,
+    ensure, keys, lineage, merge,
     norms::RunningNorms,
     submission::{self, Expected, Fault, PREFIX_BYTES, SIGNATURE_BYTES, Submission},
     view::{Checkpoint, Outcome, RunView, SeatView, Vote, WindowView},
@@ -509,8 +509,8 @@ impl Follower {
         ensure!(state.buffer.is_some(), OwnMergeError::NoBuffer);
         let view = self.chain.window(run, window).await?.ok_or(OwnMergeError::Forgotten { window })?;
         let seats = self.chain.seats(run).await?;
-        let (mut contributions, mut pause) = (BTreeMap::new(), AFTERWARDS_PAUSE);
-        for tries in 1.. {
+        let (mut contributions, mut tries, mut pause) = (BTreeMap::new(), 1, AFTERWARDS_PAUSE);
+        loop {
             match self.fetch_selected(&view, &seats, &mut contributions).await {
                 Err(OwnMergeError::Fetch { uid, source: ContributionError::Fetch(error) })
                     if tries < AFTERWARDS_TRIES =>
@@ -518,7 +518,7 @@ impl Follower {
                     let error = error_chain(&error);
                     tracing::info!(window = window.0, uid = uid.0, error, "asking again for a contribution");
                     tokio::time::sleep(pause).await;
-                    pause *= 2;
+                    (tries, pause) = (tries + 1, pause * 2);
                 }
                 fetched => break fetched?,
             }

@@ -1,7 +1,8 @@
 //! The GPUs of other ranks, which NCCL exchanges with on CubeCL's buffers.
 //!
 //! **Order.** An exchange begins when all of CubeCL's work is done, and ends before anything else is queued, so it
-//! needs no events. It does not overlap with computation, as that through the machine's memory does not.
+//! needs no events. [`Gpu::finish`] waits for all streams of CubeCL's, also those that the products and the attention use
+//! (`Nvidia::submit`), which a wait for one stream would not. It does not overlap with computation, as that through the machine's memory does not.
 
 use super::{Server, enter, failed};
 use crate::{
@@ -9,13 +10,10 @@ use crate::{
     collective::Watch,
     engine::gpu::{Part, Transport},
     gpu::{Gpu, GpuError, Result},
-    nccl::{Communicator, Library, Membership, Message, NcclError},
+    nccl::{Communicator, Library, Membership, Message, NcclError, STOP_WITHIN},
 };
 use cudarc::driver::{result as cuda, sys};
 use std::time::{Duration, Instant};
-
-/// How long a GPU may take to stop after an abort.
-const STOP_WITHIN: Duration = Duration::from_secs(10);
 
 pub(crate) struct Peers {
     communicator: Communicator,
@@ -49,17 +47,18 @@ impl Peers {
         Ok(Peers { communicator, context, stream })
     }
 
-    /// Ends what still runs, and waits until the GPU has stopped.
-    fn abort(&mut self) {
-        self.communicator.abort();
+    /// Ends what still runs, and waits until the GPU has stopped. Returns whether it has.
+    fn abort(&mut self) -> bool {
         let until = Instant::now() + STOP_WITHIN;
-        while matches!(is_idle(self.stream), Ok(false)) {
-            if until < Instant::now() {
-                tracing::error!("the GPU did not stop an exchange that was aborted: restart the miner");
-                return;
-            }
+        let mut has_stopped = self.communicator.abort(STOP_WITHIN);
+        while has_stopped && matches!(is_idle(self.stream), Ok(false)) {
+            has_stopped = Instant::now() < until;
             std::thread::sleep(Duration::from_millis(1));
         }
+        if !has_stopped {
+            tracing::error!("the GPU did not stop an exchange that was aborted: restart the miner");
+        }
+        has_stopped
     }
 }
 
@@ -106,8 +105,9 @@ impl Transport for Peers {
             let stream = *stream;
             communicator.wait(watch, || is_idle(stream))
         });
-        if done.is_err() {
-            self.abort();
+        if done.is_err() && !self.abort() {
+            // A GPU that still runs may write there.
+            std::mem::forget(held);
         }
         Ok(done?)
     }
@@ -115,8 +115,7 @@ impl Transport for Peers {
 
 impl Drop for Peers {
     fn drop(&mut self) {
-        if enter(self.context).is_ok() {
-            self.abort();
+        if enter(self.context).is_ok() && self.abort() {
             // SAFETY: it is not used any more.
             let _ = unsafe { cuda::stream::destroy(self.stream) };
         }
