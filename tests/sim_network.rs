@@ -6,7 +6,7 @@ use mettle_runtime::SLOT_DURATION;
 use miner::run::AHEAD;
 use node::Follower;
 use protocol::{
-    Block, RunParams, Uid, Window, keys, receipt,
+    Block, Digest, RunId, RunParams, Uid, Window, keys, receipt,
     view::{Outcome, Vote, WindowView},
 };
 use std::{
@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, LazyLock, Mutex},
     time::Duration,
 };
-use store::Limits;
+use store::{Faults, Limits, Rate};
 use tests::sim::{
     experiment::on_one_thread,
     network::{
@@ -353,16 +353,24 @@ fn a_network_goes_back_before_a_harmful_merge_and_trains_on() {
     assert!(losses[9..].iter().all(|loss| *loss < losses[6]), "training goes on from it: {losses:?}");
 }
 
-/// The validator merges the window afterwards, and the attesters have the contribution of the miner that left.
+/// The validator merges the window afterwards, and the attesters have the contribution of the miner that left, although no
+/// bucket gives it when it is asked for first.
 #[test]
 fn a_validator_that_was_away_while_a_selected_miner_left_goes_on_voting() {
     let (miner, validator) = (1, 7);
     let timed = |at, event| Timed { at: Block(at), after: Duration::ZERO, event };
-    let events = vec![
+    let mut events = vec![
         timed(29, Event::Kill { seat: validator, leaves: Leaves::Whole }),
         timed(30, Event::Leave { seat: miner }),
         timed(41, Event::Open { seat: validator }),
     ];
+    let one = keys::contribution(RunId(0), Window(1), &Digest([0; 32])).to_string();
+    let prefix = one.rsplit_once('/').expect("a name in a directory").0.to_owned();
+    let unavailable = Faults { prefix, unavailable: Rate::Always, ..Faults::default() };
+    for (at, faults) in [(40, unavailable), (44, Faults::default())] {
+        let inject = |seat| timed(at, Event::Inject { seat, faults: Box::new(faults.clone()) });
+        events.extend((0..10).filter(|seat| *seat != validator).map(inject));
+    }
     let cast = validators(3, Vec::new());
     let history = played(Cast { same_evaluation: true, events, is_cut_off: true, ..cast }, 5);
     assert!(history.windows[1].seats[miner].selected);
