@@ -442,8 +442,9 @@ impl Load {
 
 /// An immortal transaction without a tip, in hexadecimal.
 pub(super) fn signed(key: &SigningKey, nonce: u32, genesis: H256, call: &RuntimeCall) -> String {
-    let (call, extra) = (call.encode(), (0_u8, Compact(nonce), Compact(0_u128)).encode());
-    let implied = (VERSION.spec_version, VERSION.transaction_version, genesis, genesis).encode();
+    let (call, extra) = (call.encode(), (0_u8, Compact(nonce), Compact(0_u128), 0_u8).encode());
+    let implied =
+        (VERSION.spec_version, VERSION.transaction_version, genesis, genesis, None::<[u8; 32]>).encode();
     let mut payload = [&call[..], &extra, &implied].concat();
     if payload.len() > 256 {
         payload = BlakeTwo256::hash(&payload).0.to_vec();
