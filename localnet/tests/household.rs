@@ -33,7 +33,7 @@ fn long_params() -> RunParams {
     let (reveal_by, attest_by, vote_by) = (commit_by + step, commit_by + 2 * step, commit_by + 3 * step);
     let blocks_per_window = vote_by + step;
     let schedule = Schedule { commit_by, reveal_by, attest_by, vote_by, blocks_per_window, ..plain.schedule };
-    RunParams { schedule, sequences_per_seat: 16, ..plain }
+    RunParams { schedule, sequences_per_seat: 16, places: MINERS, ..plain }
 }
 
 fn validator_index(name: &str) -> u8 {
