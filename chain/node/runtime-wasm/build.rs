@@ -32,7 +32,8 @@ fn main() {
     if env::var("CARGO_CFG_TARGET_FAMILY").as_deref() == Ok("wasm") {
         return;
     }
-    for variable in ["WASM_BUILD_TOOLCHAIN", "METTLE_WASM", "SKIP_WASM_BUILD"] {
+    // `RUNTIME_METADATA_HASH` is in `.cargo/config.toml`.
+    for variable in ["WASM_BUILD_TOOLCHAIN", "METTLE_WASM", "SKIP_WASM_BUILD", "RUNTIME_METADATA_HASH"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     let out = PathBuf::from(variable("OUT_DIR"));
@@ -64,6 +65,7 @@ fn main() {
 fn build(out: &Path) -> PathBuf {
     let workspace = Path::new(&variable("CARGO_MANIFEST_DIR")).join("..");
     let root = workspace.join("../..");
+    println!("cargo::rerun-if-changed={}", root.join(".cargo/config.toml").display());
     for source in SOURCES {
         println!("cargo::rerun-if-changed={}", root.join(source).join("src").display());
         println!("cargo::rerun-if-changed={}", root.join(source).join("Cargo.toml").display());

@@ -333,7 +333,8 @@ async fn own_connections(mut swarm: Swarm<Connections>, mut commands: mpsc::Rece
                     }
                 }
                 SwarmEvent::IncomingConnectionError { send_back_addr, error, .. } => {
-                    tracing::debug!(from = %send_back_addr, %error, "a peer's connection failed");
+                    let error = store::error_chain(&error);
+                    tracing::debug!(from = %send_back_addr, error, "a peer's connection failed");
                 }
                 // The node ends with it, and is started again: it is advertised as one that takes contributions.
                 SwarmEvent::ListenerClosed { reason, addresses, .. } => {

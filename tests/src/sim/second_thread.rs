@@ -99,7 +99,8 @@ impl SecondThread {
             };
             queue.running = Some(number);
             drop(queue);
-            job();
+            // Whoever needs its result fails without it; others must not wait for ever.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
             queue = self.queue();
             queue.running = None;
             self.changed.notify_all();

@@ -193,7 +193,7 @@ impl From<MergeFailed> for OwnMergeError {
 /// How often the contributions of a window are asked for that a validator merges afterwards. Without one of them it has
 /// no vote until the next checkpoint, and a bucket that fails now may not fail in a moment.
 const AFTERWARDS_TRIES: u32 = 5;
-/// The first pause; each is twice the one before.
+/// The first pause; each is twice the one before: 30 s in all, beside the time that the buckets take.
 const AFTERWARDS_PAUSE: Duration = Duration::from_secs(2);
 
 /// Logs that a validator has no merge-side buffer. Only a merge that differs from the vote is this node's error.
