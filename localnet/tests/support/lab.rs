@@ -1,4 +1,4 @@
-//! Network namespaces on one bridge, some of them behind routers: for tests of miners that nobody can reach.
+//! Network namespaces on one bridge, some of them behind routers: for tests of miners that take no connections.
 
 use crate::support::{Net, last_finalised};
 use node::config::File;
@@ -64,12 +64,12 @@ pub fn address_home(name: &str, router: &str, index: u8) {
     run(&format!("ip -n {name} route add default via 192.168.{index}.1"));
 }
 
-/// Lets nobody in. `symmetric`: each connection gets another port.
+/// Refuses incoming connections. `symmetric`: each connection gets another port.
 pub fn make_router(router: &str, symmetric: bool) {
     let inside = |command: &str| run(&format!("ip netns exec {router} {command}"));
     inside("sysctl -qw net.ipv4.ip_forward=1");
     inside("iptables -P FORWARD DROP");
-    // As a home router does: what nobody asked for is dropped without an answer.
+    // As a home router does: it drops packets of unknown connections without an answer.
     inside("iptables -A INPUT -i wan -m conntrack --ctstate NEW,INVALID -j DROP");
     inside("iptables -A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT");
     inside("iptables -A FORWARD -i lan -o wan -j ACCEPT");

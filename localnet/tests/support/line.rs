@@ -158,7 +158,7 @@ fn device(name: &str) -> io::Result<AsyncFd<File>> {
     if done < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a `File` has one open descriptor as long as it is there, and nobody takes it out of the `AsyncFd`.
+    // SAFETY: a `File` has one open descriptor as long as it is there, and no code takes it out of the `AsyncFd`.
     Ok(unsafe { AsyncFd::register(file)? })
 }
 

@@ -35,7 +35,8 @@ const GRACE: Duration = Duration::from_secs(1);
 const LEAVING_MAX: usize = 16;
 /// … from one address. Most close at once; a peer may delay it by streams of which it does not name the protocol.
 const LEAVING_PER_ADDRESS_MAX: usize = 4;
-/// An address in so many handshakes gives no place of another of its connections to one more: they are nobody's yet.
+/// With so many handshakes under way, an address ends none of its connections for one more: a peer that never ends its
+/// handshake must not cost another its place.
 const HANDSHAKES_PER_ADDRESS_MAX: usize = 4;
 
 /// How many connections a node takes from one address: an IPv4 address, or the first 64 bits of an IPv6 address, which

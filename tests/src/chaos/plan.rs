@@ -136,7 +136,7 @@ impl Options {
     }
 
     /// Windows between two checkpoints, so that one follows the calm's first window, which is merged: a validator that
-    /// could not get a selected contribution once has no vote until the next checkpoint.
+    /// could not get a selected contribution for half a minute has no vote until the next checkpoint.
     fn checkpoint_windows(&self) -> u32 {
         let second = self.calm().next().0;
         (2..=CHECKPOINT_WINDOWS_MAX).rev().find(|windows| second.is_multiple_of(*windows)).unwrap_or(second)

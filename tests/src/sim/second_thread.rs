@@ -99,7 +99,7 @@ impl SecondThread {
             };
             queue.running = Some(number);
             drop(queue);
-            // Whoever needs its result fails without it; others must not wait for ever.
+            // The task that needs its result fails without it; the network's thread must not wait for ever.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
             queue = self.queue();
             queue.running = None;
