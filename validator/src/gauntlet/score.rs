@@ -221,7 +221,7 @@ fn gain_factor(gain: Gain, scale: GainScale, share: f64) -> (f64, f64) {
     if scale.is_noise(share) {
         return (whole.clamp(-1.0, 1.0), (error / share).min(1.0));
     }
-    (whole.clamp(0.0, 1.0), error)
+    (whole.clamp(0.0, 1.0), error / whole.max(1.0))
 }
 
 impl GainScale {
@@ -241,7 +241,9 @@ pub fn outcome(gains: &Gains, scale: Scale, share: f64) -> Option<Outcome> {
     if expected <= 0.0 {
         return Some(Outcome { value: 0.0, error: 0.0, shows_nothing: true });
     }
-    let (own, own_error) = ((gap.mean / expected).clamp(-1.0, 1.0), gap.error / expected);
+    // A gap beyond the scale keeps its relative error.
+    let full = expected.max(gap.mean.abs());
+    let (own, own_error) = (gap.mean / full, gap.error / full);
     if gains.harms() {
         return Some(Outcome { value: -1.0, error: own_error, shows_nothing: true });
     }
@@ -422,6 +424,23 @@ mod tests {
             outcome(&seat(1.0, 0.5, 0.0), none, 1.0),
             Some(Outcome { value: 0.0, error: 0.0, shows_nothing: true })
         );
+    }
+
+    #[test]
+    fn what_is_beyond_the_scale_keeps_its_relative_error() {
+        let scale = Scale { gap: 0.02, gain: None };
+        let at = |gap: f64, error: f64| outcome(&seat(gap, error, 0.0), scale, 1.0).unwrap();
+        close(at(0.02, 0.005).error, 0.25);
+        close(at(0.2, 0.05).error, 0.25);
+        close(at(-0.2, 0.05).error, 0.25);
+        close(at(0.01, 0.005).error, 0.25);
+        // So ten times the scale, at four errors, proves as much as the scale at four errors.
+        let scored = |outcome| updated_own_data_score(0.0, 0.0, outcome, 1, START_RATE);
+        assert_eq!(scored(at(0.2, 0.05)), scored(at(0.02, 0.005)));
+        let gain = GainScale { median: 0.1, best: 0.125, error: 0.0 };
+        let factor = |mean: f64, error: f64| gain_factor(Gain { mean, error: Some(error) }, gain, 1.0);
+        close(factor(0.125, 0.0125).1, 0.1);
+        close(factor(1.25, 0.125).1, 0.1);
     }
 
     #[test]
