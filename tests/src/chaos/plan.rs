@@ -41,6 +41,8 @@ const VALIDATOR_WINDOWS_PER_FAULT: u64 = 160;
 const WINDOWS_PER_STALL: u32 = 24;
 const WINDOWS_PER_LATE_CALLS: u32 = 24;
 const WINDOWS_PER_PARTITION: u32 = 8;
+/// Windows of any network for each upgrade of the runtime.
+const WINDOWS_PER_UPGRADE: u32 = 24;
 /// The most seats of one role that are cut off together in a larger network.
 const CUT_OFF_MAX: usize = 6;
 
@@ -98,6 +100,9 @@ pub enum Kind {
     /// The same, and at the end the blocks are replaced by others: their calls are included again, or lost until their
     /// clients send them again.
     Fork { loses_calls: bool },
+    /// The chain's runtime is upgraded: its migrations run, calls in the pool are lost until their clients send them
+    /// again, and all clients connect again.
+    Upgrade,
     /// The node's reads are answered from the block at which the fault began.
     OldReads,
     /// The node is shown the best block as final. Until its end it may write down what a fork then takes back.
@@ -189,7 +194,7 @@ impl Fault {
     pub fn excuses(&self, seat: usize, from: u32, until: u32) -> bool {
         let is_disturbed = match self.kind {
             Kind::Kill(leaves) => leaves == Leaves::Truncated,
-            Kind::LateCalls(_) | Kind::LateFinality | Kind::Fork { .. } => true,
+            Kind::LateCalls(_) | Kind::LateFinality | Kind::Fork { .. } | Kind::Upgrade => true,
             // Also to those who read from it, where the plan says so.
             Kind::BucketIsSlow => true,
             _ => self.seats.contains(&seat),
@@ -210,6 +215,7 @@ impl Fault {
                 Kind::Join => vec![Event::Register],
                 Kind::LateFinality => [true, false].map(|is_stalled| Event::Stall { is_stalled }).into(),
                 Kind::Fork { .. } => vec![Event::Stall { is_stalled: true }],
+                Kind::Upgrade => [false, true].map(|is_over| Event::Upgrade { is_over }).into(),
                 _ => Vec::new(),
             };
         };
@@ -221,6 +227,7 @@ impl Fault {
             | Kind::LateCalls(_)
             | Kind::LateFinality
             | Kind::Fork { .. }
+            | Kind::Upgrade
             | Kind::Join => Vec::new(),
             Kind::OldReads => [true, false].map(|is_held| Event::HoldBack { seat, is_held }).into(),
             Kind::ShowsBest => [true, false].map(|is_shown| Event::ShowBest { seat, is_shown }).into(),
@@ -456,6 +463,10 @@ impl Drawing<'_> {
                 let kind = self.pick(&[Kind::OldReads, Kind::ShowsBest, Kind::NoResults]);
                 self.lasting(kind, [seat]);
             }
+        }
+        let upgrades = self.options.calm().0.div_ceil(WINDOWS_PER_UPGRADE);
+        for _ in 0..self.random.below(u64::from(upgrades) + 1) {
+            self.at(Kind::Upgrade, [], 1);
         }
     }
 

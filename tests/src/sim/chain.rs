@@ -79,6 +79,8 @@ pub struct SimChain {
     without_calls: BTreeSet<AccountId>,
     /// Accounts whose requests the chain does not answer.
     silent: BTreeSet<AccountId>,
+    /// Whether the runtime is being upgraded: all clients connect again, and the chain answers none of them.
+    is_upgrading: bool,
     /// Calls of the next blocks, in the order of submission.
     pending: Vec<Pending>,
     /// The most blocks that a call waits for its inclusion. Without waiting, calls keep the order of submission.
@@ -129,6 +131,12 @@ struct Pending {
 
 /// Blocks after which a client sends a call again that the chain has lost, as [`chain_client`] does.
 const SENT_AGAIN_BLOCKS: u32 = 3;
+
+/// The key of `System::LastRuntimeUpgrade`.
+const LAST_UPGRADE: [u8; 32] = [
+    0x26, 0xaa, 0x39, 0x4e, 0xea, 0x56, 0x30, 0xe0, 0x7c, 0x48, 0xae, 0x0c, 0x95, 0x58, 0xce, 0xf7, 0xf9,
+    0xcc, 0xe9, 0xc8, 0x88, 0x46, 0x9b, 0xb1, 0xa0, 0xdc, 0xea, 0xa1, 0x29, 0x67, 0x2e, 0xf8,
+];
 
 impl Ledger {
     fn read<R>(&mut self, read: impl FnOnce() -> R) -> R {
@@ -211,6 +219,7 @@ impl SimChain {
             without_heads: BTreeSet::new(),
             without_calls: BTreeSet::new(),
             silent: BTreeSet::new(),
+            is_upgrading: false,
             pending: Vec::new(),
             waits_max: 0,
         };
@@ -292,7 +301,7 @@ impl SimChain {
             };
             let latest = if self.is_on_best(subscriber.signer.as_ref()) { best } else { head.block };
             let seen = latest.0.saturating_sub(subscriber.lag);
-            let is_cut = is_in(&self.without_heads) || is_in(&self.silent);
+            let is_cut = self.is_upgrading || is_in(&self.without_heads) || is_in(&self.silent);
             if !is_cut && subscriber.heads.borrow().block.0 < seen {
                 subscriber.heads.send_replace(Head { block: Block(seen), hash: self.hash_of(seen) });
             }
@@ -508,6 +517,28 @@ impl SimChain {
         };
     }
 
+    /// Upgrades the runtime: the next block runs its migrations, and a call in the pool, which was signed for the former
+    /// runtime, is lost until its client sends it again. No client is answered until `upgraded`.
+    pub fn upgrade(&mut self) {
+        let again = self.best().0.saturating_add(SENT_AGAIN_BLOCKS);
+        self.pending.iter_mut().for_each(|pending| pending.due = pending.due.max(again));
+        // Without a record of the last upgrade, the runtime takes itself for a new one.
+        self.change(|| {
+            sp_externalities::with_externalities(|state| state.place_storage(LAST_UPGRADE.to_vec(), None));
+        });
+        self.best = None;
+        self.is_upgrading = true;
+    }
+
+    /// The clients have read the new runtime's metadata.
+    pub fn upgraded(&mut self) {
+        self.is_upgrading = false;
+    }
+
+    fn is_silent(&self, account: &AccountId) -> bool {
+        self.is_upgrading || self.silent.contains(account)
+    }
+
     /// The channel of finalised heads, for a client that signs as `signer`.
     pub fn subscribe(&mut self, signer: Option<AccountId>) -> watch::Receiver<Head> {
         let (heads, receiver) = watch::channel(self.head);
@@ -652,7 +683,7 @@ impl SharedChain {
     /// Waits as long as the answer to this request takes.
     async fn answer_time(&self) -> Result<(), ChainError> {
         let mut waited = Duration::ZERO;
-        while self.signer.as_ref().is_some_and(|signer| self.lock().silent.contains(signer)) {
+        while self.signer.as_ref().is_some_and(|signer| self.lock().is_silent(signer)) {
             ensure!(waited < PATIENCE, self.unreachable(waited));
             let pause = Duration::from_millis(SLOT_DURATION);
             tokio::time::sleep(pause).await;
@@ -910,4 +941,31 @@ fn runtime_call(call: Call) -> Option<(&'static str, RuntimeCall)> {
         }
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upgrade_runs_the_migrations_and_loses_the_pool_for_three_blocks() {
+        let mut chain = SimChain::new(Digest([1; 32]));
+        let version = |chain: &mut SimChain| chain.read(System::last_runtime_upgrade_spec_version);
+        chain.seal();
+        let present = version(&mut chain);
+        assert!(0 < present);
+        let call = pallet_windows::Call::commit { run: RunId(0), window: Window(0), digest: Digest([2; 32]) };
+        let mut result = chain.submit(AccountId::from([3; 32]), call.into());
+        chain.upgrade();
+        assert_eq!(version(&mut chain), 0);
+        assert!(chain.is_silent(&AccountId::from([3; 32])));
+        chain.seal();
+        assert_eq!(version(&mut chain), present, "the runtime was not upgraded");
+        chain.upgraded();
+        assert!(!chain.is_silent(&AccountId::from([3; 32])));
+        chain.seal();
+        assert!(result.try_recv().is_err(), "signed for the former runtime");
+        chain.seal();
+        assert!(result.try_recv().is_ok());
+    }
 }

@@ -169,6 +169,8 @@ pub enum Event {
     /// Replaces the blocks that are not final. Their calls are in other blocks, or lost until their clients send them
     /// again.
     Reorganise { are_lost: bool },
+    /// Upgrades the chain's runtime, or lets its clients connect again.
+    Upgrade { is_over: bool },
     /// Shows a node the best block as final, or no longer.
     ShowBest { seat: usize, is_shown: bool },
     /// Answers a node's reads from the state as it is now, or from the latest again.
@@ -733,6 +735,8 @@ impl Nodes {
             Event::Silence { seat, is_silent } => self.shared.chain.lock().silence(account(seat), is_silent),
             Event::Stall { is_stalled } => self.shared.chain.lock().stall(is_stalled),
             Event::Reorganise { are_lost } => self.shared.chain.lock().reorganise(are_lost),
+            Event::Upgrade { is_over: false } => self.shared.chain.lock().upgrade(),
+            Event::Upgrade { is_over: true } => self.shared.chain.lock().upgraded(),
             Event::ShowBest { seat, is_shown } => self.shared.chain.lock().show_best(account(seat), is_shown),
             Event::HoldBack { seat, is_held } => self.shared.chain.lock().hold_back(account(seat), is_held),
             Event::KeepResults { seat, are_kept } => {
