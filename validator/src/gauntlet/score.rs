@@ -175,7 +175,8 @@ pub struct Sample<'a> {
 /// The scale of a window.
 ///
 /// Each measurement counts by its seat's proven work, so that seats without work do not move the scale, however many
-/// they are. If no work is proven yet, significant gaps count alike; if there are none, all do.
+/// they are. If no work is proven yet, significant gaps count alike, and the noise is that of all; if there are none,
+/// all do.
 pub fn scale<'a>(measured: impl Iterator<Item = Sample<'a>>) -> Scale {
     let samples: Vec<(Sample<'_>, Gap)> =
         measured.filter_map(|sample| Some((sample, sample.gains.gap()?))).collect();
@@ -192,8 +193,15 @@ pub fn scale<'a>(measured: impl Iterator<Item = Sample<'a>>) -> Scale {
         Some(Scale { gap, gain: (SCALE_ERRORS * gain_error < median).then_some(gain) })
     };
     let is_significant = |gap: &Gap| 0.0 < gap.mean && SCALE_ERRORS * gap.error <= gap.mean;
+    // The significant gaps may be those of small contributions, whose errors are small.
+    let noise = || {
+        SCALE_ERRORS * median::weighted_median(samples.iter().map(|(_, gap)| (gap.error, 1.0))).unwrap_or(0.0)
+    };
     scale_by(&|(sample, _)| sample.claim)
-        .or_else(|| scale_by(&|(_, gap)| if is_significant(gap) { 1.0 } else { 0.0 }))
+        .or_else(|| {
+            let scale = scale_by(&|(_, gap)| if is_significant(gap) { 1.0 } else { 0.0 })?;
+            Some(Scale { gap: scale.gap.max(noise()), ..scale })
+        })
         .or_else(|| scale_by(&|_| 1.0))
         .unwrap_or_default()
 }
@@ -221,7 +229,7 @@ fn gain_factor(gain: Gain, scale: GainScale, share: f64) -> (f64, f64) {
     if scale.is_noise(share) {
         return (whole.clamp(-1.0, 1.0), (error / share).min(1.0));
     }
-    (whole.clamp(0.0, 1.0), error / whole.max(1.0))
+    (whole.clamp(0.0, 1.0), error)
 }
 
 impl GainScale {
@@ -241,9 +249,7 @@ pub fn outcome(gains: &Gains, scale: Scale, share: f64) -> Option<Outcome> {
     if expected <= 0.0 {
         return Some(Outcome { value: 0.0, error: 0.0, shows_nothing: true });
     }
-    // A gap beyond the scale keeps its relative error.
-    let full = expected.max(gap.mean.abs());
-    let (own, own_error) = (gap.mean / full, gap.error / full);
+    let (own, own_error) = ((gap.mean / expected).clamp(-1.0, 1.0), gap.error / expected);
     if gains.harms() {
         return Some(Outcome { value: -1.0, error: own_error, shows_nothing: true });
     }
@@ -427,23 +433,6 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_scale_keeps_its_relative_error() {
-        let scale = Scale { gap: 0.02, gain: None };
-        let at = |gap: f64, error: f64| outcome(&seat(gap, error, 0.0), scale, 1.0).unwrap();
-        close(at(0.02, 0.005).error, 0.25);
-        close(at(0.2, 0.05).error, 0.25);
-        close(at(-0.2, 0.05).error, 0.25);
-        close(at(0.01, 0.005).error, 0.25);
-        // So ten times the scale, at four errors, proves as much as the scale at four errors.
-        let scored = |outcome| updated_own_data_score(0.0, 0.0, outcome, 1, START_RATE);
-        assert_eq!(scored(at(0.2, 0.05)), scored(at(0.02, 0.005)));
-        let gain = GainScale { median: 0.1, best: 0.125, error: 0.0 };
-        let factor = |mean: f64, error: f64| gain_factor(Gain { mean, error: Some(error) }, gain, 1.0);
-        close(factor(0.125, 0.0125).1, 0.1);
-        close(factor(1.25, 0.125).1, 0.1);
-    }
-
-    #[test]
     fn an_outcome_rises_with_the_gain_up_to_the_best_tenth() {
         let scale = Scale { gap: 0.02, gain: Some(GainScale { median: 0.1, best: 0.125, error: 0.0 }) };
         let at = |gap: f64, common: f64| outcome(&seat(gap, 0.0, common), scale, 1.0).unwrap().value;
@@ -616,6 +605,26 @@ mod tests {
         close(gap_scale(&[(0.001, 0.01, 1.0), (-0.2, 0.01, 1.0), (0.4, 0.01, 1.0)]), 0.03);
         close(gap_scale(&[(-0.1, 0.01, 1.0)]), 0.03);
         close(gap_scale(&[]), 0.0);
+    }
+
+    #[test]
+    fn small_contributions_with_small_errors_do_not_make_the_first_scale() {
+        // Eight whole seats, 2.8 errors above zero, and three small ones, five errors above it.
+        let mut gaps = vec![(0.028, 0.01, 0.0); 8];
+        gaps.extend([(0.005, 0.001, 0.0); 3]);
+        close(gap_scale(&gaps), 0.03);
+        let scale = Scale { gap: 0.03, gain: None };
+        let (score, variance) = updated_own_data_score(
+            0.0,
+            0.0,
+            outcome(&seat(0.028, 0.01, 0.0), scale, 1.0).unwrap(),
+            1,
+            START_RATE,
+        );
+        assert!(0.8 * score < proven(score, variance), "the first window proves most of the whole work");
+        // Once work is proven, its errors alone count.
+        gaps.push((0.006, 0.001, 0.5));
+        close(gap_scale(&gaps), 0.006);
     }
 
     #[test]
