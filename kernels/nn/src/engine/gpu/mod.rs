@@ -402,6 +402,14 @@ impl Engine for GpuEngine {
 }
 
 impl RankEngine for GpuEngine {
+    fn engine(&self) -> &dyn Engine {
+        self
+    }
+
+    fn engine_mut(&mut self) -> &mut dyn Engine {
+        self
+    }
+
     fn adds_micro_batches(&self) -> bool {
         self.training.as_ref().is_some_and(|training| training.adds_micro_batches)
     }
