@@ -111,7 +111,12 @@ pub type ReadPart<'a> = dyn FnMut(Range<usize>, &mut Vec<f32>) -> Result<(), Mod
 pub type Reduce<'a> = dyn FnMut(Range<usize>, &mut ReadPart<'_>) -> Result<(), ModelError> + 'a;
 
 /// An engine without an optimiser, for one of several ranks that train as one: [`DataParallel`] steps the weights.
-pub trait RankEngine: Engine {
+pub trait RankEngine: Send + Sync {
+    /// Its weights, losses and logits: what [`DataParallel`] does not divide among the ranks.
+    fn engine(&self) -> &dyn Engine;
+
+    fn engine_mut(&mut self) -> &mut dyn Engine;
+
     /// Whether several micro-batches are added up on the device, so that only their sum is exchanged. Otherwise each is
     /// exchanged on its own, in the order of the batch, and any number of ranks gives the same bits.
     fn adds_micro_batches(&self) -> bool;

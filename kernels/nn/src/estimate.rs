@@ -214,13 +214,18 @@ impl MemoryEstimate {
         }
     }
 
-    /// The error of a device that ran out of memory during this training.
-    pub fn ran_out(config: &ModelConfig, recipe: &Recipe, device: Device) -> MemoryError {
-        let estimate = MemoryEstimate::new(config, recipe, device);
+    /// The error of a device that ran out of memory during this training, alone or as one of some ranks.
+    pub fn ran_out(
+        config: &ModelConfig,
+        recipe: &Recipe,
+        device: Device,
+        ranks: Option<usize>,
+    ) -> MemoryError {
+        let estimate = estimate(config, recipe, device, ranks);
         // The estimate did not fit. How much less does is unknown: try half of the activations.
         let less = estimate.total() - estimate.activations / 2;
         let fewer = recipe.micro_batch.min(recipe.batch) / 2;
-        let advice = advice(config, recipe, device, None, fewer, less);
+        let advice = advice(config, recipe, device, ranks, fewer, less);
         MemoryError { estimate, available: None, advice }
     }
 }
@@ -489,7 +494,7 @@ mod tests {
         );
         assert_eq!(check("cuda:0,fused", one - 1).unwrap_err().advice, Advice::NotEvenOne(one));
 
-        let error = MemoryEstimate::ran_out(&config, &recipe(8), on("cuda:0,fused"));
+        let error = MemoryEstimate::ran_out(&config, &recipe(8), on("cuda:0,fused"), None);
         assert_eq!(error.advice, Advice::MicroBatch(4));
         assert!(error.to_string().contains("but the device ran out of memory: set micro_batch"), "{error}");
     }
@@ -547,6 +552,15 @@ mod tests {
         assert_eq!(advised(1, 8, takes(1, 8) - 1), Advice::OneMicroBatch(2));
         assert_eq!(advised(16, 8, takes(2, 8)), Advice::MicroBatch(2));
         assert_eq!(advised(4, 2, takes(1, 2)), Advice::MicroBatch(1));
+
+        // Also once the device has run out of memory, where one GPU alone would have to compute twice.
+        let ran_out =
+            |micro_batch, ranks| MemoryEstimate::ran_out(&config, &recipe(micro_batch), device, ranks);
+        assert_eq!(ran_out(1, Some(8)).advice, Advice::OneMicroBatch(2));
+        assert_eq!(ran_out(1, Some(8)).estimate.total(), takes(1, 8));
+        assert_eq!(ran_out(4, Some(2)).advice, Advice::MicroBatch(2));
+        let feed_forward = Advice::ActivationCheckpointing(ActivationCheckpointing::FeedForward, 1);
+        assert_eq!(ran_out(1, None).advice, feed_forward);
     }
 
     #[test]

@@ -262,7 +262,8 @@ impl Library {
         self.version
     }
 
-    /// A new id. From then on this process listens for the ranks that have it.
+    /// A new id. From then on a thread of NCCL's listens for the ranks that have it. It ends once all have connected,
+    /// and nothing else ends it: make an id only when all ranks are there (ADR 0072).
     ///
     /// # Errors
     /// If NCCL finds no network interface to listen at.

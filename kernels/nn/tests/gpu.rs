@@ -198,7 +198,7 @@ fn gradient_by_layer(name: DeviceName) {
     // All engines of this process share a device's memory.
     let opened = |ranks| {
         let engine = engine::open_rank(device, ranks, &config, &recipe, &flat).unwrap();
-        let used = engine.device_memory().unwrap().used as f64;
+        let used = engine.engine().device_memory().unwrap().used as f64;
         (engine, used)
     };
     let planned = |ranks| {

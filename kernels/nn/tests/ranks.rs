@@ -1,10 +1,10 @@
 //! Ranks as threads: the suite of all engines; the bits of one engine for any number of ranks; and ranks that fail.
 
 use mettle_nn::{
-    Device, Engine, Gradients, MemoryEstimate, ModelError, StepParams, Trainer,
+    Device, Engine, MemoryEstimate, ModelError, Trainer,
     collective::{Collective as _, CollectiveError, Link, LinkError, Mesh, Wait, channels, threads},
     conformance::{self, Suite, recipe, sequences, state, weight_bits},
-    engine::{self, Blocks, Connect, DataParallel, RankEngine, ReadPart, Reduce},
+    engine::{self, Connect, DataParallel, RankEngine, ReadPart, Reduce},
     nccl::UniqueId,
 };
 use model::{ModelConfig, Optimiser, Recipe, init_flat};
@@ -142,37 +142,13 @@ struct Changed {
     micro_batch: usize,
 }
 
-impl Engine for Changed {
-    fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
-        self.engine.load(flat)
-    }
-    fn weights(&self) -> Blocks<'_> {
-        self.engine.weights()
-    }
-    fn edit(&mut self, edit: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), ModelError> {
-        self.engine.edit(edit)
-    }
-    fn losses(&self, sequences: &[&[u32]]) -> Result<Vec<f64>, ModelError> {
-        self.engine.losses(sequences)
-    }
-    fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError> {
-        self.engine.logits(tokens, rows)
-    }
-    fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
-        self.engine.gradients(sequences)
-    }
-    fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
-        self.engine.step(params)
-    }
-    fn moments(&self) -> Blocks<'_> {
-        self.engine.moments()
-    }
-    fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
-        self.engine.load_moments(moments)
-    }
-}
-
 impl RankEngine for Changed {
+    fn engine(&self) -> &dyn Engine {
+        self.engine.engine()
+    }
+    fn engine_mut(&mut self) -> &mut dyn Engine {
+        self.engine.engine_mut()
+    }
     fn adds_micro_batches(&self) -> bool {
         self.adds
     }

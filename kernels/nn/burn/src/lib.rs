@@ -253,6 +253,14 @@ impl Engine for BurnEngine {
 }
 
 impl RankEngine for BurnEngine {
+    fn engine(&self) -> &dyn Engine {
+        self
+    }
+
+    fn engine_mut(&mut self) -> &mut dyn Engine {
+        self
+    }
+
     fn adds_micro_batches(&self) -> bool {
         true
     }

@@ -162,6 +162,14 @@ impl Engine for CpuEngine {
 }
 
 impl RankEngine for CpuEngine {
+    fn engine(&self) -> &dyn Engine {
+        self
+    }
+
+    fn engine_mut(&mut self) -> &mut dyn Engine {
+        self
+    }
+
     fn adds_micro_batches(&self) -> bool {
         false
     }

@@ -612,7 +612,7 @@ fn give_out(rank: &mut Rank, mut values: &[f32]) -> Result<(), ModelError> {
 
 impl Engine for DataParallel {
     fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
-        self.local.load(flat)?;
+        self.local.engine_mut().load(flat)?;
         self.is_torn = false;
         self.session.get_mut().unwrap_or_else(PoisonError::into_inner).has_weights = false;
         Ok(())
@@ -621,21 +621,21 @@ impl Engine for DataParallel {
     fn weights(&self) -> Blocks<'_> {
         match self.is_torn {
             true => Box::new(std::iter::once(Err(lost("weights")))),
-            false => self.local.weights(),
+            false => self.local.engine().weights(),
         }
     }
 
     fn edit(&mut self, edit: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), ModelError> {
         self.session.get_mut().unwrap_or_else(PoisonError::into_inner).has_weights = false;
-        self.local.edit(edit)
+        self.local.engine_mut().edit(edit)
     }
 
     fn losses(&self, sequences: &[&[u32]]) -> Result<Vec<f64>, ModelError> {
-        self.local.losses(sequences)
+        self.local.engine().losses(sequences)
     }
 
     fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError> {
-        self.local.logits(tokens, rows)
+        self.local.engine().logits(tokens, rows)
     }
 
     fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {

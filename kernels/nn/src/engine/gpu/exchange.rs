@@ -129,11 +129,11 @@ impl<T: Transport> GpuExchange for ArrayExchange<T> {
 mod tests {
     use super::*;
     use crate::{
-        Device, DeviceName, StepParams, Trainer,
+        Device, DeviceName, Trainer,
         collective::{Collective, Mesh, threads},
         conformance::{sequences, state, weight_bits},
         engine::{
-            Blocks, DataParallel, Engine, Gradients, RankEngine, Reduce,
+            DataParallel, Engine, RankEngine, Reduce,
             gpu::{GpuEngine, Purpose},
             serve,
         },
@@ -270,37 +270,13 @@ mod tests {
         host: Mutex<Option<Mesh>>,
     }
 
-    impl Engine for Connected {
-        fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
-            self.engine.load(flat)
-        }
-        fn weights(&self) -> Blocks<'_> {
-            self.engine.weights()
-        }
-        fn edit(&mut self, edit: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), ModelError> {
-            self.engine.edit(edit)
-        }
-        fn losses(&self, sequences: &[&[u32]]) -> Result<Vec<f64>, ModelError> {
-            self.engine.losses(sequences)
-        }
-        fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError> {
-            self.engine.logits(tokens, rows)
-        }
-        fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
-            self.engine.gradients(sequences)
-        }
-        fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
-            self.engine.step(params)
-        }
-        fn moments(&self) -> Blocks<'_> {
-            self.engine.moments()
-        }
-        fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
-            self.engine.load_moments(moments)
-        }
-    }
-
     impl RankEngine for Connected {
+        fn engine(&self) -> &dyn Engine {
+            &self.engine
+        }
+        fn engine_mut(&mut self) -> &mut dyn Engine {
+            &mut self.engine
+        }
         fn adds_micro_batches(&self) -> bool {
             self.engine.adds_micro_batches()
         }

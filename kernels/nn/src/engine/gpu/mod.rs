@@ -68,6 +68,8 @@ pub(super) enum Purpose<'a> {
 
 struct Training {
     recipe: Recipe,
+    /// `None` for training alone.
+    ranks: Option<usize>,
     /// One per stack. The layers' are the same arrays for a rank that hands over each layer's gradient at once.
     gradients: Vec<Array>,
     adds_micro_batches: bool,
@@ -104,9 +106,10 @@ impl GpuEngine {
         purpose: Purpose<'_>,
         flat: &[f32],
     ) -> Result<GpuEngine, ModelError> {
-        let recipe = match purpose {
-            Purpose::Evaluation => None,
-            Purpose::Training(recipe) | Purpose::Rank { recipe, .. } => Some(recipe),
+        let (recipe, ranks) = match purpose {
+            Purpose::Evaluation => (None, None),
+            Purpose::Training(recipe) => (Some(recipe), None),
+            Purpose::Rank { recipe, ranks } => (Some(recipe), Some(ranks)),
         };
         let precision = match recipe {
             Some(_) => device.precision_for_training(),
@@ -114,7 +117,7 @@ impl GpuEngine {
         };
         let network = Network::open(config, device, precision)?;
         let explain = |error: &GpuError| match recipe {
-            Some(recipe) => explained(config, recipe, device, error),
+            Some(recipe) => explained(config, recipe, ranks, device, error),
             None => failed(device, error),
         };
         let made = || -> Result<_> {
@@ -122,14 +125,7 @@ impl GpuEngine {
             network.overwrite(&weights, flat)?;
             let sequences = recipe.map_or_else(|| TOKENS_MAX / config.seq_len, sequences_at_once).max(1);
             let workspace = Workspace::new(&network, sequences * config.seq_len, recipe.is_some())?;
-            let training = match purpose {
-                Purpose::Evaluation => None,
-                Purpose::Training(recipe) => Some(Training::new(&network, recipe, true, true)?),
-                Purpose::Rank { recipe, ranks } => {
-                    let adds = estimate::adds_micro_batches(recipe, device, ranks);
-                    Some(Training::new(&network, recipe, adds, false)?)
-                }
-            };
+            let training = recipe.map(|recipe| Training::new(&network, recipe, ranks)).transpose()?;
             // Buffers are taken when they are first written or waited for: what does not fit fails here.
             network.gpu.finish()?;
             Ok((weights, workspace, training))
@@ -197,12 +193,10 @@ impl GpuEngine {
 }
 
 impl Training {
-    fn new(
-        network: &Network,
-        recipe: &Recipe,
-        adds_micro_batches: bool,
-        has_moments: bool,
-    ) -> Result<Training> {
+    fn new(network: &Network, recipe: &Recipe, ranks: Option<usize>) -> Result<Training> {
+        let device = network.gpu.device();
+        let adds_micro_batches =
+            ranks.is_none_or(|ranks| estimate::adds_micro_batches(recipe, device, ranks));
         let stacks = stacks(&network.config);
         let zeros = |stack: &Stack| -> Result<Array> {
             let zeros = network.gpu.array(stack.len(), Precision::F32)?;
@@ -222,10 +216,18 @@ impl Training {
         }
         Ok(Training {
             recipe: recipe.clone(),
+            ranks,
             gradients,
             adds_micro_batches,
-            moments: has_moments.then(|| stacks.iter().map(moments).collect::<Result<_>>()).transpose()?,
+            moments: match ranks {
+                None => Some(stacks.iter().map(moments).collect::<Result<_>>()?),
+                Some(_) => None,
+            },
         })
+    }
+
+    fn explained(&self, network: &Network, error: &GpuError) -> ModelError {
+        explained(&network.config, &self.recipe, self.ranks, network.gpu.device(), error)
     }
 
     /// The losses of tokens, by micro-batch. Leaves the gradient of `Σ losses / rows` in `gradients`; while a
@@ -370,7 +372,7 @@ impl Engine for GpuEngine {
         self.check_current()?;
         let GpuEngine { network, weights, workspace, training, .. } = self;
         let training = training.as_ref().ok_or(ModelError::NotForTraining)?;
-        let explain = |error| explained(&network.config, &training.recipe, network.gpu.device(), &error);
+        let explain = |error| training.explained(network, &error);
         let found = training.losses_and_norm(network, weights, sequences, workspace);
         let (losses, norm) = found.map_err(explain)?;
         Ok(Gradients {
@@ -402,6 +404,14 @@ impl Engine for GpuEngine {
 }
 
 impl RankEngine for GpuEngine {
+    fn engine(&self) -> &dyn Engine {
+        self
+    }
+
+    fn engine_mut(&mut self) -> &mut dyn Engine {
+        self
+    }
+
     fn adds_micro_batches(&self) -> bool {
         self.training.as_ref().is_some_and(|training| training.adds_micro_batches)
     }
@@ -431,9 +441,7 @@ impl RankEngine for GpuEngine {
             }),
         };
         let on_device = found.map_err(|failure| match failure {
-            RankFailure::Gpu(error) => {
-                explained(&network.config, &training.recipe, network.gpu.device(), &error)
-            }
+            RankFailure::Gpu(error) => training.explained(network, &error),
             RankFailure::Exchange(error) => error,
         })?;
         if training.adds_micro_batches {
@@ -485,10 +493,16 @@ fn sequences_at_once(recipe: &Recipe) -> usize {
 }
 
 /// A device's error with the setting to change, where memory ran out.
-fn explained(config: &ModelConfig, recipe: &Recipe, device: Device, error: &GpuError) -> ModelError {
+fn explained(
+    config: &ModelConfig,
+    recipe: &Recipe,
+    ranks: Option<usize>,
+    device: Device,
+    error: &GpuError,
+) -> ModelError {
     match error {
         GpuError::OutOfMemory { .. } | GpuError::TooLong { .. } => {
-            MemoryEstimate::ran_out(config, recipe, device).into()
+            MemoryEstimate::ran_out(config, recipe, device, ranks).into()
         }
         other => failed(device, other),
     }
