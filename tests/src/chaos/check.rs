@@ -32,6 +32,10 @@ const CALLS_MAX: usize = 64;
 /// may be.
 const WRITES_MAX: u64 = 400;
 
+/// Valid contributions after which a miner has a weight, whatever the noise of its measurements. Most have one after
+/// fewer.
+const PAID_AFTER: u32 = 6;
+
 /// A rule that was broken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Violation {
@@ -123,6 +127,8 @@ pub(super) struct Checks {
     pub merged_under_faults: u32,
     pub checked_windows: u32,
     pub valid_contributions: u64,
+    /// By seat: windows with a valid contribution of an epoch that is paid before the network ends.
+    payable: BTreeMap<usize, u32>,
     block: u32,
     /// Journal entries about windows that are not over, with their nodes.
     entries: Vec<(String, Arc<Entry>)>,
@@ -165,6 +171,7 @@ impl Checks {
             merged_under_faults: 0,
             checked_windows: 0,
             valid_contributions: 0,
+            payable: BTreeMap::new(),
             block: 0,
             entries: Vec::new(),
             held: BTreeMap::new(),
@@ -390,6 +397,13 @@ impl Checks {
         // A validator fetches each seat with a weight, and this many of the others: [`Checks::fetched_max`].
         let without_weight = committed.difference(&weighted).count();
         let fetches_all = without_weight <= self.fetched_max();
+        if window.0 + 2 * self.params.epoch_windows < self.options.windows {
+            for seat in 0..self.members.len() {
+                if self.uid(seat).is_some_and(|uid| valid.contains(&uid)) {
+                    *self.payable.entry(seat).or_default() += 1;
+                }
+            }
+        }
         let (mut lost, mut valid_contributions) = (Vec::new(), 0);
         for seat in (0..self.members.len()).filter(|seat| self.members[*seat].is_miner && is_working(*seat)) {
             let Some(uid) = self.uid(seat).filter(|uid| view.slots.contains(uid)) else { continue };
@@ -517,21 +531,40 @@ impl Checks {
         }
     }
 
-    /// Every honest seat that stayed was paid for the calm.
+    /// Of the honest seats that stayed, these were paid for the calm: each validator, each miner whose contributions
+    /// were valid often enough, and half of the miners.
     fn paid(&mut self, chain: &SharedChain) {
+        // Of more miners than a validator fetches some wait for their first weight.
+        let are_all_fetched = self.seats.len() <= self.fetched_max();
+        let (mut miners, mut unpaid_miners) = (0, Vec::new());
         for (seat, member) in self.members.iter().enumerate() {
-            let has_left = self.plan.leaves(seat);
             let Some(first) = self.first.get(seat) else { continue };
+            if !member.is_honest || self.plan.leaves(seat) || (member.is_miner && !are_all_fetched) {
+                continue;
+            }
             let (name, id) = (&member.name, first.id);
             let earned = |seats: &[SeatView]| seats.iter().find(|of| of.id == id).map_or(0, |of| of.earned);
             let (before, now) = (earned(&self.before), earned(&self.seats));
-            // Of more miners than a validator fetches some wait for their first weight.
-            let is_due = !member.is_miner || self.seats.len() <= self.fetched_max();
-            if member.is_honest && !has_left && is_due && now <= before {
+            miners += usize::from(member.is_miner);
+            if before < now {
+                continue;
+            }
+            let valid = self.payable.get(&seat).copied().unwrap_or_default();
+            if member.is_miner {
+                unpaid_miners.push(name.as_str());
+            }
+            if !member.is_miner || PAID_AFTER <= valid {
                 let payslips = chain.payslips_now(RUN, id.uid);
-                let what = format!("{name} earned {now} until the calm and nothing in it: {payslips:?}");
+                let what = format!(
+                    "{name} earned {now} until the calm and nothing in it, after {valid} valid contributions: {payslips:?}"
+                );
                 self.violations.push(Violation { check: "unpaid", block: self.block, what });
             }
+        }
+        if miners < 2 * unpaid_miners.len() {
+            let what =
+                format!("of {miners} miners these earned nothing in the calm: {}", unpaid_miners.join(", "));
+            self.violations.push(Violation { check: "unpaid", block: self.block, what });
         }
     }
 
