@@ -3,6 +3,7 @@
 pub mod chaos;
 pub mod learning;
 pub mod load;
+pub mod peer_run;
 pub mod sim;
 pub mod study;
 
