@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod chaos;
+pub mod heap;
 pub mod learning;
 pub mod load;
 pub mod peer_run;
