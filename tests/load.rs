@@ -1,7 +1,13 @@
 //! Short forms of the loads that the program `load` runs in full. They are one test, as they count the memory and the
 //! files of their process.
 
-use tests::load::{self, Report};
+use tests::{
+    heap::CountingAllocator,
+    load::{self, Report},
+};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn kept(report: Report) {
     println!("{report}");

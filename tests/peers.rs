@@ -8,7 +8,7 @@ use node::{
     peers::{PeerStore, Peers},
 };
 use protocol::{
-    Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
+    Block, Digest, Hotkey, Role, Terms, Uid,
     identity::Signer,
     keys::{self, ObjectKey},
     peer::{PeerRecord, receivers},
@@ -22,34 +22,15 @@ use std::{
     time::Duration,
 };
 use store::{Fetch, FetchError, Limits, MemoryStore, Store, StoreError, Traffic, memory::MemoryFetcher};
-use tests::sim::chain::{Sealing, SharedChain, SimChain};
+use tests::{
+    peer_run::{MTL, RUN, WINDOW, key, params},
+    sim::chain::{Sealing, SharedChain, SimChain},
+};
 
-const RUN: RunId = RunId(0);
-const WINDOW: Window = Window(0);
-const MTL: u128 = 1_000_000_000_000;
-const VALIDATORS: u8 = 4;
+const VALIDATORS: u16 = 4;
 /// Large enough that a push takes a while over loopback.
 const BYTES: usize = 48 << 20;
 const BYTES_MAX: u64 = 64 << 20;
-
-fn params() -> RunParams {
-    let start = Block(20);
-    let schedule =
-        Schedule { start, blocks_per_window: 60, commit_by: 20, reveal_by: 30, attest_by: 40, vote_by: 50 };
-    RunParams {
-        schedule,
-        epoch_windows: 2,
-        reveal_windows: 1,
-        hidden_blocks: 0,
-        min_contributions: 1,
-        localnet: true,
-        ..RunParams::default()
-    }
-}
-
-fn key(seed: u8) -> SigningKey {
-    SigningKey::from_bytes(&[seed; 32])
-}
 
 fn account(key: &SigningKey) -> AccountId {
     AccountId::from(key.verifying_key().to_bytes())
@@ -131,7 +112,7 @@ impl Scene {
     }
 
     /// The validators in the order in which the miner asks them.
-    fn order(&self) -> Vec<u8> {
+    fn order(&self) -> Vec<u16> {
         let validator = |uid: Uid| {
             let of = (0..VALIDATORS).find(|validator| self.seat(&key(*validator)).id.uid == uid);
             of.expect("a validator of this scene")
@@ -139,11 +120,11 @@ impl Scene {
         receivers(&self.view, RUN, &self.endpoint).into_iter().map(validator).collect()
     }
 
-    fn directory(&self, validator: u8) -> PathBuf {
+    fn directory(&self, validator: u16) -> PathBuf {
         self.home.path().join(format!("validator-{validator}"))
     }
 
-    fn holds(&self, validator: u8) -> bool {
+    fn holds(&self, validator: u16) -> bool {
         self.directory(validator).join("inbox").join(self.key.as_str()).is_file()
     }
 
@@ -154,7 +135,7 @@ impl Scene {
     }
 
     /// A validator that takes contributions.
-    async fn validator(&self, validator: u8) -> Arc<Peers> {
+    async fn validator(&self, validator: u16) -> Arc<Peers> {
         let file = PeerFile { listen: Some("127.0.0.1:0".parse().unwrap()), announce: None };
         let peers = self.open(&file, Role::Validator, &self.directory(validator)).await;
         let bucket: Arc<dyn Store> = Arc::new(MemoryStore::new());
@@ -270,7 +251,7 @@ async fn a_receiver_that_moved_is_found_where_its_new_record_says() {
 async fn a_receiver_that_did_not_answer_lately_is_asked_if_the_others_fail() {
     let scene = Arc::new(Scene::new(1000));
     let order = scene.order();
-    let start_apart = async |validator: u8| {
+    let start_apart = async |validator: u16| {
         let apart =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let shared = scene.clone();
@@ -347,14 +328,14 @@ async fn an_offer_is_taken_between_the_deadlines_only() {
 }
 
 /// The bytes of a validator's record in its bucket.
-async fn record(scene: &Scene, validator: u8) -> Vec<u8> {
+async fn record(scene: &Scene, validator: u16) -> Vec<u8> {
     let url = format!("https://validator-{validator}.invalid");
     let of = keys::peer(&Hotkey(key(validator).verifying_key().to_bytes()));
     scene.http.fetch(&url, &of, &Limits::for_bytes(2_000)).await.unwrap().to_vec()
 }
 
 /// What a miner finds when it looks for a validator: whether it reaches it, or why not.
-async fn found(scene: &Scene, validator: u8) -> Result<(), String> {
+async fn found(scene: &Scene, validator: u16) -> Result<(), String> {
     let chain: Arc<dyn Chain> = Arc::new(scene.chain.clone());
     let http: Arc<dyn Fetch> = scene.http.clone();
     let peers = Peers::look(&chain, &scene.run, &http).await.unwrap();

@@ -1,8 +1,10 @@
 #![doc = include_str!("../README.md")]
 
 pub mod chaos;
+pub mod heap;
 pub mod learning;
 pub mod load;
+pub mod peer_run;
 pub mod sim;
 pub mod study;
 

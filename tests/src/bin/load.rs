@@ -2,7 +2,13 @@
 
 use clap::Parser as _;
 use std::process::ExitCode;
-use tests::load::{self, Report};
+use tests::{
+    heap::CountingAllocator,
+    load::{self, Report},
+};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Loads a part of the network far beyond what a localnet does, prints what that costs, and fails if a deadline is
 /// missed, a declared pace is not kept, memory or files grow, or anything is lost.

@@ -6,11 +6,13 @@
 //! not, or send other bytes than they should.
 
 use super::{MIB, Report, allow_files, files_below, open_files, quantile, resident_bytes};
-use crate::sim::chain::{Sealing, SharedChain, SimChain};
+use crate::{
+    peer_run::{MTL, RUN, WINDOW, key, params},
+    sim::chain::{Sealing, SharedChain, SimChain},
+};
 use anyhow::{Context as _, bail, ensure};
 use bytes::Bytes;
 use chain_client::Chain;
-use ed25519_dalek::SigningKey;
 use futures::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use mettle_runtime::AccountId;
 use network::{
@@ -18,7 +20,7 @@ use network::{
 };
 use node::{config::PeerFile, peers::Peers};
 use protocol::{
-    Block, Digest, GenesisHash, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
+    Block, Digest, GenesisHash, Role, RunId, Terms, Uid,
     identity::Signer,
     keys::{self, ObjectKey},
     peer::{BlobAnswer, BlobRequest, Message, PutAnswer, PutHeader, Refusal},
@@ -35,9 +37,6 @@ use std::{
 use store::{Fetch, Limits, MemoryStore, Store, memory::MemoryFetcher};
 use tokio::{sync::Barrier, task::JoinSet, time::timeout};
 
-const RUN: RunId = RunId(0);
-const WINDOW: Window = Window(0);
-const MTL: u128 = 1_000_000_000_000;
 /// The seat of the validator.
 const VALIDATOR: u16 = 1000;
 /// A miner's seat that commits to nothing, and one that holds no seat.
@@ -147,25 +146,6 @@ struct Scene {
     large: ObjectKey,
     /// Of the miners that commit.
     node_keys: Vec<NodeKey>,
-}
-
-fn params() -> RunParams {
-    let (start, blocks_per_window) = (Block(20), 60);
-    let schedule =
-        Schedule { start, blocks_per_window, commit_by: 20, reveal_by: 30, attest_by: 40, vote_by: 50 };
-    RunParams {
-        schedule,
-        epoch_windows: 2,
-        reveal_windows: 1,
-        hidden_blocks: 0,
-        min_contributions: 1,
-        localnet: true,
-        ..RunParams::default()
-    }
-}
-
-fn key(seat: u16) -> SigningKey {
-    SigningKey::from_bytes(&Digest::of_parts(&[b"peers", &seat.to_le_bytes()]).0)
 }
 
 /// Bytes of an object that no other seed gives.
