@@ -201,8 +201,8 @@ impl SmallRun {
 
         self.advance_to(schedule.attest_deadline(window).0 + 1);
         let view = self.chain.window_now(RUN, window).unwrap();
-        let contribution =
-            self.validator.fetch_contribution(&view, &seats, miner.id.uid, &digest).await.unwrap();
+        let sources = self.validator.contribution_sources(&view, &seats);
+        let contribution = self.validator.fetch_contribution(&sources, miner.id.uid, &digest).await.unwrap();
         let own = self
             .validator
             .merge(&self.state, &view, &BTreeMap::from([(miner.id.uid, contribution)]))

@@ -121,9 +121,10 @@ async fn fetch_all(follower: &Follower, window: Window, own: Uid) -> Vec<Contrib
     let Ok(Some(view)) = follower.chain.window(follower.run.id, window).await else { return Vec::new() };
     let Ok(seats) = follower.chain.seats(follower.run.id).await else { return Vec::new() };
     let valid = view.selection.as_ref().map(|selection| &selection.valid[..]).unwrap_or_default();
+    let sources = follower.contribution_sources(&view, &seats);
     let mut fetched = Vec::new();
     for (uid, digest) in view.commitments.iter().filter(|(uid, _)| *uid != own && valid.contains(uid)) {
-        match follower.fetch_contribution(&view, &seats, *uid, digest).await {
+        match follower.fetch_contribution(&sources, *uid, digest).await {
             Ok(contribution) => fetched.push(contribution),
             Err(error) => {
                 tracing::debug!(uid = uid.0, %error, "a contribution could not be fetched to copy it")

@@ -506,8 +506,9 @@ async fn report(options: &Options, home: &Path) -> anyhow::Result<Report> {
         let view = world.window(window)?;
         let spill = Spill::new(&validator.join("gathered"));
         let mut held = BTreeMap::<Uid, HeldContribution>::new();
+        let sources = follower.contribution_sources(&view, &seats);
         for (uid, digest) in &view.commitments {
-            let contribution = follower.fetch_contribution(&view, &seats, *uid, digest).await?;
+            let contribution = follower.fetch_contribution(&sources, *uid, digest).await?;
             held.insert(*uid, spill.write(&contribution)?);
         }
         let verdicts: Vec<_> = held.keys().map(|uid| (*uid, Verdict::Valid)).collect();

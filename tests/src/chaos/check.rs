@@ -15,7 +15,7 @@ use crate::sim::{
     second_thread::SECOND_THREAD,
 };
 use mettle_runtime::{AccountId, Nomination, Registry, Rewards, RuntimeCall, Weights, Windows};
-use node::{Entry, Executor as _};
+use node::Entry;
 use protocol::{
     Block, Digest, RunParams, Uid, Window,
     view::{Outcome, SeatView, Verdict, WindowView},
@@ -75,7 +75,7 @@ impl Trace {
 
     fn digest(&mut self) -> String {
         self.digest_events();
-        SECOND_THREAD.finish();
+        SECOND_THREAD.finish_later();
         let digests: Vec<&[u8]> =
             self.digests.iter().filter_map(|digest| digest.get()).map(|digest| &digest.0[..]).collect();
         Digest::of_parts(&digests).to_string()
@@ -268,7 +268,7 @@ impl Checks {
         if let Entry::Holds { .. } = entry {
             let Some(before) = window.0.checked_sub(1).map(Window) else { return };
             let is_over = self.params.schedule.opens_at(window).0 <= chain.lock().head().block.0;
-            let outcome = chain.window_now(RUN, before).and_then(|view| view.outcome);
+            let outcome = chain.lock().window(RUN, before).and_then(|view| view.outcome);
             // The chain forgets old windows.
             if !is_over && outcome.is_none() {
                 let what = format!("{name} holds window {}, and the one before is not final", window.0);
@@ -276,7 +276,7 @@ impl Checks {
             }
             return;
         }
-        let Some(view) = chain.window_now(RUN, window) else { return };
+        let Some(view) = chain.lock().window(RUN, window) else { return };
         let seat = self.honest(name);
         if seat.is_some_and(|seat| !self.is_on(&view, seat, entry)) {
             self.broken("finality", format!("{name} wrote {entry:?}, which is not final"));
@@ -297,7 +297,8 @@ impl Checks {
         }
         let Some(window) = schedule.window_at(Block(self.block)) else { return };
         if self.options.windows <= window.0 {
-            self.last_lineage = chain.window_now(RUN, Window(self.options.windows)).map(|view| view.lineage);
+            self.last_lineage =
+                chain.lock().window(RUN, Window(self.options.windows)).map(|view| view.lineage);
             return;
         }
         if self.block == schedule.opens_at(self.options.calm()).0 {
@@ -306,7 +307,8 @@ impl Checks {
         // The window's last block.
         if self.block + 1 == schedule.opens_at(window.next()).0 {
             self.seats = chain.seats_now(RUN);
-            match chain.window_now(RUN, window) {
+            let view = chain.lock().window(RUN, window);
+            match view {
                 Some(view) => {
                     self.journals(chain, window);
                     self.window(chain, &view);
@@ -440,7 +442,7 @@ impl Checks {
                 Some(of) if window < of => self.entries.push((name, entry)),
                 Some(of) => {
                     // The chain forgets old windows.
-                    let view = views.entry(of).or_insert_with(|| chain.window_now(RUN, of));
+                    let view = views.entry(of).or_insert_with(|| chain.lock().window(RUN, of));
                     if let Some(view) = view {
                         self.journal(view, &name, &entry);
                     }

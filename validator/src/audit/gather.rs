@@ -196,8 +196,9 @@ impl Auditor {
             state.is_none_or(|state| self.follower.sent.changes_any(contribution.body(), rate, &state.theta))
         };
         let (mut held, mut found) = (BTreeMap::new(), BTreeMap::new());
+        let sources = self.follower.contribution_sources(view, seats);
         for (uid, digest) in view.commitments.iter().filter(|(uid, _)| named.contains(uid)) {
-            let what = match self.follower.fetch_contribution(view, seats, *uid, digest).await {
+            let what = match self.follower.fetch_contribution(&sources, *uid, digest).await {
                 Ok(contribution) if !has_effect(&contribution) => {
                     let fault = Fault::NoEffect;
                     Found::Faulty { label: fault.label().to_owned(), detail: fault.to_string() }
@@ -252,10 +253,9 @@ impl Auditor {
                 continue;
             }
             let Ok(Some(then)) = self.view(near_duplicate.window).await else { continue };
-            let fetched = self
-                .follower
-                .fetch_contribution(&then, seats, near_duplicate.uid, &near_duplicate.digest)
-                .await;
+            let sources = self.follower.contribution_sources(&then, seats);
+            let receipt::NearDuplicate { uid: copied, digest, .. } = near_duplicate;
+            let fetched = self.follower.fetch_contribution(&sources, *copied, digest).await;
             if let Some(theirs) = fetched.ok().as_ref().and_then(sketch) {
                 alike.insert((*uid, near_duplicate.digest), one.alike(&theirs));
             }

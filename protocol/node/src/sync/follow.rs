@@ -36,6 +36,15 @@ use tracing::{Instrument as _, field::Empty};
 /// Validators that are asked for an update before the list of all is read.
 const UPDATE_MIRRORS: u32 = 4;
 
+/// The buckets that may have the contributions of one window. Made once for all of them: it reads every seat.
+#[derive(Debug)]
+pub struct ContributionSources<'a> {
+    view: &'a WindowView,
+    seats: BTreeMap<Uid, &'a SeatView>,
+    /// The attesters, the other validators, and the origin.
+    validators: Mirrors,
+}
+
 /// Brings a [`ModelState`] forward. Clones share everything large.
 #[derive(Clone)]
 pub struct Follower {
@@ -542,10 +551,12 @@ impl Follower {
         seats: &[SeatView],
         contributions: &mut BTreeMap<Uid, Contribution>,
     ) -> Result<(), OwnMergeError> {
+        let mut sources = None;
         for selected in view.selection.iter().flat_map(|selection| &selection.selected) {
             let uid = selected.uid;
             if contributions.get(&uid).is_none_or(|held| held.digest != selected.digest) {
-                let fetched = self.fetch_attested(view, seats, uid, &selected.digest).await;
+                let sources = sources.get_or_insert_with(|| self.contribution_sources(view, seats));
+                let fetched = self.fetch_attested(sources, uid, &selected.digest).await;
                 contributions.insert(uid, fetched.map_err(|source| OwnMergeError::Fetch { uid, source })?);
             }
         }
@@ -603,47 +614,56 @@ impl Follower {
     /// it may serve some validators as slowly as limits allow.
     pub fn fetch_contribution<'a>(
         &'a self,
-        view: &'a WindowView,
-        seats: &'a [SeatView],
+        sources: &'a ContributionSources<'_>,
         uid: Uid,
         digest: &'a Digest,
     ) -> BoxFuture<'a, Result<Contribution, ContributionError>> {
         Box::pin(async move {
-            let seat =
-                seats.iter().find(|seat| seat.id.uid == uid).ok_or(ContributionError::NoSeat { uid })?;
-            let arrived = self.fetch_committed(view, seats, uid, digest).await?;
-            Ok(self.verify(view, seat, digest, arrived)?)
+            let seat = sources.seats.get(&uid).ok_or(ContributionError::NoSeat { uid })?;
+            let arrived = self.fetch_committed(sources, uid, digest).await?;
+            Ok(self.verify(sources.view, seat, digest, arrived)?)
         })
+    }
+
+    /// Where the contributions of `view`'s window may be (PROT-15).
+    pub fn contribution_sources<'a>(
+        &self,
+        view: &'a WindowView,
+        seats: &'a [SeatView],
+    ) -> ContributionSources<'a> {
+        ContributionSources {
+            view,
+            seats: seats.iter().map(|seat| (seat.id.uid, seat)).collect(),
+            validators: Mirrors::validators(seats, &view.attested, &self.run.origin, self.turn),
+        }
     }
 
     /// A selected contribution. Two thirds have attested these bytes, so the hotkey is the one that they name: its miner
     /// may have left since, and its seat may be another's.
     async fn fetch_attested(
         &self,
-        view: &WindowView,
-        seats: &[SeatView],
+        sources: &ContributionSources<'_>,
         uid: Uid,
         digest: &Digest,
     ) -> Result<Contribution, ContributionError> {
-        let arrived = self.fetch_committed(view, seats, uid, digest).await?;
+        let arrived = self.fetch_committed(sources, uid, digest).await?;
         let hotkey = Submission::read(&arrived.bytes)?.header.hotkey;
-        Ok(codec::verify(&self.sent, &self.expected(view, uid, hotkey, digest), arrived)?)
+        Ok(codec::verify(&self.sent, &self.expected(sources.view, uid, hotkey, digest), arrived)?)
     }
 
     /// The bytes of `digest`, decoded while they arrive.
     async fn fetch_committed(
         &self,
-        view: &WindowView,
-        seats: &[SeatView],
+        sources: &ContributionSources<'_>,
         uid: Uid,
         digest: &Digest,
     ) -> Result<Arrived, ContributionError> {
-        let mut mirrors = Mirrors::validators(seats, &view.attested, &self.run.origin, self.turn);
-        if let Some(seat) = seats.iter().find(|seat| seat.id.uid == uid) {
+        let mut mirrors = sources.validators.clone();
+        if let Some(seat) = sources.seats.get(&uid) {
             mirrors = mirrors.and(Mirrors::one(&seat.endpoint));
         }
         let limits = self.contribution_limits();
-        let key = keys::contribution(self.run.id, view.window, digest);
+        let key = keys::contribution(self.run.id, sources.view.window, digest);
         let mut incoming = self.incoming_contribution();
         mirrors.get_into(&*self.fetch, &key, digest, &limits, &mut incoming).await?;
         Ok(incoming.finish()?)
