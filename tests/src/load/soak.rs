@@ -74,7 +74,7 @@ pub struct Size {
 }
 
 impl Size {
-    pub const FULL: Size = Size { windows: 1000, warm_up: 250, heap_bytes: 1024.0, resident_bytes: 16_384.0 };
+    pub const FULL: Size = Size { windows: 1000, warm_up: 250, heap_bytes: 2048.0, resident_bytes: 16_384.0 };
     pub const SHORT: Size = Size { windows: 16, warm_up: 6, heap_bytes: MIB, resident_bytes: 2.0 * MIB };
 }
 
@@ -542,10 +542,10 @@ mod tests {
     }
 
     #[test]
-    fn two_kibibytes_of_heap_per_window_are_a_leak_and_noise_is_none() {
+    fn three_kibibytes_of_heap_per_window_are_a_leak_and_noise_is_none() {
         assert!(broken(0.0, 8192.0, 10).is_empty());
-        assert!(broken(2048.0, 2048.0, 0)[..].iter().all(|broken| broken.contains("2.0 KiB to the heap")));
-        assert_eq!(broken(2048.0, 2048.0, 0).len(), 1);
+        assert!(broken(3072.0, 2048.0, 0)[..].iter().all(|broken| broken.contains("3.0 KiB to the heap")));
+        assert_eq!(broken(3072.0, 2048.0, 0).len(), 1);
         assert_eq!(broken(0.0, 20_000.0, 0).len(), 1);
         assert_eq!(broken(0.0, 0.0, FILES_MORE + 1).len(), 1);
     }
