@@ -399,13 +399,6 @@ impl Checks {
         // A validator fetches each seat with a weight, and this many of the others: [`Checks::fetched_max`].
         let without_weight = committed.difference(&weighted).count();
         let fetches_all = without_weight <= self.fetched_max();
-        if window.0 + 2 * self.params.epoch_windows < self.options.windows {
-            for seat in 0..self.members.len() {
-                if self.uid(seat).is_some_and(|uid| valid.contains(&uid)) {
-                    *self.payable.entry(seat).or_default() += 1;
-                }
-            }
-        }
         let (mut lost, mut valid_contributions) = (Vec::new(), 0);
         for seat in (0..self.members.len()).filter(|seat| self.members[*seat].is_miner && is_working(*seat)) {
             let Some(uid) = self.uid(seat).filter(|uid| view.slots.contains(uid)) else { continue };
@@ -420,6 +413,11 @@ impl Checks {
             }
         }
         self.valid_contributions += valid_contributions;
+        if window.0 + 2 * self.params.epoch_windows < self.options.windows {
+            let is_valid = |seat: &usize| self.uid(*seat).is_some_and(|uid| valid.contains(&uid));
+            let seats: Vec<usize> = (0..self.members.len()).filter(is_valid).collect();
+            seats.into_iter().for_each(|seat| *self.payable.entry(seat).or_default() += 1);
+        }
         self.checked_windows += u32::from(has_quorum);
         lost.into_iter().for_each(|what| self.broken("lost contribution", what));
         let is_calm = self.options.calm().0 < window.0;
