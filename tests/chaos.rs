@@ -40,11 +40,13 @@ fn a_network_of_a_hundred_seats_keeps_the_rules() {
     assert!(9 <= merged && 9 <= checked, "{merged} merged windows, {checked} checked");
 }
 
-/// Runs seeds from `first` on, which finds the error.
+/// Runs seeds from `first` on until one finds the error.
 fn find(planted: Planted, check: &str, first: u64) -> Report {
+    // Pay is checked in networks of twelve windows.
+    let windows = if check == "unpaid" { 12 } else { 10 };
     let networks = (first..=200).map(|seed| {
         let planted = Some(planted);
-        run(&Options { planted, ..Options::new(seed, 5, 4, 10) })
+        run(&Options { planted, ..Options::new(seed, 5, 4, windows) })
     });
     let breaks = |report: &Report| report.violations.iter().any(|violation| violation.check == check);
     networks.into_iter().find(breaks).unwrap_or_else(|| panic!("200 seeds do not find {planted:?}"))
@@ -63,6 +65,7 @@ fn every_planted_error_is_found() {
         (Planted::PayOffByOne, "money", 1),
         (Planted::FollowsBestBlock, "finality", 3),
         (Planted::TrustsInclusion, "journal", 3),
+        (Planted::ForgetsOneSeat, "unpaid", 1),
     ] {
         let found = find(planted, check, first);
         println!("{planted:?}: found with seed {}: {:?}", found.options.seed, found.violations[0]);

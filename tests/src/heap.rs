@@ -1,5 +1,5 @@
-//! The bytes that a program has allocated, counted by its global allocator. Resident memory also has what the system's
-//! allocator keeps for later, which grows for hours as it fragments, and so hides a small leak.
+//! The bytes that Rust code of a program has allocated, counted by its global allocator. Resident memory also has what the
+//! system's allocator keeps for later, which grows for hundreds of windows as it fragments, and so hides a small leak.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},

@@ -297,7 +297,9 @@ fn advice(
         fits
     };
     if let fits @ 1.. = most_that_fit(device, most) {
-        return Advice::MicroBatch(fits);
+        // Fewer at once would need a whole gradient.
+        let is_one = ranks.is_some() && whole <= fits;
+        return if is_one { Advice::OneMicroBatch(fits) } else { Advice::MicroBatch(fits) };
     }
     if ranks.is_some() && most < whole && takes(device, whole) <= available {
         return Advice::OneMicroBatch(whole);
@@ -550,7 +552,7 @@ mod tests {
             checked.unwrap_err().advice
         };
         assert_eq!(advised(1, 8, takes(1, 8) - 1), Advice::OneMicroBatch(2));
-        assert_eq!(advised(16, 8, takes(2, 8)), Advice::MicroBatch(2));
+        assert_eq!(advised(16, 8, takes(2, 8)), Advice::OneMicroBatch(2));
         assert_eq!(advised(4, 2, takes(1, 2)), Advice::MicroBatch(1));
 
         // Also once the device has run out of memory, where one GPU alone would have to compute twice.

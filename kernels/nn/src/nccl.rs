@@ -263,7 +263,7 @@ impl Library {
     }
 
     /// A new id. From then on a thread of NCCL's listens for the ranks that have it. It ends once all have connected,
-    /// and nothing else ends it: make an id only when all ranks are there (ADR 0072).
+    /// and no call of NCCL ends it: make an id only when all ranks are there (ADR 0072).
     ///
     /// # Errors
     /// If NCCL finds no network interface to listen at.

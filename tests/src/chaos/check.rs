@@ -32,8 +32,8 @@ const CALLS_MAX: usize = 64;
 /// may be.
 const WRITES_MAX: u64 = 400;
 
-/// Valid contributions after which a miner has a weight, whatever the noise of its measurements. Most have one after
-/// fewer.
+/// Valid contributions to merged windows after which the noise of measurements leaves almost no miner without a weight.
+/// Most have one after two.
 const PAID_AFTER: u32 = 6;
 
 /// A rule that was broken.
@@ -127,7 +127,7 @@ pub(super) struct Checks {
     pub merged_under_faults: u32,
     pub checked_windows: u32,
     pub valid_contributions: u64,
-    /// By seat: windows with a valid contribution of an epoch that is paid before the network ends.
+    /// By seat: merged windows with a valid contribution, in epochs that are paid before the network ends.
     payable: BTreeMap<usize, u32>,
     block: u32,
     /// Journal entries about windows that are not over, with their nodes.
@@ -413,7 +413,8 @@ impl Checks {
             }
         }
         self.valid_contributions += valid_contributions;
-        if window.0 + 2 * self.params.epoch_windows < self.options.windows {
+        // Others are not judged.
+        if is_merged && window.0 + 2 * self.params.epoch_windows < self.options.windows {
             let is_valid = |seat: &usize| self.uid(*seat).is_some_and(|uid| valid.contains(&uid));
             let seats: Vec<usize> = (0..self.members.len()).filter(is_valid).collect();
             seats.into_iter().for_each(|seat| *self.payable.entry(seat).or_default() += 1);

@@ -5,9 +5,9 @@
 //! their contributions, every validator gathers all of them, and all calls of a merged window are made. A stranger
 //! connects, reads the update and leaves. Nothing is trained: contributions and updates are noise.
 //!
-//! The heap is what is counted, at the end of each window. Resident memory has what the system's allocator keeps as well,
-//! which grows as it fragments, and has its own, looser bound. What fills up and stays is full after the warm-up: the
-//! chain's hashes of 2,400 blocks and its 64 windows, and the 256 TLS sessions that a QUIC endpoint keeps for peers that
+//! The soak counts the heap at the end of each window. Resident memory has what the system's allocator keeps as well,
+//! which grows as it fragments, and has its own, looser bound. What fills up once is full after the warm-up: the chain's
+//! hashes of 2,400 blocks and its 64 windows, and the 256 TLS sessions that a QUIC endpoint keeps for peers that
 //! come again. So in each window of the warm-up a stranger comes to every validator over QUIC.
 
 use super::{

@@ -79,8 +79,8 @@ pub struct SimChain {
     without_calls: BTreeSet<AccountId>,
     /// Accounts whose requests the chain does not answer.
     silent: BTreeSet<AccountId>,
-    /// Whether the runtime is being upgraded: all clients connect again, and the chain answers none of them.
-    is_upgrading: bool,
+    /// Upgrades of the runtime during which all clients connect again, and the chain answers none of them.
+    upgrades: u32,
     /// Calls of the next blocks, in the order of submission.
     pending: Vec<Pending>,
     /// The most blocks that a call waits for its inclusion. Without waiting, calls keep the order of submission.
@@ -219,7 +219,7 @@ impl SimChain {
             without_heads: BTreeSet::new(),
             without_calls: BTreeSet::new(),
             silent: BTreeSet::new(),
-            is_upgrading: false,
+            upgrades: 0,
             pending: Vec::new(),
             waits_max: 0,
         };
@@ -301,7 +301,7 @@ impl SimChain {
             };
             let latest = if self.is_on_best(subscriber.signer.as_ref()) { best } else { head.block };
             let seen = latest.0.saturating_sub(subscriber.lag);
-            let is_cut = self.is_upgrading || is_in(&self.without_heads) || is_in(&self.silent);
+            let is_cut = 0 < self.upgrades || is_in(&self.without_heads) || is_in(&self.silent);
             if !is_cut && subscriber.heads.borrow().block.0 < seen {
                 subscriber.heads.send_replace(Head { block: Block(seen), hash: self.hash_of(seen) });
             }
@@ -517,7 +517,7 @@ impl SimChain {
         };
     }
 
-    /// Upgrades the runtime: the next block runs its migrations, and a call in the pool, which was signed for the former
+    /// Upgrades the runtime: the next block that becomes final runs its migrations, and a call in the pool, which was signed for the former
     /// runtime, is lost until its client sends it again. No client is answered until `upgraded`.
     pub fn upgrade(&mut self) {
         let again = self.best().0.saturating_add(SENT_AGAIN_BLOCKS);
@@ -527,16 +527,16 @@ impl SimChain {
             sp_externalities::with_externalities(|state| state.place_storage(LAST_UPGRADE.to_vec(), None));
         });
         self.best = None;
-        self.is_upgrading = true;
+        self.upgrades += 1;
     }
 
     /// The clients have read the new runtime's metadata.
     pub fn upgraded(&mut self) {
-        self.is_upgrading = false;
+        self.upgrades = self.upgrades.saturating_sub(1);
     }
 
     fn is_silent(&self, account: &AccountId) -> bool {
-        self.is_upgrading || self.silent.contains(account)
+        0 < self.upgrades || self.silent.contains(account)
     }
 
     /// The channel of finalised heads, for a client that signs as `signer`.

@@ -41,6 +41,8 @@ pub enum Planted {
     FollowsBestBlock,
     /// A client takes a call for final once the best block includes it.
     TrustsInclusion,
+    /// A validator gives the first miner no weight.
+    ForgetsOneSeat,
 }
 
 impl Planted {
@@ -65,6 +67,7 @@ pub fn miner(planted: Option<Planted>) -> MinerSeat {
 pub fn validator(planted: Option<Planted>) -> ValidatorSeat {
     match planted {
         Some(Planted::BlamedOutage) => ValidatorSeat::Adversary(Box::new(BlamesOutages)),
+        Some(Planted::ForgetsOneSeat) => ValidatorSeat::Adversary(Box::new(ForgetsOneSeat)),
         Some(Planted::StopsAtVoid) => ValidatorSeat::Adversary(Box::new(StopsAtVoid(None))),
         _ => ValidatorSeat::Honest,
     }
@@ -113,6 +116,15 @@ impl validator::strategy::Strategy for SeesOneLess {
     fn verdicts(&mut self, _view: &WindowView, mut own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
         own.pop();
         Some(own)
+    }
+}
+
+struct ForgetsOneSeat;
+
+impl validator::strategy::Strategy for ForgetsOneSeat {
+    fn weights(&mut self, _view: &WindowView, mut own: Vec<(Uid, u16)>) -> Vec<(Uid, u16)> {
+        own.retain(|(uid, _)| *uid != Uid(0));
+        own
     }
 }
 

@@ -38,7 +38,7 @@ struct Queue {
     started: u64,
     /// Whether the second thread waits for work.
     is_idle: bool,
-    /// Whether the network's thread waits for work to end.
+    /// Whether the network's thread, of which there is one in a process, waits for work to end.
     is_awaited: bool,
     /// Whether the thread exists.
     has_thread: bool,

@@ -175,8 +175,8 @@ pub struct Sample<'a> {
 /// The scale of a window.
 ///
 /// Each measurement counts by its seat's proven work, so that seats without work do not move the scale, however many
-/// they are. If no work is proven yet, significant gaps count alike, and the noise is that of all; if there are none,
-/// all do.
+/// they are. If no work is proven yet, significant gaps count alike, and the noise is that of all seats with a significant
+/// gain; if there are no such gaps, all count.
 pub fn scale<'a>(measured: impl Iterator<Item = Sample<'a>>) -> Scale {
     let samples: Vec<(Sample<'_>, Gap)> =
         measured.filter_map(|sample| Some((sample, sample.gains.gap()?))).collect();
@@ -193,9 +193,15 @@ pub fn scale<'a>(measured: impl Iterator<Item = Sample<'a>>) -> Scale {
         Some(Scale { gap, gain: (SCALE_ERRORS * gain_error < median).then_some(gain) })
     };
     let is_significant = |gap: &Gap| 0.0 < gap.mean && SCALE_ERRORS * gap.error <= gap.mean;
-    // The significant gaps may be those of small contributions, whose errors are small.
+    // The significant gaps may be those of small contributions, whose errors are small. Gains that are within their noise
+    // do not count, so that many loud contributions without a gain do not raise the scale.
     let noise = || {
-        SCALE_ERRORS * median::weighted_median(samples.iter().map(|(_, gap)| (gap.error, 1.0))).unwrap_or(0.0)
+        let gains = |sample: &Sample<'_>| {
+            let common = sample.gains.common;
+            0.0 < common.mean && SCALE_ERRORS * common.error.unwrap_or(0.0) <= common.mean
+        };
+        let errors = samples.iter().filter(|(sample, _)| gains(sample)).map(|(_, gap)| (gap.error, 1.0));
+        SCALE_ERRORS * median::weighted_median(errors).unwrap_or(0.0)
     };
     scale_by(&|(sample, _)| sample.claim)
         .or_else(|| {
@@ -609,22 +615,24 @@ mod tests {
 
     #[test]
     fn small_contributions_with_small_errors_do_not_make_the_first_scale() {
+        let gained = |gap: f64, error: f64, common: f64| {
+            let gains = |mean: f64| Gain { mean, error: Some(error / std::f64::consts::SQRT_2) };
+            (Gains { own: Some(gains(common + gap)), common: gains(common) }, 0.0)
+        };
         // Eight whole seats, 2.8 errors above zero, and three small ones, five errors above it.
-        let mut gaps = vec![(0.028, 0.01, 0.0); 8];
-        gaps.extend([(0.005, 0.001, 0.0); 3]);
-        close(gap_scale(&gaps), 0.03);
-        let scale = Scale { gap: 0.03, gain: None };
-        let (score, variance) = updated_own_data_score(
-            0.0,
-            0.0,
-            outcome(&seat(0.028, 0.01, 0.0), scale, 1.0).unwrap(),
-            1,
-            START_RATE,
-        );
+        let mut seats = vec![gained(0.028, 0.01, 0.1); 8];
+        seats.extend([gained(0.005, 0.001, 0.01); 3]);
+        close(scale_of(&seats).gap, 0.03);
+        let whole = outcome(&seat(0.028, 0.01, 0.0), Scale { gap: 0.03, gain: None }, 1.0).unwrap();
+        let (score, variance) = updated_own_data_score(0.0, 0.0, whole, 1, START_RATE);
         assert!(0.8 * score < proven(score, variance), "the first window proves most of the whole work");
+        // Twenty loud seats without a gain do not raise it.
+        let mut loud = seats.clone();
+        loud.extend([gained(0.0, 1.0, 0.0); 20]);
+        close(scale_of(&loud).gap, 0.03);
         // Once work is proven, its errors alone count.
-        gaps.push((0.006, 0.001, 0.5));
-        close(gap_scale(&gaps), 0.006);
+        seats.push((gained(0.006, 0.001, 0.1).0, 0.5));
+        close(scale_of(&seats).gap, 0.006);
     }
 
     #[test]

@@ -501,9 +501,9 @@ fn explained(
     error: &GpuError,
 ) -> ModelError {
     match error {
-        GpuError::OutOfMemory { .. } | GpuError::TooLong { .. } => {
-            MemoryEstimate::ran_out(config, recipe, device, ranks).into()
-        }
+        GpuError::OutOfMemory { .. } => MemoryEstimate::ran_out(config, recipe, device, ranks).into(),
+        // More sequences at once would make the array longer.
+        GpuError::TooLong { .. } => MemoryEstimate::ran_out(config, recipe, device, None).into(),
         other => failed(device, other),
     }
 }
