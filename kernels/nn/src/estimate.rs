@@ -297,8 +297,8 @@ fn advice(
         fits
     };
     if let fits @ 1.. = most_that_fit(device, most) {
-        // Fewer at once would need a whole gradient.
-        let is_one = ranks.is_some() && whole <= fits;
+        // Fewer at once may need a whole gradient.
+        let is_one = 1 < whole && whole <= fits && takes(device, whole) < takes(device, whole - 1);
         return if is_one { Advice::OneMicroBatch(fits) } else { Advice::MicroBatch(fits) };
     }
     if ranks.is_some() && most < whole && takes(device, whole) <= available {
