@@ -59,13 +59,13 @@ fn every_planted_error_is_found() {
         (Planted::LostCommitment, "lost contribution", 13),
         (Planted::HastyCommitment, "journal", 2),
         (Planted::UnboundedRetry, "unbounded", 3),
-        (Planted::BlamedOutage, "honest seat at fault", 25),
+        (Planted::BlamedOutage, "honest seat at fault", 53),
         (Planted::StopsAtVoid, "liveness", 1),
         (Planted::WrongLineage, "lineage", 1),
         (Planted::PayOffByOne, "money", 1),
         (Planted::FollowsBestBlock, "finality", 3),
         (Planted::TrustsInclusion, "journal", 3),
-        (Planted::ForgetsOneSeat, "unpaid", 1),
+        (Planted::ForgetsOneSeat, "unpaid", 5),
     ] {
         let found = find(planted, check, first);
         println!("{planted:?}: found with seed {}: {:?}", found.options.seed, found.violations[0]);

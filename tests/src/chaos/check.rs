@@ -15,7 +15,7 @@ use crate::sim::{
     second_thread::SECOND_THREAD,
 };
 use mettle_runtime::{AccountId, Nomination, Registry, Rewards, RuntimeCall, Weights, Windows};
-use node::Entry;
+use node::{Entry, Executor as _};
 use protocol::{
     Block, Digest, RunParams, Uid, Window,
     view::{Outcome, SeatView, Verdict, WindowView},
@@ -75,7 +75,7 @@ impl Trace {
 
     fn digest(&mut self) -> String {
         self.digest_events();
-        SECOND_THREAD.finish_later();
+        SECOND_THREAD.finish();
         let digests: Vec<&[u8]> =
             self.digests.iter().filter_map(|digest| digest.get()).map(|digest| &digest.0[..]).collect();
         Digest::of_parts(&digests).to_string()
@@ -268,7 +268,7 @@ impl Checks {
         if let Entry::Holds { .. } = entry {
             let Some(before) = window.0.checked_sub(1).map(Window) else { return };
             let is_over = self.params.schedule.opens_at(window).0 <= chain.lock().head().block.0;
-            let outcome = chain.lock().window(RUN, before).and_then(|view| view.outcome);
+            let outcome = chain.window_now(RUN, before).and_then(|view| view.outcome);
             // The chain forgets old windows.
             if !is_over && outcome.is_none() {
                 let what = format!("{name} holds window {}, and the one before is not final", window.0);
@@ -276,7 +276,7 @@ impl Checks {
             }
             return;
         }
-        let Some(view) = chain.lock().window(RUN, window) else { return };
+        let Some(view) = chain.window_now(RUN, window) else { return };
         let seat = self.honest(name);
         if seat.is_some_and(|seat| !self.is_on(&view, seat, entry)) {
             self.broken("finality", format!("{name} wrote {entry:?}, which is not final"));
@@ -297,8 +297,7 @@ impl Checks {
         }
         let Some(window) = schedule.window_at(Block(self.block)) else { return };
         if self.options.windows <= window.0 {
-            self.last_lineage =
-                chain.lock().window(RUN, Window(self.options.windows)).map(|view| view.lineage);
+            self.last_lineage = chain.window_now(RUN, Window(self.options.windows)).map(|view| view.lineage);
             return;
         }
         if self.block == schedule.opens_at(self.options.calm()).0 {
@@ -307,8 +306,7 @@ impl Checks {
         // The window's last block.
         if self.block + 1 == schedule.opens_at(window.next()).0 {
             self.seats = chain.seats_now(RUN);
-            let view = chain.lock().window(RUN, window);
-            match view {
+            match chain.window_now(RUN, window) {
                 Some(view) => {
                     self.journals(chain, window);
                     self.window(chain, &view);
@@ -322,7 +320,7 @@ impl Checks {
 
     /// No seat states two things about one subject.
     fn call(&mut self, sealed: &SealedCall) {
-        let SealedCall { signer, call, .. } = sealed;
+        let SealedCall { signer, call, result } = sealed;
         let Some(seat) =
             self.first.iter().position(|seat| seat.hotkey.0[..] == *AsRef::<[u8]>::as_ref(signer))
         else {
@@ -332,7 +330,10 @@ impl Checks {
         if !self.members.get(seat).is_some_and(|member| member.is_honest) {
             return;
         }
-        if let RuntimeCall::Windows(pallet_windows::Call::attest { window, verdicts, .. }) = call {
+        // A validator that was cut off may attest what it sees after the deadline: the chain refuses that.
+        if let (RuntimeCall::Windows(pallet_windows::Call::attest { window, verdicts, .. }), Ok(())) =
+            (call, result)
+        {
             self.accusations(seat, *window, verdicts);
         }
         let Some((subject, content)) = statement(call) else { return };
@@ -441,7 +442,7 @@ impl Checks {
                 Some(of) if window < of => self.entries.push((name, entry)),
                 Some(of) => {
                     // The chain forgets old windows.
-                    let view = views.entry(of).or_insert_with(|| chain.lock().window(RUN, of));
+                    let view = views.entry(of).or_insert_with(|| chain.window_now(RUN, of));
                     if let Some(view) = view {
                         self.journal(view, &name, &entry);
                     }

@@ -138,9 +138,6 @@ impl Reader {
 
     /// Whether the network fails a fetch. Repeated fetches of one object from one bucket have the same result.
     fn fails(&self, base_url: &str, key: &ObjectKey) -> bool {
-        if self.failures_ppm == 0 {
-            return false;
-        }
         let drawn = Digest::of_parts(&[&self.seed.0, b"fetch", base_url.as_bytes(), key.as_str().as_bytes()]);
         let drawn = u32::from_le_bytes([drawn.0[0], drawn.0[1], drawn.0[2], drawn.0[3]]);
         (u64::from(drawn) * 1_000_000) >> 32 < u64::from(self.failures_ppm)

@@ -27,19 +27,11 @@ pub struct SecondThread {
 
 #[derive(Default)]
 struct Queue {
-    /// Work of nodes by number, in the order in which it was started.
+    /// By number, in the order in which it was started.
     waiting: VecDeque<(u64, Job)>,
-    /// Work that no node waits for and that writes no file. The second thread does it while it has no other.
-    later: VecDeque<Job>,
-    /// The work of a node that the second thread does.
+    /// The work that the second thread does.
     running: Option<u64>,
-    /// Whether the second thread does work of `later`.
-    runs_later: bool,
     started: u64,
-    /// Whether the second thread waits for work.
-    is_idle: bool,
-    /// Whether the network's thread, of which there is one in a process, waits for work to end.
-    is_awaited: bool,
     /// Whether the thread exists.
     has_thread: bool,
     /// Whether work runs at once, on the network's thread.
@@ -47,9 +39,6 @@ struct Queue {
 }
 
 type Job = Box<dyn FnOnce() + Send>;
-
-/// Work in `later` at most: the network's thread does what exceeds it.
-const LATER_MAX: usize = 64;
 
 impl fmt::Debug for SecondThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -62,15 +51,11 @@ impl SecondThread {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits on the network's thread until work has ended.
-    fn wait<'a>(&self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
-        queue.is_awaited = true;
-        queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-        queue.is_awaited = false;
-        queue
+    fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` while the second thread does no work of a node. What it starts runs at once.
+    /// Runs `work` while the second thread does nothing. What it starts runs at once.
     pub fn alone<T>(&self, work: impl FnOnce() -> T) -> T {
         self.finish();
         self.queue().is_alone = true;
@@ -79,31 +64,9 @@ impl SecondThread {
         done
     }
 
-    /// Takes work that writes no file, and that nothing waits for before [`SecondThread::finish_later`].
+    /// Takes work that nothing waits for before [`Executor::finish`].
     pub fn run_later(&'static self, work: Job) {
-        let mut queue = self.queue();
-        queue.later.push_back(work);
-        let excess = (LATER_MAX < queue.later.len()).then(|| queue.later.pop_front()).flatten();
-        self.wake(queue);
-        if let Some(job) = excess {
-            job();
-        }
-    }
-
-    /// Waits until all work of [`SecondThread::run_later`] has ended.
-    pub fn finish_later(&self) {
-        let mut queue = self.queue();
-        loop {
-            queue = match queue.later.pop_back() {
-                Some(job) => {
-                    drop(queue);
-                    job();
-                    self.queue()
-                }
-                None if !queue.runs_later => return,
-                None => self.wait(queue),
-            };
-        }
+        self.take(work);
     }
 
     /// Returns the work's number; `None`: it is done.
@@ -114,50 +77,33 @@ impl SecondThread {
             work();
             return None;
         }
-        queue.started += 1;
-        let number = queue.started;
-        queue.waiting.push_back((number, work));
-        self.wake(queue);
-        Some(number)
-    }
-
-    /// Lets the second thread look for work.
-    fn wake(&'static self, mut queue: MutexGuard<'_, Queue>) {
         if !queue.has_thread {
             queue.has_thread = true;
             // Without it, the network's thread does all.
             drop(std::thread::Builder::new().spawn(move || on_one_thread(|| self.serve())));
         }
-        if queue.is_idle {
-            self.changed.notify_all();
-        }
+        queue.started += 1;
+        let number = queue.started;
+        queue.waiting.push_back((number, work));
+        self.changed.notify_all();
+        Some(number)
     }
 
-    /// Takes work of nodes in the order in which it was started, before other work.
+    /// Takes work in the order in which it was started.
     fn serve(&self) {
         let mut queue = self.queue();
         loop {
-            let job = match queue.waiting.pop_front() {
-                Some((number, job)) => {
-                    queue.running = Some(number);
-                    Some(job)
-                }
-                None => queue.later.pop_front().inspect(|_| queue.runs_later = true),
-            };
-            let Some(job) = job else {
-                queue.is_idle = true;
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                queue.is_idle = false;
+            let Some((number, job)) = queue.waiting.pop_front() else {
+                queue = self.wait(queue);
                 continue;
             };
+            queue.running = Some(number);
             drop(queue);
             // The task that needs its result fails without it; the network's thread must not wait for ever.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
             queue = self.queue();
-            (queue.running, queue.runs_later) = (None, false);
-            if queue.is_awaited {
-                self.changed.notify_all();
-            }
+            queue.running = None;
+            self.changed.notify_all();
         }
     }
 
@@ -305,8 +251,6 @@ mod tests {
         assert!(flag.into_inner());
         assert_eq!(done.load(Ordering::Relaxed), 5);
         second.run_later(Box::new(work()));
-        second.finish_later();
-        assert_eq!(done.load(Ordering::Relaxed), 6);
         let alone = second.alone(|| {
             let before = done.load(Ordering::Relaxed);
             let _ended = blocking.start(work());
