@@ -517,8 +517,9 @@ impl SimChain {
         };
     }
 
-    /// Upgrades the runtime: the next block that becomes final runs its migrations, and a call in the pool, which was signed for the former
-    /// runtime, is lost until its client sends it again. No client is answered until `upgraded`.
+    /// Upgrades the runtime: the next block that becomes final runs its migrations. A call in the pool, which was signed
+    /// for the former runtime, is lost until its client sends it again. The chain answers no client until
+    /// [`SimChain::upgraded`].
     pub fn upgrade(&mut self) {
         let again = self.best().0.saturating_add(SENT_AGAIN_BLOCKS);
         self.pending.iter_mut().for_each(|pending| pending.due = pending.due.max(again));
