@@ -321,7 +321,7 @@ impl Observer<'_> {
                     Ok(arrived) => arrived,
                     Err(error) => return Observation::NotObserved(error_chain(&error)),
                 };
-                let verified = self.follower.verify(self.view, seat, digest, arrived);
+                let verified = self.follower.verify(self.view, seat, digest, arrived).await;
                 let (codec, rate) = (&self.follower.sent, self.follower.run.params.outer_rate.get());
                 match verified.and_then(|contribution| with_effect(codec, rate, self.theta, contribution)) {
                     Ok(contribution) => self.hold(contribution).await,

@@ -97,8 +97,11 @@ impl Validator {
         let is_judged = Some(window) <= self.signed.reputations().judged.max(self.signed.signed_until());
         let is_merged = matches!(view.outcome, Some(Outcome::Merged(_)));
         let counts = is_merged || self.vetoed_in(window).is_some();
-        let verdict =
-            (counts && !is_judged && self.held_seat_in(window)).then(|| self.verdict(evaluation, measured));
+        let verdict = if counts && !is_judged && self.held_seat_in(window) {
+            Some(self.verdict(evaluation, measured).await)
+        } else {
+            None
+        };
         let (judgement, reports) = verdict.unzip();
         self.sign_receipt(window, view.lineage, judgement, last_call).await?;
         if reports.is_some() {
@@ -121,15 +124,17 @@ impl Validator {
         Ok(())
     }
 
-    fn verdict(
+    async fn verdict(
         &mut self,
         evaluation: &Evaluation,
         measured: &Measurements,
     ) -> ((Judgement, Reputations), Vec<gauntlet::SeatReport>) {
         let Evaluation { view, seats, trained, unfetched, faults, plan, .. } = evaluation;
         let evidence = evidence(view, seats, trained, unfetched, faults, measured);
-        let before = self.signed.reputations();
-        let verdict = gauntlet::judge(&self.node.run().params, before, view.window, &evidence);
+        let (params, before) = (self.node.run().params, self.signed.reputations().clone());
+        let window = view.window;
+        let judge = move || (gauntlet::judge(&params, &before, window, &evidence), evidence);
+        let (verdict, evidence) = self.node.blocking.run(judge).await;
         self.strategy.judged(view.window, &evidence, &verdict.reports);
         let judgement = form::judgement(plan.clone(), &evidence, &verdict);
         ((judgement, verdict.reputations), verdict.reports)

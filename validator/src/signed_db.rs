@@ -24,6 +24,7 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 const FILE: &str = "signed.redb";
@@ -116,6 +117,9 @@ pub struct SignedDb {
     db: Db,
     /// The rows of `run`, as they are on disk.
     rows: Rows,
+    /// Those of `run`, as they are on disk. They grow with the seats, so only a transaction that replaces them costs
+    /// as much as they do.
+    reputations: Arc<Reputations>,
 }
 
 #[derive(Default)]
@@ -123,7 +127,6 @@ struct Rows {
     weight_votes: BTreeMap<u32, WeightVote>,
     reports: BTreeMap<Window, WindowReport>,
     receipts: BTreeMap<Window, ReceiptRecord>,
-    reputations: Reputations,
 }
 
 /// Where the database came from.
@@ -195,8 +198,10 @@ impl SignedDb {
         if meta.genesis != genesis {
             return Err(SignedDbError::OtherChain { path, found: meta.genesis, chain: genesis });
         }
-        let rows = db.read(|tx| Rows::read(run, tx)).map_err(failed)?;
-        Ok((SignedDb { directory: directory.to_owned(), run, db, rows }, origin))
+        let stored = db.read(|tx| Ok((Rows::read(run, tx)?, tx.get(&REPUTATIONS, &run)?)));
+        let (rows, reputations) = stored.map_err(failed)?;
+        let reputations = Arc::new(reputations.as_ref().map(form::remembered).unwrap_or_default());
+        Ok((SignedDb { directory: directory.to_owned(), run, db, rows, reputations }, origin))
     }
 
     /// The weight vote stored for `epoch` and not revealed.
@@ -306,13 +311,16 @@ impl SignedDb {
         let reported: Vec<Window> = self.rows.reports.range(..=window).map(|(window, _)| *window).collect();
         let kept_from = Window(window.0.saturating_sub(node::prune::RECEIPT_WINDOWS_KEPT));
         let old: Vec<Window> = self.rows.receipts.range(..kept_from).map(|(window, _)| *window).collect();
-        let reputations = reputations.as_ref().map(form::reputations);
+        let stated = reputations.as_ref().map(form::reputations);
         self.commit(|run, tx| {
             tx.put(&RECEIPTS, &(run, window), &record)?;
             reported.iter().try_for_each(|window| tx.remove(&REPORTS, &(run, *window)))?;
             old.iter().try_for_each(|window| tx.remove(&RECEIPTS, &(run, *window)))?;
-            reputations.iter().try_for_each(|reputations| tx.put(&REPUTATIONS, &run, reputations))
+            stated.iter().try_for_each(|stated| tx.put(&REPUTATIONS, &run, stated))
         })?;
+        if let Some(reputations) = reputations {
+            self.reputations = Arc::new(reputations);
+        }
         // No longer in the bucket either. A file that cannot be removed harms nothing.
         old.into_iter().for_each(|window| drop(fs::remove_file(self.receipt_path(window))));
         Ok(true)
@@ -367,8 +375,8 @@ impl SignedDb {
     }
 
     /// The reputations after the last window judged.
-    pub fn reputations(&self) -> &Reputations {
-        &self.rows.reputations
+    pub fn reputations(&self) -> &Arc<Reputations> {
+        &self.reputations
     }
 
     fn store_report(&mut self, window: Window, report: WindowReport) -> Result<(), SignedDbError> {
@@ -406,7 +414,6 @@ impl Rows {
             weight_votes: of(run, tx.entries(&WEIGHT_VOTES)?).collect(),
             reports: of(run, tx.entries(&REPORTS)?).collect(),
             receipts: of(run, tx.entries(&RECEIPTS)?).collect(),
-            reputations: tx.get(&REPUTATIONS, &run)?.as_ref().map(form::remembered).unwrap_or_default(),
         })
     }
 }

@@ -22,6 +22,8 @@ use store::{Store, StoreError};
 
 /// Between two requests for an object or a decision.
 const RETRY: Duration = Duration::from_millis(200);
+/// Contributions of a window that an adversary looks at.
+const SEEN_MAX: usize = 16;
 
 /// The strategy of a miner that acts as an adversary decides.
 pub struct ActingStrategy {
@@ -74,14 +76,14 @@ impl ActingStrategy {
         presentation
     }
 
-    /// The other seats' contributions to the `back` windows before `window`, the latest first.
+    /// Other seats' contributions to the `back` windows before `window`, the latest first.
     async fn look_back(&mut self, window: Window, back: u32) -> Vec<Contribution> {
         let first = Window(window.0.saturating_sub(back));
         self.seen.retain(|window, _| first <= *window);
         let mut seen = Vec::new();
         for earlier in (first.0..window.0).rev().map(Window) {
             if !self.seen.contains_key(&earlier) {
-                let fetched = fetch_all(&self.follower, earlier, self.uid).await;
+                let fetched = fetch_some(&self.follower, earlier, self.uid).await;
                 self.seen.insert(earlier, fetched);
             }
             seen.extend(self.seen.get(&earlier).into_iter().flatten().cloned());
@@ -116,14 +118,18 @@ async fn wait_until_past(follower: &Follower, block: Block) {
     wait_past(&mut follower.chain.heads(), block).await.ok();
 }
 
-/// The valid contributions of a window except the own one, as far as they can be fetched.
-async fn fetch_all(follower: &Follower, window: Window, own: Uid) -> Vec<Contribution> {
+/// Valid contributions of a window except the own one, as far as they can be fetched: those of the next seats, at most
+/// [`SEEN_MAX`]. None needs more to copy from or to compare with, and each costs a download.
+async fn fetch_some(follower: &Follower, window: Window, own: Uid) -> Vec<Contribution> {
     let Ok(Some(view)) = follower.chain.window(follower.run.id, window).await else { return Vec::new() };
     let Ok(seats) = follower.chain.seats(follower.run.id).await else { return Vec::new() };
     let valid = view.selection.as_ref().map(|selection| &selection.valid[..]).unwrap_or_default();
     let sources = follower.contribution_sources(&view, &seats);
     let mut fetched = Vec::new();
-    for (uid, digest) in view.commitments.iter().filter(|(uid, _)| *uid != own && valid.contains(uid)) {
+    let mut others: Vec<_> =
+        view.commitments.iter().filter(|(uid, _)| *uid != own && valid.contains(uid)).collect();
+    others.sort_by_key(|(uid, _)| (*uid < own, *uid));
+    for (uid, digest) in others.into_iter().take(SEEN_MAX) {
         match follower.fetch_contribution(&sources, *uid, digest).await {
             Ok(contribution) => fetched.push(contribution),
             Err(error) => {

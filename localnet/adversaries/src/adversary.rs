@@ -72,8 +72,8 @@ pub trait Adversary: Send {
         trained
     }
 
-    /// The number of earlier windows whose valid contributions it wants. The caller fetches them before it asks for
-    /// the outcome.
+    /// The number of earlier windows of which it wants valid contributions. The caller fetches some of each before it
+    /// asks for the outcome.
     fn looks_back(&self) -> u32 {
         0
     }

@@ -6,6 +6,10 @@ use tests::{
     sim::world::World,
 };
 
+/// The networks' thread allocates for every node, a quarter of its time with the system's allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Runs a network of honest and cheating nodes in virtual time, lets drawn faults happen, and checks what must hold
 /// whatever goes wrong. The same arguments repeat it to the last bit.
 #[derive(clap::Parser)]

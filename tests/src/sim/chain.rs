@@ -554,6 +554,11 @@ impl SimChain {
         }
     }
 
+    /// The window as it is in the latest finalised block, without a copy: a view of a thousand seats is large.
+    pub fn window(&mut self, run: RunId, window: Window) -> Option<Arc<WindowView>> {
+        self.finalised.window(run, window)
+    }
+
     /// Runs `read` on the state of the latest finalised block.
     pub fn read<R>(&mut self, read: impl FnOnce() -> R) -> R {
         self.finalised.read(read)
@@ -718,7 +723,7 @@ impl SharedChain {
     }
 
     pub fn window_now(&self, run: RunId, window: Window) -> Option<WindowView> {
-        self.lock().finalised.window(run, window).map(|view| (*view).clone())
+        self.lock().window(run, window).map(|view| (*view).clone())
     }
 
     pub fn seats_now(&self, run: RunId) -> Vec<SeatView> {

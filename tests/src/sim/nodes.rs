@@ -269,14 +269,20 @@ pub async fn observe(shared: Arc<Shared>, chain: SharedChain, name: String) -> R
     let (mut sync, _) = SyncDriver::open(follower, directory.join("model.state"), &mut journal).await?;
     let dataset = &shared.world.dataset;
     let count = HELD_OUT.min(dataset.held_out_sequences());
-    let sequences = dataset.held_out_sequences_at(&(0..count).collect::<Vec<_>>())?;
+    let sequences = Arc::new(dataset.held_out_sequences_at(&(0..count).collect::<Vec<_>>())?);
     let mut evaluator = Evaluator::new(&shared.spec.model, DEVICE, &sync.state.theta)?;
     let (mut heads, mut done) = (chain.heads(), None);
     loop {
         sync.sync_to_open_window(&mut heads, done, &mut None, &mut journal).await?;
         let window = sync.window();
-        evaluator.load(&sync.state.theta)?;
-        let losses = evaluator.losses(&sequences)?;
+        let (theta, sequences) = (sync.state.theta.clone(), sequences.clone());
+        let measure = move || {
+            let losses = evaluator.load(&theta).and_then(|()| evaluator.losses(&sequences));
+            (evaluator, losses)
+        };
+        let losses;
+        (evaluator, losses) = shared.blocking.run(measure).await;
+        let losses = losses?;
         let loss = losses.iter().sum::<f64>() / losses.len().max(1) as f64;
         shared.recorder.held_out_loss(window, loss);
         if shared.windows <= window.0 {

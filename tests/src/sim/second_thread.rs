@@ -32,6 +32,10 @@ struct Queue {
     /// The work that the second thread does.
     running: Option<u64>,
     started: u64,
+    /// Whether the second thread waits for work.
+    is_idle: bool,
+    /// Whether the network's thread waits for work to end.
+    is_awaited: bool,
     /// Whether the thread exists.
     has_thread: bool,
     /// Whether work runs at once, on the network's thread.
@@ -51,8 +55,12 @@ impl SecondThread {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
-        self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
+    /// Waits on the network's thread until work has ended.
+    fn wait<'a>(&self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        queue.is_awaited = true;
+        queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        queue.is_awaited = false;
+        queue
     }
 
     /// Runs `work` while the second thread does nothing. What it starts runs at once.
@@ -85,7 +93,9 @@ impl SecondThread {
         queue.started += 1;
         let number = queue.started;
         queue.waiting.push_back((number, work));
-        self.changed.notify_all();
+        if queue.is_idle {
+            self.changed.notify_all();
+        }
         Some(number)
     }
 
@@ -94,7 +104,9 @@ impl SecondThread {
         let mut queue = self.queue();
         loop {
             let Some((number, job)) = queue.waiting.pop_front() else {
-                queue = self.wait(queue);
+                queue.is_idle = true;
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue.is_idle = false;
                 continue;
             };
             queue.running = Some(number);
@@ -103,7 +115,9 @@ impl SecondThread {
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
             queue = self.queue();
             queue.running = None;
-            self.changed.notify_all();
+            if queue.is_awaited {
+                self.changed.notify_all();
+            }
         }
     }
 

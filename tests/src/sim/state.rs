@@ -4,6 +4,7 @@
 //! is. Two chains with the same blocks have the same root.
 
 use codec::{Encode, EncodeAppend as _, EncodeLike};
+use imbl::OrdMap;
 use protocol::Digest;
 use sp_core::{
     Blake2Hasher, Hasher as _,
@@ -14,23 +15,24 @@ use sp_externalities::{
 };
 use std::{
     any::{Any, TypeId},
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     ops::Bound,
+    sync::Arc,
 };
 
-/// All entries of the chain's storage.
+/// All entries of the chain's storage. Copies share what is the same in both.
 #[derive(Clone, Default)]
 pub(super) struct State {
-    entries: BTreeMap<Vec<u8>, Vec<u8>>,
+    entries: OrdMap<Arc<[u8]>, Arc<[u8]>>,
     /// By open transaction, the outermost first: what each write replaced.
     transactions: Vec<Vec<Replaced>>,
     /// Keys written since the last root.
-    changed: BTreeSet<Vec<u8>>,
+    changed: BTreeSet<Arc<[u8]>>,
     root: Digest,
 }
 
 /// A key, and the value that it had.
-type Replaced = (Vec<u8>, Option<Vec<u8>>);
+type Replaced = (Arc<[u8]>, Option<Arc<[u8]>>);
 
 /// An item of a list that is encoded already.
 struct Encoded(Vec<u8>);
@@ -50,7 +52,7 @@ impl State {
     }
 
     /// Replaces an entry, and returns the value before.
-    fn replace(&mut self, key: Vec<u8>, value: Option<Vec<u8>>) -> Option<Vec<u8>> {
+    fn replace(&mut self, key: Arc<[u8]>, value: Option<Arc<[u8]>>) -> Option<Arc<[u8]>> {
         match value {
             Some(value) => self.entries.insert(key, value),
             None => self.entries.remove(&key),
@@ -65,7 +67,7 @@ impl Externalities for State {
     fn set_offchain_storage(&mut self, _key: &[u8], _value: Option<&[u8]>) {}
 
     fn storage(&mut self, key: &[u8]) -> Option<Vec<u8>> {
-        self.entries.get(key).cloned()
+        self.entries.get(key).map(|value| value.to_vec())
     }
 
     fn storage_hash(&mut self, key: &[u8]) -> Option<Vec<u8>> {
@@ -86,7 +88,7 @@ impl Externalities for State {
 
     fn next_storage_key(&mut self, key: &[u8]) -> Option<Vec<u8>> {
         let after = (Bound::Excluded(key), Bound::Unbounded);
-        self.entries.range::<[u8], _>(after).next().map(|(key, _)| key.clone())
+        self.entries.range::<_, [u8]>(after).next().map(|(key, _)| key.to_vec())
     }
 
     fn next_child_storage_key(&mut self, _child_info: &ChildInfo, _key: &[u8]) -> Option<Vec<u8>> {
@@ -110,8 +112,9 @@ impl Externalities for State {
         _maybe_cursor: Option<&[u8]>,
     ) -> MultiRemovalResults {
         let from = (Bound::Included(prefix), Bound::Unbounded);
-        let keys = self.entries.range::<[u8], _>(from).map(|(key, _)| key);
-        let keys: Vec<Vec<u8>> = keys.take_while(|key| key.starts_with(prefix)).cloned().collect();
+        let keys = self.entries.range::<_, [u8]>(from).map(|(key, _)| key);
+        let keys: Vec<Vec<u8>> =
+            keys.take_while(|key| key.starts_with(prefix)).map(|key| key.to_vec()).collect();
         let count = u32::try_from(keys.len()).unwrap_or(u32::MAX);
         keys.into_iter().for_each(|key| self.place_storage(key, None));
         MultiRemovalResults { maybe_cursor: None, backend: count, unique: count, loops: count }
@@ -128,9 +131,8 @@ impl Externalities for State {
     }
 
     fn place_storage(&mut self, key: Vec<u8>, value: Option<Vec<u8>>) {
-        if !self.changed.contains(&key) {
-            self.changed.insert(key.clone());
-        }
+        let (key, value) = (Arc::<[u8]>::from(key), value.map(Arc::from));
+        self.changed.insert(key.clone());
         if self.transactions.is_empty() {
             self.replace(key, value);
             return;
@@ -164,7 +166,7 @@ impl Externalities for State {
     }
 
     fn storage_append(&mut self, key: Vec<u8>, value: Vec<u8>) {
-        let before = self.entries.get(&key).cloned().unwrap_or_default();
+        let before = self.storage(&key).unwrap_or_default();
         // What is no list begins anew, as on a node.
         let appended = Vec::<Encoded>::append_or_new(before, [Encoded(value.clone())])
             .or_else(|_| Vec::<Encoded>::append_or_new(Vec::new(), [Encoded(value)]));

@@ -3,7 +3,7 @@
 
 use super::{exact, median::weighted_median, rating::Rating, score};
 pub use protocol::receipt::{Penalty, PenaltyReason};
-use protocol::{SeatId, Window};
+use protocol::{SeatId, Uid, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -129,9 +129,10 @@ impl Reputations {
     /// These reputations, with an entry for each of `seats`. Earlier holders of their uids are removed: a new holder
     /// inherits nothing.
     pub(super) fn opened_for(&self, window: Window, seats: impl Iterator<Item = SeatId>) -> Reputations {
+        let seats: BTreeMap<Uid, SeatId> = seats.map(|seat| (seat.uid, seat)).collect();
         let mut opened = self.clone();
-        for seat in seats {
-            opened.seats.retain(|known, _| known.uid != seat.uid || *known == seat);
+        opened.seats.retain(|known, _| seats.get(&known.uid).is_none_or(|seat| known == seat));
+        for seat in seats.into_values() {
             opened.seats.entry(seat).or_insert_with(|| Reputation::new(window));
         }
         opened

@@ -7,9 +7,10 @@ use protocol::{Digest, SeatId, Uid, Window};
 ///
 /// First come the seats that must be measured now so that none waits longer than `wait_max` windows, longest wait
 /// first; then those of `selected`, for which probes are drawn (PROT-30); then a seeded draw, weighted by windows waited,
-/// so that no seat can predict its turn. The bound on the wait
-/// holds for up to `budget · wait_max` seats. A seat that is not measured has waited longer in the next window. The
-/// order of the candidates does not matter.
+/// so that no seat can predict its turn. The bound on the wait holds for up to `budget · wait_max` seats. If more must
+/// be measured now than `budget`, the seats of `selected` have up to half of it: otherwise no validator would measure
+/// what the probes ask for. A seat that is not measured has waited longer in the next window. The order of the
+/// candidates does not matter.
 ///
 /// `seed` is the validator's own ([`protocol::assign::evaluation_seed`]).
 pub fn whom_to_evaluate(
@@ -38,8 +39,8 @@ pub fn whom_to_evaluate(
             (before + 1).saturating_sub(later.saturating_mul(budget))
         })
         .max()
-        .unwrap_or(0)
-        .min(budget);
+        .unwrap_or(0);
+    let forced = if budget < forced { budget - selected.len().min(budget / 2) } else { forced };
     let mut left = waiting.split_off(forced.min(waiting.len()));
     let mut chosen = waiting;
 
@@ -153,6 +154,27 @@ mod tests {
             assert_eq!(chosen[..3], [all[0], all[2], all[7]]);
             assert_eq!(chosen.len(), 4);
         }
+    }
+
+    #[test]
+    fn where_too_many_have_waited_selected_seats_have_up_to_half_of_the_budget() {
+        let all = seats(40);
+        let reputations = after(&Reputations::default(), 0, &all, &all);
+        let chosen = |selected: &[Uid], budget| {
+            whom_to_evaluate(&seed(9), Window(9), &all, selected, &reputations, budget, 3)
+        };
+        let of = |selected: &[Uid], budget| {
+            let chosen = chosen(selected, budget);
+            assert_eq!(chosen.len(), budget);
+            chosen.iter().filter(|seat| selected.contains(&seat.uid)).count()
+        };
+        let two = [Uid(7), Uid(2)];
+        assert_eq!(of(&two, 8), 2);
+        assert!(of(&two, 2) >= 1);
+        let many: Vec<Uid> = (0..9).map(Uid).collect();
+        assert!((4..8).contains(&of(&many, 8)), "the others are measured too");
+        // What has waited longest is still first.
+        assert_eq!(chosen(&two, 8)[..6], chosen(&[], 8)[..6]);
     }
 
     #[test]

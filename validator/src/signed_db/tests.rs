@@ -96,12 +96,12 @@ fn each_run_has_its_own_rows() {
     let (mut other, origin) = SignedDb::open(directory.path(), GENESIS, RunId(4), 0).unwrap();
     assert_eq!(origin, Origin::Found);
     assert_eq!((other.report(NOW), other.weight_vote(4), other.signed_until()), (None, None, None));
-    assert_eq!(other.reputations(), &Reputations::default());
+    assert_eq!(&**other.reputations(), &Reputations::default());
     other.store_attestation(NOW, BASE, valid(&[2])).unwrap();
     drop(other);
     let db = open(directory.path());
     assert_eq!(db.report(NOW).unwrap().attestation, Some(valid(&[1])));
-    assert_eq!(db.reputations(), &judged(7));
+    assert_eq!(&**db.reputations(), &judged(7));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_receipt_replaces_the_reports_up_to_its_window() {
     let mut db = open(directory.path());
     assert_eq!(db.unsigned_before(Window(9)), [Window(4)]);
     let latest = PreviousReceipt { window: Window(3), digest: Digest::of(b"three") };
-    assert_eq!((db.latest_receipt(), db.reputations()), (Some(latest), &judged(3)));
+    assert_eq!((db.latest_receipt(), &**db.reputations()), (Some(latest), &judged(3)));
     assert_eq!(db.unanchored_receipts(), [stored(2, b"two"), stored(3, b"three")]);
     db.mark_anchored(Window(2)).unwrap();
     drop(db);
@@ -159,7 +159,7 @@ fn a_window_has_one_receipt_also_after_a_restart() {
         assert!(!db.store_receipt(Window(2), &receipt(b"another"), Some(judged(9))).unwrap());
         assert!(!db.store_receipt(Window(1), &receipt(b"earlier"), Some(judged(9))).unwrap());
         assert_eq!(db.unanchored_receipts(), [stored(2, b"two")]);
-        assert_eq!(db.reputations(), &judged(2));
+        assert_eq!(&**db.reputations(), &judged(2));
         drop(db);
         db = open(directory.path());
     }
@@ -202,7 +202,7 @@ fn a_receipt_whose_file_cannot_be_written_is_not_stored() {
     for _ in 0..2 {
         assert!(db.store_receipt(NOW, &receipt(b"now"), Some(judged(8))).is_err());
         assert_eq!((db.signed_until(), db.unanchored_receipts().len()), (None, 0));
-        assert_eq!((db.unsigned_before(NOW.next()), db.reputations()), (vec![NOW], &Reputations::default()));
+        assert_eq!((db.unsigned_before(NOW.next()), &**db.reputations()), (vec![NOW], &Reputations::default()));
     }
     fs::remove_dir_all(&file).unwrap();
     // Nothing refers to the failed receipt: the repeated step may store another.

@@ -1,7 +1,7 @@
 //! Submits the other seats' work of the last window under its own header: one seat's as it is, or the mean of three,
 //! which is better than each of them and similar to none.
 //!
-//! Sees: every valid contribution of earlier windows, which validators' buckets serve to every reader (PROT-15).
+//! Sees: valid contributions of earlier windows, which validators' buckets serve to every reader (PROT-15).
 //! Stopped by: PROT-24. Work on other sequences helps no more on the own ones than on common ones; the mean of three
 //! raises the common gain only.
 

@@ -9,7 +9,7 @@ use super::{
     file::{is_full, owners_file},
 };
 use codec::{Decode, DecodeAll as _, Encode};
-use redb::{Database, ReadableTable as _, TableDefinition, WriteTransaction};
+use redb::{Database, ReadableTable as _, TableDefinition, TableHandle as _, WriteTransaction};
 use std::{
     io,
     marker::PhantomData,
@@ -81,7 +81,7 @@ pub struct Transaction<'a> {
 
 impl Transaction<'_> {
     pub fn get<K: Scale, V: Scale>(&self, table: &Table<K, V>, key: &K) -> Result<Option<V>, DbError> {
-        let opened = self.open(table)?;
+        let Some(opened) = self.open_if_there(table)? else { return Ok(None) };
         let found = opened.get(&key.encode()[..]).map_err(|error| self.failed(error))?;
         found.map(|bytes| table.decode(bytes.value())).transpose()
     }
@@ -101,8 +101,8 @@ impl Transaction<'_> {
 
     /// All entries, in the order of their keys.
     pub fn entries<K: Scale + Ord, V: Scale>(&self, table: &Table<K, V>) -> Result<Vec<(K, V)>, DbError> {
-        let opened = self.open(table)?;
         let mut entries = Vec::new();
+        let Some(opened) = self.open_if_there(table)? else { return Ok(entries) };
         for entry in opened.iter().map_err(|error| self.failed(error))? {
             let (key, value) = entry.map_err(|error| self.failed(error))?;
             entries.push((table.decode::<K>(key.value())?, table.decode::<V>(value.value())?));
@@ -110,6 +110,15 @@ impl Transaction<'_> {
         // SCALE writes the lowest byte of a number first, so the file's order is another one.
         entries.sort_by(|(one, _), (other, _)| one.cmp(other));
         Ok(entries)
+    }
+
+    /// `None`: nothing was ever written to it. A read does not make the table: that would need space on the disk.
+    fn open_if_there<K: Scale, V: Scale>(
+        &self,
+        table: &Table<K, V>,
+    ) -> Result<Option<redb::Table<'_, &'static [u8], &'static [u8]>>, DbError> {
+        let mut tables = self.inner.list_tables().map_err(|error| self.failed(error))?;
+        if tables.any(|there| there.name() == table.name) { self.open(table).map(Some) } else { Ok(None) }
     }
 
     fn open<K: Scale, V: Scale>(
@@ -251,6 +260,39 @@ mod tests {
         assert_eq!(db.read(|tx| tx.get(&NAMES, &2)).unwrap(), None);
         db.write(|tx| tx.remove(&NAMES, &1)).unwrap();
         assert_eq!(db.read(|tx| tx.get(&NAMES, &1)).unwrap(), None);
+    }
+
+    /// The directory of a process whose files cannot grow.
+    const FULL: &str = "METTLE_TEST_FULL_DATABASE";
+
+    #[cfg(unix)]
+    #[test]
+    fn a_read_needs_no_space_on_the_disk() {
+        let Some(directory) = std::env::var_os(FULL) else {
+            let directory = tempfile::tempdir().unwrap();
+            open(directory.path()).unwrap().write(|tx| tx.put(&NAMES, &1, &"name".to_owned())).unwrap();
+            let blocks = fs::metadata(directory.path().join("node.redb")).unwrap().len() / 512;
+            let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
+            let name = "durable::db::tests::a_read_needs_no_space_on_the_disk";
+            let ended = std::process::Command::new("sh")
+                .args(["-c", &script])
+                .arg(std::env::current_exe().unwrap())
+                .args(["--exact", name])
+                .env(FULL, directory.path())
+                .output()
+                .unwrap();
+            let output = String::from_utf8_lossy(&ended.stdout);
+            assert!(ended.status.success() && output.contains("1 passed"), "{output}");
+            return;
+        };
+        let db = open(Path::new(&directory)).unwrap();
+        // Nothing was ever written to the second table.
+        let read =
+            |tx: &Transaction<'_>| Ok((tx.get(&NAMES, &1)?, tx.get(&COUNTS, &(1, 2))?, tx.entries(&COUNTS)?));
+        assert_eq!(db.read(read).unwrap(), (Some("name".to_owned()), None, Vec::new()));
+        let long = "name".repeat(1_000_000);
+        assert!(is_full(&db.write(|tx| tx.put(&NAMES, &2, &long)).unwrap_err()));
+        assert_eq!(db.read(read).unwrap().0, Some("name".to_owned()));
     }
 
     #[test]

@@ -621,7 +621,7 @@ impl Follower {
         Box::pin(async move {
             let seat = sources.seats.get(&uid).ok_or(ContributionError::NoSeat { uid })?;
             let arrived = self.fetch_committed(sources, uid, digest).await?;
-            Ok(self.verify(sources.view, seat, digest, arrived)?)
+            Ok(self.verify(sources.view, seat, digest, arrived).await?)
         })
     }
 
@@ -648,7 +648,7 @@ impl Follower {
     ) -> Result<Contribution, ContributionError> {
         let arrived = self.fetch_committed(sources, uid, digest).await?;
         let hotkey = Submission::read(&arrived.bytes)?.header.hotkey;
-        Ok(codec::verify(&self.sent, &self.expected(sources.view, uid, hotkey, digest), arrived)?)
+        Ok(self.verify_of(sources.view, uid, hotkey, digest, arrived).await?)
     }
 
     /// The bytes of `digest`, decoded while they arrive.
@@ -682,30 +682,45 @@ impl Follower {
         Incoming::new(&self.sent, frame, &self.storage)
     }
 
-    /// Checks an arrived contribution in full (PROT-8, PROT-9).
-    pub fn verify(
+    /// Checks an arrived contribution of `seat` in full (PROT-8, PROT-9). Hashes all of it.
+    pub async fn verify(
         &self,
         view: &WindowView,
         seat: &SeatView,
         digest: &Digest,
         arrived: Arrived,
     ) -> Result<Contribution, Fault> {
-        codec::verify(&self.sent, &self.expected(view, seat.id.uid, seat.hotkey, digest), arrived)
+        self.verify_of(view, seat.id.uid, seat.hotkey, digest, arrived).await
     }
 
-    fn expected(&self, view: &WindowView, uid: Uid, hotkey: Hotkey, digest: &Digest) -> Expected<'_> {
-        Expected {
-            genesis: self.chain.genesis(),
-            run: self.run.id,
-            window: view.window,
-            uid,
-            hotkey,
-            base: view.lineage,
-            schema: self.schema(),
-            density: self.sent.density(),
-            sequences_per_seat: self.run.params.sequences_per_seat,
-            digest: *digest,
-        }
+    async fn verify_of(
+        &self,
+        view: &WindowView,
+        uid: Uid,
+        hotkey: Hotkey,
+        digest: &Digest,
+        arrived: Arrived,
+    ) -> Result<Contribution, Fault> {
+        let (codec, digest) = (self.sent.clone(), *digest);
+        let (genesis, run, window, base) = (self.chain.genesis(), self.run.id, view.window, view.lineage);
+        let sequences_per_seat = self.run.params.sequences_per_seat;
+        let check = move || {
+            let (schema, density) = (codec.schema(), codec.density());
+            let expected = Expected {
+                genesis,
+                run,
+                window,
+                uid,
+                hotkey,
+                base,
+                schema,
+                density,
+                sequences_per_seat,
+                digest,
+            };
+            codec::verify(&codec, &expected, arrived)
+        };
+        self.blocking.run(check).await
     }
 
     /// The chain has forgotten the state's window, or has not opened it yet.
