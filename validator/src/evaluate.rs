@@ -101,8 +101,8 @@ impl Validator {
         }
         let Gathered { valid: contributions, faulty: faults, mut unfetched, .. } = gathered;
         unfetched.retain(|uid| !contributions.contains_key(uid));
-        let selected: Vec<Uid> =
-            view.selection.iter().flat_map(|selection| &selection.selected).map(|one| one.uid).collect();
+        let selected = view.selection.iter().flat_map(|selection| &selection.selected).map(|one| one.uid);
+        let selected = gauntlet::in_turn(&seeds.probe, selected);
         let blocking = self.node.blocking;
         let state = blocking.with(&mut self.node.sync.state, |state| state.without_buffer()).await;
         let Some(mut evaluator) = self.evaluator.take() else { return };

@@ -160,6 +160,8 @@ struct Slots {
     free: Semaphore,
     /// For attempts, until their contribution is on the disk.
     memory: Semaphore,
+    /// For the one that is checked.
+    verifying: Semaphore,
     overdue: Mutex<Vec<Overdue>>,
     /// How soon a host may be asked again.
     hosts: HostBudgets,
@@ -176,6 +178,7 @@ impl Default for Slots {
         Slots {
             free: Semaphore::new(SLOTS),
             memory: Semaphore::new(IN_MEMORY),
+            verifying: Semaphore::new(1),
             overdue: Mutex::default(),
             hosts: HostBudgets::default(),
         }
@@ -321,7 +324,10 @@ impl Observer<'_> {
                     Ok(arrived) => arrived,
                     Err(error) => return Observation::NotObserved(error_chain(&error)),
                 };
+                // One at a time: the slow decoder needs several times the memory of the bytes.
+                let turn = self.slots.verifying.acquire().await;
                 let verified = self.follower.verify(self.view, seat, digest, arrived).await;
+                drop(turn);
                 let (codec, rate) = (&self.follower.sent, self.follower.run.params.outer_rate.get());
                 match verified.and_then(|contribution| with_effect(codec, rate, self.theta, contribution)) {
                     Ok(contribution) => self.hold(contribution).await,

@@ -117,9 +117,10 @@ pub struct SignedDb {
     db: Db,
     /// The rows of `run`, as they are on disk.
     rows: Rows,
-    /// Those of `run`, as they are on disk. They grow with the seats, so only a transaction that replaces them costs
-    /// as much as they do.
+    /// Not among the rows: they grow with the seats, and most transactions leave them as they are.
     reputations: Arc<Reputations>,
+    /// Whether the last transaction failed, which may have changed the disk all the same.
+    has_failed: bool,
 }
 
 #[derive(Default)]
@@ -201,7 +202,10 @@ impl SignedDb {
         let stored = db.read(|tx| Ok((Rows::read(run, tx)?, tx.get(&REPUTATIONS, &run)?)));
         let (rows, reputations) = stored.map_err(failed)?;
         let reputations = Arc::new(reputations.as_ref().map(form::remembered).unwrap_or_default());
-        Ok((SignedDb { directory: directory.to_owned(), run, db, rows, reputations }, origin))
+        Ok((
+            SignedDb { directory: directory.to_owned(), run, db, rows, reputations, has_failed: false },
+            origin,
+        ))
     }
 
     /// The weight vote stored for `epoch` and not revealed.
@@ -311,15 +315,15 @@ impl SignedDb {
         let reported: Vec<Window> = self.rows.reports.range(..=window).map(|(window, _)| *window).collect();
         let kept_from = Window(window.0.saturating_sub(node::prune::RECEIPT_WINDOWS_KEPT));
         let old: Vec<Window> = self.rows.receipts.range(..kept_from).map(|(window, _)| *window).collect();
-        let stated = reputations.as_ref().map(form::reputations);
+        let encoded = reputations.as_ref().map(form::reputations);
         self.commit(|run, tx| {
             tx.put(&RECEIPTS, &(run, window), &record)?;
             reported.iter().try_for_each(|window| tx.remove(&REPORTS, &(run, *window)))?;
             old.iter().try_for_each(|window| tx.remove(&RECEIPTS, &(run, *window)))?;
-            stated.iter().try_for_each(|stated| tx.put(&REPUTATIONS, &run, stated))
+            encoded.iter().try_for_each(|encoded| tx.put(&REPUTATIONS, &run, encoded))
         })?;
-        if let Some(reputations) = reputations {
-            self.reputations = Arc::new(reputations);
+        if let Some(encoded) = &encoded {
+            self.reputations = Arc::new(form::remembered(encoded));
         }
         // No longer in the bucket either. A file that cannot be removed harms nothing.
         old.into_iter().for_each(|window| drop(fs::remove_file(self.receipt_path(window))));
@@ -398,9 +402,18 @@ impl SignedDb {
         &mut self,
         write: impl Fn(RunId, &Transaction<'_>) -> Result<(), DbError>,
     ) -> Result<(), SignedDbError> {
-        let run = self.run;
-        let rows = self.db.write(|tx| write(run, tx).and_then(|()| Rows::read(run, tx)));
-        self.rows = rows.map_err(|error| db_error(self.db.path(), error))?;
+        let (run, has_failed) = (self.run, self.has_failed);
+        self.has_failed = true;
+        let written = self.db.write(|tx| {
+            write(run, tx)?;
+            let reputations = if has_failed { Some(tx.get(&REPUTATIONS, &run)?) } else { None };
+            Ok((Rows::read(run, tx)?, reputations))
+        });
+        let (rows, reputations) = written.map_err(|error| db_error(self.db.path(), error))?;
+        (self.rows, self.has_failed) = (rows, false);
+        if let Some(found) = reputations {
+            self.reputations = Arc::new(found.as_ref().map(form::remembered).unwrap_or_default());
+        }
         Ok(())
     }
 }

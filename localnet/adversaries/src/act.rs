@@ -118,8 +118,8 @@ async fn wait_until_past(follower: &Follower, block: Block) {
     wait_past(&mut follower.chain.heads(), block).await.ok();
 }
 
-/// Valid contributions of a window except the own one, as far as they can be fetched: those of the next seats, at most
-/// [`SEEN_MAX`]. None needs more to copy from or to compare with, and each costs a download.
+/// Valid contributions of a window except the own one, as far as they can be fetched: [`SEEN_MAX`] of seats from all over
+/// the window, as each costs a download.
 async fn fetch_some(follower: &Follower, window: Window, own: Uid) -> Vec<Contribution> {
     let Ok(Some(view)) = follower.chain.window(follower.run.id, window).await else { return Vec::new() };
     let Ok(seats) = follower.chain.seats(follower.run.id).await else { return Vec::new() };
@@ -129,7 +129,11 @@ async fn fetch_some(follower: &Follower, window: Window, own: Uid) -> Vec<Contri
     let mut others: Vec<_> =
         view.commitments.iter().filter(|(uid, _)| *uid != own && valid.contains(uid)).collect();
     others.sort_by_key(|(uid, _)| (*uid < own, *uid));
-    for (uid, digest) in others.into_iter().take(SEEN_MAX) {
+    let step = others.len().div_ceil(SEEN_MAX).max(1);
+    for (uid, digest) in (0..step).flat_map(|first| others.iter().skip(first).step_by(step)) {
+        if SEEN_MAX <= fetched.len() {
+            break;
+        }
         match follower.fetch_contribution(&sources, *uid, digest).await {
             Ok(contribution) => fetched.push(contribution),
             Err(error) => {

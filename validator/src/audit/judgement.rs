@@ -83,12 +83,12 @@ pub(super) fn observations(facts: &Facts, judgement: &Judgement, found: &mut Vec
 
 /// Compares the measured seats with the seats that were due (PROT-28).
 pub(super) fn turns(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
-    let Some(Seeds { own: seed, .. }) = facts.seeds() else { return };
+    let Some(Seeds { own: seed, probe }) = facts.seeds() else { return };
     let seat =
         |uid: &Uid| judgement.seats.iter().find(|judged| judged.seat.uid == *uid).map(|judged| judged.seat);
     let candidates: Vec<SeatId> = judgement.held.iter().filter_map(seat).collect();
     let selection = facts.view.selection.iter();
-    let selected: Vec<Uid> = selection.flat_map(|made| &made.selected).map(|one| one.uid).collect();
+    let selected = gauntlet::in_turn(&probe, selection.flat_map(|made| &made.selected).map(|one| one.uid));
     let due = gauntlet::whom_to_evaluate(
         &seed,
         facts.view.window,

@@ -119,7 +119,9 @@ fn honest_by(budget: u32, seed: &Digest) -> Facts {
     let held: Vec<Uid> = (0..8).map(Uid).collect();
     let candidates: Vec<SeatId> = held.iter().map(|uid| seat(*uid, Role::Miner).id).collect();
     let selection = view.selection.iter();
-    let selected: Vec<Uid> = selection.flat_map(|made| &made.selected).map(|one| one.uid).collect();
+    let probe_seed = assign::probe_seed(RunId(1), NOW, &digest(101));
+    let selected =
+        gauntlet::in_turn(&probe_seed, selection.flat_map(|made| &made.selected).map(|one| one.uid));
     let order = gauntlet::whom_to_evaluate(
         seed,
         NOW,

@@ -32,7 +32,7 @@ pub use near_duplicates::{NearDuplicate, Sketch, Sketches};
 pub use rating::Rating;
 pub use report::{OwnData, SeatReport};
 pub use reputation::{Penalty, PenaltyReason, Reputation, Reputations, WindowScore};
-pub use schedule::whom_to_evaluate;
+pub use schedule::{in_turn, whom_to_evaluate};
 pub use weights::weights;
 
 use protocol::{RunParams, SeatId, Uid, Window};

@@ -2,17 +2,18 @@
 
 use super::reputation::{Reputation, Reputations};
 use protocol::{Digest, SeatId, Uid, Window};
+use std::collections::BTreeSet;
 
 /// At most `budget` of `candidates`, in the order in which to measure them.
 ///
 /// First come the seats that must be measured now so that none waits longer than `wait_max` windows, longest wait
-/// first; then those of `selected`, for which probes are drawn (PROT-30); then a seeded draw, weighted by windows waited,
-/// so that no seat can predict its turn. The bound on the wait holds for up to `budget · wait_max` seats. If more must
-/// be measured now than `budget`, the seats of `selected` have up to half of it: otherwise no validator would measure
-/// what the probes ask for. A seat that is not measured has waited longer in the next window. The order of the
-/// candidates does not matter.
+/// first; then those of `selected`, in its order, for which probes are drawn (PROT-30); then a seeded draw, weighted by
+/// windows waited, so that no seat can predict its turn. If the first two are more than `budget`, they take turns,
+/// longest wait first: otherwise no validator would measure what probes ask for. Without selected seats the bound on
+/// the wait holds for up to `budget · wait_max` seats. A seat that is not measured has waited longer in the next
+/// window. The order of the candidates does not matter.
 ///
-/// `seed` is the validator's own ([`protocol::assign::evaluation_seed`]).
+/// `seed` is the validator's own ([`protocol::assign::evaluation_seed`]), `selected` that of [`in_turn`].
 pub fn whom_to_evaluate(
     seed: &Digest,
     window: Window,
@@ -39,22 +40,45 @@ pub fn whom_to_evaluate(
             (before + 1).saturating_sub(later.saturating_mul(budget))
         })
         .max()
-        .unwrap_or(0);
-    let forced = if budget < forced { budget - selected.len().min(budget / 2) } else { forced };
-    let mut left = waiting.split_off(forced.min(waiting.len()));
-    let mut chosen = waiting;
-
+        .unwrap_or(0)
+        .min(waiting.len());
+    let (urgent, others) = waiting.split_at(forced);
+    let picked = |of: &[(SeatId, u32)]| -> Vec<SeatId> {
+        let place = |seat: &SeatId| selected.iter().position(|uid| *uid == seat.uid);
+        let mut picked: Vec<_> = of.iter().filter_map(|(seat, _)| Some((place(seat)?, *seat))).collect();
+        picked.sort_unstable();
+        picked.into_iter().map(|(_, seat)| seat).collect()
+    };
+    let (urgent, later) = (urgent.iter().map(|(seat, _)| *seat), picked(others));
+    let mut chosen: Vec<SeatId> = if forced + later.len() <= budget {
+        urgent.chain(later).collect()
+    } else {
+        let (mut urgent, mut selected) = (urgent.fuse(), picked(&waiting).into_iter().fuse());
+        let turns = std::iter::repeat_with(|| [urgent.next(), selected.next()]);
+        let turns = turns.take_while(|turn| turn.iter().any(Option::is_some)).flatten().flatten();
+        let mut seen = BTreeSet::new();
+        turns.filter(|seat| seen.insert(*seat)).take(budget).collect()
+    };
+    let mut left: Vec<(SeatId, u32)> =
+        others.iter().filter(|(seat, _)| !chosen.contains(seat)).copied().collect();
     left.sort_unstable();
-    let (merged, mut left): (Vec<_>, Vec<_>) =
-        left.into_iter().partition(|(seat, _)| selected.contains(&seat.uid));
-    chosen.extend(merged.into_iter().take(budget.saturating_sub(chosen.len())));
     let mut draw = 0u64;
     while chosen.len() < budget && !left.is_empty() {
         let place = drawn(seed, draw, &left);
-        chosen.push(left.remove(place));
+        chosen.push(left.remove(place).0);
         draw += 1;
     }
-    chosen.into_iter().map(|(seat, _)| seat).collect()
+    chosen
+}
+
+/// The selected seats in the order in which all validators measure them, drawn with the window's shared seed
+/// ([`protocol::assign::probe_seed`]): a probe counts only if more than half of the stake measured it.
+pub fn in_turn(probe_seed: &Digest, selected: impl IntoIterator<Item = Uid>) -> Vec<Uid> {
+    let mut selected: Vec<Uid> = selected.into_iter().collect();
+    selected.sort_by_cached_key(|uid| {
+        Digest::of_parts(&[&probe_seed.0, b"evaluate/selected", &uid.0.to_le_bytes()])
+    });
+    selected
 }
 
 /// Draws an index into `waiting`, which is not empty, with odds of windows waited plus one.
@@ -91,8 +115,6 @@ mod tests {
     use crate::gauntlet::{Evidence, LossPair, Measured, Observed, judge};
     use proptest::prelude::*;
     use protocol::{Block, RunParams};
-    use std::collections::BTreeSet;
-
     fn seats(count: u16) -> Vec<SeatId> {
         (0..count).map(|uid| SeatId { uid: Uid(uid), registered_at: Block(1) }).collect()
     }
@@ -151,30 +173,45 @@ mod tests {
         for number in 0..20 {
             let selected = [Uid(7), Uid(2)];
             let chosen = whom_to_evaluate(&seed(number), Window(4), &all, &selected, &reputations, 4, 3);
-            assert_eq!(chosen[..3], [all[0], all[2], all[7]]);
+            assert_eq!(chosen[..3], [all[0], all[7], all[2]]);
             assert_eq!(chosen.len(), 4);
         }
     }
 
     #[test]
-    fn where_too_many_have_waited_selected_seats_have_up_to_half_of_the_budget() {
+    fn where_too_many_have_waited_selected_seats_take_turns_with_them() {
         let all = seats(40);
         let reputations = after(&Reputations::default(), 0, &all, &all);
         let chosen = |selected: &[Uid], budget| {
-            whom_to_evaluate(&seed(9), Window(9), &all, selected, &reputations, budget, 3)
-        };
-        let of = |selected: &[Uid], budget| {
-            let chosen = chosen(selected, budget);
+            let chosen = whom_to_evaluate(&seed(9), Window(9), &all, selected, &reputations, budget, 3);
             assert_eq!(chosen.len(), budget);
-            chosen.iter().filter(|seat| selected.contains(&seat.uid)).count()
+            assert_eq!(chosen.iter().collect::<BTreeSet<_>>().len(), budget);
+            chosen
         };
-        let two = [Uid(7), Uid(2)];
-        assert_eq!(of(&two, 8), 2);
-        assert!(of(&two, 2) >= 1);
-        let many: Vec<Uid> = (0..9).map(Uid).collect();
-        assert!((4..8).contains(&of(&many, 8)), "the others are measured too");
-        // What has waited longest is still first.
-        assert_eq!(chosen(&two, 8)[..6], chosen(&[], 8)[..6]);
+        // All have waited for as long; their order is drawn.
+        let waited = chosen(&[], 40);
+        let last: Vec<SeatId> = waited[30..].to_vec();
+        let selected: Vec<Uid> = last.iter().map(|seat| seat.uid).collect();
+        let turns = [waited[0], last[0], waited[1], last[1], waited[2], last[2]];
+        assert_eq!(chosen(&selected, 6), turns);
+        assert_eq!(chosen(&selected, 5), turns[..5]);
+        assert_eq!(chosen(&selected, 1), turns[..1]);
+        // Those that are left, after the last selected one.
+        assert_eq!(chosen(&selected[..1], 4), [waited[0], last[0], waited[1], waited[2]]);
+        // A selected seat that is no candidate, or has waited for the longest, has no place of its own.
+        assert_eq!(chosen(&[Uid(99), waited[0].uid], 4), waited[..4]);
+        // As many as the budget have waited, and a selected seat.
+        let few = &all[..9];
+        let due = whom_to_evaluate(&seed(9), Window(9), few, &[Uid(8)], &reputations, 3, 3);
+        assert_eq!(due[1], all[8]);
+    }
+
+    #[test]
+    fn the_turn_of_a_selected_seat_is_drawn_for_each_window() {
+        let firsts: BTreeSet<Uid> =
+            (0..40).map(|window| in_turn(&seed(window), (0..4).map(Uid))[0]).collect();
+        assert_eq!(firsts.len(), 4);
+        assert_eq!(in_turn(&seed(1), (0..4).map(Uid)), in_turn(&seed(1), (0..4).rev().map(Uid)));
     }
 
     #[test]

@@ -202,7 +202,10 @@ fn a_receipt_whose_file_cannot_be_written_is_not_stored() {
     for _ in 0..2 {
         assert!(db.store_receipt(NOW, &receipt(b"now"), Some(judged(8))).is_err());
         assert_eq!((db.signed_until(), db.unanchored_receipts().len()), (None, 0));
-        assert_eq!((db.unsigned_before(NOW.next()), &**db.reputations()), (vec![NOW], &Reputations::default()));
+        assert_eq!(
+            (db.unsigned_before(NOW.next()), &**db.reputations()),
+            (vec![NOW], &Reputations::default())
+        );
     }
     fs::remove_dir_all(&file).unwrap();
     // Nothing refers to the failed receipt: the repeated step may store another.

@@ -378,11 +378,12 @@ impl Context<'_> {
         windows * self.mirrored_bytes() + checkpoints * self.checkpoint_bytes()
     }
 
-    /// Contributions that a validator has to measure in each window: the selected ones, and each seat in its turn
+    /// Contributions that a validator has to measure in each window: the selected ones, and each other seat in its turn
     /// (PROT-28).
     fn evaluations(&self) -> u64 {
-        let turns = self.fetched.div_ceil(self.input.params.evaluation_wait_max.max(1).into());
-        self.selected.max(turns).min(self.fetched)
+        let others = self.fetched.saturating_sub(self.selected);
+        let turns = others.div_ceil(self.input.params.evaluation_wait_max.max(1).into());
+        (self.selected + turns).min(self.fetched)
     }
 
     /// Forward passes of `contributions` measurements: own sequences before and after, common ones after, and the

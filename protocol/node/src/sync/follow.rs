@@ -648,7 +648,7 @@ impl Follower {
     ) -> Result<Contribution, ContributionError> {
         let arrived = self.fetch_committed(sources, uid, digest).await?;
         let hotkey = Submission::read(&arrived.bytes)?.header.hotkey;
-        Ok(self.verify_of(sources.view, uid, hotkey, digest, arrived).await?)
+        Ok(self.verify_for_hotkey(sources.view, uid, hotkey, digest, arrived).await?)
     }
 
     /// The bytes of `digest`, decoded while they arrive.
@@ -682,7 +682,8 @@ impl Follower {
         Incoming::new(&self.sent, frame, &self.storage)
     }
 
-    /// Checks an arrived contribution of `seat` in full (PROT-8, PROT-9). Hashes all of it.
+    /// Checks an arrived contribution of `seat` in full (PROT-8, PROT-9), where blocking work runs, as all of it is
+    /// hashed. If the future is dropped, the bytes stay in memory until that has ended.
     pub async fn verify(
         &self,
         view: &WindowView,
@@ -690,10 +691,10 @@ impl Follower {
         digest: &Digest,
         arrived: Arrived,
     ) -> Result<Contribution, Fault> {
-        self.verify_of(view, seat.id.uid, seat.hotkey, digest, arrived).await
+        self.verify_for_hotkey(view, seat.id.uid, seat.hotkey, digest, arrived).await
     }
 
-    async fn verify_of(
+    async fn verify_for_hotkey(
         &self,
         view: &WindowView,
         uid: Uid,
