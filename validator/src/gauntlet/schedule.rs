@@ -115,6 +115,7 @@ mod tests {
     use crate::gauntlet::{Evidence, LossPair, Measured, Observed, judge};
     use proptest::prelude::*;
     use protocol::{Block, RunParams};
+
     fn seats(count: u16) -> Vec<SeatId> {
         (0..count).map(|uid| SeatId { uid: Uid(uid), registered_at: Block(1) }).collect()
     }
