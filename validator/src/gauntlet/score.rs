@@ -170,44 +170,49 @@ pub struct Sample<'a> {
     pub gains: &'a Gains,
     /// The work that the seat had proven before the window.
     pub claim: f64,
+    /// The part `t/n` of its sequences that the seat declares.
+    pub share: f64,
 }
 
 /// The scale of a window.
 ///
 /// Each measurement counts by its seat's proven work, so that seats without work do not move the scale, however many
-/// they are. If no work is proven yet, significant gaps count alike, and the noise is that of all seats with a significant
-/// gain; if there are no such gaps, all count.
+/// they are. If no work is proven yet, significant gaps count alike; if there are none, all count.
+///
+/// The noise is also that of the seats that do work in this window, each counted by the work that it declares: a
+/// contribution of almost nothing has almost no error, and seats that had proven most of the work and stop would take
+/// the scale, and with it the proof of all others, down with them.
 pub fn scale<'a>(measured: impl Iterator<Item = Sample<'a>>) -> Scale {
     let samples: Vec<(Sample<'_>, Gap)> =
         measured.filter_map(|sample| Some((sample, sample.gains.gap()?))).collect();
+    let error_of = |gain: Gain| gain.error.unwrap_or(0.0);
+    let works = |(sample, _): &&(Sample<'_>, Gap)| {
+        let common = sample.gains.common;
+        0.0 < common.mean && SCALE_ERRORS * error_of(common) <= common.mean
+    };
+    let noise = |error: &dyn Fn(&(Sample<'_>, Gap)) -> f64| {
+        let errors = samples.iter().filter(works).map(|sample| (error(sample), sample.0.share));
+        median::weighted_median(errors).unwrap_or(0.0)
+    };
+    let gap_noise = noise(&|(_, gap)| gap.error);
+    let gain_noise = noise(&|(sample, _)| error_of(sample.gains.common));
+
     let scale_by = |weight: &dyn Fn(&(Sample<'_>, Gap)) -> f64| -> Option<Scale> {
         let of = |rank: f64, number: &dyn Fn(&(Sample<'_>, Gap)) -> f64| {
             median::weighted_quantile(samples.iter().map(|sample| (number(sample), weight(sample))), rank)
         };
-        let error = of(0.5, &|(_, gap)| gap.error)?;
+        let error = of(0.5, &|(_, gap)| gap.error)?.max(gap_noise);
         let gap = of(0.5, &|(_, gap)| gap.mean)?.max(SCALE_ERRORS * error);
         let [median, best] = [0.5, BEST_RANK].map(|rank| of(rank, &|(sample, _)| sample.gains.common.mean));
         let (median, best) = (median?, best?);
-        let gain_error = of(0.5, &|(sample, _)| sample.gains.common.error.unwrap_or(0.0))?;
-        let gain = GainScale { median, best, error: gain_error };
-        Some(Scale { gap, gain: (SCALE_ERRORS * gain_error < median).then_some(gain) })
+        let error = of(0.5, &|(sample, _)| error_of(sample.gains.common))?;
+        let gain =
+            (SCALE_ERRORS * error.max(gain_noise) < median).then_some(GainScale { median, best, error });
+        Some(Scale { gap, gain })
     };
     let is_significant = |gap: &Gap| 0.0 < gap.mean && SCALE_ERRORS * gap.error <= gap.mean;
-    // The significant gaps may be those of small contributions, whose errors are small. Gains that are within their noise
-    // do not count, so that many loud contributions without a gain do not raise the scale.
-    let noise = || {
-        let gains = |sample: &Sample<'_>| {
-            let common = sample.gains.common;
-            0.0 < common.mean && SCALE_ERRORS * common.error.unwrap_or(0.0) <= common.mean
-        };
-        let errors = samples.iter().filter(|(sample, _)| gains(sample)).map(|(_, gap)| (gap.error, 1.0));
-        SCALE_ERRORS * median::weighted_median(errors).unwrap_or(0.0)
-    };
     scale_by(&|(sample, _)| sample.claim)
-        .or_else(|| {
-            let scale = scale_by(&|(_, gap)| if is_significant(gap) { 1.0 } else { 0.0 })?;
-            Some(Scale { gap: scale.gap.max(noise()), ..scale })
-        })
+        .or_else(|| scale_by(&|(_, gap)| if is_significant(gap) { 1.0 } else { 0.0 }))
         .or_else(|| scale_by(&|_| 1.0))
         .unwrap_or_default()
 }
@@ -562,7 +567,7 @@ mod tests {
     }
 
     fn scale_of(seats: &[(Gains, f64)]) -> Scale {
-        scale(seats.iter().map(|(gains, claim)| Sample { gains, claim: *claim }))
+        scale(seats.iter().map(|(gains, claim)| Sample { gains, claim: *claim, share: 1.0 }))
     }
 
     #[test]
@@ -614,6 +619,29 @@ mod tests {
     }
 
     #[test]
+    fn seats_with_most_of_the_proven_work_that_stop_take_no_scale_down() {
+        let errors = |mean: f64, error: f64| Gain { mean, error: Some(error) };
+        let gained = |gap: f64, error: f64, common: f64| Gains {
+            own: Some(errors(common + gap, 0.8 * error)),
+            common: errors(common, 0.6 * error),
+        };
+        let honest = gained(0.04, 0.01, 0.1);
+        let stopped = [gained(3e-9, 1e-9, 1e-9), gained(-7e-9, 1e-9, 2e-9)];
+        let seats = [(honest, 0.02), (honest, 0.03), (stopped[0], 0.08), (stopped[1], 0.09), (honest, 0.0)];
+        let scale = scale_of(&seats);
+        close(scale.gap, 0.03);
+        assert_eq!(scale.gain, None, "the gain of most work is within the noise of the others");
+        let worked = outcome(&honest, scale, 1.0).unwrap();
+        let (score, variance) = updated_own_data_score(0.0, 0.0, worked, 1, START_RATE);
+        assert!(0.8 * score < proven(score, variance), "{worked:?}");
+        assert!(outcome(&stopped[0], scale, 1.0).unwrap().value < 1e-6);
+        // Small parts are noisier, and count as the small parts that they are.
+        let small = Sample { gains: &gained(0.09, 0.03, 0.1), claim: 0.0, share: 0.0625 };
+        let whole = seats.iter().map(|(gains, claim)| Sample { gains, claim: *claim, share: 1.0 });
+        close(super::scale(whole.chain([small; 20])).gap, 0.03);
+    }
+
+    #[test]
     fn small_contributions_with_small_errors_do_not_make_the_first_scale() {
         let gained = |gap: f64, error: f64, common: f64| {
             let gains = |mean: f64| Gain { mean, error: Some(error / std::f64::consts::SQRT_2) };
@@ -630,9 +658,9 @@ mod tests {
         let mut loud = seats.clone();
         loud.extend([gained(0.0, 1.0, 0.0); 20]);
         close(scale_of(&loud).gap, 0.03);
-        // Once work is proven, its errors alone count.
+        // Nor does the first small one that has proven work.
         seats.push((gained(0.006, 0.001, 0.1).0, 0.5));
-        close(scale_of(&seats).gap, 0.006);
+        close(scale_of(&seats).gap, 0.03);
     }
 
     #[test]
