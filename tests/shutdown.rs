@@ -226,6 +226,7 @@ impl Scene {
             ahead: 0.5,
             // Far too slow for a window: it trains ahead at once.
             pace: Some(0.1),
+            residual_share: 0.75,
             snapshot_interval: SnapshotInterval::Steps(1),
         };
         Ok(Miner::open(node, trainer, Box::new(DefaultStrategy), options, shutdown).await?)
@@ -403,9 +404,9 @@ fn ctrl_c_ends_the_process_within_two_seconds_during_any_computation() {
 }
 
 /// Mines windows 0 and 1 in a network of its own, whose chain makes a block every 20 ms. With `killed`, the miner ends
-/// without notice once it has written a snapshot of what it trains ahead of window 1, and another one is started.
-/// Returns the digest that it committed to in window 1, and its journal.
-fn mine_two_windows(ahead: f64, killed: bool) -> (Digest, Vec<Entry>) {
+/// without notice once it has written a snapshot of what it trains in window 1 or ahead of it, and another one is
+/// started. Returns the digest that it committed to in window 1, and its journal.
+fn mine_two_windows(ahead: f64, residual_share: f64, killed: bool) -> (Digest, Vec<Entry>) {
     let home = tempfile::tempdir().unwrap();
     let scene = Scene::new(home.path());
     let directory = home.path().join("miner");
@@ -425,6 +426,7 @@ fn mine_two_windows(ahead: f64, killed: bool) -> (Digest, Vec<Entry>) {
         let watch = Box::new(move |entry: &Entry| sender.send(entry.clone()).expect("the test waits for it"));
         let mut miner = scene.miner(&directory, Arc::default(), Arc::new(|_| {}), watch, None).await.unwrap();
         miner.options.ahead = ahead;
+        miner.options.residual_share = residual_share;
         miner.node.windows_max = Some(windows);
         miner
     };
@@ -456,13 +458,24 @@ fn a_miner_killed_while_it_trains_ahead_commits_to_the_same_bytes() {
     let trained = |entries: &[Entry]| {
         entries.iter().any(|entry| matches!(entry, Entry::Trained { window: Window(1), sequences: 16, .. }))
     };
-    let (undisturbed, entries) = mine_two_windows(0.5, false);
+    let (undisturbed, entries) = mine_two_windows(0.5, 0.75, false);
     assert!(trained(&entries), "{entries:?}");
-    let (resumed, entries) = mine_two_windows(0.5, true);
+    let (resumed, entries) = mine_two_windows(0.5, 0.75, true);
     let is_resumed =
         |entry: &Entry| matches!(entry, Entry::Resumed { window: Window(1), sequences: 8, steps: 1 });
     assert!(trained(&entries) && entries.iter().any(is_resumed), "{entries:?}");
     assert_eq!(resumed, undisturbed);
-    let (waited, _) = mine_two_windows(0.0, false);
+    let (waited, _) = mine_two_windows(0.0, 0.75, false);
     assert_ne!(waited, undisturbed, "half of the window's steps began at the miner's own weights");
+}
+
+#[test]
+fn a_miner_that_starts_a_step_ahead_commits_to_the_same_bytes_if_it_is_killed() {
+    let (undisturbed, _) = mine_two_windows(0.0, 0.75, false);
+    let (resumed, entries) = mine_two_windows(0.0, 0.75, true);
+    let is_resumed = |entry: &Entry| matches!(entry, Entry::Resumed { window: Window(1), .. });
+    assert!(entries.iter().any(is_resumed), "{entries:?}");
+    assert_eq!(resumed, undisturbed);
+    let (from_model, _) = mine_two_windows(0.0, 0.0, false);
+    assert_ne!(from_model, undisturbed, "what was not sent in window 0 is in the start of window 1");
 }

@@ -5,7 +5,7 @@ use crate::{
     profile::command::ProfileArgs,
     progress::SnapshotInterval,
     ranks::{self, Leader, Place},
-    run::{AHEAD, Miner, MinerOptions},
+    run::{AHEAD, Miner, MinerOptions, RESIDUAL_SHARE},
     shutdown::ShutdownHandle,
     strategy::{DefaultStrategy, Strategy},
 };
@@ -144,6 +144,8 @@ async fn mine(
     group: Arc<CommandGroup>,
 ) -> anyhow::Result<()> {
     let command = command_options(&settings.train)?;
+    let ahead = share("ahead", settings.train.ahead, AHEAD)?;
+    let residual_share = share("residual_share", settings.train.residual_share, RESIDUAL_SHARE)?;
     if command.is_some() && place != Place::Alone {
         anyhow::bail!(
             "`engine = \"command\"` and several ranks exclude each other: set `ranks = 1` under [train], and let the command start its own"
@@ -179,8 +181,9 @@ async fn mine(
     let options = MinerOptions {
         commit_margin_blocks: settings.train.commit_margin_blocks.unwrap_or(3),
         batch_sequences: recipe.batch,
-        ahead: settings.train.ahead.unwrap_or(AHEAD),
+        ahead,
         pace: None,
+        residual_share,
         snapshot_interval: snapshot_interval(&settings.train),
     };
     let model = opened.spec.model.clone();
@@ -249,8 +252,18 @@ fn command_options(train: &TrainFile) -> anyhow::Result<Option<CommandOptions>> 
 /// The longest deadline of a command: a week.
 const SECONDS_MAX: u64 = 7 * 24 * 3600;
 
+/// The setting `name` under [train], from 0 to 1; `default` where absent.
+fn share(name: &str, value: Option<f64>, default: f64) -> anyhow::Result<f64> {
+    let value = value.unwrap_or(default);
+    anyhow::ensure!(
+        (0.0..=1.0).contains(&value),
+        "`{name} = {value}` under [train] is not from 0 to 1: leave it out for {default}"
+    );
+    Ok(value)
+}
+
 /// How often the training of a window is written to the disk. By default every five minutes: little where a window
-/// takes hours, and a snapshot of 12 bytes per parameter takes a second or two for a billion of them.
+/// takes hours, and a snapshot of 16 bytes per parameter takes a second or two for a billion of them.
 fn snapshot_interval(train: &TrainFile) -> SnapshotInterval {
     match (train.snapshot_every_steps, train.snapshot_every_seconds) {
         (Some(steps), _) => SnapshotInterval::Steps(steps),
@@ -272,6 +285,17 @@ mod tests {
     fn options(text: &str) -> Result<Option<CommandOptions>, String> {
         let train: TrainFile = toml::from_str(text).map_err(|error| error.to_string())?;
         command_options(&train).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_share_is_from_0_to_1() {
+        assert_eq!(share("ahead", None, 0.5).unwrap(), 0.5);
+        assert_eq!(share("ahead", Some(0.0), 0.5).unwrap(), 0.0);
+        assert_eq!(share("ahead", Some(1.0), 0.5).unwrap(), 1.0);
+        for wrong in [-0.1, 1.5, f64::NAN, f64::INFINITY] {
+            let refused = share("residual_share", Some(wrong), 0.75).unwrap_err().to_string();
+            assert!(refused.contains("residual_share") && refused.contains("0.75"), "{refused}");
+        }
     }
 
     #[test]

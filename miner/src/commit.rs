@@ -32,11 +32,11 @@ impl Miner {
         trained: TrainedWindow,
     ) -> Result<PendingContribution, Stop> {
         let window = view.window;
-        let TrainedWindow { declared, weights, own } = trained;
+        let TrainedWindow { declared, weights, start } = trained;
         let header = self.header(view, declared);
         let decay = self.node.run().params.error_feedback_decay.get();
         let follower = &*self.node.sync.follower;
-        let before = own.as_deref().map_or(&*self.node.sync.state.theta, |own| own);
+        let before = start.as_deref().map_or(&*self.node.sync.state.theta, |start| start);
         let after = self.strategy.outcome(follower, view, before, weights).await;
 
         let commit_by = self.node.schedule().commit_deadline(window);
@@ -44,7 +44,7 @@ impl Miner {
             let LocalState { trainer, snapshot, store } = local;
             let away = window.0.saturating_sub(snapshot.residual_for.0);
             compress::decay_residual(&mut snapshot.residual, decay, away);
-            let before = own.as_deref().map_or(&*state.theta, |own| own);
+            let before = start.as_deref().map_or(&*state.theta, |start| start);
             let source = Source::Difference { decay, before, after: &after };
             store.make(snapshot, &header, source, trainer)
         });

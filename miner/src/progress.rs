@@ -15,10 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The version of the format: version, [`SnapshotKey`], [`Trained`], the weights as a SCALE vector of their bits, with
-/// [`Base::Own`] the weights that the training began with in the same form, then the optimiser in its own format. Every
-/// change of the format is a new version.
-const VERSION: u16 = 2;
+/// The version of the format: version, [`SnapshotKey`], [`Trained`], the weights as a SCALE vector of their bits, the
+/// weights that the training began with as an option of such a vector, then the optimiser in its own format. Every change
+/// of the format is a new version.
+const VERSION: u16 = 3;
 /// Snapshots take at most this share (one part in N) of the training time, whatever the settings say.
 const SHARE: u32 = 50;
 
@@ -36,8 +36,8 @@ pub struct SnapshotKey {
 /// Where a window's training began.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Base {
-    /// At the window's model: its lineage, and the root of its weights, which may be repaired under the same lineage
-    /// (PROT-20). Also after a rebase.
+    /// At the window's model, or a step ahead of it: its lineage, and the root of its weights, which may be repaired
+    /// under the same lineage (PROT-20). Also after a rebase.
     Model { lineage: Digest, weights: Digest },
     /// At the miner's own weights after the window before, which opened with `lineage` (ADR 0046).
     Own { lineage: Digest },
@@ -85,7 +85,7 @@ pub struct Progress {
     last: (Instant, u32),
     /// The time that the last one took.
     cost: Duration,
-    /// The weights that the training began with, for [`Base::Own`].
+    /// The weights that the training began with; `None`: the window's model.
     pub reference: Option<Arc<Vec<f32>>>,
     pub written: Written,
 }
@@ -148,10 +148,15 @@ impl Progress {
             trainer.load(&weights).map_err(ProgressError::Weights)?;
             // The optimiser is read whole, and may be twice as large.
             drop(weights);
-            let reference = match key.base {
-                Base::Model { .. } => None,
-                Base::Own { .. } => Some(Arc::new(read_weights(&mut source, trainer.parameters())?)),
+            let reference = match bool::decode(&mut source).map_err(ProgressError::Format)? {
+                true => Some(Arc::new(read_weights(&mut source, trainer.parameters())?)),
+                false => None,
             };
+            if reference.is_none() && matches!(key.base, Base::Own { .. }) {
+                return Err(ProgressError::Format(
+                    "it lacks the weights that the training began with".into(),
+                ));
+            }
             trainer.read_state(source.0).map_err(ProgressError::Optimiser)?;
             if 0 < source.0.left() {
                 return Err(ProgressError::Format("more follows than belongs there".into()));
@@ -188,6 +193,7 @@ impl Progress {
         let written = self.file.write(|sink| {
             sink.write_all(&head)?;
             trainer.write_weights(sink)?;
+            sink.write_all(&self.reference.is_some().encode())?;
             if let Some(reference) = &self.reference {
                 sink.write_all(&Compact(reference.len() as u64).encode())?;
                 durable::write_values(sink, reference)?;

@@ -40,8 +40,8 @@ pub trait Strategy: Send {
         trained
     }
 
-    /// The weights whose difference from `before` is added to the residual. `before` is the window's model or, if
-    /// that has not arrived, the weights that the training began with; `after` are the trained weights. All are in
+    /// The weights whose difference from `before` is added to the residual. `before` are the weights that
+    /// the training began with, and `after` those that it ended with. All are in
     /// the schema's order.
     async fn outcome(
         &mut self,

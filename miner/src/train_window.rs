@@ -28,8 +28,8 @@ pub(crate) struct TrainedWindow {
     /// Sequences that the contribution declares as trained (PROT-6).
     pub declared: u32,
     pub weights: Vec<f32>,
-    /// The miner's own weights that the training began with; `None`: it began with the window's model.
-    pub own: Option<Arc<Vec<f32>>>,
+    /// The weights that the training began with; `None`: the window's model.
+    pub start: Option<Arc<Vec<f32>>>,
 }
 
 /// What the training thread returns.
@@ -49,13 +49,13 @@ impl Miner {
         if commit_by <= self.node.block() {
             return Err(Missed::TooLate.into());
         }
-        let (trained, weights) = self.train_until(view, sequences, self.stop_at(window)).await?;
+        let (trained, weights, start) = self.train_until(view, sequences, self.stop_at(window)).await?;
         let declared = self.strategy.declares(trained.sequences, assigned);
         if declared == 0 {
             return Err(Missed::NoData.into());
         }
         self.record_trained(window, &trained);
-        Ok(TrainedWindow { declared, weights, own: None })
+        Ok(TrainedWindow { declared, weights, start })
     }
 
     /// The sequences of `window` to train on, and how many the chain assigned (PROT-5).
@@ -82,13 +82,13 @@ impl Miner {
     }
 
     /// Runs the inner loop on a thread, from where a killed process was, and stops it when the chain reaches
-    /// `stop_at`.
+    /// `stop_at`. Returns what was trained, the weights, and [those it began with](TrainedWindow::start).
     async fn train_until(
         &mut self,
         view: &SeatWindow,
         sequences: Vec<u64>,
         stop_at: Block,
-    ) -> Result<(Trained, Vec<f32>), Stop> {
+    ) -> Result<(Trained, Vec<f32>, Option<Arc<Vec<f32>>>), Stop> {
         let window = view.window;
         let (progress, begun) = self.begin_training(view, &sequences).await?;
         let (from, before) = (self.node.block(), begun.sequences);
@@ -115,7 +115,7 @@ impl Miner {
             Err(error) => Err(error),
         };
         match trained {
-            Ok(trained) => Ok(trained),
+            Ok((trained, weights)) => Ok((trained, weights, observer.progress.reference)),
             Err(error) => {
                 self.forget_training().await?;
                 Err(Missed::GivenUp(error).into())
@@ -142,8 +142,8 @@ impl Miner {
         trained
     }
 
-    /// Puts the trainer where this or a killed process was in this window, or at the window's model. What began at the
-    /// miner's own weights is rebased.
+    /// Puts the trainer where this or a killed process was in this window, or where the window
+    /// [starts](crate::contribution_store::Snapshot::start). What began at the miner's own weights is rebased.
     #[tracing::instrument(
         name = "rebase",
         target = "profile",
@@ -162,25 +162,32 @@ impl Miner {
         let (run, seat, sequences) = (self.node.run_id(), self.node.seat.id, progress::digest_of(sequences));
         let key = move |base| SnapshotKey { run, seat, window, base, sequences };
         let own = before.map(|lineage| key(Base::Own { lineage }));
+        let (share, decay) =
+            (self.options.residual_share as f32, self.node.run().params.error_feedback_decay.get());
         let begun = self.compute(move |local, state| {
             let model = Base::Model { lineage: state.lineage, weights: state.weights_root() };
             let mut progress = Progress::new(&directory, key(model), every);
+            let start = local.snapshot.start(window, &state.theta, share, decay).map(Arc::new);
             if let Some(Begun { progress: ahead, trained }) = begun {
                 let rebased = match &ahead.reference {
                     Some(reference) if own.as_ref() == Some(ahead.key()) => {
-                        let rebased = ahead::rebase(&mut local.trainer, &state.theta, reference);
+                        let base = start.as_ref().map_or(&*state.theta, |start| start);
+                        let rebased = ahead::rebase(&mut local.trainer, base, reference);
                         rebased.map_err(|error| error_chain(&error))
                     }
                     _ => Err("it is of other data, or of a model that the run undid".into()),
                 };
-                let Err(why) = rebased else { return Ok((progress, trained, None)) };
-                tracing::warn!(window = window.0, why, "what was trained ahead is dropped");
                 drop(ahead);
+                let Err(why) = rebased else {
+                    progress.reference = start;
+                    return Ok((progress, trained, None));
+                };
+                tracing::warn!(window = window.0, why, "what was trained ahead is dropped");
                 local.store.restore(&mut local.trainer)?;
-                local.trainer.load(&state.theta)?;
+                begin(local, state, &mut progress, start)?;
                 return Ok((progress, Trained::default(), None));
             }
-            let found = resume(local, state, &mut progress, own)?;
+            let found = resume(local, state, &mut progress, own, start)?;
             Ok::<_, RunError>((progress, Trained::default(), found))
         });
         let (progress, trained, resumed) = begun.await?;
@@ -293,20 +300,38 @@ impl Miner {
     }
 }
 
-/// Reads the snapshot of this window into the trainer, or loads the window's model. One with the key `own` began at the
-/// miner's own weights and is rebased. A snapshot that cannot be used costs the time that it stands for, and is logged.
+/// Puts the trainer at the start of the window.
+fn begin(
+    local: &mut LocalState,
+    state: &ModelState,
+    progress: &mut Progress,
+    start: Option<Arc<Vec<f32>>>,
+) -> Result<(), ModelError> {
+    local.trainer.load(start.as_ref().map_or(&*state.theta, |start| start))?;
+    progress.reference = start;
+    Ok(())
+}
+
+/// Reads the snapshot of this window into the trainer, or puts it at the window's `start`. One with the key `own` began at
+/// the miner's own weights and is rebased. A snapshot that cannot be used costs the time that it stands for, and is logged.
 fn resume(
     local: &mut LocalState,
     state: &ModelState,
     progress: &mut Progress,
     own: Option<SnapshotKey>,
+    start: Option<Arc<Vec<f32>>>,
 ) -> Result<Option<node::durable::Recovered<Trained>>, RunError> {
     let mut found = progress.resume(&mut local.trainer);
     if let (Ok(None), Some(own)) = (&found, own) {
         let mut ahead = progress.of(own);
         found = ahead.resume(&mut local.trainer);
         if let (Ok(Some(_)), Some(reference)) = (&found, &ahead.reference) {
-            ahead::rebase(&mut local.trainer, &state.theta, reference)?;
+            ahead::rebase(
+                &mut local.trainer,
+                start.as_ref().map_or(&*state.theta, |start| start),
+                reference,
+            )?;
+            progress.reference = start.clone();
         }
     }
     match found {
@@ -318,7 +343,7 @@ fn resume(
             local.store.restore(&mut local.trainer)?;
         }
     }
-    local.trainer.load(&state.theta)?;
+    begin(local, state, progress, start)?;
     Ok(None)
 }
 

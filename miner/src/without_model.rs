@@ -102,9 +102,9 @@ impl Miner {
         let (of, begun) = (progress::digest_of(&sequences), self.begun.as_ref().ok_or(Missed::NoData)?);
         let (key, trained) = (begun.progress.key(), begun.trained);
         let is_of_view = key.window == window && key.sequences == of;
-        let own = begun.progress.reference.clone();
+        let start = begun.progress.reference.clone();
         if !is_of_view
-            || own.is_none()
+            || start.is_none()
             || lineage.map(|lineage| Base::Own { lineage }).as_ref() != Some(&key.base)
         {
             return Err(Missed::OtherBase.into());
@@ -116,7 +116,7 @@ impl Miner {
         let weights = self.compute(|local, _| local.trainer.weights_flat()).await;
         let weights = weights.map_err(|error| Missed::GivenUp(TrainingError::Weights(error)))?;
         self.record_trained(window, &trained);
-        Ok(TrainedWindow { declared, weights, own })
+        Ok(TrainedWindow { declared, weights, start })
     }
 
     /// Moves the trainer onto the model of the window of `view`, to which the miner contributed before it had it.

@@ -88,6 +88,21 @@ pub enum SnapshotError {
 }
 
 impl Snapshot {
+    /// The weights from which the training of `window` starts: `θ − share·e`, with the residual `e` decayed for missed
+    /// windows as [`decay_residual`](crate::compress::decay_residual) will. What was not sent yet is already in them, so
+    /// that gradients are taken closer to where the model will be (step-ahead error feedback: Xu, Huo and Huang,
+    /// "Step-Ahead Error Feedback for Distributed Training with Compressed Gradient", AAAI 2021).
+    ///
+    /// `None` with a share of 0: at `theta`.
+    pub fn start(&self, window: Window, theta: &[f32], share: f32, decay: f32) -> Option<Vec<f32>> {
+        if share == 0.0 {
+            return None;
+        }
+        let away = i32::try_from(window.0.saturating_sub(self.residual_for.0)).unwrap_or(i32::MAX);
+        let share = share * decay.powi(away);
+        Some(std::iter::zip(theta, &self.residual).map(|(theta, held)| theta - share * held).collect())
+    }
+
     /// The first snapshot of a miner: `e = 0` (PROT-10).
     pub fn fresh(window: Window, values: usize) -> Snapshot {
         Snapshot { residual_for: window, residual: vec![0.0; values], pending: None }
@@ -196,6 +211,15 @@ pub(crate) mod tests {
                 committed: true,
             }),
         }
+    }
+
+    #[test]
+    fn a_window_starts_a_share_of_the_decayed_residual_ahead() {
+        let snapshot = Snapshot { residual: vec![0.5, -2.0, 0.0], ..snapshot() };
+        let start = |window, share| snapshot.start(Window(window), &[1.0, 1.0, 1.0], share, 0.5);
+        assert_eq!(start(7, 0.75), Some(vec![0.625, 2.5, 1.0]));
+        assert_eq!(start(9, 0.75), Some(vec![1.0 - 0.25 * 0.375, 1.375, 1.0]));
+        assert_eq!(start(7, 0.0), None);
     }
 
     #[test]

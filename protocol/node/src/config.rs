@@ -123,6 +123,9 @@ pub struct TrainFile {
     /// The largest part of a window's sequences that is trained before the window's model is there, 0 to 1. With 0 the
     /// miner waits for the model.
     pub ahead: Option<f64>,
+    /// The share of the residual, of what was not sent yet, that a window's training starts with, 0 to 1. With 0 it starts
+    /// from the window's model.
+    pub residual_share: Option<f64>,
     /// Seconds between two snapshots within a window: the most work that a killed miner repeats.
     pub snapshot_every_seconds: Option<u64>,
     /// Steps between two snapshots, instead of seconds.

@@ -18,7 +18,12 @@ use chain_client::{Call, Chain as _, ChainError};
 use dataset::durable::pending_prefix;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall, SLOT_DURATION};
-use miner::{contribution_store::SnapshotError, error::RunError, progress::SnapshotInterval, run::AHEAD};
+use miner::{
+    contribution_store::SnapshotError,
+    error::RunError,
+    progress::SnapshotInterval,
+    run::{AHEAD, RESIDUAL_SHARE},
+};
 use model::{RunSpec, init_flat};
 use node::{Blocking, Codec, FollowError, durable::FileError};
 use protocol::{Block, Digest, Role, RunId, RunParams, Window, lineage};
@@ -89,6 +94,8 @@ pub struct Cast {
     /// The pace of an honest miner that the schedule of its training ahead is made for, in sequences per block: training
     /// takes no virtual time. `None`: as measured, so that miners train ahead only of a model that is late.
     pub pace: Option<f64>,
+    /// The share of the residual that an honest miner's training starts with.
+    pub residual_share: f64,
     /// The time that an update of the model takes to reach a miner.
     pub update_delay: Duration,
     pub restarts: Vec<Restart>,
@@ -132,6 +139,7 @@ impl Cast {
             evaluations_max: nodes::EVALUATES_ALL,
             ahead: AHEAD,
             pace: None,
+            residual_share: RESIDUAL_SHARE,
             update_delay: Duration::ZERO,
             restarts: Vec::new(),
             outages: Vec::new(),
@@ -413,6 +421,7 @@ impl<'a> Network<'a> {
             evaluations_max: self.cast.evaluations_max,
             ahead: self.cast.ahead,
             pace: self.cast.pace,
+            residual_share: self.cast.residual_share,
             update_delay: self.cast.update_delay,
             blocking: self.cast.blocking,
             // Only a miner that is killed reads one.

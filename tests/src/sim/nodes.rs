@@ -72,6 +72,8 @@ pub struct Shared {
     /// The part of a window's sequences that an honest miner trains before the window's model is there.
     pub ahead: f64,
     pub pace: Option<f64>,
+    /// The share of the residual that an honest miner's training starts with.
+    pub residual_share: f64,
     /// The time that an update of the model takes to reach a miner.
     pub update_delay: Duration,
     /// Where nodes do their blocking work.
@@ -213,6 +215,7 @@ pub async fn mine(shared: Arc<Shared>, seat: Seat, behaviour: MinerSeat) -> Resu
         batch_sequences,
         ahead: shared.ahead,
         pace: shared.pace,
+        residual_share: shared.residual_share,
         snapshot_interval: shared.snapshots,
     };
     let shutdown = Arc::new(ShutdownHandle::default());
