@@ -40,13 +40,6 @@ fn a_network_of_a_hundred_seats_keeps_the_rules() {
     assert!(9 <= merged && 9 <= checked, "{merged} merged windows, {checked} checked");
 }
 
-/// Seats with most of the proven work that stop make no honest work unprovable (PROT-24).
-#[test]
-fn quitters_with_most_of_the_proven_work_leave_the_others_paid() {
-    let report = run(&Options::new(95164, 10, 5, 20));
-    assert!(report.violations.is_empty(), "{:#?}", report.violations);
-}
-
 /// Runs seeds from `first` on until one finds the error.
 fn find(planted: Planted, check: &str, first: u64) -> Report {
     // Pay is checked in networks of twelve windows.

@@ -1,8 +1,9 @@
 //! Training of the next window before its model is there (ADR 0046).
 //!
 //! A miner that has committed has its own weights `y`, and the next window's data is dealt already (PROT-5). It trains on
-//! from `y` on a thread, to `x`. Once the next window's model `θ` is held, the thread stops, and the miner *rebases*:
-//! `x ← x + (θ − y)`. The window's pseudo-gradient `θ − x` is then `y − x` of before: the sum of the window's own steps.
+//! from `y` on a thread, to `x`. Once the next window's model is held, the thread stops, and the miner *rebases* onto
+//! `s`, where the window [starts](crate::contribution_store::Snapshot::start): `x ← x + (s − y)`. The window's
+//! pseudo-gradient `s − x` is then `y − x` of before: the sum of the window's own steps.
 //!
 //! Steps from the window's model are better steps. So the thread starts as late as it can, at the pace of the window
 //! before: a machine that finishes its sequences inside the window trains ahead only if the model is late.
@@ -231,11 +232,11 @@ impl Miner {
     }
 }
 
-/// `x ← x + (θ − y)`: moves the training that began at the miner's own weights `y` to the window's model `θ`.
-pub(crate) fn rebase(trainer: &mut Trainer, theta: &[f32], reference: &[f32]) -> Result<(), ModelError> {
+/// `x ← x + (s − y)`: moves the training that began at the miner's own weights `y` to `s`.
+pub(crate) fn rebase(trainer: &mut Trainer, start: &[f32], reference: &[f32]) -> Result<(), ModelError> {
     let mut weights = trainer.weights_flat()?;
-    for ((weight, theta), reference) in weights.iter_mut().zip(theta).zip(reference) {
-        *weight += theta - reference;
+    for ((weight, start), reference) in weights.iter_mut().zip(start).zip(reference) {
+        *weight += start - reference;
     }
     trainer.load(&weights)
 }
@@ -243,7 +244,7 @@ pub(crate) fn rebase(trainer: &mut Trainer, theta: &[f32], reference: &[f32]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::progress::SnapshotInterval;
+    use crate::{progress::SnapshotInterval, train_window};
     use model::{ModelConfig, Recipe};
     use nn::Device;
     use protocol::{RunId, SeatId, Uid, Window};
@@ -280,19 +281,58 @@ mod tests {
     }
 
     #[test]
-    fn a_rebase_keeps_the_steps_of_the_window_and_takes_over_the_update() {
-        let [own, theta] = [1, 2].map(|seed| model::init_flat(&config(), seed).unwrap());
-        let mut trainer = trainer(&own);
-        let sequence: Vec<u32> = (0..9).collect();
-        trainer.step(&[&sequence[..], &sequence[..]]).unwrap();
-        let steps: Vec<f32> = std::iter::zip(&own, trainer.weights_flat().unwrap())
-            .map(|(before, after)| before - after)
-            .collect();
-        assert!(steps.iter().any(|step| 1e-5 < step.abs()));
-        rebase(&mut trainer, &theta, &own).unwrap();
-        let weights = trainer.weights_flat().unwrap();
-        for ((theta, weight), step) in theta.iter().zip(weights).zip(steps) {
-            assert!((theta - weight - step).abs() < 1e-6, "{theta} {weight} {step}");
+    fn a_rebase_keeps_the_steps_of_the_window_wherever_it_starts() {
+        let [own, theta, start] = [1, 2, 3].map(|seed| model::init_flat(&config(), seed).unwrap());
+        let home = tempfile::tempdir().unwrap();
+        let key = SnapshotKey {
+            run: RunId(1),
+            seat: SeatId { uid: Uid(4), registered_at: Block(9) },
+            window: Window(7),
+            base: Base::Model { lineage: Digest([1; 32]), weights: Digest([2; 32]) },
+            sequences: progress::digest_of(&[1, 2]),
+        };
+        for start in [None, Some(start)] {
+            let mut trainer = trainer(&own);
+            let sequence: Vec<u32> = (0..9).collect();
+            trainer.step(&[&sequence[..], &sequence[..]]).unwrap();
+            let steps: Vec<f32> = std::iter::zip(&own, trainer.weights_flat().unwrap())
+                .map(|(before, after)| before - after)
+                .collect();
+            assert!(steps.iter().any(|step| 1e-5 < step.abs()));
+            let mut progress = Progress::new(home.path(), key.clone(), SnapshotInterval::Never);
+            train_window::begin(&mut trainer, &mut progress, start.clone(), &theta, Some(&own)).unwrap();
+            // What the contribution is made of: where the window began, less where it ended.
+            let before = progress.reference.as_deref().unwrap_or(&theta);
+            assert_eq!(before, start.as_ref().unwrap_or(&theta));
+            for ((before, weight), step) in before.iter().zip(trainer.weights_flat().unwrap()).zip(steps) {
+                assert!((before - weight - step).abs() < 1e-6, "{before} {weight} {step}");
+            }
+
+            train_window::begin(&mut trainer, &mut progress, start, &theta, None).unwrap();
+            let before = progress.reference.as_deref().unwrap_or(&theta);
+            assert_eq!(*before, trainer.weights_flat().unwrap());
+        }
+    }
+
+    #[test]
+    fn a_snapshot_inside_a_window_holds_where_the_window_started() {
+        let home = tempfile::tempdir().unwrap();
+        let [start, theta] = [1, 2].map(|seed| model::init_flat(&config(), seed).unwrap());
+        let key = SnapshotKey {
+            run: RunId(1),
+            seat: SeatId { uid: Uid(4), registered_at: Block(9) },
+            window: Window(7),
+            base: Base::Model { lineage: Digest([1; 32]), weights: Digest([2; 32]) },
+            sequences: progress::digest_of(&[1, 2]),
+        };
+        let progress = || Progress::new(home.path(), key.clone(), SnapshotInterval::Never);
+        for began in [None, Some(Arc::new(start))] {
+            let mut written = progress();
+            written.reference = began.clone();
+            written.write(&trainer(&theta), &Trained::default()).unwrap();
+            let mut found = progress();
+            assert!(found.resume(&mut trainer(&theta)).unwrap().is_some());
+            assert_eq!(found.reference, began);
         }
     }
 

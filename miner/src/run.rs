@@ -21,7 +21,7 @@ use std::{sync::Arc, time::Duration};
 
 /// The default of [`MinerOptions::ahead`].
 pub const AHEAD: f64 = 0.5;
-/// The default of [`MinerOptions::residual_share`]: 1.2 % less loss after 1,280 windows (ADR 0073).
+/// The default of [`MinerOptions::residual_share`]: the best of four in a small model's long run (ADR 0073).
 pub const RESIDUAL_SHARE: f64 = 0.75;
 /// Between two tries of an upload.
 const RETRY_UPLOAD: Duration = Duration::from_millis(500);

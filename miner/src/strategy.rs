@@ -28,8 +28,8 @@ pub trait Strategy: Send {
         None
     }
 
-    /// Whether to train on the next window's data before its model is there. [`Strategy::sequences`] is then asked for it
-    /// twice.
+    /// Whether to train from other weights than the window's model: a step ahead of it, and on the next window's data
+    /// before its model is there. [`Strategy::sequences`] is then asked for that window twice.
     fn trains_ahead(&self) -> bool {
         true
     }

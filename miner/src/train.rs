@@ -65,7 +65,7 @@ pub enum Cause {
     State,
     /// The repetition gave the same result from a finite state, or the data does not fit the model.
     #[error(
-        "run again from the same state it came out the same, so it is not the device: it is these sequences, or a learning rate that is too high (train.learning_rate)"
+        "run again from the same state it came out the same, so it is not the device: it is these sequences, a learning rate that is too high (train.learning_rate), or too large a step ahead of the model (train.residual_share = 0 for none)"
     )]
     Data,
     /// The program of `engine = "command"` failed. It has no state to run the step again from.

@@ -162,32 +162,32 @@ impl Miner {
         let (run, seat, sequences) = (self.node.run_id(), self.node.seat.id, progress::digest_of(sequences));
         let key = move |base| SnapshotKey { run, seat, window, base, sequences };
         let own = before.map(|lineage| key(Base::Own { lineage }));
-        let (share, decay) =
-            (self.options.residual_share as f32, self.node.run().params.error_feedback_decay.get());
+        let share = ResidualShare {
+            start: if self.strategy.trains_ahead() { self.options.residual_share as f32 } else { 0.0 },
+            decay: self.node.run().params.error_feedback_decay.get(),
+        };
         let begun = self.compute(move |local, state| {
             let model = Base::Model { lineage: state.lineage, weights: state.weights_root() };
             let mut progress = Progress::new(&directory, key(model), every);
-            let start = local.snapshot.start(window, &state.theta, share, decay).map(Arc::new);
             if let Some(Begun { progress: ahead, trained }) = begun {
                 let rebased = match &ahead.reference {
                     Some(reference) if own.as_ref() == Some(ahead.key()) => {
-                        let base = start.as_ref().map_or(&*state.theta, |start| start);
-                        let rebased = ahead::rebase(&mut local.trainer, base, reference);
+                        let start = share.start(local, state);
+                        let rebased =
+                            begin(&mut local.trainer, &mut progress, start, &state.theta, Some(reference));
                         rebased.map_err(|error| error_chain(&error))
                     }
                     _ => Err("it is of other data, or of a model that the run undid".into()),
                 };
                 drop(ahead);
-                let Err(why) = rebased else {
-                    progress.reference = start;
-                    return Ok((progress, trained, None));
-                };
+                let Err(why) = rebased else { return Ok((progress, trained, None)) };
                 tracing::warn!(window = window.0, why, "what was trained ahead is dropped");
                 local.store.restore(&mut local.trainer)?;
-                begin(local, state, &mut progress, start)?;
+                let start = share.start(local, state);
+                begin(&mut local.trainer, &mut progress, start, &state.theta, None)?;
                 return Ok((progress, Trained::default(), None));
             }
-            let found = resume(local, state, &mut progress, own, start)?;
+            let found = resume(local, state, &mut progress, own, share)?;
             Ok::<_, RunError>((progress, Trained::default(), found))
         });
         let (progress, trained, resumed) = begun.await?;
@@ -300,38 +300,53 @@ impl Miner {
     }
 }
 
-/// Puts the trainer at the start of the window.
-fn begin(
-    local: &mut LocalState,
-    state: &ModelState,
+/// Puts the trainer at the window's `start`, where absent at its model `theta`, or moves the training that began at `own`
+/// there.
+pub(crate) fn begin(
+    trainer: &mut Trainer,
     progress: &mut Progress,
-    start: Option<Arc<Vec<f32>>>,
+    start: Option<Vec<f32>>,
+    theta: &[f32],
+    own: Option<&[f32]>,
 ) -> Result<(), ModelError> {
-    local.trainer.load(start.as_ref().map_or(&*state.theta, |start| start))?;
-    progress.reference = start;
+    let base = start.as_deref().unwrap_or(theta);
+    match own {
+        Some(own) => ahead::rebase(trainer, base, own)?,
+        None => trainer.load(base)?,
+    }
+    progress.reference = start.map(Arc::new);
     Ok(())
 }
 
-/// Reads the snapshot of this window into the trainer, or puts it at the window's `start`. One with the key `own` began at
+/// How much of the residual a window's training starts with, and what a window leaves of it.
+#[derive(Clone, Copy)]
+struct ResidualShare {
+    start: f32,
+    decay: f32,
+}
+
+impl ResidualShare {
+    fn start(self, local: &LocalState, state: &ModelState) -> Option<Vec<f32>> {
+        local.snapshot.start(state.window, &state.theta, self.start, self.decay)
+    }
+}
+
+/// Reads the snapshot of this window into the trainer, or puts it at the window's start. One with the key `own` began at
 /// the miner's own weights and is rebased. A snapshot that cannot be used costs the time that it stands for, and is logged.
 fn resume(
     local: &mut LocalState,
     state: &ModelState,
     progress: &mut Progress,
     own: Option<SnapshotKey>,
-    start: Option<Arc<Vec<f32>>>,
+    share: ResidualShare,
 ) -> Result<Option<node::durable::Recovered<Trained>>, RunError> {
     let mut found = progress.resume(&mut local.trainer);
     if let (Ok(None), Some(own)) = (&found, own) {
         let mut ahead = progress.of(own);
         found = ahead.resume(&mut local.trainer);
         if let (Ok(Some(_)), Some(reference)) = (&found, &ahead.reference) {
-            ahead::rebase(
-                &mut local.trainer,
-                start.as_ref().map_or(&*state.theta, |start| start),
-                reference,
-            )?;
-            progress.reference = start.clone();
+            let start = share.start(local, state);
+            begin(&mut local.trainer, progress, start, &state.theta, Some(reference))?;
         }
     }
     match found {
@@ -343,7 +358,8 @@ fn resume(
             local.store.restore(&mut local.trainer)?;
         }
     }
-    begin(local, state, progress, start)?;
+    let start = share.start(local, state);
+    begin(&mut local.trainer, progress, start, &state.theta, None)?;
     Ok(None)
 }
 

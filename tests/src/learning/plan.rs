@@ -339,6 +339,7 @@ impl Question {
                     ("DiLoCo at 0.4", diloco, &[4e-3, 2e-3]),
                     ("c = 0 and a third late", late(0.0), &[4e-3]),
                     ("c = 0.5 and a third late", late(0.5), &[4e-3, 8e-3]),
+                    ("c = 0.75 and a third late", late(0.75), &[4e-3]),
                 ];
                 let mut variants = Vec::new();
                 for (name, scheme, rates) in schemes {

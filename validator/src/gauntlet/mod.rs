@@ -83,12 +83,9 @@ pub fn judge(
     }
 
     // The own-data test, on the scale of this window (PROT-24), and penalties (PROT-25).
-    let samples = gains.iter().map(|(seat, gains)| score::Sample {
-        gains,
-        claim: before.seats[seat].claim(),
-        share: observed[seat].trained_share(params.sequences_per_seat).unwrap_or(1.0),
-    });
-    let scale = score::scale(samples);
+    let scale = score::scale(
+        gains.iter().map(|(seat, gains)| score::Sample { gains, claim: before.seats[seat].claim() }),
+    );
     let mut outcomes = BTreeMap::new();
     for (seat, observed) in &observed {
         let remembered = after.seat_mut(*seat);

@@ -170,18 +170,16 @@ pub struct Sample<'a> {
     pub gains: &'a Gains,
     /// The work that the seat had proven before the window.
     pub claim: f64,
-    /// The part `t/n` of its sequences that the seat declares.
-    pub share: f64,
 }
 
 /// The scale of a window.
 ///
-/// Each measurement counts by its seat's proven work, so that seats without work do not move the scale, however many
-/// they are. If no work is proven yet, significant gaps count alike; if there are none, all count.
+/// Each measurement counts by its seat's proven work. If no work is proven yet, significant gaps count alike; if there are
+/// none, all count.
 ///
-/// The noise is also that of the seats that do work in this window, each counted by the work that it declares: a
-/// contribution of almost nothing has almost no error, and seats that had proven most of the work and stop would take
-/// the scale, and with it the proof of all others, down with them.
+/// The noise is also that of the window's significant gains, each counted by its size, whoever made them: a contribution
+/// of almost nothing has almost no error, and seats that had proven most of the work and stop would take the scale, and
+/// with it the proof of all others, down with them. A scale that is raised so lowers outcomes and their errors alike.
 pub fn scale<'a>(measured: impl Iterator<Item = Sample<'a>>) -> Scale {
     let samples: Vec<(Sample<'_>, Gap)> =
         measured.filter_map(|sample| Some((sample, sample.gains.gap()?))).collect();
@@ -191,7 +189,7 @@ pub fn scale<'a>(measured: impl Iterator<Item = Sample<'a>>) -> Scale {
         0.0 < common.mean && SCALE_ERRORS * error_of(common) <= common.mean
     };
     let noise = |error: &dyn Fn(&(Sample<'_>, Gap)) -> f64| {
-        let errors = samples.iter().filter(works).map(|sample| (error(sample), sample.0.share));
+        let errors = samples.iter().filter(works).map(|sample| (error(sample), sample.0.gains.common.mean));
         median::weighted_median(errors).unwrap_or(0.0)
     };
     let gap_noise = noise(&|(_, gap)| gap.error);
@@ -567,7 +565,7 @@ mod tests {
     }
 
     fn scale_of(seats: &[(Gains, f64)]) -> Scale {
-        scale(seats.iter().map(|(gains, claim)| Sample { gains, claim: *claim, share: 1.0 }))
+        scale(seats.iter().map(|(gains, claim)| Sample { gains, claim: *claim }))
     }
 
     #[test]
@@ -635,10 +633,11 @@ mod tests {
         let (score, variance) = updated_own_data_score(0.0, 0.0, worked, 1, START_RATE);
         assert!(0.8 * score < proven(score, variance), "{worked:?}");
         assert!(outcome(&stopped[0], scale, 1.0).unwrap().value < 1e-6);
-        // Small parts are noisier, and count as the small parts that they are.
-        let small = Sample { gains: &gained(0.09, 0.03, 0.1), claim: 0.0, share: 0.0625 };
-        let whole = seats.iter().map(|(gains, claim)| Sample { gains, claim: *claim, share: 1.0 });
-        close(super::scale(whole.chain([small; 20])).gap, 0.03);
+        // Small parts, which are noisier, and any number of tiny ones, which are not, count by what they gain.
+        let mut more = seats.to_vec();
+        more.extend([(gained(0.06, 0.02, 0.04), 0.0); 4]);
+        more.extend([(gained(1e-6, 1e-7, 1e-6), 0.0); 1000]);
+        close(scale_of(&more).gap, 0.03);
     }
 
     #[test]
