@@ -263,7 +263,7 @@ fn share(name: &str, value: Option<f64>, default: f64) -> anyhow::Result<f64> {
 }
 
 /// How often the training of a window is written to the disk. By default every five minutes: little where a window
-/// takes hours, and a snapshot of 16 bytes per parameter takes a second or two for a billion of them.
+/// takes hours, and a snapshot of 12 bytes per parameter takes a second or two for a billion of them.
 fn snapshot_interval(train: &TrainFile) -> SnapshotInterval {
     match (train.snapshot_every_steps, train.snapshot_every_seconds) {
         (Some(steps), _) => SnapshotInterval::Steps(steps),

@@ -21,9 +21,8 @@ use std::{sync::Arc, time::Duration};
 
 /// The default of [`MinerOptions::ahead`].
 pub const AHEAD: f64 = 0.5;
-/// The default of [`MinerOptions::residual_share`]: as good as 0.75 in a small model's long run, and better where updates
-/// are late (ADR 0073).
-pub const RESIDUAL_SHARE: f64 = 0.5;
+/// The default of [`MinerOptions::residual_share`]: a miner that starts a step ahead is paid less (ADR 0073).
+pub const RESIDUAL_SHARE: f64 = 0.0;
 /// Between two tries of an upload.
 const RETRY_UPLOAD: Duration = Duration::from_millis(500);
 
