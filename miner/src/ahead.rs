@@ -268,6 +268,16 @@ mod tests {
         Trainer::new(&config(), &recipe, Device::CPU, theta).unwrap()
     }
 
+    fn key(base: Base) -> SnapshotKey {
+        SnapshotKey {
+            run: RunId(1),
+            seat: SeatId { uid: Uid(4), registered_at: Block(9) },
+            window: Window(7),
+            base,
+            sequences: progress::digest_of(&[1, 2]),
+        }
+    }
+
     #[test]
     fn training_ahead_starts_as_late_as_all_sequences_are_done_in_time() {
         let start = |pace| latest_start(Block(100), 1000, pace);
@@ -284,13 +294,7 @@ mod tests {
     fn a_rebase_keeps_the_steps_of_the_window_wherever_it_starts() {
         let [own, theta, start] = [1, 2, 3].map(|seed| model::init_flat(&config(), seed).unwrap());
         let home = tempfile::tempdir().unwrap();
-        let key = SnapshotKey {
-            run: RunId(1),
-            seat: SeatId { uid: Uid(4), registered_at: Block(9) },
-            window: Window(7),
-            base: Base::Model { lineage: Digest([1; 32]), weights: Digest([2; 32]) },
-            sequences: progress::digest_of(&[1, 2]),
-        };
+        let key = key(Base::Model { lineage: Digest([1; 32]), weights: Digest([2; 32]) });
         for start in [None, Some(start)] {
             let mut trainer = trainer(&own);
             let sequence: Vec<u32> = (0..9).collect();
@@ -318,13 +322,7 @@ mod tests {
     fn a_snapshot_inside_a_window_holds_where_the_window_started() {
         let home = tempfile::tempdir().unwrap();
         let [start, theta] = [1, 2].map(|seed| model::init_flat(&config(), seed).unwrap());
-        let key = SnapshotKey {
-            run: RunId(1),
-            seat: SeatId { uid: Uid(4), registered_at: Block(9) },
-            window: Window(7),
-            base: Base::Model { lineage: Digest([1; 32]), weights: Digest([2; 32]) },
-            sequences: progress::digest_of(&[1, 2]),
-        };
+        let key = key(Base::Model { lineage: Digest([1; 32]), weights: Digest([2; 32]) });
         let progress = || Progress::new(home.path(), key.clone(), SnapshotInterval::Never);
         for began in [None, Some(Arc::new(start))] {
             let mut written = progress();
@@ -340,13 +338,6 @@ mod tests {
     fn a_snapshot_of_training_ahead_holds_where_it_began_and_serves_no_other_training() {
         let home = tempfile::tempdir().unwrap();
         let [own, theta] = [1, 2].map(|seed| model::init_flat(&config(), seed).unwrap());
-        let key = |base| SnapshotKey {
-            run: RunId(1),
-            seat: SeatId { uid: Uid(4), registered_at: Block(9) },
-            window: Window(7),
-            base,
-            sequences: progress::digest_of(&[1, 2]),
-        };
         let progress = |base| Progress::new(home.path(), key(base), SnapshotInterval::Never);
         let lineage = Digest([1; 32]);
         let trained = Trained { sequences: 2, steps: 1, ..Trained::default() };

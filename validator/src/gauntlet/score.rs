@@ -177,9 +177,9 @@ pub struct Sample<'a> {
 /// Each measurement counts by its seat's proven work. If no work is proven yet, significant gaps count alike; if there are
 /// none, all count.
 ///
-/// The noise is also that of the window's significant gains, each counted by its size, whoever made them: a contribution
-/// of almost nothing has almost no error, and seats that had proven most of the work and stop would take the scale, and
-/// with it the proof of all others, down with them. A scale that is raised so lowers outcomes and their errors alike.
+/// The noise is also that of the window's significant gains of all seats, each counted by its size: a contribution of
+/// almost nothing has almost no error, and seats that had proven most of the work and stop would take the scale, and with
+/// it the proof of all others, down with them. A scale that is raised so lowers outcomes and their errors alike.
 pub fn scale<'a>(measured: impl Iterator<Item = Sample<'a>>) -> Scale {
     let samples: Vec<(Sample<'_>, Gap)> =
         measured.filter_map(|sample| Some((sample, sample.gains.gap()?))).collect();
