@@ -201,6 +201,16 @@ fn a_failed_fetch_is_no_fault_of_the_miner() {
     assert_eq!(checked, 36);
 }
 
+#[test]
+fn who_shows_nothing_after_the_deadline_is_attested_as_missing() {
+    let history = network(3, &["withholder"], 0, 3);
+    for window in &history.windows {
+        // It answers one of three validators.
+        let attested: Vec<usize> = window.seats[..7].iter().map(|seat| seat.faults_attested).collect();
+        assert_eq!(attested, [0, 0, 0, 0, 0, 0, 2], "window {}", window.window);
+    }
+}
+
 /// Windows have twelve blocks, and the first one opens at block 12.
 fn opens_at(window: u32) -> u32 {
     12 * (window + 1)

@@ -203,11 +203,10 @@ impl Miner {
         store: ContributionStore,
     ) -> Result<Option<Missed>, Stop> {
         let window = pending.window;
-        let (path, checked) = (store.path(pending), pending.clone());
+        let (path, checked, began) = (store.path(pending), pending.clone(), self.node.block());
         self.node.blocking.run(move || store.check(&checked)).await.map_err(Missed::Lost)?;
         let reveal_by = self.node.schedule().reveal_deadline(window);
         let node = &self.node;
-        let began = node.block();
         while let Err(error) = self.strategy.upload(node.follower(), &*node.store, pending, &path).await {
             if reveal_by <= node.block() {
                 return Err(Missed::NotUploaded(error).into());
@@ -227,7 +226,7 @@ impl Miner {
                 "uploaded after the reveal deadline: it counts if it was uploaded before the restart"
             );
         } else {
-            // Validators attest it as missing, which the miner would otherwise learn from its pay.
+            // Most validators do not find it, which the miner would otherwise learn from its pay.
             return Ok(Some(Missed::UploadedLate { blocks }));
         }
         Ok(None)

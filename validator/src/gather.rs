@@ -41,6 +41,8 @@ pub const IN_MEMORY: usize = SLOTS + OVERDUE_MAX;
 /// Pause after the first failed attempt for a seat. It doubles with each further one, up to [`RETRY_MAX`].
 const RETRY: Duration = Duration::from_millis(400);
 const RETRY_MAX: Duration = Duration::from_millis(6400);
+/// The time for attempts after the deadline in an attest phase of fewer than four blocks, which has no block for them.
+const LAST_ATTEMPT: Duration = Duration::from_millis(250);
 
 /// The result for each committed seat.
 #[derive(Debug, Default)]
@@ -65,9 +67,10 @@ enum Observation {
 /// Until when contributions are fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatherDeadlines {
-    /// A contribution that is not in its bucket by then is missing.
+    /// A contribution that is not in its bucket after that is missing.
     pub reveal_by: Block,
-    /// Unfinished downloads are cancelled then. The rest of the phase is for attesting.
+    /// Unfinished downloads are cancelled then, or [`LAST_ATTEMPT`] later if it is `reveal_by`. The rest of the phase is
+    /// for attesting.
     pub give_up: Block,
 }
 
@@ -306,8 +309,8 @@ impl Observer<'_> {
         observations.collect().await
     }
 
-    /// Fetches and checks one contribution. Failures are retried until the deadline; the last one decides whose fault
-    /// it is.
+    /// Fetches and checks one contribution. Failures are retried until the deadline; the attempt after it decides whose
+    /// fault it is.
     async fn observe(&self, uid: Uid, has_weight: bool, share: u32) -> Observation {
         let Some((&seat, digest)) = self.seats.get(&uid).zip(self.committed.get(&uid)) else {
             return Observation::NotObserved("the seat is gone from the chain".into());
@@ -334,7 +337,9 @@ impl Observer<'_> {
                     Err(fault) => Observation::Faulty(fault),
                 }
             }
-            Err(NotFetched::NoSlot) => Observation::NotObserved("the deadline came before its turn".into()),
+            Err(NotFetched::NoSlot) => Observation::NotObserved(
+                "it could not be asked after the reveal deadline: others took all the time".into(),
+            ),
             Err(NotFetched::CutOff) => {
                 Observation::NotObserved("its download ended, as too many were unfinished".into())
             }
@@ -395,15 +400,16 @@ enum NotFetched {
     Failed(FetchError),
     /// An attempt was still running.
     Unfinished,
-    /// No slot was free before the deadline.
+    /// No slot was free for the attempt after the deadline. It may have had no earlier one either.
     NoSlot,
     /// The attempt ended as too many others were unfinished.
     CutOff,
 }
 
 /// Retries until the bytes are complete or the deadline passes, with growing pauses and within the host's budget. After
-/// the deadline there is one more attempt: bytes that came in time are found. Neither this nor the first attempt needs
-/// the host's budget, so no seat can use up another's. Returns the place in memory, until the bytes are on the disk.
+/// the deadline there is one more attempt: bytes that came in time are found, and only this attempt is evidence against
+/// the endpoint. Neither this nor the first attempt needs the host's budget, so no seat can use up another's. Returns
+/// the place in memory, until the bytes are on the disk.
 async fn fetch_until<'a>(
     fetch: &dyn Fetch,
     wanted: &Wanted<'_>,
@@ -415,13 +421,19 @@ async fn fetch_until<'a>(
     let Wanted { endpoint, key, digest, limits, until, has_weight, share } = *wanted;
     let (mut past_heads, mut share_heads, mut deadline_heads) = (heads.clone(), heads.clone(), heads.clone());
     let (mut retry, retry_max) = (retry, retry.max(RETRY_MAX));
-    let mut give_up = std::pin::pin!(wait_past(&mut past_heads, until.give_up));
-    let mut last = None;
+    let mut give_up = std::pin::pin!(async {
+        let past = wait_past(&mut past_heads, until.give_up).await;
+        if past.is_ok() && until.give_up <= until.reveal_by {
+            tokio::time::sleep(LAST_ATTEMPT).await;
+        }
+    });
+    // Our own failure before the deadline. One of the endpoint is no evidence then.
+    let mut ours = None;
     loop {
         // A lost chain ends these waits too; the caller notices it.
         let (mut slot, memory) = tokio::select! {
             biased;
-            _ = &mut give_up => return Err(last.map_or(NotFetched::NoSlot, NotFetched::Failed)),
+            () = &mut give_up => return Err(ours.map_or(NotFetched::NoSlot, NotFetched::Failed)),
             acquired = slots.acquire() => acquired,
         };
         let began = heads.borrow().block;
@@ -433,7 +445,7 @@ async fn fetch_until<'a>(
                 tokio::select! {
                     biased;
                     fetched = &mut fetching => break Some(fetched),
-                    _ = &mut give_up => break None,
+                    () = &mut give_up => break None,
                     () = end.notified() => return Err(NotFetched::CutOff),
                     _ = wait_past(&mut share_heads, kept_until), if slot.is_some() => {
                         slot = None;
@@ -445,14 +457,12 @@ async fn fetch_until<'a>(
         slots.end_overdue(&end);
         drop(slot);
         let Some(fetched) = fetched else {
-            // What an earlier attempt said of the endpoint, that the bytes were not there yet, is no longer known.
-            let ours = last.filter(|error: &FetchError| !error.is_theirs());
             return Err(ours.map_or(NotFetched::Unfinished, NotFetched::Failed));
         };
         match fetched {
             Err(error) if until.reveal_by < began => return Err(NotFetched::Failed(error)),
             Err(error) => {
-                last = Some(error);
+                ours = Some(error).filter(|error| !error.is_theirs());
                 // Frees what came before the failure.
                 to.begin(0);
                 drop(memory);
@@ -803,6 +813,64 @@ mod tests {
         let missing =
             |ended: &Result<(), NotFetched>| matches!(ended, Err(NotFetched::Failed(FetchError::Missing)));
         assert!(ended[..60].iter().all(missing), "{:?}", &ended[..60]);
+    }
+
+    #[tokio::test]
+    async fn a_seat_that_cannot_be_asked_after_the_deadline_is_not_called_missing() {
+        let seats = [vec!["honest"], vec!["crawls"; 60]].concat();
+        let (ended, _) = observe_all(&seats, Block(30), 1_000).await;
+        assert!(matches!(ended[0], Err(NotFetched::NoSlot)), "{:?}", ended[0]);
+    }
+
+    /// An endpoint whose attempts end as listed, by block: one before the deadline and one after it.
+    struct Listed(watch::Receiver<Head>, [fn() -> FetchError; 2]);
+
+    #[async_trait]
+    impl Fetch for Listed {
+        async fn fetch(&self, _: &str, _: &ObjectKey, _: &Limits) -> Result<bytes::Bytes, FetchError> {
+            let block = self.0.borrow().block;
+            Err(self.1[usize::from(Block(5) < block)]())
+        }
+
+        fn traffic(&self) -> TrafficTotals {
+            TrafficTotals::default()
+        }
+    }
+
+    /// Blocks of 2 s, the deadline after five of them, and an attest phase without a block for last attempts.
+    #[tokio::test(start_paused = true)]
+    async fn in_a_short_phase_too_the_attempt_after_the_deadline_decides() {
+        let missing = || FetchError::Missing;
+        let refused = || FetchError::Unavailable { status: 503 };
+        let wrong = || FetchError::WrongDigest { expected: Digest([1; 32]), got: Digest([2; 32]) };
+        let cases: [([fn() -> FetchError; 2], &str); 4] = [
+            ([missing, missing], "faulty"),
+            ([refused, missing], "faulty"),
+            ([wrong, refused], "unseen"),
+            ([missing, refused], "unseen"),
+        ];
+        for (attempts, expected) in cases {
+            let (sender, heads) = watch::channel(Head { block: Block(0), hash: Digest::default() });
+            let digest = Digest([1; 32]);
+            let key = keys::contribution(RunId(0), Window(1), &digest);
+            let limits = Limits::for_bytes(100);
+            let until = GatherDeadlines { reveal_by: Block(5), give_up: Block(5) };
+            let wanted = wanted(&key, &digest, &limits, until);
+            let (endpoint, slots) = (Listed(heads.clone(), attempts), Slots::default());
+            let mut to = BufferSink::default();
+            let fetched = fetch_until(&endpoint, &wanted, &mut to, &heads, &slots, RETRY);
+            let blocks = async {
+                for block in 1..8 {
+                    tokio::time::sleep(Duration::from_secs(2)).await;
+                    sender.send_modify(|head| head.block = Block(block));
+                }
+            };
+            let Err(NotFetched::Failed(error)) = futures::future::join(fetched, blocks).await.0 else {
+                panic!("the attempt after the deadline failed")
+            };
+            let is_faulty = matches!(observation_of(&error), Observation::Faulty(_));
+            assert_eq!(is_faulty, expected == "faulty", "{error}");
+        }
     }
 
     /// A host of a stranger, which seats name as theirs. It counts the requests, and has no contribution.

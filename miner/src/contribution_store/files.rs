@@ -139,7 +139,8 @@ impl ContributionFiles {
         if found != sealed.length {
             return Err(ContributionFileError::Length { path, found, expected: sealed.length });
         }
-        let (mut hasher, mut piece, mut at) = (blake3::Hasher::new(), vec![0; PIECE], 0u64);
+        let mut piece = vec![0; usize::try_from(found).unwrap_or(PIECE).min(PIECE)];
+        let (mut hasher, mut at) = (blake3::Hasher::new(), 0u64);
         loop {
             let bytes = match file.read(&mut piece) {
                 Ok(0) => break,

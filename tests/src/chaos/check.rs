@@ -21,8 +21,10 @@ use protocol::{
     view::{Outcome, SeatView, Verdict, WindowView},
 };
 use serde::Serialize;
+use serde_json::ser::{CompactFormatter, Formatter};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io::{self, Write},
     sync::{Arc, OnceLock},
 };
 
@@ -87,9 +89,7 @@ fn digest_of(events: &[Event], home: Option<&str>) -> Digest {
     for event in events {
         let (block, name, text) = match event {
             Event::Entry(block, name, entry) => {
-                let mut value = serde_json::to_value(&**entry).expect("an entry is plain data");
-                without_seconds(&mut value);
-                let text = value.to_string();
+                let text = without_seconds(&**entry);
                 let text = match home {
                     Some(home) => text.replace(home, "home"),
                     None => text,
@@ -642,15 +642,39 @@ fn window_of(entry: &Entry) -> Option<Window> {
     }
 }
 
-/// Removes wall times, the only part of an entry that differs between two runs of one seed.
-fn without_seconds(value: &mut serde_json::Value) {
-    match value {
-        serde_json::Value::Object(fields) => {
-            fields.retain(|name, _| !name.ends_with("seconds"));
-            fields.values_mut().for_each(without_seconds);
-        }
-        serde_json::Value::Array(values) => values.iter_mut().for_each(without_seconds),
-        _ => {}
+/// The entry as JSON without the values of wall times, the only part of it that differs between two runs of one seed.
+fn without_seconds(entry: &impl Serialize) -> String {
+    let mut json = Vec::new();
+    let mut serializer = serde_json::Serializer::with_formatter(&mut json, WithoutSeconds::default());
+    entry.serialize(&mut serializer).expect("an entry is plain data");
+    String::from_utf8(json).expect("JSON is UTF-8")
+}
+
+/// Compact JSON in which the value of a field is left out if it is an `f64` and the field's name ends with `seconds`.
+#[derive(Default)]
+struct WithoutSeconds {
+    is_name: bool,
+    is_wall_time: bool,
+}
+
+impl Formatter for WithoutSeconds {
+    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        (self.is_name, self.is_wall_time) = (true, false);
+        CompactFormatter.begin_object_key(writer, first)
+    }
+
+    fn end_object_key<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.is_name = false;
+        CompactFormatter.end_object_key(writer)
+    }
+
+    fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, text: &str) -> io::Result<()> {
+        self.is_wall_time |= self.is_name && text.ends_with("seconds");
+        CompactFormatter.write_string_fragment(writer, text)
+    }
+
+    fn write_f64<W: ?Sized + Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        if self.is_wall_time { Ok(()) } else { CompactFormatter.write_f64(writer, value) }
     }
 }
 
@@ -660,8 +684,15 @@ mod tests {
 
     #[test]
     fn wall_times_are_no_part_of_the_trace() {
-        let mut value = serde_json::json!({ "trained": { "window": 1, "train_seconds": 0.5, "seats": [{ "seconds": 1 }] } });
-        without_seconds(&mut value);
-        assert_eq!(value, serde_json::json!({ "trained": { "window": 1, "seats": [{}] } }));
+        let entry = Entry::Trained {
+            window: Window(1),
+            sequences: 8,
+            loss_first: 1.5,
+            loss_last: 1.25,
+            train_seconds: 0.5,
+            data_seconds: 0.1,
+        };
+        let text = without_seconds(&entry);
+        assert!(text.contains("\"loss_last\":1.25,\"train_seconds\":,\"data_seconds\":}"), "{text}");
     }
 }

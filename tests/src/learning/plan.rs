@@ -39,6 +39,8 @@ pub enum Question {
     Ahead,
     /// Step-ahead error feedback, alone and with updates that arrive late, and DiLoCo, each at its best rates.
     AheadPaired,
+    /// Step-ahead error feedback and DiLoCo with ten million parameters, density 1/8, 64 windows.
+    Large,
     /// Learning rates of the base run.
     LearningRate,
     /// Learning rates of the long, sparse run.
@@ -101,6 +103,7 @@ impl Question {
             Question::Late => "May an update arrive late?",
             Question::Ahead => "Which step ahead, at which rates?",
             Question::AheadPaired => "Which step ahead, at its best rates?",
+            Question::Large => "Which scheme, in a larger model?",
             Question::LearningRate => "Which learning rate?",
             Question::LongLearningRate => "Which learning rate, in a long and sparse run?",
         }
@@ -115,7 +118,11 @@ impl Question {
     pub fn compares_rates(self) -> bool {
         matches!(
             self,
-            Question::LearningRate | Question::LongLearningRate | Question::Ahead | Question::AheadPaired
+            Question::LearningRate
+                | Question::LongLearningRate
+                | Question::Ahead
+                | Question::AheadPaired
+                | Question::Large
         )
     }
 
@@ -349,6 +356,21 @@ impl Question {
                     }));
                 }
                 variants
+            }
+            Question::Large => {
+                let base = Run { width: 912, windows: 64, ..base };
+                let ahead = ours_from(EIGHTH, LOWER, Start::Ahead { share: 0.5 });
+                let schemes = [
+                    ("c = 0", ours_from(EIGHTH, LOWER, Start::Agreed)),
+                    ("c = 0.5", ahead),
+                    ("DiLoCo at 0.4", Scheme::Dense { outer: outer(0.4, 0.9) }),
+                ];
+                let at = |learning_rate: f64| {
+                    let run = |scheme| Run { scheme, learning_rate, ..base.clone() };
+                    let name = |name| format!("{name}, {learning_rate}");
+                    schemes.clone().map(|(scheme, how)| Variant { name: name(scheme), run: run(how) })
+                };
+                [1e-3, 5e-4].into_iter().flat_map(at).collect()
             }
             Question::LearningRate => [4e-3, 2e-3, 8e-3, 16e-3]
                 .into_iter()

@@ -1,8 +1,8 @@
 //! One network: the programs' own loops on one thread, in virtual time.
 //!
 //! Tokio's clock is paused and advances when every task waits. The network seals a block after each block time; a
-//! node's work between two blocks takes no virtual time. So a window takes as long as its computation, and the order
-//! of all events derives from the seed.
+//! node's work takes no virtual time, or a fixed one on a [second thread](super::second_thread). So a window takes as
+//! long as its computation, and the order of all events derives from the seed.
 
 use super::{
     buckets::{Buckets, OwnBucket},
@@ -92,7 +92,7 @@ pub struct Cast {
     /// The part of a window's sequences that an honest miner trains before the window's model is there.
     pub ahead: f64,
     /// The pace of an honest miner that the schedule of its training ahead is made for, in sequences per block: training
-    /// takes no virtual time. `None`: as measured, so that miners train ahead only of a model that is late.
+    /// takes hardly any virtual time. `None`: as measured, so that miners train ahead only of a model that is late.
     pub pace: Option<f64>,
     /// The share of the residual that an honest miner's training starts with.
     pub residual_share: f64,

@@ -210,7 +210,7 @@ pub async fn mine(shared: Arc<Shared>, seat: Seat, behaviour: MinerSeat) -> Resu
     let node = shared.node(seat, follower, store).await?;
     let trainer = Trainer::new(&shared.spec.model, &shared.spec.recipe, DEVICE, &node.sync.state.theta)?;
     let options = MinerOptions {
-        // Training takes no virtual time, so one block is enough.
+        // Training takes hardly any virtual time, so one block is enough.
         commit_margin_blocks: 1,
         batch_sequences,
         ahead: shared.ahead,

@@ -1,8 +1,9 @@
 //! A second thread for the blocking work of a simulated network, without an effect on the order of events.
 //!
-//! A node that awaits its work lets the other nodes of the same moment start theirs, then it waits, and meanwhile the
-//! network's thread takes over what the second thread has not begun. No virtual time passes. So which thread does what,
-//! and when, changes no event: the work of a node reads and writes only what the node lent to it.
+//! Work takes [`WORK_TIME`] of virtual time, whatever it really takes. The network goes on until then; at that moment it
+//! waits for the work, and meanwhile does what the second thread has not begun. So which thread does what, and when,
+//! changes no event: the work of a node reads and writes only what the node lent to it. Work that is started in
+//! [`SecondThread::alone`] is done at once.
 
 use super::experiment::on_one_thread;
 use futures::future::BoxFuture;
@@ -10,11 +11,13 @@ use node::Executor;
 use std::{
     collections::VecDeque,
     fmt,
-    pin::Pin,
     sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll},
+    time::Duration,
 };
 use tokio::time::Instant;
+
+/// The virtual time that work takes.
+const WORK_TIME: Duration = Duration::from_millis(3);
 
 /// The second thread of this process.
 pub static SECOND_THREAD: LazyLock<SecondThread> = LazyLock::new(SecondThread::default);
@@ -147,7 +150,13 @@ impl SecondThread {
 impl Executor for SecondThread {
     fn start(&'static self, work: Job) -> BoxFuture<'static, ()> {
         match self.take(work) {
-            Some(number) => Box::pin(Started { thread: self, number, at: Instant::now(), has_waited: false }),
+            Some(number) => {
+                let (started, until) = (Started { thread: self, number }, Instant::now() + WORK_TIME);
+                Box::pin(async move {
+                    tokio::time::sleep_until(until).await;
+                    drop(started);
+                })
+            }
             None => Box::pin(futures::future::ready(())),
         }
     }
@@ -168,27 +177,10 @@ impl Executor for SecondThread {
     }
 }
 
-/// Work that was started.
+/// Work that was started, and has ended once this is dropped.
 struct Started {
     thread: &'static SecondThread,
     number: u64,
-    /// In virtual time.
-    at: Instant,
-    has_waited: bool,
-}
-
-impl Future for Started {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if !self.has_waited && self.at == Instant::now() {
-            self.has_waited = true;
-            context.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        self.thread.finish_one(self.number);
-        Poll::Ready(())
-    }
 }
 
 impl Drop for Started {
@@ -201,12 +193,9 @@ impl Drop for Started {
 mod tests {
     use super::*;
     use node::Blocking;
-    use std::{
-        sync::{
-            Arc,
-            atomic::{AtomicU32, Ordering},
-        },
-        time::Duration,
+    use std::sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
     };
     use tokio::task::LocalSet;
 
@@ -214,7 +203,7 @@ mod tests {
         Box::leak(Box::default())
     }
 
-    /// Takes `micros` of real time, and no virtual time.
+    /// Takes `micros` of real time.
     fn slow(micros: u64) -> u64 {
         std::thread::sleep(Duration::from_micros(micros));
         micros
@@ -231,14 +220,14 @@ mod tests {
             for node in 0..30 {
                 let order = order.clone();
                 nodes.spawn_local(async move {
-                    let micros = (node * 37 + round * 11) % 97;
+                    let (micros, began) = ((node * 37 + round * 11) % 97, Instant::now());
                     assert_eq!(blocking.run(move || slow(micros)).await, micros);
                     order.lock().unwrap().push(node);
-                    let before = Instant::now();
+                    assert_eq!(began.elapsed(), WORK_TIME);
                     let work = blocking.start(move || slow(micros));
-                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    tokio::time::sleep(WORK_TIME).await;
                     work.await.unwrap();
-                    assert_eq!(before.elapsed(), Duration::from_millis(1));
+                    assert_eq!(began.elapsed(), 2 * WORK_TIME);
                 });
             }
             runtime.block_on(nodes);
@@ -271,6 +260,16 @@ mod tests {
             (before, done.load(Ordering::Relaxed))
         });
         assert_eq!(alone, (6, 7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_network_goes_on_while_the_second_thread_works() {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let work =
+            Blocking::By(thread()).start(move || receiver.recv_timeout(Duration::from_secs(60)).is_ok());
+        tokio::time::sleep(WORK_TIME / 2).await;
+        sender.send(()).unwrap();
+        assert!(work.await.unwrap());
     }
 
     #[tokio::test]

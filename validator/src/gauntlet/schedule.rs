@@ -10,8 +10,9 @@ use std::collections::BTreeSet;
 /// first; then those of `selected`, in its order, for which probes are drawn (PROT-30); then a seeded draw, weighted by
 /// windows waited, so that no seat can predict its turn. If the first two are more than `budget`, they take turns,
 /// longest wait first: otherwise no validator would measure what probes ask for. Without selected seats the bound on
-/// the wait holds for up to `budget · wait_max` seats. A seat that is not measured has waited longer in the next
-/// window. The order of the candidates does not matter.
+/// the wait holds for up to `budget · wait_max` seats; with them, no seat waits longer than `wait_max` windows and one
+/// more for each `⌈budget / 2⌉` candidates. A seat that is not measured has waited longer in the next window. The order
+/// of the candidates does not matter.
 ///
 /// `seed` is the validator's own ([`protocol::assign::evaluation_seed`]), `selected` that of [`in_turn`].
 pub fn whom_to_evaluate(
@@ -241,6 +242,22 @@ mod tests {
                 let longest = reputations.seats.values().map(|seat| seat.waited(Window(window + 1))).max().unwrap();
                 // A seat first seen in window 0 has waited for `window + 1`.
                 prop_assert!(longest <= wait_max, "{longest} windows at {window}");
+            }
+        }
+
+        // Who has waited for the longest has at least every other place.
+        #[test]
+        fn no_seat_waits_for_ever_behind_selected_ones(budget in 1usize..5, wait_max in 1u32..4, count in 1u16..20) {
+            let all = seats(count);
+            let most = wait_max + u32::from(count).div_ceil(budget.div_ceil(2) as u32);
+            let mut reputations = Reputations::default();
+            for window in 0..60 {
+                let selected = in_turn(&seed(window), all[..all.len().min(6)].iter().map(|seat| seat.uid));
+                let chosen =
+                    whom_to_evaluate(&seed(window), Window(window), &all, &selected, &reputations, budget, wait_max);
+                reputations = after(&reputations, window, &all, &chosen);
+                let longest = reputations.seats.values().map(|seat| seat.waited(Window(window + 1))).max().unwrap();
+                prop_assert!(longest <= most, "{longest} windows at {window}, at most {most}");
             }
         }
 

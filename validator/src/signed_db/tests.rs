@@ -216,6 +216,21 @@ fn a_receipt_whose_file_cannot_be_written_is_not_stored() {
 }
 
 #[test]
+fn after_a_transaction_that_failed_the_reputations_are_those_on_the_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut db = open(directory.path());
+    assert!(db.store_receipt(NOW, &receipt(b"now"), Some(judged(8))).unwrap());
+    // It fails after it was written, as a sync may.
+    let written = form::reputations(&judged(9));
+    db.db.write(|tx| tx.put(&REPUTATIONS, &RUN, &written)).unwrap();
+    let lost = || DbError::Entry { table: "receipts", source: "on purpose".into() };
+    assert!(db.commit(|_, _| Err(lost())).is_err());
+    assert_eq!(db.reputations().judged, Some(NOW));
+    db.mark_anchored(NOW).unwrap();
+    assert_eq!(db.reputations().judged, Some(Window(9)));
+}
+
+#[test]
 fn a_second_process_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let _open = open(directory.path());

@@ -82,7 +82,7 @@ impl Context<'_> {
         ]
     }
 
-    /// A validator fetches from the commit deadline on, as the miners upload, until a quarter of the attest phase.
+    /// A validator fetches from the commit deadline on, as the miners upload, until it [gives up](GatherDeadlines).
     fn gather_checks(&self) -> Vec<Check> {
         let schedule = self.input.params.schedule;
         let GatherDeadlines { give_up, .. } = GatherDeadlines::of(&schedule, Window::FIRST);
