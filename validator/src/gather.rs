@@ -69,8 +69,8 @@ enum Observation {
 pub struct GatherDeadlines {
     /// A contribution that is not in its bucket after that is missing.
     pub reveal_by: Block,
-    /// Unfinished downloads are cancelled then, or [`LAST_ATTEMPT`] later if it is `reveal_by`. The rest of the phase is
-    /// for attesting.
+    /// Unfinished downloads are cancelled then, or a quarter of a second later if it is `reveal_by`. The rest of the
+    /// phase is for attesting.
     pub give_up: Block,
 }
 
@@ -823,7 +823,9 @@ mod tests {
     }
 
     /// An endpoint whose attempts end as listed, by block: one before the deadline and one after it.
-    struct Listed(watch::Receiver<Head>, [fn() -> FetchError; 2]);
+    struct Listed(watch::Receiver<Head>, Attempts);
+
+    type Attempts = [fn() -> FetchError; 2];
 
     #[async_trait]
     impl Fetch for Listed {
@@ -843,13 +845,13 @@ mod tests {
         let missing = || FetchError::Missing;
         let refused = || FetchError::Unavailable { status: 503 };
         let wrong = || FetchError::WrongDigest { expected: Digest([1; 32]), got: Digest([2; 32]) };
-        let cases: [([fn() -> FetchError; 2], &str); 4] = [
-            ([missing, missing], "faulty"),
-            ([refused, missing], "faulty"),
-            ([wrong, refused], "unseen"),
-            ([missing, refused], "unseen"),
+        let cases: [(Attempts, bool); 4] = [
+            ([missing, missing], true),
+            ([refused, missing], true),
+            ([wrong, refused], false),
+            ([missing, refused], false),
         ];
-        for (attempts, expected) in cases {
+        for (attempts, is_fault) in cases {
             let (sender, heads) = watch::channel(Head { block: Block(0), hash: Digest::default() });
             let digest = Digest([1; 32]);
             let key = keys::contribution(RunId(0), Window(1), &digest);
@@ -868,8 +870,7 @@ mod tests {
             let Err(NotFetched::Failed(error)) = futures::future::join(fetched, blocks).await.0 else {
                 panic!("the attempt after the deadline failed")
             };
-            let is_faulty = matches!(observation_of(&error), Observation::Faulty(_));
-            assert_eq!(is_faulty, expected == "faulty", "{error}");
+            assert_eq!(matches!(observation_of(&error), Observation::Faulty(_)), is_fault, "{error}");
         }
     }
 

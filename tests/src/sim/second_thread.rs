@@ -1,6 +1,6 @@
 //! A second thread for the blocking work of a simulated network, without an effect on the order of events.
 //!
-//! Work takes [`WORK_TIME`] of virtual time, whatever it really takes. The network goes on until then; at that moment it
+//! Work takes 3 ms of virtual time, whatever it really takes. The network goes on until then; at that moment it
 //! waits for the work, and meanwhile does what the second thread has not begun. So which thread does what, and when,
 //! changes no event: the work of a node reads and writes only what the node lent to it. Work that is started in
 //! [`SecondThread::alone`] is done at once.
