@@ -6,6 +6,7 @@
 
 use codec::{Decode, Encode};
 use dataset::{Dataset, Prefetch, ReadError};
+use model::Recipe;
 use nn::{ModelError, Step, Trainer};
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -28,6 +29,37 @@ pub struct Trained {
     pub seconds: f64,
     /// Of these, spent waiting for data.
     pub data_seconds: f64,
+}
+
+/// How a window is cut into steps, and where in the run it is. Learning rates follow the run, not the seat (ADR 0074).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowSteps {
+    /// Sequences of one step of this miner.
+    pub batch: usize,
+    /// Sequences of one step by the run's recipe.
+    pub run_batch: usize,
+    /// Windows of the run before this one.
+    pub windows_before: u32,
+    /// Sequences that a seat gets in a window (PROT-5).
+    pub sequences_per_seat: u32,
+}
+
+impl WindowSteps {
+    /// The learning rate of the step after `sequences` of the window, of an optimiser that took `own` steps: the run's, and
+    /// while the optimiser is new, at most a share of the highest. That share rises to 1 in as many steps as the mean of
+    /// the gradients goes back, `1 / (1 - beta_1)`, or in the recipe's warm-up if that is shorter.
+    fn learning_rate(&self, recipe: &Recipe, sequences: u32, own: u64) -> f64 {
+        let before = u64::from(self.windows_before) * u64::from(self.sequences_per_seat);
+        let batch = (self.run_batch as u64).max(1);
+        let of_run = recipe.learning_rate_at((before + u64::from(sequences)) / batch);
+        // The recipe bounds the quotient from below; a cast bounds it from above.
+        let new_for = recipe.warmup_steps.min((1.0 / (1.0 - recipe.betas[0])).round() as u64);
+        if own < new_for {
+            of_run.min(recipe.learning_rate * (own + 1) as f64 / new_for as f64)
+        } else {
+            of_run
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +130,7 @@ impl TrainObserver for () {
     fn repeated(&mut self, _: u32, _: &ModelError) {}
 }
 
-/// Trains on `sequences` in order, `batch` at a time, from where `trained` ends until they are done or `stop` is set.
+/// Trains on `sequences` in order, a batch at a time, from where `trained` ends until they are done or `stop` is set.
 /// Finished sequences count, so slow hardware is paid for its part (PROT-6).
 ///
 /// # Errors
@@ -107,7 +139,7 @@ pub fn train(
     trainer: &mut Trainer,
     dataset: &Dataset,
     sequences: &[u64],
-    batch: usize,
+    steps: &WindowSteps,
     mut trained: Trained,
     stop: &AtomicBool,
     beside: &mut dyn TrainObserver,
@@ -117,10 +149,11 @@ pub fn train(
 
     let waited_before = trained.data_seconds;
     let sequences = &sequences[done..];
+    let batch = steps.batch.max(1);
     let mut batches =
         Prefetch::new(dataset, sequences, batch, BATCHES_AHEAD).map_err(TrainingError::NoReader)?;
 
-    for indices in sequences.chunks(batch.max(1)) {
+    for indices in sequences.chunks(batch) {
         if stop.load(Ordering::Relaxed) {
             break;
         }
@@ -133,7 +166,8 @@ pub fn train(
 
         // Step.
         let step = trained.steps.saturating_add(1);
-        let taken = self::step(trainer, &beside.read(tokens), |error| beside.repeated(step, error));
+        let rate = steps.learning_rate(trainer.recipe(), trained.sequences, trainer.steps());
+        let taken = self::step(trainer, &beside.read(tokens), rate, |error| beside.repeated(step, error));
         let stepped = taken.map_err(|(cause, error)| {
             let (first_sequence, last_sequence) = (indices[0], indices[indices.len() - 1]);
             TrainingError::GivenUp { step, first_sequence, last_sequence, cause, error }
@@ -147,14 +181,14 @@ pub fn train(
         }
         trained.loss_last = stepped.loss;
         trained.seconds = before + started.elapsed().as_secs_f64();
-        tracing::debug!(step, loss = stepped.loss, "step");
+        tracing::debug!(step, loss = stepped.loss, learning_rate = rate, "step");
         beside.stepped(trainer, &trained);
     }
     trained.seconds = before + started.elapsed().as_secs_f64();
     Ok(trained)
 }
 
-/// Takes a step. A failed one is repeated from the same state; if that succeeds, `repeated` gets the first error.
+/// Takes a step at `learning_rate`. A failed one is repeated from the same state; if that succeeds, `repeated` gets the first error.
 ///
 /// # Errors
 /// The first error, with the diagnosis of the repetition. The trainer is unchanged.
@@ -162,15 +196,16 @@ pub fn train(
 pub fn step<S: AsRef<[u32]>>(
     trainer: &mut Trainer,
     sequences: &[S],
+    learning_rate: f64,
     repeated: impl FnOnce(&ModelError),
 ) -> Result<Step, (Cause, ModelError)> {
-    let first = match trainer.step(sequences) {
+    let first = match trainer.step_at(sequences, learning_rate) {
         Ok(step) => return Ok(step),
         Err(first @ ModelError::Command { .. }) => return Err((Cause::Command, first)),
         Err(first @ ModelError::Ranks { .. }) => return Err((Cause::Ranks, first)),
         Err(first) => first,
     };
-    let again = trainer.step(sequences);
+    let again = trainer.step_at(sequences, learning_rate);
     match judge(&first, again, || trainer.is_finite()) {
         Ok(step) => {
             repeated(&first);
@@ -243,6 +278,76 @@ mod tests {
 
     fn exploded(loss: f64) -> ModelError {
         ModelError::Exploded { loss, gradient_norm: 3.0, loss_max: 20.0 }
+    }
+
+    const WINDOW: WindowSteps =
+        WindowSteps { batch: 4, run_batch: 4, windows_before: 0, sequences_per_seat: 32 };
+
+    fn recipe(warmup_steps: u64) -> Recipe {
+        Recipe {
+            learning_rate: 1.0,
+            warmup_steps,
+            decay_steps: 100,
+            final_fraction: 0.0,
+            ..Recipe::default()
+        }
+    }
+
+    /// The rates of a seat that takes `steps` steps in each of the three windows from `first` on.
+    fn rates(recipe: &Recipe, first: u32, steps: u32) -> Vec<Vec<f64>> {
+        let mut own = 0;
+        let mut window = |windows_before: u32| {
+            let window = WindowSteps { windows_before, ..WINDOW };
+            let mut step = |done: u32| {
+                own += 1;
+                window.learning_rate(recipe, 4 * done, own - 1)
+            };
+            (0..steps).map(&mut step).collect()
+        };
+        (first..first + 3).map(&mut window).collect()
+    }
+
+    #[test]
+    fn a_seat_that_misses_nothing_has_the_recipes_rates() {
+        for warmup_steps in [0, 5, 8, 20] {
+            let recipe = recipe(warmup_steps);
+            let of_recipe: Vec<f64> = (0..24).map(|step| recipe.learning_rate_at(step)).collect();
+            assert_eq!(rates(&recipe, 0, 8).concat(), of_recipe, "{warmup_steps}");
+        }
+    }
+
+    #[test]
+    fn a_slow_seat_has_the_rates_of_the_others_once_its_optimiser_is_not_new() {
+        let recipe = recipe(20);
+        let (whole, slow) = (rates(&recipe, 0, 8), rates(&recipe, 0, 2));
+        assert_eq!(slow[0], whole[0][..2]);
+        // 9 of 20 steps of the run's warm-up, and 3 and 4 of 10 of its own.
+        assert_eq!(slow[1], [0.3, 0.4]);
+        assert_eq!(whole[1][..2], [0.45, 0.5]);
+        assert_eq!(slow[2], [0.5, 0.6]);
+    }
+
+    #[test]
+    fn a_newcomer_has_the_rates_of_the_others_once_its_optimiser_is_not_new() {
+        let recipe = Recipe { final_fraction: 0.7, ..recipe(5) };
+        let of_run = |step| recipe.learning_rate_at(step);
+        let late = rates(&recipe, 10, 8);
+        assert_eq!(late[0][..3], [0.2, 0.4, 0.6]);
+        assert_eq!(late[0][3..], [83, 84, 85, 86, 87].map(of_run), "below 0.8 by then");
+        assert_eq!(late[1][0], of_run(88));
+    }
+
+    #[test]
+    fn neither_ones_own_batch_nor_a_window_of_broken_steps_changes_the_place_in_the_run() {
+        let recipe = recipe(0);
+        let of_run = |step| recipe.learning_rate_at(step);
+        let larger = WindowSteps { batch: 16, windows_before: 3, ..WINDOW };
+        assert_eq!(larger.learning_rate(&recipe, 16, 7), of_run(3 * 8 + 4));
+        let broken = WindowSteps { windows_before: 3, sequences_per_seat: 34, ..WINDOW };
+        assert_eq!(broken.learning_rate(&recipe, 4, 30), of_run((3 * 34 + 4) / 4));
+        let most =
+            WindowSteps { run_batch: 0, windows_before: u32::MAX, sequences_per_seat: u32::MAX, ..WINDOW };
+        assert_eq!(most.learning_rate(&recipe, u32::MAX, u64::MAX), 0.0);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::{
     run::Miner,
     shutdown::ShutdownHandle,
     strategy::Reading,
-    train::{self, TrainObserver, Trained, TrainingError},
+    train::{self, TrainObserver, Trained, TrainingError, WindowSteps},
 };
 use nn::{ModelError, Trainer};
 use node::{Entry, Lent, ModelState, Work, WorkDied, error_chain};
@@ -117,6 +117,8 @@ impl Miner {
         match trained {
             Ok((trained, weights)) => Ok((trained, weights, observer.progress.reference)),
             Err(error) => {
+                // Before the optimiser is read back: its reference is as long as the model.
+                drop(observer);
                 self.forget_training().await?;
                 Err(Missed::GivenUp(error).into())
             }
@@ -136,8 +138,9 @@ impl Miner {
             let (count, bytes, seconds) = (written.snapshots, written.bytes, written.seconds);
             tracing::info!(window = window.0, count, bytes, seconds, "snapshots inside the window");
         }
-        if let Err(TrainingError::GivenUp { step, cause, .. }) = &trained {
-            self.node.journal.write(&Entry::Repeated { window, step: *step, found: cause.to_string() });
+        if let Err(error @ TrainingError::GivenUp { step, .. }) = &trained {
+            // The whole error: it names the rank that failed, and a window that was trained ahead is not missed.
+            self.node.journal.write(&Entry::Repeated { window, step: *step, found: error_chain(error) });
         }
         trained
     }
@@ -163,7 +166,10 @@ impl Miner {
         let key = move |base| SnapshotKey { run, seat, window, base, sequences };
         let own = before.map(|lineage| key(Base::Own { lineage }));
         let share = ResidualShare {
-            start: if self.strategy.trains_ahead() { self.options.residual_share as f32 } else { 0.0 },
+            start: match self.strategy.trains_ahead() {
+                true => ResidualShare::of(self.options.residual_share, window),
+                false => 0.0,
+            },
             decay: self.node.run().params.error_feedback_decay.get(),
         };
         let begun = self.compute(move |local, state| {
@@ -210,7 +216,13 @@ impl Miner {
         stop: Arc<AtomicBool>,
     ) -> Work<ThreadResult> {
         let mut local = std::mem::take(&mut self.local);
-        let (dataset, batch) = (self.node.dataset.clone(), self.options.batch_sequences);
+        let dataset = self.node.dataset.clone();
+        let steps = WindowSteps {
+            batch: self.options.batch_sequences,
+            run_batch: self.node.follower().spec.recipe.batch,
+            windows_before: window.0,
+            sequences_per_seat: self.node.run().params.sequences_per_seat,
+        };
         let shutdown = self.shutdown.clone();
         let reading = self.strategy.reading();
         shutdown.ends_with(&stop);
@@ -236,7 +248,7 @@ impl Miner {
                 stop: stop.clone(),
             };
             let trainer = &mut local.trainer;
-            let trained = train::train(trainer, &dataset, &sequences, batch, begun, &stop, &mut observer);
+            let trained = train::train(trainer, &dataset, &sequences, &steps, begun, &stop, &mut observer);
             match &trained {
                 Ok(trained) => {
                     let Trained { sequences, steps, loss_first, loss_last, data_seconds, .. } = trained;
@@ -326,6 +338,12 @@ struct ResidualShare {
 }
 
 impl ResidualShare {
+    /// The share in `window`. It rises to `most` over the run's first ten: the model moves fast then, and what is held back
+    /// is soon out of date (ADR 0073).
+    fn of(most: f64, window: Window) -> f32 {
+        (most * f64::from(window.0.min(10)) / 10.0) as f32
+    }
+
     fn start(self, local: &LocalState, state: &ModelState) -> Option<Vec<f32>> {
         local.snapshot.start(state.window, &state.theta, self.start, self.decay)
     }
@@ -424,3 +442,14 @@ impl TrainObserver for Observer {
 /// The explanation of a step that succeeds when it is repeated.
 const DEVICE_FAULT: &str = "repeated from the same state, the step succeeded: the device had computed wrongly. If it happens again, check its memory, \
                             temperature and clock";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_of_the_residual_rises_over_ten_windows() {
+        let shares = [0, 1, 5, 10, 11, u32::MAX].map(|window| ResidualShare::of(0.5, Window(window)));
+        assert_eq!(shares, [0.0, 0.05, 0.25, 0.5, 0.5, 0.5]);
+    }
+}

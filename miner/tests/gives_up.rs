@@ -6,7 +6,7 @@ use dataset::{Dataset, PieceSource, PieceSourceError, ShardRange};
 use ed25519_dalek::SigningKey;
 use miner::{
     contribution_store::{ContributionStore, Snapshot},
-    train::{self, Cause, TrainObserver, Trained, TrainingError},
+    train::{self, Cause, TrainObserver, Trained, TrainingError, WindowSteps},
 };
 use model::Recipe;
 use nn::{Device, ModelError, Trainer};
@@ -24,6 +24,10 @@ use std::{
 };
 
 const BATCH: usize = 4;
+const STEPS: WindowSteps =
+    WindowSteps { batch: BATCH, run_batch: BATCH, windows_before: 0, sequences_per_seat: 40 };
+/// The learning rate of single steps.
+const RATE: f64 = 1e-2;
 
 struct Scene {
     directory: tempfile::TempDir,
@@ -50,7 +54,7 @@ impl Scene {
     fn train(&self, trainer: &mut Trainer, beside: &mut dyn TrainObserver) -> Result<Trained, TrainingError> {
         let sequences: Vec<u64> = (100..140).collect();
         let go = AtomicBool::new(false);
-        train::train(trainer, &self.dataset, &sequences, BATCH, Trained::default(), &go, beside)
+        train::train(trainer, &self.dataset, &sequences, &STEPS, Trained::default(), &go, beside)
     }
 }
 
@@ -194,7 +198,7 @@ fn a_deadline_or_stop_while_waiting_for_data_keeps_the_finished_steps() {
         let mut trainer = scene.trainer(1e-3);
         let mut beside = Leaves { steps, leaving, polls };
         let trained =
-            train::train(&mut trainer, &withheld, &sequences, BATCH, Trained::default(), &stop, &mut beside)
+            train::train(&mut trainer, &withheld, &sequences, &STEPS, Trained::default(), &stop, &mut beside)
                 .unwrap();
         assert_eq!((trained.steps, trained.sequences), (3, 3 * BATCH as u32));
         assert!(0.0 < trained.data_seconds, "what was waited for counts");
@@ -248,7 +252,7 @@ fn a_step_that_fails_once_leaves_no_trace() {
         reads: Cell::new(0),
     };
     let (mut undisturbed, sound) = (trained(), unsound(0));
-    let expected = train::step(&mut undisturbed, &[&sound], |error| panic!("{error}")).unwrap();
+    let expected = train::step(&mut undisturbed, &[&sound], RATE, |error| panic!("{error}")).unwrap();
     let backwards = trained().step(&[unsound(u32::MAX)]).unwrap().loss;
     assert!(2.0 * expected.loss < backwards, "{} {backwards}", expected.loss);
     let bound = (expected.loss + backwards) / 2.0;
@@ -257,7 +261,7 @@ fn a_step_that_fails_once_leaves_no_trace() {
     trainer.refuse_loss_above(bound);
     let mut refused = Vec::new();
     let once = unsound(sound.reads.get());
-    let step = train::step(&mut trainer, &[&once], |error| refused.push(error.clone())).unwrap();
+    let step = train::step(&mut trainer, &[&once], RATE, |error| refused.push(error.clone())).unwrap();
     assert_eq!(step, expected);
     assert!(matches!(refused[..], [ModelError::Exploded { loss, .. }] if loss == backwards), "{refused:?}");
     assert_eq!(state(&trainer), state(&undisturbed));
@@ -268,10 +272,49 @@ fn a_step_that_fails_once_leaves_no_trace() {
     trainer.refuse_loss_above(expected.loss / 2.0);
     let (before, weights) = (state(&trainer), trainer.weights_flat().unwrap());
     for (wrong, cause) in [(u32::MAX, Cause::Data), (sound.reads.get(), Cause::Device)] {
-        let taken = train::step(&mut trainer, &[&unsound(wrong)], |error| panic!("{error}"));
+        let taken = train::step(&mut trainer, &[&unsound(wrong)], RATE, |error| panic!("{error}"));
         assert_eq!(taken.unwrap_err().0, cause);
         assert!(state(&trainer) == before && trainer.weights_flat().unwrap() == weights);
     }
+}
+
+/// A new optimiser in the window after three, killed after its fourth step: its steps have the rates of the run's steps
+/// 30 to 39, and at most as many tenths of the highest as it took steps.
+#[test]
+fn the_rates_of_a_window_are_those_of_its_place_in_the_run() {
+    struct StopsAt(u32, AtomicBool);
+    impl TrainObserver for &StopsAt {
+        fn stepped(&mut self, _: &Trainer, trained: &Trained) {
+            self.1.store(trained.steps == self.0, SeqCst);
+        }
+        fn repeated(&mut self, _: u32, error: &ModelError) {
+            panic!("{error}");
+        }
+    }
+    let scene = Scene::new();
+    let steps = WindowSteps { windows_before: 3, ..STEPS };
+    let sequences: Vec<u64> = (100..140).collect();
+
+    let mut by_hand = scene.trainer(1e-3);
+    for (step, indices) in sequences.chunks(BATCH).enumerate() {
+        let rate = by_hand.recipe().learning_rate_at(30 + step as u64).min(1e-3 * (step + 1) as f64 / 10.0);
+        by_hand.step_at(&scene.dataset.sequences(indices).unwrap(), rate).unwrap();
+    }
+
+    let (mut killed, stops) = (scene.trainer(1e-3), StopsAt(4, AtomicBool::new(false)));
+    let begun = Trained::default();
+    let trained =
+        train::train(&mut killed, &scene.dataset, &sequences, &steps, begun, &stops.1, &mut &stops).unwrap();
+    assert_eq!(trained.steps, 4);
+    let mut resumed = scene.trainer(1e-3);
+    resumed.read_state(&mut &state(&killed)[..]).unwrap();
+    resumed.load(&killed.weights_flat().unwrap()).unwrap();
+    let go = AtomicBool::new(false);
+    let trained =
+        train::train(&mut resumed, &scene.dataset, &sequences, &steps, trained, &go, &mut ()).unwrap();
+    assert_eq!(trained.steps, 10);
+    assert_eq!(state(&resumed), state(&by_hand));
+    assert!(resumed.weights_flat().unwrap() == by_hand.weights_flat().unwrap());
 }
 
 #[test]

@@ -16,7 +16,7 @@ use miner::{
     compress,
     contribution_store::{ContributionStore, Snapshot},
     progress::{self, Base, Progress, SnapshotInterval, SnapshotKey},
-    train::{self, TrainObserver, Trained},
+    train::{self, TrainObserver, Trained, WindowSteps},
 };
 use model::Recipe;
 use nn::{Device, ModelError, Trainer};
@@ -280,7 +280,13 @@ fn train(
     let hold = std::env::var(HOLD).ok().filter(|at| at.starts_with(&format!("{} ", window.0)));
     let hold = hold.and_then(|at| at.split_once(' ')?.1.parse().ok());
     let mut beside = Keeping { progress, stop: &stop, deadline, hold };
-    Ok(train::train(trainer, dataset, &sequences, BATCH, begun, &stop, &mut beside)?)
+    let steps = WindowSteps {
+        batch: BATCH,
+        run_batch: BATCH,
+        windows_before: window.0 + 10,
+        sequences_per_seat: SEQUENCES,
+    };
+    Ok(train::train(trainer, dataset, &sequences, &steps, begun, &stop, &mut beside)?)
 }
 
 struct Keeping<'a> {

@@ -88,12 +88,17 @@ impl Trainer {
         self.config.parameters()
     }
 
+    /// The recipe that it trains by.
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
+    }
+
     /// Steps taken since the optimiser was fresh.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// One step at the recipe's learning rate.
+    /// One step at the recipe's learning rate after as many steps as this optimiser took.
     ///
     /// # Errors
     /// As [`step_at`](Self::step_at).
@@ -161,7 +166,7 @@ impl Trainer {
         let optimiser = self.recipe.optimiser;
         let count = optim::moment_count(&self.config, optimiser);
         let (steps, moments) = state::read(optimiser, &self.schema, count, source)?;
-        let loaded = self.engine.load_moments(&moments);
+        let loaded = self.engine.take_moments(moments);
         loaded.map_err(|error| StateError::Device { why: error.to_string() })?;
         self.steps = steps;
         Ok(())

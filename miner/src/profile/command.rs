@@ -140,7 +140,7 @@ impl ProfileArgs {
             tracing::info!(steps, "measuring training steps");
             profiler.begin();
             for _ in 0..steps {
-                train::step(&mut trainer, &sequences, |_| ()).map_err(|(_, error)| error)?;
+                train::step(&mut trainer, &sequences, LEARNING_RATE, |_| ()).map_err(|(_, error)| error)?;
                 counted.fetch_add(1, Ordering::Relaxed);
             }
             profiler.end();

@@ -27,6 +27,9 @@ struct Settings {
     /// Run only these networks, the networks of these adversaries, and the honest baseline.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
+    /// The share of the residual that an honest miner's training starts with, 0 to 1.
+    #[arg(long, value_name = "C", default_value_t = miner::run::RESIDUAL_SHARE)]
+    residual_share: f64,
     /// Networks to run at once; by default the number of cores.
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
@@ -77,7 +80,9 @@ fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
     let on_done = |plan: &experiment::Plan, seed| {
         eprintln!("{}, seed {seed}: done after {:.0} s", plan.name, started.elapsed().as_secs_f64());
     };
-    let histories = experiment::run(&world, &seeds, settings.windows, &settings.only, threads, &on_done)?;
+    let share = settings.residual_share;
+    let histories =
+        experiment::run(&world, &seeds, settings.windows, &settings.only, share, threads, &on_done)?;
     if let Some(path) = &settings.histories {
         std::fs::write(path, serde_json::to_vec(&histories)?)?;
     }

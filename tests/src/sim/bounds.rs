@@ -39,8 +39,8 @@ const BELOW_HALF_WINDOWS: f64 = 4.0;
 /// Largest over smallest pay of equal seats: each may differ from their mean by a tenth.
 const EQUALS_MAX: f64 = 1.25;
 
-/// How far the pay of a slower machine may be from its share of the work: a tenth, and a margin for few seeds.
-const UNEQUAL_MAX: f64 = 0.15;
+/// How far the pay of a slower machine may be from its share of the work.
+const UNEQUAL_MAX: f64 = 0.1;
 
 /// A number of the table and its upper bound.
 #[derive(Clone, Debug, PartialEq)]

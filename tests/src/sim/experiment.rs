@@ -309,6 +309,7 @@ pub fn run(
     seeds: &[u64],
     windows: u32,
     only: &[String],
+    residual_share: f64,
     threads: usize,
     on_done: &(dyn Fn(&Plan, u64) + Sync),
 ) -> Result<Histories, SimError> {
@@ -331,7 +332,8 @@ pub fn run(
                         _ => world,
                     };
                     let history = on_one_thread(|| {
-                        Network::new(world, plan.cast(*seed, windows, &world.params.schedule))?.run(windows)
+                        let cast = plan.cast(*seed, windows, &world.params.schedule);
+                        Network::new(world, Cast { residual_share, ..cast })?.run(windows)
                     });
                     on_done(plan, *seed);
                     done.lock().unwrap_or_else(PoisonError::into_inner).push((plan.name, *seed, history));
