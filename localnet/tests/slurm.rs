@@ -83,8 +83,10 @@ impl Slurm {
              ProctrackType=proctrack/pgid\nTaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\n\
              MpiDefault=none\nReturnToService=2\nKillWait=5\nSelectType=select/cons_tres\n\
              SlurmdParameters=config_overrides\nSchedulerParameters=sched_interval=1,bf_interval=1\n\
+             PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n\
              NodeName={host} NodeAddr=127.0.0.1 CPUs=4 RealMemory=500 State=UNKNOWN\n\
-             PartitionName=all Nodes={host} Default=YES\n"
+             PartitionName=all Nodes={host} Default=YES PriorityTier=1\n\
+             PartitionName=urgent Nodes={host} PriorityTier=2\n"
         );
         fs::write(slurm.path("slurm.conf"), settings).expect("a file");
         slurm.daemon("slurmctld", &["-D".into()]);
@@ -129,21 +131,29 @@ impl Slurm {
         sbatch.arg("--parsable").arg("--output").arg(log).arg(script);
         sbatch.env("METTLE_MINER", format!("{} role miner", support::PROGRAM));
         sbatch.env("METTLE_CONFIG", config).env("RAYON_NUM_THREADS", "1");
-        let output = sbatch.output().expect("SLURM is installed");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        submitted(sbatch)
     }
 
-    /// Preempts the job, waits until it is out of the node, and calls `meanwhile` before it starts again.
+    /// Has a job of a partition with a higher priority take the node, and calls `meanwhile` before that one ends.
     fn preempt(&self, job: &str, meanwhile: impl FnOnce()) {
-        self.do_it("scontrol", &format!("requeue {job}"));
-        await_that("the job is preempted", SOON, || {
-            self.ask("squeue", &format!("-h -j {job} -o %T")) == "PENDING"
-        });
+        let mut sbatch = self.command("sbatch");
+        sbatch.args(["--parsable", "--partition=urgent", "--ntasks=4", "--output=/dev/null"]);
+        sbatch.arg("--wrap=exec sleep 600");
+        let urgent = submitted(sbatch);
+        let state = |job: &str| self.ask("squeue", &format!("-h -j {job} -o %T"));
+        await_that("the job is preempted", SOON, || state(job) == "PENDING" && state(&urgent) == "RUNNING");
         meanwhile();
         // A requeued job is held back for two minutes otherwise.
         self.do_it("scontrol", &format!("update JobId={job} StartTime=now"));
+        self.do_it("scancel", &urgent);
     }
+}
+
+/// The number of the job that this `sbatch --parsable` submits.
+fn submitted(mut sbatch: Command) -> String {
+    let output = sbatch.output().expect("SLURM is installed");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
 impl Drop for Slurm {

@@ -198,6 +198,8 @@ impl Miner {
                     error,
                     "not trained ahead: the window begins with its model"
                 );
+                // Before the optimiser is read back: its reference is as long as the model.
+                drop(observer);
                 self.forget_training().await?;
             }
         }

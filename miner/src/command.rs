@@ -370,8 +370,12 @@ impl Engine for CommandEngine {
     }
 
     fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
+        self.take_moments(moments.to_vec())
+    }
+
+    fn take_moments(&mut self, moments: Vec<f32>) -> Result<(), ModelError> {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        state.moments = Vector { values: moments.to_vec(), place: Place::Here };
+        state.moments = Vector { values: moments, place: Place::Here };
         Ok(())
     }
 }

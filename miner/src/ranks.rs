@@ -564,6 +564,15 @@ mod tests {
             panic!()
         };
         assert_eq!(leader, ("[::1]".to_owned(), 7));
+        let job = [("JOB_COMPLETION_INDEX", "3"), ("WORLD_SIZE", "4")];
+        let at = "rank_address = \"seat-0.seat:7\"";
+        for flag in [None, Some(4)] {
+            let Ok(Place::Launched { launched, leader }) = placed(at, flag, &job) else { panic!() };
+            assert_eq!((launched.rank, launched.ranks), (3, 4));
+            assert_eq!(leader, ("seat-0.seat".to_owned(), 7));
+        }
+        assert_eq!(placed("", None, &job[..1]), Ok(Place::Alone), "a pod is a seat of its own");
+        assert_eq!(placed("", Some(8), &job[..1]), Ok(Place::Parent { ranks: 8 }));
         for (train, flag, variables, says) in [
             ("ranks = 0", None, &slurm[..], "may be from 1 to 1024"),
             ("", Some(1025), &[], "may be from 1 to 1024"),
@@ -573,6 +582,8 @@ mod tests {
             ("rank_address = \":7\"", None, &mpi, "write the address and port"),
             ("rank_address = \"a:0\"", None, &mpi, "write the address and port"),
             ("", None, &[("RANK", "1")], "WORLD_SIZE is not"),
+            (at, Some(8), &job, "`ranks` is 8, but an indexed Job of Kubernetes started 4"),
+            ("", None, &job, "an indexed Job of Kubernetes does not say where rank 0 runs"),
         ] {
             let refused = placed(train, flag, variables).unwrap_err();
             assert!(refused.contains(says), "{refused}");

@@ -7,18 +7,32 @@
 mod support;
 
 use dataset::Dataset;
+use ed25519_dalek::SigningKey;
+use kernels::encode::Source;
 use miner::{
     command::CommandGroup,
+    compress,
+    contribution_store::{self, ContributionStore},
+    local::LocalState,
     ranks::{self, Leader, Place, RankDeadlines, launcher},
-    train::{self, Cause, TrainObserver, Trained, TrainingError},
+    train::{self, Cause, TrainObserver, Trained, TrainingError, WindowSteps},
 };
 use model::{ModelConfig, Optimiser, Recipe};
-use nn::{Device, ModelError, Trainer, engine::DataParallel};
-use node::{Flags, Settings, config::RankExchange, error_chain};
+use nn::{
+    Device, ModelError, StateError, Trainer, collective,
+    engine::{self, Connect, DataParallel},
+};
+use node::{Codec, Flags, Settings, config::RankExchange, error_chain};
+use protocol::{
+    Block, Digest, GenesisHash, RunId, SeatId, Uid, Window, contribution::CODEC, identity::Signer,
+    params::Density, submission::Header,
+};
 use std::{
+    cell::Cell,
+    convert::Infallible,
     ffi::OsString,
     fs,
-    io::{BufRead as _, BufReader, Read as _},
+    io::{self, BufRead as _, BufReader, Read, Write},
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -27,7 +41,9 @@ use std::{
 };
 
 const BATCH: usize = 8;
-const SOON: Duration = Duration::from_secs(60);
+const STEPS: WindowSteps =
+    WindowSteps { batch: BATCH, run_batch: BATCH, windows_before: 0, sequences_per_seat: 5 * BATCH as u32 };
+const SOON: Duration = Duration::from_secs(120);
 /// Names what a process of these tests is: `worker`, `parent`, or the settings file of a `start`.
 const ROLE: &str = "RANKS_TEST_ROLE";
 
@@ -59,6 +75,15 @@ fn this_program(role: &str) -> Vec<OsString> {
 
 fn device() -> Device {
     std::env::var("RANKS_DEVICE").map_or(Device::CPU, |name| name.parse().unwrap())
+}
+
+/// What a window leaves, to the bit.
+#[derive(Debug, PartialEq)]
+struct WindowResult {
+    trained: Trained,
+    weights: Vec<u32>,
+    optimiser: Vec<u8>,
+    contribution: Vec<u8>,
 }
 
 struct Scene {
@@ -95,8 +120,28 @@ impl Scene {
         let deadlines = RankDeadlines { start: SOON, step };
         let program = this_program("worker");
         let connect = ranks::children(program, identity, device(), exchange, deadlines, self.group.clone());
+        self.connected(device(), ranks, connect)
+    }
+
+    fn by_threads(&self, ranks: usize) -> Trainer {
+        let connect: Connect = Box::new(move || {
+            let mut meshes = collective::threads(ranks, SOON).into_iter();
+            let first = meshes.next().expect("there is a rank 0");
+            for mesh in meshes {
+                std::thread::spawn(move || {
+                    engine::serve(Box::new(mesh), &|config, recipe, flat| {
+                        engines::rank(Device::CPU, ranks, config, recipe, flat)
+                    })
+                });
+            }
+            Ok(Box::new(first))
+        });
+        self.connected(Device::CPU, ranks, connect).unwrap()
+    }
+
+    fn connected(&self, device: Device, ranks: usize, connect: Connect) -> Result<Trainer, ModelError> {
         let open = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
-            engines::rank(device(), ranks, config, recipe, flat)
+            engines::rank(device, ranks, config, recipe, flat)
         };
         let engine = DataParallel::open(&self.config, &self.recipe, &self.theta, &open, connect)?;
         Trainer::from_engine(&self.config, &self.recipe, Box::new(engine))
@@ -106,20 +151,76 @@ impl Scene {
         Trainer::new(&self.config, &self.recipe, Device::CPU, &self.theta).unwrap()
     }
 
-    /// One window of five steps, until its weights are read.
+    /// Runs `work` with a trainer that nothing happens to and that has the bits of `ranks` processes.
+    fn undisturbed<T>(&self, ranks: usize, work: impl FnOnce(&mut Trainer) -> T) -> T {
+        if device() == Device::CPU {
+            return work(&mut self.alone());
+        }
+        // Other tests of this process have workers too.
+        let workers = workers_of(std::process::id()).len();
+        let done = work(&mut self.by_children(ranks, SOON).unwrap());
+        await_that("its ranks end", || workers_of(std::process::id()).len() <= workers);
+        done
+    }
+
+    fn store(&self) -> ContributionStore {
+        let codec = Codec::new(&self.config.schema().unwrap(), Density(256)).unwrap();
+        ContributionStore {
+            directory: self.directory.path().join("seat"),
+            run: RunId(1),
+            seat: SeatId { uid: Uid(4), registered_at: Block(9) },
+            signer: Signer::new(SigningKey::from_bytes(&[7; 32]), GenesisHash([1; 32])),
+            codec: Arc::new(codec),
+        }
+    }
+
+    /// What a seat without a residual encodes that trained from `theta` to `weights`.
+    fn source<'a>(&'a self, weights: &'a [f32]) -> Source<'a> {
+        Source::Difference { decay: 0.9, before: &self.theta, after: weights }
+    }
+
+    /// The bytes of that contribution.
+    fn contribution(&self, weights: &[f32]) -> Vec<u8> {
+        let ContributionStore { codec, signer, .. } = self.store();
+        let header = header(&codec, &signer);
+        let (mut residual, mut bytes) = (vec![0.0; codec.schema().values()], Vec::new());
+        let mut push = |piece: &[u8]| {
+            bytes.extend_from_slice(piece);
+            Ok::<_, Infallible>(())
+        };
+        let source = self.source(weights);
+        compress::compress(&codec, &header, &signer, &mut residual, source, &mut push).unwrap();
+        bytes
+    }
+
+    /// One window of five steps, and the contribution that it gives.
     fn window(
         &self,
         trainer: &mut Trainer,
         first: u64,
         beside: &mut dyn TrainObserver,
-    ) -> Result<(Trained, Vec<u32>, Vec<u8>), TrainingError> {
+    ) -> Result<WindowResult, TrainingError> {
         let sequences: Vec<u64> = (first..first + 5 * BATCH as u64).collect();
         let go = AtomicBool::new(false);
         let begun = Trained::default();
-        let trained = train::train(trainer, &self.dataset, &sequences, BATCH, begun, &go, beside)?;
+        let trained = train::train(trainer, &self.dataset, &sequences, &STEPS, begun, &go, beside)?;
         let weights = trainer.weights_flat().map_err(TrainingError::Weights)?;
-        let trained = Trained { seconds: 0.0, data_seconds: 0.0, ..trained };
-        Ok((trained, weights.into_iter().map(f32::to_bits).collect(), state(trainer)))
+        Ok(WindowResult {
+            trained: Trained { seconds: 0.0, data_seconds: 0.0, ..trained },
+            contribution: self.contribution(&weights),
+            weights: weights.into_iter().map(f32::to_bits).collect(),
+            optimiser: state(trainer),
+        })
+    }
+
+    /// The windows before and after one that is lost.
+    fn windows_around_a_loss(&self, ranks: usize) -> [WindowResult; 2] {
+        self.undisturbed(ranks, |trainer| {
+            [100, 300].map(|first| {
+                trainer.load(&self.theta).unwrap();
+                self.window(trainer, first, &mut ()).unwrap()
+            })
+        })
     }
 
     /// After two steps of the window, `harm` happens to a rank. The window is given up for what `says`, and the next one
@@ -137,26 +238,10 @@ impl Scene {
                 panic!("{error}");
             }
         }
-        let (expected_state, expected) = {
-            let is_alone = device() == Device::CPU;
-            let workers = workers_of(std::process::id()).len();
-            let mut undisturbed = match is_alone {
-                true => self.alone(),
-                false => self.by_children(ranks, SOON).unwrap(),
-            };
-            self.window(&mut undisturbed, 100, &mut ()).unwrap();
-            let kept = state(&undisturbed);
-            undisturbed.load(&self.theta).unwrap();
-            let next = self.window(&mut undisturbed, 300, &mut ()).unwrap();
-            drop(undisturbed);
-            // Other tests of this process have workers too.
-            await_that("its ranks end", || is_alone || workers_of(std::process::id()).len() <= workers);
-            (kept, next)
-        };
+        let [before, expected] = self.windows_around_a_loss(ranks);
         trainer.load(&self.theta).unwrap();
-        self.window(trainer, 100, &mut ()).unwrap();
+        assert!(self.window(trainer, 100, &mut ()).unwrap() == before);
         let kept = state(trainer);
-        assert!(kept == expected_state);
 
         trainer.load(&self.theta).unwrap();
         let error = self.window(trainer, 200, &mut Harms(harm)).unwrap_err();
@@ -168,6 +253,20 @@ impl Scene {
         trainer.read_state(&mut &kept[..]).unwrap();
         trainer.load(&self.theta).unwrap();
         assert!(self.window(trainer, 300, &mut ()).unwrap() == expected);
+    }
+}
+
+fn header(codec: &Codec, signer: &Signer) -> Header {
+    Header {
+        codec: CODEC,
+        run: RunId(1),
+        window: Window(1),
+        uid: Uid(4),
+        hotkey: signer.hotkey(),
+        base: Digest([5; 32]),
+        schema: codec.schema().digest(),
+        density: codec.density(),
+        trained: STEPS.sequences_per_seat,
     }
 }
 
@@ -223,27 +322,43 @@ fn alone() -> std::sync::MutexGuard<'static, ()> {
 #[test]
 fn windows_of_several_processes_have_the_bits_of_one() {
     let _alone = alone();
-    for optimiser in [Optimiser::AdamW, Optimiser::Muon] {
+    // With micro-batches of one sequence, each of eight ranks has one.
+    for (optimiser, micro_batch) in [(Optimiser::AdamW, 3), (Optimiser::Muon, 1)] {
         let scene = Scene::new();
-        let scene = Scene { recipe: Recipe { optimiser, ..scene.recipe.clone() }, ..scene };
+        let scene = Scene { recipe: Recipe { optimiser, micro_batch, ..scene.recipe.clone() }, ..scene };
         let mut undisturbed = scene.alone();
-        let mut trainer = scene.by_children(2, SOON).unwrap();
-        for (window, first) in [100, 200, 300].into_iter().enumerate() {
-            if window == 2 {
+        let (mut trainer, mut connected) = (scene.by_children(1, SOON).unwrap(), 1);
+        for (ranks, first) in [(1, 100), (2, 200), (2, 300), (4, 400), (8, 500)] {
+            if ranks != connected {
                 // A miner that was killed reads its snapshot, with another number of ranks.
                 let kept = state(&trainer);
                 drop(trainer);
-                trainer = scene.by_children(4, SOON).unwrap();
+                (trainer, connected) = (scene.by_children(ranks, SOON).unwrap(), ranks);
                 trainer.read_state(&mut &kept[..]).unwrap();
             }
             for trainer in [&mut trainer, &mut undisturbed] {
                 trainer.load(&scene.theta).unwrap();
             }
             let got = scene.window(&mut trainer, first, &mut ()).unwrap();
-            assert!(got == scene.window(&mut undisturbed, first, &mut ()).unwrap(), "window {window}");
+            let expected = scene.window(&mut undisturbed, first, &mut ()).unwrap();
+            assert!(got == expected, "{ranks} processes, {optimiser:?}");
         }
         drop(trainer);
         await_that("the ranks end", || workers_of(std::process::id()).is_empty());
+    }
+}
+
+#[test]
+fn contributions_of_several_threads_have_the_bytes_of_one() {
+    for optimiser in [Optimiser::AdamW, Optimiser::Muon] {
+        let scene = Scene::new();
+        let recipe = Recipe { optimiser, micro_batch: 1, ..scene.recipe.clone() };
+        let scene = Scene { recipe, ..scene };
+        let expected = scene.window(&mut scene.alone(), 100, &mut ()).unwrap();
+        for ranks in [1, 2, 4, 8] {
+            let got = scene.window(&mut scene.by_threads(ranks), 100, &mut ()).unwrap();
+            assert!(got == expected, "{ranks} threads, {optimiser:?}");
+        }
     }
 }
 
@@ -254,6 +369,86 @@ fn a_rank_that_is_killed_in_a_window_costs_it_and_not_the_seat() {
     let mut trainer = scene.by_children(3, SOON).unwrap();
     let mut kill = || signal(workers_of(std::process::id())[0], libc::SIGKILL);
     scene.check_harm(3, &mut trainer, &mut kill, "ended, or closed its connection");
+}
+
+/// A trainer's optimiser. While its moments are written, the rank with this process number is killed.
+struct KillsRank<'a> {
+    trainer: &'a Trainer,
+    rank: i32,
+}
+
+impl contribution_store::Optimiser for KillsRank<'_> {
+    fn write(&self, sink: &mut dyn Write) -> io::Result<()> {
+        /// Magic, schema and steps come before the moments.
+        const HEAD_BYTES: usize = 8 + 32 + 8;
+        struct Counted<'a> {
+            sink: &'a mut dyn Write,
+            written: usize,
+            rank: i32,
+        }
+        impl Write for Counted<'_> {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                let written = self.sink.write(bytes)?;
+                self.written += written;
+                if HEAD_BYTES < self.written && !is_gone(self.rank) {
+                    signal(self.rank, libc::SIGKILL);
+                    await_that("the rank is killed", || is_gone(self.rank));
+                }
+                Ok(written)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                self.sink.flush()
+            }
+        }
+        self.trainer.write_state(&mut Counted { sink, written: 0, rank: self.rank })
+    }
+
+    fn read(&mut self, _: &mut dyn Read) -> Result<(), StateError> {
+        unreachable!("it is only written")
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_while_a_snapshot_is_written_costs_the_optimiser_of_the_window() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let [before, after] = scene.windows_around_a_loss(3);
+    let trainer = scene.by_children(3, SOON).unwrap();
+    let (mut local, found) = LocalState::load(scene.store(), trainer, Window(1)).unwrap();
+    assert!(found.is_none());
+    let got = scene.window(&mut local.trainer, 100, &mut ()).unwrap();
+    assert!(got == before);
+    local.store.save(&local.snapshot, &local.trainer).unwrap();
+
+    local.trainer.load(&scene.theta).unwrap();
+    let lost = scene.window(&mut local.trainer, 200, &mut ()).unwrap();
+    assert!(lost.optimiser != before.optimiser);
+    let weights = local.trainer.weights_flat().unwrap();
+    let rank = workers_of(std::process::id())[0];
+    let attempts = Cell::new(0);
+    let made = local.change(|local| {
+        attempts.set(attempts.get() + 1);
+        let LocalState { trainer, snapshot, store } = local;
+        let header = header(&store.codec, &store.signer);
+        let source = scene.source(&weights);
+        match attempts.get() {
+            1 => store.make(snapshot, &header, source, &KillsRank { trainer, rank }),
+            _ => store.make(snapshot, &header, source, &*trainer),
+        }
+    });
+    let made = made.unwrap();
+    assert_eq!(attempts.get(), 2);
+
+    // The window counts: only its optimiser is lost.
+    assert!(fs::read(local.store.path(&made)).unwrap() == lost.contribution);
+    assert!(state(&local.trainer) == before.optimiser);
+    let mut restarted = scene.alone();
+    let written = local.store.open(&mut restarted).unwrap().unwrap();
+    assert!(written.value == local.snapshot && !written.from_backup);
+    assert!(state(&restarted) == before.optimiser);
+
+    local.trainer.load(&scene.theta).unwrap();
+    assert!(scene.window(&mut local.trainer, 300, &mut ()).unwrap() == after);
 }
 
 #[test]

@@ -98,6 +98,14 @@ pub trait Engine: Send + Sync {
     /// If the device fails, or the engine was opened for evaluation.
     fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError>;
 
+    /// As [`load_moments`](Self::load_moments), for an engine that keeps the vector instead of a copy.
+    ///
+    /// # Errors
+    /// As [`load_moments`](Self::load_moments).
+    fn take_moments(&mut self, moments: Vec<f32>) -> Result<(), ModelError> {
+        self.load_moments(&moments)
+    }
+
     /// The device's memory, where the engine can tell.
     fn device_memory(&self) -> Option<DeviceMemory> {
         None

@@ -1,4 +1,5 @@
-//! What a launcher says of this process: the variables of torchrun and Kubeflow, of SLURM, and of Open MPI.
+//! What a launcher says of this process: the variables of torchrun and Kubeflow, of SLURM, of Open MPI, and of an
+//! indexed Job of Kubernetes.
 //!
 //! The first launcher whose variables are set wins. Nothing is scheduled here: launchers place and restart processes.
 
@@ -27,9 +28,16 @@ pub enum Launcher {
     Torch,
     Slurm,
     OpenMpi,
+    /// An indexed Job, with one rank per pod.
+    Kubernetes,
 }
 
+/// The pod's number in an indexed Job.
+const JOB_INDEX: &str = "JOB_COMPLETION_INDEX";
+
 impl Launcher {
+    const ALL: [Launcher; 4] = [Launcher::Torch, Launcher::Slurm, Launcher::OpenMpi, Launcher::Kubernetes];
+
     /// The variables of rank, number of ranks and rank on the machine.
     fn variables(self) -> [&'static str; 3] {
         match self {
@@ -38,6 +46,8 @@ impl Launcher {
             Launcher::OpenMpi => {
                 ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"]
             }
+            // The last two are the manifest's.
+            Launcher::Kubernetes => [JOB_INDEX, "WORLD_SIZE", "LOCAL_RANK"],
         }
     }
 }
@@ -48,6 +58,7 @@ impl fmt::Display for Launcher {
             Launcher::Torch => "torchrun or Kubeflow",
             Launcher::Slurm => "SLURM",
             Launcher::OpenMpi => "Open MPI",
+            Launcher::Kubernetes => "an indexed Job of Kubernetes",
         })
     }
 }
@@ -72,9 +83,15 @@ pub enum LauncherError {
 /// # Errors
 /// If they are incomplete or contradict each other.
 pub fn launched(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>, LauncherError> {
-    let found = [Launcher::Torch, Launcher::Slurm, Launcher::OpenMpi].into_iter().find(|launcher| {
+    let is_set = |name: &str| variable(name).is_some();
+    let found = Launcher::ALL.into_iter().find(|launcher| {
         let [rank, ranks, _] = launcher.variables();
-        variable(rank).is_some() || variable(ranks).is_some() && *launcher == Launcher::Torch
+        match launcher {
+            Launcher::Torch => is_set(rank) || is_set(ranks) && !is_set(JOB_INDEX),
+            Launcher::Slurm | Launcher::OpenMpi => is_set(rank),
+            // Pods of an indexed Job may be seats of their own: its manifest says that they are ranks of one.
+            Launcher::Kubernetes => is_set(rank) && is_set(ranks),
+        }
     });
     let Some(launcher) = found else { return Ok(None) };
     let [rank_name, ranks_name, local_name] = launcher.variables();
@@ -115,7 +132,7 @@ pub fn launched(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Laun
             }
             None => None,
         },
-        Launcher::OpenMpi => None,
+        Launcher::OpenMpi | Launcher::Kubernetes => None,
     };
     Ok(Some(Launched { launcher, rank, ranks, local_rank, leader }))
 }
@@ -195,6 +212,13 @@ mod tests {
         assert_eq!(of(&[&mpi[..], &slurm].concat()), by_slurm);
         let kubeflow = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "job-master-0")];
         assert_eq!(of(&kubeflow), expected(Launcher::Torch, 0, 2, 0, Some(("job-master-0", PORT))));
+
+        let job = [("JOB_COMPLETION_INDEX", "3"), ("WORLD_SIZE", "4")];
+        assert_eq!(of(&job), expected(Launcher::Kubernetes, 3, 4, 0, None));
+        assert_eq!(of(&job[..1]), Ok(None), "a pod that is a seat of its own");
+        // A launcher inside the pods.
+        assert_eq!(of(&[&job[..1], &torch].concat()), by_torch);
+        assert_eq!(of(&[&job[..], &mpi].concat()), expected(Launcher::OpenMpi, 0, 2, 0, None));
     }
 
     #[test]
@@ -206,6 +230,12 @@ mod tests {
         says(&[("RANK", "0")], "RANK is set, but WORLD_SIZE is not");
         says(&[("WORLD_SIZE", "2")], "WORLD_SIZE is set, but RANK is not");
         says(&[("SLURM_PROCID", "0")], "SLURM_NTASKS is not");
+        let job = ("JOB_COMPLETION_INDEX", "4");
+        says(&[job, ("WORLD_SIZE", "four")], "WORLD_SIZE is \"four\"");
+        says(
+            &[job, ("WORLD_SIZE", "4")],
+            "JOB_COMPLETION_INDEX is \"4\", and has to be a number from 0 to 3",
+        );
         for (name, value) in [
             ("RANK", "2"),
             ("RANK", "-1"),
@@ -253,10 +283,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_value_makes_it_panic(values in prop::collection::vec(prop::option::of("\\PC{0,12}|[0-9]{1,6}|[a-z]{0,3}\\[[0-9,-]{0,6}\\]?"), 9)) {
+        fn no_value_makes_it_panic(values in prop::collection::vec(prop::option::of("\\PC{0,12}|[0-9]{1,6}|[a-z]{0,3}\\[[0-9,-]{0,6}\\]?"), 10)) {
             let names = [
                 "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
-                "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_NODELIST",
+                "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_NODELIST", "JOB_COMPLETION_INDEX",
             ];
             let read = launched(|name| names.iter().position(|of| *of == name).and_then(|at| values[at].clone()));
             if let Ok(Some(found)) = read {

@@ -695,11 +695,15 @@ impl Engine for DataParallel {
         }
     }
 
-    /// Gives the moments to the ranks. If they are not connected, keeps them until they are.
     fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
+        self.take_moments(moments.to_vec())
+    }
+
+    /// Gives the moments to the ranks. If they are not connected, keeps them until they are.
+    fn take_moments(&mut self, moments: Vec<f32>) -> Result<(), ModelError> {
         let session = self.session.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(rank) = &mut session.rank {
-            match give_out(rank, moments) {
+            match give_out(rank, &moments) {
                 Ok(()) => {
                     session.moments = Moments::There;
                     return Ok(());
@@ -707,7 +711,7 @@ impl Engine for DataParallel {
                 Err(error) => session.fail(&error),
             }
         }
-        session.moments = Moments::Here(moments.to_vec());
+        session.moments = Moments::Here(moments);
         Ok(())
     }
 }
@@ -793,9 +797,14 @@ fn sequences<'a>(config: &ModelConfig, tokens: &'a [u32]) -> Result<Vec<&'a [u32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::{recipe, tiny};
+    use crate::{
+        Device,
+        collective::threads,
+        conformance::{recipe, tiny},
+    };
     use model::RateSchedule;
     use proptest::prelude::*;
+    use std::time::Duration;
 
     fn layouts() -> impl Iterator<Item = (ModelConfig, Recipe, usize, Layout)> {
         let configs = [tiny(), ModelConfig::preset("117k").unwrap(), ModelConfig::preset("6m").unwrap()];
@@ -882,6 +891,22 @@ mod tests {
                 assert_eq!(end, layout.moments(rank));
             }
         }
+    }
+
+    #[test]
+    fn moments_that_wait_for_the_ranks_are_not_copied() {
+        let (config, recipe) = (tiny(), recipe());
+        let open = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
+            crate::engine::open_rank(Device::CPU, 1, config, recipe, flat)
+        };
+        let connect: Connect = Box::new(|| Ok(Box::new(threads(1, Duration::from_secs(1)).remove(0))));
+        let flat = vec![0.0; config.parameters()];
+        let mut engine = DataParallel::open(&config, &recipe, &flat, &open, connect).unwrap();
+        engine.session().rank = None;
+        let moments = vec![0.5; optim::moment_count(&config, recipe.optimiser)];
+        let address = moments.as_ptr();
+        engine.take_moments(moments).unwrap();
+        assert!(matches!(&engine.session().moments, Moments::Here(values) if values.as_ptr() == address));
     }
 
     #[test]
