@@ -10,7 +10,7 @@ use crate::{
     output::Output,
     plan::{
         self,
-        figures::{Role as RoleFigures, Value as Figure},
+        figures::{RANKS_MAX, Role as RoleFigures, Value as Figure, rank_host_bytes},
         table::{value as figure, wrapped},
     },
     seat::role_parser,
@@ -23,17 +23,18 @@ use chain_client::{
 use measure::{
     Uplink, bytes_in, check_clock, check_memory, check_open_files, check_uplink, compare_disk, mode_of,
 };
-use model::RunSpec;
-use nn::{Device, DeviceName};
+use model::{ModelConfig, Recipe, RunSpec};
+use nn::{Device, DeviceName, MemoryEstimate};
 use node::{
     ChainWitness, Flags, Settings,
-    config::{RankExchange, StoreFile, TrainEngine},
+    config::{RankExchange, StoreFile, TrainEngine, TrainFile},
     data::fetch_manifest,
     durable::free_bytes,
     error_chain,
     exit::ExitStatus,
     open,
     peers::Peers,
+    storage::MAPPED_FROM,
 };
 use protocol::{
     Hotkey, Role,
@@ -203,7 +204,7 @@ async fn examine(command: &Doctor, checks: &mut Checks, output: &mut Output<'_>)
         }
     };
     check_files(command, &settings, checks);
-    let device = check_device(&settings, checks);
+    let training = check_device(&settings, checks);
     checks.0.push(check_open_files(std::fs::read_to_string("/proc/self/limits").ok().as_deref()));
 
     output.note("Reading the chain.")?;
@@ -246,7 +247,7 @@ async fn examine(command: &Doctor, checks: &mut Checks, output: &mut Output<'_>)
     match (&spec, &figures) {
         (Some(spec), Some((figures, _))) => {
             check_disk(&settings, role, figures, data_bytes, checks);
-            check_role_memory(&settings, role, spec, figures, device, checks);
+            check_role_memory(&settings, role, spec, figures, training, checks);
         }
         _ => checks.skip(&["disk", "memory"], "the specification"),
     }
@@ -330,14 +331,105 @@ fn private_file(name: &'static str, path: &Path, is_secret: bool, checks: &mut C
     }
 }
 
-/// The device of the settings, if it may be used.
-fn check_device(settings: &Settings, checks: &mut Checks) -> Option<Device> {
+/// The devices of the settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct TrainingDevice {
+    /// Rank 0's, where there are several.
+    device: Device,
+    /// Whether the settings name all GPUs of the machine.
+    is_every_gpu: bool,
+    /// Several processes that train the seat; `None`: one.
+    ranks: Option<Ranks>,
+}
+
+/// How many processes train one seat.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Ranks {
+    all: u32,
+    /// On this machine.
+    here: u32,
+    /// Why numbers are assumed; `None`: the settings name them.
+    assumed: Option<&'static str>,
+}
+
+/// More ranks than a miner starts, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`ranks` is {ranks}, and may be from 1 to {RANKS_MAX}")]
+struct RanksOutOfRange {
+    ranks: usize,
+}
+
+impl Ranks {
+    /// Those that a miner starts, or that a launcher starts if the settings have what only a launcher needs. `gpus`:
+    /// how many the machine has, if that is known. `None`: one process.
+    fn of(
+        train: &TrainFile,
+        is_every_gpu: bool,
+        gpus: Option<usize>,
+    ) -> Result<Option<Ranks>, RanksOutOfRange> {
+        let is_launched = train.rank_address.is_some() || train.rank_secret_file.is_some();
+        let counted = gpus.and_then(|gpus| u32::try_from(gpus).ok());
+        let all = match train.ranks {
+            Some(ranks) => match u32::try_from(ranks) {
+                Ok(all @ 1..=RANKS_MAX) => Some(all),
+                _ => return Err(RanksOutOfRange { ranks }),
+            },
+            None => None,
+        };
+        let ranks = match (all, is_launched) {
+            (None, true) => {
+                let here = counted.unwrap_or(1);
+                let assumed = Some("a launcher's number is not in the settings: set `ranks` under [train]");
+                Ranks { all: here.max(2), here, assumed }
+            }
+            (Some(all), true) => {
+                let here = all.min(counted.unwrap_or(1));
+                let assumed = Some("the settings do not say how a launcher places them");
+                Ranks { all, here, assumed }
+            }
+            (Some(all), false) => Ranks { all, here: all, assumed: None },
+            (None, false) if is_every_gpu => {
+                let all = counted.unwrap_or(2);
+                let assumed = counted.is_none().then_some("this program cannot count the GPUs");
+                Ranks { all, here: all, assumed }
+            }
+            (None, false) => return Ok(None),
+        };
+        Ok(Some(ranks).filter(|ranks| 1 < ranks.all))
+    }
+
+    fn text(&self) -> String {
+        let Ranks { all, here, assumed } = self;
+        match assumed {
+            None => format!("{all}, on this machine"),
+            Some(why) => format!("assumed: {all}, {here} of them on this machine; {why}"),
+        }
+    }
+}
+
+/// The device of the settings, and whether they name all GPUs of its kind, as `cuda:all` does: then it is the first.
+fn device_of(mut value: toml::Value) -> Result<(Device, bool), toml::de::Error> {
+    let text = value.as_str().or_else(|| value.get("name")?.as_str()).unwrap_or_default();
+    let (name, others) = text.split_at(text.find(',').unwrap_or(text.len()));
+    let kind = name.strip_suffix(":all").filter(|kind| matches!(*kind, "cuda" | "vulkan"));
+    let Some(first) = kind.map(|kind| format!("{kind}{others}")) else {
+        return Ok((value.try_into()?, false));
+    };
+    match value.get_mut("name") {
+        Some(name) => *name = first.into(),
+        None => value = first.into(),
+    }
+    Ok((value.try_into()?, true))
+}
+
+/// The device of the settings, if it may be used, and the ranks.
+fn check_device(settings: &Settings, checks: &mut Checks) -> Option<TrainingDevice> {
     if settings.train.engine == Some(TrainEngine::Command) {
         checks.ok("device", "an external program trains");
         return None;
     }
-    let device = match settings.reading.device.clone().try_into::<Device>() {
-        Ok(device) => device,
+    let (device, is_every_gpu) = match device_of(settings.reading.device.clone()) {
+        Ok(found) => found,
         Err(error) => {
             checks.fail(
                 "device",
@@ -367,7 +459,14 @@ fn check_device(settings: &Settings, checks: &mut Checks) -> Option<Device> {
             Err(error) => checks.fail("ranks", format!("{error}"), "see `rank_exchange` in docs/training.md"),
         }
     }
-    Some(device)
+    let ranks = Ranks::of(&settings.train, is_every_gpu, device.count().ok()).unwrap_or_else(|wrong| {
+        checks.fail("ranks", wrong.to_string(), "correct `ranks` under [train] in the settings file");
+        None
+    });
+    if let Some(ranks) = ranks {
+        checks.ok("ranks", ranks.text());
+    }
+    Some(TrainingDevice { device, is_every_gpu, ranks })
 }
 
 /// Chain, genesis, age of the head, clock, second node, and whether the directory is this chain's.
@@ -658,39 +757,92 @@ fn check_role_memory(
     role: Role,
     spec: &RunSpec,
     figures: &[RoleFigures; 3],
-    device: Option<Device>,
+    training: Option<TrainingDevice>,
     checks: &mut Checks,
 ) {
     let [miner, merging, evaluating] = figures;
     let available = nn::available_memory();
-    let on_cpu = device.is_some_and(|device| device.name == DeviceName::Cpu);
     match role {
         Role::Miner => {
-            let host = miner.bytes("host_bytes");
+            let by_command = settings.train.engine == Some(TrainEngine::Command);
+            let host = miner.bytes(if by_command { "command_host_bytes" } else { "host_bytes" });
             let recipe = settings.train.recipe(&spec.recipe);
-            let on_device =
-                device.map(|device| nn::MemoryEstimate::new(&spec.model, &recipe, device).total());
-            let in_host = if on_cpu { host.saturating_add(on_device.unwrap_or(0)) } else { host };
-            checks.0.push(check_memory(
-                available,
-                in_host,
-                "use a machine with more memory, or a smaller `micro_batch_sequences`",
-            ));
-            if let Some(device) = device.filter(|_| !on_cpu)
-                && let Err(error) =
-                    nn::MemoryEstimate::check(&spec.model, &recipe, device, device.free_memory())
-            {
-                checks.fail("memory", error.to_string(), "change that setting");
-            }
+            let free = FreeMemory {
+                host: available,
+                device: training.and_then(|training| training.device.free_memory()),
+            };
+            check_miner_memory(&spec.model, &recipe, host, training, free, checks);
         }
         Role::Validator => {
-            // Below 32 Mi parameters the model is in memory, at most 20 bytes per parameter.
-            let small = 20 * spec.model.parameters() as u64;
-            let merge = merging.bytes("host_bytes").min(small);
+            if training.is_some_and(|training| training.is_every_gpu) {
+                checks.fail(
+                    "device",
+                    "the settings name all GPUs, and a validator evaluates on one",
+                    "name one as `device`, such as cuda:0",
+                );
+            }
+            let parameters = spec.model.parameters();
+            // Smaller models are in memory, at most 20 bytes per parameter.
+            let in_memory = if parameters < MAPPED_FROM { 20 * parameters as u64 } else { 0 };
+            let merge = in_memory + merging.bytes("host_bytes");
+            let on_cpu = training.is_some_and(|training| training.device.name == DeviceName::Cpu);
             let evaluate =
                 evaluating.bytes("host_bytes") + if on_cpu { evaluating.bytes("device_bytes") } else { 0 };
             checks.0.push(check_memory(available, merge + evaluate, "use a machine with more memory"));
         }
+    }
+}
+
+/// Free bytes, where the system tells.
+#[derive(Clone, Copy)]
+struct FreeMemory {
+    host: Option<u64>,
+    device: Option<u64>,
+}
+
+/// Compares what a miner and the ranks on this machine need with what is free, as a miner does before it starts.
+/// `host`: the miner's own memory beside its training.
+fn check_miner_memory(
+    model: &ModelConfig,
+    recipe: &Recipe,
+    host: u64,
+    training: Option<TrainingDevice>,
+    free: FreeMemory,
+    checks: &mut Checks,
+) {
+    let in_host = training.map_or(0, |TrainingDevice { device, ranks, .. }| {
+        match (ranks, device.name == DeviceName::Cpu) {
+            (None, false) => 0,
+            (Some(ranks), false) => rank_host_bytes(model.parameters() as u64, ranks.here, ranks.all),
+            (None, true) => MemoryEstimate::new(model, recipe, device).total(),
+            (Some(ranks), true) => {
+                let alone = MemoryEstimate::new(model, recipe, device);
+                let rank = alone.of_rank(model, recipe, device, ranks.all as usize);
+                rank.total().saturating_mul(ranks.here.into())
+            }
+        }
+    });
+    checks.0.push(check_memory(
+        free.host,
+        host.saturating_add(in_host),
+        "use a machine with more memory, or a smaller `micro_batch_sequences`",
+    ));
+    let Some(TrainingDevice { device, ranks, .. }) = training else { return };
+    if device.name == DeviceName::Cpu {
+        return;
+    }
+    let (checked, advice) = match ranks {
+        None => (
+            MemoryEstimate::check(model, recipe, device, free.device),
+            "change that setting; if `--ranks` or a launcher starts several ranks, set `ranks` under [train]",
+        ),
+        Some(ranks) => (
+            MemoryEstimate::check_rank(model, recipe, device, ranks.all as usize, free.device),
+            "change that setting",
+        ),
+    };
+    if let Err(error) = checked {
+        checks.fail("memory", error.to_string(), advice);
     }
 }
 
@@ -730,5 +882,98 @@ mod tests {
             -     uplink      not checked without the bucket
         "#]]
         .assert_eq(&checks.text());
+    }
+
+    const LARGE: u64 = 256_000_000_000;
+
+    /// The verdicts on the memory of a miner with these settings under [train].
+    fn memory(model: &str, device: &str, train: &str, host: u64, free: [u64; 2]) -> Vec<Verdict> {
+        let model = ModelConfig::preset(model).unwrap();
+        let (device, is_every_gpu) = device_of(device.into()).unwrap();
+        let train: TrainFile = toml::from_str(train).unwrap();
+        let ranks = Ranks::of(&train, is_every_gpu, Some(8)).unwrap();
+        let training = Some(TrainingDevice { device, is_every_gpu, ranks });
+        let (recipe, mut checks) = (train.recipe(&Recipe::default()), Checks::default());
+        let free = FreeMemory { host: Some(free[0]), device: Some(free[1]) };
+        check_miner_memory(&model, &recipe, host, training, free, &mut checks);
+        checks.0.iter().map(|check| check.verdict).collect()
+    }
+
+    #[test]
+    fn a_model_that_no_gpu_holds_fits_eight_ranks() {
+        const GPU: u64 = 80_000_000_000;
+        let parameters = ModelConfig::preset("8b").unwrap().parameters() as u64;
+        let verdicts = |name: &str, train: &str, free| {
+            let device = format!("{name},fused,recompute=layers");
+            memory("8b", &device, train, 16 * parameters, [free, GPU])
+        };
+        let one_micro_batch = "batch_sequences = 8\nmicro_batch_sequences = 1\n";
+        let by_ranks = format!("ranks = 8\n{one_micro_batch}");
+        assert_eq!(verdicts("cuda:0", one_micro_batch, LARGE), [Verdict::Ok, Verdict::Failed]);
+        assert_eq!(verdicts("cuda:0", &by_ranks, LARGE), [Verdict::Ok]);
+        assert_eq!(verdicts("cuda:all", one_micro_batch, LARGE), [Verdict::Ok]);
+        // With several micro-batches each GPU keeps a whole gradient.
+        let several = "ranks = 8\nbatch_sequences = 64\nmicro_batch_sequences = 1";
+        assert_eq!(verdicts("cuda:0", several, LARGE), [Verdict::Ok, Verdict::Failed]);
+        // Gradients and moments of eight ranks are in the machine's memory, or those of eight of sixteen.
+        let host = 28 * parameters;
+        assert_eq!(verdicts("cuda:0", &by_ranks, host), [Verdict::Ok]);
+        assert_eq!(verdicts("cuda:0", &by_ranks, host - 1), [Verdict::Failed]);
+        let launched = format!("rank_address = \"10.0.0.1:29590\"\nranks = 16\n{one_micro_batch}");
+        assert_eq!(verdicts("cuda:0", &launched, 22 * parameters), [Verdict::Ok]);
+        assert_eq!(verdicts("cuda:0", &launched, 22 * parameters - 1), [Verdict::Failed]);
+    }
+
+    #[test]
+    fn ranks_on_a_cpu_share_its_memory() {
+        let model = ModelConfig::preset("6m").unwrap();
+        let recipe = Recipe { batch: 16, micro_batch: 4, ..Recipe::default() };
+        let rank = MemoryEstimate::new(&model, &recipe, Device::CPU).of_rank(&model, &recipe, Device::CPU, 4);
+        let needed = 1_000 + 4 * rank.total();
+        let verdict = |free| memory("6m", "cpu", "ranks = 4\nmicro_batch_sequences = 4", 1_000, [free, 0]);
+        assert_eq!(verdict(needed), [Verdict::Ok]);
+        assert_eq!(verdict(needed - 1), [Verdict::Failed]);
+    }
+
+    #[test]
+    fn what_the_settings_do_not_say_of_ranks_is_assumed_and_named() {
+        let ranks =
+            |text: &str, is_every_gpu, gpus| Ranks::of(&toml::from_str(text).unwrap(), is_every_gpu, gpus);
+        let found = |text, is_every_gpu, gpus| {
+            ranks(text, is_every_gpu, gpus)
+                .unwrap()
+                .map(|ranks| (ranks.all, ranks.here, ranks.assumed.is_some()))
+        };
+        let launched = "rank_secret_file = \"secret\"";
+        for (text, is_every_gpu, gpus, expected) in [
+            ("", false, Some(8), None),
+            ("ranks = 1", true, Some(8), None),
+            ("ranks = 4", false, Some(8), Some((4, 4, false))),
+            ("", true, Some(8), Some((8, 8, false))),
+            ("", true, Some(1), None),
+            ("", true, None, Some((2, 2, true))),
+            (launched, false, Some(8), Some((8, 8, true))),
+            (launched, false, None, Some((2, 1, true))),
+        ] {
+            assert_eq!(found(text, is_every_gpu, gpus), expected, "{text} {is_every_gpu} {gpus:?}");
+        }
+        let assumed = ranks(launched, false, Some(8)).unwrap().unwrap().text();
+        assert!(assumed.contains("assumed: 8, 8 of them") && assumed.contains("set `ranks`"), "{assumed}");
+        for wrong in ["ranks = 0", "ranks = 1025", "ranks = 99999999999"] {
+            assert!(ranks(wrong, false, Some(8)).unwrap_err().to_string().contains("from 1 to 1024"));
+        }
+    }
+
+    #[test]
+    fn all_gpus_of_a_kind_begin_with_the_first() {
+        let of = |text: &str| {
+            let settings: toml::Table = toml::from_str(text).unwrap();
+            let (device, is_every_gpu) = device_of(settings["device"].clone()).ok()?;
+            Some((device.to_string(), is_every_gpu))
+        };
+        assert_eq!(of("device = \"cuda:all,bf16\""), Some(("cuda:0,bf16".into(), true)));
+        assert_eq!(of("device = { name = \"vulkan:all\" }"), Some(("vulkan".into(), true)));
+        assert_eq!(of("device = \"cuda:1\""), Some(("cuda:1".into(), false)));
+        assert_eq!(of("device = \"cpu:all\""), None);
     }
 }

@@ -42,6 +42,9 @@ pub struct PlanRun {
     /// Validators.
     #[arg(long, value_name = "N", default_value_t = Terms::default().validator_seats_max.into())]
     validators: u32,
+    /// Ranks that train a seat, with a GPU and one micro-batch per step each.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    ranks: u32,
     /// A miner's uplink, such as 110Mbit, 1Gbps or 100MB/s.
     #[arg(long, value_name = "RATE", value_parser = quantity::rate)]
     uplink: u64,
@@ -86,6 +89,7 @@ pub(crate) fn of_run(spec: &RunSpec, status: &RunStatus, block_time: Duration) -
         shape: Some(spec.model.clone()),
         miners: status.miners.taken.max(1).into(),
         validators: status.validators.taken.max(1).into(),
+        ranks: 1,
         miner_link: link,
         validator_link: link,
         params: status.run.params,
@@ -126,6 +130,7 @@ fn input(command: PlanRun) -> anyhow::Result<PlanInput> {
         shape,
         miners: command.seats,
         validators: command.validators,
+        ranks: command.ranks,
         miner_link: miner,
         validator_link: validator,
         params,
@@ -178,9 +183,11 @@ mod tests {
             ["--params 1", "--params 0.4m", "--params 1e9", "--preset 8b", "--preset 70b", "--params 400e9"]
         {
             for link in ["1bit", "110Mbit", "18000000000Gbit"] {
-                for rest in
-                    ["", "--seats 1024 --validators 64", "--window 1h --density 1/1 --merge-density 1/1"]
-                {
+                for rest in [
+                    "",
+                    "--seats 1024 --validators 64 --ranks 1024",
+                    "--window 1h --density 1/1 --merge-density 1/1",
+                ] {
                     let text = run(&format!("{params} --uplink {link} {rest}"), false).unwrap();
                     let long: Vec<&str> = text.lines().filter(|line| 80 < line.chars().count()).collect();
                     assert!(long.is_empty(), "{params} {link} {rest}: {long:#?}");
@@ -198,6 +205,28 @@ mod tests {
         let (does, checks) = fits("--params 1e9 --seats 24 --validators 8 --uplink 10Gbit");
         assert!(does && 10 < checks);
         assert_eq!(fits(EXAMPLE), (false, checks));
+    }
+
+    #[test]
+    fn ranks_are_shown_one_by_one_and_together() {
+        let arguments = "--preset 8b --seats 24 --uplink 10Gbit --ranks 8";
+        let text = run(arguments, false).unwrap();
+        let line = |label: &str| {
+            let found = text.lines().find(|line| line.trim_start().starts_with(label)).expect(label);
+            found.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        assert!(text.contains("by 8 ranks with a GPU"), "{text}");
+        assert!(line("devices:").contains("384 GB") && line("… of each rank").contains("48 GB"), "{text}");
+        assert!(line("host memory").contains("210.1 GB"), "{text}");
+        assert!(line("… of that").contains("90.06 GB") && line("… for each rank").contains("11.26 GB"));
+        let json: Value = serde_json::from_str(&run(arguments, true).unwrap()).unwrap();
+        let parameters = 7_504_924_672u64;
+        assert_eq!(
+            (&json["input"]["ranks"], &json["miner"]["host_bytes"]),
+            (&8.into(), &(28 * parameters).into())
+        );
+        assert_eq!(json["miner"]["ranks_host_bytes"], 12 * parameters);
+        assert_eq!(json["miner"]["command_host_bytes"], Value::Null);
     }
 
     #[test]
@@ -236,6 +265,8 @@ mod tests {
             ("--params 1e9 --uplink 110", "the unit \"\" is unknown; write it as in 110Mbit"),
             ("--params 1e9 --uplink 1Gbit --seats 1025", "1025 miners + 64 validators = 1089 seats"),
             ("--params 1e9 --uplink 1Gbit --seats 0", "at least one miner"),
+            ("--params 1e9 --uplink 1Gbit --ranks 0", "0 ranks: a miner's seat has from 1 to 1024"),
+            ("--params 1e9 --uplink 1Gbit --ranks 1025", "1025 ranks"),
             ("--params 1e9 --uplink 1Gbit --window 2m", "a window of 20 blocks of 6 s is too short"),
             ("--params 1e9 --uplink 1Gbit --window 99999999d", "a plan is for at most 1000000"),
             ("--params 1e9 --uplink 1Gbit --density 1/3", "a density is from 1 to 4096"),

@@ -98,13 +98,33 @@ pub const FORWARD: Constant = Constant {
     source: "gpu.md, Speed",
 };
 
-/// A miner's memory besides its device, over all its machines.
+/// A miner's own memory, besides its device: the residual (4), and the most that is beside it at once. While a snapshot
+/// is read, that is a second residual (4) and the moments (8). At a rebase it is the weights that training ahead began
+/// with and those it came to (4 each), and with `residual_share` those that the window starts from (4).
 pub const MINER_HOST: Constant = Constant {
-    name: "miner's host memory, per parameter",
+    name: "miner's host memory beside mapped files, per parameter",
     value: 16.0,
     unit: "B",
-    basis: Basis::Bound,
+    basis: Basis::Formula,
     source: "scaling.md, Memory by role",
+};
+
+/// The model in f32: a mapped file from 32 Mi values on, which the system may drop.
+pub const MINER_MODEL: Constant = Constant {
+    name: "miner's model, per parameter",
+    value: 4.0,
+    unit: "B",
+    basis: Basis::Formula,
+    source: "training.md, Files and crash recovery",
+};
+
+/// The miner's copy of weights and moments that the program of `engine = "command"` trains.
+pub const MINER_COMMAND: Constant = Constant {
+    name: "host memory with engine = \"command\", on top, per parameter",
+    value: 12.0,
+    unit: "B",
+    basis: Basis::Formula,
+    source: "training.md, Training by a program of your own",
 };
 
 /// Weights, gradients and moments in bf16 training, on one device.
@@ -114,6 +134,25 @@ pub const MINER_DEVICE: Constant = Constant {
     unit: "B",
     basis: Basis::Formula,
     source: "gpu.md, Memory",
+};
+
+/// Weights of one of several ranks in bf16 training. With several micro-batches per step a whole gradient, 4 B, is on
+/// the device too.
+pub const RANK_DEVICE: Constant = Constant {
+    name: "weights on a rank's device, per parameter",
+    value: 6.0,
+    unit: "B",
+    basis: Basis::Formula,
+    source: "training.md, Several processes for one seat",
+};
+
+/// The gradients' sum and the moments, divided among the ranks.
+pub const RANK_HOST: Constant = Constant {
+    name: "host memory of all ranks on GPUs, on top, per parameter",
+    value: 12.0,
+    unit: "B",
+    basis: Basis::Formula,
+    source: "training.md, Several processes for one seat",
 };
 
 pub const MINER_DISK: Constant = Constant {
@@ -127,10 +166,19 @@ pub const MINER_DISK: Constant = Constant {
 /// Memory of a validator that merges, beside what the system can drop.
 pub const VALIDATOR_HOST: Constant = Constant {
     name: "merging validator's memory beside mapped files",
-    value: 1_073_741_824.0,
+    value: 32.0 * 8_388_608.0,
     unit: "B",
-    basis: Basis::Bound,
-    source: "scaling.md, Memory by role",
+    basis: Basis::Formula,
+    source: "taking-part.md, A validator",
+};
+
+/// Its lists of sections, chunks and pieces: 4 MB per billion parameters.
+pub const VALIDATOR_LISTS: Constant = Constant {
+    name: "merging validator's lists, on top, per parameter",
+    value: 0.004,
+    unit: "B",
+    basis: Basis::Formula,
+    source: "benchmarks.md, A large model",
 };
 
 /// Weights and merge buffer.
@@ -220,7 +268,7 @@ pub const CHAIN: Constant = Constant {
 };
 
 /// All of them, as they are numbered in a plan's table.
-pub const ALL: [Constant; 22] = [
+pub const ALL: [Constant; 27] = [
     WIRE,
     ENCODE,
     APPLY,
@@ -232,9 +280,14 @@ pub const ALL: [Constant; 22] = [
     TRAIN,
     FORWARD,
     MINER_HOST,
+    MINER_MODEL,
+    MINER_COMMAND,
     MINER_DEVICE,
+    RANK_DEVICE,
+    RANK_HOST,
     MINER_DISK,
     VALIDATOR_HOST,
+    VALIDATOR_LISTS,
     VALIDATOR_STATE,
     VALIDATOR_COPIES,
     EVALUATOR_DEVICE,
@@ -287,5 +340,6 @@ mod tests {
         assert_eq!(row("| merge of 20, 16 Mi values")[2], "23 ms");
         assert_eq!(row("| three mirrors |")[3], "0.87 s");
         assert_eq!(row("| three, one lies in every piece")[4], "25.0 MiB");
+        assert!(text.contains("about 4 MB per billion parameters"));
     }
 }

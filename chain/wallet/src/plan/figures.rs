@@ -26,6 +26,8 @@ pub struct PlanInput {
     pub shape: Option<ModelConfig>,
     pub miners: u32,
     pub validators: u32,
+    /// Processes that train a miner's seat together. Several have a GPU and one micro-batch per step each.
+    pub ranks: u32,
     pub miner_link: Link,
     pub validator_link: Link,
     pub params: RunParams,
@@ -48,6 +50,8 @@ pub enum PlanError {
     Parameters { parameters: u64 },
     #[error("{bytes} bytes over {name} of 0 bit/s take {bytes} · 8 / 0 seconds: it must be above zero")]
     Link { name: &'static str, bytes: u64 },
+    #[error("{ranks} ranks: a miner's seat has from 1 to {RANKS_MAX}")]
+    Ranks { ranks: u32 },
     #[error("there must be at least one miner and one validator")]
     NoSeats,
     #[error(
@@ -76,6 +80,8 @@ pub enum PlanError {
 pub const PARAMETERS_MAX: u64 = 4 * ModelConfig::VALUES_MAX;
 /// The longest sequence of a model.
 pub const TOKENS_MAX: u64 = 1 << 20;
+/// The most ranks that a miner starts with.
+pub const RANKS_MAX: u32 = 1024;
 const BLOCKS_MAX: u32 = 1_000_000;
 /// An hour.
 const BLOCK_MILLISECONDS_MAX: u64 = 3_600_000;
@@ -280,11 +286,12 @@ pub fn scaled(schedule: Schedule, blocks: u32) -> Schedule {
 }
 
 fn check_input(input: &PlanInput) -> Result<(), PlanError> {
-    let &PlanInput { parameters, miners, validators, block_milliseconds, tokens, .. } = input;
+    let &PlanInput { parameters, miners, validators, ranks, block_milliseconds, tokens, .. } = input;
     ensure!((1..=PARAMETERS_MAX).contains(&parameters), PlanError::Parameters { parameters });
     ensure!(0 < miners && 0 < validators, PlanError::NoSeats);
     let seats = u64::from(miners) + u64::from(validators);
     ensure!(seats <= u64::from(weight::SEATS_MAX), PlanError::Seats { miners, validators });
+    ensure!((1..=RANKS_MAX).contains(&ranks), PlanError::Ranks { ranks });
     let possible = (1..=BLOCK_MILLISECONDS_MAX).contains(&block_milliseconds);
     ensure!(possible, PlanError::BlockTime { block_milliseconds });
     ensure!((1..=TOKENS_MAX).contains(&tokens), PlanError::Tokens { tokens });
@@ -440,13 +447,8 @@ impl Context<'_> {
                 Value::FlopPerSecond(flop / self.phases.window),
                 &[known::TRAIN],
             ),
-            row(
-                "device_bytes",
-                "devices: weights, gradients, moments",
-                Value::Bytes(self.per_parameter(known::MINER_DEVICE)),
-                &[known::MINER_DEVICE],
-            ),
         ];
+        rows.extend(self.device_rows());
         if let Some([all, recomputed]) = self.activations() {
             let value = Value::Bytes(all);
             rows.push(row(
@@ -463,12 +465,13 @@ impl Context<'_> {
                 &[known::MINER_DEVICE],
             ));
         }
+        rows.extend(self.host_rows());
         rows.extend([
             row(
-                "host_bytes",
-                "host memory, at most",
-                Value::Bytes(self.per_parameter(known::MINER_HOST)),
-                &[known::MINER_HOST],
+                "mapped_bytes",
+                "mapped files",
+                Value::Bytes(self.per_parameter(known::MINER_MODEL)),
+                &[known::MINER_MODEL],
             ),
             row(
                 "disk_bytes",
@@ -479,6 +482,66 @@ impl Context<'_> {
             row("chain_bytes", "on the chain, about", Value::Bytes(call_bytes(&commit_arguments())), &[]),
         ]);
         Role { key: "miner", title: "Miner", rows }
+    }
+
+    /// Memory of the devices: of one, or of the ranks' GPUs.
+    fn device_rows(&self) -> Vec<Row> {
+        let ranks = u64::from(self.input.ranks);
+        if ranks == 1 {
+            let bytes = Value::Bytes(self.per_parameter(known::MINER_DEVICE));
+            return vec![row(
+                "device_bytes",
+                "devices: weights, gradients, moments",
+                bytes,
+                &[known::MINER_DEVICE],
+            )];
+        }
+        let gradient = self.rank_gradient();
+        let rank = self.per_parameter(known::RANK_DEVICE) + gradient.unwrap_or(0);
+        let (all, each) = match gradient {
+            Some(_) => ("devices: weights, a layer's gradient", "… of each rank"),
+            None => ("devices: weights", "… of each rank, without its gradient"),
+        };
+        vec![
+            row("device_bytes", all, Value::Bytes(ranks * rank), &[known::RANK_DEVICE]),
+            row("rank_device_bytes", each, Value::Bytes(rank), &[known::RANK_DEVICE]),
+        ]
+    }
+
+    /// The gradient that a rank's GPU holds with one micro-batch per step: that of one layer and of the embedding.
+    /// Unknown without the model's shape.
+    fn rank_gradient(&self) -> Option<u64> {
+        let shape = self.input.shape.as_ref()?;
+        let ranks = self.input.ranks as usize;
+        let recipe = Recipe { batch: ranks, micro_batch: 1, ..Recipe::default() };
+        let device: Device = "cuda:0,fused".parse().ok()?;
+        Some(MemoryEstimate::new(shape, &recipe, device).of_rank(shape, &recipe, device, ranks).gradients)
+    }
+
+    /// A miner's own memory over all its machines.
+    fn host_rows(&self) -> Vec<Row> {
+        let PlanInput { parameters, ranks, .. } = *self.input;
+        let host = self.per_parameter(known::MINER_HOST);
+        let label = "host memory beside mapped files";
+        if ranks == 1 {
+            let command = host + self.per_parameter(known::MINER_COMMAND);
+            return vec![
+                row("host_bytes", label, Value::Bytes(host), &[known::MINER_HOST]),
+                row(
+                    "command_host_bytes",
+                    "… with engine = \"command\"",
+                    Value::Bytes(command),
+                    &[known::MINER_HOST, known::MINER_COMMAND],
+                ),
+            ];
+        }
+        let of = |here| rank_host_bytes(parameters, here, ranks);
+        let (all, each) = (Value::Bytes(of(ranks)), Value::Bytes(of(1)));
+        vec![
+            row("host_bytes", label, Value::Bytes(host + of(ranks)), &[known::MINER_HOST, known::RANK_HOST]),
+            row("ranks_host_bytes", "… of that, gradients and moments", all, &[known::RANK_HOST]),
+            row("rank_host_bytes", "… for each rank", each, &[known::RANK_HOST]),
+        ]
     }
 
     /// Activations and work space of one sequence on a device with the fused engine in bf16: kept, and recomputed by
@@ -500,6 +563,7 @@ impl Context<'_> {
         let fetched = self.fetched * self.sizes.contribution_bytes;
         let held = 2 * self.fetched * self.sizes.contribution_largest_bytes;
         let model = self.per_parameter(known::VALIDATOR_STATE);
+        let own = self.validator_bytes();
         let disk = model * known::VALIDATOR_COPIES.value as u64 + held;
         let rows = vec![
             row("fetched", "fetches the contributions of seats", Value::Count(self.fetched), &[]),
@@ -540,9 +604,9 @@ impl Context<'_> {
             ),
             row(
                 "host_bytes",
-                "memory beside mapped files, at most",
-                Value::Bytes(known::VALIDATOR_HOST.value as u64),
-                &[known::VALIDATOR_HOST],
+                "memory beside mapped files, about",
+                Value::Bytes(own),
+                &[known::VALIDATOR_HOST, known::VALIDATOR_LISTS],
             ),
             row("mapped_bytes", "mapped files", Value::Bytes(model), &[known::VALIDATOR_STATE]),
             row("disk_bytes", "disk", Value::Bytes(disk), &[known::VALIDATOR_STATE, known::VALIDATOR_COPIES]),
@@ -550,6 +614,12 @@ impl Context<'_> {
             row("chain_bytes", "on the chain, about", Value::Bytes(self.validator_calls()), &[]),
         ];
         Role { key: "merging_validator", title: "Validator that merges", rows }
+    }
+
+    /// Memory of a validator that merges, beside mapped files.
+    fn validator_bytes(&self) -> u64 {
+        let gathers = (known::VALIDATOR_HOST.value as u64).min(32 * self.sizes.contribution_largest_bytes);
+        gathers + self.per_parameter(known::VALIDATOR_LISTS)
     }
 
     fn evaluating_validator(&self) -> Role {
@@ -681,6 +751,11 @@ impl Context<'_> {
         let anchor = (head, Digest::default(), Digest::default()).encode();
         [attest, vote, anchor].iter().map(|arguments| call_bytes(arguments)).sum()
     }
+}
+
+/// Bytes that `here` of a seat's `ranks` ranks on GPUs keep in the memory of their machine.
+pub fn rank_host_bytes(parameters: u64, here: u32, ranks: u32) -> u64 {
+    known::RANK_HOST.value as u64 * (parameters / u64::from(ranks.max(1))) * u64::from(here)
 }
 
 fn row(key: &'static str, label: &str, value: Value, from: &[Constant]) -> Row {

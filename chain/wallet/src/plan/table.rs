@@ -49,7 +49,11 @@ fn head(input: &PlanInput, plan: &Plan) -> String {
         seconds(phases.attest),
         seconds(phases.vote)
     );
-    let sequences = format!("{} sequences of {} tokens", params.sequences_per_seat, input.tokens);
+    let ranks = match input.ranks {
+        1 => String::new(),
+        ranks => format!(", by {ranks} ranks with a GPU and one micro-batch per step each"),
+    };
+    let sequences = format!("{} sequences of {} tokens{ranks}", params.sequences_per_seat, input.tokens);
     let contribution = object(sizes.contribution_bytes, params.density.0, sizes.contribution_bits_per_value);
     let update = object(sizes.update_bytes, params.merge_density.0, sizes.update_bits_per_value);
     let lines = [
@@ -159,6 +163,7 @@ pub fn json(input: &PlanInput, plan: &Plan) -> Json {
         "input".into(),
         json!({
             "parameters": input.parameters, "miners": input.miners, "validators": input.validators,
+            "ranks": input.ranks,
             "miner_bits_per_second": miner_link, "validator_bits_per_second": validator_link,
             "block_seconds": input.block_milliseconds as f64 / 1000.0,
             "blocks_per_window": schedule.blocks_per_window, "commit_by": schedule.commit_by,

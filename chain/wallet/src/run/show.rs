@@ -477,7 +477,7 @@ mod tests {
             a miner    trains 512 sequences (4,194,304 tokens) per window, sends 143 MB,
                        fetches 1.243 GB; device 135.1 GB, with activations of one sequence
                        142.6 GB to 166.5 GB; host 120.1 GB, disk 600.4 GB
-            validator  fetches 572.1 MB per window; memory 1.074 GB beside mapped files of
+            validator  fetches 572.1 MB per window; memory 298.5 MB beside mapped files of
                        60.04 GB, device 30.02 GB to evaluate; disk 181.3 GB, bucket 356.3 GB
             miners     4 of 192 seats are taken; the next costs 2.00 MTL, burnt, and a stake
                        of 0.01 MTL or more

@@ -6,13 +6,18 @@ use protocol::{Schedule, Window};
 use store::s3;
 use validator::gather::GatherDeadlines;
 
+/// The fewest blocks of an attest phase of which one is left to ask again.
+const ATTEST_BLOCKS: u32 = 4;
+/// What a validator that merges is built to stay below (docs/taking-part.md).
+const VALIDATOR_MEMORY: u64 = 1 << 30;
+
 impl Context<'_> {
     pub(super) fn checks(&self) -> Vec<Check> {
         let mut checks = vec![self.model_size()];
         checks.extend(self.miner_checks());
         checks.extend(self.gather_checks());
         checks.extend(self.vote_checks());
-        checks.extend([self.joins()]);
+        checks.extend([self.validator_memory(), self.joins()]);
         checks.extend(self.chain_checks());
         checks
     }
@@ -130,8 +135,24 @@ impl Context<'_> {
                 (Severity::Costs, "the rest, of lower weight, is not observed in the window"),
                 all,
             ),
+            self.attest_check(),
             self.evaluation_check(),
         ]
+    }
+
+    /// With fewer blocks, [`GatherDeadlines`] leaves none after the reveal deadline to ask again (PROT-14).
+    fn attest_check(&self) -> Check {
+        let Schedule { reveal_by, attest_by, .. } = self.input.params.schedule;
+        let has = attest_by.saturating_sub(reveal_by);
+        let time = |blocks: u32| f64::from(blocks) * self.block;
+        self.check(
+            "attest_blocks",
+            "validator",
+            "blocks to attest, one of them to ask again".into(),
+            [Value::Count(ATTEST_BLOCKS.into()), Value::Count(has.into())],
+            (Severity::Costs, "validators have 0.25 s to ask again after the reveal deadline"),
+            vec![Change::Window(self.window_for(time(ATTEST_BLOCKS), time(has), 1.0))],
+        )
     }
 
     fn evaluation_check(&self) -> Check {
@@ -191,6 +212,17 @@ impl Context<'_> {
                 |time| Change::Rate("--validator-uplink", rate(checkpoint, time)),
             ),
         ]
+    }
+
+    fn validator_memory(&self) -> Check {
+        self.check(
+            "validator_memory",
+            "validator",
+            "merges in this much memory beside mapped files".into(),
+            [Value::Bytes(self.validator_bytes()), Value::Bytes(VALIDATOR_MEMORY)],
+            (Severity::Costs, "validators need larger machines"),
+            vec![Change::Other("validators with that much free memory".into())],
+        )
     }
 
     fn joins(&self) -> Check {

@@ -1,5 +1,6 @@
 use super::*;
 use protocol::params::Density;
+use validator::gather::GatherDeadlines;
 
 const MBIT: u64 = 1_000_000;
 const GBIT: u64 = 1_000 * MBIT;
@@ -13,6 +14,7 @@ fn input() -> PlanInput {
         shape: None,
         miners: 24,
         validators: 8,
+        ranks: 1,
         miner_link: link,
         validator_link: link,
         params,
@@ -74,9 +76,12 @@ fn a_plan_has_the_sizes_and_times_that_were_measured() {
 fn memory_and_disk_are_bytes_per_parameter() {
     let of = plan(&PlanInput { parameters: 1_000_000_000, ..input() });
     assert_eq!(number(&of, "miner", "host_bytes"), 16e9);
+    assert_eq!(number(&of, "miner", "command_host_bytes"), 28e9);
+    assert_eq!(number(&of, "miner", "mapped_bytes"), 4e9);
     assert_eq!(number(&of, "miner", "device_bytes"), 18e9);
     assert_eq!(number(&of, "miner", "disk_bytes"), 80e9);
-    assert_eq!(number(&of, "merging_validator", "host_bytes"), f64::from(1 << 30));
+    // 32 times 8 MiB, and 4 MB per billion parameters.
+    assert_eq!(number(&of, "merging_validator", "host_bytes"), 272_435_456.0);
     assert_eq!(number(&of, "merging_validator", "mapped_bytes"), 8e9);
     assert_eq!(number(&of, "evaluating_validator", "device_bytes"), 4e9 + f64::from(1 << 20));
     // 6 P per token, 512 sequences of 2,048 tokens in an hour.
@@ -102,6 +107,31 @@ fn a_shape_adds_activations_and_attention() {
     let estimate = MemoryEstimate::new(&shape, &Recipe::default(), device);
     let state = estimate.weights + estimate.gradients + estimate.optimiser;
     assert_eq!(state, parameters * known::MINER_DEVICE.value as u64);
+}
+
+#[test]
+fn ranks_have_whole_weights_and_divide_the_optimiser() {
+    let shape = ModelConfig::preset("8b").unwrap();
+    let parameters = shape.parameters() as u64;
+    let eight = PlanInput { parameters, ranks: 8, ..input() };
+    let of = plan(&PlanInput { shape: Some(shape.clone()), ..eight.clone() });
+    // ADR 0067: 44.7 GiB on each GPU.
+    let rank = number(&of, "miner", "rank_device_bytes");
+    within(rank / f64::from(1 << 30), 44.7, 0.001);
+    assert_eq!(number(&of, "miner", "device_bytes"), 8.0 * rank);
+    assert_eq!(number(&of, "miner", "host_bytes"), 28.0 * parameters as f64);
+    assert_eq!(number(&of, "miner", "rank_host_bytes"), 12.0 * parameters as f64 / 8.0);
+    // The constants are the estimate's.
+    for (here, ranks) in [(1, 8), (3, 7), (1024, 1024)] {
+        let refused = MemoryEstimate::check_rank_slices(&shape, here, ranks, Some(0)).unwrap_err();
+        assert_eq!(
+            rank_host_bytes(parameters, here as u32, ranks as u32),
+            refused.needed,
+            "{here} of {ranks}"
+        );
+    }
+    // Without a shape the size of a layer is not known.
+    assert_eq!(number(&plan(&eight), "miner", "rank_device_bytes"), 6.0 * parameters as f64);
 }
 
 /// The crate of the estimate checks no overflow.
@@ -134,6 +164,9 @@ fn the_memory_of_the_largest_model_is_counted_without_overflow() {
     assert!(16 * parameters < of(1, "cpu").total());
     let plan = plan(&PlanInput { parameters, tokens, shape: Some(largest.clone()), ..input() });
     assert_eq!(number(&plan, "miner", "device_bytes"), 18.0 * parameters as f64);
+    let ranks = RANKS_MAX;
+    let of = self::plan(&PlanInput { parameters, tokens, ranks, shape: Some(largest.clone()), ..input() });
+    assert!(6.0 * parameters as f64 * f64::from(ranks) < number(&of, "miner", "device_bytes"));
 }
 
 #[test]
@@ -172,6 +205,26 @@ fn the_chain_s_share_is_that_of_its_benchmarks() {
     let calls = number(&of, "chain", "calls_seconds");
     assert!((1024.0 * 0.7e-3..1024.0 * 1.5e-3).contains(&calls), "{calls}");
     assert!(check(&of, "chain_room").fits() && check(&of, "chain_tasks").fits());
+}
+
+#[test]
+fn an_attest_phase_of_four_blocks_has_one_to_ask_again() {
+    for (blocks, fits) in [(3, false), (4, true)] {
+        let mut input = input();
+        input.params.schedule.attest_by = input.params.schedule.reveal_by + blocks;
+        let (window, schedule) = (Window::FIRST, input.params.schedule);
+        let deadlines = GatherDeadlines::of(&schedule, window);
+        assert_eq!(deadlines.reveal_by < deadlines.give_up, fits);
+        assert_eq!(check(&plan(&input), "attest_blocks").fits(), fits);
+    }
+}
+
+#[test]
+fn a_validator_of_a_model_above_200_billion_needs_more_than_a_gibibyte() {
+    for (parameters, fits) in [(200_000_000_000, true), (202_000_000_000, false)] {
+        let of = plan(&PlanInput { parameters, ..input() });
+        assert_eq!(check(&of, "validator_memory").fits(), fits, "{parameters}");
+    }
 }
 
 #[test]
@@ -214,6 +267,7 @@ fn each_limit_breaks_alone_and_every_change_that_is_proposed_mends_it() {
         ("no_waiting", slow(&|input| input.miner_link.down = 60 * MBIT)),
         ("gather_merged", slow(&|input| input.validator_link.down = 500 * MBIT)),
         ("gather_all", slow(&|input| (input.miners, input.validator_link.down) = (1000, 20 * GBIT))),
+        ("attest_blocks", slow(&|input| input.params.schedule = scaled(RunParams::default().schedule, 30))),
         ("evaluations", slow(&|input| input.miners = 1000)),
         ("vote", slow(&|input| input.validator_link.up = 300 * MBIT)),
         ("copies", slow(&|input| input.validator_link.up = 300 * MBIT)),
@@ -297,6 +351,8 @@ fn impossible_inputs_are_refused_with_the_formula() {
     refused(|input| input.validator_link.down = 0, "over a validator's downlink of 0 bit/s");
     refused(|input| input.miners = 0, "at least one miner and one validator");
     refused(|input| input.validators = 0, "at least one miner and one validator");
+    refused(|input| input.ranks = 0, "0 ranks: a miner's seat has from 1 to 1024");
+    refused(|input| input.ranks = u32::MAX, "4294967295 ranks");
     refused(
         |input| (input.miners, input.validators) = (1025, 64),
         "1025 miners + 64 validators = 1089 seats, and a run has at most 1088",
@@ -323,7 +379,7 @@ fn the_largest_and_the_smallest_inputs_overflow_nothing() {
     for link in [fast, slow] {
         for parameters in [1, ModelConfig::VALUES_MAX, PARAMETERS_MAX] {
             let mut input = PlanInput { parameters, miner_link: link, validator_link: link, ..input() };
-            (input.miners, input.validators) = (1024, 64);
+            (input.miners, input.validators, input.ranks) = (1024, 64, RANKS_MAX);
             input.tokens = TOKENS_MAX;
             input.block_milliseconds = BLOCK_MILLISECONDS_MAX;
             input.params.sequences_per_seat = u32::MAX;
