@@ -4,6 +4,8 @@
 
 #[allow(dead_code, reason = "shared with the other tests of whole networks")]
 mod support;
+#[path = "../../miner/tests/support/test_command.rs"]
+mod test_command;
 
 use chain_client::SubxtChain;
 use chain_client::keys::Key;
@@ -15,9 +17,13 @@ use localnet::{
     setup::{self, ChainWanted},
 };
 use node::Entry;
-use protocol::{Role, RunId, RunParams, Schedule, Window};
-use std::{path::Path, sync::LazyLock, time::Duration};
-use support::{Net, Shared, holds_since, last_finalised, merged_since};
+use protocol::{Role, RunId, RunParams, Schedule, Uid, Window};
+use std::{
+    path::Path,
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
+use support::{Net, Shared, holds_since, last_finalised, merged, merged_since};
 use watch::observe::Observer;
 
 static NETWORK: LazyLock<Shared> = LazyLock::new(|| {
@@ -43,6 +49,31 @@ fn journal(net: &Net, name: &str, offset: u64) -> (Vec<Entry>, u64) {
     node::journal::read_from(&path, offset).expect("a journal")
 }
 
+/// Waits until the miner has written a snapshot inside a window, so that it trains.
+async fn until_inside_a_window(net: &Net, name: &str) {
+    let inside = net.directory().join(name).join("data").join("training.snapshot");
+    let began = Instant::now();
+    while !inside.exists() {
+        assert!(began.elapsed() < Duration::from_secs(240), "it does not train{}", net.last_lines());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits for a merge from window `from` on that has the contribution of `uid` in it.
+async fn merged_with(net: &mut Net, uid: Uid, from: u32) -> Window {
+    for window in from..from + 10 {
+        net.until(&format!("window {window} is over"), |seen| window <= last_finalised(seen)).await;
+        let view = net.chain.window(net.observer.run.id, Window(window)).await.expect("our chain answers");
+        let view = view.expect("the window is kept");
+        let is_merged = view.outcome.is_some_and(|outcome| merged(&outcome));
+        let selection = view.selection.filter(|_| is_merged);
+        if selection.is_some_and(|all| all.selected.iter().any(|one| one.uid == uid)) {
+            return Window(window);
+        }
+    }
+    panic!("no contribution of seat {} was merged{}", uid.0, net.last_lines());
+}
+
 /// Changes the settings of the miner in `home`: small steps, time before the deadline for a busy machine, and
 /// `beside`.
 fn set_training(home: &Path, beside: &str) {
@@ -61,17 +92,11 @@ fn a_miner_killed_inside_a_window_resumes_it_and_is_paid() {
         net.network.kill(name).await.expect("the miner ran");
         net.start(name);
 
-        let inside = net.directory().join(name).join("data").join("training.snapshot");
         let all_earned = |seen: &Observer| seen.seats_of(Role::Miner).map(|seat| seat.earned).sum::<u128>();
         let mut earned = 0;
         for attempt in 0.. {
             assert!(attempt < 10, "no killed window was finished{}", net.last_lines());
-            // Right after a snapshot inside the window, while there is more to train.
-            let began = std::time::Instant::now();
-            while !inside.exists() {
-                assert!(began.elapsed() < Duration::from_secs(240), "it does not train{}", net.last_lines());
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+            until_inside_a_window(net, name).await;
             let (_, offset) = journal(net, name, 0);
             earned = all_earned(&net.observer);
             net.network.kill(name).await.expect("the miner ran");
@@ -361,16 +386,109 @@ fn a_seat_of_two_ranks_is_paid_and_outlives_a_killed_rank() {
     });
 }
 
+/// The command is this test program. Without training ahead, each kill of it costs a window.
+#[test]
+fn a_seat_trained_by_a_command_is_paid_and_outlives_its_killed_command() {
+    NETWORK.run(async |net| {
+        let (name, uid) = ("miner-0", net.uid("miner-0"));
+        let program = serde_json::json!(test_command::program(""));
+        let settings = format!(
+            "ahead = 0.0\nsnapshot_every_steps = 4\nengine = \"command\"\n[train.command]\nprogram = {program}"
+        );
+        set_training(&net.directory().join(name), &settings);
+        net.network.kill(name).await.expect("the miner ran");
+        let (_, offset) = journal(net, name, 0);
+        let schedule = net.observer.run.params.schedule;
+        let open = schedule.window_at(net.chain.heads().borrow().block).expect("the run has started");
+        net.start(name);
+
+        // This process of the miner has no other engine.
+        let trained = |net: &Net, window: Window| {
+            let mut entries = journal(net, name, offset).0.into_iter();
+            entries.any(|entry| matches!(entry, Entry::Trained { window: of, .. } if of == window))
+        };
+        let first = merged_with(net, uid, open.0 + 1).await;
+        assert!(trained(net, first), "window {}{}", first.0, net.last_lines());
+
+        until_inside_a_window(net, name).await;
+        let (killed, known) = (command_process().await, net.observer.missed.len());
+        kill(&[killed]);
+        let given_up = |seen: &Observer| {
+            let mut missed = seen.missed[known..].iter();
+            missed
+                .find(|(_, by, reason)| by == name && reason.contains("training was given up"))
+                .map(|(window, _, reason)| (*window, reason.clone()))
+        };
+        net.until("the window is given up", |seen| given_up(seen).is_some()).await;
+        let (window, reason) = given_up(&net.observer).expect("just seen");
+        println!("window {}: {reason}", window.0);
+        assert!(reason.contains("the training command failed"), "{reason}");
+
+        let again = merged_with(net, uid, window.0 + 1).await;
+        assert!(trained(net, again), "window {}{}", again.0, net.last_lines());
+        assert_ne!(command_process().await, killed);
+
+        // A busy machine may be late.
+        let blameless = ["not-observed", "missing", "late"];
+        let mut faults = net.observer.faults.iter().filter(|fault| {
+            fault.uid == uid.0 && first.0 <= fault.window && !blameless.contains(&&*fault.label)
+        });
+        assert_eq!(faults.next(), None);
+        let epoch = first.epoch(net.observer.run.params.epoch_windows);
+        loop {
+            let now = last_finalised(&net.observer);
+            let slips = net.chain.payslips(net.observer.run.id, uid).await.expect("our chain answers");
+            if slips.iter().any(|slip| epoch <= slip.epoch && 0 < slip.amount) {
+                break;
+            }
+            assert!(now < again.0 + 8, "it is not paid: {slips:?}{}", net.last_lines());
+            net.until("another window is over", |seen| now < last_finalised(seen)).await;
+        }
+    });
+}
+
+/// The process of the command, once there is one.
+async fn command_process() -> i32 {
+    let this = std::env::current_exe().expect("the path of this program").display().to_string();
+    let began = Instant::now();
+    loop {
+        let found = processes(|words| {
+            words.first() == Some(&this.as_bytes()) && words.get(1) == Some(&test_command::TEST.as_bytes())
+        });
+        if let [process] = found[..] {
+            return process;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "processes of the command: {found:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 /// Kills all processes that are a rank of a miner of this test.
 fn kill_ranks() {
+    kill(&processes(|words| {
+        words.first() == Some(&support::PROGRAM.as_bytes()) && words.last() == Some(&&b"worker"[..])
+    }));
+}
+
+/// The processes whose command line `is_wanted`.
+fn processes(is_wanted: impl Fn(&[&[u8]]) -> bool) -> Vec<i32> {
     let processes = std::fs::read_dir("/proc").expect("Linux").filter_map(|entry| {
         let id: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
         let words = std::fs::read(format!("/proc/{id}/cmdline")).ok()?;
         let words: Vec<&[u8]> = words.split(|byte| *byte == 0).filter(|word| !word.is_empty()).collect();
-        (words.first() == Some(&support::PROGRAM.as_bytes()) && words.last() == Some(&&b"worker"[..]))
-            .then_some(id)
+        is_wanted(&words).then_some(id)
     });
+    processes.collect()
+}
+
+fn kill(processes: &[i32]) {
     for id in processes {
         let _ = std::process::Command::new("kill").args(["-9", &id.to_string()]).status();
     }
+}
+
+/// The command's main, where this test's own program is started once more. Otherwise nothing.
+#[test]
+fn the_process_that_trains() {
+    test_command::run();
 }
