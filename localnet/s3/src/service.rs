@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use futures::future::BoxFuture;
 use futures::{StreamExt, stream};
 use reqwest::header::{HeaderMap, LOCATION};
 use s3s::access::{S3Access, S3AccessContext};
@@ -26,7 +27,7 @@ use store::faults::{ReadFaults, flip_bit};
 pub(super) fn s3(state: Arc<State>) -> S3Service {
     let mut service = S3ServiceBuilder::new(Operations {
         state: state.clone(),
-        uploads: Mutex::default(),
+        uploads: Uploads::default(),
         upload_number: AtomicU64::new(0),
     });
     // Without authentication there would be no access checks either.
@@ -109,9 +110,15 @@ type Answer<T> = S3Result<S3Response<T>>;
 
 struct Operations {
     state: Arc<State>,
-    uploads: Mutex<BTreeMap<String, Upload>>,
+    uploads: Uploads,
     upload_number: AtomicU64,
 }
+
+/// The uploads in parts, by their ids.
+type Uploads = Arc<Mutex<BTreeMap<String, Upload>>>;
+
+/// A client that gets nothing of an answer for longer may give up.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// An upload in parts. It is lost when the server stops; the client learns this with its next part.
 struct Upload {
@@ -208,13 +215,18 @@ impl Operations {
         Ok(incoming.finish().await?)
     }
 
-    /// Fails if the answer to a change that is done is to be lost.
     fn answer(&self, bucket: &str, action: Action, key: &str) -> S3Result<()> {
-        if self.bucket(bucket)?.faults.draw_answer_lost(action, key) {
-            return Err(s3_error!(SlowDown, "injected: the answer is lost"));
-        }
-        Ok(())
+        answer(&self.state, bucket, action, key)
     }
+}
+
+/// Fails if the answer to a change that is done is to be lost.
+fn answer(state: &State, bucket: &str, action: Action, key: &str) -> S3Result<()> {
+    let bucket = state.bucket(bucket).map_err(|_| s3_error!(NoSuchBucket))?;
+    if bucket.faults.draw_answer_lost(action, key) {
+        return Err(s3_error!(SlowDown, "injected: the answer is lost"));
+    }
+    Ok(())
 }
 
 #[async_trait::async_trait]
@@ -417,20 +429,30 @@ impl S3 for Operations {
         if self.bucket(&input.bucket)?.faults.is_full(&input.key) {
             return Err(ObjectError::Full.into());
         }
-        let mut whole = self.state.objects.begin()?;
-        for part in &parts {
-            whole.append(part).await?;
-        }
-        let whole = whole.finish().await?;
-        let etag = self.state.objects.place(&input.bucket, &input.key, whole)?.etag;
-        // Only now: a client that lost the answer may complete again while the parts are there.
-        self.uploads().remove(&input.upload_id);
-        self.answer(&input.bucket, Action::Write, &input.key)?;
-        Ok(S3Response::new(CompleteMultipartUploadOutput {
-            bucket: Some(input.bucket),
-            key: Some(input.key),
-            e_tag: Some(ETag::Strong(etag)),
-            ..CompleteMultipartUploadOutput::default()
+        let (state, uploads) = (self.state.clone(), self.uploads.clone());
+        let (bucket, key, id) = (input.bucket, input.key, input.upload_id);
+        let mut completed: BoxFuture<'static, S3Result<CompleteMultipartUploadOutput>> =
+            Box::pin(async move {
+                let mut whole = state.objects.begin()?;
+                for part in &parts {
+                    whole.append(part).await?;
+                }
+                let whole = whole.finish().await?;
+                let etag = state.objects.place(&bucket, &key, whole)?.etag;
+                // Only now: a client that lost the answer may complete again while the parts are there.
+                uploads.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+                answer(&state, &bucket, Action::Write, &key)?;
+                Ok(CompleteMultipartUploadOutput {
+                    bucket: Some(bucket),
+                    key: Some(key),
+                    e_tag: Some(ETag::Strong(etag)),
+                    ..CompleteMultipartUploadOutput::default()
+                })
+            });
+        // As in S3, the answer to a long one begins, and blanks come until its end is known.
+        Ok(S3Response::new(match tokio::time::timeout(SILENCE_MAX, &mut completed).await {
+            Ok(completed) => completed?,
+            Err(_) => CompleteMultipartUploadOutput { future: Some(completed), ..Default::default() },
         }))
     }
 

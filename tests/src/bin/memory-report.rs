@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The chain is the real runtime. The buckets are those of the S3 server that localnet uses, in a process of its own.
-//! The node's part is the code of the node: follower, codec, spill, checkpoint. Contributions are random.
+//! The node's part is the code of the node: follower, codec, spill, checkpoint. Contributions are random, of sections that
+//! repeat.
 
 use anyhow::{Context as _, ensure};
 use chain_client::Chain as _;
@@ -37,7 +38,7 @@ use s3_server::{BucketConfig, S3Server, ServerConfig};
 use serde::Serialize;
 use sp_keyring::Sr25519Keyring;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::{BufRead as _, BufReader, BufWriter, Write as _},
     path::{Path, PathBuf},
@@ -68,6 +69,10 @@ struct Options {
     /// Rows with at least this many values are files.
     #[arg(long, value_name = "N", default_value_t = MAPPED_FROM)]
     mapped_from: usize,
+    /// Begin from weights of zero instead of the seed's, for a filesystem that compresses. How the node makes its first
+    /// weights is then not measured.
+    #[arg(long)]
+    zeros: bool,
     /// An empty directory on a disk with 26 bytes for each parameter; by default a temporary one.
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
@@ -232,7 +237,8 @@ impl Meter {
             resident_bytes: memory("VmHWM").unwrap_or_default(),
             disk_bytes: disk(&self.home),
         };
-        eprintln!("{}: {:.1} s", phase.name, phase.seconds);
+        let mib = phase.anonymous_bytes >> 20;
+        eprintln!("{}: {:.1} s, {mib} MiB of its own", phase.name, phase.seconds);
         self.phases.push(phase);
     }
 }
@@ -417,7 +423,11 @@ fn accepted(results: Vec<Result<(), String>>) -> anyhow::Result<()> {
     results.into_iter().try_for_each(|result| result.map_err(|refusal| anyhow::anyhow!("refused: {refusal}")))
 }
 
-/// Writes a signed contribution of random values, a few sections at a time.
+/// The sections of the seat `uid` repeat after this many and `uid` more of one length: to encode every section of a
+/// large model takes most of an hour. Sections of 20 merged seats do not repeat: each seat's has another period.
+const DIFFERENT_SECTIONS: usize = 64;
+
+/// Writes a signed contribution of random values.
 fn random_contribution(
     codec: &Codec,
     header: &Header,
@@ -427,17 +437,30 @@ fn random_contribution(
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
     let (mut sealer, prefix) = Sealer::new(header);
     file.write_all(&prefix)?;
-    let sections: Vec<_> = codec.layout().sections().iter().enumerate().collect();
-    for some in sections.chunks(16) {
-        let encoded = some.par_iter().map(|(index, section)| {
-            let seed = u64::from(header.uid.0) << 48 ^ u64::from(header.window.0) << 32 ^ *index as u64;
-            let mut values = random(seed, section.values.len());
-            let layout = Layout::new(&[values.len()], codec.density().0)?;
-            Ok(encode(&layout, &mut values, Source::Nothing, Feedback::Keep)?)
+    let different = DIFFERENT_SECTIONS + usize::from(header.uid.0);
+    let mut made = BTreeMap::<(usize, usize), Vec<u8>>::new();
+    let mut of_length = BTreeMap::<usize, usize>::new();
+    let sections = codec.layout().sections().iter().map(|section| {
+        let length = section.values.len();
+        let count = of_length.entry(length).or_default();
+        *count += 1;
+        (length, (*count - 1) % different)
+    });
+    let sections: Vec<(usize, usize)> = sections.collect();
+    for some in sections.chunks(different) {
+        let new = some.iter().filter(|section| !made.contains_key(section)).collect::<BTreeSet<_>>();
+        let encoded = new.into_par_iter().map(|&(length, place)| {
+            let seed = u64::from(header.uid.0) << 48
+                ^ u64::from(header.window.0) << 40
+                ^ (length << 8 | place) as u64;
+            let mut values = random(seed, length);
+            let layout = Layout::new(&[length], codec.density().0)?;
+            Ok(((length, place), encode(&layout, &mut values, Source::Nothing, Feedback::Keep)?))
         });
-        for bytes in encoded.collect::<anyhow::Result<Vec<_>>>()? {
-            sealer.push(&bytes);
-            file.write_all(&bytes)?;
+        made.extend(encoded.collect::<anyhow::Result<Vec<_>>>()?);
+        for bytes in some.iter().filter_map(|section| made.get(section)) {
+            sealer.push(bytes);
+            file.write_all(bytes)?;
         }
     }
     let (signature, digest) = sealer.finish(signer);
@@ -469,21 +492,31 @@ async fn report(options: &Options, home: &Path) -> anyhow::Result<Report> {
     meter.begin()?;
     let mut theta =
         Storage::on_disk(&validator).mapped_from(options.mapped_from).zeros(spec.model.parameters())?;
-    tokio::task::block_in_place(|| {
-        model::init_into(&spec.model, spec.seed, theta.edit()?).map_err(anyhow::Error::from)
-    })?;
+    if !options.zeros {
+        tokio::task::block_in_place(|| {
+            model::init_into(&spec.model, spec.seed, theta.edit()?).map_err(anyhow::Error::from)
+        })?;
+    }
     let world = World::new(options, spec, theta.root(), server)?;
     meter.end("first weights");
-    drop(theta);
 
-    // The validator joins the run: θ_0 from the seed, saved.
     let follower = world.follower(&validator)?;
     let mut journal = Journal::open(&home.join("journal.jsonl"))?;
     let path = validator.join("model.state");
     meter.begin()?;
-    let (driver, _) = SyncDriver::open(follower.clone(), path.clone(), &mut journal).await?;
-    meter.end("genesis and save");
-    drop(driver);
+    if options.zeros {
+        let run = &follower.run;
+        let mut state = ModelState::first(run.id, &run.params, &run.manifest, theta);
+        state.buffer = Some(world.storage(&validator).zeros(state.theta.len())?);
+        tokio::task::block_in_place(|| state.save(&path))?;
+        meter.end("save");
+    } else {
+        drop(theta);
+        // The validator joins the run: θ_0 from the seed, saved.
+        let (driver, _) = SyncDriver::open(follower.clone(), path.clone(), &mut journal).await?;
+        drop(driver);
+        meter.end("genesis and save");
+    }
     meter.begin()?;
     let (mut driver, resumed) = SyncDriver::open(follower.clone(), path, &mut journal).await?;
     ensure!(resumed, "the saved model is read");
