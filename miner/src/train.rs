@@ -45,9 +45,9 @@ pub struct WindowSteps {
 }
 
 impl WindowSteps {
-    /// The learning rate of the step after `sequences` of the window, of an optimiser that took `own` steps: the run's, and
-    /// while the optimiser is new, at most a share of the highest. That share rises to 1 in as many steps as the mean of
-    /// the gradients goes back, `1 / (1 - beta_1)`, or in the recipe's warm-up if that is shorter.
+    /// The learning rate of the step after `sequences` of the window, by an optimiser that took `own` steps. It is the
+    /// run's; while the optimiser is new, it is at most a share of the highest rate. That share rises to 1 in as many
+    /// steps as the mean of the gradients goes back, `1 / (1 - beta_1)`, or in the recipe's warm-up if that is shorter.
     fn learning_rate(&self, recipe: &Recipe, sequences: u32, own: u64) -> f64 {
         let before = u64::from(self.windows_before) * u64::from(self.sequences_per_seat);
         let batch = (self.run_batch as u64).max(1);
@@ -188,7 +188,8 @@ pub fn train(
     Ok(trained)
 }
 
-/// Takes a step at `learning_rate`. A failed one is repeated from the same state; if that succeeds, `repeated` gets the first error.
+/// Takes a step at `learning_rate`. A failed one is repeated from the same state; if that succeeds, `repeated` gets the
+/// first error.
 ///
 /// # Errors
 /// The first error, with the diagnosis of the repetition. The trainer is unchanged.

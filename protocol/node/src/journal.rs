@@ -35,7 +35,8 @@ pub enum Entry {
     },
     /// A miner resumed a window after `sequences` and `steps`.
     Resumed { window: Window, sequences: u32, steps: u32 },
-    /// A miner repeated a step whose loss was not finite or above the bound. `found` is the diagnosis.
+    /// A miner repeated a step whose loss was not finite or above the bound, or gave a step up. `found` is the diagnosis,
+    /// or the whole error.
     Repeated { window: Window, step: u32, found: String },
     /// A file was damaged or missing, and its backup is used.
     FellBack { file: String },

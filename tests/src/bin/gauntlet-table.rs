@@ -67,6 +67,9 @@ fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
         let names: Vec<&str> = experiment::names().collect();
         return Err(format!("unknown adversary or network {unknown:?}; known: {}", names.join(", ")).into());
     }
+    if !(0.0..=1.0).contains(&settings.residual_share) {
+        return Err(format!("--residual-share {} is not from 0 to 1", settings.residual_share).into());
+    }
     let world = match &settings.data {
         Some(directory) => World::open(directory)?,
         None => World::tiny(&settings.cache.clone().map_or_else(World::default_cache, Ok)?)?,

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The chain is the real runtime. The buckets are those of the S3 server that localnet uses, in a process of its own.
-//! The node's part is the code of the node: follower, codec, spill, checkpoint. Contributions are random, of sections that
-//! repeat.
+//! The node's part is the code of the node: follower, codec, spill, checkpoint. Contributions are random; their
+//! sections repeat.
 
 use anyhow::{Context as _, ensure};
 use chain_client::Chain as _;
