@@ -13,17 +13,17 @@ pub use rendezvous::{Identity, RankError};
 
 use crate::command::{CommandGroup, Process};
 use anyhow::{Context as _, bail, ensure};
-use launcher::{Launched, RANKS_MAX};
+use launcher::Launched;
 use model::{ModelConfig, Recipe};
 use nn::{
-    Device, DeviceName, MemoryEstimate, ModelError, Trainer,
+    Device, DeviceName, DeviceSetting, MemoryEstimate, ModelError, Trainer,
     collective::Collective,
     engine::{self, Connect, DataParallel},
     nccl::{self, Library, NcclError, UniqueId},
 };
 use node::{
     Settings,
-    config::{RankExchange, TrainFile},
+    config::{RANKS_MAX, RankExchange, TrainFile},
     error_chain,
     program::StopSignal,
 };
@@ -76,19 +76,9 @@ pub enum Place {
 /// # Errors
 /// If it is no device, or GPUs cannot be counted.
 pub fn device(settings: &Settings) -> anyhow::Result<(Device, Option<usize>)> {
-    let mut value = settings.reading.device.clone();
-    let text = value.as_str().or_else(|| value.get("name")?.as_str()).unwrap_or_default();
-    let (name, others) = text.split_at(text.find(',').unwrap_or(text.len()));
-    let kind = name.strip_suffix(":all").filter(|kind| matches!(*kind, "cuda" | "vulkan"));
-    let Some(first) = kind.map(|kind| format!("{kind}{others}")) else {
-        return Ok((value.try_into().context("device")?, None));
-    };
-    match value.get_mut("name") {
-        Some(name) => *name = first.into(),
-        None => value = first.into(),
-    }
-    let device: Device = value.try_into().context("device")?;
-    Ok((device, Some(device.count()?)))
+    let DeviceSetting { device, is_every_gpu } =
+        settings.reading.device.clone().try_into().context("device")?;
+    Ok((device, is_every_gpu.then(|| device.count()).transpose()?))
 }
 
 /// Decides from settings, the flag `--ranks`, the GPUs of the machine if all are meant, and the launcher's variables.
@@ -102,7 +92,7 @@ pub fn place(
     variable: impl Fn(&str) -> Option<String>,
 ) -> anyhow::Result<Place> {
     let wanted = flag.or(train.ranks);
-    if let Some(ranks) = wanted.filter(|ranks| !(1..=RANKS_MAX).contains(ranks)) {
+    if let Some(ranks) = wanted.filter(|ranks| !(1..=RANKS_MAX as usize).contains(ranks)) {
         bail!("`ranks` is {ranks}, and may be from 1 to {RANKS_MAX}");
     }
     if wanted == Some(1) {

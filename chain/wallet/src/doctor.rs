@@ -10,7 +10,7 @@ use crate::{
     output::Output,
     plan::{
         self,
-        figures::{RANKS_MAX, Role as RoleFigures, Value as Figure, rank_host_bytes},
+        figures::{Role as RoleFigures, Value as Figure, rank_host_bytes},
         table::{value as figure, wrapped},
     },
     seat::role_parser,
@@ -24,10 +24,10 @@ use measure::{
     Uplink, bytes_in, check_clock, check_memory, check_open_files, check_uplink, compare_disk, mode_of,
 };
 use model::{ModelConfig, Recipe, RunSpec};
-use nn::{Device, DeviceName, MemoryEstimate};
+use nn::{Device, DeviceName, DeviceSetting, MemoryEstimate};
 use node::{
     ChainWitness, Flags, Settings,
-    config::{RankExchange, StoreFile, TrainEngine, TrainFile},
+    config::{RANKS_MAX, RankExchange, StoreFile, TrainEngine, TrainFile},
     data::fetch_manifest,
     durable::free_bytes,
     error_chain,
@@ -407,28 +407,13 @@ impl Ranks {
     }
 }
 
-/// The device of the settings, and whether they name all GPUs of its kind, as `cuda:all` does: then it is the first.
-fn device_of(mut value: toml::Value) -> Result<(Device, bool), toml::de::Error> {
-    let text = value.as_str().or_else(|| value.get("name")?.as_str()).unwrap_or_default();
-    let (name, others) = text.split_at(text.find(',').unwrap_or(text.len()));
-    let kind = name.strip_suffix(":all").filter(|kind| matches!(*kind, "cuda" | "vulkan"));
-    let Some(first) = kind.map(|kind| format!("{kind}{others}")) else {
-        return Ok((value.try_into()?, false));
-    };
-    match value.get_mut("name") {
-        Some(name) => *name = first.into(),
-        None => value = first.into(),
-    }
-    Ok((value.try_into()?, true))
-}
-
 /// The device of the settings, if it may be used, and the ranks.
 fn check_device(settings: &Settings, checks: &mut Checks) -> Option<TrainingDevice> {
     if settings.train.engine == Some(TrainEngine::Command) {
         checks.ok("device", "an external program trains");
         return None;
     }
-    let (device, is_every_gpu) = match device_of(settings.reading.device.clone()) {
+    let DeviceSetting { device, is_every_gpu } = match settings.reading.device.clone().try_into() {
         Ok(found) => found,
         Err(error) => {
             checks.fail(
@@ -889,7 +874,7 @@ mod tests {
     /// The verdicts on the memory of a miner with these settings under [train].
     fn memory(model: &str, device: &str, train: &str, host: u64, free: [u64; 2]) -> Vec<Verdict> {
         let model = ModelConfig::preset(model).unwrap();
-        let (device, is_every_gpu) = device_of(device.into()).unwrap();
+        let DeviceSetting { device, is_every_gpu } = device.parse().unwrap();
         let train: TrainFile = toml::from_str(train).unwrap();
         let ranks = Ranks::of(&train, is_every_gpu, Some(8)).unwrap();
         let training = Some(TrainingDevice { device, is_every_gpu, ranks });
@@ -962,18 +947,5 @@ mod tests {
         for wrong in ["ranks = 0", "ranks = 1025", "ranks = 99999999999"] {
             assert!(ranks(wrong, false, Some(8)).unwrap_err().to_string().contains("from 1 to 1024"));
         }
-    }
-
-    #[test]
-    fn all_gpus_of_a_kind_begin_with_the_first() {
-        let of = |text: &str| {
-            let settings: toml::Table = toml::from_str(text).unwrap();
-            let (device, is_every_gpu) = device_of(settings["device"].clone()).ok()?;
-            Some((device.to_string(), is_every_gpu))
-        };
-        assert_eq!(of("device = \"cuda:all,bf16\""), Some(("cuda:0,bf16".into(), true)));
-        assert_eq!(of("device = { name = \"vulkan:all\" }"), Some(("vulkan".into(), true)));
-        assert_eq!(of("device = \"cuda:1\""), Some(("cuda:1".into(), false)));
-        assert_eq!(of("device = \"cpu:all\""), None);
     }
 }

@@ -41,6 +41,14 @@ pub struct Device {
     pub kernels: Option<KernelSet>,
 }
 
+/// A miner's device setting, which may name all GPUs of a kind: `cuda:all` or `vulkan:all`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSetting {
+    /// The first GPU, where all are named.
+    pub device: Device,
+    pub is_every_gpu: bool,
+}
+
 /// A device by name: `cpu`, `cuda:0` and so on, `vulkan`, `vulkan:0` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceName {
@@ -230,10 +238,29 @@ impl Device {
         }
     }
 
+    /// Returns whether it was not set before.
+    fn checkpoint(&mut self, to: ActivationCheckpointing) -> bool {
+        std::mem::replace(&mut self.activation_checkpointing, to).is_none()
+    }
+}
+
+impl DeviceSetting {
+    /// The device.
+    ///
+    /// # Errors
+    /// If the setting names all GPUs.
+    fn single(self) -> Result<Device, DeviceError> {
+        match self.is_every_gpu {
+            true => Err(DeviceError::Unknown { text: format!("{}:all", self.device.name.backend()[1]) }),
+            false => Ok(self.device),
+        }
+    }
+
     /// Parses the older form: a name, then settings with commas between.
-    fn parse(text: &str) -> Option<Device> {
+    fn parse(text: &str) -> Option<DeviceSetting> {
         let mut words = text.split(',');
-        let mut device = Device::new(words.next()?.parse().ok()?);
+        let (name, is_every_gpu) = parse_name(words.next()?).ok()?;
+        let mut device = Device::new(name);
         for word in words {
             // A setting is made once.
             let is_first = match word {
@@ -249,13 +276,14 @@ impl Device {
                 return None;
             }
         }
-        Some(device)
+        Some(DeviceSetting { device, is_every_gpu })
     }
+}
 
-    /// Returns whether it was not set before.
-    fn checkpoint(&mut self, to: ActivationCheckpointing) -> bool {
-        std::mem::replace(&mut self.activation_checkpointing, to).is_none()
-    }
+/// The named device, or the first where all GPUs are named; and whether they are.
+fn parse_name(name: &str) -> Result<(DeviceName, bool), DeviceError> {
+    let kind = name.strip_suffix(":all").filter(|kind| matches!(*kind, "cuda" | "vulkan"));
+    Ok((kind.unwrap_or(name).parse()?, kind.is_some()))
 }
 
 impl DeviceName {
@@ -335,9 +363,11 @@ impl Serialize for DeviceName {
     }
 }
 
-impl<'de> Deserialize<'de> for DeviceName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<DeviceName, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+impl FromStr for DeviceSetting {
+    type Err = DeviceError;
+
+    fn from_str(text: &str) -> Result<DeviceSetting, DeviceError> {
+        DeviceSetting::parse(text).ok_or_else(|| DeviceError::Unknown { text: text.into() })
     }
 }
 
@@ -345,7 +375,7 @@ impl FromStr for Device {
     type Err = DeviceError;
 
     fn from_str(text: &str) -> Result<Device, DeviceError> {
-        Device::parse(text).ok_or_else(|| DeviceError::Unknown { text: text.into() })
+        text.parse::<DeviceSetting>()?.single()
     }
 }
 
@@ -367,10 +397,16 @@ impl fmt::Display for Device {
 
 impl<'de> Deserialize<'de> for Device {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Device, D::Error> {
+        DeviceSetting::deserialize(deserializer)?.single().map_err(de::Error::custom)
+    }
+}
+
+impl<'de> Deserialize<'de> for DeviceSetting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<DeviceSetting, D::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Table {
-            name: DeviceName,
+            name: String,
             engine: Option<EngineKind>,
             precision: Option<Precision>,
             #[serde(default)]
@@ -379,7 +415,7 @@ impl<'de> Deserialize<'de> for Device {
         }
         struct Visitor;
         impl<'de> de::Visitor<'de> for Visitor {
-            type Value = Device;
+            type Value = DeviceSetting;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(
@@ -387,14 +423,16 @@ impl<'de> Deserialize<'de> for Device {
                 )
             }
 
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Device, E> {
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<DeviceSetting, E> {
                 text.parse().map_err(E::custom)
             }
 
-            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<Device, A::Error> {
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<DeviceSetting, A::Error> {
                 let table = Table::deserialize(de::value::MapAccessDeserializer::new(map))?;
                 let Table { name, engine, precision, activation_checkpointing, kernels } = table;
-                Ok(Device { name, engine, precision, activation_checkpointing, kernels })
+                let (name, is_every_gpu) = parse_name(&name).map_err(de::Error::custom)?;
+                let device = Device { name, engine, precision, activation_checkpointing, kernels };
+                Ok(DeviceSetting { device, is_every_gpu })
             }
         }
         deserializer.deserialize_any(Visitor)
@@ -473,6 +511,27 @@ mod tests {
             "cudaf32",
         ] {
             assert_eq!(text.parse::<Device>(), Err(DeviceError::Unknown { text: text.into() }));
+        }
+    }
+
+    #[test]
+    fn all_gpus_of_a_kind_begin_with_the_first() {
+        let of = |setting| {
+            let DeviceSetting { device, is_every_gpu } = serde_json::from_value(setting).ok()?;
+            Some((device.to_string(), is_every_gpu))
+        };
+        assert_eq!(of(json!("cuda:all,bf16")), Some(("cuda:0,bf16".into(), true)));
+        assert_eq!(
+            of(json!({ "name": "vulkan:all", "precision": "f32" })),
+            Some(("vulkan,f32".into(), true))
+        );
+        assert_eq!(of(json!("cuda:1")), Some(("cuda:1".into(), false)));
+        for wrong in [json!("cpu:all"), json!("cuda:0:all"), json!({ "name": "cuda:all,f32" })] {
+            assert_eq!(of(wrong.clone()), None, "{wrong}");
+        }
+        for name in ["cuda:all", "vulkan:all"] {
+            assert_eq!(name.parse::<Device>(), Err(DeviceError::Unknown { text: name.into() }));
+            assert!(serde_json::from_value::<Device>(json!({ "name": name })).is_err(), "{name}");
         }
     }
 

@@ -33,7 +33,9 @@ mod session;
 mod train;
 
 pub use batch::BatchError;
-pub use device::{ActivationCheckpointing, Device, DeviceError, DeviceName, EngineKind, KernelSet};
+pub use device::{
+    ActivationCheckpointing, Device, DeviceError, DeviceName, DeviceSetting, EngineKind, KernelSet,
+};
 pub use driver::GpuInfo;
 pub use engine::{Blocks, DeviceMemory, Engine, Gradients, RankEngine};
 pub use estimate::{

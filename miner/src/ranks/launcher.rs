@@ -3,10 +3,9 @@
 //!
 //! The first launcher whose variables are set wins. Nothing is scheduled here: launchers place and restart processes.
 
+use node::config::RANKS_MAX;
 use std::fmt;
 
-/// The most ranks of a seat.
-pub const RANKS_MAX: usize = 1024;
 /// The port of rank 0 where a launcher names none.
 pub const PORT: u16 = 29_590;
 
@@ -105,7 +104,7 @@ pub fn launched(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Laun
             _ => Err(LauncherError::Number { name, value: shown(&value), min, max }),
         }
     };
-    let ranks = number(ranks_name, 1, RANKS_MAX)?;
+    let ranks = number(ranks_name, 1, RANKS_MAX as usize)?;
     let rank = number(rank_name, 0, ranks - 1)?;
     let local_rank = match variable(local_name) {
         Some(_) => number(local_name, 0, ranks - 1)?,
@@ -290,7 +289,8 @@ mod tests {
             ];
             let read = launched(|name| names.iter().position(|of| *of == name).and_then(|at| values[at].clone()));
             if let Ok(Some(found)) = read {
-                prop_assert!(found.rank < found.ranks && found.ranks <= RANKS_MAX && found.local_rank < found.ranks);
+                prop_assert!(found.rank < found.ranks && found.ranks <= RANKS_MAX as usize);
+                prop_assert!(found.local_rank < found.ranks);
                 prop_assert!(found.leader.is_none_or(|(host, port)| !host.is_empty() && 0 < port));
             }
         }

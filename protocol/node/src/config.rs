@@ -164,6 +164,9 @@ impl TrainFile {
     }
 }
 
+/// The most ranks of a seat.
+pub const RANKS_MAX: u32 = 1024;
+
 /// How the ranks of a seat exchange gradients and weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

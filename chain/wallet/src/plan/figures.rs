@@ -9,6 +9,7 @@ use super::{
 use codec::Encode as _;
 use model::{ModelConfig, Recipe};
 use nn::{Device, MemoryEstimate};
+use node::config::RANKS_MAX;
 use protocol::{
     Digest, RunId, RunParams, Schedule, Terms, Uid, Window,
     contribution::SECTION_CHUNKS,
@@ -80,8 +81,6 @@ pub enum PlanError {
 pub const PARAMETERS_MAX: u64 = 4 * ModelConfig::VALUES_MAX;
 /// The longest sequence of a model.
 pub const TOKENS_MAX: u64 = 1 << 20;
-/// The most ranks that a miner starts with.
-pub const RANKS_MAX: u32 = 1024;
 const BLOCKS_MAX: u32 = 1_000_000;
 /// An hour.
 const BLOCK_MILLISECONDS_MAX: u64 = 3_600_000;
