@@ -156,3 +156,22 @@ fn log_origin(origin: &Origin, is_resumed: bool) {
         Origin::Created | Origin::Found => {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn all_gpus_are_refused_before_the_chain_is_opened() {
+        for (device, first) in [("cuda:all", "cuda:0"), ("vulkan:all,f32", "vulkan:0")] {
+            let flags =
+                Flags { key: Some("//Alice".into()), device: Some(device.into()), ..Flags::default() };
+            let settings = Settings::read(&flags).unwrap();
+            let command = Serve { flags, metrics: MetricsFlag::default(), windows: None, with_parent: false };
+            let change: Change = Box::new(|context| Ok((context, Box::new(DefaultStrategy))));
+            let refused = format!("{:#}", serve(settings, command, change).await.unwrap_err());
+            assert!(refused.contains("only a miner uses several"), "{refused}");
+            assert!(refused.contains(&format!("name one device, such as {first}")), "{refused}");
+        }
+    }
+}

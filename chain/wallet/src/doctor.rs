@@ -204,7 +204,7 @@ async fn examine(command: &Doctor, checks: &mut Checks, output: &mut Output<'_>)
         }
     };
     check_files(command, &settings, checks);
-    let training = check_device(&settings, checks);
+    let training = check_device(&settings, command.role, checks);
     checks.0.push(check_open_files(std::fs::read_to_string("/proc/self/limits").ok().as_deref()));
 
     output.note("Reading the chain.")?;
@@ -222,6 +222,9 @@ async fn examine(command: &Doctor, checks: &mut Checks, output: &mut Output<'_>)
         }
     };
     let (role, seat) = check_seat(command, &settings, chain, &status, checks).await;
+    if role == Role::Validator && training.is_some_and(|training| training.is_every_gpu) {
+        fail_all_gpus(checks);
+    }
     let spec = check_spec(chain, &status, checks).await;
     let figures = match &spec {
         Some(spec) => {
@@ -407,8 +410,8 @@ impl Ranks {
     }
 }
 
-/// The device of the settings, if it may be used, and the ranks.
-fn check_device(settings: &Settings, checks: &mut Checks) -> Option<TrainingDevice> {
+/// The device of the settings, if it may be used, and the ranks. `role`: `None` before the chain tells it.
+fn check_device(settings: &Settings, role: Option<Role>, checks: &mut Checks) -> Option<TrainingDevice> {
     if settings.train.engine == Some(TrainEngine::Command) {
         checks.ok("device", "an external program trains");
         return None;
@@ -424,6 +427,10 @@ fn check_device(settings: &Settings, checks: &mut Checks) -> Option<TrainingDevi
             return None;
         }
     };
+    if is_every_gpu && role == Some(Role::Validator) {
+        fail_all_gpus(checks);
+        return None;
+    }
     match device.check() {
         Ok(()) => checks.ok("device", device.to_string()),
         Err(error @ nn::DeviceError::WithoutGpu { .. }) => checks.warn(
@@ -452,6 +459,15 @@ fn check_device(settings: &Settings, checks: &mut Checks) -> Option<TrainingDevi
         checks.ok("ranks", ranks.text());
     }
     Some(TrainingDevice { device, is_every_gpu, ranks })
+}
+
+/// A validator whose settings name all GPUs does not start.
+fn fail_all_gpus(checks: &mut Checks) {
+    checks.fail(
+        "device",
+        "the settings name all GPUs, and a validator uses one device",
+        "name one as `device`, such as cuda:0",
+    );
 }
 
 /// Chain, genesis, age of the head, clock, second node, and whether the directory is this chain's.
@@ -759,13 +775,6 @@ fn check_role_memory(
             check_miner_memory(&spec.model, &recipe, host, training, free, checks);
         }
         Role::Validator => {
-            if training.is_some_and(|training| training.is_every_gpu) {
-                checks.fail(
-                    "device",
-                    "the settings name all GPUs, and a validator evaluates on one",
-                    "name one as `device`, such as cuda:0",
-                );
-            }
             let parameters = spec.model.parameters();
             // Smaller models are in memory, at most 20 bytes per parameter.
             let in_memory = if parameters < MAPPED_FROM { 20 * parameters as u64 } else { 0 };
@@ -918,6 +927,24 @@ mod tests {
         let verdict = |free| memory("6m", "cpu", "ranks = 4\nmicro_batch_sequences = 4", 1_000, [free, 0]);
         assert_eq!(verdict(needed), [Verdict::Ok]);
         assert_eq!(verdict(needed - 1), [Verdict::Failed]);
+    }
+
+    #[test]
+    fn a_validator_on_all_gpus_fails_before_the_chain_is_read() {
+        let flags =
+            Flags { key: Some("//Alice".into()), device: Some("cuda:all".into()), ..Flags::default() };
+        let settings = Settings::read(&flags).unwrap();
+        let mut checks = Checks::default();
+        assert_eq!(check_device(&settings, Some(Role::Validator), &mut checks), None);
+        expect![[r#"
+            FAIL  device      the settings name all GPUs, and a validator uses one device
+                              to do: name one as `device`, such as cuda:0
+        "#]]
+        .assert_eq(&checks.text());
+        for role in [Some(Role::Miner), None] {
+            let found = check_device(&settings, role, &mut Checks::default());
+            assert!(found.is_some_and(|training| training.is_every_gpu));
+        }
     }
 
     #[test]

@@ -103,6 +103,11 @@ pub enum DeviceError {
     )]
     Unknown { text: String },
     #[error(
+        "{}:all names all GPUs, and only a miner uses several, one for each rank: name one device, such as {}:0",
+        .device.name.backend()[1], .device.name.backend()[1]
+    )]
+    AllGpus { device: Device },
+    #[error(
         "{device}: {setting} is a setting of the fused engine on a GPU: leave it out, or set engine = \"fused\" on a GPU"
     )]
     Setting { device: Device, setting: &'static str },
@@ -251,7 +256,7 @@ impl DeviceSetting {
     /// If the setting names all GPUs.
     fn single(self) -> Result<Device, DeviceError> {
         match self.is_every_gpu {
-            true => Err(DeviceError::Unknown { text: format!("{}:all", self.device.name.backend()[1]) }),
+            true => Err(DeviceError::AllGpus { device: self.device }),
             false => Ok(self.device),
         }
     }
@@ -529,9 +534,19 @@ mod tests {
         for wrong in [json!("cpu:all"), json!("cuda:0:all"), json!({ "name": "cuda:all,f32" })] {
             assert_eq!(of(wrong.clone()), None, "{wrong}");
         }
-        for name in ["cuda:all", "vulkan:all"] {
-            assert_eq!(name.parse::<Device>(), Err(DeviceError::Unknown { text: name.into() }));
-            assert!(serde_json::from_value::<Device>(json!({ "name": name })).is_err(), "{name}");
+    }
+
+    #[test]
+    fn all_gpus_are_no_single_device() {
+        for (name, first) in [("cuda:all", "cuda:0"), ("vulkan:all", "vulkan:0")] {
+            let expected = format!(
+                "{name} names all GPUs, and only a miner uses several, one for each rank: name one device, such as {first}"
+            );
+            for text in [name.to_owned(), format!("{name},f32")] {
+                assert_eq!(text.parse::<Device>().unwrap_err().to_string(), expected);
+            }
+            let refused = serde_json::from_value::<Device>(json!({ "name": name })).unwrap_err();
+            assert_eq!(refused.to_string(), expected);
         }
     }
 
