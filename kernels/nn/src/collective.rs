@@ -38,7 +38,9 @@ const FAILURE: u8 = 1;
 /// Why an exchange failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
-    #[error("rank {rank} ended, or closed its connection, while {doing}")]
+    #[error(
+        "rank {rank} ended, or closed its connection, while {doing}: look at its log; if its machine ran out of memory, spread the ranks over more machines, or on CPUs lower micro_batch_sequences under [train]"
+    )]
     Lost { rank: usize, doing: &'static str },
     #[error(
         "rank {rank} did not answer within {seconds} s while {doing}: look at its machine, or raise rank_step_seconds under [train]"

@@ -62,6 +62,8 @@ pub enum Advice {
     OneMicroBatch(usize),
     /// Not even one sequence fits, but this many do with activation checkpointing.
     ActivationCheckpointing(ActivationCheckpointing, usize),
+    /// Not even that, but a rank with one sequence in a step takes only this many bytes of its GPU.
+    Ranks(u64),
     /// One sequence at once takes this many bytes, and nothing makes it fit.
     NotEvenOne(u64),
 }
@@ -69,19 +71,26 @@ pub enum Advice {
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Advice::MicroBatch(sequences) => write!(f, "set micro_batch to {sequences} or less"),
+            Advice::MicroBatch(sequences) => write!(f, "set micro_batch_sequences to {sequences} or less"),
             Advice::OneMicroBatch(sequences) => write!(
                 f,
-                "set micro_batch to {sequences}, so that each GPU has one micro-batch and keeps no whole gradient"
+                "set micro_batch_sequences to {sequences}, so that each GPU has one micro-batch and keeps no whole gradient"
             ),
             Advice::ActivationCheckpointing(checkpointing, sequences) => write!(
                 f,
-                "set activation_checkpointing = \"{}\" for the device, and micro_batch to {sequences} or less",
+                "set activation_checkpointing = \"{}\" for the device, and micro_batch_sequences to {sequences} or less",
                 checkpointing.name()
+            ),
+            Advice::Ranks(bytes) => write!(
+                f,
+                "train on several GPUs, a rank each, with batch_sequences at most the number of ranks, \
+                 micro_batch_sequences = 1 and activation_checkpointing = \"{}\": each GPU then needs {}",
+                ActivationCheckpointing::Layers.name(),
+                Bytes(*bytes)
             ),
             Advice::NotEvenOne(bytes) => write!(
                 f,
-                "a micro_batch of 1 takes {}: use a machine with more memory, or shorter sequences (seq_len)",
+                "one sequence at once takes {}: use a machine with more memory, or shorter sequences (seq_len)",
                 Bytes(*bytes)
             ),
         }
@@ -304,8 +313,9 @@ fn advice(
     if ranks.is_some() && most < whole && takes(device, whole) <= available {
         return Advice::OneMicroBatch(whole);
     }
+    let on_gpu = device.engine() == EngineKind::Fused && device.name != DeviceName::Cpu;
     let more: &[ActivationCheckpointing] = match device.activation_checkpointing {
-        _ if device.name == DeviceName::Cpu || device.engine() == EngineKind::Burn => &[],
+        _ if !on_gpu => &[],
         ActivationCheckpointing::None => {
             &[ActivationCheckpointing::FeedForward, ActivationCheckpointing::Layers]
         }
@@ -319,7 +329,10 @@ fn advice(
             return Advice::ActivationCheckpointing(activation_checkpointing, fits);
         }
     }
-    Advice::NotEvenOne(takes(last, 1))
+    // On a GPU it does not depend on how many ranks there are, if each has one micro-batch.
+    let single = Recipe { batch: 2, micro_batch: 1, ..recipe.clone() };
+    let of_rank = estimate(config, &single, last, Some(2)).total();
+    if on_gpu && of_rank <= available { Advice::Ranks(of_rank) } else { Advice::NotEvenOne(takes(last, 1)) }
 }
 
 /// Bytes that a product of cuBLASLt may use beside its operands: what NVIDIA advises for Hopper.
@@ -448,7 +461,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "training takes about 380.9 MiB (weights 20.9 MiB, gradients 20.9 MiB, optimiser 41.8 MiB, activations \
-             252.9 MiB, work space 44.4 MiB), but only 380.9 MiB are free: set micro_batch to 15 or less"
+             252.9 MiB, work space 44.4 MiB), but only 380.9 MiB are free: set micro_batch_sequences to 15 or less"
         );
         let of_rank = |sequences| {
             let estimate = MemoryEstimate::new(&config, &recipe(sequences), Device::CPU);
@@ -490,15 +503,38 @@ mod tests {
         assert_eq!(error.advice, Advice::ActivationCheckpointing(ActivationCheckpointing::Layers, 1));
         assert!(
             error.to_string().ends_with(
-                "set activation_checkpointing = \"layers\" for the device, and micro_batch to 1 or less"
+                "set activation_checkpointing = \"layers\" for the device, and micro_batch_sequences to 1 or less"
             ),
             "{error}"
         );
-        assert_eq!(check("cuda:0,fused", one - 1).unwrap_err().advice, Advice::NotEvenOne(one));
+        // A GPU of several has neither the moments nor the whole gradient.
+        let single = Recipe { batch: 8, micro_batch: 1, ..Recipe::default() };
+        let rank = estimate(&config, &single, on("cuda:0,fused,recompute=layers"), Some(8)).total();
+        for device in ["cuda:0,fused", "cuda:0,fused,recompute=layers"] {
+            assert_eq!(check(device, one - 1).unwrap_err().advice, Advice::Ranks(rank));
+            assert_eq!(check(device, rank).unwrap_err().advice, Advice::Ranks(rank));
+            assert_eq!(check(device, rank - 1).unwrap_err().advice, Advice::NotEvenOne(one));
+        }
+        let ranks = |available| {
+            MemoryEstimate::check_rank(&config, &recipe(1), on("cuda:0,fused"), 8, Some(available))
+        };
+        let error = ranks(rank).unwrap_err();
+        assert_eq!(error.advice, Advice::Ranks(rank), "a batch of 16 is too large");
+        assert!(
+            error.to_string().ends_with(&format!(
+                "train on several GPUs, a rank each, with batch_sequences at most the number of ranks, \
+                 micro_batch_sequences = 1 and activation_checkpointing = \"layers\": each GPU then needs {}",
+                Bytes(rank)
+            )),
+            "{error}"
+        );
 
         let error = MemoryEstimate::ran_out(&config, &recipe(8), on("cuda:0,fused"), None);
         assert_eq!(error.advice, Advice::MicroBatch(4));
-        assert!(error.to_string().contains("but the device ran out of memory: set micro_batch"), "{error}");
+        assert!(
+            error.to_string().contains("but the device ran out of memory: set micro_batch_sequences"),
+            "{error}"
+        );
     }
 
     /// The table in docs/gpu.md, in tenths of a GiB: weights, gradients and moments; then the rest, by checkpointing.

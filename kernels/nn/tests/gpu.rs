@@ -239,7 +239,7 @@ fn too_large(name: DeviceName) {
     let recipe = small_recipe(1 << 30, 1 << 30);
     let error = Trainer::new(&config, &recipe, on(name), &init_flat(&config, 1).unwrap()).err().unwrap();
     assert!(matches!(error, ModelError::Memory(_)), "{error}");
-    assert!(error.to_string().contains("set micro_batch to"), "{error}");
+    assert!(error.to_string().contains("set micro_batch_sequences to"), "{error}");
 }
 
 fn absent(name: DeviceName) {

@@ -176,7 +176,15 @@ impl GpuEngine {
         let weights = self.weights.iter().map(|weight| weight.values.clone()).collect();
         let (gpu, gradients) = (self.network.gpu.clone(), training.gradients.clone());
         let made = exchange::ArrayExchange::new(transport, gpu, [rank, ranks], gradients, weights);
-        made.map_err(|error| self.failed(&error))
+        made.map_err(|error| match error {
+            GpuError::OutOfMemory { .. } => ModelError::Ranks {
+                why: format!(
+                    "{}; or set rank_exchange = \"tcp\" under [train], whose buffers are not on the GPU",
+                    training.explained(&self.network, &error)
+                ),
+            },
+            error => self.failed(&error),
+        })
     }
 
     fn download(&self, array: &Array) -> Result<Vec<f32>, ModelError> {
@@ -502,8 +510,10 @@ fn explained(
 ) -> ModelError {
     match error {
         GpuError::OutOfMemory { .. } => MemoryEstimate::ran_out(config, recipe, device, ranks).into(),
-        // More sequences at once would make the array longer.
-        GpuError::TooLong { .. } => MemoryEstimate::ran_out(config, recipe, device, None).into(),
+        // Fewer sequences at once make the array shorter. Checkpointing and ranks do not.
+        GpuError::TooLong { .. } if 1 < sequences_at_once(recipe) => {
+            MemoryEstimate::ran_out(config, recipe, device, None).into()
+        }
         other => failed(device, other),
     }
 }
