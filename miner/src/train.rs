@@ -192,7 +192,7 @@ pub fn train(
 /// first error.
 ///
 /// # Errors
-/// The first error, with the diagnosis of the repetition. The trainer is unchanged.
+/// The first error, with the diagnosis of the repetition, or that of ranks that failed in it. The trainer is unchanged.
 #[tracing::instrument(name = "step", target = "profile", level = "trace", skip_all)]
 pub fn step<S: AsRef<[u32]>>(
     trainer: &mut Trainer,
@@ -206,7 +206,10 @@ pub fn step<S: AsRef<[u32]>>(
         Err(first @ ModelError::Ranks { .. }) => return Err((Cause::Ranks, first)),
         Err(first) => first,
     };
-    let again = trainer.step_at(sequences, learning_rate);
+    let again = match trainer.step_at(sequences, learning_rate) {
+        Err(second @ ModelError::Ranks { .. }) => return Err((Cause::Ranks, second)),
+        again => again,
+    };
     match judge(&first, again, || trainer.is_finite()) {
         Ok(step) => {
             repeated(&first);

@@ -22,7 +22,7 @@ use nn::{
     Device, ModelError, StateError, Trainer, collective,
     engine::{self, Connect, DataParallel},
 };
-use node::{Codec, Flags, Settings, config::RankExchange, error_chain};
+use node::{Codec, Flags, Settings, config::RankExchange, durable, error_chain};
 use protocol::{
     Block, Digest, GenesisHash, RunId, SeatId, Uid, Window, contribution::CODEC, identity::Signer,
     params::Density, submission::Header,
@@ -34,6 +34,7 @@ use std::{
     fs,
     io::{self, BufRead as _, BufReader, Read, Write},
     net::TcpListener,
+    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Arc, atomic::AtomicBool},
@@ -44,7 +45,7 @@ const BATCH: usize = 8;
 const STEPS: WindowSteps =
     WindowSteps { batch: BATCH, run_batch: BATCH, windows_before: 0, sequences_per_seat: 5 * BATCH as u32 };
 const SOON: Duration = Duration::from_secs(120);
-/// Names what a process of these tests is: `worker`, `parent`, or the settings file of a `start`.
+/// Names what a process of these tests is: `worker`, `parent`, `full-disk`, or the settings file of a `start`.
 const ROLE: &str = "RANKS_TEST_ROLE";
 
 /// The main of other processes, where this test's own program is started once more. Otherwise nothing.
@@ -61,6 +62,7 @@ fn a_process_of_these_tests() {
             drop(trainer);
             return;
         }
+        "full-disk" => return train_on_a_full_disk(),
         settings => miner::cli::main_with(["miner", "start", "--config", settings].map(OsString::from)),
     };
     std::process::exit(if code == std::process::ExitCode::SUCCESS { 0 } else { 1 });
@@ -226,12 +228,12 @@ impl Scene {
     /// After two steps of the window, `harm` happens to a rank. The window is given up for what `says`, and the next one
     /// is that of a trainer that nothing happened to.
     #[track_caller]
-    fn check_harm(&self, ranks: usize, trainer: &mut Trainer, harm: &mut dyn FnMut(), says: &str) {
-        struct Harms<'a>(&'a mut dyn FnMut());
+    fn check_harm(&self, ranks: usize, trainer: &mut Trainer, harm: &mut dyn FnMut(&Trainer), says: &str) {
+        struct Harms<'a>(&'a mut dyn FnMut(&Trainer));
         impl TrainObserver for Harms<'_> {
-            fn stepped(&mut self, _: &Trainer, trained: &Trained) {
+            fn stepped(&mut self, trainer: &Trainer, trained: &Trained) {
                 if trained.steps == 2 {
-                    (self.0)();
+                    (self.0)(trainer);
                 }
             }
             fn repeated(&mut self, _: u32, error: &ModelError) {
@@ -367,7 +369,7 @@ fn a_rank_that_is_killed_in_a_window_costs_it_and_not_the_seat() {
     let _alone = alone();
     let scene = Scene::new();
     let mut trainer = scene.by_children(3, SOON).unwrap();
-    let mut kill = || signal(workers_of(std::process::id())[0], libc::SIGKILL);
+    let mut kill = |_: &Trainer| signal(workers_of(std::process::id())[0], libc::SIGKILL);
     scene.check_harm(3, &mut trainer, &mut kill, "ended, or closed its connection");
 }
 
@@ -451,18 +453,136 @@ fn a_rank_that_is_killed_while_a_snapshot_is_written_costs_the_optimiser_of_the_
     assert!(scene.window(&mut local.trainer, 300, &mut ()).unwrap() == after);
 }
 
+/// Lets no file grow beyond `bytes` that this process writes: to it, the disk is full.
+fn limit_files(bytes: u64) {
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the calls read and write `limits` alone, and no handler is installed.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        assert_eq!(libc::getrlimit(libc::RLIMIT_FSIZE, &mut limits), 0);
+        limits.rlim_cur = bytes.min(limits.rlim_max);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &limits), 0);
+    }
+}
+
+/// The main of a process that runs nothing else, as the limit is the process's.
+fn train_on_a_full_disk() {
+    let scene = Scene::new();
+    // Its snapshot is longer than two buffers, so that some moments are not yet gathered when the disk is full.
+    let config = ModelConfig { d_model: 128, d_ff: 256, ..scene.config.clone() };
+    let theta = model::init_flat(&config, 11).unwrap();
+    let scene = Scene { config, theta, ..scene };
+    let [before, after] = scene.windows_around_a_loss(3);
+    let trainer = scene.by_children(3, SOON).unwrap();
+    let (mut local, _) = LocalState::load(scene.store(), trainer, Window(1)).unwrap();
+    local.store.save(&local.snapshot, &local.trainer).unwrap();
+    let length = fs::metadata(local.store.directory.join("miner.snapshot")).unwrap().len();
+    assert!(2 << 20 < length, "{length}");
+    let make = |local: &mut LocalState| {
+        let weights = local.trainer.weights_flat().unwrap();
+        local.change(|local| {
+            let LocalState { trainer, snapshot, store } = local;
+            let header = header(&store.codec, &store.signer);
+            store.make(snapshot, &header, scene.source(&weights), &*trainer)
+        })
+    };
+    let check_refused = |local: &mut LocalState, bytes: u64| {
+        let (snapshot, optimiser) = (local.snapshot.clone(), state(&local.trainer));
+        limit_files(bytes);
+        let full = make(local).unwrap_err();
+        limit_files(u64::MAX);
+        let said = error_chain(&full);
+        assert!(durable::is_full(&full) && said.contains("is the disk full"), "{bytes}: {said}");
+        assert!(local.snapshot == snapshot && state(&local.trainer) == optimiser, "{bytes}");
+    };
+
+    // There is room in time: no room for the contribution, for half of the snapshot, for all but its last byte.
+    assert!(scene.window(&mut local.trainer, 100, &mut ()).unwrap() == before);
+    [0, length / 2, length - 1].into_iter().for_each(|bytes| check_refused(&mut local, bytes));
+    let made = make(&mut local).unwrap();
+    assert!(fs::read(local.store.path(&made)).unwrap() == before.contribution);
+    let mut restarted = scene.alone();
+    local.store.open(&mut restarted).unwrap().unwrap();
+    assert!(state(&restarted) == before.optimiser);
+
+    // There is none, and the window is given up.
+    local.trainer.load(&scene.theta).unwrap();
+    scene.window(&mut local.trainer, 200, &mut ()).unwrap();
+    check_refused(&mut local, length / 2);
+    local.store.restore(&mut local.trainer).unwrap();
+    assert!(state(&local.trainer) == before.optimiser);
+    local.trainer.load(&scene.theta).unwrap();
+    assert!(scene.window(&mut local.trainer, 300, &mut ()).unwrap() == after);
+}
+
+#[test]
+fn a_full_disk_delays_ranks_or_costs_them_the_window_and_nothing_else() {
+    let _alone = alone();
+    let program = this_program("full-disk");
+    let mut process = Command::new(&program[0]);
+    let ended = process.args(&program[1..]).stdin(Stdio::null()).output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+}
+
 #[test]
 fn a_rank_that_stops_answering_costs_the_window_and_is_replaced() {
     let _alone = alone();
     let scene = Scene::new();
     let mut trainer = scene.by_children(3, Duration::from_secs(5)).unwrap();
     let mut stopped = 0;
-    let mut stop = || {
+    let mut stop = |_: &Trainer| {
         stopped = workers_of(std::process::id())[0];
         signal(stopped, libc::SIGSTOP);
     };
     scene.check_harm(3, &mut trainer, &mut stop, "did not answer within 5 s");
     await_that("it is killed", || is_gone(stopped));
+}
+
+/// Overwrites `values` by NaN wherever the process has them in its memory. Returns whether it has.
+fn spoil(id: i32, values: &[f32]) -> bool {
+    let wanted: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let spoilt = f32::NAN.to_le_bytes().repeat(values.len());
+    let memory = fs::File::options().read(true).write(true).open(format!("/proc/{id}/mem")).unwrap();
+    let mut found = false;
+    for line in fs::read_to_string(format!("/proc/{id}/maps")).unwrap().lines() {
+        let (range, rest) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).unwrap());
+        if !rest.starts_with("rw") {
+            continue;
+        }
+        let mut bytes = vec![0; (end - start) as usize];
+        if memory.read_exact_at(&mut bytes, start).is_err() {
+            continue;
+        }
+        let windows = bytes.windows(wanted.len()).enumerate().step_by(4);
+        for (at, _) in windows.filter(|(_, window)| **window == wanted[..]) {
+            memory.write_all_at(&spoilt, start + at as u64).unwrap();
+            found = true;
+        }
+    }
+    found
+}
+
+/// The memory of a rank goes bad: its weights are no numbers, also when the step is repeated.
+#[test]
+fn a_rank_whose_weights_are_no_numbers_costs_the_window_and_is_named() {
+    if device() != Device::CPU {
+        println!("left out: the weights are not in the memory of the process");
+        return;
+    }
+    let _alone = alone();
+    let scene = Scene::new();
+    let mut trainer = scene.by_children(2, SOON).unwrap();
+    // The rank has these when rank 0 ends a step: later tensors come from both ranks.
+    let before = scene.config.shapes().into_iter().take_while(|(name, _)| !name.contains("o_proj"));
+    let first: usize = before.map(|(_, [rows, columns])| rows * columns).sum();
+    let mut harm = |trainer: &Trainer| {
+        let weights = trainer.weights_flat().unwrap();
+        assert!(spoil(workers_of(std::process::id())[0], &weights[first..first + 16]));
+    };
+    let says = "rank 1 computed something that is no number, twice; rank 0 alone computes numbers";
+    scene.check_harm(2, &mut trainer, &mut harm, says);
 }
 
 #[test]
@@ -583,7 +703,7 @@ fn ranks_of_a_launcher_connect_again_after_a_failure_and_end_with_rank_0() {
     let leader = cluster.leader(3);
     let mut trainer = cluster.trainer(leader).unwrap();
     let hung = i32::try_from(members[0].id()).unwrap();
-    let mut stop = || signal(hung, libc::SIGSTOP);
+    let mut stop = |_: &Trainer| signal(hung, libc::SIGSTOP);
     let wake = std::thread::spawn(move || {
         // After rank 0 has given it up.
         std::thread::sleep(Duration::from_secs(13));

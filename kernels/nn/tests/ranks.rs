@@ -284,7 +284,7 @@ fn check_fault(patience: Duration, open: fn(usize, &ModelConfig, &Recipe, &[f32]
     let batch = sequences(&config, 8, 1);
     let error = loop {
         match trainer.step(&batch) {
-            Ok(_) => {}
+            Ok(_) | Err(ModelError::NotFinite { .. }) => {}
             Err(error) => break error.to_string(),
         }
     };
@@ -354,6 +354,19 @@ fn a_rank_that_computes_no_number_once_costs_no_step() {
     let mut undisturbed = Trainer::new(&config, &recipe, Device::CPU, &flat).unwrap();
     train(&mut undisturbed, &config, 0..6);
     assert!(state(&trainer) == state(&undisturbed) && weight_bits(&trainer) == weight_bits(&undisturbed));
+}
+
+#[test]
+fn a_rank_that_computes_no_number_again_fails() {
+    static COMPUTED: AtomicU32 = AtomicU32::new(0);
+    check_fault(
+        PATIENCE,
+        |rank, config, recipe, flat| {
+            // Both micro-batches of the rank in its third step, and in that step's repetition.
+            faulty(rank, config, recipe, flat, || Ok((4..8).contains(&COMPUTED.fetch_add(1, SeqCst))))
+        },
+        "a rank computed something that is no number, twice; rank 0 alone computes numbers",
+    );
 }
 
 #[test]

@@ -18,7 +18,8 @@
 //!
 //! Rank 0 is [`DataParallel`], an engine as any other; the other ranks [`serve`] it. A failed exchange ends the
 //! connection, and the moments of the other ranks are lost: a step fails until weights and moments are loaded again.
-//! The next step after that connects anew.
+//! The next step after that connects anew. A batch that gives no number twice is computed by rank 0 alone: if that
+//! gives numbers, a rank has failed.
 
 use super::{Blocks, Engine, GpuExchange, Gradients, RankEngine, ReadPart, check_len, take};
 use crate::{
@@ -31,6 +32,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     borrow::Cow,
     ops::Range,
+    slice::Chunks,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -246,6 +248,8 @@ struct Rank {
     layout: Layout,
     /// The gradient of the own parts, one after the other, added over micro-batches.
     sum: Vec<f32>,
+    /// On rank 0: the losses of all tokens of the last batch.
+    losses: Vec<f64>,
     /// The weights of the own part of a tensor during a step.
     weights: Vec<f32>,
     /// Of an exchange.
@@ -261,6 +265,7 @@ impl Rank {
         let rank = collective.rank();
         Rank {
             sum: vec![0.0; layout.values(rank)],
+            losses: Vec::new(),
             weights: Vec::new(),
             buffer: Vec::new(),
             moments: vec![0.0; layout.moments(rank)],
@@ -292,14 +297,9 @@ impl Rank {
         local: &mut dyn RankEngine,
         sequences: &[&[u32]],
     ) -> Result<Gradients, ModelError> {
-        let Rank { gpus, collective, recipe, seq_len, layout, sum, buffer, .. } = self;
+        let Rank { gpus, collective, recipe, seq_len, layout, sum, losses, buffer, .. } = self;
         let (rank, ranks, rows) = (collective.rank(), collective.ranks(), sequences.len() * *seq_len);
-        let micro_batches = match local.adds_micro_batches() {
-            true => sequences.len().div_ceil(recipe.micro_batch).div_ceil(ranks),
-            false => 1,
-        };
-        let shares: Vec<&[&[u32]]> =
-            sequences.chunks(recipe.micro_batch.saturating_mul(micro_batches)).collect();
+        let shares: Vec<&[&[u32]]> = shares(recipe, ranks, local, sequences).collect();
         // GPUs add the shares of one turn to nothing: several turns would be added in another order than without NCCL.
         if gpus.is_some() && ranks < shares.len() {
             let why =
@@ -307,7 +307,7 @@ impl Rank {
             return Err(ModelError::Ranks { why: why.into() });
         }
         sum.fill(0.0);
-        let mut losses = Vec::new();
+        losses.clear();
         for turn in shares.chunks(ranks) {
             let (mut left, mut end) = (layout.0.len(), sum.len());
             let mut reduce = |range: Range<usize>, read: &mut ReadPart<'_>| -> Result<(), ModelError> {
@@ -369,6 +369,43 @@ impl Rank {
         });
         let norm = squares.sum::<f64>().sqrt();
         Ok(Gradients { loss: losses.iter().sum::<f64>() / rows as f64, norm })
+    }
+
+    /// Computes on rank 0 alone a batch that gave no number twice.
+    ///
+    /// # Errors
+    /// If that gives numbers: a rank computes wrongly.
+    fn compute_alone(&self, local: &mut dyn RankEngine, sequences: &[&[u32]]) -> Result<(), ModelError> {
+        let Rank { collective, recipe, seq_len, losses, .. } = self;
+        let (ranks, rows) = (collective.ranks(), sequences.len() * *seq_len);
+        let shares = shares(recipe, ranks, local, sequences);
+        // Values up to this have a finite sum over all shares.
+        let most = f32::MAX / shares.len() as f32;
+        let (mut rest, mut values, mut wrong) = (&losses[..], Vec::<f32>::new(), None);
+        for (rank, share) in (0..ranks).cycle().zip(shares) {
+            let mut is_finite = true;
+            let mut check = |range: Range<usize>, read: &mut ReadPart<'_>| -> Result<(), ModelError> {
+                for first in range.clone().step_by(ROUND) {
+                    values.clear();
+                    read(first..range.end.min(first + ROUND), &mut values)?;
+                    is_finite &= values.iter().all(|value| value.abs() <= most);
+                }
+                Ok(())
+            };
+            let alone = local.micro_batches(share, rows, &mut check)?;
+            if !is_finite || alone.iter().any(|loss| !loss.is_finite()) {
+                return Ok(());
+            }
+            let together = rest.split_off(..alone.len()).expect("as many were gathered");
+            if wrong.is_none() && together.iter().any(|loss| !loss.is_finite()) {
+                wrong = Some(rank);
+            }
+        }
+        let who = wrong.map_or_else(|| "a rank".to_owned(), |rank| format!("rank {rank}"));
+        let why = format!(
+            "{who} computed something that is no number, twice; rank 0 alone computes numbers from the same sequences, so check the memory, temperature and clock of that rank's device"
+        );
+        Err(ModelError::Ranks { why })
     }
 
     /// Steps the own part of each tensor, and takes over the others.
@@ -459,6 +496,20 @@ impl Rank {
     }
 }
 
+/// The sequences of a step in shares, which are dealt to the ranks in turns.
+fn shares<'a, 'b>(
+    recipe: &Recipe,
+    ranks: usize,
+    local: &dyn RankEngine,
+    sequences: &'a [&'b [u32]],
+) -> Chunks<'a, &'b [u32]> {
+    let micro_batches = match local.adds_micro_batches() {
+        true => sequences.len().div_ceil(recipe.micro_batch).div_ceil(ranks),
+        false => 1,
+    };
+    sequences.chunks(recipe.micro_batch.saturating_mul(micro_batches))
+}
+
 /// Where `some` lies within `part`.
 fn within(some: &Range<usize>, part: &Range<usize>) -> Range<usize> {
     some.start - part.start..some.end - part.start
@@ -475,6 +526,8 @@ pub struct DataParallel {
     local: Box<dyn RankEngine>,
     /// Whether a step failed after the weights began to change.
     is_torn: bool,
+    /// Whether the last batch since the weights were loaded gave no number.
+    was_refused: bool,
     session: Mutex<Session>,
 }
 
@@ -515,8 +568,8 @@ impl DataParallel {
         check_len(config, flat)?;
         let session = Session { connect, rank: None, has_weights: false, moments: Moments::Fresh };
         let (local, session) = (open(config, recipe, flat)?, Mutex::new(session));
-        let mut engine =
-            DataParallel { config: config.clone(), recipe: recipe.clone(), local, is_torn: false, session };
+        let (config, recipe) = (config.clone(), recipe.clone());
+        let mut engine = DataParallel { config, recipe, local, is_torn: false, was_refused: false, session };
         engine.with_ranks(|_, _| Ok(()))?;
         Ok(engine)
     }
@@ -613,7 +666,7 @@ fn give_out(rank: &mut Rank, mut values: &[f32]) -> Result<(), ModelError> {
 impl Engine for DataParallel {
     fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
         self.local.engine_mut().load(flat)?;
-        self.is_torn = false;
+        (self.is_torn, self.was_refused) = (false, false);
         self.session.get_mut().unwrap_or_else(PoisonError::into_inner).has_weights = false;
         Ok(())
     }
@@ -640,10 +693,18 @@ impl Engine for DataParallel {
 
     fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
         let tokens = sequences.iter().copied().flatten().copied().collect();
-        self.with_ranks(|rank, local| {
+        let is_refused = |found: &Gradients| !(found.loss.is_finite() && found.norm.is_finite());
+        let was_refused = self.was_refused;
+        let found = self.with_ranks(|rank, local| {
             rank.announce(&Command::Gradients { tokens })?;
-            rank.gradients(local, sequences)
-        })
+            let found = rank.gradients(local, sequences)?;
+            if was_refused && is_refused(&found) {
+                rank.compute_alone(local, sequences)?;
+            }
+            Ok(found)
+        })?;
+        self.was_refused = is_refused(&found);
+        Ok(found)
     }
 
     fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
