@@ -20,7 +20,7 @@ use tests::sim::{
     network::{
         Cast, Event, LATE_JOINER, Leaves, MinerSeat, Network, Restart, RewindVote, Timed, ValidatorSeat,
     },
-    record::History,
+    record::{History, WindowRecord},
     world::World,
 };
 use validator::strategy::Strategy;
@@ -327,6 +327,35 @@ impl Adversary for Reverses {
         }
         Some(before.iter().zip(after).map(|(before, after)| before - (after - before)).collect())
     }
+}
+
+/// Works, and in one window adds 10 to every value or takes it away. Most of that stays in the seat's residual.
+struct Leaps(Window);
+
+impl Adversary for Leaps {
+    fn trains_ahead(&self) -> bool {
+        true
+    }
+
+    fn outcome(&mut self, at: &MinerContext<'_>, trained: &TrainedWindow<'_>) -> Option<Vec<f32>> {
+        let leap = if at.window == self.0 { 10.0 } else { 0.0 };
+        let leaps = |(index, value): (usize, &f32)| match index.count_ones() % 2 {
+            0 => value + leap,
+            _ => value - leap,
+        };
+        Some(trained.after.iter().enumerate().map(leaps).collect())
+    }
+}
+
+#[test]
+fn a_window_whose_start_ahead_of_the_model_cannot_be_trained_from_starts_at_the_model() {
+    let leap = 4;
+    let mut cast = validators(7, Vec::new());
+    cast.miners.push(("leaps".to_owned(), MinerSeat::Adversary(Box::new(Leaps(Window(leap))))));
+    let history = played(Cast { ahead: 0.0, ..cast }, leap + 4);
+    let trained = |window: &WindowRecord| window.seats[6].trained_share;
+    let after: Vec<f64> = history.windows[leap as usize + 1..].iter().map(trained).collect();
+    assert_eq!(after, [1.0; 3], "a seat that gave up has no contribution");
 }
 
 /// Four of six miners harm the model, by less than the validators' veto sees. The owners of two thirds of the stake

@@ -10,7 +10,7 @@
 
 use crate::{
     error::RunError,
-    progress::{self, Base, Progress, SnapshotKey},
+    progress::{Base, Progress, SnapshotKey},
     run::Miner,
     train::Trained,
     train_window::ThreadResult,
@@ -128,9 +128,7 @@ impl Miner {
     ) -> Result<(), RunError> {
         let next = window.next();
         let (mut sequences, _) = self.sequences(next, &deal);
-        let (run, seat) = (self.node.run_id(), self.node.seat.id);
-        let base = Base::Own { lineage };
-        let key = SnapshotKey { run, seat, window: next, base, sequences: progress::digest_of(&sequences) };
+        let key = self.snapshot_keys(next, &sequences)(Base::Own { lineage });
         let most = sequences.len() as f64 * self.options.ahead.min(1.0);
         let batch = self.options.batch_sequences.max(1);
         sequences.truncate(most as usize / batch * batch);
@@ -246,7 +244,10 @@ pub(crate) fn rebase(trainer: &mut Trainer, start: &[f32], reference: &[f32]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{progress::SnapshotInterval, train_window};
+    use crate::{
+        progress::{self, SnapshotInterval},
+        train_window,
+    };
     use model::{ModelConfig, Recipe};
     use nn::Device;
     use protocol::{RunId, SeatId, Uid, Window};

@@ -8,6 +8,7 @@ use crate::{
     run::{AHEAD, Miner, MinerOptions, RESIDUAL_SHARE},
     shutdown::ShutdownHandle,
     strategy::{DefaultStrategy, Strategy},
+    train,
 };
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -177,7 +178,7 @@ async fn mine(
     let recipe = settings.train.recipe(&opened.spec.recipe);
     let path = settings.reading.directory.join("model.state");
     let (mut sync, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;
-    let loss_max = settings.train.loss_max.unwrap_or_else(|| loss_max(opened.spec.model.vocab));
+    let loss_max = settings.train.loss_max.unwrap_or_else(|| train::loss_max(opened.spec.model.vocab));
     let options = MinerOptions {
         commit_margin_blocks: settings.train.commit_margin_blocks.unwrap_or(3),
         batch_sequences: recipe.batch,
@@ -270,12 +271,6 @@ fn snapshot_interval(train: &TrainFile) -> SnapshotInterval {
         (None, Some(0)) => SnapshotInterval::Never,
         (None, seconds) => SnapshotInterval::Time(Duration::from_secs(seconds.unwrap_or(300))),
     }
-}
-
-/// The loss above which training has diverged, in nats per token: twice that of uniform guesses, `ln vocab`. A fresh
-/// model starts at or a little above `ln vocab`; hard data does not double it.
-fn loss_max(vocab: usize) -> f64 {
-    2.0 * (vocab.max(2) as f64).ln()
 }
 
 #[cfg(test)]

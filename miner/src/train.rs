@@ -82,6 +82,13 @@ pub enum TrainingError {
     },
 }
 
+impl TrainingError {
+    /// Whether another start may help: a step could not be taken, although device, program and ranks work.
+    pub fn may_be_of_the_start(&self) -> bool {
+        matches!(self, TrainingError::GivenUp { cause: Cause::Data | Cause::State, .. })
+    }
+}
+
 /// The diagnosis of a repeated step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
@@ -106,6 +113,12 @@ pub enum Cause {
     /// A process of `ranks` failed, and with it a part of the optimiser.
     #[error("a rank under [train] failed; the next window starts the ranks afresh")]
     Ranks,
+}
+
+/// The loss above which training has diverged, in nats per token: twice that of uniform guesses, `ln vocab`. A fresh
+/// model starts at or a little above `ln vocab`; hard data does not double it.
+pub fn loss_max(vocab: usize) -> f64 {
+    2.0 * (vocab.max(2) as f64).ln()
 }
 
 /// Observes the steps.

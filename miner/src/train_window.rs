@@ -81,8 +81,9 @@ impl Miner {
         Block(commit_by.0.saturating_sub(self.options.commit_margin_blocks))
     }
 
-    /// Runs the inner loop on a thread, from where a killed process was, and stops it when the chain reaches
-    /// `stop_at`. Returns what was trained, the weights, and [those it began with](TrainedWindow::start).
+    /// Trains from where a killed process was, or from where the window starts. If that is ahead of the window's model
+    /// and cannot be trained from, begins again at the model. Returns what was trained, the weights, and
+    /// [those it began with](TrainedWindow::start).
     async fn train_until(
         &mut self,
         view: &SeatWindow,
@@ -90,39 +91,58 @@ impl Miner {
         stop_at: Block,
     ) -> Result<(Trained, Vec<f32>, Option<Arc<Vec<f32>>>), Stop> {
         let window = view.window;
-        let (progress, begun) = self.begin_training(view, &sequences).await?;
+        let (mut progress, mut begun) = self.begin_training(view, &sequences).await?;
+        loop {
+            let start = progress.reference.clone();
+            let trained = self.inner_loop(window, sequences.clone(), begun, progress, stop_at).await?;
+            let error = match trained {
+                Ok((trained, weights)) => return Ok((trained, weights, start)),
+                Err(error) => error,
+            };
+            // Before the optimiser is read back: it is as long as the model.
+            let is_ahead = start.is_some();
+            drop(start);
+            self.forget_training().await?;
+            if !is_ahead || !error.may_be_of_the_start() || stop_at <= self.node.block() {
+                return Err(Missed::GivenUp(error).into());
+            }
+            let error = error_chain(&error);
+            tracing::warn!(
+                window = window.0,
+                error,
+                "training again from the window's model, not ahead of it"
+            );
+            (progress, begun) = (self.begin_at_model(window, &sequences).await?, Trained::default());
+        }
+    }
+
+    /// Runs the inner loop on a thread, and stops it when the chain reaches `stop_at`. Returns what was trained, and the
+    /// weights.
+    async fn inner_loop(
+        &mut self,
+        window: Window,
+        sequences: Vec<u64>,
+        begun: Trained,
+        progress: Progress,
+        stop_at: Block,
+    ) -> Result<Result<(Trained, Vec<f32>), TrainingError>, RunError> {
         let (from, before) = (self.node.block(), begun.sequences);
         let stop = Arc::new(AtomicBool::new(stop_at <= self.node.block()));
         let work = self.start_training(window, sequences, begun, progress, stop.clone());
         let ended = self.wait_for_training(work, &stop, stop_at).await;
         let (local, trained, observer) = ended.map_err(RunError::TrainerDied)?;
         self.local = local;
-        if let Some(sequences) = trained
-            .as_ref()
-            .ok()
-            .map(|trained| trained.sequences.saturating_sub(before))
-            .filter(|new| 0 < *new)
-        {
-            let blocks = self.node.block().0.saturating_sub(from.0).saturating_add(1);
-            self.pace = Some(f64::from(sequences) / f64::from(blocks));
-        }
-        let weights = async |miner: &mut Miner| {
-            let weights = miner.compute(|local, _| local.trainer.weights_flat()).await;
-            weights.map_err(TrainingError::Weights)
-        };
         let trained = match self.trained(window, trained, &observer) {
-            Ok(trained) => weights(self).await.map(|weights| (trained, weights)),
-            Err(error) => Err(error),
+            Ok(trained) => trained,
+            Err(error) => return Ok(Err(error)),
         };
-        match trained {
-            Ok((trained, weights)) => Ok((trained, weights, observer.progress.reference)),
-            Err(error) => {
-                // Before the optimiser is read back: its reference is as long as the model.
-                drop(observer);
-                self.forget_training().await?;
-                Err(Missed::GivenUp(error).into())
-            }
+        let new = trained.sequences.saturating_sub(before);
+        if 0 < new {
+            let blocks = self.node.block().0.saturating_sub(from.0).saturating_add(1);
+            self.pace = Some(f64::from(new) / f64::from(blocks));
         }
+        let weights = self.compute(|local, _| local.trainer.weights_flat()).await;
+        Ok(weights.map(|weights| (trained, weights)).map_err(TrainingError::Weights))
     }
 
     /// Records what the training thread observed. Returns what it trained.
@@ -162,8 +182,7 @@ impl Miner {
         let (window, begun) = (view.window, self.begun.take());
         let (directory, every) = (self.node.directory.clone(), self.options.snapshot_interval);
         let before = self.lineage_before(view).await?;
-        let (run, seat, sequences) = (self.node.run_id(), self.node.seat.id, progress::digest_of(sequences));
-        let key = move |base| SnapshotKey { run, seat, window, base, sequences };
+        let key = self.snapshot_keys(window, sequences);
         let own = before.map(|lineage| key(Base::Own { lineage }));
         let share = ResidualShare {
             start: match self.strategy.trains_ahead() {
@@ -205,6 +224,29 @@ impl Miner {
         tracing::info!(window = window.0, sequences, steps, "resuming inside the window");
         self.node.journal.write(&Entry::Resumed { window, sequences, steps });
         Ok((progress, resumed.value))
+    }
+
+    /// Puts the trainer at the window's model.
+    async fn begin_at_model(&mut self, window: Window, sequences: &[u64]) -> Result<Progress, RunError> {
+        let (directory, every) = (self.node.directory.clone(), self.options.snapshot_interval);
+        let key = self.snapshot_keys(window, sequences);
+        let begun = self.compute(move |local, state| {
+            let model = Base::Model { lineage: state.lineage, weights: state.weights_root() };
+            let mut progress = Progress::new(&directory, key(model), every);
+            begin(&mut local.trainer, &mut progress, None, &state.theta, None)?;
+            Ok::<_, RunError>(progress)
+        });
+        begun.await
+    }
+
+    /// The names of the snapshots of a window's training, by where it begins.
+    pub(crate) fn snapshot_keys(
+        &self,
+        window: Window,
+        sequences: &[u64],
+    ) -> impl Fn(Base) -> SnapshotKey + use<> {
+        let (run, seat, sequences) = (self.node.run_id(), self.node.seat.id, progress::digest_of(sequences));
+        move |base| SnapshotKey { run, seat, window, base, sequences }
     }
 
     pub(crate) fn start_training(

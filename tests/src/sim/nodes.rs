@@ -208,7 +208,8 @@ pub async fn mine(shared: Arc<Shared>, seat: Seat, behaviour: MinerSeat) -> Resu
     };
     let store = seat.store.clone();
     let node = shared.node(seat, follower, store).await?;
-    let trainer = Trainer::new(&shared.spec.model, &shared.spec.recipe, DEVICE, &node.sync.state.theta)?;
+    let mut trainer = Trainer::new(&shared.spec.model, &shared.spec.recipe, DEVICE, &node.sync.state.theta)?;
+    trainer.refuse_loss_above(miner::train::loss_max(shared.spec.model.vocab));
     let options = MinerOptions {
         // Training takes hardly any virtual time, so one block is enough.
         commit_margin_blocks: 1,
