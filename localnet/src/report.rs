@@ -36,7 +36,8 @@ pub struct Report {
     pub bytes_up: u64,
     /// Bytes that all nodes downloaded, in all sessions.
     pub bytes_down: u64,
-    /// The share of `seconds` in which a miner trained, as the mean over the miners.
+    /// The share of the time in which a miner trained, as the mean over the miners: from the first window of this
+    /// session until a miner last told what it trained, as it tells what it trains ahead only with the next window.
     pub compute_share: f64,
     /// The share of that training time that was spent waiting for data.
     pub data_wait_share: f64,
@@ -44,6 +45,15 @@ pub struct Report {
     pub faults: Vec<FaultSeen>,
     /// Wall time since the first window of this session opened.
     pub seconds: f64,
+}
+
+/// Wall time since the first window of a session opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SessionTime {
+    /// Until the session ended.
+    pub whole: Duration,
+    /// Until a miner last told what it had trained.
+    pub trained: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -75,14 +85,13 @@ pub struct SeatReport {
 }
 
 impl Report {
-    /// `duration`: since the first window of this session opened. `restarts`: of this session, by name.
+    /// `restarts`: of this session, by name.
     pub fn new(
         observer: &Observer,
         text: &Text,
-        duration: Duration,
+        time: SessionTime,
         restarts: &BTreeMap<String, u32>,
     ) -> Report {
-        let seconds = duration.as_secs_f64();
         let mut seats: Vec<SeatReport> = Vec::new();
         for seat in &observer.seats {
             let uid = seat.id.uid;
@@ -107,7 +116,8 @@ impl Report {
         }
         seats.sort_by_key(|seat| (seat.role, observer.place_of(Uid(seat.uid))));
         let miners = observer.seats_of(Role::Miner).count().max(1) as f64;
-        let time = observer.train_time();
+        let training = observer.train_time();
+        let seconds = miners * time.trained.as_secs_f64();
         let losses = observer.held_out_losses();
         let void = |outcome: &Outcome| matches!(outcome, Outcome::Void(_));
         Report {
@@ -134,10 +144,10 @@ impl Report {
             seats,
             bytes_up: observer.seen.values().map(|seen| seen.bytes_up).sum(),
             bytes_down: observer.seen.values().map(|seen| seen.bytes_down).sum(),
-            compute_share: if 0.0 < seconds { time.trained / miners / seconds } else { 0.0 },
-            data_wait_share: if 0.0 < time.trained { time.waited / time.trained } else { 0.0 },
+            compute_share: if 0.0 < seconds { training.trained / seconds } else { 0.0 },
+            data_wait_share: if 0.0 < training.trained { training.waited / training.trained } else { 0.0 },
             faults: observer.faults.clone(),
-            seconds,
+            seconds: time.whole.as_secs_f64(),
         }
     }
 
@@ -212,10 +222,14 @@ pub mod tests {
     use expect_test::expect;
     use watch::sample::{TEXT, network};
 
+    fn time(whole: u64, trained: u64) -> SessionTime {
+        SessionTime { whole: Duration::from_secs(whole), trained: Duration::from_secs(trained) }
+    }
+
     #[test]
     fn the_summary_of_a_session() {
         let restarts = BTreeMap::from([("miner-2".to_owned(), 2), ("validator-0".to_owned(), 1)]);
-        let report = Report::new(&network(), &TEXT, Duration::from_secs(120), &restarts);
+        let report = Report::new(&network(), &TEXT, time(120, 120), &restarts);
         expect![[r#"
             6 windows, 1 of them void; lineage agreed by every node at every window
             held-out loss 3.07 ± 0.02 (start 7.99 · unigram baseline 6.32), on 1536 sequences
@@ -234,7 +248,7 @@ pub mod tests {
     fn a_session_without_a_finalised_window_says_so() {
         let mut observer = network();
         observer.outcomes.clear();
-        let report = Report::new(&observer, &TEXT, Duration::ZERO, &BTreeMap::new());
+        let report = Report::new(&observer, &TEXT, SessionTime::default(), &BTreeMap::new());
         expect!["stopped before a window was finalised"].assert_eq(&report.summary());
     }
 
@@ -243,7 +257,7 @@ pub mod tests {
         let mut observer = network();
         observer.begin_session();
         observer.seen.entry(Uid(3)).or_default().train_seconds += 25.0;
-        let report = Report::new(&observer, &TEXT, Duration::from_secs(10), &BTreeMap::new());
-        assert_eq!(report.compute_share, 0.5, "25 s of five miners in 10 s");
+        let report = Report::new(&observer, &TEXT, time(18, 10), &BTreeMap::new());
+        assert_eq!((report.compute_share, report.seconds), (0.5, 18.0), "25 s of five miners in 10 s");
     }
 }

@@ -5,7 +5,7 @@ use crate::{
     layout::{LockedDirectory, Plan},
     network::Network,
     nodes, page,
-    report::Report,
+    report::{Report, SessionTime},
     seats::Seats,
     setup::{self, ChainWanted, Wanted, Work},
     table::Display,
@@ -24,7 +24,7 @@ use std::{
 use validator::run::HELD_OUT_SEQUENCES;
 use watch::{
     draw::View,
-    observe::{Absence, Observer, Text},
+    observe::{Absence, Observer, Text, TrainTime},
     server::Page,
 };
 
@@ -82,6 +82,10 @@ pub struct Up {
     /// Blocks of a window in which miners train. Default: 28, and 14 of the longer blocks of real nodes
     #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u32).range(4..=10_000))]
     pub train_blocks: Option<u32>,
+    /// Sequences dealt to a miner per window, at most what it trains on. Default: 1280, which leaves two cores time for
+    /// four miners; 16384 is more than one miner on two cores finishes. A kept network keeps its number
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub sequences: Option<u32>,
     /// Blocks by which finality trails the best block. Default: 0, and 3 with real nodes, for which it is an
     /// assumption of the schedule
     #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u32).range(0..=20))]
@@ -188,9 +192,9 @@ async fn session(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -
     let display = Display::open(up.plain)?;
     let watched =
         Watched { up, network, plan: &plan, chain: &*chain, observer: &mut observer, text, page: &page };
-    let (ended, since) = watch(watched, display, stop).await;
+    let (ended, time) = watch(watched, display, stop).await;
 
-    let report = Report::new(&observer, &text, since, &network.restarts());
+    let report = Report::new(&observer, &text, time, &network.restarts());
     println!("{}", report.summary());
     if let Some(path) = &up.report {
         node::durable::write_atomic(path, &serde_json::to_vec_pretty(&report)?)?;
@@ -240,9 +244,11 @@ async fn watch(
     watched: Watched<'_>,
     mut display: Display,
     mut stop: program::StopSignal,
-) -> (anyhow::Result<()>, Duration) {
+) -> (anyhow::Result<()>, SessionTime) {
     let Watched { up, network, plan, chain, observer, text, page } = watched;
     let (began, mut first_window) = (Instant::now(), None);
+    let since = |first: Option<Instant>| first.map_or(Duration::ZERO, |first| first.elapsed());
+    let (mut trained, mut trained_for) = (TrainTime::default(), Duration::ZERO);
     let mut last_heard = Instant::now();
     // Windows of earlier sessions are not counted again. A chain that is busy with its start may answer only later.
     let first_read = tokio::time::timeout(SILENCE_MAX, observer.look(chain)).await;
@@ -276,6 +282,10 @@ async fn watch(
         if first_window.is_none() && observer.current.is_some() {
             first_window = Some(Instant::now());
         }
+        if trained != observer.train_time() {
+            trained = observer.train_time();
+            trained_for = since(first_window);
+        }
         let view = View {
             title: "Mettle localnet",
             observer,
@@ -299,11 +309,11 @@ async fn watch(
             () = stop.told() => break Ok(()),
         }
     };
-    let since = first_window.map_or(Duration::ZERO, |since: Instant| since.elapsed());
+    let time = SessionTime { whole: since(first_window), trained: trained_for };
     if let Err(error) = display.close() {
         tracing::debug!(%error, "could not restore the terminal");
     }
-    (ended, since)
+    (ended, time)
 }
 
 /// The seats from which nothing comes.
@@ -342,6 +352,7 @@ async fn make(
     let (chain, train_blocks, finality_lag) = up.chain_wanted()?;
     let mut params = defaults::params(finality_lag);
     params.schedule = defaults::schedule(train_blocks, finality_lag);
+    params.sequences_per_seat = up.sequences.unwrap_or(params.sequences_per_seat);
     let wanted = Wanted {
         seats: up.seats.clone().unwrap_or_else(|| Seats::honest(up.miners, up.validators)),
         device: up.device,
