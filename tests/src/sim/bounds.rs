@@ -193,7 +193,7 @@ mod tests {
             assert_eq!(bounds.len(), 1);
             bounds[0].holds()
         };
-        assert!(holds(0.86) && holds(1.14) && !holds(0.84) && !holds(1.16));
+        assert!(holds(0.91) && holds(1.09) && !holds(0.89) && !holds(1.11));
     }
 
     #[test]
