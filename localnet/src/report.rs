@@ -52,7 +52,7 @@ pub struct Report {
 pub struct SessionTime {
     /// Until the session ended.
     pub whole: Duration,
-    /// Until a miner last told what it had trained.
+    /// Until a miner last told what it had trained, and at least to the last window's length before the end.
     pub trained: Duration,
 }
 

@@ -309,7 +309,10 @@ async fn watch(
             () = stop.told() => break Ok(()),
         }
     };
-    let time = SessionTime { whole: since(first_window), trained: trained_for };
+    let (whole, blocks) = (since(first_window), observer.run.params.schedule.blocks_per_window);
+    // Miners that train tell of it every window.
+    let silent_max = plan.chain.block_time().saturating_mul(blocks);
+    let time = SessionTime { whole, trained: trained_for.max(whole.saturating_sub(silent_max)) };
     if let Err(error) = display.close() {
         tracing::debug!(%error, "could not restore the terminal");
     }

@@ -99,12 +99,12 @@ pub enum Cause {
     Device,
     /// The weights or the optimiser's moments are not finite: no step can succeed.
     #[error(
-        "the weights or the optimiser hold something that is no number, so it is neither this step's data nor the device now: they are loaded afresh for the next window"
+        "the weights or the optimiser hold something that is no number, so it is neither this step's data nor the device now: they are loaded afresh before training goes on"
     )]
     State,
     /// The repetition gave the same result from a finite state, or the data does not fit the model.
     #[error(
-        "run again from the same state it came out the same, so it is not the device: it is these sequences, a learning rate that is too high (train.learning_rate), or too large a step ahead of the model (train.residual_share = 0 for none)"
+        "run again from the same state it came out the same, so it is not the device: it is these sequences, or a learning rate that is too high (train.learning_rate)"
     )]
     Data,
     /// The program of `engine = "command"` failed. It has no state to run the step again from.
@@ -246,6 +246,7 @@ fn judge(
         (Some(first), Some(second)) => match is_finite() {
             Ok(false) => Err(Cause::State),
             Ok(true) if std::iter::zip(first, second).all(alike) => Err(Cause::Data),
+            Err(ModelError::Ranks { .. }) => Err(Cause::Ranks),
             Ok(true) | Err(_) => Err(Cause::Device),
         },
         (None, None) if [first, &second].into_iter().any(of_device) => Err(Cause::Device),

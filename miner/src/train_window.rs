@@ -110,7 +110,7 @@ impl Miner {
             tracing::warn!(
                 window = window.0,
                 error,
-                "training again from the window's model, not ahead of it"
+                "training again from the window's model, not ahead of it: if this comes often, lower train.residual_share"
             );
             (progress, begun) = (self.begin_at_model(window, &sequences).await?, Trained::default());
         }

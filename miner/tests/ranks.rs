@@ -581,7 +581,7 @@ fn a_rank_whose_weights_are_no_numbers_costs_the_window_and_is_named() {
         let weights = trainer.weights_flat().unwrap();
         assert!(spoil(workers_of(std::process::id())[0], &weights[first..first + 16]));
     };
-    let says = "rank 1 computed something that is no number, twice; rank 0 alone computes numbers";
+    let says = "rank 1 computed something that is no number, twice; computed by rank 0 alone";
     scene.check_harm(2, &mut trainer, &mut harm, says);
 }
 

@@ -371,7 +371,8 @@ impl Rank {
         Ok(Gradients { loss: losses.iter().sum::<f64>() / rows as f64, norm })
     }
 
-    /// Computes on rank 0 alone a batch that gave no number twice.
+    /// Computes on rank 0 alone a batch that gave no number twice. First the shares whose loss was none: then one share
+    /// decides. If no loss was, any gradient may be the wrong one.
     ///
     /// # Errors
     /// If that gives numbers: a rank computes wrongly.
@@ -381,8 +382,8 @@ impl Rank {
         let shares = shares(recipe, ranks, local, sequences);
         // Values up to this have a finite sum over all shares.
         let most = f32::MAX / shares.len() as f32;
-        let (mut rest, mut values, mut wrong) = (&losses[..], Vec::<f32>::new(), None);
-        for (rank, share) in (0..ranks).cycle().zip(shares) {
+        let mut values = Vec::<f32>::new();
+        let mut is_number = |share: &[&[u32]]| -> Result<bool, ModelError> {
             let mut is_finite = true;
             let mut check = |range: Range<usize>, read: &mut ReadPart<'_>| -> Result<(), ModelError> {
                 for first in range.clone().step_by(ROUND) {
@@ -392,18 +393,30 @@ impl Rank {
                 }
                 Ok(())
             };
-            let alone = local.micro_batches(share, rows, &mut check)?;
-            if !is_finite || alone.iter().any(|loss| !loss.is_finite()) {
-                return Ok(());
+            let losses = local.micro_batches(share, rows, &mut check)?;
+            Ok(is_finite && losses.iter().all(|loss| loss.is_finite()))
+        };
+        // The losses of a share's tokens are in the order of the shares.
+        let of_share = shares.clone().map(|share| share.len() * *seq_len).scan(0, |end, tokens| {
+            let first = std::mem::replace(end, *end + tokens);
+            Some(&losses[first..*end])
+        });
+        let mut joint = (0..ranks).cycle().zip(shares.clone()).zip(of_share);
+        let refused = joint.find(|(_, losses)| losses.iter().any(|loss| !loss.is_finite()));
+        let (who, device) = match refused {
+            Some(((rank, share), _)) if is_number(share)? => (format!("rank {rank}"), "its device"),
+            Some(_) => return Ok(()),
+            None => {
+                for share in shares {
+                    if !is_number(share)? {
+                        return Ok(());
+                    }
+                }
+                ("one of the ranks".to_owned(), "every device")
             }
-            let together = rest.split_off(..alone.len()).expect("as many were gathered");
-            if wrong.is_none() && together.iter().any(|loss| !loss.is_finite()) {
-                wrong = Some(rank);
-            }
-        }
-        let who = wrong.map_or_else(|| "a rank".to_owned(), |rank| format!("rank {rank}"));
+        };
         let why = format!(
-            "{who} computed something that is no number, twice; rank 0 alone computes numbers from the same sequences, so check the memory, temperature and clock of that rank's device"
+            "{who} computed something that is no number, twice; computed by rank 0 alone, the same sequences give numbers: check the memory, temperature and clock of {device}"
         );
         Err(ModelError::Ranks { why })
     }
