@@ -33,7 +33,7 @@ pub enum Question {
     Schedule,
     /// Density 1/64 for 1,280 windows, in the smallest model.
     Long,
-    /// Updates that arrive a third of a window, or a whole window, late, and workers that wait a third of the time.
+    /// Updates that arrive a step, a third of a window, or a whole window, late, and workers that wait a third of the time.
     Late,
     /// Step-ahead error feedback at several learning and outer rates, and DiLoCo at several of its own: 640 windows.
     Ahead,
@@ -302,6 +302,7 @@ impl Question {
                         let late = |steps, from| run(Start::Late { steps, from, share: 0.0 }, base.steps);
                         [
                             ("no delay", run(Start::Agreed, base.steps)),
+                            ("a step late, own", late(1, StandIn::Own)),
                             ("a third late, own", late(third, StandIn::Own)),
                             ("a window late, own", late(base.steps, StandIn::Own)),
                             ("a third idle", run(Start::Agreed, base.steps - third)),
