@@ -84,7 +84,7 @@ pub struct Up {
     pub train_blocks: Option<u32>,
     /// Sequences dealt to a miner per window, at most what it trains on. Default: 1280, which leaves two cores time for
     /// four miners; 16384 is more than one miner on two cores finishes. A kept network keeps its number
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub sequences: Option<u32>,
     /// Blocks by which finality trails the best block. Default: 0, and 3 with real nodes, for which it is an
     /// assumption of the schedule
