@@ -11,6 +11,7 @@ use criterion::{
     measurement::{Measurement, ValueFormatter, WallTime},
 };
 use kernels::lanes::{self, Width};
+use model::{ModelConfig, Recipe, init_flat};
 use nn::{
     Device, Evaluator, LogProbabilities, Session, StepParams,
     layers::{
@@ -22,7 +23,6 @@ use nn::{
     },
     optim::adamw::{self, Coefficients, Parameter},
 };
-use model::{ModelConfig, Recipe, init_flat};
 use std::{hint::black_box, time::Duration};
 
 const WIDTH: usize = 256;
