@@ -414,7 +414,7 @@ impl Stopping {
         let home = tempfile::tempdir().unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
-                "child_process_with_a_slow_engine",
+                "shutdown::child_process_with_a_slow_engine",
                 "--exact",
                 "--ignored",
                 "--nocapture",

@@ -1,9 +1,6 @@
 //! A miner whose steps a command computes. The command is this test's own program, started once more.
 
-mod support;
-#[path = "support/test_command.rs"]
-mod test_command;
-
+use crate::{support, test_command};
 use dataset::Dataset;
 use miner::{
     command::{CommandEngine, CommandGroup, CommandOptions, SOCKET},

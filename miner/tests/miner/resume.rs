@@ -7,8 +7,7 @@
 
 #![cfg(unix)]
 
-mod support;
-
+use crate::support;
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use kernels::encode::Source as Feedback;
@@ -373,7 +372,7 @@ impl Scene {
             }
         };
         command.args([
-            "the_process_that_is_killed",
+            "resume::the_process_that_is_killed",
             "--exact",
             "--ignored",
             "--nocapture",

@@ -496,7 +496,7 @@ fn a_full_disk_delays_each_step_of_a_validator_and_loses_nothing() {
     let output = Command::new("sh")
         .args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "--ignored", "child_process_with_a_full_disk", "--nocapture"])
+        .args(["--exact", "--ignored", "patience::child_process_with_a_full_disk", "--nocapture"])
         .env(FULL_DISK, "1")
         .output()
         .unwrap();
