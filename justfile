@@ -6,11 +6,11 @@ default:
 
 # The whole network on this machine, until Ctrl-C
 up *arguments:
-    cargo run --release -p localnet -- up {{ arguments }}
+    cargo run -p localnet -- up {{ arguments }}
 
 # All tests, the end-to-end ones included
 test *arguments:
-    cargo test --release --workspace {{ arguments }}
+    cargo test --workspace {{ arguments }}
 
 # Format, clippy and fast tests: before each push
 quick:
@@ -31,11 +31,11 @@ format:
 # What the compiler and clippy have to say; nothing is allowed
 lint:
     cargo fmt --all --check
-    cargo clippy --release --workspace --all-targets -- -D warnings
+    cargo clippy --workspace --all-targets -- -D warnings
 
 # The documentation of all our crates
 doc:
-    RUSTDOCFLAGS=-Dwarnings cargo doc --release --no-deps --workspace
+    RUSTDOCFLAGS=-Dwarnings cargo doc --no-deps --workspace
 
 # The documents as a book in target/book/html (needs mdbook)
 book:
@@ -55,7 +55,7 @@ fuzz target="contribution_body" seconds="60":
 
 # What is unsafe in the kernels, under AddressSanitizer (Linux on x86-64)
 asan:
-    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan cargo test --release -p kernels -p mettle-nn --target x86_64-unknown-linux-gnu --lib --test agree --test layers -- --skip report::
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan cargo test -p kernels -p mettle-nn --target x86_64-unknown-linux-gnu --lib --test agree --test layers -- --skip report::
 
 # Benchmarks of the reference and the fast codec and merge, of the network's layers, and of the search for near-duplicates
 bench:
@@ -67,7 +67,7 @@ report *arguments:
 
 # Twelve windows with their report: the figures of docs/benchmarks.md
 figures windows="12" report="report.json":
-    cargo run --release -p localnet -- up --plain --windows {{ windows }} --report {{ report }}
+    cargo run -p localnet -- up --plain --windows {{ windows }} --report {{ report }}
 
 # The benchmarks at two commits, by turns; fails where the second is more than 10 % slower
 bench-compare base head="HEAD" *arguments:

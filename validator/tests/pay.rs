@@ -2,7 +2,7 @@
 //! cheats.
 //!
 //! ```text
-//! cargo test --release -p validator --test pay -- --nocapture    # prints the tables
+//! cargo test -p validator --test pay -- --nocapture    # prints the tables
 //! ```
 //!
 //! The losses are drawn like those of real training (the regimes below are from `validator/examples/honest-work.rs`).

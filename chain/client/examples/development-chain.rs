@@ -1,9 +1,9 @@
 //! A chain with a run on it, for developers of wallets and dashboards.
 //!
 //! ```text
-//! cargo run --release -p mettle-chain-client --example development-chain              # on a free port
-//! cargo run --release -p mettle-chain-client --example development-chain 9944         # on this port
-//! cargo run --release -p mettle-chain-client --example development-chain ws://HOST:PORT
+//! cargo run -p mettle-chain-client --example development-chain              # on a free port
+//! cargo run -p mettle-chain-client --example development-chain 9944         # on this port
+//! cargo run -p mettle-chain-client --example development-chain ws://HOST:PORT
 //! ```
 //!
 //! The first two serve an embedded development chain in memory, with a block every 0.3 s and finality two blocks

@@ -1,7 +1,7 @@
 //! A long-running client: follows a chain and makes a small transfer every few blocks, also while its node restarts.
 //!
 //! ```text
-//! cargo run --release -p mettle-chain-client --example follow -- ws://HOST:PORT //Bob
+//! cargo run -p mettle-chain-client --example follow -- ws://HOST:PORT //Bob
 //! ```
 //!
 //! Prints one line of JSON per event: `{"final":12}`, a block; `{"included":14}`, a call in that block;

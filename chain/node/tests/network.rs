@@ -27,7 +27,7 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicU8, AtomicU16, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -355,7 +355,7 @@ impl Client {
             Some(program) => Command::new(program),
             None => {
                 let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-                let example = ["--release", "--quiet", "--package=mettle-chain-client", "--example=follow"];
+                let example = ["--quiet", "--package=mettle-chain-client", "--example=follow"];
                 let cargo = |verb| {
                     let mut cargo = Command::new(env!("CARGO"));
                     cargo.current_dir(&root).arg(verb).args(example);
@@ -404,9 +404,16 @@ impl Drop for Client {
     }
 }
 
+/// Below the ports that the kernel hands out, so that no other program is given one before it is used. A process begins
+/// at a place of its own.
 fn free_ports<const N: usize>() -> [u16; N] {
-    let listeners = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.map(|listener| listener.local_addr().unwrap().port())
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let begin = 20_000 + u16::try_from(std::process::id() % 97).unwrap() * 100;
+    [(); N].map(|()| {
+        let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+        let mut ports = std::iter::repeat_with(|| begin + NEXT.fetch_add(1, Ordering::Relaxed)).take(100);
+        ports.find(free).expect("one port of a hundred is free")
+    })
 }
 
 /// A JSON-RPC call over HTTP.

@@ -1,6 +1,6 @@
 //! Serves the page of a synthetic run with hostile names: to look at the page, and to measure it.
 //!
-//!     cargo run --release -p mettle-watch --example synthetic -- 1024 10000 127.0.0.1:8441
+//!     cargo run -p mettle-watch --example synthetic -- 1024 10000 127.0.0.1:8441
 
 use async_trait::async_trait;
 use protocol::{Uid, Window};

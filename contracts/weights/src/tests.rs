@@ -665,7 +665,7 @@ fn a_call_is_free_if_it_would_succeed() {
 /// Measures the close of the largest epoch, natively and without a database.
 ///
 /// ```text
-/// cargo test --release -p pallet-weights -- --ignored --nocapture the_largest_epoch
+/// cargo test -p pallet-weights -- --ignored --nocapture the_largest_epoch
 /// ```
 #[test]
 #[ignore = "a measurement"]

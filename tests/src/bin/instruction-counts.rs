@@ -1,6 +1,6 @@
 //! How many instructions the hot paths take, counted by valgrind: a time on a shared machine is noise, this is not.
 //!
-//!     cargo run --release -p tests --bin instruction-counts -- --check tests/instructions.json
+//!     cargo run -p tests --bin instruction-counts -- --check tests/instructions.json
 //!
 //! Each path runs once and three times on one thread; half of the difference is one run without its preparation.
 //! Valgrind offers AVX2 and no AVX-512, so that the counts do not depend on the machine.

@@ -2,7 +2,7 @@
 //! save, checkpoint, join and repair.
 //!
 //! ```text
-//! cargo run --release -p tests --bin memory-report -- --parameters 1900000000 --directory DIR --json
+//! cargo run -p tests --bin memory-report -- --parameters 1900000000 --directory DIR --json
 //! ```
 //!
 //! The chain is the real runtime. The buckets are those of the S3 server that localnet uses, in a process of its own.

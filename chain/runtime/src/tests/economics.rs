@@ -2,7 +2,7 @@
 //!
 //! Prints the table of `docs/trust.md`:
 //!
-//!     cargo test --release -p mettle-runtime -- cost_of_a_takeover --nocapture
+//!     cargo test -p mettle-runtime -- cost_of_a_takeover --nocapture
 
 use super::{
     large::{Author, Seat},

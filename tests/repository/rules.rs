@@ -1,7 +1,7 @@
 //! Each numbered rule (`PROT-n`) has a sentence in `protocol/README.md` and is cited by code; pure code stays pure.
 
+use repository::texts;
 use std::collections::{BTreeMap, BTreeSet};
-use tests::texts;
 
 /// Words that pure code must not contain, each with the alternative.
 const IMPURE: &[(&str, &str)] = &[
@@ -21,7 +21,7 @@ const IMPURE: &[(&str, &str)] = &[
 ];
 
 fn rules() -> BTreeSet<u32> {
-    let readme = std::fs::read_to_string(tests::root().join("protocol/README.md"))
+    let readme = std::fs::read_to_string(repository::root().join("protocol/README.md"))
         .expect("protocol/README.md is readable");
     readme.lines().filter_map(|line| line.strip_prefix("- **PROT-")).map(leading_number).collect()
 }

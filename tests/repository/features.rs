@@ -1,11 +1,11 @@
 //! Each package has one feature set for any selection of packages, so that cargo compiles it once.
 
+use repository::root;
 use std::{
     collections::{BTreeMap, BTreeSet},
     process::Command,
     thread,
 };
-use tests::root;
 
 /// The packages of the README's and the justfile's commands, and small crates, which need few features by themselves.
 const SELECTIONS: &[&[&str]] = &[

@@ -1,8 +1,8 @@
 //! What operators are given – alerts, dashboard, runbooks – names metrics and alerts that exist. A unit test of
 //! `protocol/node/src/metrics.rs` compares the table of metrics with what a node exports.
 
+use repository::{packages, root, texts};
 use std::collections::BTreeSet;
-use tests::{packages, root, texts};
 
 const RULES: &str = "docs/deploy/prometheus/mettle.rules.yml";
 const RULE_TESTS: &str = "docs/deploy/prometheus/mettle.tests.yml";

@@ -1,8 +1,8 @@
 //! Links, files, flags and commands in documents exist; tracked files contain no machine paths and no unfinished
 //! marks.
 
+use repository::{packages, root, texts, tracked};
 use std::collections::BTreeSet;
-use tests::{packages, root, texts, tracked};
 
 /// Records of the past; they may name files and flags that no longer exist.
 const HISTORICAL: &[&str] = &["docs/adr/", "docs/log.md", "CHANGELOG.md"];
@@ -115,7 +115,7 @@ fn commands(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.lines().filter_map(|line| {
         let line = line.trim();
         [
-            ("cargo run --release -p localnet -- ", "localnet"),
+            ("cargo run -p localnet -- ", "localnet"),
             ("mettle ", "chain/wallet"),
             ("miner ", "miner"),
             ("validator ", "validator"),
@@ -203,12 +203,10 @@ fn no_file_contains_a_machine_path_or_an_unfinished_mark() {
 #[test]
 fn every_crate_has_a_readme_and_follows_the_common_rules() {
     let workspace = std::fs::read_to_string(root().join("Cargo.toml")).expect("the root has this file");
-    let profile = workspace.split("[profile.release]\n").nth(1).unwrap_or_default();
-    let profile = profile.split("\n[").next().unwrap_or_default();
-    assert!(
-        profile.contains("overflow-checks = true") && profile.contains("debug-assertions = true"),
-        "{profile}"
-    );
+    let workspace: toml::Table = workspace.parse().expect("cargo has read this file");
+    let profiles = workspace["profile"].as_table().expect("a table");
+    assert_eq!(profiles["release"].get("overflow-checks"), Some(&true.into()), "the release profile");
+    assert_eq!(profiles["dev"].get("overflow-checks"), None, "cargo's default is to check");
     let map = std::fs::read_to_string(root().join("ARCHITECTURE.md")).expect("the root has this file");
     for package in packages() {
         let (name, directory) = (&package.name, &package.directory);
@@ -223,11 +221,11 @@ fn every_crate_has_a_readme_and_follows_the_common_rules() {
         if UNCHECKED_ARITHMETIC.contains(&name.as_str()) {
             continue;
         }
-        let profile = workspace
-            .lines()
-            .find(|line| line.starts_with(&format!("{name} = {{")) && line.contains("opt-level"));
-        let unchecked =
-            profile.is_some_and(|line| line.contains("overflow-checks") || line.contains("debug-assertions"));
-        assert!(!unchecked, "the release profile of {name} disables overflow checks or assertions");
+        for (profile, settings) in profiles {
+            let own = settings.get("package").and_then(|packages| packages.get(name));
+            let unchecked =
+                own.is_some_and(|own| own.get("overflow-checks").or(own.get("debug-assertions")).is_some());
+            assert!(!unchecked, "the profile {profile} of {name} disables overflow checks or assertions");
+        }
     }
 }
