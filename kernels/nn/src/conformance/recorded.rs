@@ -38,7 +38,7 @@ impl Gradient {
     fn of(values: &[f32]) -> Gradient {
         let sum = |seed: usize| {
             let signed = |(index, value): (usize, &f32)| {
-                let negative = is_odd(index + seed * 0x9e37_79b9);
+                let negative = sign_bit(index + seed * 0x9e37_79b9);
                 if negative { -f64::from(*value) } else { f64::from(*value) }
             };
             values.iter().enumerate().map(signed).sum()
@@ -52,7 +52,7 @@ impl Gradient {
 }
 
 /// A bit that looks random for successive numbers.
-fn is_odd(index: usize) -> bool {
+fn sign_bit(index: usize) -> bool {
     let mixed = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 63) == 1
 }
