@@ -284,43 +284,29 @@ pub(crate) fn read_length(source: &mut IoReader<&mut DurableReader>) -> Result<u
     Ok(usize::try_from(count).unwrap_or(usize::MAX))
 }
 
-/// Writes values as their bits, so that a NaN survives to be found.
+/// Writes values as their bits in little endian, so that a NaN survives to be found.
 pub fn write_values(sink: &mut dyn Write, values: &[f32]) -> io::Result<()> {
-    let mut bytes = Vec::with_capacity(PIECE.min(values.len() * 4));
-    for values in values.chunks(PIECE / 4) {
-        bytes.clear();
-        bytes.extend(values.iter().flat_map(|value| value.to_bits().to_le_bytes()));
-        sink.write_all(&bytes)?;
+    if cfg!(target_endian = "little") {
+        return sink.write_all(bytemuck::cast_slice(values));
     }
-    Ok(())
+    values.iter().try_for_each(|value| sink.write_all(&value.to_bits().to_le_bytes()))
 }
 
 /// Reads `count` values, to the bit. A caller that was told `count` by a file compares it first with what it should
 /// be.
 pub fn read_values(source: &mut dyn Read, count: usize) -> io::Result<Vec<f32>> {
-    let mut values = Vec::with_capacity(count);
-    let mut piece = vec![0; PIECE.min(count * 4)];
-    while values.len() < count {
-        let bytes = &mut piece[..PIECE.min((count - values.len()) * 4)];
-        source.read_exact(bytes)?;
-        values.extend(bytes.as_chunks::<4>().0.iter().map(value_of));
-    }
+    let mut values = vec![0.0; count];
+    read_values_into(source, &mut values)?;
     Ok(values)
 }
 
 /// Reads values over all of `row`, to the bit.
 pub(crate) fn read_values_into(source: &mut dyn Read, row: &mut [f32]) -> io::Result<()> {
-    let mut piece = vec![0; PIECE.min(row.len() * 4)];
-    for values in row.chunks_mut(PIECE / 4) {
-        let bytes = &mut piece[..4 * values.len()];
-        source.read_exact(bytes)?;
-        values.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(value, bytes)| *value = value_of(bytes));
+    source.read_exact(bytemuck::cast_slice_mut(row))?;
+    if cfg!(target_endian = "big") {
+        row.iter_mut().for_each(|value| *value = f32::from_bits(u32::from_le(value.to_bits())));
     }
     Ok(())
-}
-
-fn value_of(bytes: &[u8; 4]) -> f32 {
-    f32::from_bits(u32::from_le_bytes(*bytes))
 }
 
 #[cfg(test)]
