@@ -55,13 +55,11 @@ fuzz target="contribution_body" seconds="60":
 
 # What is unsafe in the kernels, under AddressSanitizer (Linux on x86-64)
 asan:
-    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan cargo test -p kernels -p mettle-nn --target x86_64-unknown-linux-gnu --lib --test agree --test agree_encode --test agree_decode --test layers
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan cargo test -p kernels -p mettle-nn --target x86_64-unknown-linux-gnu --lib --test agree --test layers -- --skip report::
 
-# Benchmarks of the reference and the fast codec and merge, and of the network's layers
+# Benchmarks of the reference and the fast codec and merge, of the network's layers, and of the search for near-duplicates
 bench:
-    cargo bench -p mettle-protocol
-    cargo bench -p kernels -p mettle-nn
-    cargo bench -p validator --bench near_duplicates
+    cargo bench -p mettle-benches --features criterion
 
 # Every kernel on this machine beside a copy of memory, in one table
 report *arguments:

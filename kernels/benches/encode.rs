@@ -1,4 +1,6 @@
-//! How fast a residual becomes bytes, beside a copy of it. `cargo bench -p kernels --bench encode`
+//! How fast a residual becomes bytes, beside a copy of it.
+//!
+//!     cargo bench -p mettle-benches --features criterion --bench encode
 //!
 //! Throughput is in bytes of dense `f32`: divide an encoder's by the copy's. What the copy moves for each of them is 8
 //! bytes a value, what the encoder moves 12, so that 67 % is the limit.

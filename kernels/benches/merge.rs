@@ -1,5 +1,6 @@
 //! How fast bytes become values, sums and one update, beside a copy and beside the protocol's own words.
-//! `cargo bench -p kernels --bench merge`
+//!
+//!     cargo bench -p mettle-benches --features criterion --bench merge
 //!
 //! Throughput is in bytes of dense `f32`, of which a copy moves 8 a value. What the others move: the payload (1.22
 //! bytes an entry at density 64/4096), and of a dense row that is added to, each line of 64 bytes with an entry in

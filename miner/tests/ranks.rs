@@ -48,8 +48,9 @@ const SOON: Duration = Duration::from_secs(120);
 /// Names what a process of these tests is: `worker`, `parent`, `full-disk`, or the settings file of a `start`.
 const ROLE: &str = "RANKS_TEST_ROLE";
 
-/// The main of other processes, where this test's own program is started once more. Otherwise nothing.
+/// The main of other processes, where this test's own program is started once more.
 #[test]
+#[ignore = "the child process of the other tests"]
 fn a_process_of_these_tests() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let code = match role.as_str() {
@@ -71,7 +72,7 @@ fn a_process_of_these_tests() {
 fn this_program(role: &str) -> Vec<OsString> {
     let role = format!("{ROLE}={role}");
     let this = std::env::current_exe().unwrap().into_os_string();
-    let words = ["a_process_of_these_tests", "--exact", "--nocapture"].map(OsString::from);
+    let words = ["a_process_of_these_tests", "--exact", "--ignored", "--nocapture"].map(OsString::from);
     ["env".into(), role.into(), "RAYON_NUM_THREADS=1".into(), this].into_iter().chain(words).collect()
 }
 
@@ -95,17 +96,23 @@ struct Scene {
     recipe: Recipe,
     theta: Vec<f32>,
     group: Arc<CommandGroup>,
+    device: Device,
 }
 
 impl Scene {
     fn new() -> Scene {
+        Scene::on(device())
+    }
+
+    /// With all ranks on `device`.
+    fn on(device: Device) -> Scene {
         let directory = tempfile::tempdir().unwrap();
         let dataset = Dataset::open(support::prepare(directory.path()), None).unwrap();
         let config = support::config(&dataset);
         // 3 leaves a smaller micro-batch at the end.
         let recipe = Recipe { batch: BATCH, micro_batch: 3, ..Recipe::default() };
         let theta = model::init_flat(&config, 11).unwrap();
-        Scene { directory, dataset, config, recipe, theta, group: Arc::default() }
+        Scene { directory, dataset, config, recipe, theta, group: Arc::default(), device }
     }
 
     fn by_children(&self, ranks: usize, step: Duration) -> Result<Trainer, ModelError> {
@@ -118,11 +125,12 @@ impl Scene {
         step: Duration,
         exchange: RankExchange,
     ) -> Result<Trainer, ModelError> {
-        let identity = ranks::identity(0, ranks, [3; 32], "settings".into(), device());
+        let identity = ranks::identity(0, ranks, [3; 32], "settings".into(), self.device);
         let deadlines = RankDeadlines { start: SOON, step };
         let program = this_program("worker");
-        let connect = ranks::children(program, identity, device(), exchange, deadlines, self.group.clone());
-        self.connected(device(), ranks, connect)
+        let connect =
+            ranks::children(program, identity, self.device, exchange, deadlines, self.group.clone());
+        self.connected(self.device, ranks, connect)
     }
 
     fn by_threads(&self, ranks: usize) -> Trainer {
@@ -155,7 +163,7 @@ impl Scene {
 
     /// Runs `work` with a trainer that nothing happens to and that has the bits of `ranks` processes.
     fn undisturbed<T>(&self, ranks: usize, work: impl FnOnce(&mut Trainer) -> T) -> T {
-        if device() == Device::CPU {
+        if self.device == Device::CPU {
             return work(&mut self.alone());
         }
         // Other tests of this process have workers too.
@@ -229,6 +237,19 @@ impl Scene {
     /// is that of a trainer that nothing happened to.
     #[track_caller]
     fn check_harm(&self, ranks: usize, trainer: &mut Trainer, harm: &mut dyn FnMut(&Trainer), says: &str) {
+        self.check_healed_harm(ranks, trainer, harm, &mut || (), says);
+    }
+
+    /// [`check_harm`](Scene::check_harm), where `heal` happens after the window is given up.
+    #[track_caller]
+    fn check_healed_harm(
+        &self,
+        ranks: usize,
+        trainer: &mut Trainer,
+        harm: &mut dyn FnMut(&Trainer),
+        heal: &mut dyn FnMut(),
+        says: &str,
+    ) {
         struct Harms<'a>(&'a mut dyn FnMut(&Trainer));
         impl TrainObserver for Harms<'_> {
             fn stepped(&mut self, trainer: &Trainer, trained: &Trained) {
@@ -250,6 +271,7 @@ impl Scene {
         assert!(matches!(error, TrainingError::GivenUp { step: 3, cause: Cause::Ranks, .. }), "{error:?}");
         let said = error_chain(&error);
         assert!(said.contains(says) && said.contains("the next window starts the ranks afresh"), "{said}");
+        heal();
 
         // As `Miner::forget_training` and the next window.
         trainer.read_state(&mut &kept[..]).unwrap();
@@ -564,15 +586,12 @@ fn spoil(id: i32, values: &[f32]) -> bool {
     found
 }
 
-/// The memory of a rank goes bad: its weights are no numbers, also when the step is repeated.
+/// The memory of a rank goes bad: its weights are no numbers, also when the step is repeated. Always on the CPU, whose
+/// memory the test can write.
 #[test]
 fn a_rank_whose_weights_are_no_numbers_costs_the_window_and_is_named() {
-    if device() != Device::CPU {
-        println!("left out: the weights are not in the memory of the process");
-        return;
-    }
     let _alone = alone();
-    let scene = Scene::new();
+    let scene = Scene::on(Device::CPU);
     let mut trainer = scene.by_children(2, SOON).unwrap();
     // The rank has these when rank 0 ends a step: later tensors come from both ranks.
     let before = scene.config.shapes().into_iter().take_while(|(name, _)| !name.contains("o_proj"));
@@ -640,6 +659,8 @@ struct Cluster {
 }
 
 const SECRET: &str = "a secret of the ranks";
+/// A rank that does not answer within this time has failed.
+const CLUSTER_STEP_SECONDS: u64 = 5;
 
 impl Cluster {
     fn new() -> Cluster {
@@ -655,7 +676,7 @@ impl Cluster {
         let secret = self.scene.directory.path().join("secret");
         fs::write(&secret, SECRET).unwrap();
         let text = format!(
-            "key = \"//Alice\"\n[train]\n{train}\nrank_address = \"127.0.0.1:{}\"\nrank_secret_file = {secret:?}\nrank_start_seconds = 30\nrank_step_seconds = 10\n",
+            "key = \"//Alice\"\n[train]\n{train}\nrank_address = \"127.0.0.1:{}\"\nrank_secret_file = {secret:?}\nrank_start_seconds = 30\nrank_step_seconds = {CLUSTER_STEP_SECONDS}\n",
             self.port
         );
         fs::write(path, text).unwrap();
@@ -704,13 +725,10 @@ fn ranks_of_a_launcher_connect_again_after_a_failure_and_end_with_rank_0() {
     let mut trainer = cluster.trainer(leader).unwrap();
     let hung = i32::try_from(members[0].id()).unwrap();
     let mut stop = |_: &Trainer| signal(hung, libc::SIGSTOP);
-    let wake = std::thread::spawn(move || {
-        // After rank 0 has given it up.
-        std::thread::sleep(Duration::from_secs(13));
-        signal(hung, libc::SIGCONT);
-    });
-    cluster.scene.check_harm(3, &mut trainer, &mut stop, "did not answer within 10 s");
-    wake.join().unwrap();
+    // After rank 0 has given it up.
+    let mut wake = || signal(hung, libc::SIGCONT);
+    let says = format!("did not answer within {CLUSTER_STEP_SECONDS} s");
+    cluster.scene.check_healed_harm(3, &mut trainer, &mut stop, &mut wake, &says);
     drop(trainer);
     for member in members {
         let (ended_well, said) = end_of(member);

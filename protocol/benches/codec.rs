@@ -1,9 +1,9 @@
 //! How fast the slow truth is: the normative codec and merge, on one thread.
 //!
-//!     cargo bench -p mettle-protocol
+//!     cargo bench -p mettle-benches --features criterion --bench codec
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use mettle_protocol::{
+use protocol::{
     Uid,
     contribution::{Schema, Sparse, TensorSpec, decode, encode, encode_with_feedback},
     merge::{Input, apply, merge},

@@ -1,11 +1,11 @@
 //! Yuma where a run is fullest: 64 validators weigh 1,024 miners, each a little differently, and hold bonds of all.
 //!
 //! ```text
-//! cargo bench -p mettle-protocol --bench consensus
+//! cargo bench -p mettle-benches --features criterion --bench consensus
 //! ```
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use mettle_protocol::{
+use protocol::{
     Uid,
     consensus::{ONE, ValidatorWeights, yuma},
 };

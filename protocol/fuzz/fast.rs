@@ -1,5 +1,5 @@
 //! The fast decoder beside the slow one, on any bytes whatever: both accept, and find the same, or neither does. The
-//! fuzzer calls this on bytes of its own, and `kernels/tests/agree_decode.rs` on the corpora of this folder.
+//! fuzzer calls this on bytes of its own, and `kernels/tests/agree/decode.rs` on the corpora of this folder.
 
 use kernels::{
     accumulate::accumulate,

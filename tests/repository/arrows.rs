@@ -136,6 +136,8 @@ const ARROWS: &[Arrows] = &[
     ("tests", ANY, &[]),
     // Checked in seconds: it has no crate of ours.
     ("repository", &[], &[]),
+    // Only benchmarks.
+    ("mettle-benches", &[], &["mettle-protocol", "mettle-model", "kernels", "mettle-nn", "validator"]),
 ];
 
 const DAEMON: &[&str] = &[

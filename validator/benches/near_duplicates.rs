@@ -1,6 +1,6 @@
 //! How long a validator looks for near-duplicates in a window, beside one pair after the other.
 //!
-//!     cargo bench -p validator --bench near_duplicates
+//!     cargo bench -p mettle-benches --features criterion --bench near_duplicates
 //!
 //! Four windows are kept, so 1,000 contributions per window are four million pairs. `copies` is the worst case: every
 //! seat sends the same work, and no pair can be ruled out early.

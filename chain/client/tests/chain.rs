@@ -9,7 +9,10 @@ use mettle_chain_client::{
     keys::Key,
 };
 use protocol::{Block, Digest, GenesisHash, Role, RunId, Uid, Window, view::SeatView};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use support::{
     at_home, busy, busy_chain, catch_up, chain_without_a_clock, client, create_run, dev, free, head,
     idle_chain, patient, patient_for,
@@ -48,9 +51,15 @@ async fn the_block_time_is_that_of_the_blocks() {
     let reader = client(&chain.url(), "//Alice").await;
     // The slot's length at first, later that between the blocks: never that of another chain.
     assert_eq!(reader.block_time().await.unwrap(), Duration::from_millis(40));
-    wait_for(&reader, Block(60)).await;
+    let (first, began) = (head(&reader).block, Instant::now());
+    let last = wait_for(&reader, Block(60)).await.block;
     let measured = reader.block_time().await.unwrap();
-    assert!(Duration::from_millis(40) <= measured && measured < Duration::from_secs(1), "{measured:?}");
+    // A busy machine makes blocks more slowly.
+    let seen = began.elapsed() / (last.0 - first.0).max(1);
+    assert!(
+        Duration::from_millis(40) <= measured && measured < Duration::from_secs(1).max(4 * seen),
+        "{measured:?}, seen {seen:?}"
+    );
     let time = reader.head_time().await.unwrap().expect("a block has a time");
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     assert!(

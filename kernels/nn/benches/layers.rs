@@ -1,6 +1,7 @@
 //! Each CPU kernel of the network beside its reference; products of several weights as one and as several; and a text
 //! that continues with a cache and without.
-//! `RAYON_NUM_THREADS=1 cargo bench -p mettle-nn --bench layers`
+//!
+//!     RAYON_NUM_THREADS=1 cargo bench -p mettle-benches --features criterion --bench layers
 //!
 //! Measures the CPU time of the process, which other work on the machine changes little. Shapes are those of preset
 //! `6m`.
@@ -10,7 +11,8 @@ use criterion::{
     measurement::{Measurement, ValueFormatter, WallTime},
 };
 use kernels::lanes::{self, Width};
-use mettle_nn::{
+use model::{ModelConfig, Recipe, init_flat};
+use nn::{
     Device, Evaluator, LogProbabilities, Session, StepParams,
     layers::{
         attention, cross_entropy,
@@ -21,7 +23,6 @@ use mettle_nn::{
     },
     optim::adamw::{self, Coefficients, Parameter},
 };
-use model::{ModelConfig, Recipe, init_flat};
 use std::{hint::black_box, time::Duration};
 
 const WIDTH: usize = 256;

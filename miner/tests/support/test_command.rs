@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-/// The test that calls [`run`] in each test program.
+/// The test that calls [`run`] in each test program, in any module.
 pub const TEST: &str = "the_process_that_trains";
 /// Names the command's fault, if it has one: `hang gradients`.
 const FAULT: &str = "TRAINER_FAULT";
@@ -23,7 +23,9 @@ const FAULT: &str = "TRAINER_FAULT";
 pub fn program(fault: &str) -> Vec<String> {
     let this = std::env::current_exe().unwrap().display().to_string();
     let fault = format!("{FAULT}={fault}");
-    ["env", &fault, "RAYON_NUM_THREADS=1", &this, TEST, "--exact", "--nocapture"].map(str::to_owned).to_vec()
+    ["env", &fault, "RAYON_NUM_THREADS=1", &this, TEST, "--include-ignored", "--nocapture"]
+        .map(str::to_owned)
+        .to_vec()
 }
 
 /// Serves the miner that started this process until the miner closes the socket, and ends the process. Returns if no

@@ -1,8 +1,9 @@
-//! The default text: the Rust source of dependencies that every build of miner, validator and localnet needs on Linux.
+//! The default text: the Rust source of dependencies that cargo downloads for every build of miner, validator and
+//! localnet on Linux. Those that no code uses are build dependencies of this crate, which has no build script.
 //!
-//! Cargo has unpacked it already, so it costs no download. The versions are those of `Cargo.lock`, and the digests
-//! make it the same text everywhere. When an update changes a version, the tests fail and print the line to put here:
-//! it is then another dataset, with another loss.
+//! Cargo has unpacked it already, so it costs no further download. The versions are those of `Cargo.lock`, and the
+//! digests make it the same text everywhere. When an update changes a version, the tests fail and print the line to put
+//! here: it is then another dataset, with another loss.
 
 use std::fmt;
 

@@ -190,7 +190,7 @@ fn reports_have_a_bound() {
     assert_eq!(open(directory.path()).unsigned_before(Window(99)), kept);
 }
 
-/// `tests/patience.rs` does the same with a full disk and the database itself.
+/// `tests/nodes/patience.rs` does the same with a full disk and the database itself.
 #[test]
 fn a_receipt_whose_file_cannot_be_written_is_not_stored() {
     let directory = tempfile::tempdir().unwrap();

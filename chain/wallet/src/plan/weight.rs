@@ -1,6 +1,6 @@
 //! What a window's calls and tasks take of the chain's blocks.
 //!
-//! These are the weights of the runtime, which this crate does not import. `tests/plan.rs` compares every one of them
+//! These are the weights of the runtime, which this crate does not import. `tests/nodes/plan.rs` compares every one of them
 //! with the runtime's.
 
 /// Picoseconds of a read and of a write.

@@ -3,7 +3,7 @@
 use model::{ModelConfig, Optimiser, Recipe, init_flat};
 use nn::{
     Device, EngineKind,
-    conformance::{self, Suite, gradient_error, loss_and_gradients, recipe},
+    conformance::{self, Recorded, Suite, gradient_error, loss_and_gradients, recipe},
     engine,
 };
 use proptest::prelude::*;
@@ -30,6 +30,17 @@ macro_rules! tests {
     };
 }
 nn::for_each_check!(tests);
+
+/// With `UPDATE_EXPECT=1` it writes the file first.
+#[test]
+fn the_recorded_results_are_those_of_burn() {
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/conformance/recorded.json");
+        std::fs::write(path, Recorded::of(&burn()).to_json()).unwrap();
+        return;
+    }
+    Recorded::of_burn().check(&burn());
+}
 
 #[test]
 fn the_fused_engine_has_its_losses_and_gradients() {

@@ -11,9 +11,11 @@
 //! ```
 
 mod nccl;
+mod recorded;
 mod reference;
 
 pub use nccl::{NcclAgreement, nccl_gives_the_bits_of_memory};
+pub use recorded::Recorded;
 pub use reference::Reference;
 
 use crate::{
@@ -22,6 +24,7 @@ use crate::{
 };
 use model::{ModelConfig, Optimiser, Recipe, init_flat};
 use protocol::contribution::{Sparse, SparseTensor};
+use serde::{Deserialize, Serialize};
 
 /// Opens an engine: to train by the recipe, or to evaluate without one.
 pub type Open = dyn Fn(&ModelConfig, Option<&Recipe>, &[f32]) -> Result<Box<dyn Engine>, ModelError> + Sync;
@@ -714,66 +717,131 @@ pub fn gradient_error(ours: &[Vec<f32>], exact: &[Vec<f32>]) -> f64 {
     tensors.fold(0.0, f64::max)
 }
 
+/// How far two engines' gradients may be apart, as a share of a tensor's largest entry.
+const GRADIENT_ERROR_MAX: f64 = 1e-4;
+
+/// A model, its weights and a batch, for which engines are compared.
+struct GradientCase {
+    config: ModelConfig,
+    flat: Vec<f32>,
+    batch: Vec<Vec<u32>>,
+}
+
+impl GradientCase {
+    /// Cases of several shapes.
+    fn all() -> Vec<GradientCase> {
+        let shape = |vocab, layers, [heads, kv_heads, head_width]: [usize; 3], d_ff, seq_len| ModelConfig {
+            vocab,
+            layers,
+            d_model: heads * head_width,
+            heads,
+            kv_heads,
+            d_ff,
+            seq_len,
+            ..tiny()
+        };
+        let shapes = [
+            (shape(256, 2, [2, 2, 32], 176, 64), 2),
+            (shape(100, 2, [4, 2, 16], 96, 32), 3),
+            // One key head for all, a single layer, lengths that no vector divides, and more logits than one sequence
+            // has.
+            (shape(301, 1, [6, 1, 10], 70, 19), 5),
+            (shape(40, 3, [3, 3, 8], 50, 1), 4),
+            (shape(64, 1, [2, 1, 64], 64, 130), 1),
+        ];
+        let case = |(config, count)| {
+            // Twice the first weights: what a layer adds, and how unevenly a query attends, must matter.
+            let flat = initial(&config).into_iter().map(|value| 2.0 * value).collect();
+            let batch = skewed_sequences(&config, count, 7);
+            GradientCase { config, flat, batch }
+        };
+        shapes.into_iter().map(case).collect()
+    }
+
+    fn loss_and_gradients(&self, suite: &Suite) -> (f64, Vec<Vec<f32>>) {
+        let count = self.batch.len();
+        let recipe = Recipe { batch: count, micro_batch: count, ..recipe() };
+        loss_and_gradients(suite, &self.config, &recipe, &self.flat, &self.batch)
+    }
+
+    /// # Panics
+    /// If two engines' losses differ by more than rounding in f32.
+    fn check_loss(&self, loss: f64, other: f64) {
+        assert!((loss - other).abs() < 1e-5 * other, "{:?}: losses {loss} and {other}", self.config);
+    }
+}
+
 /// Checks that an engine has the losses and gradients of another, to rounding in f32: of models of several shapes.
 pub fn losses_and_gradients_are_those_of(suite: &Suite, other: &Suite) {
-    let shape = |vocab, layers, [heads, kv_heads, head_width]: [usize; 3], d_ff, seq_len| ModelConfig {
-        vocab,
-        layers,
-        d_model: heads * head_width,
-        heads,
-        kv_heads,
-        d_ff,
-        seq_len,
-        ..tiny()
-    };
-    let shapes = [
-        (shape(256, 2, [2, 2, 32], 176, 64), 2),
-        (shape(100, 2, [4, 2, 16], 96, 32), 3),
-        // One key head for all, a single layer, lengths that no vector divides, and more logits than one sequence has.
-        (shape(301, 1, [6, 1, 10], 70, 19), 5),
-        (shape(40, 3, [3, 3, 8], 50, 1), 4),
-        (shape(64, 1, [2, 1, 64], 64, 130), 1),
-    ];
-    for (config, count) in shapes {
-        // Twice the first weights: what a layer adds, and how unevenly a query attends, must matter.
-        let flat: Vec<f32> = initial(&config).into_iter().map(|value| 2.0 * value).collect();
-        let batch = skewed_sequences(&config, count, 7);
-        let recipe = Recipe { batch: count, micro_batch: count, ..recipe() };
-        let (loss, gradients) = loss_and_gradients(suite, &config, &recipe, &flat, &batch);
-        let (other_loss, others) = loss_and_gradients(other, &config, &recipe, &flat, &batch);
+    for case in GradientCase::all() {
+        let (loss, gradients) = case.loss_and_gradients(suite);
+        let (other_loss, others) = case.loss_and_gradients(other);
         let error = gradient_error(&gradients, &others);
         println!("  losses {loss:.7} and {other_loss:.7}; gradients {error:.1e} apart");
-        assert!((loss - other_loss).abs() < 1e-5 * other_loss, "{config:?}");
-        assert!(error < 1e-4, "{config:?}: gradients {error:.1e} apart");
+        case.check_loss(loss, other_loss);
+        assert!(error < GRADIENT_ERROR_MAX, "{:?}: gradients {error:.1e} apart", case.config);
     }
+}
+
+/// Twenty steps of preset `117k`.
+struct Run {
+    config: ModelConfig,
+    recipe: Recipe,
+}
+
+impl Run {
+    fn new(recipe: &Recipe) -> Run {
+        let recipe =
+            Recipe { batch: 4, micro_batch: 2, learning_rate: 4e-3, warmup_steps: 5, ..recipe.clone() };
+        Run { config: ModelConfig::preset("117k").expect("the preset exists"), recipe }
+    }
+
+    fn train(&self, suite: &Suite) -> (Trainer, Steps) {
+        let Run { config, recipe } = self;
+        let mut trainer = suite.fresh(config, recipe);
+        let batches = (0..20).map(|step| skewed_sequences(config, 4, 1 + step % 5));
+        let steps: Vec<Step> =
+            batches.map(|batch| trainer.step(&batch).expect("the batch fits the model")).collect();
+        let losses = steps.iter().map(|step| step.loss).collect();
+        (trainer, Steps { first_norm: steps[0].gradient_norm, losses })
+    }
+
+    /// # Panics
+    /// If the steps of two engines differ by more than rounding in f32, or train nothing.
+    fn check(&self, steps: &Steps, others: &Steps) {
+        let (norm, other_norm) = (steps.first_norm, others.first_norm);
+        assert!((norm / other_norm - 1.0).abs() < 1e-5, "norms {norm} and {other_norm}");
+        let (losses, other_losses) = (&steps.losses, &others.losses);
+        assert_eq!((losses.len(), other_losses.len()), (20, 20));
+        let apart =
+            losses.iter().zip(other_losses).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max);
+        println!("  from {:.4} to {:.4}, {apart:.1e} apart", losses[0], losses[19]);
+        assert!(losses[19] < losses[0] - 0.5, "{losses:?}");
+        let bound = match self.recipe.optimiser {
+            Optimiser::AdamW => 1e-4,
+            Optimiser::Muon => 1e-3,
+        };
+        assert!(apart < bound, "{losses:?} {other_losses:?}");
+    }
+}
+
+/// What the steps of a [`Run`] report.
+#[derive(Serialize, Deserialize)]
+struct Steps {
+    /// The first gradient's norm.
+    first_norm: f64,
+    losses: Vec<f64>,
 }
 
 /// Checks that twenty steps of an engine stay beside those of another, and that each continues from the other's state.
 pub fn steps_are_those_of(suite: &Suite, other: &Suite, recipe: &Recipe) {
-    let config = ModelConfig::preset("117k").unwrap();
-    let recipe = Recipe { batch: 4, micro_batch: 2, learning_rate: 4e-3, warmup_steps: 5, ..recipe.clone() };
-    let train = |suite: &Suite| {
-        let mut trainer = suite.fresh(&config, &recipe);
-        let steps = (0..20).map(|step| trainer.step(&skewed_sequences(&config, 4, 1 + step % 5)).unwrap());
-        let steps: Vec<Step> = steps.collect();
-        (trainer, steps)
-    };
-    let ((ours, steps), (theirs, other_steps)) = (train(suite), train(other));
-    let [norm, other_norm] = [&steps, &other_steps].map(|steps| steps[0].gradient_norm);
-    assert!((norm / other_norm - 1.0).abs() < 1e-5, "norms {norm} and {other_norm}");
-    let [losses, other_losses] =
-        [&steps, &other_steps].map(|steps| steps.iter().map(|step| step.loss).collect::<Vec<f64>>());
-    let apart = losses.iter().zip(&other_losses).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max);
-    println!("  from {:.4} to {:.4}, {apart:.1e} apart", losses[0], losses[19]);
-    assert!(losses[19] < losses[0] - 0.5, "{losses:?}");
-    let bound = match recipe.optimiser {
-        Optimiser::AdamW => 1e-4,
-        Optimiser::Muon => 1e-3,
-    };
-    assert!(apart < bound, "{losses:?} {other_losses:?}");
+    let run = Run::new(recipe);
+    let ((ours, steps), (theirs, other_steps)) = (run.train(suite), run.train(other));
+    run.check(&steps, &other_steps);
+    let Run { config, recipe } = &run;
 
     for (from, to) in [(&ours, other), (&theirs, suite)] {
-        let mut continued = to.trainer(&config, &recipe, &from.weights_flat().unwrap());
+        let mut continued = to.trainer(config, recipe, &from.weights_flat().unwrap());
         continued.read_state(&mut &state(from)[..]).unwrap();
         assert!(contents(&continued) == contents(from), "the same bytes for the same numbers");
         assert_eq!(continued.steps(), 20);

@@ -207,11 +207,8 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs a Vulkan device; a CPU's stand-in (lavapipe) is enough"]
     fn gradients_are_added_to_the_bits_of_the_exchange_through_memory() {
-        if let Err(error) = Gpu::open(device()) {
-            println!("left out: {error}");
-            return;
-        }
         // Two arrays. A slice reaches from one into the other, one is empty, and one has an odd length.
         let lens = [100, 61];
         let four = [33, 120, 120, 161];
@@ -347,11 +344,8 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs a Vulkan device; a CPU's stand-in (lavapipe) is enough"]
     fn ranks_whose_gpus_exchange_train_to_the_bits_of_those_through_memory() {
-        if let Err(error) = Gpu::open(device()) {
-            println!("left out: {error}");
-            return;
-        }
         let preset = ModelConfig::preset("117k").unwrap();
         let config =
             ModelConfig { vocab: 300, d_model: 64, layers: 2, heads: 4, kv_heads: 2, d_ff: 96, ..preset };

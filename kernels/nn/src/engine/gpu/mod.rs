@@ -545,13 +545,13 @@ mod tests {
         }
     }
 
-    /// `None` where there is no such device, or it lacks the precision.
+    /// `None` if the device lacks a precision of 16 bits.
     fn open(precision: Precision, recipe: Option<&Recipe>) -> Option<GpuEngine> {
         let device = Device { precision: Some(precision), ..Device::new(DeviceName::Vulkan(None)) };
         let purpose = recipe.map_or(Purpose::Evaluation, Purpose::Training);
         match GpuEngine::new(device, &config(), purpose, &flat()) {
-            Err(ModelError::Device(error)) => {
-                println!("left out: {error}");
+            Err(ModelError::Device(error)) if precision != Precision::F32 => {
+                println!("not compared in {precision:?}: {error}");
                 None
             }
             engine => Some(engine.unwrap()),
@@ -585,6 +585,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs a Vulkan device; a CPU's stand-in (lavapipe) is enough"]
     fn logits_some_rows_at_a_time_are_those_of_all_at_once() {
         for (precision, allowed) in [(Precision::F32, 1e-5), (Precision::F16, 2e-2)] {
             let Some((exact_losses, exact)) = losses_and_gradients(precision, 1 << 20) else { continue };
@@ -608,6 +609,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs a Vulkan device; a CPU's stand-in (lavapipe) is enough"]
     fn evaluation_finds_the_same_some_rows_at_a_time() {
         for (precision, allowed) in [(Precision::F32, 1e-5), (Precision::F16, 2e-2)] {
             let Some(mut engine) = open(precision, None) else { continue };

@@ -1,6 +1,6 @@
 //! A miner with slow computations stays responsive: its executor keeps running, `/health` answers over HTTP, and
-//! Ctrl-C ends its process within two seconds. The tests run the program's own loop with a slow engine, on the
-//! simulated chain.
+//! Ctrl-C ends its process within two seconds, beside the time that an idle process takes. The tests run the program's
+//! own loop with a slow engine, on the simulated chain.
 
 #![cfg(unix)]
 
@@ -30,10 +30,10 @@ use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
     time::{Duration, Instant},
@@ -233,37 +233,60 @@ impl Scene {
     }
 }
 
-/// Asks `/health` until the miner is done. Returns all answers, and the longest time until one.
-fn ask_for_health(address: SocketAddr, is_over: &AtomicBool) -> (Vec<String>, Duration) {
+/// What the executor does while the miner computes.
+#[derive(Default)]
+struct Progress {
+    answers: AtomicUsize,
+    ticks: AtomicUsize,
+}
+
+impl Progress {
+    /// Blocks this thread until the executor has answered `/health`, and run a timer, from beginning to end.
+    ///
+    /// # Panics
+    /// If the executor does neither: it is blocked too.
+    fn wait(&self) {
+        // The first of two may have begun before.
+        let counters = [&self.answers, &self.ticks];
+        let wanted = counters.map(|counter| counter.load(SeqCst) + 2);
+        let began = Instant::now();
+        while std::iter::zip(counters, wanted).any(|(counter, wanted)| counter.load(SeqCst) < wanted) {
+            assert!(began.elapsed() < Duration::from_secs(60), "the executor is blocked");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Asks `/health` until the miner is done. Returns all answers.
+fn ask_for_health(address: SocketAddr, progress: &Progress, is_over: &AtomicBool) -> Vec<String> {
     let ask = || -> io::Result<String> {
         let mut stream = TcpStream::connect(address)?;
-        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(120)))?;
         stream.write_all(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)
     };
-    let (mut answers, mut slowest) = (Vec::new(), Duration::ZERO);
+    let mut answers = Vec::new();
     while !is_over.load(SeqCst) {
-        let asked = Instant::now();
         answers.push(ask().expect("the node answers"));
-        slowest = slowest.max(asked.elapsed());
-        std::thread::sleep(Duration::from_millis(50));
+        progress.answers.fetch_add(1, SeqCst);
+        std::thread::sleep(Duration::from_millis(10));
     }
-    (answers, slowest)
+    answers
 }
 
 #[test]
 fn the_executor_keeps_running_and_health_answers_while_the_miner_computes() {
-    const SLOW: Duration = Duration::from_millis(1_500);
     let home = tempfile::tempdir().unwrap();
     let scene = Scene::new(home.path());
     let (sender, entries) = mpsc::sync_channel(64);
     let calls = Arc::new(AtomicUsize::new(0));
-    let counted = calls.clone();
+    let progress = Arc::new(Progress::default());
+    let (counted, awaited) = (calls.clone(), progress.clone());
     let slow = Arc::new(move |_| {
         counted.fetch_add(1, SeqCst);
-        std::thread::sleep(SLOW);
+        awaited.wait();
     });
     let watch =
         Box::new(move |entry: &Entry| sender.send(entry.clone()).expect("the block producer is running"));
@@ -287,22 +310,20 @@ fn the_executor_keeps_running_and_health_answers_while_the_miner_computes() {
         seen
     });
 
-    let longest = Arc::new(AtomicU64::new(0));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (metrics, asking) = runtime.block_on(async {
-        let gaps = longest.clone();
+        let ticking = progress.clone();
         let ticker = tokio::spawn(async move {
             loop {
-                let before = Instant::now();
-                tokio::time::sleep(Duration::from_millis(10)).await;
-                gaps.fetch_max(before.elapsed().as_millis() as u64, SeqCst);
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                ticking.ticks.fetch_add(1, SeqCst);
             }
         });
         let directory = home.path().join("miner");
         let mut metrics = Metrics::serve("127.0.0.1:0".parse().unwrap(), Role::Miner).await.unwrap();
         let (address, over) = (metrics.address(), Arc::new(AtomicBool::new(false)));
         let is_over = over.clone();
-        let asking = std::thread::spawn(move || ask_for_health(address, &is_over));
+        let asking = std::thread::spawn(move || ask_for_health(address, &progress, &is_over));
         let miner = scene.miner(&directory, Arc::default(), slow, watch, Some(&mut metrics)).await.unwrap();
         miner.run().await.unwrap();
         ticker.abort();
@@ -313,45 +334,51 @@ fn the_executor_keeps_running_and_health_answers_while_the_miner_computes() {
     while !asking.is_finished() {
         runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
     }
-    let (answers, slowest) = asking.join().unwrap();
+    let answers = asking.join().unwrap();
     assert!(answers.iter().all(|answer| answer.contains("\"role\":\"miner\"")), "{answers:?}");
     assert!(answers.iter().any(|answer| answer.starts_with("HTTP/1.1 200")), "{answers:?}");
-    assert!(slowest < Duration::from_secs(1), "/health answered after {slowest:?}");
     drop(metrics);
     drop(runtime);
     let seen = blocks.join().unwrap();
     assert!(seen.iter().any(|entry| matches!(entry, Entry::Uploaded { .. })), "{seen:?}");
-    let (calls, longest) = (calls.load(SeqCst), longest.load(SeqCst));
+    let calls = calls.load(SeqCst);
     // The first snapshot, loading the model, two steps with a snapshot each, reading the weights, and the snapshots of
     // the contribution and the commitment.
     assert!(8 <= calls, "{calls} slow calls");
     assert!(calls * 2 <= answers.len(), "{} answers of /health", answers.len());
-    assert!(longest < 1_000, "the executor was blocked for {longest} ms");
-    println!("{calls} calls of {SLOW:?}; the executor was blocked for at most {longest} ms");
 }
 
 /// Environment variables of the child process: the moment at which it is slow, and its directory.
 const MOMENT: &str = "METTLE_TEST_SHUTDOWN_MOMENT";
 const HOME: &str = "METTLE_TEST_SHUTDOWN_HOME";
+/// The moment of a process that computes nothing.
+const IDLE: &str = "idle";
 
-/// The child process of the next test; does nothing without its variables.
+/// The child process of the next test.
 #[test]
+#[ignore = "the child process of the next test"]
 fn child_process_with_a_slow_engine() {
     let (Ok(moment), Some(home)) = (std::env::var(MOMENT), std::env::var_os(HOME)) else { return };
     let home = Path::new(&home).to_owned();
-    let (call, from) = match moment.as_str() {
-        "starting" => (Call::Moments, 1),
-        "loading" => (Call::Load, 1),
-        "training" => (Call::Gradients, 2),
-        "reading" => (Call::Weights, 1),
-        "saving" => (Call::Moments, 2),
+    let slow_from = match moment.as_str() {
+        IDLE => None,
+        "starting" => Some((Call::Moments, 1)),
+        "loading" => Some((Call::Load, 1)),
+        "training" => Some((Call::Gradients, 2)),
+        "reading" => Some((Call::Weights, 1)),
+        "saving" => Some((Call::Moments, 2)),
         other => panic!("{other}"),
     };
+    let is_idle = slow_from.is_none();
+    let reached = move || {
+        println!("\nnow {moment}");
+        io::stdout().flush().expect("the parent reads the output");
+    };
     let calls = AtomicUsize::new(0);
+    let at_moment = reached.clone();
     let slow = Arc::new(move |called: Call| {
-        if called == call && from <= calls.fetch_add(1, SeqCst) + 1 {
-            println!("\nnow {moment}");
-            io::stdout().flush().expect("the parent reads the output");
+        if slow_from.is_some_and(|(call, from)| called == call && from <= calls.fetch_add(1, SeqCst) + 1) {
+            at_moment();
             std::thread::sleep(Duration::from_secs(600));
         }
     });
@@ -359,6 +386,10 @@ fn child_process_with_a_slow_engine() {
     let working = shutdown.clone();
     let exit = program::run_to_exit(Box::pin(async move {
         let work = async {
+            if is_idle {
+                reached();
+                std::future::pending::<()>().await;
+            }
             let scene = Scene::new(&home);
             let miner = scene.miner(&home.join("miner"), working, slow, Box::new(|_| {}), None).await?;
             Ok(miner.run().await?)
@@ -370,12 +401,26 @@ fn child_process_with_a_slow_engine() {
     std::process::exit(if success { 0 } else { 1 });
 }
 
-#[test]
-fn ctrl_c_ends_the_process_within_two_seconds_during_any_computation() {
-    for moment in ["starting", "loading", "training", "reading", "saving"] {
+/// The child process at a moment.
+struct Stopping {
+    child: Child,
+    moment: &'static str,
+    _home: tempfile::TempDir,
+}
+
+impl Stopping {
+    /// Starts the process and waits until it is at `moment`.
+    fn at(moment: &'static str) -> Stopping {
         let home = tempfile::tempdir().unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["child_process_with_a_slow_engine", "--exact", "--nocapture", "--test-threads", "1"])
+            .args([
+                "shutdown::child_process_with_a_slow_engine",
+                "--exact",
+                "--ignored",
+                "--nocapture",
+                "--test-threads",
+                "1",
+            ])
             .env(MOMENT, moment)
             .env(HOME, home.path())
             .stdout(Stdio::piped())
@@ -386,20 +431,36 @@ fn ctrl_c_ends_the_process_within_two_seconds_during_any_computation() {
         let stdout = BufReader::new(child.stdout.take().unwrap());
         let reached = stdout.lines().map_while(Result::ok).any(|line| line == format!("now {moment}"));
         assert!(reached, "the process ended before {moment}");
+        Stopping { child, moment, _home: home }
+    }
+
+    /// Sends Ctrl-C. Returns how long the process takes to end.
+    fn interrupt(mut self) -> Duration {
+        let moment = self.moment;
         let signalled = Instant::now();
-        let id = child.id().to_string();
+        let id = self.child.id().to_string();
         assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
         let status = loop {
-            if let Some(status) = child.try_wait().unwrap() {
+            if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
-            assert!(signalled.elapsed() < Duration::from_secs(30), "{moment}: the process does not end");
+            assert!(signalled.elapsed() < Duration::from_secs(300), "{moment}: the process does not end");
             std::thread::sleep(Duration::from_millis(5));
         };
-        let took = signalled.elapsed();
-        println!("{moment}: {took:?}");
         assert!(status.success(), "{moment}: {status}");
-        assert!(took < Duration::from_secs(2), "{moment}: {took:?}");
+        signalled.elapsed()
+    }
+}
+
+#[test]
+fn ctrl_c_ends_the_process_within_two_seconds_during_any_computation() {
+    for moment in ["starting", "loading", "training", "reading", "saving"] {
+        // A process that computes nothing shows how long the machine takes for it in the same second.
+        let [busy, idle] = [moment, IDLE].map(Stopping::at);
+        let idle = std::thread::spawn(move || idle.interrupt());
+        let (took, idle) = (busy.interrupt(), idle.join().unwrap());
+        println!("{moment}: {took:?}, idle {idle:?}");
+        assert!(took < Duration::from_secs(2) + 4 * idle, "{moment}: {took:?}, idle {idle:?}");
     }
 }
 

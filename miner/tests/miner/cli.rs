@@ -6,6 +6,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 fn command(arguments: &[&dyn AsRef<OsStr>]) -> Command {
@@ -95,21 +96,34 @@ fn a_wrong_flag_of_a_profile_is_named() {
 fn ctrl_c_during_a_profile_writes_what_was_measured() {
     let home = tempfile::tempdir().unwrap();
     let trace = home.path().join("trace.json");
-    let mut child =
-        command(&[&"profile", &"--model", &"1m", &"--steps", &"100000", &"--json", &"--output", &trace])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-    let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    assert!(lines.map_while(Result::ok).any(|line| line.contains("measuring")));
-    // Without one whole step there is nothing to write.
-    std::thread::sleep(std::time::Duration::from_secs(3));
-    let told = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(told.unwrap().success());
-    let mut said = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(child.wait().unwrap().success());
+    let stopped_after = |delay: Duration| {
+        let mut child =
+            command(&[&"profile", &"--model", &"1m", &"--steps", &"100000", &"--json", &"--output", &trace])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        assert!(lines.by_ref().map_while(Result::ok).any(|line| line.contains("measuring")));
+        std::thread::sleep(delay);
+        let told = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+        assert!(told.unwrap().success());
+        let mut said = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        let complaint: Vec<String> = lines.map_while(Result::ok).collect();
+        (child.wait().unwrap().success(), said, complaint.join("\n"))
+    };
+    // Without one whole step there is nothing to write, so a slow machine gets longer.
+    let mut delay = Duration::from_millis(200);
+    let said = loop {
+        let (success, said, complaint) = stopped_after(delay);
+        if success {
+            break said;
+        }
+        assert!(complaint.contains("nothing was measured"), "{complaint}");
+        assert!(delay < Duration::from_secs(100), "no whole step in {delay:?}");
+        delay *= 2;
+    };
     let profile: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((&profile["is_complete"], &profile["model"]), (&false.into(), &"1m".into()));
     let parsed: Value = serde_json::from_slice(&fs::read(&trace).unwrap()).unwrap();

@@ -1,9 +1,6 @@
 //! A miner whose steps a command computes. The command is this test's own program, started once more.
 
-mod support;
-#[path = "support/test_command.rs"]
-mod test_command;
-
+use crate::{support, test_command};
 use dataset::Dataset;
 use miner::{
     command::{CommandEngine, CommandGroup, CommandOptions, SOCKET},
@@ -22,14 +19,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Longer than any test takes: one that waits for it fails by [`BEFORE_DEADLINE`].
+const DEADLINE: Duration = Duration::from_secs(600);
+const BEFORE_DEADLINE: Duration = Duration::from_secs(300);
 const BATCH: usize = 4;
 const STEPS: WindowSteps =
     WindowSteps { batch: BATCH, run_batch: BATCH, windows_before: 0, sequences_per_seat: 5 * BATCH as u32 };
 /// A variable of the miner's environment that the command has no use for. Cargo sets it.
 const NOT_INHERITED: &str = "CARGO_MANIFEST_DIR";
 
-/// The command's main, where this test's own program is started once more. Otherwise nothing.
+/// The command's main, where this test's own program is started once more.
 #[test]
+#[ignore = "the child process of the other tests"]
 fn the_process_that_trains() {
     if std::env::var_os(SOCKET).is_some() && std::env::var_os(NOT_INHERITED).is_some() {
         println!("the command has the miner's environment");
@@ -49,14 +50,8 @@ struct Scene {
 }
 
 fn options(fault: &str) -> CommandOptions {
-    let seconds = Duration::from_secs;
-    CommandOptions {
-        program: test_command::program(fault),
-        start: seconds(20),
-        heartbeat: seconds(20),
-        step: seconds(20),
-        stop: seconds(20),
-    }
+    let program = test_command::program(fault);
+    CommandOptions { program, start: DEADLINE, heartbeat: DEADLINE, step: DEADLINE, stop: DEADLINE }
 }
 
 impl Scene {
@@ -98,7 +93,7 @@ impl Scene {
         let error = self.window(&mut trainer, 100).unwrap_err();
         let said = error_chain(&error);
         assert!(said.contains(says), "{fault}: {said}");
-        assert!(begun.elapsed() < Duration::from_secs(15), "{fault} took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < BEFORE_DEADLINE, "{fault} took {:?}", begun.elapsed());
         // As `Miner::forget_training` and the next window: neither needs the command.
         trainer.read_state(&mut &fresh[..]).unwrap();
         trainer.load(&self.theta).unwrap();
@@ -208,7 +203,7 @@ fn a_step_that_outlasts_the_windows_training_is_ended() {
     let said = error_chain(&scene.window(&mut trainer, 100).unwrap_err());
     deadline.join().unwrap();
     assert!(said.contains("after the window's training had to stop"), "{said}");
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < BEFORE_DEADLINE, "{:?}", begun.elapsed());
 }
 
 /// A process that the command starts is of its group, and ends with it.

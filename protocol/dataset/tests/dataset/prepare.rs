@@ -314,7 +314,7 @@ fn an_attempt_at_something_else_leaves_nothing_of_itself() {
     let (expected, scene) = (Scene::new(), Scene::new());
     expected.prepare();
     let child = Command::new(std::env::current_exe().expect("this test"))
-        .args(["--exact", "--ignored", "the_process_that_is_killed"])
+        .args(["--exact", "--ignored", "prepare::the_process_that_is_killed"])
         .env("DATASET_TEST_ROOT", scene.root.path())
         .env("DATASET_TEST_MOMENT", "encoded")
         .output()
@@ -343,7 +343,7 @@ fn a_process_killed_at_any_moment_leaves_no_dataset_and_the_next_one_makes_it() 
     for moment in ["reading", "tokenizer", "encoding", "encoded", "checking"] {
         let scene = Scene::new();
         let child = Command::new(std::env::current_exe().expect("this test"))
-            .args(["--exact", "--ignored", "the_process_that_is_killed"])
+            .args(["--exact", "--ignored", "prepare::the_process_that_is_killed"])
             .env("DATASET_TEST_ROOT", scene.root.path())
             .env("DATASET_TEST_MOMENT", moment)
             .output()

@@ -1,8 +1,6 @@
-//! Every kernel against its reference, on random shapes.
+//! Sparse steps against the reference, on random shapes.
 
-mod common;
-
-use common::{bits, noise};
+use crate::common::{bits, noise};
 use kernels::sparse;
 use proptest::prelude::*;
 use protocol::contribution::{Schema, Sparse, SparseTensor, TensorSpec};

@@ -3,7 +3,8 @@
 use mettle_nn::{
     Device, Evaluator, Trainer,
     conformance::{
-        self, Reference, Suite, bits, recipe, sequences, state, strong_weights, tiny, update, weight_bits,
+        self, Recorded, Reference, Suite, bits, recipe, sequences, state, strong_weights, tiny, update,
+        weight_bits,
     },
     engine,
 };
@@ -25,6 +26,11 @@ macro_rules! tests {
     };
 }
 mettle_nn::for_each_check!(tests);
+
+#[test]
+fn losses_gradients_and_steps_are_those_recorded_from_burn() {
+    Recorded::of_burn().check(&suite());
+}
 
 /// The loss of unseen sequences after training, over that of a uniform guess.
 fn share_of_uniform_loss(recipe: &Recipe) -> f64 {

@@ -7,8 +7,7 @@
 
 #![cfg(unix)]
 
-mod support;
-
+use crate::support;
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use kernels::encode::Source as Feedback;
@@ -57,8 +56,9 @@ const DATA: &str = "METTLE_TEST_RESUME_DATA";
 /// In which window and after how many of its sequences it stands still until it is killed, if anywhere: `1 8`.
 const HOLD: &str = "METTLE_TEST_RESUME_HOLD";
 
-/// A process's main, where this test's own program is started once more. Otherwise nothing.
+/// A process's main, where this test's own program is started once more.
 #[test]
+#[ignore = "the child process of the other tests"]
 fn the_process_that_is_killed() {
     let (Some(home), Some(data)) = (std::env::var_os(HOME), std::env::var_os(DATA)) else { return };
     if let Err(error) = mine(Path::new(&home), Path::new(&data)) {
@@ -371,7 +371,14 @@ impl Scene {
                 command
             }
         };
-        command.args(["the_process_that_is_killed", "--exact", "--nocapture", "--test-threads", "1"]);
+        command.args([
+            "resume::the_process_that_is_killed",
+            "--exact",
+            "--ignored",
+            "--nocapture",
+            "--test-threads",
+            "1",
+        ]);
         command.env(HOME, home).env(DATA, &self.data).env("RAYON_NUM_THREADS", "1").stdin(Stdio::null());
         command
     }

@@ -1,15 +1,10 @@
 //! Every reader of bytes against the protocol's: the same bodies accepted, the same numbers found, at every width of
 //! vector unit and with any number of threads.
 
-// The shared checks use the name that the fuzz targets know the crate by.
-extern crate protocol as mettle_protocol;
-
-#[path = "../../protocol/fuzz/fast.rs"]
+#[path = "../../../protocol/fuzz/fast.rs"]
 mod fast;
 
-mod common;
-
-use common::bits;
+use crate::common::bits;
 use kernels::{
     accumulate::accumulate,
     decode::{self, Rejected, StreamDecoder},
@@ -49,14 +44,13 @@ fn schema(lengths: &[usize]) -> Schema {
 
 /// Runs `check` at every width that the processor has, each with another number of threads.
 fn at_every_width(check: impl Fn() + Sync) {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     static POOLS: LazyLock<Vec<ThreadPool>> = LazyLock::new(|| {
         let pool = |threads| ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         [1, 2, 3, 7].map(pool).into()
     });
     static TURN: Mutex<usize> = Mutex::new(0);
     // A test that failed has said so; the others may go on.
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = crate::WIDTH.lock().unwrap_or_else(PoisonError::into_inner);
     for width in Width::available() {
         limit(width);
         let mut turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -319,7 +319,9 @@ fn a_rank_that_hangs_is_given_up_at_the_deadline() {
         |rank, config, recipe, flat| {
             let fault = || {
                 if is_last(&LEFT) {
-                    thread::sleep(Duration::from_secs(6));
+                    loop {
+                        thread::park();
+                    }
                 }
                 Ok(false)
             };

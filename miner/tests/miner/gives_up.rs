@@ -1,7 +1,6 @@
 //! What cannot be trained on is told apart, and a window that is given up leaves everything as it was before it.
 
-mod support;
-
+use crate::support;
 use dataset::{Dataset, PieceSource, PieceSourceError, ShardRange};
 use ed25519_dalek::SigningKey;
 use miner::{

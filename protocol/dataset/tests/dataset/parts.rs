@@ -364,7 +364,7 @@ fn a_killed_part_resumes_and_a_killed_join_begins_anew() {
     assert!(one.figures.near_duplicates.is_some());
     let killed = |moment: &str| {
         let child = Command::new(std::env::current_exe().expect("this test"))
-            .args(["--exact", "--ignored", "the_part_that_is_killed"])
+            .args(["--exact", "--ignored", "parts::the_part_that_is_killed"])
             .env("DATASET_TEST_ROOT", scene.root.path())
             .env("DATASET_TEST_MOMENT", moment)
             .output()

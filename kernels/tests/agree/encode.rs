@@ -1,9 +1,7 @@
 //! The fast encoder against the words of the format: the same bytes and the same residual, bit for bit, for every
 //! input, density, width of vectors and number of threads.
 
-mod common;
-
-use common::bits;
+use crate::common::bits;
 use kernels::{
     encode::{self, EncodeError, Feedback, SectionEncoder, Source},
     lanes::{self, Width},
@@ -14,16 +12,13 @@ use protocol::{
     contribution::{self, Schema, TensorSpec},
     params::Density,
 };
-use std::{convert::Infallible, sync::Mutex};
+use std::convert::Infallible;
 
 const DENSITIES: [u16; 10] = [1, 2, 63, 64, 65, 256, 512, 1107, 4095, 4096];
 
-/// Which width is in use is the whole process's; tests that choose it take turns.
-static WIDTH: Mutex<()> = Mutex::new(());
-
 /// Runs `body` once for each width that the processor has, and says which it lacks.
 fn at_every_width(mut body: impl FnMut(Width)) {
-    let _turn = WIDTH.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _turn = crate::WIDTH.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let mut run = 0;
     for width in Width::ALL {
         if width.is_available() {
