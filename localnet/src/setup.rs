@@ -369,10 +369,32 @@ pub fn check_ports(chain: Option<u16>, store: Option<u16>) -> anyhow::Result<()>
 
 /// Binds the port asked for, or a free one.
 fn port(host: IpAddr, asked: Option<u16>, what: &str) -> anyhow::Result<TcpListener> {
-    let asked = asked.unwrap_or(0);
-    TcpListener::bind((host, asked)).with_context(|| {
+    let bound = match asked {
+        Some(port) => TcpListener::bind((host, port)),
+        None => free_port(host),
+    };
+    bound.with_context(|| {
+        let asked = asked.unwrap_or(0);
         format!("port {asked} for the {what} is taken by another program; choose another port, or name none for a free one")
     })
+}
+
+/// Ports below those of outgoing connections, by Linux's default.
+const PORTS: std::ops::Range<u16> = 10_240..32_768;
+const PORTS_TRIED: u32 = 64;
+
+/// Binds a free port at random. An outgoing connection does not take it while its process is stopped: a network keeps
+/// its ports.
+pub fn free_port(host: IpAddr) -> std::io::Result<TcpListener> {
+    for _ in 0..PORTS_TRIED {
+        let random = getrandom::u32().map_err(std::io::Error::other)?;
+        let port =
+            PORTS.start + u16::try_from(random % u32::from(PORTS.end - PORTS.start)).expect("below a u16");
+        if let Ok(listener) = TcpListener::bind((host, port)) {
+            return Ok(listener);
+        }
+    }
+    TcpListener::bind((host, 0))
 }
 
 pub(crate) fn random_hex(bytes: usize) -> anyhow::Result<String> {
