@@ -54,7 +54,7 @@ async fn twelve_miners_behind_one_router_send_in_one_window() {
     make_router("router", false);
 
     let home = tempfile::tempdir().expect("a directory");
-    let chain = ChainWanted::Embedded { block_millis: 200 };
+    let chain = ChainWanted::Embedded { block_millis: 200, when_idle: false };
     // Every second miner of such a network has no bucket. The others never start.
     let plain = wanted(chain, Seats::honest(2 * MINERS, 2), long_params(), 2).await;
     let wanted = Wanted { nat: true, host: IpAddr::V4(HOST), ..plain };

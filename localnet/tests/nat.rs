@@ -95,7 +95,7 @@ fn make_namespaces() -> Vec<Line> {
 
 async fn start(home: &Path, lines: &mut Vec<Line>) -> Net {
     *lines = make_namespaces();
-    let chain = ChainWanted::Embedded { block_millis: 200 };
+    let chain = ChainWanted::Embedded { block_millis: 200, when_idle: false };
     let plain = wanted(chain, Seats::honest(4, 3), patient_params(), 2).await;
     let wanted = Wanted { nat: true, host: IpAddr::V4(HOST), ..plain };
     let mut net = Net::set_up(home, &wanted).await;

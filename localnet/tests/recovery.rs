@@ -28,7 +28,7 @@ use watch::observe::Observer;
 
 static NETWORK: LazyLock<Shared> = LazyLock::new(|| {
     Shared::start("recovery", async |home| {
-        let chain = ChainWanted::Embedded { block_millis: 200 };
+        let chain = ChainWanted::Embedded { block_millis: 200, when_idle: false };
         Net::start_with(home, chain, Seats::honest(1, 1), long_params(), 2).await
     })
 });

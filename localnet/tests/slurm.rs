@@ -213,7 +213,7 @@ fn a_preempted_job_resumes_its_window_to_the_contribution_of_an_undisturbed_seat
             *block += LONGER_BLOCKS;
         }
         let params = RunParams { sequences_per_seat: SEQUENCES, ..params };
-        let chain = ChainWanted::Embedded { block_millis: 200 };
+        let chain = ChainWanted::Embedded { block_millis: 200, when_idle: false };
         let mut net = Net::start_with(&home, chain, Seats::honest(1, 1), params, 2).await;
         net.network.kill("miner-0").await.expect("the miner ran");
         let (seat, data) = (net.directory().join("miner-0"), net.directory().join("miner-0/data"));

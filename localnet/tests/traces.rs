@@ -252,7 +252,7 @@ impl Collector {
 #[tokio::test(flavor = "multi_thread")]
 async fn all_seats_spans_of_a_window_are_one_trace_and_a_lost_collector_costs_no_window() {
     let home = tempfile::tempdir().expect("a directory");
-    let chain = ChainWanted::Embedded { block_millis: 200 };
+    let chain = ChainWanted::Embedded { block_millis: 200, when_idle: false };
     let wanted = support::wanted(chain, Seats::honest(2, 2), support::params(2), 2).await;
     let mut net = Net::set_up(home.path(), &wanted).await;
     let collector = Collector::listen(SocketAddr::from(([127, 0, 0, 1], 0))).await;

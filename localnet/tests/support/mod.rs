@@ -160,13 +160,13 @@ impl Net {
 
     /// The same, with the parameters that `params` gives for a finality lag.
     pub async fn up_with(home: &Path, miners: u16, validators: u16, params: fn(u32) -> RunParams) -> Net {
-        let chain = ChainWanted::Embedded { block_millis: 200 };
+        let chain = ChainWanted::Embedded { block_millis: 200, when_idle: false };
         Net::start_with(home, chain, Seats::honest(miners, validators), params(2), 2).await
     }
 
     /// The same, with every second miner as behind a home router.
     pub async fn up_with_nat(home: &Path, miners: u16, validators: u16) -> Net {
-        let chain = ChainWanted::Embedded { block_millis: 200 };
+        let chain = ChainWanted::Embedded { block_millis: 200, when_idle: false };
         let honest = Seats::honest(miners, validators);
         let wanted = Wanted { nat: true, ..wanted(chain, honest, params(2), 2).await };
         let mut net = Net::set_up(home, &wanted).await;
@@ -177,7 +177,7 @@ impl Net {
     /// The same, with these seats as `up --seats` takes them, on a chain whose blocks are final at once.
     pub async fn up_of(home: &Path, seats: &str, block_millis: u64, params: RunParams) -> Net {
         let seats = seats.parse().expect("a list of seats");
-        Net::start_with(home, ChainWanted::Embedded { block_millis }, seats, params, 0).await
+        Net::start_with(home, ChainWanted::Embedded { block_millis, when_idle: false }, seats, params, 0).await
     }
 
     /// The same, on four real nodes.
