@@ -191,7 +191,7 @@ mod tests {
     fn plan() -> Plan {
         Plan {
             version: PLAN_VERSION,
-            chain: ChainPlan::Embedded { port: 1, block_millis: 500 },
+            chain: ChainPlan::Embedded { port: 1, block_millis: 500, when_idle: false },
             host: "127.0.0.1".into(),
             store_port: 0,
             finality_lag: 0,

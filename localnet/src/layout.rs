@@ -54,8 +54,14 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum ChainPlan {
-    /// The development chain, in one process.
-    Embedded { port: u16, block_millis: u64 },
+    /// The development chain, in one process: a block every `block_millis`; for tests, `when_idle`, a block as soon as
+    /// all processes of the network wait for it, at the earliest after `block_millis`.
+    Embedded {
+        port: u16,
+        block_millis: u64,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        when_idle: bool,
+    },
     /// Real nodes, each an authority of the `local` chain.
     Nodes { binary: PathBuf, nodes: Vec<NodePlan> },
     /// Nodes that are started and stopped from outside: their URLs.
@@ -271,7 +277,7 @@ mod tests {
     fn plan() -> Plan {
         Plan {
             version: PLAN_VERSION,
-            chain: ChainPlan::Embedded { port: 1, block_millis: 500 },
+            chain: ChainPlan::Embedded { port: 1, block_millis: 500, when_idle: false },
             host: "127.0.0.1".into(),
             store_port: 2,
             finality_lag: 0,

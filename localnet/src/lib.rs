@@ -4,6 +4,7 @@ pub mod buckets;
 pub mod cli;
 pub mod containers;
 pub mod defaults;
+pub mod idle;
 pub mod layout;
 pub mod log;
 pub mod network;

@@ -85,9 +85,9 @@ impl Network {
     /// Starts the chain and waits until it answers and finalises blocks.
     pub async fn start_chain(&mut self, plan: &Plan) -> anyhow::Result<Arc<dyn Chain>> {
         match &plan.chain {
-            ChainPlan::Embedded { port, block_millis } => {
+            ChainPlan::Embedded { port, block_millis, when_idle } => {
                 let dir = self.directory.join(CHAIN).join("data");
-                let arguments = [
+                let mut arguments: Vec<OsString> = vec![
                     "--dir".into(),
                     dir.into_os_string(),
                     "--listen".into(),
@@ -98,7 +98,10 @@ impl Network {
                     plan.finality_lag.to_string().into(),
                     "--with-parent".into(),
                 ];
-                self.start(CHAIN, CHAIN, arguments.into())?;
+                if *when_idle {
+                    arguments.extend(["--when-idle".into(), self.directory.clone().into_os_string()]);
+                }
+                self.start(CHAIN, CHAIN, arguments)?;
                 self.wait_for_port(CHAIN, (&plan.host, *port), UP_WITHIN).await?;
             }
             ChainPlan::Nodes { nodes, .. } => {

@@ -5,12 +5,13 @@
 use crate::{
     buckets,
     containers::{self, Check, MakePlan, SetUp},
+    idle,
     layout::{BucketPlan, ORIGIN, Plan, SeatPlan},
 };
 use adversaries::act::ActingStrategy;
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
-use embedded_chain::{Config, EmbeddedChain};
+use embedded_chain::{Config, EmbeddedChain, Sealing};
 use node::{Follower, program};
 use protocol::identity::Signer;
 use s3_server::{AdminConfig, BucketConfig, S3Server, ServerConfig};
@@ -79,6 +80,10 @@ pub struct ChainRole {
     pub listen: SocketAddr,
     #[arg(long)]
     pub block_millis: u64,
+    /// For tests: make a block as soon as the processes of the network in this directory wait for it, at the earliest
+    /// after --block-millis
+    #[arg(long, value_name = "DIR")]
+    pub when_idle: Option<PathBuf>,
     #[arg(long, default_value_t = 0)]
     pub finality_lag: u32,
     #[arg(long)]
@@ -155,27 +160,50 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     bail!("there is no strategy {name}")
 }
 
+/// The context of a chain's end.
+const STOPPED: &str = "the chain cannot go on";
+
 async fn chain(role: ChainRole) -> anyhow::Result<()> {
     if role.with_parent {
         program::exit_with_parent();
     }
-    let config = Config {
+    let block_interval = Duration::from_millis(role.block_millis);
+    let mut config = Config {
         listen: role.listen,
         dir: Some(role.dir),
-        block_interval: Duration::from_millis(role.block_millis),
+        block_interval,
         finality_lag: role.finality_lag,
         ..Config::default()
     };
+    if role.when_idle.is_some() {
+        config.sealing = Sealing::Manual;
+        // No block is made sooner, so that the chain's time is the clock's.
+        config.genesis_patch =
+            Some(serde_json::json!({ "authorities": { "slotMillis": role.block_millis } }));
+    }
     let chain = EmbeddedChain::start(config).await.context("could not start the chain")?;
     tracing::info!(url = chain.url(), "the development chain is up");
-    let failed = chain.failed();
-    tokio::select! {
-        () = program::stop_requested() => {
-            chain.shutdown().await;
-            Ok(())
+    let (ask, mut asked) = tokio::sync::mpsc::channel(1);
+    if let Some(directory) = role.when_idle {
+        let watch = std::thread::Builder::new().name("idle".into());
+        watch.spawn(move || idle::ask_for_blocks(&directory, block_interval, &ask))?;
+    }
+    let mut failed = std::pin::pin!(chain.failed());
+    let mut stop = std::pin::pin!(program::stop_requested());
+    loop {
+        tokio::select! {
+            () = &mut stop => {
+                chain.shutdown().await;
+                return Ok(());
+            }
+            // It still answers but makes no more blocks, so it ends with the reason.
+            error = &mut failed => return Err(error).context(STOPPED),
+            Some(made) = asked.recv() => {
+                chain.seal_now().await.context(STOPPED)?;
+                // The thread that asked waits for it.
+                let _ = made.send(());
+            }
         }
-        // It still answers but makes no more blocks, so it ends with the reason.
-        error = failed => Err(error).context("the chain cannot go on"),
     }
 }
 

@@ -37,6 +37,9 @@ pub const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Blocks between the run's creation and its first window, beside the finality lag.
 const BLOCKS_BEFORE_START: u32 = 20;
+/// The same on a chain that makes blocks when its seats are idle: blocks before the seats run are short, and those after
+/// them are shorter.
+const BLOCKS_BEFORE_START_WHEN_IDLE: u32 = 80;
 
 /// The network to set up.
 pub struct Wanted {
@@ -59,8 +62,8 @@ pub struct Wanted {
 
 /// The chain to start.
 pub enum ChainWanted {
-    /// The development chain.
-    Embedded { block_millis: u64 },
+    /// The development chain, as in [`ChainPlan::Embedded`].
+    Embedded { block_millis: u64, when_idle: bool },
     /// Four real nodes, with this program.
     Nodes { binary: PathBuf },
 }
@@ -123,7 +126,11 @@ pub async fn establish(
             // A seat takes five extrinsics: run, treasury, coldkey, hotkey, registration. Each waits for finality.
             let steps = 5_u32.saturating_mul(plan.finality_lag);
             let now = owner_chain.heads().borrow().block.0;
-            params.schedule.start = Block(now.saturating_add(BLOCKS_BEFORE_START).saturating_add(steps));
+            let before = match plan.chain {
+                ChainPlan::Embedded { when_idle: true, .. } => BLOCKS_BEFORE_START_WHEN_IDLE,
+                _ => BLOCKS_BEFORE_START,
+            };
+            params.schedule.start = Block(now.saturating_add(before).saturating_add(steps));
             let new = NewRun {
                 weights: None,
                 spec: work.spec,
@@ -277,9 +284,11 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
         honest.skip(1).step_by(2).for_each(|seat| seat.bucketless = true);
     }
     let chain = match &wanted.chain {
-        ChainWanted::Embedded { block_millis } => {
-            ChainPlan::Embedded { port: number(&ports.chain[0])?, block_millis: *block_millis }
-        }
+        ChainWanted::Embedded { block_millis, when_idle } => ChainPlan::Embedded {
+            port: number(&ports.chain[0])?,
+            block_millis: *block_millis,
+            when_idle: *when_idle,
+        },
         ChainWanted::Nodes { binary } => {
             ChainPlan::Nodes { binary: binary.clone(), nodes: node_plans(&mut ports.chain)? }
         }
@@ -369,10 +378,32 @@ pub fn check_ports(chain: Option<u16>, store: Option<u16>) -> anyhow::Result<()>
 
 /// Binds the port asked for, or a free one.
 fn port(host: IpAddr, asked: Option<u16>, what: &str) -> anyhow::Result<TcpListener> {
-    let asked = asked.unwrap_or(0);
-    TcpListener::bind((host, asked)).with_context(|| {
+    let bound = match asked {
+        Some(port) => TcpListener::bind((host, port)),
+        None => free_port(host),
+    };
+    bound.with_context(|| {
+        let asked = asked.unwrap_or(0);
         format!("port {asked} for the {what} is taken by another program; choose another port, or name none for a free one")
     })
+}
+
+/// Ports below those of outgoing connections, by Linux's default.
+const PORTS: std::ops::Range<u16> = 10_240..32_768;
+const PORTS_TRIED: u32 = 64;
+
+/// Binds a free port at random. An outgoing connection does not take it while its process is stopped: a network keeps
+/// its ports.
+pub fn free_port(host: IpAddr) -> std::io::Result<TcpListener> {
+    for _ in 0..PORTS_TRIED {
+        let random = getrandom::u32().map_err(std::io::Error::other)?;
+        let port =
+            PORTS.start + u16::try_from(random % u32::from(PORTS.end - PORTS.start)).expect("below a u16");
+        if let Ok(listener) = TcpListener::bind((host, port)) {
+            return Ok(listener);
+        }
+    }
+    TcpListener::bind((host, 0))
 }
 
 pub(crate) fn random_hex(bytes: usize) -> anyhow::Result<String> {

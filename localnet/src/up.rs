@@ -79,6 +79,10 @@ pub struct Up {
     /// Time between two blocks, in milliseconds. Default: 500. Fixed for real nodes
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(50..=60_000))]
     pub block_millis: Option<u64>,
+    /// For tests: make a block as soon as all processes of the network wait for it, at the earliest after
+    /// --block-millis
+    #[arg(long, hide = true)]
+    pub when_idle: bool,
     /// Blocks of a window in which miners train. Default: 28, and 14 of the longer blocks of real nodes
     #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u32).range(4..=10_000))]
     pub train_blocks: Option<u32>,
@@ -126,7 +130,8 @@ impl Up {
             ChainKind::Embedded => {
                 let block_millis = self.block_millis.unwrap_or(defaults::BLOCK_MILLIS);
                 let train_blocks = self.train_blocks.unwrap_or(defaults::TRAIN_BLOCKS);
-                Ok((ChainWanted::Embedded { block_millis }, train_blocks, self.finality_lag.unwrap_or(0)))
+                let chain = ChainWanted::Embedded { block_millis, when_idle: self.when_idle };
+                Ok((chain, train_blocks, self.finality_lag.unwrap_or(0)))
             }
             ChainKind::Node => {
                 if self.block_millis.is_some() {

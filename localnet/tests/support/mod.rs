@@ -1,5 +1,7 @@
 //! A network whose processes a test starts and kills, and `localnet` as a person runs it: for the tests of whole
-//! networks.
+//! networks, which [`harness`] runs.
+
+pub mod harness;
 
 use chain_client::Chain;
 use clap::Parser as _;
@@ -28,13 +30,8 @@ use watch::observe::Observer;
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_localnet");
 /// How long a step may take; far longer than it does, even on a busy machine.
 const STEP_MAX: Duration = Duration::from_secs(240);
-const READ_EVERY: Duration = Duration::from_millis(250);
-
-/// One network is as much as this machine can carry.
-pub async fn one_at_a_time() -> tokio::sync::MutexGuard<'static, ()> {
-    static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-    ALONE.lock().await
-}
+/// Less than two of the shortest blocks: a phase of few blocks is not missed.
+const READ_EVERY: Duration = Duration::from_millis(100);
 
 /// A network of processes, started and killed one by one.
 pub struct Net {
@@ -44,41 +41,18 @@ pub struct Net {
     pub observer: Observer,
     pub locked: LockedDirectory,
     step_max: Duration,
+    /// The network's name in the output.
+    name: String,
 }
 
-/// One network for all tests of a binary. Its processes end with the binary.
-pub struct Shared {
-    // Not the runtime of a test: chain client and processes outlive each test.
-    runtime: tokio::runtime::Runtime,
-    net: tokio::sync::Mutex<Net>,
-}
+/// The development chain with a block every 200 ms.
+pub const BY_CLOCK: ChainWanted = ChainWanted::Embedded { block_millis: 200, when_idle: false };
+/// The development chain with a block as soon as all processes of the network wait for it. Some of their timers are
+/// longer than the shortest time between two blocks, but none is longer than a phase of [`params`].
+pub const WHEN_IDLE: ChainWanted = ChainWanted::Embedded { block_millis: 50, when_idle: true };
 
-impl Shared {
-    /// Starts the network `name`. Its logs stay below `target` until the next start.
-    pub fn start(name: &str, start: impl AsyncFnOnce(&Path) -> Net) -> Shared {
-        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        match std::fs::remove_dir_all(&home) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                panic!("{}: {error}", home.display())
-            }
-            _ => {}
-        }
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-        let net = runtime.block_on(start(&home));
-        Shared { runtime, net: tokio::sync::Mutex::new(net) }
-    }
-
-    /// Runs a test on the network, with every process of it alive and no fault left from the test before.
-    pub fn run(&self, test: impl AsyncFnOnce(&mut Net)) {
-        self.runtime.block_on(async {
-            let mut net = self.net.lock().await;
-            net.restore().await;
-            test(&mut net).await;
-            let seen = &net.observer;
-            assert!(seen.lineage_agreed(), "models differ: {:?}\n{:?}", seen.lineages, seen.held);
-        });
-    }
-}
+/// The same for `localnet up`. A phase of four blocks is longer than a validator's last attempt to fetch.
+pub const UP_WHEN_IDLE: [&str; 5] = ["--when-idle", "--block-millis", "100", "--finality-lag", "1"];
 
 pub fn merged(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Merged(_))
@@ -160,24 +134,22 @@ impl Net {
 
     /// The same, with the parameters that `params` gives for a finality lag.
     pub async fn up_with(home: &Path, miners: u16, validators: u16, params: fn(u32) -> RunParams) -> Net {
-        let chain = ChainWanted::Embedded { block_millis: 200 };
-        Net::start_with(home, chain, Seats::honest(miners, validators), params(2), 2).await
+        Net::start_with(home, WHEN_IDLE, Seats::honest(miners, validators), params(2), 2).await
     }
 
     /// The same, with every second miner as behind a home router.
     pub async fn up_with_nat(home: &Path, miners: u16, validators: u16) -> Net {
-        let chain = ChainWanted::Embedded { block_millis: 200 };
         let honest = Seats::honest(miners, validators);
-        let wanted = Wanted { nat: true, ..wanted(chain, honest, params(2), 2).await };
+        let wanted = Wanted { nat: true, ..wanted(WHEN_IDLE, honest, params(2), 2).await };
         let mut net = Net::set_up(home, &wanted).await;
         net.start_seats();
         net
     }
 
     /// The same, with these seats as `up --seats` takes them, on a chain whose blocks are final at once.
-    pub async fn up_of(home: &Path, seats: &str, block_millis: u64, params: RunParams) -> Net {
+    pub async fn up_of(home: &Path, seats: &str, params: RunParams) -> Net {
         let seats = seats.parse().expect("a list of seats");
-        Net::start_with(home, ChainWanted::Embedded { block_millis }, seats, params, 0).await
+        Net::start_with(home, WHEN_IDLE, seats, params, 0).await
     }
 
     /// The same, on four real nodes.
@@ -207,11 +179,12 @@ impl Net {
     pub async fn set_up(home: &Path, wanted: &Wanted) -> Net {
         let mut locked = LockedDirectory::lock(&home.join("net")).expect("a new directory");
         let mut network = Network::new(locked.path(), PROGRAM.into());
-        let (plan, chain) = set_up(&mut locked, &mut network, wanted, &mut |what| println!("{what}"))
+        let name = home.file_name().expect("a directory").display().to_string();
+        let (plan, chain) = set_up(&mut locked, &mut network, wanted, &mut |what| println!("{name}: {what}"))
             .await
             .expect("the network is set up");
         let observer = network.observer(&plan, &*chain).await.expect("our chain answers");
-        Net { network, plan, chain, observer, locked, step_max: STEP_MAX }
+        Net { network, plan, chain, observer, locked, step_max: STEP_MAX, name }
     }
 
     pub fn start_seats(&mut self) {
@@ -224,12 +197,13 @@ impl Net {
     pub async fn with(&self, network: Network, plan: Plan) -> Net {
         let observer = network.observer(&plan, &*self.chain).await.expect("our chain answers");
         let locked = LockedDirectory::lock(&network.directory.join("net")).expect("a new directory");
-        Net { network, plan, chain: self.chain.clone(), observer, locked, step_max: self.step_max }
+        let (chain, name) = (self.chain.clone(), self.name.clone());
+        Net { network, plan, chain, observer, locked, step_max: self.step_max, name }
     }
 
     /// Undoes what a test left, whether it passed or failed: restarts dead processes, ends faults, and waits until a
     /// window is merged and every node holds the model after it.
-    async fn restore(&mut self) {
+    pub async fn restore(&mut self) {
         while let Some(died) = self.network.died().expect("our children can be watched") {
             // Already dead: this forgets it.
             let _ = self.network.kill(&died.name).await;
@@ -288,7 +262,7 @@ impl Net {
             // A chain that is busy answers later.
             let looked = self.observer.look(&*self.chain).await;
             if looked.is_ok() && done(&self.observer) {
-                println!("{:>6.1} s: {what}", started.elapsed().as_secs_f64());
+                println!("{}: {:.1} s until {what}", self.name, started.elapsed().as_secs_f64());
                 return;
             }
             assert!(
@@ -386,8 +360,8 @@ pub struct Session {
 impl Session {
     /// A small, quick network in `directory`.
     pub fn up(directory: &Path, more: &[&str]) -> Session {
-        let quick = ["--block-millis", "200", "--train-blocks", "10"];
-        Session::up_as(directory, &[&quick[..], more].concat())
+        let quick = ["--train-blocks", "10"];
+        Session::up_as(directory, &[&UP_WHEN_IDLE[..], &quick[..], more].concat())
     }
 
     /// A small network in `directory`, whatever its chain.

@@ -1,13 +1,18 @@
 //! A seat of four ranks as a job of SLURM: `miner/examples/seat.sbatch`, on a SLURM of this machine alone.
 //!
-//! The test needs SLURM and root, so it is ignored by default; `bash .ci/run` runs it where both are there.
+//! The test needs SLURM and root, so it is ignored by default; `bash .ci/run nightly` runs it where both are there:
+//!
+//! ```text
+//! cargo test -p localnet --test labs -- --ignored slurm::
+//! ```
 
-#![cfg(target_os = "linux")]
-
-#[allow(dead_code, reason = "shared with the other tests of whole networks")]
-mod support;
-
-use localnet::{process::last_lines, seats::Seats, setup::ChainWanted};
+use crate::support::{self, BY_CLOCK, Net, harness};
+use libtest_mimic::Trial;
+use localnet::{
+    process::last_lines,
+    seats::Seats,
+    setup::{LOOPBACK, free_port},
+};
 use node::Entry;
 use protocol::{Digest, RunParams, Schedule, Window};
 use std::{
@@ -18,7 +23,6 @@ use std::{
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
-use support::Net;
 
 const SOON: Duration = Duration::from_secs(60);
 /// Long enough for a job that is preempted to be started again in the same window.
@@ -26,8 +30,18 @@ const LONGER_BLOCKS: u32 = 400;
 /// Of a window: enough for a preemption to come in time, and half of what a busy machine has time for.
 const SEQUENCES: u32 = 256;
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port()
+pub fn tests() -> Vec<Trial> {
+    harness::ignored(harness::on_their_own!(
+        "slurm",
+        [a_preempted_job_resumes_its_window_to_the_contribution_of_an_undisturbed_seat,]
+    ))
+}
+
+/// A free port. It stays bound until its process starts, so that no other program gets it meanwhile.
+fn hold_port() -> (TcpListener, u16) {
+    let listener = free_port(LOOPBACK).expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    (listener, port)
 }
 
 #[track_caller]
@@ -75,7 +89,8 @@ impl Slurm {
 
         let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("Linux");
         let host = host.trim().split('.').next().expect("a first part").to_owned();
-        let (at, controller, node) = (slurm.directory.path().display(), free_port(), free_port());
+        let at = slurm.directory.path().display();
+        let ((held_controller, controller), (held_node, node)) = (hold_port(), hold_port());
         let settings = format!(
             "ClusterName=test\nSlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={controller}\nSlurmdPort={node}\n\
              AuthType=auth/munge\nAuthInfo=socket={at}/munge.socket\nSlurmUser=root\n\
@@ -91,7 +106,9 @@ impl Slurm {
              PartitionName=urgent Nodes={host} PriorityTier=2\n"
         );
         fs::write(slurm.path("slurm.conf"), settings).expect("a file");
+        drop(held_controller);
         slurm.daemon("slurmctld", &["-D".into()]);
+        drop(held_node);
         slurm.daemon("slurmd", &["-D".into(), "-N".into(), host]);
         await_that("the node is idle", SOON, || slurm.ask("sinfo", "-h -o %T").contains("idle"));
         slurm
@@ -200,99 +217,92 @@ fn committed(directory: &Path, offset: u64) -> Vec<(Window, Digest)> {
     entries(directory, offset).into_iter().filter_map(commitment).collect()
 }
 
-#[test]
-#[ignore = "needs SLURM and root; bash .ci/run runs it"]
-fn a_preempted_job_resumes_its_window_to_the_contribution_of_an_undisturbed_seat() {
-    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("slurm");
-    let _ = fs::remove_dir_all(&home);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        let mut params = support::params(2);
-        let Schedule { blocks_per_window, commit_by, reveal_by, attest_by, vote_by, .. } = &mut params.schedule;
-        for block in [blocks_per_window, commit_by, reveal_by, attest_by, vote_by] {
-            *block += LONGER_BLOCKS;
+async fn a_preempted_job_resumes_its_window_to_the_contribution_of_an_undisturbed_seat(home: &Path) {
+    let mut params = support::params(2);
+    let Schedule { blocks_per_window, commit_by, reveal_by, attest_by, vote_by, .. } = &mut params.schedule;
+    for block in [blocks_per_window, commit_by, reveal_by, attest_by, vote_by] {
+        *block += LONGER_BLOCKS;
+    }
+    let params = RunParams { sequences_per_seat: SEQUENCES, ..params };
+    let mut net = Net::start_with(home, BY_CLOCK, Seats::honest(1, 1), params, 2).await;
+    net.network.kill("miner-0").await.expect("the miner ran");
+    let (seat, data) = (net.directory().join("miner-0"), net.directory().join("miner-0/data"));
+    let (settings, log) = (seat.join("settings.toml"), seat.join("job.txt"));
+    let secret = seat.join("secret");
+    let (rank_port_held, rank_port) = hold_port();
+    fs::write(&secret, "the secret of four ranks").expect("a file");
+    let text = fs::read_to_string(&settings).expect("its settings");
+    let (before, _) = text.split_once("[train]").expect("a miner's settings");
+    let train = format!(
+        "{before}[train]\nbatch_sequences = 4\nmicro_batch_sequences = 1\ncommit_margin_blocks = 20\nahead = 0.0\n\
+         snapshot_every_steps = 1\nrank_address = \"127.0.0.1:{rank_port}\"\nrank_secret_file = {secret:?}\n"
+    );
+    fs::write(&settings, train).expect("its settings");
+
+    // What the process that was killed has begun.
+    let inside = data.join("training.snapshot");
+    for file in [&inside, &data.join("training.snapshot.before")] {
+        let _ = fs::remove_file(file);
+    }
+
+    let slurm = Slurm::start();
+    drop(rank_port_held);
+    let job = slurm.submit(&settings, &log);
+    let (mut twin, mut attempt) = (None, 0);
+    let (window, before, digest) = loop {
+        attempt += 1;
+        assert!(attempt < 4, "no preempted window was finished\n{}", last_lines(&log, 20));
+        let began = Instant::now();
+        while !inside.exists() {
+            let waited = began.elapsed();
+            assert!(waited < Duration::from_secs(240), "it does not train\n{}", last_lines(&log, 20));
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let params = RunParams { sequences_per_seat: SEQUENCES, ..params };
-        let chain = ChainWanted::Embedded { block_millis: 200 };
-        let mut net = Net::start_with(&home, chain, Seats::honest(1, 1), params, 2).await;
-        net.network.kill("miner-0").await.expect("the miner ran");
-        let (seat, data) = (net.directory().join("miner-0"), net.directory().join("miner-0/data"));
-        let (settings, log) = (seat.join("settings.toml"), seat.join("job.txt"));
-        let secret = seat.join("secret");
-        fs::write(&secret, "the secret of four ranks").expect("a file");
-        let text = fs::read_to_string(&settings).expect("its settings");
-        let (before, _) = text.split_once("[train]").expect("a miner's settings");
-        let train = format!(
-            "{before}[train]\nbatch_sequences = 4\nmicro_batch_sequences = 1\ncommit_margin_blocks = 20\nahead = 0.0\n\
-             snapshot_every_steps = 1\nrank_address = \"127.0.0.1:{}\"\nrank_secret_file = {secret:?}\n",
-            free_port()
-        );
-        fs::write(&settings, train).expect("its settings");
+        let offset = fs::metadata(data.join("journal.jsonl")).map_or(0, |file| file.len());
+        let undisturbed = seat.join(format!("undisturbed-{attempt}"));
+        slurm.preempt(&job, || copy_without_the_window(&data, &undisturbed));
+        twin = Some(Twin::start(&settings, &undisturbed, twin.take()));
 
-        // What the process that was killed has begun.
-        let inside = data.join("training.snapshot");
-        for file in [&inside, &data.join("training.snapshot.before")] {
-            let _ = fs::remove_file(file);
-        }
-
-        let slurm = Slurm::start();
-        let job = slurm.submit(&settings, &log);
-        let (mut twin, mut attempt) = (None, 0);
-        let (window, before, digest) = loop {
-            attempt += 1;
-            assert!(attempt < 4, "no preempted window was finished\n{}", last_lines(&log, 20));
-            let began = Instant::now();
-            while !inside.exists() {
-                let waited = began.elapsed();
-                assert!(waited < Duration::from_secs(240), "it does not train\n{}", last_lines(&log, 20));
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            let offset = fs::metadata(data.join("journal.jsonl")).map_or(0, |file| file.len());
-            let undisturbed = seat.join(format!("undisturbed-{attempt}"));
-            slurm.preempt(&job, || copy_without_the_window(&data, &undisturbed));
-            twin = Some(Twin::start(&settings, &undisturbed, twin.take()));
-
-            // A preemption that came too late is followed by another window.
-            let open = net.observer.run.params.schedule.window_at(net.chain.heads().borrow().block);
-            let open = open.expect("the run has started");
-            net.until("the window is finalised", |seen| seen.outcomes.contains_key(&open)).await;
-            let resumed = entries(&data, offset).into_iter().find_map(|entry| match entry {
-                Entry::Resumed { window, sequences, .. } if 0 < sequences => Some((window, sequences)),
-                _ => None,
-            });
-            let Some((window, before)) = resumed else { continue };
-            // On a busy machine one of them may come further than the other.
-            let finished = |directory: &Path, offset| {
-                let is_whole = |entry: &Entry| match entry {
-                    Entry::Trained { window: of, sequences, .. } => (*of, *sequences) == (window, SEQUENCES),
-                    _ => false,
-                };
-                entries(directory, offset).iter().any(is_whole)
+        // A preemption that came too late is followed by another window.
+        let open = net.observer.run.params.schedule.window_at(net.chain.heads().borrow().block);
+        let open = open.expect("the run has started");
+        net.until("the window is finalised", |seen| seen.outcomes.contains_key(&open)).await;
+        let resumed = entries(&data, offset).into_iter().find_map(|entry| match entry {
+            Entry::Resumed { window, sequences, .. } if 0 < sequences => Some((window, sequences)),
+            _ => None,
+        });
+        let Some((window, before)) = resumed else { continue };
+        // On a busy machine one of them may come further than the other.
+        let finished = |directory: &Path, offset| {
+            let is_whole = |entry: &Entry| match entry {
+                Entry::Trained { window: of, sequences, .. } => (*of, *sequences) == (window, SEQUENCES),
+                _ => false,
             };
-            if !finished(&data, offset) || !twin.as_ref().is_some_and(|twin| finished(&twin.directory, 0)) {
-                continue;
-            }
-            let digest = committed(&data, offset).into_iter().find(|(of, _)| *of == window);
-            if let Some((_, digest)) = digest {
-                break (window, before, digest);
-            }
+            entries(directory, offset).iter().any(is_whole)
         };
-        println!("window {}: preempted after {before} sequences, contribution {digest}", window.0);
-        let twin = twin.expect("it was started");
-        let path = twin.directory.join("contributions").join(format!("{digest}.contribution"));
-        let twins = fs::read_dir(twin.directory.join("contributions")).map_or_else(
-            |_| Vec::new(),
-            |read| read.filter_map(|entry| Some(entry.ok()?.file_name())).collect::<Vec<_>>(),
-        );
-        assert!(path.exists(), "{twins:?}\n{}", last_lines(&twin.log, 20));
+        if !finished(&data, offset) || !twin.as_ref().is_some_and(|twin| finished(&twin.directory, 0)) {
+            continue;
+        }
+        let digest = committed(&data, offset).into_iter().find(|(of, _)| *of == window);
+        if let Some((_, digest)) = digest {
+            break (window, before, digest);
+        }
+    };
+    println!("window {}: preempted after {before} sequences, contribution {digest}", window.0);
+    let twin = twin.expect("it was started");
+    let path = twin.directory.join("contributions").join(format!("{digest}.contribution"));
+    let twins = fs::read_dir(twin.directory.join("contributions")).map_or_else(
+        |_| Vec::new(),
+        |read| read.filter_map(|entry| Some(entry.ok()?.file_name())).collect::<Vec<_>>(),
+    );
+    assert!(path.exists(), "{twins:?}\n{}", last_lines(&twin.log, 20));
 
-        let view = net.chain.window(net.observer.run.id, window).await.expect("our chain answers");
-        let selection = view.and_then(|view| view.selection);
-        let uid = net.uid("miner-0");
-        assert!(selection.is_some_and(|all| all.selected.iter().any(|one| one.uid == uid)));
-        drop((slurm, twin));
-        net.down().await;
-    });
+    let view = net.chain.window(net.observer.run.id, window).await.expect("our chain answers");
+    let selection = view.and_then(|view| view.selection);
+    let uid = net.uid("miner-0");
+    assert!(selection.is_some_and(|all| all.selected.iter().any(|one| one.uid == uid)));
+    drop((slurm, twin));
+    net.down().await;
 }
 
 /// The same seat in one process, from the state that the job's window began with.

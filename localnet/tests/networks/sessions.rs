@@ -1,19 +1,27 @@
 //! Networks that one test has for itself: with hidden votes, and as `localnet up` as a person runs it.
 
-#[allow(dead_code, reason = "shared with the other tests of whole networks")]
-mod support;
-
+use crate::support::{self, Net, Session, harness, last_finalised, merged_since};
+use libtest_mimic::Trial;
 use localnet::layout::LockedDirectory;
 use node::Entry;
 use protocol::Window;
-use support::{Net, Session, last_finalised, merged_since, one_at_a_time};
+use std::path::Path;
+
+pub fn tests() -> Vec<Trial> {
+    harness::on_their_own!(
+        "sessions",
+        [
+            a_run_with_hidden_attestations_and_votes_trains_like_any_other,
+            up_names_the_process_that_died_and_continues_from_its_directory,
+            killed_seats_are_started_again_and_the_network_goes_on,
+            a_dead_chain_or_ctrl_c_ends_every_process_of_a_network,
+        ]
+    )
+}
 
 /// A validator that is killed in the middle of a window reveals what it committed to, and nothing else.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_run_with_hidden_attestations_and_votes_trains_like_any_other() {
-    let _alone = one_at_a_time().await;
-    let home = tempfile::tempdir().expect("a directory");
-    let mut net = Net::up_with(home.path(), 2, 3, support::hidden_params).await;
+async fn a_run_with_hidden_attestations_and_votes_trains_like_any_other(home: &Path) {
+    let mut net = Net::up_with(home, 2, 3, support::hidden_params).await;
     net.until("two windows are merged", |seen| 2 <= merged_since(seen, 0)).await;
     let view = net.chain.window(net.observer.run.id, Window(last_finalised(&net.observer))).await;
     let view = view.expect("our chain answers").expect("the window is kept");
@@ -33,11 +41,8 @@ async fn a_run_with_hidden_attestations_and_votes_trains_like_any_other() {
     net.down().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn up_names_the_process_that_died_and_continues_from_its_directory() {
-    let _alone = one_at_a_time().await;
-    let home = tempfile::tempdir().expect("a directory");
-    let directory = home.path().join("net");
+async fn up_names_the_process_that_died_and_continues_from_its_directory(home: &Path) {
+    let directory = home.join("net");
 
     let mut first = Session::up(&directory, &[]);
     first.until_said("network up").await;
@@ -48,7 +53,7 @@ async fn up_names_the_process_that_died_and_continues_from_its_directory() {
     assert!(ended.err.contains("store has ended"), "{}", ended.all());
     assert!(ended.err.contains("the store is up"), "its last log lines are shown: {}", ended.all());
 
-    let report = home.path().join("report.json");
+    let report = home.join("report.json");
     let more = ["--windows", "2", "--report", report.to_str().expect("a plain path")];
     let mut second = Session::up(&directory, &more);
     second.until_said("continuing the network").await;
@@ -92,11 +97,8 @@ async fn up_names_the_process_that_died_and_continues_from_its_directory() {
 }
 
 /// And a stranger gets a bucket meanwhile.
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_seats_are_started_again_and_the_network_goes_on() {
-    let _alone = one_at_a_time().await;
-    let home = tempfile::tempdir().expect("a directory");
-    let (directory, report) = (home.path().join("net"), home.path().join("report.json"));
+async fn killed_seats_are_started_again_and_the_network_goes_on(home: &Path) {
+    let (directory, report) = (home.join("net"), home.join("report.json"));
     let mut session = Session::up(&directory, &["--report", report.to_str().expect("a plain path")]);
     session.until_finalised(1).await;
     session.kill_child("miner");
@@ -132,11 +134,8 @@ async fn killed_seats_are_started_again_and_the_network_goes_on() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_dead_chain_or_ctrl_c_ends_every_process_of_a_network() {
-    let _alone = one_at_a_time().await;
-    let home = tempfile::tempdir().expect("a directory");
-    let directory = home.path().join("net");
+async fn a_dead_chain_or_ctrl_c_ends_every_process_of_a_network(home: &Path) {
+    let directory = home.join("net");
     let mut first = Session::up(&directory, &[]);
     first.until_said("network up").await;
     first.kill_child("chain");

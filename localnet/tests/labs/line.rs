@@ -1,6 +1,8 @@
 //! A line between two network namespaces that loses and delays packets, as a home's does: two TUN devices, and a task
 //! for each direction that carries packets between them. Many kernels lack `netem`, which does the same.
 
+use crate::support::harness;
+use libtest_mimic::Trial;
 use protocol::Digest;
 use std::{
     collections::BTreeMap,
@@ -14,6 +16,10 @@ use tokio::{
     io::{Interest, unix::AsyncFd},
     time::{Instant, sleep_until},
 };
+
+pub fn tests() -> Vec<Trial> {
+    harness::plain!("line", [a_seed_decides_which_packets_are_lost_and_how_long_the_others_take])
+}
 
 /// Longer than any packet: devices have 1,500 bytes.
 const PACKET_MAX: usize = 4096;
@@ -162,7 +168,6 @@ fn device(name: &str) -> io::Result<AsyncFd<File>> {
     Ok(unsafe { AsyncFd::register(file)? })
 }
 
-#[test]
 fn a_seed_decides_which_packets_are_lost_and_how_long_the_others_take() {
     let [delay, jitter] = [80, 20].map(Duration::from_millis);
     let home = Quality { loss: 0.03, delay, jitter };

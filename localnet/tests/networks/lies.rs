@@ -5,15 +5,18 @@
 //! difference. Nothing here measures time: windows are fixed until one is found in which every validator had the
 //! chance to lie.
 
-#[allow(dead_code, reason = "shared with the other tests of whole networks")]
-mod support;
-
+use crate::support::{self, Ended, Net, harness};
+use libtest_mimic::Trial;
 use protocol::{
     Role, RunParams, Uid, Window, receipt,
     view::{Outcome, WindowView},
 };
 use serde_json::Value;
-use support::{Ended, Net, one_at_a_time};
+use std::path::Path;
+
+pub fn tests() -> Vec<Trial> {
+    harness::on_their_own!("lies", [every_lie_is_named_and_no_honest_validator_has_a_difference])
+}
 
 /// Two thirds vote as they should: nine of eleven.
 const SEATS: &str = "honest:2,freeloader-zeros:1,poison-norm:1,\
@@ -26,11 +29,8 @@ fn params(finality_lag: u32) -> RunParams {
     RunParams { sequences_per_seat: 32, evaluation_sequences: 4, ..support::params(finality_lag) }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn every_lie_is_named_and_no_honest_validator_has_a_difference() {
-    let _alone = one_at_a_time().await;
-    let home = tempfile::tempdir().expect("a directory");
-    let mut net = Net::up_of(home.path(), SEATS, 400, params(0)).await;
+async fn every_lie_is_named_and_no_honest_validator_has_a_difference(home: &Path) {
+    let mut net = Net::up_of(home, SEATS, params(0)).await;
     let view = a_window_full_of_lies(&mut net).await;
     let window = view.window;
 

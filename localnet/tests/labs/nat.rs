@@ -5,33 +5,40 @@
 //! Needs root, TUN devices and the programs `ip` and `iptables`, so it runs only when asked to, in namespaces of its own:
 //!
 //! ```text
-//! unshare --net --mount cargo test --release -p localnet --test nat -- --ignored --nocapture
+//! unshare --net --mount cargo test -p localnet --test labs -- --ignored nat::
 //! ```
 
-#[path = "support/lab.rs"]
-mod lab;
-#[path = "support/line.rs"]
-mod line;
-#[allow(dead_code, reason = "shared with the other tests of whole networks")]
-mod support;
-
-use lab::{
+use crate::lab::{
     HOST, address_home, attach, make_bridge, make_router, place_seats, public, run, until_all_selected,
 };
-use line::{Degraded, Line, Quality};
-use localnet::{
-    layout::ChainPlan,
-    seats::Seats,
-    setup::{ChainWanted, Wanted},
+use crate::line::{Degraded, Line, Quality};
+use crate::support::{
+    BY_CLOCK, Net, harness, holds_since, last_finalised, merged, merged_since, params, wanted,
 };
+use libtest_mimic::Trial;
+use localnet::{layout::ChainPlan, seats::Seats, setup::Wanted};
 use protocol::{RunParams, Schedule, Uid, Window};
 use std::{
     net::{IpAddr, SocketAddr},
     path::Path,
-    sync::LazyLock,
+    sync::OnceLock,
     time::Duration,
 };
-use support::{Net, Shared, holds_since, last_finalised, merged, merged_since, params, wanted};
+
+pub fn tests() -> Vec<Trial> {
+    harness::ignored(harness::shared!(
+        "nat",
+        start,
+        [
+            miners_behind_routers_are_merged_in_every_window,
+            one_packet_in_twenty_lost_costs_no_contribution,
+            a_home_line_costs_no_contribution,
+            without_one_receiver_the_others_have_the_contributions,
+            a_store_that_is_away_for_a_window_stops_nobody,
+            validators_that_are_cut_off_for_two_windows_lose_windows_and_nothing_else,
+        ]
+    ))
+}
 
 const VALIDATORS: [&str; 3] = ["validator-0", "validator-1", "validator-2"];
 const OPEN: [&str; 2] = ["miner-0", "miner-2"];
@@ -41,12 +48,12 @@ const HOMES: [(&str, bool); 2] = [("miner-1", false), ("miner-3", true)];
 const HOME_LINE: Quality =
     Quality { loss: 0.03, delay: Duration::from_millis(80), jitter: Duration::from_millis(20) };
 
-/// The network, and the lines of [`HOMES`].
-static NETWORK: LazyLock<(Shared, Vec<Line>)> = LazyLock::new(|| {
-    let mut lines = Vec::new();
-    let shared = Shared::start("nat", async |home: &Path| start(home, &mut lines).await);
-    (shared, lines)
-});
+/// The lines of [`HOMES`].
+static LINES: OnceLock<Vec<Line>> = OnceLock::new();
+
+fn lines() -> &'static [Line] {
+    LINES.get().expect("the network has started")
+}
 
 /// Windows in which a miner has time for its work on a busy machine, and for its upload over a slow line.
 fn patient_params() -> RunParams {
@@ -93,10 +100,10 @@ fn make_namespaces() -> Vec<Line> {
     lines
 }
 
-async fn start(home: &Path, lines: &mut Vec<Line>) -> Net {
-    *lines = make_namespaces();
-    let chain = ChainWanted::Embedded { block_millis: 200 };
-    let plain = wanted(chain, Seats::honest(4, 3), patient_params(), 2).await;
+/// Delays and jitter follow the clock, and so do the blocks.
+async fn start(home: &Path) -> Net {
+    LINES.get_or_init(make_namespaces);
+    let plain = wanted(BY_CLOCK, Seats::honest(4, 3), patient_params(), 2).await;
     let wanted = Wanted { nat: true, host: IpAddr::V4(HOST), ..plain };
     let mut net = Net::set_up(home, &wanted).await;
     let address = |name: &str| public(validator_index(name));
@@ -145,11 +152,11 @@ fn print_bytes(windows: u32) {
 }
 
 fn degrade_all(quality: Quality) -> Vec<Degraded<'static>> {
-    NETWORK.1.iter().map(|line| line.degrade(quality)).collect()
+    lines().iter().map(|line| line.degrade(quality)).collect()
 }
 
 fn print_lines() {
-    for (line, (miner, _)) in NETWORK.1.iter().zip(HOMES) {
+    for (line, (miner, _)) in lines().iter().zip(HOMES) {
         let [out, back] = line.counts();
         println!("  line of {miner}  out: {out:?}  in: {back:?}");
     }
@@ -174,85 +181,61 @@ async fn until_well(net: &mut Net) {
     .await;
 }
 
-#[test]
-#[ignore = "needs root and network namespaces"]
-fn miners_behind_routers_are_merged_in_every_window() {
-    NETWORK.0.run(async |net| {
-        until_all_selected(net, &everybody(), 3).await;
-        print_bytes(net.observer.windows());
-        for (miner, _) in HOMES {
-            let listening = run(&format!("ip netns exec {miner} cat /proc/net/tcp"));
-            let open = listening.lines().filter(|line| line.split_whitespace().nth(3) == Some("0A"));
-            // All but the loopback interface: 0100007F.
-            let open = open.filter(|line| !line.contains(" 0100007F:"));
-            assert_eq!(open.count(), 0, "{miner} has an open port:\n{listening}");
-        }
-    });
+async fn miners_behind_routers_are_merged_in_every_window(net: &mut Net) {
+    until_all_selected(net, &everybody(), 3).await;
+    print_bytes(net.observer.windows());
+    for (miner, _) in HOMES {
+        let listening = run(&format!("ip netns exec {miner} cat /proc/net/tcp"));
+        let open = listening.lines().filter(|line| line.split_whitespace().nth(3) == Some("0A"));
+        // All but the loopback interface: 0100007F.
+        let open = open.filter(|line| !line.contains(" 0100007F:"));
+        assert_eq!(open.count(), 0, "{miner} has an open port:\n{listening}");
+    }
 }
 
-#[test]
-#[ignore = "needs root and network namespaces"]
-fn one_packet_in_twenty_lost_costs_no_contribution() {
-    NETWORK.0.run(async |net| {
-        let _lines = degrade_all(Quality { loss: 0.05, ..Quality::GOOD });
-        until_all_selected(net, &everybody(), 2).await;
-    });
+async fn one_packet_in_twenty_lost_costs_no_contribution(net: &mut Net) {
+    let _lines = degrade_all(Quality { loss: 0.05, ..Quality::GOOD });
+    until_all_selected(net, &everybody(), 2).await;
 }
 
-#[test]
-#[ignore = "needs root and network namespaces"]
-fn a_home_line_costs_no_contribution() {
-    NETWORK.0.run(async |net| {
-        let _line = NETWORK.1[0].degrade(HOME_LINE);
-        print_lines();
-        until_all_selected(net, &everybody(), 3).await;
-        print_lines();
-        assert!(NETWORK.1[0].counts().iter().all(|direction| 0 < direction.lost), "the line is not used");
-        print_bytes(net.observer.windows());
-    });
+async fn a_home_line_costs_no_contribution(net: &mut Net) {
+    let _line = lines()[0].degrade(HOME_LINE);
+    print_lines();
+    until_all_selected(net, &everybody(), 3).await;
+    print_lines();
+    assert!(lines()[0].counts().iter().all(|direction| 0 < direction.lost), "the line is not used");
+    print_bytes(net.observer.windows());
 }
 
-#[test]
-#[ignore = "needs root and network namespaces"]
-fn without_one_receiver_the_others_have_the_contributions() {
-    NETWORK.0.run(async |net| {
-        net.network.kill(VALIDATORS[0]).await.expect("it ran");
-        until_all_selected(net, &everybody(), 2).await;
-        net.start(VALIDATORS[0]);
-        until_well(net).await;
-    });
+async fn without_one_receiver_the_others_have_the_contributions(net: &mut Net) {
+    net.network.kill(VALIDATORS[0]).await.expect("it ran");
+    until_all_selected(net, &everybody(), 2).await;
+    net.start(VALIDATORS[0]);
+    until_well(net).await;
 }
 
-#[test]
-#[ignore = "needs root and network namespaces"]
-fn a_store_that_is_away_for_a_window_stops_nobody() {
-    NETWORK.0.run(async |net| {
-        let before = stakes(net);
-        net.network.kill("store").await.expect("it ran");
-        let now = last_finalised(&net.observer);
-        net.until("a window passes without a store", |seen| now + 2 <= last_finalised(seen)).await;
-        net.network.start_store(&net.plan).await.expect("the store starts again");
-        until_well(net).await;
-        assert_eq!(stakes(net), before, "nobody lost stake");
-    });
+async fn a_store_that_is_away_for_a_window_stops_nobody(net: &mut Net) {
+    let before = stakes(net);
+    net.network.kill("store").await.expect("it ran");
+    let now = last_finalised(&net.observer);
+    net.until("a window passes without a store", |seen| now + 2 <= last_finalised(seen)).await;
+    net.network.start_store(&net.plan).await.expect("the store starts again");
+    until_well(net).await;
+    assert_eq!(stakes(net), before, "nobody lost stake");
 }
 
-#[test]
-#[ignore = "needs root and network namespaces"]
-fn validators_that_are_cut_off_for_two_windows_lose_windows_and_nothing_else() {
-    NETWORK.0.run(async |net| {
-        let before = stakes(net);
-        let cut = [VALIDATORS[1], VALIDATORS[2]];
-        let link = |name: &str, state: &str| run(&format!("ip link set to{} {state}", validator_index(name)));
-        cut.iter().for_each(|name| drop(link(name, "down")));
-        let now = last_finalised(&net.observer);
-        net.until("two windows pass that nothing is merged in", |seen| {
-            let since = seen.outcomes.range(Window(now + 1)..);
-            2 <= since.filter(|(_, outcome)| !merged(outcome)).count()
-        })
-        .await;
-        cut.iter().for_each(|name| drop(link(name, "up")));
-        until_well(net).await;
-        assert_eq!(stakes(net), before, "nobody lost stake");
-    });
+async fn validators_that_are_cut_off_for_two_windows_lose_windows_and_nothing_else(net: &mut Net) {
+    let before = stakes(net);
+    let cut = [VALIDATORS[1], VALIDATORS[2]];
+    let link = |name: &str, state: &str| run(&format!("ip link set to{} {state}", validator_index(name)));
+    cut.iter().for_each(|name| drop(link(name, "down")));
+    let now = last_finalised(&net.observer);
+    net.until("two windows pass that nothing is merged in", |seen| {
+        let since = seen.outcomes.range(Window(now + 1)..);
+        2 <= since.filter(|(_, outcome)| !merged(outcome)).count()
+    })
+    .await;
+    cut.iter().for_each(|name| drop(link(name, "up")));
+    until_well(net).await;
+    assert_eq!(stakes(net), before, "nobody lost stake");
 }

@@ -3,11 +3,17 @@
 //! The simulation measures the pay of each over many windows. This test shows that the processes act as their
 //! strategies say.
 
-#[allow(dead_code, reason = "shared with the other tests of whole networks")]
-mod support;
-
+use crate::support::{self, harness};
+use libtest_mimic::Trial;
 use serde_json::Value;
-use support::one_at_a_time;
+use std::path::Path;
+
+pub fn tests() -> Vec<Trial> {
+    harness::on_their_own!(
+        "adversaries",
+        [adversaries_are_reported_and_get_no_weight_while_honest_miners_are_paid,]
+    )
+}
 
 /// Labels of the faults that were reported of the seats of `strategy`.
 fn held_against(report: &Value, strategy: &str) -> Vec<String> {
@@ -22,15 +28,15 @@ fn seats<'a>(report: &'a Value, strategy: &'a str) -> impl Iterator<Item = &'a V
     seats.iter().filter(move |seat| seat["conduct"] == strategy)
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn adversaries_are_reported_and_get_no_weight_while_honest_miners_are_paid() {
-    let _alone = one_at_a_time().await;
-    let home = tempfile::tempdir().expect("a directory");
-    let report = home.path().join("report.json");
+async fn adversaries_are_reported_and_get_no_weight_while_honest_miners_are_paid(home: &Path) {
+    let report = home.join("report.json");
     let file = report.display().to_string();
     let network = move || {
         let seats = "honest:3,copycat:1,malformed:1,equivocator:1,slow-loris:1,validator:3";
-        support::localnet(["up", "--plain", "--windows", "6", "--seats", seats, "--report", &file])
+        let plain = ["up", "--plain", "--windows", "6", "--seats", seats, "--report", &file];
+        // A quarter of the default work: enough for the honest miners' weights.
+        let small = ["--sequences", "320"];
+        support::localnet(plain.into_iter().chain(small).chain(support::UP_WHEN_IDLE))
     };
     let ended = tokio::task::spawn_blocking(network).await.expect("it ends");
     assert!(ended.success, "{}", ended.all());

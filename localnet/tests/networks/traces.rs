@@ -1,24 +1,33 @@
 //! The spans of a network of real processes, at a collector in this process; and what the network does while the
 //! collector is busy, hangs or is away (ADR 0066).
 
-#[allow(dead_code, reason = "shared with the other tests of whole networks")]
-mod support;
-
-use localnet::{seats::Seats, setup::ChainWanted};
+use crate::support::{self, Net, WHEN_IDLE, harness, last_finalised, merged_since};
+use libtest_mimic::Trial;
+use localnet::{
+    seats::Seats,
+    setup::{LOOPBACK, free_port},
+};
 use s3_server::Faults;
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard},
 };
 use store::Rate;
-use support::{Net, last_finalised, merged_since};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     task::JoinSet,
 };
+
+pub fn tests() -> Vec<Trial> {
+    harness::on_their_own!(
+        "traces",
+        [all_seats_spans_of_a_window_are_one_trace_and_a_lost_collector_costs_no_window,]
+    )
+}
 
 /// What the collector does with a request.
 #[derive(Clone, Copy, Default)]
@@ -60,8 +69,18 @@ struct Collector {
 }
 
 impl Collector {
+    fn start() -> Collector {
+        let listener = free_port(LOOPBACK).expect("a free port");
+        listener.set_nonblocking(true).expect("a socket");
+        Collector::serve(TcpListener::from_std(listener).expect("a socket"))
+    }
+
+    /// Starts again at the same address.
     async fn listen(address: SocketAddr) -> Collector {
-        let listener = TcpListener::bind(address).await.expect("a free port");
+        Collector::serve(TcpListener::bind(address).await.expect("no other program takes the port"))
+    }
+
+    fn serve(listener: TcpListener) -> Collector {
         let address = listener.local_addr().expect("it listens");
         let arrived = Arc::<Mutex<Arrived>>::default();
         let (mut tasks, into) = (JoinSet::new(), arrived.clone());
@@ -249,13 +268,10 @@ impl Collector {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn all_seats_spans_of_a_window_are_one_trace_and_a_lost_collector_costs_no_window() {
-    let home = tempfile::tempdir().expect("a directory");
-    let chain = ChainWanted::Embedded { block_millis: 200 };
-    let wanted = support::wanted(chain, Seats::honest(2, 2), support::params(2), 2).await;
-    let mut net = Net::set_up(home.path(), &wanted).await;
-    let collector = Collector::listen(SocketAddr::from(([127, 0, 0, 1], 0))).await;
+async fn all_seats_spans_of_a_window_are_one_trace_and_a_lost_collector_costs_no_window(home: &Path) {
+    let wanted = support::wanted(WHEN_IDLE, Seats::honest(2, 2), support::params(2), 2).await;
+    let mut net = Net::set_up(home, &wanted).await;
+    let collector = Collector::start();
     let address = collector.address;
     let endpoint = format!("http://{address}");
     net.network.environment.push(("OTEL_EXPORTER_OTLP_ENDPOINT".into(), endpoint.into()));

@@ -3,25 +3,28 @@
 //! Runs as `nat.rs` does:
 //!
 //! ```text
-//! unshare --net --mount cargo test --release -p localnet --test household -- --ignored --nocapture
+//! unshare --net --mount cargo test -p localnet --test labs -- --ignored household::
 //! ```
 
-#[path = "support/lab.rs"]
-mod lab;
-#[allow(dead_code, reason = "shared with the other tests of whole networks")]
-mod support;
-
-use lab::{
+use crate::lab::{
     HOST, address_home, attach, make_bridge, make_router, place_seats, public, run, until_all_selected,
 };
-use localnet::{
-    seats::Seats,
-    setup::{ChainWanted, Wanted},
-};
+use crate::support::{BY_CLOCK, Net, harness, params, wanted};
+use libtest_mimic::Trial;
+use localnet::{seats::Seats, setup::Wanted};
 use protocol::{Role, RunParams, Schedule};
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
-use support::{Net, params, wanted};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::Path,
+};
+
+pub fn tests() -> Vec<Trial> {
+    harness::ignored(harness::on_their_own!(
+        "household",
+        [twelve_miners_behind_one_router_send_in_one_window]
+    ))
+}
 
 /// Each dials over QUIC and TCP at once, and an address has 16 places.
 const MINERS: u16 = 12;
@@ -41,9 +44,7 @@ fn validator_index(name: &str) -> u8 {
     if name == VALIDATORS[0] { 11 } else { 12 }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs root and network namespaces"]
-async fn twelve_miners_behind_one_router_send_in_one_window() {
+async fn twelve_miners_behind_one_router_send_in_one_window(home: &Path) {
     make_bridge();
     VALIDATORS.iter().for_each(|name| attach(name, validator_index(name)));
     attach("router", 31);
@@ -53,12 +54,10 @@ async fn twelve_miners_behind_one_router_send_in_one_window() {
     address_home("household", "router", 31);
     make_router("router", false);
 
-    let home = tempfile::tempdir().expect("a directory");
-    let chain = ChainWanted::Embedded { block_millis: 200 };
     // Every second miner of such a network has no bucket. The others never start.
-    let plain = wanted(chain, Seats::honest(2 * MINERS, 2), long_params(), 2).await;
+    let plain = wanted(BY_CLOCK, Seats::honest(2 * MINERS, 2), long_params(), 2).await;
     let wanted = Wanted { nat: true, host: IpAddr::V4(HOST), ..plain };
-    let mut net = Net::set_up(home.path(), &wanted).await;
+    let mut net = Net::set_up(home, &wanted).await;
     let namespace =
         |name: &str| if VALIDATORS.contains(&name) { name.to_owned() } else { "household".to_owned() };
     place_seats(&mut net, namespace, |name| public(validator_index(name)));

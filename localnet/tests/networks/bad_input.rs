@@ -1,5 +1,7 @@
 //! `localnet up` with arguments that cannot work: it refuses at once, names the reason, and leaves nothing behind.
 
+use crate::support::{PROGRAM, harness};
+use libtest_mimic::Trial;
 use std::{
     ffi::OsStr,
     fs,
@@ -8,8 +10,28 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
+pub fn tests() -> Vec<Trial> {
+    harness::plain!(
+        "bad_input",
+        [
+            a_flag_that_does_not_exist_is_named,
+            numbers_out_of_range_are_refused_with_their_range,
+            an_unknown_strategy_is_named_with_all_that_exist,
+            every_adversary_is_a_process_that_starts_and_reads_its_settings,
+            a_foreign_directory_is_refused_and_left_alone,
+            a_half_written_directory_is_refused,
+            a_directory_that_cannot_be_made_is_named,
+            a_report_that_cannot_be_written_is_refused_before_the_work,
+            too_little_text_is_refused_with_how_much_is_needed,
+            a_missing_text_is_named_before_anything_is_made,
+            a_taken_port_is_named,
+            real_nodes_without_their_program_are_refused_with_how_to_build_it,
+        ]
+    )
+}
+
 fn up(arguments: &[&dyn AsRef<OsStr>]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_localnet"));
+    let mut command = Command::new(PROGRAM);
     command.args(["up", "--plain", "--windows", "1"]);
     command.args(arguments.iter().map(|argument| argument.as_ref()));
     command.stdin(Stdio::null()).output().expect("the program is built and starts")
@@ -32,25 +54,22 @@ fn names(directory: &Path) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-#[test]
 fn a_flag_that_does_not_exist_is_named() {
     refused(&[&"--minners", &"3"], &["--minners", "--miners"]);
 }
 
-#[test]
 fn numbers_out_of_range_are_refused_with_their_range() {
     for (flag, value) in
         [("--miners", "0"), ("--validators", "99"), ("--block-millis", "1"), ("--chain-port", "70000")]
     {
         refused(&[&flag, &value], &[flag, value]);
     }
-    let output = Command::new(env!("CARGO_BIN_EXE_localnet")).args(["up", "--windows", "0"]).output();
+    let output = Command::new(PROGRAM).args(["up", "--windows", "0"]).output();
     let output = output.expect("the program is built and starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("--windows"), "{said}");
 }
 
-#[test]
 fn an_unknown_strategy_is_named_with_all_that_exist() {
     refused(&[&"--seats", &"honest:2,copykat:1"], &["copykat", "copycat-mixture", "sybil", "lazy-voter"]);
     refused(&[&"--seats", &"honest:100"], &["--seats", "from 1 to 64 miners"]);
@@ -59,10 +78,9 @@ fn an_unknown_strategy_is_named_with_all_that_exist() {
     refused(&[&"--validators", &"2", &"--seats", &"honest:2"], &["--seats", "--validators"]);
 }
 
-#[test]
 fn every_adversary_is_a_process_that_starts_and_reads_its_settings() {
     let start = |name: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_localnet"));
+        let mut command = Command::new(PROGRAM);
         command.args([
             "role",
             "adversary",
@@ -88,7 +106,6 @@ fn every_adversary_is_a_process_that_starts_and_reads_its_settings() {
     assert!(said.contains("there is no strategy copykat"), "{said}");
 }
 
-#[test]
 fn a_foreign_directory_is_refused_and_left_alone() {
     let home = tempfile::tempdir().unwrap();
     fs::write(home.path().join("thesis.txt"), "precious").unwrap();
@@ -96,7 +113,6 @@ fn a_foreign_directory_is_refused_and_left_alone() {
     assert_eq!(names(home.path()), ["thesis.txt"]);
 }
 
-#[test]
 fn a_half_written_directory_is_refused() {
     let home = tempfile::tempdir().unwrap();
     fs::write(home.path().join("lock"), "").unwrap();
@@ -104,7 +120,6 @@ fn a_half_written_directory_is_refused() {
     refused(&[&"--dir", &home.path()], &["half set up", "another --dir"]);
 }
 
-#[test]
 fn a_directory_that_cannot_be_made_is_named() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("file");
@@ -112,7 +127,6 @@ fn a_directory_that_cannot_be_made_is_named() {
     refused(&[&"--dir", &file.join("net")], &["could not use", "file/net"]);
 }
 
-#[test]
 fn a_report_that_cannot_be_written_is_refused_before_the_work() {
     let home = tempfile::tempdir().unwrap();
     refused(
@@ -122,19 +136,16 @@ fn a_report_that_cannot_be_written_is_refused_before_the_work() {
     refused(&[&"--report", &home.path()], &["report cannot be written", "is a directory"]);
 }
 
-#[test]
 fn too_little_text_is_refused_with_how_much_is_needed() {
     let home = tempfile::tempdir().unwrap();
     fs::write(home.path().join("poem.txt"), "Roses are red.\n").unwrap();
     refused(&[&"--text", &home.path()], &["too little text", "at least"]);
 }
 
-#[test]
 fn a_missing_text_is_named_before_anything_is_made() {
     refused(&[&"--text", &"/no/such/text"], &["there is no text at /no/such/text"]);
 }
 
-#[test]
 fn a_taken_port_is_named() {
     let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
@@ -146,7 +157,6 @@ fn a_taken_port_is_named() {
     assert!(!directory.exists(), "nothing was made");
 }
 
-#[test]
 fn real_nodes_without_their_program_are_refused_with_how_to_build_it() {
     let home = tempfile::tempdir().unwrap();
     let missing = home.path().join("mettle-node");

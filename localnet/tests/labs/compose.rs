@@ -5,23 +5,36 @@
 //!
 //! ```text
 //! scripts/container-engine.sh
-//! cargo build --release -p miner -p validator
-//! METTLE_NODE=chain/node/target/release/mettle-node cargo test --release -p localnet --test compose -- --ignored --nocapture
+//! cargo build -p miner -p validator -p mettle
+//! METTLE_NODE=chain/node/target/release/mettle-node cargo test -p localnet --test labs -- --ignored compose::
 //! ```
 //!
 //! The image is built from the programs of this machine by the last stage of `localnet/Dockerfile`.
 
+use crate::support::{PROGRAM, harness};
 use chain_client::{Chain, SubxtChain};
-use localnet::nodes;
+use libtest_mimic::Trial;
+use localnet::{
+    nodes,
+    setup::{LOOPBACK, free_port},
+};
 use protocol::{Role, RunId, Uid, view::Outcome};
 use std::{
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
 use watch::observe::Observer;
+
+pub fn tests() -> Vec<Trial> {
+    let whole = harness::on_their_own!(
+        "compose",
+        [the_network_in_containers_outlives_a_kill_and_a_cut_and_leaves_nothing,]
+    );
+    let files = harness::plain!("compose", [what_compose_reads_names_only_what_the_image_has]);
+    harness::ignored(whole).into_iter().chain(files).collect()
+}
 
 const SEATS: [&str; 7] =
     ["validator-0", "validator-1", "validator-2", "miner-0", "miner-1", "miner-2", "miner-3"];
@@ -55,28 +68,30 @@ struct Stack {
     project: String,
     image: String,
     port: u16,
-    home: tempfile::TempDir,
+    home: PathBuf,
     /// Copies of the seats' journals, and how far they were copied.
     journals: PathBuf,
 }
 
 impl Stack {
-    /// Builds the image and brings everything up.
-    fn up() -> Stack {
+    /// Builds the image and brings everything up. Its copies of journals are in `home`.
+    fn up(home: &Path) -> Stack {
         let project = format!("mettle-test-{}", std::process::id());
-        let home = tempfile::tempdir().expect("a directory");
-        let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|port| port.local_addr());
-        let journals = home.path().join("journals");
+        // Held until the container takes it.
+        let port = free_port(LOOPBACK).expect("a free port");
+        let number = port.local_addr().expect("an address").port();
+        let journals = home.join("journals");
         fs::create_dir(&journals).expect("a new directory");
         let stack = Stack {
             image: format!("{project}:latest"),
             project,
-            port: port.expect("a free port").port(),
-            home,
+            port: number,
+            home: home.to_owned(),
             journals,
         };
         stack.build_image();
         let began = Instant::now();
+        drop(port);
         stack.compose(&["up", "-d"]);
         println!("{:>6.1} s: compose up", began.elapsed().as_secs_f64());
         stack
@@ -86,10 +101,10 @@ impl Stack {
     /// them.
     fn build_image(&self) {
         let began = Instant::now();
-        let context = self.home.path().join("image");
+        let context = self.home.join("image");
         let bin = context.join("image").join("bin");
         fs::create_dir_all(&bin).expect("a new directory");
-        let localnet = PathBuf::from(env!("CARGO_BIN_EXE_localnet"));
+        let localnet = PathBuf::from(PROGRAM);
         let beside = localnet.parent().expect("a program is in a directory");
         let asked = std::env::var_os("METTLE_NODE").map(|path| root().join(path));
         let node = nodes::find(asked.as_deref()).expect("METTLE_NODE names the node's program");
@@ -294,10 +309,8 @@ fn all_hold_later(seen: &Observer, fixed: u32) -> bool {
     SEATS.iter().all(later)
 }
 
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs a container engine and the node's program: METTLE_NODE"]
-async fn the_network_in_containers_outlives_a_kill_and_a_cut_and_leaves_nothing() {
-    let mut seen = Seen::new(Stack::up()).await;
+async fn the_network_in_containers_outlives_a_kill_and_a_cut_and_leaves_nothing(home: &Path) {
+    let mut seen = Seen::new(Stack::up(home)).await;
     println!("{:>6.1} s: seven seats are registered", seen.began.elapsed().as_secs_f64());
     seen.until("three windows are merged", |seen| 3 <= merged(seen)).await;
     let names = ["--format", "{{.Name}} {{.MemUsage}} {{.CPUPerc}}"];
@@ -375,7 +388,6 @@ async fn get(url: &str) -> String {
     answer
 }
 
-#[test]
 fn what_compose_reads_names_only_what_the_image_has() {
     let compose = fs::read_to_string(root().join("localnet/compose.yml")).expect("it is there");
     let dockerfile = fs::read_to_string(root().join("localnet/Dockerfile")).expect("it is there");

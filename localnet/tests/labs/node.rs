@@ -2,17 +2,25 @@
 //! that these tests run only when asked to, with METTLE_NODE naming it:
 //!
 //! ```text
-//! METTLE_NODE=chain/node/target/release/mettle-node cargo test --release -p localnet --test node -- --ignored
+//! METTLE_NODE=chain/node/target/release/mettle-node cargo test -p localnet --test labs -- --ignored node::
 //! ```
 
-#[allow(dead_code, reason = "shared with the tests on the development chain")]
-mod support;
-
+use crate::support::{self, Net, Session, harness};
+use libtest_mimic::Trial;
 use localnet::nodes;
 use protocol::view::Outcome;
-use std::path::PathBuf;
-use support::{Net, Session, one_at_a_time};
+use std::path::{Path, PathBuf};
 use watch::observe::Observer;
+
+pub fn tests() -> Vec<Trial> {
+    harness::ignored(harness::on_their_own!(
+        "node",
+        [
+            a_network_on_four_nodes_outlives_one_of_them_and_its_seats_go_on_without_a_restart,
+            up_on_four_nodes_names_a_node_that_died_and_goes_on_from_its_directory,
+        ]
+    ))
+}
 
 fn program() -> PathBuf {
     let asked = std::env::var_os("METTLE_NODE").map(PathBuf::from);
@@ -26,12 +34,8 @@ fn merged(seen: &Observer) -> usize {
     seen.outcomes.values().filter(|outcome| matches!(outcome, Outcome::Merged(_))).count()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs the node's program: METTLE_NODE"]
-async fn a_network_on_four_nodes_outlives_one_of_them_and_its_seats_go_on_without_a_restart() {
-    let _alone = one_at_a_time().await;
-    let home = tempfile::tempdir().expect("a directory");
-    let mut net = Net::on_nodes(home.path(), program(), 2, 3).await;
+async fn a_network_on_four_nodes_outlives_one_of_them_and_its_seats_go_on_without_a_restart(home: &Path) {
+    let mut net = Net::on_nodes(home, program(), 2, 3).await;
     net.until("two windows are merged", |seen| 2 <= merged(seen)).await;
 
     // The seats that ask this node stand still; the others, and finality, go on.
@@ -52,12 +56,8 @@ async fn a_network_on_four_nodes_outlives_one_of_them_and_its_seats_go_on_withou
     net.down().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs the node's program: METTLE_NODE"]
-async fn up_on_four_nodes_names_a_node_that_died_and_goes_on_from_its_directory() {
-    let _alone = one_at_a_time().await;
-    let home = tempfile::tempdir().expect("a directory");
-    let directory = home.path().join("net");
+async fn up_on_four_nodes_names_a_node_that_died_and_goes_on_from_its_directory(home: &Path) {
+    let directory = home.join("net");
     let program = program();
     let program = program.to_str().expect("a plain path");
     let flags = ["--chain", "node", "--node-binary", program];
