@@ -43,8 +43,8 @@ NCCL = "2.32.3"
 NCCL_PLACE = CACHE_HOME / f"mettle-gpu/nccl-{NCCL}"
 OFFLINE = {"CARGO_NET_OFFLINE": "true"}
 ONLINE = {"CARGO_NET_OFFLINE": "false"}
-# Test programs whose bounds are of time: they run when nothing else does.
-QUIET = {("tests", "shutdown")}
+# Tests whose bounds are of time, by program and module: they run when nothing else does.
+QUIET = {("tests", "nodes"): "shutdown::", ("mettle-node-kit", "mettle_node_kit"): "traces::"}
 
 
 def bash(script, **options):
@@ -131,11 +131,6 @@ def test_step(test, *arguments, prefix=(), **options):
     return Step([*prefix, program, *arguments], directory, environment, title=f"{package} {target} {' '.join(arguments)}", **options)
 
 
-def selected(keep, *arguments, **options):
-    """Steps of all test programs that `keep` takes, known when the check is due."""
-    return lambda: [test_step(test, *arguments, **options) for test in BUILT.tests if keep(*test[:2])]
-
-
 def one(package, target, *arguments, **options):
     return lambda: [test_step(BUILT.one(package, target), *arguments, **options)]
 
@@ -195,9 +190,11 @@ NETWORKS = ("localnet", "networks")
 LABS = ("localnet", "labs")
 
 
-def is_aside(package, target):
-    """Whether a program of tests has a check of its own."""
-    return (package, target) == NETWORKS or (package, target) in QUIET
+def other_tests():
+    """All test programs but the networks, without what needs quiet."""
+    nice = ("nice", "-n", "5")
+    without = lambda test: ("--skip", QUIET[test[:2]]) if test[:2] in QUIET else ()
+    return [test_step(test, *without(test), prefix=nice) for test in BUILT.tests if test[:2] != NETWORKS]
 
 
 def networks():
@@ -211,7 +208,7 @@ def others(nightly):
     seed = os.environ["PROPTEST_RNG_SEED"]
     nice = ("nice", "-n", "19")
     checks = [
-        Check("tests of all other packages", selected(lambda *test: not is_aside(*test), prefix=("nice", "-n", "5")), count_tests, 1900, 40),
+        Check("tests of all other packages", other_tests, count_tests, 1900, 40),
         Check("tests in documentation", [cargo("test", "--doc", "-p", "mettle-sdk", "-p", "mettle-nn", environment=OFFLINE)], count_tests, 4, 10),
     ]
     if nightly:
@@ -246,7 +243,7 @@ def others(nightly):
         Check("GPU kernels on Vulkan", [
             bash(f"nice -n 19 cargo test {' '.join(GPU)} --lib {' '.join(GPU_TESTS)} --no-run 2>&1 |"
                  " awk '{ print } /^warning: .* generated [0-9]+ warning/ { warned = 1 } END { exit warned }'", environment=OFFLINE),
-            Step([*nice, "cargo", "test", *GPU, "--lib", "--", "gpu::", "estimate::"], environment=OFFLINE),
+            Step([*nice, "cargo", "test", *GPU, "--lib", "--", "--include-ignored", "gpu::", "estimate::"], environment=OFFLINE),
             Step([*nice, "cargo", "test", *GPU, *GPU_TESTS], environment=OFFLINE),
         ], count_tests, 84, 45, inputs=KERNELS, install=vulkan),
         Check("Burn's oracle", [Step([*nice, "cargo", "test", "-p", "mettle-nn-burn", "--features", "burn"], environment=OFFLINE)], count_tests, 1, 30, inputs=KERNELS),
@@ -294,13 +291,13 @@ def numpy_trainer(notebooks):
         # The virtual environment of the Python package's check has numpy.
         words = "import runpy, sys; print(runpy.run_path('chain/sdk/python/check')['environment'](sys.argv[-1] == '--notebooks'))"
         found = subprocess.run(["python3", "-c", words, "install", *notebooks], cwd=TREE, capture_output=True, text=True, check=True).stdout.strip()
-        return one("miner", "command", "--exact", "--ignored", "the_trainer_in_numpy_takes_the_same_steps", environment={"METTLE_PYTHON": found})()
+        return one("miner", "miner", "--exact", "--ignored", "command::the_trainer_in_numpy_takes_the_same_steps", environment={"METTLE_PYTHON": found})()
 
     return steps
 
 
 def quiet():
-    return [Check("tests that wait for moments", selected(lambda *test: test in QUIET), count_tests, 5, 5)]
+    return [Check("tests with bounds of time, alone", lambda: [test_step(BUILT.one(*test), module) for test, module in QUIET.items()], count_tests, 8, 5)]
 
 
 def api():
@@ -371,7 +368,7 @@ def nightly_only():
                             f"--target {NCCL_PLACE} nvidia-nccl-cu13=={NCCL}")]),
         Check("clippy, CUDA", [cargo("clippy", "-p", "mettle-nn", "-p", "mettle-engines", "--features", cuda, "--all-targets", "--message-format=json-render-diagnostics", "--",
                                      "-D", "warnings", environment=OFFLINE)], count_members(TREE), 2, 45, install=[Step(["scripts/gpu-check", "llvm"])]),
-        Check("kernels under AddressSanitizer", [cargo("test", "-p", "kernels", "-p", "mettle-nn", "--target", host, "--lib", "--test", "agree", "--test", "layers", environment=asan)],
+        Check("kernels under AddressSanitizer", [cargo("test", "-p", "kernels", "-p", "mettle-nn", "--target", host, "--lib", "--test", "agree", "--test", "layers", "--", "--skip", "report::", environment=asan)],
               count_tests, 50, 60),
         *[Check(f"advisories of {manifest}", [cargo("deny", "--locked", "--manifest-path", manifest, "check", "advisories", environment=ONLINE)],
                 count_lines("advisories ok", "reports"), 1, 15, install=deny) for manifest in ("Cargo.toml", "chain/node/Cargo.toml")],
