@@ -38,6 +38,8 @@ NODE_INPUTS = ("chain/node", "chain/runtime", "contracts", "protocol/src", "prot
 
 GPU = ["-p", "mettle-nn", "-p", "mettle-engines", "--features", "mettle-nn/vulkan,mettle-engines/vulkan"]
 GPU_TESTS = ["--test", "gpu", "--test", "gpu_products", "--test", "gpu_pointwise", "--test", "gpu_report"]
+# The packages whose documentation has tests.
+DOCTESTED = ["kernels", "mettle-nn", "mettle-engines", "mettle-dataset", "mettle-chain-client", "mettle-sdk"]
 PALLETS = ["pallet-registry", "pallet-windows", "pallet-weights", "pallet-nomination", "pallet-rewards"]
 NCCL = "2.32.3"
 NCCL_PLACE = CACHE_HOME / f"mettle-gpu/nccl-{NCCL}"
@@ -209,7 +211,7 @@ def others(nightly):
     nice = ("nice", "-n", "19")
     checks = [
         Check("tests of all other packages", other_tests, count_tests, 1900, 40),
-        Check("tests in documentation", [cargo("test", "--doc", "-p", "mettle-sdk", "-p", "mettle-nn", environment=OFFLINE)], count_tests, 4, 10),
+        Check("tests in documentation", [cargo("test", "--doc", *sum((["-p", name] for name in DOCTESTED), []), environment=OFFLINE)], count_tests, 4, 10),
     ]
     if nightly:
         checks += [
@@ -246,7 +248,7 @@ def others(nightly):
             Step([*nice, "cargo", "test", *GPU, "--lib", "--", "--include-ignored", "gpu::", "estimate::"], environment=OFFLINE),
             Step([*nice, "cargo", "test", *GPU, *GPU_TESTS], environment=OFFLINE),
         ], count_tests, 84, 45, inputs=KERNELS, install=vulkan),
-        Check("Burn's oracle", [Step([*nice, "cargo", "test", "-p", "mettle-nn-burn", "--features", "burn"], environment=OFFLINE)], count_tests, 1, 30, inputs=KERNELS),
+        Check("Burn's oracle", [Step([*nice, "cargo", "test", "-p", "mettle-nn-burn", "--features", "burn"], environment=OFFLINE)], count_tests, 29, 30, inputs=KERNELS),
     ]
     return checks
 
@@ -362,6 +364,8 @@ def nightly_only():
                                                   environment={**OFFLINE, "RANKS_DEVICE": "vulkan"})], count_tests, 2, 45, install=vulkan),
         Check("clippy, GPU kernels", [cargo("clippy", *GPU, "--all-targets", "--message-format=json-render-diagnostics", "--", "-D", "warnings", environment=OFFLINE)],
               count_members(TREE), 2, 30),
+        Check("clippy, oracle and benchmarks", [cargo("clippy", "-p", "mettle-nn-burn", "-p", "mettle-benches", "--features", "mettle-nn-burn/burn,mettle-benches/criterion", "--all-targets",
+                                                     "--message-format=json-render-diagnostics", "--", "-D", "warnings", environment=OFFLINE)], count_members(TREE), 2, 30),
         Check("NCCL", [cargo("test", "-p", "mettle-nn", "-p", "miner", "--lib", "--test", "ranks", "nccl", "--", "--include-ignored", environment={
             **OFFLINE, "METTLE_NCCL": NCCL_PLACE / "nvidia/nccl/lib/libnccl.so.2"})], count_tests, 1, 30,
               install=[bash(f"[[ -f {NCCL_PLACE}/nvidia/nccl/lib/libnccl.so.2 ]] || python3 -m pip install --quiet --no-input --no-deps --only-binary :all: "
