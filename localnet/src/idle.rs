@@ -9,7 +9,7 @@
 //! Timers of miners and validators still follow the clock. So there is a shortest time between two blocks.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
     thread,
@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 const BLOCK_MAX: Duration = Duration::from_secs(2);
 /// The time between two blocks while no miner or validator runs. The process that sets a network up is not watched.
 const BLOCK_WITHOUT_SEATS: Duration = Duration::from_millis(200);
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Between two searches for new processes.
 const LIST_EVERY: Duration = Duration::from_millis(250);
 /// Processes that use less than this share of a core between two looks only serve their timers.
@@ -49,6 +49,9 @@ struct Watch {
     /// `PROCESS/task/THREAD` of this thread, which computes while it looks.
     this_thread: String,
     processes: BTreeSet<u32>,
+    /// Processes of others, and how many searches found each. After two, it has the command line that it keeps, and is
+    /// not looked at again.
+    others: BTreeMap<u32, u8>,
     has_seats: bool,
     listed_at: Option<Instant>,
     /// The process that computed at the last look. It is looked at first.
@@ -71,6 +74,7 @@ impl Watch {
             directory: [directory.as_os_str().as_encoded_bytes(), b"/"].concat(),
             this_thread: this_thread.display().to_string(),
             processes: BTreeSet::new(),
+            others: BTreeMap::new(),
             has_seats: false,
             listed_at: None,
             busy: None,
@@ -130,29 +134,37 @@ impl Watch {
     fn list(&mut self) {
         self.processes.clear();
         self.has_seats = false;
-        let mut others = Vec::new();
+        let found_before = std::mem::take(&mut self.others);
+        let mut new = Vec::new();
         for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
             let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
                 continue;
             };
+            let times = found_before.get(&process).copied().unwrap_or(0);
+            if times == 2 {
+                self.others.insert(process, times);
+                continue;
+            }
             // A process may have ended by now.
             let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
             if contains(&line, &self.directory) {
                 self.processes.insert(process);
                 self.has_seats |= contains(&line, b"/settings.toml\0");
             } else if let Some(parent) = parent_of(process) {
-                others.push((process, parent));
+                new.push((process, parent));
+                self.others.insert(process, times + 1);
             }
         }
         loop {
             let known = self.processes.len();
-            let children = others.iter().filter(|(_, parent)| self.processes.contains(parent));
+            let children = new.iter().filter(|(_, parent)| self.processes.contains(parent));
             let children: Vec<u32> = children.map(|(process, _)| *process).collect();
             self.processes.extend(children);
             if self.processes.len() == known {
-                return;
+                break;
             }
         }
+        self.others.retain(|process, _| !self.processes.contains(process));
     }
 
     /// The directories of a process's threads, but for this one.
