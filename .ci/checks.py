@@ -46,7 +46,7 @@ NCCL_PLACE = CACHE_HOME / f"mettle-gpu/nccl-{NCCL}"
 OFFLINE = {"CARGO_NET_OFFLINE": "true"}
 ONLINE = {"CARGO_NET_OFFLINE": "false"}
 # Tests whose bounds are of time, by program and module: they run when nothing else does.
-QUIET = {("tests", "nodes"): "shutdown::", ("mettle-node-kit", "mettle_node_kit"): "traces::"}
+QUIET = {("tests", "nodes", "test"): "shutdown::", ("mettle-node-kit", "mettle_node_kit", "lib"): "traces::"}
 
 
 def bash(script, **options):
@@ -106,15 +106,16 @@ class Built:
             package = Path(message["manifest_path"]).parent
             name = re.search(r"#(?:([^@]*)@)?", message["package_id"])[1] or package.name
             if message["profile"]["test"]:
-                self.tests.append((name, message["target"]["name"], package, message["executable"]))
+                kind = message["target"]["kind"][0]
+                self.tests.append((name, message["target"]["name"], kind if kind in ("bin", "test") else "lib", package, message["executable"]))
             else:
                 self.programs[message["target"]["name"]] = message["executable"]
         self.tests.sort()
 
-    def one(self, package, target):
-        found = [test for test in self.tests if test[:2] == (package, target)]
+    def one(self, package, target, kind):
+        found = [test for test in self.tests if test[:3] == (package, target, kind)]
         if len(found) != 1:
-            raise ValueError(f"{len(found)} test programs are {package}'s {target}")
+            raise ValueError(f"{len(found)} test programs are {package}'s {kind} {target}")
         return found[0]
 
 
@@ -123,7 +124,7 @@ BUILT = Built()
 
 def test_step(test, *arguments, prefix=(), **options):
     """Runs a test program as cargo does: in its package's directory. It prints the time of each test if it can."""
-    package, target, directory, program = test
+    package, target, _, directory, program = test
     environment = {"CARGO_MANIFEST_DIR": directory, "CARGO_PKG_NAME": package, **options.pop("environment", {})}
     arguments = list(arguments)
     said = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL).stdout
@@ -133,8 +134,8 @@ def test_step(test, *arguments, prefix=(), **options):
     return Step([*prefix, program, *arguments], directory, environment, title=f"{package} {target} {' '.join(arguments)}", **options)
 
 
-def one(package, target, *arguments, **options):
-    return lambda: [test_step(BUILT.one(package, target), *arguments, **options)]
+def one(package, target, kind, *arguments, **options):
+    return lambda: [test_step(BUILT.one(package, target, kind), *arguments, **options)]
 
 
 def program(name):
@@ -188,15 +189,15 @@ def build():
                  count_programs, 60, 45)
 
 
-NETWORKS = ("localnet", "networks")
-LABS = ("localnet", "labs")
+NETWORKS = ("localnet", "networks", "test")
+LABS = ("localnet", "labs", "test")
 
 
 def other_tests():
     """All test programs but the networks, without what needs quiet."""
     nice = ("nice", "-n", "5")
-    without = lambda test: ("--skip", QUIET[test[:2]]) if test[:2] in QUIET else ()
-    return [test_step(test, *without(test), prefix=nice) for test in BUILT.tests if test[:2] != NETWORKS]
+    without = lambda test: ("--skip", QUIET[test[:3]]) if test[:3] in QUIET else ()
+    return [test_step(test, *without(test), prefix=nice) for test in BUILT.tests if test[:3] != NETWORKS]
 
 
 def networks():
@@ -274,7 +275,7 @@ def outside(nightly):
                         inputs=("scripts/gpu-kernels", "kernels/nn/src/layers/attention"), install=[python("scripts/gpu-kernels", "install")]))
     notebooks = ["--notebooks"] if nightly else []
     checks += [
-        Check("Python package", [python("chain/sdk/python/check", *notebooks)], count_client, 170, 20, inputs=(*CRATES, "docs/sdk.md"),
+        Check("Python package", [python("chain/sdk/python/check", *notebooks)], count_client, 160, 20, inputs=(*CRATES, "docs/sdk.md"),
               install=[python("chain/sdk/python/check", "install", *notebooks)]),
         Check("trainer in numpy", numpy_trainer(notebooks), count_tests, 1, 5, inputs=("miner", "kernels", "protocol", "chain/sdk/python"),
               install=[python("chain/sdk/python/check", "install", *notebooks)]),
@@ -282,7 +283,7 @@ def outside(nightly):
     for page in ("mine", "validate", "audit", "own-a-run", "strategy", "reproduce"):
         checks.append(Check(f"tutorial {page}", [python("docs/tutorials/check", f"{page}.md")], count_client, 5, 10, skipped=None if nightly or page == "mine" else NIGHTLY_ONLY))
     checks += [
-        Check("page in a browser", one("mettle-watch", "browser", "--ignored"), count_tests, 1, 10, inputs=("chain/watch", "Cargo.lock"), install=apt("chromium", "chromium")),
+        Check("page in a browser", one("mettle-watch", "browser", "test", "--ignored"), count_tests, 1, 10, inputs=("chain/watch", "Cargo.lock"), install=apt("chromium", "chromium")),
         Check("formal models", [Step(["bash", "protocol/formal/check"])], count_client, 1, 20, inputs=("protocol/formal",), install=[Step(["bash", "protocol/formal/check", "install"])]),
     ]
     return checks
@@ -293,7 +294,7 @@ def numpy_trainer(notebooks):
         # The virtual environment of the Python package's check has numpy.
         words = "import runpy, sys; print(runpy.run_path('chain/sdk/python/check')['environment'](sys.argv[-1] == '--notebooks'))"
         found = subprocess.run(["python3", "-c", words, "install", *notebooks], cwd=TREE, capture_output=True, text=True, check=True).stdout.strip()
-        return one("miner", "miner", "--exact", "--ignored", "command::the_trainer_in_numpy_takes_the_same_steps", environment={"METTLE_PYTHON": found})()
+        return one("miner", "miner", "test", "--exact", "--ignored", "command::the_trainer_in_numpy_takes_the_same_steps", environment={"METTLE_PYTHON": found})()
 
     return steps
 
@@ -386,7 +387,7 @@ def containers():
         scripts/container-engine.sh "$engine"
         # Stops only an engine that this check started.
         trap '[[ ! -s $engine ]] || kill "$(<"$engine")"' EXIT
-        cd localnet && METTLE_NODE={NODE} {BUILT.one(*LABS)[3]} --ignored compose:: --nocapture""")]
+        cd localnet && METTLE_NODE={NODE} {BUILT.one(*LABS)[4]} --ignored compose:: --nocapture""")]
 
 
 # ---- tiers --------------------------------------------------------------------------------------------------------------

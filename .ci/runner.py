@@ -274,7 +274,8 @@ class Runner:
         return result
 
     def show(self, path, result):
-        lines = path.read_text(errors="replace").splitlines()
+        # Without cargo's messages for programs.
+        lines = [line for line in path.read_text(errors="replace").splitlines() if not line.startswith('{"reason":')]
         if result.state == "FAILED":
             shown = lines[-SHOWN_LINES_FAILED:]
         else:
