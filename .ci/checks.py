@@ -205,17 +205,17 @@ def networks():
 
 
 def others(nightly):
-    """Beside networks, which wait: what computes, at a low priority."""
+    """Beside networks, which wait: two lanes of what computes, at a low priority."""
     table = [program("gauntlet-table"), "--windows", "30", "--check"]
     chaos = [program("chaos"), "--json"]
     seed = os.environ["PROPTEST_RNG_SEED"]
     nice = ("nice", "-n", "19")
-    checks = [
+    tests = [
         Check("tests of all other packages", other_tests, count_tests, 1900, 40),
         Check("tests in documentation", [cargo("test", "--doc", *sum((["-p", name] for name in DOCTESTED), []), environment=OFFLINE)], count_tests, 4, 10),
     ]
     if nightly:
-        checks += [
+        checks = [
             Check("adversaries' pay", [Step([*nice, *table, "--seeds", "5"])], count_paid, 29, 120),
             # 100,000 seat-windows of honest miners whose nodes are killed and cut off.
             Check("honest seats through outages", [Step([*nice, *table[:1], "--check", "--windows", "400", "--seeds", "25", "--only", "outages"])], count_paid, 1, 120),
@@ -228,20 +228,22 @@ def others(nightly):
         # In virtual time: a busy machine changes nothing. Networks that only compare are left out.
         only = ("delivery,copiers,idlers,other-work,cheap-work,less-text,poison,one-shot,validators,bombed,muted,junk-majority,copied-weights,"
                 "excluded,stalled,outages,unequal-machines")
-        checks += [Check("adversaries' pay", [Step([*nice, *table, "--seeds", "2", "--only", only])], count_paid, 41, 40,
+        checks = [Check("adversaries' pay", [Step([*nice, *table, "--seeds", "2", "--only", only])], count_paid, 41, 40,
                          inputs=("contracts", "kernels", "localnet/adversaries", "protocol", "tests/src", "validator", "miner", "Cargo.lock"))]
     counted = (TREE / "tests/instructions.json").read_text()
     if subprocess.run(["rustc", "--version"], capture_output=True, text=True, check=True).stdout.strip() in counted:
         why = None
     else:
         why = "they were taken with another compiler; instruction-counts --update takes them anew"
-    checks += [
+    tests += [
         Check("instruction counts", [Step([*nice, program("instruction-counts"), "--check", "tests/instructions.json"])], count_client, 11, 15,
               install=apt("valgrind", "valgrind"), skipped=why),
         Check("documentation", [Step([*nice, "cargo", "doc", "--no-deps", "--workspace"], environment={**OFFLINE, "RUSTDOCFLAGS": "-Dwarnings"})], count_documented, 29, 20),
         Check("fuzz targets compile", [Step([*nice, "cargo", "check", "--locked", "--no-default-features", "--manifest-path", "protocol/fuzz/Cargo.toml",
                                              "--message-format=json-render-diagnostics"], environment={**ONLINE, "CARGO_TARGET_DIR": TARGET / "fuzz"})],
               count_lines(r'"reason":"compiler-artifact".*"kind":\["bin"\]', "targets"), 6, 10, inputs=("protocol", "kernels/src", "kernels/Cargo.toml")),
+    ]
+    checks += [
         # A warning of the compiler counts as a failure, as in clippy, which would build all dependencies once more.
         Check("GPU kernels on Vulkan", [
             bash(f"nice -n 19 cargo test {' '.join(GPU)} --lib {' '.join(GPU_TESTS)} --no-run 2>&1 |"
@@ -251,7 +253,7 @@ def others(nightly):
         ], count_tests, 84, 45, inputs=KERNELS, install=vulkan),
         Check("Burn's oracle", [Step([*nice, "cargo", "test", "-p", "mettle-nn-burn", "--features", "burn"], environment=OFFLINE)], count_tests, 29, 30, inputs=KERNELS),
     ]
-    return checks
+    return tests, checks
 
 
 def outside(nightly):
@@ -424,9 +426,10 @@ def run(runner):
     if tier == "node":
         plan = [[node()]]
     elif tier == "tests":
-        plan = [[networks(), outside(nightly), [*others(nightly), *node_in_tests()]], [[*quiet(), api()]]]
+        tests, checks = others(nightly)
+        plan = [[networks(), outside(nightly), tests, [*checks, *node_in_tests()]], [[*quiet(), api()]]]
     else:
-        plan = [[networks(), outside(nightly), others(nightly)], [[*quiet(), api(), *node(), *nightly_only()]]]
+        plan = [[networks(), outside(nightly), *others(nightly)], [[*quiet(), api(), *node(), *nightly_only()]]]
     if not runner.run(build()):
         runner.not_run([check for lanes in plan for lane in lanes for check in lane], "the tests were not built")
         return

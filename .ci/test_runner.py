@@ -26,9 +26,9 @@ class Checks(unittest.TestCase):
         self.home = tempfile.TemporaryDirectory()
         self.addCleanup(self.home.cleanup)
         self.tree = Path(self.home.name) / "tree"
-        (self.tree / ".ci").mkdir(parents=True)
-        for name in ("checks.py", "runner.py", "input.rs", "input.md"):
-            (self.tree / (name if name.startswith("input") else f".ci/{name}")).write_text("one")
+        self.tree.mkdir()
+        for name in ("input.rs", "input.md"):
+            (self.tree / name).write_text("one")
         subprocess.run(["git", "init", "--quiet", self.tree], check=True)
         subprocess.run(["git", "-C", self.tree, "add", "."], check=True)
 
