@@ -321,23 +321,29 @@ def install_for_node():
     return [*steps, bash(f"env CARGO_NET_OFFLINE=false bash scripts/setup-wasm >{CACHE}/wasm.env")]
 
 
-def node():
-    """The node's own tests, then a network on four of them."""
-    def passed(_):
-        (SOURCE / NODE_PASSED).write_text(digest_of(TREE, NODE_INPUTS) + "\n")
+def node(all_tests):
+    """The node's own tests, then a network on four of them. `all_tests`: also a runtime upgrade and cut links on four nodes."""
 
-    build_follow = cargo("build", "--workspace", "--example", "follow", environment=OFFLINE)
-    tests = bash(f". {CACHE}/wasm.env && cd chain/node && nice -n 5 cargo test --locked", environment={
-        **ONLINE, "CARGO_TARGET_DIR": NODE_TARGET, "METTLE_CLIENT": PROGRAMS / "examples/follow"})
-    own = Check("node", [build_follow, tests], count_tests, 20, 50, inputs=(*NODE_INPUTS, "chain/client"), install=install_for_node)
-    four = Check("network on four nodes", one(*LABS, "--ignored", "node::", environment={"METTLE_NODE": NODE}), count_tests, 1, 15, then=passed)
-    return [own, four]
+    def steps():
+        flags = " -- --include-ignored" if all_tests else ""
+        return [
+            cargo("build", "--workspace", "--example", "follow", environment=OFFLINE),
+            bash(f". {CACHE}/wasm.env && cd chain/node && nice -n 5 cargo test --locked{flags}", environment={
+                **ONLINE, "CARGO_TARGET_DIR": NODE_TARGET, "METTLE_CLIENT": PROGRAMS / "examples/follow"}),
+            *one(*LABS, "--ignored", "node::", environment={"METTLE_NODE": NODE})(),
+        ]
+
+    def passed(_):
+        if all_tests:
+            (SOURCE / NODE_PASSED).write_text(digest_of(TREE, NODE_INPUTS) + "\n")
+
+    return [Check("node, and a network on four", steps, count_tests, 10 if all_tests else 8, 55, install=install_for_node, then=passed)]
 
 
 def node_in_tests():
     """Where the node is built already, or its sources are not those that passed."""
     passed = (TREE / NODE_PASSED).read_text().strip() if (TREE / NODE_PASSED).is_file() else ""
-    checks = node()
+    checks = node(all_tests=False)
     if not NODE.is_file() and passed == digest_of(TREE, NODE_INPUTS):
         for check in checks:
             check.skipped = f"its sources are those with which it passed ({NODE_PASSED}), and it is not built here: bash .ci/run node"
@@ -424,12 +430,12 @@ def run(runner):
         return
     # Lists of lanes: the lanes of a list run beside each other, the lists in turn.
     if tier == "node":
-        plan = [[node()]]
+        plan = [[node(all_tests=True)]]
     elif tier == "tests":
         tests, checks = others(nightly)
         plan = [[networks(), outside(nightly), tests, [*checks, *node_in_tests()]], [[*quiet(), api()]]]
     else:
-        plan = [[networks(), outside(nightly), *others(nightly)], [[*quiet(), api(), *node(), *nightly_only()]]]
+        plan = [[networks(), outside(nightly), *others(nightly)], [[*quiet(), api(), *node(all_tests=True), *nightly_only()]]]
     if not runner.run(build()):
         runner.not_run([check for lanes in plan for lane in lanes for check in lane], "the tests were not built")
         return
