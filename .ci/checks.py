@@ -262,8 +262,8 @@ def outside(nightly):
         return one(*LABS, "--ignored", f"{name}::", prefix=("unshare", "--net", "--mount"))
 
     checks = [Check(f"network behind routers: {name}", lab(name), count_tests, least, 15, install=namespaces) for name, least in (("nat", 6), ("household", 1))]
-    for client in ("polkadot-js", "substrate-interface"):
-        checks.append(Check(client, [Step(["bash", "tests/clients/run", "check", client])], count_parts, 10, 10, inputs=(*CRATES, "tests/clients"),
+    for client, least in (("polkadot-js", 11), ("substrate-interface", 7)):
+        checks.append(Check(client, [Step(["bash", "tests/clients/run", "check", client])], count_parts, least, 10, inputs=(*CRATES, "tests/clients"),
                             install=[Step(["bash", "tests/clients/run", "install", client])]))
     for part in ("prometheus", "systemd", "deb", "helm", "cloud-init"):
         checks.append(Check(f"deployment by {part}", [python("docs/deploy/check", part)], count_client, 1, 10, inputs=(*CRATES, "docs/deploy", "scripts/deb"),
