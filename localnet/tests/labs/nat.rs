@@ -221,7 +221,7 @@ async fn a_store_that_is_away_for_a_window_stops_nobody(net: &mut Net) {
     net.until("a window passes without a store", |seen| now + 2 <= last_finalised(seen)).await;
     net.network.start_store(&net.plan).await.expect("the store starts again");
     until_well(net).await;
-    assert_eq!(stakes(net), before, "nobody lost stake");
+    assert_eq!(stakes(net), before, "no account lost stake");
 }
 
 async fn validators_that_are_cut_off_for_two_windows_lose_windows_and_nothing_else(net: &mut Net) {
@@ -237,5 +237,5 @@ async fn validators_that_are_cut_off_for_two_windows_lose_windows_and_nothing_el
     .await;
     cut.iter().for_each(|name| drop(link(name, "up")));
     until_well(net).await;
-    assert_eq!(stakes(net), before, "nobody lost stake");
+    assert_eq!(stakes(net), before, "no account lost stake");
 }
