@@ -32,7 +32,7 @@ ROOT = os.geteuid() == 0
 NIGHTLY_ONLY = "in the nightly tier only"
 
 # What decides the result of a check, for stamps. A change anywhere else does not run it again.
-CRATES = ("chain", "contracts", "kernels", "localnet", "miner", "protocol", "validator", "Cargo.lock", "Cargo.toml", ".cargo")
+CRATES = ("chain", "contracts", "daemon", "kernels", "localnet", "mettle", "miner", "protocol", "validator", "Cargo.lock", "Cargo.toml", ".cargo")
 KERNELS = ("kernels", "protocol/src", "protocol/model", "Cargo.lock", "Cargo.toml")
 NODE_INPUTS = ("chain/node", "chain/runtime", "contracts", "protocol/src", "protocol/Cargo.toml", "scripts/setup-wasm", ".cargo/config.toml")
 
@@ -46,7 +46,7 @@ NCCL_PLACE = CACHE_HOME / f"mettle-gpu/nccl-{NCCL}"
 OFFLINE = {"CARGO_NET_OFFLINE": "true"}
 ONLINE = {"CARGO_NET_OFFLINE": "false"}
 # Tests whose bounds are of time, by program and module: they run when nothing else does.
-QUIET = {("tests", "nodes", "test"): "shutdown::", ("mettle-node-kit", "mettle_node_kit", "lib"): "traces::"}
+QUIET = {("tests", "nodes", "test"): "shutdown::", ("mettle-daemon", "mettle_daemon", "lib"): "traces::"}
 
 
 def bash(script, **options):
@@ -229,7 +229,7 @@ def others(nightly):
         only = ("delivery,copiers,idlers,other-work,cheap-work,less-text,poison,one-shot,validators,bombed,muted,junk-majority,copied-weights,"
                 "excluded,stalled,outages,unequal-machines")
         checks = [Check("adversaries' pay", [Step([*nice, *table, "--seeds", "2", "--only", only])], count_paid, 41, 40,
-                         inputs=("contracts", "kernels", "localnet/adversaries", "protocol", "tests/src", "validator", "miner", "Cargo.lock"))]
+                         inputs=("contracts", "daemon", "kernels", "localnet/adversaries", "protocol", "tests/src", "validator", "miner", "Cargo.lock"))]
     counted = (TREE / "tests/instructions.json").read_text()
     if subprocess.run(["rustc", "--version"], capture_output=True, text=True, check=True).stdout.strip() in counted:
         why = None
@@ -277,15 +277,15 @@ def outside(nightly):
                         inputs=("scripts/gpu-kernels", "kernels/nn/src/layers/attention"), install=[python("scripts/gpu-kernels", "install")]))
     notebooks = ["--notebooks"] if nightly else []
     checks += [
-        Check("Python package", [python("chain/sdk/python/check", *notebooks)], count_client, 160, 20, inputs=(*CRATES, "docs/sdk.md"),
-              install=[python("chain/sdk/python/check", "install", *notebooks)]),
-        Check("trainer in numpy", numpy_trainer(notebooks), count_tests, 1, 5, inputs=("miner", "kernels", "protocol", "chain/sdk/python"),
-              install=[python("chain/sdk/python/check", "install", *notebooks)]),
+        Check("Python package", [python("mettle/python/check", *notebooks)], count_client, 160, 20, inputs=(*CRATES, "docs/sdk.md"),
+              install=[python("mettle/python/check", "install", *notebooks)]),
+        Check("trainer in numpy", numpy_trainer(notebooks), count_tests, 1, 5, inputs=("miner", "daemon", "kernels", "protocol", "mettle/python"),
+              install=[python("mettle/python/check", "install", *notebooks)]),
     ]
     for page in ("mine", "validate", "audit", "own-a-run", "strategy", "reproduce"):
         checks.append(Check(f"tutorial {page}", [python("docs/tutorials/check", f"{page}.md")], count_client, 5, 10, skipped=None if nightly or page == "mine" else NIGHTLY_ONLY))
     checks += [
-        Check("page in a browser", one("mettle-watch", "browser", "test", "--ignored"), count_tests, 1, 10, inputs=("chain/watch", "Cargo.lock"), install=apt("chromium", "chromium")),
+        Check("page in a browser", one("mettle-watch", "browser", "test", "--ignored"), count_tests, 1, 10, inputs=("mettle/watch", "Cargo.lock"), install=apt("chromium", "chromium")),
         Check("formal models", [Step(["bash", "protocol/formal/check"])], count_client, 47, 20, inputs=("protocol/formal",), install=[Step(["bash", "protocol/formal/check", "install"])]),
     ]
     return checks
@@ -294,7 +294,7 @@ def outside(nightly):
 def numpy_trainer(notebooks):
     def steps():
         # The virtual environment of the Python package's check has numpy.
-        words = "import runpy, sys; print(runpy.run_path('chain/sdk/python/check')['environment'](sys.argv[-1] == '--notebooks'))"
+        words = "import runpy, sys; print(runpy.run_path('mettle/python/check')['environment'](sys.argv[-1] == '--notebooks'))"
         found = subprocess.run(["python3", "-c", words, "install", *notebooks], cwd=TREE, capture_output=True, text=True, check=True).stdout.strip()
         return one("miner", "miner", "test", "--exact", "--ignored", "command::the_trainer_in_numpy_takes_the_same_steps", environment={"METTLE_PYTHON": found})()
 

@@ -331,7 +331,7 @@ def counter(metric: str) -> Any:
     return lambda journal, _, __: journal.count(metric)
 
 
-# By the names of `Entry` in protocol/node/src/journal.rs; `check` compares them.
+# By the names of `Entry` in daemon/kit/src/journal.rs; `check` compares them.
 HANDLERS: dict[str, Any] = {
     "started": Journal.started,
     "holds": Journal.holds,

@@ -7,7 +7,7 @@ use crate::{
     nodes, setup,
 };
 use anyhow::{Context as _, bail, ensure};
-use node::{
+use daemon::{
     config::StoreFile,
     durable::{DirectoryLock, LockError, write_atomic},
 };
@@ -260,7 +260,7 @@ mod tests {
         }
         let text = section(&kept, bucket, secret).unwrap();
         assert!(text.starts_with("[store]\n") && !text.contains(&bucket.secret_key), "{text}");
-        let settings: node::config::File = toml::from_str(&text).unwrap();
+        let settings: daemon::config::File = toml::from_str(&text).unwrap();
         assert_eq!(settings.store.unwrap().bucket, "my-miner");
 
         // After a restart, it is served from the start.

@@ -2,7 +2,7 @@
 
 use crate::{buckets, log, roles, up};
 use clap::{Parser, Subcommand};
-use node::program;
+use daemon::program;
 use std::process::ExitCode;
 
 /// The whole Mettle network on one machine.

@@ -11,7 +11,7 @@
 //! ```
 
 use crate::defaults::NODE_BLOCK_MILLIS;
-use node::durable::{DirectoryLock, FileError, LockError};
+use daemon::durable::{DirectoryLock, FileError, LockError};
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
@@ -220,7 +220,7 @@ impl Plan {
     /// Replaces the file. Only this user can read it: it holds the secrets of the buckets.
     pub fn write(&self, file: &Path) -> Result<(), FileError> {
         let json = serde_json::to_vec_pretty(self).expect("a plan is plain data");
-        node::durable::write_atomic(file, &json)
+        daemon::durable::write_atomic(file, &json)
     }
 
     /// The URL of each node of the chain.

@@ -15,7 +15,7 @@ static HELD: Mutex<Option<VecDeque<String>>> = Mutex::new(None);
 
 /// Sends the log of this process here.
 pub fn init() {
-    node::program::log_to(|| LogWriter);
+    daemon::program::log_to(|| LogWriter);
 }
 
 /// Holds lines back from here on.

@@ -3,7 +3,7 @@
 use crate::defaults;
 use anyhow::Context as _;
 use chain_client::Chain;
-use node::open;
+use daemon::open;
 use protocol::view::RunView;
 use std::{
     net::{Ipv4Addr, SocketAddr},

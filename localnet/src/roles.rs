@@ -11,8 +11,8 @@ use crate::{
 use adversaries::act::ActingStrategy;
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
+use daemon::{Follower, program};
 use embedded_chain::{Config, EmbeddedChain, Sealing};
-use node::{Follower, program};
 use protocol::identity::Signer;
 use s3_server::{AdminConfig, BucketConfig, S3Server, ServerConfig};
 use std::{
@@ -139,7 +139,7 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     let setup = adversaries::Setup { index, validators, mailbox, ..adversaries::Setup::default() };
     tracing::info!(strategy = name, index, "this seat is an adversary");
     if let Some(adversary) = adversaries::miner(&name, &setup) {
-        let strategy = |opened: &node::NodeContext| -> Box<dyn miner::strategy::Strategy> {
+        let strategy = |opened: &daemon::NodeContext| -> Box<dyn miner::strategy::Strategy> {
             let signer = Signer::new(opened.key.clone(), opened.chain.genesis());
             Box::new(ActingStrategy::new(adversary, opened.follower.clone(), signer, opened.seat.id.uid))
         };
@@ -148,7 +148,7 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     if let Some(strategy) = adversaries::validator(&name, &setup) {
         let miner::cli::Start { flags, metrics, windows, ranks: _, with_parent } = start;
         let serve = validator::cli::Serve { flags, metrics, windows, with_parent };
-        let changed = |mut context: node::NodeContext| {
+        let changed = |mut context: daemon::NodeContext| {
             if !strategy.computes() {
                 // Without merges of its own it has no use for their buffer.
                 context.follower = Arc::new(Follower { keeps_buffer: false, ..(*context.follower).clone() });

@@ -13,10 +13,10 @@ use chain_client::{
     account::{self, SeatRequest},
     keys::{Key, KeyFile, KeyPassword, KeySource, Prompt},
 };
+use daemon::config::{File, PeerFile, ServeFile, StoreFile, TrainFile};
+use daemon::create::{self, NewRun};
+use daemon::durable::write_atomic;
 use model::RunSpec;
-use node::config::{File, PeerFile, ServeFile, StoreFile, TrainFile};
-use node::create::{self, NewRun};
-use node::durable::write_atomic;
 use protocol::{Block, Role, RunId, RunParams, view::RunView};
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
@@ -193,7 +193,7 @@ pub async fn add_seat(
         Role::Validator => defaults::VALIDATOR_STAKE,
     };
     let endpoint = match seat.bucketless {
-        true => node::peers::endpoint(&home.join(DATA))?,
+        true => daemon::peers::endpoint(&home.join(DATA))?,
         false => plan.bucket_url(&seat.name),
     };
     let chain = SubxtChain::connect(&plan.chain_url(), Some(coldkey)).await?;

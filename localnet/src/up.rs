@@ -12,8 +12,8 @@ use crate::{
 };
 use anyhow::{Context as _, bail};
 use chain_client::Chain;
+use daemon::program;
 use dataset::{Dataset, OutputDirectory, PrepareOptions, Progress, Source, TokenizerChoice};
-use node::program;
 use protocol::{Role, Uid, Window};
 use std::{
     collections::BTreeMap,
@@ -202,7 +202,7 @@ async fn session(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -
     let report = Report::new(&observer, &text, time, &network.restarts());
     println!("{}", report.summary());
     if let Some(path) = &up.report {
-        node::durable::write_atomic(path, &serde_json::to_vec_pretty(&report)?)?;
+        daemon::durable::write_atomic(path, &serde_json::to_vec_pretty(&report)?)?;
         println!("report: {}", path.display());
     }
     ended

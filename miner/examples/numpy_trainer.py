@@ -9,7 +9,7 @@
 
 One thread: matrices this small gain nothing from more, which wait for each other on a busy machine. A strategy of one's
 own is a subclass with another `step`: docs/tutorials/strategy.md writes one. Needs numpy, and the package `mettle`, of
-which it uses `mettle.trainer` only (chain/sdk/python).
+which it uses `mettle.trainer` only (mettle/python).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
 //! five; `train_step_seconds` is that of a step of four sequences. `share_by_default` is the share of a window's time
 //! that snapshots inside it take when one is due after five minutes, or after fifty times what the last one took.
 
+use daemon::durable::DurableFile;
 use miner::{
     contribution_store::{Optimiser as _, Snapshot},
     progress::{Base, Progress, SnapshotInterval, SnapshotKey},
@@ -13,7 +14,6 @@ use miner::{
 };
 use model::{ModelConfig, Recipe};
 use nn::{Device, Trainer};
-use node::durable::DurableFile;
 use protocol::{Block, Digest, RunId, SeatId, Uid, Window};
 use std::{path::Path, time::Instant};
 

@@ -15,8 +15,8 @@ use crate::{
     train::Trained,
     train_window::ThreadResult,
 };
+use daemon::{Blocking, Entry, Work, error_chain};
 use nn::{ModelError, Trainer};
-use node::{Blocking, Entry, Work, error_chain};
 use protocol::{
     Block, Digest, Window, lineage,
     view::{Outcome, SeatDeal, SeatWindow},

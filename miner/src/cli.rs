@@ -12,16 +12,16 @@ use crate::{
 };
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use futures::future::LocalBoxFuture;
-use model::{ModelConfig, Recipe};
-use nn::{Device, ModelError, Trainer};
-use node::{
+use daemon::{
     Flags, Metrics, NodeContext, ServiceManager, Settings, SyncDriver,
     config::{TrainEngine, TrainFile},
     metrics::MetricsFlag,
     moved, program,
     traces::Collector,
 };
+use futures::future::LocalBoxFuture;
+use model::{ModelConfig, Recipe};
+use nn::{Device, ModelError, Trainer};
 use protocol::Role;
 use std::{ffi::OsString, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
@@ -94,7 +94,7 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
         Command::Profile(profile) => profile.run_to_exit(),
         Command::Endpoint { directory } => program::run_to_exit(Box::pin(async move {
-            println!("{}", node::peers::endpoint(&directory)?);
+            println!("{}", daemon::peers::endpoint(&directory)?);
             Ok(())
         })),
     }
@@ -165,7 +165,7 @@ async fn mine(
         None => None,
     };
     let mut service = ServiceManager::from_environment();
-    let mut opened = node::open(&settings, Role::Miner).await?;
+    let mut opened = daemon::open(&settings, Role::Miner).await?;
     let strategy = strategy(&opened);
     if let Some(metrics) = &mut metrics {
         let peers = opened.peers.clone();
@@ -204,7 +204,7 @@ async fn mine(
         .context("could not make the trainer (its micro_batch is micro_batch_sequences under [train])")?;
     tracing::info!(uid = opened.seat.id.uid.0, window = sync.window().0, "mining");
     service.ready();
-    let ended = node::peers::ended(opened.peers.clone());
+    let ended = daemon::peers::ended(opened.peers.clone());
     let node = opened.into_node(sync, settings.reading.directory, start.windows);
     let miner = Miner::open(node, trainer, strategy, options, shutdown).await?;
     tokio::select! {

@@ -12,13 +12,13 @@ pub(crate) use process::Process;
 pub use process::{CommandGroup, SOCKET};
 
 use crate::shutdown::ShutdownHandle;
+use daemon::error_chain;
 use frame::{Answer, PROTOCOL, Part, Request, SLICE_VALUES, Tensor, values_to_bytes};
 use model::{ModelConfig, Optimiser, Recipe};
 use nn::{
     Blocks, Engine, Gradients, ModelError, StepParams,
     optim::{moment_count, optimiser_of},
 };
-use node::error_chain;
 use process::{Session, name_of};
 use std::{
     borrow::Cow,

@@ -9,12 +9,12 @@ use crate::{
     run::Miner,
     train_window::TrainedWindow,
 };
-use kernels::encode::Source;
-use node::{
+use daemon::{
     Entry, ModelState,
     durable::{DiskFullRetry, is_full},
     error_chain,
 };
+use kernels::encode::Source;
 use protocol::{Block, Window, submission::Header, view::SeatWindow};
 use std::sync::Arc;
 use tracing::field::Empty;

@@ -1,8 +1,8 @@
 //! Turns trained weights into a contribution: pseudo-gradient, error feedback, encoding and signature in one pass
 //! (PROT-9, PROT-10).
 
+use daemon::Codec;
 use kernels::encode::{self, Feedback, Source};
-use node::Codec;
 use protocol::{
     Digest,
     contribution::EncodeError,

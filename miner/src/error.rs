@@ -5,8 +5,8 @@ use crate::{
     train::TrainingError,
 };
 use chain_client::ChainError;
+use daemon::{NodeError, WorkDied, error_chain};
 use nn::ModelError;
-use node::{NodeError, WorkDied, error_chain};
 use store::StoreError;
 
 /// What a miner cannot go on without.
@@ -27,7 +27,7 @@ pub enum RunError {
 }
 
 /// How a step of a window ends early.
-pub(crate) type Stop = node::Stop<RunError>;
+pub(crate) type Stop = daemon::Stop<RunError>;
 
 /// Why a window passes without a contribution. Written to the journal; the miner goes on with the next window.
 #[derive(Debug, thiserror::Error)]

@@ -4,11 +4,11 @@ use crate::{
     contribution_store::{ContributionStore, ContributionStoreError, Snapshot, SnapshotError},
     ranks::is_of_ranks,
 };
-use nn::Trainer;
-use node::{
+use daemon::{
     durable::{Recovered, is_full},
     error_chain,
 };
+use nn::Trainer;
 use protocol::Window;
 
 /// Trainer, residual and files of one seat.

@@ -1,7 +1,7 @@
 //! `miner profile`: where the time of a window, or of a training step, goes.
 //!
 //! The spans with the target `profile`, which loop, trainer and engines have anyway, are the only measurement. Those at
-//! level `debug` are a window's phases, which `node::traces` may send to a collector; those at level `trace` are of a
+//! level `debug` are a window's phases, which `daemon::traces` may send to a collector; those at level `trace` are of a
 //! profile only. Where neither is wanted they are disabled and cost a comparison each. A profile adds a layer to the
 //! log, which takes a span from its creation to its end: the phases of an async loop are not entered and left with
 //! every poll.

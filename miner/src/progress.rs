@@ -6,8 +6,8 @@
 
 use crate::train::Trained;
 use codec::{Compact, Decode, Encode, IoReader};
+use daemon::durable::{self, DurableFile, DurableReader, FileError, Recovered};
 use nn::{ModelError, StateError, Trainer};
-use node::durable::{self, DurableFile, DurableReader, FileError, Recovered};
 use protocol::{Digest, RunId, SeatId, Window};
 use std::{
     path::Path,

@@ -13,6 +13,12 @@ pub use rendezvous::{Identity, RankError};
 
 use crate::command::{CommandGroup, Process};
 use anyhow::{Context as _, bail, ensure};
+use daemon::{
+    Settings,
+    config::{RANKS_MAX, RankExchange, TrainFile},
+    error_chain,
+    program::StopSignal,
+};
 use launcher::Launched;
 use model::{ModelConfig, Recipe};
 use nn::{
@@ -20,12 +26,6 @@ use nn::{
     collective::Collective,
     engine::{self, Connect, DataParallel},
     nccl::{self, Library, NcclError, UniqueId},
-};
-use node::{
-    Settings,
-    config::{RANKS_MAX, RankExchange, TrainFile},
-    error_chain,
-    program::StopSignal,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -437,7 +437,7 @@ pub async fn child() -> anyhow::Result<()> {
     let job: Job = serde_json::from_str(&line)
         .ok()
         .context("`worker` is started by `miner start --ranks N`, or by a launcher as `miner start`")?;
-    node::program::exit_with_parent();
+    daemon::program::exit_with_parent();
     let Job { rank, ranks, leader, secret, settings, device, start_seconds, step_seconds } = job;
     let deadlines =
         RankDeadlines { start: Duration::from_secs(start_seconds), step: Duration::from_secs(step_seconds) };
@@ -622,7 +622,7 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let config = directory.path().join("miner.toml");
             std::fs::write(&config, format!("key = \"//Alice\"\ndevice = {device}\n")).unwrap();
-            Settings::read(&node::Flags { config: Some(config), ..Default::default() }).unwrap()
+            Settings::read(&daemon::Flags { config: Some(config), ..Default::default() }).unwrap()
         };
         let (device, gpus) = super::device(&settings("\"cuda:1,f32\"")).unwrap();
         assert_eq!((device.to_string().as_str(), gpus), ("cuda:1,f32", None));
@@ -639,7 +639,7 @@ mod tests {
         }
         for wrong in ["cpu:all", "gpu:all", "cuda:0:all"] {
             let refused = super::device(&settings(&format!("{wrong:?}"))).unwrap_err();
-            assert!(node::error_chain(&*refused).contains("is no device"), "{refused}");
+            assert!(daemon::error_chain(&*refused).contains("is no device"), "{refused}");
         }
     }
 

@@ -10,12 +10,12 @@ use crate::{
     shutdown::ShutdownHandle,
     strategy::Strategy,
 };
-use futures::future::LocalBoxFuture;
-use nn::Trainer;
-use node::{
+use daemon::{
     Entry, Lent, ModelState, Node, Skip,
     durable::{DiskFullRetry, Recovered, is_full},
 };
+use futures::future::LocalBoxFuture;
+use nn::Trainer;
 use protocol::Window;
 use std::{sync::Arc, time::Duration};
 
@@ -263,7 +263,7 @@ impl Miner {
     pub(crate) fn record_missed(&mut self, window: Window, skip: Skip) {
         let reason = skip.reason;
         tracing::warn!(window = window.0, reason, "no contribution");
-        node::traces::failed(&reason);
+        daemon::traces::failed(&reason);
         self.node.journal.write(&Entry::Missed { window, reason });
     }
 

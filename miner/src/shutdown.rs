@@ -1,7 +1,7 @@
 //! How a miner that is told to stop leaves the middle of a window: with a snapshot, if that is quick.
 
+use daemon::program::StopSignal;
 use futures::future::LocalBoxFuture;
-use node::program::StopSignal;
 use std::{
     sync::{
         Arc, Mutex, PoisonError,

@@ -6,7 +6,7 @@
 use crate::contribution_store::PendingContribution;
 use async_trait::async_trait;
 use chain_client::{Call, ChainError};
-use node::Follower;
+use daemon::Follower;
 use protocol::{Window, keys, view::SeatWindow};
 use std::path::Path;
 use store::{Store, StoreError};

@@ -10,8 +10,8 @@ use crate::{
     strategy::Reading,
     train::{self, TrainObserver, Trained, TrainingError, WindowSteps},
 };
+use daemon::{Entry, Lent, ModelState, Work, WorkDied, error_chain};
 use nn::{ModelError, Trainer};
-use node::{Entry, Lent, ModelState, Work, WorkDied, error_chain};
 use protocol::{
     Block, Window,
     assign::Assignment,
@@ -299,7 +299,7 @@ impl Miner {
                     span.record("data_seconds", data_seconds);
                     observer.ended(trainer, trained);
                 }
-                Err(error) => node::traces::failed(&error_chain(error)),
+                Err(error) => daemon::traces::failed(&error_chain(error)),
             }
             shutdown.training(false);
             (local, trained, observer)
@@ -399,7 +399,7 @@ fn resume(
     progress: &mut Progress,
     own: Option<SnapshotKey>,
     share: ResidualShare,
-) -> Result<Option<node::durable::Recovered<Trained>>, RunError> {
+) -> Result<Option<daemon::durable::Recovered<Trained>>, RunError> {
     let mut found = progress.resume(&mut local.trainer);
     if let (Ok(None), Some(own)) = (&found, own) {
         let mut ahead = progress.of(own);

@@ -14,7 +14,7 @@ use crate::{
     train::TrainingError,
     train_window::TrainedWindow,
 };
-use node::error_chain;
+use daemon::error_chain;
 use protocol::{Block, Window, view::SeatWindow};
 
 impl Miner {

@@ -6,6 +6,7 @@
 
 mod support;
 
+use daemon::{Codec, Flags, Settings, config::RankExchange, durable, error_chain};
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use kernels::encode::Source;
@@ -22,7 +23,6 @@ use nn::{
     Device, ModelError, StateError, Trainer, collective,
     engine::{self, Connect, DataParallel},
 };
-use node::{Codec, Flags, Settings, config::RankExchange, durable, error_chain};
 use protocol::{
     Block, Digest, GenesisHash, RunId, SeatId, Uid, Window, contribution::CODEC, identity::Signer,
     params::Density, submission::Header,

@@ -5,12 +5,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use chain_client::Chain as _;
 use codec::Encode as _;
+use daemon::{
+    Blocking, ChainWitness, Codec, Followed, Follower, ModelState, Storage, WitnessError, checkpoint,
+};
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
 use model::{Recipe, RunSpec, init_flat};
-use node::{
-    Blocking, ChainWitness, Codec, Followed, Follower, ModelState, Storage, WitnessError, checkpoint,
-};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, contribution,
     identity::Signer,

@@ -3,12 +3,12 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use daemon::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node, Storage, SyncDriver};
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
 use model::{Recipe, RunSpec, init_flat};
 use nn::{Device, Evaluator};
-use node::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node, Storage, SyncDriver};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window, contribution,
     identity::Signer,

@@ -4,12 +4,12 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use chain_client::Chain as _;
+use daemon::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node, Storage, SyncDriver};
 use dataset::{Dataset, PieceSource, PieceSourceError, ShardRange};
 use ed25519_dalek::SigningKey;
 use mettle_runtime::AccountId;
 use model::{Recipe, RunSpec, init_flat};
 use nn::{Device, Evaluator, Trainer};
-use node::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node, Storage, SyncDriver};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     assign::Assignment,

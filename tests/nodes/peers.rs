@@ -1,12 +1,12 @@
 //! Contributions without a bucket: a miner sends its own to validators over loopback, on the simulated chain (PROT-34).
 
 use chain_client::Chain;
-use ed25519_dalek::SigningKey;
-use mettle_runtime::AccountId;
-use node::{
+use daemon::{
     config::PeerFile,
     peers::{PeerStore, Peers},
 };
+use ed25519_dalek::SigningKey;
+use mettle_runtime::AccountId;
 use protocol::{
     Block, Digest, Hotkey, Role, Terms, Uid,
     identity::Signer,
@@ -77,7 +77,7 @@ impl Scene {
             published_at: b"https://origin.invalid".to_vec().try_into().unwrap(),
         };
         accepted(chain.block(vec![(Sr25519Keyring::Alice.to_account_id(), create.into())]));
-        let endpoint = node::peers::endpoint(&home.path().join("miner")).unwrap();
+        let endpoint = daemon::peers::endpoint(&home.path().join("miner")).unwrap();
         let bob = || Sr25519Keyring::Bob.to_account_id();
         let mut seats = vec![chain.registration(bob(), &key(100), RUN, Role::Miner, &endpoint, MTL)];
         for validator in 0..VALIDATORS {
@@ -275,7 +275,7 @@ async fn a_receiver_that_did_not_answer_lately_is_asked_if_the_others_fail() {
 async fn what_no_receiver_takes_says_why_and_a_dead_receiver_is_not_the_miners_fault() {
     let scene = Scene::new(1000);
     let miner = scene.miner(key(100)).await;
-    let said = |error: StoreError| node::error_chain(&error);
+    let said = |error: StoreError| daemon::error_chain(&error);
     let error = said(scene.publish(&miner).await.unwrap_err());
     assert!(error.contains("no validator of the window tells"), "{error}");
     let reader = scene.open(&PeerFile::default(), Role::Validator, &scene.home.path().join("reader")).await;
@@ -323,7 +323,7 @@ async fn an_offer_is_taken_between_the_deadlines_only() {
 
     // Past the reveal deadline it is too late, whatever is sent.
     scene.chain.lock().advance_to(Block(params().schedule.reveal_deadline(WINDOW).0 + 1));
-    let error = node::error_chain(&scene.publish(&miner).await.unwrap_err());
+    let error = daemon::error_chain(&scene.publish(&miner).await.unwrap_err());
     assert!(error.contains("takes contributions to the window after block"), "{error}");
 }
 
@@ -380,7 +380,7 @@ async fn a_record_ends_four_windows_after_its_block_unless_its_owner_signs_a_new
     let error = found(&scene, 0).await.unwrap_err();
     assert!(error.contains("a record is used for 240 blocks"), "{error}");
     let miner = scene.miner(key(100)).await;
-    let error = node::error_chain(&scene.publish(&miner).await.unwrap_err());
+    let error = daemon::error_chain(&scene.publish(&miner).await.unwrap_err());
     assert!(error.contains("no validator of the window tells"), "{error}");
     // Who has what it would have is not known, so nothing is missing.
     let reader = scene.open(&PeerFile::default(), Role::Validator, &scene.home.path().join("reader")).await;

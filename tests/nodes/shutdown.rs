@@ -5,6 +5,7 @@
 #![cfg(unix)]
 
 use chain_client::Chain as _;
+use daemon::{Blocking, Codec, Entry, Follower, Journal, Metrics, Node, Storage, SyncDriver, program};
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::AccountId;
@@ -19,7 +20,6 @@ use nn::{
     Device, ModelError, StepParams, Trainer,
     engine::{self, Blocks, Engine, Gradients},
 };
-use node::{Blocking, Codec, Entry, Follower, Journal, Metrics, Node, Storage, SyncDriver, program};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, identity::Signer, lineage,
     params::Density,

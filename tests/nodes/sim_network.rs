@@ -2,9 +2,9 @@
 
 use adversaries::{Adversary, MinerContext, Setup, TrainedWindow};
 use async_trait::async_trait;
+use daemon::Follower;
 use mettle_runtime::SLOT_DURATION;
 use miner::run::AHEAD;
-use node::Follower;
 use protocol::{
     Block, Digest, RunId, RunParams, Uid, Window, keys, receipt,
     view::{Outcome, Vote, WindowView},

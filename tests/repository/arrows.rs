@@ -41,9 +41,9 @@ const ARROWS: &[Arrows] = &[
     ("mettle-embedded-chain", &["mettle-runtime"], &["mettle-protocol", "pallet-registry", "pallet-windows"]),
     // The client does not import a chain; its tests run against the embedded one.
     ("mettle-chain-client", &["mettle-protocol"], &["mettle-embedded-chain"]),
-    // The shared parts of both daemons. Below `protocol/`, only this crate imports from `chain/`.
+    // The shared parts of both daemons.
     (
-        "mettle-node-kit",
+        "mettle-daemon",
         &[
             "mettle-protocol",
             "kernels",
@@ -66,7 +66,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-dataset",
             "mettle-store",
             "mettle-chain-client",
-            "mettle-node-kit",
+            "mettle-daemon",
             "validator",
         ],
         &[],
@@ -81,7 +81,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-model",
             "mettle-nn",
             "mettle-chain-client",
-            "mettle-node-kit",
+            "mettle-daemon",
             "validator",
         ],
         &[],
@@ -99,7 +99,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-nn",
             "mettle-engines",
             "mettle-chain-client",
-            "mettle-node-kit",
+            "mettle-daemon",
             "mettle-sdk",
             "mettle-watch",
             "validator",
@@ -109,7 +109,7 @@ const ARROWS: &[Arrows] = &[
     // An adversary is a miner or validator with another strategy.
     (
         "mettle-adversaries",
-        &["mettle-protocol", "mettle-store", "mettle-chain-client", "mettle-node-kit", "miner", "validator"],
+        &["mettle-protocol", "mettle-store", "mettle-chain-client", "mettle-daemon", "miner", "validator"],
         &[],
     ),
     ("mettle-s3-server", &["mettle-protocol", "mettle-store"], &[]),
@@ -124,7 +124,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-model",
             "mettle-nn",
             "mettle-chain-client",
-            "mettle-node-kit",
+            "mettle-daemon",
             "mettle-embedded-chain",
             "mettle-watch",
             "miner",
@@ -149,7 +149,7 @@ const DAEMON: &[&str] = &[
     "mettle-store",
     "mettle-model",
     "mettle-chain-client",
-    "mettle-node-kit",
+    "mettle-daemon",
 ];
 const DAEMON_TESTS: &[&str] = &["mettle-s3-server"];
 const ANY: &[&str] = &[
@@ -161,7 +161,7 @@ const ANY: &[&str] = &[
     "mettle-model",
     "mettle-chain-client",
     "mettle-network",
-    "mettle-node-kit",
+    "mettle-daemon",
     "mettle-runtime",
     "mettle-embedded-chain",
     "mettle",
@@ -205,7 +205,7 @@ const CONFINED: &[(&str, &[&str])] = &[
             "mettle-network",
             "mettle-embedded-chain",
             "mettle-chain-client",
-            "mettle-node-kit",
+            "mettle-daemon",
             "mettle-s3-server",
             "mettle-sdk",
             "mettle-watch",
@@ -222,16 +222,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     // Crates with a program, for its `main`. Libraries return typed errors.
     (
         "anyhow",
-        &[
-            "mettle-node-kit",
-            "mettle",
-            "miner",
-            "validator",
-            "localnet",
-            "kernels",
-            "mettle-engines",
-            "tests",
-        ],
+        &["mettle-daemon", "mettle", "miner", "validator", "localnet", "kernels", "mettle-engines", "tests"],
     ),
 ];
 
@@ -264,39 +255,44 @@ fn every_dependency_between_crates_is_an_allowed_arrow() {
     assert!(wrong.is_empty(), "dependencies that ARROWS does not allow: {wrong:#?}");
 }
 
-#[test]
-fn below_protocol_only_the_node_kit_imports_from_chain() {
-    let packages = packages();
-    let directory: BTreeMap<&str, &str> =
-        packages.iter().map(|package| (package.name.as_str(), package.directory.as_str())).collect();
-    for package in &packages {
-        let below = package.directory == "protocol" || package.directory.starts_with("protocol/");
-        if !below || package.name == "mettle-node-kit" {
-            continue;
-        }
-        for dependency in package.dependencies.iter().filter(|dependency| !dependency.dev) {
-            let chain =
-                directory.get(dependency.name.as_str()).is_some_and(|path| path.starts_with("chain/"));
-            assert!(!chain, "{} imports {} from chain/", package.name, dependency.name);
+/// Panics unless `uses` (a name, and the names that it uses) has no cycle.
+fn assert_acyclic(mut uses: BTreeMap<&str, BTreeSet<&str>>) {
+    while !uses.is_empty() {
+        let free: Vec<&str> =
+            uses.iter().filter(|(_, uses)| uses.is_empty()).map(|(name, _)| *name).collect();
+        assert!(!free.is_empty(), "these depend on each other: {uses:?}");
+        for name in free {
+            uses.remove(name);
+            uses.values_mut().for_each(|uses| {
+                uses.remove(name);
+            });
         }
     }
 }
 
 #[test]
-fn the_arrows_form_no_cycle() {
-    let mut left: BTreeMap<&str, BTreeSet<&str>> =
-        ARROWS.iter().map(|(name, all, _)| (*name, all.iter().copied().collect())).collect();
-    while !left.is_empty() {
-        let free: Vec<&str> =
-            left.iter().filter(|(_, uses)| uses.is_empty()).map(|(name, _)| *name).collect();
-        assert!(!free.is_empty(), "these depend on each other: {left:?}");
-        for name in free {
-            left.remove(name);
-            left.values_mut().for_each(|uses| {
-                uses.remove(name);
-            });
+fn no_two_top_level_folders_import_each_other() {
+    let packages = packages();
+    let top = |directory: &str| directory.split('/').next().map(str::to_owned).unwrap_or_default();
+    let folders: BTreeMap<&str, String> =
+        packages.iter().map(|package| (package.name.as_str(), top(&package.directory))).collect();
+    let mut uses: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for package in &packages {
+        let from = folders[package.name.as_str()].as_str();
+        let used = uses.entry(from).or_default();
+        for dependency in package.dependencies.iter().filter(|dependency| !dependency.dev) {
+            if let Some(to) = folders.get(dependency.name.as_str()).filter(|to| *to != from) {
+                used.insert(to);
+            }
         }
     }
+    assert!(uses.len() > 8, "{uses:?}");
+    assert_acyclic(uses);
+}
+
+#[test]
+fn the_arrows_form_no_cycle() {
+    assert_acyclic(ARROWS.iter().map(|(name, all, _)| (*name, all.iter().copied().collect())).collect());
 }
 
 #[test]

@@ -116,7 +116,7 @@ fn commands(text: &str) -> impl Iterator<Item = (&str, &str)> {
         let line = line.trim();
         [
             ("cargo run -p localnet -- ", "localnet"),
-            ("mettle ", "chain/wallet"),
+            ("mettle ", "mettle/cli"),
             ("miner ", "miner"),
             ("validator ", "validator"),
             ("ExecStart=/usr/local/bin/miner ", "miner"),
@@ -135,7 +135,7 @@ fn every_flag_in_a_document_or_unit_exists_in_its_program() {
         }
         for (program, arguments) in commands(&text) {
             let sources = texts(&[".rs"]).into_iter().filter(|(source, _)| {
-                source.starts_with(&format!("{program}/src/")) || source.starts_with("protocol/node/src/")
+                source.starts_with(&format!("{program}/src/")) || source.starts_with("daemon/kit/src/")
             });
             let code: String = sources.map(|(_, code)| code).collect();
             let command = arguments.split('#').next().unwrap_or_default();

@@ -1,5 +1,5 @@
 //! What operators are given – alerts, dashboard, runbooks – names metrics and alerts that exist. A unit test of
-//! `protocol/node/src/metrics.rs` compares the table of metrics with what a node exports.
+//! `daemon/kit/src/metrics.rs` compares the table of metrics with what a node exports.
 
 use repository::{packages, root, texts};
 use std::collections::BTreeSet;

@@ -8,9 +8,9 @@
 //!
 //! The second argument is the density of contributions, in 4096. Each figure is the fastest of several runs.
 
+use daemon::Codec;
 use model::{ModelConfig, init_flat};
 use nn::{Device, Evaluator};
-use node::Codec;
 use protocol::{contribution, params::Density};
 use std::{error::Error, time::Instant};
 use validator::gauntlet::Sketch;

@@ -11,14 +11,14 @@
 //! for each kind, the own-data gap in standard errors and on the window's scale, the gain on common sequences, the
 //! similarity of pairs (`gauntlet::near_duplicates`), and the pay.
 
+use daemon::{
+    Codec, Contribution, HeldContribution, Row, Storage,
+    codec::{self, Input, Update},
+};
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use model::{ModelConfig, Recipe, init_flat};
 use nn::{Device, Evaluator, Trainer};
-use node::{
-    Codec, Contribution, HeldContribution, Row, Storage,
-    codec::{self, Input, Update},
-};
 use protocol::{
     Block, Digest, GenesisHash, RunId, RunParams, SeatId, Uid, Window,
     contribution::{self, CODEC, Sparse},

@@ -3,8 +3,8 @@
 
 use crate::{gather::Gathered, run::Validator, step::Stop};
 use chain_client::{Call, Refusal};
+use daemon::{Entry, HeldContribution, error_chain, journal::SeatFault};
 use futures::StreamExt as _;
-use node::{Entry, HeldContribution, error_chain, journal::SeatFault};
 use protocol::{
     RunId, Uid, Window,
     keys::{self, ObjectKey},

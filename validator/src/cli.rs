@@ -9,9 +9,7 @@ use crate::{
 };
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use futures::future::LocalBoxFuture;
-use nn::Device;
-use node::{
+use daemon::{
     Flags, Metrics, NodeContext, ServiceManager, Settings, SyncDriver,
     config::ServeFile,
     durable::{self, ballast::BALLAST_BYTES},
@@ -19,6 +17,8 @@ use node::{
     moved, program,
     traces::Collector,
 };
+use futures::future::LocalBoxFuture;
+use nn::Device;
 use protocol::Role;
 use std::{ffi::OsString, process::ExitCode};
 use zeroize::Zeroizing;
@@ -108,7 +108,7 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     // Before a checkpoint is fetched in vain.
     device.check()?;
     let mut service = ServiceManager::from_environment();
-    let (mut context, strategy) = change(node::open(&settings, Role::Validator).await?)?;
+    let (mut context, strategy) = change(daemon::open(&settings, Role::Validator).await?)?;
     if let Some(metrics) = &mut metrics {
         let peers = context.peers.clone();
         metrics.follow(&context.seat, &context.follower, context.traffic(), peers, &mut context.journal);
@@ -134,7 +134,7 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     let seed = Zeroizing::new(context.key.to_bytes());
     let salts = Salts::new(&seed, &genesis);
     let evaluator = Box::new(DeviceEvaluator { evaluator, dataset: context.dataset.clone() });
-    let ended = node::peers::ended(context.peers.clone());
+    let ended = daemon::peers::ended(context.peers.clone());
     let node = context.into_node(sync_driver, directory.clone(), serve.windows);
     let mut validator = Validator::new(node, evaluator, signed, salts, strategy);
     let ServeFile { evaluations_max, held_out_sequences, held_out_first, .. } = settings.serve;

@@ -11,9 +11,9 @@ use crate::{
     run::Validator,
     step::{RunError, Stop},
 };
+use daemon::{Work, error_chain};
 use dataset::Dataset;
 use nn::Evaluator;
-use node::{Work, error_chain};
 use protocol::{
     Block, Uid,
     assign::{self, Assignment},
@@ -192,7 +192,7 @@ impl Validator {
             // An evaluation that has ended is taken, also past the last block.
             biased;
             ended = running => ended?,
-            waited = node::wait_past(&mut self.node.heads, until) => {
+            waited = daemon::wait_past(&mut self.node.heads, until) => {
                 waited?;
                 return Ok(());
             }

@@ -9,13 +9,13 @@ pub mod order;
 
 use crate::run::Validator;
 use chain_client::{ChainError, Head};
-use futures::{StreamExt as _, stream::FuturesUnordered};
-use hosts::HostBudgets;
-use node::{
+use daemon::{
     Codec, Contribution, Follower, HeldContribution, Node, Spill,
     durable::{DiskFullRetry, DiskStatus, FileError},
     error_chain, wait_past,
 };
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use hosts::HostBudgets;
 use order::{FetchOrder, fetch_order};
 use protocol::{
     Block, Digest, Schedule, Uid, Window, assign,

@@ -9,7 +9,7 @@ use crate::{
     run::Validator,
     step::Stop,
 };
-use node::{Entry, journal::SeatJudged};
+use daemon::{Entry, journal::SeatJudged};
 use protocol::{
     Block, Role, Uid,
     receipt::Judgement,

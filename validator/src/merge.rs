@@ -5,7 +5,7 @@ use crate::{
     step::{RunError, Stop, before},
     veto::LossRise,
 };
-use node::{
+use daemon::{
     Contribution, HeldContribution, ModelState, Node, checkpoint, error_chain, follow::OwnMergeError,
 };
 use protocol::{
@@ -113,7 +113,7 @@ impl Validator {
             let fetched = tokio::select! {
                 biased;
                 fetched = self.node.follower().fetch_selected(view, seats, &mut contributions) => fetched,
-                waited = node::wait_past(&mut heads, last) => {
+                waited = daemon::wait_past(&mut heads, last) => {
                     waited?;
                     return Err(Stop::skip("a selected contribution did not arrive before the vote deadline"));
                 }

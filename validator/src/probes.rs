@@ -6,7 +6,7 @@
 
 use crate::{run::Validator, step::RunError};
 use chain_client::{Call, Refusal};
-use node::{Entry, error_chain};
+use daemon::{Entry, error_chain};
 use protocol::{
     Digest, RunParams, Uid, Window,
     probe::{self, Answer, Leaves, Probe},

@@ -22,7 +22,7 @@ use crate::{
     signed_db::{SignedDbError, WindowReport},
     step::{RunError, Stop},
 };
-use node::{Entry, durable::is_full, error_chain};
+use daemon::{Entry, durable::is_full, error_chain};
 use protocol::{
     Block, Digest, Uid, Window,
     receipt::{self, Attestation, Judgement, Receipt, Statements},

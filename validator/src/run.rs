@@ -11,8 +11,8 @@ use crate::{
     step::{RunError, Stop, before},
     strategy::Strategy,
 };
+use daemon::{Node, Spill, follow::OwnMerge};
 use futures::future::LocalBoxFuture;
-use node::{Node, Spill, follow::OwnMerge};
 use protocol::{Block, Window, receipt::MergeRecord, view::WindowView};
 use tokio::task::{JoinHandle, JoinSet};
 use tracing::Instrument as _;
@@ -111,7 +111,7 @@ impl Validator {
             Ok(()) => {}
             Err(Stop::Skip(skip)) => {
                 tracing::debug!(window = window.0, reason = skip.reason, "left the window");
-                node::traces::failed(&skip.reason);
+                daemon::traces::failed(&skip.reason);
             }
             Err(Stop::Fail(error)) => return Err(error),
         }

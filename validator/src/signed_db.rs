@@ -13,7 +13,7 @@ mod tests;
 
 use crate::{gauntlet::Reputations, report::form};
 use codec::{Decode, Encode, Error as CodecError, Input};
-use node::durable::{Ballast, Db, DbError, FileError, Table, Transaction, write_atomic};
+use daemon::durable::{Ballast, Db, DbError, FileError, Table, Transaction, write_atomic};
 use protocol::{
     Digest, GenesisHash, Hotkey, RunId, Uid, Window,
     receipt::{self, Attestation, MergeRecord, PreviousReceipt, SignedReceipt},
@@ -313,7 +313,7 @@ impl SignedDb {
         write_atomic(&self.receipt_path(window), &receipt.bytes)?;
         let record = ReceiptRecord { digest: receipt.digest, is_anchored: false, is_published: false };
         let reported: Vec<Window> = self.rows.reports.range(..=window).map(|(window, _)| *window).collect();
-        let kept_from = Window(window.0.saturating_sub(node::prune::RECEIPT_WINDOWS_KEPT));
+        let kept_from = Window(window.0.saturating_sub(daemon::prune::RECEIPT_WINDOWS_KEPT));
         let old: Vec<Window> = self.rows.receipts.range(..kept_from).map(|(window, _)| *window).collect();
         let encoded = reputations.as_ref().map(form::reputations);
         self.commit(|run, tx| {

@@ -7,7 +7,7 @@ use crate::{
     signed_db::{SignedDb, SignedDbError},
 };
 use chain_client::ChainError;
-use node::{
+use daemon::{
     Entry, NodeError, WorkDied,
     durable::{DiskFullRetry, is_full},
     error_chain,
@@ -19,7 +19,7 @@ use protocol::{Block, Window};
 pub(crate) const SUBMIT_BLOCKS: u32 = 5;
 
 /// Why a step of a window ended early.
-pub type Stop = node::Stop<RunError>;
+pub type Stop = daemon::Stop<RunError>;
 
 /// What ends a validator.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +84,7 @@ impl Validator {
             Err(Stop::Skip(skip)) => {
                 let reason = format!("{what}: {}", skip.reason);
                 tracing::warn!(window = window.0, reason, "skipped a step");
-                node::traces::failed(&reason);
+                daemon::traces::failed(&reason);
                 self.node.journal.write(&Entry::Abstained { window, reason });
                 Ok(())
             }

@@ -10,7 +10,7 @@ use crate::{
     signed_db::WindowReport,
 };
 use async_trait::async_trait;
-use node::Follower;
+use daemon::Follower;
 use protocol::{
     Block, Uid, Window,
     view::{Verdict, Vote, WindowView},

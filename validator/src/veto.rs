@@ -10,7 +10,7 @@ use crate::{
     run::Validator,
     step::{RunError, SUBMIT_BLOCKS, before},
 };
-use node::{Entry, error_chain, follow::OwnMerge};
+use daemon::{Entry, error_chain, follow::OwnMerge};
 use protocol::{Window, assign, receipt::MergeRecord, view::WindowView};
 
 /// The part by which the loss may rise in one window.
@@ -64,7 +64,7 @@ impl Validator {
             return Ok((own, None));
         };
         let blocking = self.node.blocking;
-        let measure = move |state: &mut node::ModelState| {
+        let measure = move |state: &mut daemon::ModelState| {
             let losses = evaluator.mean_loss(&state.theta, &sequences);
             let losses = losses.and_then(|before| Ok((before, evaluator.mean_loss(&own.theta, &sequences)?)));
             (evaluator, own, losses)

@@ -2,7 +2,7 @@
 
 use crate::{run::Validator, step::Stop};
 use chain_client::{Call, Refusal};
-use node::{Entry, HeldContribution};
+use daemon::{Entry, HeldContribution};
 use protocol::{
     Uid, Window,
     receipt::MergeRecord,

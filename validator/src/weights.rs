@@ -7,7 +7,7 @@ use crate::{
     step::{RunError, Stop},
 };
 use chain_client::{Call, Refusal};
-use node::{Entry, durable::is_full, error_chain};
+use daemon::{Entry, durable::is_full, error_chain};
 use protocol::{Block, Window, view::WindowView};
 use tracing::Instrument as _;
 
@@ -98,7 +98,7 @@ impl Validator {
     fn journal_no_weights(&mut self, window: Window, epoch: u32, reason: &str) {
         tracing::warn!(epoch, reason, "no weights, and no dividends for the epoch");
         let reason = format!("no weights for epoch {epoch}: {reason}");
-        node::traces::failed(&reason);
+        daemon::traces::failed(&reason);
         self.node.journal.write(&Entry::Abstained { window, reason });
     }
 }

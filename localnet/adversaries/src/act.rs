@@ -9,11 +9,11 @@ use crate::adversary::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use chain_client::{Call, ChainError};
+use daemon::{Contribution, Follower, wait_past};
 use miner::{
     contribution_store::PendingContribution,
     strategy::{Reading, Strategy},
 };
-use node::{Contribution, Follower, wait_past};
 use protocol::{
     Block, Uid, Window, identity::Signer, keys, keys::ObjectKey, submission::Submission, view::SeatWindow,
 };

@@ -3,8 +3,8 @@
 
 use crate::seeded_rng::SeededRng;
 use bytes::Bytes;
+use daemon::{Codec, Contribution};
 use miner::strategy::Reading;
-use node::{Codec, Contribution};
 use protocol::{
     Digest, RunId, RunParams, Uid, Window,
     identity::Signer,

@@ -1,6 +1,6 @@
 //! A private channel between colluding seats.
 
-use node::durable::{self, FileError};
+use daemon::durable::{self, FileError};
 use protocol::Window;
 use std::{
     collections::BTreeMap,

@@ -1,7 +1,7 @@
 //! Network namespaces on one bridge, some of them behind routers: for tests of miners that take no connections.
 
 use crate::support::{Net, last_finalised};
-use node::config::File;
+use daemon::config::File;
 use protocol::{Uid, Window};
 use std::{
     collections::BTreeSet,

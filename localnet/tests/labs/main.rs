@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         household::tests(),
         line::tests(),
         nat::tests(),
-        node::tests(),
+        daemon::tests(),
         #[cfg(target_os = "linux")]
         slurm::tests(),
     ];

@@ -7,13 +7,13 @@
 //! ```
 
 use crate::support::{self, BY_CLOCK, Net, harness};
+use daemon::Entry;
 use libtest_mimic::Trial;
 use localnet::{
     process::last_lines,
     seats::Seats,
     setup::{LOOPBACK, free_port},
 };
-use node::Entry;
 use protocol::{Digest, RunParams, Schedule, Window};
 use std::{
     fs,
@@ -204,7 +204,7 @@ fn copy_without_the_window(from: &Path, to: &Path) {
 }
 
 fn entries(directory: &Path, offset: u64) -> Vec<Entry> {
-    node::journal::read_from(&directory.join("journal.jsonl"), offset)
+    daemon::journal::read_from(&directory.join("journal.jsonl"), offset)
         .map_or_else(|_| Vec::new(), |read| read.0)
 }
 

@@ -49,7 +49,7 @@ async fn a_miner_without_a_bucket_is_merged_in_three_windows_and_paid(net: &mut 
 async fn a_newcomer_takes_part_with_two_commands(net: &mut Net) {
     let home = net.directory().join("newcomer");
     let password = net.directory().join("password-of-newcomer");
-    node::durable::write_atomic(&password, b"open sesame").expect("the disk has room");
+    daemon::durable::write_atomic(&password, b"open sesame").expect("the disk has room");
     let (directory, url) = (home.clone(), net.plan.chain_url());
     let init = move || {
         let (directory, password) = (directory.display().to_string(), password.display().to_string());

@@ -5,6 +5,7 @@
 use crate::support::{self, Net, WHEN_IDLE, harness, holds_since, last_finalised, merged, merged_since};
 use crate::test_command;
 use chain_client::{SubxtChain, keys::Key};
+use daemon::Entry;
 use libtest_mimic::Trial;
 use localnet::{
     layout::ORIGIN,
@@ -13,7 +14,6 @@ use localnet::{
     seats::Seats,
     setup,
 };
-use node::Entry;
 use protocol::{Role, RunId, RunParams, Schedule, Uid, Window};
 use std::{
     path::Path,
@@ -52,7 +52,7 @@ fn long_params() -> RunParams {
 /// The entries of a node's journal from `offset` on.
 fn journal(net: &Net, name: &str, offset: u64) -> (Vec<Entry>, u64) {
     let path = net.directory().join(name).join("data").join("journal.jsonl");
-    node::journal::read_from(&path, offset).expect("a journal")
+    daemon::journal::read_from(&path, offset).expect("a journal")
 }
 
 /// Waits until the miner has written a snapshot inside a window, so that it trains.
@@ -148,7 +148,7 @@ async fn a_full_disk_delays_a_miner_and_loses_nothing(net: &mut Net) {
     let (model, snapshot) = (length("model.state"), length("miner.snapshot"));
     assert!(2 * model < snapshot, "{model} {snapshot}");
     for file in ["model.state", "miner.snapshot", "training.snapshot"] {
-        node::durable::DurableFile::new(home.join("data").join(file)).remove();
+        daemon::durable::DurableFile::new(home.join("data").join(file)).remove();
     }
 
     // To the process, a limit on the length of files is a full disk, once the signal for it is ignored.

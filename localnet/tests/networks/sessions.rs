@@ -1,9 +1,9 @@
 //! Networks that one test has for itself: with hidden votes, and as `localnet up` as a person runs it.
 
 use crate::support::{self, Net, Session, harness, last_finalised, merged_since};
+use daemon::Entry;
 use libtest_mimic::Trial;
 use localnet::layout::LockedDirectory;
-use node::Entry;
 use protocol::Window;
 use std::path::Path;
 
@@ -125,7 +125,7 @@ async fn killed_seats_are_started_again_and_the_network_goes_on(home: &Path) {
         // It took part again.
         let name = seat["name"].as_str().expect("a name");
         let journal = directory.join(name).join("data").join("journal.jsonl");
-        let (entries, _) = node::journal::read_from(&journal, 0).expect("its journal");
+        let (entries, _) = daemon::journal::read_from(&journal, 0).expect("its journal");
         let started = |entry: &Entry| matches!(entry, Entry::Started { .. });
         let again = entries.iter().rposition(started).expect("it started");
         assert_eq!(entries.iter().filter(|entry| started(entry)).count(), 2, "{name}");

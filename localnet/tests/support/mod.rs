@@ -344,7 +344,7 @@ pub fn mettle(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ended {
     if let Err(error) = &done {
         err.extend(format!("Error: {error:#}").into_bytes());
     }
-    let code = done.as_ref().map_or_else(node::exit::code, |()| 0);
+    let code = done.as_ref().map_or_else(daemon::exit::code, |()| 0);
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     Ended { success: done.is_ok(), code: Some(code.into()), out: text(out), err: text(err) }
 }

@@ -5,9 +5,9 @@
 //! from the file. Length and digest are checked before anything depends on them.
 
 use crate::compress::{self, CompressError, Sealed};
+use daemon::Codec;
 use dataset::durable::{PendingFile, Readers};
 use kernels::{decode::StreamDecoder, encode::Source};
-use node::Codec;
 use protocol::{
     Digest,
     contribution::EncodeError,

@@ -15,12 +15,12 @@ mod snapshot;
 pub use files::{ContributionFileError, ContributionFiles};
 pub use snapshot::{Optimiser, PendingContribution, Snapshot, SnapshotError};
 
-use kernels::encode::Source;
-use nn::StateError;
-use node::{
+use daemon::{
     Codec,
     durable::{DurableFile, Recovered},
 };
+use kernels::encode::Source;
+use nn::StateError;
 use protocol::{RunId, SeatId, identity::Signer, submission::Header};
 use std::{io, path::PathBuf, sync::Arc};
 

@@ -6,14 +6,14 @@
 //! ([`crate::progress`]) and computes the same bytes; killed between the two, it finds the contribution and sends the
 //! same commitment; killed later, it has only the upload left.
 //!
-//! The previous version is kept as a backup ([`node::durable`]), so that a damaged file costs one window and not the
+//! The previous version is kept as a backup ([`daemon::durable`]), so that a damaged file costs one window and not the
 //! residual. Nothing in it is random: the chain assigns the data, and neither the model nor the optimiser draws a
 //! number.
 
 use crate::compress::Sealed;
 use codec::{Decode, Encode, IoReader};
+use daemon::durable::{self, DurableFile, FileError, Recovered};
 use nn::{StateError, Trainer};
-use node::durable::{self, DurableFile, FileError, Recovered};
 use protocol::{Digest, RunId, SeatId, Window};
 use std::io::{self, Read, Write};
 

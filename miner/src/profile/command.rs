@@ -7,9 +7,9 @@ use crate::{
     train,
 };
 use anyhow::Context as _;
+use daemon::{Blocking, Flags, config::ReadOnlyConfig, metrics::MetricsFlag, program};
 use model::{ModelConfig, Recipe, init_flat};
 use nn::{Device, ModelError};
-use node::{Blocking, Flags, config::ReadOnlyConfig, metrics::MetricsFlag, program};
 use serde::Serialize;
 use std::{
     path::PathBuf,

@@ -3,7 +3,7 @@
 //!
 //! The first launcher whose variables are set wins. Nothing is scheduled here: launchers place and restart processes.
 
-use node::config::RANKS_MAX;
+use daemon::config::RANKS_MAX;
 use std::fmt;
 
 /// The port of rank 0 where a launcher names none.

@@ -265,7 +265,7 @@ fn accept(
                 continue;
             }
             Err(error) => {
-                tracing::warn!(peer, error = node::error_chain(&error), "a connection is no rank");
+                tracing::warn!(peer, error = daemon::error_chain(&error), "a connection is no rank");
                 continue;
             }
         };

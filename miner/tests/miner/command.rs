@@ -1,6 +1,7 @@
 //! A miner whose steps a command computes. The command is this test's own program, started once more.
 
 use crate::{support, test_command};
+use daemon::error_chain;
 use dataset::Dataset;
 use miner::{
     command::{CommandEngine, CommandGroup, CommandOptions, SOCKET},
@@ -9,7 +10,6 @@ use miner::{
 };
 use model::{ModelConfig, Recipe};
 use nn::{Device, ModelError, Trainer};
-use node::error_chain;
 use std::{
     path::Path,
     sync::{
@@ -243,7 +243,7 @@ fn the_reference_trainer_takes_the_same_steps() {
 #[test]
 #[ignore = "needs numpy: METTLE_PYTHON names a virtual environment that has it"]
 fn the_trainer_in_numpy_takes_the_same_steps() {
-    let package = format!("PYTHONPATH={}/../chain/sdk/python", env!("CARGO_MANIFEST_DIR"));
+    let package = format!("PYTHONPATH={}/../mettle/python", env!("CARGO_MANIFEST_DIR"));
     let program = vec!["env".into(), package, python("python"), example("numpy_trainer.py")];
     Scene::new().takes_the_same_steps(program);
 }

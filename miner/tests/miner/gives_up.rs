@@ -1,6 +1,7 @@
 //! What cannot be trained on is told apart, and a window that is given up leaves everything as it was before it.
 
 use crate::support;
+use daemon::{Codec, error_chain};
 use dataset::{Dataset, PieceSource, PieceSourceError, ShardRange};
 use ed25519_dalek::SigningKey;
 use miner::{
@@ -9,7 +10,6 @@ use miner::{
 };
 use model::Recipe;
 use nn::{Device, ModelError, Trainer};
-use node::{Codec, error_chain};
 use protocol::{Block, GenesisHash, RunId, SeatId, Uid, Window, identity::Signer, params::Density};
 use std::{
     cell::Cell,

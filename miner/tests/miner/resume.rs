@@ -8,6 +8,7 @@
 #![cfg(unix)]
 
 use crate::support;
+use daemon::{Codec, ModelState, Storage, codec::Update, durable};
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use kernels::encode::Source as Feedback;
@@ -19,7 +20,6 @@ use miner::{
 };
 use model::Recipe;
 use nn::{Device, ModelError, Trainer};
-use node::{Codec, ModelState, Storage, codec::Update, durable};
 use protocol::{
     Block, Digest, GenesisHash, RunId, RunParams, SeatId, Uid, Window,
     contribution::{CODEC, Schema},
@@ -62,7 +62,7 @@ const HOLD: &str = "METTLE_TEST_RESUME_HOLD";
 fn the_process_that_is_killed() {
     let (Some(home), Some(data)) = (std::env::var_os(HOME), std::env::var_os(DATA)) else { return };
     if let Err(error) = mine(Path::new(&home), Path::new(&data)) {
-        eprintln!("Error: {}", node::error_chain(&*error));
+        eprintln!("Error: {}", daemon::error_chain(&*error));
         std::process::exit(3);
     }
 }
@@ -269,7 +269,7 @@ fn train(
             Trained::default()
         }
         Err(error) => {
-            eprintln!("training the window from its beginning: {}", node::error_chain(&error));
+            eprintln!("training the window from its beginning: {}", daemon::error_chain(&error));
             store.restore(trainer)?;
             trainer.load(&state.theta)?;
             Trained::default()
@@ -301,7 +301,7 @@ struct Keeping<'a> {
 impl TrainObserver for Keeping<'_> {
     fn stepped(&mut self, trainer: &Trainer, trained: &Trained) {
         if let Err(error) = self.progress.stepped(trainer, trained) {
-            eprintln!("no snapshot inside the window: {}", node::error_chain(&error));
+            eprintln!("no snapshot inside the window: {}", daemon::error_chain(&error));
         }
         if self.deadline <= trained.sequences {
             self.stop.store(true, Ordering::Relaxed);

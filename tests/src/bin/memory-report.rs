@@ -12,6 +12,10 @@
 use anyhow::{Context as _, ensure};
 use chain_client::Chain as _;
 use clap::Parser;
+use daemon::{
+    Blocking, Codec, Follower, HeldContribution, Journal, ModelState, Spill, Storage, SyncDriver, checkpoint,
+    follow::OwnMerge, storage::MAPPED_FROM,
+};
 use ed25519_dalek::SigningKey;
 use kernels::{
     encode::{Feedback, Source, encode},
@@ -20,10 +24,6 @@ use kernels::{
 };
 use mettle_runtime::{AccountId, RuntimeCall};
 use model::{ModelConfig, Recipe, RunSpec};
-use node::{
-    Blocking, Codec, Follower, HeldContribution, Journal, ModelState, Spill, Storage, SyncDriver, checkpoint,
-    follow::OwnMerge, storage::MAPPED_FROM,
-};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     contribution::CODEC,

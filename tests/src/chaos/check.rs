@@ -14,8 +14,8 @@ use crate::sim::{
     nodes::Seen,
     second_thread::SECOND_THREAD,
 };
+use daemon::{Entry, Executor as _};
 use mettle_runtime::{AccountId, Nomination, Registry, Rewards, RuntimeCall, Weights, Windows};
-use node::{Entry, Executor as _};
 use protocol::{
     Block, Digest, RunParams, Uid, Window,
     view::{Outcome, SeatView, Verdict, WindowView},

@@ -9,8 +9,8 @@ use crate::sim::{
     world::World,
 };
 use adversaries::{SeededRng, Setup, SharedMailbox};
+use daemon::Blocking;
 use mettle_runtime::SLOT_DURATION;
-use node::Blocking;
 use protocol::{Block, Role, RunParams, Schedule, Terms, Window};
 use serde::Serialize;
 use std::{

@@ -1,6 +1,6 @@
 //! A thousand readers of one validator's network, and everybody who sends it contributions, over loopback.
 //!
-//! The network is a validator's own (`node::peers`), on the simulated chain. Readers that take a kibibyte per second, say
+//! The network is a validator's own (`daemon::peers`), on the simulated chain. Readers that take a kibibyte per second, say
 //! nothing, or ask for what cannot be come first and come again whenever they are thrown out; in the full form they are
 //! more than the validator has places for strangers. While they go on, miners push contributions beside others that may
 //! not, or send other bytes than they should.
@@ -13,12 +13,12 @@ use crate::{
 use anyhow::{Context as _, bail, ensure};
 use bytes::Bytes;
 use chain_client::Chain;
+use daemon::{config::PeerFile, peers::Peers};
 use futures::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use mettle_runtime::AccountId;
 use network::{
     AddressLimits, Network, NetworkSettings, NodeKey, PUTS_MAX, PeerFetcher, PeerUrl, PushError, push,
 };
-use node::{config::PeerFile, peers::Peers};
 use protocol::{
     Block, Digest, GenesisHash, Role, RunId, Terms, Uid,
     identity::Signer,

@@ -19,15 +19,15 @@ use crate::heap::allocated_bytes;
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use chain_client::{Chain, SubxtChain, keys::Key};
+use daemon::{
+    config::PeerFile,
+    peers::{PeerStore, Peers},
+};
 use ed25519_dalek::SigningKey;
 use embedded_chain::{Config, EmbeddedChain, H256, Sealing};
 use futures::future::try_join_all;
 use mettle_runtime::{AccountId, RuntimeCall, UNIT};
 use network::{AddressLimits, Network, NetworkSettings, NodeKey, PeerFetcher};
-use node::{
-    config::PeerFile,
-    peers::{PeerStore, Peers},
-};
 use protocol::{
     Block, Digest, GenesisHash, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     identity::Signer,
@@ -266,7 +266,7 @@ impl Soak {
 
     fn endpoint(&self, seat: usize) -> anyhow::Result<String> {
         match (BUCKETED..MINERS).contains(&seat) {
-            true => node::peers::endpoint(&self.directory(seat)),
+            true => daemon::peers::endpoint(&self.directory(seat)),
             false => Ok(self.server.base_url(&format!("seat-{seat}"))),
         }
     }

@@ -15,12 +15,12 @@ use crate::sim::{
 use anyhow::{Context as _, ensure};
 use async_trait::async_trait;
 use bytes::Bytes;
+use daemon::{Blocking, Codec, Entry, Follower, Journal, ModelState, Node, Storage, SyncDriver};
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall, SLOT_DURATION};
 use model::{Recipe, RunSpec, init_flat};
 use nn::{Device, Evaluator};
-use node::{Blocking, Codec, Entry, Follower, Journal, ModelState, Node, Storage, SyncDriver};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, contribution,
     identity::Signer,

@@ -15,6 +15,7 @@ use super::{
 };
 use adversaries::Adversary;
 use chain_client::{Call, Chain as _, ChainError};
+use daemon::{Blocking, Codec, FollowError, durable::FileError};
 use dataset::durable::pending_prefix;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall, SLOT_DURATION};
@@ -25,7 +26,6 @@ use miner::{
     run::{AHEAD, RESIDUAL_SHARE},
 };
 use model::{RunSpec, init_flat};
-use node::{Blocking, Codec, FollowError, durable::FileError};
 use protocol::{Block, Digest, Role, RunId, RunParams, Window, lineage};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sp_keyring::Sr25519Keyring;
@@ -274,7 +274,7 @@ pub enum SimError {
     #[error("the model's shape cannot be used")]
     Shape(#[from] model::ConfigError),
     #[error("the codec cannot be made")]
-    Codec(#[from] node::codec::LayoutError),
+    Codec(#[from] daemon::codec::LayoutError),
     #[error("could not create the executor or the nodes' directory")]
     Io(#[from] std::io::Error),
     #[error("the chain refused {what}: {refusal}")]

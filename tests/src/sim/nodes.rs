@@ -10,6 +10,7 @@ use super::{
 };
 use adversaries::act::ActingStrategy;
 use chain_client::Chain as _;
+use daemon::{Blocking, Codec, Entry, Follower, Journal, Node, Storage, SyncDriver};
 use dataset::LossEstimate;
 use ed25519_dalek::SigningKey;
 use miner::{
@@ -19,7 +20,6 @@ use miner::{
 };
 use model::RunSpec;
 use nn::{Device, Evaluator, Trainer};
-use node::{Blocking, Codec, Entry, Follower, Journal, Node, Storage, SyncDriver};
 use protocol::{
     Digest, SeatId, Uid, Window,
     identity::Signer,

@@ -8,9 +8,9 @@ use super::{
 };
 use async_trait::async_trait;
 use chain_client::{Call, ChainError};
+use daemon::Follower;
 use mettle_runtime::Runtime;
 use miner::contribution_store::PendingContribution;
-use node::Follower;
 use protocol::{
     Digest, RunId, Uid, keys,
     view::{Verdict, Vote, WindowView},

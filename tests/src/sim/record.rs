@@ -1,7 +1,7 @@
 //! The record of a network, from its nodes' journals, the first validator's scores, and the chain.
 
 use super::{chain::SharedChain, published, world::MTL};
-use node::{Entry, journal::Watcher};
+use daemon::{Entry, journal::Watcher};
 use protocol::{Digest, RunId, RunParams, Uid, Window, view::Outcome};
 use serde::Serialize;
 use std::{

@@ -6,8 +6,8 @@
 //! [`SecondThread::alone`] is done at once.
 
 use super::experiment::on_one_thread;
+use daemon::Executor;
 use futures::future::BoxFuture;
-use node::Executor;
 use std::{
     collections::VecDeque,
     fmt,
@@ -192,7 +192,7 @@ impl Drop for Started {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use node::Blocking;
+    use daemon::Blocking;
     use std::sync::{
         Arc,
         atomic::{AtomicU32, Ordering},

@@ -11,13 +11,13 @@ use crate::{
     gauntlet::{Measured, Sketch},
 };
 use chain_client::ChainError;
-use dataset::Dataset;
-use nn::Evaluator;
-use node::{
+use daemon::{
     Contribution, Followed, Follower, HeldContribution, ModelState, checkpoint, error_chain,
     follow::{ContributionError, FollowError},
     mirrors::Mirrors,
 };
+use dataset::Dataset;
+use nn::Evaluator;
 use protocol::{
     Digest, GenesisHash, Role, RunParams, Uid, Window, keys,
     receipt::{self, Judgement, Observed, PreviousReceipt, Receipt, ReceiptError, SignedReceipt},

@@ -5,9 +5,9 @@
 //! near-duplicates.
 
 use crate::gauntlet::{LossPair, Measured, NearDuplicate, Sketch, Sketches, evidence::bounded};
+use daemon::{Codec, Follower, HeldContribution, ModelState, Row, durable::FileError};
 use dataset::{Dataset, LossEstimate, ReadError};
 use nn::{Evaluator, ModelError};
-use node::{Codec, Follower, HeldContribution, ModelState, Row, durable::FileError};
 use protocol::{
     Digest, RunParams, Uid, Window,
     assign::{self, Assignment},
@@ -314,7 +314,7 @@ fn mean(losses: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use node::Contribution;
+    use daemon::Contribution;
     use protocol::{Hotkey, RunId, params::Density, select::Selected, submission::Header, view::Selection};
 
     /// A window with these consensus weights in which `selected` are merged.

@@ -2,7 +2,7 @@
 
 use crate::{probes, signed_db::StoredReceipt};
 use chain_client::{Call, Chain, Refusal};
-use node::error_chain;
+use daemon::error_chain;
 use protocol::{Digest, RunId, Uid, Window, keys, receipt::Receipt, view::RunView};
 use std::sync::Arc;
 use store::Store;

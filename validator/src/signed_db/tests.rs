@@ -171,9 +171,9 @@ fn receipts_that_left_the_bucket_leave_the_disk() {
     let mut db = open(directory.path());
     db.store_receipt(Window(2), &receipt(b"two"), None).unwrap();
     let file = db.receipt_path(Window(2));
-    db.store_receipt(Window(2 + node::prune::RECEIPT_WINDOWS_KEPT), &receipt(b"x"), None).unwrap();
+    db.store_receipt(Window(2 + daemon::prune::RECEIPT_WINDOWS_KEPT), &receipt(b"x"), None).unwrap();
     assert!(file.exists());
-    db.store_receipt(Window(3 + node::prune::RECEIPT_WINDOWS_KEPT), &receipt(b"y"), None).unwrap();
+    db.store_receipt(Window(3 + daemon::prune::RECEIPT_WINDOWS_KEPT), &receipt(b"y"), None).unwrap();
     assert!(!file.exists() && db.unpublished_receipts(Window(u32::MAX)).len() == 2);
 }
 
@@ -256,7 +256,7 @@ fn a_damaged_database_is_refused_with_its_path_and_what_its_loss_costs() {
         fs::write(&path, damaged).unwrap();
         let refused = refused(directory.path());
         assert!(matches!(refused, SignedDbError::Damaged { .. }), "{refused:?}");
-        assert!(!node::durable::is_full(&refused));
+        assert!(!daemon::durable::is_full(&refused));
         let text = refused.to_string();
         assert!(text.contains("signed.redb") && text.contains("earns no dividends"), "{text}");
     }

@@ -9,8 +9,8 @@ use crate::{
     miner,
 };
 use bytes::Bytes;
+use daemon::{Codec, Contribution, codec::Arrived};
 use ed25519_dalek::SigningKey;
-use node::{Codec, Contribution, codec::Arrived};
 use protocol::{
     Digest, GenesisHash, RunId, RunParams, Uid, Window,
     contribution::{CODEC, Schema, TensorSpec},
@@ -89,7 +89,7 @@ fn verified(
         sequences_per_seat: ASSIGNED,
         digest,
     };
-    node::codec::verify(codec, &expected, Arrived { bytes: bytes.clone(), square_norms: None })
+    daemon::codec::verify(codec, &expected, Arrived { bytes: bytes.clone(), square_norms: None })
 }
 
 fn contribution(codec: &Codec, uid: u16, window: Window) -> Contribution {

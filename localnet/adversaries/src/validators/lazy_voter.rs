@@ -9,7 +9,7 @@
 //! good before (PROT-31).
 
 use async_trait::async_trait;
-use node::{Follower, wait_past};
+use daemon::{Follower, wait_past};
 use protocol::{
     Block, Digest, Uid, Window,
     view::{Verdict, Vote, WindowView},

@@ -4,7 +4,7 @@
 //! receipt becomes public when the weight votes that it discloses are bound; PROT-30, it has no probe to open.
 
 use async_trait::async_trait;
-use node::Follower;
+use daemon::Follower;
 use protocol::{
     Block, Uid, Window,
     consensus::{ONE, ValidatorWeights, yuma},
