@@ -12,6 +12,7 @@ const ARROWS: &[Arrows] = &[
     ("mettle-protocol", &[], &[]),
     ("mettle-model", &["mettle-protocol"], &[]),
     ("mettle-dataset", &["mettle-protocol"], &[]),
+    ("mettle-gauntlet", &["mettle-protocol"], &[]),
     ("mettle-store", &["mettle-protocol"], &["mettle-s3-server"]),
     ("mettle-network", &["mettle-protocol", "mettle-store"], &[]),
     // Fast kernels, and the engines that train and evaluate.
@@ -55,23 +56,60 @@ const ARROWS: &[Arrows] = &[
         ],
         &["mettle-s3-server"],
     ),
-    // The daemons never import each other or the chain's rules.
-    ("miner", DAEMON, DAEMON_TESTS),
-    ("validator", DAEMON, DAEMON_TESTS),
-    // What can be read of a run. It uses `validator` to fetch receipts.
+    // Measurements, which an audit repeats.
     (
-        "mettle-watch",
+        "mettle-measure",
         &[
             "mettle-protocol",
+            "mettle-gauntlet",
             "mettle-dataset",
             "mettle-store",
+            "kernels",
+            "mettle-nn",
             "mettle-chain-client",
             "mettle-daemon",
-            "validator",
         ],
         &[],
     ),
-    // For programs of others. It uses `validator` to fetch and audit receipts.
+    // The daemons never import each other or the chain's rules.
+    (
+        "miner",
+        &[
+            "mettle-protocol",
+            "kernels",
+            "mettle-nn",
+            "mettle-engines",
+            "mettle-dataset",
+            "mettle-store",
+            "mettle-model",
+            "mettle-chain-client",
+            "mettle-daemon",
+        ],
+        &["mettle-s3-server"],
+    ),
+    (
+        "validator",
+        &[
+            "mettle-protocol",
+            "mettle-gauntlet",
+            "mettle-nn",
+            "mettle-engines",
+            "mettle-dataset",
+            "mettle-store",
+            "mettle-model",
+            "mettle-chain-client",
+            "mettle-daemon",
+            "mettle-measure",
+        ],
+        &["mettle-s3-server"],
+    ),
+    // Reads of a run, and its page.
+    (
+        "mettle-watch",
+        &["mettle-protocol", "mettle-dataset", "mettle-store", "mettle-chain-client", "mettle-daemon"],
+        &[],
+    ),
+    // For other programs.
     (
         "mettle-sdk",
         &[
@@ -82,13 +120,14 @@ const ARROWS: &[Arrows] = &[
             "mettle-nn",
             "mettle-chain-client",
             "mettle-daemon",
-            "validator",
+            "mettle-gauntlet",
+            "mettle-measure",
         ],
         &[],
     ),
     // The Python package's Rust part.
     ("mettle-python", &["mettle-sdk", "mettle-protocol", "mettle-chain-client"], &[]),
-    // The client program. It uses `validator` to audit receipts.
+    // The client program.
     (
         "mettle",
         &[
@@ -102,14 +141,23 @@ const ARROWS: &[Arrows] = &[
             "mettle-daemon",
             "mettle-sdk",
             "mettle-watch",
-            "validator",
+            "mettle-gauntlet",
+            "mettle-measure",
         ],
         &["mettle-embedded-chain", "mettle-s3-server"],
     ),
     // An adversary is a miner or validator with another strategy.
     (
         "mettle-adversaries",
-        &["mettle-protocol", "mettle-store", "mettle-chain-client", "mettle-daemon", "miner", "validator"],
+        &[
+            "mettle-protocol",
+            "mettle-gauntlet",
+            "mettle-store",
+            "mettle-chain-client",
+            "mettle-daemon",
+            "miner",
+            "validator",
+        ],
         &[],
     ),
     ("mettle-s3-server", &["mettle-protocol", "mettle-store"], &[]),
@@ -137,21 +185,13 @@ const ARROWS: &[Arrows] = &[
     // Checked in seconds: it has no crate of ours.
     ("repository", &[], &[]),
     // Only benchmarks.
-    ("mettle-benches", &[], &["mettle-protocol", "mettle-model", "kernels", "mettle-nn", "validator"]),
+    (
+        "mettle-benches",
+        &[],
+        &["mettle-protocol", "mettle-model", "kernels", "mettle-nn", "mettle-gauntlet", "mettle-measure"],
+    ),
 ];
 
-const DAEMON: &[&str] = &[
-    "mettle-protocol",
-    "kernels",
-    "mettle-nn",
-    "mettle-engines",
-    "mettle-dataset",
-    "mettle-store",
-    "mettle-model",
-    "mettle-chain-client",
-    "mettle-daemon",
-];
-const DAEMON_TESTS: &[&str] = &["mettle-s3-server"];
 const ANY: &[&str] = &[
     "mettle-protocol",
     "kernels",
@@ -162,6 +202,8 @@ const ANY: &[&str] = &[
     "mettle-chain-client",
     "mettle-network",
     "mettle-daemon",
+    "mettle-gauntlet",
+    "mettle-measure",
     "mettle-runtime",
     "mettle-embedded-chain",
     "mettle",
@@ -206,6 +248,7 @@ const CONFINED: &[(&str, &[&str])] = &[
             "mettle-embedded-chain",
             "mettle-chain-client",
             "mettle-daemon",
+            "mettle-measure",
             "mettle-s3-server",
             "mettle-sdk",
             "mettle-watch",

@@ -79,7 +79,7 @@ fn rule_numbers_have_no_gap() {
 #[test]
 fn pure_code_uses_no_clock_randomness_disk_or_network() {
     for (path, text) in texts(&[".rs"]) {
-        let pure = path.starts_with("protocol/src/") || path.starts_with("validator/src/gauntlet/");
+        let pure = path.starts_with("protocol/src/") || path.starts_with("protocol/gauntlet/src/");
         if !pure || path.ends_with("tests.rs") {
             continue;
         }

@@ -9,11 +9,11 @@
 //! The second argument is the density of contributions, in 4096. Each figure is the fastest of several runs.
 
 use daemon::Codec;
+use gauntlet::Sketch;
 use model::{ModelConfig, init_flat};
 use nn::{Device, Evaluator};
 use protocol::{contribution, params::Density};
 use std::{error::Error, time::Instant};
-use validator::gauntlet::Sketch;
 
 /// Sequences of each kind, as by default (PROT-22).
 const SEQUENCES: usize = 64;

@@ -17,6 +17,7 @@ use daemon::{
 };
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
+use gauntlet::{Evidence, Observed, Reputations, Sketch, Sketches, score};
 use model::{ModelConfig, Recipe, init_flat};
 use nn::{Device, Evaluator, Trainer};
 use protocol::{
@@ -28,10 +29,7 @@ use protocol::{
     submission::{self, Header},
 };
 use std::{collections::BTreeMap, error::Error, sync::Arc};
-use validator::{
-    evaluate::{self, Job},
-    gauntlet::{self, Evidence, Observed, Reputations, Sketch, Sketches, score},
-};
+use validator::evaluate::{self, Job};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {

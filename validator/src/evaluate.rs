@@ -1,18 +1,15 @@
 //! Evaluates a window's contributions on a thread of its own, while the loop goes on.
 
-mod measure;
-
-pub use measure::{EvaluateError, Job, Measurements, SEATS_TOGETHER, Seeds, mean_loss, measure};
+pub use measure::{EvaluateError, Job, Measurements, mean_loss, measure};
 
 use crate::{
     gather::Gathered,
-    gauntlet,
-    report::form::Plan,
     run::Validator,
     step::{RunError, Stop},
 };
 use daemon::{Work, error_chain};
 use dataset::Dataset;
+use gauntlet::{Seeds, form::Plan};
 use nn::Evaluator;
 use protocol::{
     Block, Uid,

@@ -15,10 +15,11 @@ use daemon::{
     error_chain, wait_past,
 };
 use futures::{StreamExt as _, stream::FuturesUnordered};
+use gauntlet::gathering::GatherDeadlines;
 use hosts::HostBudgets;
 use order::{FetchOrder, fetch_order};
 use protocol::{
-    Block, Digest, Schedule, Uid, Window, assign,
+    Block, Digest, Uid, assign,
     keys::{self, ObjectKey},
     submission::Fault,
     view::{SeatView, WindowView},
@@ -62,24 +63,6 @@ enum Observation {
     /// The endpoint sent too slowly, or this validator's link is slow: the other seats tell which.
     Slow(String),
     NotObserved(String),
-}
-
-/// Until when contributions are fetched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GatherDeadlines {
-    /// A contribution that is not in its bucket after that is missing.
-    pub reveal_by: Block,
-    /// Unfinished downloads are cancelled then, or a quarter of a second later if it is `reveal_by`. The rest of the
-    /// phase is for attesting.
-    pub give_up: Block,
-}
-
-impl GatherDeadlines {
-    pub fn of(schedule: &Schedule, window: Window) -> GatherDeadlines {
-        let reveal_by = schedule.reveal_deadline(window);
-        let phase = schedule.attest_deadline(window).0.saturating_sub(reveal_by.0);
-        GatherDeadlines { reveal_by, give_up: Block(reveal_by.0.saturating_add(phase / 4)) }
-    }
 }
 
 impl Validator {
@@ -500,7 +483,7 @@ mod tests {
     use super::*;
     use async_trait::async_trait;
     use protocol::{
-        Hotkey, RunId,
+        Hotkey, RunId, Schedule, Window,
         contribution::{Schema, TensorSpec},
         params::Density,
         submission::Header,

@@ -2,14 +2,13 @@
 
 use crate::{
     evaluate::{Evaluation, Measurements},
-    gauntlet::{
-        self, Evidence, Observed, PenaltyReason, Reputations, evidence::ATTESTED, reputation::factor,
-    },
-    report::form,
     run::Validator,
     step::Stop,
 };
 use daemon::{Entry, journal::SeatJudged};
+use gauntlet::{
+    Evidence, Observed, PenaltyReason, Reputations, evidence::ATTESTED, form, reputation::factor,
+};
 use protocol::{
     Block, Role, Uid,
     receipt::Judgement,
@@ -176,8 +175,8 @@ fn reasons(report: &gauntlet::SeatReport) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gauntlet::{LossPair, Measured, Sketches};
     use dataset::LossEstimate;
+    use gauntlet::{LossPair, Measured, Sketches};
     use protocol::{
         Digest, Hotkey, RunId, RunParams, SeatId, Window,
         consensus::{ONE, ValidatorWeights, yuma},

@@ -1,11 +1,9 @@
 #![doc = include_str!("../README.md")]
 
 pub mod attest;
-pub mod audit;
 pub mod cli;
 pub mod evaluate;
 pub mod gather;
-pub mod gauntlet;
 pub mod judge;
 pub mod merge;
 pub mod probes;

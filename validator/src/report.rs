@@ -9,7 +9,6 @@
 //! ([`receipt::public_from`]). What cannot be anchored or uploaded is tried again with every window, oldest first, and
 //! holds up nothing else.
 
-pub mod form;
 mod publish;
 #[cfg(test)]
 mod tests;
@@ -17,12 +16,12 @@ mod tests;
 pub use publish::{Delivery, Undelivered, anchor, publish};
 
 use crate::{
-    gauntlet::Reputations,
     run::Validator,
     signed_db::{SignedDbError, WindowReport},
     step::{RunError, Stop},
 };
 use daemon::{Entry, durable::is_full, error_chain};
+use gauntlet::{Reputations, form};
 use protocol::{
     Block, Digest, Uid, Window,
     receipt::{self, Attestation, Judgement, Receipt, Statements},

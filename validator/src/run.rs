@@ -4,7 +4,6 @@ use crate::{
     attest::{mirror, selected_of},
     evaluate::{Evaluate, Evaluation},
     gather::{Gathered, order::FetchHistory},
-    gauntlet::Sketches,
     report::Delivery,
     salt::Salts,
     signed_db::SignedDb,
@@ -13,6 +12,7 @@ use crate::{
 };
 use daemon::{Node, Spill, follow::OwnMerge};
 use futures::future::LocalBoxFuture;
+use gauntlet::Sketches;
 use protocol::{Block, Window, receipt::MergeRecord, view::WindowView};
 use tokio::task::{JoinHandle, JoinSet};
 use tracing::Instrument as _;

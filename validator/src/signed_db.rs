@@ -11,9 +11,9 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{gauntlet::Reputations, report::form};
 use codec::{Decode, Encode, Error as CodecError, Input};
 use daemon::durable::{Ballast, Db, DbError, FileError, Table, Transaction, write_atomic};
+use gauntlet::{Reputations, form};
 use protocol::{
     Digest, GenesisHash, Hotkey, RunId, Uid, Window,
     receipt::{self, Attestation, MergeRecord, PreviousReceipt, SignedReceipt},

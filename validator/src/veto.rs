@@ -6,11 +6,11 @@
 
 use crate::{
     evaluate::EvaluateError,
-    gauntlet::evidence::bounded,
     run::Validator,
     step::{RunError, SUBMIT_BLOCKS, before},
 };
 use daemon::{Entry, error_chain, follow::OwnMerge};
+use gauntlet::evidence::bounded;
 use protocol::{Window, assign, receipt::MergeRecord, view::WindowView};
 
 /// The part by which the loss may rise in one window.

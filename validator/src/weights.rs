@@ -1,7 +1,6 @@
 //! Commits an epoch's weight vote in the epoch's last window, and reveals it in the next epoch (PROT-26, PROT-30).
 
 use crate::{
-    gauntlet,
     run::Validator,
     signed_db::WeightVote,
     step::{RunError, Stop},

@@ -15,6 +15,7 @@ pub mod open;
 pub mod peers;
 pub mod program;
 pub mod prune;
+pub mod receipts;
 pub mod service;
 pub mod shards;
 pub mod spill;

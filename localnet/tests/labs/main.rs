@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         household::tests(),
         line::tests(),
         nat::tests(),
-        daemon::tests(),
+        node::tests(),
         #[cfg(target_os = "linux")]
         slurm::tests(),
     ];

@@ -5,6 +5,8 @@ use anyhow::Context as _;
 use daemon::error_chain;
 use daemon::exit::ExitStatus;
 use daemon::{Flags, ReadOnlyConfig};
+use gauntlet::audit::{TOLERANCE, Unchecked};
+use measure::audit::{AuditError, Auditor};
 use mettle_sdk::replay::{Checks, Replay, Replayed, replay};
 use nn::Device;
 use protocol::{
@@ -13,10 +15,6 @@ use protocol::{
 };
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-use validator::audit::{
-    TOLERANCE, Unchecked,
-    gather::{AuditError, Auditor},
-};
 
 /// The exit codes, as the end of the command's help.
 const EXIT_CODES: &str = "\

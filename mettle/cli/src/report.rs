@@ -7,17 +7,15 @@ use crate::{
 };
 use anyhow::bail;
 use chain_client::{Call, terms::percent};
-use daemon::open::fetcher;
+use daemon::{open::fetcher, receipts::receipt_of};
+use gauntlet::audit::evidence;
+use measure::audit::AuditError;
 use protocol::{
     Role, Uid, Window,
     statement::{SignedStatement, StatementKind},
     view::RunStatus,
 };
 use serde_json::json;
-use validator::audit::{
-    evidence,
-    gather::{AuditError, receipt_of},
-};
 
 /// Report a validator whose receipt contradicts its calls
 ///

@@ -2,13 +2,16 @@
 
 use crate::WINDOWS_KEPT;
 use chain_client::ChainError;
-use daemon::{FollowError, checkpoint::CheckpointError, data::DataError, pieces::PiecesError};
+use daemon::{
+    FollowError, checkpoint::CheckpointError, data::DataError, pieces::PiecesError,
+    receipts::ReceiptUnavailable,
+};
 use dataset::{ManifestError, TokenizerError};
+use measure::audit::AuditError;
 use nn::{ModelError, hugging_face::ExportError};
 use protocol::{Digest, GenesisHash, RunId, Uid, Window, receipt::ReceiptError};
 use std::{io, path::PathBuf};
 use store::{error_chain, fetch::AllMirrorsFailed};
-use validator::audit::gather::AuditError;
 
 /// Why something could not be read or verified.
 ///
@@ -70,7 +73,9 @@ pub enum Error {
     BadReceipt(#[from] ReceiptError),
     #[error("uid {uid} anchored the receipt of another window or seat for window {}", window.0)]
     WrongSubject { uid: Uid, window: Window },
-    #[error("the receipt cannot be had")]
+    #[error("the receipt cannot be read")]
+    Receipt(#[from] ReceiptUnavailable),
+    #[error("the window cannot be audited")]
     Audit(#[source] AuditError),
     #[error("a task of this library has died")]
     Died(#[from] tokio::task::JoinError),
@@ -120,14 +125,17 @@ impl Error {
             Error::OtherReceipt { .. } | Error::BadReceipt(_) | Error::WrongSubject { .. } => {
                 Kind::Verification
             }
+            Error::Receipt(error) | Error::Audit(AuditError::Receipt(error)) => match error {
+                ReceiptUnavailable::NotAnchored { .. } => Kind::NotFound,
+                ReceiptUnavailable::Sealed { .. } => Kind::NotYet,
+                ReceiptUnavailable::NotPublished { .. } => Kind::Store,
+                ReceiptUnavailable::NoReceipt { .. } => Kind::Verification,
+            },
             Error::Audit(error) => match error {
                 AuditError::Chain(_) => Kind::Chain,
-                AuditError::NoWindow { .. } | AuditError::NoValidator { .. } => Kind::NotFound,
-                AuditError::NotAnchored { .. } => Kind::NotFound,
-                AuditError::NotFixed { .. } | AuditError::Sealed { .. } => Kind::NotYet,
-                AuditError::NotPublished { .. } => Kind::Store,
-                AuditError::NoReceipt { .. } => Kind::Verification,
+                AuditError::NotFixed { .. } => Kind::NotYet,
                 AuditError::Evaluate(_) | AuditError::Died(_) => Kind::Local,
+                _ => Kind::NotFound,
             },
         }
     }
@@ -165,16 +173,16 @@ impl Error {
                 "do not use it: fetch the receipt again, and check whose chain and window it is of".into()
             }
             Error::WrongSubject { .. } => "replay the window: an audit reports this validator".into(),
-            Error::Audit(error) => match error {
-                AuditError::Sealed { from, .. } => format!("ask again from window {} on", from.0),
-                AuditError::NotFixed { .. } | AuditError::NotAnchored { .. } => {
-                    "ask again a window or two later".into()
-                }
-                AuditError::NotPublished { .. } => {
+            Error::Receipt(error) | Error::Audit(AuditError::Receipt(error)) => match error {
+                ReceiptUnavailable::Sealed { from, .. } => format!("ask again from window {} on", from.0),
+                ReceiptUnavailable::NotAnchored { .. } => "ask again a window or two later".into(),
+                ReceiptUnavailable::NotPublished { .. } => {
                     "try again later; if its bucket stays away, ask the validator for it".into()
                 }
-                _ => "read the cause".into(),
+                ReceiptUnavailable::NoReceipt { .. } => "read the cause".into(),
             },
+            Error::Audit(AuditError::NotFixed { .. }) => "ask again a window or two later".into(),
+            Error::Audit(_) => "read the cause".into(),
             Error::Specification(_)
             | Error::Manifest(_)
             | Error::Tokenizer(_)
@@ -218,6 +226,7 @@ impl From<AuditError> for Error {
     fn from(error: AuditError) -> Error {
         match error {
             AuditError::Chain(error) => error.into(),
+            AuditError::Receipt(error) => error.into(),
             error => Error::Audit(error),
         }
     }
@@ -253,8 +262,8 @@ mod tests {
             (Error::NoWindow { run: RunId(0), window }, Kind::NotFound),
             (Error::Fetch { what: "the run's specification", source: nobody() }, Kind::Store),
             (FollowError::Update { window, source: nobody() }.into(), Kind::Store),
-            (AuditError::Sealed { uid, window, from: Window(9) }.into(), Kind::NotYet),
-            (AuditError::NotPublished { uid, window, source: nobody() }.into(), Kind::Store),
+            (ReceiptUnavailable::Sealed { uid, window, from: Window(9) }.into(), Kind::NotYet),
+            (ReceiptUnavailable::NotPublished { uid, window, source: nobody() }.into(), Kind::Store),
             (ReceiptError::NotAReceipt.into(), Kind::Verification),
             (ExportError::Exists { path: "model".into() }.into(), Kind::Usage),
             (Error::Unnamed { path: "/".into() }, Kind::Usage),

@@ -15,5 +15,6 @@ pub use run::{Run, Source, WINDOWS_KEPT, runs};
 /// The crates whose types this one returns.
 pub use chain_client;
 pub use daemon;
+pub use gauntlet;
+pub use measure;
 pub use protocol;
-pub use validator;

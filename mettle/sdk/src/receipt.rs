@@ -1,12 +1,12 @@
 //! Validators' signed receipts: fetched, and checked against chain and signature (PROT-27).
 
 use crate::{Error, Run};
+use daemon::receipts::signed_receipt_of;
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
 use protocol::{
     Digest, GenesisHash, Role, RunParams, Uid, Window,
     receipt::{Receipt, SignedReceipt},
 };
-use validator::audit::gather;
 
 /// Receipts that are fetched at once.
 const FETCHES_AT_ONCE: usize = 8;
@@ -68,8 +68,7 @@ impl Run {
             .map(|seat| {
                 let read = async move {
                     let (signed, receipt) =
-                        gather::signed_receipt_of(self.fetcher(), self.genesis(), run, now, view, seat)
-                            .await?;
+                        signed_receipt_of(self.fetcher(), self.genesis(), run, now, view, seat).await?;
                     let uid = seat.id.uid;
                     if (receipt.run, receipt.window, receipt.validator.uid) != (run.id, window, uid) {
                         return Err(Error::WrongSubject { uid, window });

@@ -8,19 +8,15 @@ use daemon::{
     Follower,
     data::{DataSource, fetch_dataset},
 };
+pub use gauntlet::audit::TOLERANCE;
+use gauntlet::audit::{self as rules, Difference, Unchecked, dissent, evidence, unchecked};
+use measure::audit::{AuditError, Auditor};
 use nn::{Device, Evaluator};
 use protocol::{Role, Uid, Window, receipt::Receipt, statement::SignedStatement, view::WindowView};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::{path::Path, sync::Arc};
 use store::error_chain;
-use validator::audit::{
-    self as rules, Difference, Unchecked, dissent, evidence,
-    gather::{AuditError, Auditor},
-    unchecked,
-};
-
-pub use validator::audit::TOLERANCE;
 
 /// How much of a run's data is kept on this disk, in bytes, if all of it is larger.
 const DATA_BYTES_MAX: u64 = 16 << 30;

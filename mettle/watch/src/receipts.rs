@@ -5,7 +5,10 @@
 
 use crate::text::percent;
 use chain_client::Amount;
-use daemon::error_chain;
+use daemon::{
+    error_chain,
+    receipts::{self, ReceiptUnavailable},
+};
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
 use protocol::{
     GenesisHash, Role, Uid, Window,
@@ -16,7 +19,6 @@ use protocol::{
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use store::Fetch;
-use validator::audit::gather::{self, AuditError};
 
 /// Receipts that are fetched at once.
 const FETCHES_AT_ONCE: usize = 8;
@@ -70,16 +72,17 @@ async fn receipt_of(
     seat: &SeatView,
 ) -> Result<Receipt, String> {
     let receipt =
-        gather::receipt_of(fetch, genesis, run, now, view, seat).await.map_err(|error| match error {
-            AuditError::NotAnchored { .. } => "no receipt anchored for this window".into(),
-            AuditError::Sealed { from, .. } => format!("its receipt is public from window {} on", from.0),
-            AuditError::NotPublished { source, .. } => {
+        receipts::receipt_of(fetch, genesis, run, now, view, seat).await.map_err(|error| match error {
+            ReceiptUnavailable::NotAnchored { .. } => "no receipt anchored for this window".into(),
+            ReceiptUnavailable::Sealed { from, .. } => {
+                format!("its receipt is public from window {} on", from.0)
+            }
+            ReceiptUnavailable::NotPublished { source, .. } => {
                 format!("its bucket does not serve its receipt: {}", error_chain(&source))
             }
-            AuditError::NoReceipt { source, .. } => {
+            ReceiptUnavailable::NoReceipt { source, .. } => {
                 format!("the anchored bytes are no receipt: {}", error_chain(&source))
             }
-            error => error_chain(&error),
         })?;
     let (window, uid) = (receipt.window, receipt.validator.uid);
     if window != view.window || uid != seat.id.uid || receipt.run != run.id {

@@ -6,6 +6,7 @@
 //! Valgrind offers AVX2 and no AVX-512, so that the counts do not depend on the machine.
 
 use clap::Parser as _;
+use gauntlet::{Sketch, Sketches};
 use kernels::{
     accumulate::accumulate,
     decode,
@@ -38,7 +39,6 @@ use std::{
     sync::Arc,
 };
 use store::{DirectoryStore, Fetch as _, Limits, MemoryStore, Store as _};
-use validator::gauntlet::{Sketch, Sketches};
 
 /// A count may differ by this part before it is an error.
 const TOLERANCE: f64 = 0.03;
@@ -300,7 +300,7 @@ fn near_duplicates(times: u32) -> Result<(), Failed> {
         sketches.add(Window(window), Uid(uid), Digest::of(&seed.to_le_bytes()), Sketch::of(&work(seed)));
     }
     for _ in 0..times {
-        black_box(sketches.near_duplicates(Window(3)));
+        black_box(measure::near_duplicates::near_duplicates(&sketches, Window(3)));
     }
     Ok(())
 }

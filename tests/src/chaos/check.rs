@@ -241,7 +241,7 @@ impl Checks {
 
     /// Seats without a weight of which a validator fetches every contribution in one window (ADR 0043).
     fn fetched_max(&self) -> usize {
-        validator::gather::order::unweighted_max(&self.params)
+        gauntlet::gathering::unweighted_max(&self.params)
     }
 
     fn uid(&self, seat: usize) -> Option<Uid> {

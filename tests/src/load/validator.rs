@@ -18,6 +18,7 @@ use bytes::Bytes;
 use daemon::{Blocking, Codec, Entry, Follower, Journal, ModelState, Node, Storage, SyncDriver};
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
+use gauntlet::gathering::unweighted_max;
 use mettle_runtime::{AccountId, RuntimeCall, SLOT_DURATION};
 use model::{Recipe, RunSpec, init_flat};
 use nn::{Device, Evaluator};
@@ -41,11 +42,7 @@ use std::{
 use store::{Faults, Fetch, FetchError, Limits, MemoryStore, Rate, Store as _, TrafficTotals};
 use tokio::time::Instant;
 use validator::{
-    evaluate::DeviceEvaluator,
-    gather::{IN_MEMORY, order::unweighted_max},
-    run::Validator,
-    salt::Salts,
-    signed_db::SignedDb,
+    evaluate::DeviceEvaluator, gather::IN_MEMORY, run::Validator, salt::Salts, signed_db::SignedDb,
     strategy::Strategy,
 };
 

@@ -13,6 +13,7 @@ use chain_client::Chain as _;
 use daemon::{Blocking, Codec, Entry, Follower, Journal, Node, Storage, SyncDriver};
 use dataset::LossEstimate;
 use ed25519_dalek::SigningKey;
+use gauntlet::{NearDuplicate, Sketch, Sketches};
 use miner::{
     progress::SnapshotInterval,
     run::{Miner, MinerOptions},
@@ -36,7 +37,6 @@ use std::{
 use store::Store;
 use validator::{
     evaluate::{self, Evaluate, EvaluateError, Job, Measurements},
-    gauntlet::{self, NearDuplicate, Sketch, Sketches},
     run::Validator,
     salt::Salts,
     signed_db::SignedDb,

@@ -11,9 +11,9 @@
 //! seats hold the same model. They ignore evidence that they do not know, such as the declared share of the work.
 
 use super::record::SeatRecord;
+use gauntlet::{Evidence, LossPair, Observed, Rating, rating};
 use protocol::{RunParams, SeatId, Uid, Window};
 use std::collections::BTreeMap;
-use validator::gauntlet::{Evidence, LossPair, Observed, Rating, rating};
 
 /// Decay of the own-data score per window.
 const DECAY: f64 = 0.95;

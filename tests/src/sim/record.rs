@@ -2,16 +2,14 @@
 
 use super::{chain::SharedChain, published, world::MTL};
 use daemon::{Entry, journal::Watcher};
+use gauntlet::{Evidence, SeatReport};
 use protocol::{Digest, RunId, RunParams, Uid, Window, view::Outcome};
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-use validator::{
-    gauntlet::{Evidence, SeatReport},
-    strategy::Strategy,
-};
+use validator::strategy::Strategy;
 
 /// One seat in one window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

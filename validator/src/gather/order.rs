@@ -5,6 +5,7 @@
 //! so a bounded number of them is fetched: half in the drawn order in which the selection takes newcomers, half by
 //! their wait. Both orders are about the same for all validators, so two thirds can attest what the selection may take.
 
+use gauntlet::gathering::unweighted_max;
 use protocol::{
     Digest, RunParams, SeatId, Uid, Window, select,
     view::{SeatView, WindowView},
@@ -13,11 +14,6 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
 };
-
-/// Seats without a consensus weight that are fetched in one window, at most: twice the places of the merge.
-pub fn unweighted_max(params: &RunParams) -> usize {
-    2 * (usize::from(params.places) + usize::from(params.reserve_places))
-}
 
 /// The result of the last fetch from each seat. It is in memory: after a restart every seat waits since its
 /// registration.

@@ -1,8 +1,9 @@
 //! Anchors the digests of signed receipts on the chain, and uploads the receipts.
 
-use crate::{probes, signed_db::StoredReceipt};
+use crate::signed_db::StoredReceipt;
 use chain_client::{Call, Chain, Refusal};
 use daemon::error_chain;
+use gauntlet::probes;
 use protocol::{Digest, RunId, Uid, Window, keys, receipt::Receipt, view::RunView};
 use std::sync::Arc;
 use store::Store;

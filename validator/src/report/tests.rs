@@ -1,12 +1,10 @@
 use super::*;
-use crate::{
-    gauntlet::{self, Evidence, LossPair, Measured, Observed},
-    signed_db::SignedDb,
-};
+use crate::signed_db::SignedDb;
 use async_trait::async_trait;
 use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head};
 use codec::Encode as _;
 use ed25519_dalek::SigningKey;
+use gauntlet::{Evidence, LossPair, Measured, Observed, form};
 use protocol::{
     Block, GenesisHash, RunId, RunParams, SeatId, Terms,
     identity::Signer,

@@ -5,8 +5,9 @@
 //! above the median of the stake are clipped.
 
 use crate::seeded_rng::SeededRng;
+use gauntlet::LossPair;
 use protocol::Window;
-use validator::{evaluate::Measurements, gauntlet::LossPair, strategy::Strategy};
+use validator::{evaluate::Measurements, strategy::Strategy};
 
 pub struct Inventor {
     pub seed: u64,

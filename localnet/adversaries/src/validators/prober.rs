@@ -4,12 +4,9 @@
 //! Sees: the sequences that all validators share, on which it runs the window's model once. Ends at: PROT-30, a
 //! contribution changes a loss by more than the tolerance.
 
+use gauntlet::{LossPair, Measured};
 use protocol::{Uid, Window, view::WindowView};
-use validator::{
-    evaluate::Measurements,
-    gauntlet::{LossPair, Measured},
-    strategy::Strategy,
-};
+use validator::{evaluate::Measurements, strategy::Strategy};
 
 pub struct Prober;
 

@@ -3,18 +3,14 @@ use super::{
     lazy_voter::LazyVoter,
 };
 use crate::{Setup, validator};
+use gauntlet::{LossPair, Measured};
 use protocol::{
     Digest, Uid, Window,
     receipt::Attestation,
     view::{Verdict, Vote, WindowView},
 };
 use std::collections::BTreeMap;
-use validator::{
-    evaluate::Measurements,
-    gauntlet::{LossPair, Measured},
-    signed_db::WindowReport,
-    strategy::Strategy,
-};
+use validator::{evaluate::Measurements, signed_db::WindowReport, strategy::Strategy};
 
 fn view() -> WindowView {
     WindowView {

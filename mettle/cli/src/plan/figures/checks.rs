@@ -1,10 +1,10 @@
 //! Whether what a plan needs fits into the window, and what to change where it does not.
 
 use super::{Change, Check, Context, PlanInput, Severity, Sizes, Value, known, seconds, seconds_for, weight};
+use gauntlet::gathering::GatherDeadlines;
 use model::ModelConfig;
 use protocol::{Schedule, Window};
 use store::s3;
-use validator::gather::GatherDeadlines;
 
 /// The fewest blocks of an attest phase of which one is left to ask again.
 const ATTEST_BLOCKS: u32 = 4;

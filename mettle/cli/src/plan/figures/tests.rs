@@ -1,6 +1,6 @@
 use super::*;
+use gauntlet::gathering::GatherDeadlines;
 use protocol::params::Density;
-use validator::gather::GatherDeadlines;
 
 const MBIT: u64 = 1_000_000;
 const GBIT: u64 = 1_000 * MBIT;

@@ -1,20 +1,11 @@
-//! Judges a window: evidence and reputations in, verdict out (PROT-22 to PROT-26, PROT-28).
-//!
-//! A pure function: no clock, network, device, log or randomness, and no `Result`. From saved evidence, any node can
-//! judge a window again to the last bit with [`judge`].
-//!
-//! Four questions about a contribution, each in its own file:
-//!
-//! - [`score`]: does it lower the loss, more on the seat's own data, and does it harm?
-//! - [`rating`]: how does it compare with the other contributions, over time?
-//! - [`near_duplicates`]: is it a copy or a replay?
-//! - [`weights`](mod@weights): what share of the pay follows?
-//!
-//! [`reputation`] is the memory from window to window, [`schedule`] selects the seats to measure, and [`report`]
-//! gives the reasons.
+#![doc = include_str!("../README.md")]
 
+pub mod audit;
 pub mod evidence;
+pub mod form;
+pub mod gathering;
 pub mod near_duplicates;
+pub mod probes;
 pub mod rating;
 pub mod report;
 pub mod reputation;
@@ -27,7 +18,7 @@ mod median;
 #[cfg(test)]
 mod tests;
 
-pub use evidence::{Evidence, LossPair, Measured, Observed};
+pub use evidence::{Evidence, LossPair, Measured, Observed, Seeds};
 pub use near_duplicates::{NearDuplicate, Sketch, Sketches};
 pub use rating::Rating;
 pub use report::{OwnData, SeatReport};

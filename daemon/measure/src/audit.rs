@@ -4,32 +4,30 @@
 //! The window's model comes from the checkpoint before it and the updates since, or from `θ_0`; contributions from
 //! their miners or from the validators that attested them; losses from the dataset.
 
-use super::{Facts, Found, RevealedWeights, TOLERANCE, judgement::measured_seats};
-use crate::{
-    evaluate::{self, EvaluateError, Job, SEATS_TOGETHER},
-    gather::order::unweighted_max,
-    gauntlet::{Measured, Sketch},
-};
+use crate::{EvaluateError, Job, SEATS_TOGETHER, measure};
 use chain_client::ChainError;
 use daemon::{
     Contribution, Followed, Follower, HeldContribution, ModelState, checkpoint, error_chain,
     follow::{ContributionError, FollowError},
-    mirrors::Mirrors,
+    receipts::{ReceiptUnavailable, fetch_receipt, receipt_of},
 };
 use dataset::Dataset;
+use gauntlet::{
+    Measured, Sketch,
+    audit::{Facts, Found, RevealedWeights, TOLERANCE, measured_seats, to_fetch},
+};
 use nn::Evaluator;
 use protocol::{
-    Digest, GenesisHash, Role, RunParams, Uid, Window, keys,
-    receipt::{self, Judgement, Observed, PreviousReceipt, Receipt, ReceiptError, SignedReceipt},
+    Digest, GenesisHash, Role, Uid, Window,
+    receipt::{self, Judgement, Observed, PreviousReceipt, Receipt},
     submission::Fault,
-    view::{Checkpoint, Outcome, RunView, SeatView, WindowView},
+    view::{Checkpoint, Outcome, SeatView, WindowView},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::Arc,
 };
-use store::{Fetch, Limits, fetch::AllMirrorsFailed};
 
 /// Windows in which the two receipts before a weight vote are looked for.
 const WEIGHT_VOTE_WINDOWS: u32 = 16;
@@ -60,23 +58,8 @@ pub enum AuditError {
     NotFixed { window: Window },
     #[error("uid {uid} is not a validator now, so the endpoint of its receipts is unknown")]
     NoValidator { uid: Uid },
-    #[error(
-        "uid {uid} has no receipt for window {} on the chain. A validator anchors it one or two windows later. Without a receipt there is \
-         nothing to audit",
-        window.0
-    )]
-    NotAnchored { uid: Uid, window: Window },
-    #[error(
-        "the receipt that uid {uid} anchored for window {} is public from window {} on, when the weight votes that it \
-         discloses are bound. Audit the window then",
-        window.0,
-        from.0
-    )]
-    Sealed { uid: Uid, window: Window, from: Window },
-    #[error("the receipt that uid {uid} anchored for window {} is in no bucket. Ask the validator for it", window.0)]
-    NotPublished { uid: Uid, window: Window, source: AllMirrorsFailed },
-    #[error("this release cannot read the receipt that uid {uid} anchored for window {}", window.0)]
-    NoReceipt { uid: Uid, window: Window, source: ReceiptError },
+    #[error(transparent)]
+    Receipt(#[from] ReceiptUnavailable),
     #[error("the measurements could not be repeated")]
     Evaluate(#[from] EvaluateError),
     #[error("the measuring thread died")]
@@ -393,7 +376,7 @@ impl Auditor {
                 asked = asked.saturating_sub(1);
                 left
             };
-            let measured = evaluate::measure(&mut evaluator, &dataset, &job, &mut time_left);
+            let measured = measure(&mut evaluator, &dataset, &job, &mut time_left);
             (evaluator, measured)
         })
         .await?;
@@ -422,7 +405,7 @@ impl Auditor {
                 receipt_of(&*self.follower.fetch, self.genesis(), run, self.now(), &view, seat).await;
             let receipt = match receipt {
                 Ok(receipt) => receipt,
-                Err(AuditError::NotAnchored { .. }) => continue,
+                Err(ReceiptUnavailable::NotAnchored { .. }) => continue,
                 // The vote may follow from one that is not public yet, or in no bucket: no evidence.
                 Err(_) => {
                     earned.clear();
@@ -437,27 +420,6 @@ impl Auditor {
     }
 }
 
-/// The seats whose contributions an audit fetches, of those that committed and that the receipt names: all selected
-/// ones, all with a consensus weight, and of the others as many as an honest validator fetches (PROT-13). So a crowd of
-/// commitments, or a receipt that names all of it, costs an audit no more than a window costs a validator.
-pub(super) fn to_fetch(view: &WindowView, receipt: &Receipt, params: &RunParams) -> BTreeSet<Uid> {
-    let selected: BTreeSet<Uid> =
-        view.selection.iter().flat_map(|made| &made.selected).map(|one| one.uid).collect();
-    let (mut due, others): (BTreeSet<Uid>, BTreeSet<Uid>) = named(view, receipt)
-        .chain(selected.iter().copied())
-        .partition(|uid| selected.contains(uid) || 0 < view.weight_of(*uid));
-    due.extend(others.into_iter().take(unweighted_max(params)));
-    due
-}
-
-/// The seats that committed, and of which the receipt says what it fetched.
-pub(super) fn named<'a>(view: &'a WindowView, receipt: &'a Receipt) -> impl Iterator<Item = Uid> + 'a {
-    let faulty = receipt.attestation.faulty.iter().map(|said| said.uid);
-    let held = receipt.judgement.iter().flat_map(|judgement| &judgement.held).copied();
-    let named = receipt.attestation.valid.iter().copied().chain(faulty).chain(held);
-    named.filter(|uid| view.commitments.iter().any(|(committed, _)| committed == uid))
-}
-
 /// The finding for a contribution that cannot be fetched or used now.
 fn found_by(error: &ContributionError) -> Found {
     match error {
@@ -467,56 +429,6 @@ fn found_by(error: &ContributionError) -> Found {
         }
         _ => Found::Gone,
     }
-}
-
-/// Fetches the receipt that a validator anchored for a window, if it is public when the window `now` is open.
-pub async fn receipt_of(
-    fetch: &dyn Fetch,
-    genesis: GenesisHash,
-    run: &RunView,
-    now: Window,
-    view: &WindowView,
-    seat: &SeatView,
-) -> Result<Receipt, AuditError> {
-    Ok(signed_receipt_of(fetch, genesis, run, now, view, seat).await?.1)
-}
-
-/// As [`receipt_of`], with the bytes that prove it.
-pub async fn signed_receipt_of(
-    fetch: &dyn Fetch,
-    genesis: GenesisHash,
-    run: &RunView,
-    now: Window,
-    view: &WindowView,
-    seat: &SeatView,
-) -> Result<(SignedReceipt, Receipt), AuditError> {
-    let (uid, window) = (seat.id.uid, view.window);
-    let anchored = view.receipts.iter().find(|(of, _)| *of == uid);
-    let Some((_, digest)) = anchored else { return Err(AuditError::NotAnchored { uid, window }) };
-    let from = receipt::public_from(window, &run.params);
-    if now < from {
-        return Err(AuditError::Sealed { uid, window, from });
-    }
-    fetch_receipt(fetch, genesis, run, seat, window, *digest).await
-}
-
-async fn fetch_receipt(
-    fetch: &dyn Fetch,
-    genesis: GenesisHash,
-    run: &RunView,
-    seat: &SeatView,
-    window: Window,
-    digest: Digest,
-) -> Result<(SignedReceipt, Receipt), AuditError> {
-    let uid = seat.id.uid;
-    let key = keys::receipt(run.id, window, uid, &digest);
-    let largest = u64::try_from(receipt::largest_bytes(&run.params)).unwrap_or(u64::MAX);
-    let mirrors = Mirrors::one(&seat.endpoint);
-    let fetched = mirrors.get(fetch, &key, &digest, &Limits::for_bytes(largest)).await;
-    let bytes = fetched.map_err(|source| AuditError::NotPublished { uid, window, source })?;
-    let opened = Receipt::open(&bytes, &run.params, &genesis);
-    let receipt = opened.map_err(|source| AuditError::NoReceipt { uid, window, source })?;
-    Ok((SignedReceipt { digest, bytes: bytes.to_vec() }, receipt))
 }
 
 #[cfg(test)]
@@ -531,7 +443,11 @@ mod tests {
             // The seat has another key or another holder now.
             ContributionError::Fault(Fault::WrongHotkey),
             ContributionError::NoSeat { uid: Uid(3) },
-            ContributionError::Fetch(AllMirrorsFailed { key: String::new(), asked: 0, failures: vec![] }),
+            ContributionError::Fetch(store::fetch::AllMirrorsFailed {
+                key: String::new(),
+                asked: 0,
+                failures: vec![],
+            }),
         ] {
             assert_eq!(found_by(&error), Found::Gone);
         }

@@ -5,12 +5,7 @@ use super::{
     Difference, Facts, Found, Kind, Moment, RevealedWeights,
     compare::{compare_reputations, compare_weights},
 };
-use crate::{
-    evaluate::Seeds,
-    gather::order::unweighted_max,
-    gauntlet::{self, LossPair, near_duplicates::ALIKE_MIN},
-    report::form,
-};
+use crate::{self as gauntlet, LossPair, Seeds, form, gathering::unweighted_max, near_duplicates::ALIKE_MIN};
 use protocol::{
     SeatId, Uid, assign,
     receipt::{Judgement, Measured, Observed, SeatJudgement},
@@ -265,9 +260,7 @@ pub(super) fn weight_vote(facts: &Facts, found: &mut Vec<Difference>) {
 }
 
 /// The seats that the receipt says were measured.
-pub(super) fn measured_seats(
-    judgement: &Judgement,
-) -> impl Iterator<Item = (&SeatJudgement, &Measured)> + Clone {
+pub fn measured_seats(judgement: &Judgement) -> impl Iterator<Item = (&SeatJudgement, &Measured)> + Clone {
     judgement.seats.iter().filter_map(|judged| match &judged.observed {
         Observed::Valid { measured: Some(measured), .. } => Some((judged, measured)),
         _ => None,

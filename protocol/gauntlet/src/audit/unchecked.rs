@@ -1,6 +1,6 @@
 //! What an audit could not check.
 
-use super::{Facts, gather::named, judgement::measured_seats};
+use super::{Facts, facts::named, judgement::measured_seats};
 use protocol::Uid;
 use serde::Serialize;
 use std::collections::BTreeSet;

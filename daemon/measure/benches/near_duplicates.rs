@@ -6,12 +6,13 @@
 //! seat sends the same work, and no pair can be ruled out early.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use gauntlet::{Sketch, Sketches};
+use measure::near_duplicates::near_duplicates;
 use protocol::{
     Digest, Uid, Window,
     contribution::{Sparse, SparseTensor},
 };
 use std::hint::black_box;
-use validator::gauntlet::{Sketch, Sketches};
 
 const WINDOWS: u32 = 4;
 /// Entries of a contribution: several for each sum of a sketch.
@@ -48,15 +49,15 @@ fn benches(criterion: &mut Criterion) {
     for seats in [100, 1000] {
         let independent = sketches(seats, |name| name);
         let copies = sketches(seats, |_| 1);
-        assert_eq!(independent.near_duplicates(last), independent.near_duplicates_reference(last));
+        assert_eq!(near_duplicates(&independent, last), independent.near_duplicates(last));
         group.bench_function(BenchmarkId::new("one pair after the other", seats), |bencher| {
-            bencher.iter(|| black_box(&independent).near_duplicates_reference(last));
-        });
-        group.bench_function(BenchmarkId::new("search", seats), |bencher| {
             bencher.iter(|| black_box(&independent).near_duplicates(last));
         });
+        group.bench_function(BenchmarkId::new("search", seats), |bencher| {
+            bencher.iter(|| near_duplicates(black_box(&independent), last));
+        });
         group.bench_function(BenchmarkId::new("search, copies", seats), |bencher| {
-            bencher.iter(|| black_box(&copies).near_duplicates(last));
+            bencher.iter(|| near_duplicates(black_box(&copies), last));
         });
     }
     group.finish();

@@ -1,6 +1,6 @@
 //! The facts that an audit compares with a receipt.
 
-use crate::{evaluate::Seeds, gauntlet::Measured};
+use crate::{Measured, Seeds, gathering::unweighted_max};
 use protocol::{
     Block, Digest, RunParams, SeatId, Uid, Window,
     assign::{self, Assignment},
@@ -8,7 +8,7 @@ use protocol::{
     view::{SeatView, Verdict, Vote, WindowView},
 };
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A receipt, and everything to compare it with. What cannot be had is `None`.
 #[derive(Clone, Debug)]
@@ -110,4 +110,25 @@ impl Facts {
         let seat = self.seats.iter().find(|seat| seat.id.uid == uid)?;
         (seat.id.registered_at <= opened).then_some(seat.id)
     }
+}
+
+/// The seats whose contributions an audit fetches, of those that committed and that the receipt names: all selected
+/// ones, all with a consensus weight, and of the others as many as an honest validator fetches (PROT-13). So a crowd of
+/// commitments, or a receipt that names all of it, costs an audit no more than a window costs a validator.
+pub fn to_fetch(view: &WindowView, receipt: &Receipt, params: &RunParams) -> BTreeSet<Uid> {
+    let selected: BTreeSet<Uid> =
+        view.selection.iter().flat_map(|made| &made.selected).map(|one| one.uid).collect();
+    let (mut due, others): (BTreeSet<Uid>, BTreeSet<Uid>) = named(view, receipt)
+        .chain(selected.iter().copied())
+        .partition(|uid| selected.contains(uid) || 0 < view.weight_of(*uid));
+    due.extend(others.into_iter().take(unweighted_max(params)));
+    due
+}
+
+/// The seats that committed, and of which the receipt says what it fetched.
+pub fn named<'a>(view: &'a WindowView, receipt: &'a Receipt) -> impl Iterator<Item = Uid> + 'a {
+    let faulty = receipt.attestation.faulty.iter().map(|said| said.uid);
+    let held = receipt.judgement.iter().flat_map(|judgement| &judgement.held).copied();
+    let named = receipt.attestation.valid.iter().copied().chain(faulty).chain(held);
+    named.filter(|uid| view.commitments.iter().any(|(committed, _)| committed == uid))
 }

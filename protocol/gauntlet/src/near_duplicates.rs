@@ -9,35 +9,35 @@
 //! (PROT-24) and the earlier window tell them apart ([`is_copied`]). A seat whose own data shows is never penalised
 //! for what others do.
 //!
-//! A window of 1,000 contributions has four million pairs of 2,048 terms. `search` sums the pairs side by side and
-//! stops where the rest of the terms cannot make a near-duplicate any more.
-
-mod search;
+//! A window of 1,000 contributions has four million pairs of 2,048 terms. [`Sketches::near_duplicates`] compares one
+//! pair after the other and is the reference of a faster search with the same bits (`daemon/measure`).
 
 use super::exact;
 use protocol::{Digest, Uid, Window, contribution::Sparse};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Sums in a sketch. The similarity of two independent contributions is 0 ± 1/√2048, that is 0.022.
-const SUMS: usize = 2048;
+/// Number of sums in a sketch. The similarity of two independent contributions is 0 ± 1/√2048, that is 0.022.
+pub const SUMS: usize = 2048;
 /// From this similarity on, two contributions are near-duplicates. `docs/gauntlet.md` has measurements of independent
 /// work.
 pub const ALIKE_MIN: f64 = 0.9;
 /// Earlier windows that a window is compared with.
 pub const WINDOWS_KEPT: u32 = 3;
 
-/// Terms of a product between two looks at whether it can still be a near-duplicate's.
-const STEP: usize = 128;
+/// Interval of a sketch's tail norms, in sums.
+pub const STEP: usize = 128;
 
 /// A summary of a contribution, for comparison. Each tensor has the same weight: scaling all values, or one tensor's,
 /// hides nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sketch {
-    sums: Vec<f32>,
-    norm: f64,
+    /// [`SUMS`] values.
+    pub sums: Vec<f32>,
+    /// The norm of all sums.
+    pub norm: f64,
     /// The norm of the sums that follow the first [`STEP`], the first two times `STEP`, and so on.
-    tails: [f64; SUMS / STEP],
+    pub tails: [f64; SUMS / STEP],
 }
 
 /// The contribution that another one is most similar to.
@@ -78,7 +78,8 @@ impl Sketch {
         Sketch::from_sums(sums)
     }
 
-    fn from_sums(sums: Vec<f64>) -> Sketch {
+    /// A sketch of these sums, [`SUMS`] of them.
+    pub fn from_sums(sums: Vec<f64>) -> Sketch {
         let norm = libm::sqrt(sums.iter().map(|sum| sum * sum).sum());
         let sums: Vec<f32> = sums.into_iter().map(|sum| sum as f32).collect();
         let (mut tails, mut squares) = ([0.0; SUMS / STEP], 0.0);
@@ -105,19 +106,14 @@ impl Sketches {
     }
 
     /// The near-duplicate of each seat of `window` that has one: the most similar; among equals the earliest, then
-    /// the lowest uid. On all threads of the pool, with the same result for any number of them.
+    /// the lowest uid.
     pub fn near_duplicates(&self, window: Window) -> BTreeMap<Uid, NearDuplicate> {
-        search::near_duplicates(self, window)
-    }
-
-    /// The reference of [`Sketches::near_duplicates`]: one pair after the other, each to its last term.
-    pub fn near_duplicates_reference(&self, window: Window) -> BTreeMap<Uid, NearDuplicate> {
         let mut found = BTreeMap::new();
-        for (uid, (_, sketch)) in self.windows.get(&window).into_iter().flatten() {
+        for (uid, sketch) in self.of_window(window) {
             for (kept, other, digest, theirs) in self.until(window) {
-                if (kept, other) != (window, *uid) {
+                if (kept, other) != (window, uid) {
                     let alike = sketch.alike(theirs);
-                    keep_closest(&mut found, *uid, NearDuplicate { uid: other, window: kept, digest, alike });
+                    keep_closest(&mut found, uid, NearDuplicate { uid: other, window: kept, digest, alike });
                 }
             }
         }
@@ -129,8 +125,13 @@ impl Sketches {
         self.until(Window(u32::MAX)).map(|(window, uid, digest, _)| (window, uid, digest))
     }
 
+    /// The sketches of `window`, in uid order.
+    pub fn of_window(&self, window: Window) -> impl Iterator<Item = (Uid, &Sketch)> {
+        self.windows.get(&window).into_iter().flatten().map(|(uid, (_, sketch))| (*uid, &**sketch))
+    }
+
     /// The sketches of `window` and of earlier ones, the earliest first, in uid order.
-    fn until(&self, window: Window) -> impl Iterator<Item = (Window, Uid, Digest, &Sketch)> {
+    pub fn until(&self, window: Window) -> impl Iterator<Item = (Window, Uid, Digest, &Sketch)> {
         self.windows.range(..=window).flat_map(|(window, seats)| {
             seats.iter().map(|(uid, (digest, sketch))| (*window, *uid, *digest, &**sketch))
         })
@@ -138,14 +139,14 @@ impl Sketches {
 }
 
 /// Notes `candidate` for `uid` if it is similar enough, and more so than those noted before.
-fn keep_closest(found: &mut BTreeMap<Uid, NearDuplicate>, uid: Uid, candidate: NearDuplicate) {
+pub fn keep_closest(found: &mut BTreeMap<Uid, NearDuplicate>, uid: Uid, candidate: NearDuplicate) {
     if ALIKE_MIN <= candidate.alike && found.get(&uid).is_none_or(|best| best.alike < candidate.alike) {
         found.insert(uid, candidate);
     }
 }
 
 /// The similarity of two sketches by the product of their sums and that of their norms. 0 if one has no norm.
-fn cosine(product: f64, norms: f64) -> f64 {
+pub fn cosine(product: f64, norms: f64) -> f64 {
     if norms.is_nan() || norms <= 0.0 {
         return 0.0;
     }
@@ -177,7 +178,6 @@ fn mix(name: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
     use protocol::contribution::SparseTensor;
 
     /// Pseudo-random entries, independent for each `name`.
@@ -293,59 +293,6 @@ mod tests {
         assert!(!found.contains_key(&Uid(2)), "window 1 is dropped");
         assert_eq!(found[&Uid(3)].window, Window(2));
         assert!(kept.near_duplicates(Window(9)).is_empty());
-    }
-
-    /// The sums of a sketch: `of` names the work, `kind` what was done to it.
-    fn sums(of: u64, kind: u8, noise: f64) -> Vec<f64> {
-        let random =
-            |name: u64, term: usize| (mix(name << 32 | term as u64) >> 11) as f64 / (1u64 << 52) as f64 - 1.0;
-        let own = |term: usize| random(of, term);
-        let other = |term: usize| random(of + 1_000, term);
-        let term: Box<dyn Fn(usize) -> f64> = match kind {
-            // A copy, scaled.
-            1 => Box::new(|term| 4.0 * own(term)),
-            // The opposite.
-            2 => Box::new(|term| -own(term)),
-            // A near-copy at the threshold.
-            3 => Box::new(|term| {
-                ALIKE_MIN * own(term) + (1.0 - ALIKE_MIN * ALIKE_MIN).sqrt() * other(term) + noise
-            }),
-            // Nothing that the first steps could see.
-            4 => Box::new(|term| if term < SUMS - STEP { 0.0 } else { own(term) }),
-            5 => Box::new(|_| 0.0),
-            6 => Box::new(|term| if term == (of % 64) as usize * 32 { f64::NAN } else { own(term) }),
-            7 => Box::new(|term| if term == (of % 64) as usize * 32 { f64::MAX } else { own(term) }),
-            // Values whose squares vanish.
-            8 => Box::new(|term| 1e-40 * own(term)),
-            _ => Box::new(own),
-        };
-        (0..SUMS).map(term).collect()
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-
-        #[test]
-        fn the_search_finds_what_one_pair_after_the_other_finds(
-            seats in prop::collection::vec((0u32..5, 0u16..40, 0u64..6, 0u8..10, -1e-3..1e-3f64), 0..60),
-        ) {
-            let mut sketches = Sketches::default();
-            let (mut seats, last) = (seats, Window(4));
-            // Windows come in order.
-            seats.sort_by_key(|(window, ..)| *window);
-            for (window, uid, of, kind, noise) in seats {
-                let digest = Digest::of(&[uid.to_le_bytes(), (window as u16).to_le_bytes()].concat());
-                sketches.add(Window(window), Uid(uid), digest, Sketch::from_sums(sums(of, kind, noise)));
-            }
-            for window in (0..=last.0).map(Window) {
-                let bits = |found: BTreeMap<Uid, NearDuplicate>| -> Vec<_> {
-                    found.into_iter().map(|(uid, near)| (uid, near, near.alike.to_bits())).collect()
-                };
-                let found = bits(sketches.near_duplicates(window));
-                prop_assert!(found.iter().all(|(_, near, _)| (ALIKE_MIN..=1.0).contains(&near.alike)));
-                prop_assert_eq!(found, bits(sketches.near_duplicates_reference(window)));
-            }
-        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The gauntlet's input: everything that a validator knows of a window's seats.
 
 use super::{exact, near_duplicates::NearDuplicate};
-use protocol::SeatId;
+use protocol::{Digest, SeatId};
 use serde::{Deserialize, Serialize};
 
 /// One seat's window, as this validator observed it.
@@ -41,6 +41,15 @@ pub enum Observed {
         #[serde(rename = "twin")]
         near_duplicate: Option<NearDuplicate>,
     },
+}
+
+/// The seeds of a window's measurements (PROT-2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seeds {
+    /// Of the common sequences that are the same for all validators.
+    pub probe: Digest,
+    /// Of all other sequences, with the validator's salt.
+    pub own: Digest,
 }
 
 /// The label of a fault that two thirds of the stake attested, and this validator did not see.
@@ -88,7 +97,7 @@ impl LossPair {
 }
 
 /// The loss, within [`LOSS_MIN`] and [`LOSS_MAX`].
-pub(crate) fn bounded(loss: f64) -> f64 {
+pub fn bounded(loss: f64) -> f64 {
     if loss.is_finite() { loss.clamp(LOSS_MIN, LOSS_MAX) } else { LOSS_MAX }
 }
 

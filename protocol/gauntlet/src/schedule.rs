@@ -113,7 +113,7 @@ fn first_u64(digest: &Digest) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gauntlet::{Evidence, LossPair, Measured, Observed, judge};
+    use crate::{Evidence, LossPair, Measured, Observed, judge};
     use proptest::prelude::*;
     use protocol::{Block, RunParams};
 

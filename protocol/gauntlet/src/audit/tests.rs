@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::{
-    gather::order::unweighted_max,
-    gauntlet::{self, Evidence, LossPair as Pair, Measured, Reputations as Remembering},
+    self as gauntlet, Evidence, LossPair as Pair, Measured, Reputations as Remembering,
+    form::{self, Plan},
+    gathering::unweighted_max,
     probes,
-    report::form::{self, Plan},
 };
 use protocol::{
     Block, Digest, GenesisHash, Hotkey, Role, RunId, RunParams, SeatId, Window,
@@ -701,8 +701,8 @@ fn missing_facts_are_listed_and_are_no_difference() {
 #[test]
 fn an_audit_fetches_no_more_than_a_window_costs_a_validator() {
     let mut facts = honest();
-    let fetched = |facts: &Facts| gather::to_fetch(&facts.view, &facts.receipt, &facts.params);
-    let honest = gather::named(&facts.view, &facts.receipt).collect();
+    let fetched = |facts: &Facts| to_fetch(&facts.view, &facts.receipt, &facts.params);
+    let honest = named(&facts.view, &facts.receipt).collect();
     assert!(fetched(&facts).is_superset(&honest), "all that an honest receipt names is fetched");
     let before = unchecked(&facts);
     // A receipt that calls each of a crowd of 400 commitments valid.

@@ -1,12 +1,11 @@
-//! Measures what each contribution does to the loss, on the seat's own sequences and on common ones (PROT-22).
-//!
-//! One model is in memory: a contribution is applied to it as a sparse delta and undone exactly. Losses without it
-//! are computed for many seats at a time. Each contribution gets a sketch, measured or not: sketches show
-//! near-duplicates.
+#![doc = include_str!("../README.md")]
 
-use crate::gauntlet::{LossPair, Measured, NearDuplicate, Sketch, Sketches, evidence::bounded};
+pub mod audit;
+pub mod near_duplicates;
+
 use daemon::{Codec, Follower, HeldContribution, ModelState, Row, durable::FileError};
 use dataset::{Dataset, LossEstimate, ReadError};
+use gauntlet::{LossPair, Measured, NearDuplicate, Seeds, Sketch, Sketches, evidence::bounded};
 use nn::{Evaluator, ModelError};
 use protocol::{
     Digest, RunParams, Uid, Window,
@@ -53,15 +52,6 @@ pub enum EvaluateError {
     Model(#[from] ModelError),
     #[error("the contribution of uid {uid} was decoded when it was gathered, and cannot be decoded now")]
     Decode { uid: Uid, source: DecodeError },
-}
-
-/// The seeds of a window's measurements (PROT-2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seeds {
-    /// Of the common sequences that are the same for all validators.
-    pub probe: Digest,
-    /// Of everything else, with the validator's salt.
-    pub own: Digest,
 }
 
 /// What to measure, in which order, on which sequences.
@@ -245,7 +235,7 @@ pub fn measure(
     Ok(Measurements {
         held_out,
         seats,
-        near_duplicates: sketches.near_duplicates(job.window),
+        near_duplicates: near_duplicates::near_duplicates(&sketches, job.window),
         sketches,
         seconds: started.elapsed().as_secs_f64(),
     })

@@ -1,11 +1,9 @@
 //! Compares a validator's receipt with public data, and lists the differences (PROT-27).
 //!
-//! [`audit()`] is a pure function of [`Facts`]. [`gather`] gets them from the chain, the buckets and the dataset, and
-//! by repeating merge and measurements. [`unchecked()`] lists what the facts do not cover: it is no evidence.
+//! [`audit()`] is a pure function of [`Facts`]. `daemon/measure` gets them from the chain, the buckets and the dataset,
+//! and by repeating merge and measurements. [`unchecked()`] lists what the facts do not cover: it is no evidence.
 //!
 //! Everything but losses is compared to the last bit; see [`TOLERANCE`].
-
-pub mod gather;
 
 mod compare;
 mod difference;
@@ -17,7 +15,8 @@ mod unchecked;
 mod window;
 
 pub use difference::{Difference, Kind, Moment};
-pub use facts::{Facts, Found, RevealedWeights};
+pub use facts::{Facts, Found, RevealedWeights, named, to_fetch};
+pub use judgement::measured_seats;
 pub use unchecked::{Unchecked, unchecked};
 pub use window::dissent;
 

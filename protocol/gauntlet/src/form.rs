@@ -3,8 +3,8 @@
 //! Every struct is destructured field by field: a new field of the gauntlet that is not in the receipt does not
 //! compile.
 
-use crate::gauntlet::{
-    self, Evidence, LossPair, Measured, NearDuplicate, Observed, OwnData, Rating, Reputation, Reputations,
+use crate::{
+    Evidence, LossPair, Measured, NearDuplicate, Observed, OwnData, Rating, Reputation, Reputations,
     SeatReport, Verdict, WindowScore,
 };
 use protocol::{
@@ -241,5 +241,5 @@ pub fn judged_again(
     receipt: &receipt::Receipt,
     judgement: &receipt::Judgement,
 ) -> Verdict {
-    gauntlet::judge(params, &remembered(&receipt.before), receipt.window, &evidence(judgement))
+    crate::judge(params, &remembered(&receipt.before), receipt.window, &evidence(judgement))
 }

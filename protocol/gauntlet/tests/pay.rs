@@ -2,17 +2,17 @@
 //! cheats.
 //!
 //! ```text
-//! cargo test -p validator --test pay -- --nocapture    # prints the tables
+//! cargo test -p mettle-gauntlet --test pay -- --nocapture    # prints the tables
 //! ```
 //!
 //! The losses are drawn like those of real training (the regimes below are from `validator/examples/honest-work.rs`).
 //! Only the gauntlet is tested, without a device.
 
-use protocol::{Block, Digest, RunParams, SeatId, Uid, Window};
-use std::collections::BTreeMap;
-use validator::gauntlet::{
+use mettle_gauntlet::{
     Evidence, LossPair, Measured, NearDuplicate, Observed, Reputations, judge, weights, whom_to_evaluate,
 };
+use protocol::{Block, Digest, RunParams, SeatId, Uid, Window};
+use std::collections::BTreeMap;
 
 /// Sequences of each kind, as by default.
 const K: u64 = 64;
