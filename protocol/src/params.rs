@@ -485,7 +485,7 @@ impl Default for RunParams {
             merge_density: Density(1024),
             merge_rule: MergeRule::MeanOverHits,
             error_feedback_decay: F32Bits::of(0.95),
-            // A mean over hits is longer than a mean over all (docs/adr/0008-newcomers-and-outer-rate.md).
+            // A mean over hits is longer than a mean over all (docs/adr/0008-merge.md).
             outer_rate: F32Bits::of(0.7),
             evaluation_fraction: F32Bits::of(0.2),
             evaluation_sequences: 64,
