@@ -21,7 +21,7 @@ use std::{sync::Arc, time::Duration};
 
 /// The default of [`MinerOptions::ahead`].
 pub const AHEAD: f64 = 0.5;
-/// The default of [`MinerOptions::residual_share`] (ADR 0073).
+/// The default of [`MinerOptions::residual_share`] (ADR 0046).
 pub const RESIDUAL_SHARE: f64 = 0.5;
 /// Between two tries of an upload.
 const RETRY_UPLOAD: Duration = Duration::from_millis(500);

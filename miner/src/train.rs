@@ -31,7 +31,7 @@ pub struct Trained {
     pub data_seconds: f64,
 }
 
-/// How a window is cut into steps, and where in the run it is. Learning rates follow the run, not the seat (ADR 0074).
+/// How a window is cut into steps, and where in the run it is. Learning rates follow the run, not the seat (ADR 0046).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowSteps {
     /// Sequences of one step of this miner.

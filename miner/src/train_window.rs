@@ -381,7 +381,7 @@ struct ResidualShare {
 
 impl ResidualShare {
     /// The share in `window`. It rises to `most` over the run's first ten windows: the model moves fast then, and what is
-    /// held back is soon out of date (ADR 0073).
+    /// held back is soon out of date (ADR 0046).
     fn of(most: f64, window: Window) -> f32 {
         (most * f64::from(window.0.min(10)) / 10.0) as f32
     }

@@ -1,4 +1,4 @@
-//! A validator that merges holds no whole row of its model in memory of its own (ADR 0049).
+//! A validator that merges holds no whole row of its model in memory of its own (ADR 0003).
 
 use serde_json::Value;
 use std::process::Command;

@@ -52,7 +52,7 @@ pub enum StateError {
 /// the format is a new version.
 const INLINE: u16 = 2;
 /// The version of the format that names rows: the same beginning, then [`NamedRows`]. The rows are files of their own
-/// (ADR 0049).
+/// (ADR 0003).
 const NAMED: u16 = 3;
 
 /// The rows of a state: how many values each has, and the roots that name their files.

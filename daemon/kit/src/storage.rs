@@ -1,7 +1,7 @@
 //! Where a node keeps what is as large as its model: rows of values, and the bytes of objects.
 //!
 //! A small row is a vector. A large one is a file that is mapped into memory: the system drops its pages whenever it
-//! needs them for something else, so a process needs little memory of its own for any model (ADR 0049).
+//! needs them for something else, so a process needs little memory of its own for any model (ADR 0003).
 //!
 //! ```text
 //! DIRECTORY/rows/.row.unfinished-…    a row of this process, removed with its last owner

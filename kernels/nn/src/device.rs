@@ -157,7 +157,7 @@ impl Device {
         }
     }
 
-    /// The engine that computes: the one that was named, else the fused one (`docs/adr/0035`).
+    /// The engine that computes: the one that was named, else the fused one (`docs/adr/0025`).
     pub fn engine(&self) -> EngineKind {
         self.engine.unwrap_or(EngineKind::Fused)
     }

@@ -62,7 +62,7 @@ impl ModelConfig {
     /// Values of all tensors at most: 1 TiB of `f32`. A specification comes from other parties.
     ///
     /// Formats count no more than the values of one tensor, the bytes of one section and the pieces of a checkpoint in
-    /// 32 bits (docs/adr/0052-large-models.md).
+    /// 32 bits (docs/adr/0003-model-state.md).
     pub const VALUES_MAX: u64 = 1 << 38;
 
     /// A shape by name; set `vocab` to that of the tokenizer.

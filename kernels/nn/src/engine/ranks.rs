@@ -1,13 +1,13 @@
 //! Data parallel training: several ranks, each with an engine that has all weights, train one model (ADR 0050).
 //!
 //! Each rank owns a part of every tensor: the sum of its gradient, its moments, and its step (ZeRO-2, Rajbhandari et
-//! al., 2020; ADR 0067). A step deals its micro-batches to the ranks in turns. While the backward pass goes from the
+//! al., 2020; ADR 0050). A step deals its micro-batches to the ranks in turns. While the backward pass goes from the
 //! last tensor to the first, each tensor's gradient is added to the sums of its owners, in the order of the
 //! micro-batches, and dropped. After its step every rank gives its weights to all others.
 //!
 //! On a CPU a turn is one micro-batch per rank. All sums are those of one engine, in the same order, so any number of
 //! ranks gives the bits of one. An engine on a GPU with several micro-batches in a step adds them up on the device,
-//! in a whole gradient (ADR 0055): a step is one turn, its gradient crosses the bus once, and the last bits depend on
+//! in a whole gradient (ADR 0072): a step is one turn, its gradient crosses the bus once, and the last bits depend on
 //! the number of ranks.
 //!
 //! Every tensor is divided among all ranks, so that all receive at once. Values go through the machine's memory in

@@ -115,7 +115,7 @@ fn ranks_have_whole_weights_and_divide_the_optimiser() {
     let parameters = shape.parameters() as u64;
     let eight = PlanInput { parameters, ranks: 8, ..input() };
     let of = plan(&PlanInput { shape: Some(shape.clone()), ..eight.clone() });
-    // ADR 0067: 44.7 GiB on each GPU.
+    // ADR 0050: 44.7 GiB on each GPU.
     let rank = number(&of, "miner", "rank_device_bytes");
     within(rank / f64::from(1 << 30), 44.7, 0.001);
     assert_eq!(number(&of, "miner", "device_bytes"), 8.0 * rank);
