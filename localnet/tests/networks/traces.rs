@@ -1,5 +1,5 @@
 //! The spans of a network of real processes, at a collector in this process; and what the network does while the
-//! collector is busy, hangs or is away (ADR 0066).
+//! collector is busy, hangs or is away (ADR 0058).
 
 use crate::support::{self, Net, WHEN_IDLE, harness, last_finalised, merged_since};
 use libtest_mimic::Trial;
