@@ -258,7 +258,7 @@ class Drill:
         self.chain_port = plan["chain"]["embedded"]["port"]
         self.admin_port, self.token = plan["store_admin"]
         self.uids = {seat["name"]: seat["uid"] for seat in plan["seats"]}
-        self.cheat = next(seat["uid"] for seat in plan["seats"] if seat["conduct"] == "false-merge")
+        self.cheat = next(seat["uid"] for seat in plan["seats"] if seat["strategy"] == "false-merge")
         self.forwarder = Forwarder(self.chain_port)
         self.seats = [Seat(self, "by-forwarder", self.forwarder.port), Seat(self, "by-tmpfs", self.chain_port)]
 

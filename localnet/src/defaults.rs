@@ -68,7 +68,7 @@ pub fn params(finality_lag: u32) -> RunParams {
 /// The economic parameters of the run.
 pub fn terms() -> Terms {
     Terms {
-        electorate_max: 16,
+        active_set_max: 16,
         absence_windows: 6,
         validator_stake_min: Amount::mtl(100).0,
         miner_stake_min: Amount::mtl(1).0,

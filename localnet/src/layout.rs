@@ -26,7 +26,6 @@ pub struct Plan {
     pub version: u32,
     pub chain: ChainPlan,
     /// The host at which the seats reach the store and the development chain.
-    #[serde(alias = "store_host")]
     pub host: String,
     pub store_port: u16,
     pub finality_lag: u32,
@@ -40,9 +39,8 @@ pub struct Plan {
     /// What the seats compute on; by default the CPU.
     #[serde(default)]
     pub device: Option<nn::Device>,
-    /// The size of the sample on which the held-out loss is measured, of which each validator has a part. In networks
-    /// of older releases, each validator measures the same default.
-    #[serde(default)]
+    /// The size of the sample on which the held-out loss is measured, of which each validator has a part.
+    /// Without it, each validator measures its default.
     pub held_out_sequences: Option<u64>,
     /// Buckets of participants that are not of this network, added by `localnet store add`.
     #[serde(default)]
@@ -101,7 +99,6 @@ pub struct SeatPlan {
     pub name: String,
     pub uid: u16,
     /// [`crate::seats::HONEST`], or the name of an adversary.
-    #[serde(rename = "conduct", default = "honest")]
     pub strategy: String,
     pub access_key: String,
     pub secret_key: String,
@@ -120,10 +117,6 @@ pub struct BucketPlan {
     pub name: String,
     pub access_key: String,
     pub secret_key: String,
-}
-
-fn honest() -> String {
-    crate::seats::HONEST.to_owned()
 }
 
 pub const PLAN_VERSION: u32 = 2;
@@ -318,7 +311,7 @@ mod tests {
             role: protocol::Role::Miner,
             name: name.into(),
             uid: 0,
-            strategy: honest(),
+            strategy: crate::seats::HONEST.to_owned(),
             access_key: String::new(),
             secret_key: String::new(),
             bucketless: false,

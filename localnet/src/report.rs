@@ -61,7 +61,6 @@ pub struct SeatReport {
     pub name: String,
     pub role: Role,
     /// `honest`, the name of an adversary, or `external`.
-    #[serde(rename = "conduct")]
     pub strategy: String,
     pub uid: u16,
     /// Miners: windows with a commitment.
@@ -71,7 +70,7 @@ pub struct SeatReport {
     /// Miners: windows in which the contribution was selected. Validators: windows voted in.
     pub selected: u32,
     /// Validators: windows in which the vote differed from that of two thirds.
-    pub dissents: u32,
+    pub minority_votes: u32,
     /// Miners: mean loss taken away on common sequences, over all judgements. In nats per token.
     pub mean_common_gain: Option<f64>,
     /// Miners that trained: the share of the training time, over all sessions, that was spent waiting for data.
@@ -107,7 +106,7 @@ impl Report {
                 committed: seen.committed,
                 attested: seen.attested,
                 selected: seen.selected,
-                dissents: seen.dissents,
+                minority_votes: seen.minority_votes,
                 mean_common_gain: (!seen.gains.is_empty()).then_some(mean),
                 data_wait_share: seen.data_wait_share(),
                 final_weight: observer.weights.get(&uid).copied().unwrap_or(0),
@@ -198,11 +197,11 @@ impl Report {
                     format!("weight {}{}", units::percent(share), gain.unwrap_or_default())
                 }
                 Role::Validator => {
-                    let dissents = match seat.dissents {
+                    let minority_votes = match seat.minority_votes {
                         0 => String::new(),
-                        dissents => format!(", {dissents} of them against two thirds"),
+                        minority_votes => format!(", {minority_votes} of them against two thirds"),
                     };
-                    format!("attested {}, voted {}{dissents}", seat.attested, seat.selected)
+                    format!("attested {}, voted {}{minority_votes}", seat.attested, seat.selected)
                 }
             };
             let restarts = match seat.restarts {

@@ -16,7 +16,7 @@ use daemon::{
     Flags, Metrics, NodeContext, ServiceManager, Settings, SyncDriver,
     config::{TrainEngine, TrainFile},
     metrics::MetricsFlag,
-    moved, program,
+    program,
     traces::Collector,
 };
 use futures::future::LocalBoxFuture;
@@ -54,9 +54,6 @@ enum Command {
         #[arg(long, value_name = "DIR", env = "METTLE_DIRECTORY", default_value = "mettle-data")]
         directory: PathBuf,
     },
-    /// A command that moved to `mettle`.
-    #[command(external_subcommand)]
-    Moved(Vec<OsString>),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -86,9 +83,6 @@ pub fn main() -> ExitCode {
 pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match Cli::parse_from(arguments).command {
         Command::Worker => program::run_to_exit(Box::pin(ranks::child())),
-        Command::Moved(arguments) => {
-            program::run_to_exit(Box::pin(async move { moved::forward(Role::Miner, &arguments) }))
-        }
         Command::Start(start) => {
             program::run_to_exit(self::start(*start, Box::new(|_| Box::new(DefaultStrategy))))
         }

@@ -1,6 +1,6 @@
 --------------------------------- MODULE Seats ---------------------------------
 (* Money over several epochs: validators' seats that change hands, the stake that counts, slashes and pay (PROT-3, 21, 29, 32).
-   Calls and tasks are those of `contracts/registry`, `contracts/windows` (`electorate.rs`, `permits.rs`) and `contracts/rewards`.
+   Calls and tasks are those of `contracts/registry`, `contracts/windows` (`active_set.rs`, `permits.rs`) and `contracts/rewards`.
    Each account registers once: a hotkey is used once in a run. Every account may do all that the rules allow; `First` holds the
    seats as the run begins, the others come with money of their own. Amounts are whole units. *)
 EXTENDS Naturals, FiniteSets, TLC

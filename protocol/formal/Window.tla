@@ -12,13 +12,13 @@
 EXTENDS Integers, Sequences, FiniteSets
 
 CONSTANTS
-    Steady, Faltering, Dishonest,                   \* the validators of the electorate (PROT-3)
+    Steady, Faltering, Dishonest,                   \* the validators of the active_set (PROT-3)
     StakeSteady, StakeFaltering, StakeDishonest,    \* what each one of a kind has at stake
     Diligent, Crooked,                              \* the miners
     Windows,                                        \* how many windows there are
     Places, MinContributions,                       \* of a selection (PROT-16)
     Hidden,                                         \* whether attestations and votes are bound first and shown later (PROT-30)
-    MayPause,                                       \* whether the electorate may be below its quorum as a window opens (PROT-3)
+    MayPause,                                       \* whether the active_set may be below its quorum as a window opens (PROT-3)
     None,                                           \* nothing
     Lies,                                           \* updates that are no merge of anything, which the dishonest may vote
     \* What would be wrong. Each is FALSE but in the cases that show what a rule is for.
@@ -51,7 +51,7 @@ StakeOf(group) ==
         + StakeFaltering * Cardinality(group \intersect Faltering)
         + StakeDishonest * Cardinality(group \intersect Dishonest)
 
-(* `select::two_thirds`: of the whole electorate's stake, absent members included. *)
+(* `select::two_thirds`: of the whole active_set's stake, absent members included. *)
 TwoThirds(group) == 3 * StakeOf(group) >= 2 * StakeOf(Validators)
 
 --------------------------------------------------------------------------------

@@ -57,7 +57,6 @@ pub struct RunParams {
     pub evaluation_sequences: u32,
     /// By how much a loss that a validator shows may differ from the one that most stake measured, in millionths of a
     /// nat per token (PROT-30).
-    #[serde(default = "probe_tolerance")]
     pub probe_tolerance: u32,
     /// `E_max`: no seat waits longer for its evaluation (PROT-28).
     pub evaluation_wait_max: u32,
@@ -98,12 +97,12 @@ pub struct TermsLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct Terms {
-    /// `V`: validators in the electorate, at most (PROT-3).
-    pub electorate_max: u16,
-    /// `M`: windows without an attestation after which a validator leaves the electorate, until it attests again
+    /// `V`: validators in the active set, at most (PROT-3).
+    pub active_set_max: u16,
+    /// `M`: windows without an attestation after which a validator leaves the active set, until it attests again
     /// (PROT-3).
     pub absence_windows: u32,
-    /// `q_min`: the electorate's share of all bonded validator stake under which the run pauses (PROT-3).
+    /// `q_min`: the active set's share of all bonded validator stake under which the run pauses (PROT-3).
     pub quorum: Permille,
     /// The least a validator must have staked itself.
     pub validator_stake_min: u128,
@@ -314,7 +313,7 @@ impl Terms {
     /// Checks every bound that no later rule checks again.
     pub fn validate(&self) -> Result<(), ParamsError> {
         for (name, value) in [
-            ("electorate_max", self.electorate_max.into()),
+            ("active_set_max", self.active_set_max.into()),
             ("absence_windows", self.absence_windows),
             ("miner_seats_max", self.miner_seats_max.into()),
             ("validator_seats_max", self.validator_seats_max.into()),
@@ -350,7 +349,7 @@ impl Terms {
     /// empties the treasury sooner).
     pub fn worsened_by(&self, new: &Terms) -> bool {
         let Terms {
-            electorate_max,
+            active_set_max,
             absence_windows,
             quorum,
             validator_stake_min,
@@ -365,7 +364,7 @@ impl Terms {
             emission_halving_epochs,
             shares: PayShares { miners, validators, owner, burn },
         } = *self;
-        let lower = new.electorate_max < electorate_max
+        let lower = new.active_set_max < active_set_max
             || new.absence_windows < absence_windows
             || new.miner_seats_max < miner_seats_max
             || new.validator_seats_max < validator_seats_max
@@ -460,11 +459,6 @@ impl From<F32Bits> for f32 {
     }
 }
 
-/// The tolerance of a run that names none: two hundred times the difference between two machines.
-fn probe_tolerance() -> u32 {
-    100
-}
-
 /// The defaults that PROTOCOL names, with a schedule of 115 blocks. A real run sets its own.
 impl Default for RunParams {
     fn default() -> RunParams {
@@ -489,7 +483,8 @@ impl Default for RunParams {
             outer_rate: F32Bits::of(0.7),
             evaluation_fraction: F32Bits::of(0.2),
             evaluation_sequences: 64,
-            probe_tolerance: probe_tolerance(),
+            // Two hundred times the difference between two machines.
+            probe_tolerance: 100,
             evaluation_wait_max: 10,
             places: 20,
             reserve_places: 4,
@@ -520,7 +515,7 @@ impl Default for TermsLimits {
 impl Default for Terms {
     fn default() -> Terms {
         Terms {
-            electorate_max: 64,
+            active_set_max: 64,
             absence_windows: 20,
             quorum: Permille(500),
             validator_stake_min: 1_000_000_000_000,
@@ -601,8 +596,8 @@ mod tests {
         let refused = |terms: Terms| terms.validate().unwrap_err();
         assert_eq!(refused(Terms { quorum: Permille(1001), ..terms }), ParamsError::Quorum);
         assert_eq!(
-            refused(Terms { electorate_max: 0, ..terms }),
-            ParamsError::Zero { name: "electorate_max" }
+            refused(Terms { active_set_max: 0, ..terms }),
+            ParamsError::Zero { name: "active_set_max" }
         );
         assert_eq!(refused(Terms { equivocation_slash: Permille(1001), ..terms }), ParamsError::Slash);
         assert_eq!(refused(Terms { unbonding_windows: u32::MAX, ..terms }), ParamsError::Unbonding);
@@ -641,7 +636,7 @@ mod tests {
         assert!(!now.worsened_by(&now));
         // Each pair: the change in the direction that harms, and back.
         for worse in [
-            Terms { electorate_max: 63, ..now },
+            Terms { active_set_max: 63, ..now },
             Terms { absence_windows: 19, ..now },
             Terms { validator_stake_min: now.validator_stake_min + 1, ..now },
             Terms { miner_stake_min: now.miner_stake_min + 1, ..now },
@@ -666,7 +661,7 @@ mod tests {
             assert!(now.worsened_by(&either) && either.worsened_by(&now), "{either:?}");
         }
         // One term that is worse outweighs all that are better.
-        assert!(now.worsened_by(&Terms { electorate_max: 65, equivocation_slash: Permille(101), ..now }));
+        assert!(now.worsened_by(&Terms { active_set_max: 65, equivocation_slash: Permille(101), ..now }));
     }
 
     #[test]

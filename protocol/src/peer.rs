@@ -277,7 +277,7 @@ pub fn receivers(view: &WindowView, run: RunId, endpoint: &str) -> Vec<Uid> {
     let seed = assign::seed(assign::domain::RECEIVERS, run, view.window, &hash);
     let rank = |validator: Uid| Digest::of_parts(&[&seed.0, &validator.0.to_le_bytes(), endpoint.as_bytes()]);
     let mut order: Vec<(Digest, Uid)> =
-        view.electorate.iter().map(|(validator, _)| (rank(*validator), *validator)).collect();
+        view.active_set.iter().map(|(validator, _)| (rank(*validator), *validator)).collect();
     order.sort_unstable();
     order.into_iter().map(|(_, validator)| validator).collect()
 }
@@ -372,7 +372,7 @@ mod tests {
             evaluation_hash: None,
             slots: Vec::new(),
             cursor: 0,
-            electorate: (0..8).map(|uid| (Uid(uid), 1)).collect(),
+            active_set: (0..8).map(|uid| (Uid(uid), 1)).collect(),
             lineage: Digest::default(),
             weights: Vec::new(),
             commitments: commitments.iter().map(|(uid, byte)| (Uid(*uid), Digest([*byte; 32]))).collect(),

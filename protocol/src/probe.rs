@@ -178,7 +178,7 @@ pub fn draw(run: RunId, first: Window, opening_hash: &Digest, selected: &[(Windo
     drawn
 }
 
-/// Judges what the validators of an electorate showed of `drawn` contributions, each by the others (PROT-30).
+/// Judges what the validators of an active set showed of `drawn` contributions, each by the others (PROT-30).
 ///
 /// The right losses are the medians by stake of those shown, sequence by sequence. They count if more than half of all
 /// stake showed losses within `tolerance` of them: so less than half of the stake cannot make others wrong.

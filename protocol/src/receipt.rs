@@ -67,12 +67,10 @@ pub struct Receipt {
     pub previous: Option<PreviousReceipt>,
     /// The salt of this window, whose digest is on the chain since before it opened (PROT-2).
     pub salt: [u8; 32],
-    #[serde(rename = "attested")]
     pub attestation: Attestation,
     /// What it merged and voted; `None` where it could not.
     pub merged: Option<MergeRecord>,
     /// Its signatures under both, which the chain takes as evidence (PROT-21).
-    #[serde(rename = "stated")]
     pub statements: Statements,
     /// What it remembered of every seat when it judged.
     pub before: Reputations,
@@ -141,7 +139,6 @@ pub struct Reputations {
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
 pub struct SeatReputation {
     pub seat: SeatId,
-    #[serde(rename = "standing")]
     pub reputation: Reputation,
 }
 
@@ -151,10 +148,8 @@ pub struct Reputation {
     pub mu: ExactF64,
     pub sigma: ExactF64,
     /// `m`.
-    #[serde(rename = "mark")]
     pub own_data_score: ExactF64,
     /// Of `m`, from the errors of what it was made of.
-    #[serde(rename = "mark_variance")]
     pub own_data_variance: ExactF64,
     /// Oldest first.
     pub penalties: Vec<Penalty>,
@@ -238,7 +233,7 @@ pub struct SeatJudgement {
 pub enum Observed {
     /// Committed nothing.
     Absent,
-    /// Committed, and neither the electorate nor this validator can say what.
+    /// Committed, and neither the active set nor this validator can say what.
     Unobserved,
     /// Two thirds of the stake say that it is faulty.
     Faulty {
@@ -253,7 +248,6 @@ pub enum Observed {
         /// `None` where its turn did not come.
         measured: Option<Measured>,
         /// The contribution that this one is most like, where that is more than independent work can be.
-        #[serde(rename = "twin")]
         near_duplicate: Option<NearDuplicate>,
     },
     /// Committed, and this validator did not fetch it: it was not its turn among the seats without a consensus weight
@@ -300,15 +294,12 @@ pub struct Outcome {
     /// `None` where there was too little to test (PROT-24).
     pub own_data: Option<OwnData>,
     /// Place in the window's match, from 1 (PROT-23).
-    #[serde(rename = "place")]
     pub rank: Option<u32>,
     /// `μ − 3σ` after the window.
     pub ordinal: ExactF64,
     /// The ordinal of the window's field.
-    #[serde(rename = "field_ordinal")]
     pub median_rating: ExactF64,
     /// From 0 to 1: what the one is worth beside the other (PROT-25).
-    #[serde(rename = "merit")]
     pub rating_factor: ExactF64,
     /// This window's (PROT-25).
     pub score: ExactF64,

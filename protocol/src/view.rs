@@ -33,7 +33,7 @@ pub struct RunView {
     /// The last window that opened with the state of an earlier checkpoint (PROT-20). `checkpoint` is that one until a
     /// later window fixes another.
     pub rewound: Option<Window>,
-    /// Whether the electorate is below its quorum of the bonded stake (PROT-3).
+    /// Whether the active set is below its quorum of the bonded stake (PROT-3).
     pub paused: bool,
 }
 
@@ -41,14 +41,14 @@ pub struct RunView {
 /// the other half is for joining from it, until there is a newer one.
 pub const REWIND_WINDOWS: u32 = 32;
 
-/// How much of the electorate wants to go back to a checkpoint (PROT-20).
+/// How much of the active set wants to go back to a checkpoint (PROT-20).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct RewindTally {
     /// The checkpoint's window.
     pub to: Window,
     /// The stake of the validators that vote for it.
     pub stake: u128,
-    /// The electorate's stake: at two thirds of it, the next window opens with the checkpoint's state.
+    /// The active set's stake: at two thirds of it, the next window opens with the checkpoint's state.
     pub of: u128,
 }
 
@@ -93,7 +93,7 @@ pub struct WindowView {
     /// First position of the training order that this window hands out (PROT-5).
     pub cursor: u64,
     /// Validators that decide this window, and the stake of each that counts (PROT-3).
-    pub electorate: Vec<(Uid, u128)>,
+    pub active_set: Vec<(Uid, u128)>,
     /// `lineage_w`: the model everyone starts from (PROT-19).
     pub lineage: Digest,
     /// Consensus weights as they stood at the opening: selection draws by them, and the merge's median counts them
@@ -249,7 +249,7 @@ pub enum VoidReason {
     TooFewContributions,
     /// No two thirds of the stake voted the same update.
     NoAgreement,
-    /// The electorate held too little of the bonded stake (PROT-3).
+    /// The active set held too little of the bonded stake (PROT-3).
     Paused,
 }
 
@@ -277,7 +277,6 @@ pub struct RunStatus {
     pub rewind_votes: Vec<RewindTally>,
     /// Whether the owner has stopped the run, or has asked to (PROT-3).
     pub stopped_by_owner: bool,
-    #[serde(rename = "books")]
     pub treasury: TreasuryView,
 }
 
@@ -325,7 +324,6 @@ pub struct SeatStatus {
     pub commission: Permille,
     /// A higher commission that waits, and the window from which it holds.
     pub commission_raise: Option<(Permille, Window)>,
-    #[serde(rename = "standing")]
     pub consensus: SeatConsensus,
     /// Pay of the last epochs, fading: the seat with the least is replaced first.
     pub recent_pay: u128,
@@ -366,7 +364,6 @@ pub struct Payslip {
     pub pot: u128,
     /// Merged windows of the epoch.
     pub merged: u32,
-    #[serde(rename = "standing")]
     pub consensus: SeatConsensus,
     /// Credited to the seat.
     pub amount: u128,

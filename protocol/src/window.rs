@@ -47,7 +47,6 @@ pub enum Phase {
     /// The selection stands; validators merge it and vote the result.
     Vote,
     /// The window is fixed; everyone fetches the update while finality catches up.
-    #[serde(rename = "Settle")]
     Finalise,
 }
 
@@ -125,14 +124,14 @@ impl Schedule {
 }
 
 impl Phase {
-    /// The phase in JSON and in metrics. Stable: `finalise` is written `settle`.
+    /// The phase in JSON and in metrics.
     pub fn label(self) -> &'static str {
         match self {
             Phase::Commit => "commit",
             Phase::Reveal => "reveal",
             Phase::Attest => "attest",
             Phase::Vote => "vote",
-            Phase::Finalise => "settle",
+            Phase::Finalise => "finalise",
         }
     }
 }

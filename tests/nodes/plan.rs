@@ -17,7 +17,7 @@ fn a_plan_s_weights_are_the_runtime_s() {
         (weight::anchor_receipts(), windows::anchor_receipts::<Runtime>()),
         (weight::free_call_check(), windows::free_call_check::<Runtime>()),
         (weight::commit_weights(), weights::commit::<Runtime>()),
-        (weight::open_probes(), weights::open_probes::<Runtime>()),
+        (weight::answer_probes(), weights::answer_probes::<Runtime>()),
         (weight::task(), windows::task::<Runtime>()),
         (weight::record_hash(), windows::record_hash::<Runtime>()),
         (weight::draw_probes(10), windows::draw_probes::<Runtime>(10)),

@@ -14,7 +14,7 @@ use daemon::{
     config::ServeFile,
     durable::{self, ballast::BALLAST_BYTES},
     metrics::MetricsFlag,
-    moved, program,
+    program,
     traces::Collector,
 };
 use futures::future::LocalBoxFuture;
@@ -35,9 +35,6 @@ pub struct Cli {
 enum Command {
     /// Serve window after window, until Ctrl-C.
     Serve(Box<Serve>),
-    /// A command that moved to `mettle`.
-    #[command(external_subcommand)]
-    Moved(Vec<OsString>),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -70,7 +67,6 @@ fn exit(cli: Cli) -> ExitCode {
 
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
-        Command::Moved(arguments) => moved::forward(Role::Validator, &arguments),
         Command::Serve(serve) => {
             start(*serve, Box::new(|context| Ok((context, Box::new(DefaultStrategy))))).await
         }

@@ -210,7 +210,7 @@ mod tests {
             evaluation_hash: None,
             slots: (0..40).map(Uid).collect(),
             cursor: 0,
-            electorate: Vec::new(),
+            active_set: Vec::new(),
             lineage: Digest::default(),
             weights: Vec::new(),
             commitments: committed.iter().map(|uid| (Uid(*uid), Digest::default())).collect(),

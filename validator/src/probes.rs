@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 impl Validator {
     /// In the first windows of an epoch, shows what this validator measured of the contributions that were drawn of the
     /// epoch before. A validator that shows less is paid less for that epoch.
-    pub(crate) async fn open_probes(&mut self, window: Window) -> Result<(), RunError> {
+    pub(crate) async fn answer_probes(&mut self, window: Window) -> Result<(), RunError> {
         let (run, params) = (self.node.run_id(), self.node.run().params);
         let Some(epoch) = window.epoch(params.epoch_windows).checked_sub(1) else { return Ok(()) };
         let first = Window((epoch + 1).saturating_mul(params.epoch_windows));
@@ -44,10 +44,10 @@ impl Validator {
         let entry = match answered {
             // The chain takes no call without losses.
             0 => Some(shown),
-            _ => match self.node.chain().submit(Call::OpenProbes { run, epoch, answers }).await {
+            _ => match self.node.chain().submit(Call::AnswerProbes { run, epoch, answers }).await {
                 Ok(_) => Some(shown),
                 // By a process before this one.
-                Err(error) if error.refusal() == Some(Refusal::AlreadyOpened) => None,
+                Err(error) if error.refusal() == Some(Refusal::AlreadyAnswered) => None,
                 Err(error) if error.is_transient() => return Err(error.into()),
                 Err(error) if error.refusal().is_none_or(|refusal| refusal == Refusal::RevealNotBegun) => {
                     let reason = error_chain(&error);

@@ -131,7 +131,7 @@ impl Validator {
         let schedule = self.node.schedule();
         self.node.keep_seat().await?;
         self.reveal_weights(window).await?;
-        self.open_probes(window).await?;
+        self.answer_probes(window).await?;
         self.node.wait_past(schedule.opens_at(window)).await?;
         // Killed before the next window's model was saved. What was stored for this window is in the receipt, and another
         // statement would contradict it.

@@ -165,7 +165,7 @@ calls! {
     optional SetTerms { run: RunId, terms: Box<Terms> } = Registry.set_terms, "setting the terms of run {run}";
 
     /// By the run's owner: cancels terms that have not taken effect yet.
-    optional DropTerms { run: RunId } = Registry.drop_terms, "taking back the new terms of run {run}";
+    optional CancelTerms { run: RunId } = Registry.cancel_terms, "taking back the new terms of run {run}";
 
     /// By the run's owner: the run pauses, or resumes, when the next window opens (PROT-3).
     optional SetStopped { run: RunId, stopped: bool }
@@ -241,8 +241,8 @@ calls! {
 
     /// By a validator's hotkey, in the first windows of the next epoch: its measurements of what was drawn, in the
     /// order of the draw; `None` for a window of which it had anchored nothing (PROT-30).
-    optional OpenProbes { run: RunId, epoch: u32, answers: Vec<Option<Answer>> }
-        = Weights.open_probes, "showing measurements of epoch {epoch} of run {run}";
+    optional AnswerProbes { run: RunId, epoch: u32, answers: Vec<Option<Answer>> }
+        = Weights.answer_probes, "showing measurements of epoch {epoch} of run {run}";
 
     /// By any account, into the run's treasury.
     required Fund { run: RunId, amount: Amount } = Rewards.fund, "funding run {run} with {amount}";
@@ -635,7 +635,7 @@ pub(crate) mod tests {
             Call::VoteHidden { run, window, hash: digest },
             Call::RevealVote { run, window, vote: Vote { update: digest, state_root: None }, salt: [7; 32] },
             Call::AnchorReceipts { run, window, digest, probes: digest },
-            Call::OpenProbes {
+            Call::AnswerProbes {
                 run,
                 epoch: 4,
                 answers: vec![None, Some(Answer { losses: Some(vec![3_141_593]), proof: vec![digest] })],
@@ -649,7 +649,7 @@ pub(crate) mod tests {
             Call::Withdraw { run },
             Call::RotateHotkey { run, uid: Uid(2), hotkey: Hotkey([4; 32]), proof: Signature([5; 64]) },
             Call::SetTerms { run, terms: Box::default() },
-            Call::DropTerms { run },
+            Call::CancelTerms { run },
             Call::SetStopped { run, stopped: true },
             Call::VoteRewind { run, uid: Uid(2), to: Some(Window(9)) },
             Call::OfferRun { run, to: [5; 32] },

@@ -43,7 +43,7 @@ refusals! {
     /// The validator has revealed its weights for the epoch.
     Weights.AlreadyRevealed;
     /// The validator has shown its measurements of the epoch.
-    Weights.AlreadyOpened;
+    Weights.AlreadyAnswered;
     /// Nothing of the epoch was drawn, or not yet.
     Weights.NothingDrawn;
     /// The validator anchored nothing for a drawn window before the draw.

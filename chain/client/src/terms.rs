@@ -64,7 +64,7 @@ impl Field<'_> {
 /// Every term by name, in the order of [`Terms`].
 fn fields(terms: &mut Terms) -> [(&'static str, Field<'_>); 17] {
     [
-        ("electorate_max", Field::Small(&mut terms.electorate_max)),
+        ("active_set_max", Field::Small(&mut terms.active_set_max)),
         ("absence_windows", Field::Number(&mut terms.absence_windows)),
         ("quorum", Field::Share(&mut terms.quorum)),
         ("validator_stake_min", Field::Amount(&mut terms.validator_stake_min)),

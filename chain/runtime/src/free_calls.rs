@@ -108,7 +108,7 @@ pub fn run_of(call: &RuntimeCall) -> Option<RunId> {
         | RuntimeCall::Weights(
             pallet_weights::Call::commit { run, .. }
             | pallet_weights::Call::reveal { run, .. }
-            | pallet_weights::Call::open_probes { run, .. },
+            | pallet_weights::Call::answer_probes { run, .. },
         )
         | RuntimeCall::Registry(pallet_registry::Call::set_endpoint { run, .. })
         | RuntimeCall::Rewards(pallet_rewards::Call::claim { run, .. }) => Some(*run),

@@ -45,7 +45,7 @@ pub fn run_status(id: RunId) -> Option<RunStatus> {
         epoch: position.window.map(|window| window.epoch(run.params.epoch_windows)),
         miners: seats(Role::Miner),
         validators: seats(Role::Validator),
-        pending_terms: pallet_registry::WaitingOf::<Runtime>::get(id).terms,
+        pending_terms: pallet_registry::PendingChanges::<Runtime>::get(id).terms,
         rewind_votes: Windows::rewind_tallies(id),
         stopped_by_owner: Registry::is_stopped(id),
         treasury: Rewards::treasury_view(id),

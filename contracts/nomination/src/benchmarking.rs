@@ -1,7 +1,7 @@
 //! The cost of each call and step at worst (PROT-33). Runs and seats are written directly into the registry's
 //! storage, so that only this pallet is measured.
 
-use crate::{Call, Config, FormerPools, Holdings, NominationOf, Nominations, Pallet, PoolOf};
+use crate::{Call, Config, FormerPools, NominationOf, Nominations, Pallet, PoolLedger, PoolOf};
 use frame::benchmarking::prelude::{
     fungible::{Inspect as _, Mutate as _},
     *,
@@ -145,7 +145,7 @@ mod benchmarks {
         }
 
         assert!(shared > 0);
-        assert_eq!(Holdings::<T>::get().map(|ledger| ledger.unclaimed), Some(shared));
+        assert_eq!(PoolLedger::<T>::get().map(|ledger| ledger.unclaimed), Some(shared));
     }
 
     #[benchmark]

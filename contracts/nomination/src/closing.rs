@@ -25,7 +25,7 @@ impl<T: Config> OnRunClosed for Pallet<T> {
             let value = pool.release(nomination.shares, leaving);
             let pay = nomination.claimable;
             pool.unclaimed = pool.unclaimed.saturating_sub(pay);
-            let mut ledger = Holdings::<T>::get().unwrap_or_default();
+            let mut ledger = PoolLedger::<T>::get().unwrap_or_default();
             ledger.nominated = ledger.nominated.saturating_sub(value);
             ledger.unclaimed = ledger.unclaimed.saturating_sub(pay);
             let amount = value.saturating_add(pay);

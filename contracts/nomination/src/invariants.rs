@@ -83,7 +83,7 @@ impl<T: Config> Pallet<T> {
     }
 
     fn check_ledger(nominated: Balance, unclaimed: Balance) -> Result<(), &'static str> {
-        let Some(ledger) = Holdings::<T>::get() else {
+        let Some(ledger) = PoolLedger::<T>::get() else {
             return if nominated == 0 { Ok(()) } else { Err("there are pools and no ledger") };
         };
         if (ledger.nominated, ledger.unclaimed) != (nominated, unclaimed) {

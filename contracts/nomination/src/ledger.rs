@@ -93,7 +93,7 @@ impl<T: Config> Pallet<T> {
         } else {
             Pools::<T>::insert(id, pool);
         }
-        Holdings::<T>::put(ledger);
+        PoolLedger::<T>::put(ledger);
     }
 
     /// Closes a pool: it no longer counts for its seat, and can be withdrawn from `until` on.

@@ -173,7 +173,7 @@ pub mod pallet {
 
     /// `None` until the first nomination, which pays the account's existential deposit.
     #[pallet::storage]
-    pub type Holdings<T: Config> = StorageValue<_, Ledger>;
+    pub type PoolLedger<T: Config> = StorageValue<_, Ledger>;
 
     #[pallet::event]
     #[pallet::generate_deposit(pub(super) fn deposit_event)]
@@ -284,7 +284,7 @@ pub mod pallet {
             let shares = pool.join(amount).ok_or(Error::<T>::TooMuch)?;
             ensure!(shares > 0, Error::<T>::TooLittle);
             nomination.shares = nomination.shares.checked_add(shares).ok_or(Error::<T>::TooMuch)?;
-            let (mut ledger, deposit) = match Holdings::<T>::get() {
+            let (mut ledger, deposit) = match PoolLedger::<T>::get() {
                 Some(ledger) => (ledger, 0),
                 None => (Ledger::default(), T::Currency::minimum_balance()),
             };
@@ -299,7 +299,7 @@ pub mod pallet {
             }
             Pools::<T>::insert(id, pool);
             Nominations::<T>::insert((run, &who, uid), nomination);
-            Holdings::<T>::put(ledger);
+            PoolLedger::<T>::put(ledger);
             Self::deposit_event(Event::Nominated { run, uid, who, amount });
             Ok(())
         }
@@ -357,7 +357,7 @@ pub mod pallet {
             let active = if all { core::mem::take(&mut nomination.shares) } else { 0 };
             ensure!(free > 0 || active > 0, Error::<T>::NothingToWithdraw);
             let amount = pool.release(active, free);
-            let mut ledger = Holdings::<T>::get().unwrap_or_default();
+            let mut ledger = PoolLedger::<T>::get().unwrap_or_default();
             ledger.nominated = ledger.nominated.saturating_sub(amount);
             Self::pay_out(&who, amount)?;
 
@@ -377,7 +377,7 @@ pub mod pallet {
             let amount = core::mem::take(&mut nomination.claimable);
             ensure!(amount > 0, Error::<T>::NothingToClaim);
             pool.unclaimed = pool.unclaimed.saturating_sub(amount);
-            let mut ledger = Holdings::<T>::get().unwrap_or_default();
+            let mut ledger = PoolLedger::<T>::get().unwrap_or_default();
             ledger.unclaimed = ledger.unclaimed.saturating_sub(amount);
             Self::pay_out(&who, amount)?;
 

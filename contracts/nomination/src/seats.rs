@@ -17,7 +17,7 @@ impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
         amount: Balance,
         payer: &T::AccountId,
     ) -> Balance {
-        let (Some((id, mut pool)), Some(mut ledger)) = (Self::of_seat(run, seat), Holdings::<T>::get())
+        let (Some((id, mut pool)), Some(mut ledger)) = (Self::of_seat(run, seat), PoolLedger::<T>::get())
         else {
             return 0;
         };
@@ -38,13 +38,13 @@ impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
         pool.pay(part);
         ledger.unclaimed = ledger.unclaimed.saturating_add(part);
         Pools::<T>::insert(id, pool);
-        Holdings::<T>::put(ledger);
+        PoolLedger::<T>::put(ledger);
         Self::deposit_event(Event::Shared { run, uid, amount: part });
         part
     }
 
     fn slash(run: RunId, seat: SeatId, share: Permille) -> Balance {
-        let (Some((id, mut pool)), Some(mut ledger)) = (Self::of_seat(run, seat), Holdings::<T>::get())
+        let (Some((id, mut pool)), Some(mut ledger)) = (Self::of_seat(run, seat), PoolLedger::<T>::get())
         else {
             return 0;
         };
@@ -67,7 +67,7 @@ impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
         )
         .defensive_proof("the account holds all nominations")
         .ok();
-        Holdings::<T>::put(ledger);
+        PoolLedger::<T>::put(ledger);
         Self::deposit_event(Event::Slashed { run, uid, amount });
         if pool.is_spent() {
             Self::close(id, pool, Stage::Spent, now);

@@ -97,8 +97,8 @@ fn with_run(story: impl FnOnce()) {
 /// No test transfers to the account, so it holds exactly what the ledger says.
 fn check() {
     Nomination::check_invariants().unwrap();
-    let Ledger { nominated, unclaimed, dust } = Holdings::<Test>::get().unwrap_or_default();
-    let deposit = if Holdings::<Test>::exists() { DEPOSIT } else { 0 };
+    let Ledger { nominated, unclaimed, dust } = PoolLedger::<Test>::get().unwrap_or_default();
+    let deposit = if PoolLedger::<Test>::exists() { DEPOSIT } else { 0 };
     assert_eq!(Balances::free_balance(Nomination::account()), nominated + unclaimed + dust + deposit);
 }
 
@@ -247,7 +247,7 @@ fn rounding_remainders_are_counted_as_dust() {
             assert_ok!(withdraw(who));
             check();
         }
-        assert_eq!(Holdings::<Test>::get(), Some(Ledger { nominated: 0, unclaimed: 0, dust: 1 }));
+        assert_eq!(PoolLedger::<Test>::get(), Some(Ledger { nominated: 0, unclaimed: 0, dust: 1 }));
         assert_eq!((Pools::<Test>::iter().count(), Nominations::<Test>::iter().count()), (0, 0));
     });
 }
@@ -621,7 +621,7 @@ fn the_largest_amounts_do_not_panic() {
         window(UNBONDING);
         assert_ok!(withdraw(RICH));
         assert_ok!(nominate(RICH, worth));
-        let all = Holdings::<Test>::get().unwrap().nominated;
+        let all = PoolLedger::<Test>::get().unwrap().nominated;
         assert_eq!((slash(u16::MAX), behind()), (all, 0));
     });
 }
@@ -732,7 +732,7 @@ proptest! {
                 let _ = claim(who);
             }
             check();
-            let Ledger { nominated, unclaimed, .. } = Holdings::<Test>::get().unwrap_or_default();
+            let Ledger { nominated, unclaimed, .. } = PoolLedger::<Test>::get().unwrap_or_default();
             assert_eq!((nominated, unclaimed), (0, 0));
             assert_eq!(Nominations::<Test>::iter().count(), 0);
         });

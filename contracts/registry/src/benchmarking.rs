@@ -270,19 +270,19 @@ mod benchmarks {
         #[extrinsic_call]
         _(RawOrigin::Signed(owner), RUN, terms(1));
 
-        assert_eq!(WaitingOf::<T>::get(RUN).terms.map(|pending| pending.terms), Some(terms(1)));
+        assert_eq!(PendingChanges::<T>::get(RUN).terms.map(|pending| pending.terms), Some(terms(1)));
         Ok(())
     }
 
     #[benchmark]
-    fn drop_terms() -> Result<(), BenchmarkError> {
+    fn cancel_terms() -> Result<(), BenchmarkError> {
         let owner = create::<T>(1)?;
         Pallet::<T>::set_terms(signed::<T>(&owner), RUN, terms(1))?;
 
         #[extrinsic_call]
         _(RawOrigin::Signed(owner), RUN);
 
-        assert_eq!(WaitingOf::<T>::get(RUN).terms, None);
+        assert_eq!(PendingChanges::<T>::get(RUN).terms, None);
         Ok(())
     }
 
@@ -348,7 +348,7 @@ mod benchmarks {
         if n > 0 {
             Changes::<T>::insert(RUN, ChangesOf::<T>::truncate_from(changes));
         }
-        WaitingOf::<T>::insert(
+        PendingChanges::<T>::insert(
             RUN,
             Waiting {
                 terms: Some(PendingTerms { terms: terms(seats), from: Window(0) }),

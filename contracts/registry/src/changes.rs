@@ -63,9 +63,9 @@ impl<T: Config> Pallet<T> {
 
     pub(crate) fn put_waiting(run: RunId, waiting: Waiting) {
         if waiting == Waiting::default() {
-            WaitingOf::<T>::remove(run);
+            PendingChanges::<T>::remove(run);
         } else {
-            WaitingOf::<T>::insert(run, waiting);
+            PendingChanges::<T>::insert(run, waiting);
         }
     }
 

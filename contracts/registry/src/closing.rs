@@ -92,7 +92,7 @@ impl<T: Config> Pallet<T> {
         }
         if cleared.room(limit) > 0 {
             Rosters::<T>::remove(run);
-            WaitingOf::<T>::remove(run);
+            PendingChanges::<T>::remove(run);
             FormerTerms::<T>::remove(run);
             Offers::<T>::remove(run);
             StoppedSince::<T>::remove(run);

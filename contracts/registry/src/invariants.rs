@@ -41,7 +41,7 @@ impl<T: Config> Pallet<T> {
             let details = Runs::<T>::get(run).ok_or("a run is missing")?;
             add(&mut held.deposited, details.owner.clone(), details.deposit)?;
             Self::check_run_terms(run, &details)?;
-            if WaitingOf::<T>::contains_key(run) && WaitingOf::<T>::get(run) == Waiting::default() {
+            if PendingChanges::<T>::contains_key(run) && PendingChanges::<T>::get(run) == Waiting::default() {
                 return Err("an empty list of waiting changes is stored");
             }
             Self::check_seats(run, &mut held)?;
@@ -59,7 +59,7 @@ impl<T: Config> Pallet<T> {
     fn check_run_terms(run: RunId, details: &Run<T::AccountId>) -> Result<(), &'static str> {
         let RunParams { epoch_windows, limits, .. } = details.params;
         Self::check_terms(&details.terms, &limits).map_err(|_| "a run's terms are not valid")?;
-        if let Some(PendingTerms { terms, from }) = WaitingOf::<T>::get(run).terms {
+        if let Some(PendingTerms { terms, from }) = PendingChanges::<T>::get(run).terms {
             Self::check_terms(&terms, &limits).map_err(|_| "a run's pending terms are not valid")?;
             ensure!(from.0.is_multiple_of(epoch_windows), "pending terms do not wait for an epoch to begin");
         }

@@ -218,7 +218,7 @@ pub mod pallet {
 
     /// Changes that a run's owner has requested.
     #[pallet::storage]
-    pub type WaitingOf<T: Config> = StorageMap<_, Twox64Concat, RunId, Waiting, ValueQuery>;
+    pub type PendingChanges<T: Config> = StorageMap<_, Twox64Concat, RunId, Waiting, ValueQuery>;
 
     /// Former terms of a run, each with its last epoch, ascending: of the two epochs before the open one, which may be
     /// unpaid.
@@ -298,7 +298,13 @@ pub mod pallet {
         /// A newcomer paid for a seat; the price was burnt.
         PricePaid { run: RunId, role: Role, coldkey: T::AccountId, price: Balance },
         /// A newcomer replaces this seat at the next opening.
-        TakingOver { run: RunId, uid: Uid, hotkey: T::AccountId, coldkey: T::AccountId, stake: Balance },
+        ReplacementScheduled {
+            run: RunId,
+            uid: Uid,
+            hotkey: T::AccountId,
+            coldkey: T::AccountId,
+            stake: Balance,
+        },
         /// A seat has a new endpoint.
         EndpointSet { run: RunId, uid: Uid, endpoint: Url },
         /// A seat has more stake, which counts from the next opening.
@@ -312,17 +318,17 @@ pub mod pallet {
         /// Unbonded stake was released.
         Withdrawn { run: RunId, coldkey: T::AccountId, amount: Balance },
         /// A seat gets a new hotkey at the next opening.
-        Rotating { run: RunId, uid: Uid, hotkey: T::AccountId },
+        RotationScheduled { run: RunId, uid: Uid, hotkey: T::AccountId },
         /// A seat has a new hotkey.
         Rotated { run: RunId, uid: Uid, hotkey: T::AccountId },
         /// The owner asked for new terms. They hold from window `from`.
         TermsProposed { run: RunId, terms: Terms, from: Window },
         /// The owner withdrew the waiting terms.
-        TermsDropped { run: RunId },
+        TermsCancelled { run: RunId },
         /// The run has new terms.
         TermsChanged { run: RunId, epoch: u32 },
         /// The owner requested to stop or restart the run at the next opening.
-        StopAsked { run: RunId, stopped: bool },
+        StopRequested { run: RunId, stopped: bool },
         /// The run was stopped or restarted.
         Stopped { run: RunId, window: Window, stopped: bool },
         /// The owner offered the run to `to`.
@@ -583,7 +589,7 @@ pub mod pallet {
                 Place::Replacing(uid) => {
                     Self::queue(&mut changes, uid, Change::Replaced(seat))?;
                     Self::put_changes(run, changes);
-                    Self::deposit_event(Event::TakingOver { run, uid, hotkey, coldkey, stake });
+                    Self::deposit_event(Event::ReplacementScheduled { run, uid, hotkey, coldkey, stake });
                     permits::replace_weight::<T>(role, roster.len() as u32)
                 }
             };
@@ -711,7 +717,7 @@ pub mod pallet {
 
             frame_system::Pallet::<T>::inc_sufficients(&hotkey);
             Self::put_changes(run, changes);
-            Self::deposit_event(Event::Rotating { run, uid, hotkey });
+            Self::deposit_event(Event::RotationScheduled { run, uid, hotkey });
             Ok(())
         }
 
@@ -727,21 +733,21 @@ pub mod pallet {
             let from = details.params.terms_hold_from(Self::window_now(&details), &details.terms, &terms);
             Self::raise_deposit(run, details, &terms)?;
 
-            WaitingOf::<T>::mutate(run, |waiting| waiting.terms = Some(PendingTerms { terms, from }));
+            PendingChanges::<T>::mutate(run, |waiting| waiting.terms = Some(PendingTerms { terms, from }));
             Self::deposit_event(Event::TermsProposed { run, terms, from });
             Ok(())
         }
 
         /// Withdraws the waiting terms. Signed by the owner.
         #[pallet::call_index(9)]
-        #[pallet::weight(weight_info::drop_terms::<T>())]
-        pub fn drop_terms(origin: OriginFor<T>, run: RunId) -> DispatchResult {
+        #[pallet::weight(weight_info::cancel_terms::<T>())]
+        pub fn cancel_terms(origin: OriginFor<T>, run: RunId) -> DispatchResult {
             Self::run_of_owner(origin, run)?;
-            let mut waiting = WaitingOf::<T>::get(run);
+            let mut waiting = PendingChanges::<T>::get(run);
             ensure!(waiting.terms.take().is_some(), Error::<T>::NoTermsWaiting);
 
             Self::put_waiting(run, waiting);
-            Self::deposit_event(Event::TermsDropped { run });
+            Self::deposit_event(Event::TermsCancelled { run });
             Ok(())
         }
 
@@ -751,10 +757,10 @@ pub mod pallet {
         pub fn set_stopped(origin: OriginFor<T>, run: RunId, stopped: bool) -> DispatchResult {
             let details = Self::run_of_owner(origin, run)?;
 
-            let mut waiting = WaitingOf::<T>::get(run);
+            let mut waiting = PendingChanges::<T>::get(run);
             waiting.stopped = (stopped != details.stopped).then_some(stopped);
             Self::put_waiting(run, waiting);
-            Self::deposit_event(Event::StopAsked { run, stopped });
+            Self::deposit_event(Event::StopRequested { run, stopped });
             Ok(())
         }
 

@@ -43,7 +43,7 @@ impl<T: Config> Pallet<T> {
     /// Whether the run is stopped, or will be at the next opening.
     pub fn is_stopped(run: RunId) -> bool {
         let stopped = Runs::<T>::get(run).is_some_and(|details| details.stopped);
-        WaitingOf::<T>::get(run).stopped.unwrap_or(stopped)
+        PendingChanges::<T>::get(run).stopped.unwrap_or(stopped)
     }
 
     /// The change of a seat at the next opening.

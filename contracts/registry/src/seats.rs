@@ -55,7 +55,7 @@ impl<T: Config> Pallet<T> {
             weight.saturating_accrue(Self::apply(run, window, &details, changes));
         }
 
-        let mut waiting = WaitingOf::<T>::get(run);
+        let mut waiting = PendingChanges::<T>::get(run);
         let before = waiting;
         if let Some(stopped) = waiting.stopped.take() {
             details.stopped = stopped;

@@ -50,7 +50,7 @@ fn holder(hotkey: u64) -> Option<SeatId> {
 /// Sets new terms, and opens the first window with them.
 fn change_terms(terms: Terms) -> u32 {
     assert_ok!(R::set_terms(signed(OWNER), RUN, terms));
-    let from = WaitingOf::<Test>::get(RUN).terms.unwrap().from.0;
+    let from = PendingChanges::<Test>::get(RUN).terms.unwrap().from.0;
     open(from);
     assert_eq!(R::run(RUN).unwrap().terms, terms);
     from
@@ -114,7 +114,7 @@ fn bad_terms() -> [(Terms, E); 13] {
         (Terms { validator_stake_min: limits.validator_stake_min + 1, ..good }, E::StakeLimit),
         (Terms { miner_stake_min: limits.miner_stake_min + 1, ..good }, E::StakeLimit),
         (Terms { seat_price_min: limits.seat_price_min + 1, ..good }, E::PriceLimit),
-        (Terms { electorate_max: 0, ..good }, E::ZeroParameter),
+        (Terms { active_set_max: 0, ..good }, E::ZeroParameter),
         (Terms { quorum: Permille(0), ..good }, E::BadQuorum),
         (Terms { shares: PayShares { owner: Permille(0), ..good.shares }, ..good }, E::BadShares),
         (Terms { equivocation_slash: Permille(1001), ..good }, E::BadSlash),
@@ -151,22 +151,22 @@ fn terms_change_with_an_epoch_and_pay_follows_the_terms_of_its_epoch() {
         let new = Terms { miner_seats_max: 4, miner_stake_min: 1, ..terms() };
         open(0);
         assert_noop!(R::set_terms(signed(COLDKEY), RUN, new), E::NotTheOwner);
-        assert_noop!(R::drop_terms(signed(OWNER), RUN), E::NoTermsWaiting);
+        assert_noop!(R::cancel_terms(signed(OWNER), RUN), E::NoTermsWaiting);
         assert_ok!(R::set_terms(signed(OWNER), RUN, Terms { miner_stake_min: 2, ..new }));
         assert_ok!(R::set_terms(signed(OWNER), RUN, new));
         let pending = PendingTerms { terms: new, from: Window(3) };
-        assert_eq!(WaitingOf::<Test>::get(RUN).terms, Some(pending));
+        assert_eq!(PendingChanges::<Test>::get(RUN).terms, Some(pending));
         for window in [1, 2] {
             open(window);
             assert_eq!(now(), terms());
         }
         open(3);
-        assert_eq!((now(), WaitingOf::<Test>::get(RUN).terms), (new, None));
+        assert_eq!((now(), PendingChanges::<Test>::get(RUN).terms), (new, None));
         assert_eq!((of(0), of(1)), (terms(), new));
         System::assert_last_event(Event::<Test>::TermsChanged { run: RUN, epoch: 1 }.into());
 
         assert_ok!(R::set_terms(signed(OWNER), RUN, terms()));
-        assert_ok!(R::drop_terms(signed(OWNER), RUN));
+        assert_ok!(R::cancel_terms(signed(OWNER), RUN));
         open(6);
         assert_eq!((now(), of(1), of(2)), (new, new, new));
         for (terms, error) in bad_terms() {
@@ -362,7 +362,7 @@ fn unknown_runs_and_seats_are_refused() {
         assert_noop!(R::withdraw(cold(), nowhere), E::UnknownRun);
         assert_noop!(rotate_in(COLDKEY, nowhere, 0, 7), E::UnknownRun);
         assert_noop!(R::set_terms(cold(), nowhere, terms()), E::UnknownRun);
-        assert_noop!(R::drop_terms(cold(), nowhere), E::UnknownRun);
+        assert_noop!(R::cancel_terms(cold(), nowhere), E::UnknownRun);
         assert_noop!(R::set_stopped(cold(), nowhere, true), E::UnknownRun);
         assert_noop!(R::offer_run(cold(), nowhere, OTHER), E::UnknownRun);
         assert_noop!(R::accept_run(cold(), nowhere), E::UnknownRun);
@@ -424,7 +424,7 @@ fn unsigned_and_root_calls_are_refused() {
             assert_noop!(R::withdraw(origin(), RUN), BadOrigin);
             assert_noop!(R::rotate_hotkey(origin(), RUN, uid, 7, unsigned), BadOrigin);
             assert_noop!(R::set_terms(origin(), RUN, terms()), BadOrigin);
-            assert_noop!(R::drop_terms(origin(), RUN), BadOrigin);
+            assert_noop!(R::cancel_terms(origin(), RUN), BadOrigin);
             assert_noop!(R::set_stopped(origin(), RUN, true), BadOrigin);
             assert_noop!(R::offer_run(origin(), RUN, OTHER), BadOrigin);
             assert_noop!(R::accept_run(origin(), RUN), BadOrigin);
@@ -1096,7 +1096,7 @@ enum Op {
     Rotate { who: u64, run: u32, uid: u16, hotkey: u64 },
     SetEndpoint { hotkey: u64, run: u32 },
     SetTerms { run: u32, miners: u16, unbonding: u32, price: Balance },
-    DropTerms { run: u32 },
+    CancelTerms { run: u32 },
     Stop { run: u32, stopped: bool },
     Offer { who: u64, run: u32, to: u64 },
     Accept { who: u64, run: u32 },
@@ -1126,7 +1126,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (run.clone(), 1u16..6, 0u32..6, 0u128..20).prop_map(
             |(run, miners, unbonding, price)| Op::SetTerms { run, miners, unbonding, price }
         ),
-        1 => run.clone().prop_map(|run| Op::DropTerms { run }),
+        1 => run.clone().prop_map(|run| Op::CancelTerms { run }),
         1 => (run.clone(), any::<bool>()).prop_map(|(run, stopped)| Op::Stop { run, stopped }),
         1 => (who.clone(), run.clone(), who.clone()).prop_map(|(who, run, to)| Op::Offer { who, run, to }),
         1 => (who.clone(), run.clone()).prop_map(|(who, run)| Op::Accept { who, run }),
@@ -1171,7 +1171,7 @@ fn call(op: Op, window: &mut u32) -> DispatchResult {
             };
             R::set_terms(signed(owner), run, terms)
         }
-        Op::DropTerms { run } => R::drop_terms(signed(OWNER), RunId(run)),
+        Op::CancelTerms { run } => R::cancel_terms(signed(OWNER), RunId(run)),
         Op::Stop { run, stopped } => R::set_stopped(signed(OWNER), RunId(run), stopped),
         Op::Offer { who, run, to } => R::offer_run(signed(who), RunId(run), to),
         Op::Accept { who, run } => R::accept_run(signed(who), RunId(run)),

@@ -77,7 +77,7 @@ pub fn set_terms<T: frame_system::Config>() -> Weight {
     Weight::from_parts(121_546_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 4))
 }
 
-pub fn drop_terms<T: frame_system::Config>() -> Weight {
+pub fn cancel_terms<T: frame_system::Config>() -> Weight {
     // 15.6 to 39.9 µs.
     Weight::from_parts(27_781_000, 0).saturating_add(T::DbWeight::get().reads_writes(2, 1))
 }

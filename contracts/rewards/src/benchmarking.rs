@@ -1,7 +1,7 @@
 //! The cost of each call and step at worst (PROT-33). Runs and seats are written directly into the registry's
 //! storage, so that only this pallet is measured.
 
-use crate::{BooksOf, Call, Config, EarningsOf, FormerPay, History, Pallet, Payout, PayoutOf};
+use crate::{Call, Config, EarningsOf, FormerPay, History, Pallet, Payout, PayoutOf, Treasuries};
 use alloc::vec::Vec;
 use frame::benchmarking::prelude::{
     fungible::{Inspect as _, Mutate as _},
@@ -113,7 +113,7 @@ mod benchmarks {
         #[extrinsic_call]
         _(RawOrigin::Signed(owner), RUN);
 
-        assert_eq!(BooksOf::<T>::get(RUN).map(|books| books.owner_claimable), Some(0));
+        assert_eq!(Treasuries::<T>::get(RUN).map(|books| books.owner_claimable), Some(0));
     }
 
     #[benchmark]

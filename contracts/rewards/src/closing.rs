@@ -24,7 +24,7 @@ impl<T: Config> OnRunClosed for Pallet<T> {
         for (uid, earnings) in earned {
             EarningsOf::<T>::remove(run, uid);
             if let Some(seat) = Registry::<T>::seat(run, uid) {
-                Self::settle(run, &seat.coldkey, earnings.claimable);
+                Self::pay_out(run, &seat.coldkey, earnings.claimable);
             }
         }
         let room = cleared.room(limit) as usize;
@@ -32,7 +32,7 @@ impl<T: Config> OnRunClosed for Pallet<T> {
         cleared.count::<T>(former.len() as u32);
         for (coldkey, amount) in former {
             FormerPay::<T>::remove(run, &coldkey);
-            Self::settle(run, &coldkey, amount);
+            Self::pay_out(run, &coldkey, amount);
         }
         if cleared.room(limit) > 0 {
             cleared.count::<T>(PayoutOf::<T>::clear_prefix(run, cleared.room(limit), None).unique);
@@ -41,10 +41,10 @@ impl<T: Config> OnRunClosed for Pallet<T> {
             cleared.count::<T>(History::<T>::clear_prefix(run, cleared.room(limit), None).unique);
         }
         if cleared.room(limit) > 0
-            && let Some(books) = BooksOf::<T>::get(run)
+            && let Some(books) = Treasuries::<T>::get(run)
         {
-            Self::settle(run, &details.owner, books.owner_claimable);
-            BooksOf::<T>::remove(run);
+            Self::pay_out(run, &details.owner, books.owner_claimable);
+            Treasuries::<T>::remove(run);
             LastPaid::<T>::remove(run);
             let account = Self::account(run);
             let left = T::Currency::balance(&account);
@@ -65,17 +65,17 @@ impl<T: Config> OnRunClosed for Pallet<T> {
 impl<T: Config> Pallet<T> {
     /// Pays `amount` to `to`; what cannot reach the account, which would be below the existential deposit, goes back to
     /// the treasury.
-    fn settle(run: RunId, to: &T::AccountId, amount: Balance) {
+    fn pay_out(run: RunId, to: &T::AccountId, amount: Balance) {
         if amount == 0 {
             return;
         }
         let paid = T::Currency::transfer(&Self::account(run), to, amount, Preservation::Preserve).is_ok();
-        BooksOf::<T>::mutate_extant(run, |books| match paid {
+        Treasuries::<T>::mutate_extant(run, |books| match paid {
             true => books.paid = books.paid.saturating_add(amount),
             false => books.treasury = books.treasury.saturating_add(amount),
         });
         if paid {
-            Self::deposit_event(Event::Settled { run, to: to.clone(), amount });
+            Self::deposit_event(Event::FinalPay { run, to: to.clone(), amount });
         }
     }
 }

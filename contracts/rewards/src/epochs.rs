@@ -42,14 +42,14 @@ impl<T: Config> Pallet<T> {
             shares.filter(|(_, share)| *share > 0).collect()
         };
         let (incentive, dividends) = (shares(|seat| seat.incentive), shares(|seat| seat.dividends));
-        let mut books = BooksOf::<T>::get(run);
+        let mut books = Treasuries::<T>::get(run);
         let earned = terms.earned_emission(epoch, merged, details.params.epoch_windows);
         let pot = earned.min(books.map_or(0, |books| books.treasury));
         // A run that was never funded pays nothing; its record still holds the consensus.
         if let Some(books) = &mut books {
             let split = split(pot, terms.shares, &incentive, &dividends);
             Self::pay_out_epoch(run, epoch, split, &mut slips, &former, books);
-            BooksOf::<T>::insert(run, books);
+            Treasuries::<T>::insert(run, books);
         }
 
         // No longer than the number of seats.
@@ -88,7 +88,7 @@ impl<T: Config> Pallet<T> {
         split: Split,
         slips: &mut BTreeMap<Uid, Slip>,
         former: &Formers<'_, T>,
-        books: &mut Books,
+        books: &mut Treasury,
     ) {
         let account = Self::account(run);
         let burnt = Self::burn(&account, split.burn);
@@ -165,7 +165,7 @@ impl<T: Config> Pallet<T> {
     fn set_aside(run: RunId, uid: Uid, coldkey: &T::AccountId, amount: Balance) {
         if amount > 0 {
             FormerPay::<T>::mutate(run, coldkey, |former| *former = former.saturating_add(amount));
-            Self::deposit_event(Event::SetAside { run, uid, coldkey: coldkey.clone(), amount });
+            Self::deposit_event(Event::FormerPayCredited { run, uid, coldkey: coldkey.clone(), amount });
         }
     }
 }

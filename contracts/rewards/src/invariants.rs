@@ -13,7 +13,7 @@ impl<T: Config> Pallet<T> {
         let paid_runs = EarningsOf::<T>::iter_keys().map(|(run, _)| run);
         if paid_runs
             .chain(FormerPay::<T>::iter_keys().map(|(run, _)| run))
-            .any(|run| !BooksOf::<T>::contains_key(run))
+            .any(|run| !Treasuries::<T>::contains_key(run))
         {
             return Err("a run that was never funded has paid a seat");
         }
@@ -38,13 +38,13 @@ impl<T: Config> Pallet<T> {
             let paid = record.slips.iter().flat_map(|slip| [slip.amount, slip.nominators]);
             ensure!(paid.fold(0, Balance::saturating_add) <= record.pot, "an epoch paid more than its pot");
         }
-        for (run, books) in BooksOf::<T>::iter() {
+        for (run, books) in Treasuries::<T>::iter() {
             Self::check_books(run, &books)?;
         }
         Ok(())
     }
 
-    fn check_books(run: RunId, books: &Books) -> Result<(), &'static str> {
+    fn check_books(run: RunId, books: &Treasury) -> Result<(), &'static str> {
         let seats = EarningsOf::<T>::iter_prefix_values(run).map(|earnings| earnings.claimable);
         let claimable = seats
             .chain(FormerPay::<T>::iter_prefix_values(run))

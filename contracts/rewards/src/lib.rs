@@ -42,7 +42,7 @@ pub const KEPT_EPOCHS: u32 = 64;
 /// The books of a run's money.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
-pub struct Books {
+pub struct Treasury {
     /// All funds ever paid in.
     pub funded: Balance,
     /// Unassigned funds.
@@ -146,7 +146,7 @@ pub mod pallet {
 
     /// The books of each funded run.
     #[pallet::storage]
-    pub type BooksOf<T: Config> = StorageMap<_, Twox64Concat, RunId, Books>;
+    pub type Treasuries<T: Config> = StorageMap<_, Twox64Concat, RunId, Treasury>;
 
     #[pallet::storage]
     pub type EarningsOf<T: Config> =
@@ -197,13 +197,13 @@ pub mod pallet {
         /// The owner's share was claimed.
         OwnerClaimed { run: RunId, to: T::AccountId, amount: Balance },
         /// A closed run paid what `to` could claim of it.
-        Settled { run: RunId, to: T::AccountId, amount: Balance },
+        FinalPay { run: RunId, to: T::AccountId, amount: Balance },
         /// A closed run's account was emptied: the rest of the treasury was burnt.
         TreasuryBurnt { run: RunId, amount: Balance },
         /// A seat's pay has a new destination.
         PayoutSet { run: RunId, uid: Uid, payout: Payout },
         /// A seat's holder has left, and may still claim `amount`.
-        SetAside { run: RunId, uid: Uid, coldkey: T::AccountId, amount: Balance },
+        FormerPayCredited { run: RunId, uid: Uid, coldkey: T::AccountId, amount: Balance },
     }
 
     #[pallet::error]
@@ -253,9 +253,9 @@ pub mod pallet {
             let from = ensure_signed(origin)?;
             ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
             ensure!(amount > 0, Error::<T>::NothingToFund);
-            let (mut books, deposit) = match BooksOf::<T>::get(run) {
+            let (mut books, deposit) = match Treasuries::<T>::get(run) {
                 Some(books) => (books, 0),
-                None => (Books::default(), T::Currency::minimum_balance()),
+                None => (Treasury::default(), T::Currency::minimum_balance()),
             };
             books.funded = books.funded.checked_add(amount).ok_or(Error::<T>::TooMuch)?;
             books.treasury = books.treasury.checked_add(amount).ok_or(Error::<T>::TooMuch)?;
@@ -263,7 +263,7 @@ pub mod pallet {
             T::Currency::transfer(&from, &Self::account(run), transferred, Preservation::Preserve)
                 .map_err(|_| Error::<T>::NotEnoughFunds)?;
 
-            BooksOf::<T>::insert(run, books);
+            Treasuries::<T>::insert(run, books);
             Self::deposit_event(Event::Funded { run, from, amount, treasury: books.treasury });
             Ok(())
         }
@@ -307,7 +307,7 @@ pub mod pallet {
             let signer = ensure_signed(origin)?;
             let owner = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?.owner;
             ensure!(signer == owner, Error::<T>::NotTheOwner);
-            let amount = BooksOf::<T>::get(run).map_or(0, |books| books.owner_claimable);
+            let amount = Treasuries::<T>::get(run).map_or(0, |books| books.owner_claimable);
             ensure!(amount > 0, Error::<T>::NothingToClaim);
             Self::book(run, amount, |books| books.owner_claimable = 0)?;
             Self::transfer(run, &owner, amount)?;
@@ -352,12 +352,12 @@ pub mod pallet {
 
     /// Changes of the books by calls.
     impl<T: Config> Pallet<T> {
-        /// Books `amount` as paid out, together with `change`.
-        fn book(run: RunId, amount: Balance, change: impl FnOnce(&mut Books)) -> DispatchResult {
-            let mut books = BooksOf::<T>::get(run).ok_or(Error::<T>::NothingToClaim)?;
+        /// Records `amount` as paid out, together with `change`.
+        fn book(run: RunId, amount: Balance, change: impl FnOnce(&mut Treasury)) -> DispatchResult {
+            let mut books = Treasuries::<T>::get(run).ok_or(Error::<T>::NothingToClaim)?;
             books.paid = books.paid.checked_add(amount).ok_or(Error::<T>::TooMuch)?;
             change(&mut books);
-            BooksOf::<T>::insert(run, books);
+            Treasuries::<T>::insert(run, books);
             Ok(())
         }
 
@@ -373,7 +373,7 @@ pub mod pallet {
                 ensure_signed(origin.clone()),
                 Registry::<T>::run(run),
                 Registry::<T>::seat(run, uid),
-                BooksOf::<T>::get(run),
+                Treasuries::<T>::get(run),
             ) else {
                 return false;
             };

@@ -17,13 +17,13 @@ impl<T: Config> Pallet<T> {
 
     /// The treasury of `run`.
     pub fn treasury(run: RunId) -> Balance {
-        BooksOf::<T>::get(run).map_or(0, |books| books.treasury)
+        Treasuries::<T>::get(run).map_or(0, |books| books.treasury)
     }
 
     /// The books of a run, as clients read them.
     pub fn treasury_view(run: RunId) -> TreasuryView {
-        let Books { funded, treasury, owner_claimable, paid, burnt } =
-            BooksOf::<T>::get(run).unwrap_or_default();
+        let Treasury { funded, treasury, owner_claimable, paid, burnt } =
+            Treasuries::<T>::get(run).unwrap_or_default();
         // By the invariant of the books, the rest is claimable.
         let claimable = funded.saturating_sub(treasury).saturating_sub(paid).saturating_sub(burnt);
         TreasuryView { funded, treasury, claimable, owner_claimable, paid, burnt }

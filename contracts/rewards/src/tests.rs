@@ -187,8 +187,8 @@ fn stake(uid: u16) -> Balance {
     Registry::seat(RUN, Uid(uid)).unwrap().stake
 }
 
-fn books() -> Books {
-    BooksOf::<Test>::get(RUN).unwrap()
+fn books() -> Treasury {
+    Treasuries::<Test>::get(RUN).unwrap()
 }
 
 fn earnings(uid: u16) -> (Balance, Balance) {
@@ -218,7 +218,7 @@ fn an_epoch_is_split_by_the_run_s_shares() {
         let issuance = Balances::total_issuance();
         pay(0);
         assert_eq!([earnings(0), earnings(1), earnings(2)], [(375, 375), (125, 125), (400, 400)]);
-        let Books { treasury, owner_claimable, burnt, .. } = books();
+        let Treasury { treasury, owner_claimable, burnt, .. } = books();
         assert_eq!((treasury, owner_claimable, burnt), (4000, 90, 10));
         assert_eq!(Balances::total_issuance(), issuance - 10);
         System::assert_last_event(
@@ -252,12 +252,12 @@ fn an_epoch_is_split_by_the_run_s_shares() {
 fn an_epoch_pays_at_most_the_treasury_and_leaves_the_remainder() {
     with_run(|| {
         pay(0);
-        assert_eq!(BooksOf::<Test>::get(RUN), None);
+        assert_eq!(Treasuries::<Test>::get(RUN), None);
         assert_ok!(fund(101));
         pay(1);
         // 50, 40, 9 and 1 of 101; of the 50 one seat gets 37 and the other 12.
         assert_eq!([earnings(0).0, earnings(1).0, earnings(2).0], [37, 12, 40]);
-        let Books { treasury, owner_claimable, burnt, .. } = books();
+        let Treasury { treasury, owner_claimable, burnt, .. } = books();
         assert_eq!((treasury, owner_claimable, burnt), (2, 9, 1));
         for epoch in 2..10 {
             pay(epoch);
@@ -547,7 +547,7 @@ fn a_former_seat_s_pay_waits_for_its_coldkey_and_the_next_holder_has_none() {
         let claimable = Rewards::treasury_view(RUN).claimable;
         vacate(0);
         System::assert_last_event(
-            Event::<Test>::SetAside { run: RUN, uid: Uid(0), coldkey: COLDKEY, amount: 375 }.into(),
+            Event::<Test>::FormerPayCredited { run: RUN, uid: Uid(0), coldkey: COLDKEY, amount: 375 }.into(),
         );
         vacate(1);
         check();
@@ -685,7 +685,7 @@ fn runs_share_no_money() {
     with_run(|| {
         assert_ok!(fund(5000));
         Rewards::pay_epoch(RunId(1), 0, ALL, &consensus(&[(Uid(0), 1)], &[]), &[]);
-        assert_eq!(BooksOf::<Test>::get(RunId(1)), None);
+        assert_eq!(Treasuries::<Test>::get(RunId(1)), None);
         assert_ne!(Rewards::account(RUN), Rewards::account(RunId(1)));
     });
 }
@@ -917,7 +917,7 @@ proptest! {
                     }
                 }
                 check();
-                let burnt: Balance = BooksOf::<Test>::iter_values().map(|books| books.burnt).sum();
+                let burnt: Balance = Treasuries::<Test>::iter_values().map(|books| books.burnt).sum();
                 assert_eq!(Balances::total_issuance() + burnt + slashed + priced, start);
             }
         });

@@ -19,7 +19,7 @@ mod benchmarks {
         #[extrinsic_call]
         _(RawOrigin::Signed(signer), RUN, 3, Digest([1; 32]));
 
-        assert!(Commits::<T>::contains_key((RUN, 3), uid(1)));
+        assert!(WeightCommitments::<T>::contains_key((RUN, 3), uid(1)));
     }
 
     #[benchmark]
@@ -28,17 +28,17 @@ mod benchmarks {
         let signer = full::hotkey::<T>(uid(s));
         let hotkey = Hotkey(signer.clone().into());
         let weights = full::vote::<T>(s, uid(s));
-        let sealed = Sealed { hash: commitment(&weights, &[3; 32], &hotkey), hotkey };
-        Commits::<T>::insert((RUN, 3), uid(s), sealed);
+        let sealed = WeightCommitment { hash: commitment(&weights, &[3; 32], &hotkey), hotkey };
+        WeightCommitments::<T>::insert((RUN, 3), uid(s), sealed);
 
         #[extrinsic_call]
         _(RawOrigin::Signed(signer), RUN, 3, weights, [3; 32]);
 
-        assert!(Ballots::<T>::contains_key((RUN, 3), uid(s)));
+        assert!(WeightVotes::<T>::contains_key((RUN, 3), uid(s)));
     }
 
     #[benchmark]
-    fn open_probes() {
+    fn answer_probes() {
         full::run_with::<T>(1023, 1, 4);
         let (answers, validator) = full::drawn::<T>(1023);
         let signer = full::hotkey::<T>(validator);
@@ -46,7 +46,7 @@ mod benchmarks {
         #[extrinsic_call]
         _(RawOrigin::Signed(signer), RUN, 3, answers);
 
-        assert!(Opened::<T>::contains_key((RUN, 3), validator));
+        assert!(ShownProbes::<T>::contains_key((RUN, 3), validator));
     }
 
     #[benchmark]
@@ -55,18 +55,18 @@ mod benchmarks {
         full::revealed::<T>(s, v, 3);
         let (answers, _) = full::drawn::<T>(s);
         let losses = answers.into_iter().map(|answer| answer?.losses);
-        let shown = Shown::truncate_from(losses.collect());
+        let shown = ProbeAnswers::truncate_from(losses.collect());
         for member in full::members(s, v) {
-            Opened::<T>::insert((RUN, 3), member.uid, shown.clone());
+            ShownProbes::<T>::insert((RUN, 3), member.uid, shown.clone());
         }
-        let electorate = full::members(s, v);
+        let active_set = full::members(s, v);
 
         #[block]
         {
-            Pallet::<T>::close(RUN, 3, 2, &electorate);
+            Pallet::<T>::close(RUN, 3, 2, &active_set);
         }
 
-        assert!(Ballots::<T>::iter_prefix((RUN, 3)).next().is_none());
+        assert!(WeightVotes::<T>::iter_prefix((RUN, 3)).next().is_none());
         assert_eq!(ConsensusWeights::<T>::get(RUN).len(), s as usize);
     }
 

@@ -25,14 +25,14 @@ impl<T: Config> MinerWeights for Pallet<T> {
 }
 
 impl<T: Config> Epochs for Pallet<T> {
-    fn close(run: RunId, epoch: u32, merged: u32, electorate: &[Member]) -> Weight {
+    fn close(run: RunId, epoch: u32, merged: u32, active_set: &[Member]) -> Weight {
         let Some(details) = Registry::<T>::run(run) else {
             defensive!("an epoch closes in a run that exists");
             return T::DbWeight::get().reads(1);
         };
         let departed = Self::take_departed(run, epoch);
         let seats = Self::seats_of(run, epoch, &details.params, &departed);
-        let (validators, revealed) = Self::votes(run, epoch, &details.params, electorate, &departed, &seats);
+        let (validators, revealed) = Self::votes(run, epoch, &details.params, active_set, &departed, &seats);
         let miners = seats.values().filter(|(role, _)| *role == Role::Miner).count();
         Self::clear(run, epoch);
         let mut weight = weight_info::close::<T>(validators.len() as u32, miners as u32);
@@ -40,7 +40,7 @@ impl<T: Config> Epochs for Pallet<T> {
         let Some(consensus) = yuma(&validators) else {
             let unchanged = validators.iter().map(|row| (row.validator, row.bonds.as_slice()));
             Self::put_bonds(run, next, &departed, unchanged);
-            Self::deposit_event(Event::NoConsensus { run, epoch, ballots: revealed });
+            Self::deposit_event(Event::NoConsensus { run, epoch, weight_votes: revealed });
             return weight;
         };
         Self::put_consensus(run, &consensus, &departed);
@@ -51,7 +51,7 @@ impl<T: Config> Epochs for Pallet<T> {
         });
         Self::put_bonds(run, next, &departed, moved);
         let seats = consensus.weights.len() as u32;
-        Self::deposit_event(Event::ConsensusReached { run, epoch, ballots: revealed, seats });
+        Self::deposit_event(Event::ConsensusReached { run, epoch, weight_votes: revealed, seats });
         weight.saturating_accrue(T::Payroll::pay(run, epoch, merged, &consensus, &departed));
         weight
     }
@@ -60,35 +60,35 @@ impl<T: Config> Epochs for Pallet<T> {
 impl<T: Config> Pallet<T> {
     /// The last consensus on a seat; empty for a newer holder.
     pub fn consensus_of(run: RunId, uid: Uid) -> SeatConsensus {
-        let mut standings = Standings::<T>::get(run).into_iter();
+        let mut standings = LastConsensus::<T>::get(run).into_iter();
         standings.find(|(seat, _)| *seat == uid).map(|(_, standing)| standing).unwrap_or_default()
     }
 
-    /// The weight votes and bonds of the electorate, and the bonds of validators outside it; and how many members of
-    /// the electorate revealed a vote.
+    /// The weight votes and bonds of the active set, and the bonds of validators outside it; and how many members of
+    /// the active set revealed a vote.
     fn votes(
         run: RunId,
         epoch: u32,
         params: &RunParams,
-        electorate: &[Member],
+        active_set: &[Member],
         departed: &[Departed<T::AccountId>],
         seats: &Seats,
     ) -> (Vec<ValidatorWeights>, u32) {
         let mut bonds = Self::bonds_before(run, epoch, params, seats);
 
         // A seat's new holder has no vote on an epoch before its time. A former holder has the vote that it revealed.
-        let stayed = electorate.iter().filter(|member| departed_of(departed, member.uid).is_none()).copied();
+        let stayed = active_set.iter().filter(|member| departed_of(departed, member.uid).is_none()).copied();
         let left = departed
             .iter()
-            .filter(|departed| Ballots::<T>::contains_key((run, epoch), departed.seat.uid))
+            .filter(|departed| WeightVotes::<T>::contains_key((run, epoch), departed.seat.uid))
             .filter_map(|departed| departed.member);
         let members: Vec<Member> = stayed.chain(left).collect();
         let verdicts = Self::judge_probes(run, epoch, params, &members, seats);
         let mut revealed = 0u32;
-        let mut validators = Vec::with_capacity(electorate.len());
+        let mut validators = Vec::with_capacity(active_set.len());
         for (member, verdict) in members.into_iter().zip(verdicts) {
             // A validator that was absent all epoch has no vote and earns nothing; its stake still counts (PROT-3).
-            let vote = Ballots::<T>::get((run, epoch), member.uid).filter(|_| member.attested);
+            let vote = WeightVotes::<T>::get((run, epoch), member.uid).filter(|_| member.attested);
             revealed = revealed.saturating_add(u32::from(vote.is_some()));
             let mut weights = vote.map(BoundedVec::into_inner).unwrap_or_default();
             weights.retain(|(uid, _)| seats.get(uid).is_some_and(|(role, _)| *role == Role::Miner));
@@ -97,10 +97,10 @@ impl<T: Config> Pallet<T> {
                 stake: member.stake,
                 weights,
                 bonds: bonds.remove(&member.uid).unwrap_or_default(),
-                earns: if member.dissents == 0 && !member.silent { verdict.earns() } else { 0 },
+                earns: if member.minority_votes == 0 && !member.silent { verdict.earns() } else { 0 },
             });
         }
-        // A validator outside the electorate has no vote, and its bonds decay.
+        // A validator outside the active set has no vote, and its bonds decay.
         validators.extend(bonds.into_iter().map(|(validator, bonds)| ValidatorWeights {
             validator,
             stake: 0,
@@ -122,7 +122,7 @@ impl<T: Config> Pallet<T> {
     ) -> Vec<ProbeVerdict> {
         let drawn = T::Probes::drawn(run, after_epoch(params, epoch));
         let shown = |member: &Member| {
-            let answers = Opened::<T>::get((run, epoch), member.uid).unwrap_or_default().into_iter();
+            let answers = ShownProbes::<T>::get((run, epoch), member.uid).unwrap_or_default().into_iter();
             let answers = answers.map(|answer| answer.map(BoundedVec::into_inner)).collect();
             let since = seats.get(&member.uid).map_or(Window(0), |(_, since)| *since);
             // The draw is in the order of the windows.
@@ -175,7 +175,7 @@ impl<T: Config> Pallet<T> {
         ConsensusWeights::<T>::insert(run, SeatWeights::<T>::truncate_from(weights));
         let mut seats = consensus.seats();
         seats.retain(|(uid, _)| is_present(uid));
-        Standings::<T>::insert(run, BoundedVec::truncate_from(seats));
+        LastConsensus::<T>::insert(run, BoundedVec::truncate_from(seats));
     }
 
     /// Stores the validators' `rows` of bonds for the epoch `next`. Drops the bonds of and to seats that departed,
@@ -213,13 +213,13 @@ impl<T: Config> Pallet<T> {
     /// Removes the epoch's commitments and votes, and reports the commitments that were not revealed.
     fn clear(run: RunId, epoch: u32) {
         let mut not_revealed: Vec<Uid> =
-            Commits::<T>::drain_prefix((run, epoch)).map(|(uid, _)| uid).collect();
+            WeightCommitments::<T>::drain_prefix((run, epoch)).map(|(uid, _)| uid).collect();
         not_revealed.sort_unstable();
         for validator in not_revealed {
             Self::deposit_event(Event::NotRevealed { run, epoch, validator });
         }
-        let _ = Ballots::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
-        let _ = Opened::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
+        let _ = WeightVotes::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
+        let _ = ShownProbes::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
     }
 }
 
@@ -232,13 +232,13 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
         };
         let (params, window) = (details.params, ending.window);
         ConsensusWeights::<T>::mutate_extant(run, |weights| weights.retain(|(other, _)| *other != uid));
-        Standings::<T>::mutate_extant(run, |seats| seats.retain(|(other, _)| *other != uid));
+        LastConsensus::<T>::mutate_extant(run, |seats| seats.retain(|(other, _)| *other != uid));
         let current = window.epoch(params.epoch_windows);
         let mut awaits_pay = false;
         // As an epoch's first window opens, the epoch before the previous one may still be open.
         for epoch in current.saturating_sub(2)..=current {
             if seat.role == Role::Validator {
-                Commits::<T>::remove((run, epoch), uid);
+                WeightCommitments::<T>::remove((run, epoch), uid);
             }
             let end = after_epoch(&params, epoch);
             if seat.since < end && end <= window && window <= closes_at(&params, epoch) {

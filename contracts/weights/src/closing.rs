@@ -13,19 +13,20 @@ impl<T: Config> OnRunClosed for Pallet<T> {
             return cleared;
         };
         ConsensusWeights::<T>::remove(run);
-        Standings::<T>::remove(run);
+        LastConsensus::<T>::remove(run);
         cleared.count::<T>(BondsOf::<T>::clear_prefix(run, limit, None).unique);
         // The epochs that have not closed; the next one may have begun since.
         let epoch = window.epoch(details.params.epoch_windows);
         for key in (epoch.saturating_sub(3)..=epoch.saturating_add(1)).map(|epoch| (run, epoch)) {
             if cleared.room(limit) > 0 {
-                cleared.count::<T>(Commits::<T>::clear_prefix(key, cleared.room(limit), None).unique);
+                cleared
+                    .count::<T>(WeightCommitments::<T>::clear_prefix(key, cleared.room(limit), None).unique);
             }
             if cleared.room(limit) > 0 {
-                cleared.count::<T>(Ballots::<T>::clear_prefix(key, cleared.room(limit), None).unique);
+                cleared.count::<T>(WeightVotes::<T>::clear_prefix(key, cleared.room(limit), None).unique);
             }
             if cleared.room(limit) > 0 {
-                cleared.count::<T>(Opened::<T>::clear_prefix(key, cleared.room(limit), None).unique);
+                cleared.count::<T>(ShownProbes::<T>::clear_prefix(key, cleared.room(limit), None).unique);
             }
             if cleared.room(limit) > 0 {
                 cleared.count::<T>(DepartedOf::<T>::clear_prefix(key, cleared.room(limit), None).unique);

@@ -1,6 +1,8 @@
 //! A run with all seats taken, for benchmarks and measurements.
 
-use crate::{Ballots, BondsOf, Commits, Config, ConsensusWeights, Sealed, Standings};
+use crate::{
+    BondsOf, Config, ConsensusWeights, LastConsensus, WeightCommitment, WeightCommitments, WeightVotes,
+};
 use alloc::vec::Vec;
 use frame::prelude::*;
 use pallet_registry::{Entry, Run, Seat, Url};
@@ -28,7 +30,7 @@ pub(crate) fn members(miners: u32, validators: u32) -> Vec<Member> {
             uid: uid(miners + place),
             stake: stake(place),
             attested: true,
-            dissents: 0,
+            minority_votes: 0,
             silent: false,
         })
         .collect()
@@ -90,22 +92,22 @@ pub(crate) fn revealed<T: Config>(miners: u32, validators: u32, epoch: u32) {
     for Member { uid: validator, .. } in members(miners, validators) {
         let weights = vote::<T>(miners, validator);
         let bonds = weights.iter().map(|(seat, weight)| (*seat, u32::from(*weight) * 100)).collect();
-        Ballots::<T>::insert((RUN, epoch), validator, weights);
+        WeightVotes::<T>::insert((RUN, epoch), validator, weights);
         BondsOf::<T>::insert(RUN, validator, BoundedVec::truncate_from(bonds));
-        let sealed = Sealed { hash: Digest([1; 32]), hotkey: Hotkey([1; 32]) };
-        Commits::<T>::insert((RUN, epoch), validator, sealed);
+        let sealed = WeightCommitment { hash: Digest([1; 32]), hotkey: Hotkey([1; 32]) };
+        WeightCommitments::<T>::insert((RUN, epoch), validator, sealed);
     }
     let weights = vote::<T>(miners, Uid(0));
     let standing = |weight: u16| SeatConsensus { weight, incentive: ONE / 2048, trust: ONE, dividends: 0 };
     let standings = weights.iter().map(|(seat, weight)| (*seat, standing(*weight))).collect();
-    Standings::<T>::insert(RUN, BoundedVec::truncate_from(standings));
+    LastConsensus::<T>::insert(RUN, BoundedVec::truncate_from(standings));
     ConsensusWeights::<T>::insert(RUN, weights);
 }
 
 /// Draws as many contributions of epoch 3 as can be, of windows with 2048 selected seats. Returns the answers of the
 /// first validator, whose uid follows those of the `miners`, with proofs of full length.
 #[cfg(feature = "runtime-benchmarks")]
-pub(crate) fn drawn<T: Config>(miners: u32) -> (crate::Shown<crate::Answer>, Uid) {
+pub(crate) fn drawn<T: Config>(miners: u32) -> (crate::ProbeAnswers<crate::Answer>, Uid) {
     use protocol::probe::{self, Leaves, PROBES, Probe, SEQUENCES_MAX};
     const LEAVES: u16 = 2048;
     let (window, validator, first) = (Window(30), uid(miners), Window(40));
@@ -121,5 +123,5 @@ pub(crate) fn drawn<T: Config>(miners: u32) -> (crate::Shown<crate::Answer>, Uid
         let proof = probe::proof(&leaves, place)?;
         crate::Answer::try_from(probe::Answer { losses: Some(losses.clone()), proof }).ok()
     });
-    (crate::Shown::truncate_from(answers.collect()), validator)
+    (crate::ProbeAnswers::truncate_from(answers.collect()), validator)
 }

@@ -24,7 +24,7 @@ impl<T: Config> Pallet<T> {
                 return Err("consensus weights are not canonical, or not of miners' seats");
             }
         }
-        for (run, seats) in Standings::<T>::iter().filter(|(run, _)| is_open(*run)) {
+        for (run, seats) in LastConsensus::<T>::iter().filter(|(run, _)| is_open(*run)) {
             Self::check_consensus(run, &seats)?;
         }
         for (run, validator, bonds) in BondsOf::<T>::iter().filter(|(run, ..)| is_open(*run)) {
@@ -34,21 +34,26 @@ impl<T: Config> Pallet<T> {
             }
             Self::check_validator(run, validator, |departed| departed)?;
         }
-        for ((run, epoch), validator) in Commits::<T>::iter_keys().filter(|((run, _), _)| is_open(*run)) {
+        for ((run, epoch), validator) in
+            WeightCommitments::<T>::iter_keys().filter(|((run, _), _)| is_open(*run))
+        {
             Self::check_epoch(run, epoch)?;
             Self::check_validator(run, validator, |_| false)?;
-            if Ballots::<T>::contains_key((run, epoch), validator) {
+            if WeightVotes::<T>::contains_key((run, epoch), validator) {
                 return Err("a revealed weight vote still has its commitment");
             }
         }
-        for ((run, epoch), validator, weights) in Ballots::<T>::iter().filter(|((run, _), ..)| is_open(*run))
+        for ((run, epoch), validator, weights) in
+            WeightVotes::<T>::iter().filter(|((run, _), ..)| is_open(*run))
         {
             Self::check_epoch(run, epoch)?;
             let departed = DepartedOf::<T>::contains_key((run, epoch), validator);
             Self::check_validator(run, validator, |_| departed)?;
             ensure!(!weights.is_empty() && is_canonical(&weights), "a weight vote is empty or not canonical");
         }
-        for ((run, epoch), validator, shown) in Opened::<T>::iter().filter(|((run, _), ..)| is_open(*run)) {
+        for ((run, epoch), validator, shown) in
+            ShownProbes::<T>::iter().filter(|((run, _), ..)| is_open(*run))
+        {
             Self::check_epoch(run, epoch)?;
             let departed = DepartedOf::<T>::contains_key((run, epoch), validator);
             Self::check_validator(run, validator, |_| departed)?;

@@ -9,7 +9,7 @@
 //!                                             └ close: consensus, bonds and pay of e
 //! ```
 //!
-//! At the first opening after the reveal windows, the epoch closes: the votes of the electorate go through Yuma
+//! At the first opening after the reveal windows, the epoch closes: the votes of the active set go through Yuma
 //! consensus. Selection draws by the resulting weights, the epoch's pay is divided by the shares, and the bonds are
 //! stored for the next epoch. The stake of a member without a revealed vote counts, for no seat, and the member earns
 //! nothing. Neither does one that showed wrong measurements of the contributions that were drawn of the epoch; one that
@@ -62,7 +62,7 @@ pub struct Departed<AccountId> {
     pub coldkey: AccountId,
     /// Its own stake as it left.
     pub stake: Balance,
-    /// The validator as a member of the electorate; `None` if it was not in it.
+    /// The validator as a member of the active set; `None` if it was not in it.
     pub member: Option<Member>,
 }
 
@@ -70,7 +70,7 @@ pub struct Departed<AccountId> {
 pub type Losses = BoundedVec<u32, ConstU32<SEQUENCES_MAX>>;
 
 /// What a validator shows of an epoch, in the order of the draw; `None` for what it has nothing to show of.
-pub type Shown<A> = BoundedVec<Option<A>, ConstU32<PROBES>>;
+pub type ProbeAnswers<A> = BoundedVec<Option<A>, ConstU32<PROBES>>;
 
 /// [`probe::Answer`] with bounds.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
@@ -140,7 +140,7 @@ pub mod pallet {
     pub trait Config: frame_system::Config<AccountId: Into<[u8; 32]>> + pallet_registry::Config {
         type Payroll: Payroll<Self::AccountId>;
 
-        /// The electorate's record of a validator that leaves.
+        /// The active set's record of a validator that leaves.
         type Members: Members;
 
         /// The draw of an epoch's probes, and what validators anchored.
@@ -156,7 +156,7 @@ pub mod pallet {
     /// The commitment of a weight vote, and the hotkey in its hash.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
-    pub struct Sealed {
+    pub struct WeightCommitment {
         pub hash: Digest,
         pub hotkey: Hotkey,
     }
@@ -167,7 +167,7 @@ pub mod pallet {
 
     /// The last consensus on each seat, in uid order.
     #[pallet::storage]
-    pub type Standings<T: Config> =
+    pub type LastConsensus<T: Config> =
         StorageMap<_, Twox64Concat, RunId, BoundedVec<(Uid, SeatConsensus), T::MaxSeats>, ValueQuery>;
 
     /// Bonds by run and validator, from the last consensus.
@@ -177,17 +177,18 @@ pub mod pallet {
 
     /// Commitments that are not revealed, by run and epoch, until the epoch closes.
     #[pallet::storage]
-    pub type Commits<T: Config> = StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, Sealed>;
+    pub type WeightCommitments<T: Config> =
+        StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, WeightCommitment>;
 
     /// Revealed weight votes, by run and epoch, until the epoch closes.
     #[pallet::storage]
-    pub type Ballots<T: Config> =
+    pub type WeightVotes<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, SeatWeights<T>>;
 
     /// What validators showed of their measurements, by run and epoch, until the epoch closes.
     #[pallet::storage]
-    pub type Opened<T: Config> =
-        StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, Shown<Losses>>;
+    pub type ShownProbes<T: Config> =
+        StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, ProbeAnswers<Losses>>;
 
     /// Seats that held out an epoch and have departed, by run and epoch, until the epoch closes.
     #[pallet::storage]
@@ -202,16 +203,16 @@ pub mod pallet {
         /// A validator revealed its weight vote on `seats` seats.
         Revealed { run: RunId, epoch: u32, validator: Uid, seats: u32 },
         /// A validator showed its measurements of `answered` of the drawn contributions.
-        ProbesOpened { run: RunId, epoch: u32, validator: Uid, answered: u32 },
+        ProbesAnswered { run: RunId, epoch: u32, validator: Uid, answered: u32 },
         /// A validator did not show the right losses of all probes that count. Of `counted` probes, it showed right
         /// losses for `right` and wrong ones for `wrong`. With a wrong one it earns no dividends, otherwise a part.
         ProbesJudged { run: RunId, epoch: u32, validator: Uid, counted: u32, right: u32, wrong: u32 },
         /// A validator did not reveal the weight vote that it committed to.
         NotRevealed { run: RunId, epoch: u32, validator: Uid },
-        /// An epoch closed with a consensus on `seats` seats, from `ballots` weight votes.
-        ConsensusReached { run: RunId, epoch: u32, ballots: u32, seats: u32 },
+        /// An epoch closed with a consensus on `seats` seats, from `weight_votes` weight votes.
+        ConsensusReached { run: RunId, epoch: u32, weight_votes: u32, seats: u32 },
         /// An epoch closed without a consensus: the weights stay as they were and nothing is paid.
-        NoConsensus { run: RunId, epoch: u32, ballots: u32 },
+        NoConsensus { run: RunId, epoch: u32, weight_votes: u32 },
     }
 
     #[pallet::error]
@@ -241,11 +242,11 @@ pub mod pallet {
         /// Weights and salt do not match the commitment. Reveal exactly what was hashed.
         OtherThanCommitted,
         /// No seat has a weight. Do not commit in an epoch in which no seat earned one.
-        NothingWeighted,
+        NoWeights,
         /// The weights are not canonical. Sort by uid, name each seat once, leave out zeros.
         NotCanonical,
         /// This validator has shown its measurements of this epoch. It shows them once.
-        AlreadyOpened,
+        AlreadyAnswered,
         /// No contribution of this epoch was drawn, or not yet. Wait a block after the epoch's end; if no window of
         /// the epoch was merged, there is nothing to show.
         NothingDrawn,
@@ -257,7 +258,7 @@ pub mod pallet {
         NotAnchored,
         /// The validator anchored a root for the contribution's window before the draw, and leaves the answer out.
         /// Show the losses, or the leaf without losses.
-        LeftOut,
+        AnswerMissing,
         /// A measurement does not belong to the root that the validator anchored. Show exactly what was measured.
         OtherThanAnchored,
     }
@@ -272,7 +273,7 @@ pub mod pallet {
 
     #[pallet::call]
     impl<T: Config> Pallet<T> {
-        /// Commits the signer, a validator's hotkey, to a weight vote for the current `epoch`:
+        /// WeightCommitments the signer, a validator's hotkey, to a weight vote for the current `epoch`:
         /// `blake2_256(SCALE(weights) ‖ salt ‖ hotkey)` (PROT-30).
         #[pallet::call_index(0)]
         #[pallet::weight(weight_info::commit::<T>())]
@@ -281,7 +282,7 @@ pub mod pallet {
         })]
         pub fn commit(origin: OriginFor<T>, run: RunId, epoch: u32, hash: Digest) -> DispatchResult {
             let (validator, hotkey) = Self::may_commit(origin, run, epoch)?;
-            Commits::<T>::insert((run, epoch), validator, Sealed { hash, hotkey });
+            WeightCommitments::<T>::insert((run, epoch), validator, WeightCommitment { hash, hotkey });
             Self::deposit_event(Event::Committed { run, epoch, validator, hash });
             Ok(())
         }
@@ -304,8 +305,8 @@ pub mod pallet {
         ) -> DispatchResult {
             let validator = Self::may_reveal(origin, run, epoch, &weights, &salt)?;
             let seats = weights.len() as u32;
-            Commits::<T>::remove((run, epoch), validator);
-            Ballots::<T>::insert((run, epoch), validator, weights);
+            WeightCommitments::<T>::remove((run, epoch), validator);
+            WeightVotes::<T>::insert((run, epoch), validator, weights);
             Self::deposit_event(Event::Revealed { run, epoch, validator, seats });
             Ok(())
         }
@@ -314,23 +315,23 @@ pub mod pallet {
         /// the order of the draw. Each answer must belong to the root that the validator anchored before the draw: the
         /// losses, or a leaf without losses. `None` is for a window of which it had anchored nothing (PROT-30).
         #[pallet::call_index(2)]
-        #[pallet::weight(weight_info::open_probes::<T>())]
+        #[pallet::weight(weight_info::answer_probes::<T>())]
         #[pallet::feeless_if(|
-            origin: &OriginFor<T>, run: &RunId, epoch: &u32, answers: &Shown<Answer>
+            origin: &OriginFor<T>, run: &RunId, epoch: &u32, answers: &ProbeAnswers<Answer>
         | -> bool {
             Pallet::<T>::may_open(origin.clone(), *run, *epoch, answers).is_ok()
         })]
-        pub fn open_probes(
+        pub fn answer_probes(
             origin: OriginFor<T>,
             run: RunId,
             epoch: u32,
-            answers: Shown<Answer>,
+            answers: ProbeAnswers<Answer>,
         ) -> DispatchResult {
             let validator = Self::may_open(origin, run, epoch, &answers)?;
             let losses: Vec<_> = answers.into_iter().map(|answer| answer?.losses).collect();
             let answered = losses.iter().flatten().count() as u32;
-            Opened::<T>::insert((run, epoch), validator, Shown::truncate_from(losses));
-            Self::deposit_event(Event::ProbesOpened { run, epoch, validator, answered });
+            ShownProbes::<T>::insert((run, epoch), validator, ProbeAnswers::truncate_from(losses));
+            Self::deposit_event(Event::ProbesAnswered { run, epoch, validator, answered });
             Ok(())
         }
     }
@@ -345,7 +346,10 @@ pub mod pallet {
             ensure!(epoch >= current, Error::<T>::EpochOver);
             ensure!(epoch <= current, Error::<T>::EpochNotBegun);
             let validator = Self::validator(run, &hotkey)?;
-            ensure!(!Commits::<T>::contains_key((run, epoch), validator), Error::<T>::AlreadyCommitted);
+            ensure!(
+                !WeightCommitments::<T>::contains_key((run, epoch), validator),
+                Error::<T>::AlreadyCommitted
+            );
             Ok((validator, Hotkey(hotkey.into())))
         }
 
@@ -362,13 +366,13 @@ pub mod pallet {
             ensure!(window >= begins, Error::<T>::RevealNotBegun);
             ensure!(window < closes_at(&params, epoch), Error::<T>::RevealOver);
             let validator = Self::validator(run, &hotkey)?;
-            let sealed = Commits::<T>::get((run, epoch), validator);
-            let shown = || match Ballots::<T>::contains_key((run, epoch), validator) {
+            let sealed = WeightCommitments::<T>::get((run, epoch), validator);
+            let shown = || match WeightVotes::<T>::contains_key((run, epoch), validator) {
                 true => Error::<T>::AlreadyRevealed,
                 false => Error::<T>::NothingCommitted,
             };
             let sealed = sealed.ok_or_else(shown)?;
-            ensure!(!weights.is_empty(), Error::<T>::NothingWeighted);
+            ensure!(!weights.is_empty(), Error::<T>::NoWeights);
             ensure!(is_canonical(weights), Error::<T>::NotCanonical);
             let opened = commitment(weights, salt, &sealed.hotkey);
             ensure!(opened == sealed.hash, Error::<T>::OtherThanCommitted);
@@ -387,7 +391,7 @@ pub mod pallet {
             ensure!(window >= first, Error::<T>::RevealNotBegun);
             ensure!(window < closes_at(&params, epoch), Error::<T>::RevealOver);
             let uid = Self::validator(run, &hotkey)?;
-            ensure!(!Opened::<T>::contains_key((run, epoch), uid), Error::<T>::AlreadyOpened);
+            ensure!(!ShownProbes::<T>::contains_key((run, epoch), uid), Error::<T>::AlreadyAnswered);
             let drawn = T::Probes::drawn(run, first);
             ensure!(!drawn.is_empty(), Error::<T>::NothingDrawn);
             ensure!(answers.len() == drawn.len(), Error::<T>::OtherThanDrawn);
@@ -402,7 +406,7 @@ pub mod pallet {
                     .filter(|anchor| anchor.at < first && seat.since <= window);
                 let Some(Answer { losses, proof }) = answer else {
                     // Without this, a validator could show those of its guesses that are right, and earn their part.
-                    ensure!(anchor.is_none(), Error::<T>::LeftOut);
+                    ensure!(anchor.is_none(), Error::<T>::AnswerMissing);
                     continue;
                 };
                 let anchor = anchor.ok_or(Error::<T>::NotAnchored)?;

@@ -78,7 +78,7 @@ fn agreed_weights_become_the_consensus_at_the_close() {
         go_to_block(25);
         assert_eq!(standing_weights(), [(0, 65535), (1, 65535)]);
         System::assert_has_event(
-            Event::<Test>::ConsensusReached { run: RUN, epoch: 0, ballots: 3, seats: 2 }.into(),
+            Event::<Test>::ConsensusReached { run: RUN, epoch: 0, weight_votes: 3, seats: 2 }.into(),
         );
         // The window that opens at the close draws by the new weights.
         let view = Windows::window_view(RUN, Window(3)).unwrap();
@@ -113,7 +113,7 @@ fn the_consensus_on_a_seat_can_be_read() {
         // Seat 2 has one validator behind it, and seat 9 does not exist: neither has a consensus.
         assert_eq!(Weights::consensus_of(RUN, Uid(2)), SeatConsensus::default());
         assert_eq!(Weights::consensus_of(RUN, Uid(99)), SeatConsensus::default());
-        assert_eq!(Standings::<Test>::get(RUN).len(), 5);
+        assert_eq!(LastConsensus::<Test>::get(RUN).len(), 5);
         assert_eq!((bonds(3), bonds(5)), (vec![0, 1], vec![0]));
     });
 }
@@ -122,19 +122,19 @@ fn the_consensus_on_a_seat_can_be_read() {
 fn without_a_consensus_the_last_weights_and_bonds_stay_and_nothing_is_paid() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 65535)]));
-        let before = (standing_weights(), BondsOf::<Test>::get(RUN, Uid(3)), Standings::<Test>::get(RUN));
+        let before = (standing_weights(), BondsOf::<Test>::get(RUN, Uid(3)), LastConsensus::<Test>::get(RUN));
         // One of three equal stakes is no majority, even without others.
         epoch_of(1, &[(3, &[(1, 65535)])]);
         assert_eq!(
-            (standing_weights(), BondsOf::<Test>::get(RUN, Uid(3)), Standings::<Test>::get(RUN)),
+            (standing_weights(), BondsOf::<Test>::get(RUN, Uid(3)), LastConsensus::<Test>::get(RUN)),
             before
         );
         assert_eq!(Paid::get().len(), 1);
-        System::assert_has_event(Event::<Test>::NoConsensus { run: RUN, epoch: 1, ballots: 1 }.into());
+        System::assert_has_event(Event::<Test>::NoConsensus { run: RUN, epoch: 1, weight_votes: 1 }.into());
         // Without any revealed vote there is no consensus.
         go_to_block(closing(2));
         assert_eq!(standing_weights(), [(0, 65535)]);
-        System::assert_has_event(Event::<Test>::NoConsensus { run: RUN, epoch: 2, ballots: 0 }.into());
+        System::assert_has_event(Event::<Test>::NoConsensus { run: RUN, epoch: 2, weight_votes: 0 }.into());
     });
 }
 
@@ -191,8 +191,13 @@ fn a_validator_with_a_minority_vote_keeps_its_weight_vote_and_earns_nothing() {
         for uid in VALIDATORS {
             assert_ok!(reveal(uid, 0, &[(0, 1)]));
         }
-        let member =
-            |uid, dissents| Member { uid: Uid(uid), stake: STAKE, attested: true, dissents, silent: false };
+        let member = |uid, minority_votes| Member {
+            uid: Uid(uid),
+            stake: STAKE,
+            attested: true,
+            minority_votes,
+            silent: false,
+        };
         Weights::close(RUN, 0, 2, &[member(3, 0), member(4, 2), member(5, 0)]);
         let consensus = &Paid::get()[0].2;
         assert_eq!(consensus.dividends, [(Uid(3), ONE / 2), (Uid(5), ONE / 2)]);
@@ -363,7 +368,7 @@ fn only_canonical_weights_can_be_revealed() {
         for (uid, weights) in VALIDATORS.into_iter().zip(bad) {
             assert_noop!(reveal(uid, 0, weights), Error::<Test>::NotCanonical);
         }
-        assert_noop!(reveal(3, 0, &[]), Error::<Test>::NothingWeighted);
+        assert_noop!(reveal(3, 0, &[]), Error::<Test>::NoWeights);
     });
 }
 
@@ -422,7 +427,7 @@ fn a_rotated_hotkey_reveals_the_old_one_s_commitment() {
         let revealed = Weights::reveal(signed(77), RUN, 0, weights(&[(0, 1)]), salt(5));
         assert_ok!(revealed);
         assert_noop!(reveal(5, 0, &[(0, 1)]), Error::<Test>::NotASeat);
-        assert_eq!(Ballots::<Test>::iter_prefix((RUN, 0)).count(), 1);
+        assert_eq!(WeightVotes::<Test>::iter_prefix((RUN, 0)).count(), 1);
     });
 }
 
@@ -498,7 +503,7 @@ fn a_validator_that_leaves_leaves_no_vote_and_no_bonds_behind() {
         }
         assert_ok!(Registry::leave(coldkey(), RUN, Uid(5)));
         go_to_block(30);
-        assert!(!Commits::<Test>::contains_key((RUN, 1), Uid(5)));
+        assert!(!WeightCommitments::<Test>::contains_key((RUN, 1), Uid(5)));
         assert_eq!(Weights::consensus_of(RUN, Uid(5)), SeatConsensus::default());
         register(Role::Validator, 60);
         let revealed = Weights::reveal(signed(60), RUN, 1, weights(&[(0, 1)]), salt(5));
@@ -587,7 +592,7 @@ fn the_reveal_phase_may_take_a_whole_epoch() {
 }
 
 #[test]
-fn the_bonds_of_a_validator_outside_the_electorate_decay() {
+fn the_bonds_of_a_validator_outside_the_active_set_decay() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 1)]));
         let before = BondsOf::<Test>::get(RUN, Uid(5))[0].1;
@@ -599,7 +604,8 @@ fn the_bonds_of_a_validator_outside_the_electorate_decay() {
         for uid in VALIDATORS {
             assert_ok!(reveal(uid, 1, &[(0, 1)]));
         }
-        let member = |uid| Member { uid: Uid(uid), stake: STAKE, attested: true, dissents: 0, silent: false };
+        let member =
+            |uid| Member { uid: Uid(uid), stake: STAKE, attested: true, minority_votes: 0, silent: false };
         Weights::close(RUN, 1, 2, &[member(3), member(4)]);
         assert_eq!(BondsOf::<Test>::get(RUN, Uid(5))[0].1, before / 10 * 9 + before % 10 * 9 / 10);
         assert_eq!(earners(&Paid::get()[1].2), [3, 4]);
@@ -613,12 +619,12 @@ fn nothing_is_stored_of_closed_epochs() {
             epoch_of(epoch, &all(&[(0, 1)]));
             go_to_block(closing(epoch) + 2);
             assert_ok!(commit(3, epoch + 1, &[(0, 1)]));
-            assert_eq!(Ballots::<Test>::iter().count(), 0);
-            assert_eq!(Commits::<Test>::iter().count(), 1);
-            Commits::<Test>::remove((RUN, epoch + 1), Uid(3));
+            assert_eq!(WeightVotes::<Test>::iter().count(), 0);
+            assert_eq!(WeightCommitments::<Test>::iter().count(), 1);
+            WeightCommitments::<Test>::remove((RUN, epoch + 1), Uid(3));
         }
         go_to_block(200);
-        assert_eq!((Ballots::<Test>::iter().count(), Commits::<Test>::iter().count()), (0, 0));
+        assert_eq!((WeightVotes::<Test>::iter().count(), WeightCommitments::<Test>::iter().count()), (0, 0));
     });
 }
 
@@ -628,7 +634,7 @@ fn an_epoch_without_validators_has_no_consensus() {
         go_to_block(30);
         Weights::close(RUN, 0, 2, &[]);
         assert!(standing_weights().is_empty());
-        let member = Member { uid: Uid(3), stake: 0, attested: true, dissents: 0, silent: false };
+        let member = Member { uid: Uid(3), stake: 0, attested: true, minority_votes: 0, silent: false };
         Weights::close(RUN, 1, 2, &[member]);
         assert_eq!(Paid::get().len(), 0);
     });

@@ -21,7 +21,7 @@ pub fn reveal<T: frame_system::Config>(seats: u32) -> Weight {
 }
 
 /// With an answer for each drawn contribution.
-pub fn open_probes<T: frame_system::Config>() -> Weight {
+pub fn answer_probes<T: frame_system::Config>() -> Weight {
     // Estimated by hand: reads of run, hotkey, seat, draw, answers and eight anchors; a hundred hashes of 2 µs.
     Weight::from_parts(300_000_000, 0).saturating_add(T::DbWeight::get().reads_writes(15, 1))
 }

@@ -42,7 +42,7 @@ fn params(hidden_blocks: u32) -> RunParams {
 
 fn terms(miners: u32) -> Terms {
     Terms {
-        electorate_max: VALIDATORS as u16,
+        active_set_max: VALIDATORS as u16,
         miner_seats_max: miners.max(1) as u16,
         validator_seats_max: VALIDATORS as u16,
         miner_stake_min: 1,
@@ -343,7 +343,7 @@ mod benchmarks {
         end_window::<T>();
         let finalising = Block(START + SCHEDULE.vote_by + 1);
         let before = ProgressOf::<T>::get(RUN).ok_or(BenchmarkError::Stop("a run has progress"))?.next_step;
-        Agenda::<T>::remove(before);
+        ScheduledTasks::<T>::remove(before);
         ProgressOf::<T>::mutate_extant(RUN, |progress| progress.next_step = finalising);
         Pallet::<T>::schedule(RUN, finalising, crate::Turn::default());
         #[block]
@@ -372,7 +372,7 @@ mod benchmarks {
         {
             let _ = Pallet::<T>::open(RUN, NOW);
         }
-        assert_eq!(Records::<T>::get(RUN, NOW).map(|record| record.electorate.len() as u32), Some(v));
+        assert_eq!(Records::<T>::get(RUN, NOW).map(|record| record.active_set.len() as u32), Some(v));
         Ok(())
     }
 
@@ -437,7 +437,7 @@ mod benchmarks {
         {
             let _ = Pallet::<T>::draw_probes(RUN, first, &params);
         }
-        assert_eq!(Drawn::<T>::get(RUN, first).len() as u32, w.min(probe::PROBES));
+        assert_eq!(DrawnProbes::<T>::get(RUN, first).len() as u32, w.min(probe::PROBES));
         Ok(())
     }
 
@@ -459,7 +459,7 @@ mod benchmarks {
         Ok(())
     }
 
-    /// A third of the electorate casts minority votes; all of it is recorded in the epoch's turnout.
+    /// A third of the active set casts minority votes; all of it is recorded in the epoch's participation.
     #[benchmark]
     fn finalise(v: Linear<1, 64>) -> Result<(), BenchmarkError> {
         let miners = miners_max::<T>();
@@ -469,9 +469,10 @@ mod benchmarks {
             let update = if index < v / 3 { 51 } else { 50 };
             Votes::<T>::insert((RUN, NOW), uid(miners + index), ballot(update));
         }
-        let members = (0..v).map(|index| MemberTurnout { uid: uid(miners + index), owed: 1, cast: 0 });
-        let turnout = Turnout { merged: 1, members: BoundedVec::truncate_from(members.collect()) };
-        Turnouts::<T>::insert(RUN, NOW.epoch(params(0).epoch_windows), turnout);
+        let members = (0..v).map(|index| MemberParticipation { uid: uid(miners + index), owed: 1, cast: 0 });
+        let participation =
+            Participation { merged: 1, members: BoundedVec::truncate_from(members.collect()) };
+        Participations::<T>::insert(RUN, NOW.epoch(params(0).epoch_windows), participation);
         #[block]
         {
             let _ = Pallet::<T>::finalise(RUN, NOW, &params(0));

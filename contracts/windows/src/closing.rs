@@ -13,7 +13,7 @@ impl<T: Config> OnRunClosed for Pallet<T> {
             return;
         };
         let mut turn = None;
-        Agenda::<T>::mutate_exists(progress.next_step, |due| {
+        ScheduledTasks::<T>::mutate_exists(progress.next_step, |due| {
             let Some(runs) = due else { return };
             runs.retain(|(id, place)| {
                 if *id == run {
@@ -48,7 +48,7 @@ impl<T: Config> OnRunClosed for Pallet<T> {
             cleared.count::<T>(PresenceOf::<T>::clear_prefix(run, cleared.room(limit), None).unique);
         }
         if cleared.room(limit) > 0 {
-            cleared.count::<T>(Turnouts::<T>::clear_prefix(run, cleared.room(limit), None).unique);
+            cleared.count::<T>(Participations::<T>::clear_prefix(run, cleared.room(limit), None).unique);
         }
         if cleared.room(limit) > 0 {
             cleared.count::<T>(Punished::<T>::clear_prefix(run, cleared.room(limit), None).unique);
@@ -57,8 +57,9 @@ impl<T: Config> OnRunClosed for Pallet<T> {
         let epoch = window.epoch(details.params.epoch_windows);
         for epoch in epoch.saturating_sub(3)..=epoch {
             if cleared.room(limit) > 0 {
-                cleared
-                    .count::<T>(Dissents::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None).unique);
+                cleared.count::<T>(
+                    MinorityVotes::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None).unique,
+                );
             }
         }
         if cleared.room(limit) > 0 && ProgressOf::<T>::take(run).is_some() {

@@ -1,6 +1,6 @@
 //! What must hold at every block.
 
-use crate::{DrawnProbe, Progress, Turnout, pallet::*};
+use crate::{DrawnProbe, Participation, Progress, pallet::*};
 use alloc::vec::Vec;
 use frame::prelude::*;
 use pallet_registry::Pallet as Registry;
@@ -36,12 +36,15 @@ impl<T: Config> Pallet<T> {
 
     /// A run has one task, which is scheduled, or late and in the queue. Returns whether it is late.
     fn check_task(run: RunId, progress: &Progress) -> Result<bool, &'static str> {
-        let scheduled: usize =
-            Agenda::<T>::iter_values().map(|due| due.iter().filter(|(id, _)| *id == run).count()).sum();
-        let late = Queue::<T>::get().late;
+        let scheduled: usize = ScheduledTasks::<T>::iter_values()
+            .map(|due| due.iter().filter(|(id, _)| *id == run).count())
+            .sum();
+        let late = LateTasks::<T>::get().late;
         let late: Vec<_> = late.iter().filter(|(id, ..)| *id == run).collect();
         match (scheduled, late.as_slice()) {
-            (1, []) if Agenda::<T>::get(progress.next_step).iter().any(|(id, _)| *id == run) => Ok(false),
+            (1, []) if ScheduledTasks::<T>::get(progress.next_step).iter().any(|(id, _)| *id == run) => {
+                Ok(false)
+            }
             (0, [_]) => Ok(true),
             _ => Err("a run has not exactly one task, at its next block or in the queue"),
         }
@@ -59,16 +62,16 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// Minority votes and turnouts are kept for epochs that are still to close, of validators only.
+    /// Minority votes and participations are kept for epochs that are still to close, of validators only.
     fn check_epochs(run: RunId, open: u32) -> Result<(), &'static str> {
         let is_closed = |epoch: u32| epoch.saturating_add(2) < open;
-        if Dissents::<T>::iter_keys().any(|((id, epoch), _)| id == run && is_closed(epoch)) {
+        if MinorityVotes::<T>::iter_keys().any(|((id, epoch), _)| id == run && is_closed(epoch)) {
             return Err("minority votes of a closed epoch are stored");
         }
-        for (epoch, Turnout { merged, members }) in Turnouts::<T>::iter_prefix(run) {
-            ensure!(!is_closed(epoch), "the turnout of a closed epoch is stored");
+        for (epoch, Participation { merged, members }) in Participations::<T>::iter_prefix(run) {
+            ensure!(!is_closed(epoch), "the participation of a closed epoch is stored");
             if !members.windows(2).all(|pair| pair[0].uid < pair[1].uid) {
-                return Err("an epoch's turnout is not in uid order");
+                return Err("an epoch's participation is not in uid order");
             }
             if members.iter().any(|member| member.cast > member.owed || member.owed > merged) {
                 return Err(
@@ -78,7 +81,7 @@ impl<T: Config> Pallet<T> {
             let is_validator =
                 |uid: Uid| Registry::<T>::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator);
             if !members.iter().all(|member| is_validator(member.uid)) {
-                return Err("an epoch's turnout names a seat that is not a validator's");
+                return Err("an epoch's participation names a seat that is not a validator's");
             }
         }
         Ok(())
@@ -138,7 +141,7 @@ impl<T: Config> Pallet<T> {
         if surplus.is_none_or(|surplus| surplus > 1) {
             return Err("a window is stored too long or was pruned too early");
         }
-        for (window, drawn) in Drawn::<T>::iter_prefix(run) {
+        for (window, drawn) in DrawnProbes::<T>::iter_prefix(run) {
             let in_order = drawn.windows(2).all(|pair| pair[0].probe < pair[1].probe);
             let has_leaf = |one: &DrawnProbe| one.place < one.leaves && one.probe.window < window;
             if !Records::<T>::contains_key(run, window) || !in_order || !drawn.iter().all(has_leaf) {
@@ -157,19 +160,19 @@ impl<T: Config> Pallet<T> {
         for window in stored.map(Window) {
             let record = Records::<T>::get(run, window).ok_or("a window is missing")?;
             Self::check_record(run, window, &record)?;
-            if window == open && record.electorate.len() > usize::from(terms.electorate_max) {
-                return Err("the electorate is larger than the run allows");
+            if window == open && record.active_set.len() > usize::from(terms.active_set_max) {
+                return Err("the active set is larger than the run allows");
             }
             ensure!(
-                record.electorate.len() == record.registered_at.len(),
-                "the electorate's holders are not those of its seats"
+                record.active_set.len() == record.registered_at.len(),
+                "the active set's holders are not those of its seats"
             );
             let counts = CountedStakes::<T>::get(run);
             let is_counted = |(uid, stake): &(Uid, u128)| {
                 counts.iter().any(|one| one.seat.uid == *uid && one.counted == *stake)
             };
-            if window == open && !record.electorate.iter().all(is_counted) {
-                return Err("the electorate's stakes are not those that count");
+            if window == open && !record.active_set.iter().all(is_counted) {
+                return Err("the active set's stakes are not those that count");
             }
             let rewinds = progress.rewound.is_some_and(|rewound| window <= rewound);
             if expected.is_some_and(|(cursor, lineage)| {
@@ -201,7 +204,7 @@ impl<T: Config> Pallet<T> {
     fn check_record(run: RunId, window: Window, record: &Record<T>) -> Result<(), &'static str> {
         let key = (run, window);
         let in_uid_order = record.slots.windows(2).all(|pair| pair[0] < pair[1])
-            && record.electorate.windows(2).all(|pair| pair[0].0 < pair[1].0)
+            && record.active_set.windows(2).all(|pair| pair[0].0 < pair[1].0)
             && record.weights.windows(2).all(|pair| pair[0].0 < pair[1].0);
         ensure!(in_uid_order, "a window's seats are not in uid order");
         let times = TimesCommitted::<T>::get(run, window);
@@ -228,12 +231,12 @@ impl<T: Config> Pallet<T> {
     }
 
     fn check_votes(key: (RunId, Window), record: &Record<T>) -> Result<(), &'static str> {
-        let decides = |uid: &Uid| record.electorate.binary_search_by_key(uid, |(member, _)| *member).is_ok();
+        let decides = |uid: &Uid| record.active_set.binary_search_by_key(uid, |(member, _)| *member).is_ok();
         if Votes::<T>::iter_key_prefix(key).any(|uid| !decides(&uid)) {
-            return Err("a vote is from a validator outside the electorate");
+            return Err("a vote is from a validator outside the active set");
         }
         if HiddenVotes::<T>::iter_key_prefix(key).any(|uid| !decides(&uid)) {
-            return Err("the commitment of a vote is from a validator outside the electorate");
+            return Err("the commitment of a vote is from a validator outside the active set");
         }
         let revealed_too = HiddenVotes::<T>::iter_key_prefix(key)
             .any(|uid| Votes::<T>::contains_key(key, uid))

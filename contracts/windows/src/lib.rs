@@ -5,7 +5,7 @@
 //!
 //! | offset              | task                                                                        |
 //! |---------------------|-----------------------------------------------------------------------------|
-//! | 0                   | records a snapshot: slots, electorate, data cursor, lineage and weights     |
+//! | 0                   | records a snapshot: slots, active set, data cursor, lineage and weights     |
 //! | 1                   | records the hash of the opening block; in an epoch's first window, draws    |
 //! |                     | the probes of the epoch before (PROT-30); prunes the oldest window          |
 //! | `deal_offset`       | deals the data of the next window: its slots and seed (PROT-5)              |
@@ -17,7 +17,7 @@
 //! allows, the runs take turns by the time that their tasks have cost (`scheduler`). A task knows its block, so a delay
 //! does not change its result.
 //!
-//! Start at `tasks`, then `permits`: which calls are allowed when. `electorate` and `tally` are plain functions.
+//! Start at `tasks`, then `permits`: which calls are allowed when. `active_set` and `tally` are plain functions.
 #![cfg_attr(not(test), no_std)]
 #![allow(
     clippy::large_enum_variant,
@@ -38,10 +38,10 @@ use protocol::{
 };
 use scale_info::TypeInfo;
 
+mod active_set;
 #[cfg(feature = "runtime-benchmarks")]
 mod benchmarking;
 mod closing;
-mod electorate;
 mod invariants;
 #[cfg(test)]
 mod mock;
@@ -74,7 +74,7 @@ pub struct Progress {
     /// The last window that opened with the state of an earlier checkpoint (PROT-20). `checkpoint` is that one until a
     /// later window fixes another.
     pub rewound: Option<Window>,
-    /// Whether the electorate is below its quorum, or the run's owner has stopped it (PROT-3).
+    /// Whether the active set is below its quorum, or the run's owner has stopped it (PROT-3).
     pub paused: bool,
     /// The block of the run's scheduled task.
     pub next_step: Block,
@@ -114,7 +114,7 @@ pub struct CountedStake {
     pub counted: u128,
 }
 
-/// A member of the electorate, as an epoch closes.
+/// A member of the active set, as an epoch closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Member {
@@ -125,7 +125,7 @@ pub struct Member {
     pub attested: bool,
     /// Minority votes: votes in the epoch for another update than two thirds voted. With any, it earns no dividends
     /// (PROT-19).
-    pub dissents: u32,
+    pub minority_votes: u32,
     /// Whether it is inactive: it held its seat all epoch, and voted in less than two thirds of the merged windows
     /// that it was to decide. Then it earns no dividends (PROT-30).
     pub silent: bool,
@@ -154,10 +154,10 @@ pub struct DrawnProbe {
     pub leaves: u16,
 }
 
-/// The votes of an epoch. `L` is a bounded list of [`MemberTurnout`], in uid order.
+/// The votes of an epoch. `L` is a bounded list of [`MemberParticipation`], in uid order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
-pub struct Turnout<L> {
+pub struct Participation<L> {
     /// Merged windows of the epoch.
     pub merged: u32,
     pub members: L,
@@ -166,9 +166,9 @@ pub struct Turnout<L> {
 /// What a validator voted in an epoch's merged windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
-pub struct MemberTurnout {
+pub struct MemberParticipation {
     pub uid: Uid,
-    /// Merged windows with it in the electorate.
+    /// Merged windows with it in the active set.
     pub owed: u32,
     /// Those of them in which it voted.
     pub cast: u32,
@@ -177,14 +177,14 @@ pub struct MemberTurnout {
 /// The pallet that closes epochs.
 pub trait Epochs {
     /// Closes `epoch`, of which `merged` windows were merged and whose weights are revealed by now, and returns the
-    /// weight of that. `electorate` is in uid order.
-    fn close(run: RunId, epoch: u32, merged: u32, electorate: &[Member]) -> Weight;
+    /// weight of that. `active_set` is in uid order.
+    fn close(run: RunId, epoch: u32, merged: u32, active_set: &[Member]) -> Weight;
 }
 
-/// The electorate, for the pallet that closes epochs.
+/// The active set, for the pallet that closes epochs.
 pub trait Members {
-    /// The present holder of a seat as a member in `epoch`, with its stake in the electorate of the last window;
-    /// `None` if it is not in that electorate.
+    /// The present holder of a seat as a member in `epoch`, with its stake in the active set of the last window;
+    /// `None` if it is not in that active set.
     fn member(run: RunId, uid: Uid, epoch: u32) -> Option<Member>;
 }
 
@@ -272,7 +272,7 @@ pub mod pallet {
         pub slots: BoundedVec<Uid, T::MaxSeats>,
         pub cursor: u64,
         /// In uid order, with the stake that counts (PROT-3).
-        pub electorate: BoundedVec<(Uid, u128), T::MaxSeats>,
+        pub active_set: BoundedVec<(Uid, u128), T::MaxSeats>,
         /// The blocks of the members' registrations, in the same order: a uid has other holders later.
         pub registered_at: BoundedVec<Block, T::MaxSeats>,
         pub lineage: Digest,
@@ -296,16 +296,17 @@ pub mod pallet {
     /// A validator's verdicts on the contributions it looked at, in uid order.
     pub type Verdicts<T> = BoundedVec<(Uid, Verdict), <T as pallet_registry::Config>::MaxSeats>;
 
-    pub type TurnoutOf<T> = Turnout<BoundedVec<MemberTurnout, <T as pallet_registry::Config>::MaxSeats>>;
+    pub type ParticipationOf<T> =
+        Participation<BoundedVec<MemberParticipation, <T as pallet_registry::Config>::MaxSeats>>;
 
     /// The runs with a task scheduled at a later block, each with its place in the queue.
     #[pallet::storage]
-    pub type Agenda<T: Config> =
+    pub type ScheduledTasks<T: Config> =
         StorageMap<_, Twox64Concat, Block, BoundedVec<(RunId, Turn), T::MaxRuns>, ValueQuery>;
 
     /// The tasks that are late, and the service time of the run that was served last.
     #[pallet::storage]
-    pub type Queue<T: Config> = StorageValue<_, TaskQueue<T>, ValueQuery>;
+    pub type LateTasks<T: Config> = StorageValue<_, TaskQueue<T>, ValueQuery>;
 
     /// The late tasks of a chain.
     #[derive(CloneNoBound, DebugNoBound, DefaultNoBound, PartialEqNoBound, EqNoBound)]
@@ -392,13 +393,13 @@ pub mod pallet {
 
     /// Minority votes by epoch and validator (PROT-19).
     #[pallet::storage]
-    pub type Dissents<T: Config> =
+    pub type MinorityVotes<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, u32, ValueQuery>;
 
     /// The votes in the merged windows of epochs that are not closed (PROT-30).
     #[pallet::storage]
-    pub type Turnouts<T: Config> =
-        StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, u32, TurnoutOf<T>, ValueQuery>;
+    pub type Participations<T: Config> =
+        StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, u32, ParticipationOf<T>, ValueQuery>;
 
     /// Validators' receipts and the roots over what they measured (PROT-27).
     #[pallet::storage]
@@ -407,7 +408,7 @@ pub mod pallet {
 
     /// What the opening of an epoch's first window drew of the epoch before it (PROT-30).
     #[pallet::storage]
-    pub type Drawn<T: Config> = StorageDoubleMap<
+    pub type DrawnProbes<T: Config> = StorageDoubleMap<
         _,
         Twox64Concat,
         RunId,
@@ -429,14 +430,14 @@ pub mod pallet {
     #[pallet::event]
     #[pallet::generate_deposit(pub(super) fn deposit_event)]
     pub enum Event<T: Config> {
-        /// A window opened for `slots` miners and `electorate` validators.
-        WindowOpened { run: RunId, window: Window, slots: u32, electorate: u32, cursor: u64, lineage: Digest },
-        /// The electorate holds too little of the bonded stake. Windows are void until absent validators attest
+        /// A window opened for `slots` miners and `active_set` validators.
+        WindowOpened { run: RunId, window: Window, slots: u32, active_set: u32, cursor: u64, lineage: Digest },
+        /// The active set holds too little of the bonded stake. Windows are void until absent validators attest
         /// again.
-        Paused { run: RunId, window: Window, electorate_stake: u128, bonded_stake: u128 },
+        Paused { run: RunId, window: Window, active_set_stake: u128, bonded_stake: u128 },
         /// The run's owner stopped it. Windows are void and assign no data until the owner restarts it.
         Stopped { run: RunId, window: Window },
-        /// The run continues: its electorate has its quorum, and its owner has not stopped it.
+        /// The run continues: its active set has its quorum, and its owner has not stopped it.
         Resumed { run: RunId, window: Window },
         /// A miner committed to a contribution; `replaced` if it replaces an earlier commitment.
         Committed { run: RunId, window: Window, uid: Uid, digest: Digest, replaced: bool },
@@ -445,17 +446,17 @@ pub mod pallet {
         /// A validator committed to an attestation, to reveal later.
         AttestationHidden { run: RunId, window: Window, uid: Uid },
         /// The selection was made.
-        SelectionFixed { run: RunId, window: Window, selected: u32, valid: u32, faulty: u32 },
+        SelectionMade { run: RunId, window: Window, selected: u32, valid: u32, faulty: u32 },
         /// A validator voted for a merged update.
         Voted { run: RunId, window: Window, uid: Uid, vote: Vote },
         /// A validator committed to a vote, to reveal later.
         VoteHidden { run: RunId, window: Window, uid: Uid },
         /// A validator cast a minority vote: for another update than two thirds voted.
-        Dissented { run: RunId, window: Window, uid: Uid, update: Digest },
+        MinorityVote { run: RunId, window: Window, uid: Uid, update: Digest },
         /// A window was finalised. `lineage` names the model after it.
-        WindowFixed { run: RunId, window: Window, outcome: Outcome, lineage: Digest },
+        WindowFinalised { run: RunId, window: Window, outcome: Outcome, lineage: Digest },
         /// Two thirds voted the state that every participant holds when the checkpoint's window opens.
-        CheckpointFixed { run: RunId, checkpoint: Checkpoint },
+        CheckpointFinalised { run: RunId, checkpoint: Checkpoint },
         /// A validator wants the run to go back to the checkpoint of a window; `None`: no longer.
         RewindVoted { run: RunId, uid: Uid, to: Option<Window> },
         /// Two thirds want to go back to a checkpoint: `window` opens with its state. The merges since are undone.
@@ -474,7 +475,7 @@ pub mod pallet {
             slashed: u128,
         },
         /// A validator was inactive in an epoch: it voted in less than two thirds of the merged windows that it was
-        /// to decide, and earns no dividends. Emitted for members of the electorate as the epoch closes.
+        /// to decide, and earns no dividends. Emitted for members of the active set as the epoch closes.
         Inactive { run: RunId, epoch: u32, uid: Uid },
     }
 
@@ -499,7 +500,7 @@ pub mod pallet {
         NotInThisWindow,
         /// The validator does not decide this window: it was absent, registered late, or has too little stake. Nor can
         /// it be punished for such a window.
-        NotInElectorate,
+        NotInActiveSet,
         /// This validator has attested this window. One attestation is final.
         AlreadyAttested,
         /// The verdicts do not ascend by uid. Sort them, and name each seat once.
@@ -527,7 +528,7 @@ pub mod pallet {
         /// This validator has anchored its receipts for this window. One digest is final.
         AlreadyAnchored,
         /// The statements differ in kind, seat, window or run. Report two on the same subject.
-        NotOneMatter,
+        DifferentSubjects,
         /// The statements do not contradict each other. Report two with different digests.
         NoContradiction,
         /// A statement is not signed by this hotkey. Report statements that the accused signed.
@@ -587,7 +588,7 @@ pub mod pallet {
         /// Attests which contributions the signer, a validator's hotkey, found valid or faulty (PROT-14), and commits
         /// to its evaluation salt for the next window (PROT-2). A seat that is not named was not observed.
         ///
-        /// Every validator may attest: an absent one returns to the electorate by an attestation that covers at least
+        /// Every validator may attest: an absent one returns to the active set by an attestation that covers at least
         /// half of the seats that two thirds call valid (PROT-3).
         #[pallet::call_index(1)]
         #[pallet::weight(weight_info::attest::<T>(verdicts.len() as u32))]
@@ -687,7 +688,7 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Commits the signer, a hotkey of the electorate, to a vote, in a run with commit–reveal (PROT-30). `hash`
+        /// Commits the signer, a hotkey of the active set, to a vote, in a run with commit–reveal (PROT-30). `hash`
         /// is [`protocol::reveal::commitment`] of the vote.
         #[pallet::call_index(5)]
         #[pallet::weight(weight_info::vote_hidden::<T>())]
@@ -756,7 +757,7 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Proves that a member of the electorate of a stored window signed two different statements on one subject of
+        /// Proves that a member of the active set of a stored window signed two different statements on one subject of
         /// it. The validator is slashed and expelled; the signer gets a part of the validator's own slashed stake, and
         /// its fee back (PROT-21).
         #[pallet::call_index(8)]
@@ -789,7 +790,7 @@ pub mod pallet {
 
         /// Sets the vote of a validator, whose coldkey signs, to go back to the checkpoint of window `to`; `None`
         /// withdraws it. It stands until it is replaced or withdrawn, until the seat changes hands, and until the
-        /// checkpoint is too old. Two thirds of the electorate's stake decide as a window opens (PROT-20).
+        /// checkpoint is too old. Two thirds of the active set's stake decide as a window opens (PROT-20).
         #[pallet::call_index(10)]
         #[pallet::weight(weight_info::vote_rewind::<T>())]
         pub fn vote_rewind(origin: OriginFor<T>, run: RunId, uid: Uid, to: Option<Window>) -> DispatchResult {

@@ -70,8 +70,8 @@ impl MinerWeights for RecordedEpochs {
 }
 
 impl Epochs for RecordedEpochs {
-    fn close(run: RunId, epoch: u32, merged: u32, electorate: &[Member]) -> Weight {
-        Closed::mutate(|closed| closed.push((run, epoch, electorate.to_vec())));
+    fn close(run: RunId, epoch: u32, merged: u32, active_set: &[Member]) -> Weight {
+        Closed::mutate(|closed| closed.push((run, epoch, active_set.to_vec())));
         Merged::mutate(|of| of.push(merged));
         Weight::zero()
     }
@@ -114,7 +114,7 @@ pub fn hidden_params() -> RunParams {
 
 pub fn terms() -> Terms {
     Terms {
-        electorate_max: 8,
+        active_set_max: 8,
         absence_windows: 2,
         quorum: Permille(500),
         validator_stake_min: STAKE,

@@ -153,7 +153,7 @@ impl<T: Config> Pallet<T> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
         Self::in_phase(offset, params.schedule.vote_by, vote_revealed_by(&params))?;
-        // A member when it committed; a window's electorate does not change.
+        // A member when it committed; a window's active set does not change.
         let uid = Self::validator(run, &hotkey)?;
         ensure!(!Votes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
         let hash = HiddenVotes::<T>::get((run, window), uid).ok_or(Error::<T>::NothingHidden)?;
@@ -205,10 +205,10 @@ impl<T: Config> Pallet<T> {
         let account = hotkey.0.into();
         let seat = Registry::<T>::holder_of(run, &account).ok_or(Error::<T>::NotASeat)?;
         ensure!(seat.uid == uid, Error::<T>::NotItsSeat);
-        // The window's electorate names its holders: one does not answer for a predecessor or successor.
-        let place = record.electorate.binary_search_by_key(&uid, |(member, _)| *member);
+        // The window's active set names its holders: one does not answer for a predecessor or successor.
+        let place = record.active_set.binary_search_by_key(&uid, |(member, _)| *member);
         let registered_at = place.ok().and_then(|place| record.registered_at.get(place));
-        ensure!(registered_at == Some(&seat.registered_at), Error::<T>::NotInElectorate);
+        ensure!(registered_at == Some(&seat.registered_at), Error::<T>::NotInActiveSet);
         ensure!(!Punished::<T>::contains_key(run, seat), Error::<T>::AlreadyPunished);
         Ok(Conviction { seat, terms })
     }
@@ -277,12 +277,12 @@ impl<T: Config> Pallet<T> {
         Ok(uid)
     }
 
-    /// The validator's seat, if it is in the electorate and there is something to vote on.
+    /// The validator's seat, if it is in the active set and there is something to vote on.
     fn member(run: RunId, window: Window, hotkey: &T::AccountId) -> Result<Uid, Error<T>> {
         let uid = Self::validator(run, hotkey)?;
         let record = Self::record(run, window)?;
-        let decides = record.electorate.binary_search_by_key(&uid, |(member, _)| *member).is_ok();
-        ensure!(decides, Error::<T>::NotInElectorate);
+        let decides = record.active_set.binary_search_by_key(&uid, |(member, _)| *member).is_ok();
+        ensure!(decides, Error::<T>::NotInActiveSet);
         let selection = record.selection.ok_or(Error::<T>::TooEarly)?;
         ensure!(!selection.selected.is_empty(), Error::<T>::NothingSelected);
         Ok(uid)
@@ -324,7 +324,7 @@ impl<T: Config> Pallet<T> {
 impl<T> From<ProofError> for Error<T> {
     fn from(reason: ProofError) -> Error<T> {
         match reason {
-            ProofError::DifferentSubject => Error::NotOneMatter,
+            ProofError::DifferentSubject => Error::DifferentSubjects,
             ProofError::SameDigest => Error::NoContradiction,
             ProofError::NotSigned(_) => Error::NotSigned,
         }

@@ -19,16 +19,16 @@ impl<T: Config> Pallet<T> {
         Some(Position { block, window: schedule.window_at(block) })
     }
 
-    /// The checkpoints that validators want to go back to, by window, with the stake of each in the electorate of the
+    /// The checkpoints that validators want to go back to, by window, with the stake of each in the active set of the
     /// last window.
     pub fn rewind_tallies(run: RunId) -> Vec<RewindTally> {
         let votes = RewindVotes::<T>::get(run);
         let last = ProgressOf::<T>::get(run).and_then(|progress| progress.window);
         // Most runs have no vote, and need no record.
         let record = last.filter(|_| !votes.is_empty()).and_then(|last| Records::<T>::get(run, last));
-        let electorate = record.map(|record| record.electorate.into_inner()).unwrap_or_default();
-        let of = tally::total(&electorate);
-        let stakes = tally::rewind_stakes(&votes, &electorate);
+        let active_set = record.map(|record| record.active_set.into_inner()).unwrap_or_default();
+        let of = tally::total(&active_set);
+        let stakes = tally::rewind_stakes(&votes, &active_set);
         stakes.into_iter().map(|(to, stake)| RewindTally { to, stake, of }).collect()
     }
 
@@ -98,7 +98,7 @@ impl<T: Config> Pallet<T> {
             evaluation_hash: record.evaluation_hash,
             slots: record.slots.into_inner(),
             cursor: record.cursor,
-            electorate: record.electorate.into_inner(),
+            active_set: record.active_set.into_inner(),
             lineage: record.lineage,
             weights: record.weights.into_inner(),
             commitments,
@@ -116,7 +116,7 @@ impl<T: Config> Pallet<T> {
                 .iter()
                 .map(|(uid, Anchor { probes, at, .. })| ProbeRoot { validator: *uid, root: *probes, at: *at })
                 .collect(),
-            probes: Drawn::<T>::get(run, window).iter().map(|drawn| drawn.probe).collect(),
+            probes: DrawnProbes::<T>::get(run, window).iter().map(|drawn| drawn.probe).collect(),
             next_deal: next_deal.map(|Dealt { seed, slots, .. }| Deal {
                 seed,
                 slots: slots.into_inner(),

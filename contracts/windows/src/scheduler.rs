@@ -38,13 +38,13 @@ impl<T: Config> Pallet<T> {
     pub(crate) fn run_due_tasks(now: Block) -> Weight {
         let budget = T::MaxTaskWeight::get();
         let mut weight = T::DbWeight::get().reads(2);
-        let TaskQueue { mut served, late } = Queue::<T>::get();
-        let due = Agenda::<T>::get(now);
+        let TaskQueue { mut served, late } = LateTasks::<T>::get();
+        let due = ScheduledTasks::<T>::get(now);
         if due.is_empty() && late.is_empty() {
             return weight;
         }
         weight.saturating_accrue(T::DbWeight::get().writes(2));
-        Agenda::<T>::remove(now);
+        ScheduledTasks::<T>::remove(now);
         let late = late.into_iter().map(|(run, at, turn)| (turn.end(), at, run, turn));
         let mut waiting: BTreeSet<(u64, Block, RunId, Turn)> = late.collect();
         waiting.extend(due.into_iter().map(|(run, turn)| {
@@ -77,13 +77,13 @@ impl<T: Config> Pallet<T> {
             served = last;
         }
         let late = waiting.into_iter().map(|(_, at, run, turn)| (run, at, turn)).collect();
-        Queue::<T>::put(TaskQueue { served, late: BoundedVec::truncate_from(late) });
+        LateTasks::<T>::put(TaskQueue { served, late: BoundedVec::truncate_from(late) });
         weight
     }
 
     /// Schedules a run's task at a later block. A run has one scheduled task at a time.
     pub(crate) fn schedule(run: RunId, at: Block, turn: Turn) {
-        if Agenda::<T>::try_append(at, (run, turn)).is_err() {
+        if ScheduledTasks::<T>::try_append(at, (run, turn)).is_err() {
             defensive!("a run has one scheduled task, and a block has room for every run");
         }
     }

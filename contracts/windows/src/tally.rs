@@ -1,7 +1,7 @@
-//! Counts stake: which verdicts and which update two thirds of the electorate agree on (PROT-14, 19, 20), and which
+//! Counts stake: which verdicts and which update two thirds of the active set agree on (PROT-14, 19, 20), and which
 //! members voted (PROT-30).
 
-use crate::MemberTurnout;
+use crate::MemberParticipation;
 use alloc::{collections::BTreeMap, vec::Vec};
 use protocol::{
     Digest, Uid, Window,
@@ -16,9 +16,9 @@ pub(crate) struct Agreed {
     pub faulty: Vec<Uid>,
 }
 
-/// The total stake of an electorate.
-pub(crate) fn total(electorate: &[(Uid, u128)]) -> u128 {
-    electorate.iter().fold(0, |sum: u128, (_, stake)| sum.saturating_add(*stake))
+/// The total stake of an active set.
+pub(crate) fn total(active_set: &[(Uid, u128)]) -> u128 {
+    active_set.iter().fold(0, |sum: u128, (_, stake)| sum.saturating_add(*stake))
 }
 
 /// Judges each of the `committed` seats by the stake behind each verdict on it. Seats and attestations are in uid
@@ -71,12 +71,12 @@ pub(crate) fn agreed(votes: impl Iterator<Item = (u128, Vote)>, total: u128) -> 
     })
 }
 
-/// The stake behind each checkpoint that `votes` name, by window. A vote from outside the electorate has none.
-pub(crate) fn rewind_stakes(votes: &[(Uid, Window)], electorate: &[(Uid, u128)]) -> BTreeMap<Window, u128> {
+/// The stake behind each checkpoint that `votes` name, by window. A vote from outside the active set has none.
+pub(crate) fn rewind_stakes(votes: &[(Uid, Window)], active_set: &[(Uid, u128)]) -> BTreeMap<Window, u128> {
     let mut stakes = BTreeMap::new();
     for (uid, to) in votes {
-        let place = electorate.binary_search_by_key(uid, |(member, _)| *member);
-        let stake = place.ok().and_then(|place| electorate.get(place)).map_or(0, |(_, stake)| *stake);
+        let place = active_set.binary_search_by_key(uid, |(member, _)| *member);
+        let stake = place.ok().and_then(|place| active_set.get(place)).map_or(0, |(_, stake)| *stake);
         let sum: &mut u128 = stakes.entry(*to).or_default();
         *sum = sum.saturating_add(stake);
     }
@@ -95,16 +95,17 @@ pub(crate) fn covers_half(verdicts: &[(Uid, Verdict)], valid: &[Uid]) -> bool {
     covered.saturating_mul(2) >= valid.len()
 }
 
-/// Adds a merged window to `before`: a member of its `electorate` owed a vote, which the `voters` among them cast. In
+/// Adds a merged window to `before`: a member of its `active_set` owed a vote, which the `voters` among them cast. In
 /// uid order.
-pub(crate) fn turnout(
-    before: &[MemberTurnout],
-    electorate: &[(Uid, u128)],
+pub(crate) fn participation(
+    before: &[MemberParticipation],
+    active_set: &[(Uid, u128)],
     voters: &[Uid],
-) -> Vec<MemberTurnout> {
-    let mut now: BTreeMap<Uid, MemberTurnout> = before.iter().map(|member| (member.uid, *member)).collect();
-    for (uid, _) in electorate {
-        let member = now.entry(*uid).or_insert(MemberTurnout { uid: *uid, owed: 0, cast: 0 });
+) -> Vec<MemberParticipation> {
+    let mut now: BTreeMap<Uid, MemberParticipation> =
+        before.iter().map(|member| (member.uid, *member)).collect();
+    for (uid, _) in active_set {
+        let member = now.entry(*uid).or_insert(MemberParticipation { uid: *uid, owed: 0, cast: 0 });
         member.owed = member.owed.saturating_add(1);
         member.cast = member.cast.saturating_add(voters.contains(uid).into());
     }
@@ -112,8 +113,8 @@ pub(crate) fn turnout(
 }
 
 /// Whether `uid` is inactive in an epoch with `merged` merged windows: it cast less than two thirds of the votes that
-/// it owed, or owed none as it was in no merged window's electorate (PROT-30).
-pub(crate) fn is_inactive(merged: u32, members: &[MemberTurnout], uid: Uid) -> bool {
+/// it owed, or owed none as it was in no merged window's active set (PROT-30).
+pub(crate) fn is_inactive(merged: u32, members: &[MemberParticipation], uid: Uid) -> bool {
     let member = members.iter().find(|member| member.uid == uid);
     merged > 0 && member.is_none_or(|member| !two_thirds(member.cast.into(), member.owed.into()))
 }
@@ -160,14 +161,14 @@ mod tests {
 
     #[test]
     fn a_validator_is_inactive_below_two_thirds_of_the_votes_that_it_owes() {
-        let electorate = |uids: &[u16]| uids.iter().map(|uid| (Uid(*uid), 1)).collect::<Vec<_>>();
-        let member = |uid, owed, cast| MemberTurnout { uid: Uid(uid), owed, cast };
-        let first = turnout(&[], &electorate(&[1, 2, 5]), &[Uid(2)]);
+        let active_set = |uids: &[u16]| uids.iter().map(|uid| (Uid(*uid), 1)).collect::<Vec<_>>();
+        let member = |uid, owed, cast| MemberParticipation { uid: Uid(uid), owed, cast };
+        let first = participation(&[], &active_set(&[1, 2, 5]), &[Uid(2)]);
         assert_eq!(first, vec![member(1, 1, 0), member(2, 1, 1), member(5, 1, 0)]);
-        let second = turnout(&first, &electorate(&[2, 3, 5]), &[Uid(2), Uid(3), Uid(5)]);
-        let third = turnout(&second, &electorate(&[2, 3, 5]), &[Uid(3), Uid(5)]);
+        let second = participation(&first, &active_set(&[2, 3, 5]), &[Uid(2), Uid(3), Uid(5)]);
+        let third = participation(&second, &active_set(&[2, 3, 5]), &[Uid(3), Uid(5)]);
         assert_eq!(third, vec![member(1, 1, 0), member(2, 3, 2), member(3, 2, 2), member(5, 3, 2)]);
-        let inactive = |members: &[MemberTurnout]| {
+        let inactive = |members: &[MemberParticipation]| {
             (0..6).filter(|uid| is_inactive(3, members, Uid(*uid))).collect::<Vec<u16>>()
         };
         assert_eq!(inactive(&third), vec![0, 1, 4]);
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_electorate_agrees_on_nothing() {
+    fn an_empty_active_set_agrees_on_nothing() {
         assert_eq!(agreed(&[], 0), None);
         assert_eq!(verdicts(&[Uid(1)], core::iter::empty(), 0), Agreed::default());
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     Anchor, DrawnProbe, Epochs, Member, Members, Presence, Probes,
-    electorate::{self, Bonded, Electorate},
+    active_set::{self, ActiveSet, Bonded},
     pallet::*,
     tally, weight_info,
 };
@@ -127,15 +127,15 @@ impl<T: Config> Pallet<T> {
         };
         let bonded = Self::bonded(run, window, &validators);
         let before = CountedStakes::<T>::get(run);
-        let counted = electorate::count_stakes(&terms, params.epoch_windows, window, &bonded, &before);
-        let electorate = electorate::choose(&terms, window, &bonded, &counted);
+        let counted = active_set::count_stakes(&terms, params.epoch_windows, window, &bonded, &before);
+        let active_set = active_set::choose(&terms, window, &bonded, &counted);
         CountedStakes::<T>::insert(run, BoundedVec::truncate_from(counted));
-        let has_quorum = electorate.has_quorum(terms.quorum);
+        let has_quorum = active_set.has_quorum(terms.quorum);
         let paused = stopped || !has_quorum;
-        Self::count_rewind_votes(run, window, &electorate.members, has_quorum, &mut progress);
+        Self::count_rewind_votes(run, window, &active_set.members, has_quorum, &mut progress);
 
         if let Some(epoch) = closed_epoch(window, &params) {
-            weight.saturating_accrue(Self::close_epoch(run, epoch, &params, &electorate.members, &bonded));
+            weight.saturating_accrue(Self::close_epoch(run, epoch, &params, &active_set.members, &bonded));
         }
 
         let record = Record {
@@ -146,8 +146,8 @@ impl<T: Config> Pallet<T> {
             lineage: progress.lineage,
             weights: BoundedVec::truncate_from(T::MinerWeights::weights(run)),
             slots,
-            electorate: BoundedVec::truncate_from(electorate.members.clone()),
-            registered_at: BoundedVec::truncate_from(electorate.registered_at.clone()),
+            active_set: BoundedVec::truncate_from(active_set.members.clone()),
+            registered_at: BoundedVec::truncate_from(active_set.registered_at.clone()),
             paused,
             selection: None,
             outcome: None,
@@ -156,15 +156,15 @@ impl<T: Config> Pallet<T> {
             run,
             window,
             slots: record.slots.len() as u32,
-            electorate: record.electorate.len() as u32,
+            active_set: record.active_set.len() as u32,
             cursor: record.cursor,
             lineage: record.lineage,
         });
-        let Electorate { stake: electorate_stake, bonded_stake, .. } = electorate;
+        let ActiveSet { stake: active_set_stake, bonded_stake, .. } = active_set;
         match (progress.paused, paused) {
             (false, true) if stopped => Self::deposit_event(Event::Stopped { run, window }),
             (false, true) => {
-                Self::deposit_event(Event::Paused { run, window, electorate_stake, bonded_stake })
+                Self::deposit_event(Event::Paused { run, window, active_set_stake, bonded_stake })
             }
             (true, false) => Self::deposit_event(Event::Resumed { run, window }),
             _ => {}
@@ -179,12 +179,12 @@ impl<T: Config> Pallet<T> {
         weight
     }
 
-    /// Goes back to the checkpoint that two thirds want, if the electorate has its quorum (PROT-20). Votes for
+    /// Goes back to the checkpoint that two thirds want, if the active set has its quorum (PROT-20). Votes for
     /// checkpoints that are too old are dropped; all are, once they have had their effect.
     fn count_rewind_votes(
         run: RunId,
         window: Window,
-        electorate: &[(Uid, u128)],
+        active_set: &[(Uid, u128)],
         has_quorum: bool,
         progress: &mut crate::Progress,
     ) {
@@ -192,8 +192,8 @@ impl<T: Config> Pallet<T> {
         if votes.is_empty() {
             return;
         }
-        let total = tally::total(electorate);
-        let agreed = tally::rewind_stakes(&votes, electorate)
+        let total = tally::total(active_set);
+        let agreed = tally::rewind_stakes(&votes, active_set)
             .into_iter()
             .find(|(_, stake)| has_quorum && select::two_thirds(*stake, total))
             .and_then(|(to, _)| Self::rewind_target(run, window, to));
@@ -227,31 +227,31 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// Closes `epoch` with the electorate of the window that opens, and clears what was counted for the epoch.
+    /// Closes `epoch` with the active set of the window that opens, and clears what was counted for the epoch.
     fn close_epoch(
         run: RunId,
         epoch: u32,
         params: &RunParams,
-        electorate: &[(Uid, u128)],
+        active_set: &[(Uid, u128)],
         bonded: &[Bonded],
     ) -> Weight {
-        let turnout = Turnouts::<T>::take(run, epoch);
-        let members: Vec<Member> = electorate
+        let participation = Participations::<T>::take(run, epoch);
+        let members: Vec<Member> = active_set
             .iter()
             .map(|&(uid, stake)| {
                 let presence =
                     bonded.iter().find(|validator| validator.seat.uid == uid).map(|bonded| bonded.presence);
-                member_of::<T>(run, epoch, params, uid, stake, presence, &turnout)
+                member_of::<T>(run, epoch, params, uid, stake, presence, &participation)
             })
             .collect();
         for Member { uid, .. } in members.iter().filter(|member| member.silent) {
             Self::deposit_event(Event::Inactive { run, epoch, uid: *uid });
         }
-        // A count of minority votes for each member, and the turnout.
+        // A count of minority votes for each member, and the participation.
         let touched = (members.len() as u64).saturating_add(1);
         let weight = T::DbWeight::get().reads_writes(touched, touched);
-        let closing = T::Epochs::close(run, epoch, turnout.merged, &members);
-        let _ = Dissents::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
+        let closing = T::Epochs::close(run, epoch, participation.merged, &members);
+        let _ = MinorityVotes::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
         weight.saturating_add(closing)
     }
 
@@ -334,12 +334,12 @@ impl<T: Config> Pallet<T> {
         else {
             return (None, 0);
         };
-        let members = record.electorate.len() as u32;
+        let members = record.active_set.len() as u32;
         let Ok(mixed) = RevealedSalts::<T>::try_get(run, before) else { return (None, members) };
         let revealed =
-            record.electorate.iter().filter(|(uid, _)| Attestations::<T>::contains_key((run, before), uid));
+            record.active_set.iter().filter(|(uid, _)| Attestations::<T>::contains_key((run, before), uid));
         let stake = revealed.fold(0, |sum: u128, (_, stake)| sum.saturating_add(*stake));
-        (two_thirds(stake, tally::total(&record.electorate)).then_some(mixed), members)
+        (two_thirds(stake, tally::total(&record.active_set)).then_some(mixed), members)
     }
 
     /// Draws the contributions of the epoch before that validators show their measurements of, if `window` is the first
@@ -376,7 +376,7 @@ impl<T: Config> Pallet<T> {
             // A window has at most as many seats as there are uids.
             Some(DrawnProbe { probe: *probe, place: place as u16, leaves: seats.len() as u16 })
         });
-        Drawn::<T>::insert(run, window, BoundedVec::truncate_from(drawn.collect()));
+        DrawnProbes::<T>::insert(run, window, BoundedVec::truncate_from(drawn.collect()));
         Self::deposit_event(Event::ProbesDrawn { run, window, probes });
         weight
     }
@@ -391,12 +391,12 @@ impl<T: Config> Pallet<T> {
         let commitments = Self::commitments(run, window, &record);
         let attestations: BTreeMap<Uid, Verdicts<T>> =
             Attestations::<T>::iter_prefix((run, window)).collect();
-        let total = tally::total(&record.electorate);
+        let total = tally::total(&record.active_set);
         let committed: Vec<Uid> = commitments.iter().map(|(uid, _)| *uid).collect();
-        let of_electorate = record.electorate.iter();
-        let of_electorate =
-            of_electorate.filter_map(|(uid, stake)| Some((*stake, attestations.get(uid)?.as_slice())));
-        let found = tally::verdicts(&committed, of_electorate, total);
+        let of_active_set = record.active_set.iter();
+        let of_active_set =
+            of_active_set.filter_map(|(uid, stake)| Some((*stake, attestations.get(uid)?.as_slice())));
+        let found = tally::verdicts(&committed, of_active_set, total);
         let present = attestations.iter().filter(|(_, verdicts)| tally::covers_half(verdicts, &found.valid));
         for (uid, _) in present {
             Self::record_presence(run, window, *uid, params.epoch_windows);
@@ -430,14 +430,14 @@ impl<T: Config> Pallet<T> {
             _ => Vec::new(),
         };
 
-        Self::deposit_event(Event::SelectionFixed {
+        Self::deposit_event(Event::SelectionMade {
             run,
             window,
             selected: selected.len() as u32,
             valid: found.valid.len() as u32,
             faulty: found.faulty.len() as u32,
         });
-        let attested = record.electorate.len().max(attestations.len()) as u32;
+        let attested = record.active_set.len().max(attestations.len()) as u32;
         let weight = weight_info::select::<T>(record.slots.len() as u32, attested);
         record.selection = Some(Choice {
             selected: BoundedVec::truncate_from(selected),
@@ -470,13 +470,13 @@ impl<T: Config> Pallet<T> {
             return T::DbWeight::get().reads(2);
         }
         let votes: Vec<(Uid, u128, Vote)> = record
-            .electorate
+            .active_set
             .iter()
             .filter_map(|(uid, stake)| Some((*uid, *stake, Votes::<T>::get((run, window), uid)?)))
             .collect();
         let agreed = tally::agreed(
             votes.iter().map(|(_, stake, vote)| (*stake, *vote)),
-            tally::total(&record.electorate),
+            tally::total(&record.active_set),
         );
         let selected_none = record.selection.as_ref().is_none_or(|selection| selection.selected.is_empty());
         let outcome = match agreed {
@@ -488,23 +488,23 @@ impl<T: Config> Pallet<T> {
         if let Outcome::Merged(agreed) = outcome {
             progress.lineage = lineage::next(&progress.lineage, &agreed.update);
             Self::record_minority_votes(run, window, params, &votes, &agreed);
-            Turnouts::<T>::mutate(run, window.epoch(params.epoch_windows), |turnout| {
+            Participations::<T>::mutate(run, window.epoch(params.epoch_windows), |participation| {
                 let voters: Vec<Uid> = votes.iter().map(|(uid, ..)| *uid).collect();
-                let members = tally::turnout(&turnout.members, &record.electorate, &voters);
-                turnout.merged = turnout.merged.saturating_add(1);
+                let members = tally::participation(&participation.members, &record.active_set, &voters);
+                participation.merged = participation.merged.saturating_add(1);
                 // No longer than the number of seats: `vacated` removes a seat that leaves.
-                turnout.members = BoundedVec::truncate_from(members);
+                participation.members = BoundedVec::truncate_from(members);
             });
         }
-        Self::deposit_event(Event::WindowFixed { run, window, outcome, lineage: progress.lineage });
+        Self::deposit_event(Event::WindowFinalised { run, window, outcome, lineage: progress.lineage });
         if let Outcome::Merged(Vote { state_root: Some(state_root), .. }) = outcome {
             let checkpoint = Checkpoint { window: window.next(), state_root, lineage: progress.lineage };
             debug_assert!(params.is_checkpoint(window), "only checkpoint windows have a state root");
             progress.checkpoint = Some(checkpoint);
-            Self::deposit_event(Event::CheckpointFixed { run, checkpoint });
+            Self::deposit_event(Event::CheckpointFinalised { run, checkpoint });
         }
 
-        let weight = weight_info::finalise::<T>(record.electorate.len() as u32);
+        let weight = weight_info::finalise::<T>(record.active_set.len() as u32);
         record.outcome = Some(outcome);
         Records::<T>::insert(run, window, record);
         ProgressOf::<T>::insert(run, progress);
@@ -526,8 +526,8 @@ impl<T: Config> Pallet<T> {
     ) {
         let epoch = window.epoch(params.epoch_windows);
         for (uid, _, vote) in votes.iter().filter(|(_, _, vote)| vote.update != agreed.update) {
-            Dissents::<T>::mutate((run, epoch), uid, |count| *count = count.saturating_add(1));
-            Self::deposit_event(Event::Dissented { run, window, uid: *uid, update: vote.update });
+            MinorityVotes::<T>::mutate((run, epoch), uid, |count| *count = count.saturating_add(1));
+            Self::deposit_event(Event::MinorityVote { run, window, uid: *uid, update: vote.update });
         }
     }
 
@@ -542,7 +542,7 @@ impl<T: Config> Pallet<T> {
         let limit = T::MaxSeats::get();
         Records::<T>::remove(run, window);
         TimesCommitted::<T>::remove(run, window);
-        Drawn::<T>::remove(run, window);
+        DrawnProbes::<T>::remove(run, window);
         RevealedSalts::<T>::remove(run, window);
         let removed = [
             Commitments::<T>::clear_prefix(key, limit, None).unique,
@@ -600,29 +600,30 @@ fn member_of<T: Config>(
     uid: Uid,
     stake: u128,
     presence: Option<Presence>,
-    turnout: &TurnoutOf<T>,
+    participation: &ParticipationOf<T>,
 ) -> Member {
     let attested = presence.is_some_and(|presence| presence.attested_in(epoch, params.epoch_windows));
     let present_throughout =
         presence.is_some_and(|presence| presence.present_throughout(epoch, params.epoch_windows));
-    let silent = present_throughout && tally::is_inactive(turnout.merged, &turnout.members, uid);
-    Member { uid, stake, attested, dissents: Dissents::<T>::get((run, epoch), uid), silent }
+    let silent = present_throughout && tally::is_inactive(participation.merged, &participation.members, uid);
+    Member { uid, stake, attested, minority_votes: MinorityVotes::<T>::get((run, epoch), uid), silent }
 }
 
 impl<T: Config> Members for Pallet<T> {
     fn member(run: RunId, uid: Uid, epoch: u32) -> Option<Member> {
         let params = Registry::<T>::run(run)?.params;
-        let electorate = Records::<T>::get(run, ProgressOf::<T>::get(run)?.window?)?.electorate;
-        let place = electorate.binary_search_by_key(&uid, |(member, _)| *member).ok()?;
-        let (_, stake) = *electorate.get(place)?;
-        let (presence, turnout) = (PresenceOf::<T>::get(run, uid), Turnouts::<T>::get(run, epoch));
-        Some(member_of::<T>(run, epoch, &params, uid, stake, presence, &turnout))
+        let active_set = Records::<T>::get(run, ProgressOf::<T>::get(run)?.window?)?.active_set;
+        let place = active_set.binary_search_by_key(&uid, |(member, _)| *member).ok()?;
+        let (_, stake) = *active_set.get(place)?;
+        let (presence, participation) =
+            (PresenceOf::<T>::get(run, uid), Participations::<T>::get(run, epoch));
+        Some(member_of::<T>(run, epoch, &params, uid, stake, presence, &participation))
     }
 }
 
 impl<T: Config> Probes for Pallet<T> {
     fn drawn(run: RunId, first: Window) -> Vec<DrawnProbe> {
-        Drawn::<T>::get(run, first).into_inner()
+        DrawnProbes::<T>::get(run, first).into_inner()
     }
 
     fn anchored(run: RunId, window: Window, validator: Uid) -> Option<Anchor> {
@@ -634,12 +635,12 @@ impl<T: Config> Probes for Pallet<T> {
         for DrawnProbe { probe, .. } in &drawn {
             Receipts::<T>::insert((run, probe.window), validator, anchor);
         }
-        Drawn::<T>::insert(run, first, BoundedVec::truncate_from(drawn));
+        DrawnProbes::<T>::insert(run, first, BoundedVec::truncate_from(drawn));
     }
 }
 
 impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
-    /// Clears what was counted for the former holder: presence, minority votes, turnout, its salt, and its vote to go
+    /// Clears what was counted for the former holder: presence, minority votes, participation, its salt, and its vote to go
     /// back.
     fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>, _: Ending) -> Weight {
         PresenceOf::<T>::remove(run, uid);
@@ -659,10 +660,10 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
         Salts::<T>::remove((run, next), uid);
         let epoch = progress.window.map_or(0, |window| window.epoch(details.params.epoch_windows));
         for epoch in epoch.saturating_sub(1)..=epoch {
-            Dissents::<T>::remove((run, epoch), uid);
-            Turnouts::<T>::mutate_exists(run, epoch, |turnout| {
-                if let Some(turnout) = turnout {
-                    turnout.members.retain(|member| member.uid != uid);
+            MinorityVotes::<T>::remove((run, epoch), uid);
+            Participations::<T>::mutate_exists(run, epoch, |participation| {
+                if let Some(participation) = participation {
+                    participation.members.retain(|member| member.uid != uid);
                 }
             });
         }

@@ -45,7 +45,7 @@ fn a_window_records_its_participants_as_it_opens() {
         go_to(0, 0);
         let view = view(0);
         assert_eq!(view.slots, uids(&MINERS));
-        assert_eq!(view.electorate, VALIDATORS.map(|uid| (Uid(uid), STAKE)));
+        assert_eq!(view.active_set, VALIDATORS.map(|uid| (Uid(uid), STAKE)));
         assert_eq!((view.cursor, view.lineage), (0, genesis()));
         assert_eq!((view.opening_hash, view.evaluation_hash, view.outcome), (None, None, None));
         assert_eq!(Windows::position(RUN).unwrap().window, Some(Window(0)));
@@ -53,7 +53,7 @@ fn a_window_records_its_participants_as_it_opens() {
             run: RUN,
             window: Window(0),
             slots: 3,
-            electorate: 3,
+            active_set: 3,
             cursor: 0,
             lineage: genesis(),
         }));
@@ -149,7 +149,7 @@ fn a_good_window_is_merged_and_moves_the_lineage() {
         let merged = Outcome::Merged(Vote { update: digest(50), state_root: None });
         let after = lineage::next(&genesis(), &digest(50));
         assert_eq!(outcome(0), Some(merged));
-        assert!(events().contains(&Event::WindowFixed {
+        assert!(events().contains(&Event::WindowFinalised {
             run: RUN,
             window: Window(0),
             outcome: merged,
@@ -288,11 +288,11 @@ fn a_seat_counts_from_the_first_window_opened_after_its_registration() {
         // A newcomer may attest, which records its salt; its verdicts do not count yet.
         assert_ok!(attest(validator, 0, &[(0, FAULTY)]));
         go_to(0, 15);
-        assert_noop!(vote(validator, 0, 50, None), Error::<Test>::NotInElectorate);
+        assert_noop!(vote(validator, 0, 50, None), Error::<Test>::NotInActiveSet);
         go_to(1, 0);
         assert_eq!(view(1).slots, uids(&[0, 1, 2, 6]));
         // Of its stake, two tenths of the established 300 count in the epoch's second window.
-        assert_eq!(view(1).electorate.last(), Some(&(Uid(validator), 60)));
+        assert_eq!(view(1).active_set.last(), Some(&(Uid(validator), 60)));
         assert_ok!(commit(miner, 1, 1));
     });
 }
@@ -464,9 +464,9 @@ fn a_void_window_consumes_its_data() {
 // Absence and pause.
 
 #[test]
-fn an_absent_validator_leaves_the_electorate_and_returns_by_attesting() {
+fn an_absent_validator_leaves_the_active_set_and_returns_by_attesting() {
     with_run(params(), || {
-        let members = |window| view(window).electorate.iter().map(|(uid, _)| uid.0).collect::<Vec<_>>();
+        let members = |window| view(window).active_set.iter().map(|(uid, _)| uid.0).collect::<Vec<_>>();
         play(0, &VALIDATORS);
         play(1, &[3, 4]);
         play(2, &[3, 4]);
@@ -485,19 +485,19 @@ fn an_absent_validator_leaves_the_electorate_and_returns_by_attesting() {
 }
 
 #[test]
-fn a_run_is_paused_while_its_electorate_is_below_quorum() {
+fn a_run_is_paused_while_its_active_set_is_below_quorum() {
     with_run(params(), || {
         play(0, &VALIDATORS);
         play(1, &[3]);
         play(2, &[3]);
         go_to(3, 0);
         // 100 of 300 bonded.
-        assert_eq!(view(3).electorate, [(Uid(3), STAKE)]);
+        assert_eq!(view(3).active_set, [(Uid(3), STAKE)]);
         assert!(ProgressOf::<Test>::get(RUN).unwrap().paused);
         assert!(events().contains(&Event::Paused {
             run: RUN,
             window: Window(3),
-            electorate_stake: 100,
+            active_set_stake: 100,
             bonded_stake: 300,
         }));
         play(3, &VALIDATORS);
@@ -524,15 +524,15 @@ fn a_run_without_validators_is_paused() {
 }
 
 #[test]
-fn the_electorate_is_the_largest_validators_with_the_minimum_stake() {
-    with_terms(params(), Terms { electorate_max: 2, ..terms() }, || {
+fn the_active_set_is_the_largest_validators_with_the_minimum_stake() {
+    with_terms(params(), Terms { active_set_max: 2, ..terms() }, || {
         assert_eq!(register(RUN, Role::Validator, STAKE + 1), 6);
         go_to(0, 0);
-        assert_eq!(view(0).electorate, [(Uid(3), STAKE), (Uid(6), STAKE + 1)]);
+        assert_eq!(view(0).active_set, [(Uid(3), STAKE), (Uid(6), STAKE + 1)]);
         go_to(0, 9);
         assert_ok!(attest(4, 0, &[]));
         go_to(0, 15);
-        assert_noop!(vote(4, 0, 1, None), Error::<Test>::NotInElectorate);
+        assert_noop!(vote(4, 0, 1, None), Error::<Test>::NotInActiveSet);
     });
 }
 
@@ -548,7 +548,7 @@ fn a_checkpoint_is_the_state_that_two_thirds_voted() {
         let lineage = (50..53).fold(genesis(), |lineage, update| lineage::next(&lineage, &digest(update)));
         let checkpoint = Checkpoint { window: Window(3), state_root: digest(77), lineage };
         assert_eq!(ProgressOf::<Test>::get(RUN).unwrap().checkpoint, Some(checkpoint));
-        assert!(events().contains(&Event::CheckpointFixed { run: RUN, checkpoint }));
+        assert!(events().contains(&Event::CheckpointFinalised { run: RUN, checkpoint }));
         go_to(3, 0);
         assert_eq!(view(3).lineage, lineage);
     });
@@ -672,7 +672,7 @@ fn an_epoch_closes_after_its_reveal_windows_and_reports_which_members_attested()
         // A validator absent from the merged window 2 did not vote in it.
         let member = |uid, attested: bool| {
             let silent = !attested;
-            Member { uid: Uid(uid), stake: STAKE, attested, dissents: 0, silent }
+            Member { uid: Uid(uid), stake: STAKE, attested, minority_votes: 0, silent }
         };
         let all = vec![member(3, true), member(4, true), member(5, true)];
         assert_eq!(Closed::get(), [(RUN, 0, all)]);

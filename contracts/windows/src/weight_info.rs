@@ -104,22 +104,22 @@ pub fn record_hash<T: frame_system::Config>() -> Weight {
     Weight::from_parts(45_467_000, 0).saturating_add(T::DbWeight::get().reads_writes(2, 1))
 }
 
-/// By the run's miners, and by the electorate of the window before.
-pub fn deal_next<T: frame_system::Config>(miners: u32, electorate: u32) -> Weight {
+/// By the run's miners, and by the active set of the window before.
+pub fn deal_next<T: frame_system::Config>(miners: u32, active_set: u32) -> Weight {
     // Estimated by hand: the seed, the roster, and a copy of the slots.
-    record_deal_seed::<T>(electorate)
+    record_deal_seed::<T>(active_set)
         .saturating_add(Weight::from_parts(30_000_000, 0))
         .saturating_add(T::DbWeight::get().reads_writes(2, 1))
         .saturating_add(Weight::from_parts(84_759, 0).saturating_mul(u64::from(miners)))
 }
 
-/// By the electorate of the window before.
-pub fn record_deal_seed<T: frame_system::Config>(electorate: u32) -> Weight {
+/// By the active set of the window before.
+pub fn record_deal_seed<T: frame_system::Config>(active_set: u32) -> Weight {
     // Estimated by hand: two hashes recorded, and a key looked up for each member.
     Weight::from_parts(91_000_000, 0)
         .saturating_add(T::DbWeight::get().reads_writes(3, 1))
-        .saturating_add(Weight::from_parts(2_600_000, 0).saturating_mul(u64::from(electorate)))
-        .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(electorate)))
+        .saturating_add(Weight::from_parts(2_600_000, 0).saturating_mul(u64::from(active_set)))
+        .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(active_set)))
 }
 
 /// By the windows that contributions are drawn from.
@@ -131,28 +131,28 @@ pub fn draw_probes<T: frame_system::Config>(windows: u32) -> Weight {
         .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(windows)))
 }
 
-/// By the window's slots, and by its electorate or its attestations, whichever are more.
-pub fn select<T: frame_system::Config>(slots: u32, electorate: u32) -> Weight {
-    // 6156 to 6715 µs with 1024 slots and 64 electorate. A read, a write and 13 ns for each slot per member are added
+/// By the window's slots, and by its active set or its attestations, whichever are more.
+pub fn select<T: frame_system::Config>(slots: u32, active_set: u32) -> Weight {
+    // 6156 to 6715 µs with 1024 slots and 64 active set. A read, a write and 13 ns for each slot per member are added
     // by hand, for the presence.
     Weight::from_parts(392_870_270, 0)
         .saturating_add(T::DbWeight::get().reads_writes(3, 1))
         .saturating_add(Weight::from_parts(5_258_920, 0).saturating_mul(u64::from(slots)))
         .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(slots)))
-        .saturating_add(Weight::from_parts(2_606_177, 0).saturating_mul(u64::from(electorate)))
-        .saturating_add(T::DbWeight::get().reads_writes(2, 1).saturating_mul(u64::from(electorate)))
+        .saturating_add(Weight::from_parts(2_606_177, 0).saturating_mul(u64::from(active_set)))
+        .saturating_add(T::DbWeight::get().reads_writes(2, 1).saturating_mul(u64::from(active_set)))
         .saturating_add(
-            Weight::from_parts(26_088, 0).saturating_mul(u64::from(slots) * u64::from(electorate)),
+            Weight::from_parts(26_088, 0).saturating_mul(u64::from(slots) * u64::from(active_set)),
         )
 }
 
-/// By the window's electorate.
-pub fn finalise<T: frame_system::Config>(electorate: u32) -> Weight {
-    // 551 to 659 µs with 64 electorate. A read, a write and 1 µs per member are added by hand, for the turnout.
+/// By the window's active set.
+pub fn finalise<T: frame_system::Config>(active_set: u32) -> Weight {
+    // 551 to 659 µs with 64 active set. A read, a write and 1 µs per member are added by hand, for the participation.
     Weight::from_parts(269_905_814, 0)
         .saturating_add(T::DbWeight::get().reads_writes(24, 24))
-        .saturating_add(Weight::from_parts(8_042_963, 0).saturating_mul(u64::from(electorate)))
-        .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(electorate)))
+        .saturating_add(Weight::from_parts(8_042_963, 0).saturating_mul(u64::from(active_set)))
+        .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(active_set)))
 }
 
 /// By the entries removed with the window.

@@ -30,7 +30,6 @@ pub enum Entry {
         loss_first: f64,
         loss_last: f64,
         train_seconds: f64,
-        #[serde(default)]
         data_seconds: f64,
     },
     /// A miner resumed a window after `sequences` and `steps`.
@@ -56,13 +55,11 @@ pub enum Entry {
     Vetoed { window: Window, loss_before: f64, loss_after: f64 },
     /// A validator judged the window's contributions. `held_out_loss` is that of the model the window opened with, on
     /// `held_out_sequences` of the dataset's sample, from the validator's `held_out_first` on. If that number is 0, there
-    /// was no time for any, or the record is of an older release, whose loss is on the first ones of the split.
+    /// was no time for any.
     Judged {
         window: Window,
         held_out_loss: f64,
-        #[serde(default)]
         held_out_standard_error: f64,
-        #[serde(default)]
         held_out_sequences: u64,
         seats: Vec<SeatJudged>,
         evaluate_seconds: f64,
@@ -101,7 +98,6 @@ pub struct SeatJudged {
     pub rating: f64,
     pub uncertainty: f64,
     /// The own-data mark, from −1 to 1.
-    #[serde(rename = "mark")]
     pub own_data_score: f64,
     pub score: f64,
     pub weight: u16,

@@ -9,7 +9,6 @@ pub mod durable;
 pub mod exit;
 pub mod journal;
 pub mod metrics;
-pub mod moved;
 pub mod node;
 pub mod open;
 pub mod peers;

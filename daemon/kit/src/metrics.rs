@@ -740,7 +740,7 @@ mod tests {
         for line in [
             "mettle_block 39",
             "mettle_window 1",
-            "mettle_phase{phase=\"settle\"} 0",
+            "mettle_phase{phase=\"finalise\"} 0",
             "mettle_phase{phase=\"commit\"} 0",
             "mettle_phase{phase=\"reveal\"} 1",
             "mettle_held_window 1",

@@ -316,7 +316,7 @@ mod tests {
             evaluation_hash: None,
             slots: Vec::new(),
             cursor: 0,
-            electorate: Vec::new(),
+            active_set: Vec::new(),
             lineage: Digest::default(),
             weights: weights.iter().map(|(uid, weight)| (Uid(*uid), *weight)).collect(),
             commitments: Vec::new(),

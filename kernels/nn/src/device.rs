@@ -23,8 +23,8 @@ use std::{fmt, str::FromStr};
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 ///
-/// The older form, settings behind the name with commas between, is still read: `cuda:0,recompute=layers`,
-/// `cuda:0,f32`, `cuda:0,tape` for Burn. [`Display`](fmt::Display) writes it.
+/// Also as text, with the settings behind the name: `cuda:0,recompute=layers`, `cuda:0,f32`, `cuda:0,burn`.
+/// [`Display`](fmt::Display) writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Device {
     pub name: DeviceName,
@@ -269,7 +269,7 @@ impl DeviceSetting {
         for word in words {
             // A setting is made once.
             let is_first = match word {
-                "tape" | "burn" => device.engine.replace(EngineKind::Burn).is_none(),
+                "burn" => device.engine.replace(EngineKind::Burn).is_none(),
                 "fused" => device.engine.replace(EngineKind::Fused).is_none(),
                 "recompute=feed-forward" => device.checkpoint(ActivationCheckpointing::FeedForward),
                 "recompute=layers" => device.checkpoint(ActivationCheckpointing::Layers),
@@ -472,8 +472,6 @@ mod tests {
             assert_eq!(serde_json::from_value::<Device>(json!(text)).unwrap(), device, "{text} as a name");
         }
         assert_eq!("cuda".parse(), Ok(Device::new(DeviceName::Cuda(0))));
-        let burn: Device = "cuda:0,tape".parse().unwrap();
-        assert_eq!(burn.engine, Some(EngineKind::Burn), "the older word for it");
     }
 
     #[test]

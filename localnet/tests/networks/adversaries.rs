@@ -25,7 +25,7 @@ fn held_against(report: &Value, strategy: &str) -> Vec<String> {
 
 fn seats<'a>(report: &'a Value, strategy: &'a str) -> impl Iterator<Item = &'a Value> {
     let seats = report["seats"].as_array().expect("a list");
-    seats.iter().filter(move |seat| seat["conduct"] == strategy)
+    seats.iter().filter(move |seat| seat["strategy"] == strategy)
 }
 
 async fn adversaries_are_reported_and_get_no_weight_while_honest_miners_are_paid(home: &Path) {

@@ -46,7 +46,7 @@ async fn every_lie_is_named_and_no_honest_validator_has_a_difference(home: &Path
         assert_eq!(differences_of(&honest), Vec::<String>::new(), "{honest}");
         assert_eq!(honest["unchecked"], serde_json::json!([]), "{honest}");
         assert!(honest["checks"]["losses"].as_u64() > Some(0), "{honest}");
-        assert!(honest["checks"]["merge"] == true && honest["checks"]["ballot"] == true, "{honest}");
+        assert!(honest["checks"]["merge"] == true && honest["checks"]["weight_vote"] == true, "{honest}");
         let alone = audit(&net, window, &["--validator", &uid.to_string()]).await;
         assert_eq!(alone.code, Some(0), "{}", alone.all());
     }

@@ -236,7 +236,7 @@ async fn receipts_pass_an_audit_and_tell_a_miner_its_pay(net: &mut Net) {
         |one: &serde_json::Value| one["checks"]["losses"].as_u64().is_some_and(|seats| 0 < seats);
     assert!(audited.iter().any(measured_again), "{}", ended.all());
     assert!(audited.iter().any(|one| one["checks"]["merge"] == true), "{}", ended.all());
-    assert!(audited.iter().any(|one| one["checks"]["ballot"] == true), "{}", ended.all());
+    assert!(audited.iter().any(|one| one["checks"]["weight_vote"] == true), "{}", ended.all());
 
     let (config, at) = (settings("miner-0"), window.to_string());
     let receipts = move || {

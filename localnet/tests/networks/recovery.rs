@@ -273,7 +273,7 @@ async fn a_published_model_starts_another_run(net: &mut Net) {
         ),
     );
     let params = file("params.json", serde_json::to_string(&long_params()).expect("plain data"));
-    let terms = r#"{ "electorate_max": 16, "absence_windows": 6, "validator_stake_min": "100", "miner_stake_min": "1" }"#;
+    let terms = r#"{ "active_set_max": 16, "absence_windows": 6, "validator_stake_min": "100", "miner_stake_min": "1" }"#;
     let terms = file("terms.json", terms.into());
     let data = net.plan.dataset.clone().expect("it is on this machine");
     let create = format!(

@@ -219,7 +219,7 @@ async fn terms(command: TermsCommand, output: &mut Output<'_>) -> anyhow::Result
         let then = terms::changes(&now, &from).into_iter().map(stays).collect();
         let signer = owner_signer(&command.flags, &session)?;
         let what = format!("take back the new terms of run {run}");
-        let plan = TransactionPlan { what, calls: vec![Call::DropTerms { run }], signer, then };
+        let plan = TransactionPlan { what, calls: vec![Call::CancelTerms { run }], signer, then };
         let (text, value) = ("the terms stay unchanged", json!({ "changed": [] }));
         return session.signing.sign_and_print(output, &plan, text, value).await;
     }

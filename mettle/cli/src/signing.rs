@@ -512,7 +512,7 @@ mod tests {
                 uid: 3
                 amount: 5 MTL
                 terms:
-                  electorate_max = 64
+                  active_set_max = 64
                   absence_windows = 20
                   quorum = 50 %
                   validator_stake_min = 1 MTL

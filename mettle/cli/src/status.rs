@@ -142,7 +142,7 @@ fn run_text(run: &RunStatus, clock: &BlockClock) -> String {
     for RewindTally { to, stake, of } in &run.rewind_votes {
         let _ = writeln!(
             text,
-            "{} of the electorate's stake votes to go back to the checkpoint of window {}; two thirds decide",
+            "{} of the active set's stake votes to go back to the checkpoint of window {}; two thirds decide",
             percent_of(*stake, *of),
             to.0
         );
@@ -344,7 +344,7 @@ impl StatusReport {
         };
         let payslip = |slip: &Payslip| {
             json!({
-                "epoch": slip.epoch, "pot": units(Amount(slip.pot)), "merged": slip.merged, "standing": consensus_json(&slip.consensus),
+                "epoch": slip.epoch, "pot": units(Amount(slip.pot)), "merged": slip.merged, "consensus": consensus_json(&slip.consensus),
                 "amount": units(Amount(slip.amount)), "nominators": units(Amount(slip.nominators)),
             })
         };
@@ -367,7 +367,7 @@ impl StatusReport {
                 "commission": self.seat.commission.0, "commission_raise": raise, "claimable": units(Amount(seat.claimable)),
                 "earned": units(Amount(seat.earned)), "recent_pay": units(Amount(self.seat.recent_pay)),
                 "pays_into_stake": self.seat.pays_into_stake, "immune_until": self.seat.immune_until,
-                "pending": pending, "last_attested": self.seat.last_attested, "standing": consensus_json(consensus),
+                "pending": pending, "last_attested": self.seat.last_attested, "consensus": consensus_json(consensus),
                 "unbonding": self.unbonding().map(unbonding_json).collect::<Vec<_>>(),
             },
             "payslips": self.payslips.iter().map(payslip).collect::<Vec<_>>(),
@@ -549,7 +549,7 @@ mod tests {
             changes its hotkey to 5CDvHBym6RLoxTdX9MS1acpaDbNxaFagqM5LpBiFGjWT6o1n with window 4, in about 1 min 30 s
             run 1: window 3, commit, epoch 0, block 165
             the run's owner has paused it: its windows are void, and no pay is earned
-            66.6 % of the electorate's stake votes to go back to the checkpoint of window 1; two thirds decide
+            66.6 % of the active_set's stake votes to go back to the checkpoint of window 1; two thirds decide
             window 2 went back to an earlier checkpoint
             new terms take effect with window 9, in about 11 min 30 s: see `mettle run terms`
         "#]].assert_eq(&text);
@@ -560,7 +560,7 @@ mod tests {
         let value = report(Role::Validator).json();
         assert_eq!(value["seat"]["earned"], u128::MAX.to_string());
         assert_eq!(value["seat"]["stake"], "10000000000000");
-        assert_eq!(value["seat"]["standing"]["incentive"], 0.25);
+        assert_eq!(value["seat"]["consensus"]["incentive"], 0.25);
         assert_eq!(value["seat"]["unbonding"], json!([{ "amount": "5000000000000", "until": 9 }]));
         assert_eq!(value["payslips"][1]["epoch"], 1);
         assert_eq!(value["bonds"][2], json!({ "uid": 2, "share": 0.25 }));

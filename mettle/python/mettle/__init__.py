@@ -382,7 +382,7 @@ def _seat(raw: dict[str, Any]) -> Seat:
         stake=seat["stake"],
         claimable=seat["claimable"],
         earned=seat["earned"],
-        weight=status["standing"]["weight"],
+        weight=status["consensus"]["weight"],
         last_attested=status["last_attested"],
         raw=status,
     )
@@ -409,7 +409,7 @@ def _window(raw: dict[str, Any]) -> Window:
 
 
 def _pay(raw: dict[str, Any]) -> Pay:
-    standing = raw["standing"]
+    standing = raw["consensus"]
     return Pay(
         epoch=raw["epoch"],
         amount=raw["amount"],

@@ -58,7 +58,6 @@ pub struct Checks {
     /// Whether the merge was repeated.
     pub merge: bool,
     /// Whether the weight vote of the window's epoch was checked.
-    #[serde(rename = "ballot")]
     pub weight_vote: bool,
 }
 

@@ -298,7 +298,7 @@ function seatRow(seat) {
   const cell = (kind, ...children) => el("td", { class: kind }, ...children);
   const bar = el("span", { class: "bar", "aria-hidden": "true" }, el("b", {}));
   bar.firstChild.style.width = Math.min(1, seat.weight || 0) * 100 + "%";
-  const agreed = isMiner ? seat.attested : seat.selected - seat.dissents + (seat.dissents ? " of " + seat.selected : "");
+  const agreed = isMiner ? seat.attested : seat.selected - seat.minority_votes + (seat.minority_votes ? " of " + seat.selected : "");
   return el("tr", {},
     cell("", el("a", { href: "#/seat/" + seat.uid }, theirs(seat.name)), seat.strategy ? " (" : "",
       seat.strategy ? theirs(seat.strategy) : "", seat.strategy ? ")" : ""),
@@ -307,7 +307,7 @@ function seatRow(seat) {
     cell("n", seat.paid), cell("n rank2", seat.stake), cell("n rank2", number(seat.score, 3)),
     cell("n rank3", seat.tokens_per_second === null ? "–" : thousands(seat.tokens_per_second)),
     cell("n rank3", isMiner ? seat.committed : seat.attested),
-    cell("n rank2" + (seat.dissents ? " bad" : ""), agreed),
+    cell("n rank2" + (seat.minority_votes ? " bad" : ""), agreed),
     cell("n rank3", isMiner ? seat.selected : "–"));
 }
 

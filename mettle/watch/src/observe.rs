@@ -30,7 +30,7 @@ pub struct SeatSeen {
     /// Miners: windows in which the contribution was selected. Validators: windows voted in.
     pub selected: u32,
     /// Validators: windows in which the vote differed from that of two thirds.
-    pub dissents: u32,
+    pub minority_votes: u32,
     /// Loss taken away on common sequences, by each judgement. In nats per token.
     pub gains: Vec<f64>,
     pub score: Option<f64>,
@@ -334,7 +334,7 @@ impl Observer {
             let seen = self.seen.entry(*uid).or_default();
             seen.selected += 1;
             if matches!(outcome, Outcome::Merged(fixed) if fixed.update != vote.update) {
-                seen.dissents += 1;
+                seen.minority_votes += 1;
                 let reason = "voted for another update than two thirds of the stake".to_owned();
                 self.missed.push((view.window, self.name_of(*uid), reason));
             }
@@ -535,11 +535,11 @@ impl Observer {
     /// The held-out loss of the model that a window opened with; `None` while no validator has measured it. It is on
     /// the parts of the sample that are measured.
     pub fn held_out_loss(&self, window: Window) -> Option<LossEstimate> {
-        // Records of older releases do not say on how many sequences: these were no random sample.
+        // A validator without time for it measured none.
         let measured = self.held_out.get(&window)?.values().filter(|estimate| 0 < estimate.sequences);
         let mut parts: Vec<LossEstimate> = measured.copied().collect();
         let estimate = LossEstimate::of_parts(&parts);
-        // Validators of older releases measure the whole sample each.
+        // Without a plan of parts, each validator measures its own sample.
         match self.held_out_sequences {
             Some(sample) if estimate.sequences <= sample => (0 < estimate.sequences).then_some(estimate),
             _ => parts.pop(),
@@ -665,7 +665,7 @@ mod tests {
         assert!((whole.loss - 3.07).abs() < 1e-9 && (whole.standard_error - 0.018).abs() < 1e-4, "{whole:?}");
         observer.held_out.entry(Window(5)).or_default().remove("validator-0");
         assert_eq!(loss(&observer, 5).map(|estimate| estimate.sequences), Some(1024));
-        // Of an older release.
+        // A validator that measured none.
         let unknown = LossEstimate { sequences: 0, ..whole };
         observer.held_out.insert(Window(4), BTreeMap::from([("validator-0".to_owned(), unknown)]));
         assert_eq!(loss(&observer, 4), None);

@@ -69,7 +69,7 @@ struct SeatRow {
     committed: u32,
     attested: u32,
     selected: u32,
-    dissents: u32,
+    minority_votes: u32,
     score: Option<f64>,
     tokens_per_second: Option<f64>,
 }
@@ -208,8 +208,8 @@ fn metrics(observer: &Observer) -> String {
              # TYPE mettle_run_minority_votes_total counter\n";
     for seat in observer.seats_of(Role::Validator) {
         let uid = seat.id.uid;
-        let dissents = observer.seen.get(&uid).map_or(0, |seen| seen.dissents);
-        text += &format!("mettle_run_minority_votes_total{{run=\"{run}\",uid=\"{uid}\"}} {dissents}\n");
+        let minority_votes = observer.seen.get(&uid).map_or(0, |seen| seen.minority_votes);
+        text += &format!("mettle_run_minority_votes_total{{run=\"{run}\",uid=\"{uid}\"}} {minority_votes}\n");
     }
     text
 }
@@ -258,7 +258,7 @@ fn seat_row(observer: &Observer, about: &About<'_>, seat: &SeatView) -> SeatRow 
         committed: seen.committed,
         attested: seen.attested,
         selected: seen.selected,
-        dissents: seen.dissents,
+        minority_votes: seen.minority_votes,
         score: seen.score.map(rounded),
         tokens_per_second: seen
             .sequences_per_second

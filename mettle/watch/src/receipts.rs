@@ -442,7 +442,7 @@ pub(crate) mod tests {
         assert_eq!(judged["result"]["score"], 0.125);
         assert_eq!(judged["result"]["weight"], 51_000);
         assert_eq!(judged["observed"]["valid"]["trained"], 18);
-        assert_eq!(value["validators"][0]["after"]["standing"]["mu"], 26.25);
+        assert_eq!(value["validators"][0]["after"]["reputation"]["mu"], 26.25);
     }
 
     #[tokio::test]
@@ -480,7 +480,7 @@ pub(crate) mod tests {
             evaluation_hash: None,
             slots: vec![],
             cursor: 0,
-            electorate: vec![],
+            active_set: vec![],
             lineage: Digest::default(),
             weights: vec![],
             commitments: vec![],

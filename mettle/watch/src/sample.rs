@@ -67,7 +67,7 @@ pub fn window(window: Window) -> WindowView {
         evaluation_hash: None,
         slots: Vec::new(),
         cursor: 0,
-        electorate: Vec::new(),
+        active_set: Vec::new(),
         lineage: Digest::default(),
         weights: Vec::new(),
         commitments: Vec::new(),
@@ -127,7 +127,7 @@ pub fn network() -> Observer {
         ..SeatSeen::default()
     };
     let validator =
-        SeatSeen { attested: 6, selected: 6, dissents: 1, bytes_up: 10_000, ..SeatSeen::default() };
+        SeatSeen { attested: 6, selected: 6, minority_votes: 1, bytes_up: 10_000, ..SeatSeen::default() };
     let mut seen: BTreeMap<Uid, SeatSeen> = (0..3).map(|uid| (Uid(uid), validator.clone())).collect();
     seen.extend((3..7).map(|uid| (Uid(uid), miner(0.1 * f64::from(uid)))));
     let journals = plans.iter().map(|(name, uid, _)| (name.clone(), *uid, PathBuf::new()));
@@ -180,7 +180,7 @@ pub fn large(seats: u16, windows: u32) -> Observer {
     observer.active = (0..seats).map(|uid| (Uid(uid), Window(windows.saturating_sub(1)))).collect();
     observer.current = Some(WindowView {
         slots: (0..seats).filter(|uid| role(*uid) == Role::Miner).map(Uid).collect(),
-        electorate: (0..seats).step_by(16).map(|uid| (Uid(uid), 1)).collect(),
+        active_set: (0..seats).step_by(16).map(|uid| (Uid(uid), 1)).collect(),
         ..window(Window(windows))
     });
     observer
@@ -196,7 +196,7 @@ fn fate(window: u32, uid: u16, role: Role, outcome: Outcome) -> Fate {
     }
     match (role, chance) {
         (Role::Validator, 0..3) => Fate::Silent,
-        (Role::Validator, 3..5) => Fate::Dissented,
+        (Role::Validator, 3..5) => Fate::MinorityVote,
         (Role::Validator, 5..10) => Fate::Attested,
         (Role::Validator, _) => Fate::Voted,
         (Role::Miner, 0..8) => Fate::Missed,

@@ -43,7 +43,7 @@ pub enum Fate {
     /// A validator voted, as two thirds did if the window was merged.
     Voted = b'V',
     /// A validator voted for another update than two thirds.
-    Dissented = b'd',
+    MinorityVote = b'd',
     /// A validator without attestation and vote.
     Silent = b'n',
 }
@@ -63,7 +63,7 @@ impl Fate {
         Fate::Refused,
         Fate::Attested,
         Fate::Voted,
-        Fate::Dissented,
+        Fate::MinorityVote,
         Fate::Silent,
     ];
 
@@ -108,11 +108,11 @@ impl WindowRow {
             selection.selected.iter().for_each(|seat| row.set(seat.uid, selected));
         }
         let silent = if closed || past.vote { Fate::Silent } else { Fate::Waiting };
-        view.electorate.iter().for_each(|(uid, _)| row.set(*uid, silent));
+        view.active_set.iter().for_each(|(uid, _)| row.set(*uid, silent));
         view.attested.iter().for_each(|uid| row.set(*uid, Fate::Attested));
         for (uid, vote) in &view.votes {
-            let dissents = matches!(view.outcome, Some(Outcome::Merged(merged)) if merged != *vote);
-            row.set(*uid, if dissents { Fate::Dissented } else { Fate::Voted });
+            let minority_votes = matches!(view.outcome, Some(Outcome::Merged(merged)) if merged != *vote);
+            row.set(*uid, if minority_votes { Fate::MinorityVote } else { Fate::Voted });
         }
         row
     }
@@ -226,7 +226,7 @@ mod tests {
     fn view() -> WindowView {
         let mut view = sample::window(Window(4));
         let uids = |range: std::ops::Range<u16>| range.map(Uid).collect::<Vec<_>>();
-        view.electorate = vec![(Uid(0), 2), (Uid(1), 1)];
+        view.active_set = vec![(Uid(0), 2), (Uid(1), 1)];
         view.slots = uids(2..7);
         view.commitments = uids(3..7).into_iter().map(|uid| (uid, Digest::default())).collect();
         view.selection = Some(Selection {

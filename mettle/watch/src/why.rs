@@ -235,7 +235,7 @@ impl Facts {
             ("not named by", of(Some(None))),
             ("no attestation of", of(None)),
         ];
-        let total: u128 = view.electorate.iter().map(|(_, stake)| stake).sum();
+        let total: u128 = view.active_set.iter().map(|(_, stake)| stake).sum();
         let said: Vec<String> = groups
             .iter()
             .filter(|(_, who)| !who.is_empty())
@@ -399,8 +399,8 @@ impl Facts {
 
     fn validator(&self, view: &WindowView, explained: &mut Explanation) {
         let (uid, schedule) = (self.uid(), self.run.params.schedule);
-        let total: u128 = view.electorate.iter().map(|(_, stake)| stake).sum();
-        let Some((_, stake)) = view.electorate.iter().find(|(of, _)| *of == uid) else {
+        let total: u128 = view.active_set.iter().map(|(_, stake)| stake).sum();
+        let Some((_, stake)) = view.active_set.iter().find(|(of, _)| *of == uid) else {
             let text = match self.seat.last_attested {
                 Some(last) => format!("not in the active set; last present in window {}", last.0),
                 None => "not in the active set; it has attested no window yet".into(),
@@ -572,7 +572,7 @@ async fn attestations(
         attestation(chain, run, view.window, uid, *validator, *stake).boxed()
     };
     // Each future has its type before they are a stream: a stream of a closure's futures is not `Send`.
-    let reads: Vec<BoxFuture<'_, _>> = view.electorate.iter().map(read).collect();
+    let reads: Vec<BoxFuture<'_, _>> = view.active_set.iter().map(read).collect();
     stream::iter(reads).buffered(READS_AT_ONCE).try_collect().await
 }
 
@@ -667,7 +667,7 @@ pub(crate) mod tests {
             last_attested: None,
         };
         let vote = Vote { update: Digest([9; 32]), state_root: None };
-        let electorate: Vec<(Uid, u128)> =
+        let active_set: Vec<(Uid, u128)> =
             [(0, 50), (1, 30), (2, 20)].map(|(uid, stake)| (Uid(uid), stake)).into();
         let view = WindowView {
             window: Window(5),
@@ -676,18 +676,18 @@ pub(crate) mod tests {
             evaluation_hash: None,
             slots: vec![UID],
             cursor: 0,
-            electorate: electorate.clone(),
+            active_set: active_set.clone(),
             lineage: Digest::default(),
             weights: Vec::new(),
             commitments: vec![(UID, Digest([7; 32]))],
             salts: Vec::new(),
-            attested: electorate.iter().map(|(uid, _)| *uid).collect(),
+            attested: active_set.iter().map(|(uid, _)| *uid).collect(),
             selection: Some(Selection {
                 selected: vec![Selected { uid: UID, digest: Digest([7; 32]) }],
                 valid: vec![UID],
                 faulty: Vec::new(),
             }),
-            votes: electorate.iter().map(|(uid, _)| (*uid, vote)).collect(),
+            votes: active_set.iter().map(|(uid, _)| (*uid, vote)).collect(),
             outcome: Some(Outcome::Merged(vote)),
             receipts: Vec::new(),
             probe_roots: Vec::new(),
@@ -711,7 +711,7 @@ pub(crate) mod tests {
             window: Window(5),
             now: Some(Window(now)),
             seat,
-            attestations: electorate.into_iter().map(attested).collect(),
+            attestations: active_set.into_iter().map(attested).collect(),
             receipts: None,
             payslips: vec![slip],
             clock: BlockClock {
@@ -905,7 +905,7 @@ pub(crate) mod tests {
             assert_eq!(step(&explained, name).verdict, Verdict::Bad, "{name}");
         }
         assert!(explained.advice.iter().any(|advice| advice.contains("minority vote")));
-        of_validator.view.as_mut().unwrap().electorate.clear();
+        of_validator.view.as_mut().unwrap().active_set.clear();
         assert!(explain(&of_validator).advice[0].contains("validator serve"));
     }
 }

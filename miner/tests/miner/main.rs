@@ -4,7 +4,6 @@
 mod cli;
 mod command;
 mod gives_up;
-mod moved_command;
 mod resume;
 #[path = "../support/mod.rs"]
 mod support;

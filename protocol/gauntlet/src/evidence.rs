@@ -38,7 +38,6 @@ pub enum Observed {
         measured: Option<Measured>,
         /// The most similar contribution, if it is more similar than independent work can be. It proves nothing
         /// alone: see [`near_duplicates`](super::near_duplicates).
-        #[serde(rename = "twin")]
         near_duplicate: Option<NearDuplicate>,
     },
 }

@@ -24,10 +24,10 @@ pub struct Reputations {
 pub struct Reputation {
     pub rating: Rating,
     /// `m`: the moving average of own-data outcomes, from −1 to 1 (PROT-24).
-    #[serde(rename = "mark", with = "exact")]
+    #[serde(with = "exact")]
     pub own_data_score: f64,
     /// The variance of `own_data_score`, from the errors of its gaps (PROT-24).
-    #[serde(rename = "mark_variance", with = "exact")]
+    #[serde(with = "exact")]
     pub own_data_variance: f64,
     /// Current penalties, oldest first. Each is gone after ten evaluations, so there are at most ten for one reason.
     pub penalties: Vec<Penalty>,

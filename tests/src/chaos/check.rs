@@ -385,11 +385,11 @@ impl Checks {
         let is_working = |seat: usize| self.members[seat].is_honest && !self.is_excused(seat, window);
         let stake_of = |seat: usize| {
             let uid = self.uid(seat)?;
-            view.electorate.iter().find(|(of, _)| *of == uid).map(|(_, stake)| *stake)
+            view.active_set.iter().find(|(of, _)| *of == uid).map(|(_, stake)| *stake)
         };
         let validators = (0..self.members.len()).filter(|seat| !self.members[*seat].is_miner);
         let working: u128 = validators.filter(|seat| is_working(*seat)).filter_map(stake_of).sum();
-        let all: u128 = view.electorate.iter().map(|(_, stake)| *stake).sum();
+        let all: u128 = view.active_set.iter().map(|(_, stake)| *stake).sum();
         // Whether two thirds could have had what an undisturbed miner contributed.
         let has_quorum = 0 < all && 2 * all <= 3 * working;
         let valid = view.selection.iter().flat_map(|selection| &selection.valid);

@@ -156,7 +156,7 @@ impl Options {
         world.terms = Terms {
             miner_seats_max: seats(self.miners + 16),
             validator_seats_max: seats(self.validators),
-            electorate_max: seats(self.validators).max(world.terms.electorate_max),
+            active_set_max: seats(self.validators).max(world.terms.active_set_max),
             ..world.terms
         };
     }

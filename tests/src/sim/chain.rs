@@ -939,11 +939,11 @@ fn runtime_call(call: Call) -> Option<(&'static str, RuntimeCall)> {
         Call::RevealWeights { run, epoch, weights: vote, salt } => {
             weights(pallet_weights::Call::reveal { run, epoch, weights: vote.try_into().ok()?, salt })
         }
-        Call::OpenProbes { run, epoch, answers } => {
+        Call::AnswerProbes { run, epoch, answers } => {
             let answers =
                 answers.into_iter().map(|answer| answer.map(pallet_weights::Answer::try_from).transpose());
             let answers = answers.collect::<Result<Vec<_>, _>>().ok()?.try_into().ok()?;
-            weights(pallet_weights::Call::open_probes { run, epoch, answers })
+            weights(pallet_weights::Call::answer_probes { run, epoch, answers })
         }
         _ => return None,
     })

@@ -157,7 +157,7 @@ mod tests {
             evaluation_hash: None,
             slots: uids.iter().copied().map(Uid).collect(),
             cursor: 0,
-            electorate: Vec::new(),
+            active_set: Vec::new(),
             lineage: Digest::default(),
             weights: weights.iter().map(|(uid, weight)| (Uid(*uid), *weight)).collect(),
             commitments: uids.iter().map(|uid| (Uid(*uid), Digest::default())).collect(),

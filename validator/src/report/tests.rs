@@ -195,7 +195,7 @@ impl Chain for Anchors {
             evaluation_hash: None,
             slots: vec![],
             cursor: 0,
-            electorate: vec![],
+            active_set: vec![],
             lineage: Digest::default(),
             weights: vec![],
             commitments: vec![],

@@ -69,7 +69,7 @@ fn a_closed_run_pays_everything_out_and_leaves_nothing_in_the_storage() {
     chain.go_to(90);
     assert_eq!(refusal(&chain.submit(vec![(&COLDKEY, close())])), "NotTheOwner");
     let claimable = chain.read(|| {
-        let ledger = pallet_nomination::Holdings::<Runtime>::get().unwrap();
+        let ledger = pallet_nomination::PoolLedger::<Runtime>::get().unwrap();
         Rewards::treasury_view(RUN).claimable + ledger.nominated + ledger.unclaimed
     });
     let (coldkey, owner) = chain.read(|| {
@@ -97,7 +97,7 @@ fn a_closed_run_pays_everything_out_and_leaves_nothing_in_the_storage() {
             ("Registry", "LiveRuns"),
             ("Windows", "Queue"),
             ("Nomination", "PoolCount"),
-            ("Nomination", "Holdings"),
+            ("Nomination", "PoolLedger"),
         ];
         let strange = left.iter().filter(|key| {
             !known.iter().any(|(pallet, value)| {

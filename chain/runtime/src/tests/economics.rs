@@ -31,7 +31,7 @@ struct Takeover {
 struct Price {
     locked: Balance,
     burnt: Balance,
-    /// Windows from the registration to the first one with that part of the electorate.
+    /// Windows from the registration to the first one with that part of the active set.
     windows: u32,
 }
 
@@ -87,7 +87,7 @@ impl Takeover {
         self.author.go_to(params().schedule.opens_at(Window(window)).0);
     }
 
-    /// Registers a miner, and a validator with `locked`, and waits for more than `part` of the electorate.
+    /// Registers a miner, and a validator with `locked`, and waits for more than `part` of the active set.
     fn attack(&mut self, locked: Balance, part: f64) -> Price {
         self.open(ATTACK_FROM);
         self.register(ATTACKER, Role::Miner, ATTACKERS_KEYS, terms(0).miner_stake_min);
@@ -104,12 +104,12 @@ impl Takeover {
 
     fn attackers_part(&mut self, window: u32) -> f64 {
         self.author.chain.read(|| {
-            let electorate = Runtime::window(RUN, Window(window)).unwrap().electorate;
+            let active_set = Runtime::window(RUN, Window(window)).unwrap().active_set;
             let is_attackers =
                 |uid: Uid| Registry::seat(RUN, uid).unwrap().coldkey == ATTACKER.to_account_id();
-            let all: Balance = electorate.iter().map(|(_, stake)| *stake).sum();
+            let all: Balance = active_set.iter().map(|(_, stake)| *stake).sum();
             let own: Balance =
-                electorate.iter().filter(|(uid, _)| is_attackers(*uid)).map(|(_, stake)| *stake).sum();
+                active_set.iter().filter(|(uid, _)| is_attackers(*uid)).map(|(_, stake)| *stake).sum();
             own as f64 / all as f64
         })
     }

@@ -250,7 +250,7 @@ impl World {
                 (coldkey, Call::rotate_hotkey { run, uid, hotkey, proof })
             }
             16 => (owner, Call::set_terms { run, terms: self.terms() }),
-            17 => (owner, Call::drop_terms { run }),
+            17 => (owner, Call::cancel_terms { run }),
             18 => (owner, Call::set_stopped { run, stopped: self.dice.one_in(5) }),
             19 => (owner, Call::offer_run { run, to: person }),
             20 => {
@@ -382,7 +382,7 @@ impl World {
     /// Shows what was drawn of the last epoch.
     fn showing(&mut self, scene: &Scene, uid: Uid) -> pallet_weights::Call<Runtime> {
         let (run, first) = (scene.run, Window(scene.epoch * scene.params.epoch_windows));
-        let drawn = pallet_windows::Drawn::<Runtime>::get(run, first).into_iter();
+        let drawn = pallet_windows::DrawnProbes::<Runtime>::get(run, first).into_iter();
         let answers = drawn.map(|drawn| {
             let window = drawn.probe.window;
             let proof = probe::proof(&leaves(run, window, uid), usize::from(drawn.place))?;
@@ -392,7 +392,7 @@ impl World {
             (anchor.at < first).then(|| answer.try_into().unwrap())
         });
         let answers = answers.collect::<Vec<_>>().try_into().unwrap();
-        pallet_weights::Call::open_probes { run, epoch: scene.epoch.saturating_sub(1), answers }
+        pallet_weights::Call::answer_probes { run, epoch: scene.epoch.saturating_sub(1), answers }
     }
 
     fn of_weights(&mut self) -> (AccountId, RuntimeCall) {

@@ -43,7 +43,7 @@ fn owns(who: Sr25519Keyring) -> Balance {
 #[test]
 fn a_stolen_hotkey_signs_384_statements_and_the_validator_is_slashed_once() {
     let mut chain = with_equivocator(100 * UNIT, 1_000 * UNIT);
-    // Presence does not matter here: the validator stays in the electorate of every window but by its conviction.
+    // Presence does not matter here: the validator stays in the active set of every window but by its conviction.
     chain.read(|| {
         pallet_registry::Runs::<Runtime>::mutate_extant(RUN, |run| run.terms.absence_windows = 1_000);
     });

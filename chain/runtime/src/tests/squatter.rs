@@ -50,13 +50,13 @@ fn open(chain: &mut Chain, window: u32) {
     chain.go_to(params().schedule.opens_at(Window(window)).0);
 }
 
-/// The squatter's part of the electorate's stake in the open window, in thousandths.
+/// The squatter's part of the active set's stake in the open window, in thousandths.
 fn squatters_part(chain: &mut Chain, window: u32) -> u128 {
     chain.read(|| {
-        let electorate = Runtime::window(RUN, Window(window)).unwrap().electorate;
+        let active_set = Runtime::window(RUN, Window(window)).unwrap().active_set;
         let is_squatter = |uid: Uid| Registry::seat(RUN, uid).unwrap().coldkey == SQUATTER.to_account_id();
-        let all: u128 = electorate.iter().map(|(_, stake)| *stake).sum();
-        let own: u128 = electorate.iter().filter(|(uid, _)| is_squatter(*uid)).map(|(_, stake)| *stake).sum();
+        let all: u128 = active_set.iter().map(|(_, stake)| *stake).sum();
+        let own: u128 = active_set.iter().filter(|(uid, _)| is_squatter(*uid)).map(|(_, stake)| *stake).sum();
         own * 1000 / all
     })
 }
@@ -73,7 +73,7 @@ fn sixty_four_newcomers_in_one_window_evict_no_validator_with_more_stake() {
     let refused = register_all(&mut chain, SQUATTER, Role::Validator, 100, 64, UNIT);
     open(&mut chain, IMMUNITY + 1);
     let (part, burnt) = (squatters_part(&mut chain, IMMUNITY + 1), burnt_by(&mut chain, SQUATTER));
-    println!("64 newcomers with a tenth of the stake: {part} ‰ of the electorate for {burnt} burnt");
+    println!("64 newcomers with a tenth of the stake: {part} ‰ of the active set for {burnt} burnt");
     assert_eq!(part, 0);
     assert_eq!(refused, [Error::<Runtime>::StakeTooLowToReplace.into(); 64]);
 }
@@ -86,7 +86,7 @@ fn sixty_four_richer_newcomers_replace_four_validators_per_window_and_stay_below
     let refused = register_all(&mut chain, SQUATTER, Role::Validator, 100, 64, 1_000 * UNIT);
     open(&mut chain, IMMUNITY + 1);
     let part = squatters_part(&mut chain, IMMUNITY + 1);
-    println!("64 newcomers with a hundred times the stake: {part} ‰ of the electorate");
+    println!("64 newcomers with a hundred times the stake: {part} ‰ of the active set");
     assert!(part < 333, "{part}");
     assert_eq!(refused, [Error::<Runtime>::TooManyReplacements.into(); 60]);
 }
@@ -102,13 +102,13 @@ fn free_seats_filled_in_one_window_stay_below_a_third_and_evict_no_validator() {
     let refused = register_all(&mut chain, SQUATTER, Role::Validator, 200, 5, UNIT);
     open(&mut chain, IMMUNITY + 2);
     let evicted = squatters_part(&mut chain, IMMUNITY + 2);
-    println!("59 free seats: {filled} ‰ of the electorate; then five evictions: {evicted} ‰");
+    println!("59 free seats: {filled} ‰ of the active set; then five evictions: {evicted} ‰");
     assert!(filled < 333 && evicted < 333, "{filled} {evicted}");
     assert_eq!(refused, [Error::<Runtime>::StakeTooLowToReplace.into(); 5]);
 }
 
 #[test]
-fn a_large_nomination_stays_below_a_third_of_the_electorate() {
+fn a_large_nomination_stays_below_a_third_of_the_active_set() {
     let mut chain = empty_run(squatted_terms());
     assert_eq!(register_all(&mut chain, COLDKEY, Role::Validator, 0, 4, 10 * UNIT), []);
     assert_eq!(register_all(&mut chain, SQUATTER, Role::Validator, 100, 1, 10 * UNIT), []);
@@ -117,7 +117,7 @@ fn a_large_nomination_stays_below_a_third_of_the_electorate() {
     chain.all_accepted(vec![(&SQUATTER, nominate.into())]);
     open(&mut chain, IMMUNITY + 1);
     let part = squatters_part(&mut chain, IMMUNITY + 1);
-    println!("100,000 MTL nominated in one window: {part} ‰ of the electorate");
+    println!("100,000 MTL nominated in one window: {part} ‰ of the active set");
     // Its own fifth, which is not new, and less than a third.
     assert!(part < 200 + 333, "{part}");
 }

@@ -11,7 +11,7 @@ fn now() -> Terms {
 }
 
 fn pending() -> Option<(Terms, u32)> {
-    WaitingOf::<Test>::get(RUN).terms.map(|pending| (pending.terms, pending.from.0))
+    PendingChanges::<Test>::get(RUN).terms.map(|pending| (pending.terms, pending.from.0))
 }
 
 /// Opens windows until the terms change. Returns the first window with the new ones.

@@ -41,7 +41,7 @@ fn anchor(uid: u16, window: Window, probes: Digest) -> DispatchResult {
 }
 
 /// The validator's answers in the order of the draw.
-fn answers(uid: u16, measured: Measured) -> Shown<Answer> {
+fn answers(uid: u16, measured: Measured) -> ProbeAnswers<Answer> {
     let drawn = Windows::window_view(RUN, Window(4)).unwrap().probes;
     let answers = drawn.iter().map(|of| {
         let proof = probe::proof(&leaves(uid, of.window, measured), usize::from(of.uid.0)).unwrap();
@@ -51,8 +51,8 @@ fn answers(uid: u16, measured: Measured) -> Shown<Answer> {
     answers.collect::<Vec<_>>().try_into().unwrap()
 }
 
-fn show(uid: u16, answers: Shown<Answer>) -> DispatchResult {
-    Weights::open_probes(signed(uid), RUN, 1, answers)
+fn show(uid: u16, answers: ProbeAnswers<Answer>) -> DispatchResult {
+    Weights::answer_probes(signed(uid), RUN, 1, answers)
 }
 
 /// Runs epochs 0 and 1 with all windows merged, up to the draw of epoch 1. All validators attest, vote and post
@@ -157,7 +157,7 @@ fn a_guesser_cannot_leave_its_wrong_guesses_out() {
         let drawn = Windows::window_view(RUN, Window(4)).unwrap().probes;
         let right = drawn.iter().zip(answers(5, half_guessed));
         let right = right.map(|(of, answer)| answer.filter(|_| of.window == Window(0)));
-        assert_noop!(show(5, Shown::truncate_from(right.collect())), Error::<Test>::LeftOut);
+        assert_noop!(show(5, ProbeAnswers::truncate_from(right.collect())), Error::<Test>::AnswerMissing);
         // A leaf with a guess is no leaf without losses.
         let mut denied = answers(5, half_guessed);
         let last = denied.iter_mut().flatten().last().unwrap();
@@ -171,11 +171,11 @@ fn a_guesser_cannot_leave_its_wrong_guesses_out() {
 #[test]
 fn a_validator_owes_no_answer_for_the_former_holder_of_its_seat() {
     until_the_draw([truth; 3], || {
-        let of_window_1 = |answers: Shown<Answer>| {
+        let of_window_1 = |answers: ProbeAnswers<Answer>| {
             let drawn = Windows::window_view(RUN, Window(4)).unwrap().probes;
             let kept =
                 drawn.iter().zip(answers).map(|(of, answer)| answer.filter(|_| of.window == Window(1)));
-            Shown::truncate_from(kept.collect())
+            ProbeAnswers::truncate_from(kept.collect())
         };
         let since = |window| {
             pallet_registry::SeatsOf::<Test>::mutate(RUN, Uid(5), |seat| {
@@ -183,7 +183,7 @@ fn a_validator_owes_no_answer_for_the_former_holder_of_its_seat() {
             })
         };
         let all = answers(5, truth);
-        assert_noop!(show(5, of_window_1(all.clone())), Error::<Test>::LeftOut);
+        assert_noop!(show(5, of_window_1(all.clone())), Error::<Test>::AnswerMissing);
         // As if the root of window 0 were of the holder before it.
         since(Window(1));
         assert_noop!(show(5, all.clone()), Error::<Test>::NotAnchored);
@@ -212,7 +212,7 @@ fn probes_of_windows_before_a_validator_s_first_one_do_not_count_against_it() {
                 let own = own.map(|(of, answer)| answer.filter(|_| uid != 5 || since <= of.window));
                 let own: Vec<_> = own.collect();
                 if own.iter().any(Option::is_some) {
-                    assert_ok!(show(uid, Shown::truncate_from(own)));
+                    assert_ok!(show(uid, ProbeAnswers::truncate_from(own)));
                 }
             }
             go_to_block(35);
@@ -328,21 +328,21 @@ fn measurements_are_shown_once_after_the_draw_and_only_what_was_anchored_before(
         let good = answers(3, truth);
         let drawn = Windows::window_view(RUN, Window(4)).unwrap().probes;
         assert_eq!(drawn.len(), 6);
-        let call = |uid: u16, answers: &Shown<Answer>| {
-            let call = Call::<Test>::open_probes { run: RUN, epoch: 1, answers: answers.clone() };
+        let call = |uid: u16, answers: &ProbeAnswers<Answer>| {
+            let call = Call::<Test>::answer_probes { run: RUN, epoch: 1, answers: answers.clone() };
             call.is_feeless(&signed(uid))
         };
-        assert_noop!(Weights::open_probes(signed(3), RUN, 2, good.clone()), Error::<Test>::RevealNotBegun);
-        assert_noop!(Weights::open_probes(signed(3), RUN, 0, good.clone()), Error::<Test>::RevealOver);
+        assert_noop!(Weights::answer_probes(signed(3), RUN, 2, good.clone()), Error::<Test>::RevealNotBegun);
+        assert_noop!(Weights::answer_probes(signed(3), RUN, 0, good.clone()), Error::<Test>::RevealOver);
         assert_noop!(show(0, good.clone()), Error::<Test>::NotAValidator);
         assert_noop!(show(40, good.clone()), Error::<Test>::NotASeat);
-        let shorter = Shown::truncate_from(good.iter().skip(1).cloned().collect());
+        let shorter = ProbeAnswers::truncate_from(good.iter().skip(1).cloned().collect());
         assert_noop!(show(3, shorter), Error::<Test>::OtherThanDrawn);
-        let nothing = Shown::truncate_from(vec![None; 6]);
+        let nothing = ProbeAnswers::truncate_from(vec![None; 6]);
         assert_noop!(show(3, nothing.clone()), Error::<Test>::NothingMeasured);
         let mut left_out = good.clone();
         left_out[1] = None;
-        assert_noop!(show(3, left_out.clone()), Error::<Test>::LeftOut);
+        assert_noop!(show(3, left_out.clone()), Error::<Test>::AnswerMissing);
         let mut other = good.clone();
         other[1].as_mut().unwrap().losses.as_mut().unwrap()[0] += 1;
         assert_noop!(show(3, other), Error::<Test>::OtherThanAnchored);
@@ -353,18 +353,18 @@ fn measurements_are_shown_once_after_the_draw_and_only_what_was_anchored_before(
         let of_4 = answers(4, truth);
         assert_noop!(show(4, of_4.clone()), Error::<Test>::NotAnchored);
         let late = drawn.iter().zip(of_4).map(|(of, answer)| answer.filter(|_| of.window == Window(1)));
-        assert_ok!(show(4, Shown::truncate_from(late.collect())));
+        assert_ok!(show(4, ProbeAnswers::truncate_from(late.collect())));
 
         assert!(call(3, &good) && !call(3, &nothing) && !call(3, &left_out));
         assert_ok!(show(3, good.clone()));
         assert!(!call(3, &good));
-        assert_noop!(show(3, left_out), Error::<Test>::AlreadyOpened);
+        assert_noop!(show(3, left_out), Error::<Test>::AlreadyAnswered);
         System::assert_has_event(
-            Event::<Test>::ProbesOpened { run: RUN, epoch: 1, validator: Uid(3), answered: 6 }.into(),
+            Event::<Test>::ProbesAnswered { run: RUN, epoch: 1, validator: Uid(3), answered: 6 }.into(),
         );
         assert_ok!(show(5, answers(5, truth)));
         go_to_block(35);
-        assert_eq!(Opened::<Test>::iter().count(), 0);
+        assert_eq!(ShownProbes::<Test>::iter().count(), 0);
         assert_noop!(show(3, good), Error::<Test>::RevealOver);
         assert_eq!(paid(), [400, 200, 400]);
     });

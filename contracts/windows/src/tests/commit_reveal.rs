@@ -250,7 +250,7 @@ fn only_validators_commit_and_reveal_and_only_in_the_open_window() {
             assert_noop!(reveal_attestation(uid, 0, &[]), refused);
         }
         go_to(0, VOTE);
-        assert_noop!(vote_hidden(newcomer, 0, 50), Error::<Test>::NotInElectorate);
+        assert_noop!(vote_hidden(newcomer, 0, 50), Error::<Test>::NotInActiveSet);
         for (uid, refused) in [(0, Error::<Test>::NotAValidator), (40, Error::<Test>::NotASeat)] {
             assert_noop!(vote_hidden(uid, 0, 50), refused);
         }

@@ -64,9 +64,9 @@ fn two_statements_cost_a_tenth_of_the_stake_and_the_reporter_gets_a_tenth_of_tha
         }));
         // It decides the open window and no later one.
         go_to(0, 19);
-        assert_eq!(view(0).electorate.len(), 3);
+        assert_eq!(view(0).active_set.len(), 3);
         go_to(1, 0);
-        assert_eq!(view(1).electorate.iter().map(|(uid, _)| uid.0).collect::<Vec<_>>(), [4, 5]);
+        assert_eq!(view(1).active_set.iter().map(|(uid, _)| uid.0).collect::<Vec<_>>(), [4, 5]);
         assert_eq!(Registry::seat(RUN, Uid(3)), None);
     });
 }
@@ -99,14 +99,14 @@ fn a_seat_is_punished_once_for_whatever_it_signed() {
 }
 
 #[test]
-fn only_windows_in_which_the_validator_was_in_the_electorate_convict() {
-    with_terms(params(), Terms { electorate_max: 2, absence_windows: 1_000, ..terms() }, || {
+fn only_windows_in_which_the_validator_was_in_the_active_set_convict() {
+    with_terms(params(), Terms { active_set_max: 2, absence_windows: 1_000, ..terms() }, || {
         play(0, &[3, 4]);
-        assert_noop!(report(two(5, 0, StatementKind::Vote)), Error::<Test>::NotInElectorate);
+        assert_noop!(report(two(5, 0, StatementKind::Vote)), Error::<Test>::NotInActiveSet);
         assert_ok!(Registry::add_stake(RuntimeOrigin::signed(COLDKEY), RUN, Uid(5), 1));
         go_to(1, 0);
-        assert_eq!(view(1).electorate, [(Uid(3), STAKE), (Uid(5), STAKE + 1)]);
-        assert_noop!(report(two(5, 0, StatementKind::Vote)), Error::<Test>::NotInElectorate);
+        assert_eq!(view(1).active_set, [(Uid(3), STAKE), (Uid(5), STAKE + 1)]);
+        assert_noop!(report(two(5, 0, StatementKind::Vote)), Error::<Test>::NotInActiveSet);
         assert_ok!(report(two(5, 1, StatementKind::Vote)));
         // Its successor and its predecessor do not answer for each other's windows.
         go_to(2, 0);
@@ -119,12 +119,12 @@ fn only_windows_in_which_the_validator_was_in_the_electorate_convict() {
             };
             report(proof(60, sign(1), sign(2)))
         };
-        assert_noop!(by_successor(1), Error::<Test>::NotInElectorate);
-        assert_noop!(report(two(5, 3, StatementKind::Vote)), Error::<Test>::NotInElectorate);
+        assert_noop!(by_successor(1), Error::<Test>::NotInActiveSet);
+        assert_noop!(report(two(5, 3, StatementKind::Vote)), Error::<Test>::NotInActiveSet);
         // More of its stake counts in the epoch's third window.
         go_to(7, 0);
-        assert_eq!(view(7).electorate, [(Uid(3), STAKE), (Uid(5), STAKE + 20)]);
-        assert_noop!(report(two(5, 7, StatementKind::Vote)), Error::<Test>::NotInElectorate);
+        assert_eq!(view(7).active_set, [(Uid(3), STAKE), (Uid(5), STAKE + 20)]);
+        assert_noop!(report(two(5, 7, StatementKind::Vote)), Error::<Test>::NotInActiveSet);
         assert_ok!(by_successor(7));
     });
 }
@@ -137,7 +137,7 @@ fn statements_that_prove_nothing_cost_nothing() {
         let one = statement(3, 0, vote, digest(1));
         assert_noop!(report(proof(3, one, one)), Error::<Test>::NoContradiction);
         let other = statement(3, 0, receipts, digest(2));
-        assert_noop!(report(proof(3, one, other)), Error::<Test>::NotOneMatter);
+        assert_noop!(report(proof(3, one, other)), Error::<Test>::DifferentSubjects);
         // A stranger signs in its name.
         let forged = Statement { digest: digest(2), ..one.statement }.sign(&signer(4));
         assert_noop!(report(proof(3, one, forged)), Error::<Test>::NotSigned);
@@ -147,7 +147,7 @@ fn statements_that_prove_nothing_cost_nothing() {
         let as_another = |digest| Statement { uid: Uid(4), digest, ..one.statement }.sign(&signer(3));
         let named = proof(3, as_another(digest(1)), as_another(digest(2)));
         assert_noop!(report(named), Error::<Test>::NotItsSeat);
-        assert_noop!(report(two(0, 0, vote)), Error::<Test>::NotInElectorate);
+        assert_noop!(report(two(0, 0, vote)), Error::<Test>::NotInActiveSet);
         assert_noop!(report(two(3, 1, vote)), Error::<Test>::WindowNotKept);
         let elsewhere = |digest| Statement { run: RunId(9), digest, ..one.statement }.sign(&signer(3));
         let elsewhere = proof(3, elsewhere(digest(1)), elsewhere(digest(2)));
@@ -184,7 +184,7 @@ fn a_holder_does_not_answer_for_windows_before_its_time() {
         go_to(1, 2);
         let late = register(RUN, Role::Validator, STAKE);
         for window in [0, 1] {
-            assert_noop!(report(two(late, window, StatementKind::Vote)), Error::<Test>::NotInElectorate);
+            assert_noop!(report(two(late, window, StatementKind::Vote)), Error::<Test>::NotInActiveSet);
         }
         go_to(2, 0);
         assert_ok!(report(two(late, 2, StatementKind::Vote)));
@@ -263,7 +263,7 @@ fn a_former_holder_answers_with_its_unbonding_stake_and_not_for_its_successor() 
             digest(1)
         ));
         let said = statement(5, 2, StatementKind::Attestation, digest(1));
-        assert_noop!(contradict(5, said), Error::<Test>::NotInElectorate);
+        assert_noop!(contradict(5, said), Error::<Test>::NotInActiveSet);
     });
 }
 

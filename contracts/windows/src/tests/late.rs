@@ -26,8 +26,9 @@ fn state() -> Vec<(Vec<u8>, Vec<u8>)> {
     let prefix = twox_128(b"Windows").to_vec();
     let mut found = Vec::new();
     let mut key = prefix.clone();
-    let is_order =
-        |key: &[u8]| [&b"Agenda"[..], b"Queue"].iter().any(|name| key[16..].starts_with(&twox_128(name)));
+    let is_order = |key: &[u8]| {
+        [&b"ScheduledTasks"[..], b"LateTasks"].iter().any(|name| key[16..].starts_with(&twox_128(name)))
+    };
     while let Some(next) = storage::next_key(&key).filter(|next| next.starts_with(&prefix)) {
         if !is_order(&next) {
             found.push((next.clone(), storage::get(&next).unwrap().to_vec()));
@@ -39,7 +40,7 @@ fn state() -> Vec<(Vec<u8>, Vec<u8>)> {
 
 /// The runs whose tasks are late.
 fn late_runs() -> Vec<RunId> {
-    let mut runs: Vec<RunId> = Queue::<Test>::get().late.iter().map(|(run, ..)| *run).collect();
+    let mut runs: Vec<RunId> = LateTasks::<Test>::get().late.iter().map(|(run, ..)| *run).collect();
     runs.sort_unstable();
     runs
 }
@@ -106,7 +107,7 @@ fn tell(budget: Weight, runs: u32, apart: u32, windows: u32, choices: u64) -> Ou
         told.closed.sort_by_key(|(run, epoch, _)| (*run, *epoch));
         told.merged = events()
             .iter()
-            .filter(|event| matches!(event, Event::WindowFixed { outcome: Outcome::Merged(_), .. }))
+            .filter(|event| matches!(event, Event::WindowFinalised { outcome: Outcome::Merged(_), .. }))
             .count();
     });
     told

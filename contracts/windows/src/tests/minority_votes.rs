@@ -2,9 +2,9 @@
 
 use super::*;
 
-fn dissents(epoch: u32) -> Vec<(u16, u32)> {
+fn minority_votes(epoch: u32) -> Vec<(u16, u32)> {
     let mut all: Vec<_> =
-        Dissents::<Test>::iter_prefix((RUN, epoch)).map(|(uid, count)| (uid.0, count)).collect();
+        MinorityVotes::<Test>::iter_prefix((RUN, epoch)).map(|(uid, count)| (uid.0, count)).collect();
     all.sort_unstable();
     all
 }
@@ -31,20 +31,21 @@ fn a_vote_against_two_thirds_counts_when_the_epoch_closes() {
     with_terms(params, Terms { absence_windows: 9, ..terms() }, || {
         play_votes(0, &[(3, 50), (4, 50), (5, 51)]);
         assert!(matches!(outcome(0), Some(Outcome::Merged(_))));
-        assert_eq!(dissents(0), [(5, 1)]);
+        assert_eq!(minority_votes(0), [(5, 1)]);
         let (run, window) = (RUN, Window(0));
-        assert!(events().contains(&Event::Dissented { run, window, uid: Uid(5), update: digest(51) }));
+        assert!(events().contains(&Event::MinorityVote { run, window, uid: Uid(5), update: digest(51) }));
         play_votes(1, &[(3, 50), (4, 50), (5, 51)]);
         play_votes(2, &[(3, 50), (4, 51), (5, 50)]);
-        assert_eq!((dissents(0), dissents(1)), (vec![(5, 2)], vec![(4, 1)]));
+        assert_eq!((minority_votes(0), minority_votes(1)), (vec![(5, 2)], vec![(4, 1)]));
         go_to(3, 0);
-        let told =
-            |epoch: usize| Closed::get()[epoch].2.iter().map(|member| member.dissents).collect::<Vec<_>>();
+        let told = |epoch: usize| {
+            Closed::get()[epoch].2.iter().map(|member| member.minority_votes).collect::<Vec<_>>()
+        };
         assert_eq!(told(0), [0, 0, 2]);
-        assert_eq!((dissents(0), dissents(1)), (vec![], vec![(4, 1)]));
+        assert_eq!((minority_votes(0), minority_votes(1)), (vec![], vec![(4, 1)]));
         go_to(5, 0);
         assert_eq!(told(1), [0, 1, 0]);
-        assert_eq!(dissents(1), []);
+        assert_eq!(minority_votes(1), []);
     });
 }
 
@@ -53,7 +54,7 @@ fn a_missing_vote_is_no_minority_vote() {
     with_run(params(), || {
         play_votes(0, &[(3, 50), (4, 50)]);
         assert!(matches!(outcome(0), Some(Outcome::Merged(_))));
-        assert_eq!(dissents(0), []);
+        assert_eq!(minority_votes(0), []);
     });
 }
 
@@ -64,7 +65,7 @@ fn a_void_window_has_no_minority_votes() {
         assert_eq!(outcome(0), Some(Outcome::Void(VoidReason::NoAgreement)));
         play_votes(1, &[(3, 50), (4, 51)]);
         assert_eq!(outcome(1), Some(Outcome::Void(VoidReason::NoAgreement)));
-        assert_eq!(dissents(0), []);
+        assert_eq!(minority_votes(0), []);
     });
 }
 
@@ -83,6 +84,6 @@ fn another_state_root_with_the_same_update_is_no_minority_vote() {
         }
         go_to(0, 18);
         assert_eq!(outcome(0), Some(Outcome::Merged(ballot(50, Some(1)))));
-        assert_eq!(dissents(0), []);
+        assert_eq!(minority_votes(0), []);
     });
 }

@@ -48,10 +48,10 @@ fn a_validator_that_attests_and_never_votes_is_inactive() {
             play_voters(window, &VALIDATORS, &[3, 4]);
             assert!(is_merged(window));
         }
-        let member = |uid, cast| MemberTurnout { uid: Uid(uid), owed: 2, cast };
-        let turnout = Turnouts::<Test>::get(RUN, 0);
+        let member = |uid, cast| MemberParticipation { uid: Uid(uid), owed: 2, cast };
+        let participation = Participations::<Test>::get(RUN, 0);
         assert_eq!(
-            (turnout.merged, &turnout.members[..]),
+            (participation.merged, &participation.members[..]),
             (2, &[member(3, 2), member(4, 2), member(5, 0)][..])
         );
         // Voting in the next epoch counts for that epoch only.
@@ -62,7 +62,7 @@ fn a_validator_that_attests_and_never_votes_is_inactive() {
         play_voters(3, &VALIDATORS, &[3, 4]);
         go_to(5, 0);
         assert_eq!((inactive(), Merged::get()), (vec![vec![5], vec![5]], vec![2, 2]), "one vote of two");
-        assert_eq!(Turnouts::<Test>::iter().count(), 0, "nothing is kept of epochs that are closed");
+        assert_eq!(Participations::<Test>::iter().count(), 0, "nothing is kept of epochs that are closed");
     });
 }
 
@@ -118,7 +118,7 @@ fn no_validator_is_inactive_if_no_window_is_merged() {
         play_voters(0, &VALIDATORS, &[3]);
         play_voters(1, &VALIDATORS, &[]);
         assert!(!is_merged(0) && !is_merged(1));
-        assert_eq!(Turnouts::<Test>::iter().count(), 0);
+        assert_eq!(Participations::<Test>::iter().count(), 0);
         go_to(3, 0);
         assert_eq!((inactive(), Merged::get()), (vec![vec![]], vec![0]));
     });
@@ -144,7 +144,7 @@ fn a_validator_seated_during_an_epoch_owes_votes_from_the_next_epoch() {
         for window in 1..4 {
             play_voters(window, &all, &VALIDATORS);
             assert!(is_merged(window));
-            let decides = view(window).electorate.iter().any(|(uid, _)| *uid == Uid(NEWCOMER));
+            let decides = view(window).active_set.iter().any(|(uid, _)| *uid == Uid(NEWCOMER));
             assert!(decides, "it could have voted");
         }
         go_to(5, 0);
@@ -162,9 +162,9 @@ fn a_validator_that_returns_during_an_epoch_owes_a_vote_in_it() {
                 play_voters(window, &[3, 4], &[3, 4]);
             }
             play_voters(6, &VALIDATORS, &[3, 4]);
-            assert_eq!(view(6).electorate.len(), 2);
+            assert_eq!(view(6).active_set.len(), 2);
             play_voters(7, &VALIDATORS, last);
-            assert_eq!(view(7).electorate.len(), 3);
+            assert_eq!(view(7).active_set.len(), 3);
             go_to(9, 0);
             found = inactive().pop().unwrap();
         });
@@ -200,7 +200,7 @@ fn one_or_two_validators_merge_a_window_only_together() {
 fn a_new_holder_is_not_inactive_because_of_its_predecessor() {
     with_terms(short_epochs(4), Terms { absence_windows: 9, ..terms() }, || {
         play_voters(0, &VALIDATORS, &[3, 4]);
-        let members = || Turnouts::<Test>::get(RUN, 0).members.into_iter().map(|member| member.uid.0);
+        let members = || Participations::<Test>::get(RUN, 0).members.into_iter().map(|member| member.uid.0);
         assert!(members().eq([3, 4, 5]));
         assert_ok!(Registry::leave(RuntimeOrigin::signed(COLDKEY), RUN, Uid(5)));
         go_to(1, 0);

@@ -1,4 +1,4 @@
-//! Which attestations count as presence, and who stays in the electorate (PROT-3).
+//! Which attestations count as presence, and who stays in the active set (PROT-3).
 
 use super::*;
 
@@ -25,18 +25,18 @@ fn play_mute(window: u32, present: &[u16], mute: &[u16], said: &[(u16, Verdict)]
     go_to(window, 18);
 }
 
-fn electorate(window: u32) -> Vec<u16> {
-    view(window).electorate.iter().map(|(uid, _)| uid.0).collect()
+fn active_set(window: u32) -> Vec<u16> {
+    view(window).active_set.iter().map(|(uid, _)| uid.0).collect()
 }
 
 #[test]
-fn a_validator_that_attests_nothing_leaves_the_electorate() {
+fn a_validator_that_attests_nothing_leaves_the_active_set() {
     with_run(params(), || {
         for window in 0..4 {
             play_mute(window, &[3, 4], &[5], &[]);
         }
         // An absence of two windows is the limit.
-        assert_eq!([1, 2, 3].map(|window| electorate(window).len()), [3, 2, 2]);
+        assert_eq!([1, 2, 3].map(|window| active_set(window).len()), [3, 2, 2]);
         assert_eq!(PresenceOf::<Test>::get(RUN, Uid(5)).unwrap().last_attested, None);
     });
 }
@@ -47,14 +47,14 @@ fn verdicts_on_half_of_the_valid_seats_keep_a_validator_and_bring_an_absent_one_
         for window in 0..3 {
             play_mute(window, &[3, 4], &[5], &[(0, VALID), (2, FAULTY)]);
         }
-        assert_eq!(electorate(2), VALIDATORS);
+        assert_eq!(active_set(2), VALIDATORS);
         for window in 3..5 {
             play_mute(window, &[3, 4], &[5], &[(1, VALID)]);
         }
         // It is back one window after verdicts on two of three.
         play_mute(5, &[3, 4], &[5], &[(0, VALID), (1, VALID)]);
         go_to(6, 0);
-        assert_eq!([4, 5, 6].map(|window| electorate(window).len()), [3, 2, 3]);
+        assert_eq!([4, 5, 6].map(|window| active_set(window).len()), [3, 2, 3]);
     });
 }
 
@@ -64,7 +64,7 @@ fn any_attestation_is_presence_while_two_thirds_call_nothing_valid() {
         for window in 0..4 {
             play_mute(window, &[], &VALIDATORS, &[]);
         }
-        assert_eq!(electorate(3), VALIDATORS);
+        assert_eq!(active_set(3), VALIDATORS);
     });
 }
 
@@ -80,7 +80,7 @@ fn an_owner_cannot_exclude_validators_by_a_higher_minimum_of_stake() {
             play(window, &all);
         }
         assert_eq!(Registry::run(RUN).unwrap().terms, higher);
-        assert_eq!(electorate(19), all);
+        assert_eq!(active_set(19), all);
         // It binds validators that register or take stake out.
         let refused = Err(pallet_registry::Error::<Test>::StakeTooLow.into());
         assert_eq!(validate_with(7, 9 * STAKE - 1), refused);

@@ -134,25 +134,25 @@ fn a_validator_that_leaves_or_is_absent_has_no_say_in_a_rewind() {
         }
         assert_ok!(Registry::leave(RuntimeOrigin::signed(COLDKEY), RUN, Uid(4)));
         go_to(5, 0);
-        // Of three equal stakes one left and one votes: half of the new electorate.
+        // Of three equal stakes one left and one votes: half of the new active set.
         assert_eq!(progress().rewound, None);
         assert_eq!(
             Windows::rewind_tallies(RUN),
             [RewindTally { to: Window(3), stake: STAKE, of: 2 * STAKE }]
         );
-        // The other one alone attests: the voter is absent from the electorate two windows later.
+        // The other one alone attests: the voter is absent from the active set two windows later.
         for window in 5..8 {
             play(window, &[5]);
         }
         go_to(8, 0);
-        assert_eq!(view(8).electorate.len(), 1);
+        assert_eq!(view(8).active_set.len(), 1);
         assert_eq!(Windows::rewind_tallies(RUN), [RewindTally { to: Window(3), stake: 0, of: STAKE }]);
         assert_eq!(progress().rewound, None);
     });
 }
 
 #[test]
-fn an_electorate_without_its_quorum_cannot_rewind() {
+fn an_active_set_without_its_quorum_cannot_rewind() {
     with_terms(params(), Terms { quorum: protocol::params::Permille(700), ..terms() }, || {
         play_to(4);
         assert_ok!(rewind(5, Some(3)));
@@ -162,7 +162,7 @@ fn an_electorate_without_its_quorum_cannot_rewind() {
         go_to(9, 0);
         assert!(progress().paused);
         let RewindTally { stake, of, .. } = Windows::rewind_tallies(RUN)[0];
-        assert_eq!((stake, of), (STAKE, STAKE), "all of a small electorate wants it");
+        assert_eq!((stake, of), (STAKE, STAKE), "all of a small active set wants it");
         assert_eq!(progress().rewound, None);
     });
 }

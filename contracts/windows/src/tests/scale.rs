@@ -9,7 +9,7 @@ const MANY_VALIDATORS: u16 = 64;
 fn play_largest() -> Vec<(&'static str, Weight)> {
     let mut tasks = Vec::new();
     chain().execute_with(|| {
-        let terms = Terms { electorate_max: 64, ..terms() };
+        let terms = Terms { active_set_max: 64, ..terms() };
         create_run(RunParams { places: 20, reserve_places: 4, newcomer_windows: 0, ..params() }, terms);
         for _ in 0..MANY_MINERS {
             register(RUN, Role::Miner, 1);

@@ -1,10 +1,10 @@
-//! The electorate with nominations, seats that change hands, and an owner that stops the run.
+//! The active set with nominations, seats that change hands, and an owner that stops the run.
 
 use super::*;
 use pallet_registry::{Ending, OnSeats as _};
 
-fn electorate(window: u32) -> Vec<(u16, u128)> {
-    view(window).electorate.iter().map(|(uid, stake)| (uid.0, *stake)).collect()
+fn active_set(window: u32) -> Vec<(u16, u128)> {
+    view(window).active_set.iter().map(|(uid, stake)| (uid.0, *stake)).collect()
 }
 
 fn owner() -> RuntimeOrigin {
@@ -13,17 +13,17 @@ fn owner() -> RuntimeOrigin {
 
 #[test]
 fn nominations_count_as_the_validators_stake() {
-    with_terms(params(), Terms { electorate_max: 2, ..terms() }, || {
+    with_terms(params(), Terms { active_set_max: 2, ..terms() }, || {
         Behind::set([(Uid(5), 50), (Uid(4), 7)].into());
         go_to(0, 0);
-        assert_eq!(electorate(0), [(4, STAKE + 7), (5, STAKE + 50)]);
+        assert_eq!(active_set(0), [(4, STAKE + 7), (5, STAKE + 50)]);
         // Takes effect at the next opening.
         Behind::set([(Uid(3), 500)].into());
         go_to(0, 19);
-        assert_eq!(electorate(0), [(4, STAKE + 7), (5, STAKE + 50)]);
+        assert_eq!(active_set(0), [(4, STAKE + 7), (5, STAKE + 50)]);
         go_to(1, 0);
-        // Two tenths of what is established in the electorate, 200, count in the epoch's second window.
-        assert_eq!(electorate(1), [(3, STAKE + 40), (4, STAKE)]);
+        // Two tenths of what is established in the active set, 200, count in the epoch's second window.
+        assert_eq!(active_set(1), [(3, STAKE + 40), (4, STAKE)]);
     });
 }
 
@@ -38,7 +38,7 @@ fn a_validator_without_stake_of_its_own_decides_nothing_whatever_is_nominated() 
         stake(3, 0);
         Behind::set([(Uid(3), 1_000_000)].into());
         go_to(0, 0);
-        assert_eq!(electorate(0), [(4, STAKE), (5, STAKE)]);
+        assert_eq!(active_set(0), [(4, STAKE), (5, STAKE)]);
         stake(3, STAKE);
     });
 }
@@ -124,17 +124,17 @@ fn a_new_holder_inherits_nothing_of_a_seat() {
         for window in 0..2 {
             play(window, &VALIDATORS);
         }
-        Dissents::<Test>::insert((RUN, 0), Uid(5), 1);
+        MinorityVotes::<Test>::insert((RUN, 0), Uid(5), 1);
         assert_ok!(Registry::leave(owner(), RUN, Uid(5)));
         go_to(2, 0);
-        assert_eq!(electorate(2), [(3, STAKE), (4, STAKE)]);
+        assert_eq!(active_set(2), [(3, STAKE), (4, STAKE)]);
         assert_eq!(PresenceOf::<Test>::get(RUN, Uid(5)), None);
         assert_eq!(view(2).salts, [(Uid(3), digest(3)), (Uid(4), digest(4))]);
-        assert_eq!(Dissents::<Test>::iter().count(), 0);
+        assert_eq!(MinorityVotes::<Test>::iter().count(), 0);
         assert_ok!(validate_with(60, STAKE));
         go_to(3, 0);
         // What its predecessor had established is not its own: three tenths of 200 count.
-        assert_eq!(electorate(3), [(3, STAKE), (4, STAKE), (5, 60)]);
+        assert_eq!(active_set(3), [(3, STAKE), (4, STAKE), (5, 60)]);
         assert_eq!(PresenceOf::<Test>::get(RUN, Uid(5)).unwrap().since, Window(3));
     });
 }

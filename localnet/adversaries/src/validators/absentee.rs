@@ -1,6 +1,6 @@
 //! Attests and votes never, and still posts weights, to be paid for those.
 //!
-//! Sees: everything that a validator sees. Ends at: PROT-3, it leaves the electorate after `absence_windows`, and an
+//! Sees: everything that a validator sees. Ends at: PROT-3, it leaves the active set after `absence_windows`, and an
 //! epoch in which it never attested earns no dividends.
 
 use protocol::{

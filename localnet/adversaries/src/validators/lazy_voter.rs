@@ -57,7 +57,7 @@ impl Strategy for LazyVoter {
     fn vote(&mut self, view: &WindowView, _own: Option<Vote>) -> Option<Vote> {
         let mut behind: BTreeMap<(Digest, Option<Digest>), (u128, Vote)> = BTreeMap::new();
         for (uid, vote) in &view.votes {
-            let stake = view.electorate.iter().find(|(of, _)| of == uid).map_or(0, |(_, stake)| *stake);
+            let stake = view.active_set.iter().find(|(of, _)| of == uid).map_or(0, |(_, stake)| *stake);
             let (sum, _) = behind.entry((vote.update, vote.state_root)).or_insert((0, *vote));
             *sum = sum.saturating_add(stake);
         }

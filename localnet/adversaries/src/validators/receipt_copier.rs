@@ -60,7 +60,7 @@ async fn majority(follower: &Follower, window: Window) -> Option<Vec<(Uid, u16)>
     let seats = chain.seats(follower.run.id).await.ok()?;
     let own = chain.account();
     let mut ballots = Vec::new();
-    for (validator, stake) in &view.electorate {
+    for (validator, stake) in &view.active_set {
         let seat = seats.iter().find(|seat| seat.id.uid == *validator)?;
         if Some(seat.hotkey.0) == own {
             continue;

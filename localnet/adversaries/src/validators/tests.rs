@@ -20,7 +20,7 @@ fn view() -> WindowView {
         evaluation_hash: None,
         slots: vec![Uid(3), Uid(4), Uid(5)],
         cursor: 0,
-        electorate: vec![(Uid(0), 100), (Uid(1), 100), (Uid(2), 50)],
+        active_set: vec![(Uid(0), 100), (Uid(1), 100), (Uid(2), 50)],
         lineage: Digest([1; 32]),
         weights: vec![(Uid(3), 65535), (Uid(4), 100), (Uid(5), 0)],
         commitments: vec![(Uid(5), Digest([5; 32])), (Uid(3), Digest([3; 32]))],

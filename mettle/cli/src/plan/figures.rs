@@ -120,7 +120,7 @@ pub struct Phases {
     pub attest: f64,
     pub vote: f64,
     /// Until the next window opens.
-    pub settle: f64,
+    pub finalise: f64,
 }
 
 /// A role's rows, in order.
@@ -347,7 +347,7 @@ impl Context<'_> {
                 reveal: between(commit_by, reveal_by),
                 attest: between(reveal_by, attest_by),
                 vote: between(attest_by, vote_by),
-                settle: between(vote_by, blocks_per_window),
+                finalise: between(vote_by, blocks_per_window),
             },
             block,
             selected: places.min(input.miners.into()),
@@ -707,8 +707,8 @@ impl Context<'_> {
         Role { key: "mirror", title: "Mirror: a validator's bucket", rows }
     }
 
-    fn electorate(&self) -> u64 {
-        u64::from(self.input.validators).min(Terms::default().electorate_max.into())
+    fn active_set(&self) -> u64 {
+        u64::from(self.input.validators).min(Terms::default().active_set_max.into())
     }
 
     /// Picoseconds of a window's tasks, and of its calls.
@@ -716,7 +716,7 @@ impl Context<'_> {
         let (miners, validators) = (u64::from(self.input.miners), u64::from(self.input.validators));
         let epoch = self.input.params.epoch_windows.into();
         [
-            weight::tasks(miners, validators, self.electorate(), epoch),
+            weight::tasks(miners, validators, self.active_set(), epoch),
             weight::calls(miners, validators, epoch),
         ]
     }

@@ -58,7 +58,7 @@ pub fn reveal_weights(miners: u64) -> u64 {
 }
 
 /// A validator's answers to the epoch's probes.
-pub fn open_probes() -> u64 {
+pub fn answer_probes() -> u64 {
     cost(300_000_000, 15, 1)
 }
 
@@ -78,23 +78,23 @@ pub fn record_hash() -> u64 {
     cost(45_467_000, 2, 1)
 }
 
-pub fn record_deal_seed(electorate: u64) -> u64 {
-    cost(91_000_000, 3, 1) + (2_600_000 + READ) * electorate
+pub fn record_deal_seed(active_set: u64) -> u64 {
+    cost(91_000_000, 3, 1) + (2_600_000 + READ) * active_set
 }
 
-pub fn deal_next(miners: u64, electorate: u64) -> u64 {
-    record_deal_seed(electorate) + cost(30_000_000, 2, 1) + 84_759 * miners
+pub fn deal_next(miners: u64, active_set: u64) -> u64 {
+    record_deal_seed(active_set) + cost(30_000_000, 2, 1) + 84_759 * miners
 }
 
-pub fn select(miners: u64, electorate: u64) -> u64 {
+pub fn select(miners: u64, active_set: u64) -> u64 {
     cost(392_870_270, 3, 1)
         + (5_258_920 + READ) * miners
-        + (2_606_177 + cost(0, 2, 1)) * electorate
-        + 26_088 * miners * electorate
+        + (2_606_177 + cost(0, 2, 1)) * active_set
+        + 26_088 * miners * active_set
 }
 
-pub fn finalise(electorate: u64) -> u64 {
-    cost(269_905_814, 24, 24) + (8_042_963 + READ) * electorate
+pub fn finalise(active_set: u64) -> u64 {
+    cost(269_905_814, 24, 24) + (8_042_963 + READ) * active_set
 }
 
 /// An old window is removed, with its commitments and attestations.
@@ -125,14 +125,14 @@ pub fn included(call: u64, check: u64) -> u64 {
 }
 
 /// The tasks of one window, and of an epoch by the windows that it has.
-pub fn tasks(miners: u64, validators: u64, electorate: u64, epoch_windows: u64) -> u64 {
+pub fn tasks(miners: u64, validators: u64, active_set: u64, epoch_windows: u64) -> u64 {
     let of_window = 6 * task()
         + open(miners, validators)
         + 2 * record_hash()
-        + record_deal_seed(electorate)
-        + deal_next(miners, electorate)
-        + select(miners, electorate)
-        + finalise(electorate)
+        + record_deal_seed(active_set)
+        + deal_next(miners, active_set)
+        + select(miners, active_set)
+        + finalise(active_set)
         + prune(miners + validators);
     of_window + epoch(miners, validators, epoch_windows) / epoch_windows.max(1)
 }
@@ -147,7 +147,7 @@ pub fn calls(miners: u64, validators: u64, epoch_windows: u64) -> u64 {
     let check = free_call_check();
     let of_validator =
         [attest(), vote(), anchor_receipts()].map(|call| included(call, check)).iter().sum::<u64>();
-    let of_epoch = [commit_weights(), reveal_weights(miners), open_probes()]
+    let of_epoch = [commit_weights(), reveal_weights(miners), answer_probes()]
         .map(|call| included(call, call))
         .iter()
         .sum::<u64>();

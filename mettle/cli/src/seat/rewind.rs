@@ -11,7 +11,7 @@ use serde_json::json;
 /// Vote to go back to an earlier checkpoint
 ///
 /// For validators, after a harmful merge. The vote stands until it is replaced or withdrawn. As a window opens, two
-/// thirds of the electorate's stake decide. `mettle status` shows how much stake wants to go back, and where to.
+/// thirds of the active set's stake decide. `mettle status` shows how much stake wants to go back, and where to.
 #[derive(Clone, Debug, clap::Args)]
 #[group(id = "wish", required = true, multiple = false, args = ["to", "withdraw"])]
 pub struct Rewind {
@@ -39,7 +39,7 @@ pub(super) async fn rewind(command: Rewind, output: &mut Output<'_>) -> anyhow::
             format!("vote with uid {uid} of run {run} to go back to the checkpoint of window {to}"),
             vec![
                 format!(
-                    "if two thirds of the electorate's stake vote for it, the next window opens with the model of window {to}; the \
+                    "if two thirds of the active set's stake vote for it, the next window opens with the model of window {to}; the \
                      merges since are undone, and their pay stays"
                 ),
                 format!(

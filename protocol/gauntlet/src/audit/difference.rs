@@ -22,12 +22,10 @@ pub enum Difference {
     #[error("its measurements have the root {ours}; the root on the chain is {anchored}")]
     OtherProbeRoot { anchored: Digest, ours: Digest },
     #[error("the reputation{} changed between two receipts: {field} {was}, then {is}", of_uid(.uid))]
-    #[serde(rename = "standing-changed")]
     ReputationChanged { uid: Option<Uid>, field: &'static str, was: String, is: String },
     #[error("the receipt attests uid {uid} as {}; the chain has {}", verdict(.said), verdict(.taken))]
     AttestedOther { uid: Uid, said: Option<Verdict>, taken: Option<Verdict> },
     #[error("the receipt does not sign the {what} on the chain")]
-    #[serde(rename = "not-stated")]
     NotSigned { what: &'static str },
     #[error("uid {uid} was attested although it committed nothing")]
     AttestedNothing { uid: Uid },
@@ -76,10 +74,8 @@ pub enum Difference {
     )]
     WrongLosses { uid: Uid, own: bool, moment: Moment, sequences: usize, worst: u64, said: f64, ours: f64 },
     #[error("the similarity of uid {uid} and uid {other} is {ours}, reported {said}")]
-    #[serde(rename = "wrong-twin")]
     WrongNearDuplicate { uid: Uid, other: Uid, said: f64, ours: f64 },
     #[error("uid {uid} is a near-duplicate of uid {other} (similarity {alike}) and not reported")]
-    #[serde(rename = "twin-passed-over")]
     MissedNearDuplicate { uid: Uid, other: Uid, alike: f64 },
     #[error(
         "the conclusion{} does not follow from the evidence: {field} is {ours}, reported {said}",
@@ -92,7 +88,6 @@ pub enum Difference {
         "for epoch {epoch} the weight of uid {uid} is {posted}, {:.1} % of all; its scores give {earned}, {:.1} %",
         .posted_share * 100.0, .earned_share * 100.0
     )]
-    #[serde(rename = "wrong-ballot")]
     WrongWeightVote { epoch: u32, uid: Uid, posted: u16, earned: u16, posted_share: f64, earned_share: f64 },
 }
 
@@ -357,10 +352,10 @@ mod tests {
             {"wrong-salt":{"revealed":"0101…","committed":"0202…"}}
             {"other-previous":{"said":{"window":4,"digest":"0101…"},"chain":null}}
             {"other-probe-root":{"anchored":"0101…","ours":"0202…"}}
-            {"standing-changed":{"uid":3,"field":"rating","was":"25.0","is":"60.0"}}
-            {"standing-changed":{"uid":null,"field":"last window judged","was":"none","is":"5"}}
+            {"reputation-changed":{"uid":3,"field":"rating","was":"25.0","is":"60.0"}}
+            {"reputation-changed":{"uid":null,"field":"last window judged","was":"none","is":"5"}}
             {"attested-other":{"uid":3,"said":"faulty","taken":"valid"}}
-            {"not-stated":{"what":"attestation"}}
+            {"not-signed":{"what":"attestation"}}
             {"attested-nothing":{"uid":3}}
             {"skipped-fault":{"uid":3,"label":"undecodable","detail":"a bad density"}}
             {"invented-fault":{"uid":3,"label":"bad-signature"}}
@@ -380,11 +375,11 @@ mod tests {
             {"wrong-sequences":{"uid":3}}
             {"wrong-sequences":{"uid":null}}
             {"wrong-losses":{"uid":3,"own":true,"moment":"after","sequences":6,"worst":41,"said":2.5,"ours":2.75}}
-            {"wrong-twin":{"uid":3,"other":4,"said":0.97,"ours":0.1}}
-            {"twin-passed-over":{"uid":3,"other":4,"alike":0.97}}
+            {"wrong-near-duplicate":{"uid":3,"other":4,"said":0.97,"ours":0.1}}
+            {"missed-near-duplicate":{"uid":3,"other":4,"alike":0.97}}
             {"misjudged":{"uid":3,"field":"rating","said":"60.0","ours":"25.0"}}
             {"wrong-weight":{"uid":3,"said":65535,"ours":100}}
-            {"wrong-ballot":{"epoch":2,"uid":3,"posted":65535,"earned":100,"posted_share":0.5,"earned_share":0.01}}
+            {"wrong-weight-vote":{"epoch":2,"uid":3,"posted":65535,"earned":100,"posted_share":0.5,"earned_share":0.01}}
         "#]].assert_eq(&json);
     }
 }

@@ -63,7 +63,7 @@ fn view(window: Window) -> WindowView {
         deal_seed: Some(digest(100)),
         evaluation_hash: Some(digest(101)),
         cursor: 40,
-        electorate: vec![(UID, 1)],
+        active_set: vec![(UID, 1)],
         lineage: digest(102),
         weights: vec![],
         commitments: slots.iter().filter(committed).map(|uid| (*uid, digest(uid.0))).collect(),

@@ -1,8 +1,8 @@
-//! The electorate of a window: the largest validators that are present, and how much of their stake counts (PROT-3).
+//! The active set of a window: the largest validators that are present, and how much of their stake counts (PROT-3).
 //!
-//! Stake that came since the epoch began counts slowly, so that no account buys the electorate within an epoch. The
-//! stake that counted as the epoch began is *established*. What is new shares a budget: a tenth of the electorate's
-//! established stake in the epoch's first window, two tenths in the second, three from the third on. So the electorate
+//! Stake that came since the epoch began counts slowly, so that no account buys the active set within an epoch. The
+//! stake that counted as the epoch began is *established*. What is new shares a budget: a tenth of the active set's
+//! established stake in the epoch's first window, two tenths in the second, three from the third on. So the active set
 //! always holds less than a third of new stake. What a validator loses stops counting at once.
 
 use crate::{CountedStake, Presence};
@@ -24,7 +24,7 @@ pub(crate) struct Bonded {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Electorate {
+pub(crate) struct ActiveSet {
     /// In uid order, with the stake that counts.
     pub members: Vec<(Uid, u128)>,
     /// The blocks of the members' registrations, in the same order.
@@ -35,23 +35,23 @@ pub(crate) struct Electorate {
     pub bonded_stake: u128,
 }
 
-/// The electorate of `window` among the `bonded`, whose counted stakes are `counted`, in the same order. Ties go to the
+/// The active set of `window` among the `bonded`, whose counted stakes are `counted`, in the same order. Ties go to the
 /// lower uid.
 pub(crate) fn choose(
     terms: &Terms,
     window: Window,
     bonded: &[Bonded],
     counted: &[CountedStake],
-) -> Electorate {
+) -> ActiveSet {
     let present = bonded.iter().zip(counted).filter(|(validator, stake)| {
         stake.counted > 0 && !is_absent(validator.presence, window, terms.absence_windows)
     });
     let mut members: Vec<(SeatId, u128)> =
         present.map(|(validator, stake)| (validator.seat, stake.counted)).collect();
     members.sort_unstable_by_key(|&(seat, stake)| (Reverse(stake), seat.uid));
-    members.truncate(usize::from(terms.electorate_max));
+    members.truncate(usize::from(terms.active_set_max));
     members.sort_unstable_by_key(|&(seat, _)| seat.uid);
-    Electorate {
+    ActiveSet {
         stake: sum(members.iter().map(|(_, stake)| *stake)),
         bonded_stake: sum(counted.iter().map(|stake| stake.counted)),
         registered_at: members.iter().map(|(seat, _)| seat.registered_at).collect(),
@@ -62,7 +62,7 @@ pub(crate) fn choose(
 /// The stake of each of the `bonded` that counts in `window`, in their order, which is that of uids. `before` are the
 /// counted stakes of the window before. All stake together is below the token's issuance, so no sum overflows.
 ///
-/// If no stake is established, in the run's first electorate or as an epoch begins, all stake counts in full and is
+/// If no stake is established, in the run's first active set or as an epoch begins, all stake counts in full and is
 /// established. If none is left within an epoch, no stake counts until the next one begins.
 pub(crate) fn count_stakes(
     terms: &Terms,
@@ -104,7 +104,7 @@ pub(crate) fn count_stakes(
         .collect();
     largest.sort_unstable_by_key(|kept| Reverse(*kept));
     // While all that is established is absent, the run is paused, and new stake reaches the quorum in some epochs.
-    let base = match sum(largest.into_iter().take(usize::from(terms.electorate_max))) {
+    let base = match sum(largest.into_iter().take(usize::from(terms.active_set_max))) {
         0 => bonded_stake,
         present => present,
     };
@@ -142,7 +142,7 @@ fn is_absent(presence: Presence, window: Window, absence_windows: u32) -> bool {
     window.0.saturating_sub(present_until.0) >= absence_windows
 }
 
-impl Electorate {
+impl ActiveSet {
     /// Whether the members hold stake, and at least `quorum` of the bonded stake.
     pub fn has_quorum(&self, quorum: Permille) -> bool {
         self.stake > 0
@@ -164,13 +164,13 @@ mod tests {
         }
     }
 
-    fn electorate(terms: &Terms, window: u32, bonded: &[Bonded]) -> Electorate {
+    fn active_set(terms: &Terms, window: u32, bonded: &[Bonded]) -> ActiveSet {
         let counted = count_stakes(terms, 10, Window(window), bonded, &[]);
         choose(terms, Window(window), bonded, &counted)
     }
 
     fn members(terms: &Terms, window: u32, bonded: &[Bonded]) -> Vec<u16> {
-        electorate(terms, window, bonded).members.iter().map(|(uid, _)| uid.0).collect()
+        active_set(terms, window, bonded).members.iter().map(|(uid, _)| uid.0).collect()
     }
 
     /// The counted stakes of the windows from `first` on, in each of which the stakes are as in `stakes`.
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_largest_are_chosen_and_ties_go_to_the_lower_uid() {
-        let terms = Terms { electorate_max: 2, ..Terms::default() };
+        let terms = Terms { active_set_max: 2, ..Terms::default() };
         assert_eq!(members(&terms, 0, &[bonded(1, 5), bonded(2, 9), bonded(3, 5), bonded(4, 1)]), [1, 2]);
         assert_eq!(members(&terms, 0, &[bonded(1, 1), bonded(2, 2), bonded(3, 3)]), [2, 3]);
     }
@@ -230,7 +230,7 @@ mod tests {
     fn a_quorum_is_at_least_its_share_of_the_bonded_stake() {
         let of = |stake, bonded_stake| {
             let (members, registered_at) = (Vec::new(), Vec::new());
-            Electorate { members, registered_at, stake, bonded_stake }
+            ActiveSet { members, registered_at, stake, bonded_stake }
         };
         assert!(of(500, 1000).has_quorum(Permille(500)));
         assert!(!of(499, 1000).has_quorum(Permille(500)));
@@ -294,9 +294,9 @@ mod tests {
                 _ => vec![bonded(0, 1000), newcomer],
             };
             before = count_stakes(&terms, 10, Window(window), &all, &before);
-            let electorate = choose(&terms, Window(window), &all, &before);
-            if window >= 12 && electorate.has_quorum(Permille(500)) {
-                quorate = quorate.or(Some((window, electorate.stake)));
+            let active_set = choose(&terms, Window(window), &all, &before);
+            if window >= 12 && active_set.has_quorum(Permille(500)) {
+                quorate = quorate.or(Some((window, active_set.stake)));
             }
         }
         // Three tenths of what is absent in the first epoch, then three tenths more per epoch.
@@ -305,8 +305,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn new_stake_is_always_below_a_third_of_an_electorate_with_established_stake(
-            electorate_max in 1u16..6,
+        fn new_stake_is_always_below_a_third_of_an_active_set_with_established_stake(
+            active_set_max in 1u16..6,
             epoch_windows in 1u32..8,
             first in 0u32..8,
             windows in proptest::collection::vec(
@@ -314,7 +314,7 @@ mod tests {
                 1..30,
             ),
         ) {
-            let terms = Terms { electorate_max, ..patient() };
+            let terms = Terms { active_set_max, ..patient() };
             let mut before = Vec::new();
             let mut established = BTreeMap::new();
             for (window, stakes) in (first..).zip(windows) {
