@@ -1,4 +1,5 @@
-//! Each numbered rule (`PROT-n`) has a sentence in `protocol/README.md` and is cited by code; pure code stays pure.
+//! Each numbered rule (`PROT-n`) has a section in `protocol/spec`, a link in the index of `protocol/README.md`, and is
+//! cited by code; pure code stays pure.
 
 use repository::texts;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,10 +21,19 @@ const IMPURE: &[(&str, &str)] = &[
     ("tracing::", "pure code returns its decision; the caller logs it"),
 ];
 
+/// The headings of the rules, `PROT-7: sparse encoding`, each with its page.
+fn headings() -> Vec<(String, String)> {
+    let pages = texts(&[".md"]).into_iter().filter(|(path, _)| path.starts_with("protocol/spec/"));
+    let of_page = |(path, text): (String, String)| -> Vec<(String, String)> {
+        let headings = text.lines().filter_map(|line| line.strip_prefix("## "));
+        let rules = headings.filter(|heading| heading.starts_with("PROT-"));
+        rules.map(|heading| (heading.to_owned(), path.clone())).collect()
+    };
+    pages.flat_map(of_page).collect()
+}
+
 fn rules() -> BTreeSet<u32> {
-    let readme = std::fs::read_to_string(repository::root().join("protocol/README.md"))
-        .expect("protocol/README.md is readable");
-    readme.lines().filter_map(|line| line.strip_prefix("- **PROT-")).map(leading_number).collect()
+    headings().iter().filter_map(|(heading, _)| heading.strip_prefix("PROT-")).map(leading_number).collect()
 }
 
 /// The rule numbers that `text` cites, as `PROT-7` or in a list as `PROT-7, 8`.
@@ -48,11 +58,11 @@ fn leading_number(text: &str) -> u32 {
 }
 
 #[test]
-fn every_cited_rule_has_a_sentence() {
+fn every_cited_rule_has_a_section() {
     let rules = rules();
     for (path, text) in texts(&[".rs", ".md", ".toml"]) {
         let unknown: Vec<_> = cited(&text).difference(&rules).copied().collect();
-        assert!(unknown.is_empty(), "{path} cites {unknown:?}, which protocol/README.md does not define");
+        assert!(unknown.is_empty(), "{path} cites {unknown:?}, which protocol/spec does not define");
     }
 }
 
@@ -65,7 +75,21 @@ fn every_rule_is_cited_by_code() {
         }
     }
     for rule in rules().into_iter() {
-        assert!(cited_in.contains_key(&rule), "no code cites PROT-{rule} of protocol/README.md");
+        assert!(cited_in.contains_key(&rule), "no code cites PROT-{rule} of protocol/spec");
+    }
+}
+
+#[test]
+fn every_rule_has_one_section_and_a_link_in_the_index() {
+    let readme = std::fs::read_to_string(repository::root().join("protocol/README.md"))
+        .expect("protocol/README.md is readable");
+    let headings = headings();
+    assert_eq!(headings.len(), rules().len(), "a rule has two sections: {headings:?}");
+    for (heading, path) in headings {
+        let (rule, _) = heading.split_once(": ").unwrap_or_else(|| panic!("{path}: {heading} has no title"));
+        let page = path.trim_start_matches("protocol/");
+        let anchor = rule.to_lowercase();
+        assert!(readme.contains(&format!("[{rule}]({page}#{anchor}-")), "the index does not link to {rule}");
     }
 }
 
