@@ -1,6 +1,6 @@
 //! Compares this protocol's learning with the dense mean, DiLoCo, SparseLoCo as published, and one worker: several
 //! workers train the project's model on real text in one process. The program is `learning-study`; the results are in
-//! `docs/log.md`.
+//! `docs/log/`.
 //!
 //! All runs of one seed start from the same weights and use the same number of tokens and inner steps. The workers
 //! share the batch of a step, so that runs differ only in how workers exchange updates.

@@ -1,4 +1,4 @@
-//! Finished runs as JSON lines, and their tables in the format of `docs/log.md`.
+//! Finished runs as JSON lines, and their tables in the format of `docs/log/`.
 
 use super::{
     plan::Question,

@@ -1,5 +1,5 @@
 //! Compares alternative codecs of the wire format: several miners train the project's model on real text in one
-//! process, with each codec. The program is `codec-study`; the results are in `docs/log.md`.
+//! process, with each codec. The program is `codec-study`; the results are in `docs/log/`.
 
 pub mod codec;
 pub mod index_code;

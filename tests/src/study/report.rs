@@ -1,4 +1,4 @@
-//! The results as tables, in the format of `docs/log.md`, and as JSON.
+//! The results as tables, in the format of `docs/log/`, and as JSON.
 
 use super::{
     codec::{Coder, Encoded, Fidelity, SectionGaps},
