@@ -7,7 +7,7 @@
     [train.command]
     program = ["python3", "torch_trainer.py", "--device", "cpu"]
 
-docs/training.md specifies the frames. Needs torch.
+docs/trainers.md specifies the frames. Needs torch.
 """
 
 import argparse

@@ -8,7 +8,7 @@
     program = ["torchrun", "--standalone", "--nproc-per-node", "8", "torchtitan_trainer.py"]
 
 Rank 0 talks to the miner and shares each request with the other ranks. The options are TorchTitan's own. Needs
-torchtitan 0.3.0 and, beside this file, torch_trainer.py; docs/training.md says more.
+torchtitan 0.3.0 and, beside this file, torch_trainer.py; docs/trainers.md says more.
 """
 
 import ctypes

@@ -1,5 +1,5 @@
 //! The engine of `[train] engine = "command"`: an external program computes gradients and steps, the miner does
-//! everything else. `docs/training.md` specifies what they say to each other.
+//! everything else. `docs/trainers.md` specifies what they say to each other.
 //!
 //! The command is not trusted with the seat. What it sends is checked, every wait has a deadline, and a command that
 //! fails costs the window: the engine holds weights and moments as of the last exchange, so that loading and snapshots

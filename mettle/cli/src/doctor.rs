@@ -448,7 +448,7 @@ fn check_device(settings: &Settings, role: Option<Role>, checks: &mut Checks) ->
                     format!("exchange by NCCL {}, {}", library.version(), library.path().display()),
                 );
             }
-            Err(error) => checks.fail("ranks", format!("{error}"), "see `rank_exchange` in docs/training.md"),
+            Err(error) => checks.fail("ranks", format!("{error}"), "see `rank_exchange` in docs/ranks.md"),
         }
     }
     let ranks = Ranks::of(&settings.train, is_every_gpu, device.count().ok()).unwrap_or_else(|wrong| {

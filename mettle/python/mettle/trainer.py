@@ -1,5 +1,5 @@
 """A trainer in Python for `[train] engine = "command"`: the miner keeps keys, chain, data, codec and snapshots, and asks
-this program for gradients and steps. `docs/training.md` specifies what they say to each other. Needs no other package.
+this program for gradients and steps. `docs/trainers.md` specifies what they say to each other. Needs no other package.
 
     [train.command]
     program = ["python3", "my_trainer.py"]

@@ -1,7 +1,7 @@
 //! The frames between miner and command, and their bounds.
 //!
 //! A frame is the header's length (`u32`), the body's length (`u64`), the header as JSON, and the body: values of four
-//! bytes, or the numbers of a step as `f64`. All numbers are little-endian. `docs/training.md` specifies each frame.
+//! bytes, or the numbers of a step as `f64`. All numbers are little-endian. `docs/trainers.md` specifies each frame.
 
 use model::{ModelConfig, Recipe};
 use serde::{Deserialize, Serialize};

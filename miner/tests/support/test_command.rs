@@ -1,5 +1,5 @@
 //! The program of `[train] engine = "command"` for tests: a test program, started once more. It speaks the contract as
-//! `docs/training.md` says it, computes by the CPU's engine, and fails as it is told.
+//! `docs/trainers.md` says it, computes by the CPU's engine, and fails as it is told.
 
 use miner::command::SOCKET;
 use model::{ModelConfig, Recipe};

@@ -124,7 +124,7 @@ pub const MINER_COMMAND: Constant = Constant {
     value: 12.0,
     unit: "B",
     basis: Basis::Formula,
-    source: "training.md, Training by a program of your own",
+    source: "trainers.md, Settings",
 };
 
 /// Weights, gradients and moments in bf16 training, on one device.
@@ -143,7 +143,7 @@ pub const RANK_DEVICE: Constant = Constant {
     value: 6.0,
     unit: "B",
     basis: Basis::Formula,
-    source: "training.md, Several processes for one seat",
+    source: "ranks.md, Memory and traffic",
 };
 
 /// The gradients' sum and the moments, divided among the ranks.
@@ -152,7 +152,7 @@ pub const RANK_HOST: Constant = Constant {
     value: 12.0,
     unit: "B",
     basis: Basis::Formula,
-    source: "training.md, Several processes for one seat",
+    source: "ranks.md, Memory and traffic",
 };
 
 pub const MINER_DISK: Constant = Constant {
