@@ -169,7 +169,7 @@ pub const VALIDATOR_HOST: Constant = Constant {
     value: 32.0 * 8_388_608.0,
     unit: "B",
     basis: Basis::Formula,
-    source: "taking-part.md, A validator",
+    source: "validating.md, Resources",
 };
 
 /// Its lists of sections, chunks and pieces: 4 MB per billion parameters.
@@ -222,7 +222,7 @@ pub const WINDOWS_KEPT: Constant = Constant {
     value: 64.0,
     unit: "",
     basis: Basis::Setting,
-    source: "taking-part.md, A validator",
+    source: "validating.md, Resources",
 };
 
 pub const EVALUATIONS_MAX: Constant = Constant {
@@ -230,7 +230,7 @@ pub const EVALUATIONS_MAX: Constant = Constant {
     value: 64.0,
     unit: "",
     basis: Basis::Setting,
-    source: "taking-part.md, A validator",
+    source: "validating.md, Settings",
 };
 
 pub const COMMIT_MARGIN: Constant = Constant {

@@ -96,7 +96,7 @@ mod tests {
             let exact = submission::largest_bytes(&schema, Density(64)) as f64;
             within(largest_bytes(config.parameters() as u64, Density(64)) as f64, exact, part);
         }
-        // docs/taking-part.md: 19 MiB per billion parameters.
+        // docs/validating.md: 19 MiB per billion parameters.
         within(largest_bytes(1_000_000_000, Density(64)) as f64, f64::from(19 << 20), 0.01);
         for density in [1, 64, 1024, 4096].map(Density) {
             let expected = body_bytes(1 << 30, density);

@@ -8,7 +8,7 @@ use store::s3;
 
 /// The fewest blocks of an attest phase of which one is left to ask again.
 const ATTEST_BLOCKS: u32 = 4;
-/// What a validator that merges is built to stay below (docs/taking-part.md).
+/// What a validator that merges is built to stay below (docs/scaling.md).
 const VALIDATOR_MEMORY: u64 = 1 << 30;
 
 impl Context<'_> {
