@@ -1,6 +1,6 @@
 //! What it costs to take over a run, against what the run pays, for runs of three sizes.
 //!
-//! Prints the table of `docs/trust.md`:
+//! Prints the figures of the table in `docs/trust.md`:
 //!
 //!     cargo test -p mettle-runtime -- cost_of_a_takeover --nocapture
 
