@@ -1,4 +1,4 @@
-#![doc = include_str!("../README.md")]
+#![cfg_attr(feature = "burn", doc = include_str!("../README.md"))]
 #![cfg(feature = "burn")]
 #![allow(non_snake_case, reason = "a tensor's name ends in its shape: see llama.rs")]
 
