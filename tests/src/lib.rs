@@ -6,7 +6,6 @@ pub mod learning;
 pub mod load;
 pub mod peer_run;
 pub mod sim;
-pub mod study;
 
 use std::error::Error;
 

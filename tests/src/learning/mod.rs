@@ -9,5 +9,6 @@ pub mod exchange;
 pub mod plan;
 pub mod plot;
 pub mod published;
+mod random;
 pub mod report;
 pub mod train;

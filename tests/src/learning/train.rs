@@ -1,7 +1,7 @@
 //! A run of the study: trains the workers window by window and measures the held-out loss.
 
 use super::exchange::{Exchange, ExchangeError, Scheme, Traffic};
-use crate::study::random::Random;
+use super::random::Random;
 use dataset::{Dataset, ReadError};
 use model::{ConfigError, ModelConfig, Optimiser, RateSchedule, Recipe, init_flat};
 use nn::{Device, Evaluator, ModelError, Trainer};
