@@ -326,10 +326,8 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_without_strategies_is_honest() {
-        let json = r#"{"role":"miner","name":"miner-0","uid":3,"access_key":"a","secret_key":"b"}"#;
-        let seat: SeatPlan = serde_json::from_str(json).unwrap();
-        assert_eq!(seat.strategy, crate::seats::HONEST);
+    fn a_seat_keeps_its_strategy() {
+        let seat = seat("miner-0");
         assert_eq!(plan().bucket_url(&seat.name), "http://127.0.0.1:2/miner-0");
         let slow = SeatPlan { strategy: "slow-loris".into(), ..seat };
         let kept = serde_json::to_string(&slow).unwrap();

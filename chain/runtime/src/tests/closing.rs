@@ -95,7 +95,7 @@ fn a_closed_run_pays_everything_out_and_leaves_nothing_in_the_storage() {
         let known = [
             ("Registry", "RunCount"),
             ("Registry", "LiveRuns"),
-            ("Windows", "Queue"),
+            ("Windows", "LateTasks"),
             ("Nomination", "PoolCount"),
             ("Nomination", "PoolLedger"),
         ];
