@@ -270,7 +270,7 @@ def outside(nightly):
                             install=[python("docs/deploy/check", "install", part)]))
     checks.append(Check("faults and their alerts", [python("docs/deploy/check", "drill")], count_client, 1, 20, install=[python("docs/deploy/check", "install", "drill")],
                         skipped=None if nightly else NIGHTLY_ONLY))
-    for tracker, least in (("journal", 400), ("tensorboard", 24), ("mlflow", 20), ("wandb", 25), ("trackio", 20)):
+    for tracker, least in (("journal", 1057), ("tensorboard", 37), ("mlflow", 40), ("wandb", 40)):
         install = [python("docs/tracking/check", "install", tracker)] if tracker != "journal" else ()
         checks.append(Check(f"experiment tracking: {tracker}", [python("docs/tracking/check", tracker)], count_client, least, 10, inputs=("docs/tracking",), install=install))
     checks.append(Check("attention kernels for NVIDIA GPUs", [python("scripts/gpu-kernels")], count_client, 14, 10,
