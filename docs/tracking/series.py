@@ -57,12 +57,12 @@ KINDS: dict[str, dict[str, str]] = {
 ERRORS = {"missed": "reason", "abstained": "reason", "unpublished": "reason", "repeated": "found", "fell_back": "file"}
 SEAT_METRICS = {
     "mettle_seat_common_gain": "common_gain", "mettle_seat_own_gain": "own_gain", "mettle_seat_rating": "rating",
-    "mettle_seat_own_data_score": "mark", "mettle_seat_score": "score", "mettle_seat_weight": "weight",
+    "mettle_seat_own_data_score": "own_data_score", "mettle_seat_score": "score", "mettle_seat_weight": "weight",
 }
 RECEIPT_METRICS = {
     "mettle_receipt_score": ("judged", "result", "score"), "mettle_receipt_weight": ("judged", "result", "weight"),
     "mettle_receipt_common_gain": ("judged", "result", "common_gain"), "mettle_receipt_own_gain": ("judged", "result", "own_gain"),
-    "mettle_receipt_rating": ("after", "standing", "mu"),
+    "mettle_receipt_rating": ("after", "reputation", "mu"),
 }
 
 
@@ -442,7 +442,7 @@ class Report:
             # A report has only the sum of tokens: each window counts for an equal part.
             if tokens is not None:
                 series.put("mettle_trained_tokens_total", window, tokens * (window + 1) / windows)
-        names = Counter(f"{at(seat, 'role')}s.{at(seat, 'conduct')}" for seat in items(at(found, "seats")))
+        names = Counter(f"{at(seat, 'role')}s.{at(seat, 'strategy')}" for seat in items(at(found, "seats")))
         for name, number in sorted(names.items()):
             series.set(re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:64], number)
         for name in ("held_out_sequences", "unigram_loss"):

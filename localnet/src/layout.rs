@@ -305,9 +305,8 @@ mod tests {
         assert_eq!(parts, [Some((0, 333)), Some((333, 333)), Some((666, 334)), None]);
     }
 
-    #[test]
-    fn seats_are_spread_over_the_nodes() {
-        let seat = |name: &str| SeatPlan {
+    fn seat(name: &str) -> SeatPlan {
+        SeatPlan {
             role: protocol::Role::Miner,
             name: name.into(),
             uid: 0,
@@ -316,7 +315,11 @@ mod tests {
             secret_key: String::new(),
             bucketless: false,
             peer_port: None,
-        };
+        }
+    }
+
+    #[test]
+    fn seats_are_spread_over_the_nodes() {
         let chain = ChainPlan::Elsewhere { urls: vec!["ws://a".into(), "ws://b".into()] };
         let seats = vec![seat("miner-0"), seat("miner-1"), seat("miner-2")];
         let plan = Plan { chain, seats, ..plan() };

@@ -549,7 +549,7 @@ mod tests {
             changes its hotkey to 5CDvHBym6RLoxTdX9MS1acpaDbNxaFagqM5LpBiFGjWT6o1n with window 4, in about 1 min 30 s
             run 1: window 3, commit, epoch 0, block 165
             the run's owner has paused it: its windows are void, and no pay is earned
-            66.6 % of the active_set's stake votes to go back to the checkpoint of window 1; two thirds decide
+            66.6 % of the active set's stake votes to go back to the checkpoint of window 1; two thirds decide
             window 2 went back to an earlier checkpoint
             new terms take effect with window 9, in about 11 min 30 s: see `mettle run terms`
         "#]].assert_eq(&text);

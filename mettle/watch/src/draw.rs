@@ -498,7 +498,7 @@ fn validators(view: &View<'_>) -> Table {
         column("validator", 0, false, &seats, |seat, _| label(observer, seat.id.uid)),
         column("attested", 4, true, &seats, |seat, _| seen(seat).attested.to_string()),
         column("voted", 3, true, &seats, |seat, _| seen(seat).selected.to_string()),
-        column("minority_votes", 5, true, &seats, |seat, _| seen(seat).minority_votes.to_string()),
+        column("minority", 5, true, &seats, |seat, _| seen(seat).minority_votes.to_string()),
         column("paid", 2, true, &seats, |seat, _| units::amount(seat.earned)),
         column(NOW, 1, false, &seats, |_, state| format!("{}{}", state.word, state.detail)),
     ];

@@ -125,7 +125,7 @@ fn seven_seats_at_200_by_50() {
              └──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
              0                                                                                                3                                                                                                6
 
-        miner              committed  attested  selected  score  weight  data wait         paid  now                     validator    attested  voted  minority_votes       paid  now
+        miner              committed  attested  selected  score  weight  data wait         paid  now                     validator    attested  voted  minority       paid  now
         miner-0                    6         5         5  0.300    34 %        0 %   297.39 MTL  committed               validator-0         6      6         1  61.23 MTL  attested
         miner-1                    6         5         5  0.400    33 %        0 %  1184.71 MTL  committed               validator-1         6      6         1  61.23 MTL  voted
         miner-2                    6         5         5  0.500    32 %        0 %     0.00 MTL  no answer for 33 s      validator-2         6      6         1  61.23 MTL  ended, again in 4 s
@@ -165,7 +165,7 @@ fn a_run_of_others_shows_what_chain_and_receipts_say() {
         miner-3 (copycat)          6         5         5  0.600     0 %        0 %    <0.01 MTL  faulty
         uid 7 (external)           0         0         0      -       -          -     0.50 MTL  missed
 
-        validator    attested  voted  minority_votes       paid  now
+        validator    attested  voted  minority       paid  now
         validator-0         6      6         1  61.23 MTL  attested
         validator-1         6      6         1  61.23 MTL  voted
         validator-2         6      6         1  61.23 MTL  not attested"#]]
@@ -205,7 +205,7 @@ fn seven_seats_at_110_by_30() {
         miner-2                    6         5         5  0.500    32 %        0 %     0.00 MTL  no answer for 33 s
         miner-3 (copycat)          6         5         5  0.600     0 %        0 %    <0.01 MTL  faulty
 
-        validator    attested  voted  minority_votes       paid  now
+        validator    attested  voted  minority       paid  now
         validator-0         6      6         1  61.23 MTL  attested
         validator-1         6      6         1  61.23 MTL  voted
         validator-2         6      6         1  61.23 MTL  ended, again in 4 s"#]],
@@ -239,7 +239,7 @@ fn seven_seats_at_80_by_24() {
         miner-2                   5  0.500    32 %     0.00 MTL  no answer for 33 s
         miner-3 (copycat)         5  0.600     0 %    <0.01 MTL  faulty
 
-        validator    attested  voted  minority_votes       paid  now
+        validator    attested  voted  minority       paid  now
         validator-0         6      6         1  61.23 MTL  attested
         validator-1         6      6         1  61.23 MTL  voted
         validator-2         6      6         1  61.23 MTL  ended, again in 4 s"#]],
@@ -314,7 +314,7 @@ fn forty_seats_at_200_by_50() {
              └──────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
              0                                                                                               20                                                                                               39
 
-        miner              committed  attested  selected  score  weight  data wait         paid  now                      validator    attested  voted  minority_votes       paid  now
+        miner              committed  attested  selected  score  weight  data wait         paid  now                      validator    attested  voted  minority       paid  now
         miner-0                    6         5         5  0.300     3 %        0 %   297.39 MTL  committed                validator-0         6      6         1  61.23 MTL  attested
         miner-1                    6         5         5  0.400     3 %        0 %  1184.71 MTL  committed                validator-1         6      6         1  61.23 MTL  voted
         miner-2                    6         5         5  0.500     3 %        0 %     0.00 MTL  no answer for 33 s       validator-2         6      6         1  61.23 MTL  ended, again in 4 s
@@ -389,7 +389,7 @@ fn forty_seats_at_110_by_30() {
         uid 24 (external)          0         0         0      -     3 %          -    <0.01 MTL  missed
         uid 30 (external)          0         0         0      -     3 %          -    <0.01 MTL  away since window 4
         … 16 more: 2 committed, 14 missed
-        validator    attested  voted  minority_votes       paid  now
+        validator    attested  voted  minority       paid  now
         validator-2         6      6         1  61.23 MTL  ended, again in 4 s
         … 2 more: 1 attested, 1 voted"#]],
     );
@@ -423,7 +423,7 @@ fn forty_seats_at_80_by_24() {
         uid 18 (external)         0      -     3 %    <0.01 MTL  missed
         uid 30 (external)         0      -     3 %    <0.01 MTL  away since window 4
         … 22 more: 2 committed, 20 missed
-        validator    attested  voted  minority_votes       paid  now
+        validator    attested  voted  minority       paid  now
         validator-2         6      6         1  61.23 MTL  ended, again in 4 s
         … 2 more: 1 attested, 1 voted"#]],
     );
@@ -549,7 +549,7 @@ fn before_the_first_window_there_is_no_curve() {
         miner-3 (copycat)          6         5  0.600     0 %    <0.01 MTL
         uid 7 (external)           0         0      -       -     0.50 MTL
 
-        validator    attested  voted  minority_votes       paid  now
+        validator    attested  voted  minority       paid  now
         validator-0         6      6         1  61.23 MTL
         validator-1         6      6         1  61.23 MTL
         validator-2         6      6         1  61.23 MTL"#]]
