@@ -1,7 +1,7 @@
 //! The bounds of the gauntlet table: each cheat's pay, the penalties of honest seats, the increase of the loss.
 //!
 //! The bounds are the gauntlet's targets plus a margin for the noise of few seeds and few windows. A cheat's pay
-//! counts from its first cheating window: some cheats work honestly before and are paid for it.
+//! counts from its first cheating window: some cheats work honestly before that and are paid for it.
 
 use super::{
     experiment::{BOMBED, COLLUDERS, JUNK, MOST_OF_THE_STAKE, MUTED, ONE_SHOT},
@@ -11,35 +11,35 @@ use protocol::Role;
 
 /// Maximum pay of a cheat as a share of an honest seat's, mean over seeds.
 const CHEAT_MAX: f64 = 0.05;
-/// The same in the worst seed, where one more honest window or one lucky rating counts for more.
+/// The same in the worst seed, where one extra honest window or one lucky rating has more effect.
 const CHEAT_MAX_IN_A_SEED: f64 = 0.1;
-/// Maximum pay of a seat that adds a step on eight of its sequences, as many as a tenth, to another's work. Four seeds
-/// have 13, 19, 15 and 2 %.
+/// Maximum pay of a seat that adds a step on eight of its sequences, about a tenth of them, to another's work. Four
+/// seeds have 13, 19, 15 and 2 %.
 const DISTILLED_MAX: f64 = 0.25;
 /// Maximum dividends of a validator that measures and favours a friend, as a share of an honest validator's for the
-/// same stake: what consensus clips.
+/// same stake. Consensus clips the excess.
 const FAVOURED_MAX: f64 = 0.7;
 /// Margin for the first epoch where cheating validators have most of the stake.
 const FIRST_EPOCH: f64 = 0.05;
-/// Margin above what the work of a seat is worth.
+/// Margin above the worth of a seat's work.
 const CHANCE: f64 = 0.05;
-/// Maximum loss of pay of a seat to which more than a third of the stake gives no weight: all others have to agree on a
-/// weight, so the lowest of theirs counts.
+/// Maximum loss of pay of a seat to which more than a third of the stake gives no weight. All other validators have to
+/// agree on a weight, so their lowest one counts.
 const EXCLUDED_MAX: f64 = 0.15;
 /// Maximum relative increase of the final loss. Any difference between two networks changes the loss of each by about
 /// 0.5 %.
 const HARM_MAX: f64 = 0.02;
-/// The same beside more new seats without work than honest ones: until the first consensus they take places, and void
-/// windows.
+/// The same in a network with more new seats without work than honest ones: until the first consensus these take
+/// places in the merge, and windows are void.
 const CROWDED_MAX: f64 = 0.05;
-/// Maximum pay of a seat that stops working, from then on: that of about three windows out of 24.
+/// Maximum pay of a seat after it stops working: the pay of about three windows out of 24.
 const QUITTER_MAX: f64 = 0.2;
-/// Windows after the poisoned one until the seat's pay falls below half: three, and one for the reveal.
+/// Windows from the poisoned one until the seat's pay falls below half: three, and one for the reveal.
 const BELOW_HALF_WINDOWS: f64 = 4.0;
 /// Largest over smallest pay of equal seats: each may differ from their mean by a tenth.
 const EQUALS_MAX: f64 = 1.25;
 
-/// How far the pay of a slower machine may be from its share of the work.
+/// Maximum difference between the pay of a slower machine and its share of the work.
 const UNEQUAL_MAX: f64 = 0.1;
 
 /// A number of the table and its upper bound.
@@ -81,7 +81,7 @@ pub fn bounds(table: &Table) -> Vec<Bound> {
             };
             bound(format!("{name}: {title}"), since, max);
         }
-        // A bound below is for its victim's pay: it measures, and is paid for that.
+        // Its victim's pay has a bound below. The validator itself measures, and is paid for that.
         let measures = name == "third-excluder";
         if let Some(share) = number("pay_share_30_max").filter(|_| !is_miner && !measures) {
             bound(format!("{name}: dividends"), share, dividends_max(name));
@@ -97,7 +97,7 @@ pub fn bounds(table: &Table) -> Vec<Bound> {
     for (network, validators) in &table.validators {
         for (name, numbers) in validators {
             let Some(share) = numbers.get("pay_share_30_max") else { continue };
-            // What a cheat earns in the first epoch, which has no probes, is more where most of the stake cheats.
+            // Cheats earn more in the first epoch, which has no probes, if they hold most of the stake.
             let chance = if network == MOST_OF_THE_STAKE { FIRST_EPOCH } else { 0.0 };
             bound(format!("{name} in {network}: dividends"), *share, dividends_max(name) + chance);
         }

@@ -35,13 +35,13 @@ pub struct Reader {
     /// The base URL of the reader's own bucket; empty without one.
     url: String,
     seed: Digest,
-    /// Objects per million that this reader cannot fetch.
+    /// Fetches per million that fail for this reader.
     failures_ppm: u32,
-    /// The time that an update of the model takes to arrive.
+    /// Delay of an update of the model.
     update_delay: Duration,
 }
 
-/// A bucket as its owner uses it: the faults can be changed, and writes are counted.
+/// A bucket as its owner uses it. Its faults can be changed, and writes are counted.
 pub struct OwnBucket {
     store: Arc<FaultyStore>,
     writes: AtomicU64,
@@ -53,7 +53,7 @@ impl OwnBucket {
         self.store.inject(faults);
     }
 
-    /// Writes that the owner has asked for.
+    /// Number of writes that the owner has requested.
     pub fn writes(&self) -> u64 {
         self.writes.load(Ordering::Relaxed)
     }
@@ -98,26 +98,27 @@ impl Buckets {
         self.add_faulty(base_url, Faults::default())
     }
 
-    /// Adds a bucket at `base_url` whose answers to readers have `faults`.
+    /// Adds a bucket at `base_url` that injects `faults` into reads by others.
     pub fn add_faulty(&self, base_url: &str, faults: Faults) -> Arc<MemoryStore> {
         let store = Arc::new(MemoryStore::new());
         self.open.serve(base_url, Arc::new(FaultyStore::new(store.clone(), 0, faults)));
         store
     }
 
-    /// Adds a bucket at `base_url` whose faults, also those that its owner meets, can be changed.
+    /// Adds a bucket at `base_url` whose faults can be changed; they apply to its owner too.
     pub fn add_injected(&self, base_url: &str, seed: u64) -> Arc<OwnBucket> {
         let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new()), seed, Faults::default()));
         self.open.serve(base_url, store.clone());
         Arc::new(OwnBucket { store, writes: AtomicU64::new(0) })
     }
 
-    /// Cuts off seats at these base URLs, as readers and as those that others read from, and connects all others.
+    /// Disconnects the seats at these base URLs, as readers and as owners, and connects all others.
     pub fn cut_off(&self, readers: BTreeSet<String>, read: BTreeSet<String>) {
         *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = [readers, read];
     }
 
-    /// Whether the reader is cut off from the owner. Seats that are cut off together exchange objects.
+    /// Returns whether the reader is disconnected from the owner. Seats that are disconnected together exchange
+    /// objects.
     fn is_between(&self, reader: &str, owner: &str) -> bool {
         let cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
         let [readers, read] = &*cut;
@@ -131,12 +132,12 @@ impl Reader {
         Reader { buckets, url, seed, failures_ppm, update_delay: Duration::ZERO }
     }
 
-    /// The same reader with a slow link: an update of the model takes this long to arrive.
+    /// Returns the reader with a slow link, which delays an update of the model by `update_delay`.
     pub fn with_update_delay(self, update_delay: Duration) -> Reader {
         Reader { update_delay, ..self }
     }
 
-    /// Whether the network fails a fetch. Repeated fetches of one object from one bucket have the same result.
+    /// Returns whether the network fails a fetch. Repeated fetches of one object from one bucket have the same result.
     fn fails(&self, base_url: &str, key: &ObjectKey) -> bool {
         let drawn = Digest::of_parts(&[&self.seed.0, b"fetch", base_url.as_bytes(), key.as_str().as_bytes()]);
         let drawn = u32::from_le_bytes([drawn.0[0], drawn.0[1], drawn.0[2], drawn.0[3]]);

@@ -2,11 +2,11 @@
 //!
 //! A block is built as on a node, through the functions that `impl_runtime_apis!` generates: initialise, timestamp
 //! inherent, calls, finalise. It differs from a node in two points. Calls are dispatched with their signer as origin,
-//! so they have no signature and no fee. A block's hash is made of the network's seed, the block's number and its fork
-//! instead of its header, so that every random number drawn from a block hash derives from the seed.
+//! so they have no signature and no fee. A block's hash derives from the network's seed, the block's number and its
+//! fork instead of its header, so every random number drawn from a block hash derives from the seed.
 //!
-//! Blocks are produced and finalised. As long as finality stalls, blocks only collect calls. The runtime executes them
-//! once they are final, or ahead of that for a client to which the best block is shown.
+//! Blocks are produced and finalised. While finality stalls, blocks only collect calls. The runtime executes them once
+//! they are final, or earlier for a client to which the best block is shown.
 
 use super::state::State;
 use async_trait::async_trait;
@@ -56,38 +56,38 @@ pub struct SimChain {
     is_stalled: bool,
     /// The number of reorganisations so far.
     forks: u32,
-    /// By number: the fork of a block that is not of the first one.
+    /// Fork number of each block that is not of the first fork, by block number.
     fork_of: BTreeMap<u32, u32>,
-    /// The state after the best block, if a client has asked for it.
+    /// The state after the best block, if a client has requested it.
     best: Option<Ledger>,
     /// Accounts to which the best block is shown as final.
     on_best: BTreeSet<AccountId>,
-    /// Whether that is so for every account.
+    /// Whether the best block is shown as final to every account.
     all_on_best: bool,
-    /// Accounts that read old states.
+    /// Accounts that read old states, and those states.
     old: BTreeMap<AccountId, Ledger>,
-    /// Accounts that do not learn what came of their calls.
+    /// Accounts that do not receive the results of their calls.
     without_results: BTreeSet<AccountId>,
-    /// Whether the clients take a call in the best block for final.
+    /// Whether the clients treat a call in the best block as final.
     trusts_inclusion: bool,
     /// One channel per subscriber, in the order of subscription: the receivers of a shared channel wake in random
     /// order.
     heads: Vec<Subscriber>,
     /// Accounts that see no new head.
     without_heads: BTreeSet<AccountId>,
-    /// Accounts whose calls do not reach the chain.
+    /// Accounts whose calls are dropped.
     without_calls: BTreeSet<AccountId>,
     /// Accounts whose requests the chain does not answer.
     silent: BTreeSet<AccountId>,
-    /// Upgrades of the runtime during which all clients connect again, and the chain answers none of them.
+    /// Runtime upgrades in progress. Meanwhile all clients reconnect and the chain answers none of them.
     upgrades: u32,
     /// Calls of the next blocks, in the order of submission.
     pending: Vec<Pending>,
-    /// The most blocks that a call waits for its inclusion. Without waiting, calls keep the order of submission.
+    /// Maximum delay of a call's inclusion, in blocks. Without a delay, calls keep the order of submission.
     waits_max: u32,
 }
 
-/// A state, and views of it that many nodes read.
+/// A state and its decoded views, which many nodes read.
 #[derive(Clone, Default)]
 struct Ledger {
     state: State,
@@ -108,7 +108,7 @@ struct Subscriber {
     /// The account that signs the subscriber's calls.
     signer: Option<AccountId>,
     heads: watch::Sender<Head>,
-    /// Blocks by which its heads trail the chain.
+    /// Number of blocks by which its heads trail the chain.
     lag: u32,
 }
 
@@ -123,13 +123,13 @@ pub struct SealedCall {
 struct Pending {
     signer: AccountId,
     call: RuntimeCall,
-    /// The first block that may include it.
+    /// First block that may include the call.
     due: u32,
-    /// `None` once the signer was told.
+    /// `None` once the signer was notified.
     included: Option<oneshot::Sender<Result<Head, Refusal>>>,
 }
 
-/// Blocks after which a client sends a call again that the chain has lost, as [`chain_client`] does.
+/// Blocks after which a client resubmits a call that the chain lost, as [`chain_client`] does.
 const SENT_AGAIN_BLOCKS: u32 = 3;
 
 /// The key of `System::LastRuntimeUpgrade`.
@@ -251,7 +251,7 @@ impl SimChain {
         GenesisHash(hash_of(&self.seed, 0, 0).0)
     }
 
-    /// The call that registers a seat of `coldkey`, at any price, with the hotkey's consent.
+    /// Returns the call that registers a seat of `coldkey`, at any price, with the hotkey's consent.
     ///
     /// # Panics
     /// If `endpoint` has more than 256 bytes.
@@ -291,7 +291,7 @@ impl SimChain {
         results
     }
 
-    /// Tells each subscriber of the head that it sees.
+    /// Sends each subscriber the head that it sees.
     fn tell_heads(&mut self) {
         let (head, best) = (self.head, self.best());
         let mut subscribers = std::mem::take(&mut self.heads);
@@ -346,7 +346,7 @@ impl SimChain {
         });
     }
 
-    /// Whether [`SimChain::finalise`] finalises a block.
+    /// Returns whether [`SimChain::finalise`] can finalise a block.
     pub fn can_finalise(&self) -> bool {
         !self.is_stalled && !self.unfinalised.is_empty()
     }
@@ -381,9 +381,9 @@ impl SimChain {
         self.is_stalled = is_stalled;
     }
 
-    /// Replaces all blocks that are not final by as many others. A call of a replaced block is in the new one of the
-    /// same number or returns to the pool, as the seed draws. If calls `are_lost`, their clients send them again some
-    /// blocks later.
+    /// Replaces all blocks that are not final by the same number of other blocks. A call of a replaced block moves to
+    /// the new block of the same number or returns to the pool, as the seed draws. If calls `are_lost`, their clients
+    /// submit them again some blocks later.
     pub fn reorganise(&mut self, are_lost: bool) {
         if self.unfinalised.is_empty() {
             return;
@@ -402,7 +402,7 @@ impl SimChain {
                 if stays {
                     block.calls.push(pending);
                 } else if !are_lost || pending.included.is_some() {
-                    // The client of a call whose result it knows does not send it again.
+                    // A client that knows the result of its call does not resubmit it.
                     let later = if are_lost { SENT_AGAIN_BLOCKS } else { 1 };
                     pending.due = best.0.saturating_add(later);
                     self.pending.push(pending);
@@ -412,7 +412,7 @@ impl SimChain {
         }
     }
 
-    /// Shows the best block as final to `account`, or no longer.
+    /// Starts or stops showing the best block as final to `account`.
     pub fn show_best(&mut self, account: AccountId, is_shown: bool) {
         match is_shown {
             true => self.on_best.insert(account),
@@ -425,7 +425,7 @@ impl SimChain {
         self.all_on_best = true;
     }
 
-    /// For a planted error: a client takes a call in the best block for final.
+    /// For a planted error: clients treat a call in the best block as final.
     pub(super) fn trust_inclusion(&mut self) {
         self.trusts_inclusion = true;
     }
@@ -434,7 +434,7 @@ impl SimChain {
         account.is_some_and(|account| self.all_on_best || self.on_best.contains(account))
     }
 
-    /// Answers reads of `account` from the state as it is now, or from the latest again.
+    /// Pins the state that `account` reads to the current one, or to the latest again.
     pub fn hold_back(&mut self, account: AccountId, is_held: bool) {
         match is_held {
             true => self.old.insert(account, self.finalised.clone()),
@@ -442,7 +442,7 @@ impl SimChain {
         };
     }
 
-    /// Keeps the results of its calls from `account`, or no longer.
+    /// Withholds the results of its calls from `account`, or delivers them again.
     pub fn keep_results(&mut self, account: AccountId, are_kept: bool) {
         match are_kept {
             true => self.without_results.insert(account),
@@ -450,7 +450,7 @@ impl SimChain {
         };
     }
 
-    /// The state that `account` reads.
+    /// Returns the state that `account` reads.
     fn ledger(&mut self, account: Option<&AccountId>) -> &mut Ledger {
         if self.is_on_best(account) && !self.unfinalised.is_empty() {
             if self.best.is_none() {
@@ -474,7 +474,7 @@ impl SimChain {
         }
     }
 
-    /// Includes each call up to this many blocks later than it could, in an order drawn from the seed.
+    /// Delays the inclusion of each call by up to this many blocks, in an order drawn from the seed.
     pub fn delay_calls(&mut self, waits_max: u32) {
         self.waits_max = waits_max;
     }
@@ -485,7 +485,7 @@ impl SimChain {
         self.heads.iter_mut().filter(of).for_each(|subscriber| subscriber.lag = blocks);
     }
 
-    /// Adds a call to the next block, or to one of those after it.
+    /// Adds a call to the next block, or to a later one if calls are delayed.
     pub(super) fn submit(
         &mut self,
         signer: AccountId,
@@ -504,12 +504,12 @@ impl SimChain {
         sealed
     }
 
-    /// Cuts off these accounts from heads, or their calls from the chain, and connects all others with the next block.
+    /// Disconnects accounts from heads, or their calls from the chain, and connects all others from the next block on.
     pub fn cut_off(&mut self, without_heads: BTreeSet<AccountId>, without_calls: BTreeSet<AccountId>) {
         (self.without_heads, self.without_calls) = (without_heads, without_calls);
     }
 
-    /// Stops, or begins again, to answer requests of `account` and to tell it of heads.
+    /// Stops or resumes answering requests of `account` and notifying it of heads.
     pub fn silence(&mut self, account: AccountId, is_silent: bool) {
         match is_silent {
             true => self.silent.insert(account),
@@ -517,13 +517,13 @@ impl SimChain {
         };
     }
 
-    /// Upgrades the runtime: the next block that becomes final runs its migrations. A call in the pool, which was signed
-    /// for the former runtime, is lost until its client sends it again. The chain answers no client until
+    /// Upgrades the runtime: the next block that becomes final runs its migrations. A call in the pool was signed for
+    /// the former runtime, so it is lost until its client resubmits it. The chain answers no client until
     /// [`SimChain::upgraded`].
     pub fn upgrade(&mut self) {
         let again = self.best().0.saturating_add(SENT_AGAIN_BLOCKS);
         self.pending.iter_mut().for_each(|pending| pending.due = pending.due.max(again));
-        // Without a record of the last upgrade, the runtime takes itself for a new one.
+        // Without a record of the last upgrade, the runtime runs its migrations.
         self.change(|| {
             sp_externalities::with_externalities(|state| state.place_storage(LAST_UPGRADE.to_vec(), None));
         });
@@ -531,7 +531,7 @@ impl SimChain {
         self.upgrades += 1;
     }
 
-    /// The clients have read the new runtime's metadata.
+    /// Ends an upgrade: the clients have read the new runtime's metadata.
     pub fn upgraded(&mut self) {
         self.upgrades = self.upgrades.saturating_sub(1);
     }
@@ -540,7 +540,7 @@ impl SimChain {
         0 < self.upgrades || self.silent.contains(account)
     }
 
-    /// The channel of finalised heads, for a client that signs as `signer`.
+    /// Subscribes to finalised heads as a client that signs as `signer`.
     pub fn subscribe(&mut self, signer: Option<AccountId>) -> watch::Receiver<Head> {
         let (heads, receiver) = watch::channel(self.head);
         self.heads.push(Subscriber { signer, heads, lag: 0 });
@@ -554,7 +554,7 @@ impl SimChain {
         }
     }
 
-    /// The window as it is in the latest finalised block, without a copy: a view of a thousand seats is large.
+    /// Returns the window as of the latest finalised block. A view of a thousand seats is large, so it is not copied.
     pub fn window(&mut self, run: RunId, window: Window) -> Option<Arc<WindowView>> {
         self.finalised.window(run, window)
     }
@@ -571,7 +571,7 @@ impl SimChain {
     }
 }
 
-/// The hash of block `number` of a fork.
+/// Returns the hash of block `number` of a fork.
 fn hash_of(seed: &Digest, number: u32, fork: u32) -> Digest {
     match fork {
         0 => Digest::of_parts(&[&seed.0, b"block", &number.to_le_bytes()]),
@@ -619,18 +619,18 @@ pub struct SharedChain {
     signer: Option<AccountId>,
     sealing: Sealing,
     bytes_read: Arc<AtomicU64>,
-    /// Requests that took time.
+    /// Requests so far whose answers were delayed.
     requests: Arc<AtomicU64>,
-    /// The longest time that an answer takes.
+    /// Maximum latency of an answer.
     latency_max: Duration,
-    /// Windows from this one on are shown as void, with the lineage that follows from that.
+    /// First window that is shown as void, with the lineage that follows from that.
     lies_from: Option<Window>,
 }
 
-/// A client without an answer for this long gives up, which ends its node. The programs' clients wait two minutes.
+/// Timeout after which a client gives up, which ends its node. The programs' clients wait two minutes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// When a submitted call is included in a block.
+/// Time at which a submitted call is included in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sealing {
     /// Immediately, in its own block.
@@ -654,7 +654,7 @@ impl SharedChain {
         }
     }
 
-    /// The handle of a node that signs as `account`.
+    /// Returns the handle of a node that signs as `account`.
     pub fn signed_by(&self, account: AccountId) -> SharedChain {
         let heads = self.lock().subscribe(Some(account.clone()));
         SharedChain {
@@ -671,22 +671,22 @@ impl SharedChain {
         self.chain.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Encoded bytes that this handle's owner has read.
+    /// Number of encoded bytes that this handle's owner has read.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// Lets each answer take a random time of at most this. Without it, no request waits.
+    /// Delays each answer by a random time of at most `latency_max`. By default no request waits.
     pub fn with_latency(self, latency_max: Duration) -> SharedChain {
         SharedChain { latency_max, ..self }
     }
 
-    /// A chain that shows windows from `from` on as void, for tests of what finds that.
+    /// Shows windows from `from` on as void, for tests of the detection of a wrong chain.
     pub fn that_lies_about(self, from: Window) -> SharedChain {
         SharedChain { lies_from: Some(from), ..self }
     }
 
-    /// Waits as long as the answer to this request takes.
+    /// Waits for the latency of this request.
     async fn answer_time(&self) -> Result<(), ChainError> {
         let mut waited = Duration::ZERO;
         while self.signer.as_ref().is_some_and(|signer| self.lock().is_silent(signer)) {
@@ -709,12 +709,12 @@ impl SharedChain {
         ChainError::Unreachable { doing: "asking the chain".into(), url, waited, last, sent: false }
     }
 
-    /// Reads as the owner.
+    /// Reads from the current externalities as the owner.
     async fn asked<T: Encode>(&self, read: impl FnOnce() -> T) -> Result<T, ChainError> {
         self.asked_of(|ledger| ledger.read(read)).await
     }
 
-    /// The same of a state's views.
+    /// Reads from the views of the owner's state.
     async fn asked_of<T: Encode>(&self, read: impl FnOnce(&mut Ledger) -> T) -> Result<T, ChainError> {
         self.answer_time().await?;
         let answer = read(self.lock().ledger(self.signer.as_ref()));
@@ -862,7 +862,7 @@ impl Chain for SharedChain {
         Ok(Duration::from_millis(SLOT_DURATION))
     }
 
-    /// Always an error: calls of the simulation have no fee.
+    /// Always returns an error: calls of the simulation have no fee.
     async fn draft(&self, call: &Call, _from: &Account) -> Result<Draft, ChainError> {
         Err(ChainError::NoSigner { doing: format!("{call:?}") })
     }
@@ -874,7 +874,7 @@ impl Chain for SharedChain {
             doing: doing.clone(),
             reason: "the simulation supports only the calls of nodes and votes to go back".into(),
         })?;
-        // A client sends its call once it reaches the chain again.
+        // A client submits its call once it is connected to the chain again.
         let mut heads = self.heads.clone();
         while self.lock().without_calls.contains(&signer) {
             heads.changed().await.map_err(|_| ChainError::Stopped { part: "block producer" })?;
@@ -905,7 +905,8 @@ impl Chain for SharedChain {
     }
 }
 
-/// The runtime's form of a call, and its pallet's name. `None` for a call that a node does not send in a window.
+/// Returns the runtime's form of a call and its pallet's name; `None` for a call that a node does not send in a
+/// window.
 fn runtime_call(call: Call) -> Option<(&'static str, RuntimeCall)> {
     let windows = |call: pallet_windows::Call<Runtime>| ("Windows", RuntimeCall::from(call));
     let weights = |call: pallet_weights::Call<Runtime>| ("Weights", RuntimeCall::from(call));

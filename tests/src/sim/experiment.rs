@@ -1,4 +1,4 @@
-//! The networks of the gauntlet table. Each runs on one thread, and as many at once as there are cores.
+//! The networks of the gauntlet table. Each runs on one thread; one network per core runs at a time.
 //!
 //! Every network has the same ten honest miners: eight do all their work, a slow one does half and declares it, and
 //! one has a smaller batch. Adversaries that do not disturb each other share a network with them, so the increase of
@@ -27,7 +27,7 @@ pub const SLOW: &str = "slow";
 pub const OTHER_BATCH: &str = "other-batch";
 /// Number of seats named [`HONEST`].
 pub const HONEST_SEATS: usize = 8;
-/// These, the slow one and the one with the smaller batch.
+/// Number of honest miners: these, the slow one, and the one with the smaller batch.
 pub const HONEST_MINERS: usize = HONEST_SEATS + 2;
 const SLOW_SHARE: f64 = 0.5;
 const SMALL_BATCH: usize = BATCH * 3 / 4;
@@ -69,7 +69,7 @@ const fn miners(name: &'static str, miners: &'static [&'static str]) -> Plan {
     }
 }
 
-/// One seat, and one more of another kind than there are honest seats.
+/// One seat of one kind, and more seats of another kind than there are honest seats.
 const fn among(one: &'static str, others: &'static str) -> [&'static str; 12] {
     let mut seats = [others; 12];
     seats[0] = one;
@@ -94,27 +94,27 @@ const fn validators(name: &'static str, honest_stake: u128, hidden_votes: bool) 
 pub const BASELINE: &str = "honest";
 /// The baseline plus one honest miner. Until the poisoned window it equals [`ONE_SHOT`], bit for bit.
 pub const ELEVEN: &str = "eleven";
-/// As [`ELEVEN`], but the eleventh miner skips the poisoned window. The difference from [`ELEVEN`] is noise.
+/// Like [`ELEVEN`], but the eleventh miner skips the poisoned window. The difference from [`ELEVEN`] is noise.
 pub const ONE_AWAY: &str = "one-away";
 /// The baseline plus one miner that poisons once.
 pub const ONE_SHOT: &str = "one-shot";
 /// The baseline plus five cheats of four kinds.
 pub const COLLUDERS: &str = "colluders";
-/// The baseline plus more newcomers than honest seats, all of which send the largest values that are no fault.
+/// The baseline plus more newcomers than honest seats. They all send the largest values that are not a fault.
 pub const BOMBED: &str = "bombed";
 /// The baseline plus a seat that stops working, and more seats without effect than honest ones.
 pub const MUTED: &str = "muted";
-/// The same with seats of almost no effect.
+/// The same with seats that have almost no effect.
 pub const JUNK: &str = "junk-majority";
 /// The baseline with failing storage.
 pub const FAILING: &str = "failing-storage";
-/// The same, and nodes are killed and seats cut off.
+/// The same, with nodes killed and seats disconnected.
 pub const OUTAGES: &str = "outages";
 /// Eight cheating validators with a third of the stake; attestations and votes are hidden.
 pub const CHEATING_VALIDATORS: &str = "validators";
 /// The same validators, with public attestations and votes.
 pub const IN_THE_OPEN: &str = "validators-in-the-open";
-/// As [`IN_THE_OPEN`], and the cheating validators have 8/12 of the stake.
+/// Like [`IN_THE_OPEN`], but the cheating validators have 8/12 of the stake.
 pub const MOST_OF_THE_STAKE: &str = "validators-with-most-of-the-stake";
 
 /// Five of thirteen parts of the stake leave the first seat out of the merge.
@@ -122,7 +122,7 @@ pub const EXCLUDED: &str = "excluded";
 /// Five of thirteen parts of the stake cast no vote.
 pub const STALLED: &str = "stalled";
 
-/// More than a third of the stake, which disturbs in the same way.
+/// A network in which more than a third of the stake disturbs in the same way.
 const fn minority(name: &'static str, cheats: &'static [&'static str]) -> Plan {
     Plan { validators: cheats, honest_stake: 2, ..miners(name, &[]) }
 }
@@ -131,7 +131,7 @@ pub const COPIED_WEIGHTS: &str = "copied-weights";
 
 /// Twelve honest seats with machines of three speeds.
 pub const UNEQUAL: &str = "unequal-machines";
-/// Names and shares of a window's sequences for which a seat of [`UNEQUAL`] has time, four seats each.
+/// Names of [`UNEQUAL`]'s seats, four each, and the share of a window's sequences that they have time for.
 pub const CAPACITIES: [(&str, f64); 3] = [(HONEST, 1.0), ("quarter", 0.25), ("sixteenth", 0.0625)];
 
 /// All networks of the experiment.
@@ -168,7 +168,7 @@ pub const PLANS: &[Plan] = &[
 /// The name of an honest seat that skips one window.
 const AWAY: &str = "away-once";
 
-/// Contributes nothing in the window in which `poison-one-shot` poisons.
+/// Strategy that contributes nothing in the window in which `poison-one-shot` poisons.
 #[derive(Default)]
 struct AwayOnce {
     windows: u32,
@@ -182,8 +182,8 @@ impl Adversary for AwayOnce {
 }
 
 impl Plan {
-    /// Whether `only` is empty or names this network or one of its adversaries. The baseline is always selected: other
-    /// networks are compared with it.
+    /// Returns whether `only` is empty or names this network or one of its adversaries. The baseline is always
+    /// selected, because other networks are compared with it.
     fn is_selected(&self, only: &[String]) -> bool {
         let seated = self.miners.iter().chain(self.validators);
         only.is_empty()
@@ -191,7 +191,7 @@ impl Plan {
             || only.iter().any(|only| only == self.name || seated.clone().any(|name| only == name))
     }
 
-    /// The seats of the network, with their behaviour.
+    /// Returns the seats of the network, with their behaviour.
     fn cast(&self, seed: u64, windows: u32, schedule: &Schedule) -> Cast {
         let honest = |share, batch| MinerSeat::Honest { share, batch };
         let mut miners: Vec<(String, MinerSeat)> =
@@ -256,13 +256,13 @@ fn drawn(seed: u64, window: u32, what: &[u8], below: u32) -> u32 {
     u32::from_le_bytes([drawn.0[0], drawn.0[1], drawn.0[2], drawn.0[3]]) % below
 }
 
-/// Seats that do all their work: the first miners, and the validators.
+/// Draws a seat that does all its work: one of the first miners, or a validator.
 fn drawn_seat(seed: u64, window: u32, what: &[u8]) -> usize {
     let seat = drawn(seed, window, what, (HONEST_SEATS + usize::from(VALIDATORS)) as u32) as usize;
     if seat < HONEST_SEATS { seat } else { seat - HONEST_SEATS + HONEST_MINERS }
 }
 
-/// One node is killed in each window, at any block of it.
+/// Schedules one kill per window, of a random node at a random block.
 fn restarts(seed: u64, windows: u32, schedule: &Schedule) -> Vec<Restart> {
     let restart = |window| Restart {
         seat: drawn_seat(seed, window, b"killed"),
@@ -273,7 +273,7 @@ fn restarts(seed: u64, windows: u32, schedule: &Schedule) -> Vec<Restart> {
     (0..windows).map(restart).collect()
 }
 
-/// One seat is cut off in each window, from any block of it, for at most a window.
+/// Schedules one outage per window, of a random seat from a random block, for at most a window.
 fn outages(seed: u64, windows: u32, schedule: &Schedule) -> Vec<Outage> {
     let outage = |window| {
         let blocks = schedule.blocks_per_window;
@@ -285,14 +285,14 @@ fn outages(seed: u64, windows: u32, schedule: &Schedule) -> Vec<Outage> {
     (0..windows).map(outage).collect()
 }
 
-/// The adversaries of all networks.
+/// Returns the adversaries of all networks.
 pub fn tested_adversaries() -> impl Iterator<Item = (&'static str, Role)> {
     adversaries::KINDS.iter().map(|kind| (kind.name, kind.role)).filter(|(name, _)| {
         PLANS.iter().any(|plan| plan.miners.contains(name) || plan.validators.contains(name))
     })
 }
 
-/// The names that [`run`] accepts: adversaries and networks.
+/// Returns the names that [`run`] accepts: adversaries and networks.
 pub fn names() -> impl Iterator<Item = &'static str> {
     tested_adversaries().map(|(name, _)| name).chain(PLANS.iter().map(|plan| plan.name))
 }
@@ -350,7 +350,7 @@ pub fn run(
     Ok(histories)
 }
 
-/// Runs `work` with a pool of one thread: for a model this small, more threads make it slower.
+/// Runs `work` with a pool of one thread: more threads make a model this small slower.
 pub fn on_one_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     match rayon::ThreadPoolBuilder::new().num_threads(1).build() {
         Ok(pool) => pool.install(work),

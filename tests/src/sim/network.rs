@@ -1,6 +1,6 @@
 //! One network: the programs' own loops on one thread, in virtual time.
 //!
-//! Tokio's clock is paused and advances when every task waits. The network seals a block after each block time; a
+//! Tokio's clock is paused and advances when every task waits. The network seals a block after each block time. A
 //! node's work takes no virtual time, or a fixed one on a [second thread](super::second_thread). So a window takes as
 //! long as its computation, and the order of all events derives from the seed.
 
@@ -50,20 +50,20 @@ const OWNER: Sr25519Keyring = Sr25519Keyring::Alice;
 const COLDKEY: Sr25519Keyring = Sr25519Keyring::Bob;
 const VALIDATOR_STAKE: u128 = 1_000 * MTL;
 const TREASURY: u128 = 100_000 * MTL;
-/// The name of a node that joins late.
+/// Name of a node that joins late.
 pub const LATE_JOINER: &str = "late joiner";
-/// Windows after the last one, until a node that still runs counts as stuck.
+/// Windows after the last one until a running node counts as stuck.
 const GRACE_WINDOWS: u32 = 2;
 
 /// The miner of a seat.
 pub enum MinerSeat {
-    /// Works honestly. It has time for `share` of its sequences, in steps of `batch`.
+    /// Works honestly, with time for `share` of its sequences, in steps of `batch`.
     Honest {
         share: f64,
         batch: usize,
     },
     Adversary(Box<dyn Adversary>),
-    /// Works as the strategy says.
+    /// Follows the strategy.
     Other(Box<dyn miner::strategy::Strategy>),
 }
 
@@ -76,54 +76,54 @@ pub enum ValidatorSeat {
 /// The seats of a network, and its faults.
 pub struct Cast {
     pub seed: u64,
-    /// Names and behaviour. Uids follow this order, miners first.
+    /// Names and behaviour. Uids follow this order, and miners precede validators.
     pub miners: Vec<(String, MinerSeat)>,
     /// The first one is honest: the record uses its scores.
     pub validators: Vec<(String, ValidatorSeat)>,
     /// The stake of an honest validator, as a multiple of an adversary's.
     pub honest_stake: u128,
-    /// Whether honest validators share their salts, so that one evaluation serves all. An adversary always has the
+    /// Whether honest validators share their salts, so that they share one evaluation. An adversary always has the
     /// salts of the first honest validator.
     pub same_evaluation: bool,
-    /// Objects per million that a validator cannot fetch.
+    /// Fetches per million that fail for a validator.
     pub failures_ppm: u32,
-    /// Contributions that a validator evaluates in a window, at most.
+    /// Maximum number of contributions that a validator evaluates in a window.
     pub evaluations_max: usize,
-    /// The part of a window's sequences that an honest miner trains before the window's model is there.
+    /// Share of a window's sequences that an honest miner trains before the window's model arrives.
     pub ahead: f64,
-    /// The pace of an honest miner that the schedule of its training ahead is made for, in sequences per block: training
-    /// takes hardly any virtual time. `None`: as measured, so that miners train ahead only of a model that is late.
+    /// Assumed pace of an honest miner for its schedule of training ahead, in sequences per block: training takes
+    /// hardly any virtual time. `None`: the measured pace, so that miners train ahead only if the model is late.
     pub pace: Option<f64>,
-    /// The share of the residual that an honest miner's training starts with.
+    /// Share of the residual with which an honest miner's training starts.
     pub residual_share: f64,
-    /// The time that an update of the model takes to reach a miner.
+    /// Delay of an update of the model to a miner.
     pub update_delay: Duration,
     pub restarts: Vec<Restart>,
     pub outages: Vec<Outage>,
     pub rewind_votes: Vec<RewindVote>,
-    /// The heads at which a node without a seat joins.
+    /// Heads at which nodes without a seat join.
     pub late_joins: Vec<Block>,
-    /// Faults with a time, in any order.
+    /// Timed faults, in any order.
     pub events: Vec<Timed>,
-    /// The longest time that an answer of the chain takes.
+    /// Maximum latency of the chain's answers.
     pub latency_max: Duration,
-    /// Where nodes do their blocking work.
+    /// Executor of the nodes' blocking work.
     pub blocking: Blocking,
-    /// Sees everything that happens.
+    /// Observer of all events.
     pub watch: Option<Watch>,
-    /// An error to plant, to test what watches.
+    /// Planted error, for tests of the checks.
     pub planted: Option<Planted>,
     /// Names of seats whose nodes may fail or never end.
     pub expendable: BTreeSet<String>,
-    /// Names of seats whose nodes are shown another chain for some time, and may hold its model.
+    /// Names of seats whose nodes temporarily see another chain and may hold its model.
     pub misled: BTreeSet<String>,
-    /// Whether the network ends after the last window, whatever its nodes do. Otherwise each node has to end by itself,
-    /// and one that missed windows serves as many more.
+    /// Whether the network ends after the last window even if nodes still run. Otherwise each node has to end by
+    /// itself, and a node that missed windows runs as many more.
     pub is_cut_off: bool,
 }
 
 impl Cast {
-    /// A network without faults.
+    /// Returns a network without faults.
     pub fn new(
         seed: u64,
         miners: Vec<(String, MinerSeat)>,
@@ -157,55 +157,55 @@ impl Cast {
     }
 }
 
-/// A fault, or its end. Seats are uids of honest seats.
+/// The start or the end of a fault. Seats are uids of honest seats.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Ends the task of a node, whatever it awaits.
+    /// Aborts the task of a node at any await point.
     Kill { seat: usize, leaves: Leaves },
     /// Opens a killed node from its directory.
     Open { seat: usize },
     /// Replaces the faults of a bucket, for its owner and for readers.
     Inject { seat: usize, faults: Box<Faults> },
-    /// Shows heads to a node this many blocks late.
+    /// Shows a node heads this many blocks late.
     Lag { seat: usize, blocks: u32 },
-    /// Includes each call up to this many blocks late, in a random order.
+    /// Delays the inclusion of each call by up to this many blocks, in random order.
     DelayCalls { blocks: u32 },
-    /// Stops, or begins again, to answer a node's requests to the chain. A node that gives up is opened again.
+    /// Stops or resumes answering a node's requests to the chain. A node that gives up is restarted.
     Silence { seat: usize, is_silent: bool },
     /// Stops finality, or lets it catch up with the best block.
     Stall { is_stalled: bool },
-    /// Replaces the blocks that are not final. Their calls are in other blocks, or lost until their clients send them
-    /// again.
+    /// Replaces the blocks that are not final. Their calls move to other blocks, or are lost until their clients
+    /// resubmit them.
     Reorganise { are_lost: bool },
-    /// Upgrades the chain's runtime, or lets its clients connect again.
+    /// Upgrades the chain's runtime, or lets its clients reconnect.
     Upgrade { is_over: bool },
-    /// Shows a node the best block as final, or no longer.
+    /// Starts or stops showing the best block as final to a node.
     ShowBest { seat: usize, is_shown: bool },
-    /// Answers a node's reads from the state as it is now, or from the latest again.
+    /// Pins the state that a node reads to the current one, or to the latest again.
     HoldBack { seat: usize, is_held: bool },
-    /// Keeps the results of its calls from a node, or no longer. A node that gives up is opened again.
+    /// Withholds the results of its calls from a node, or delivers them again. A node that gives up is restarted.
     KeepResults { seat: usize, are_kept: bool },
-    /// Lets no file of a node grow beyond this: a full disk, which tears the write that reaches it.
+    /// Limits the size of a node's files, like a full disk. A write beyond the limit is torn.
     LimitFiles { seat: usize, bytes: Option<u64> },
-    /// Registers another miner, which joins once it has its seat.
+    /// Registers another miner, which joins once its seat exists.
     Register,
-    /// Stops a node for good and gives its seat up.
+    /// Stops a node permanently and deregisters its seat.
     Leave { seat: usize },
 }
 
-/// What a kill leaves of the node's large files.
+/// State of a node's large files after a kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaves {
     Whole,
-    /// The next version of each is half written.
+    /// The next version of each file is half written.
     Unfinished,
-    /// The same, and the last version is already a backup.
+    /// The same, and the last version was already renamed to a backup.
     Renamed,
-    /// Half of each newest version is lost, by a disk that did not sync.
+    /// Half of each newest version is lost, because the disk did not sync.
     Truncated,
 }
 
-/// An event, and its time: after the head `at`, by less than a block time.
+/// An event and its time: after the head `at`, less than a block time later.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timed {
     pub at: Block,
@@ -213,41 +213,41 @@ pub struct Timed {
     pub event: Event,
 }
 
-/// A vote of a validator's coldkey to go back to an earlier checkpoint (PROT-20).
+/// A vote of a validator's coldkey to rewind to an earlier checkpoint (PROT-20).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RewindVote {
-    /// The uid.
+    /// The seat's uid.
     pub seat: usize,
-    /// The head at which it is submitted.
+    /// Head at which the vote is submitted.
     pub at: Block,
-    /// The checkpoint's window.
+    /// Window of the checkpoint.
     pub to: Window,
 }
 
-/// Cuts off a seat. Seats that are cut off together exchange objects.
+/// Disconnects a seat. Seats that are disconnected together exchange objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outage {
-    /// The uid.
+    /// The seat's uid.
     pub seat: usize,
-    /// From the block after this head.
+    /// Head before the first block that does not reach the seat.
     pub from: Block,
-    /// The first block that reaches it again follows this head.
+    /// Head before the first block that reaches the seat again.
     pub until: Block,
     pub link: Link,
 }
 
-/// What an outage cuts.
+/// A connection that an outage interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// All of these.
+    /// All connections.
     All,
     /// New heads to the seat.
     Heads,
-    /// Calls of the seat.
+    /// The seat's calls to the chain.
     Calls,
-    /// What the seat reads from the buckets of others.
+    /// The seat's reads from the buckets of others.
     Reads,
-    /// What others read from its bucket.
+    /// Reads by others from its bucket.
     Readers,
 }
 
@@ -257,16 +257,16 @@ impl Outage {
     }
 }
 
-/// Kills a node and opens it again from its directory.
+/// Kills a node and reopens it from its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restart {
     /// The uid of an honest seat that does all its work.
     pub seat: usize,
-    /// The head at which the node is killed, before the next block.
+    /// Head at which the node is killed, before the next block.
     pub at: Block,
 }
 
-/// An error that stops a simulation. No seat's behaviour can cause one.
+/// An error that stops a simulation. The behaviour of a seat cannot cause one.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
     #[error("the model could not be evaluated")]
@@ -291,7 +291,7 @@ pub enum SimError {
     Stuck { block: u32, names: Vec<String> },
 }
 
-/// Runs a node to its end.
+/// A node's task, which runs to the node's end.
 type Task = Pin<Box<dyn Future<Output = Result<(), NodeFailed>>>>;
 
 /// The name and result of a node's task.
@@ -307,7 +307,7 @@ pub struct Network<'a> {
     theta: Vec<f32>,
 }
 
-/// The hotkey of seat `index`.
+/// Returns the hotkey of seat `index`.
 fn key(seed: &Digest, index: usize) -> SigningKey {
     let seed = Digest::of_parts(&[&seed.0, b"hotkey", &(index as u64).to_le_bytes()]);
     SigningKey::from_bytes(&seed.0)
@@ -317,7 +317,7 @@ fn account(key: &SigningKey) -> AccountId {
     AccountId::from(key.verifying_key().to_bytes())
 }
 
-/// The base URL of the bucket of seat `index`.
+/// Returns the base URL of the bucket of seat `index`.
 fn url(index: usize) -> String {
     format!("https://seat-{index}.invalid")
 }
@@ -382,7 +382,7 @@ impl<'a> Network<'a> {
         chain.registration(coldkey, &self.key(index), RUN, role, &url(index), stake)
     }
 
-    /// The secret from which a validator derives its salts.
+    /// Returns the secret from which a validator derives its salts.
     fn secret(&self, validator_index: usize) -> [u8; 32] {
         let miners = self.cast.miners.len();
         let is_honest = matches!(self.cast.validators[validator_index].1, ValidatorSeat::Honest);
@@ -424,7 +424,7 @@ impl<'a> Network<'a> {
             residual_share: self.cast.residual_share,
             update_delay: self.cast.update_delay,
             blocking: self.cast.blocking,
-            // Only a miner that is killed reads one.
+            // Only a miner that is killed reads a snapshot.
             snapshots: match self.cast.restarts.is_empty() && self.cast.events.is_empty() {
                 true => SnapshotInterval::Never,
                 false => SnapshotInterval::Steps(1),
@@ -511,7 +511,7 @@ impl<'a> Network<'a> {
             nodes.open_fallen();
             let last = chain.run_now(RUN).and_then(|run| run.rewound);
             if let Some(window) = last.filter(|_| last != rewound) {
-                // Nodes held another model of this window before it opened.
+                // Nodes held another model of this window before the rewind opened it again.
                 shared.recorder.rewound(window);
                 rewound = last;
             }
@@ -553,7 +553,7 @@ impl<'a> Network<'a> {
             .filter(is_injected)
             .map(|index| (index, shared.buckets.add_injected(&url(index), index as u64)))
             .collect();
-        // Miners subscribe first, so each head reaches them first and validators find the objects uploaded at it.
+        // Miners subscribe first, so they receive each head first and validators find the objects uploaded at it.
         let names = self
             .cast
             .miners
@@ -613,17 +613,17 @@ struct Nodes {
     /// The secrets from which validators derive their salts.
     secrets: Vec<[u8; 32]>,
     tasks: JoinSet<Ended>,
-    /// By uid.
+    /// Tasks by uid.
     handles: Vec<AbortHandle>,
-    /// Names of the nodes that have not ended, without those that need not.
+    /// Names of the running nodes, except expendable ones.
     running: Vec<String>,
     /// Names of the nodes that may fail or never end.
     expendable: BTreeSet<String>,
     /// Buckets whose faults can be changed, by uid.
     injected: BTreeMap<usize, Arc<OwnBucket>>,
-    /// Miners that were registered since the network began, and have no node yet.
+    /// Number of miners registered since the start whose nodes have not started.
     registered: usize,
-    /// Seats whose node ended and is to be opened again.
+    /// Seats whose nodes ended and must be restarted.
     fallen: Vec<usize>,
     planted: Option<Planted>,
 }
@@ -666,7 +666,7 @@ impl Nodes {
         self.observe(LATE_JOINER);
     }
 
-    /// Submits a vote by the coldkey, for the block after the next one.
+    /// Submits a vote by the coldkey, for inclusion in the block after the next one.
     fn vote_rewind(&mut self, vote: RewindVote) {
         let (chain, uid) =
             (self.shared.chain.signed_by(COLDKEY.to_account_id()), self.seats[vote.seat].view.id.uid);
@@ -678,7 +678,7 @@ impl Nodes {
         self.spawn("the coldkey".to_owned(), Box::pin(submitted));
     }
 
-    /// Kills the node of an honest seat and opens it again from its directory.
+    /// Kills the node of an honest seat and reopens it from its directory.
     async fn restart(&mut self, restart: Restart) -> Result<(), SimError> {
         self.kill(restart.seat, Leaves::Whole).await?;
         self.open(restart.seat);
@@ -725,12 +725,12 @@ impl Nodes {
         };
     }
 
-    /// Opens nodes that ended, as a service manager does.
+    /// Restarts nodes that ended, as a service manager does.
     fn open_fallen(&mut self) {
         std::mem::take(&mut self.fallen).into_iter().for_each(|seat| self.open(seat));
     }
 
-    /// Lets a fault begin or end.
+    /// Starts or ends a fault.
     async fn happen(&mut self, event: Event) -> Result<(), SimError> {
         let account = |seat: usize| AccountId::from(self.seats[seat].view.hotkey.0);
         match event {
@@ -773,7 +773,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Starts the nodes of miners that have got their seat.
+    /// Starts the nodes of miners whose seats now exist.
     fn join_registered(&mut self) {
         while 0 < self.registered {
             let index = self.seats.len();
@@ -793,7 +793,7 @@ impl Nodes {
         }
     }
 
-    /// Cuts off what these outages cut, and connects all others.
+    /// Applies these outages and connects everything else.
     fn cut_off<'a>(&self, outages: impl Iterator<Item = &'a Outage>) {
         let outages: Vec<&Outage> = outages.collect();
         let seats = |link| {
@@ -806,7 +806,7 @@ impl Nodes {
         self.shared.chain.lock().cut_off(accounts(Link::Heads), accounts(Link::Calls));
     }
 
-    /// Whether a node that was shown another chain for some time found that its model is not the chain's.
+    /// Returns whether a node that was shown another chain found that its model differs from the chain's.
     fn is_misled(&self, name: &str, error: &(dyn Error + 'static)) -> bool {
         let mut cause = Some(error).filter(|_| self.shared.misled.contains(name));
         while let Some(error) = cause {
@@ -826,7 +826,7 @@ impl Nodes {
                 Ok((name, Err(_))) if self.expendable.contains(&name) => {}
                 Ok((name, Err(error))) if is_restarted(&*error) || self.is_misled(&name, &*error) => {
                     let seat = self.seats.iter().position(|seat| seat.name == name);
-                    // As the error says.
+                    // Do as the error says.
                     for seat in seat.iter().filter(|_| self.is_misled(&name, &*error)) {
                         remove(&self.shared.directory(&self.seats[*seat].view.id), "model.");
                     }
@@ -843,7 +843,7 @@ impl Nodes {
     }
 }
 
-/// A node whose files grow to at most `bytes_max`; 0: without a limit. The limit is of the process, and holds while the
+/// A node whose files may grow to at most `bytes_max`; 0: unlimited. The limit is the process's and is set while the
 /// node is polled.
 struct Limited {
     node: Task,
@@ -869,8 +869,8 @@ impl Future for Limited {
     }
 }
 
-/// Whether a node ended as the chain had not answered for long, or as a file and its backup were lost: the next start
-/// begins without it.
+/// Returns whether a restart resolves the error: the chain did not answer for too long, or a file and its backup were
+/// lost and the next start begins without them.
 fn is_restarted(error: &(dyn Error + 'static)) -> bool {
     let is_damage = |error: &RunError| {
         matches!(error, RunError::Snapshot(SnapshotError::File(FileError::Damaged { .. })))
@@ -880,7 +880,7 @@ fn is_restarted(error: &(dyn Error + 'static)) -> bool {
         || error.source().is_some_and(is_restarted)
 }
 
-/// Leaves the large files in `directory` as a kill may leave them.
+/// Leaves the large files in `directory` in a state that a kill may cause.
 fn leave(directory: &Path, leaves: Leaves) -> std::io::Result<()> {
     for name in ["model.state", "miner.snapshot"] {
         let path = directory.join(name);

@@ -63,33 +63,33 @@ pub struct Shared {
     pub buckets: Arc<Buckets>,
     pub recorder: Recorder,
     pub evaluations: Evaluations,
-    /// The parent of the nodes' directories.
+    /// Parent of the nodes' directories.
     pub home: PathBuf,
-    /// Objects per million that a validator cannot fetch.
+    /// Fetches per million that fail for a validator.
     pub failures_ppm: u32,
-    /// Contributions that a validator evaluates in a window, at most.
+    /// Maximum number of contributions that a validator evaluates in a window.
     pub evaluations_max: usize,
-    /// The part of a window's sequences that an honest miner trains before the window's model is there.
+    /// Share of a window's sequences that an honest miner trains before the window's model arrives.
     pub ahead: f64,
     pub pace: Option<f64>,
-    /// The share of the residual that an honest miner's training starts with.
+    /// Share of the residual with which an honest miner's training starts.
     pub residual_share: f64,
-    /// The time that an update of the model takes to reach a miner.
+    /// Delay of an update of the model to a miner.
     pub update_delay: Duration,
-    /// Where nodes do their blocking work.
+    /// Executor of the nodes' blocking work.
     pub blocking: Blocking,
-    /// How often miners write a snapshot inside a window.
+    /// Interval of miners' snapshots inside a window.
     pub snapshots: SnapshotInterval,
     pub windows: u32,
-    /// Whether the network ends whatever its nodes do, so that a node serves windows without an end.
+    /// Whether the network ends even if nodes still run; nodes then run windows without an end.
     pub is_cut_off: bool,
-    /// Names of nodes that may hold another model than the others for some time.
+    /// Names of nodes that may temporarily hold another model than the others.
     pub misled: BTreeSet<String>,
-    /// Sees everything that happens.
+    /// Observer of all events.
     pub watch: Option<Watch>,
 }
 
-/// Something that happened in a network.
+/// An event in a network.
 pub enum Seen<'a> {
     /// A node wrote to its journal. Errors in it may name files below `home`, the parent of the nodes' directories.
     Entry { chain: &'a SharedChain, home: &'a Path, name: &'a str, entry: &'a Entry },
@@ -97,12 +97,12 @@ pub enum Seen<'a> {
     Block {
         chain: &'a SharedChain,
         calls: &'a [SealedCall],
-        /// By seat: requests to write to its bucket so far.
+        /// Write requests to each seat's bucket so far.
         writes: &'a BTreeMap<usize, u64>,
     },
 }
 
-/// Called with everything that happens in a network, in order.
+/// Callback for all events of a network, in order.
 pub type Watch = Arc<dyn Fn(Seen<'_>) + Send + Sync>;
 
 /// The parts of one node.
@@ -112,16 +112,16 @@ pub struct Seat {
     pub view: SeatView,
     pub key: SigningKey,
     pub store: Arc<dyn Store>,
-    /// Signs calls as the seat.
+    /// Handle that signs calls as the seat.
     pub chain: SharedChain,
-    /// Its index among the validators; `None` for a miner.
+    /// Index among the validators; `None` for a miner.
     pub validator_index: Option<usize>,
-    /// Bytes to which files of the node grow at most; 0: without a limit.
+    /// Maximum size of the node's files, in bytes; 0: unlimited.
     pub bytes_max: Arc<AtomicU64>,
 }
 
 impl Shared {
-    /// `seat`: the node's; `None`: it has none.
+    /// Returns the follower of a node. `seat` is `None` for a node without one.
     fn follower(&self, chain: &SharedChain, seat: Option<&Seat>) -> Follower {
         let validator_index = seat.and_then(|seat| seat.validator_index);
         let url = seat.map(|seat| seat.view.endpoint.clone()).unwrap_or_default();
@@ -296,7 +296,7 @@ pub async fn observe(shared: Arc<Shared>, chain: SharedChain, name: String) -> R
     }
 }
 
-/// An evaluator that all validators share. It computes the same from the same inputs only once.
+/// An evaluator that all validators share. It computes equal inputs only once.
 #[derive(Clone)]
 pub struct Evaluations(Arc<Mutex<Measured>>);
 
@@ -307,15 +307,15 @@ struct Measured {
     /// Measurements of single contributions.
     seats: BTreeMap<(Measurement, Uid, Digest), gauntlet::Measured>,
     held_out: BTreeMap<Measurement, LossEstimate>,
-    /// By window and digest of the contribution.
+    /// Sketches by window and digest of the contribution.
     sketches: BTreeMap<(Window, Digest), Arc<Sketch>>,
-    /// By window and what was compared.
+    /// Near-duplicates by window and compared contributions.
     near_duplicates: BTreeMap<Digest, BTreeMap<Uid, NearDuplicate>>,
     /// Mean losses of models since the last change of window: root of the model, sequences, loss.
     losses: Vec<((Digest, Vec<u64>), f64)>,
 }
 
-/// All that a measurement depends on, except the contribution, by hash.
+/// Hash of all inputs of a measurement except the contribution.
 type Measurement = Digest;
 
 impl Evaluations {
@@ -334,7 +334,7 @@ impl Evaluations {
     }
 }
 
-/// What the measurements of `job` depend on besides the contributions.
+/// Returns the hash of the inputs of `job`'s measurements other than the contributions.
 fn measurement(job: &Job) -> Measurement {
     let numbers =
         |numbers: &[u64]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
@@ -352,7 +352,7 @@ fn measurement(job: &Job) -> Measurement {
 }
 
 impl Measured {
-    /// [`evaluate::measure`], of what no validator has measured before.
+    /// Runs [`evaluate::measure`] on contributions that no validator has measured before.
     fn measure(
         &mut self,
         job: &Job,

@@ -1,6 +1,6 @@
 //! Errors of the product, of its chain or of its operator, planted into a simulation to show that a check finds them.
 //!
-//! No program can reach them: they are strategies, files and clients of the simulation only.
+//! No program contains them: they are strategies, files and clients of the simulation only.
 
 use super::{
     network::{MinerSeat, ValidatorSeat},
@@ -21,25 +21,25 @@ use store::{Store, StoreError};
 /// A planted error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planted {
-    /// A validator that was killed has forgotten what it signed, and sees one contribution less.
+    /// A killed validator forgets its signatures, and sees one contribution less.
     ForgottenSignatures,
-    /// A miner that was killed has forgotten its contribution.
+    /// A killed miner forgets its contribution.
     LostCommitment,
-    /// A miner takes a commitment as included once it is sent.
+    /// A miner treats a commitment as included once it is sent.
     HastyCommitment,
-    /// A miner tries an upload again without a pause and without an end.
+    /// A miner retries an upload without a pause and without an end.
     UnboundedRetry,
-    /// A validator blames a seat for what did not arrive.
+    /// A validator blames a seat for objects that did not arrive.
     BlamedOutage,
-    /// A validator votes for no window that follows a void one.
+    /// A validator does not vote in a window that follows a void one.
     StopsAtVoid,
-    /// A node without a seat takes every window from the third on as void.
+    /// A node without a seat treats every window from the third on as void.
     WrongLineage,
     /// The chain credits one unit too much in each epoch.
     PayOffByOne,
     /// A node follows the best block instead of the finalised one.
     FollowsBestBlock,
-    /// A client takes a call for final once the best block includes it.
+    /// A client treats a call as final once the best block includes it.
     TrustsInclusion,
     /// A validator gives the first miner no weight.
     ForgetsOneSeat,
@@ -140,7 +140,7 @@ impl validator::strategy::Strategy for BlamesOutages {
     }
 }
 
-/// Holds the lineage of the latest window: that of a void window is its successor's too.
+/// Holds the lineage of the latest window. A void window passes its lineage on to its successor.
 struct StopsAtVoid(Option<Digest>);
 
 impl validator::strategy::Strategy for StopsAtVoid {

@@ -6,9 +6,9 @@
 //! random data (`β = 7`, `τ = 0.1`); an invalid contribution ranks last. The score is the product of own-data score
 //! and rating, times 0.75 for each window with a fault. Weights are proportional to the squared score.
 //!
-//! Two conditions here favour the published rules. They see as many sequences as ours instead of eight, and every
-//! seat is evaluated in every window instead of five or twenty seats. Their check of synchrony always passes: all
-//! seats hold the same model. They ignore evidence that they do not know, such as the declared share of the work.
+//! Two conditions here favour the published rules. They see as many sequences as ours instead of eight, and every seat
+//! is evaluated in every window instead of five or twenty seats. Their check of synchrony always passes, because all
+//! seats hold the same model. They ignore evidence that they do not define, such as the declared share of the work.
 
 use super::record::SeatRecord;
 use gauntlet::{Evidence, LossPair, Observed, Rating, rating};
@@ -21,14 +21,14 @@ const DECAY: f64 = 0.95;
 const FAULT_FACTOR: f64 = 0.75;
 /// Weights are proportional to this power of the score.
 const POWER: i32 = 2;
-/// Epochs from the end of an epoch to its pay, as on the chain: weight votes are revealed in the next epoch.
+/// Epochs between the end of an epoch and its pay, as on the chain: weight votes are revealed in the next epoch.
 const PAY_DELAY_EPOCHS: usize = 1;
 
 /// The reputations of all seats, and their pay.
 #[derive(Debug, Default)]
 pub struct Judge {
     seats: BTreeMap<SeatId, Reputation>,
-    /// Weights of the epochs that are not paid yet, oldest first.
+    /// Weights of unpaid epochs, oldest first.
     unpaid: Vec<BTreeMap<Uid, f64>>,
     earned: BTreeMap<Uid, f64>,
 }
@@ -72,7 +72,7 @@ impl Judge {
         }
     }
 
-    /// The current weights: squared scores, normalised to a sum of 1.
+    /// Returns the current weights: squared scores, normalised to a sum of 1.
     pub fn weights(&self) -> BTreeMap<Uid, f64> {
         let score = |reputation: &Reputation| {
             reputation.rating.ordinal().max(0.0)
@@ -86,7 +86,7 @@ impl Judge {
     }
 
     /// Writes the pay until the end of `window` into the miners' records, in uid order. Every epoch pays 1 in total,
-    /// as late as on the chain.
+    /// with the chain's delay.
     pub fn credit(&mut self, params: &RunParams, window: Window, records: &mut [SeatRecord]) {
         if window.next().epoch(params.epoch_windows) != window.epoch(params.epoch_windows) {
             self.unpaid.push(self.weights());
@@ -102,7 +102,7 @@ impl Judge {
     }
 }
 
-/// The share of the mean loss that a contribution removes.
+/// Returns the share of the mean loss that a contribution removes.
 fn relative_gain(pairs: &[LossPair]) -> f64 {
     let before: f64 = pairs.iter().map(|pair| pair.before).sum();
     let after: f64 = pairs.iter().map(|pair| pair.after).sum();

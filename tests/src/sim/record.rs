@@ -17,10 +17,10 @@ pub struct SeatRecord {
     /// Pay until the end of the window, in MTL.
     pub earned: f64,
     pub observed: String,
-    /// The part of the assigned sequences that the contribution declares, if it is valid.
+    /// Share of the assigned sequences that the contribution declares, if it is valid.
     pub trained_share: f64,
     pub selected: bool,
-    /// Validators that attested a fault.
+    /// Number of validators that attested a fault.
     pub faults_attested: usize,
     pub own_gain: Option<f64>,
     pub common_gain: Option<f64>,
@@ -44,7 +44,7 @@ pub struct WindowRecord {
     pub merged: bool,
     /// Loss of the model at the start of the window, in nats per token.
     pub held_out_loss: f64,
-    /// By uid.
+    /// Seats by uid.
     pub seats: Vec<SeatRecord>,
 }
 
@@ -55,7 +55,7 @@ pub struct History {
     /// Names by uid, miners first.
     pub seats: Vec<String>,
     pub miners: usize,
-    /// By uid, in MTL.
+    /// Stakes by uid, in MTL.
     pub stakes: Vec<f64>,
     pub windows: Vec<WindowRecord>,
     /// Loss of the model after the last window, in nats per token.
@@ -63,15 +63,15 @@ pub struct History {
     pub lineage: String,
     /// The chain's state root after its last block.
     pub state_root: String,
-    /// By uid: encoded bytes that the node read of the chain.
+    /// Encoded bytes that each node read from the chain, by uid.
     pub bytes_read: Vec<u64>,
     /// Number of nodes that resumed from their directory.
     pub resumed: usize,
-    /// By name: the window from which a node without a model joined, by the last of that name.
+    /// First window of each node that joined without a model, by name; of equal names, the last node's.
     pub joined: BTreeMap<String, u32>,
-    /// By name: measurements that validators showed, and that were drawn (PROT-30).
+    /// By name: measurements that validators revealed, and measurements that were drawn (PROT-30).
     pub answers: BTreeMap<String, (u32, u32)>,
-    /// By name: why a validator left out a step of a window.
+    /// Name of a validator, and the reason for a step that it left out.
     pub abstained: Vec<(String, String)>,
 }
 
@@ -81,7 +81,7 @@ pub struct Recorder(Arc<Mutex<Reports>>);
 
 #[derive(Default)]
 struct Reports {
-    /// Validators that attested a fault, by window and seat.
+    /// Number of validators that attested a fault, by window and seat.
     faults: BTreeMap<(Window, Uid), usize>,
     /// The first validator's seat reports, by window.
     judged: BTreeMap<Window, Vec<SeatReport>>,
@@ -105,8 +105,8 @@ impl Recorder {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A watcher that reads the journal of the node `name`, and compares its models with the other nodes' if
-    /// `is_compared`.
+    /// Returns a watcher that reads the journal of the node `name`. If `is_compared`, its models are compared with
+    /// those of the other nodes.
     pub fn journal_of(&self, name: String, is_compared: bool) -> Watcher {
         let recorder = self.clone();
         Box::new(move |entry| {
@@ -155,17 +155,17 @@ impl Recorder {
         self.reports().held_out_losses.get(&window).copied()
     }
 
-    /// The first node whose lineage differs from the others', and the window.
+    /// Returns the first node whose lineage differs from the others', and the window.
     pub fn diverged(&self) -> Option<(Window, String)> {
         self.reports().diverged.clone()
     }
 
-    /// Number of nodes that resumed from their directory.
+    /// Returns the number of nodes that resumed from their directory.
     pub fn resumed(&self) -> usize {
         self.reports().resumed
     }
 
-    /// By name: the window from which a node without a model joined.
+    /// Returns the first window of each node that joined without a model, by name.
     pub fn joined(&self) -> BTreeMap<String, u32> {
         self.reports().joined.clone()
     }
@@ -175,12 +175,12 @@ impl Recorder {
         self.reports().lineages.remove(&window);
     }
 
-    /// By name: measurements that validators showed, and that were drawn.
+    /// Returns, by name, measurements that validators revealed, and measurements that were drawn.
     pub fn answers(&self) -> BTreeMap<String, (u32, u32)> {
         self.reports().answers.clone()
     }
 
-    /// By name: why a validator left out a step of a window.
+    /// Returns names of validators with the reasons for steps that they left out.
     pub fn abstained(&self) -> Vec<(String, String)> {
         self.reports().abstained.clone()
     }
@@ -189,7 +189,8 @@ impl Recorder {
         self.reports().lineages.get(&window).copied()
     }
 
-    /// The record of `window`, whose last block is the chain's head. The first `miners` seats belong to miners.
+    /// Returns the record of `window`, whose last block is the chain's head. The first `miners` seats belong to
+    /// miners.
     /// `None` if the window is not finalised.
     pub fn window(
         &self,
@@ -203,7 +204,7 @@ impl Recorder {
         let outcome = view.outcome?;
         let mut reports = self.reports();
         let seats = chain.seats_now(run);
-        // A seat that was given up leaves a gap.
+        // An abandoned seat leaves a gap.
         let uids = seats.iter().map(|seat| usize::from(seat.id.uid.0) + 1);
         let mut records = vec![SeatRecord::default(); uids.max().unwrap_or_default().max(miners)];
         for seat in &seats {

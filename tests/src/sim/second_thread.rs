@@ -1,9 +1,9 @@
 //! A second thread for the blocking work of a simulated network, without an effect on the order of events.
 //!
-//! Work takes 3 ms of virtual time, whatever it really takes. The network goes on until then; at that moment it
-//! waits for the work, and meanwhile does what the second thread has not begun. So which thread does what, and when,
-//! changes no event: the work of a node reads and writes only what the node lent to it. Work that is started in
-//! [`SecondThread::alone`] is done at once.
+//! Work takes 3 ms of virtual time, whatever its real duration. The network continues until then and waits for the
+//! work. While it waits, it runs work that the second thread has not begun. The assignment of work to threads changes
+//! no event, because the work of a node reads and writes only the node's own values. Work started in
+//! [`SecondThread::alone`] runs immediately.
 
 use super::experiment::on_one_thread;
 use daemon::Executor;
@@ -16,7 +16,7 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// The virtual time that work takes.
+/// Virtual duration of work.
 const WORK_TIME: Duration = Duration::from_millis(3);
 
 /// The second thread of this process.
@@ -30,14 +30,14 @@ pub struct SecondThread {
 
 #[derive(Default)]
 struct Queue {
-    /// By number, in the order in which it was started.
+    /// Work by number, in the order of its start.
     waiting: VecDeque<(u64, Job)>,
-    /// The work that the second thread does.
+    /// Number of the work on the second thread.
     running: Option<u64>,
     started: u64,
     /// Whether the second thread waits for work.
     is_idle: bool,
-    /// Whether the network's thread waits for work to end.
+    /// Whether the network's thread waits for the end of work.
     is_awaited: bool,
     /// Whether the thread exists.
     has_thread: bool,
@@ -66,7 +66,7 @@ impl SecondThread {
         queue
     }
 
-    /// Runs `work` while the second thread does nothing. What it starts runs at once.
+    /// Runs `work` while the second thread is idle. Work that it starts runs immediately.
     pub fn alone<T>(&self, work: impl FnOnce() -> T) -> T {
         self.finish();
         self.queue().is_alone = true;
@@ -75,12 +75,12 @@ impl SecondThread {
         done
     }
 
-    /// Takes work that nothing waits for before [`Executor::finish`].
+    /// Schedules work that nothing waits for before [`Executor::finish`].
     pub fn run_later(&'static self, work: Job) {
         self.take(work);
     }
 
-    /// Returns the work's number; `None`: it is done.
+    /// Schedules work. Returns its number, or `None` if it is done already.
     fn take(&'static self, work: Job) -> Option<u64> {
         let mut queue = self.queue();
         if queue.is_alone {
@@ -90,7 +90,7 @@ impl SecondThread {
         }
         if !queue.has_thread {
             queue.has_thread = true;
-            // Without it, the network's thread does all.
+            // Without the thread, the network's thread does all work.
             drop(std::thread::Builder::new().spawn(move || on_one_thread(|| self.serve())));
         }
         queue.started += 1;
@@ -102,7 +102,7 @@ impl SecondThread {
         Some(number)
     }
 
-    /// Takes work in the order in which it was started.
+    /// Runs work in the order of its start.
     fn serve(&self) {
         let mut queue = self.queue();
         loop {
@@ -114,7 +114,7 @@ impl SecondThread {
             };
             queue.running = Some(number);
             drop(queue);
-            // The task that needs its result fails without it; the network's thread must not wait for ever.
+            // The task that needs the result fails without it. The network's thread must not wait for ever.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
             queue = self.queue();
             queue.running = None;
@@ -129,7 +129,7 @@ impl SecondThread {
         let mut queue = self.queue();
         loop {
             let at = queue.waiting.binary_search_by_key(&number, |(number, _)| *number);
-            // While the second thread does this work, the last that was started is done here.
+            // While the second thread does this work, this thread does the work that was started last.
             let job = match at {
                 Ok(at) => queue.waiting.remove(at),
                 Err(_) if queue.running != Some(number) => return,
@@ -177,7 +177,7 @@ impl Executor for SecondThread {
     }
 }
 
-/// Work that was started, and has ended once this is dropped.
+/// Work in progress. Dropping this value waits for its end.
 struct Started {
     thread: &'static SecondThread,
     number: u64,
@@ -203,7 +203,7 @@ mod tests {
         Box::leak(Box::default())
     }
 
-    /// Takes `micros` of real time.
+    /// Sleeps for `micros` of real time.
     fn slow(micros: u64) -> u64 {
         std::thread::sleep(Duration::from_micros(micros));
         micros

@@ -27,7 +27,7 @@ pub fn dataset(directory: &Path) -> Result<PathBuf, PrepareError> {
     Ok(data)
 }
 
-/// A model of one layer and width 16.
+/// Returns a model of one layer and width 16.
 pub fn model(vocab: usize, seq_len: usize) -> ModelConfig {
     ModelConfig {
         vocab,

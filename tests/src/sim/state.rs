@@ -1,7 +1,7 @@
 //! The storage of a simulated chain: a map with nested transactions.
 //!
-//! It has no trie. Its root is a hash of all changes so far, so a block costs what it changes, however large the state
-//! is. Two chains with the same blocks have the same root.
+//! It has no trie. Its root is a hash of all changes so far, so the cost of a block depends on its changes and not on
+//! the size of the state. Two chains with the same blocks have the same root.
 
 use codec::{Encode, EncodeAppend as _, EncodeLike};
 use imbl::OrdMap;
@@ -20,21 +20,21 @@ use std::{
     sync::Arc,
 };
 
-/// All entries of the chain's storage. Copies share what is the same in both.
+/// All entries of the chain's storage. Copies share equal entries.
 #[derive(Clone, Default)]
 pub(super) struct State {
     entries: OrdMap<Arc<[u8]>, Arc<[u8]>>,
-    /// By open transaction, the outermost first: what each write replaced.
+    /// Replaced entries of each open transaction, the outermost first.
     transactions: Vec<Vec<Replaced>>,
     /// Keys written since the last root.
     changed: BTreeSet<Arc<[u8]>>,
     root: Digest,
 }
 
-/// A key, and the value that it had.
+/// A key and its former value.
 type Replaced = (Arc<[u8]>, Option<Arc<[u8]>>);
 
-/// An item of a list that is encoded already.
+/// An encoded item of a list.
 struct Encoded(Vec<u8>);
 
 impl Encode for Encoded {
@@ -51,7 +51,7 @@ impl State {
         set_and_run_with_externalities(self, work)
     }
 
-    /// Replaces an entry, and returns the value before.
+    /// Replaces an entry, and returns its former value.
     fn replace(&mut self, key: Arc<[u8]>, value: Option<Arc<[u8]>>) -> Option<Arc<[u8]>> {
         match value {
             Some(value) => self.entries.insert(key, value),
@@ -104,7 +104,7 @@ impl Externalities for State {
         unreachable!("{NO_CHILDREN}")
     }
 
-    /// Removes all entries with the prefix, whatever the limit.
+    /// Removes all entries with the prefix, regardless of the limit.
     fn clear_prefix(
         &mut self,
         prefix: &[u8],
@@ -147,7 +147,7 @@ impl Externalities for State {
         unreachable!("{NO_CHILDREN}")
     }
 
-    /// A hash of the last root and of the entries written since.
+    /// Returns a hash of the last root and of the entries written since.
     fn storage_root(&mut self, _state_version: StateVersion) -> Vec<u8> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.root.0);
@@ -167,7 +167,7 @@ impl Externalities for State {
 
     fn storage_append(&mut self, key: Vec<u8>, value: Vec<u8>) {
         let before = self.storage(&key).unwrap_or_default();
-        // What is no list begins anew, as on a node.
+        // A value that is not a list is replaced by a new list, as on a node.
         let appended = Vec::<Encoded>::append_or_new(before, [Encoded(value.clone())])
             .or_else(|_| Vec::<Encoded>::append_or_new(Vec::new(), [Encoded(value)]));
         self.place_storage(key, Some(appended.expect("one item can be appended to an empty list")));
@@ -238,7 +238,7 @@ mod tests {
     use codec::Decode as _;
     use sp_state_machine::BasicExternalities;
 
-    /// Writes, appends, removes, and undoes the half of it.
+    /// Writes, appends and removes, then undoes half of it.
     fn play(on: &mut dyn Externalities) -> Vec<Option<Vec<u8>>> {
         let key = |number: u32| format!("{}/{number}", number % 3).into_bytes();
         for round in 0..60u32 {

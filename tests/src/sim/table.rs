@@ -14,12 +14,12 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 /// Windows after which the table shows pay.
 const AFTER: [usize; 3] = [10, 30, 100];
-/// Losses whose mean is a network's final loss: a single window's loss is noisy.
+/// Number of losses whose mean is a network's final loss: the loss of a single window is noisy.
 const LAST_WINDOWS: usize = 3;
 /// Honest windows of the seat that poisons once.
 const GOOD_WINDOWS: usize = adversaries::GOOD_WINDOWS as usize;
 
-/// Begins the keys of what seats of [`UNEQUAL`] are paid for their work.
+/// Prefix of the keys of pay for the work of [`UNEQUAL`]'s seats.
 pub const PAID_FOR_WORK: &str = "paid_for_the_work_of_";
 
 /// All numbers. Pay is a share of an honest seat's; means are over seeds.
@@ -28,12 +28,13 @@ pub struct Table {
     pub seeds: Vec<u64>,
     pub windows: usize,
     pub parameters: usize,
-    /// By name: `pay_share_10` and so on (`_max`: the worst seed), `pay_share_since_cheating`, `worth`, `published_10`
-    /// and so on, and numbers of single adversaries. Validators' pay is per stake.
+    /// Numbers of each adversary, by name: `pay_share_10` and so on (`_max`: the worst seed),
+    /// `pay_share_since_cheating`,
+    /// `worth`, `published_10` and so on, and numbers of single adversaries. Validators' pay is per stake.
     pub adversaries: BTreeMap<String, BTreeMap<String, f64>>,
     /// Cheating validators in networks other than [`CHEATING_VALIDATORS`], by network and name.
     pub validators: BTreeMap<String, BTreeMap<String, BTreeMap<String, f64>>>,
-    /// By network: final loss, and its relative increase over the baseline's.
+    /// Final loss of each network, and its relative increase over the baseline's.
     pub networks: BTreeMap<String, BTreeMap<String, f64>>,
     /// Penalties of honest seats, and the spread of pay for equal work.
     pub honest: BTreeMap<String, f64>,
@@ -117,7 +118,7 @@ impl Table {
         table
     }
 
-    /// As Markdown.
+    /// Renders the table as Markdown.
     pub fn text(&self) -> String {
         let mut text = String::new();
         let after: Vec<usize> = AFTER.into_iter().filter(|after| *after <= self.windows).collect();
@@ -227,8 +228,8 @@ impl Table {
     }
 }
 
-/// The numbers of the adversary `name`: mean pay of its seats over mean pay of honest seats of the same role in the
-/// same network, and more. `None` if it is in none of the networks.
+/// Returns the numbers of the adversary `name`: mean pay of its seats over mean pay of honest seats of the same role
+/// in the same network, and more. `None` if no network has it.
 fn adversary<'a>(
     among: impl Iterator<Item = &'a History>,
     name: &str,
@@ -291,7 +292,7 @@ fn adversary<'a>(
     Some(numbers)
 }
 
-/// The first window in which the adversary does not behave like an honest seat.
+/// Returns the first window in which the adversary does not behave like an honest seat.
 fn cheats_from(name: &str) -> usize {
     match name {
         "poison-one-shot" | "quitter" => GOOD_WINDOWS,
@@ -300,8 +301,8 @@ fn cheats_from(name: &str) -> usize {
     }
 }
 
-/// The last window whose cumulative pay does not depend on `window`. A validator commits to an epoch's weights before
-/// it scores the epoch's last window; the chain pays them after the reveal.
+/// Returns the last window whose cumulative pay does not depend on `window`. A validator commits to an epoch's weights
+/// before it scores the epoch's last window; the chain pays them after the reveal.
 fn last_paid_before(window: usize) -> usize {
     let params = localnet::defaults::params(0);
     let (epoch, reveal) = (params.epoch_windows as usize, params.reveal_windows as usize);
@@ -309,7 +310,7 @@ fn last_paid_before(window: usize) -> usize {
     (first + 1) * epoch + reveal - 1
 }
 
-/// The share of an honest miner's work that a cheat does in `windows` windows; `None` if it is all or nothing.
+/// Returns the share of an honest miner's work that a cheat does in `windows` windows; `None`: all or nothing.
 fn honest_work(name: &str, windows: usize) -> Option<f64> {
     let windows = windows.max(1) as f64;
     match name {
@@ -325,11 +326,11 @@ fn honest_work(name: &str, windows: usize) -> Option<f64> {
     }
 }
 
-/// The effect of one poisoned window on the loss and on the seat's pay, against a network in which that seat is
-/// honest. For comparison, the absolute effect on the loss if the seat skips that window.
+/// Computes the effect of one poisoned window on the loss and on the seat's pay, against a network in which that seat
+/// is honest. For comparison, also the absolute effect on the loss if the seat skips that window.
 fn one_shot(with: &[History], without: &[History], away: &[History], numbers: &mut BTreeMap<String, f64>) {
     for later in 1..=4 {
-        // A window's record has the loss at its start.
+        // A window's record holds the loss at its start.
         let change = |(with, without): (&History, &History)| {
             let loss = |history: &History| {
                 history
@@ -443,13 +444,13 @@ fn honest(histories: &Histories, baseline: &[History]) -> BTreeMap<String, f64> 
     numbers
 }
 
-/// The key of what a seat of this name in [`UNEQUAL`] is paid for its work.
+/// Returns the key of the pay of a seat of this name in [`UNEQUAL`].
 fn paid_key(name: &str) -> String {
     format!("{PAID_FOR_WORK}{name}")
 }
 
-/// Pay for the same work, as a share of a whole seat's: after the first windows, in which noise decides most, mean over
-/// seeds.
+/// Returns the pay for the same work as a share of a whole seat's, mean over seeds. It excludes the first windows, in
+/// which noise decides most.
 fn paid_for_work(histories: &[History]) -> BTreeMap<String, f64> {
     let of = |(name, share): (&str, f64)| {
         let paid = |history: &History| {
@@ -465,19 +466,19 @@ fn paid_for_work(histories: &[History]) -> BTreeMap<String, f64> {
     CAPACITIES.into_iter().filter(|(name, _)| *name != HONEST).map(of).collect()
 }
 
-/// How much less pay the first seat has than its equals, as a share of their mean.
+/// Returns the pay that the first seat lacks against its equals, as a share of their mean.
 fn pay_lost(history: &History) -> f64 {
     let Some(last) = history.windows.last() else { return 0.0 };
     let equals = seats(history, HONEST, Role::Miner).filter(|uid| *uid != 0);
     1.0 - ratio(last.seats[0].earned, mean(equals.map(|uid| last.seats[uid].earned)))
 }
 
-/// Pay of all seats until the end of the window, in MTL.
+/// Returns the pay of all seats until the end of the window, in MTL.
 fn paid_in_all(record: &WindowRecord) -> f64 {
     record.seats.iter().map(|seat| seat.earned).sum()
 }
 
-/// `None` if the network ran no window or paid no miner.
+/// Returns the spread of pay, or `None` if the network ran no window or paid no miner.
 fn evenness(history: &History) -> Option<Evenness> {
     let last = history.windows.last()?;
     let pay = |name| seats(history, name, Role::Miner).map(|uid| last.seats[uid].earned);
@@ -492,7 +493,7 @@ fn evenness(history: &History) -> Option<Evenness> {
     })
 }
 
-/// The uids of the seats with this name and role.
+/// Returns the uids of the seats with this name and role.
 fn seats<'a>(history: &'a History, name: &'a str, role: Role) -> impl Iterator<Item = usize> + 'a {
     let of_role = match role {
         Role::Miner => 0..history.miners,
@@ -511,7 +512,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
     if count == 0 { 0.0 } else { sum / f64::from(count) }
 }
 
-/// The quotient, or 0 if the denominator is not positive.
+/// Returns the quotient, or 0 if the denominator is not positive.
 fn ratio(numerator: f64, denominator: f64) -> f64 {
     if 0.0 < denominator { numerator / denominator } else { 0.0 }
 }

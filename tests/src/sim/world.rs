@@ -42,8 +42,8 @@ pub enum WorldError {
 }
 
 impl World {
-    /// A model of about 30,000 parameters on Rust source code, which every build of the project has. The prepared
-    /// dataset is kept below `cache`.
+    /// Returns a model of about 30,000 parameters on Rust source code, which every build of the project has. The
+    /// prepared dataset is kept below `cache`.
     ///
     /// # Errors
     /// If the text is missing or cannot be prepared.
@@ -60,7 +60,7 @@ impl World {
         World::from_dataset(Dataset::open(&prepared.directory, Some(prepared.digest))?)
     }
 
-    /// The same model on a prepared dataset.
+    /// Returns the same model on a prepared dataset.
     ///
     /// # Errors
     /// If the dataset cannot be opened, or its vocabulary or sequence length is invalid for the model.
@@ -68,7 +68,7 @@ impl World {
         World::from_dataset(Dataset::open(directory, None)?)
     }
 
-    /// The default directory of prepared datasets.
+    /// Returns the default directory of prepared datasets.
     ///
     /// # Errors
     /// If neither `XDG_CACHE_HOME` nor `HOME` is set.
@@ -78,20 +78,21 @@ impl World {
         Ok(cache.ok_or(WorldError::NoCache)?.join("mettle").join("datasets"))
     }
 
-    /// The same world with hidden attestations and votes (PROT-30). Its windows have blocks for the reveals.
+    /// Returns the same world with hidden attestations and votes (PROT-30). Its windows have blocks for the reveals.
     pub fn with_hidden_votes(&self) -> World {
         let schedule = Schedule { blocks_per_window: 18, vote_by: 13, ..self.params.schedule };
         let params = RunParams { schedule, hidden_blocks: 2, ..self.params };
         World { params, ..self.clone() }
     }
 
-    /// The same world with 32 steps of a full batch in a window, so that a sixteenth of a seat's sequences is two steps.
+    /// Returns the world with 32 steps of a full batch in a window, so that a sixteenth of a seat's sequences is two
+    /// steps.
     pub fn with_long_windows(&self) -> World {
         let params = RunParams { sequences_per_seat: 32 * BATCH as u32, ..self.params };
         World { params, ..self.clone() }
     }
 
-    /// The same world with a model, data and evaluation as small as the rules need, for many seats and windows.
+    /// Returns the world with a model, data and evaluation of the rules' minimum size, for many seats and windows.
     pub fn with_small_model(&self) -> World {
         let model =
             ModelConfig { d_model: 16, layers: 1, heads: 2, kv_heads: 2, d_ff: 32, ..self.spec.model };
@@ -119,7 +120,7 @@ impl World {
     }
 }
 
-/// A localnet's parameters, except the schedule, the size, and the places of newcomers, which a localnet keeps open.
+/// Returns a localnet's parameters, except the schedule, the size, and the places of newcomers, which it keeps open.
 fn params() -> RunParams {
     RunParams {
         schedule: Schedule {
@@ -132,7 +133,7 @@ fn params() -> RunParams {
         },
         sequences_per_seat: 96,
         places: 8,
-        // Two epochs: by then a seat that works has a weight, and a seat without a weight is no longer merged.
+        // Two epochs: by then a working seat has a weight, and a seat without a weight is no longer merged.
         newcomer_windows: 4,
         checkpoint_windows: 10,
         ..localnet::defaults::params(0)
