@@ -1,5 +1,5 @@
-//! `localnet store add NAME --dir DIR`: a bucket for one more participant, on the store of a network that runs or will
-//! run again. The store's process reads its plan again, so that no other program has to reach it.
+//! `localnet store add NAME --dir DIR`: a bucket for an additional participant, on the store of a network that runs now
+//! or later. The store's process rereads its plan, so no other program has to reach it.
 
 use crate::{
     layout::{BucketPlan, ORIGIN, Plan},
@@ -17,9 +17,9 @@ use std::{
 };
 use store::{Credentials, HttpFetcher, S3Settings, S3Store, check_bucket, fetch::FetchPolicy};
 
-/// Between two looks of the store's process at its plan.
+/// Interval between the store process's reads of its plan.
 const READ_EVERY: Duration = Duration::from_millis(500);
-/// How long a running store may take to serve a new bucket.
+/// Maximum time until a running store serves a new bucket.
 const SERVED_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, clap::Subcommand)]
@@ -62,7 +62,7 @@ async fn add(wanted: &AddBucket) -> anyhow::Result<()> {
         let home = directory.join(&bucket.name);
         std::fs::create_dir_all(&home).with_context(|| format!("could not make {}", home.display()))?;
         let secret_file = home.join(setup::STORE_SECRET);
-        // The secret first: a bucket without it could not be used.
+        // The secret first: a bucket without its secret would be unusable.
         write_atomic(&secret_file, bucket.secret_key.as_bytes())?;
         plan.write(&file)?;
         plan.write(&directory.join(STORE).join("plan.json"))?;
@@ -77,7 +77,7 @@ async fn add(wanted: &AddBucket) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The bucket of this name in the plan, added if it is not there.
+/// Returns the plan's bucket of this name, and adds it if it does not exist.
 fn planned(plan: &mut Plan, name: &str) -> anyhow::Result<BucketPlan> {
     s3_server::check_bucket_name(name)?;
     if let Some(known) = plan.buckets.iter().find(|bucket| bucket.name == name) {
@@ -94,7 +94,7 @@ fn planned(plan: &mut Plan, name: &str) -> anyhow::Result<BucketPlan> {
     Ok(bucket)
 }
 
-/// The settings of the bucket's owner.
+/// Returns the settings for the bucket's owner.
 fn section(plan: &Plan, bucket: &BucketPlan, secret_file: PathBuf) -> anyhow::Result<String> {
     #[derive(serde::Serialize)]
     struct Section {
@@ -110,7 +110,7 @@ fn section(plan: &Plan, bucket: &BucketPlan, secret_file: PathBuf) -> anyhow::Re
     Ok(toml::to_string_pretty(&Section { store })?)
 }
 
-/// Waits until the bucket is written and read as its owner and others do; false if no store runs.
+/// Waits until the bucket can be written by its owner and read by others. Returns false if no store runs.
 async fn until_served(plan: &Plan, bucket: &BucketPlan) -> anyhow::Result<bool> {
     let address = (plan.host.as_str(), plan.store_port);
     if tokio::net::TcpStream::connect(address).await.is_err() {
@@ -122,7 +122,7 @@ async fn until_served(plan: &Plan, bucket: &BucketPlan) -> anyhow::Result<bool> 
         ..S3Settings::new(plan.store_url(), &name, Credentials { access_key, secret_key })
     };
     let (store, fetcher) = (S3Store::open(&settings)?, HttpFetcher::new(FetchPolicy::localnet())?);
-    // A request before the store has read its plan is an error in its log.
+    // A request before the store has read its plan would be an error in its log.
     tokio::time::sleep(READ_EVERY.saturating_mul(2)).await;
     let began = Instant::now();
     loop {
@@ -136,7 +136,7 @@ async fn until_served(plan: &Plan, bucket: &BucketPlan) -> anyhow::Result<bool> 
     }
 }
 
-/// Adds buckets to `server` as they appear in the plan, for ever.
+/// Adds new buckets of the plan to `server`, for ever.
 pub async fn follow(plan: &Path, server: &s3_server::S3Server) {
     let mut read: Option<SystemTime> = None;
     loop {
@@ -240,7 +240,7 @@ mod tests {
         let wanted = AddBucket { name: "my-miner".into(), dir: directory.clone() };
         let added = async {
             add(&wanted).await.unwrap();
-            // Again: the same bucket.
+            // The same bucket again.
             add(&wanted).await.unwrap();
         };
         tokio::select! {
@@ -263,7 +263,7 @@ mod tests {
         let settings: daemon::config::File = toml::from_str(&text).unwrap();
         assert_eq!(settings.store.unwrap().bucket, "my-miner");
 
-        // After a restart, it is served from the start.
+        // After a restart, the bucket is served from the start.
         server.shutdown().await;
         assert!(!until_served(&kept, bucket).await.unwrap());
         let server = S3Server::start(store_config(&kept, home.path().join("data"))).await.unwrap();

@@ -1,7 +1,7 @@
-//! A network whose processes are started from outside, by a container engine: `role plan` writes its plan, `role
-//! set-up` creates the run and the seats once chain and store run, and `role check` tells the health of a container.
+//! A network whose processes a container engine starts: `role plan` writes its plan, `role set-up` creates the run and
+//! the seats once chain and store run, and `role check` reports the health of a container.
 //!
-//! Both preparations may be repeated at any time: they skip what is done.
+//! Both preparations may be repeated at any time: they skip completed steps.
 
 use crate::{
     defaults,
@@ -17,9 +17,9 @@ use tokio::{
     net::TcpStream,
 };
 
-/// How long a health request may take.
+/// Maximum time of a health request.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Longer than any health response.
+/// Maximum length of a health response.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
 #[derive(Debug, clap::Args)]
@@ -154,7 +154,7 @@ async fn call(address: SocketAddr, method: &str, params: Value) -> anyhow::Resul
     }
 }
 
-/// Sends one HTTP request. Returns status and body of the response.
+/// Sends one HTTP request. Returns the status and body of the response.
 async fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
     let request = format!(
         "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",

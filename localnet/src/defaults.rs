@@ -14,7 +14,7 @@ pub const BLOCK_MILLIS: u64 = 500;
 pub const TRAIN_BLOCKS: u32 = 28;
 /// Time between two blocks of the real nodes' chain `local`, for estimates only: the runtime sets it.
 pub const NODE_BLOCK_MILLIS: u64 = 2_000;
-/// Twice the training time of the development chain, because four nodes compute as well.
+/// Twice the training time on the development chain, because four nodes compute as well.
 pub const NODE_TRAIN_BLOCKS: u32 = 14;
 /// Blocks by which GRANDPA's finality trails the best block: two, and one more for a busy machine.
 pub const NODE_FINALITY_LAG: u32 = 3;
@@ -22,23 +22,23 @@ pub const NODE_FINALITY_LAG: u32 = 3;
 pub const VOCABULARY: usize = 2048;
 /// Predicted tokens of a sequence.
 pub const SEQUENCE: usize = 64;
-/// The size of the sample on which the held-out loss is reported. Losses of sequences spread by about 0.7 nats, so its
+/// Size of the sample on which the held-out loss is reported. Losses of sequences spread by about 0.7 nats, so its
 /// standard error is below 0.02; the measurement takes 1.7 CPU-seconds per window, which the validators share.
 pub const HELD_OUT_SEQUENCES: u64 = 1536;
 
 pub const VALIDATOR_STAKE: Amount = Amount::mtl(1_000);
 pub const MINER_STAKE: Amount = Amount::mtl(10);
-/// The endowment of each coldkey: for stake, deposits and fees.
+/// Endowment of each coldkey, for stake, deposits and fees.
 pub const COLDKEY_FUNDS: Amount = Amount::mtl(2_000);
-/// The endowment of each hotkey, for fees.
+/// Endowment of each hotkey, for fees.
 pub const HOTKEY_FUNDS: Amount = Amount::mtl(10);
 pub const TREASURY: Amount = Amount::mtl(100_000);
 
-/// Parameters of the run. `finality_lag` widens the phases that wait for finality.
+/// Returns the run's parameters. `finality_lag` widens the phases that wait for finality.
 pub fn params(finality_lag: u32) -> RunParams {
     RunParams {
         schedule: schedule(TRAIN_BLOCKS, finality_lag),
-        // With two, chance decides the first pay: the gaps of the first window are hardly above their errors.
+        // With two, chance decides the first pay: the gaps of the first window hardly exceed their errors.
         epoch_windows: 4,
         reveal_windows: 1,
         hidden_blocks: 0,
@@ -47,7 +47,7 @@ pub fn params(finality_lag: u32) -> RunParams {
         density: Density(512),
         merge_density: Density(1695),
         merge_rule: MergeRule::MeanOverHits,
-        // At 0.95 old residuals still pull after the model has moved on, and a short run overshoots.
+        // At 0.95 old residuals still act after the model has changed, and a short run overshoots.
         error_feedback_decay: F32Bits::of(0.5),
         outer_rate: F32Bits::of(1.0),
         evaluation_fraction: F32Bits::of(0.2),
@@ -65,7 +65,7 @@ pub fn params(finality_lag: u32) -> RunParams {
     }
 }
 
-/// The economic parameters of the run.
+/// Returns the economic parameters of the run.
 pub fn terms() -> Terms {
     Terms {
         active_set_max: 16,
@@ -77,7 +77,7 @@ pub fn terms() -> Terms {
     }
 }
 
-/// A window with `train_blocks` for training and the shortest safe phases after it.
+/// Returns a schedule with `train_blocks` for training and the shortest safe phases after it.
 pub fn schedule(train_blocks: u32, finality_lag: u32) -> Schedule {
     // Each phase acts on finalised blocks, and its extrinsics are included a block or two later.
     let step = 3 + finality_lag;

@@ -1,12 +1,12 @@
-//! Blocks of the development chain as soon as the processes of its network wait for the next one. Only tests use it:
-//! on an idle machine they do not wait for a clock, and on a busy one no window ends before its work is done.
+//! Makes a block of the development chain as soon as all processes of its network wait for it. Only tests use this: on
+//! an idle machine they do not wait for a clock, and on a busy one no window ends before its work is done.
 //!
-//! The operating system says which process waits. A process computes if one of its threads runs, is ready to run (it
-//! may wait for a core), or waits for the disk. Because a look at all threads takes about a millisecond, in which
-//! work may move from one process to another, two looks in a row must find no such thread, and almost no CPU time in
-//! between.
+//! The operating system reports which processes wait. A process computes if one of its threads runs, is ready to run
+//! (it may wait for a core), or waits for the disk. A scan of all threads takes about a millisecond, in which work may
+//! move from one process to another. So two scans in a row must find no such thread, and almost no CPU time between
+//! them.
 //!
-//! Timers of miners and validators still follow the clock. So there is a shortest time between two blocks.
+//! Timers of miners and validators still follow the clock, so the time between two blocks has a minimum.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,18 +17,18 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-/// The longest time between two blocks, whatever the processes do.
+/// Maximum time between two blocks, regardless of the processes.
 const BLOCK_MAX: Duration = Duration::from_secs(2);
-/// The time between two blocks while no miner or validator runs. The process that sets a network up is not watched.
+/// Time between two blocks while no miner or validator runs. The process that sets a network up is not watched.
 const BLOCK_WITHOUT_SEATS: Duration = Duration::from_millis(200);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Between two searches for new processes.
+/// Interval between searches for new processes.
 const LIST_EVERY: Duration = Duration::from_millis(250);
-/// Processes that use less than this share of a core between two looks only serve their timers.
+/// Maximum share of a core between two scans of processes that only serve their timers.
 const TIMERS_SHARE: f64 = 0.05;
 
-/// Asks for a block whenever one is due, until the receiver closes: at the earliest `block_min` after the last one.
-/// Expects an answer once the block is made. `directory` is the network's.
+/// Requests each block when it is due, at the earliest `block_min` after the last one, and waits until it is made.
+/// Returns when the receiver closes. `directory` is the network's.
 pub fn ask_for_blocks(directory: &Path, block_min: Duration, ask: &mpsc::Sender<oneshot::Sender<()>>) {
     let mut watch = Watch::new(directory);
     let mut made_at = Instant::now();
@@ -42,21 +42,21 @@ pub fn ask_for_blocks(directory: &Path, block_min: Duration, ask: &mpsc::Sender<
     }
 }
 
-/// The processes of a network, seen from a thread of its chain.
+/// Observes the processes of a network from a thread of its chain.
 struct Watch {
-    /// With a separator at its end.
+    /// Directory of the network, with a separator at its end.
     directory: Vec<u8>,
-    /// `PROCESS/task/THREAD` of this thread, which computes while it looks.
+    /// `PROCESS/task/THREAD` of this thread, which computes during a scan.
     this_thread: String,
     processes: BTreeSet<u32>,
-    /// Processes of others, and how many searches found each. After two, it has the command line that it keeps, and is
-    /// not looked at again.
+    /// Processes of others, and the number of searches that found each. After two, its command line is final and it is
+    /// not examined again.
     others: BTreeMap<u32, u8>,
     has_seats: bool,
     listed_at: Option<Instant>,
-    /// The process that computed at the last look. It is looked at first.
+    /// The process that computed in the last scan. It is examined first.
     busy: Option<u32>,
-    /// When the last look found no thread that computes, and the CPU time of all processes then.
+    /// Time of the last scan that found no computing thread, and the CPU time of all processes at that time.
     quiet: Option<(Instant, Duration)>,
 }
 
@@ -82,7 +82,7 @@ impl Watch {
         }
     }
 
-    /// Waits until a block is due after the one of `made_at`.
+    /// Waits until the block after the one made at `made_at` is due.
     fn wait(&mut self, made_at: Instant, block_min: Duration) {
         thread::sleep(block_min.saturating_sub(made_at.elapsed() + LOOK_EVERY));
         self.quiet = None;
@@ -122,7 +122,7 @@ impl Watch {
             |process: &u32| self.threads(*process).map(|thread| cpu_time(&thread)).sum::<Duration>();
         let (now, used): (Instant, Duration) = (Instant::now(), self.processes.iter().map(of_process).sum());
         let before = self.quiet.replace((now, used));
-        // Less than before: a thread has ended in between, and its time with it.
+        // Less than before: a thread has ended in between, and its CPU time is no longer counted.
         let spent = before.and_then(|(at, before)| Some((now - at, used.checked_sub(before)?)));
         match spent {
             Some((passed, spent)) if spent <= passed.mul_f64(TIMERS_SHARE) => Activity::Idle,
@@ -130,7 +130,7 @@ impl Watch {
         }
     }
 
-    /// Finds the processes whose command line names a file of the network, and what they have started.
+    /// Finds the processes whose command line names a file of the network, and their descendants.
     fn list(&mut self) {
         self.processes.clear();
         self.has_seats = false;
@@ -167,7 +167,7 @@ impl Watch {
         self.others.retain(|process, _| !self.processes.contains(process));
     }
 
-    /// The directories of a process's threads, but for this one.
+    /// Returns the directories of a process's threads, except this thread.
     fn threads(&self, process: u32) -> impl Iterator<Item = String> {
         let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
         let names = tasks.map(move |task| format!("{process}/task/{}", task.file_name().to_string_lossy()));
@@ -175,7 +175,7 @@ impl Watch {
     }
 }
 
-/// Whether a thread runs, is ready to run, or waits for the disk.
+/// Returns whether a thread runs, is ready to run, or waits for the disk.
 fn computes(thread: &str) -> bool {
     matches!(stat(thread).as_deref().and_then(|words| words.split(' ').next()), Some("R" | "D"))
 }
@@ -184,13 +184,13 @@ fn parent_of(process: u32) -> Option<u32> {
     stat(&format!("/proc/{process}"))?.split(' ').nth(1)?.parse().ok()
 }
 
-/// The words of a `stat` from the state on. Before it is the program's name, which may hold anything.
+/// Returns the words of a `stat` from the state on. The program's name before it may contain any character.
 fn stat(of: &str) -> Option<String> {
     let text = fs::read_to_string(format!("{of}/stat")).ok()?;
     Some(text.rsplit_once(") ")?.1.to_owned())
 }
 
-/// The CPU time that a thread has used; zero on a kernel that does not count it in nanoseconds.
+/// Returns the CPU time that a thread has used; zero on a kernel that does not count it in nanoseconds.
 fn cpu_time(thread: &str) -> Duration {
     let text = fs::read_to_string(format!("{thread}/schedstat")).unwrap_or_default();
     let nanoseconds = text.split(' ').next().and_then(|word| word.parse().ok());
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
     use std::process::{Child, Command, Stdio};
 
-    /// A shell that names `settings.toml` of the directory, as a seat does.
+    /// Starts a shell whose command line names `settings.toml` of the directory, as a seat's does.
     fn seat(directory: &Path, script: &str) -> Child {
         let settings = directory.join("miner-0/settings.toml");
         let mut command = Command::new("sh");
@@ -214,7 +214,7 @@ mod tests {
         command.spawn().expect("sh is everywhere")
     }
 
-    /// Looks until it sees `wanted`.
+    /// Scans until the result is `wanted`.
     fn until(watch: &mut Watch, wanted: Activity) {
         let began = Instant::now();
         while watch.look() != wanted {
@@ -231,7 +231,7 @@ mod tests {
 
         let mut waits = seat(home.path(), "read line; exit");
         until(&mut watch, Activity::Idle);
-        // The shell waits for its child, which names nothing of the network.
+        // The shell waits for its child, whose command line names no file of the network.
         let mut computes = seat(home.path(), "sh -c 'while :; do :; done' & read line; kill $!");
         until(&mut watch, Activity::Computing);
         let began = Instant::now();
@@ -263,7 +263,7 @@ mod tests {
         computes.wait().unwrap();
         let mut waits = seat(home.path(), "read line; exit");
         until(&mut watch, Activity::Idle);
-        // On a busy machine the shell may be seen at its start once.
+        // On a busy machine, a scan may see the shell once during its start.
         let mut waited = (0..20).map(|_| after(&mut watch));
         assert!(waited.any(|waited| (Duration::from_millis(40)..BLOCK_WITHOUT_SEATS).contains(&waited)));
         drop(waits.stdin.take());

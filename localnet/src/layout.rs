@@ -25,24 +25,24 @@ use std::{
 pub struct Plan {
     pub version: u32,
     pub chain: ChainPlan,
-    /// The host at which the seats reach the store and the development chain.
+    /// Host at which the seats reach the store and the development chain.
     pub host: String,
     pub store_port: u16,
     pub finality_lag: u32,
     pub run: u32,
-    /// Port and token of the store's fault injection; of networks on this machine only.
+    /// Port and token of the store's fault injection; only for networks on this machine.
     pub store_admin: Option<(u16, String)>,
     /// Access key and secret key of the origin's bucket.
     pub origin_keys: (String, String),
-    /// The directory of the prepared data. Without it, the seats fetch the data from the origin's bucket.
+    /// Directory of the prepared data. Without it, the seats fetch the data from the origin's bucket.
     pub dataset: Option<PathBuf>,
-    /// What the seats compute on; by default the CPU.
+    /// Device of the seats' computations; by default the CPU.
     #[serde(default)]
     pub device: Option<nn::Device>,
-    /// The size of the sample on which the held-out loss is measured, of which each validator has a part.
-    /// Without it, each validator measures its default.
+    /// Size of the sample on which the held-out loss is measured; each validator measures a part of it. Without it,
+    /// each validator measures its default.
     pub held_out_sequences: Option<u64>,
-    /// Buckets of participants that are not of this network, added by `localnet store add`.
+    /// Buckets of participants outside this network, added by `localnet store add`.
     #[serde(default)]
     pub buckets: Vec<BucketPlan>,
     pub seats: Vec<SeatPlan>,
@@ -52,8 +52,8 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum ChainPlan {
-    /// The development chain, in one process: a block every `block_millis`; for tests, `when_idle`, a block as soon as
-    /// all processes of the network wait for it, at the earliest after `block_millis`.
+    /// The development chain, in one process, with a block every `block_millis`. For tests, `when_idle`: a block as
+    /// soon as all processes of the network wait for it, at the earliest after `block_millis`.
     Embedded {
         port: u16,
         block_millis: u64,
@@ -62,12 +62,12 @@ pub enum ChainPlan {
     },
     /// Real nodes, each an authority of the `local` chain.
     Nodes { binary: PathBuf, nodes: Vec<NodePlan> },
-    /// Nodes that are started and stopped from outside: their URLs.
+    /// URLs of nodes that are started and stopped by other programs.
     Elsewhere { urls: Vec<String> },
 }
 
 impl ChainPlan {
-    /// Between two blocks, for estimates only: the chain sets it.
+    /// Returns the time between two blocks, for estimates only: the chain sets it.
     pub fn block_time(&self) -> Duration {
         Duration::from_millis(match self {
             ChainPlan::Embedded { block_millis, .. } => *block_millis,
@@ -80,14 +80,14 @@ impl ChainPlan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodePlan {
-    /// Also the name of its directory, such as `node-0`.
+    /// Name of the node and of its directory, such as `node-0`.
     pub name: String,
-    /// The authority whose well-known keys the node has: `alice`, …
+    /// Authority whose well-known keys the node has: `alice`, …
     pub authority: String,
     pub rpc_port: u16,
     pub p2p_port: u16,
     pub metrics_port: u16,
-    /// The secret of its network identity, in hex.
+    /// Secret key of its network identity, in hex.
     pub node_key: String,
 }
 
@@ -95,22 +95,22 @@ pub struct NodePlan {
 #[serde(deny_unknown_fields)]
 pub struct SeatPlan {
     pub role: protocol::Role,
-    /// Also the name of the seat's directory and bucket, such as `miner-0`.
+    /// Name of the seat, its directory and its bucket, such as `miner-0`.
     pub name: String,
     pub uid: u16,
     /// [`crate::seats::HONEST`], or the name of an adversary.
     pub strategy: String,
     pub access_key: String,
     pub secret_key: String,
-    /// A miner that sends its contributions to validators, and has neither a bucket nor an open port.
+    /// Whether this is a miner that sends its contributions to validators and has neither a bucket nor an open port.
     #[serde(default)]
     pub bucketless: bool,
-    /// Where a validator takes contributions from such miners.
+    /// Port at which a validator accepts contributions from such miners.
     #[serde(default)]
     pub peer_port: Option<u16>,
 }
 
-/// A bucket, and the key that may write to it.
+/// A bucket and the key that may write to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BucketPlan {
@@ -128,7 +128,7 @@ pub const ORIGIN: &str = "origin";
 pub struct LockedDirectory {
     path: PathBuf,
     _lock: DirectoryLock,
-    /// The plan of the network that was set up here before, if any.
+    /// Plan of the existing network in this directory, if any.
     pub plan: Option<Plan>,
 }
 
@@ -153,7 +153,10 @@ pub enum LayoutError {
 }
 
 impl LockedDirectory {
-    /// Locks `path`: the directory of a network to resume, an empty one, or one that is created.
+    /// Locks `path`: the directory of a network to resume, an empty one, or a new one.
+    ///
+    /// # Errors
+    /// If the directory is in use, incomplete or not a network's, its plan is damaged, or a file operation fails.
     pub fn lock(path: &Path) -> Result<LockedDirectory, LayoutError> {
         let failed = |source| LayoutError::Io { path: path.to_owned(), source };
         fs::create_dir_all(path).map_err(failed)?;
@@ -165,7 +168,7 @@ impl LockedDirectory {
             names.push(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
         }
         names.sort();
-        // The lock is the first file of a network. A directory without it belongs to something else.
+        // The lock is the first file of a network. A directory without it has another purpose.
         if !names.is_empty() && !names.iter().any(|name| name == "lock") {
             let first = names.swap_remove(0);
             return Err(LayoutError::Foreign { path, first });
@@ -186,6 +189,9 @@ impl LockedDirectory {
     }
 
     /// Writes the plan, which marks the network as complete.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
     pub fn write_plan(&mut self, plan: Plan) -> Result<(), FileError> {
         plan.write(&self.path.join("network.json"))?;
         self.plan = Some(plan);
@@ -194,7 +200,10 @@ impl LockedDirectory {
 }
 
 impl Plan {
-    /// Reads a plan; `None` if there is no such file.
+    /// Reads a plan; `None` if the file does not exist.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is damaged.
     pub fn read(file: &Path) -> Result<Option<Plan>, LayoutError> {
         let bytes = match fs::read(file) {
             Ok(bytes) => bytes,
@@ -210,13 +219,16 @@ impl Plan {
         serde_json::from_value(value).map(Some).map_err(damaged)
     }
 
-    /// Replaces the file. Only this user can read it: it holds the secrets of the buckets.
+    /// Replaces the file. Only this user can read it, because it holds the secrets of the buckets.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
     pub fn write(&self, file: &Path) -> Result<(), FileError> {
         let json = serde_json::to_vec_pretty(self).expect("a plan is plain data");
         daemon::durable::write_atomic(file, &json)
     }
 
-    /// The URL of each node of the chain.
+    /// Returns the URL of each node of the chain.
     pub fn chain_urls(&self) -> Vec<String> {
         match &self.chain {
             ChainPlan::Embedded { port, .. } => vec![format!("ws://{}:{port}", self.host)],
@@ -227,12 +239,12 @@ impl Plan {
         }
     }
 
-    /// The URL that this program uses.
+    /// Returns the URL that this program uses.
     pub fn chain_url(&self) -> String {
         self.chain_urls().into_iter().next().unwrap_or_default()
     }
 
-    /// The URL that a seat uses: the seats are spread over the nodes.
+    /// Returns the URL that a seat uses: the seats are spread over the nodes.
     pub fn chain_url_of(&self, seat: &str) -> String {
         let urls = self.chain_urls();
         let place = self.seats.iter().position(|planned| planned.name == seat).unwrap_or_default();
@@ -243,12 +255,12 @@ impl Plan {
         format!("http://{}:{}", self.host, self.store_port)
     }
 
-    /// The base URL at which others read a bucket.
+    /// Returns the base URL at which others read a bucket.
     pub fn bucket_url(&self, bucket: &str) -> String {
         format!("{}/{bucket}", self.store_url())
     }
 
-    /// The part of the held-out sample that this validator measures: first position and number.
+    /// Returns the part of the held-out sample that this validator measures: first position and number.
     pub fn held_out_part(&self, seat: &SeatPlan) -> Option<(u64, u64)> {
         let sample = self.held_out_sequences?;
         let validators = || self.seats_of(protocol::Role::Validator);

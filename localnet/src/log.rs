@@ -1,5 +1,5 @@
-//! Log lines of this process: on standard error, or held back while the live table owns the terminal, which shows
-//! them above itself.
+//! Log lines of this process. They go to standard error, or are buffered while the live table owns the terminal and
+//! shows them above itself.
 
 use std::{
     collections::VecDeque,
@@ -7,28 +7,28 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Lines that are held back; older ones are dropped.
+/// Maximum number of buffered lines; older ones are dropped.
 const HELD_MAX: usize = 200;
 
-/// `None` while lines go to standard error.
+/// Buffered lines; `None` while lines go to standard error.
 static HELD: Mutex<Option<VecDeque<String>>> = Mutex::new(None);
 
-/// Sends the log of this process here.
+/// Sets this log as the process's subscriber.
 pub fn init() {
     daemon::program::log_to(|| LogWriter);
 }
 
-/// Holds lines back from here on.
+/// Buffers lines from now on.
 pub fn hold() {
     held().get_or_insert_default();
 }
 
-/// The lines since the last call, oldest first.
+/// Returns the lines since the last call, oldest first.
 pub fn take() -> Vec<String> {
     held().as_mut().map(|lines| lines.drain(..).collect()).unwrap_or_default()
 }
 
-/// Ends [`hold`]: what was held back goes to standard error, as will all later lines.
+/// Ends [`hold`]: writes the buffered lines and all later ones to standard error.
 pub fn release() {
     for line in held().take().unwrap_or_default() {
         eprintln!("{line}");
@@ -42,7 +42,7 @@ fn held() -> MutexGuard<'static, Option<VecDeque<String>>> {
 struct LogWriter;
 
 impl Write for LogWriter {
-    /// The subscriber writes each event with one call.
+    /// Writes one line: the subscriber writes each event with one call.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut held = held();
         let Some(lines) = held.as_mut() else {

@@ -20,9 +20,9 @@ use std::{
 };
 use watch::observe::Observer;
 
-/// How long chain and store may take to start, and …
+/// Maximum start time of chain and store.
 const UP_WITHIN: Duration = Duration::from_secs(60);
-/// … a real node, which first compiles its runtime and then has to agree with others on a block.
+/// Maximum start time of a real node, which first compiles its runtime and then has to agree with others on a block.
 const NODE_UP_WITHIN: Duration = Duration::from_secs(240);
 
 pub const CHAIN: &str = "chain";
@@ -32,18 +32,18 @@ pub const STORE: &str = "store";
 pub struct Network {
     pub directory: PathBuf,
     executable: PathBuf,
-    /// In the order of their start.
+    /// Running processes, in the order of their start.
     processes: Vec<Process>,
-    /// Seats whose process has ended, until they are started again.
+    /// Seats whose process has ended and not been restarted.
     down: Vec<Down>,
     restarts: BTreeMap<String, Restarts>,
-    /// By the name of a process, the Linux network namespace that it runs in.
+    /// Linux network namespace of each process, by the process's name.
     pub namespaces: BTreeMap<String, String>,
-    /// Variables of the processes that start from now on.
+    /// Environment variables of processes started from now on.
     pub environment: Vec<(OsString, OsString)>,
 }
 
-/// A program that has ended, and is started again.
+/// A process that has ended and will be restarted.
 struct Down {
     program: Program,
     again_at: Instant,
@@ -68,7 +68,7 @@ impl Died {
 }
 
 impl Network {
-    /// A network without a process. `executable` is this program.
+    /// Returns a network without a process. `executable` is this program.
     pub fn new(directory: &Path, executable: PathBuf) -> Network {
         Network {
             directory: directory.to_owned(),
@@ -83,6 +83,9 @@ impl Network {
     }
 
     /// Starts the chain and waits until it answers and finalises blocks.
+    ///
+    /// # Errors
+    /// If a process cannot be started, ends, or does not answer in time.
     pub async fn start_chain(&mut self, plan: &Plan) -> anyhow::Result<Arc<dyn Chain>> {
         match &plan.chain {
             ChainPlan::Embedded { port, block_millis, when_idle } => {
@@ -132,6 +135,9 @@ impl Network {
     }
 
     /// Starts the store and waits until it answers.
+    ///
+    /// # Errors
+    /// If the process cannot be started, ends, or does not answer in time.
     pub async fn start_store(&mut self, plan: &Plan) -> anyhow::Result<()> {
         let dir = self.directory.join(STORE);
         std::fs::create_dir_all(&dir)?;
@@ -173,12 +179,12 @@ impl Network {
         self.start(&seat.name, kind, arguments)
     }
 
-    /// Whether a process of this name was started and has not been killed.
+    /// Returns whether a process of this name was started and has not been killed.
     pub fn runs(&self, name: &str) -> bool {
         self.processes.iter().any(|process| process.program.name == name)
     }
 
-    /// Kills a process at once, as a power cut would, and forgets it.
+    /// Kills a process immediately, like a power cut, and forgets it.
     pub async fn kill(&mut self, name: &str) -> anyhow::Result<()> {
         let Some(place) = self.processes.iter().position(|process| process.program.name == name) else {
             bail!("{name} does not run");
@@ -187,7 +193,7 @@ impl Network {
         process.kill().await
     }
 
-    /// The first process that has ended by itself, if any.
+    /// Returns the first process that has ended by itself, if any.
     pub fn died(&mut self) -> anyhow::Result<Option<Died>> {
         for process in &mut self.processes {
             if let Some(status) = process.ended()? {
@@ -197,8 +203,8 @@ impl Network {
         Ok(None)
     }
 
-    /// Starts seats again whose process has ended, each after a wait that grows with every end. Chain and store are
-    /// not started again: the first of them that has ended is returned.
+    /// Restarts seats whose process has ended, each after a wait that grows with every end. Chain and store are not
+    /// restarted: the first of them that has ended is returned.
     pub fn restart_seats(&mut self, now: Instant) -> anyhow::Result<Option<Died>> {
         let mut at = 0;
         while let Some(process) = self.processes.get_mut(at) {
@@ -237,12 +243,12 @@ impl Network {
         Ok(None)
     }
 
-    /// The seats whose process has ended, and the time until it is started again.
+    /// Returns the seats whose process has ended, and the time until each is restarted.
     pub fn down(&self, now: Instant) -> impl Iterator<Item = (&str, Duration)> {
         self.down.iter().map(move |down| (&*down.program.name, down.again_at.saturating_duration_since(now)))
     }
 
-    /// How often each process was started again.
+    /// Returns the number of restarts of each process.
     pub fn restarts(&self) -> BTreeMap<String, u32> {
         self.restarts.iter().map(|(name, restarts)| (name.clone(), restarts.count)).collect()
     }
@@ -260,7 +266,7 @@ impl Network {
         self.directory.join(name).join("log.txt")
     }
 
-    /// An observer of this network's run and journals.
+    /// Returns an observer of this network's run and journals.
     pub async fn observer(&self, plan: &Plan, chain: &dyn Chain) -> anyhow::Result<Observer> {
         let journals = plan.seats.iter().map(|seat| {
             (
@@ -337,12 +343,12 @@ async fn stop_all(processes: Vec<Process>) {
     futures::future::join_all(processes.into_iter().map(stop)).await;
 }
 
-/// Whether seats depend on the process.
+/// Returns whether seats depend on the process.
 fn is_base(name: &str) -> bool {
     name == CHAIN || name == STORE || name.split('-').next() == Some(nodes::KIND)
 }
 
-/// A client of the plan's chain, once every node of it finalises blocks.
+/// Returns a client of the plan's chain once every node of it finalises blocks.
 async fn finalising(plan: &Plan) -> anyhow::Result<Arc<dyn Chain>> {
     let mut first: Option<Arc<dyn Chain>> = None;
     for url in plan.chain_urls() {
@@ -373,7 +379,7 @@ mod tests {
         }
     }
 
-    /// Looks at the processes as if it were `now`, until `done`.
+    /// Polls the processes with the time `now`, until `done`.
     async fn until(network: &mut Network, now: Instant, done: impl Fn(&Network) -> bool) -> Option<Died> {
         loop {
             let died = network.restart_seats(now).unwrap();

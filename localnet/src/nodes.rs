@@ -1,6 +1,6 @@
 //! Four real nodes of the `local` chain: their program and their arguments.
 //!
-//! Finality needs more than two thirds of the authorities: four can do without one, three cannot.
+//! Finality needs more than two thirds of the authorities: four can lose one, three cannot.
 
 use crate::layout::NodePlan;
 use anyhow::{Context as _, bail, ensure};
@@ -11,14 +11,17 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// The first word of a node's name.
+/// First word of a node's name.
 pub const KIND: &str = "node";
-/// The authorities of the chain named `local`, by the flag that gives a node their keys.
+/// Authorities of the chain named `local`, by the flag that gives a node their keys.
 pub const AUTHORITIES: [&str; 4] = ["alice", "bob", "charlie", "dave"];
 /// The name of the program.
 pub const PROGRAM: &str = "mettle-node";
 
-/// The node's program: the one asked for, or one beside this program, built in this checkout, or in PATH.
+/// Returns the node's program: the requested one, or one next to this program, built in this checkout, or in PATH.
+///
+/// # Errors
+/// If no program is found, or it is not a node.
 pub fn find(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
     let found = match asked {
         Some(asked) => asked.canonicalize().ok(),
@@ -50,7 +53,7 @@ fn candidates() -> Vec<PathBuf> {
     places
 }
 
-/// Fails if the program is not a node, which would otherwise show in four logs only.
+/// Fails if the program is not a node; otherwise only four logs would show that.
 fn check(program: &Path) -> anyhow::Result<()> {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("{} cannot be run", program.display()))?;
@@ -64,7 +67,10 @@ fn check(program: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The arguments of `node`. Each node knows the addresses of two others, so that any of them may be restarted.
+/// Returns the arguments of `node`. Each node knows the addresses of two others, so any of them may be restarted.
+///
+/// # Errors
+/// If a node key is invalid.
 pub fn arguments(nodes: &[NodePlan], node: &NodePlan, dir: &Path) -> anyhow::Result<Vec<OsString>> {
     let mut arguments: Vec<OsString> = Vec::new();
     let mut add = |flag: &str, value: &str| {
@@ -95,7 +101,10 @@ pub fn arguments(nodes: &[NodePlan], node: &NodePlan, dir: &Path) -> anyhow::Res
     Ok(arguments)
 }
 
-/// The peer id of a node key (in hex): its public key as a multihash, in base 58.
+/// Returns the peer id of a node key (in hex): its public key as a multihash, in base 58.
+///
+/// # Errors
+/// If the key is not 32 bytes in hex.
 pub fn peer_id(node_key: &str) -> anyhow::Result<String> {
     let public = Key::from_hex_seed(node_key).context("a node key is damaged")?.hotkey();
     // An identity multihash of 36 bytes: a protobuf with key type 1, Ed25519, and 32 bytes of key.
@@ -104,7 +113,7 @@ pub fn peer_id(node_key: &str) -> anyhow::Result<String> {
     Ok(base58(&bytes))
 }
 
-/// Base 58 as Bitcoin and libp2p write it.
+/// Encodes bytes in base 58 like Bitcoin and libp2p.
 fn base58(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 58] = b"123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz";
     let mut digits: Vec<u32> = Vec::new();

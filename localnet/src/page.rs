@@ -24,7 +24,7 @@ pub async fn serve(chain: Arc<dyn Chain>, run: &RunView) -> anyhow::Result<Page>
     Page::serve(address, Box::new(evidence)).await.context("could not serve the page of the run")
 }
 
-/// The page shows what the table shows.
+/// Returns what the page shows, which equals the table's contents.
 pub fn snapshot(view: &View<'_>) -> Snapshot {
     let spec = defaults::spec();
     let about = About {

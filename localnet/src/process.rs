@@ -11,9 +11,9 @@ use std::{
 };
 use tokio::process::{Child, Command};
 
-/// How much of a log's end is read to show its last lines.
+/// Number of bytes at a log's end that are searched for its last lines.
 const TAIL_BYTES: u64 = 16 * 1024;
-/// How long a child may take to stop when asked to.
+/// Maximum time for a child to stop on request.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
 /// A program to start.
@@ -24,7 +24,7 @@ pub struct Program {
     pub arguments: Vec<OsString>,
     pub environment: Vec<(OsString, OsString)>,
     pub log: PathBuf,
-    /// Whether it starts processes of its own, which are killed with it.
+    /// Whether the program starts processes of its own, which are killed with it.
     pub has_children: bool,
 }
 
@@ -39,8 +39,8 @@ pub struct Process {
 }
 
 impl Program {
-    /// Starts the program. Its output is appended to its log. Its standard input is a pipe that closes however this
-    /// process ends.
+    /// Starts the program. Its output is appended to its log. Its standard input is a pipe that closes when this
+    /// process ends for any reason.
     pub fn start(self) -> anyhow::Result<Process> {
         let log_failed = || format!("could not open the log {}", self.log.display());
         if let Some(parent) = self.log.parent() {
@@ -69,7 +69,7 @@ impl Program {
 }
 
 impl Process {
-    /// The exit status, if the process has ended.
+    /// Returns the exit status, if the process has ended.
     pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         let ended = self.child.try_wait();
         ended.with_context(|| self.not_watched())
@@ -79,23 +79,23 @@ impl Process {
         format!("could not watch {}", self.program.name)
     }
 
-    /// Ends the process at once, and with it whatever it has started itself, as a power cut would.
+    /// Kills the process and its children immediately, like a power cut.
     pub async fn kill(&mut self) -> anyhow::Result<()> {
         self.kill_children().await?;
         let killed = self.child.kill().await;
         killed.with_context(|| self.not_watched())
     }
 
-    /// Ends what the process has started itself, also after the process is gone: it leads a group of its own.
+    /// Kills the children of the process, which leads its own process group, even after it has ended.
     async fn kill_children(&self) -> anyhow::Result<()> {
         let Some(group) = self.group.filter(|_| self.program.has_children) else { return Ok(()) };
-        // The standard library has no call for it. It fails for an empty group, which is fine.
+        // The standard library has no call for this. It fails for an empty group, which is fine.
         let mut kill = Command::new("kill");
         kill.args(["-KILL", "--", &format!("-{group}")]).stdin(Stdio::null()).stderr(Stdio::null());
         kill.status().await.map(drop).with_context(|| self.not_watched())
     }
 
-    /// Asks the process to end by closing its standard input, and kills it if it does not.
+    /// Requests the process to end by closing its standard input, and kills it if it does not.
     pub async fn stop(&mut self) -> anyhow::Result<()> {
         drop(self.child.stdin.take());
         match tokio::time::timeout(STOP_WITHIN, self.child.wait()).await {
@@ -110,7 +110,7 @@ impl Process {
     }
 }
 
-/// The last lines of a log, for a person who must find out what happened.
+/// Returns the last lines of a log, for error messages.
 pub fn last_lines(log: &Path, count: usize) -> String {
     let tail = || -> io::Result<String> {
         let mut file = fs::File::open(log)?;
@@ -178,7 +178,7 @@ mod tests {
         };
         process.kill().await.unwrap();
         let stat = PathBuf::from(format!("/proc/{grandchild}/stat"));
-        // Gone, or a zombie.
+        // Ended, or a zombie.
         while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

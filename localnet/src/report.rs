@@ -11,23 +11,23 @@ use watch::{
 /// The report that `up --report FILE` writes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// Finalised windows, of all sessions.
+    /// Number of finalised windows, of all sessions.
     pub windows: u32,
-    /// Held-out loss of the model that each measured window opened with, in order. In nats per token, on one random
+    /// Held-out loss of the model at the start of each measured window, in order. In nats per token, on one random
     /// sample of the held-out split.
     pub held_out_loss: Vec<f64>,
-    /// The standard error of each.
+    /// Standard error of each held-out loss.
     pub held_out_standard_error: Vec<f64>,
-    /// The sequences in the sample. `mettle model evaluate --sequences` takes the same ones.
+    /// Number of sequences in the sample. `mettle model evaluate --sequences` uses the same ones.
     pub held_out_sequences: u64,
-    /// Loss on the same sample of predicting by token frequency alone. In nats per token.
+    /// Loss on the same sample if tokens are predicted by frequency alone. In nats per token.
     pub unigram_loss: f64,
     pub unigram_standard_error: f64,
     /// Tokens that this network's miners trained on, in all sessions.
     pub tokens: u64,
-    /// The lineage that each window opened with, on the chain, in hex.
+    /// Lineage at the start of each window, from the chain, in hex.
     pub lineage: Vec<String>,
-    /// Whether every node held exactly these models, at every window.
+    /// Whether every node held exactly these models in every window.
     pub lineage_agreed: bool,
     /// Windows that were finalised without an update.
     pub void_windows: Vec<u32>,
@@ -36,10 +36,10 @@ pub struct Report {
     pub bytes_up: u64,
     /// Bytes that all nodes downloaded, in all sessions.
     pub bytes_down: u64,
-    /// The share of the time in which a miner trained, as the mean over the miners: from the first window of this
-    /// session until a miner last told what it trained, as it tells what it trains ahead only with the next window.
+    /// Share of the time in which a miner trained, mean over the miners. The time runs from the first window of this
+    /// session until a miner's last training report; training ahead is reported only in the next window.
     pub compute_share: f64,
-    /// The share of that training time that was spent waiting for data.
+    /// Share of that training time spent waiting for data.
     pub data_wait_share: f64,
     /// Faults that validators reported, and contributions that they could not observe.
     pub faults: Vec<FaultSeen>,
@@ -50,9 +50,9 @@ pub struct Report {
 /// Wall time since the first window of a session opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SessionTime {
-    /// Until the session ended.
+    /// Time until the session ended.
     pub whole: Duration,
-    /// Until a miner last told what it had trained, and at least to the last window's length before the end.
+    /// Time until a miner's last training report, or until one window's length before the end if that is later.
     pub trained: Duration,
 }
 
@@ -63,28 +63,29 @@ pub struct SeatReport {
     /// `honest`, the name of an adversary, or `external`.
     pub strategy: String,
     pub uid: u16,
-    /// Miners: windows with a commitment.
+    /// Miners: number of windows with a commitment.
     pub committed: u32,
-    /// Miners: windows in which two thirds attested the contribution as valid. Validators: windows attested in.
+    /// Miners: windows in which two thirds attested the contribution as valid. Validators: windows with its
+    /// attestation.
     pub attested: u32,
-    /// Miners: windows in which the contribution was selected. Validators: windows voted in.
+    /// Miners: windows in which the contribution was selected. Validators: windows with its vote.
     pub selected: u32,
     /// Validators: windows in which the vote differed from that of two thirds.
     pub minority_votes: u32,
-    /// Miners: mean loss taken away on common sequences, over all judgements. In nats per token.
+    /// Miners: mean reduction of the loss on common sequences, over all judgements. In nats per token.
     pub mean_common_gain: Option<f64>,
-    /// Miners that trained: the share of the training time, over all sessions, that was spent waiting for data.
+    /// Miners that trained: share of the training time, over all sessions, spent waiting for data.
     pub data_wait_share: Option<f64>,
-    /// Consensus weight at the end, of 65535.
+    /// Final consensus weight, of 65535.
     pub final_weight: u16,
     /// Pay credited so far, in the chain's smallest unit.
     pub paid: u128,
-    /// How often its process was started again in this session.
+    /// Number of restarts of its process in this session.
     pub restarts: u32,
 }
 
 impl Report {
-    /// `restarts`: of this session, by name.
+    /// Builds the report. `restarts`: number of restarts in this session, by name.
     pub fn new(
         observer: &Observer,
         text: &Text,
@@ -150,7 +151,7 @@ impl Report {
         }
     }
 
-    /// A few lines for the end of a session.
+    /// Returns a few lines for the end of a session.
     pub fn summary(&self) -> String {
         if self.windows == 0 {
             return "stopped before a window was finalised".into();

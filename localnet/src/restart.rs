@@ -1,25 +1,25 @@
-//! When a process that has ended is started again.
+//! The delay before a process that has ended is restarted.
 
 use std::time::Duration;
 
-/// The first wait, which doubles with each end that follows soon, …
+/// First delay. It doubles with each end that follows soon.
 const FIRST: Duration = Duration::from_secs(1);
-/// … up to this one.
+/// Maximum delay.
 const LONGEST: Duration = Duration::from_secs(60);
-/// A process that lived for this long was started well: the next wait is the first one.
+/// Lifetime from which a start counts as successful: the next delay is the first one.
 const STABLE: Duration = Duration::from_secs(60);
 
 /// The restarts of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restarts {
-    /// In this session.
+    /// Number of restarts in this session.
     pub count: u32,
-    /// Ends that each came soon after a start.
+    /// Number of successive ends that each came soon after a start.
     soon: u32,
 }
 
 impl Restarts {
-    /// The wait before the process is started again. `lived`: from its last start to its end.
+    /// Returns the delay before the process is restarted. `lived`: time from its last start to its end.
     pub fn wait(&mut self, lived: Duration) -> Duration {
         if STABLE <= lived {
             self.soon = 0;

@@ -129,7 +129,7 @@ fn named(name: &str, rest: Rest) -> Vec<OsString> {
     arguments
 }
 
-/// An adversary is the honest program with another strategy.
+/// Runs an adversary: the honest program with another strategy.
 async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     let AdversaryRole { name, index, validators, mailbox, start } = role;
     if adversaries::kind(&name).is_none() {
@@ -150,7 +150,7 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
         let serve = validator::cli::Serve { flags, metrics, windows, with_parent };
         let changed = |mut context: daemon::NodeContext| {
             if !strategy.computes() {
-                // Without merges of its own it has no use for their buffer.
+                // It does not merge, so it needs no merge buffer.
                 context.follower = Arc::new(Follower { keeps_buffer: false, ..(*context.follower).clone() });
             }
             Ok((context, strategy))
@@ -160,7 +160,7 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     bail!("there is no strategy {name}")
 }
 
-/// The context of a chain's end.
+/// Error context of a chain that ended.
 const STOPPED: &str = "the chain cannot go on";
 
 async fn chain(role: ChainRole) -> anyhow::Result<()> {
@@ -177,7 +177,7 @@ async fn chain(role: ChainRole) -> anyhow::Result<()> {
     };
     if role.when_idle.is_some() {
         config.sealing = Sealing::Manual;
-        // No block is made sooner, so that the chain's time is the clock's.
+        // No block is made sooner, so that the chain's time matches the clock.
         config.genesis_patch =
             Some(serde_json::json!({ "authorities": { "slotMillis": role.block_millis } }));
     }
@@ -196,18 +196,18 @@ async fn chain(role: ChainRole) -> anyhow::Result<()> {
                 chain.shutdown().await;
                 return Ok(());
             }
-            // It still answers but makes no more blocks, so it ends with the reason.
+            // The chain still answers but makes no more blocks, so the process ends with the reason.
             error = &mut failed => return Err(error).context(STOPPED),
             Some(made) = asked.recv() => {
                 chain.seal_now().await.context(STOPPED)?;
-                // The thread that asked waits for it.
+                // The requesting thread waits for this.
                 let _ = made.send(());
             }
         }
     }
 }
 
-/// How long a node may take to stop.
+/// Maximum time for a node to stop.
 const NODE_STOPS_WITHIN: Duration = Duration::from_secs(4);
 
 /// Runs the program until it ends, this process is stopped, or its parent ends.
@@ -217,7 +217,7 @@ async fn node(role: NodeRole) -> anyhow::Result<()> {
         let mut stdin = std::io::stdin().lock();
         let mut buffer = [0; 64];
         while stdin.read(&mut buffer).is_ok_and(|read| 0 < read) {}
-        // The receiver is gone if the program has ended by itself.
+        // The receiver was dropped if the program has ended by itself.
         let _ = tell.send(());
     });
     let mut child = tokio::process::Command::new(&role.program)
@@ -267,7 +267,7 @@ async fn store(role: StoreRole) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The store of a network: a bucket for the origin and for each seat.
+/// Returns the settings of a network's store: a bucket for the origin and for each seat.
 pub(crate) fn store_config(plan: &Plan, data: PathBuf) -> ServerConfig {
     let (access_key, secret_key) = &plan.origin_keys;
     let mut buckets = vec![BucketConfig::new(ORIGIN, access_key, secret_key)];
@@ -276,7 +276,7 @@ pub(crate) fn store_config(plan: &Plan, data: PathBuf) -> ServerConfig {
     let of_guest =
         |bucket: &BucketPlan| BucketConfig::new(&bucket.name, &bucket.access_key, &bucket.secret_key);
     buckets.extend(plan.buckets.iter().map(of_guest));
-    // It listens to every address only where its seats are elsewhere.
+    // It listens on every address only if its seats are on other machines.
     let host: Option<IpAddr> = plan.host.parse().ok();
     let ip = host.filter(IpAddr::is_loopback).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let admin = |(port, token)| AdminConfig { listen: SocketAddr::from(([127, 0, 0, 1], port)), token };

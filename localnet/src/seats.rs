@@ -4,18 +4,18 @@ use adversaries::KINDS;
 use protocol::Role;
 use std::str::FromStr;
 
-/// The honest strategy; as a name in a list, an honest miner.
+/// The honest strategy. In a list, the name means an honest miner.
 pub use watch::observe::HONEST;
 /// An honest validator.
 const VALIDATOR: &str = "validator";
-/// The most seats of a role.
+/// Maximum number of seats of a role.
 pub const MINERS_MAX: u16 = 64;
 pub const VALIDATORS_MAX: u16 = 16;
 
 /// The number of seats of each strategy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seats {
-    /// Role, strategy and number, in the order of the list.
+    /// Role, strategy and number of seats, in the order of the list.
     wanted: Vec<(Role, &'static str, u16)>,
 }
 
@@ -38,7 +38,7 @@ impl Seats {
         Seats { wanted: vec![(Role::Miner, HONEST, miners), (Role::Validator, HONEST, validators)] }
     }
 
-    /// The strategy of each seat of `role`: honest ones first, the others in the order of the list.
+    /// Returns the strategy of each seat of `role`: honest ones first, the others in the order of the list.
     pub fn strategies(&self, role: Role) -> Vec<&'static str> {
         let of = |honest: bool| {
             let wanted = self
@@ -83,7 +83,7 @@ impl FromStr for Seats {
     }
 }
 
-/// Role and strategy of a name in a list.
+/// Returns the role and strategy of a name in a list.
 fn named(name: &str) -> Result<(Role, &'static str), SeatsError> {
     match name {
         HONEST => Ok((Role::Miner, HONEST)),
@@ -95,7 +95,7 @@ fn named(name: &str) -> Result<(Role, &'static str), SeatsError> {
     }
 }
 
-/// The names of all strategies: miners, then validators.
+/// Returns the names of all strategies: miners, then validators.
 fn names() -> String {
     let of = |role: Role| {
         let names = KINDS.iter().filter(move |kind| kind.role == role).map(|kind| kind.name);

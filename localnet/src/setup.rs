@@ -25,26 +25,26 @@ use std::{
 };
 use store::{Credentials, S3Settings, S3Store};
 
-/// The development account with a well-known key, which the development chain endows. It owns the run.
+/// Development account with a well-known key, which the development chain endows. It owns the run.
 const OWNER: &str = "//Alice";
-/// The file of a seat's directory with its bucket's secret.
+/// Name of the file in a seat's directory with its bucket's secret.
 pub(crate) const STORE_SECRET: &str = "store-secret";
 
-/// The directory of a node in its seat's directory.
+/// Name of a node's directory in its seat's directory.
 const DATA: &str = "data";
-/// Where everything listens by default.
+/// Default listen address of all processes.
 pub const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Blocks between the run's creation and its first window, beside the finality lag.
+/// Blocks between the run's creation and its first window, in addition to the finality lag.
 const BLOCKS_BEFORE_START: u32 = 20;
-/// The same on a chain that makes blocks when its seats are idle: blocks before the seats run are short, and those after
-/// them are shorter.
+/// The same on a chain that makes blocks when its seats are idle. Its blocks are short before the seats run, and
+/// shorter after that.
 const BLOCKS_BEFORE_START_WHEN_IDLE: u32 = 80;
 
 /// The network to set up.
 pub struct Wanted {
     pub seats: Seats,
-    /// What they compute on; by default the CPU.
+    /// Device of the seats' computations; by default the CPU.
     pub device: Option<nn::Device>,
     /// Whether every second honest miner has neither a bucket nor an open port.
     pub nat: bool,
@@ -52,10 +52,10 @@ pub struct Wanted {
     pub host: IpAddr,
     pub chain: ChainWanted,
     pub finality_lag: u32,
-    /// `None`: any free one.
+    /// Port of the chain; `None`: any free one.
     pub chain_port: Option<u16>,
     pub store_port: Option<u16>,
-    /// The size of the sample on which the held-out loss is reported.
+    /// Size of the sample on which the held-out loss is reported.
     pub held_out_sequences: u64,
     pub work: Work,
 }
@@ -64,7 +64,7 @@ pub struct Wanted {
 pub enum ChainWanted {
     /// The development chain, as in [`ChainPlan::Embedded`].
     Embedded { block_millis: u64, when_idle: bool },
-    /// Four real nodes, with this program.
+    /// Four real nodes, run by this program.
     Nodes { binary: PathBuf },
 }
 
@@ -99,8 +99,8 @@ pub async fn set_up(
     Ok((plan, chain))
 }
 
-/// Creates the run and registers every seat of a plan whose chain and store run. Skips each step that is done already,
-/// so that an interrupted set-up can be repeated.
+/// Creates the run and registers every seat of a plan whose chain and store run. Skips completed steps, so an
+/// interrupted set-up can be repeated.
 pub async fn establish(
     directory: &Path,
     plan: &mut Plan,
@@ -153,7 +153,7 @@ pub async fn establish(
     Ok(())
 }
 
-/// The run whose model and data are published at `origin`, if there is one.
+/// Returns the run whose model and data are published at `origin`, if it exists.
 async fn run_of(chain: &SubxtChain, origin: &str) -> anyhow::Result<Option<RunView>> {
     for run in chain.runs().await? {
         let run = chain.run(run).await?;
@@ -164,7 +164,7 @@ async fn run_of(chain: &SubxtChain, origin: &str) -> anyhow::Result<Option<RunVi
     Ok(None)
 }
 
-/// Makes the keys and settings of a seat, funds it and registers it. Returns its uid.
+/// Creates the keys and settings of a seat, funds it and registers it. Returns its uid.
 pub async fn add_seat(
     directory: &Path,
     plan: &Plan,
@@ -174,7 +174,7 @@ pub async fn add_seat(
     let home = directory.join(&seat.name);
     std::fs::create_dir_all(&home).with_context(|| format!("could not make {}", home.display()))?;
     let password_file = home.join("password");
-    // Only this user can read these files, because temporary files are created so.
+    // Temporary files are created readable by this user only, so these files are too.
     if !password_file.exists() {
         write_atomic(&password_file, random_hex(16)?.as_bytes())?;
     }
@@ -210,7 +210,7 @@ pub async fn add_seat(
     Ok(account::register_seat(&chain, &wish).await?.id.uid.0)
 }
 
-/// The key in a file, or a new one that is written there.
+/// Reads the key in a file, or writes a new one there.
 fn key_at(file: &Path, password: &KeyPassword) -> anyhow::Result<Key> {
     if file.exists() {
         return Ok(KeySource::File(file.to_owned()).open(|_| Ok(password.clone()))?);
@@ -252,13 +252,13 @@ fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> anyhow::Result<File> {
     })
 }
 
-/// The ports of a network. Each stays bound until its process starts, so that no other program gets it meanwhile.
+/// The ports of a network. Each stays bound until its process starts, so that no other program takes it.
 struct Ports {
-    /// One for each port of each node.
+    /// Ports of the chain: one for each port of each node.
     chain: Vec<TcpListener>,
     store: TcpListener,
     store_admin: TcpListener,
-    /// One for each validator.
+    /// Ports for contributions, one per validator.
     peers: Vec<TcpListener>,
 }
 
@@ -311,7 +311,7 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
     Ok((plan, ports))
 }
 
-/// Four nodes on free ports, which are added to `ports`. The first port is there already.
+/// Plans four nodes on free ports, which are added to `ports`. The first port is in it already.
 fn node_plans(ports: &mut Vec<TcpListener>) -> anyhow::Result<Vec<NodePlan>> {
     let first_rpc = ports.first().map(number).transpose()?;
     let mut free = || -> anyhow::Result<u16> {
@@ -338,12 +338,18 @@ fn node_plans(ports: &mut Vec<TcpListener>) -> anyhow::Result<Vec<NodePlan>> {
     Ok(plans)
 }
 
-/// Access key and secret key of the origin's bucket.
+/// Returns a new access key and secret key of the origin's bucket.
+///
+/// # Errors
+/// If the operating system gives no random bytes.
 pub fn new_origin_keys() -> anyhow::Result<(String, String)> {
     Ok((ORIGIN.to_owned(), random_hex(20)?))
 }
 
-/// Validators and miners, honest ones first, each with a key for its bucket.
+/// Plans validators and miners, honest ones first, each with a key for its bucket.
+///
+/// # Errors
+/// If the operating system gives no random bytes.
 pub fn new_seats(wanted: &Seats) -> anyhow::Result<Vec<SeatPlan>> {
     let mut seats = Vec::new();
     for role in [Role::Validator, Role::Miner] {
@@ -354,7 +360,10 @@ pub fn new_seats(wanted: &Seats) -> anyhow::Result<Vec<SeatPlan>> {
     Ok(seats)
 }
 
-/// The plan of an honest seat, with a key for its bucket.
+/// Plans an honest seat, with a key for its bucket.
+///
+/// # Errors
+/// If the operating system gives no random bytes.
 pub fn new_seat(role: Role, index: u16) -> anyhow::Result<SeatPlan> {
     let name = format!("{role}-{index}");
     let strategy = HONEST.to_owned();
@@ -370,13 +379,16 @@ pub fn new_seat(role: Role, index: u16) -> anyhow::Result<SeatPlan> {
     })
 }
 
-/// Fails if one of these ports is taken.
+/// Checks that these ports are free.
+///
+/// # Errors
+/// If one of them is taken.
 pub fn check_ports(chain: Option<u16>, store: Option<u16>) -> anyhow::Result<()> {
     let _held = (port(LOOPBACK, chain, "chain")?, port(LOOPBACK, store, "store")?);
     Ok(())
 }
 
-/// Binds the port asked for, or a free one.
+/// Binds the requested port, or a free one.
 fn port(host: IpAddr, asked: Option<u16>, what: &str) -> anyhow::Result<TcpListener> {
     let bound = match asked {
         Some(port) => TcpListener::bind((host, port)),
@@ -388,12 +400,15 @@ fn port(host: IpAddr, asked: Option<u16>, what: &str) -> anyhow::Result<TcpListe
     })
 }
 
-/// Ports below those of outgoing connections, by Linux's default.
+/// Range of free ports to try, below Linux's default for outgoing connections.
 const PORTS: std::ops::Range<u16> = 10_240..32_768;
 const PORTS_TRIED: u32 = 64;
 
-/// Binds a free port at random. An outgoing connection does not take it while its process is stopped: a network keeps
-/// its ports.
+/// Binds a random free port. No outgoing connection takes it while its process is stopped, so a network keeps its
+/// ports.
+///
+/// # Errors
+/// If no free port is found.
 pub fn free_port(host: IpAddr) -> std::io::Result<TcpListener> {
     for _ in 0..PORTS_TRIED {
         let random = getrandom::u32().map_err(std::io::Error::other)?;

@@ -14,7 +14,7 @@ use watch::{
     units,
 };
 
-/// Where the state of the network is shown.
+/// The display of the network's state.
 pub enum Display {
     Live(Live),
     Plain(Plain),
@@ -26,7 +26,7 @@ pub struct Live {
     rows: u16,
 }
 
-/// One line for each window and for each fault, as far as they have been printed.
+/// One line for each window and each fault. Holds how many have been printed.
 #[derive(Default)]
 pub struct Plain {
     windows: u32,
@@ -35,7 +35,7 @@ pub struct Plain {
 }
 
 impl Display {
-    /// A live table if standard output is a terminal and `plain` is not asked for.
+    /// Returns a live table if standard output is a terminal and `plain` is false.
     pub fn open(plain: bool) -> io::Result<Display> {
         if plain || !io::stdout().is_terminal() {
             return Ok(Display::Plain(Plain::default()));
@@ -45,7 +45,7 @@ impl Display {
         Ok(Display::Live(live))
     }
 
-    /// Shows what is new.
+    /// Shows changes.
     pub fn show(&mut self, view: &View<'_>) -> io::Result<()> {
         match self {
             Display::Live(live) => live.show(view),
@@ -56,10 +56,10 @@ impl Display {
         }
     }
 
-    /// Leaves the terminal as it should be found, with the last table above.
+    /// Restores the terminal, with the last table above the cursor.
     pub fn close(self) -> io::Result<()> {
         if let Display::Live(mut live) = self {
-            // Below the table, wherever on the screen it ended up.
+            // Below the table, at its final position on the screen.
             let bottom = live.terminal.get_frame().area().bottom();
             live.terminal.set_cursor_position((0, bottom.saturating_sub(1)))?;
             live.terminal.show_cursor()?;
@@ -84,7 +84,7 @@ impl Live {
         let page = Page::of(view, size.width.into(), size.height.into());
         let rows = u16::try_from(page.rows()).unwrap_or(u16::MAX).min(size.height).max(1);
         if rows != self.rows {
-            // An inline viewport has a fixed height: another one takes its place.
+            // An inline viewport has a fixed height, so it is replaced.
             self.terminal.clear()?;
             let top = self.terminal.get_frame().area().top();
             self.terminal.set_cursor_position((0, top))?;

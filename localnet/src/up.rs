@@ -28,11 +28,11 @@ use watch::{
     server::Page,
 };
 
-/// Between two reads of the network's state.
+/// Interval between reads of the network's state.
 const READ_EVERY: Duration = Duration::from_millis(500);
-/// How long one read may take.
+/// Maximum time of one read.
 const READ_WITHIN: Duration = Duration::from_secs(3);
-/// A chain that is silent for longer ends the session.
+/// Maximum silence of the chain; a longer one ends the session.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, clap::Args)]
@@ -61,8 +61,8 @@ pub struct Up {
     /// others. A kept network keeps its seats
     #[arg(long, value_name = "LIST", conflicts_with_all = ["miners", "validators"])]
     pub seats: Option<Seats>,
-    /// The device of all seats: cpu, or in a build with --features cuda or vulkan cuda:0, vulkan, with settings behind it
-    /// as in docs/gpu.md. A kept network keeps its device
+    /// The device of all seats: cpu, or in a build with --features cuda or vulkan cuda:0, vulkan, with settings behind
+    /// it as in docs/gpu.md. A kept network keeps its device
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<nn::Device>,
     /// Every second honest miner has neither a bucket nor an open port, as behind a home router: it sends its
@@ -86,8 +86,8 @@ pub struct Up {
     /// Blocks of a window in which miners train. Default: 28, and 14 of the longer blocks of real nodes
     #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u32).range(4..=10_000))]
     pub train_blocks: Option<u32>,
-    /// Sequences dealt to a miner per window, at most what it trains on. Default: 1280, which leaves two cores time for
-    /// four miners; 16384 is more than one miner on two cores finishes. A kept network keeps its number
+    /// Sequences dealt to a miner per window, at most what it trains on. Default: 1280, which leaves two cores time
+    /// for four miners; 16384 is more than one miner on two cores finishes. A kept network keeps its number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub sequences: Option<u32>,
     /// Blocks by which finality trails the best block. Default: 0, and 3 with real nodes, for which it is an
@@ -148,10 +148,10 @@ impl Up {
     }
 }
 
-/// Runs a network from nothing, or from its directory, to its end.
+/// Runs a network, new or from its directory, until its end.
 pub async fn run(up: Up) -> anyhow::Result<()> {
     check(&up)?;
-    // Locked before the data is prepared, which may take a minute.
+    // Lock the directory before the data is prepared, which may take a minute.
     up.device.map_or(Ok(()), nn::Device::check)?;
     let (directory, temporary) = match &up.dir {
         Some(directory) => (directory.clone(), None),
@@ -169,13 +169,13 @@ pub async fn run(up: Up) -> anyhow::Result<()> {
     if ended.is_err()
         && let Some(temporary) = temporary
     {
-        // The error names logs that are in there.
+        // The error names logs in that directory.
         println!("the network's files are left in {}", temporary.keep().display());
     }
     ended
 }
 
-/// One session in a locked directory, and the report on it. Ctrl-C ends it at any time, without an error.
+/// Runs one session in a locked directory, and reports on it. Ctrl-C ends it at any time, without an error.
 async fn session(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -> anyhow::Result<()> {
     let mut stop = program::StopSignal::listen();
     let (plan, chain, text) = tokio::select! {
@@ -208,7 +208,7 @@ async fn session(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -
     ended
 }
 
-/// Starts the network, and returns its plan, its chain, and what is known of its text.
+/// Starts the network, and returns its plan, its chain, and information on its text.
 async fn start(
     up: &Up,
     locked: &mut LockedDirectory,
@@ -243,8 +243,8 @@ struct Watched<'a> {
     page: &'a Page,
 }
 
-/// Shows the network, and starts seats again whose process ends, until enough windows are finalised, Ctrl-C, or the
-/// loss of chain or store. Returns the time since the first window of this session opened.
+/// Shows the network and restarts seats whose process ends, until enough windows are finalised, Ctrl-C, or the loss of
+/// chain or store. Returns the time since the first window of this session opened.
 async fn watch(
     watched: Watched<'_>,
     mut display: Display,
@@ -255,12 +255,12 @@ async fn watch(
     let since = |first: Option<Instant>| first.map_or(Duration::ZERO, |first| first.elapsed());
     let (mut trained, mut trained_for) = (TrainTime::default(), Duration::ZERO);
     let mut last_heard = Instant::now();
-    // Windows of earlier sessions are not counted again. A chain that is busy with its start may answer only later.
+    // Windows of earlier sessions are not counted again. A chain that is busy with its start may answer later.
     let first_read = tokio::time::timeout(SILENCE_MAX, observer.look(chain)).await;
     let mut earlier_windows = matches!(first_read, Ok(Ok(()))).then(|| observer.windows());
     observer.begin_session();
     let ended = loop {
-        // The end of a process comes before anything that follows from it, such as a chain that no longer answers.
+        // Check for ended processes before their consequences, such as a chain that no longer answers.
         let lost = match up.on_exit {
             OnExit::Restart => network.restart_seats(Instant::now()),
             OnExit::Stop => network.died(),
@@ -315,7 +315,7 @@ async fn watch(
         }
     };
     let (whole, blocks) = (since(first_window), observer.run.params.schedule.blocks_per_window);
-    // Miners that train tell of it every window.
+    // Miners that train report it every window.
     let silent_max = plan.chain.block_time().saturating_mul(blocks);
     let time = SessionTime { whole, trained: trained_for.max(whole.saturating_sub(silent_max)) };
     if let Err(error) = display.close() {
@@ -324,7 +324,7 @@ async fn watch(
     (ended, time)
 }
 
-/// The seats from which nothing comes.
+/// Returns the seats that send nothing.
 fn absences(observer: &Observer, plan: &Plan, network: &Network) -> BTreeMap<Uid, Absence> {
     let now = Instant::now();
     let uids = observer.seats.iter().map(|seat| seat.id.uid);
@@ -337,7 +337,8 @@ fn absences(observer: &Observer, plan: &Plan, network: &Network) -> BTreeMap<Uid
     absences
 }
 
-/// Whether `windows` are finalised and judged. The last judgement is waited for until the middle of the next window.
+/// Returns whether `windows` are finalised and judged. Waits for the last judgement until the middle of the next
+/// window.
 fn enough(observer: &Observer, windows: u32) -> bool {
     if observer.windows() < windows {
         return false;
@@ -376,7 +377,7 @@ async fn make(
     setup::set_up(locked, network, &wanted, &mut |what| println!("{what} …")).await
 }
 
-/// Starts chain and store of a kept network, on the ports that it was made with.
+/// Starts chain and store of a kept network, on their original ports.
 async fn resume(network: &mut Network, plan: Plan) -> anyhow::Result<(Plan, Arc<dyn Chain>)> {
     println!("continuing the network in {} …", network.directory.display());
     let chain = network.start_chain(&plan).await?;
@@ -385,6 +386,9 @@ async fn resume(network: &mut Network, plan: Plan) -> anyhow::Result<(Plan, Arc<
 }
 
 /// Prepares the data once, in the user's cache. Returns its directory.
+///
+/// # Errors
+/// If the text is missing or cannot be prepared.
 pub async fn prepare(text: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     let source = match text {
         Some(directory) => Source::directory(directory),
@@ -400,7 +404,7 @@ pub async fn prepare(text: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     let prepared = tokio::task::spawn_blocking(move || {
         let mut printed: Option<(std::mem::Discriminant<Progress>, Instant)> = None;
         dataset::prepare(options, &mut |progress| {
-            // Every new stage, and the progress of a stage every two seconds.
+            // Report every new stage, and the progress of a stage every two seconds.
             let stage = std::mem::discriminant(&progress);
             if printed.is_none_or(|(last, at)| last != stage || Duration::from_secs(2) < at.elapsed()) {
                 println!("data: {progress}");
@@ -420,7 +424,7 @@ fn cache_directory() -> anyhow::Result<PathBuf> {
     Ok(cache.join("mettle").join("datasets"))
 }
 
-/// Refuses what cannot work, before anything is made.
+/// Refuses invalid arguments before anything is created.
 fn check(up: &Up) -> anyhow::Result<()> {
     if let Some(report) = &up.report {
         check_writable(report)?;
@@ -436,7 +440,7 @@ fn check(up: &Up) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fails if a report could not be written at the end.
+/// Fails early if a report could not be written at the end.
 fn check_writable(path: &Path) -> anyhow::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !parent.is_dir() {

@@ -1,9 +1,9 @@
-//! Fault injection from another process: an HTTP port beside the S3 port, on a loopback address only.
+//! Fault injection from another process: an HTTP port next to the S3 port, on a loopback address only.
 //!
 //! | request | does |
 //! |---|---|
 //! | `GET /traffic` | returns one line per bucket: `name received_bytes sent_bytes requests refused` |
-//! | `GET /faults/BUCKET` | returns the faults that are left, as a query string |
+//! | `GET /faults/BUCKET` | returns the remaining faults, as a query string |
 //! | `PUT /faults/BUCKET?unavailable=3&…` | replaces the faults: see [`Faults`] |
 //! | `DELETE /faults/BUCKET` | ends the faults |
 //!
@@ -22,10 +22,10 @@ use s3s::{Body, S3, S3Request, S3Response, S3Result};
 use crate::faults::{from_query, to_query};
 use crate::{Faults, State};
 
-/// The header with the token of the server.
+/// Name of the header with the server's token.
 pub const TOKEN_HEADER: &str = "x-mettle-token";
 
-/// Why faults could not be injected.
+/// Error of [`inject`].
 #[derive(Debug, thiserror::Error)]
 pub enum InjectError {
     #[error("could not reach the admin port at {address}")]
@@ -35,6 +35,9 @@ pub enum InjectError {
 }
 
 /// Replaces the faults of a bucket from another process. `Faults::default()` ends them.
+///
+/// # Errors
+/// If the admin port is unreachable or refuses the request.
 pub async fn inject(
     address: SocketAddr,
     token: &str,
@@ -56,7 +59,7 @@ pub async fn inject(
     if status.is_success() { Ok(()) } else { Err(InjectError::Refused { status: status.as_u16(), answer }) }
 }
 
-/// The service of the admin port: it answers every request itself, and serves no operation of S3.
+/// Returns the service of the admin port. It answers every request itself and serves no operation of S3.
 pub(super) fn service(state: Arc<State>, token: &str) -> S3Service {
     struct NoOperations;
     impl S3 for NoOperations {}
@@ -68,7 +71,7 @@ pub(super) fn service(state: Arc<State>, token: &str) -> S3Service {
 
 struct Admin {
     state: Arc<State>,
-    /// Hashed, because hashes compare in constant time.
+    /// Hash of the token, because hashes compare in constant time.
     token: blake3::Hash,
 }
 
@@ -78,7 +81,7 @@ impl S3Route for Admin {
         true
     }
 
-    /// The token is checked in [`Admin::answer`].
+    /// Allows every request here; [`Admin::answer`] checks the token.
     async fn check_access(&self, _: &mut S3Request<Body>) -> S3Result<()> {
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use store::faults::{Faults, InvalidRate, Rate};
 use url::form_urlencoded;
 
-/// A query string that names no faults.
+/// A query string that does not describe faults.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidFaults {
     #[error("there is no fault {0:?}")]
@@ -14,7 +14,10 @@ pub enum InvalidFaults {
     BadValue { fault: String, value: String },
 }
 
-/// Reads a query string such as `unavailable=3&stalled=always&stall_ms=2000`.
+/// Parses a query string such as `unavailable=3&stalled=always&stall_ms=2000`.
+///
+/// # Errors
+/// If a fault is unknown or its value is invalid.
 pub fn from_query(query: &str) -> Result<Faults, InvalidFaults> {
     let mut faults = Faults::default();
     for (fault, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -43,7 +46,7 @@ pub fn from_query(query: &str) -> Result<Faults, InvalidFaults> {
     Ok(faults)
 }
 
-/// The query string that [`from_query`] reads. Times are cut to milliseconds.
+/// Returns the query string that [`from_query`] parses. Times are cut to milliseconds.
 pub fn to_query(faults: &Faults) -> String {
     form_urlencoded::Serializer::new(String::new())
         .append_pair("prefix", &faults.prefix)

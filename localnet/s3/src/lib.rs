@@ -34,29 +34,29 @@ use store::faults::FaultInjector;
 /// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Port 0 takes a free one: see [`S3Server::address`].
+    /// Address of the S3 port. Port 0 selects a free port: see [`S3Server::address`].
     pub listen: SocketAddr,
-    /// The directory of the objects; `None` keeps them in a temporary one, which goes with the server.
+    /// Directory of the objects; `None`: a temporary one, removed with the server.
     pub data_dir: Option<PathBuf>,
     pub buckets: Vec<BucketConfig>,
-    /// Fault injection from other processes.
+    /// Settings of fault injection from other processes.
     pub admin: Option<AdminConfig>,
-    /// The limit of one object.
+    /// Maximum size of one object.
     pub object_bytes_max: u64,
 }
 
-/// A bucket, and the only key that may write to it.
+/// A bucket and the only key that may write to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketConfig {
     pub name: String,
     pub credentials: Credentials,
 }
 
-/// The admin port, on a loopback address only.
+/// Settings of the admin port, on a loopback address only.
 #[derive(Clone)]
 pub struct AdminConfig {
     pub listen: SocketAddr,
-    /// The value of [`admin::TOKEN_HEADER`]. Keeps out web pages, which can reach loopback ports too.
+    /// Value of [`admin::TOKEN_HEADER`]. It keeps out web pages, which can reach loopback ports too.
     pub token: String,
 }
 
@@ -67,7 +67,7 @@ impl std::fmt::Debug for AdminConfig {
 }
 
 impl ServerConfig {
-    /// Buckets in a temporary directory, at a free port of this machine.
+    /// Returns settings with buckets in a temporary directory, at a free port of this machine.
     pub fn temporary(buckets: Vec<BucketConfig>) -> ServerConfig {
         ServerConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -90,7 +90,7 @@ impl BucketConfig {
     }
 }
 
-/// Why the server did not start.
+/// Error of a server's start or of a change of its buckets.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     #[error("{address} is taken by another program: stop that program, or choose another port")]
@@ -119,13 +119,13 @@ pub struct UnknownBucket(pub String);
 pub struct BucketTraffic {
     pub received_bytes: u64,
     pub sent_bytes: u64,
-    /// Requests with access.
+    /// Authorised requests.
     pub requests: u64,
-    /// Requests that were refused for their key or operation. Requests with a wrong signature are not counted.
+    /// Requests refused because of their key or operation. Requests with a wrong signature are not counted.
     pub refused: u64,
 }
 
-/// The state that the parts of a server share.
+/// State that the parts of a server share.
 struct State {
     buckets: RwLock<BTreeMap<String, Arc<BucketState>>>,
     objects: Objects,
@@ -139,7 +139,7 @@ struct BucketState {
     refused: std::sync::atomic::AtomicU64,
 }
 
-/// A running server. Dropping it stops it at once; [`S3Server::shutdown`] finishes the requests in progress.
+/// A running server. Dropping it stops it immediately; [`S3Server::shutdown`] finishes the requests in progress.
 pub struct S3Server {
     state: Arc<State>,
     s3: Port,
@@ -153,16 +153,19 @@ struct Port {
     task: JoinHandle<()>,
 }
 
-/// Connections at the same time, per port.
+/// Maximum number of concurrent connections per port.
 pub const CONNECTIONS_MAX: usize = 1024;
-/// What the kernel holds of an answer that is not taken. Its own choice, megabytes over loopback, would make readers that
-/// take nothing cost gigabytes.
+/// Send buffer of a connection in the kernel. The kernel's own choice is megabytes over loopback, so readers that read
+/// nothing would cost gigabytes.
 const SEND_BUFFER_BYTES: u32 = 256 << 10;
-/// How long a shutdown waits for requests in progress.
+/// Maximum wait of a shutdown for requests in progress.
 const GRACE: Duration = Duration::from_secs(5);
 
 impl S3Server {
     /// Locks the directory, binds the ports and serves until dropped.
+    ///
+    /// # Errors
+    /// If a bucket is invalid, a port is taken, the admin address is not loopback, or the directory is unusable.
     pub fn start(config: ServerConfig) -> BoxFuture<'static, Result<S3Server, ServerError>> {
         Box::pin(S3Server::open(config))
     }
@@ -175,7 +178,7 @@ impl S3Server {
         {
             return Err(ServerError::AdminNotLocal { address: admin.listen });
         }
-        // The port first: a second server on the same port must not touch the directory.
+        // Bind the port first: a second server on the same port must not touch the directory.
         let listener = listen(config.listen).await?;
         let admin = match config.admin.clone() {
             Some(AdminConfig { listen: address, token }) => Some((listen(address).await?, token)),
@@ -197,17 +200,20 @@ impl S3Server {
         self.admin.as_ref().map(|port| port.address)
     }
 
-    /// The endpoint for [`store::S3Settings`].
+    /// Returns the endpoint for [`store::S3Settings`].
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.s3.address)
     }
 
-    /// The base URL for readers.
+    /// Returns the base URL for readers.
     pub fn base_url(&self, bucket: &str) -> String {
         format!("http://{}/{bucket}", self.s3.address)
     }
 
     /// Adds a bucket while the server runs. The same bucket may be added again.
+    ///
+    /// # Errors
+    /// If the bucket is invalid, conflicts with another one, or its directory cannot be made.
     pub fn add_bucket(&self, bucket: &BucketConfig) -> Result<(), ServerError> {
         let mut buckets = self.state.buckets.write().unwrap_or_else(PoisonError::into_inner);
         if buckets.get(&bucket.name).is_some_and(|known| known.credentials == bucket.credentials) {
@@ -221,12 +227,18 @@ impl S3Server {
     }
 
     /// Replaces the faults of a bucket. `Faults::default()` ends them.
+    ///
+    /// # Errors
+    /// If there is no such bucket.
     pub fn inject(&self, bucket: &str, faults: Faults) -> Result<(), UnknownBucket> {
         self.state.bucket(bucket)?.faults.inject(faults);
         Ok(())
     }
 
-    /// The faults that are left of a bucket.
+    /// Returns the remaining faults of a bucket.
+    ///
+    /// # Errors
+    /// If there is no such bucket.
     pub fn faults(&self, bucket: &str) -> Result<Faults, UnknownBucket> {
         Ok(self.state.bucket(bucket)?.faults.remaining())
     }
@@ -235,7 +247,7 @@ impl S3Server {
         Ok(self.state.bucket(bucket)?.totals())
     }
 
-    /// Takes no more requests, and waits a few seconds for those in progress.
+    /// Stops accepting requests, and waits a few seconds for those in progress.
     pub async fn shutdown(self) {
         let S3Server { s3, admin, .. } = self;
         if let Some(admin) = admin {
@@ -268,7 +280,10 @@ impl BucketState {
     }
 }
 
-/// Whether a bucket may have this name.
+/// Checks that a bucket may have this name.
+///
+/// # Errors
+/// If the name is not 3 to 63 lower-case letters, digits and hyphens.
 pub fn check_bucket_name(name: &str) -> Result<(), ServerError> {
     if s3s::path::check_bucket_name(name) {
         return Ok(());
@@ -277,7 +292,7 @@ pub fn check_bucket_name(name: &str) -> Result<(), ServerError> {
     Err(ServerError::BadBucket { name: name.to_owned(), why })
 }
 
-/// Adds a bucket that has a name and an access key of its own.
+/// Adds a bucket. Its name and access key must be unique.
 fn add(buckets: &mut BTreeMap<String, Arc<BucketState>>, bucket: &BucketConfig) -> Result<(), ServerError> {
     let BucketConfig { name, credentials } = bucket;
     check_bucket_name(name)?;
@@ -305,7 +320,7 @@ fn add(buckets: &mut BTreeMap<String, Arc<BucketState>>, bucket: &BucketConfig) 
 async fn listen(address: SocketAddr) -> Result<TcpListener, ServerError> {
     let bind = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        // As `TcpListener::bind` does. Connections inherit both.
+        // Like `TcpListener::bind`. Connections inherit both options.
         #[cfg(unix)]
         socket.set_reuseaddr(true)?;
         socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
@@ -330,7 +345,7 @@ impl Port {
 
     async fn shut(mut self) {
         if let Some(stop) = self.stop.take() {
-            // An error means that the task has ended already.
+            // An error means that the task has already ended.
             let _ = stop.send(());
         }
         let _ = (&mut self.task).await;
@@ -348,14 +363,14 @@ async fn accept(listener: TcpListener, service: S3Service, mut stopped: oneshot:
     http.http1().timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(30));
     let graceful = GracefulShutdown::new();
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    // In a set, so that connections end with the server.
+    // A set, so that connections end with the server.
     let mut connections = tokio::task::JoinSet::new();
     loop {
         let stream = tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Usually out of file descriptors, until a connection ends.
+                    // Usually the process is out of file descriptors until a connection ends.
                     tracing::warn!(%error, "could not accept a connection");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;

@@ -1,7 +1,7 @@
 //! The objects of a server: files of a directory.
 //!
-//! An object is written elsewhere, synced, and renamed: it is there whole or not at all after a kill. The directory is
-//! the only record of the objects, so a lock gives it to one server at a time.
+//! An object is written elsewhere, synced, and renamed, so after a kill it is either complete or absent. The directory
+//! is the only record of the objects, so a lock restricts it to one server at a time.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata, TryLockError};
@@ -16,28 +16,28 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, BufWriter};
 
 use crate::{ServerConfig, ServerError};
 
-/// All buckets' objects.
+/// Objects of all buckets.
 pub(super) struct Objects {
-    /// Has one directory for each bucket.
+    /// Directory with one subdirectory for each bucket.
     objects: PathBuf,
     incoming: PathBuf,
-    /// Held while the server lives.
+    /// Lock on the directory, held while the server lives.
     lock: File,
-    /// The directory, if the settings name none.
+    /// The temporary directory, if the settings name none.
     temporary: Option<TempDir>,
-    /// Held while objects get or lose a name.
+    /// Lock held while objects are named or removed.
     names: Mutex<()>,
     object_bytes_max: u64,
 }
 
-/// One object, as listed.
+/// Properties of one object, as listed.
 pub(super) struct Object {
     pub bytes: u64,
     pub etag: String,
     pub modified: SystemTime,
 }
 
-/// Why an object could not be written or read.
+/// Error of a read or write of an object.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ObjectError {
     #[error("the object does not exist")]
@@ -63,11 +63,11 @@ impl From<io::Error> for ObjectError {
 
 const MARKER: &str = "mettle-store";
 const MARKER_TEXT: &str = "An S3 server's objects, layout 1. Do not change anything here by hand.\n";
-/// Bytes read or copied at a time.
+/// Maximum number of bytes read or copied at a time.
 const CHUNK_BYTES: usize = 256 << 10;
 
 impl Objects {
-    /// Opens an empty directory, or that of a store which no other server has open.
+    /// Opens an empty directory, or the directory of a store that no other server has open.
     pub fn open(config: &ServerConfig) -> Result<Objects, ServerError> {
         let (path, temporary) = match &config.data_dir {
             Some(path) => (path.clone(), None),
@@ -84,7 +84,7 @@ impl Objects {
             Err(TryLockError::WouldBlock) => return Err(ServerError::DirectoryInUse { path }),
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
-        // Objects that the last server had not received completely.
+        // Objects that the last server did not receive completely.
         let incoming = path.join("incoming");
         match fs::remove_dir_all(&incoming) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
@@ -113,13 +113,13 @@ impl Objects {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The objects whose names begin with `prefix`.
+    /// Returns the objects whose names begin with `prefix`.
     pub fn list(&self, bucket: &str, prefix: &str) -> Result<BTreeMap<String, Object>, ObjectError> {
         let _names = self.names();
         Ok(walk(&self.objects.join(bucket), prefix)?)
     }
 
-    /// Deletes the object, if there is one.
+    /// Deletes the object, if it exists.
     pub fn delete(&self, bucket: &str, key: &str) -> Result<(), ObjectError> {
         let Ok(path) = self.path(bucket, key) else { return Ok(()) };
         let _names = self.names();
@@ -127,7 +127,7 @@ impl Objects {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             removed => removed?,
         }
-        // Directories that are empty now.
+        // Directories that are now empty.
         let top = self.objects.join(bucket);
         let above = path.ancestors().skip(1).take_while(|directory| *directory != top);
         for directory in above {
@@ -145,7 +145,7 @@ impl Objects {
         Ok(Incoming { objects: self, file, path, hasher: blake3::Hasher::new(), bytes: 0 })
     }
 
-    /// Gives a received object its name, in place of the object that had it.
+    /// Names a received object, and replaces an existing object of that name.
     pub fn place(&self, bucket: &str, key: &str, received: Received) -> Result<Object, ObjectError> {
         let path = self.path(bucket, key)?;
         let _names = self.names();
@@ -156,7 +156,7 @@ impl Objects {
         Ok(Object::of(key, &fs::metadata(&path)?)?)
     }
 
-    /// Opens an object for reading. A reader keeps its object even if it is replaced meanwhile.
+    /// Opens an object for reading. A reader keeps its object even if it is replaced during the read.
     pub async fn read(&self, bucket: &str, key: &str) -> Result<(Object, tokio::fs::File), ObjectError> {
         let path = self.path(bucket, key).map_err(|_| ObjectError::NotFound)?;
         let file = tokio::fs::File::open(path).await.map_err(|error| match error.kind() {
@@ -190,13 +190,13 @@ impl Objects {
 }
 
 impl Drop for Objects {
-    /// Closing the file does not unlock it while a child that has just been forked holds a copy of the descriptor.
+    /// Unlocks the file. Closing it would not, if a child that was just forked holds a copy of the descriptor.
     fn drop(&mut self) {
         self.lock.unlock().ok();
     }
 }
 
-/// The next bytes of an opened object, at most `max` and at most a chunk.
+/// Reads the next bytes of an opened object: at most `max`, and at most one chunk.
 pub(super) async fn next_chunk(file: &mut tokio::fs::File, max: u64) -> io::Result<Bytes> {
     let mut chunk = vec![0; usize::try_from(max).unwrap_or(usize::MAX).min(CHUNK_BYTES)];
     let read = file.read(&mut chunk).await?;
@@ -204,7 +204,7 @@ pub(super) async fn next_chunk(file: &mut tokio::fs::File, max: u64) -> io::Resu
     Ok(chunk.into())
 }
 
-/// An object that is being received. Dropping it leaves no trace.
+/// An object being received. Dropping it leaves no trace.
 pub(super) struct Incoming<'a> {
     objects: &'a Objects,
     file: BufWriter<tokio::fs::File>,
@@ -216,7 +216,7 @@ pub(super) struct Incoming<'a> {
 /// A received object without a name. Dropping it leaves no trace.
 pub(super) struct Received {
     pub bytes: u64,
-    /// Of the contents.
+    /// Digest of the contents.
     pub digest: String,
     path: TempPath,
 }
@@ -231,7 +231,7 @@ impl Incoming<'_> {
         Ok(self.file.write_all(chunk).await?)
     }
 
-    /// Writes all of a received object, a part of this one.
+    /// Appends all of a received object, as a part of this one.
     pub async fn append(&mut self, part: &Received) -> Result<(), ObjectError> {
         let mut file = tokio::fs::File::open(&part.path).await?;
         let mut left = part.bytes;
@@ -258,7 +258,7 @@ impl Incoming<'_> {
 }
 
 impl Object {
-    /// The etag changes with the object, and is the same after a restart.
+    /// Describes a file. The etag changes with the object, and is the same after a restart.
     fn of(key: &str, file: &Metadata) -> io::Result<Object> {
         let (bytes, modified) = (file.len(), file.modified()?);
         let since = modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -272,7 +272,7 @@ fn unusable(path: &Path, source: io::Error) -> ServerError {
     ServerError::Directory { path: path.to_owned(), source }
 }
 
-/// The file that marks `path` as the directory of a store; written if the directory is empty.
+/// Returns the file that marks `path` as the directory of a store. Writes it if the directory is empty.
 fn marked(path: &Path) -> Result<PathBuf, ServerError> {
     let failed = |source| unusable(path, source);
     let foreign =
@@ -291,7 +291,7 @@ fn marked(path: &Path) -> Result<PathBuf, ServerError> {
             if fs::read_dir(path).map_err(failed)?.next().is_some() {
                 return foreign("it has other files");
             }
-            // Renamed, so that a marker is whole or not there.
+            // Renamed, so that a marker is either complete or absent.
             let new = NamedTempFile::new_in(path).map_err(failed)?;
             fs::write(new.path(), MARKER_TEXT).map_err(failed)?;
             new.as_file().sync_all().map_err(failed)?;
@@ -302,7 +302,7 @@ fn marked(path: &Path) -> Result<PathBuf, ServerError> {
     Ok(marker)
 }
 
-/// The objects of the bucket whose directory is `top` and whose names begin with `wanted`, by name.
+/// Lists the objects in the bucket directory `top` whose names begin with `wanted`, by name.
 fn walk(top: &Path, wanted: &str) -> io::Result<BTreeMap<String, Object>> {
     let mut found = BTreeMap::new();
     let mut directories = vec![(String::new(), top.to_owned())];
@@ -334,11 +334,11 @@ fn walk(top: &Path, wanted: &str) -> io::Result<BTreeMap<String, Object>> {
     Ok(found)
 }
 
-/// Ends the name of every file of an object, so that `a` and `a/b` can both exist.
+/// Suffix of an object's file name, so that `a` and `a/b` can both exist.
 const OBJECT_SUFFIX: &str = "~";
 
-/// A part of a name as a file name: all but plain characters become `%` and two hex digits, leading dots included, so
-/// that no name leads out of the directory.
+/// Encodes a part of a name as a file name: characters other than plain ones become `%` and two hex digits, as do
+/// leading dots, so that no name leaves the directory.
 fn encoded(part: &str) -> String {
     let mut name = String::with_capacity(part.len());
     for (index, byte) in part.bytes().enumerate() {

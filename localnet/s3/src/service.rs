@@ -30,13 +30,13 @@ pub(super) fn s3(state: Arc<State>) -> S3Service {
         uploads: Uploads::default(),
         upload_number: AtomicU64::new(0),
     });
-    // Without authentication there would be no access checks either.
+    // Without authentication, s3s skips the access checks too.
     service.set_auth(Keys { state: state.clone() });
     service.set_access(Gate { state });
     service.build()
 }
 
-/// The keys of the buckets that there are now.
+/// Keys of the current buckets.
 struct Keys {
     state: Arc<State>,
 }
@@ -52,7 +52,8 @@ impl S3Auth for Keys {
     }
 }
 
-/// The owner of a bucket may do all that is served; any other client may read an object by its exact name.
+/// Access rule: a bucket's owner may use every served operation; any other client may read an object by its exact
+/// name.
 struct Gate {
     state: Arc<State>,
 }
@@ -84,7 +85,7 @@ impl S3Access for Gate {
     }
 }
 
-/// What an operation does, if it is served. Copying is not: it would read a bucket that the check does not see.
+/// Returns the action of an operation, if it is served. Copying is not: it would read a bucket that is not checked.
 fn action(operation: &str) -> Option<Action> {
     Some(match operation {
         "GetObject" => Action::Read,
@@ -100,7 +101,7 @@ fn action(operation: &str) -> Option<Action> {
     })
 }
 
-/// The older signatures cover less of a request than SigV4 does.
+/// Returns whether a request has an older signature, which covers less of a request than SigV4 does.
 fn is_sigv2(cx: &S3AccessContext<'_>) -> bool {
     let header = cx.headers().get("authorization").is_some_and(|value| value.as_bytes().starts_with(b"AWS "));
     header || cx.uri().query().is_some_and(|query| query.contains("AWSAccessKeyId="))
@@ -114,24 +115,24 @@ struct Operations {
     upload_number: AtomicU64,
 }
 
-/// The uploads in parts, by their ids.
+/// Multipart uploads by id.
 type Uploads = Arc<Mutex<BTreeMap<String, Upload>>>;
 
-/// A client that gets nothing of an answer for longer may give up.
+/// Maximum silence within an answer, because a client may abandon a longer one.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// An upload in parts. It is lost when the server stops; the client learns this with its next part.
+/// A multipart upload. It is lost when the server stops, and the client's next part fails.
 struct Upload {
     bucket: String,
     key: String,
     parts: BTreeMap<i32, Arc<Received>>,
-    /// When its client last named it.
+    /// Time of the client's last request for it.
     used: Instant,
 }
 
-/// Uploads that are never completed must not grow without bound.
+/// Maximum number of uploads, because some are never completed.
 const UPLOADS_MAX: usize = 256;
-/// An upload whose client has been silent for so long is dropped with its parts: the client was killed.
+/// Time after a client's last request until its upload and parts are dropped: the client was killed.
 const UPLOAD_KEPT: Duration = Duration::from_secs(3600);
 const PARTS_MAX: i32 = 10_000;
 const PART_BYTES_MIN: u64 = 5 << 20;
@@ -145,7 +146,7 @@ impl Operations {
         self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` on the upload of an object that a client names.
+    /// Runs `work` on the upload that a client names.
     fn upload<T>(
         &self,
         id: &str,
@@ -162,7 +163,7 @@ impl Operations {
         named.map(used).ok_or_else(|| s3_error!(NoSuchUpload))
     }
 
-    /// A time on the clock of the bucket.
+    /// Converts a time to the clock of the bucket.
     fn modified(&self, bucket: &str, modified: SystemTime) -> S3Result<Option<Timestamp>> {
         let skew = self.bucket(bucket)?.faults.clock_skew_seconds();
         let by = Duration::from_secs(skew.unsigned_abs());
@@ -170,7 +171,7 @@ impl Operations {
         Ok(skewed.map(Timestamp::from))
     }
 
-    /// Receives a whole body and checks its length and its checksums against the client's. It has no name yet.
+    /// Receives a whole body and checks its length and checksums against the client's. The result has no name yet.
     async fn receive(
         &self,
         bucket: &str,
@@ -191,7 +192,7 @@ impl Operations {
         let mut md5 = announced_md5.as_ref().map(|_| s3s::crypto::Md5::new());
         if let Some(mut body) = body {
             while let Some(chunk) = body.next().await {
-                // Cut short, or other bytes than signed.
+                // The body is truncated, or differs from the signed bytes.
                 let chunk =
                     chunk.map_err(|error| S3Error::with_source(S3ErrorCode::IncompleteBody, error))?;
                 state.traffic.add_up(chunk.len() as u64);
@@ -220,7 +221,7 @@ impl Operations {
     }
 }
 
-/// Fails if the answer to a change that is done is to be lost.
+/// Fails if a fault drops the answer to a change that was made.
 fn answer(state: &State, bucket: &str, action: Action, key: &str) -> S3Result<()> {
     let bucket = state.bucket(bucket).map_err(|_| s3_error!(NoSuchBucket))?;
     if bucket.faults.draw_answer_lost(action, key) {
@@ -250,7 +251,7 @@ impl S3 for Operations {
     async fn get_object(&self, request: S3Request<GetObjectInput>) -> Answer<GetObjectOutput> {
         let input = request.input;
         let state = self.bucket(&input.bucket)?;
-        // Drawn for objects that are there: a reader that asks too early is not the first reader.
+        // Faults are drawn for existing objects only: a reader that is too early does not count as the first reader.
         let (object, mut file) = self.state.objects.read(&input.bucket, &input.key).await?;
         let faults = state.faults.draw_read(Action::Read, &input.key);
         if faults.missing {
@@ -328,7 +329,7 @@ impl S3 for Operations {
         let delimiter = input.delimiter.clone().filter(|delimiter| !delimiter.is_empty());
         let max = usize::try_from(input.max_keys.unwrap_or(1000)).unwrap_or(0).min(1000);
         let mut after = match &input.continuation_token {
-            // A token is the last name or group of names of the page before.
+            // A token is the last name or group of names on the previous page.
             Some(token) => hex::decode(token)
                 .ok()
                 .and_then(|name| String::from_utf8(name).ok())
@@ -412,7 +413,7 @@ impl S3 for Operations {
         self.upload(id, bucket, key, |_| ())?;
         let part = self.receive(bucket, key, input.body, input.content_length, &request.headers).await?;
         let e_tag = Some(ETag::Strong(part.digest.clone()));
-        // It may have been aborted meanwhile.
+        // The upload may have been aborted during the transfer.
         self.upload(id, bucket, key, |upload| upload.parts.insert(input.part_number, Arc::new(part)))?;
         Ok(with_checksums(UploadPartOutput { e_tag, ..UploadPartOutput::default() }, &request.headers))
     }
@@ -439,7 +440,7 @@ impl S3 for Operations {
                 }
                 let whole = whole.finish().await?;
                 let etag = state.objects.place(&bucket, &key, whole)?.etag;
-                // Only now: a client that lost the answer may complete again while the parts are there.
+                // Removed only now: a client that lost the answer may complete again while the parts exist.
                 uploads.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
                 answer(&state, &bucket, Action::Write, &key)?;
                 Ok(CompleteMultipartUploadOutput {
@@ -449,7 +450,7 @@ impl S3 for Operations {
                     ..CompleteMultipartUploadOutput::default()
                 })
             });
-        // As in S3, the answer to a long one begins, and blanks come until its end is known.
+        // As in S3, the answer to a long completion begins early, padded with blanks until the result is known.
         Ok(S3Response::new(match tokio::time::timeout(SILENCE_MAX, &mut completed).await {
             Ok(completed) => completed?,
             Err(_) => CompleteMultipartUploadOutput { future: Some(completed), ..Default::default() },
@@ -467,12 +468,12 @@ impl S3 for Operations {
     }
 }
 
-/// Drops the uploads whose clients are gone.
+/// Drops the uploads of clients that stopped.
 fn expire(uploads: &mut BTreeMap<String, Upload>, now: Instant) {
     uploads.retain(|_, upload| now.saturating_duration_since(upload.used) < UPLOAD_KEPT);
 }
 
-/// The parts that a client lists, in its order, after a check of their digests.
+/// Returns the parts that a client lists, in its order, after a check of their digests.
 fn chosen(parts: &BTreeMap<i32, Arc<Received>>, wanted: &[CompletedPart]) -> S3Result<Vec<Arc<Received>>> {
     if wanted.is_empty() {
         return Err(s3_error!(MalformedXML, "an upload has at least one part"));
@@ -498,7 +499,7 @@ fn chosen(parts: &BTreeMap<i32, Arc<Received>>, wanted: &[CompletedPart]) -> S3R
     Ok(chosen)
 }
 
-/// The headers of the checksums that a client may announce of a body.
+/// Headers of the checksums that a client may announce for a body.
 const CHECKSUMS: [&str; 5] = [
     "x-amz-checksum-crc32",
     "x-amz-checksum-crc32c",
@@ -523,7 +524,7 @@ fn announced(headers: &HeaderMap) -> Checksum {
     }
 }
 
-/// Computes the checksums that are announced.
+/// Returns a hasher of the announced checksums.
 fn hasher(announced: &Checksum) -> ChecksumHasher {
     use s3s::crypto::{Crc32, Crc32c, Crc64Nvme, Sha1, Sha256};
     ChecksumHasher {
@@ -535,7 +536,7 @@ fn hasher(announced: &Checksum) -> ChecksumHasher {
     }
 }
 
-/// An answer that repeats the checksums of the request, which the body was checked against.
+/// Returns an answer that repeats the request's checksums, against which the body was checked.
 fn with_checksums<T>(output: T, request: &HeaderMap) -> S3Response<T> {
     let mut response = S3Response::new(output);
     for name in CHECKSUMS {
@@ -560,7 +561,7 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-/// No client of ours writes under a condition (PROT-12), so none is served.
+/// Refuses conditional requests: our clients never write conditionally (PROT-12).
 fn unconditional(if_match: &Option<ETagCondition>, if_none_match: &Option<ETagCondition>) -> S3Result<()> {
     match (if_match, if_none_match) {
         (None, None) => Ok(()),
@@ -611,9 +612,9 @@ impl From<ObjectError> for S3Error {
     }
 }
 
-/// The body of an answer: the next `length` bytes of `file`, with the faults of this read.
+/// Returns the body of an answer: the next `length` bytes of `file`, with the faults of this read.
 fn body(state: Arc<State>, bucket: String, file: File, length: u64, faults: ReadFaults) -> StreamingBlob {
-    // The announced length is the whole: the connection ends early.
+    // The announced length is the whole length, so the connection ends early.
     let end = if faults.truncated { length / 2 } else { length };
     // Ten pieces per second.
     let rate = u64::from(faults.drip_bytes_per_second);
@@ -632,7 +633,7 @@ fn body(state: Arc<State>, bucket: String, file: File, length: u64, faults: Read
             let next = at + chunk.len() as u64;
             if next == at {
                 if faults.truncated {
-                    // The end of the connection drops what is not sent yet.
+                    // The end of the connection drops unsent bytes.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
                 return Ok::<_, io::Error>(None);

@@ -1,5 +1,5 @@
-//! A connection that ends when its other side takes nothing for too long. Otherwise readers that ask for an object and
-//! read none of it would keep all places of the server for ever.
+//! A connection that closes if its peer reads nothing for too long. Otherwise readers that request an object and do
+//! not read it would occupy all places of the server for ever.
 
 use std::future::Future as _;
 use std::io;
@@ -10,13 +10,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// How long a write may wait until some of its bytes are taken. A node leaves a store that is slower than this itself.
+/// Maximum time of a write until some of its bytes are accepted. A node abandons a store that is slower than this.
 pub const STALL_MAX: Duration = Duration::from_secs(30);
 
-/// A stream whose writes fail once none was accepted for [`STALL_MAX`].
+/// A stream whose writes fail after no byte was accepted for [`STALL_MAX`].
 pub(crate) struct Unstalled<S> {
     stream: S,
-    /// Runs while a write waits.
+    /// Timer that runs while a write waits.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 

@@ -26,7 +26,7 @@ async fn in_memory() -> S3Server {
     S3Server::start(ServerConfig::temporary(buckets())).await.expect("a server")
 }
 
-/// An address where no other test listens, so that no server answers once this one is gone.
+/// Returns an address where no other test listens, so that no server answers after this one stops.
 fn home(number: u8) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, if cfg!(target_os = "linux") { number } else { 1 }], 0))
 }
@@ -35,7 +35,7 @@ fn on_disk(directory: &Path) -> ServerConfig {
     ServerConfig { data_dir: Some(directory.to_owned()), ..ServerConfig::temporary(buckets()) }
 }
 
-/// Few and short tries, so that what is to fail fails soon.
+/// Settings with few and short retries, so that expected failures are quick.
 fn settings(server: &S3Server, bucket: &str, access_key: &str, secret_key: &str) -> S3Settings {
     let credentials = Credentials { access_key: access_key.into(), secret_key: secret_key.into() };
     S3Settings { retries: 1, ..S3Settings::new(server.endpoint(), bucket, credentials) }
@@ -214,7 +214,7 @@ async fn a_range_of_an_object_is_fetched_to_the_byte_and_nothing_beyond_it() {
         expected += end - start;
         assert_eq!(fetcher.traffic().down_bytes, expected, "no other byte comes down");
     }
-    // Beyond its end, in part or altogether.
+    // Ranges beyond the end, in part or entirely.
     for (start, end) in [(299_999, 300_001), (300_000, 300_010)] {
         let error = fetch(start..end).await.expect_err("it has no such bytes");
         assert!(matches!(error, FetchError::OtherRange { first, .. } if first == start), "{error:?}");
@@ -283,7 +283,7 @@ async fn a_directory_survives_a_restart_and_names_survive_the_disk() {
 async fn an_object_that_was_being_received_when_the_server_died_is_gone() {
     let directory = tempfile::tempdir().expect("a directory");
     drop(S3Server::start(on_disk(directory.path())).await.expect("a server"));
-    // What a killed server leaves: half an object where objects come in.
+    // State left by a killed server: half an object in the directory of incoming objects.
     std::fs::write(directory.path().join("incoming/.tmp123"), b"half").expect("written");
     std::fs::write(directory.path().join("buckets/miner-0/stray"), b"no object").expect("written");
     let server = restarted(directory.path()).await;
@@ -291,7 +291,7 @@ async fn an_object_that_was_being_received_when_the_server_died_is_gone() {
     assert_eq!(std::fs::read_dir(directory.path().join("incoming")).expect("there").count(), 0);
 }
 
-/// Dropped servers end when their task does, which is soon.
+/// Restarts a server. A dropped server ends when its task does, which is soon.
 async fn restarted(directory: &Path) -> S3Server {
     let started = Instant::now();
     while started.elapsed() < Duration::from_secs(60) {
@@ -375,7 +375,7 @@ async fn a_full_store_reports_it_and_never_keeps_half_an_object() {
         let (first, digest, body) = large(1, 7 << 20);
         own.put(&first, body).await.expect("room");
         server.inject("miner-0", Faults { full: true, ..Faults::default() }).expect("a bucket");
-        // In one piece, and in parts.
+        // In one request, and in parts.
         for bytes in [6 << 20, 9 << 20] {
             let (second, _, body) = large(2, bytes);
             let error = own.put(&second, body).await.expect_err("no room");
@@ -418,7 +418,7 @@ async fn a_shutdown_finishes_requests_in_progress() {
     let fetching = tokio::spawn(async move {
         fetch_verified(&fetcher(), &base, &key, &digest, &Limits::for_bytes(2 << 20)).await
     });
-    // Only when the request has arrived is there something under way.
+    // Requests are in progress only once they have arrived.
     while server.traffic("miner-0").expect("a bucket").requests < 2 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -472,7 +472,7 @@ async fn every_fault_of_a_read_is_seen_for_what_it_is() {
     let (key, digest, body) = large(1, 300_000);
     store(&server).put(&key, body.clone()).await.expect("put");
     let base = server.base_url("miner-0");
-    // Only what is slow on purpose is judged by the clock: the rest has all the time that a busy machine may want.
+    // The clock judges only deliberately slow answers: all others have as much time as a busy machine may need.
     let patient = Limits {
         first_byte: Duration::from_secs(60),
         min_bytes_per_second: 100_000,
@@ -515,11 +515,11 @@ async fn every_fault_of_a_read_is_seen_for_what_it_is() {
     assert!(matches!(error, FetchError::Crawled { .. }), "{error:?}");
     let error = after(Faults { unavailable: Rate::Next(1), ..none.clone() }).await.expect_err("unavailable");
     assert_eq!(error, FetchError::Unavailable { status: 503 });
-    // Each was for one read only.
+    // Each fault was for one read only.
     assert_eq!(fetch(patient).await.expect("all faults are used up"), body);
 }
 
-/// Checks each piece against the object that it should be of.
+/// Sink that checks each piece against the expected object.
 struct Compared<'a> {
     whole: &'a [u8],
     at: usize,
@@ -553,7 +553,7 @@ async fn a_large_object_comes_piece_by_piece_and_is_the_same() {
     assert!(compared.pieces > 1, "it came whole");
     assert_eq!(fetcher.traffic().down_bytes, body.len() as u64);
 
-    // Cut short by the server, it is known for what it is, and what came is the object's beginning.
+    // The reader detects the truncation, and the received bytes are the object's beginning.
     server.inject("miner-0", Faults { truncated: Rate::Next(1), ..Faults::default() }).expect("a bucket");
     let cut = fetch_verified_into(&fetcher, &base, &key, &digest, &limits, &mut compared).await;
     assert!(matches!(cut, Err(FetchError::CutShort { got, .. }) if got == compared.at as u64), "{cut:?}");
@@ -714,7 +714,7 @@ async fn traffic_is_counted_per_bucket() {
     assert_eq!((own.traffic().up_bytes, fetcher.traffic().down_bytes), (12 << 20, 12 << 20));
 }
 
-// Integrity of what is written.
+// Integrity of written objects.
 
 #[tokio::test]
 async fn a_body_without_its_announced_checksum_is_not_kept() {
@@ -743,7 +743,7 @@ async fn a_body_without_its_announced_checksum_is_not_kept() {
     assert_eq!(put("hello").await.expect("answered").status(), StatusCode::OK);
     assert_eq!(client().get(&at).send().await.expect("answered").text().await.expect("text"), "hello");
 
-    // A signed URL is for what it was signed for, and for as long.
+    // A signed URL is valid only for its request, and only until it expires.
     let get = raw.signed_url(reqwest::Method::GET, &path, minute).await.expect("signed");
     let tampered = get.as_str().replace("/a?", "/b?");
     assert_eq!(client().get(tampered).send().await.expect("answered").status(), StatusCode::FORBIDDEN);
