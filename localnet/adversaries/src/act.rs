@@ -1,7 +1,7 @@
 //! Connects an adversary's decisions to the honest program: as its strategy.
 //!
-//! The honest program keeps the time. When it commits, the strategy commits to the adversary's digests; when it
-//! uploads, the bucket gets the adversary's bytes. A process and the simulation use the same strategy.
+//! The honest program controls the timing. When it commits, the strategy commits to the adversary's digests; when it
+//! uploads, the bucket gets the adversary's bytes. Processes and simulations use the same strategy.
 
 use crate::adversary::{
     Adversary, Content, MinerContext, OwnContribution, Presentation, Timing, TrainedWindow,
@@ -20,19 +20,19 @@ use protocol::{
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use store::{Store, StoreError};
 
-/// Between two requests for an object or a decision.
+/// Interval between requests for an object or a decision.
 const RETRY: Duration = Duration::from_millis(200);
-/// Contributions of a window that an adversary looks at.
+/// Maximum number of contributions of a window that an adversary reads.
 const SEEN_MAX: usize = 16;
 
-/// The strategy of a miner that acts as an adversary decides.
+/// Strategy of a miner that acts on an adversary's decisions.
 pub struct ActingStrategy {
     adversary: Box<dyn Adversary>,
     follower: Arc<Follower>,
-    /// The seat's key.
+    /// Signer with the seat's key.
     signer: Signer,
     uid: Uid,
-    /// The window that is being trained.
+    /// Window in training.
     window: Window,
     /// Fetched contributions of earlier windows.
     seen: BTreeMap<Window, Vec<Contribution>>,
@@ -51,7 +51,7 @@ impl ActingStrategy {
         ActingStrategy { adversary, follower, signer, uid, window, seen, presenting: None }
     }
 
-    /// The presentation of a window, decided once. `file` is the honest contribution.
+    /// Returns the presentation of a window, which is decided once. `file` is the honest contribution.
     async fn presentation(&mut self, window: Window, file: &Path) -> Presentation {
         if let Some((_, presentation)) = self.presenting.as_ref().filter(|(of, _)| *of == window) {
             return presentation.clone();
@@ -69,14 +69,14 @@ impl ActingStrategy {
                     MinerContext { commitments: &commitments, ..context(&self.follower, self.uid, window) };
                 self.adversary.present(&at, &own)
             }
-            // Without the honest contribution there is nothing to present.
+            // Without the honest contribution, present nothing.
             Err(_) => Presentation::default(),
         };
         self.presenting = Some((window, presentation.clone()));
         presentation
     }
 
-    /// Other seats' contributions to the `back` windows before `window`, the latest first.
+    /// Fetches other seats' contributions to the `back` windows before `window`, the latest first.
     async fn look_back(&mut self, window: Window, back: u32) -> Vec<Contribution> {
         let first = Window(window.0.saturating_sub(back));
         self.seen.retain(|window, _| first <= *window);
@@ -97,7 +97,7 @@ fn context(follower: &Follower, uid: Uid, window: Window) -> MinerContext<'_> {
     MinerContext { run: run.id, window, uid, params: &run.params, codec: &follower.sent, commitments: &[] }
 }
 
-/// The bytes that another seat publishes under `key`; `None` if it has not by `until`.
+/// Fetches the bytes that another seat publishes under `key`; `None` if they are not published by `until`.
 async fn bytes_of(follower: &Follower, victim: Uid, key: &ObjectKey, until: Block) -> Option<Bytes> {
     let limits = follower.contribution_limits();
     let heads = follower.chain.heads();
@@ -114,12 +114,12 @@ async fn bytes_of(follower: &Follower, victim: Uid, key: &ObjectKey, until: Bloc
 }
 
 async fn wait_until_past(follower: &Follower, block: Block) {
-    // If the chain is gone, the honest program ends.
+    // If the chain is unreachable, the honest program ends.
     wait_past(&mut follower.chain.heads(), block).await.ok();
 }
 
-/// Valid contributions of a window except the own one, as far as they can be fetched: [`SEEN_MAX`] of seats from all over
-/// the window, as each costs a download.
+/// Fetches valid contributions of a window except the own one: at most [`SEEN_MAX`], of seats spread over the window,
+/// because each costs a download.
 async fn fetch_some(follower: &Follower, window: Window, own: Uid) -> Vec<Contribution> {
     let Ok(Some(view)) = follower.chain.window(follower.run.id, window).await else { return Vec::new() };
     let Ok(seats) = follower.chain.seats(follower.run.id).await else { return Vec::new() };
@@ -217,7 +217,8 @@ impl Strategy for ActingStrategy {
         let schedule = follower.run.params.schedule;
         let window = pending.window;
         let reveal_by = schedule.reveal_deadline(window);
-        // A request that a validator sent by the deadline may still find an object just after it. This block is later.
+        // A validator's request sent by the deadline may still find an object published just after it. This block is
+        // later.
         let late = Block(reveal_by.0.midpoint(schedule.attest_deadline(window).0));
         for show in self.presentation(window, file).await.uploads {
             if show.when == Timing::Late {

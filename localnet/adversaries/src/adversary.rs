@@ -12,32 +12,32 @@ use protocol::{
 };
 use store::faults::Faults;
 
-/// The run, window and seat of a decision. All of it is public.
+/// Run, window and seat of a decision. All of it is public.
 #[derive(Clone, Copy, Debug)]
 pub struct MinerContext<'a> {
     pub run: RunId,
     pub window: Window,
     pub uid: Uid,
     pub params: &'a RunParams,
-    /// Reads and writes contributions of the run.
+    /// Codec of the run's contributions.
     pub codec: &'a Codec,
-    /// The commitments that are on the chain when the miner presents its contribution; empty before.
+    /// Commitments on the chain when the miner presents its contribution; empty before that.
     pub commitments: &'a [(Uid, Digest)],
 }
 
-/// The training of a window.
+/// Inputs and result of a window's training.
 #[derive(Clone, Copy, Debug)]
 pub struct TrainedWindow<'a> {
     /// Contributions of other seats to the earlier windows, the latest first, in uid order.
     pub seen: &'a [Contribution],
-    /// The model of the window.
+    /// Weights of the window's model.
     pub before: &'a [f32],
-    /// The trained weights.
+    /// Weights after the training.
     pub after: &'a [f32],
 }
 
 impl MinerContext<'_> {
-    /// Randomness of this seat in this window, the same on every call with this purpose.
+    /// Returns randomness of this seat in this window, equal on every call with this purpose.
     pub fn rng(&self, purpose: &str) -> SeededRng {
         SeededRng::new(&[
             purpose.as_bytes(),
@@ -48,58 +48,59 @@ impl MinerContext<'_> {
     }
 }
 
-/// One miner's decisions, in the order of a window. The defaults are those of an honest one.
+/// Decisions of one miner, in the order of a window. The defaults are those of an honest miner.
 pub trait Adversary: Send {
-    /// The sequences to train on, in order. `assigned` are the seat's, out of `of` in the training split. With none it
-    /// does not train.
+    /// Returns the sequences to train on, in order. `assigned` are the seat's, out of `of` in the training split. If
+    /// the result is empty, it does not train.
     fn sequences(&mut self, _at: &MinerContext<'_>, assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         assigned
     }
 
-    /// Whether it trains on the next window's data before the window's model is there, as honest miners do. By
-    /// default it decides with the model in hand.
+    /// Returns whether it trains on the next window's data before that window's model arrives, like honest miners. By
+    /// default it decides with the model available.
     fn trains_ahead(&self) -> bool {
         false
     }
 
-    /// What its training makes of the text of each step; `None`: it trains on all of it.
+    /// Returns how its training reads the text of each step; `None`: all of it.
     fn reading(&self) -> Option<Reading> {
         None
     }
 
-    /// The prefix `t` to declare.
+    /// Returns the prefix `t` to declare.
     fn declares(&mut self, _at: &MinerContext<'_>, trained: u32, _assigned: u32) -> u32 {
         trained
     }
 
-    /// The number of earlier windows of which it wants valid contributions. The caller fetches some of each before it
-    /// asks for the outcome.
+    /// Returns the number of earlier windows of which it needs valid contributions. The caller fetches some of each
+    /// before it requests the outcome.
     fn looks_back(&self) -> u32 {
         0
     }
 
-    /// The weights whose difference from the window's model it submits. `None`: not yet; the caller asks again.
+    /// Returns the weights whose difference from the window's model it submits. `None`: not yet; the caller tries
+    /// again.
     fn outcome(&mut self, _at: &MinerContext<'_>, trained: &TrainedWindow<'_>) -> Option<Vec<f32>> {
         Some(trained.after.to_vec())
     }
 
-    /// Whether it commits as late as possible, to see the other commitments first.
+    /// Returns whether it commits as late as possible, to see the other commitments first.
     fn waits_for_commitments(&self) -> bool {
         false
     }
 
-    /// Its commitments and uploads. `own` is the honest contribution.
+    /// Returns its commitments and uploads. `own` is the honest contribution.
     fn present(&mut self, _at: &MinerContext<'_>, own: &OwnContribution<'_>) -> Presentation {
         Presentation::honest(own)
     }
 
-    /// The faults with which its bucket answers readers.
+    /// Returns the faults that its bucket injects for readers.
     fn faults(&self) -> Faults {
         Faults::default()
     }
 }
 
-/// The honest contribution, sealed, and the key to seal another.
+/// The honest contribution, sealed, and the key to seal another one.
 #[derive(Clone, Debug)]
 pub struct OwnContribution<'a> {
     pub header: Header,
@@ -118,7 +119,7 @@ impl OwnContribution<'_> {
         Digest::of(&self.bytes)
     }
 
-    /// The same body under another header.
+    /// Returns the same body under another header.
     pub fn sealed_as(&self, header: Header) -> Bytes {
         submission::seal(&header, self.body(), self.signer).into()
     }
@@ -127,7 +128,7 @@ impl OwnContribution<'_> {
 /// The commitments and uploads of a miner's window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Presentation {
-    /// In this order; the last one in time binds (PROT-11).
+    /// Commitments in order; the last one in time binds (PROT-11).
     pub commits: Vec<Commit>,
     pub uploads: Vec<Upload>,
 }
@@ -140,7 +141,7 @@ pub struct Commit {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upload {
-    /// The digest that names the object.
+    /// Digest that names the object.
     pub under: Digest,
     pub what: Content,
     pub when: Timing,
@@ -156,12 +157,12 @@ pub enum Timing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     Bytes(Bytes),
-    /// The bytes that this seat publishes under the same digest, once it does.
+    /// The bytes that this seat publishes under the same digest, once they are published.
     BytesOf(Uid),
 }
 
 impl Presentation {
-    /// Commits in time and uploads in time.
+    /// Commits and uploads in time.
     pub fn honest(own: &OwnContribution<'_>) -> Presentation {
         Presentation::of(own.bytes.clone())
     }
@@ -176,17 +177,17 @@ impl Presentation {
     }
 }
 
-/// `before − after`, the pseudo-gradient.
+/// Returns the pseudo-gradient `before − after`.
 pub fn delta(before: &[f32], after: &[f32]) -> Vec<f32> {
     before.iter().zip(after).map(|(before, after)| before - after).collect()
 }
 
-/// The weights that differ from `before` by `delta`.
+/// Returns the weights that differ from `before` by `delta`.
 pub fn moved(before: &[f32], delta: &[f32]) -> Vec<f32> {
     before.iter().zip(delta).map(|(before, delta)| before - delta).collect()
 }
 
-/// All values of a contribution, zeros where it has none. `None` if its body cannot be decoded.
+/// Returns all values of a contribution, with zeros for unsent ones. `None` if its body cannot be decoded.
 pub fn values(codec: &Codec, contribution: &Contribution) -> Option<Vec<f32>> {
     let update = codec.decode(contribution.body()).ok()?;
     let mut values = vec![0.0; codec.schema().values()];
@@ -198,12 +199,12 @@ pub fn values(codec: &Codec, contribution: &Contribution) -> Option<Vec<f32>> {
     Some(values)
 }
 
-/// The root of the sum of squares.
+/// Returns the root of the sum of squares.
 pub fn norm(values: &[f32]) -> f64 {
     libm::sqrt(values.iter().map(|value| f64::from(*value) * f64::from(*value)).sum())
 }
 
-/// The lower median of the norms of `seen`; `None` if it is empty.
+/// Returns the lower median of the norms of `seen`; `None` if it is empty.
 pub fn median_norm(seen: &[Contribution]) -> Option<f64> {
     let mut norms: Vec<f64> = seen.iter().map(|seen| libm::sqrt(seen.square_norms.iter().sum())).collect();
     norms.sort_by(f64::total_cmp);

@@ -21,13 +21,13 @@ use validators::*;
 /// The parameters of an adversary.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Counts the seats of one name, from 0.
+    /// Index among the seats of the same name, from 0.
     pub index: u16,
-    /// Validators in the run.
+    /// Number of validators in the run.
     pub validators: u16,
     /// Windows of honest work before an attack that needs a good reputation.
     pub good_windows: u32,
-    /// Where colluding miners exchange data.
+    /// Channel through which colluding miners exchange data.
     pub mailbox: SharedMailbox,
     /// The seat that a validator favours; `None`: the last seat.
     pub friend: Option<Uid>,
@@ -45,7 +45,7 @@ impl Default for Setup {
     }
 }
 
-/// Windows of honest work that make a reputation, in a run of a few dozen.
+/// Windows of honest work that build a reputation, in a run of a few dozen.
 pub const GOOD_WINDOWS: u32 = 6;
 
 /// An adversary by name.
@@ -54,9 +54,9 @@ pub struct Kind {
     pub name: &'static str,
     pub role: Role,
     pub tries: &'static str,
-    /// The rules at which it ends.
+    /// Numbers of the rules that stop it.
     pub ends_at: &'static [u32],
-    /// Seats of this kind come in twos.
+    /// Whether seats of this kind come in pairs.
     pub in_pairs: bool,
 }
 
@@ -68,7 +68,7 @@ const fn validator_kind(name: &'static str, tries: &'static str, ends_at: &'stat
     Kind { name, role: Role::Validator, tries, ends_at, in_pairs: false }
 }
 
-/// All of them, miners first.
+/// All adversaries, miners first.
 pub const KINDS: &[Kind] = &[
     miner_kind(
         "copycat",
@@ -135,12 +135,12 @@ pub const KINDS: &[Kind] = &[
     validator_kind("two-faced", "attests faults as valid, and tells of them in its receipts", &[21]),
 ];
 
-/// The kind of this name.
+/// Returns the kind of this name.
 pub fn kind(name: &str) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| kind.name == name)
 }
 
-/// A miner's strategy by name; `None` if no miner is called so.
+/// Returns a miner's strategy by name; `None` if no miner has this name.
 pub fn miner(name: &str, setup: &Setup) -> Option<Box<dyn Adversary>> {
     Some(match name {
         "copycat" => Box::new(copycat::Copycat),
@@ -178,7 +178,7 @@ pub fn miner(name: &str, setup: &Setup) -> Option<Box<dyn Adversary>> {
     })
 }
 
-/// A validator's strategy by name; `None` if no validator is called so.
+/// Returns a validator's strategy by name; `None` if no validator has this name.
 pub fn validator(name: &str, setup: &Setup) -> Option<Box<dyn Strategy>> {
     Some(match name {
         "weight-copier" => Box::new(weight_copier::WeightCopier),

@@ -3,7 +3,7 @@
 pub struct SeededRng(blake3::OutputReader);
 
 impl SeededRng {
-    /// The same parts give the same numbers.
+    /// Returns a generator. Equal parts give equal numbers.
     pub fn new(parts: &[&[u8]]) -> SeededRng {
         let mut hasher = blake3::Hasher::new_derive_key("mettle 1 adversaries");
         for part in parts {
@@ -18,18 +18,18 @@ impl SeededRng {
         u64::from_le_bytes(bytes)
     }
 
-    /// From 0 to below 1, all of 53 bits.
+    /// Returns a uniform number from 0 to below 1, of 53 bits.
     pub fn uniform(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// From 0 to below `below`; 0 if that is 0.
+    /// Returns a uniform number from 0 to below `below`; 0 if that is 0.
     pub fn below(&mut self, below: u64) -> u64 {
-        // The bias of a remainder of 64 bits does not matter here.
+        // The bias of a 64-bit remainder does not matter here.
         self.next_u64().checked_rem(below).unwrap_or(0)
     }
 
-    /// From a normal distribution of mean 0 and variance 1.
+    /// Returns a number from a normal distribution of mean 0 and variance 1.
     pub fn normal(&mut self) -> f64 {
         let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.uniform()));
         radius * libm::cos(std::f64::consts::TAU * self.uniform())

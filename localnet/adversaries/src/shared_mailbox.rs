@@ -8,18 +8,18 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Windows for which values are kept.
+/// Number of windows for which values are kept.
 const KEPT: u32 = 3;
 
 /// Values by pair and window.
 type Left = BTreeMap<(u16, Window), Vec<f32>>;
 
-/// A mailbox that both seats of a pair know.
+/// A mailbox that all seats of a pair or group can access.
 #[derive(Clone, Debug)]
 pub enum SharedMailbox {
-    /// Of seats in one process.
+    /// Mailbox of seats in one process.
     Memory(Arc<Mutex<Left>>),
-    /// Of processes on one machine.
+    /// Mailbox of processes on one machine.
     Directory(PathBuf),
 }
 
@@ -31,6 +31,9 @@ impl Default for SharedMailbox {
 
 impl SharedMailbox {
     /// Stores `values` for the other seats of `pair`.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
     pub fn put(&self, pair: u16, window: Window, values: &[f32]) -> Result<(), FileError> {
         let old = window.0.checked_sub(KEPT).map(Window);
         match self {
@@ -52,7 +55,7 @@ impl SharedMailbox {
         }
     }
 
-    /// The stored values, if any.
+    /// Returns the stored values, if any.
     pub fn get(&self, pair: u16, window: Window) -> Option<Vec<f32>> {
         match self {
             SharedMailbox::Memory(kept) => {

@@ -1,7 +1,7 @@
-//! The network in containers, as `docker compose up` brings it up: it trains, outlives a killed container and one that
-//! is cut off from the network, every seat ends with the same model, and `down -v` leaves nothing.
+//! The network in containers, started by `docker compose up`: it trains, survives a killed container and a
+//! disconnected one, every seat ends with the same model, and `down -v` leaves nothing.
 //!
-//! Needs a container engine with a base image, and the node's program; so it runs only when asked to:
+//! Needs a container engine with a base image, and the node's program, so it is ignored by default:
 //!
 //! ```text
 //! scripts/container-engine.sh
@@ -9,7 +9,7 @@
 //! METTLE_NODE=chain/node/target/release/mettle-node cargo test -p localnet --test labs -- --ignored compose::
 //! ```
 //!
-//! The image is built from the programs of this machine by the last stage of `localnet/Dockerfile`.
+//! The last stage of `localnet/Dockerfile` builds the image from the programs of this machine.
 
 use crate::support::{PROGRAM, harness};
 use chain_client::{Chain, SubxtChain};
@@ -38,7 +38,7 @@ pub fn tests() -> Vec<Trial> {
 
 const SEATS: [&str; 7] =
     ["validator-0", "validator-1", "validator-2", "miner-0", "miner-1", "miner-2", "miner-3"];
-/// How long something may take that must happen; far longer than it does, even on a busy machine.
+/// Maximum wait for an expected event, far above its duration even on a busy machine.
 const AT_LAST: Duration = Duration::from_secs(1200);
 
 fn root() -> PathBuf {
@@ -49,7 +49,7 @@ fn output(command: &mut Command) -> Output {
     command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
-/// Runs a command that must succeed, and returns what it says.
+/// Runs a command that must succeed. Returns its output.
 #[track_caller]
 fn ok(command: &mut Command) -> String {
     let output = output(command);
@@ -63,21 +63,21 @@ fn docker(arguments: &[&str]) -> String {
     ok(Command::new("docker").args(arguments))
 }
 
-/// The network in containers; gone with this value.
+/// The network in containers. Dropping it removes them.
 struct Stack {
     project: String,
     image: String,
     port: u16,
     home: PathBuf,
-    /// Copies of the seats' journals, and how far they were copied.
+    /// Copies of the seats' journals, and the copied lengths.
     journals: PathBuf,
 }
 
 impl Stack {
-    /// Builds the image and brings everything up. Its copies of journals are in `home`.
+    /// Builds the image and starts everything. Copies of journals are in `home`.
     fn up(home: &Path) -> Stack {
         let project = format!("mettle-test-{}", std::process::id());
-        // Held until the container takes it.
+        // The listener is held until the container binds the port.
         let port = free_port(LOOPBACK).expect("a free port");
         let number = port.local_addr().expect("an address").port();
         let journals = home.join("journals");
@@ -97,8 +97,8 @@ impl Stack {
         stack
     }
 
-    /// The last stage of our Dockerfile, with the programs and data of this machine in place of the stage that builds
-    /// them.
+    /// Builds the last stage of our Dockerfile, with the programs and data of this machine instead of the stage that
+    /// builds them.
     fn build_image(&self) {
         let began = Instant::now();
         let context = self.home.join("image");
@@ -113,7 +113,7 @@ impl Stack {
         for program in &programs {
             let to = bin.join(program.file_name().expect("a program has a name"));
             fs::copy(program, &to).unwrap_or_else(|error| panic!("{}: {error}", program.display()));
-            // A smaller image where there is a `strip`; the same programs otherwise.
+            // Without `strip`, the image is larger and has the same programs.
             let _ = Command::new("strip").arg(&to).status();
         }
         let dataset = context.join("image").join("dataset");
@@ -141,7 +141,7 @@ impl Stack {
     }
 
     fn command(&self) -> Command {
-        // Either generation: the file is for both.
+        // Either generation of compose: the file works with both.
         let plugin = output(Command::new("docker").args(["compose", "version"])).status.success();
         let mut command = Command::new(if plugin { "docker" } else { "docker-compose" });
         if plugin {
@@ -161,7 +161,7 @@ impl Stack {
         ok(self.command().args(arguments))
     }
 
-    /// The container of a service. Its name differs from one generation of compose to the next.
+    /// Returns the container of a service. Its name differs between the generations of compose.
     fn container(&self, service: &str) -> String {
         let project = format!("label=com.docker.compose.project={}", self.project);
         let service = format!("label=com.docker.compose.service={service}");
@@ -181,7 +181,7 @@ impl Stack {
         self.journals.join(seat)
     }
 
-    /// Brings the copies of the journals up to date. A container that is away has nothing new.
+    /// Updates the copies of the journals. A stopped container has nothing new.
     fn copy_journals(&self) {
         for seat in SEATS {
             let copied = fs::metadata(self.journal(seat)).map_or(0, |file| file.len());
@@ -208,7 +208,7 @@ impl Stack {
         docker(&["inspect", "--format", format, &self.container(service)]).trim().to_owned()
     }
 
-    /// What is left of the project: containers, volumes, networks.
+    /// Lists the remaining containers, volumes and networks of the project.
     fn left(&self) -> String {
         let project = format!("label=com.docker.compose.project={}", self.project);
         [
@@ -231,7 +231,7 @@ impl Drop for Stack {
     }
 }
 
-/// The network as it is seen from outside.
+/// The network as observed from outside.
 struct Seen {
     stack: Stack,
     chain: SubxtChain,
@@ -243,7 +243,7 @@ impl Seen {
     async fn new(stack: Stack) -> Seen {
         let began = Instant::now();
         let chain = loop {
-            // The node's port is there before its RPC is.
+            // The node opens its port before its RPC answers.
             match SubxtChain::connect(&stack.url(), None).await {
                 Ok(chain) => break chain,
                 Err(error) => assert!(began.elapsed() < AT_LAST, "{error}"),
@@ -253,7 +253,7 @@ impl Seen {
             let runs = chain.runs().await.expect("the chain answers");
             if !runs.is_empty() && chain.seats(RunId(0)).await.is_ok_and(|seats| seats.len() == SEATS.len()) {
                 let seats = chain.seats(RunId(0)).await.expect("the chain answers");
-                // Seats take their uids as they come; their endpoints end with their names.
+                // Seats get uids in the order of their registration; their endpoints end with their names.
                 let uid = |name: &str| {
                     let of = |endpoint: &str| endpoint.ends_with(&format!("/{name}"));
                     let seat = seats.iter().find(|seat| of(&seat.endpoint));
@@ -300,7 +300,7 @@ fn merged(seen: &Observer) -> usize {
     seen.outcomes.values().filter(|outcome| matches!(outcome, Outcome::Merged(_))).count()
 }
 
-/// Whether every seat holds the model of a window after `fixed`.
+/// Returns whether every seat holds the model of a window after `fixed`.
 fn all_hold_later(seen: &Observer, fixed: u32) -> bool {
     let later = |seat: &&str| {
         let held = seen.held.get(*seat).and_then(|held| held.keys().next_back());
@@ -316,7 +316,7 @@ async fn the_network_in_containers_outlives_a_kill_and_a_cut_and_leaves_nothing(
     let names = ["--format", "{{.Name}} {{.MemUsage}} {{.CPUPerc}}"];
     println!("{}", docker(&[&["stats", "--no-stream"][..], &names].concat()));
 
-    // One miner and one validator lose their power.
+    // Kill one miner and one validator.
     for service in ["miner-1", "validator-2"] {
         docker(&["kill", &seen.stack.container(service)]);
     }
@@ -332,7 +332,7 @@ async fn the_network_in_containers_outlives_a_kill_and_a_cut_and_leaves_nothing(
         docker(&["start", &seen.stack.container(service)]);
     }
 
-    // A node is cut off, and with it the seat that asks it.
+    // Disconnect a node, and with it the seat that uses it.
     let (network, node) = (seen.stack.network(), seen.stack.container("node-3"));
     docker(&["network", "disconnect", &network, &node]);
     let block = seen.observer.block.0;
@@ -362,7 +362,7 @@ async fn the_network_in_containers_outlives_a_kill_and_a_cut_and_leaves_nothing(
         assert!(text.contains(line), "{service}: {text}");
     }
 
-    // The set-up may be run again.
+    // The set-up can be repeated.
     seen.stack.compose(&["up", "-d"]);
     let fixed = seen.fixed();
     seen.until("a second `up` changes nothing", |seen| {
@@ -375,7 +375,7 @@ async fn the_network_in_containers_outlives_a_kill_and_a_cut_and_leaves_nothing(
     assert_eq!(stack.left(), "", "`down -v` leaves nothing");
 }
 
-/// What an address says.
+/// Returns the body of a GET request.
 async fn get(url: &str) -> String {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let rest = url.strip_prefix("http://").expect("plain HTTP");

@@ -1,6 +1,6 @@
-//! More miners without buckets behind one router than a validator has places for one address: a laboratory (PROT-34).
+//! More miners without buckets behind one router than a validator has places for one address (PROT-34).
 //!
-//! Runs as `nat.rs` does:
+//! Runs like `nat.rs`:
 //!
 //! ```text
 //! unshare --net --mount cargo test -p localnet --test labs -- --ignored household::
@@ -26,11 +26,11 @@ pub fn tests() -> Vec<Trial> {
     ))
 }
 
-/// Each dials over QUIC and TCP at once, and an address has 16 places.
+/// Number of miners. Each dials over QUIC and TCP at once, and an address has 16 places.
 const MINERS: u16 = 12;
 const VALIDATORS: [&str; 2] = ["validator-0", "validator-1"];
 
-/// Windows in which two cores train and judge the work of all.
+/// Returns parameters with windows in which two cores train and judge the work of all.
 fn long_params() -> RunParams {
     let plain = params(2);
     let (commit_by, step) = (60, 20);
@@ -82,7 +82,7 @@ async fn twelve_miners_behind_one_router_send_in_one_window(home: &Path) {
             }
         }
         let most = senders.values().map(BTreeSet::len).max().unwrap_or(0);
-        // Sixteen places of an address are those of eight miners.
+        // The sixteen places of an address are those of eight miners.
         assert!(8 < most, "{validator}: {senders:?}");
     }
     net.down().await;

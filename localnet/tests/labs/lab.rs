@@ -1,4 +1,4 @@
-//! Network namespaces on one bridge, some of them behind routers: for tests of miners that take no connections.
+//! Network namespaces on one bridge, some of them behind routers: for tests of miners that accept no connections.
 
 use crate::support::{Net, last_finalised};
 use daemon::config::File;
@@ -9,12 +9,12 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Where chain and store are: the namespace of this test.
+/// Address of chain and store: the namespace of this test.
 pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
-/// Windows in which a contribution may be missing: the machine may be busy.
+/// Windows in which a contribution may be missing, because the machine may be busy.
 const LATE_MAX: u32 = 3;
 
-/// Runs a program that must succeed, and returns what it prints.
+/// Runs a program that must succeed. Returns its output.
 #[track_caller]
 pub fn run(line: &str) -> String {
     let mut words = line.split_whitespace();
@@ -25,14 +25,14 @@ pub fn run(line: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The bridge that all are connected to, and room for namespaces.
+/// Makes the bridge that connects all namespaces, and the directory of the namespaces.
 pub fn make_bridge() {
     let links = run("ip -o link");
     assert!(
         links.lines().all(|line| line.contains(": lo:")),
         "this would change the network of the machine; run it by `unshare --net --mount cargo test …`"
     );
-    // Names of namespaces are files here, which are gone with the namespace of mounts.
+    // Names of namespaces are files here. They disappear with the mount namespace.
     std::fs::create_dir_all("/run/netns").expect("root may");
     run("mount -t tmpfs namespaces /run/netns");
     run("ip link set lo up");
@@ -55,7 +55,7 @@ pub fn public(index: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 77, 0, index)
 }
 
-/// Addresses for both ends of a home's line: `eth` of the home, and `lan` of its router.
+/// Assigns addresses to both ends of a home's line: `eth` of the home, and `lan` of its router.
 pub fn address_home(name: &str, router: &str, index: u8) {
     run(&format!("ip -n {router} addr add 192.168.{index}.1/24 dev lan"));
     run(&format!("ip -n {router} link set lan up"));
@@ -64,12 +64,12 @@ pub fn address_home(name: &str, router: &str, index: u8) {
     run(&format!("ip -n {name} route add default via 192.168.{index}.1"));
 }
 
-/// Refuses incoming connections. `symmetric`: each connection gets another port.
+/// Refuses incoming connections. If `symmetric`, each connection gets another port.
 pub fn make_router(router: &str, symmetric: bool) {
     let inside = |command: &str| run(&format!("ip netns exec {router} {command}"));
     inside("sysctl -qw net.ipv4.ip_forward=1");
     inside("iptables -P FORWARD DROP");
-    // As a home router does: it drops packets of unknown connections without an answer.
+    // Like a home router, it drops packets of unknown connections without an answer.
     inside("iptables -A INPUT -i wan -m conntrack --ctstate NEW,INVALID -j DROP");
     inside("iptables -A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT");
     inside("iptables -A FORWARD -i lan -o wan -j ACCEPT");
@@ -79,8 +79,8 @@ pub fn make_router(router: &str, symmetric: bool) {
     }
 }
 
-/// Puts each seat into its namespace, validators with the address of theirs. Returns the addresses at which validators
-/// take contributions.
+/// Moves each seat into its namespace, and gives validators the address of theirs. Returns the addresses at which
+/// validators accept contributions.
 pub fn place_seats(
     net: &mut Net,
     namespace: impl Fn(&str) -> String,
@@ -97,14 +97,14 @@ pub fn place_seats(
             listen.set_ip(IpAddr::V4(validator(&seat.name)));
             ports.push(*listen);
         }
-        // The data comes from the run's origin, as elsewhere.
+        // The data comes from the run's origin, as in other networks.
         settings.dataset = None;
         std::fs::write(&path, toml::to_string(&settings).expect("settings are TOML")).expect("a file");
     }
     ports
 }
 
-/// The miners whose contributions were selected in a window.
+/// Returns the miners whose contributions were selected in a window.
 async fn selected(net: &Net, window: Window) -> BTreeSet<Uid> {
     let view = net.chain.window(net.observer.run.id, window).await.expect("our chain answers");
     let selection = view.and_then(|view| view.selection);

@@ -1,5 +1,5 @@
-//! A line between two network namespaces that loses and delays packets, as a home's does: two TUN devices, and a task
-//! for each direction that carries packets between them. Many kernels lack `netem`, which does the same.
+//! A line between two network namespaces that loses and delays packets like a home's: two TUN devices, and a task for
+//! each direction that carries packets between them. Many kernels lack `netem`, which does the same.
 
 use crate::support::harness;
 use libtest_mimic::Trial;
@@ -21,17 +21,17 @@ pub fn tests() -> Vec<Trial> {
     harness::plain!("line", [a_seed_decides_which_packets_are_lost_and_how_long_the_others_take])
 }
 
-/// Longer than any packet: devices have 1,500 bytes.
+/// Buffer size, above any packet: devices have 1,500 bytes.
 const PACKET_MAX: usize = 4096;
-/// Packets of a direction that are under way at once. Beyond it they are lost, as at a full router.
+/// Maximum number of packets in transit per direction. Packets beyond it are lost, as at a full router.
 const UNDER_WAY_MAX: usize = 1000;
 
-/// What a line does to a packet, in each direction.
+/// Loss and delay of packets, in each direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quality {
-    /// The share of packets that are lost.
+    /// Share of lost packets.
     pub loss: f64,
-    /// A packet takes `delay ± jitter`, each its own time: some overtake others.
+    /// Mean delay. Each packet takes its own `delay ± jitter`, so some overtake others.
     pub delay: Duration,
     pub jitter: Duration,
 }
@@ -39,7 +39,7 @@ pub struct Quality {
 impl Quality {
     pub const GOOD: Quality = Quality { loss: 0.0, delay: Duration::ZERO, jitter: Duration::ZERO };
 
-    /// How long packet `number` of a direction takes; `None`: it is lost.
+    /// Returns the delay of packet `number` of a direction; `None`: it is lost.
     pub fn fate(&self, seed: u64, number: u64) -> Option<Duration> {
         let Digest(random) = Digest::of_parts(&[&seed.to_le_bytes(), &number.to_le_bytes()]);
         let share = |at: usize| {
@@ -51,25 +51,25 @@ impl Quality {
     }
 }
 
-/// What became of the packets of a direction.
+/// Numbers of packets of a direction, by their fate.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub packets: u64,
     pub bytes: u64,
     pub lost: u64,
-    /// Too many were under way.
+    /// Packets lost because too many were in transit.
     pub overflowed: u64,
 }
 
 struct State {
     quality: Quality,
-    /// From the first end to the second, and back.
+    /// Counts from the first end to the second, and back.
     counts: [Counts; 2],
 }
 
 pub struct Line(Arc<Mutex<State>>);
 
-/// A line that is worse than it was, until this is dropped.
+/// A degraded line. Dropping this value restores its quality.
 pub struct Degraded<'a>(&'a Line);
 
 impl Drop for Degraded<'_> {
@@ -79,8 +79,8 @@ impl Drop for Degraded<'_> {
 }
 
 impl Line {
-    /// Makes a device for each end, in this namespace and without an address. Packets are carried as long as the runtime
-    /// is there.
+    /// Makes a device for each end, in this namespace and without an address. Packets are carried for the lifetime of
+    /// the runtime.
     ///
     /// # Errors
     /// Without root, or on a machine without TUN devices.
@@ -111,14 +111,14 @@ impl Line {
     }
 
     async fn carry(&self, direction: usize, from: &AsyncFd<File>, to: &AsyncFd<File>, seed: u64) {
-        // By the time at which they arrive.
+        // Packets by their time of arrival.
         let mut under_way = BTreeMap::<(Instant, u64), Vec<u8>>::new();
         let (mut buffer, mut number) = (vec![0; PACKET_MAX], 0);
         loop {
             let next = under_way.first_key_value().map(|((arrives, _), _)| *arrives);
             tokio::select! {
                 read = from.async_io(Interest::READABLE, |mut from| from.read(&mut buffer)) => {
-                    // A device that is down has nothing to say.
+                    // A device that is down gives no packet.
                     let Ok(length) = read else { continue };
                     let mut state = self.state();
                     let fate = state.quality.fate(2 * seed + direction as u64, number);
@@ -138,7 +138,7 @@ impl Line {
                     while let Some(first) = under_way.first_entry()
                         && first.key().0 <= Instant::now()
                     {
-                        // Lost, if the other end is down.
+                        // The packet is lost if the other end is down.
                         let _ = to.get_ref().write(&first.remove());
                     }
                 }
@@ -147,11 +147,11 @@ impl Line {
     }
 }
 
-/// A new TUN device, which is there as long as its file is open.
+/// Makes a TUN device, which exists as long as its file is open.
 fn device(name: &str) -> io::Result<AsyncFd<File>> {
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
-    // SAFETY: all zeros are a request without a name.
+    // SAFETY: all zeros are a valid request, without a name.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // The last byte stays 0.
     for (to, from) in request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(name.bytes()) {
@@ -164,7 +164,7 @@ fn device(name: &str) -> io::Result<AsyncFd<File>> {
     if done < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a `File` has one open descriptor as long as it is there, and no code takes it out of the `AsyncFd`.
+    // SAFETY: a `File` has one open descriptor for its lifetime, and no code takes it out of the `AsyncFd`.
     Ok(unsafe { AsyncFd::register(file)? })
 }
 
@@ -182,7 +182,7 @@ fn a_seed_decides_which_packets_are_lost_and_how_long_the_others_take() {
         assert!(took.iter().all(|took| (delay - jitter..delay + jitter).contains(took)));
         let mean = took.iter().sum::<Duration>() / u32::try_from(took.len()).unwrap();
         assert!(mean.abs_diff(delay) < Duration::from_millis(1), "{mean:?}");
-        // Who is lost does not decide who comes next.
+        // The loss of one packet does not affect the next.
         let both = fates.windows(2).filter(|two| *two == [None, None]).count();
         assert!((40..140).contains(&both), "{both}");
         let overtakes = fates.windows(2).filter(|two| two[1].is_some() && two[1] < two[0]).count();

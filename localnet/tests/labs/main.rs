@@ -1,6 +1,6 @@
 //! Networks of real processes that need more than this repository: root and network namespaces (`nat`, `household`),
-//! the node's program (`node`), a container engine (`compose`), SLURM (`slurm`). Those tests are ignored by default; the
-//! module's name selects one kind:
+//! the node's program (`node`), a container engine (`compose`), SLURM (`slurm`). Those tests are ignored by default;
+//! the module's name selects one kind:
 //!
 //! ```text
 //! cargo test -p localnet --test labs -- --ignored node::

@@ -1,8 +1,9 @@
-//! A network behind routers that let nobody in: two miners with neither a bucket nor an open port, one of them behind a
-//! symmetric NAT, two miners and three validators beside chain and store, each in a network namespace (PROT-34). The
-//! miners at home have lines that lose and delay packets when a test says so.
+//! A network behind routers that refuse incoming connections. Two miners have neither a bucket nor an open port, one
+//! of them behind a symmetric NAT. Two miners and three validators are next to chain and store, each in a network
+//! namespace (PROT-34). Lines of the miners at home lose and delay packets in some tests.
 //!
-//! Needs root, TUN devices and the programs `ip` and `iptables`, so it runs only when asked to, in namespaces of its own:
+//! Needs root, TUN devices and the programs `ip` and `iptables`, so it is ignored by default. Run it in new
+//! namespaces:
 //!
 //! ```text
 //! unshare --net --mount cargo test -p localnet --test labs -- --ignored nat::
@@ -44,18 +45,18 @@ const VALIDATORS: [&str; 3] = ["validator-0", "validator-1", "validator-2"];
 const OPEN: [&str; 2] = ["miner-0", "miner-2"];
 /// Miners at home, and whether their router gives each connection another port.
 const HOMES: [(&str, bool); 2] = [("miner-1", false), ("miner-3", true)];
-/// The line of a home far from the validators, over a busy radio.
+/// Line of a home far from the validators, over a busy radio.
 const HOME_LINE: Quality =
     Quality { loss: 0.03, delay: Duration::from_millis(80), jitter: Duration::from_millis(20) };
 
-/// The lines of [`HOMES`].
+/// Lines of [`HOMES`].
 static LINES: OnceLock<Vec<Line>> = OnceLock::new();
 
 fn lines() -> &'static [Line] {
     LINES.get().expect("the network has started")
 }
 
-/// Windows in which a miner has time for its work on a busy machine, and for its upload over a slow line.
+/// Returns parameters with time for a miner's work on a busy machine, and for its upload over a slow line.
 fn patient_params() -> RunParams {
     let plain = params(2);
     let (commit_by, reveal_by, step) = (22, 38, 7);
@@ -74,7 +75,7 @@ fn validator_index(name: &str) -> u8 {
     11 + u8::try_from(place).expect("few validators")
 }
 
-/// The namespaces without a process, and the lines of the homes.
+/// Makes the namespaces without a process, and the lines of the homes.
 fn make_namespaces() -> Vec<Line> {
     make_bridge();
     for name in VALIDATORS {
@@ -100,7 +101,7 @@ fn make_namespaces() -> Vec<Line> {
     lines
 }
 
-/// Delays and jitter follow the clock, and so do the blocks.
+/// Starts the network. Blocks follow the clock, because delays and jitter do.
 async fn start(home: &Path) -> Net {
     LINES.get_or_init(make_namespaces);
     let plain = wanted(BY_CLOCK, Seats::honest(4, 3), patient_params(), 2).await;
@@ -115,7 +116,7 @@ async fn start(home: &Path) -> Net {
     net
 }
 
-/// Has the routers count the bytes that cross them, by whom they are exchanged with.
+/// Makes the routers count the forwarded bytes by remote address.
 fn count_bytes(net: &Net, validators: &[SocketAddr]) {
     let ChainPlan::Embedded { port, .. } = net.plan.chain else { panic!("the development chain") };
     let mut paths =
@@ -187,7 +188,7 @@ async fn miners_behind_routers_are_merged_in_every_window(net: &mut Net) {
     for (miner, _) in HOMES {
         let listening = run(&format!("ip netns exec {miner} cat /proc/net/tcp"));
         let open = listening.lines().filter(|line| line.split_whitespace().nth(3) == Some("0A"));
-        // All but the loopback interface: 0100007F.
+        // All addresses except the loopback interface: 0100007F.
         let open = open.filter(|line| !line.contains(" 0100007F:"));
         assert_eq!(open.count(), 0, "{miner} has an open port:\n{listening}");
     }

@@ -1,5 +1,5 @@
-//! A network on four real nodes, each a process of its own. The nodes' program is built apart from everything else, so
-//! that these tests run only when asked to, with METTLE_NODE naming it:
+//! A network on four real nodes, each a process of its own. The nodes' program is built separately, so these tests are
+//! ignored by default. METTLE_NODE names the program:
 //!
 //! ```text
 //! METTLE_NODE=chain/node/target/release/mettle-node cargo test -p localnet --test labs -- --ignored node::
@@ -38,7 +38,7 @@ async fn a_network_on_four_nodes_outlives_one_of_them_and_its_seats_go_on_withou
     let mut net = Net::on_nodes(home, program(), 2, 3).await;
     net.until("two windows are merged", |seen| 2 <= merged(seen)).await;
 
-    // The seats that ask this node stand still; the others, and finality, go on.
+    // The seats that use this node wait; the others, and finality, continue.
     net.network.kill("node-1").await.expect("the node ran");
     let block = net.observer.block.0;
     net.until("finality goes on with three of four", |seen| block + 10 < seen.block.0).await;

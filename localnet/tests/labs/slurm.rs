@@ -1,6 +1,6 @@
-//! A seat of four ranks as a job of SLURM: `miner/examples/seat.sbatch`, on a SLURM of this machine alone.
+//! A seat of four ranks as a SLURM job: `miner/examples/seat.sbatch`, on a SLURM of this machine alone.
 //!
-//! The test needs SLURM and root, so it is ignored by default; `bash .ci/run nightly` runs it where both are there:
+//! The test needs SLURM and root, so it is ignored by default; `bash .ci/run nightly` runs it where both exist:
 //!
 //! ```text
 //! cargo test -p localnet --test labs -- --ignored slurm::
@@ -25,9 +25,9 @@ use std::{
 };
 
 const SOON: Duration = Duration::from_secs(60);
-/// Long enough for a job that is preempted to be started again in the same window.
+/// Blocks of a window: enough for a preempted job to restart in the same window.
 const LONGER_BLOCKS: u32 = 400;
-/// Of a window: enough for a preemption to come in time, and half of what a busy machine has time for.
+/// Sequences of a window: enough for a preemption to be in time, and half of what a busy machine has time for.
 const SEQUENCES: u32 = 256;
 
 pub fn tests() -> Vec<Trial> {
@@ -37,7 +37,7 @@ pub fn tests() -> Vec<Trial> {
     ))
 }
 
-/// A free port. It stays bound until its process starts, so that no other program gets it meanwhile.
+/// Returns a free port. It stays bound until its process starts, so that no other program takes it.
 fn hold_port() -> (TcpListener, u16) {
     let listener = free_port(LOOPBACK).expect("a port");
     let port = listener.local_addr().expect("an address").port();
@@ -131,7 +131,7 @@ impl Slurm {
         self.daemons.push(command.spawn().unwrap_or_else(|error| panic!("{program}: {error}")));
     }
 
-    /// What a command prints, or nothing if it fails.
+    /// Returns the output of a command, or an empty text if it fails.
     fn ask(&self, program: &str, arguments: &str) -> String {
         let output = self.command(program).args(arguments.split(' ')).output().expect("SLURM is installed");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
@@ -153,7 +153,7 @@ impl Slurm {
         submitted(sbatch)
     }
 
-    /// Has a job of a partition with a higher priority take the node, and calls `meanwhile` before that one ends.
+    /// Preempts the node by a job of a partition with a higher priority, and calls `meanwhile` before that job ends.
     fn preempt(&self, job: &str, meanwhile: impl FnOnce()) {
         let mut sbatch = self.command("sbatch");
         sbatch.args(["--parsable", "--partition=urgent", "--ntasks=4", "--output=/dev/null"]);
@@ -162,13 +162,13 @@ impl Slurm {
         let state = |job: &str| self.ask("squeue", &format!("-h -j {job} -o %T"));
         await_that("the job is preempted", SOON, || state(job) == "PENDING" && state(&urgent) == "RUNNING");
         meanwhile();
-        // A requeued job is held back for two minutes otherwise.
+        // Otherwise a requeued job is held back for two minutes.
         self.do_it("scontrol", &format!("update JobId={job} StartTime=now"));
         self.do_it("scancel", &urgent);
     }
 }
 
-/// The number of the job that this `sbatch --parsable` submits.
+/// Returns the number of the job that this `sbatch --parsable` submits.
 fn submitted(mut sbatch: Command) -> String {
     let output = sbatch.output().expect("SLURM is installed");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -189,7 +189,7 @@ impl Drop for Slurm {
     }
 }
 
-/// Copies a miner's directory without what it has of an unfinished window.
+/// Copies a miner's directory without the files of an unfinished window.
 fn copy_without_the_window(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a directory");
     for entry in fs::read_dir(from).expect("a directory") {
@@ -208,7 +208,7 @@ fn entries(directory: &Path, offset: u64) -> Vec<Entry> {
         .map_or_else(|_| Vec::new(), |read| read.0)
 }
 
-/// Window and digest of the contributions that a miner committed.
+/// Returns window and digest of the contributions that a miner committed.
 fn committed(directory: &Path, offset: u64) -> Vec<(Window, Digest)> {
     let commitment = |entry| match entry {
         Entry::Committed { window, digest, .. } => Some((window, digest)),
@@ -239,7 +239,7 @@ async fn a_preempted_job_resumes_its_window_to_the_contribution_of_an_undisturbe
     );
     fs::write(&settings, train).expect("its settings");
 
-    // What the process that was killed has begun.
+    // The unfinished work of the killed process.
     let inside = data.join("training.snapshot");
     for file in [&inside, &data.join("training.snapshot.before")] {
         let _ = fs::remove_file(file);
@@ -263,7 +263,7 @@ async fn a_preempted_job_resumes_its_window_to_the_contribution_of_an_undisturbe
         slurm.preempt(&job, || copy_without_the_window(&data, &undisturbed));
         twin = Some(Twin::start(&settings, &undisturbed, twin.take()));
 
-        // A preemption that came too late is followed by another window.
+        // If the preemption was too late, another window follows.
         let open = net.observer.run.params.schedule.window_at(net.chain.heads().borrow().block);
         let open = open.expect("the run has started");
         net.until("the window is finalised", |seen| seen.outcomes.contains_key(&open)).await;
@@ -272,7 +272,7 @@ async fn a_preempted_job_resumes_its_window_to_the_contribution_of_an_undisturbe
             _ => None,
         });
         let Some((window, before)) = resumed else { continue };
-        // On a busy machine one of them may come further than the other.
+        // On a busy machine one of them may advance further than the other.
         let finished = |directory: &Path, offset| {
             let is_whole = |entry: &Entry| match entry {
                 Entry::Trained { window: of, sequences, .. } => (*of, *sequences) == (window, SEQUENCES),
@@ -305,7 +305,7 @@ async fn a_preempted_job_resumes_its_window_to_the_contribution_of_an_undisturbe
     net.down().await;
 }
 
-/// The same seat in one process, from the state that the job's window began with.
+/// The same seat in one process, from the state at the start of the job's window.
 struct Twin {
     directory: PathBuf,
     log: PathBuf,
@@ -313,7 +313,7 @@ struct Twin {
 }
 
 impl Twin {
-    /// After the one `before` has ended.
+    /// Starts it after the process `before` has ended.
     fn start(settings: &Path, directory: &Path, before: Option<Twin>) -> Twin {
         drop(before);
         let log = directory.with_extension("txt");

@@ -1,7 +1,7 @@
 //! Adversaries among honest seats, as real processes: their faults are reported, and they earn nothing.
 //!
-//! The simulation measures the pay of each over many windows. This test shows that the processes act as their
-//! strategies say.
+//! The simulation measures the pay of each over many windows. This test shows that the processes follow their
+//! strategies.
 
 use crate::support::{self, harness};
 use libtest_mimic::Trial;
@@ -15,7 +15,7 @@ pub fn tests() -> Vec<Trial> {
     )
 }
 
-/// Labels of the faults that were reported of the seats of `strategy`.
+/// Returns the labels of the faults reported for the seats of `strategy`.
 fn held_against(report: &Value, strategy: &str) -> Vec<String> {
     let uids: Vec<&Value> = seats(report, strategy).map(|seat| &seat["uid"]).collect();
     let faults = report["faults"].as_array().expect("a list");
@@ -45,12 +45,12 @@ async fn adversaries_are_reported_and_get_no_weight_while_honest_miners_are_paid
 
     assert_eq!(report["lineage_agreed"], true, "{}", ended.all());
     assert!(report["void_windows"].as_array().expect("a list").len() < 4, "{}", ended.all());
-    // A copycat uploads the contribution of another seat, and after copying another adversary's digest it has that
-    // one's faults. Where it sees no commitment before its own, it commits nothing, and there is no fault.
+    // A copycat uploads the contribution of another seat. If it copies another adversary's digest, it has that one's
+    // faults. If it sees no commitment before its own, it commits nothing, and there is no fault.
     let copied = held_against(&report, "copycat");
     let committed = seats(&report, "copycat").any(|seat| seat["committed"].as_u64() > Some(2));
     assert!(!committed || !copied.is_empty(), "{}", ended.all());
-    // Two of its faults are contributions that are missing or late.
+    // Two of its faults are missing or late contributions.
     let malformed = held_against(&report, "malformed");
     let own: Vec<_> = malformed.iter().filter(|label| *label != "not-observed").collect();
     assert!(own.iter().any(|label| *label == "missing"), "{malformed:?}");
@@ -66,7 +66,7 @@ async fn adversaries_are_reported_and_get_no_weight_while_honest_miners_are_paid
         "a contribution that comes too slowly is missing: {crawls:?}"
     );
 
-    // An equivocator whose second commitment comes too late is bound by its first, which is honest work.
+    // An equivocator whose second commitment is too late is bound by its first, which is honest work.
     for cheat in ["copycat", "slow-loris"] {
         for seat in seats(&report, cheat) {
             assert_eq!((&seat["final_weight"], &seat["paid"]), (&0.into(), &0.into()), "{seat}");

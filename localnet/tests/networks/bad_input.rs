@@ -1,4 +1,4 @@
-//! `localnet up` with arguments that cannot work: it refuses at once, names the reason, and leaves nothing behind.
+//! `localnet up` with invalid arguments: it refuses immediately, names the reason, and leaves nothing behind.
 
 use crate::support::{PROGRAM, harness};
 use libtest_mimic::Trial;
@@ -37,7 +37,7 @@ fn up(arguments: &[&dyn AsRef<OsStr>]) -> Output {
     command.stdin(Stdio::null()).output().expect("the program is built and starts")
 }
 
-/// The program fails, and its error has all of `words`.
+/// Asserts that the program fails, and that its error has all of `words`.
 #[track_caller]
 fn refused(arguments: &[&dyn AsRef<OsStr>], words: &[&str]) {
     let output = up(arguments);

@@ -28,8 +28,8 @@ async fn start(home: &Path) -> Net {
     Net::up(home, 2, 3).await
 }
 
-/// The miner fetches the checkpoint and the updates after it. Its bucket is new, so the store is restarted for it:
-/// while the store is away nothing but time is lost.
+/// The miner fetches the checkpoint and the updates after it. Its bucket is new, so the store is restarted for it. The
+/// store's absence costs time only.
 async fn a_late_miner_joins_after_the_store_was_away(net: &mut Net) {
     net.until("two windows are finalised, so that the miner is late", |seen| 2 <= last_finalised(seen)).await;
     let index = u16::try_from(net.plan.seats_of(Role::Miner).count()).expect("few miners");
@@ -84,7 +84,7 @@ async fn a_killed_miner_comes_back_and_commits_again(net: &mut Net) {
 async fn one_dead_validator_of_three_costs_nothing_and_two_void_every_window(net: &mut Net) {
     net.network.kill("validator-0").await.expect("the validator ran");
     let from = last_finalised(&net.observer) + 1;
-    // Both of the others must be in time now, which on a busy machine one of them may once not be.
+    // Both of the others must be in time now. On a busy machine, one of them may be late once.
     net.until("two windows are merged with one validator dead", |seen| 2 <= merged_since(seen, from)).await;
     let dead = net.uid("validator-0");
     for window in net.observer.outcomes.range(Window(from)..).map(|(window, _)| *window) {

@@ -1,9 +1,8 @@
-//! Validators that lie, beside honest ones, and what anybody finds out about them: `mettle audit` and `mettle report`
-//! as a person runs them, against a network of real processes.
+//! Validators that lie, next to honest ones, and the public evidence against them: `mettle audit` and `mettle report`
+//! as a user runs them, against a network of real processes.
 //!
-//! Each lie must be named with the seat that it is about, and every honest validator must come out without a
-//! difference. Nothing here measures time: windows are fixed until one is found in which every validator had the
-//! chance to lie.
+//! The tools must name each lie with its seat, and find no difference for an honest validator. No test here measures
+//! time: windows pass until one is found in which every validator had the chance to lie.
 
 use crate::support::{self, Ended, Net, harness};
 use libtest_mimic::Trial;
@@ -18,11 +17,11 @@ pub fn tests() -> Vec<Trial> {
     harness::on_their_own!("lies", [every_lie_is_named_and_no_honest_validator_has_a_difference])
 }
 
-/// Two thirds vote as they should: nine of eleven.
+/// Seats of the network. Two thirds of the validators vote honestly: nine of eleven.
 const SEATS: &str = "honest:2,freeloader-zeros:1,poison-norm:1,\
     validator:3,inventor:1,favourer:1,weight-copier:1,whitewasher:1,two-faced:1,false-merge:1,absentee:1,lazy-voter:1";
 
-/// Windows that may pass until every validator has had the chance to lie in one of them.
+/// Maximum number of windows until every validator has had the chance to lie in one of them.
 const WINDOWS_MAX: u32 = 16;
 
 fn params(finality_lag: u32) -> RunParams {
@@ -51,22 +50,22 @@ async fn every_lie_is_named_and_no_honest_validator_has_a_difference(home: &Path
         assert_eq!(alone.code, Some(0), "{}", alone.all());
     }
 
-    // Invented scores: the losses come out otherwise, and nothing else is wrong, as all of it follows from them.
+    // Invented scores: the losses differ, and nothing else is wrong, because all of it follows from them.
     assert!(differences("inventor").iter().all(|what| what == "wrong-losses"), "{:?}", of("inventor"));
     assert!(!differences("inventor").is_empty(), "{:?}", of("inventor"));
-    // A favoured friend: it has more than its scores come to.
+    // A favoured friend: it has more weight than its scores give.
     assert!(differences("favourer").contains(&"wrong-ballot".to_owned()), "{:?}", of("favourer"));
     let friend = *view.slots.last().expect("miners");
     let (posted, earned) = shares_of(&of("favourer"), friend).expect("it is about the friend");
     assert!(earned < posted, "of uid {friend}: {posted} {earned}");
-    // Weights that it did not work out.
+    // Copied weights.
     assert!(
         differences("weight-copier").iter().all(|what| what == "wrong-ballot"),
         "{:?}",
         of("weight-copier")
     );
     assert!(!differences("weight-copier").is_empty(), "{:?}", of("weight-copier"));
-    // A different merge, told by what the contributions come to and by what two thirds fixed.
+    // A different merge, shown by the contributions and by the vote of two thirds.
     assert_eq!(differences("false-merge"), ["wrong-merge", "dissent"], "{:?}", of("false-merge"));
     // A skipped fault, with the seat and the fault.
     let faulty = uids(&net, "freeloader-zeros", Role::Miner);
@@ -76,13 +75,13 @@ async fn every_lie_is_named_and_no_honest_validator_has_a_difference(home: &Path
             skipped.iter().filter_map(|one| one["difference"]["skipped-fault"]["uid"].as_u64()).collect();
         assert!(skipped.contains(&faulty[0].0.into()), "{strategy}: {:?}", of(strategy));
     }
-    // What the two-faced tells of it is not what it told the chain.
+    // The two-faced validator's receipt differs from its attestation on the chain.
     assert!(differences("two-faced").contains(&"attested-other".to_owned()), "{:?}", of("two-faced"));
-    // Who says nothing does not lie, and that it says nothing is said.
+    // A silent validator does not lie, and the report states its silence.
     let absent = of("absentee");
     assert_eq!(differences("absentee"), Vec::<String>::new(), "{absent}");
     assert_eq!((&absent["attested"], &absent["voted"]), (&false.into(), &false.into()), "{absent}");
-    // Who publishes no receipt cannot be audited.
+    // A validator without a receipt cannot be audited.
     assert_eq!(of("lazy-voter")["audited"], false);
     let lazy = uids(&net, "lazy-voter", Role::Validator)[0].to_string();
     let alone = audit(&net, window, &["--validator", &lazy]).await;
@@ -93,7 +92,7 @@ async fn every_lie_is_named_and_no_honest_validator_has_a_difference(home: &Path
     net.down().await;
 }
 
-/// The liar signs this lie twice: the account that shows both to the chain is paid from the liar's stake, once, and the
+/// The liar signs this lie twice. The account that shows both to the chain is paid once from the liar's stake, and the
 /// liar loses its seat.
 async fn two_faces_cost_stake(net: &mut Net, window: Window, report: &Value) {
     for one in report["result"]["validators"].as_array().expect("a list") {
@@ -147,9 +146,8 @@ async fn a_window_full_of_lies(net: &mut Net) -> WindowView {
         net.until("another window is fixed", |seen_now| seen < seen_now.windows()).await;
         seen = net.observer.windows();
         assert!(seen < WINDOWS_MAX, "no validator lies, or none is in time{}", net.last_lines());
-        // Its epoch is over and its weights are revealed, so that they are audited too; and there were scores to make
-        // weights of.
-        // A window later each receipt that is public is in its bucket.
+        // Its epoch is over and its weights are revealed, so that they are audited too; and there were scores to
+        // derive weights from. A window later, each public receipt is in its bucket.
         let public = receipt::first_sealed(Window(seen.saturating_sub(1)), &net.observer.run.params).0;
         for window in (3..public.min(seen.saturating_sub(3))).rev().map(Window) {
             let view = net.chain.window(net.observer.run.id, window).await.expect("our chain answers");
@@ -166,7 +164,7 @@ async fn a_window_full_of_lies(net: &mut Net) -> WindowView {
     }
 }
 
-/// Whether all of them have shown their weights for the window's epoch.
+/// Returns whether all of them have revealed their weights for the window's epoch.
 async fn posted(net: &Net, validators: &[Uid], window: Window) -> bool {
     let run = &net.observer.run;
     let epoch = window.epoch(run.params.epoch_windows);
@@ -192,7 +190,7 @@ async fn run(command: impl FnOnce() -> Ended + Send + 'static) -> Ended {
     tokio::task::spawn_blocking(command).await.expect("it ends")
 }
 
-/// Seats of one strategy and role.
+/// Returns the seats of one strategy and role.
 fn uids(net: &Net, strategy: &str, role: Role) -> Vec<Uid> {
     let seats = net.observer.seats_of(role).map(|seat| seat.id.uid);
     seats.filter(|uid| net.observer.strategy_of(*uid) == strategy).collect()
@@ -207,7 +205,7 @@ fn of(net: &Net, report: &Value, strategy: &str) -> Value {
     audited(report, uids(net, strategy, Role::Validator)[0])
 }
 
-/// The kinds of what was found.
+/// Returns the kinds of the differences found.
 fn differences_of(audited: &Value) -> Vec<String> {
     let list = audited["differences"].as_array().expect("a list of differences");
     let kind = |one: &Value| {
@@ -217,7 +215,7 @@ fn differences_of(audited: &Value) -> Vec<String> {
     list.iter().map(|one| kind(one).expect("each has a name")).collect()
 }
 
-/// The share of a seat in what was posted, and in what was earned, where these differ.
+/// Returns a seat's share of the posted and of the earned weights, if these differ.
 fn shares_of(audited: &Value, uid: Uid) -> Option<(f64, f64)> {
     let list = audited["differences"].as_array()?;
     let found = list.iter().map(|one| &one["difference"]["wrong-ballot"]).find(|one| one["uid"] == uid.0)?;

@@ -18,13 +18,13 @@ mod traces;
 
 use std::process::ExitCode;
 
-/// Networks at once: they wait for most of the time, and two cores carry three.
+/// Number of networks at once: they mostly wait, and two cores carry three.
 const LANES: usize = 3;
 
 fn main() -> ExitCode {
     // A miner of `recovery.rs` starts this program to train.
     test_command::run();
-    // The longest ones first.
+    // The longest tests first.
     let tests = [
         recovery::tests(),
         kills::tests(),

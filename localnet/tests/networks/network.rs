@@ -1,8 +1,8 @@
-//! A network of real processes, the real chain and the real store on this machine: it trains and pays, and buckets
-//! that fail cost their miner alone. `kills.rs` is about the processes.
+//! A network of real processes, the real chain and the real store on this machine: it trains and pays, and failing
+//! buckets cost only their miner. `kills.rs` tests the processes.
 //!
-//! No test here or in `kills.rs` measures time: each step waits for a condition on the chain or in a node's journal, and
-//! fails with the last log lines of all processes.
+//! No test here or in `kills.rs` measures time: each step waits for a condition on the chain or in a node's journal,
+//! and fails with the last log lines of all processes.
 
 use crate::support::{self, Net, harness, holds_since, last_finalised, merged, merged_since};
 use libtest_mimic::Trial;
@@ -31,7 +31,7 @@ async fn start(home: &Path) -> Net {
     Net::up(home, 2, 3).await
 }
 
-/// Windows from `from` on in which the contribution of `uid` was selected.
+/// Returns the number of windows from `from` on in which the contribution of `uid` was selected.
 async fn selected_since(net: &Net, uid: Uid, from: u32) -> u32 {
     let mut count = 0;
     for (window, _) in net.observer.outcomes.range(Window(from)..) {
@@ -78,7 +78,7 @@ async fn every_miner_is_selected_and_every_validator_votes_and_both_are_paid(net
     .await;
 }
 
-/// The profile is of the miner's own loop: its windows count like any other.
+/// The profile covers the miner's own loop: its windows count like any other.
 async fn a_profile_of_two_windows_shows_every_phase_and_commits(net: &mut Net) {
     net.network.kill("miner-0").await.expect("the miner ran");
     let home = tempfile::tempdir().expect("a directory");
@@ -126,7 +126,7 @@ async fn a_profile_of_two_windows_shows_every_phase_and_commits(net: &mut Net) {
         for span in spans.iter().filter(|span| span["tid"] == lane) {
             let number = |field: &str| span[field].as_f64().expect("a number");
             let (begin, end) = (number("ts"), number("ts") + number("dur"));
-            // In microseconds, of which the last decimals are lost in the sum.
+            // The unit is microseconds, and a sum loses the last decimals.
             open.retain(|outer| begin + 0.01 < *outer);
             assert!(open.last().is_none_or(|outer| end <= outer + 0.01), "{span} lies across another span");
             open.push(end);
@@ -146,7 +146,7 @@ async fn a_profile_of_two_windows_shows_every_phase_and_commits(net: &mut Net) {
     assert!(0 < committed, "it committed to no window");
 }
 
-/// Validators report the faults of the miner, and windows go on with the others.
+/// Validators report the faults of the miner, and windows continue with the others.
 async fn a_bucket_with_flipped_bits_costs_its_miner_alone(net: &mut Net) {
     let uid = net.uid("miner-1");
     let from = last_finalised(&net.observer) + 1;
@@ -194,7 +194,7 @@ async fn receipts_pass_an_audit_and_tell_a_miner_its_pay(net: &mut Net) {
     let miner =
         net.observer.seats_of(Role::Miner).find(|seat| net.observer.name_of(seat.id.uid) == "miner-0");
     let miner = miner.expect("it has a seat").id.uid;
-    // A window that every validator judged and published, in an epoch that was paid. A late validator may miss
+    // A window for which every validator published a judgement, in an epoch that was paid. A late validator may miss
     // some.
     let window = loop {
         let now = last_finalised(&net.observer);
@@ -207,7 +207,7 @@ async fn receipts_pass_an_audit_and_tell_a_miner_its_pay(net: &mut Net) {
             let all = validators.iter().all(|uid| view.receipts.iter().any(|(of, _)| of == uid));
             // Its epoch is over and its weights are revealed, so that they are audited too.
             let epoch = Window(window).epoch(net.observer.run.params.epoch_windows);
-            // A window later each receipt that is public is in its bucket.
+            // A window later, each public receipt is in its bucket.
             let public = receipt::first_sealed(Window(now), &net.observer.run.params).0;
             let old = window < public && paid.iter().any(|slip| slip.epoch == epoch);
             complete = complete

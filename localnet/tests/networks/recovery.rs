@@ -1,4 +1,4 @@
-//! What a miner keeps: over a kill inside a window, over a full disk, and from one run to the next.
+//! State that a miner keeps: over a kill inside a window, over a full disk, and from one run to the next.
 //!
 //! All tests here run on one network, one after the other, and each can be run alone.
 
@@ -39,7 +39,7 @@ async fn start(home: &Path) -> Net {
     Net::start_with(home, WHEN_IDLE, Seats::honest(1, 1), long_params(), 2).await
 }
 
-/// Long windows: a miner that restarts in the middle of one still finishes it.
+/// Returns parameters with long windows: a miner that restarts in the middle of one still finishes it.
 fn long_params() -> RunParams {
     let mut params = support::params(2);
     let Schedule { blocks_per_window, commit_by, reveal_by, attest_by, vote_by, .. } = &mut params.schedule;
@@ -49,7 +49,7 @@ fn long_params() -> RunParams {
     RunParams { sequences_per_seat: 96, ..params }
 }
 
-/// The entries of a node's journal from `offset` on.
+/// Returns the entries of a node's journal from `offset` on.
 fn journal(net: &Net, name: &str, offset: u64) -> (Vec<Entry>, u64) {
     let path = net.directory().join(name).join("data").join("journal.jsonl");
     daemon::journal::read_from(&path, offset).expect("a journal")
@@ -65,7 +65,7 @@ async fn until_inside_a_window(net: &Net, name: &str) {
     }
 }
 
-/// Waits for a merge from window `from` on that has the contribution of `uid` in it.
+/// Waits for a merge from window `from` on that includes the contribution of `uid`.
 async fn merged_with(net: &mut Net, uid: Uid, from: u32) -> Window {
     for window in from..from + 10 {
         net.until(&format!("window {window} is over"), |seen| window <= last_finalised(seen)).await;
@@ -109,8 +109,8 @@ async fn a_miner_killed_inside_a_window_resumes_it_and_is_paid(net: &mut Net) {
         let open = net.observer.run.params.schedule.window_at(net.chain.heads().borrow().block);
         let open = open.expect("the run has started");
         net.until("the window is finalised", |seen| open.0 <= last_finalised(seen)).await;
-        // The miner resumed with some sequences done, finished the window and was selected. After a kill that came
-        // too late, another window is tried.
+        // The miner resumed with some sequences done, finished the window and was selected. If the kill was too late,
+        // another window is tried.
         let resumed = journal(net, name, offset).0.into_iter().find_map(|entry| match entry {
             Entry::Resumed { window, sequences, .. } if 0 < sequences => Some((window, sequences)),
             _ => None,
@@ -132,8 +132,8 @@ async fn a_miner_killed_inside_a_window_resumes_it_and_is_paid(net: &mut Net) {
     net.until("it is paid", |seen| earned < all_earned(seen)).await;
 }
 
-/// The miner restarts without space for the model that it joins with, then for its first snapshot. Later there is no
-/// space for the snapshot of a contribution, then none for the model, and then there is again. It is one process.
+/// The miner restarts without space for the model that it joins with, then for its first snapshot. Later it lacks
+/// space for the snapshot of a contribution, then for the model, until space is freed. It remains one process.
 async fn a_full_disk_delays_a_miner_and_loses_nothing(net: &mut Net) {
     set_training(&net.directory().join("miner-0"), "");
     let (name, uid) = ("miner-0", net.uid("miner-0"));
@@ -151,7 +151,7 @@ async fn a_full_disk_delays_a_miner_and_loses_nothing(net: &mut Net) {
         daemon::durable::DurableFile::new(home.join("data").join(file)).remove();
     }
 
-    // To the process, a limit on the length of files is a full disk, once the signal for it is ignored.
+    // To the process, a limit on the length of files is a full disk, if the limit's signal is ignored.
     let log = net.directory().join("full.txt");
     let limited = format!("trap '' XFSZ; exec prlimit --fsize={}: \"$@\"", model / 2);
     let mut arguments: Vec<std::ffi::OsString> =
@@ -180,10 +180,10 @@ async fn a_full_disk_delays_a_miner_and_loses_nothing(net: &mut Net) {
             .any(|line| line.contains(words) && line.contains(of) && line.contains("bytes are needed"))
     };
     let no_room = "the disk is full: make room";
-    // From a checkpoint, if one is voted by now.
+    // It joins from a checkpoint, if one has been voted for.
     let joins = |_: &Observer| logs(no_room, "joining-") || logs(no_room, "model.state");
     net.until("it finds no room for what it joins with", joins).await;
-    // With the window, the list of outcomes in the file grows.
+    // The list of outcomes in the file grows with the window.
     room(&(model + model / 8).to_string());
     net.until("it has joined, and finds no room for its first snapshot", |_| logs(no_room, "miner.snapshot"))
         .await;
@@ -199,7 +199,7 @@ async fn a_full_disk_delays_a_miner_and_loses_nothing(net: &mut Net) {
     })
     .await;
     room(&(model / 2).to_string());
-    // By the chain's own clock: the observer may be a window behind.
+    // Use the chain's own clock: the observer may be a window behind.
     let open = net.observer.run.params.schedule.window_at(net.chain.heads().borrow().block);
     let open = open.expect("the run has started").0;
     net.until("two windows pass, and the model cannot be kept", |seen| open + 2 <= last_finalised(seen))
@@ -287,7 +287,7 @@ async fn a_published_model_starts_another_run(net: &mut Net) {
     assert!(said.contains("run 1, first window at block"), "{said}");
     assert_eq!(net.chain.run(run).await.expect("our chain answers").theta0.to_string(), root);
 
-    // The processes move over to the new run.
+    // Move the processes to the new run.
     for seat in &net.plan.seats {
         net.network.kill(&seat.name).await.expect("it ran");
     }
@@ -311,7 +311,7 @@ async fn a_published_model_starts_another_run(net: &mut Net) {
     .await;
     assert!(next.observer.lineage_agreed());
     // The same weights on the same text: windows without a contribution in time change nothing. A busy machine may
-    // judge none before the first merge, which continues from there.
+    // judge none before the first merge, and the loss continues from there.
     let (judged, _) = next.observer.held_out_losses()[0];
     let loss_now = loss(&next.observer, judged);
     let lineages = &next.observer.lineages;
@@ -346,7 +346,7 @@ async fn a_seat_of_two_ranks_is_paid_and_outlives_a_killed_rank(net: &mut Net) {
     };
     assert!(0 < trained(net, offset));
 
-    // Until a kill falls into a step: the window is missed, and the next one is trained.
+    // Repeat until a kill falls into a step: its window is missed, and the next one is trained.
     let inside = |net: &Net, from: u64| {
         journal(net, name, from).0.into_iter().find_map(|entry| match entry {
             Entry::Missed { reason, .. } if reason.contains("rank 1") => Some(reason),
@@ -357,7 +357,7 @@ async fn a_seat_of_two_ranks_is_paid_and_outlives_a_killed_rank(net: &mut Net) {
     let of_window = net.observer.run.params.schedule.blocks_per_window;
     for attempt in 0.. {
         assert!(attempt < 10, "no kill fell into a window's training{}", net.last_lines());
-        // A window of this seat is over at much the same time each time: another part of the next one is hit.
+        // Each window of this seat has much the same timing, so the kill moves to another part of the next one.
         let at = heads.borrow().block.0 + attempt * of_window / 10;
         net.until("its part of the window", |_| at <= heads.borrow().block.0).await;
         let (_, offset) = journal(net, name, 0);
@@ -438,7 +438,7 @@ async fn a_seat_trained_by_a_command_is_paid_and_outlives_its_killed_command(net
     }
 }
 
-/// The process of the command, once there is one.
+/// Returns the process of the command, once it exists.
 async fn command_process() -> i32 {
     let this = std::env::current_exe().expect("the path of this program").display().to_string();
     let began = Instant::now();
@@ -461,7 +461,7 @@ fn kill_ranks() {
     }));
 }
 
-/// The processes whose command line `is_wanted`.
+/// Returns the processes whose command line `is_wanted`.
 fn processes(is_wanted: impl Fn(&[&[u8]]) -> bool) -> Vec<i32> {
     let processes = std::fs::read_dir("/proc").expect("Linux").filter_map(|entry| {
         let id: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;

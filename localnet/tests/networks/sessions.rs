@@ -1,4 +1,4 @@
-//! Networks that one test has for itself: with hidden votes, and as `localnet up` as a person runs it.
+//! Networks of single tests: one with hidden votes, and `localnet up` as a user runs it.
 
 use crate::support::{self, Net, Session, harness, last_finalised, merged_since};
 use daemon::Entry;
@@ -19,7 +19,7 @@ pub fn tests() -> Vec<Trial> {
     )
 }
 
-/// A validator that is killed in the middle of a window reveals what it committed to, and nothing else.
+/// A validator that is killed in the middle of a window reveals its commitments, and nothing else.
 async fn a_run_with_hidden_attestations_and_votes_trains_like_any_other(home: &Path) {
     let mut net = Net::up_with(home, 2, 3, support::hidden_params).await;
     net.until("two windows are merged", |seen| 2 <= merged_since(seen, 0)).await;
@@ -57,7 +57,7 @@ async fn up_names_the_process_that_died_and_continues_from_its_directory(home: &
     let more = ["--windows", "2", "--report", report.to_str().expect("a plain path")];
     let mut second = Session::up(&directory, &more);
     second.until_said("continuing the network").await;
-    // One network at a time in a directory.
+    // A directory admits one network at a time.
     let refused = Session::up(&directory, &[]).ended().await;
     assert!(!refused.success && refused.err.contains("in use by another network"), "{}", refused.all());
     let ended = second.ended().await;
@@ -82,7 +82,7 @@ async fn up_names_the_process_that_died_and_continues_from_its_directory(home: &
     ] {
         assert!(report[field].is_number(), "{field}: {report}");
     }
-    // Miners may wait for some of their data, and not all the time; validators do not train.
+    // Miners may wait for some of their data, but not all the time. Validators do not train.
     let waits = |role: &str| -> Vec<Option<f64>> {
         let seats = report["seats"].as_array().expect("a list").iter().filter(|seat| seat["role"] == role);
         seats.map(|seat| seat["data_wait_share"].as_f64()).collect()
@@ -96,7 +96,7 @@ async fn up_names_the_process_that_died_and_continues_from_its_directory(home: &
     assert!(LockedDirectory::lock(&directory).expect("free again").plan.is_some());
 }
 
-/// And a stranger gets a bucket meanwhile.
+/// In addition, an outsider gets a bucket during the session.
 async fn killed_seats_are_started_again_and_the_network_goes_on(home: &Path) {
     let (directory, report) = (home.join("net"), home.join("report.json"));
     let mut session = Session::up(&directory, &["--report", report.to_str().expect("a plain path")]);
@@ -122,7 +122,7 @@ async fn killed_seats_are_started_again_and_the_network_goes_on(home: &Path) {
         let seats = report["seats"].as_array().expect("a list").iter().filter(|seat| seat["role"] == role);
         let restarted: Vec<_> = seats.filter(|seat| seat["restarts"] == 1).collect();
         let [seat] = restarted.as_slice() else { panic!("one {role} was killed once: {report}") };
-        // It took part again.
+        // It participated again.
         let name = seat["name"].as_str().expect("a name");
         let journal = directory.join(name).join("data").join("journal.jsonl");
         let (entries, _) = daemon::journal::read_from(&journal, 0).expect("its journal");

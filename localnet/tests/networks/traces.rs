@@ -1,5 +1,5 @@
-//! The spans of a network of real processes, at a collector in this process; and what the network does while the
-//! collector is busy, hangs or is away (ADR 0058).
+//! Spans of a network of real processes, at a collector in this process, and the network's behaviour while the
+//! collector is busy, hangs or is absent (ADR 0058).
 
 use crate::support::{self, Net, WHEN_IDLE, harness, last_finalised, merged_since};
 use libtest_mimic::Trial;
@@ -29,7 +29,7 @@ pub fn tests() -> Vec<Trial> {
     )
 }
 
-/// What the collector does with a request.
+/// Response of the collector to a request.
 #[derive(Clone, Copy, Default)]
 enum Answer {
     #[default]
@@ -61,7 +61,7 @@ struct Arrived {
     spans: Vec<Span>,
 }
 
-/// An OTLP/HTTP receiver. It ends with its value.
+/// An OTLP/HTTP receiver. Dropping it stops it.
 struct Collector {
     address: SocketAddr,
     arrived: Arc<Mutex<Arrived>>,
@@ -75,7 +75,7 @@ impl Collector {
         Collector::serve(TcpListener::from_std(listener).expect("a socket"))
     }
 
-    /// Starts again at the same address.
+    /// Restarts at the same address.
     async fn listen(address: SocketAddr) -> Collector {
         Collector::serve(TcpListener::bind(address).await.expect("no other program takes the port"))
     }
@@ -102,7 +102,7 @@ impl Collector {
     }
 }
 
-/// Takes the requests of one connection; it ends with the first that is no request.
+/// Serves one connection until its first invalid request.
 async fn serve(mut stream: TcpStream, arrived: Arc<Mutex<Arrived>>) {
     while let Some(request) = request(&mut stream).await {
         let answer = {
@@ -172,7 +172,7 @@ fn spans_of(request: &Value) -> Vec<Span> {
     spans
 }
 
-/// What no part of the loop waits for: it may begin before the window's root or end after it.
+/// Names of spans that no part of the loop waits for. They may begin before the window's root or end after it.
 const BESIDE_THE_LOOP: &[&str] = &["training", "evaluate", "judge", "anchor receipts", "publish receipts"];
 const OF_A_MINER: &[&str] =
     &["wait", "train", "rebase", "training", "encode", "commit", "upload", "follow", "save"];
@@ -230,7 +230,7 @@ fn check(spans: &[Span], window: u64) {
     }
 }
 
-/// A window's trace as a person reads it.
+/// Renders a window's trace for error messages.
 fn tree(spans: &[Span], window: u64) -> String {
     let first = spans.iter().filter(|span| span.window == window).map(|span| span.begin).min().unwrap_or(0);
     let mut text = format!("window {window}\n");
@@ -277,7 +277,7 @@ async fn all_seats_spans_of_a_window_are_one_trace_and_a_lost_collector_costs_no
     net.network.environment.push(("OTEL_EXPORTER_OTLP_ENDPOINT".into(), endpoint.into()));
     net.start_seats();
 
-    // A whole window that was merged, with what comes after it.
+    // A whole merged window, and its successors.
     net.until("three windows are merged", |seen| 3 <= merged_since(seen, 0)).await;
     let mut merged = net.observer.outcomes.iter().filter(|(_, outcome)| support::merged(outcome));
     let window = u64::from(merged.next_back().expect("three").0.0);
@@ -288,7 +288,7 @@ async fn all_seats_spans_of_a_window_are_one_trace_and_a_lost_collector_costs_no
     println!("{}", tree(&spans, window));
     check(&spans, window);
 
-    // A bucket that takes nothing: the seat's upload fails, and its window.
+    // A bucket that refuses everything: the seat's upload fails, and with it its window.
     net.inject("miner-1", &Faults { unavailable: Rate::Always, ..Faults::default() }).await;
     let uid = u64::from(net.uid("miner-1").0);
     // On a busy machine, a window may have failed for another reason.
@@ -322,7 +322,7 @@ async fn all_seats_spans_of_a_window_are_one_trace_and_a_lost_collector_costs_no
         net.until(&what, |seen| 2 <= merged_since(seen, from)).await;
     }
 
-    // What was kept is sent when it is back. Each node has said both once.
+    // The kept spans are sent when the collector is back. Each node has logged both events once.
     let from = u64::from(last_finalised(&net.observer));
     let collector = Collector::listen(address).await;
     collector

@@ -1,8 +1,9 @@
-//! The harness of the tests of whole networks. A test program lists its tests here; names, flags and output are those of
+//! Harness of the tests of whole networks. A test program lists its tests here. Names, flags and output are those of
 //! other test programs.
 //!
-//! Networks mostly wait, so several run at once, each in a *lane*; a machine carries few. Tests that share a network run
-//! on it one after the other. Every test has a thread: one that waits for a lane, or for its network, delays no other.
+//! Networks mostly wait, so several run at once, each in a *lane*; a machine carries few. Tests that share a network
+//! run on it one after the other. Every test has a thread, so one that waits for a lane or for its network delays no
+//! other.
 
 use super::Net;
 use futures::future::LocalBoxFuture;
@@ -33,7 +34,7 @@ async fn lane() -> SemaphorePermit<'static> {
     lanes.acquire().await.expect("it is never closed")
 }
 
-/// A new directory below the target directory, for data and logs.
+/// Makes a directory below the target directory, for data and logs.
 fn home(name: &str) -> PathBuf {
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name.replace("::", "-"));
     match std::fs::remove_dir_all(&home) {
@@ -53,7 +54,7 @@ pub struct Shared {
     name: &'static str,
     start: Start,
     state: Mutex<State>,
-    // Not the runtime of a test: chain client and processes outlive each test.
+    // Not the runtime of a test, because chain client and processes outlive each test.
     runtime: OnceLock<Runtime>,
 }
 
@@ -72,7 +73,7 @@ impl Shared {
         Arc::new(Shared { name, start, state: Mutex::new(State::NotStarted), runtime: OnceLock::new() })
     }
 
-    /// A test on this network, with every process of it alive and no fault left from the test before.
+    /// Returns a test on this network, with every process running and no fault left from the test before.
     pub fn test(self: &Arc<Self>, name: &str, test: OnShared) -> Trial {
         let network = self.clone();
         Trial::test(name, move || {
@@ -111,21 +112,21 @@ impl Drop for Shared {
     }
 }
 
-/// A test that starts networks of its own, one at a time, in the directory that it gets.
+/// Returns a test that starts its own networks, one at a time, in the directory that it gets.
 pub fn on_its_own(name: &'static str, test: OnItsOwn) -> Trial {
     Trial::test(name, move || {
         runtime().block_on(async {
             let _lane = lane().await;
             let home = home(name);
             test(&home).await;
-            // What a failed test leaves is kept.
+            // The files of a failed test are kept.
             let _ = std::fs::remove_dir_all(&home);
         });
         Ok(())
     })
 }
 
-/// A test without a network.
+/// Returns a test without a network.
 pub fn without_network(name: &str, test: fn()) -> Trial {
     Trial::test(name, move || {
         test();
@@ -133,7 +134,7 @@ pub fn without_network(name: &str, test: fn()) -> Trial {
     })
 }
 
-/// The same tests, to run only if the command line says so.
+/// Returns the same tests, ignored unless the command line includes them.
 #[must_use]
 pub fn ignored(tests: Vec<Trial>) -> Vec<Trial> {
     tests.into_iter().map(|test| test.with_ignored_flag(true)).collect()

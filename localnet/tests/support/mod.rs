@@ -1,4 +1,4 @@
-//! A network whose processes a test starts and kills, and `localnet` as a person runs it: for the tests of whole
+//! A network whose processes a test starts and kills, and `localnet` as a user runs it: for the tests of whole
 //! networks, which [`harness`] runs.
 
 pub mod harness;
@@ -28,9 +28,9 @@ use std::{
 use watch::observe::Observer;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_localnet");
-/// How long a step may take; far longer than it does, even on a busy machine.
+/// Maximum time of a step, far above its duration even on a busy machine.
 const STEP_MAX: Duration = Duration::from_secs(240);
-/// Less than two of the shortest blocks: a phase of few blocks is not missed.
+/// Interval between reads. It is less than two of the shortest blocks, so that a phase of few blocks is not missed.
 const READ_EVERY: Duration = Duration::from_millis(100);
 
 /// A network of processes, started and killed one by one.
@@ -41,7 +41,7 @@ pub struct Net {
     pub observer: Observer,
     pub locked: LockedDirectory,
     step_max: Duration,
-    /// The network's name in the output.
+    /// Name of the network in the output.
     name: String,
 }
 
@@ -58,22 +58,22 @@ pub fn merged(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Merged(_))
 }
 
-/// The last finalised window.
+/// Returns the last finalised window.
 pub fn last_finalised(seen: &Observer) -> u32 {
     seen.outcomes.keys().next_back().map_or(0, |window| window.0)
 }
 
-/// How many windows from `from` on were merged.
+/// Returns the number of windows from `from` on that were merged.
 pub fn merged_since(seen: &Observer, from: u32) -> usize {
     seen.outcomes.range(Window(from)..).filter(|(_, outcome)| merged(outcome)).count()
 }
 
-/// Whether `name` holds the model of window `from` or of a later one.
+/// Returns whether `name` holds the model of window `from` or of a later one.
 pub fn holds_since(seen: &Observer, name: &str, from: u32) -> bool {
     seen.held.get(name).is_some_and(|held| held.range(Window(from)..).next().is_some())
 }
 
-/// Short windows with little work, and time for every step on a busy machine.
+/// Returns parameters with short windows, little work, and time for every step on a busy machine.
 pub fn params(finality_lag: u32) -> RunParams {
     let (commit_by, step) = (10 + finality_lag, 5 + finality_lag);
     RunParams {
@@ -93,11 +93,10 @@ pub fn params(finality_lag: u32) -> RunParams {
     }
 }
 
-/// The same, with attestations and votes hidden until their deadline.
+/// Returns the same parameters, with attestations and votes hidden until their deadline.
 pub fn hidden_params(finality_lag: u32) -> RunParams {
     let open = params(finality_lag);
-    // As long as the other steps: what is revealed is sent once the deadline is final, and included a block or two
-    // later.
+    // As long as the other steps: reveals are sent once the deadline is final, and included a block or two later.
     let hidden_blocks = 4 + finality_lag;
     let Schedule { start, commit_by, reveal_by, attest_by, .. } = open.schedule;
     let vote_by = attest_by + 2 * hidden_blocks + 2;
@@ -106,7 +105,7 @@ pub fn hidden_params(finality_lag: u32) -> RunParams {
     RunParams { schedule, hidden_blocks, ..open }
 }
 
-/// A network of these seats on free ports of this machine.
+/// Returns a network of these seats on free ports of this machine.
 pub async fn wanted(chain: ChainWanted, seats: Seats, params: RunParams, finality_lag: u32) -> Wanted {
     Wanted {
         seats,
@@ -132,12 +131,12 @@ impl Net {
         Net::up_with(home, miners, validators, params).await
     }
 
-    /// The same, with the parameters that `params` gives for a finality lag.
+    /// Starts the same network, with the parameters that `params` gives for a finality lag.
     pub async fn up_with(home: &Path, miners: u16, validators: u16, params: fn(u32) -> RunParams) -> Net {
         Net::start_with(home, WHEN_IDLE, Seats::honest(miners, validators), params(2), 2).await
     }
 
-    /// The same, with every second miner as behind a home router.
+    /// Starts the same network, with every second miner as behind a home router.
     pub async fn up_with_nat(home: &Path, miners: u16, validators: u16) -> Net {
         let honest = Seats::honest(miners, validators);
         let wanted = Wanted { nat: true, ..wanted(WHEN_IDLE, honest, params(2), 2).await };
@@ -146,13 +145,14 @@ impl Net {
         net
     }
 
-    /// The same, with these seats as `up --seats` takes them, on a chain whose blocks are final at once.
+    /// Starts the same network, with these seats as `up --seats` parses them, on a chain whose blocks are final
+    /// immediately.
     pub async fn up_of(home: &Path, seats: &str, params: RunParams) -> Net {
         let seats = seats.parse().expect("a list of seats");
         Net::start_with(home, WHEN_IDLE, seats, params, 0).await
     }
 
-    /// The same, on four real nodes.
+    /// Starts the same network, on four real nodes.
     pub async fn on_nodes(home: &Path, binary: PathBuf, miners: u16, validators: u16) -> Net {
         let lag = defaults::NODE_FINALITY_LAG;
         let params = RunParams { schedule: defaults::schedule(6, lag), ..params(lag) };
@@ -162,7 +162,7 @@ impl Net {
         net
     }
 
-    /// The same, on any chain with any seats and parameters.
+    /// Starts the same network, on any chain with any seats and parameters.
     pub async fn start_with(
         home: &Path,
         chain: ChainWanted,
@@ -175,7 +175,7 @@ impl Net {
         net
     }
 
-    /// Chain, store, run and seats, without the processes of the seats.
+    /// Sets up chain, store, run and seats, without the processes of the seats.
     pub async fn set_up(home: &Path, wanted: &Wanted) -> Net {
         let mut locked = LockedDirectory::lock(&home.join("net")).expect("a new directory");
         let mut network = Network::new(locked.path(), PROGRAM.into());
@@ -193,7 +193,7 @@ impl Net {
         }
     }
 
-    /// Other processes on the same chain, which follow `plan`.
+    /// Returns other processes on the same chain, which follow `plan`.
     pub async fn with(&self, network: Network, plan: Plan) -> Net {
         let observer = network.observer(&plan, &*self.chain).await.expect("our chain answers");
         let locked = LockedDirectory::lock(&network.directory.join("net")).expect("a new directory");
@@ -201,11 +201,11 @@ impl Net {
         Net { network, plan, chain, observer, locked, step_max: self.step_max, name }
     }
 
-    /// Undoes what a test left, whether it passed or failed: restarts dead processes, ends faults, and waits until a
-    /// window is merged and every node holds the model after it.
+    /// Undoes the effects of a test, whether it passed or failed: restarts dead processes, ends faults, and waits
+    /// until a window is merged and every node holds the model after it.
     pub async fn restore(&mut self) {
         while let Some(died) = self.network.died().expect("our children can be watched") {
-            // Already dead: this forgets it.
+            // The process has ended already; this forgets it.
             let _ = self.network.kill(&died.name).await;
         }
         if !self.network.runs("store") {
@@ -240,26 +240,26 @@ impl Net {
         Uid(seat.expect("a seat of this network").uid)
     }
 
-    /// Starts a killed seat again.
+    /// Restarts a killed seat.
     pub fn start(&mut self, name: &str) {
         let seat = self.plan.seats.iter().find(|seat| seat.name == name);
         self.network.start_seat(&self.plan, seat.expect("a seat of this network")).expect("it starts");
     }
 
-    /// After a seat was added.
+    /// Replaces the observer after a seat was added.
     pub async fn observe_again(&mut self) {
         self.observer = self.network.observer(&self.plan, &*self.chain).await.expect("our chain answers");
         self.observer.look(&*self.chain).await.expect("our chain answers");
     }
 
-    /// Reads the state of the network until `done`. Fails if a process ends by itself meanwhile.
+    /// Reads the state of the network until `done`. Fails if a process ends by itself.
     pub async fn until(&mut self, what: &str, done: impl Fn(&Observer) -> bool) {
         let started = Instant::now();
         loop {
             if let Some(died) = self.network.died().expect("our children can be watched") {
                 panic!("while waiting until {what}: {died}");
             }
-            // A chain that is busy answers later.
+            // A busy chain answers later.
             let looked = self.observer.look(&*self.chain).await;
             if looked.is_ok() && done(&self.observer) {
                 println!("{}: {:.1} s until {what}", self.name, started.elapsed().as_secs_f64());
@@ -277,7 +277,7 @@ impl Net {
         }
     }
 
-    /// The end of every log.
+    /// Returns the end of every log.
     pub fn last_lines(&self) -> String {
         let bases = ["chain", "node-0", "node-1", "node-2", "node-3", "store"];
         let names = bases.into_iter().filter(|name| self.network.log_of(name).exists());
@@ -301,10 +301,10 @@ impl Net {
     }
 }
 
-/// The end of a program, and its output.
+/// Exit code and output of a program.
 pub struct Ended {
     pub success: bool,
-    /// The exit code, unless a signal ended it.
+    /// Exit code, unless a signal ended the program.
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
@@ -349,7 +349,7 @@ pub fn mettle(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ended {
     Ended { success: done.is_ok(), code: Some(code.into()), out: text(out), err: text(err) }
 }
 
-/// One `localnet up`, while it runs.
+/// A running `localnet up`.
 pub struct Session {
     child: tokio::process::Child,
     said: Arc<Mutex<String>>,
@@ -358,13 +358,13 @@ pub struct Session {
 }
 
 impl Session {
-    /// A small, quick network in `directory`.
+    /// Starts a small, quick network in `directory`.
     pub fn up(directory: &Path, more: &[&str]) -> Session {
         let quick = ["--train-blocks", "10"];
         Session::up_as(directory, &[&UP_WHEN_IDLE[..], &quick[..], more].concat())
     }
 
-    /// A small network in `directory`, whatever its chain.
+    /// Starts a small network in `directory`, on any chain.
     pub fn up_as(directory: &Path, more: &[&str]) -> Session {
         let small = ["--plain", "--miners", "2"];
         let mut child = tokio::process::Command::new(PROGRAM)
@@ -390,13 +390,13 @@ impl Session {
         self.until(&format!("it says `{words}`"), |said| said.contains(words)).await;
     }
 
-    /// Until `count` windows are finalised, each of which has its line.
+    /// Waits until `count` windows are finalised and each has its line.
     pub async fn until_finalised(&mut self, count: usize) {
         let finalised = |said: &str| said.lines().filter(|line| line.contains("held-out loss")).count();
         self.until(&format!("{count} windows are finalised"), |said| count <= finalised(said)).await;
     }
 
-    /// Until its errors have `count` lines with these words.
+    /// Waits until its standard error has `count` lines with these words.
     pub async fn until_complained(&mut self, words: &str, count: usize) {
         let complained = self.complained.clone();
         let lines = move |_: &str| text(&complained).lines().filter(|line| line.contains(words)).count();
@@ -417,12 +417,12 @@ impl Session {
         self.child.id().expect("it runs")
     }
 
-    /// Process ids of the network's processes.
+    /// Returns the process ids of the network's processes.
     pub fn children(&self) -> Vec<u32> {
         children_of(self.id()).into_iter().map(|(id, _)| id).collect()
     }
 
-    /// Kills the process of this role, as a power cut would.
+    /// Kills the process of this role, like a power cut.
     pub fn kill_child(&self, role: &str) {
         let wanted = format!("role {role} ");
         let found = children_of(self.id()).into_iter().find(|(_, line)| line.contains(&wanted));
@@ -430,7 +430,7 @@ impl Session {
         signal("KILL", id);
     }
 
-    /// Ctrl-C.
+    /// Sends Ctrl-C.
     pub fn interrupt(&self) {
         signal("INT", self.id());
     }
@@ -472,12 +472,12 @@ fn read(
     })
 }
 
-/// Process ids and command lines of the children of `parent`.
+/// Returns process ids and command lines of the children of `parent`.
 fn children_of(parent: u32) -> Vec<(u32, String)> {
     let mut children = Vec::new();
     for entry in std::fs::read_dir("/proc").expect("Linux lists its processes here").flatten() {
         let Some(id) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // A process may be gone by now.
+        // A process may have ended by now.
         if state_of(id).is_some_and(|(_, of)| of == parent) {
             let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
             children.push((id, String::from_utf8_lossy(&line).replace('\0', " ")));
@@ -486,10 +486,10 @@ fn children_of(parent: u32) -> Vec<(u32, String)> {
     children
 }
 
-/// State and parent of a process that is listed.
+/// Returns state and parent of a process that is listed.
 fn state_of(id: u32) -> Option<(String, u32)> {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // Behind the program's name, which may hold anything.
+    // After the program's name, which may contain any character.
     let mut words = stat.rsplit_once(')')?.1.split_whitespace();
     Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
 }
@@ -499,7 +499,7 @@ fn signal(signal: &str, id: u32) {
     assert!(done.expect("sh is everywhere").success(), "{id} takes no {signal}");
 }
 
-/// Whether a process runs.
+/// Returns whether a process runs.
 pub fn lives(id: u32) -> bool {
     state_of(id).is_some_and(|(state, _)| state != "Z")
 }

@@ -1,7 +1,7 @@
-//! Commits to another seat's digest of this window, and publishes that seat's bytes once they are there.
+//! Commits to another seat's digest of this window, and publishes that seat's bytes once they are published.
 //!
 //! Sees: the commitments on the chain before its own, and after the deadline the other bucket. Stopped by: PROT-9 and
-//! PROT-11. The header names another seat, and before the deadline there was only a digest to copy.
+//! PROT-11. The header names another seat, and before the deadline only a digest could be copied.
 
 use crate::adversary::{
     Adversary, Commit, Content, MinerContext, OwnContribution, Presentation, Timing, Upload,

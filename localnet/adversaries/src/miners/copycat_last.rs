@@ -1,5 +1,5 @@
-//! Submits the other seats' work of the last window under its own header: one seat's as it is, or the mean of three,
-//! which is better than each of them and similar to none.
+//! Submits the other seats' work of the last window under its own header: one seat's work unchanged, or the mean of
+//! three, which is better than each of them and similar to none.
 //!
 //! Sees: valid contributions of earlier windows, which validators' buckets serve to every reader (PROT-15).
 //! Stopped by: PROT-24. Work on other sequences helps no more on the own ones than on common ones; the mean of three
@@ -8,11 +8,11 @@
 use crate::adversary::{Adversary, MinerContext, TrainedWindow, moved, values};
 
 pub struct CopycatLast {
-    /// The number of contributions in the submitted mean.
+    /// Number of contributions in the submitted mean.
     pub mixed: usize,
 }
 
-/// Contributions in a mixture.
+/// Number of contributions in a mixture.
 pub const MIXTURE: usize = 3;
 
 impl Adversary for CopycatLast {
@@ -28,10 +28,10 @@ impl Adversary for CopycatLast {
         1
     }
 
-    /// With nothing to copy, the weights are those of the window's model.
+    /// Returns the copied weights, or those of the window's model if there is nothing to copy.
     fn outcome(&mut self, at: &MinerContext<'_>, trained: &TrainedWindow<'_>) -> Option<Vec<f32>> {
         let TrainedWindow { seen, before, .. } = *trained;
-        // Any of them: it begins somewhere and goes round.
+        // Start at a random contribution, and wrap around.
         let start = usize::try_from(at.rng("victims").below(seen.len() as u64)).unwrap_or(0);
         let mixed = seen.len().min(self.mixed);
         let mut mean = vec![0.0f32; before.len()];

@@ -1,5 +1,5 @@
-//! Several seats, one training: the first trains, each other adds one step on its own data, large enough that no two
-//! contributions are near-duplicates.
+//! Several seats share one training: the first trains, and each other adds one step on its own data, large enough that
+//! no two contributions are near-duplicates.
 //!
 //! Sees: everything of its seats, by a private channel ([`crate::SharedMailbox`]). Stopped by: PROT-24 for each seat:
 //! one step on eight sequences shows a small gap on the whole prefix.
@@ -9,11 +9,11 @@ use crate::{
     shared_mailbox::SharedMailbox,
 };
 
-/// The mailbox of the seats: no pair of sybils has this number.
+/// Mailbox number of the seats. No pair of sybils has it.
 const GROUP: u16 = u16::MAX;
-/// Sequences of the own step.
+/// Number of sequences in the own step.
 const STEP: usize = 8;
-/// The norm of the own step as a multiple of the shared work's: the cosine with that is at most 0.88.
+/// Norm of the own step as a multiple of the shared work's: their cosine is at most 0.88.
 const OWN_PART: f64 = 0.55;
 
 pub struct Distilled {
@@ -22,7 +22,7 @@ pub struct Distilled {
 }
 
 impl Distilled {
-    /// The seat with index 0 trains for all.
+    /// Returns a seat's strategy. The seat with index 0 trains for all.
     pub fn new(index: u16, mailbox: SharedMailbox) -> Distilled {
         Distilled { trains: index == 0, mailbox }
     }
@@ -36,7 +36,7 @@ impl Adversary for Distilled {
         assigned
     }
 
-    /// The first seat has no more time than an honest one, so it does not wait either.
+    /// Returns true: the first seat has no more time than an honest one, so it does not wait either.
     fn trains_ahead(&self) -> bool {
         self.trains
     }

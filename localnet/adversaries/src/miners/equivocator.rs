@@ -1,7 +1,7 @@
 //! Commits twice, and publishes the bytes of the first commitment.
 //!
 //! Sees: its own work.
-//! Stopped by: PROT-11, the last commitment in time binds; and PROT-14, the bytes of that one are missing.
+//! Stopped by: PROT-11, the last commitment in time binds; and PROT-14, that commitment's bytes are missing.
 
 use crate::adversary::{Adversary, Commit, MinerContext, OwnContribution, Presentation, Timing};
 use protocol::{Digest, submission::Header};

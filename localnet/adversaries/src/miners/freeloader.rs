@@ -6,7 +6,7 @@
 use crate::adversary::{Adversary, MinerContext, TrainedWindow, delta, median_norm, moved, norm};
 use protocol::{Window, submission::RMS_MAX};
 
-/// What it submits instead of a window's work.
+/// Replacement for a window's work.
 #[derive(Clone, Debug)]
 pub enum Freeloader {
     Zeros,
@@ -14,18 +14,18 @@ pub enum Freeloader {
     Random,
     /// One step's work, scaled to the norm of the other contributions.
     TinySteps,
-    /// The work of its first window, again and again.
+    /// The work of its first window, repeated.
     Replay {
         trains_until: Option<Window>,
         work: Vec<f32>,
     },
 }
 
-/// Sequences of the one step.
+/// Number of sequences in the one step.
 const STEP: usize = 8;
 /// Honest windows at the start, whose work is replayed.
 pub const BEGINNING: u32 = 1;
-/// The scale of the noise if there is no contribution to compare with.
+/// Scale of the noise if there is no contribution to compare with.
 const RMS: f64 = 1e-3;
 
 impl Freeloader {
@@ -81,7 +81,7 @@ impl Adversary for Freeloader {
     }
 }
 
-/// Scales to the norm `wanted`, if that is known and the values are not all 0; no value exceeds the legal range.
+/// Scales to the norm `wanted`, if it is known and the values are not all 0. No value exceeds the legal range.
 fn scaled(mut values: Vec<f32>, wanted: Option<f64>) -> Vec<f32> {
     let now = norm(&values);
     if let Some(wanted) = wanted.filter(|_| 0.0 < now) {

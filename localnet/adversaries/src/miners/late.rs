@@ -1,7 +1,7 @@
 //! Is late: with its commitment in even windows, with its upload in odd ones.
 //!
-//! Sees: all commitments, or uploads, before its own. Stopped by: PROT-11 and PROT-14. The chain takes no commitment
-//! after the deadline, and validators attest what they found by theirs.
+//! Sees: all commitments, or uploads, before its own. Stopped by: PROT-11 and PROT-14. The chain accepts no commitment
+//! after the deadline, and validators attest the objects found by their own deadline.
 
 use crate::adversary::{Adversary, MinerContext, OwnContribution, Presentation, Timing};
 

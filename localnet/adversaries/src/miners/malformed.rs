@@ -1,7 +1,7 @@
 //! Provokes every fault in turn, one per window.
 //!
 //! Sees: its own work.
-//! Stopped by: PROT-8, PROT-9 and PROT-14. Each fault is named before any byte of the contribution is used.
+//! Stopped by: PROT-8, PROT-9 and PROT-14. Each fault is detected before any byte of the contribution is used.
 
 use crate::adversary::{
     Adversary, Commit, Content, MinerContext, OwnContribution, Presentation, Timing, Upload,
@@ -48,7 +48,7 @@ impl Adversary for Malformed {
     }
 }
 
-/// The presentation with this fault, and none that is checked before it. An unknown label has no fault.
+/// Returns a presentation with this fault, and with none that is checked earlier. An unknown label gives no fault.
 pub fn spoilt(fault: &str, at: &MinerContext<'_>, own: &OwnContribution<'_>) -> Presentation {
     let header = own.header;
     let resealed = |header: Header| Presentation::of(own.sealed_as(header));

@@ -1,7 +1,7 @@
-//! Sends the largest values that are no fault, from its first window on.
+//! Sends the largest values that are not a fault, from its first window on.
 //!
-//! Sees: nothing. A new seat has not been judged: if newcomers are most of those merged, their norm is the median,
-//! and one window destroys the model. Stopped by: PROT-16, newcomers are at most a quarter of those merged once seats
+//! Sees: nothing. A new seat has not been judged: if most merged seats are newcomers, their norm is the median, and
+//! one window destroys the model. Stopped by: PROT-16, newcomers are at most a quarter of the merged seats once seats
 //! have weights; PROT-17, the median counts weight; PROT-19, validators do not vote for a model that became worse.
 
 use super::useless::of_level;

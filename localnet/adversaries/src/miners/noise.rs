@@ -6,11 +6,11 @@
 use crate::adversary::{Adversary, MinerContext, TrainedWindow, delta, moved, norm};
 
 pub struct Noise {
-    /// The norm of the noise, as a multiple of the work's.
+    /// Norm of the noise, as a multiple of the work's.
     pub times: f64,
 }
 
-/// The factor of the louder variant.
+/// Factor of the louder variant.
 pub const LOUD: f64 = 4.0;
 
 impl Adversary for Noise {

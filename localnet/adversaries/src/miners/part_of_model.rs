@@ -1,14 +1,14 @@
 //! Trains a part of the model, and declares the whole window.
 //!
-//! Such a miner needs one forward pass and a fraction of the backward pass. The engine has no such mode: this
-//! adversary trains the whole model and keeps the change of some tensors, which the cheap training gives at best.
+//! Such a miner needs one forward pass and a fraction of the backward pass. The engine has no such mode, so this
+//! adversary trains the whole model and keeps the change of some tensors: an upper bound for the cheap training.
 //!
 //! Sees: its own work.
 //! Stopped by: PROT-22 to PROT-25. It helps less than the seats it is compared with, and is paid in proportion.
 
 use crate::adversary::{Adversary, MinerContext, TrainedWindow, delta, moved, norm};
 
-/// The tensors that it trains.
+/// Tensors that it trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartOfModel {
     /// The last block, the last norm, and the matrix of embedding and output.
@@ -48,7 +48,7 @@ impl Adversary for PartOfModel {
     }
 }
 
-/// `model.layers.7.` of `model.layers.7.mlp.up_proj.weight`; `None` for a tensor outside the blocks.
+/// Returns the block's prefix: `model.layers.7.` of `model.layers.7.mlp.up_proj.weight`. `None` for other tensors.
 fn block_of(name: &str) -> Option<&str> {
     let number = name.find(".layers.")? + ".layers.".len();
     let end = number + name.get(number..)?.find('.')? + 1;

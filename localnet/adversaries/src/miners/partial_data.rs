@@ -1,12 +1,12 @@
 //! Trains on a tenth or a half of its sequences, and declares all of them.
 //!
 //! Sees: its own assignment. Stopped by: PROT-24. The test on sequences drawn from the whole declared prefix shows the
-//! missing part; declared honestly, the work would be paid for what it is (PROT-6, PROT-25).
+//! missing part. Declared honestly, the work would be paid in proportion (PROT-6, PROT-25).
 
 use crate::adversary::{Adversary, MinerContext};
 
 pub struct PartialData {
-    /// It trains on one of this many parts of its data.
+    /// Number of parts of its data, of which it trains on one.
     pub parts: usize,
 }
 

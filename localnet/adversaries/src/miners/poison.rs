@@ -9,15 +9,15 @@ use protocol::submission::RMS_MAX;
 
 #[derive(Clone, Copy, Debug)]
 pub enum Poison {
-    /// Its own work, negated.
+    /// Negates its own work.
     SignFlip,
-    /// The same, scaled so that it would dominate the merge.
+    /// Negates and scales its work so that it would dominate the merge.
     HugeNorm,
-    /// So many windows of honest work, then a huge negated one.
+    /// Works honestly for `good_windows` windows, then sends one huge negated contribution.
     OneShot { good_windows: u32, worked: u32 },
 }
 
-/// The factor of a huge contribution.
+/// Factor of a huge contribution.
 const HUGE: f32 = 1000.0;
 
 impl Poison {
@@ -40,7 +40,7 @@ impl Adversary for Poison {
         if factor == 1.0 {
             return Some(after.to_vec());
         }
-        // Beyond this it would be a fault, and seen at once (PROT-14).
+        // A larger one would be a fault, and detected immediately (PROT-14).
         let most = RMS_MAX as f32 * 0.9;
         let work: Vec<f32> =
             delta(before, after).into_iter().map(|value| (value * factor).clamp(-most, most)).collect();

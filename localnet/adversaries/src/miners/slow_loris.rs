@@ -1,14 +1,14 @@
-//! Does the work, and sends it a few bytes at a time, to delay its readers beyond their deadlines.
+//! Does its work, but sends it a few bytes at a time, to delay its readers beyond their deadlines.
 //!
 //! Sees: which readers connect.
-//! Stopped by: PROT-13. A reader hangs up below the minimum rate, and fetches from others meanwhile.
+//! Stopped by: PROT-13. A reader disconnects below the minimum rate, and fetches from others in the meantime.
 
 use crate::adversary::Adversary;
 use store::faults::{Faults, Rate};
 
 pub struct SlowLoris;
 
-/// Bytes per second.
+/// Sending rate, in bytes per second.
 pub const CRAWL: u32 = 256;
 
 impl Adversary for SlowLoris {

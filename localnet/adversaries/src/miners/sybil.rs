@@ -1,7 +1,7 @@
-//! Two seats, one training: the first trains, the second submits the same work under its own header.
+//! Two seats share one training: the first trains, the second submits the same work under its own header.
 //!
-//! Sees: everything of both seats, by a private channel ([`crate::SharedMailbox`]). Stopped by: PROT-24 for each seat
-//! by itself, as the second seat's work was made on the first one's sequences; and near-duplicates (PROT-14).
+//! Sees: everything of both seats, by a private channel ([`crate::SharedMailbox`]). Stopped by: PROT-24 for each seat,
+//! because the second seat's work was made on the first one's sequences; and near-duplicates (PROT-14).
 
 use crate::{
     adversary::{Adversary, MinerContext, TrainedWindow, delta, moved},
@@ -15,7 +15,7 @@ pub struct Sybil {
 }
 
 impl Sybil {
-    /// Seats with indices 0 and 1 are a pair, then 2 and 3, and so on; the even one trains.
+    /// Returns a seat's strategy. Indices 0 and 1 are a pair, then 2 and 3, and so on; the even seat trains.
     pub fn new(index: u16, mailbox: SharedMailbox) -> Sybil {
         Sybil { pair: index / 2, trains: index.is_multiple_of(2), mailbox }
     }

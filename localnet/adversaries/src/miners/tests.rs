@@ -54,7 +54,7 @@ fn header(codec: &Codec, uid: Uid, window: Window) -> Header {
     }
 }
 
-/// A model and trained weights, in another direction for each seed.
+/// Returns trained weights of a model, in another direction for each seed.
 fn theta(codec: &Codec) -> Vec<f32> {
     (0..codec.schema().values()).map(|at| ((at * 31 % 97) as f32 - 48.0) * 1e-3).collect()
 }
@@ -69,7 +69,7 @@ fn sealed(codec: &Codec, uid: Uid, window: Window, work: &[f32]) -> Bytes {
     protocol::submission::seal(&header(codec, uid, window), &body, &key(uid)).into()
 }
 
-/// A validator's check of bytes that `uid` committed to.
+/// Checks bytes that `uid` committed to, as a validator does.
 fn verified(
     codec: &Codec,
     uid: Uid,
@@ -117,7 +117,7 @@ impl Bench {
         Bench { codec: codec(), params: params(), adversary: miner(name, setup).unwrap() }
     }
 
-    /// Sequences, declared `t`, and the difference that is added to the residual.
+    /// Runs a window. Returns its sequences, the declared `t`, and the difference that is added to the residual.
     fn window(&mut self, window: u32, seen: &[Contribution]) -> (Vec<u64>, u32, Vec<f32>) {
         let Bench { codec, params, adversary } = self;
         let at = MinerContext { run: RUN, window: Window(window), uid: US, params, codec, commitments: &[] };
@@ -176,7 +176,7 @@ fn a_copycat_commits_to_anothers_digest_and_shows_the_others_bytes_which_name_th
         verified(&bench.codec, US, Window(3), &victim.bytes, victim.digest),
         Err(Fault::WrongSeat { got: Uid(2) })
     );
-    // Without a seat to copy there is nothing to present.
+    // Without a seat to copy, it presents nothing.
     assert_eq!(bench.present(4, &[(US, Digest::of(b"its own"))]).0, Presentation::default());
 }
 
@@ -188,7 +188,7 @@ fn a_copy_of_the_last_window_is_anothers_work_to_the_entry() {
     let (sequences, t, sent) = bench.window(4, &seen);
     assert!(sequences.is_empty() && t == ASSIGNED);
     assert!(seen.iter().any(|victim| close(&sent, &values(&bench.codec, victim).unwrap())));
-    // In the first window there is nothing to copy.
+    // The first window has nothing to copy.
     assert_eq!(norm(&bench.window(0, &[]).2), 0.0);
 }
 
@@ -203,7 +203,7 @@ fn a_mixture_is_the_mean_of_three() {
         mean.iter_mut().zip(victim).for_each(|(mean, value)| *mean += value / 3.0);
     }
     assert!(close(&bench.window(4, &seen).2, &mean));
-    // Of one it is that one.
+    // The mean of one contribution is that contribution.
     let one = values(&bench.codec, &seen[0]).unwrap();
     assert!(close(&bench.window(4, &seen[..1]).2, &one));
 }
@@ -271,7 +271,7 @@ fn partial_data_is_the_first_part_declared_as_all() {
     }
 }
 
-/// A model of two blocks, as a Llama checkpoint names its tensors.
+/// Returns the codec of a model of two blocks, with a Llama checkpoint's tensor names.
 fn codec_of_two_blocks() -> Codec {
     let names = [
         "model.embed_tokens.weight",
@@ -450,14 +450,14 @@ fn each_malformed_one_has_the_fault_it_claims_and_no_other() {
                 assert_eq!((show.under, show.when), (commit.digest, Timing::InTime));
                 let fault = verified(&bench.codec, US, Window(window), bytes, commit.digest).unwrap_err();
                 assert_eq!(fault.label(), *label, "{fault}");
-                // The slow way says the same.
+                // The slow reader gives the same result.
                 let slow = Submission::read(bytes).map(|submission| submission.header.window);
                 assert_eq!(slow.is_err(), *label == "malformed");
             }
             (label, None) => panic!("{label}: it shows something"),
         }
     }
-    // And then again from the first.
+    // Then it starts from the first again.
     assert!(bench.present(99, &[]).0.uploads.is_empty());
 }
 

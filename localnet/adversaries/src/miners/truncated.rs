@@ -1,17 +1,16 @@
 //! Trains on the beginning of each sequence only, and declares all of them.
 //!
-//! The beginnings of as many sequences as fill one are trained on as one. A step then costs a quarter or a half. The
-//! engine cannot leave out the loss of single tokens, so the second halves are not read at all.
+//! The beginnings of several sequences are combined into one, so a step costs a quarter or a half. The engine cannot
+//! omit the loss of single tokens, so the remaining parts are not read at all.
 //!
-//! Sees: its own assignment.
-//! Stopped by: PROT-22 to PROT-25. Both gains are measured on whole sequences: the gap shows the part that was read,
-//! and the gain the steps on less text.
+//! Sees: its own assignment. Stopped by: PROT-22 to PROT-25. Both gains are measured on whole sequences: the gap shows
+//! the part that was read, and the gain shows the steps on less text.
 
 use crate::adversary::Adversary;
 use miner::strategy::Reading;
 
 pub struct Truncated {
-    /// It trains on the first of this many parts of each sequence.
+    /// Number of parts of each sequence, of which it trains on the first.
     pub parts: usize,
 }
 
@@ -22,7 +21,7 @@ impl Adversary for Truncated {
     }
 }
 
-/// A sequence of the beginnings of these, of equal length up to what is missing at the end.
+/// Combines beginnings of these sequences into one. They have equal lengths, except for the missing tokens at the end.
 fn beginnings(sequences: &[Vec<u32>]) -> Vec<u32> {
     let length = sequences.first().map_or(0, Vec::len);
     let part = length.div_ceil(sequences.len().max(1));
@@ -39,7 +38,7 @@ mod tests {
             (0..6).map(|at| (0..10).map(|token| at * 100 + token).collect()).collect();
         let read = Truncated { parts: 4 }.reading().unwrap()(sequences);
         assert_eq!(read[0], [0, 1, 2, 100, 101, 102, 200, 201, 202, 300]);
-        // The last two fill a sequence alone.
+        // The last two sequences fill one by themselves.
         assert_eq!(read[1], [400, 401, 402, 403, 404, 500, 501, 502, 503, 504]);
         assert_eq!(read.len(), 2);
     }

@@ -1,24 +1,24 @@
-//! Does not train, and sends valid bytes that teach the model nothing.
+//! Does not train, and sends valid bytes that do not improve the model.
 //!
-//! Sees: nothing. Many such seats aim at the medians of a window: if these count heads, honest work is scaled down to
+//! Sees: nothing. Many such seats shift the medians of a window. If medians count seats, honest work is scaled down to
 //! almost nothing, and a seat that stops working keeps its share. Stopped by: PROT-14, a contribution that changes no
 //! weight is a fault; PROT-17 and PROT-24, medians count consensus weight and proven work.
 
 use crate::adversary::{Adversary, MinerContext, OwnContribution, Presentation};
 use protocol::{Window, contribution, submission};
 
-/// The level of a contribution that changes no weight: the smallest one.
+/// Level of a contribution that changes no weight: the smallest one.
 const MUTE_LEVEL: f32 = 1.0 / (1u32 << 30) as f32;
-/// The level of a contribution that changes weights by a few units in their last place.
+/// Level of a contribution that changes weights by a few units in their last place.
 const JUNK_LEVEL: f32 = 1e-7;
 
 /// A seat that sends one small level with random signs.
 #[derive(Clone, Copy, Debug)]
 pub struct Useless {
     level: f32,
-    /// Windows of honest work before.
+    /// Number of honest windows before the first one without work.
     good_windows: u32,
-    /// The first window without work.
+    /// First window without work.
     since: Option<Window>,
 }
 
@@ -31,7 +31,7 @@ impl Useless {
         Useless { level: JUNK_LEVEL, good_windows: 0, since: None }
     }
 
-    /// Works for `good_windows` windows, then sends junk.
+    /// Returns a seat that works for `good_windows` windows, then sends junk.
     pub fn quitter(good_windows: u32) -> Useless {
         Useless { level: JUNK_LEVEL, good_windows, since: None }
     }
@@ -58,7 +58,7 @@ impl Adversary for Useless {
     }
 }
 
-/// A contribution with this level at every entry, and random signs.
+/// Returns a contribution with this level at every entry, and random signs.
 pub(crate) fn of_level(level: f32, at: &MinerContext<'_>, own: &OwnContribution<'_>) -> Presentation {
     let mut rng = at.rng("signs");
     let values: Vec<f32> =

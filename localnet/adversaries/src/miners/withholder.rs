@@ -1,7 +1,7 @@
-//! Trains one step, declares all, and answers some validators only: fewer than two thirds, so that its contribution is
-//! not valid, and more than one third if possible, so that it is not faulty either.
+//! Trains one step, declares all, and answers some validators only. These are fewer than two thirds, so that its
+//! contribution is not valid, and more than one third if possible, so that it is not faulty either.
 //!
-//! Sees: the number of validators, and the order in which its readers ask. Stopped by: PROT-14 and PROT-15. A seat
+//! Sees: the number of validators, and the order of its readers' requests. Stopped by: PROT-14 and PROT-15. A seat
 //! that no validator could judge is unpaid: its window counts half of the one before it, and the next none.
 
 use crate::adversary::{Adversary, MinerContext};
@@ -11,7 +11,7 @@ pub struct Withholder {
     pub validators: u16,
 }
 
-/// One step, so that the contribution looks real.
+/// Number of sequences: one step, so that the contribution looks real.
 const STEP: usize = 8;
 
 impl Adversary for Withholder {

@@ -1,4 +1,4 @@
-//! Attests and votes never, and still posts weights, to be paid for those.
+//! Never attests or votes, but posts weights, to be paid for those.
 //!
 //! Sees: everything that a validator sees. Ends at: PROT-3, it leaves the active set after `absence_windows`, and an
 //! epoch in which it never attested earns no dividends.

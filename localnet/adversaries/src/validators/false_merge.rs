@@ -1,7 +1,7 @@
-//! Votes another model than the one that the selection gives.
+//! Votes for another model than the one that the selection gives.
 //!
 //! Sees: everything that a validator sees.
-//! Ends at: PROT-19, a digest needs two thirds, and PROT-17: anybody can merge again and see that it is false.
+//! Ends at: PROT-19, a digest needs two thirds, and PROT-17, any participant can repeat the merge and detect it.
 
 use protocol::{
     Digest,

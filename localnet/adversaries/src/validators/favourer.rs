@@ -1,17 +1,17 @@
 //! Posts ten times a friend's weight.
 //!
-//! Sees: which seats there are, and its friend's uid. Ends at: PROT-31, weight above the median of the stake is
-//! clipped and its bond with it; PROT-27, the weights do not follow from the scores.
+//! Sees: the seats, and its friend's uid. Ends at: PROT-31, weight above the median of the stake is clipped and its
+//! bond with it; PROT-27, the weights do not follow from the scores.
 
 use protocol::{Uid, view::WindowView, weights};
 use validator::strategy::Strategy;
 
 pub struct Favourer {
-    /// `None`: the last seat of the window.
+    /// The favoured seat; `None`: the last seat of the window.
     pub friend: Option<Uid>,
 }
 
-/// A friend's weight is multiplied by this.
+/// Factor of the friend's weight.
 pub const FAVOUR: f64 = 10.0;
 
 impl Strategy for Favourer {
@@ -25,7 +25,7 @@ impl Strategy for Favourer {
             .collect();
         let earned =
             own.iter().find(|(uid, _)| *uid == friend).map_or(mean, |(_, weight)| f64::from(*weight));
-        // A friend who earned nothing is given as if it were like the others, and alone it is given everything.
+        // A friend that earned nothing is treated as an average seat; a friend without others gets everything.
         wanted.push((friend, FAVOUR * if 0.0 < earned { earned } else { 1.0 }));
         wanted.sort_by_key(|(uid, _)| *uid);
         weights::normalise(&wanted)

@@ -1,12 +1,11 @@
-//! Computes nothing: it attests what another validator has attested, votes what most others have voted, and posts the
-//! consensus of the epoch before.
+//! Computes nothing: it copies another validator's attestation and the vote with the most stake, and posts the
+//! consensus of the previous epoch.
 //!
-//! Attests and votes at the last moment, when there is most to copy.
+//! Attests and votes at the last moment, when most can be copied.
 //!
-//! Sees: commitments, attestations and votes as they come in, and the consensus. Ends at: PROT-14, what it
-//! attests does not stand alone; PROT-30, where attestations and votes are hidden there is nothing to copy, and a
-//! validator that never votes earns nothing; it publishes no receipt (PROT-27), and bonds follow the seats that were
-//! good before (PROT-31).
+//! Sees: commitments, attestations and votes as they arrive, and the consensus. Ends at: PROT-14, its attestation
+//! alone has no effect; PROT-30, hidden attestations and votes cannot be copied, and a validator that never votes
+//! earns nothing; it publishes no receipt (PROT-27), and its bonds follow the seats that were good before (PROT-31).
 
 use async_trait::async_trait;
 use daemon::{Follower, wait_past};
@@ -19,7 +18,7 @@ use validator::strategy::Strategy;
 
 #[derive(Default)]
 pub struct LazyVoter {
-    /// The attestation of another validator.
+    /// Attestation of another validator.
     pub(crate) copied: Vec<(Uid, Verdict)>,
 }
 
@@ -42,8 +41,8 @@ impl Strategy for LazyVoter {
         Some(view)
     }
 
-    /// `own` is empty, as this validator has gathered nothing. With nothing to copy it attests every commitment as
-    /// valid: most are.
+    /// Returns the copied verdicts. `own` is empty, because this validator has gathered nothing. If there is nothing
+    /// to copy, it attests every commitment as valid, because most are.
     fn verdicts(&mut self, view: &WindowView, _own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
         if !self.copied.is_empty() {
             return Some(std::mem::take(&mut self.copied));
@@ -53,7 +52,7 @@ impl Strategy for LazyVoter {
         Some(verdicts)
     }
 
-    /// The vote with the most stake behind it; `None` if there is no vote to copy.
+    /// Returns the vote with the most stake; `None` if there is no vote to copy.
     fn vote(&mut self, view: &WindowView, _own: Option<Vote>) -> Option<Vote> {
         let mut behind: BTreeMap<(Digest, Option<Digest>), (u128, Vote)> = BTreeMap::new();
         for (uid, vote) in &view.votes {
@@ -69,7 +68,7 @@ impl Strategy for LazyVoter {
     }
 }
 
-/// The verdicts of a validator that has attested, as the chain has them; `None` if no validator has.
+/// Returns the verdicts that another validator attested on the chain; `None` if no validator has attested.
 async fn copied(follower: &Follower, view: &WindowView) -> Option<Vec<(Uid, Verdict)>> {
     let attester = *view.attested.first()?;
     follower.chain.attestation(follower.run.id, view.window, attester).await.ok()?

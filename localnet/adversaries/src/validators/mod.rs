@@ -1,4 +1,4 @@
-//! One file per adversary: what it tries, what it can see, and the rule at which it ends. All are strategies of the
+//! One file per adversary: the attack, the data it sees, and the rule that ends it. All are strategies of the
 //! `validator` program.
 
 pub mod absentee;

@@ -1,4 +1,4 @@
-//! Attests and posts weights, but never votes: with more than a third of the stake no window is merged.
+//! Attests and posts weights, but never votes. With more than a third of the stake, no window is merged.
 //!
 //! Sees: everything that a validator sees. Ends at: PROT-32, void windows are not paid.
 

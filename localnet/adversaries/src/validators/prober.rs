@@ -1,5 +1,5 @@
-//! Measures no contribution: it answers probes with the losses before the contributions, and posts the consensus of the
-//! epoch before.
+//! Measures no contribution: it answers probes with the losses before the contributions, and posts the consensus of
+//! the previous epoch.
 //!
 //! Sees: the sequences that all validators share, on which it runs the window's model once. Ends at: PROT-30, a
 //! contribution changes a loss by more than the tolerance.

@@ -1,6 +1,6 @@
-//! Evaluates nothing: posts the consensus that follows from the latest receipts that others have published.
+//! Evaluates nothing: posts the consensus that follows from the latest receipts of other validators.
 //!
-//! Sees: the receipts in public buckets, each with the weights that its validator would vote. Ends at: PROT-27, a
+//! Sees: the receipts in public buckets, each with the weights for which its validator would vote. Ends at: PROT-27, a
 //! receipt becomes public when the weight votes that it discloses are bound; PROT-30, it has no probe to open.
 
 use async_trait::async_trait;
@@ -20,7 +20,7 @@ pub struct ReceiptCopier {
     copied: Vec<(Uid, u16)>,
 }
 
-/// Windows back in which it looks for a validator's latest receipt.
+/// Number of windows back that are searched for a validator's latest receipt.
 const WINDOWS_BACK: u32 = 24;
 
 #[async_trait]
@@ -38,13 +38,13 @@ impl Strategy for ReceiptCopier {
         None
     }
 
-    /// Discards what its program measured, and reports that it reached no seat.
+    /// Discards the program's measurements, and reports that it reached no seat.
     fn measured(&mut self, _window: Window, mut own: Measurements) -> Measurements {
         own.seats.clear();
         own
     }
 
-    /// Without a receipt to read, the consensus of the epoch before.
+    /// Returns the copied weights, or the consensus of the previous epoch if there is no receipt.
     fn weights(&mut self, view: &WindowView, _own: Vec<(Uid, u16)>) -> Vec<(Uid, u16)> {
         match self.copied.is_empty() {
             true => view.weights.iter().copied().filter(|(_, weight)| 0 < *weight).collect(),
@@ -53,7 +53,7 @@ impl Strategy for ReceiptCopier {
     }
 }
 
-/// The consensus of the others' latest receipts, by their stake; `None` if there is none.
+/// Returns the consensus of the others' latest receipts, by their stake; `None` if there is none.
 async fn majority(follower: &Follower, window: Window) -> Option<Vec<(Uid, u16)>> {
     let chain = &follower.chain;
     let view = chain.window(follower.run.id, window).await.ok()??;
@@ -77,7 +77,7 @@ async fn majority(follower: &Follower, window: Window) -> Option<Vec<(Uid, u16)>
     Some(yuma(&ballots)?.weights)
 }
 
-/// The weights in the latest receipt of a validator that its bucket shows.
+/// Returns the weights in the latest receipt in a validator's bucket.
 async fn latest_weights(follower: &Follower, window: Window, seat: &SeatView) -> Option<Vec<(Uid, u16)>> {
     let (run, params) = (follower.run.id, follower.run.params);
     let limits = Limits::for_bytes(u64::try_from(receipt::largest_bytes(&params)).unwrap_or(u64::MAX));

@@ -109,7 +109,7 @@ fn a_friend_gets_ten_times_what_it_earned_and_the_others_keep_their_order() {
         |uid| posted.iter().find(|(of, _)| *of == Uid(uid)).map_or(0.0, |(_, weight)| f64::from(*weight));
     assert!((of(5) / of(3) - FAVOUR * 3000.0 / 60000.0).abs() < 1e-3);
     assert!((of(4) / of(3) - 0.5).abs() < 1e-3);
-    // Who earned nothing is given ten times the others' mean; without a name it is the last seat.
+    // A friend without pay gets ten times the others' mean. Without a name, the friend is the last seat.
     let posted = Favourer { friend: None }.weights(&view(), OWN[..2].to_vec());
     assert_eq!(posted.last().map(|(uid, weight)| (*uid, *weight)), Some((Uid(5), 65535)));
     assert_eq!(Favourer { friend: Some(Uid(4)) }.weights(&view(), vec![]), [(Uid(4), 65535)]);

@@ -1,8 +1,8 @@
-//! Leaves a rival's contribution out of its attestations, and gives it no weight.
+//! Omits a rival's contribution from its attestations, and gives it no weight.
 //!
-//! Sees: everything that a validator sees. With more than a third of the stake the rival is in no merge. Ends at:
-//! PROT-14, other validators score what they hold unless two thirds attest it as faulty, and PROT-31: a weight follows
-//! from more than half of the stake.
+//! Sees: everything that a validator sees. With more than a third of the stake, it keeps the rival out of every merge.
+//! Ends at: PROT-14, other validators score what they hold unless two thirds attest it as faulty, and PROT-31, a
+//! weight follows from more than half of the stake.
 
 use protocol::{
     Uid,
@@ -10,7 +10,7 @@ use protocol::{
 };
 use validator::strategy::Strategy;
 
-/// The rival is the first miner's seat.
+/// Seat of the rival: the first miner.
 pub const RIVAL: Uid = Uid(0);
 
 pub struct ThirdExcluder;

@@ -1,7 +1,7 @@
-//! Skips every fault on the chain, and tells in its receipts that it saw them.
+//! Reports no fault on the chain, but reports all in its receipts.
 //!
 //! Sees: everything that a validator sees.
-//! Ends at: PROT-21, the receipt holds its signature under an attestation that is not the one on the chain.
+//! Ends at: PROT-21, the receipt has its signature under an attestation that differs from the one on the chain.
 
 use super::whitewasher::Whitewasher;
 use protocol::{
@@ -12,12 +12,12 @@ use protocol::{
 use std::collections::BTreeMap;
 use validator::{signed_db::WindowReport, strategy::Strategy};
 
-/// Windows that are remembered until their receipt is written. More than an evaluation is ever behind.
+/// Number of windows kept until their receipt is written. An evaluation never lags by as many.
 const KEPT: usize = 16;
 
 #[derive(Default)]
 pub struct TwoFaced {
-    /// Who was faulty, and attested as valid.
+    /// Faulty seats that were attested as valid, by window.
     spared: BTreeMap<Window, Vec<Uid>>,
 }
 
@@ -35,7 +35,7 @@ impl Strategy for TwoFaced {
         let Some(attested) = &mut own.attestation else { return own };
         for uid in self.spared.remove(&window).unwrap_or_default() {
             attested.valid.retain(|valid| *valid != uid);
-            // What was not there cannot be looked at again.
+            // A missing object cannot be examined again.
             let (label, detail) = ("missing".to_owned(), String::new());
             attested.faulty.push(ReportedFault { uid, label, detail });
         }

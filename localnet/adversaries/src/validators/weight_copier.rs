@@ -1,7 +1,7 @@
-//! Scores no seat: posts the consensus of the epoch before as its own weights.
+//! Scores no seat: posts the consensus of the previous epoch as its own weights.
 //!
-//! Sees: the consensus, which is public. Ends at: PROT-30 and PROT-31, what it copies is an epoch old, and its bonds
-//! grow in who was good instead of in who is.
+//! Sees: the consensus, which is public. Ends at: PROT-30 and PROT-31, the copied weights are an epoch old, and its
+//! bonds grow in seats that were good before instead of seats that are good now.
 
 use protocol::{Uid, Window, view::WindowView};
 use validator::{evaluate::Measurements, strategy::Strategy};
@@ -9,7 +9,7 @@ use validator::{evaluate::Measurements, strategy::Strategy};
 pub struct WeightCopier;
 
 impl Strategy for WeightCopier {
-    /// Discards what its program measured, and reports that it reached no seat.
+    /// Discards the program's measurements, and reports that it reached no seat.
     fn measured(&mut self, _window: Window, mut own: Measurements) -> Measurements {
         own.seats.clear();
         own

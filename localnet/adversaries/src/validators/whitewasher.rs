@@ -1,7 +1,7 @@
-//! Skips every fault: attests as valid what it saw is none.
+//! Reports no fault: attests contributions as valid although it detected faults.
 //!
-//! Sees: everything that a validator sees. Ends at: PROT-14, what it attests does not stand alone; PROT-27, the bytes
-//! are there for anybody, and their fault with them.
+//! Sees: everything that a validator sees. Ends at: PROT-14, its attestation alone has no effect; PROT-27, the bytes
+//! are public, and show the fault.
 
 use protocol::{
     Uid,
