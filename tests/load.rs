@@ -1,5 +1,5 @@
-//! Short forms of the loads that the program `load` runs in full. They are one test, as they count the memory and the
-//! files of their process.
+//! Short forms of the loads that the program `load` runs in full. They form one test, because they count the memory
+//! and the files of their process.
 
 use tests::{
     heap::CountingAllocator,

@@ -102,7 +102,7 @@ pub struct SeatPlan {
     pub strategy: String,
     pub access_key: String,
     pub secret_key: String,
-    /// Whether this is a miner that sends its contributions to validators and has neither a bucket nor an open port.
+    /// True for a miner that sends its contributions to validators and has neither a bucket nor an open port.
     #[serde(default)]
     pub bucketless: bool,
     /// Port at which a validator accepts contributions from such miners.

@@ -24,7 +24,7 @@ pub struct Program {
     pub arguments: Vec<OsString>,
     pub environment: Vec<(OsString, OsString)>,
     pub log: PathBuf,
-    /// Whether the program starts processes of its own, which are killed with it.
+    /// True if the program starts processes of its own, which are killed with it.
     pub has_children: bool,
 }
 

@@ -27,7 +27,7 @@ pub struct Report {
     pub tokens: u64,
     /// Lineage at the start of each window, from the chain, in hex.
     pub lineage: Vec<String>,
-    /// Whether every node held exactly these models in every window.
+    /// True if every node held exactly these models in every window.
     pub lineage_agreed: bool,
     /// Windows that were finalised without an update.
     pub void_windows: Vec<u32>,

@@ -46,7 +46,7 @@ pub struct Wanted {
     pub seats: Seats,
     /// Device of the seats' computations; by default the CPU.
     pub device: Option<nn::Device>,
-    /// Whether every second honest miner has neither a bucket nor an open port.
+    /// True if every second honest miner has neither a bucket nor an open port.
     pub nat: bool,
     /// The address of chain and store.
     pub host: IpAddr,

@@ -109,7 +109,7 @@ impl SmallRun {
         SmallRun::on(b"catch up")
     }
 
-    /// The run on a chain whose blocks derive from `chain`.
+    /// Returns the run on a chain whose blocks derive from `chain`.
     fn on(chain: &[u8]) -> SmallRun {
         let model = small::model(32, 8);
         let name = "small".to_owned();
@@ -249,7 +249,7 @@ fn accepted(results: Vec<Result<(), String>>) {
     results.into_iter().for_each(|result| result.expect("the runtime accepts an honest call"));
 }
 
-/// The first endpoint shows a fork of its own, with the same run and window.
+/// The first endpoint shows a separate fork, with the same run and window.
 #[tokio::test]
 async fn a_window_that_two_endpoints_open_in_different_blocks_is_not_confirmed() {
     let (fork, network) = (SmallRun::on(b"a liar's fork"), SmallRun::on(b"the network"));
@@ -342,7 +342,7 @@ async fn every_node_goes_on_from_the_checkpoint_that_two_thirds_went_back_to() {
         }
         small.run_window().await;
     }
-    // The watcher is away from window 21 on, and the bytes of that window's update are in no bucket any more.
+    // The watcher is absent from window 21 on, and no bucket has that window's update any more.
     while mined.window < Window(23) {
         miner.step(&mut mined, None).await.unwrap();
     }

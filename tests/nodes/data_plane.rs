@@ -1,5 +1,5 @@
-//! A crowd of seats that commit valid contributions without work. The tests count what the real validator fetches,
-//! keeps on its disk and copies into its bucket, on the simulated chain.
+//! Many seats that commit valid contributions without work. The tests count the real validator's fetches, files and
+//! copies in its bucket, on the simulated chain.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -44,7 +44,7 @@ const MTL: u128 = 1_000_000_000_000;
 const HONEST: std::ops::Range<u16> = 0..8;
 const JUNK: std::ops::Range<u16> = 8..158;
 const VALIDATOR: u16 = 158;
-/// Places of the merge. Twice as many seats without a weight are fetched.
+/// Number of places in the merge. Twice as many seats without a weight are fetched.
 const PLACES: usize = 24;
 const TRAINED: u32 = 16;
 /// Upper bound for every wait of this test.
@@ -113,7 +113,7 @@ async fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Counts the contributions that are fetched.
+/// Counts the fetched contributions.
 struct Counting {
     inner: Reader,
     fetched: AtomicUsize,
@@ -134,7 +134,7 @@ impl Fetch for Counting {
     }
 }
 
-/// Gives the honest seats equal weights, and counts the files on the disk as it attests.
+/// Gives the honest seats equal weights, and counts the files on the disk when it attests.
 struct Weighing {
     gathered: PathBuf,
     files: Arc<AtomicUsize>,
@@ -165,7 +165,7 @@ struct Scene {
     dataset: Dataset,
     fetch: Arc<Counting>,
     follower: Follower,
-    /// The model of the open window.
+    /// Model of the open window.
     state: ModelState,
     entries: Arc<Mutex<Vec<Entry>>>,
     files: Arc<AtomicUsize>,
@@ -287,7 +287,7 @@ impl Scene {
         self.chain.window_now(RUN, self.state.window).expect("the window is open")
     }
 
-    /// A signed contribution of small steps that no training made.
+    /// Returns a signed contribution of small steps, made without training.
     fn sealed(&self, seat: u16) -> Vec<u8> {
         let schema = self.spec.schema().unwrap();
         let mut random = vec![0; 4 * schema.values()];
@@ -330,7 +330,7 @@ impl Scene {
         }
         accepted(self.chain.lock().block(commits));
         self.go_past(schedule.commit_deadline(window));
-        // Half of the time for uploads: then seats without a weight are fetched, whatever the others do.
+        // Half of the time for uploads has passed, so seats without a weight are fetched, regardless of the others.
         self.go_past(Block(schedule.commit_deadline(window).0 + 5));
         let attested = |entry: &Entry| match entry {
             Entry::Attested { window: of, valid, .. } if *of == window => Some(valid.clone()),
@@ -341,7 +341,7 @@ impl Scene {
         self.go_past(schedule.attest_deadline(window));
         let is_voted = |entry: &Entry| matches!(entry, Entry::Voted { window: of, .. } if *of == window);
         self.until("the window is voted", is_voted).await;
-        // An epoch's weights are shown in the next one.
+        // The chain shows an epoch's weights in the next one.
         self.go_past(schedule.vote_deadline(window));
         let Followed::Advanced { outcome } = self.follower.step(&mut self.state, None).await.unwrap() else {
             panic!("the window is not over");
@@ -352,7 +352,7 @@ impl Scene {
         valid.into_iter().collect()
     }
 
-    /// The contributions of `window` in the validator's bucket.
+    /// Returns the number of `window`'s contributions in the validator's bucket.
     async fn copies(&self, window: Window) -> usize {
         let digest = Digest::default();
         let key = keys::contribution(RUN, window, &digest).to_string();

@@ -1,5 +1,5 @@
 //! Nodes and whole networks on the simulated chain, and the checks of a validator's memory and of `mettle plan`.
-//! `chaos` and `load` are programs of their own: they limit or count the files and the memory of their process.
+//! `chaos` and `load` are separate programs, because they limit or count the files and the memory of their process.
 
 mod catch_up;
 mod data_plane;

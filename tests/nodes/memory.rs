@@ -1,12 +1,12 @@
-//! A validator that merges holds no whole row of its model in memory of its own (ADR 0003).
+//! A validator that merges holds no whole row of its model in anonymous memory (ADR 0003).
 
 use serde_json::Value;
 use std::process::Command;
 
-/// 32 Mi values and more: a row has 128 MiB.
+/// Number of parameters, above 32 Mi values: a row has more than 128 MiB.
 const PARAMETERS: u64 = 48_000_000;
 
-/// Merge, vote, save, checkpoint, join and repair, in a process of its own.
+/// Merge, vote, save, checkpoint, join and repair, in a separate process.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_validators_own_memory_does_not_hold_the_model() {

@@ -99,7 +99,7 @@ fn accepted(results: Vec<Result<(), String>>) {
     results.into_iter().for_each(|result| result.expect("the runtime accepts an honest call"));
 }
 
-/// A run with one real validator, and one miner that the test plays.
+/// A run with one real validator, and one miner that the test acts for.
 struct Scene {
     home: tempfile::TempDir,
     chain: SharedChain,
@@ -213,7 +213,7 @@ impl Scene {
         validator
     }
 
-    /// The validator's signed database, as currently on disk.
+    /// Returns the validator's signed database, as currently on disk.
     fn signed(&self) -> SignedDb {
         self.signed_from(&self.signed_bytes())
     }
@@ -274,7 +274,7 @@ impl Scene {
             .await;
     }
 
-    /// Plays the miner in the open window: trains, commits, uploads. Ends after the commit deadline.
+    /// Acts as the miner in the open window: trains, commits, uploads. Ends after the commit deadline.
     async fn contribute(&mut self) {
         let (window, schedule) = (self.window(), params().schedule);
         self.until_held(window).await;
@@ -407,7 +407,7 @@ impl Strategy for Observed {
         own
     }
 
-    /// Never empty, although scores of the first window may be 0.
+    /// Returns weights that are never empty, although scores of the first window may be 0.
     fn weights(&mut self, view: &WindowView, _: Vec<(Uid, u16)>) -> Vec<(Uid, u16)> {
         (self.0)(Step::Weights);
         view.slots.iter().map(|uid| (*uid, u16::MAX)).collect()
@@ -505,7 +505,7 @@ fn a_full_disk_delays_each_step_of_a_validator_and_loses_nothing() {
     assert!(text.contains("1 passed"), "{text}");
 }
 
-/// The child process. Without its variable it would limit the files of all tests.
+/// The child process. Without its environment variable it would limit the files of all tests.
 #[tokio::test]
 #[ignore = "the child process of the test above"]
 async fn child_process_with_a_full_disk() {
@@ -647,7 +647,7 @@ async fn fill_the_disk_at_each_step() {
             scene.until(&format!("the receipt of window {window} is anchored"), anchored).await;
             assert_eq!(scene.count(anchored), 1);
         }
-        // Those of the epochs that are over are public.
+        // Receipts of past epochs are public.
         for window in (0..receipt::first_sealed(Window(last - 1), &params()).0).map(Window) {
             let published =
                 |entry: &Entry| matches!(entry, Entry::Published { window: other, .. } if *other == window);
@@ -667,7 +667,7 @@ async fn fill_the_disk_at_each_step() {
         ended = validator.run() => panic!("{ended:?}"),
         () = scenario => {}
     }
-    // The disk has only complete files, and no signed statement that the chain does not have.
+    // The disk has only complete files, and every signed statement is on the chain.
     limit_files("unlimited");
     let window = scene.window();
     let signed = scene.signed();

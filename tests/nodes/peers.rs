@@ -1,4 +1,5 @@
-//! Contributions without a bucket: a miner sends its own to validators over loopback, on the simulated chain (PROT-34).
+//! Contributions without a bucket: a miner sends its own to validators over loopback, on the simulated chain
+//! (PROT-34).
 
 use chain_client::Chain;
 use daemon::{
@@ -28,7 +29,7 @@ use tests::{
 };
 
 const VALIDATORS: u16 = 4;
-/// Large enough that a push takes a while over loopback.
+/// Length of a contribution, large enough that a push over loopback takes some time.
 const BYTES: usize = 48 << 20;
 const BYTES_MAX: u64 = 64 << 20;
 
@@ -40,7 +41,7 @@ fn accepted(results: Vec<Result<(), String>>) {
     results.into_iter().for_each(|result| result.expect("the runtime accepts an honest call"));
 }
 
-/// Limits that a test waits for.
+/// Returns time limits short enough for a test to wait for.
 fn limits() -> Limits {
     Limits::for_bytes(BYTES_MAX).within(Duration::from_secs(60))
 }
@@ -52,7 +53,7 @@ struct Scene {
     run: RunView,
     view: WindowView,
     seats: Vec<SeatView>,
-    /// The buckets of the validators.
+    /// Buckets of the validators.
     http: Arc<MemoryFetcher>,
     endpoint: String,
     key: ObjectKey,
@@ -111,7 +112,7 @@ impl Scene {
         self.seats.iter().find(|seat| seat.hotkey == hotkey).expect("it is registered")
     }
 
-    /// The validators in the order in which the miner asks them.
+    /// Returns the validators in the order of the miner's requests.
     fn order(&self) -> Vec<u16> {
         let validator = |uid: Uid| {
             let of = (0..VALIDATORS).find(|validator| self.seat(&key(*validator)).id.uid == uid);
@@ -134,7 +135,7 @@ impl Scene {
         Peers::open(file, role, directory, &chain, &self.run, &http).await.unwrap()
     }
 
-    /// A validator that takes contributions.
+    /// Opens a validator that accepts contributions.
     async fn validator(&self, validator: u16) -> Arc<Peers> {
         let file = PeerFile { listen: Some("127.0.0.1:0".parse().unwrap()), announce: None };
         let peers = self.open(&file, Role::Validator, &self.directory(validator)).await;
@@ -142,7 +143,7 @@ impl Scene {
         self.http.serve(format!("https://validator-{validator}.invalid"), bucket.clone());
         let signer = Signer::new(key(validator), self.chain.genesis());
         peers.serve(&file, BYTES_MAX, &bucket, &signer).unwrap();
-        // The addresses are published by a task.
+        // A task publishes the addresses.
         let record = keys::peer(&signer.hotkey());
         while bucket.get(&record, 2_000).await.is_err() {
             tokio::task::yield_now().await;
@@ -150,7 +151,7 @@ impl Scene {
         peers
     }
 
-    /// What the miner has in place of a bucket, signing with `by`.
+    /// Returns the miner's replacement for a bucket, signing with `by`.
     async fn miner(&self, by: SigningKey) -> PeerStore {
         let peers = self.open(&PeerFile::default(), Role::Miner, &self.home.path().join("miner")).await;
         PeerStore {
@@ -178,7 +179,7 @@ async fn three_validators_get_a_contribution_and_the_others_read_it_from_them() 
     for validator in scene.order() {
         validators.push((validator, scene.validator(validator).await));
     }
-    // Nothing was sent: every receiver says that it has nothing, which is the miner's fault.
+    // Nothing was sent: every receiver reports that it has nothing, which is the miner's fault.
     for (_, validator) in &validators {
         assert_eq!(scene.read(validator).await, Err(FetchError::Missing));
     }
@@ -189,7 +190,7 @@ async fn three_validators_get_a_contribution_and_the_others_read_it_from_them() 
     for (_, validator) in &validators {
         assert_eq!(scene.read(validator).await, Ok(1 << 20));
     }
-    // As after a crash: the same again succeeds.
+    // Repeating it, as after a crash, succeeds.
     scene.publish(&miner).await.unwrap();
 }
 
@@ -198,7 +199,7 @@ async fn a_receiver_that_dies_while_it_receives_is_replaced_by_the_next() {
     let scene = Arc::new(Scene::new(BYTES));
     let order = scene.order();
     let first = order[0];
-    // A process of its own, as far as sockets and tasks go.
+    // Its own runtime, so that its sockets and tasks end like a process's.
     let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let shared = scene.clone();
     doomed.spawn(async move { shared.validator(first).await }).await.unwrap();
@@ -239,7 +240,7 @@ async fn a_receiver_that_moved_is_found_where_its_new_record_says() {
     scene.publish(&miner).await.unwrap();
     assert!(scene.holds(first));
 
-    // It starts again at another port, with nothing. The miner still has the old record.
+    // It restarts at another port, with nothing. The miner still has the old record.
     before.shutdown_background();
     fs::remove_dir_all(scene.directory(first).join("inbox")).unwrap();
     let _again = scene.validator(first).await;
@@ -264,7 +265,7 @@ async fn a_receiver_that_did_not_answer_lately_is_asked_if_the_others_fail() {
     scene.publish(&miner).await.unwrap();
     assert!(scene.holds(order[0]) && !scene.holds(order[1]));
 
-    // The second is back, and the miner does not know. The first is gone.
+    // The second is back, but the miner does not know. The first is down.
     first.shutdown_background();
     let _again = scene.validator(order[1]).await;
     scene.publish(&miner).await.unwrap();
@@ -282,7 +283,7 @@ async fn what_no_receiver_takes_says_why_and_a_dead_receiver_is_not_the_miners_f
     let error = scene.read(&reader).await.unwrap_err();
     assert!(matches!(error, FetchError::Unreachable { .. }) && !error.is_theirs(), "{error}");
 
-    // Another key than the seat's signs.
+    // The signature is by another key than the seat's.
     let scene = Scene::new(1000);
     let order = scene.order();
     let _validator = scene.validator(order[0]).await;
@@ -298,11 +299,11 @@ async fn what_no_receiver_takes_says_why_and_a_dead_receiver_is_not_the_miners_f
     fs::File::create(&long).unwrap().set_len(BYTES_MAX + 1).unwrap();
     let error = said(miner.put_file(&scene.key, &long).await.unwrap_err());
     assert!(error.contains("at most 67108864 bytes"), "{error}");
-    // Anything else has no place.
+    // Other objects have no place.
     assert!(miner.put(&scene.key, "bytes".into()).await.is_err());
     assert!(matches!(miner.get(&scene.key, 9).await, Err(StoreError::NotFound { .. })));
 
-    // A second receiver is not where its record says: what it has, nobody knows.
+    // A second receiver is not at its recorded address, so its contents are unknown.
     let dead = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let scene = Arc::new(scene);
     let (shared, second) = (scene.clone(), order[1]);
@@ -321,20 +322,20 @@ async fn an_offer_is_taken_between_the_deadlines_only() {
     let miner = scene.miner(key(100)).await;
     scene.publish(&miner).await.unwrap();
 
-    // Past the reveal deadline it is too late, whatever is sent.
+    // After the reveal deadline, everything is refused.
     scene.chain.lock().advance_to(Block(params().schedule.reveal_deadline(WINDOW).0 + 1));
     let error = daemon::error_chain(&scene.publish(&miner).await.unwrap_err());
     assert!(error.contains("takes contributions to the window after block"), "{error}");
 }
 
-/// The bytes of a validator's record in its bucket.
+/// Returns the bytes of a validator's record in its bucket.
 async fn record(scene: &Scene, validator: u16) -> Vec<u8> {
     let url = format!("https://validator-{validator}.invalid");
     let of = keys::peer(&Hotkey(key(validator).verifying_key().to_bytes()));
     scene.http.fetch(&url, &of, &Limits::for_bytes(2_000)).await.unwrap().to_vec()
 }
 
-/// What a miner finds when it looks for a validator: whether it reaches it, or why not.
+/// Returns whether a miner that looks up a validator reaches it, and otherwise the reason.
 async fn found(scene: &Scene, validator: u16) -> Result<(), String> {
     let chain: Arc<dyn Chain> = Arc::new(scene.chain.clone());
     let http: Arc<dyn Fetch> = scene.http.clone();
@@ -355,7 +356,7 @@ async fn a_record_ends_four_windows_after_its_block_unless_its_owner_signs_a_new
     let first = record(&scene, 0).await;
     assert_eq!(found(&scene, 0).await, Ok(()));
 
-    // The owner signs a new one within a window, and is found for as long as it runs.
+    // The owner signs a new record within a window, and is found for as long as it runs.
     let window = params().schedule.blocks_per_window;
     for _ in 0..5 {
         let next = Block(signed(&record(&scene, 0).await).0 + window);
@@ -369,7 +370,7 @@ async fn a_record_ends_four_windows_after_its_block_unless_its_owner_signs_a_new
         assert_eq!(found(&scene, 0).await, Ok(()));
     }
 
-    // The operator of the bucket serves the first one again, which has ended.
+    // The operator of the bucket serves the first record again, which has expired.
     let of = keys::peer(&Hotkey(key(0).verifying_key().to_bytes()));
     let serve = async |bytes: Vec<u8>| {
         let bucket: Arc<dyn Store> = Arc::new(MemoryStore::new());
@@ -382,12 +383,12 @@ async fn a_record_ends_four_windows_after_its_block_unless_its_owner_signs_a_new
     let miner = scene.miner(key(100)).await;
     let error = daemon::error_chain(&scene.publish(&miner).await.unwrap_err());
     assert!(error.contains("no validator of the window tells"), "{error}");
-    // Who has what it would have is not known, so nothing is missing.
+    // The receivers' contents are unknown, so nothing is missing.
     let reader = scene.open(&PeerFile::default(), Role::Validator, &scene.home.path().join("reader")).await;
     let error = scene.read(&reader).await.unwrap_err();
     assert!(matches!(error, FetchError::Unreachable { .. }) && !error.is_theirs(), "{error}");
 
-    // A record of a version that this node does not speak.
+    // A record of a version that this node does not support.
     serve([&[9], &first[1..]].concat()).await;
     let error = found(&scene, 0).await.unwrap_err();
     assert!(error.contains("version 9") && error.contains("version 1"), "{error}");

@@ -1,4 +1,4 @@
-//! `mettle plan` computes the chain's part with the weights of the runtime, which its crate does not import.
+//! `mettle plan` computes the chain's load with the runtime's weights, which its crate does not import.
 
 use mettle::plan::weight;
 use mettle_runtime::{MaxSeats, Runtime, free_calls};

@@ -1,6 +1,6 @@
-//! A miner with slow computations stays responsive: its executor keeps running, `/health` answers over HTTP, and
-//! Ctrl-C ends its process within two seconds, beside the time that an idle process takes. The tests run the program's
-//! own loop with a slow engine, on the simulated chain.
+//! A miner with slow computations stays responsive: its executor keeps running and `/health` answers over HTTP. Ctrl-C
+//! ends its process within two seconds more than an idle process takes. The tests run the program's own loop with a
+//! slow engine, on the simulated chain.
 
 #![cfg(unix)]
 
@@ -224,7 +224,7 @@ impl Scene {
             commit_margin_blocks: 3,
             batch_sequences: recipe.batch,
             ahead: 0.5,
-            // Far too slow for a window: it trains ahead at once.
+            // Far too slow for a window, so it trains ahead immediately.
             pace: Some(0.1),
             residual_share: 0.75,
             snapshot_interval: SnapshotInterval::Steps(1),
@@ -233,7 +233,7 @@ impl Scene {
     }
 }
 
-/// What the executor does while the miner computes.
+/// Activity of the executor while the miner computes.
 #[derive(Default)]
 struct Progress {
     answers: AtomicUsize,
@@ -241,12 +241,12 @@ struct Progress {
 }
 
 impl Progress {
-    /// Blocks this thread until the executor has answered `/health`, and run a timer, from beginning to end.
+    /// Blocks this thread until the executor has completely answered `/health` and run a timer.
     ///
     /// # Panics
-    /// If the executor does neither: it is blocked too.
+    /// If the executor does neither, because it is blocked too.
     fn wait(&self) {
-        // The first of two may have begun before.
+        // The first of two may have begun before this call.
         let counters = [&self.answers, &self.ticks];
         let wanted = counters.map(|counter| counter.load(SeqCst) + 2);
         let began = Instant::now();
@@ -257,7 +257,7 @@ impl Progress {
     }
 }
 
-/// Asks `/health` until the miner is done. Returns all answers.
+/// Requests `/health` until the miner ends. Returns all answers.
 fn ask_for_health(address: SocketAddr, progress: &Progress, is_over: &AtomicBool) -> Vec<String> {
     let ask = || -> io::Result<String> {
         let mut stream = TcpStream::connect(address)?;
@@ -330,7 +330,7 @@ fn the_executor_keeps_running_and_health_answers_while_the_miner_computes() {
         over.store(true, SeqCst);
         (metrics, asking)
     });
-    // The asker may be waiting for a last answer, which the runtime still gives.
+    // The requester may be waiting for a last answer, which the runtime still gives.
     while !asking.is_finished() {
         runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
     }
@@ -351,7 +351,7 @@ fn the_executor_keeps_running_and_health_answers_while_the_miner_computes() {
 /// Environment variables of the child process: the moment at which it is slow, and its directory.
 const MOMENT: &str = "METTLE_TEST_SHUTDOWN_MOMENT";
 const HOME: &str = "METTLE_TEST_SHUTDOWN_HOME";
-/// The moment of a process that computes nothing.
+/// Moment of a process that computes nothing.
 const IDLE: &str = "idle";
 
 /// The child process of the next test.
@@ -401,7 +401,7 @@ fn child_process_with_a_slow_engine() {
     std::process::exit(if success { 0 } else { 1 });
 }
 
-/// The child process at a moment.
+/// A child process at a moment.
 struct Stopping {
     child: Child,
     moment: &'static str,
@@ -434,7 +434,7 @@ impl Stopping {
         Stopping { child, moment, _home: home }
     }
 
-    /// Sends Ctrl-C. Returns how long the process takes to end.
+    /// Sends Ctrl-C. Returns the time until the process ends.
     fn interrupt(mut self) -> Duration {
         let moment = self.moment;
         let signalled = Instant::now();
@@ -455,7 +455,7 @@ impl Stopping {
 #[test]
 fn ctrl_c_ends_the_process_within_two_seconds_during_any_computation() {
     for moment in ["starting", "loading", "training", "reading", "saving"] {
-        // A process that computes nothing shows how long the machine takes for it in the same second.
+        // An idle process shows the time that the machine takes for it in the same second.
         let [busy, idle] = [moment, IDLE].map(Stopping::at);
         let idle = std::thread::spawn(move || idle.interrupt());
         let (took, idle) = (busy.interrupt(), idle.join().unwrap());
@@ -464,9 +464,9 @@ fn ctrl_c_ends_the_process_within_two_seconds_during_any_computation() {
     }
 }
 
-/// Mines windows 0 and 1 in a network of its own, whose chain makes a block after a fixed amount of work. With `killed`, the miner ends
-/// without notice once it has written a snapshot of what it trains in window 1 or ahead of it, and another one is
-/// started. Returns the digest that it committed to in window 1, and its journal.
+/// Mines windows 0 and 1 in a new network, whose chain makes a block after a fixed amount of work. If `killed`, the
+/// miner is killed once it has written a snapshot of its training in window 1 or ahead of it, and another miner
+/// starts. Returns the digest of its commitment in window 1, and its journal.
 fn mine_two_windows(ahead: f64, residual_share: f64, killed: bool) -> (Digest, Vec<Entry>) {
     let home = tempfile::tempdir().unwrap();
     let scene = Scene::new(home.path());
@@ -475,7 +475,7 @@ fn mine_two_windows(ahead: f64, residual_share: f64, killed: bool) -> (Digest, V
     let is_over = Arc::new(AtomicBool::new(false));
     let (chain, over) = (scene.chain.clone(), is_over.clone());
     let blocks = std::thread::spawn(move || {
-        // A block takes work instead of time, about 20 ms of it: on a busy machine the chain waits like the miner.
+        // A block takes about 20 ms of work instead of time, so on a busy machine the chain waits like the miner.
         let work = vec![0; 32 << 20];
         while !over.load(SeqCst) {
             std::hint::black_box(Digest::of(std::hint::black_box(&work)));

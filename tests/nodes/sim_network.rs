@@ -57,17 +57,17 @@ fn played(cast: Cast, windows: u32) -> History {
     history.expect("no seat can stop a network")
 }
 
-/// Six honest miners, four honest validators with evaluations of their own, and `others` with as much stake each.
+/// Returns six honest miners, four honest validators with separate evaluations, and `others` with as much stake each.
 fn validators(seed: u64, others: Vec<(String, ValidatorSeat)>) -> Cast {
     let honest = || ("honest".to_owned(), MinerSeat::Honest { share: 1.0, batch: 8 });
     let validators = (0..4).map(|_| ("validator".to_owned(), ValidatorSeat::Honest)).chain(others);
     Cast::new(seed, (0..6).map(|_| honest()).collect(), validators.collect())
 }
 
-/// By a validator's bucket and window of the receipt: the first window in which another validator could read it.
+/// First window in which another validator could read a receipt, by the validator's bucket and the receipt's window.
 type Readable = Arc<Mutex<BTreeMap<(Uid, Window), Window>>>;
 
-/// A validator that looks for the receipts of all others, as often as it may look.
+/// A validator that looks for the receipts of all others, as often as the rules allow.
 struct Reader(Readable);
 
 #[async_trait]
@@ -117,7 +117,7 @@ fn no_receipt_is_readable_while_a_weight_vote_or_a_probe_could_use_it() {
             "the receipt of uid {uid} for window {window} is public in {now}, not from {from}"
         );
     }
-    // Each validator's receipts of the first two windows are.
+    // Each validator's receipts of the first two windows are readable.
     let first_two = readable.keys().filter(|(_, window)| window.0 < 2).count();
     assert_eq!(first_two, 2 * 5);
 }
@@ -180,8 +180,8 @@ fn a_majority_of_newcomers_that_bomb_voids_windows_and_never_harms_the_model() {
     assert!(losses.windows(2).all(|pair| pair[1] < 1.05 * pair[0]), "{losses:?}");
     let merged: Vec<bool> = history.windows.iter().map(|window| window.merged).collect();
     assert!(!merged[..3].iter().all(|merged| *merged), "bombs were the majority of no selection");
-    // Void windows that were vetoed are judged: the honest seats earn the weights of the first consensus, from the
-    // second such window on.
+    // Vetoed void windows are judged: the honest seats earn the weights of the first consensus, from the second such
+    // window on.
     assert!(merged[5..].iter().all(|merged| *merged), "{merged:?}");
     assert!(losses[8] < 0.9 * losses[0], "{losses:?}");
 }
@@ -205,18 +205,18 @@ fn a_failed_fetch_is_no_fault_of_the_miner() {
 fn who_shows_nothing_after_the_deadline_is_attested_as_missing() {
     let history = network(3, &["withholder"], 0, 3);
     for window in &history.windows {
-        // It answers one of three validators.
+        // The withholder answers one of three validators.
         let attested: Vec<usize> = window.seats[..7].iter().map(|seat| seat.faults_attested).collect();
         assert_eq!(attested, [0, 0, 0, 0, 0, 0, 2], "window {}", window.window);
     }
 }
 
-/// Windows have twelve blocks, and the first one opens at block 12.
+/// Returns the block at which a window opens. Windows have twelve blocks, and the first one opens at block 12.
 fn opens_at(window: u32) -> u32 {
     12 * (window + 1)
 }
 
-/// Faults that were attested in all windows.
+/// Returns the number of faults attested in all windows.
 fn faults(history: &History) -> usize {
     history.windows.iter().flat_map(|window| &window.seats).map(|seat| seat.faults_attested).sum()
 }
@@ -241,31 +241,30 @@ fn a_node_killed_at_any_block_of_a_window_loses_nothing() {
     }
 }
 
-/// From the fixing of a window to one block after the next commit deadline.
+/// Returns the number of blocks from the fixing of a window to one block after the next commit deadline.
 fn until_too_late() -> u32 {
     let schedule = WORLD.params.schedule;
     schedule.blocks_per_window - schedule.vote_by + schedule.commit_by
 }
 
-/// Six honest miners that get each model this many blocks after it is fixed.
+/// Runs six honest miners that get each model this many blocks after it is fixed.
 fn late_models(delay: u32, ahead: f64, pace: Option<f64>, restarts: Vec<Restart>, windows: u32) -> History {
     let update_delay = Duration::from_millis(SLOT_DURATION) * delay;
     let cast = validators(6, Vec::new());
     played(Cast { same_evaluation: true, ahead, pace, update_delay, restarts, ..cast }, windows)
 }
 
-/// The pace of a miner that does not finish a window: it trains ahead from its commitment on.
+/// Pace of a miner that does not finish a window: it trains ahead from its commitment on.
 const SLOW: Option<f64> = Some(0.1);
 
-/// The parts of their sequences that the miners declare in a window.
+/// Returns the shares of their sequences that the miners declare in a window.
 fn trained(history: &History, window: usize) -> Vec<f64> {
     history.windows[window].seats[..6].iter().map(|seat| seat.trained_share).collect()
 }
 
 #[test]
 fn a_model_that_arrives_after_the_commit_deadline_costs_no_contribution() {
-    // With a download of almost a window, one that began anew after the upload would come too late for the next
-    // window.
+    // A download takes almost a window. If it began again after the upload, it would be too late for the next window.
     let longest = WORLD.params.schedule.blocks_per_window - 1;
     for (delay, pace) in [(until_too_late(), SLOW), (longest, SLOW), (until_too_late(), None)] {
         let late = late_models(delay, AHEAD, pace, Vec::new(), 5);
@@ -278,7 +277,7 @@ fn a_model_that_arrives_after_the_commit_deadline_costs_no_contribution() {
         let start = late.windows[0].held_out_loss;
         assert!(late.held_out_loss < 0.9 * start, "{} of {start}: the model learns", late.held_out_loss);
     }
-    // A miner that waits for the model comes too late in every window after a merged one.
+    // A miner that waits for the model is late in every window after a merged one.
     let waiting = late_models(until_too_late(), 0.0, None, Vec::new(), 3);
     assert_eq!(trained(&waiting, 1), [0.0; 6]);
     assert!(!waiting.windows[1].merged);
@@ -295,15 +294,15 @@ fn a_miner_killed_at_any_block_while_its_model_is_late_contributes_to_that_windo
         assert_eq!(history.resumed, 1, "killed at block {at}");
         assert_eq!(faults(&history), 0, "killed at block {at}");
         assert_eq!(trained(&history, 2), [AHEAD; 6], "killed at block {at}");
-        // From the contribution to the model's arrival nothing on the disk says where the own weights are. So nothing
-        // is trained ahead of the next window.
+        // From the contribution to the model's arrival, no file records the own weights. So nothing is trained ahead
+        // of the next window.
         let before_the_model = (2..4).contains(&offset);
         assert_eq!(trained(&history, 3)[1] == AHEAD, !before_the_model, "killed at block {at}");
         assert_eq!(history.lineage == undisturbed.lineage, !before_the_model, "killed at block {at}");
     }
 }
 
-/// What a miner reads has the same size for any number of seats (`the_largest_run_fits_into_the_blocks_of_its_windows`
+/// A miner's reads have the same size for any number of seats (`the_largest_run_fits_into_the_blocks_of_its_windows`
 /// of the runtime).
 #[test]
 fn a_miner_reads_less_than_5_kb_of_the_chain_in_a_window() {
@@ -316,7 +315,7 @@ fn a_miner_reads_less_than_5_kb_of_the_chain_in_a_window() {
     }
 }
 
-/// Works, and in one window sends its work reversed.
+/// Works honestly, but sends its work reversed in one window.
 struct Reverses(Window);
 
 impl Adversary for Reverses {
@@ -329,7 +328,8 @@ impl Adversary for Reverses {
     }
 }
 
-/// Works, and in one window adds 10 to every value or takes it away. Most of that stays in the seat's residual.
+/// Works honestly, but adds 10 to every value or subtracts it in one window. Most of that stays in the seat's
+/// residual.
 struct Leaps(Window);
 
 impl Adversary for Leaps {
@@ -358,8 +358,8 @@ fn a_window_whose_start_ahead_of_the_model_cannot_be_trained_from_starts_at_the_
     assert_eq!(after, [1.0; 3], "a seat that gave up has no contribution");
 }
 
-/// Four of six miners harm the model, by less than the validators' veto sees. The owners of two thirds of the stake
-/// notice it one window later and go back.
+/// Four of six miners harm the model, by less than the validators' veto detects. The owners of two thirds of the stake
+/// notice it one window later and rewind.
 #[test]
 fn a_network_goes_back_before_a_harmful_merge_and_trains_on() {
     let (harmed, back) = (Window(6), Window(8));
@@ -386,14 +386,14 @@ fn a_network_goes_back_before_a_harmful_merge_and_trains_on() {
         "the veto would have prevented the harm: {merged:?} {losses:?}"
     );
     assert!(losses[6] < losses[5] && losses[6] < losses[7], "the merge did harm: {losses:?}");
-    // The late joiner measures the model with which the window opened.
+    // The late joiner measures the model at the start of the window.
     assert_eq!(history.joined[LATE_JOINER], back.0);
     assert_eq!(losses[8], losses[6], "the model is the checkpoint's again: {losses:?}");
     assert!(losses[9..].iter().all(|loss| *loss < losses[6]), "training goes on from it: {losses:?}");
 }
 
-/// The validator merges the window afterwards, and the attesters have the contribution of the miner that left, although no
-/// bucket gives it when it is asked for first.
+/// The validator merges the window afterwards. The attesters have the contribution of the miner that left, although
+/// the first request for it finds it in no bucket.
 #[test]
 fn a_validator_that_was_away_while_a_selected_miner_left_goes_on_voting() {
     let (miner, validator) = (1, 7);

@@ -4,7 +4,7 @@
 use repository::packages;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A crate of the workspace, the other crates that it may use, and further ones that only its tests may use.
+/// A crate of the workspace, the other crates that it may use, and crates that only its tests may use.
 type Arrows = (&'static str, &'static [&'static str], &'static [&'static str]);
 
 const ARROWS: &[Arrows] = &[
@@ -182,7 +182,7 @@ const ARROWS: &[Arrows] = &[
     ),
     // The studies train models, and the simulation runs whole networks.
     ("tests", ANY, &[]),
-    // Checked in seconds: it has no crate of ours.
+    // Checked in seconds, because it uses no crate of ours.
     ("repository", &[], &[]),
     // Only benchmarks.
     (

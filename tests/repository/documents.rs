@@ -4,20 +4,20 @@
 use repository::{packages, root, texts, tracked};
 use std::collections::BTreeSet;
 
-/// Records of the past; they may name files and flags that no longer exist.
+/// Records of the past, which may name files and flags that no longer exist.
 const HISTORICAL: &[&str] = &["docs/adr/", "docs/log/", "CHANGELOG.md"];
 
 /// Crates without overflow checks in releases, for speed.
 const UNCHECKED_ARITHMETIC: &[&str] = &["kernels", "mettle-nn"];
 
-/// The targets of a document's links, without links to other sites.
+/// Returns the targets of a document's links, without links to other sites.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     targets.filter(|target| !target.contains("://") && !target.is_empty())
 }
 
-/// The path from the root of a link's `target` in the document at `path`; `path` itself if the target is only an
-/// anchor.
+/// Returns the path from the root of a link's `target` in the document at `path`; `path` itself if the target is only
+/// an anchor.
 fn resolved(path: &str, target: &str) -> String {
     let file = target.split('#').next().unwrap_or_default();
     if file.is_empty() {
@@ -35,7 +35,7 @@ fn resolved(path: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// The anchors of a document's headings, on a forge and in the book.
+/// Returns the anchors of a document's headings, on a forge and in the book.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut fenced = false;
     let mut anchors = BTreeSet::new();
@@ -111,7 +111,7 @@ fn every_source_file_named_in_a_document_exists() {
     }
 }
 
-/// The lines that start one of our programs: the program's directory and its arguments.
+/// Returns the lines that start one of our programs: the program's directory and its arguments.
 fn commands(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.lines().filter_map(|line| {
         let line = line.trim();

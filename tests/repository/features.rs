@@ -21,7 +21,7 @@ const SELECTIONS: &[&[&str]] = &[
     &["tests"],
 ];
 
-/// The feature sets of each package in a build of `packages`, or of the whole workspace if it is empty.
+/// Returns the feature sets of each package in a build of `packages`, or of the whole workspace if it is empty.
 fn features(packages: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -43,7 +43,7 @@ fn features(packages: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     for line in String::from_utf8(output.stdout).expect("cargo writes UTF-8").lines() {
         // `(*)` ends the line of a package whose dependencies are listed above.
         let Some((package, features)) = line.trim_end_matches(" (*)").split_once('|') else { continue };
-        // A workspace member's path follows, or that it is a macro.
+        // A workspace member's path follows, or a mark of a macro.
         let name = package.split_once(" (").map_or(package, |(name, _)| name).to_owned();
         found.entry(name).or_default().insert(features.to_owned());
     }

@@ -1,5 +1,5 @@
 //! Licences, sources and bans of all dependencies, against `deny.toml`. `cargo-deny` reads the same file, and also the
-//! texts of the licences; this needs no installation.
+//! texts of the licences; this test needs no installation.
 
 use repository::root;
 use std::{
@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-/// The packages that a build for any of the targets of `deny.toml` compiles, each with its SPDX expression.
+/// Returns the packages that a build for any of the targets of `deny.toml` compiles, each with its SPDX expression.
 fn compiled(policy: &toml::Table) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for target in strings(policy, "graph", "targets") {
@@ -26,7 +26,7 @@ fn compiled(policy: &toml::Table) -> BTreeMap<String, String> {
     found
 }
 
-/// Name and source of each package of the lock file. A package of this repository has no source.
+/// Returns name and source of each package of the lock file. A package of this repository has no source.
 fn locked() -> Vec<(String, Option<String>)> {
     let lock = std::fs::read_to_string(root().join("Cargo.lock")).expect("the root has this file");
     let lock: toml::Table = lock.parse().expect("cargo has read this file");
@@ -44,8 +44,8 @@ fn strings(table: &toml::Table, section: &str, key: &str) -> BTreeSet<String> {
     list.iter().map(|one| one.as_str().expect("a string").to_owned()).collect()
 }
 
-/// Whether an SPDX expression can be met with `allowed` licences: `OR` offers a choice, `AND` asks for both and binds
-/// tighter, and `/` is the older spelling of `OR`.
+/// Returns whether an SPDX expression can be met with `allowed` licences. `OR` offers a choice, `AND` requires both
+/// and binds tighter, and `/` is the older spelling of `OR`.
 fn is_allowed(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut words = spaced.split_whitespace().peekable();

@@ -1,4 +1,4 @@
-//! The repository's own rules. One program, without a crate of ours: it is built and run in seconds.
+//! The repository's own rules, in one program that uses no crate of ours: it is built and run in seconds.
 
 mod arrows;
 mod documents;

@@ -1,5 +1,5 @@
-//! What operators are given – alerts, dashboard, runbooks – names metrics and alerts that exist. A unit test of
-//! `daemon/kit/src/metrics.rs` compares the table of metrics with what a node exports.
+//! Checks that the operators' material – alerts, dashboard, runbooks – names only existing metrics and alerts. A unit
+//! test of `daemon/kit/src/metrics.rs` compares the table of metrics with a node's exports.
 
 use repository::{packages, root, texts};
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The names of the tables in `docs/metrics.md`.
+/// Returns the names of the tables in `docs/metrics.md`.
 fn metrics() -> BTreeSet<String> {
     let tables = read("docs/metrics.md");
     let rows = tables.lines().filter(|line| line.starts_with("| "));
@@ -20,13 +20,13 @@ fn metrics() -> BTreeSet<String> {
     names.filter(|name| name.starts_with("mettle_")).collect()
 }
 
-/// The words of a text that are named like a metric.
+/// Returns the words of a text that have the form of a metric's name.
 fn named(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter(|word| word.starts_with("mettle_")).map(str::to_owned).collect()
 }
 
-/// The alerts, each with the lines of its rule.
+/// Returns the alerts, each with the lines of its rule.
 fn alerts() -> Vec<(String, String)> {
     let rules = read(RULES);
     let parts = rules.split("- alert: ").skip(1);

@@ -1,5 +1,5 @@
-//! Each numbered rule (`PROT-n`) has a section in `protocol/spec`, a link in the index of `protocol/README.md`, and is
-//! cited by code; pure code stays pure.
+//! Each numbered rule (`PROT-n`) has a section in `protocol/spec`, a link in the index of `protocol/README.md`, and a
+//! citation in code; pure code stays pure.
 
 use repository::texts;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ const IMPURE: &[(&str, &str)] = &[
     ("tracing::", "pure code returns its decision; the caller logs it"),
 ];
 
-/// The headings of the rules, `PROT-7: sparse encoding`, each with its page.
+/// Returns the headings of the rules, `PROT-7: sparse encoding`, each with its page.
 fn headings() -> Vec<(String, String)> {
     let pages = texts(&[".md"]).into_iter().filter(|(path, _)| path.starts_with("protocol/spec/"));
     let of_page = |(path, text): (String, String)| -> Vec<(String, String)> {
@@ -36,7 +36,7 @@ fn rules() -> BTreeSet<u32> {
     headings().iter().filter_map(|(heading, _)| heading.strip_prefix("PROT-")).map(leading_number).collect()
 }
 
-/// The rule numbers that `text` cites, as `PROT-7` or in a list as `PROT-7, 8`.
+/// Returns the rule numbers that `text` cites, as `PROT-7` or in a list as `PROT-7, 8`.
 fn cited(text: &str) -> BTreeSet<u32> {
     let mut numbers = BTreeSet::new();
     for after in text.split("PROT-").skip(1).filter(|after| after.starts_with(|c: char| c.is_ascii_digit())) {

@@ -1,5 +1,6 @@
-//! The bytes that Rust code of a program has allocated, counted by its global allocator. Resident memory also has what the
-//! system's allocator keeps for later, which grows for hundreds of windows as it fragments, and so hides a small leak.
+//! The bytes that Rust code of a program has allocated, counted by its global allocator. Resident memory also includes
+//! bytes that the system's allocator retains. These grow for hundreds of windows as it fragments, and so hide a small
+//! leak.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -8,10 +9,10 @@ use std::{
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
-/// The system's allocator, and a count. A program sets it as its `#[global_allocator]`.
+/// The system's allocator with a count. A program sets it as its `#[global_allocator]`.
 pub struct CountingAllocator;
 
-// SAFETY: every call is the system allocator's; only a number is kept beside it.
+// SAFETY: every call is forwarded to the system's allocator; only a number is kept in addition.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(layout.size(), Relaxed);
@@ -39,7 +40,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// The bytes that are allocated.
+/// Returns the number of allocated bytes.
 ///
 /// # Errors
 /// If the program has another allocator.

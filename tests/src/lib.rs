@@ -9,7 +9,7 @@ pub mod sim;
 
 use std::error::Error;
 
-/// The error and its sources, one per line.
+/// Returns the error and its sources, one per line.
 pub fn describe_error(error: &dyn Error) -> String {
     let mut text = format!("error: {error}");
     let mut cause = error.source();

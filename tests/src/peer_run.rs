@@ -1,4 +1,4 @@
-//! The run on the simulated chain with which the tests of contributions without a bucket begin: its first window, and keys.
+//! The run on the simulated chain for tests of contributions without a bucket: its first window, and keys.
 
 use ed25519_dalek::SigningKey;
 use protocol::{Block, Digest, RunId, RunParams, Schedule, Window};
@@ -8,7 +8,7 @@ pub const WINDOW: Window = Window(0);
 /// One token.
 pub const MTL: u128 = 1_000_000_000_000;
 
-/// A window is long enough for all transfers of a test.
+/// Returns parameters with a window long enough for all transfers of a test.
 pub fn params() -> RunParams {
     let schedule = Schedule {
         start: Block(20),
@@ -29,7 +29,7 @@ pub fn params() -> RunParams {
     }
 }
 
-/// The hotkey of a seat.
+/// Returns the hotkey of a seat.
 pub fn key(seat: u16) -> SigningKey {
     SigningKey::from_bytes(&Digest::of_parts(&[b"peers", &seat.to_le_bytes()]).0)
 }

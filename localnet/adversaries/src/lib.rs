@@ -56,7 +56,7 @@ pub struct Kind {
     pub tries: &'static str,
     /// Numbers of the rules that stop it.
     pub ends_at: &'static [u32],
-    /// Whether seats of this kind come in pairs.
+    /// True if seats of this kind come in pairs.
     pub in_pairs: bool,
 }
 

@@ -6,21 +6,22 @@ use std::{
     process::Command,
 };
 
-/// The workspace's directory.
+/// Returns the workspace's directory.
 pub fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).expect("this crate is two directories below the workspace").to_owned()
 }
 
-/// A file in the repository.
+/// A file that git tracks.
 pub struct Tracked {
-    /// Relative to the root, separated by `/`.
+    /// Path relative to the root, separated by `/`.
     pub path: String,
-    /// `None` if the file is not UTF-8.
+    /// Contents; `None` if the file is not UTF-8.
     pub text: Option<String>,
 }
 
-/// All files that git tracks, sorted by path. Without git, as in an unpacked archive, all files on disk.
+/// Returns all files that git tracks, sorted by path. Without git, as in an unpacked archive, returns all files on
+/// disk.
 pub fn tracked() -> Vec<Tracked> {
     let root = root();
     let mut paths = listed_by_git(&root).unwrap_or_else(|| {
@@ -39,7 +40,7 @@ pub fn tracked() -> Vec<Tracked> {
         .collect()
 }
 
-/// Path and text of the tracked files with one of these endings.
+/// Returns path and text of the tracked files with one of these endings.
 pub fn texts(endings: &[&str]) -> Vec<(String, String)> {
     tracked()
         .into_iter()
@@ -51,19 +52,19 @@ pub fn texts(endings: &[&str]) -> Vec<(String, String)> {
 /// A package of the workspace, from `cargo metadata`.
 pub struct Package {
     pub name: String,
-    /// The directory of its `Cargo.toml`, relative to the root.
+    /// Directory of its `Cargo.toml`, relative to the root.
     pub directory: String,
     pub dependencies: Vec<Dependency>,
 }
 
 pub struct Dependency {
     pub name: String,
-    /// Whether it is a dev-dependency.
+    /// True if it is a dev-dependency.
     pub dev: bool,
     pub default_features: bool,
 }
 
-/// All packages of the workspace.
+/// Returns all packages of the workspace.
 pub fn packages() -> Vec<Package> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)

@@ -6,7 +6,7 @@ use tests::{
     sim::world::World,
 };
 
-/// The networks' thread allocates for every node, a quarter of its time with the system's allocator.
+/// The networks' thread allocates for every node; with the system's allocator, that takes a quarter of its time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,9 +1,9 @@
-//! How many instructions the hot paths take, counted by valgrind: a time on a shared machine is noise, this is not.
+//! Counts the instructions of the hot paths with valgrind: times on a shared machine are noisy, counts are not.
 //!
 //!     cargo run -p tests --bin instruction-counts -- --check tests/instructions.json
 //!
 //! Each path runs once and three times on one thread; half of the difference is one run without its preparation.
-//! Valgrind offers AVX2 and no AVX-512, so that the counts do not depend on the machine.
+//! Valgrind offers AVX2 but not AVX-512, so the counts do not depend on the machine.
 
 use clap::Parser as _;
 use gauntlet::{Sketch, Sketches};
@@ -40,13 +40,14 @@ use std::{
 };
 use store::{DirectoryStore, Fetch as _, Limits, MemoryStore, Store as _};
 
-/// A count may differ by this part before it is an error.
+/// Maximum relative change of a count.
 const TOLERANCE: f64 = 0.03;
 
-/// Values of a contribution.
+/// Number of values of a contribution.
 const VALUES: usize = 8 * SECTION;
-/// Of each chunk of 4096 values, these are sent, and these are merged of eight contributions.
+/// Number of values sent of each chunk of 4096.
 const SENT: u16 = 64;
+/// Number of values of each chunk in the merge of [`INPUTS`] contributions.
 const MERGED: u16 = 485;
 const INPUTS: u32 = 8;
 
@@ -124,7 +125,7 @@ fn run(settings: &Settings) -> Result<bool, Failed> {
     for (name, _) in selected {
         let count = instructions(name, 3)?.saturating_sub(instructions(name, 1)?) / 2;
         let change = before.counts.get(*name).map(|before| count as f64 / *before as f64 - 1.0);
-        // A path that takes far less may do nothing any more.
+        // A path with far fewer instructions may no longer do its work.
         let is_other = settings.check.is_some() && !change.is_some_and(|change| change.abs() <= TOLERANCE);
         failed += usize::from(is_other);
         let change = change.map_or("new".to_owned(), |change| format!("{:+.2} %", 100.0 * change));
@@ -145,7 +146,7 @@ fn run(settings: &Settings) -> Result<bool, Failed> {
     Ok(failed == 0)
 }
 
-/// Instructions of each path, by the compiler that they depend on.
+/// Instruction counts of each path, for one compiler.
 #[derive(Default, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Counts {
@@ -158,7 +159,7 @@ fn read(file: &Path) -> Result<Counts, Failed> {
     Ok(serde_json::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?)
 }
 
-/// Instructions of a process that runs the path this many times.
+/// Returns the instructions of a process that runs the path this many times.
 fn instructions(name: &str, times: u32) -> Result<u64, Failed> {
     let output = Command::new("valgrind")
         .args(["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"])
@@ -175,7 +176,7 @@ fn instructions(name: &str, times: u32) -> Result<u64, Failed> {
     }
 }
 
-/// Roughly normal values, the same for the same seed.
+/// Returns roughly normal values, equal for equal seeds.
 fn values(seed: u32, count: usize) -> Vec<f32> {
     let mut state = u64::from(seed) * 2 + 1;
     let mut uniform = move || {
@@ -248,7 +249,7 @@ fn model() -> ModelConfig {
     }
 }
 
-/// Sequences of one token more than the model sees.
+/// Returns sequences of one token more than the model's input.
 fn sequences(count: u32) -> Vec<Vec<u32>> {
     (0..count).map(|row| (0..65).map(|at| (row * 31 + at * 7 + at * at) % 512).collect()).collect()
 }
@@ -313,7 +314,7 @@ fn digest(times: u32) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The bytes of an object of 4 MiB.
+/// Returns the bytes of an object of 4 MiB.
 fn object() -> Vec<u8> {
     (0..4 << 20).map(|at: u32| (at % 251) as u8).collect()
 }
@@ -326,14 +327,14 @@ async fn start_node(listen: Option<SocketAddr>) -> Result<Arc<Network>, Failed> 
     Ok(Arc::new(Network::start(settings).await?))
 }
 
-/// A node that listens, and its address over TCP.
+/// Returns a listening node and its TCP address.
 async fn listening_node() -> Result<(Arc<Network>, PeerUrl), Failed> {
     let server = start_node(Some("127.0.0.1:0".parse()?)).await?;
     let [_, tcp] = server.listening().try_into().map_err(|_| "the node does not listen")?;
     Ok((server, tcp))
 }
 
-/// An object of 4 MiB, from one node to another over TCP on one thread: encryption, framing and its digest.
+/// Transfers an object of 4 MiB between two nodes over TCP on one thread: encryption, framing and its digest.
 fn read_from_a_peer(times: u32) -> Result<(), Failed> {
     let object = object();
     let key = keys::contribution(RunId(0), Window(0), &Digest::of(&object));
@@ -353,7 +354,7 @@ fn read_from_a_peer(times: u32) -> Result<(), Failed> {
     })
 }
 
-/// Takes every offer: the chain's part of the rule is measured by no path.
+/// Accepts every offer, because no path measures the chain's part of the rule.
 struct TakeAll;
 
 #[async_trait::async_trait]
@@ -363,7 +364,7 @@ impl Admission for TakeAll {
     }
 }
 
-/// A contribution of 4 MiB, pushed from one node to another over TCP: signed, sent, hashed and kept in a file.
+/// Pushes a contribution of 4 MiB between two nodes over TCP: it is signed, sent, hashed and stored in a file.
 fn put_to_a_peer(times: u32) -> Result<(), Failed> {
     let (object, home) = (object(), tempfile::tempdir()?);
     let (digest, length, file) = (Digest::of(&object), object.len() as u64, home.path().join("contribution"));
@@ -375,7 +376,7 @@ fn put_to_a_peer(times: u32) -> Result<(), Failed> {
         let inbox = Arc::new(DirectoryStore::open(&home.path().join("inbox"))?);
         PutServer::new(Arc::new(TakeAll), inbox).serve(&server)?;
         let client = start_node(None).await?;
-        // A window each: what is held already is not sent again.
+        // One window each, because a stored contribution is not sent again.
         for window in (0..times).map(Window) {
             let offer = PutHeader::sign(RunId(0), window, Uid(0), digest, length, &signer);
             push(&client, &url, &offer, &file).await?;

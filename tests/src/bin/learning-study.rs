@@ -41,8 +41,8 @@ struct Settings {
     /// A prepared dataset; by default, the default text, prepared in the user's cache.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Another dataset with the same tokenizer, on whose held-out split losses are measured. Its results need a file of
-    /// their own, as those of each `--data` do.
+    /// Another dataset with the same tokenizer, on whose held-out split losses are measured. Its results need a file
+    /// of their own, as those of each `--data` do.
     #[arg(long, value_name = "DIR", requires = "data")]
     held_out: Option<PathBuf>,
     /// Print JSON instead of tables.
@@ -113,7 +113,7 @@ fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The variants of a question that `--only` selects.
+/// Returns the variants of a question that `--only` selects.
 fn selected_variants(settings: &Settings, question: Question, seed: u64) -> impl Iterator<Item = Variant> {
     question.variants(seed).into_iter().enumerate().filter_map(|(at, variant)| {
         let selected = settings.only.as_ref().is_none_or(|text| variant.name.contains(text));
@@ -175,7 +175,7 @@ fn train(settings: &Settings, questions: &[Question], seeds: &[u64]) -> Result<(
     Ok(())
 }
 
-/// The directory of the default text, prepared once in the user's cache.
+/// Returns the directory of the default text, prepared once in the user's cache.
 fn prepared() -> Result<PathBuf, Box<dyn Error>> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME")

@@ -1,4 +1,4 @@
-//! Loads one part of the network and fails if it does not keep what it promises; see `tests::load`.
+//! Loads one part of the network and fails if it breaks a promise; see `tests::load`.
 
 use clap::Parser as _;
 use std::process::ExitCode;

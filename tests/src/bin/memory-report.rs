@@ -1,13 +1,13 @@
-//! What a large model costs a validator that merges and does not evaluate: peak memory, disk and time of merge, vote,
-//! save, checkpoint, join and repair.
+//! Measures the costs of a large model for a validator that merges and does not evaluate: peak memory, disk and time
+//! of merge, vote, save, checkpoint, join and repair.
 //!
 //! ```text
 //! cargo run -p tests --bin memory-report -- --parameters 1900000000 --directory DIR --json
 //! ```
 //!
-//! The chain is the real runtime. The buckets are those of the S3 server that localnet uses, in a process of its own.
-//! The node's part is the code of the node: follower, codec, spill, checkpoint. Contributions are random; their
-//! sections repeat.
+//! The chain is the real runtime. The buckets are those of the S3 server that localnet uses, in a separate process.
+//! The node's part is the node's code: follower, codec, spill, checkpoint. Contributions are random; their sections
+//! repeat.
 
 use anyhow::{Context as _, ensure};
 use chain_client::Chain as _;
@@ -69,8 +69,8 @@ struct Options {
     /// Rows with at least this many values are files.
     #[arg(long, value_name = "N", default_value_t = MAPPED_FROM)]
     mapped_from: usize,
-    /// Begin from weights of zero instead of the seed's, for a filesystem that compresses. How the node makes its first
-    /// weights is then not measured.
+    /// Begin from weights of zero instead of the seed's, for a filesystem that compresses. How the node makes its
+    /// first weights is then not measured.
     #[arg(long)]
     zeros: bool,
     /// An empty directory on a disk with 26 bytes for each parameter; by default a temporary one.
@@ -84,16 +84,16 @@ struct Options {
     serve: Option<PathBuf>,
 }
 
-/// One step, with the most that it held.
+/// One step and its peaks.
 #[derive(Debug, Serialize)]
 struct Phase {
     name: String,
     seconds: f64,
-    /// Memory of the process alone (`RssAnon`), at most.
+    /// Peak of the process's anonymous memory (`RssAnon`).
     anonymous_bytes: u64,
-    /// With the pages of mapped files that happened to be in memory (`VmHWM`).
+    /// Peak including the pages of mapped files that happened to be in memory (`VmHWM`).
     resident_bytes: u64,
-    /// On the disk below the report's directory, at the end.
+    /// Bytes on the disk below the report's directory, at the end.
     disk_bytes: u64,
 }
 
@@ -112,7 +112,7 @@ const RUN: RunId = RunId(0);
 const MTL: u128 = 1_000_000_000_000;
 const BUCKETS: [&str; 2] = ["validator", "miners"];
 const SECRET: &str = "secret";
-/// The validator's key; miners' follow.
+/// Number of the validator's key; the miners' keys follow.
 const VALIDATOR: u16 = 0;
 
 fn main() -> anyhow::Result<()> {
@@ -147,7 +147,7 @@ fn print(report: &Report) {
     }
 }
 
-/// The buckets, in a process of its own.
+/// Serves the buckets, in a separate process.
 async fn serve(directory: &Path) -> anyhow::Result<()> {
     let buckets = BUCKETS.iter().map(|name| BucketConfig::new(*name, *name, SECRET)).collect();
     let config = ServerConfig { data_dir: Some(directory.to_owned()), ..ServerConfig::temporary(buckets) };
@@ -158,7 +158,7 @@ async fn serve(directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends with its owner, as its standard input closes.
+/// The server's process. It ends with its owner, when its standard input closes.
 struct Server {
     child: Child,
     endpoint: String,
@@ -183,7 +183,7 @@ impl Server {
     fn store(&self, bucket: &str) -> anyhow::Result<S3Store> {
         let credentials = Credentials { access_key: bucket.into(), secret_key: SECRET.into() };
         let settings = S3Settings::new(&self.endpoint, bucket, credentials);
-        // Other work of the machine must not end an upload.
+        // Other load on the machine must not end an upload.
         Ok(S3Store::open(&S3Settings { deadline: Duration::from_secs(3600), ..settings })?)
     }
 }
@@ -191,7 +191,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        // It ends by itself, and has nothing to say.
+        // It ends by itself, and its status is irrelevant.
         let _ = self.child.wait();
     }
 }
@@ -219,9 +219,9 @@ impl Meter {
         Ok(Meter { anonymous, stop, home: home.to_owned(), phases: Vec::new(), since: Instant::now() })
     }
 
-    /// A step begins.
+    /// Begins a step.
     fn begin(&mut self) -> anyhow::Result<()> {
-        // "5" sets the peak back to what is held now.
+        // "5" resets the peak to the current value.
         fs::write("/proc/self/clear_refs", "5").context("could not reset the peak of memory")?;
         self.anonymous.store(memory("RssAnon").unwrap_or_default(), Ordering::Relaxed);
         self.since = Instant::now();
@@ -249,7 +249,7 @@ impl Drop for Meter {
     }
 }
 
-/// Bytes of all files below a directory.
+/// Returns the bytes of all files below a directory.
 fn disk(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let bytes = |entry: fs::DirEntry| match entry.metadata() {
@@ -260,7 +260,7 @@ fn disk(directory: &Path) -> u64 {
     entries.map(bytes).sum()
 }
 
-/// The largest preset's shape of which at least one layer fits, with as many layers as fit.
+/// Returns the shape of the largest preset of which at least one layer fits, with as many layers as fit.
 fn shape(parameters: u64) -> anyhow::Result<ModelConfig> {
     for preset in ModelConfig::PRESETS.iter().rev() {
         let whole = ModelConfig::preset(preset)?;
@@ -389,7 +389,7 @@ impl World {
         accepted(self.chain.lock().block(vec![(account, call.into())]))
     }
 
-    /// Every miner makes, uploads and commits a contribution. Returns the bytes of one.
+    /// Makes, uploads and commits a contribution of every miner. Returns the length of one.
     async fn contribute(&self, state: &ModelState, miners: &[SeatView], at: &Path) -> anyhow::Result<u64> {
         let store = self.server.store(BUCKETS[1])?;
         let (mut bytes, mut calls) = (0, Vec::new());
@@ -423,8 +423,9 @@ fn accepted(results: Vec<Result<(), String>>) -> anyhow::Result<()> {
     results.into_iter().try_for_each(|result| result.map_err(|refusal| anyhow::anyhow!("refused: {refusal}")))
 }
 
-/// The sections of the seat `uid` repeat after this many and `uid` more of one length: to encode every section of a
-/// large model takes most of an hour. Sections of 20 merged seats do not repeat: each seat's has another period.
+/// Number of different sections. Those of the seat `uid` repeat after this many and `uid` more of one length, because
+/// encoding every section of a large model takes most of an hour. Each seat has another period, so the merged sections
+/// of 20 seats do not repeat.
 const DIFFERENT_SECTIONS: usize = 64;
 
 /// Writes a signed contribution of random values.
@@ -469,7 +470,7 @@ fn random_contribution(
     Ok(digest)
 }
 
-/// Values of about 1e-3, as pseudo-gradients have, by xorshift64 (Marsaglia 2003).
+/// Returns values of about 1e-3, as in pseudo-gradients, by xorshift64 (Marsaglia 2003).
 fn random(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -583,7 +584,7 @@ async fn report(options: &Options, home: &Path) -> anyhow::Result<Report> {
     ensure!(voted == Some(published), "the checkpoint is the one that was voted");
     meter.end("publish checkpoint");
 
-    // Room for the joiner.
+    // Free memory for the joiner.
     let merged = driver.state.lineage;
     drop((driver, follower));
     fs::remove_dir_all(&validator)?;

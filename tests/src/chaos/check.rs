@@ -1,8 +1,9 @@
-//! What must hold in a network, whatever goes wrong in it.
+//! The rules that a network must keep under all faults.
 //!
-//! A seat that a fault disturbs is excused in that window and the next one. It need not contribute, and may look faulty
-//! to others. A kill after which the node opens at once is no excuse. Never excused are two statements for one window,
-//! another lineage than the chain's, a journal that says what the chain does not have, and wrong sums of money.
+//! A seat that a fault disturbs is excused in that window and the next one. It need not contribute, and may look
+//! faulty to others. A kill does not excuse a node that reopens immediately. Never excused are two statements for one
+//! window, another lineage than the chain's, a journal entry without its counterpart on the chain, and wrong sums of
+//! money.
 
 use super::{
     CALM_WINDOWS_MAX, Options, Plan,
@@ -28,17 +29,17 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-/// The most calls of one seat in a window.
+/// Maximum number of calls of one seat in a window.
 const CALLS_MAX: usize = 64;
-/// The most operations of a seat on its own bucket in a window, twice those of an upload that is tried for as long as it
-/// may be.
+/// Maximum number of a seat's operations on its own bucket in a window: twice those of an upload that is retried for
+/// its maximum time.
 const WRITES_MAX: u64 = 400;
 
-/// Valid contributions to merged windows after which the noise of measurements leaves almost no miner without a weight.
-/// Most have one after two.
+/// Number of valid contributions to merged windows after which the noise of measurements leaves almost no miner
+/// without a weight. Most have one after two.
 const PAID_AFTER: u32 = 6;
 
-/// A rule that was broken.
+/// A broken rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Violation {
     pub check: &'static str,
@@ -46,26 +47,26 @@ pub struct Violation {
     pub what: String,
 }
 
-/// The digest of all events in their order. The second thread computes it.
+/// Digest of all events in order. The second thread computes it.
 #[derive(Default)]
 struct Trace {
-    /// Those since the last block.
+    /// Events since the last block.
     events: Vec<Event>,
-    /// The parent of the nodes' directories: its name is another one in each run.
+    /// Parent of the nodes' directories, whose name differs in each run.
     home: Option<Arc<str>>,
-    /// The digests of the events between two blocks.
+    /// Digests of the events between two blocks.
     digests: Vec<Arc<OnceLock<Digest>>>,
 }
 
 enum Event {
-    /// Since this block, by this node.
+    /// A journal entry: the block before it, the node, and the entry.
     Entry(u32, String, Arc<Entry>),
     /// A block, and the chain's state root after it.
     Block(Block, Digest),
 }
 
 impl Trace {
-    /// Has the events since the last block digested.
+    /// Schedules the digest of the events since the last block.
     fn digest_events(&mut self) {
         let (events, digest) = (std::mem::take(&mut self.events), Arc::new(OnceLock::new()));
         self.digests.push(digest.clone());
@@ -118,7 +119,7 @@ pub(super) struct Checks {
     options: Options,
     plan: Arc<Plan>,
     members: Vec<Member>,
-    /// By name.
+    /// Index of each seat, by name.
     seat_of: BTreeMap<String, usize>,
     pub violations: Vec<Violation>,
     trace: Trace,
@@ -127,26 +128,26 @@ pub(super) struct Checks {
     pub merged_under_faults: u32,
     pub checked_windows: u32,
     pub valid_contributions: u64,
-    /// By seat: merged windows with a valid contribution, in epochs that are paid before the network ends.
+    /// Number of merged windows with a valid contribution, in epochs paid before the network ends, by seat.
     payable: BTreeMap<usize, u32>,
     block: u32,
-    /// Journal entries about windows that are not over, with their nodes.
+    /// Journal entries about windows that have not ended, with their nodes.
     entries: Vec<(String, Arc<Entry>)>,
-    /// By node: the latest window whose model it held, and the lineage.
+    /// Latest window whose model each node held, and the lineage, by node.
     held: BTreeMap<String, (Window, Digest)>,
-    /// The chain's lineage after the last window.
+    /// Lineage of the chain after the last window.
     last_lineage: Option<Digest>,
-    /// By account and subject: what an honest seat told the chain, and in which block.
+    /// Statement of an honest seat on the chain and its block, by account and subject.
     statements: BTreeMap<(AccountId, String), (u32, String)>,
-    /// By account: calls in the open window.
+    /// Number of calls in the open window, by account.
     calls: BTreeMap<AccountId, usize>,
-    /// By bucket: operations of its owner until the last window's end.
+    /// Number of the owner's operations until the last window's end, by bucket.
     writes: BTreeMap<usize, u64>,
-    /// By account: the seat as the network began.
+    /// Seats at the network's start.
     first: Vec<SeatView>,
-    /// The seats when the calm began.
+    /// Seats when the calm began.
     before: Vec<SeatView>,
-    /// The seats now.
+    /// Current seats.
     seats: Vec<SeatView>,
 }
 
@@ -185,7 +186,7 @@ impl Checks {
         }
     }
 
-    /// The digest of all events so far.
+    /// Returns the digest of all events so far.
     pub fn trace(&mut self) -> String {
         self.trace.digest()
     }
@@ -213,13 +214,13 @@ impl Checks {
     }
 
     fn broken(&mut self, check: &'static str, what: String) {
-        // The first ones tell what happened; the others follow from them.
+        // The first violations show the cause; the others follow from them.
         if self.violations.len() < 20 {
             self.violations.push(Violation { check, block: self.block, what });
         }
     }
 
-    /// Whether a fault disturbs the seat in the window or the one before it.
+    /// Returns whether a fault disturbs the seat in the window or the one before it.
     fn is_excused(&self, seat: usize, window: Window) -> bool {
         let schedule = &self.params.schedule;
         let from = schedule.opens_at(window).0.saturating_sub(schedule.blocks_per_window);
@@ -231,7 +232,7 @@ impl Checks {
         self.seat_of.get(name).copied().filter(|seat| self.members[*seat].is_honest)
     }
 
-    /// Whether the seat's node may have been shown a block that was not final, some blocks ago or now.
+    /// Returns whether the seat's node may see a block that is not final, now or some blocks ago.
     fn was_shown_best(&self, seat: usize) -> bool {
         let is_shown = |fault: &Fault| {
             fault.from <= self.block + LONGEST_STALL && self.block <= fault.until + LONGEST_STALL
@@ -239,7 +240,7 @@ impl Checks {
         self.plan.of(seat).any(|fault| fault.kind == Kind::ShowsBest && is_shown(fault))
     }
 
-    /// Seats without a weight of which a validator fetches every contribution in one window (ADR 0043).
+    /// Returns the number of seats without a weight whose contributions a validator fetches in one window (ADR 0043).
     fn fetched_max(&self) -> usize {
         gauntlet::gathering::unweighted_max(&self.params)
     }
@@ -254,7 +255,7 @@ impl Checks {
         }
         let seat = self.seat_of.get(name).copied();
         let is_cheat = seat.is_some_and(|seat| !self.members[seat].is_honest);
-        // The chain that such a node was shown had it.
+        // The chain that such a node saw had it.
         let is_misled = seat.is_some_and(|seat| self.was_shown_best(seat));
         if !is_cheat && !is_misled {
             self.is_final(chain, name, &entry);
@@ -262,7 +263,7 @@ impl Checks {
         }
     }
 
-    /// No node acts for good on what is not final.
+    /// Checks that a node does nothing irreversible on a state that is not final.
     fn is_final(&mut self, chain: &SharedChain, name: &str, entry: &Entry) {
         let Some(window) = window_of(entry) else { return };
         if let Entry::Holds { .. } = entry {
@@ -318,7 +319,7 @@ impl Checks {
         }
     }
 
-    /// No seat states two things about one subject.
+    /// Checks that a seat does not make two statements on one subject.
     fn call(&mut self, sealed: &SealedCall) {
         let SealedCall { signer, call, result } = sealed;
         let Some(seat) =
@@ -330,7 +331,7 @@ impl Checks {
         if !self.members.get(seat).is_some_and(|member| member.is_honest) {
             return;
         }
-        // A validator that was cut off may attest what it sees after the deadline: the chain refuses that.
+        // A disconnected validator may attest after the deadline. The chain refuses that.
         if let (RuntimeCall::Windows(pallet_windows::Call::attest { window, verdicts, .. }), Ok(())) =
             (call, result)
         {
@@ -350,7 +351,7 @@ impl Checks {
         }
     }
 
-    /// An honest validator attests no fault of an undisturbed honest miner.
+    /// Checks that an honest validator attests no fault of an undisturbed honest miner.
     fn accusations(&mut self, accuser: usize, window: Window, verdicts: &[(Uid, Verdict)]) {
         for (uid, _) in verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Faulty) {
             let of = (0..self.members.len()).find(|seat| self.uid(*seat) == Some(*uid));
@@ -362,7 +363,7 @@ impl Checks {
         }
     }
 
-    /// A node that joins has the open window's model within one window.
+    /// Checks that a joining node has the open window's model within one window.
     fn late_joiner(&mut self) {
         let open = self.params.schedule.window_at(Block(self.block)).unwrap_or_default();
         match self.held.get(LATE_JOINER).map(|(held, _)| *held) {
@@ -376,7 +377,7 @@ impl Checks {
         }
     }
 
-    /// What must hold of a window in its last block.
+    /// Checks a window in its last block.
     fn window(&mut self, chain: &SharedChain, view: &WindowView) {
         let window = view.window;
         let is_merged = matches!(view.outcome, Some(Outcome::Merged(_)));
@@ -390,14 +391,14 @@ impl Checks {
         let validators = (0..self.members.len()).filter(|seat| !self.members[*seat].is_miner);
         let working: u128 = validators.filter(|seat| is_working(*seat)).filter_map(stake_of).sum();
         let all: u128 = view.active_set.iter().map(|(_, stake)| *stake).sum();
-        // Whether two thirds could have had what an undisturbed miner contributed.
+        // Whether two thirds could have received an undisturbed miner's contribution.
         let has_quorum = 0 < all && 2 * all <= 3 * working;
         let valid = view.selection.iter().flat_map(|selection| &selection.valid);
         let valid: BTreeSet<Uid> = valid.copied().collect();
         let committed: BTreeSet<Uid> = view.commitments.iter().map(|(uid, _)| *uid).collect();
         let weighted = view.weights.iter().filter(|(_, weight)| 0 < *weight);
         let weighted: BTreeSet<Uid> = weighted.map(|(uid, _)| *uid).collect();
-        // A validator fetches each seat with a weight, and this many of the others: [`Checks::fetched_max`].
+        // A validator fetches each seat with a weight, and at most this many others: [`Checks::fetched_max`].
         let without_weight = committed.difference(&weighted).count();
         let fetches_all = without_weight <= self.fetched_max();
         let (mut lost, mut valid_contributions) = (Vec::new(), 0);
@@ -414,7 +415,7 @@ impl Checks {
             }
         }
         self.valid_contributions += valid_contributions;
-        // Others are not judged.
+        // Other windows are not judged.
         if is_merged && window.0 + 2 * self.params.epoch_windows < self.options.windows {
             let is_valid = |seat: &usize| self.uid(*seat).is_some_and(|uid| valid.contains(&uid));
             let seats: Vec<usize> = (0..self.members.len()).filter(is_valid).collect();
@@ -434,7 +435,7 @@ impl Checks {
         }
     }
 
-    /// Compares what journals say of this window and those before it with the chain.
+    /// Compares journal entries on this window and earlier ones with the chain.
     fn journals(&mut self, chain: &SharedChain, window: Window) {
         let mut views = BTreeMap::new();
         for (name, entry) in std::mem::take(&mut self.entries) {
@@ -452,7 +453,7 @@ impl Checks {
         }
     }
 
-    /// An entry of an honest node's journal agrees with the chain.
+    /// Checks that an entry of an honest node's journal agrees with the chain.
     fn journal(&mut self, view: &WindowView, name: &str, entry: &Entry) {
         let window = view.window;
         if let Entry::Holds { lineage, .. } = entry
@@ -468,7 +469,7 @@ impl Checks {
         }
     }
 
-    /// Whether the chain has what an entry of the seat's journal says.
+    /// Returns whether the chain has the content of an entry in the seat's journal.
     fn is_on(&self, view: &WindowView, seat: usize, entry: &Entry) -> bool {
         let Some(uid) = self.uid(seat) else { return true };
         match entry {
@@ -482,7 +483,7 @@ impl Checks {
         }
     }
 
-    /// Nobody honest loses stake, and no unit of money appears or vanishes.
+    /// Checks that no honest seat loses stake, and that no unit of money appears or vanishes.
     fn money(&mut self, chain: &SharedChain) {
         for (seat, first) in self.first.clone().iter().enumerate() {
             let now = self.seats.iter().find(|now| now.id == first.id).map(|now| now.stake);
@@ -514,7 +515,7 @@ impl Checks {
         }
     }
 
-    /// No seat repeats itself without end.
+    /// Checks that no seat repeats a request without end.
     fn bounds(&mut self, writes: &BTreeMap<usize, u64>) {
         for (signer, calls) in std::mem::take(&mut self.calls) {
             if CALLS_MAX < calls {
@@ -533,10 +534,10 @@ impl Checks {
         }
     }
 
-    /// Of the honest seats that stayed, these were paid for the calm: each validator, each miner whose contributions
-    /// were valid often enough, and half of the miners.
+    /// Checks which of the remaining honest seats were paid for the calm: each validator, each miner whose
+    /// contributions were valid often enough, and half of the miners.
     fn paid(&mut self, chain: &SharedChain) {
-        // Of more miners than a validator fetches some wait for their first weight.
+        // If there are more miners than a validator fetches, some wait for their first weight.
         let are_all_fetched = self.seats.len() <= self.fetched_max();
         let (mut miners, mut unpaid_miners) = (0, Vec::new());
         for (seat, member) in self.members.iter().enumerate() {
@@ -570,7 +571,7 @@ impl Checks {
         }
     }
 
-    /// Every honest node that stayed holds the model after the last window.
+    /// Checks that every remaining honest node holds the model after the last window.
     pub fn finish(&mut self) {
         let mut behind = Vec::new();
         for (seat, member) in self.members.iter().enumerate().filter(|(_, member)| member.is_honest) {
@@ -590,7 +591,7 @@ impl Checks {
         behind.into_iter().for_each(|what| self.broken("liveness", what));
     }
 
-    /// The network stopped before its end.
+    /// Records that the network stopped before its end.
     pub fn stopped(&mut self, error: &SimError) {
         let check = match error {
             SimError::Diverged { .. } => "lineage",
@@ -601,7 +602,7 @@ impl Checks {
     }
 }
 
-/// The subject of a call that says something about it for good, and what it says.
+/// Returns the subject of a call that makes a permanent statement, and the statement.
 fn statement(call: &RuntimeCall) -> Option<(String, String)> {
     use pallet_weights::Call as W;
     use pallet_windows::Call as C;
@@ -630,7 +631,7 @@ fn statement(call: &RuntimeCall) -> Option<(String, String)> {
     })
 }
 
-/// The window that an entry is about, if it can be compared with the chain.
+/// Returns the window of an entry, if it can be compared with the chain.
 fn window_of(entry: &Entry) -> Option<Window> {
     match entry {
         Entry::Holds { window, .. }
@@ -642,7 +643,8 @@ fn window_of(entry: &Entry) -> Option<Window> {
     }
 }
 
-/// The entry as JSON without the values of wall times, the only part of it that differs between two runs of one seed.
+/// Returns the entry as JSON without the values of wall times, the only part that differs between two runs of one
+/// seed.
 fn without_seconds(entry: &impl Serialize) -> String {
     let mut json = Vec::new();
     let mut serializer = serde_json::Serializer::with_formatter(&mut json, WithoutSeconds::default());
@@ -650,7 +652,7 @@ fn without_seconds(entry: &impl Serialize) -> String {
     String::from_utf8(json).expect("JSON is UTF-8")
 }
 
-/// Compact JSON in which the value of a field is left out if it is an `f64` and the field's name ends with `seconds`.
+/// Compact JSON that omits the value of a field if it is an `f64` and the field's name ends with `seconds`.
 #[derive(Default)]
 struct WithoutSeconds {
     is_name: bool,

@@ -1,8 +1,8 @@
-//! Simulated networks under random faults, and checks of what must hold whatever goes wrong.
+//! Simulated networks under random faults, and checks of the rules that must hold under all faults.
 //!
-//! One seed draws everything: which seats cheat, each fault and its time ([`plan`]). In the first windows anything may
-//! go wrong at any time. The last [`Options::calm_windows`] windows have no fault; by then all must be well again.
-//! [`check`] watches every journal entry, every call and every block, and says in words what does not hold.
+//! One seed draws everything: which seats cheat, each fault and its time ([`plan`]). In the first windows faults occur
+//! at any time. The last [`Options::calm_windows`] windows have no fault, and the network must recover in them.
+//! [`check`] reads every journal entry, every call and every block, and describes each broken rule.
 //!
 //! The events of a network are hashed in order, so two runs of one seed are compared by one digest. [`shrink`] leaves
 //! out the faults without which a rule is still broken.
@@ -29,38 +29,39 @@ use std::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Windows without faults at the end of a network, at most: three epochs, the first of which is paid in the third.
+/// Maximum number of windows without faults at the end: three epochs, the first of which is paid in the third.
 pub const CALM_WINDOWS_MAX: u32 = 6;
 
-/// What came of a network.
+/// Result of a network.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     #[serde(flatten)]
     pub options: Options,
-    /// The faults that happened, in words.
+    /// Descriptions of the faults that occurred.
     pub faults: Vec<String>,
     pub fault_counts: FaultCounts,
     pub violations: Vec<Violation>,
-    /// The digest of all events, in order.
+    /// Digest of all events, in order.
     pub trace: String,
     pub events: u64,
     pub merged_windows: u32,
-    /// Merged windows of those before the calm, which has no faults.
+    /// Number of merged windows before the calm, which has no faults.
     pub merged_under_faults: u32,
-    /// Windows in which two thirds of the stake were undisturbed: only then is a contribution missed.
+    /// Number of windows in which two thirds of the stake were undisturbed. Only in these is a missing contribution a
+    /// violation.
     pub checked_windows: u32,
-    /// Honest contributions that two thirds attested as valid.
+    /// Number of honest contributions that two thirds attested as valid.
     pub valid_contributions: u64,
     pub seconds: f64,
 }
 
-/// Full disks are limits of the whole process.
+/// Lock on the process, because full disks are limits of the whole process.
 static ONE_NETWORK: Mutex<()> = Mutex::new(());
 
 /// Runs the network of `options`; one at a time in a process.
 ///
 /// # Errors
-/// If the network cannot be made. What goes wrong in it is a violation.
+/// If the network cannot be made. Failures in it are violations.
 pub fn run(world: &World, options: &Options) -> Result<Report, SimError> {
     let _one = ONE_NETWORK.lock().unwrap_or_else(PoisonError::into_inner);
     survive_full_disks()?;
@@ -101,20 +102,20 @@ pub fn run(world: &World, options: &Options) -> Result<Report, SimError> {
     })
 }
 
-/// Lets a write beyond a limit on a file's length fail, as it does on a full disk, instead of ending the process.
+/// Makes a write beyond a limit on a file's length fail, as on a full disk, instead of ending the process.
 fn survive_full_disks() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let _entered = runtime.enter();
-    // The handler stays for as long as the process runs.
+    // The handler remains for the lifetime of the process.
     signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map(drop)
 }
 
-/// The most networks that [`shrink`] runs, and the time after which it begins no other.
+/// Maximum number of networks that [`shrink`] runs, and the time after which it starts no other.
 const SHRINK_RUNS_MAX: u32 = 60;
 const SHRINK_TIME: Duration = Duration::from_secs(20 * 60);
 
-/// Leaves out faults, first half of them at a time and at last each alone, as long as the first check that `report`
-/// broke is still broken, for as long as it may take. Returns the network with the fewest faults.
+/// Leaves out faults as long as the first check that `report` broke is still broken, within its limits: first half of
+/// them at a time, at last each alone. Returns the network with the fewest faults.
 ///
 /// # Errors
 /// If a network cannot be made.

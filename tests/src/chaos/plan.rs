@@ -1,4 +1,4 @@
-//! What a seed draws: which seats cheat, and which faults begin and end when.
+//! The draw of a seed: the cheating seats, and the faults with their start and end.
 
 use super::CALM_WINDOWS_MAX;
 use crate::sim::{
@@ -21,45 +21,48 @@ use std::{
 };
 use store::faults::{Faults, Rate};
 
-/// The longest fault, in blocks: a window and a half.
+/// Maximum duration of a fault, in blocks: a window and a half.
 const LONGEST_BLOCKS: u64 = 18;
-/// The longest time without finality, in blocks.
+/// Maximum time without finality, in blocks.
 pub(super) const LONGEST_STALL: u32 = 9;
-/// The longest answer of the chain. Kills fall between any two answers.
+/// Maximum latency of the chain. Kills fall between any two answers.
 const LATENCY_MAX: Duration = Duration::from_millis(40);
-/// Seat-windows for one fault of each kind in a small network. Most windows have a fault of the whole network, or of
-/// more than a third of the validators.
+/// Number of seat-windows per fault of each kind in a small network. Most windows have a fault of the whole network,
+/// or of more than a third of the validators.
 const SEAT_WINDOWS_PER_FAULT: u64 = 20;
-/// The most seats of a small network. In a larger one, each role and the whole network have their own faults, so that
-/// most windows are merged: only then is a contribution missed.
+/// Maximum number of seats of a small network. In a larger one, each role and the whole network have their own faults,
+/// so that most windows are merged: only then is a missing contribution a violation.
 const SMALL_NETWORK_SEATS_MAX: usize = 24;
-/// The same as [`SEAT_WINDOWS_PER_FAULT`] in a larger network, of miners and of validators.
+/// The same as [`SEAT_WINDOWS_PER_FAULT`] for the miners of a larger network.
 const MINER_WINDOWS_PER_FAULT: u64 = 40;
+/// The same for its validators.
 const VALIDATOR_WINDOWS_PER_FAULT: u64 = 160;
-/// Windows of a larger network for each fault of finality, for each time of late calls, and for each cut through the
-/// whole network.
+/// Number of a larger network's windows per fault of finality.
 const WINDOWS_PER_STALL: u32 = 24;
+/// Number of its windows per period of late calls.
 const WINDOWS_PER_LATE_CALLS: u32 = 24;
+/// Number of its windows per outage that divides the whole network.
 const WINDOWS_PER_PARTITION: u32 = 8;
-/// Windows of any network for each upgrade of the runtime.
+/// Number of windows per upgrade of the runtime, in any network.
 const WINDOWS_PER_UPGRADE: u32 = 24;
-/// The most seats of one role that are cut off together in a larger network.
+/// Maximum number of seats of one role that are disconnected together in a larger network.
 const CUT_OFF_MAX: usize = 6;
 
-/// The most windows between two checkpoints, unless one must be longer.
+/// Maximum number of windows between two checkpoints, unless the network needs more.
 const CHECKPOINT_WINDOWS_MAX: u32 = 12;
 
-/// Contributions that a validator of a larger network evaluates in a window: the default of `validator serve`.
+/// Number of contributions that a validator of a larger network evaluates in a window: the default of `validator
+/// serve`.
 const EVALUATIONS_MAX: usize = 64;
 
-/// All that determines a network.
+/// Parameters that determine a network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Options {
     pub seed: u64,
     pub miners: usize,
     pub validators: usize,
     pub windows: u32,
-    /// The numbers of the faults that happen; `None`: all that are drawn.
+    /// Numbers of the faults that occur; `None`: all drawn faults.
     pub keep: Option<BTreeSet<usize>>,
     #[serde(skip)]
     pub planted: Option<Planted>,
@@ -68,26 +71,26 @@ pub struct Options {
 /// A fault of some seats, from the head `from` until the head `until`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// From 1, in the order in which faults are drawn.
+    /// Number from 1, in the order in which faults are drawn.
     pub number: usize,
     pub kind: Kind,
-    /// By uid. Empty: the fault is of no seat.
+    /// Uids of the affected seats. Empty: the fault affects no single seat.
     pub seats: BTreeSet<usize>,
     pub from: u32,
     pub until: u32,
-    /// The time after these heads.
+    /// Delay after these heads.
     after: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// The seats work as an adversary of this name.
+    /// The seats follow the adversary of this name.
     Cheat(&'static str),
-    /// The node is killed at any await and opened at once. Unless a disk loses data, it must lose nothing.
+    /// The node is killed at any await and reopened immediately. Unless a disk loses data, it must lose nothing.
     Kill(Leaves),
-    /// The node is killed, and opened at the end.
+    /// The node is killed, and reopened at the end.
     Down,
-    /// The seats reach neither the chain nor the others, or only in one direction.
+    /// The seats are disconnected from the chain and the others, or in one direction only.
     CutOff(Link),
     /// The node sees heads this many blocks late.
     HeadLag(u32),
@@ -95,25 +98,25 @@ pub enum Kind {
     LateCalls(u32),
     /// The chain does not answer the node.
     Silence,
-    /// No block is finalised until the end of the fault, which finalises all at once.
+    /// No block is finalised until the end of the fault, which finalises all blocks together.
     LateFinality,
-    /// The same, and at the end the blocks are replaced by others: their calls are included again, or lost until their
-    /// clients send them again.
+    /// The same, and at the end the blocks are replaced by others. Their calls are included again, or lost until their
+    /// clients resubmit them.
     Fork { loses_calls: bool },
-    /// The chain's runtime is upgraded: its migrations run, calls in the pool are lost until their clients send them
-    /// again, and all clients connect again.
+    /// The chain's runtime is upgraded: its migrations run, calls in the pool are lost until their clients resubmit
+    /// them, and all clients reconnect.
     Upgrade,
     /// The node's reads are answered from the block at which the fault began.
     OldReads,
-    /// The node is shown the best block as final. Until its end it may write down what a fork then takes back.
+    /// The node sees the best block as final. Until the fault ends, it may write statements that a fork then reverts.
     ShowsBest,
-    /// The chain includes the node's calls, and does not tell it.
+    /// The chain includes the node's calls, but does not send it the results.
     NoResults,
-    /// Each operation on the bucket fails, or every other.
+    /// Each operation on the bucket fails, or every second one.
     BucketFails(Rate),
     /// Objects arrive late and slowly.
     BucketIsSlow,
-    /// The bucket shows other bytes, too few, or none.
+    /// The bucket serves other bytes, too few, or none.
     BucketLies,
     /// The bucket has no space.
     BucketIsFull,
@@ -121,7 +124,7 @@ pub enum Kind {
     FullDisk(u64),
     /// A miner registers.
     Join,
-    /// The miner stops and gives its seat up.
+    /// The miner stops and deregisters its seat.
     Leave,
 }
 
@@ -130,24 +133,25 @@ impl Options {
         Options { seed, miners, validators, windows, keep: None, planted: None }
     }
 
-    /// Windows without faults at the end.
+    /// Returns the number of windows without faults at the end.
     pub fn calm_windows(&self) -> u32 {
         (self.windows / 2).min(CALM_WINDOWS_MAX)
     }
 
-    /// The first window without faults.
+    /// Returns the first window without faults.
     pub(super) fn calm(&self) -> Window {
         Window(self.windows - self.calm_windows())
     }
 
-    /// Windows between two checkpoints, so that one follows the calm's first window, which is merged: a validator that
-    /// could not get a selected contribution for half a minute has no vote until the next checkpoint.
+    /// Returns the number of windows between two checkpoints, so that one follows the calm's first window, which is
+    /// merged. A validator that failed to get a selected contribution for half a minute has no vote until the next
+    /// checkpoint.
     fn checkpoint_windows(&self) -> u32 {
         let second = self.calm().next().0;
         (2..=CHECKPOINT_WINDOWS_MAX).rev().find(|windows| second.is_multiple_of(*windows)).unwrap_or(second)
     }
 
-    /// Gives the run of `world` room for all seats, and epochs of which a short network has several.
+    /// Extends the run of `world` to all seats, and shortens epochs so that a short network has several.
     pub(super) fn adapt(&self, world: &mut World) {
         let seats = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
         *world = world.with_small_model();
@@ -161,7 +165,7 @@ impl Options {
         };
     }
 
-    /// Seats that begin with the network.
+    /// Returns the number of seats that begin with the network.
     fn seats(&self) -> usize {
         self.miners + self.validators
     }
@@ -170,13 +174,13 @@ impl Options {
         SMALL_NETWORK_SEATS_MAX < self.seats()
     }
 
-    /// The name of a seat that begins with the network.
+    /// Returns the name of a seat that begins with the network.
     pub(super) fn name(&self, seat: usize) -> String {
         let role = if seat < self.miners { Role::Miner } else { Role::Validator };
         format!("{role}-{seat}")
     }
 
-    /// The arguments that repeat the network.
+    /// Returns the arguments that repeat the network.
     pub fn arguments(&self) -> String {
         let Options { seed, miners, validators, windows, keep, .. } = self;
         let mut text =
@@ -190,16 +194,16 @@ impl Options {
 }
 
 impl Fault {
-    /// Whether the seat need not work, and may look faulty, between these heads.
+    /// Returns whether the fault allows the seat to be idle and look faulty between these heads.
     pub fn excuses(&self, seat: usize, from: u32, until: u32) -> bool {
         let is_disturbed = match self.kind {
             Kind::Kill(leaves) => leaves == Leaves::Truncated,
             Kind::LateCalls(_) | Kind::LateFinality | Kind::Fork { .. } | Kind::Upgrade => true,
-            // Also to those who read from it, where the plan says so.
+            // The fault also excuses readers of the bucket, if the plan names them.
             Kind::BucketIsSlow => true,
             _ => self.seats.contains(&seat),
         };
-        // A node that is behind by then needs some blocks.
+        // A node that lags at that point needs some blocks.
         let ends = self.until.saturating_add(LONGEST_LAG + 1);
         let is_of_seat =
             self.seats.is_empty() || self.seats.contains(&seat) || self.kind == Kind::BucketIsSlow;
@@ -262,7 +266,7 @@ impl Fault {
     }
 }
 
-/// The most blocks by which heads are late.
+/// Maximum number of blocks by which heads are late.
 const LONGEST_LAG: u32 = 4;
 
 impl fmt::Display for Fault {
@@ -280,25 +284,25 @@ impl fmt::Display for Fault {
     }
 }
 
-/// How many faults disturb whom.
+/// Numbers of faults, by the affected seats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FaultCounts {
     pub cheats: usize,
-    /// Of the chain or of no seat in particular.
+    /// Faults of the chain or of no seat in particular.
     pub of_all: usize,
-    /// Of validators, and perhaps of miners too.
+    /// Faults of validators, and possibly of miners too.
     pub of_validators: usize,
     pub of_miners: usize,
 }
 
-/// What a seed draws.
+/// The draw of a seed.
 pub struct Plan {
     pub faults: Vec<Fault>,
-    /// The head at which a node without a seat joins.
+    /// Head at which a node without a seat joins.
     pub late_join: Block,
-    /// By seat: the places in `faults` of those of the seat.
+    /// Indices in `faults` of the faults of each seat.
     of_seat: BTreeMap<usize, Vec<usize>>,
-    /// The places in `faults` of those that disturb every seat.
+    /// Indices in `faults` of the faults that disturb every seat.
     of_all: Vec<usize>,
 }
 
@@ -313,16 +317,16 @@ struct Drawing<'a> {
 
 /// Seats with the same density of faults.
 struct Group {
-    /// How many seats began.
+    /// Number of seats at the start.
     size: usize,
-    /// Those that are honest and stay.
+    /// Honest seats that stay.
     stay: Vec<usize>,
     windows_per_fault: u64,
     cut_off_max: usize,
 }
 
 impl Drawing<'_> {
-    /// A number of faults of one kind.
+    /// Draws a number of faults of one kind.
     fn count_of(&mut self, seats: usize, windows_per_fault: u64) -> u64 {
         let windows = u64::from(self.options.calm().0);
         self.random.below(1 + 2 * (seats as u64 * windows).div_ceil(windows_per_fault))
@@ -332,7 +336,7 @@ impl Drawing<'_> {
         self.count_of(self.options.seats(), SEAT_WINDOWS_PER_FAULT)
     }
 
-    /// A number of faults of the whole network of one kind.
+    /// Draws a number of faults of the whole network of one kind.
     fn count_of_all(&mut self, windows_per_fault: u32) -> u64 {
         let most =
             if self.options.is_large() { self.options.calm().0.div_ceil(windows_per_fault) } else { 2 };
@@ -361,7 +365,7 @@ impl Drawing<'_> {
         of[self.random.below(of.len() as u64) as usize]
     }
 
-    /// A head before the calm.
+    /// Draws a head before the calm.
     fn block(&mut self) -> u32 {
         let (from, calm) = (self.schedule.opens_at(Window::FIRST).0, self.calm());
         from + self.random.below(u64::from(calm - from)) as u32
@@ -371,7 +375,7 @@ impl Drawing<'_> {
         self.schedule.opens_at(self.options.calm()).0
     }
 
-    /// Adds a fault that lasts.
+    /// Adds a fault with a duration.
     fn lasting(&mut self, kind: Kind, seats: impl IntoIterator<Item = usize>) {
         let from = self.block();
         let until = from + 1 + self.random.below(LONGEST_BLOCKS) as u32;
@@ -390,7 +394,7 @@ impl Drawing<'_> {
         }
     }
 
-    /// Adds a fault of a moment.
+    /// Adds an instantaneous fault.
     fn at(&mut self, kind: Kind, seats: impl IntoIterator<Item = usize>, lasts: u32) {
         let (at, after) = (self.block(), Duration::from_millis(self.random.below(SLOT_DURATION)));
         self.add(kind, seats, at, at.saturating_add(lasts), after);
@@ -411,7 +415,7 @@ impl Drawing<'_> {
         self.faults.push(Fault { number, kind, seats, from, until, after });
     }
 
-    /// A fifth of the miners, and one validator of four or more.
+    /// Draws the cheats: a fifth of the miners, and one validator of four or more.
     fn cheats(&mut self) {
         let kinds = |role| -> Vec<&'static str> {
             let kinds = adversaries::KINDS.iter().filter(|kind| kind.role == role && !kind.in_pairs);
@@ -470,7 +474,7 @@ impl Drawing<'_> {
         }
     }
 
-    /// Cuts off up to `most` of `seats` together.
+    /// Disconnects up to `most` of `seats` together.
     fn cut_off(&mut self, seats: &[usize], most: usize) {
         let link = self.pick(&[Link::All, Link::All, Link::Heads, Link::Calls, Link::Reads, Link::Readers]);
         let size = 1 + self.random.below(most as u64);
@@ -489,7 +493,7 @@ impl Drawing<'_> {
         for _ in 0..self.count_of(size, windows_per_fault) {
             self.cut_off(&group.stay, group.cut_off_max);
         }
-        // One node at a time.
+        // Each fault affects one node.
         let kinds = [
             Kind::Kill(Leaves::Truncated),
             Kind::Down,
@@ -521,7 +525,7 @@ impl Drawing<'_> {
 }
 
 impl Plan {
-    /// Draws all faults, then leaves out those that are not kept: leaving one out changes no other.
+    /// Draws all faults, then removes those that are not kept. Removing one changes no other.
     pub fn draw(options: &Options, schedule: &Schedule) -> Plan {
         let mut random = SeededRng::new(&[b"chaos", &options.seed.to_le_bytes()]);
         let into = random.below(u64::from(schedule.blocks_per_window)) as u32;
@@ -534,7 +538,7 @@ impl Plan {
         let (mut of_seat, mut of_all) = (BTreeMap::<usize, Vec<usize>>::new(), Vec::new());
         for (place, fault) in faults.iter().enumerate() {
             fault.seats.iter().for_each(|seat| of_seat.entry(*seat).or_default().push(place));
-            // A miner waits for a bucket for ten seconds before it asks another one: it has six to commit.
+            // A miner waits ten seconds for a bucket before it tries another one. It has six to commit.
             let is_waited_for =
                 fault.kind == Kind::BucketIsSlow && fault.seats.iter().any(|seat| options.miners <= *seat);
             if is_waited_for {
@@ -547,7 +551,7 @@ impl Plan {
         Plan { faults, late_join: Block(schedule.opens_at(last).0 + into), of_seat, of_all }
     }
 
-    /// The faults that disturb one seat: its own, those of all, and slow buckets of validators.
+    /// Returns the faults that disturb one seat: its own, those of all, and slow buckets of validators.
     pub(super) fn of(&self, seat: usize) -> impl Iterator<Item = &Fault> {
         let own = self.of_seat.get(&seat).into_iter().flatten();
         own.chain(&self.of_all).map(|place| &self.faults[*place])
@@ -567,7 +571,7 @@ impl Plan {
         counts
     }
 
-    /// By uid: the adversary's name, if the seat cheats.
+    /// Returns the adversary's name, if the seat cheats.
     pub fn cheat(&self, seat: usize) -> Option<&'static str> {
         self.of(seat).find_map(|fault| match fault.kind {
             Kind::Cheat(name) => Some(name),
@@ -579,7 +583,7 @@ impl Plan {
         self.of(seat).any(|fault| fault.kind == Kind::Leave)
     }
 
-    /// The seats and faults for the simulation.
+    /// Returns the seats and faults for the simulation.
     pub(super) fn cast(&self, options: &Options) -> Cast {
         let mailbox = SharedMailbox::default();
         let setup = |index: usize| Setup {

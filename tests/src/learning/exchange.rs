@@ -10,7 +10,7 @@ use protocol::{
 };
 use serde::{Deserialize, Serialize};
 
-/// How workers exchange their updates.
+/// Scheme by which workers exchange their updates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scheme {
@@ -59,11 +59,11 @@ pub enum StandIn {
     Own,
     /// `θ` without the last update.
     Agreed,
-    /// `θ` without the last update, less what the worker sent, times the outer rate.
+    /// `θ` without the last update, minus the worker's sent values times the outer rate.
     Eager,
 }
 
-/// For serde.
+/// Returns whether serde omits the value.
 fn is_zero(value: &f32) -> bool {
     *value == 0.0
 }
@@ -82,7 +82,7 @@ impl Scheme {
         }
     }
 
-    /// Inner steps of a window before the last update arrives.
+    /// Returns the number of inner steps of a window before the last update arrives.
     pub fn late_steps(&self) -> usize {
         match self.start() {
             Start::Late { steps, .. } => steps,
@@ -120,24 +120,24 @@ pub enum ExchangeError {
     Merge(#[from] merge::MergeError),
 }
 
-/// The state that workers and merge keep from window to window, and the traffic so far.
+/// State that workers and merge keep from window to window, and the traffic so far.
 pub struct Exchange<'a> {
     schema: &'a Schema,
     scheme: &'a Scheme,
     /// One residual per worker.
     residuals: Vec<Vec<f32>>,
-    /// For each worker the weights that it compares with at the end of the window.
+    /// Weights with which each worker compares its own at the end of the window.
     references: Vec<Vec<f32>>,
-    /// For late updates: `θ` without the last update, and what each worker sent for it.
+    /// For late updates: `θ` without the last update, and each worker's sent values for it.
     before: Vec<f32>,
     sent: Vec<Sparse>,
-    /// The residual of the merge (PROT-18).
+    /// Residual of the merge (PROT-18).
     buffer: Vec<f32>,
     norms: RunningNorms,
     velocity: Vec<f32>,
     /// The dense update.
     update: Vec<f32>,
-    /// Workers that sent each coordinate in this window.
+    /// Number of workers that sent each coordinate in this window.
     hits: Vec<u32>,
     published: Option<Published>,
     pub traffic: Traffic,
@@ -155,7 +155,7 @@ pub struct Traffic {
     pub union: f64,
 }
 
-/// `θ − share·e`.
+/// Returns `θ − share·e`.
 fn ahead(theta: &[f32], share: f32, residual: &[f32]) -> Vec<f32> {
     theta.iter().zip(residual).map(|(value, held)| value - share * held).collect()
 }
@@ -185,11 +185,12 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// The weights from which `worker` starts the next window; `own` are its weights at the end of the last one.
+    /// Returns the weights from which `worker` starts the next window; `own` are its weights at the end of the last
+    /// one.
     pub fn start(&mut self, worker: usize, own: &[f32], theta: &[f32]) -> Vec<f32> {
         let start = match (self.scheme.start(), self.scheme) {
             (Start::Ahead { share }, _) => ahead(theta, share, &self.residuals[worker]),
-            // No update is under way in the first window.
+            // The first window has no update in transit.
             (Start::Late { steps: 1.., from, .. }, Scheme::Ours { outer, .. })
                 if self.traffic.windows > 0 =>
             {
@@ -211,9 +212,9 @@ impl<'a> Exchange<'a> {
         start
     }
 
-    /// Moves the weights of `worker` onto `base`, which is `theta` or with a share ahead of it, the last update having
-    /// arrived, and keeps the inner steps since the start: `x ← x + (base − start)`. From now on the worker compares
-    /// with `base`, so its pseudo-gradient remains minus the sum of the window's inner steps.
+    /// Moves the weights of `worker` onto `base` when the last update arrives, and keeps the inner steps since the
+    /// start: `x ← x + (base − start)`. `base` is `theta`, or with a share ahead of it. From now on the worker
+    /// compares with `base`, so its pseudo-gradient remains minus the sum of the window's inner steps.
     pub fn rebase(&mut self, worker: usize, weights: &mut [f32], theta: &[f32]) {
         let base = match self.scheme.start() {
             Start::Late { share, .. } if share != 0.0 => ahead(theta, share, &self.residuals[worker]),
@@ -292,7 +293,7 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// `e ← decay·e + (θ − θ_after)` for each worker (PROT-10), `θ` being its reference.
+    /// Computes `e ← decay·e + (θ − θ_after)` for each worker (PROT-10); `θ` is its reference.
     fn accumulate(&mut self, decay: f32, after: &[Vec<f32>]) {
         for ((residual, reference), after) in self.residuals.iter_mut().zip(&self.references).zip(after) {
             for ((entry, before), after) in residual.iter_mut().zip(reference).zip(after) {
@@ -388,7 +389,7 @@ mod tests {
         .unwrap()
     }
 
-    /// The weights of three workers at the end of `window`, from `theta`.
+    /// Returns the weights of three workers at the end of `window`, from `theta`.
     fn ends(theta: &[f32], window: usize) -> Vec<Vec<f32>> {
         let moved = |worker: usize| {
             let step =
@@ -521,7 +522,7 @@ mod tests {
 
     #[test]
     fn both_sparse_schemes_send_their_residuals_later() {
-        // Without decay, every value is sent in the end, so the published scheme, a mean over all, stays near the
+        // Without decay, every value is sent eventually, so the published scheme, a mean over all, stays near the
         // dense mean. Our mean over hits takes a longer step where only one worker sent a coordinate, but stays
         // bounded.
         let (dense, _) = after(&Scheme::Dense { outer: PLAIN }, 60);

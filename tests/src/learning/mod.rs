@@ -3,7 +3,7 @@
 //! `docs/log/`.
 //!
 //! All runs of one seed start from the same weights and use the same number of tokens and inner steps. The workers
-//! share the batch of a step, so that runs differ only in how workers exchange updates.
+//! share the batch of a step, so runs differ only in the exchange of updates.
 
 pub mod exchange;
 pub mod plan;

@@ -33,7 +33,8 @@ pub enum Question {
     Schedule,
     /// Density 1/64 for 1,280 windows, in the smallest model.
     Long,
-    /// Updates that arrive a step, a third of a window, or a whole window, late, and workers that wait a third of the time.
+    /// Updates that arrive a step, a third of a window, or a whole window, late, and workers that wait a third of the
+    /// time.
     Late,
     /// Step-ahead error feedback at several learning and outer rates, and DiLoCo at several of its own: 640 windows.
     Ahead,
@@ -109,12 +110,12 @@ impl Question {
         }
     }
 
-    /// File name of the question's plot, without its extension.
+    /// Returns the file name of the question's plot, without its extension.
     pub fn slug(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// Whether the variants are schemes at several learning rates, named `SCHEME, RATE`.
+    /// Returns whether the variants are schemes at several learning rates, named `SCHEME, RATE`.
     pub fn compares_rates(self) -> bool {
         matches!(
             self,
@@ -126,7 +127,7 @@ impl Question {
         )
     }
 
-    /// The variants; tables compare the others with the first.
+    /// Returns the variants; tables compare the others with the first.
     pub fn variants(self, seed: u64) -> Vec<Variant> {
         let base = base(seed);
         let with =
@@ -418,7 +419,7 @@ impl Question {
 /// Learning rates of [`Question::Ahead`].
 const AHEAD_RATES: [f64; 4] = [4e-3, 2e-3, 8e-3, 16e-3];
 
-/// Ours at density 1/64, from `θ − share·e`.
+/// Returns our scheme at density 1/64, from `θ − share·e`.
 fn ours_ahead(outer: Outer, share: f32) -> Scheme {
     let start = if share == 0.0 { Start::Agreed } else { Start::Ahead { share } };
     ours_from(64, outer, start)
@@ -426,7 +427,7 @@ fn ours_ahead(outer: Outer, share: f32) -> Scheme {
 
 const LONG_RATES: [f64; 4] = [16e-3, 8e-3, 4e-3, 2e-3];
 
-/// 20 · 64 windows of the smallest model: sparse schemes lag by about 1/ρ windows (PROT-18), here 64.
+/// Returns 20 · 64 windows of the smallest model: sparse schemes lag by about 1/ρ windows (PROT-18), here 64.
 fn long(base: Run) -> Run {
     Run { width: 16, windows: 1280, ..base }
 }
@@ -447,7 +448,7 @@ fn sparse_published() -> Scheme {
 /// Ten times the lag of density 1/64 (PROT-18).
 const LATE_WINDOWS: usize = 640;
 
-/// The base run: 20 · 8 windows, as density 1/8 lags by about 8 windows (PROT-18).
+/// Returns the base run: 20 · 8 windows, because density 1/8 lags by about 8 windows (PROT-18).
 fn base(seed: u64) -> Run {
     Run {
         scheme: ours(EIGHTH, 8),
@@ -480,7 +481,7 @@ fn published(density: u16, over: Divisor) -> Scheme {
     Scheme::Published { density, decay: DECAY, over, outer: PLAIN }
 }
 
-/// The expected density of the union of the workers' coordinates, if they choose independently.
+/// Returns the expected density of the union of the workers' coordinates, if they choose independently.
 fn union(density: u16, workers: usize) -> u16 {
     let unsent = (1.0 - f64::from(density) / 4096.0).powi(workers as i32);
     ((1.0 - unsent) * 4096.0).round() as u16

@@ -23,10 +23,10 @@ const BOTTOM: f64 = 46.0;
 /// A palette for colour-blind readers (Okabe and Ito).
 const COLOURS: [&str; 8] =
     ["#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"];
-/// The plot omits this first share of the tokens: its steep losses would hide small final differences.
+/// Share of the tokens at the start that the plot omits: their steep losses would hide small final differences.
 const SHOWN_FROM: f64 = 0.2;
 
-/// A plot of held-out losses in nats per token. Omits lines without points; without any line, the plot is empty.
+/// Plots held-out losses in nats per token. Omits lines without points; without any line, the plot is empty.
 pub fn svg(title: &str, lines: &[Line]) -> String {
     let lines: Vec<&Line> = lines.iter().filter(|line| !line.points.is_empty()).collect();
     let last = lines.iter().flat_map(|line| &line.points).map(|point| point.0).fold(0.0, f64::max);
@@ -74,8 +74,8 @@ pub fn svg(title: &str, lines: &[Line]) -> String {
     svg + "</svg>\n"
 }
 
-/// A plot of final held-out losses against learning rates, on a logarithmic axis: a line for each seed of each scheme,
-/// a dot for each run.
+/// Plots final held-out losses against learning rates, on a logarithmic axis: a line for each seed of each scheme, a
+/// dot for each run.
 pub fn rates_svg(title: &str, schemes: &[Rates]) -> String {
     let points = |scheme: &Rates| scheme.seeds.iter().flatten().copied().collect::<Vec<_>>();
     let all: Vec<(f64, f64)> = schemes.iter().flat_map(points).collect();
@@ -144,7 +144,7 @@ impl Vertical {
     }
 }
 
-/// The start of the SVG: title, grid, ticks, caption.
+/// Returns the start of the SVG: title, grid, ticks, caption.
 fn frame(title: &str, vertical: &Vertical, ticks: &[(f64, String)], below: &str) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -173,7 +173,7 @@ fn frame(title: &str, vertical: &Vertical, ticks: &[(f64, String)], below: &str)
     svg
 }
 
-/// 1, 2 or 5 times a power of ten, near `about`.
+/// Returns 1, 2 or 5 times a power of ten, near `about`.
 fn tick_step(about: f64) -> f64 {
     let power = 10f64.powf(about.log10().floor());
     let times = about / power;

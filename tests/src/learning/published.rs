@@ -47,7 +47,7 @@ impl Published {
         Published { tensors: tensors.collect() }
     }
 
-    /// The decoded form of `values`, and the size of its encoding in bits.
+    /// Returns the decoded form of `values`, and the size of its encoding in bits.
     pub fn encode(&self, values: &[f32]) -> (Sparse, u64) {
         let mut bits = 0;
         let tensors = self.tensors.iter().map(|tensor| {
@@ -76,7 +76,7 @@ impl Published {
     }
 }
 
-/// The positions of each tile of a tensor.
+/// Returns the positions of each tile of a tensor.
 fn tiles(shape: &[u32]) -> Vec<Vec<u32>> {
     let side =
         |length: u32| (1..=SIDE.min(length)).rev().find(|side| length.is_multiple_of(*side)).unwrap_or(1);

@@ -15,17 +15,17 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// A number below `end`, nearly uniform.
+    /// Returns a number below `end`, nearly uniform.
     pub fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.draw()) * u128::from(end)) >> 64) as u64
     }
 
-    /// A nearly normal number: the sum of twelve uniform numbers, minus six.
+    /// Returns a nearly normal number: the sum of twelve uniform numbers, minus six.
     pub fn normal(&mut self) -> f64 {
         (0..12).map(|_| (self.draw() >> 11) as f64 / (1u64 << 53) as f64).sum::<f64>() - 6.0
     }
 
-    /// A random permutation of the numbers below `end`.
+    /// Returns a random permutation of the numbers below `end`.
     pub fn order(&mut self, end: u64) -> Vec<u64> {
         let mut order: Vec<u64> = (0..end).collect();
         for last in (1..order.len()).rev() {

@@ -25,7 +25,8 @@ pub enum ResultsError {
     Write { path: PathBuf, source: io::Error },
 }
 
-/// All results of a file; none if it does not exist. Ignores a last line without a newline, from an interrupted write.
+/// Reads all results of a file; none if it does not exist. Ignores a last line without a newline, from an interrupted
+/// write.
 ///
 /// # Errors
 /// If the file cannot be read, or a complete line is not a result.
@@ -58,7 +59,7 @@ pub fn append(path: &Path, outcome: &Outcome) -> Result<(), ResultsError> {
     file.write_all(line.as_bytes()).and_then(|()| file.sync_data()).map_err(failed)
 }
 
-/// The result of `run`.
+/// Returns the result of `run`.
 pub fn find<'a>(outcomes: &'a [Outcome], run: &Run) -> Option<&'a Outcome> {
     outcomes.iter().find(|outcome| outcome.run == *run)
 }
@@ -71,13 +72,13 @@ pub struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Mean loss over the seeds; `None` if one diverged or no seed is finished.
+    /// Returns the mean loss over the seeds; `None` if one diverged or no seed is finished.
     pub fn loss(&self) -> Option<f64> {
         let sum = self.outcomes.iter().map(|outcome| outcome.final_loss).sum::<Option<f64>>()?;
         (!self.outcomes.is_empty()).then(|| sum / self.outcomes.len() as f64)
     }
 
-    /// Tokens after each measured window, and the mean loss over the seeds.
+    /// Returns the tokens after each measured window, and the mean loss over the seeds.
     pub fn path(&self) -> Vec<(f64, f64)> {
         let Some(first) = self.outcomes.first() else { return Vec::new() };
         let count = self.outcomes.len() as f64;
@@ -88,7 +89,7 @@ impl Row<'_> {
         points.collect()
     }
 
-    /// The name without its learning rate, if it ends with one.
+    /// Returns the name without its learning rate, if it ends with one.
     fn scheme(&self) -> &str {
         self.name.rsplit_once(", ").map_or(&self.name, |(scheme, _)| scheme)
     }
@@ -103,7 +104,7 @@ impl Row<'_> {
     }
 }
 
-/// The question's variants with their finished runs.
+/// Returns the question's variants with their finished runs.
 pub fn rows<'a>(question: Question, seeds: &[u64], outcomes: &'a [Outcome]) -> Vec<Row<'a>> {
     let mut rows: Vec<Row<'a>> = Vec::new();
     for &seed in seeds {
@@ -117,8 +118,8 @@ pub fn rows<'a>(question: Question, seeds: &[u64], outcomes: &'a [Outcome]) -> V
     rows
 }
 
-/// The best row of each scheme, for rows that differ in learning rate: among the rows with most finished seeds, the
-/// one with the lowest loss.
+/// Returns the best row of each scheme, for rows that differ in learning rate: among the rows with most finished
+/// seeds, the one with the lowest loss.
 pub fn best<'a>(rows: &[Row<'a>]) -> Vec<Row<'a>> {
     let mut best: Vec<Row<'a>> = Vec::new();
     for row in rows.iter().filter(|row| !row.outcomes.is_empty()) {
@@ -131,7 +132,7 @@ pub fn best<'a>(rows: &[Row<'a>]) -> Vec<Row<'a>> {
     best
 }
 
-/// One line per row.
+/// Returns one line per row.
 pub fn lines(rows: &[Row<'_>]) -> Vec<Line> {
     rows.iter().map(|row| Line { name: row.name.clone(), points: row.path() }).collect()
 }
@@ -139,7 +140,7 @@ pub fn lines(rows: &[Row<'_>]) -> Vec<Line> {
 /// Learning rates and final losses, by seed.
 type BySeed = BTreeMap<u64, Vec<(f64, f64)>>;
 
-/// Each scheme's rates and final losses, sorted by rate, from the same rows as [`best`]. Omits runs that diverged.
+/// Returns each scheme's rates and final losses, sorted by rate, from the same rows as [`best`]. Omits diverged runs.
 pub fn rates(rows: &[Row<'_>]) -> Vec<Rates> {
     let mut schemes: BTreeMap<&str, BySeed> = BTreeMap::new();
     for row in rows {
@@ -160,7 +161,7 @@ pub fn rates(rows: &[Row<'_>]) -> Vec<Rates> {
     schemes.into_iter().map(rates_of).collect()
 }
 
-/// A table of the rows; it compares the others with the first, seed by seed.
+/// Renders a table of the rows; it compares the others with the first, seed by seed.
 pub fn table(rows: &[Row<'_>]) -> String {
     let mut table = String::from(
         "| | held-out loss | less the first, seed by seed | of the first | bits a parameter and window: sent, fetched | union |\n|---|---|---|---|---|---|\n",

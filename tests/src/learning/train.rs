@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
 const DEVICE: Device = Device::CPU;
-/// The held-out loss is measured at the end of each of these equal parts of a run.
+/// Number of equal parts of a run; the held-out loss is measured at the end of each.
 const STAGES: usize = 16;
-/// The loss is also measured after each of the last windows. Their mean is the final loss: one window's loss is noisy.
+/// Number of last windows after which the loss is also measured. Their mean is the final loss: one window's loss is
+/// noisy.
 const LAST_WINDOWS: usize = 4;
 /// Share of all inner steps in which the learning rate rises.
 const WARM_UP: f64 = 0.04;
@@ -23,7 +24,7 @@ const WSD_DECAY: f64 = 0.2;
 #[serde(deny_unknown_fields)]
 pub struct Run {
     pub scheme: Scheme,
-    /// `R`.
+    /// `R`: number of workers.
     pub workers: usize,
     /// `H`: inner steps per window.
     pub steps: usize,
@@ -87,12 +88,12 @@ impl Run {
         }
     }
 
-    /// Inner steps of one worker.
+    /// Returns the number of inner steps of one worker.
     pub fn inner_steps(&self) -> u64 {
         (self.windows * self.steps) as u64
     }
 
-    /// Training tokens of all workers in one window.
+    /// Returns the training tokens of all workers in one window.
     pub fn window_tokens(&self) -> u64 {
         (self.steps * self.batch * self.seq_len) as u64
     }
@@ -167,7 +168,7 @@ impl Run {
                 if window > 0 && self.scheme != Scheme::Alone {
                     trainer.load(&start)?;
                 }
-                // Before the first window no update is under way.
+                // Before the first window no update is in transit.
                 let arrival = (window > 0 && late > 0).then_some(late);
                 for step in 0..steps {
                     if arrival == Some(step) {
@@ -220,17 +221,17 @@ impl Outcome {
         self
     }
 
-    /// Bits of one contribution, per parameter of the model.
+    /// Returns the bits of one contribution, per parameter of the model.
     pub fn sent_per_parameter(&self) -> f64 {
         self.per_parameter(self.traffic.sent) / self.run.workers as f64
     }
 
-    /// Bits that one worker fetches in a window, per parameter of the model.
+    /// Returns the bits that one worker fetches in a window, per parameter of the model.
     pub fn fetched_per_parameter(&self) -> f64 {
         self.per_parameter(self.traffic.updates)
     }
 
-    /// Mean share of coordinates that at least one worker sent.
+    /// Returns the mean share of coordinates that at least one worker sent.
     pub fn union(&self) -> f64 {
         self.traffic.union / self.traffic.windows.max(1) as f64
     }

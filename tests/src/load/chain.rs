@@ -1,8 +1,8 @@
 //! The embedded chain with all seats of the largest run, which send every call of their windows.
 //!
-//! All miners commit at once as the window opens: the largest burst that there can be. All validators then commit to
-//! their attestations and reveal them, commit to their votes and reveal them, and post and reveal weights. Each call is
-//! signed and sent over JSON-RPC; what the chain has of it is read by the client that nodes use.
+//! All miners commit at once when the window opens, which is the largest possible burst. All validators then commit to
+//! their attestations and reveal them, commit to their votes and reveal them, and post and reveal weights. Each call
+//! is signed and sent over JSON-RPC; the client that nodes use reads the results from the chain.
 
 use super::{MIB, Report, quantile, resident_bytes, slope};
 use anyhow::{Context as _, ensure};
@@ -33,25 +33,26 @@ use tokio::{
 const RUN: RunId = RunId(0);
 const EPOCH_WINDOWS: u32 = 2;
 const SALT: reveal::Salt = [3; 32];
-/// Connections over which the seats send their calls.
+/// Number of connections over which the seats send their calls.
 const CONNECTIONS: usize = 16;
-/// Registrations between two blocks: a block has room for about this number.
+/// Number of registrations between two blocks, about as many as fit into one.
 const REGISTERED_AT_ONCE: usize = 48;
 /// The key of `System.BlockWeight`.
 const BLOCK_WEIGHT: &str = "0x26aa394eea5630e07c48ae0c9558cef734abf5cb34d6244378cddbf18e849d96";
-/// The chain keeps to its schedule if it makes this share of the blocks that are due.
+/// Minimum share of the due blocks that the chain makes if it keeps its schedule.
 const PACE: f64 = 0.95;
-/// What a window of the largest run may add to the chain's memory. The chain keeps 64 windows.
+/// Maximum growth of the chain's memory per window of the largest run. The chain keeps 64 windows.
 const WINDOW_BYTES: f64 = 6.0 * MIB;
-/// Blocks whose state the chain keeps. Fewer than by default, so that some windows show what stays.
+/// Number of blocks whose state the chain keeps. It is below the default, so that some windows show the retained
+/// memory.
 const STATES: u32 = 64;
 
-/// The seats, and for how many windows they work.
+/// Numbers of seats and windows.
 pub struct Size {
     pub miners: u16,
     pub validators: u16,
     pub windows: u32,
-    /// The declared time between blocks. `None`: a block follows as soon as the calls before it are sent.
+    /// Declared time between blocks. `None`: a block follows as soon as the calls before it are sent.
     pub block_time: Option<Duration>,
 }
 
@@ -62,7 +63,7 @@ impl Size {
     pub const SHORT: Size = Size { miners: 96, validators: 8, windows: 3, block_time: None };
 }
 
-/// Windows of 28 blocks: all phases, and a few blocks after each deadline.
+/// Returns windows of 28 blocks: all phases, and a few blocks after each deadline.
 fn params() -> RunParams {
     RunParams {
         schedule: Schedule {
@@ -80,15 +81,15 @@ fn params() -> RunParams {
     }
 }
 
-/// A kind of calls, and how it went.
+/// Results for one kind of call.
 #[derive(Default)]
 struct Kind {
     calls: usize,
     /// Seconds until the last call of a burst was accepted, over all bursts.
     seconds: f64,
-    /// Blocks from the first block that could include a burst to the one that had all of it, at most.
+    /// Maximum number of blocks from the first one that could include a burst to the one that completed it.
     blocks_max: u32,
-    /// Blocks that were left until the deadline, at least.
+    /// Minimum number of blocks left until the deadline.
     left_min: Option<u32>,
     refused: Vec<String>,
 }
@@ -102,11 +103,11 @@ struct Load {
     hotkeys: Vec<SigningKey>,
     nonces: Vec<u32>,
     miners: usize,
-    /// When the first paced block was due, which it was, and the time between two.
+    /// Due time and number of the first paced block, and the interval between blocks.
     pace: Option<(Instant, u32, Duration)>,
     /// Seconds to make each block.
     sealing: Vec<f64>,
-    /// What ordinary calls of each block took of the room that one run's free calls may take.
+    /// Share of the room for one run's free calls that ordinary calls used, by block.
     weights: Vec<f64>,
 }
 
@@ -137,7 +138,7 @@ pub async fn run(size: &Size) -> anyhow::Result<Report> {
         let (calls, by) = (commits.collect(), schedule.commit_deadline(window));
         load.all_by(window, by, calls, commit, |view| view.commitments.len() == miners).await?;
 
-        // Weights of an epoch are committed in its last window, and revealed in the next one.
+        // An epoch's weights are committed in its last window, and revealed in the next one.
         let (epoch, is_last) = (window.epoch(EPOCH_WINDOWS), (window.0 + 1).is_multiple_of(EPOCH_WINDOWS));
         let by = schedule.reveal_deadline(window);
         if is_last {
@@ -285,14 +286,14 @@ impl Load {
         Ok(())
     }
 
-    /// One call of each of these seats.
+    /// Returns one call of each of these seats.
     fn of(&self, seats: &Range<usize>, call: impl Fn(&Hotkey) -> RuntimeCall) -> Vec<(usize, RuntimeCall)> {
         let hotkey = |seat: usize| Hotkey(self.hotkeys[seat].verifying_key().to_bytes());
         seats.clone().map(|seat| (seat, call(&hotkey(seat)))).collect()
     }
 
-    /// Sends one call of each of these seats, and makes blocks until the chain has all of them, or the deadline has
-    /// passed. `has_all` tells from the window whether it has.
+    /// Sends one call of each of these seats, and makes blocks until the chain has all of them or the deadline has
+    /// passed. `has_all` decides this from the window.
     async fn all_by(
         &mut self,
         window: Window,
@@ -332,7 +333,7 @@ impl Load {
         }
     }
 
-    /// Sends extrinsics over several connections at once. Returns the seconds that it took, and why some were refused.
+    /// Sends extrinsics over several connections at once. Returns the seconds taken, and the reasons of refusals.
     fn send(&self, extrinsics: Vec<String>) -> JoinHandle<anyhow::Result<(f64, Vec<String>)>> {
         let address = self.chain.address();
         tokio::spawn(async move {
@@ -364,7 +365,7 @@ impl Load {
         Ok(())
     }
 
-    /// Makes the next block, not before it is due.
+    /// Makes the next block, but not before it is due.
     async fn block(&mut self) -> anyhow::Result<()> {
         if let Some((since, first, every)) = self.pace {
             let due = since + every * (self.chain.best().number + 1 - first);
@@ -421,7 +422,7 @@ impl Load {
         let fullest = self.weights.iter().copied().fold(0.0, f64::max);
         report.figure("room of a run's free calls that is used", 100.0 * used, "%");
         report.figure("the same in the fullest block", 100.0 * fullest, "%");
-        // Calls that pay share the room of ordinary calls, so a little more is possible; none of these pays.
+        // Paying calls share the room of ordinary calls, so a little more is possible, but none of these pays.
         report.promise(fullest <= 1.0, || format!("a block gave a run {fullest:.3} of its room"));
         let settled = &memory[memory.len() / 2..];
         let growth = if settled.len() < 2 { 0.0 } else { slope(settled) };
@@ -440,7 +441,7 @@ impl Load {
     }
 }
 
-/// An immortal transaction without a tip, in hexadecimal.
+/// Returns an immortal transaction without a tip, in hexadecimal.
 pub(super) fn signed(key: &SigningKey, nonce: u32, genesis: H256, call: &RuntimeCall) -> String {
     let (call, extra) = (call.encode(), (0_u8, Compact(nonce), Compact(0_u128), 0_u8).encode());
     let implied =

@@ -1,7 +1,7 @@
 //! Load on the real parts: the chain, the store, the network of peers and a validator.
 //!
-//! Each scenario returns figures and the promises that were broken. A promise is about deadlines in blocks, a declared
-//! pace, growth and loss, never about how fast the machine is, so that a busy machine breaks none.
+//! Each scenario returns figures and the broken promises. A promise concerns deadlines in blocks, a declared pace,
+//! growth or loss, never the machine's speed, so a busy machine breaks none.
 
 pub mod chain;
 pub mod peers;
@@ -13,15 +13,15 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use std::{fmt, fs, path::Path};
 
-/// The bytes of a mebibyte.
+/// Number of bytes of a mebibyte.
 pub(crate) const MIB: f64 = (1u64 << 20) as f64;
 
-/// What a scenario measured, and what it found broken.
+/// Measurements of a scenario, and its broken promises.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub scenario: &'static str,
     pub figures: Vec<Figure>,
-    /// The promises that did not hold; empty if all did.
+    /// Broken promises; empty if all hold.
     pub broken: Vec<String>,
 }
 
@@ -42,14 +42,14 @@ impl Report {
         self.figures.push(Figure { name: name.into(), value, unit });
     }
 
-    /// Records `what` as broken unless it holds.
+    /// Records `what` as broken unless `holds`.
     pub(crate) fn promise(&mut self, holds: bool, what: impl FnOnce() -> String) {
         if !holds {
             self.broken.push(what());
         }
     }
 
-    /// The value of a figure, if it was measured.
+    /// Returns the value of a figure, if it was measured.
     pub fn value(&self, name: &str) -> Option<f64> {
         self.figures.iter().find(|figure| figure.name == name).map(|figure| figure.value)
     }
@@ -65,10 +65,10 @@ impl fmt::Display for Report {
     }
 }
 
-/// The resident memory of this process in bytes.
+/// Returns the resident memory of this process in bytes.
 ///
 /// # Errors
-/// Where there is no `/proc`.
+/// Without `/proc`.
 pub(crate) fn resident_bytes() -> anyhow::Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -76,15 +76,15 @@ pub(crate) fn resident_bytes() -> anyhow::Result<u64> {
     Ok(kib.ok_or_else(|| anyhow::anyhow!("/proc/self/status has no VmRSS"))? << 10)
 }
 
-/// The files and sockets that this process has open.
+/// Returns the number of open files and sockets of this process.
 pub(crate) fn open_files() -> anyhow::Result<usize> {
     Ok(fs::read_dir("/proc/self/fd")?.count())
 }
 
-/// Seconds of processor time of this process, all threads together.
+/// Returns the processor time of this process in seconds, all threads together.
 pub(crate) fn processor_seconds() -> anyhow::Result<f64> {
     let stat = fs::read_to_string("/proc/self/stat")?;
-    // The name of the program may have spaces in it, and ends with a bracket.
+    // The name of the program may contain spaces, and ends with a bracket.
     let fields = stat.rsplit_once(')').map_or("", |(_, after)| after);
     let ticks =
         |field: usize| fields.split_whitespace().nth(field).and_then(|ticks| ticks.parse::<f64>().ok());
@@ -94,7 +94,7 @@ pub(crate) fn processor_seconds() -> anyhow::Result<f64> {
     Ok((user + system) / 100.0)
 }
 
-/// Files below a directory, and their bytes.
+/// Returns the number of files below a directory, and their bytes.
 pub(crate) fn files_below(directory: &Path) -> (usize, u64) {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let counted = entries.map(|entry| match entry.metadata() {
@@ -105,10 +105,10 @@ pub(crate) fn files_below(directory: &Path) -> (usize, u64) {
     counted.fold((0, 0), |(files, bytes), (more, of_them)| (files + more, bytes + of_them))
 }
 
-/// Lets this process open as many files as the system allows it.
+/// Raises this process's limit of open files to the system's maximum.
 ///
 /// # Errors
-/// If that is fewer than `wanted`.
+/// If that is below `wanted`.
 pub(crate) fn allow_files(wanted: u64) -> anyhow::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
@@ -121,7 +121,7 @@ pub(crate) fn allow_files(wanted: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The slope of the least-squares line through equidistant values, per step.
+/// Returns the slope of the least-squares line through equidistant values, per step.
 pub(crate) fn slope(values: &[f64]) -> f64 {
     let count = values.len() as f64;
     let (mean_at, mean) = ((count - 1.0) / 2.0, values.iter().sum::<f64>() / count);
@@ -131,7 +131,7 @@ pub(crate) fn slope(values: &[f64]) -> f64 {
     if run == 0.0 { 0.0 } else { rise / run }
 }
 
-/// The value below which `share` of the sorted values lie.
+/// Returns the value below which `share` of the sorted values lie.
 pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
     let at = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(at.saturating_sub(1)).copied().unwrap_or_default()

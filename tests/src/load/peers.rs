@@ -1,9 +1,9 @@
-//! A thousand readers of one validator's network, and everybody who sends it contributions, over loopback.
+//! A thousand readers of one validator's network, and all its contributors, over loopback.
 //!
-//! The network is a validator's own (`daemon::peers`), on the simulated chain. Readers that take a kibibyte per second, say
-//! nothing, or ask for what cannot be come first and come again whenever they are thrown out; in the full form they are
-//! more than the validator has places for strangers. While they go on, miners push contributions beside others that may
-//! not, or send other bytes than they should.
+//! The network is a validator's own (`daemon::peers`), on the simulated chain. The disturbing readers take a kibibyte
+//! per second, send nothing, or send impossible requests. They come first and return whenever they are disconnected;
+//! in the full form they exceed the validator's places for strangers. Meanwhile miners push contributions, along with
+//! senders that are not allowed to, or that send wrong bytes.
 
 use super::{MIB, Report, allow_files, files_below, open_files, quantile, resident_bytes};
 use crate::{
@@ -37,43 +37,45 @@ use std::{
 use store::{Fetch, Limits, MemoryStore, Store, memory::MemoryFetcher};
 use tokio::{sync::Barrier, task::JoinSet, time::timeout};
 
-/// The seat of the validator.
+/// Seat of the validator.
 const VALIDATOR: u16 = 1000;
-/// A miner's seat that commits to nothing, and one that holds no seat.
+/// Seat of a miner that commits to nothing.
 const UNCOMMITTED: u16 = 999;
+/// Number of a node that holds no seat.
 const STRANGER: u16 = 5000;
-/// The longest contribution of the run.
+/// Maximum length of a contribution in the run.
 const BYTES_MAX: u64 = 1 << 20;
-/// What a slow reader takes every half second.
+/// Number of bytes that a slow reader takes every half second.
 const SLOW_BYTES: usize = 512;
-/// A reader or sender is served within this. Far more than any machine needs.
+/// Timeout of a reader or sender, far above any machine's need.
 const HANGS: Duration = Duration::from_secs(900);
-/// For one message.
+/// Timeout of one message.
 const SOON: Duration = Duration::from_secs(60);
-/// Connections from others that a node takes at once, and of strangers among them.
+/// Maximum number of incoming connections of a node.
 const PLACES: usize = 64;
+/// Maximum number of strangers among them.
 const STRANGERS: usize = 32;
-/// What a connection may cost both ends together: what the reader's end takes before it is read, a part of an object at
-/// the validator's end, and what is on its way.
+/// Maximum memory of a connection at both ends together: received bytes before the reader reads them, a part of an
+/// object at the validator, and bytes in transit.
 const CONNECTION_BYTES: f64 = 9.0 * MIB;
-/// What the process needs for any number of connections.
+/// Memory of the process for any number of connections.
 const PROCESS_BYTES: f64 = 64.0 * MIB;
-/// The slowest of a hundred readers takes at most this many times as long as the median. Places go to whoever comes as one
-/// is free, and the last honest readers are a few among many that disturb.
+/// Maximum ratio of the slowest of a hundred readers to the median. A free place goes to the next reader to connect,
+/// and the last honest readers are a few among many that disturb.
 const UNFAIR: f64 = 8.0;
 
-/// How many readers and senders of which kind there are.
+/// Numbers of readers and senders of each kind.
 pub struct Size {
     pub fast: usize,
     pub slow: usize,
-    /// Half of them connect and open no stream, half open one and say nothing.
+    /// Half of them connect and open no stream; half open one and send nothing.
     pub silent: usize,
     pub liars: usize,
     pub contributions: u16,
     pub contribution_bytes: usize,
     /// Miners that push.
     pub senders: u16,
-    /// Miners that say that they push, and send nothing.
+    /// Miners that announce a push and send nothing.
     pub stalled: u16,
 }
 
@@ -139,16 +141,16 @@ struct Scene {
     home: tempfile::TempDir,
     chain: SharedChain,
     validator: Arc<Peers>,
-    /// Of QUIC and of TCP.
+    /// URLs for QUIC and for TCP.
     urls: [PeerUrl; 2],
-    /// A checkpoint's piece, the contributions, and what slow readers ask for.
+    /// A checkpoint's piece, the contributions, and the object for slow readers.
     objects: Vec<ObjectKey>,
     large: ObjectKey,
-    /// Of the miners that commit.
+    /// Node keys of the miners that commit.
     node_keys: Vec<NodeKey>,
 }
 
-/// Bytes of an object that no other seed gives.
+/// Returns the bytes of an object, unique to the seed.
 fn noise(seed: u16, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     blake3::Hasher::new().update(b"peers").update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
@@ -224,7 +226,7 @@ impl Scene {
         let signer = Signer::new(key(VALIDATOR), chain.genesis());
         let store: Arc<dyn Store> = bucket;
         validator.serve(&file, BYTES_MAX, &store, &signer)?;
-        // Then the validator reads the seats, and keeps places for them.
+        // Then the validator reads the seats, and reserves places for them.
         let record = keys::peer(&signer.hotkey());
         while store.get(&record, 4096).await.is_err() {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -239,7 +241,7 @@ impl Scene {
         self.chain.genesis()
     }
 
-    /// A peer with this node key.
+    /// Opens a peer with this node key.
     async fn peer(&self, key: NodeKey) -> anyhow::Result<Arc<Network>> {
         let settings = NetworkSettings {
             key,
@@ -251,7 +253,7 @@ impl Scene {
         Ok(Arc::new(Network::start(settings).await?))
     }
 
-    /// The files and the validator's connections that are open once all others have left; waits for them to end.
+    /// Waits until all others have left. Returns the numbers of open files and of the validator's connections.
     async fn settled(&self, before: usize) -> anyhow::Result<(usize, usize)> {
         let began = Instant::now();
         loop {
@@ -268,7 +270,7 @@ impl Scene {
     }
 }
 
-/// Sends bytes after their length, as every message is.
+/// Sends bytes with a length prefix, like every message.
 async fn say(stream: &mut (impl AsyncWrite + Unpin), message: &[u8]) -> anyhow::Result<()> {
     let length = u16::try_from(message.len())?.to_le_bytes();
     stream.write_all(&[&length[..], message].concat()).await?;
@@ -286,14 +288,14 @@ async fn hear<M: Message>(stream: &mut (impl AsyncRead + Unpin)) -> anyhow::Resu
     timeout(SOON, heard).await.context("no answer")?
 }
 
-/// Until a refused peer tries again: another time for each, so that they do not come together.
+/// Waits before a refused peer retries. The time differs between peers, so that they do not connect together.
 async fn pause(who: usize, tries: u64) {
     let drawn = Digest::of_parts(&[&who.to_le_bytes(), &tries.to_le_bytes()]);
     let drawn = u64::from(u16::from_le_bytes([drawn.0[0], drawn.0[1]]));
     tokio::time::sleep(Duration::from_millis(250 + drawn % 1000)).await;
 }
 
-/// What a reader does that is thrown out sooner or later.
+/// Behaviour of a reader that is disconnected sooner or later.
 #[derive(Clone, Copy)]
 enum Bad {
     Slow,
@@ -311,7 +313,7 @@ impl Bad {
         }
     }
 
-    /// Returns when it is thrown out, with the lies that were answered as they should be.
+    /// Disturbs until it is disconnected. Returns the number of lies that were answered correctly.
     async fn disturb(self, scene: &Scene, peer: &Arc<Network>, who: usize) -> anyhow::Result<usize> {
         let url = &scene.urls[who % 2];
         match self {
@@ -332,7 +334,7 @@ impl Bad {
             }
             Bad::Unspoken => {
                 let mut stream = peer.open(url, "blob/1").await?;
-                // Half of a length.
+                // Half of a length prefix.
                 stream.write_all(&[1]).await?;
                 stream.flush().await?;
                 let _ = stream.read(&mut [0; 1]).await?;
@@ -343,7 +345,7 @@ impl Bad {
     }
 }
 
-/// Asks for what cannot be. Returns the number of questions, or the first one that was not answered as it should be.
+/// Sends impossible requests. Returns their number, or the first one with a wrong answer.
 async fn lie(scene: &Scene, peer: &Network, url: &PeerUrl) -> anyhow::Result<usize> {
     let request = |key: &ObjectKey, offset| BlobRequest { key: key.clone(), offset, length: 9 }.to_bytes();
     let known = request(&scene.objects[0], 0);
@@ -367,19 +369,19 @@ async fn lie(scene: &Scene, peer: &Network, url: &PeerUrl) -> anyhow::Result<usi
     Ok(lies.len())
 }
 
-/// A liar was believed.
+/// A lie was accepted.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is no answer to a lie")]
 struct WrongAnswer(BlobAnswer);
 
-/// The readers that disturb, until [`Flood::end`].
+/// The disturbing readers, until [`Flood::end`].
 struct Flood {
     readers: JoinSet<()>,
     count: usize,
     seen: Arc<Disturbed>,
 }
 
-/// What became of them.
+/// Results of the disturbing readers.
 #[derive(Default)]
 struct Disturbed {
     thrown_out: AtomicUsize,
@@ -388,7 +390,7 @@ struct Disturbed {
 }
 
 impl Flood {
-    /// Returns once they have half of the places that they may have, and those of seats are kept.
+    /// Starts them. Returns once they hold half of their places, and those of seats are reserved.
     async fn start(size: &Size, scene: &Arc<Scene>, peers: Vec<Arc<Network>>) -> anyhow::Result<Flood> {
         let (mut readers, seen, count) = (JoinSet::new(), Arc::new(Disturbed::default()), peers.len());
         for (who, peer) in peers.into_iter().enumerate() {
@@ -433,7 +435,7 @@ impl Flood {
     }
 }
 
-/// All honest readers at once. Returns the peak of the process's memory.
+/// Runs all honest readers at once. Returns the peak of the process's memory.
 async fn read_all(scene: &Arc<Scene>, honest: Vec<Arc<Network>>, report: &mut Report) -> anyhow::Result<f64> {
     let (count, mut readers) = (honest.len(), JoinSet::new());
     let begin = Arc::new(Barrier::new(count));
@@ -497,7 +499,7 @@ async fn read_all(scene: &Arc<Scene>, honest: Vec<Arc<Network>>, report: &mut Re
     Ok(peak)
 }
 
-/// Who sends a contribution, and what is wrong with it.
+/// A wrong sender, or an error in a sent contribution.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {
     Uncommitted,
@@ -528,9 +530,9 @@ const WRONG: [Wrong; 11] = [
 ];
 
 impl Wrong {
-    /// The offer, the bytes that follow it if they may, and the reason for which it is refused.
+    /// Returns the offer, the bytes that follow it if it is accepted, and the expected reason of refusal.
     fn offer(self, size: &Size, scene: &Scene) -> anyhow::Result<(Vec<u8>, Bytes, Refusal)> {
-        // Seats of their own, as a transfer that fails counts against its seat.
+        // Separate seats, because a failed transfer counts against its seat.
         let [cut, other] = size.failing();
         let (mine, bytes) = scene.offer(size, 0)?;
         let by = |seat: u16| Signer::new(key(seat), scene.genesis());
@@ -571,7 +573,7 @@ impl Wrong {
 }
 
 impl Size {
-    /// The seats that commit: those that push, those that stall, and two whose transfers fail otherwise.
+    /// Returns the seats that commit: those that push, those that stall, and two whose transfers fail otherwise.
     fn committed(&self) -> std::ops::Range<u16> {
         0..self.senders + self.stalled + 2
     }
@@ -583,7 +585,7 @@ impl Size {
 }
 
 impl Scene {
-    /// A seat's signed offer of its contribution, and the contribution.
+    /// Returns a seat's signed offer of its contribution, and the contribution.
     fn offer(&self, size: &Size, seat: u16) -> anyhow::Result<(PutHeader, Bytes)> {
         let bytes = noise(seat, size.contribution_bytes);
         let signer = Signer::new(key(seat), self.genesis());
@@ -593,7 +595,7 @@ impl Scene {
         Ok((PutHeader::sign(RUN, WINDOW, uid, digest, length, &signer), bytes.into()))
     }
 
-    /// Speaks `put/1` from a miner's node until the validator is not busy. Returns its first and its last answer.
+    /// Runs `put/1` from a miner's node until the validator is not busy. Returns its first and its last answer.
     async fn put(
         &self,
         who: u16,
@@ -639,12 +641,12 @@ impl Scene {
     }
 }
 
-/// How one sender fared.
+/// Result of one sender.
 enum Sent {
-    /// After these seconds.
+    /// It succeeded after these seconds.
     Honest(f64),
     Refused,
-    /// It was refused after so many transfers that failed.
+    /// It was refused after this many failed transfers.
     Stalled(u32),
 }
 
@@ -663,7 +665,7 @@ async fn push_all(size: &Size, scene: &Arc<Scene>, report: &mut Report) -> anyho
             bail!("a seat may stall ten times")
         });
     }
-    // From nodes of other seats than those that push.
+    // Use nodes of other seats than those that push.
     for (who, wrong) in size.committed().rev().zip(WRONG) {
         let (scene, (offer, bytes, refusal)) = (scene.clone(), wrong.offer(size, scene)?);
         senders.spawn(async move {
@@ -686,10 +688,10 @@ async fn push_all(size: &Size, scene: &Arc<Scene>, report: &mut Report) -> anyho
                 pause(30_000 + usize::from(seat), tries).await;
             }
             let took = began.elapsed().as_secs_f64();
-            // A second time not a byte is read: there is no file any more.
+            // The second time, no byte is read: the file no longer exists.
             std::fs::remove_file(&file)?;
             while let Err(error) = push(&peer, url, &offer, &file).await {
-                // Its connection may have given way, and all places be taken.
+                // Its connection may have been evicted, with all places taken.
                 ensure!(error.may_pass() && began.elapsed() < HANGS, "seat {seat}, again: {error}");
                 tries += 1;
                 pause(30_000 + usize::from(seat), tries).await;
@@ -726,7 +728,7 @@ async fn push_all(size: &Size, scene: &Arc<Scene>, report: &mut Report) -> anyho
     Ok(())
 }
 
-/// A node that is no validator, and a validator past the deadline.
+/// Tests a node that is not a validator, and a validator after the deadline.
 async fn refuse_late(size: &Size, scene: &Scene, report: &mut Report) -> anyhow::Result<()> {
     let (offer, bytes) = scene.offer(size, 0)?;
     let file = scene.home.path().join("late");

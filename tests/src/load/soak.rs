@@ -1,14 +1,14 @@
-//! The parts of a small network for a thousand windows: what they take of memory, files and sockets must not grow.
+//! The parts of a small network for a thousand windows: their memory, files and sockets must not grow.
 //!
-//! The parts are the programs': the embedded chain, read by a client for each node; an S3 server; the networks of peers
-//! of four validators and two miners without a bucket; two miners with one. In each window the miners commit and send
-//! their contributions, every validator gathers all of them, and all calls of a merged window are made. A stranger
-//! connects, reads the update and leaves. Nothing is trained: contributions and updates are noise.
+//! The parts are the programs': the embedded chain, read by a client for each node; an S3 server; the networks of
+//! peers of four validators and two miners without a bucket; two miners with one. In each window the miners commit and
+//! send their contributions, every validator gathers all of them, and all calls of a merged window are made. A
+//! stranger connects, reads the update and leaves. Nothing is trained: contributions and updates are noise.
 //!
-//! The soak counts the heap at the end of each window. Resident memory has what the system's allocator keeps as well,
-//! which grows as it fragments, and has its own, looser bound. What fills up once is full after the warm-up: the chain's
-//! hashes of 2,400 blocks and its 64 windows, and the 256 TLS sessions that a QUIC endpoint keeps for peers that
-//! come again. So in each window of the warm-up a stranger comes to every validator over QUIC.
+//! The soak counts the heap at the end of each window. Resident memory also includes bytes that the system's allocator
+//! retains, which grow as it fragments, so it has a separate, looser bound. Bounded caches are full after the warm-up:
+//! the chain's hashes of 2,400 blocks and its 64 windows, and the 256 TLS sessions that a QUIC endpoint keeps for
+//! returning peers. So in each window of the warm-up a stranger connects to every validator over QUIC.
 
 use super::{
     MIB, Report, allow_files,
@@ -48,28 +48,29 @@ use store::{Fetch, HttpFetcher, Limits, S3Settings, S3Store, Store, Traffic, fet
 const RUN: RunId = RunId(0);
 const EPOCH_WINDOWS: u32 = 2;
 const SALT: reveal::Salt = [3; 32];
-/// Seats, in this order.
+/// Number of seats of each kind, in this order.
 const BUCKETED: usize = 2;
 const BUCKETLESS: usize = 2;
 const MINERS: usize = BUCKETED + BUCKETLESS;
 const VALIDATORS: usize = 4;
 const CONTRIBUTION_BYTES: usize = 64 << 10;
 const UPDATE_BYTES: usize = 128 << 10;
-/// Windows whose objects stay in the buckets.
+/// Number of windows whose objects stay in the buckets.
 const WINDOWS_KEPT: u32 = 2;
-/// An exchange between two parts takes no longer. Far more than any machine needs.
+/// Timeout of an exchange between two parts, far above any machine's need.
 const HANGS: Duration = Duration::from_secs(120);
-/// Files that may be more at the end: an inbox is cleared with the first contribution to a later window.
+/// Number of files by which the end may exceed the start: an inbox is cleared with the first contribution to a later
+/// window.
 const FILES_MORE: usize = 32;
 
-/// How long the parts run.
+/// Duration and bounds of the soak.
 pub struct Size {
     pub windows: u32,
-    /// Windows after which nothing may grow any more.
+    /// Number of windows after which nothing may grow.
     pub warm_up: u32,
-    /// What a window may add to the heap after that.
+    /// Maximum growth of the heap per window after that.
     pub heap_bytes: f64,
-    /// What a window may add to the resident memory after that.
+    /// Maximum growth of the resident memory per window after that.
     pub resident_bytes: f64,
 }
 
@@ -97,7 +98,7 @@ fn params() -> RunParams {
     }
 }
 
-/// What the process holds at the end of a window.
+/// Resources of the process at the end of a window.
 struct Held {
     heap: f64,
     resident: f64,
@@ -133,7 +134,7 @@ pub async fn run(size: &Size) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// What grew after the warm-up.
+/// Reports growth after the warm-up.
 fn judge(size: &Size, held: &[Held], report: &mut Report) {
     let settled = &held[size.warm_up as usize..];
     let [first, last] = [&settled[0], &settled[settled.len() - 1]];
@@ -165,25 +166,25 @@ fn judge(size: &Size, held: &[Held], report: &mut Report) {
     });
 }
 
-/// Which strangers come in a window.
+/// Strangers that connect in a window.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Strangers {
-    /// One comes to every validator, over QUIC.
+    /// One at each validator, over QUIC.
     AtEach,
-    /// One comes to one validator, over QUIC or TCP.
+    /// One at one validator, over QUIC or TCP.
     One,
 }
 
-/// A seat, and what its node consists of.
+/// A seat and the parts of its node.
 struct Seat {
     uid: Uid,
     key: SigningKey,
     nonce: u32,
     client: Arc<SubxtChain>,
     endpoint: String,
-    /// Its bucket, or what a miner without one has in its place.
+    /// Its bucket, or the replacement of a miner without one.
     store: Arc<dyn Store>,
-    /// A validator's, and that of a miner without a bucket.
+    /// Network of a validator or of a miner without a bucket.
     peers: Option<Arc<Peers>>,
 }
 
@@ -204,7 +205,7 @@ fn noise(seed: &[u8], length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Ends what hangs.
+/// Runs `work` with a timeout.
 async fn in_time<T>(what: &str, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let done = tokio::time::timeout(HANGS, work).await;
     done.with_context(|| format!("{what}: not within {} s", HANGS.as_secs()))?
@@ -358,7 +359,7 @@ impl Soak {
         Ok(waiting.as_array().context("the pool answers with a list")?.len())
     }
 
-    /// Makes blocks up to this one, and waits until every node knows it.
+    /// Makes blocks up to this one, and waits until every node has received it.
     async fn go_to(&mut self, block: Block) -> anyhow::Result<()> {
         while self.chain.best().number < block.0 {
             self.chain.seal_now().await?;
@@ -383,7 +384,7 @@ impl Soak {
         Ok(())
     }
 
-    /// One window, with everything that its seats do. Returns whether it was merged.
+    /// Runs one window, with all actions of its seats. Returns whether it was merged.
     async fn window(&mut self, window: Window, strangers: Strangers) -> anyhow::Result<bool> {
         let (schedule, validators) = (params().schedule, MINERS..MINERS + VALIDATORS);
         self.go_to(schedule.opens_at(window)).await?;
@@ -441,7 +442,7 @@ impl Soak {
         Ok(view.context("the chain has the window")?.outcome == Some(Outcome::Merged(vote)))
     }
 
-    /// Weights of an epoch are committed in its last window, and revealed in the next one.
+    /// Commits an epoch's weights in its last window, and reveals them in the next one.
     async fn weigh(&mut self, window: Window) -> anyhow::Result<()> {
         let miners = self.seats[..MINERS].iter().map(|seat| (seat.uid, 60_000));
         let (mut weights, validators): (Vec<(Uid, u16)>, _) = (miners.collect(), MINERS..MINERS + VALIDATORS);
@@ -464,7 +465,7 @@ impl Soak {
         }
     }
 
-    /// A validator publishes the update, every other node reads it, strangers too, and old objects are removed.
+    /// Publishes the update as one validator, reads it as every other node and as strangers, and removes old objects.
     async fn publish(&self, window: Window, update: Bytes, strangers: Strangers) -> anyhow::Result<()> {
         let (key, limits) =
             (keys::update(RUN, window, &Digest::of(&update)), Limits::for_bytes(UPDATE_BYTES as u64));
@@ -500,7 +501,7 @@ impl Soak {
         Ok(())
     }
 
-    /// A node that holds no seat reads an object of a validator, over QUIC (0) or TCP (1), and leaves.
+    /// Reads an object of a validator over QUIC (0) or TCP (1), as a node without a seat.
     async fn visit(&self, validator: &Seat, transport: usize, key: &ObjectKey) -> anyhow::Result<()> {
         let settings = NetworkSettings {
             key: NodeKey::generate()?,
@@ -522,14 +523,14 @@ impl Soak {
 mod tests {
     use super::*;
 
-    /// What breaks if each window after the warm-up adds these bytes to the heap and the resident memory, and more files
-    /// are open at the end.
+    /// Returns the broken promises if each window after the warm-up adds these bytes to the heap and the resident
+    /// memory, and more files are open at the end.
     fn broken(heap: f64, resident: f64, sockets: usize) -> Vec<String> {
         let size = Size::FULL;
         let held: Vec<Held> = (0..size.windows)
             .map(|window| {
                 let grown = f64::from(window.saturating_sub(size.warm_up));
-                // What the phases of a window and of the pools add and take away again.
+                // Bytes that the phases of a window and of the pools add and remove.
                 let noise = f64::from(window % 7) * 1e5;
                 let (heap, resident) = (4e7 + noise + heap * grown, 9e7 + noise + resident * grown);
                 let last = window + 1 == size.windows;

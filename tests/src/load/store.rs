@@ -1,6 +1,6 @@
 //! A thousand readers of the localnet's S3 server, over real sockets.
 //!
-//! Most readers fetch the checkpoint and a contribution as fast as they come. The others take a kibibyte per second, or
+//! Most readers fetch the checkpoint and a contribution at full speed. The others take a kibibyte per second, or
 //! nothing at all after their request. In the full form such readers then take every place of the server.
 
 use super::{MIB, Report, allow_files, open_files, quantile, resident_bytes};
@@ -25,20 +25,20 @@ use tokio::{
 };
 
 const BUCKET: &str = "load";
-/// What a slow reader takes every half second.
+/// Number of bytes that a slow reader takes every half second.
 const SLOW_BYTES: usize = 512;
-/// The receive buffer of a reader that does not read: with the system's own, the whole object would fit into it.
+/// Receive buffer of a reader that does not read: with the system's default, the whole object would fit into it.
 const SMALL_BUFFER: u32 = 4096;
-/// A reader that is served waits no longer than this. Far more than any machine needs.
+/// Timeout of a reader, far above any machine's need.
 const HANGS: Duration = Duration::from_secs(300);
-/// What a connection may cost the server: a piece of an object being sent, one being read, and the request's own.
+/// Maximum memory of a connection at the server: an object's piece being sent, one being read, and the request's own.
 const CONNECTION_BYTES: u64 = 768 << 10;
-/// What the process needs for any number of connections: threads, and what the allocator keeps of what was freed.
+/// Memory of the process for any number of connections: threads, and freed bytes that the allocator retains.
 const PROCESS_BYTES: u64 = 32 << 20;
-/// The slowest of a hundred readers takes at most this many times as long as the median.
+/// Maximum ratio of the slowest of a hundred readers to the median.
 const UNFAIR: f64 = 4.0;
 
-/// How many readers of which kind there are.
+/// Numbers of readers of each kind.
 pub struct Size {
     pub fast: usize,
     pub slow: usize,
@@ -47,7 +47,7 @@ pub struct Size {
     pub checkpoint_bytes: usize,
     pub contributions: u32,
     pub contribution_bytes: usize,
-    /// Whether silent readers finally take all places of the server, which takes [`STALL_MAX`] to pass.
+    /// True if silent readers finally take all places of the server. This takes [`STALL_MAX`].
     pub exhausts: bool,
 }
 
@@ -94,7 +94,7 @@ pub async fn run(size: &Size) -> anyhow::Result<Report> {
     }
     let (address, before) = (server.address(), (resident_bytes()?, open_files()?));
 
-    // Those that read badly come first, and stay.
+    // Bad readers connect first, and stay.
     let mut stuck = Vec::new();
     for _ in 0..size.silent {
         stuck.push(ask(address, &checkpoint.key, true).await?);
@@ -154,7 +154,7 @@ pub async fn run(size: &Size) -> anyhow::Result<Report> {
     report.promise(slowest <= UNFAIR * median, || {
         format!("one reader of a hundred took {:.1} times as long as the median", slowest / median)
     });
-    // The readers' own buffers are of the same process.
+    // The readers' own buffers are in the same process.
     let allowed = PROCESS_BYTES + readers as u64 * (CONNECTION_BYTES + READ_BYTES as u64);
     report.promise(grown <= allowed, || {
         format!("{readers} connections took {} MiB, more than {} MiB", grown >> 20, allowed >> 20)
@@ -175,8 +175,8 @@ pub async fn run(size: &Size) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Takes every place of the server by readers that read nothing. A reader that comes later must get the object within
-/// twice the time for which the server waits for such a reader.
+/// Takes every place of the server by readers that read nothing. A later reader must get the object within twice the
+/// server's timeout for such a reader.
 async fn exhaust(
     address: SocketAddr,
     checkpoint: &Object,
@@ -224,7 +224,7 @@ async fn ask(address: SocketAddr, key: &ObjectKey, is_small: bool) -> anyhow::Re
     Ok(stream)
 }
 
-/// Bytes that a reader takes at once.
+/// Number of bytes that a reader takes at once.
 const READ_BYTES: usize = 64 << 10;
 
 /// Reads an object and compares its digest.
@@ -270,7 +270,7 @@ async fn read_slowly(mut stream: TcpStream) {
     }
 }
 
-/// Memory of all TCP sockets of the machine; 0 where the system does not tell.
+/// Returns the memory of all TCP sockets of the machine; 0 where the system does not report it.
 fn kernel_bytes() -> f64 {
     let told = std::fs::read_to_string("/proc/net/sockstat").unwrap_or_default();
     let tcp = told.lines().find_map(|line| line.strip_prefix("TCP:")).unwrap_or_default();

@@ -1,10 +1,10 @@
-//! One validator before a crowd: honest contributions among many that are absent, too long, other bytes than committed,
-//! garbage that shows late, or slow.
+//! One validator with a crowd: honest contributions among many that are absent, too long, different from the committed
+//! bytes, invalid only at their end, or slow.
 //!
 //! The validator is the program's own loop, on the simulated chain, in virtual time and with the default schedule. A
-//! window with only the honest seats comes first. Then the crowd commits too: first without consensus weights, as
-//! strangers, of which a bounded number is fetched; then with higher weights than the honest seats, so that all of it is
-//! fetched, and first.
+//! window with only the honest seats comes first. Then the crowd commits too. At first it has no consensus weights, so
+//! a bounded number of its contributions is fetched. Then it has higher weights than the honest seats, so all of its
+//! contributions are fetched, and first.
 
 use super::{MIB, Report, files_below, processor_seconds, resident_bytes};
 use crate::sim::{
@@ -48,18 +48,18 @@ use validator::{
 
 const RUN: RunId = RunId(0);
 const MTL: u128 = 1_000_000_000_000;
-/// The longest answer time of a bucket.
+/// Maximum latency of a bucket.
 const ANSWER: Duration = Duration::from_millis(500);
-/// Bytes per second of a slow bucket. A contribution of this model has some hundred.
+/// Bytes per second of a slow bucket. A contribution of this model has some hundred bytes.
 const SLOW: u32 = 1;
-/// Windows within which the seats get the weights that the validator gives them.
+/// Maximum number of windows until the seats have the weights that the validator gives them.
 const CONSENSUS_WINDOWS: u32 = 10;
-/// Beside strangers the last honest contribution arrives at most this many times as late as without them.
+/// Maximum delay of the last honest contribution with strangers, as a multiple of the delay without them.
 const LATER: f64 = 1.5;
-/// What the crowd may add to the memory of the validator, the chain and the buckets in this process.
+/// Maximum memory that the crowd adds to the validator, the chain and the buckets in this process.
 const CROWD_BYTES: f64 = 64.0 * MIB;
 
-/// The seats.
+/// Numbers of the seats.
 pub struct Size {
     pub honest: u16,
     pub junk: u16,
@@ -74,15 +74,15 @@ impl Size {
     }
 }
 
-/// What is wrong with a seat's contribution.
+/// Error in a seat's contribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Honest,
     Absent,
     TooLong,
-    /// Other bytes than committed.
+    /// Different from the committed bytes.
     Other,
-    /// Correctly signed and committed, and the last part of the body is garbage.
+    /// Correctly signed and committed, but the last part of the body is garbage.
     Garbage,
     Slow,
 }
@@ -136,7 +136,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sees what the validator fetches.
+/// Counts the validator's fetches.
 struct Watched {
     inner: Reader,
     /// Base URLs of the honest seats.
@@ -145,12 +145,12 @@ struct Watched {
     at_once: AtomicUsize,
 }
 
-/// What was fetched of one window.
+/// Fetches of one window.
 #[derive(Default)]
 struct Fetched {
     contributions: usize,
     at_once_max: usize,
-    /// When the last honest contribution arrived.
+    /// Time at which the last honest contribution arrived.
     last_honest: Option<Instant>,
 }
 
@@ -161,7 +161,7 @@ impl Fetch for Watched {
             return self.inner.fetch(base_url, key, limits).await;
         }
         let now = self.at_once.fetch_add(1, Relaxed) + 1;
-        // A fetch may be dropped as its time is over.
+        // A fetch may be dropped when its time is over.
         let _ended = Ended(&self.at_once);
         {
             let mut seen = lock(&self.seen);
@@ -187,7 +187,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Gives the honest seats equal weights and, once they are to have some, the crowd higher ones.
+/// Gives the honest seats equal weights and, from some window on, the crowd higher ones.
 struct Weighing {
     honest: u16,
     miners: u16,
@@ -209,17 +209,17 @@ impl Strategy for Weighing {
     }
 }
 
-/// What one window cost.
+/// Costs of one window.
 struct Cost {
     fetched: Fetched,
-    /// From the commit deadline to the last honest contribution.
+    /// Seconds from the commit deadline to the last honest contribution.
     seconds: f64,
     processor: f64,
     memory: f64,
     files: usize,
     /// Honest seats that were not attested as valid.
     lost: Vec<Uid>,
-    /// Blocks that were left until the attestations' deadline.
+    /// Blocks left until the attestations' deadline.
     left: u32,
 }
 
@@ -232,14 +232,14 @@ struct Scene<'a> {
     dataset: Dataset,
     fetch: Arc<Watched>,
     follower: Follower,
-    /// The model of the open window.
+    /// Model of the open window.
     state: ModelState,
     entries: Arc<Mutex<Vec<Entry>>>,
     is_crowd_weighed: Arc<AtomicBool>,
     files: Arc<AtomicUsize>,
 }
 
-/// Runs the scenario on an executor of its own, whose clock is virtual.
+/// Runs the scenario on a separate executor with a virtual clock.
 pub fn run(size: &Size) -> anyhow::Result<Report> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?;
     runtime.block_on(async {
@@ -400,7 +400,7 @@ impl<'a> Scene<'a> {
         for (name, cost, later) in [
             ("honest seats alone", &alone, 1.0),
             ("junk without weight", &strangers, LATER),
-            // Whatever it takes, as long as it is in time.
+            // Unbounded, as long as it is in time.
             ("junk with the most weight", &weighed, f64::INFINITY),
         ] {
             let Cost { fetched, seconds, processor, memory, files, lost, left } = cost;
@@ -433,7 +433,7 @@ impl<'a> Scene<'a> {
         Ok(report)
     }
 
-    /// Runs windows of `seats` until so many seats have a weight.
+    /// Runs windows of `seats` until this many seats have a weight.
     async fn until_weighed(&mut self, weighed: usize, seats: std::ops::Range<u16>) -> anyhow::Result<()> {
         let first = self.state.window.0;
         loop {
@@ -503,7 +503,7 @@ impl<'a> Scene<'a> {
         let valid = self.until(end, attested).await?;
         let at = self.chain.lock().head().block;
         let judged = |entry: &Entry| matches!(entry, Entry::Judged { window: of, .. } if *of == window);
-        // The next window's commit phase is when a window is judged.
+        // A window is judged in the next window's commit phase.
         let cost = Cost {
             fetched: std::mem::take(&mut *lock(&self.fetch.seen)),
             seconds: 0.0,
@@ -521,7 +521,7 @@ impl<'a> Scene<'a> {
         Ok(Cost { seconds, processor: processor_seconds()? - processor, ..cost })
     }
 
-    /// What a seat commits to, and what its bucket has under that name.
+    /// Returns a seat's commitment, and the object in its bucket under that name.
     fn work(&self, seat: u16) -> anyhow::Result<(Digest, Option<Vec<u8>>)> {
         let sealed = self.sealed(seat, Work::of(self.size, seat) == Work::Garbage)?;
         let digest = Digest::of(&sealed);
@@ -536,7 +536,7 @@ impl<'a> Scene<'a> {
         })
     }
 
-    /// A signed contribution of small steps that no training made. If it is garbage, its last part is noise.
+    /// Returns a signed contribution of small steps, made without training. If it is garbage, its last part is noise.
     fn sealed(&self, seat: u16, is_garbage: bool) -> anyhow::Result<Vec<u8>> {
         let schema = self.spec.schema()?;
         let mut noise = vec![0; 4 * schema.values()];

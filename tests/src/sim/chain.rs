@@ -52,7 +52,7 @@ pub struct SimChain {
     head: Head,
     /// Blocks after it.
     unfinalised: VecDeque<BestBlock>,
-    /// Whether no block is finalised.
+    /// True if no block is finalised.
     is_stalled: bool,
     /// The number of reorganisations so far.
     forks: u32,
@@ -62,13 +62,13 @@ pub struct SimChain {
     best: Option<Ledger>,
     /// Accounts to which the best block is shown as final.
     on_best: BTreeSet<AccountId>,
-    /// Whether the best block is shown as final to every account.
+    /// True if the best block is shown as final to every account.
     all_on_best: bool,
     /// Accounts that read old states, and those states.
     old: BTreeMap<AccountId, Ledger>,
     /// Accounts that do not receive the results of their calls.
     without_results: BTreeSet<AccountId>,
-    /// Whether the clients treat a call in the best block as final.
+    /// True if the clients treat a call in the best block as final.
     trusts_inclusion: bool,
     /// One channel per subscriber, in the order of subscription: the receivers of a shared channel wake in random
     /// order.

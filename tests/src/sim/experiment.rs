@@ -46,13 +46,13 @@ pub struct Plan {
     pub validators: &'static [&'static str],
     /// The stake of an honest validator, as a multiple of a cheating one's.
     pub honest_stake: u128,
-    /// Whether validators hide attestations and votes until the reveal (PROT-30).
+    /// True if validators hide attestations and votes until the reveal (PROT-30).
     pub hidden_votes: bool,
     /// Percentage of objects that a validator cannot fetch.
     pub failing_percent: u32,
-    /// Whether nodes are killed and reopened, and seats cut off for a while.
+    /// True if nodes are killed and reopened, and seats disconnected temporarily.
     pub outages: bool,
-    /// Whether the seats are those of [`CAPACITIES`] instead of the ten honest ones.
+    /// True if the seats are those of [`CAPACITIES`] instead of the ten honest ones.
     pub capacities: bool,
 }
 

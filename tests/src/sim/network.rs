@@ -82,7 +82,7 @@ pub struct Cast {
     pub validators: Vec<(String, ValidatorSeat)>,
     /// The stake of an honest validator, as a multiple of an adversary's.
     pub honest_stake: u128,
-    /// Whether honest validators share their salts, so that they share one evaluation. An adversary always has the
+    /// True if honest validators share their salts, so that they share one evaluation. An adversary always has the
     /// salts of the first honest validator.
     pub same_evaluation: bool,
     /// Fetches per million that fail for a validator.
@@ -117,7 +117,7 @@ pub struct Cast {
     pub expendable: BTreeSet<String>,
     /// Names of seats whose nodes temporarily see another chain and may hold its model.
     pub misled: BTreeSet<String>,
-    /// Whether the network ends after the last window even if nodes still run. Otherwise each node has to end by
+    /// True if the network ends after the last window even if nodes still run. Otherwise each node has to end by
     /// itself, and a node that missed windows runs as many more.
     pub is_cut_off: bool,
 }

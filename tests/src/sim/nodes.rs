@@ -81,7 +81,7 @@ pub struct Shared {
     /// Interval of miners' snapshots inside a window.
     pub snapshots: SnapshotInterval,
     pub windows: u32,
-    /// Whether the network ends even if nodes still run; nodes then run windows without an end.
+    /// True if the network ends even if nodes still run; nodes then run windows without an end.
     pub is_cut_off: bool,
     /// Names of nodes that may temporarily hold another model than the others.
     pub misled: BTreeSet<String>,

@@ -35,13 +35,13 @@ struct Queue {
     /// Number of the work on the second thread.
     running: Option<u64>,
     started: u64,
-    /// Whether the second thread waits for work.
+    /// True if the second thread waits for work.
     is_idle: bool,
-    /// Whether the network's thread waits for the end of work.
+    /// True if the network's thread waits for the end of work.
     is_awaited: bool,
-    /// Whether the thread exists.
+    /// True if the thread exists.
     has_thread: bool,
-    /// Whether work runs at once, on the network's thread.
+    /// True if work runs immediately, on the network's thread.
     is_alone: bool,
 }
 
