@@ -74,6 +74,9 @@ enum What {
 }
 
 /// Draws the secrets of the network and writes the plan.
+///
+/// # Errors
+/// If the existing plan is damaged, or the new one cannot be written.
 pub async fn plan(make: MakePlan) -> anyhow::Result<()> {
     let plan = match Plan::read(&make.plan)? {
         Some(plan) => plan,
@@ -102,6 +105,9 @@ pub async fn plan(make: MakePlan) -> anyhow::Result<()> {
 }
 
 /// Creates the run and registers the seats.
+///
+/// # Errors
+/// If there is no plan, or a step of the set-up fails.
 pub async fn set_up(set_up: SetUp) -> anyhow::Result<()> {
     let plan = Plan::read(&set_up.plan)?;
     let mut plan = plan.with_context(|| format!("there is no plan at {}", set_up.plan.display()))?;
@@ -114,7 +120,10 @@ pub async fn set_up(set_up: SetUp) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fails with the reason if the container is not healthy.
+/// Checks the health of a container.
+///
+/// # Errors
+/// If it is not healthy or does not answer.
 pub async fn check(check: Check) -> anyhow::Result<()> {
     match check.what {
         What::Node { address } => check_node(address).await,

@@ -124,6 +124,9 @@ impl Network {
     }
 
     /// Starts one of the real nodes.
+    ///
+    /// # Errors
+    /// If the chain has no such node, or the process cannot be started.
     pub fn start_node(&mut self, plan: &Plan, name: &str) -> anyhow::Result<()> {
         let ChainPlan::Nodes { binary, nodes } = &plan.chain else { bail!("this network has no nodes") };
         let node = nodes.iter().find(|node| node.name == name);
@@ -151,6 +154,9 @@ impl Network {
     }
 
     /// Starts a miner or validator of the plan, honest or not.
+    ///
+    /// # Errors
+    /// If the process cannot be started.
     pub fn start_seat(&mut self, plan: &Plan, seat: &SeatPlan) -> anyhow::Result<()> {
         let settings = self.directory.join(&seat.name).join("settings.toml").into_os_string();
         let options: [OsString; 3] = ["--config".into(), settings, "--with-parent".into()];
@@ -185,6 +191,9 @@ impl Network {
     }
 
     /// Kills a process immediately, like a power cut, and forgets it.
+    ///
+    /// # Errors
+    /// If no process has this name, or it cannot be killed.
     pub async fn kill(&mut self, name: &str) -> anyhow::Result<()> {
         let Some(place) = self.processes.iter().position(|process| process.program.name == name) else {
             bail!("{name} does not run");
@@ -194,6 +203,9 @@ impl Network {
     }
 
     /// Returns the first process that has ended by itself, if any.
+    ///
+    /// # Errors
+    /// If the state of a process cannot be read.
     pub fn died(&mut self) -> anyhow::Result<Option<Died>> {
         for process in &mut self.processes {
             if let Some(status) = process.ended()? {
@@ -205,6 +217,9 @@ impl Network {
 
     /// Restarts seats whose process has ended, each after a wait that grows with every end. Chain and store are not
     /// restarted: the first of them that has ended is returned.
+    ///
+    /// # Errors
+    /// If the state of a process cannot be read. A failed start is logged and repeated later.
     pub fn restart_seats(&mut self, now: Instant) -> anyhow::Result<Option<Died>> {
         let mut at = 0;
         while let Some(process) = self.processes.get_mut(at) {
@@ -267,6 +282,9 @@ impl Network {
     }
 
     /// Returns an observer of this network's run and journals.
+    ///
+    /// # Errors
+    /// If the observer cannot read the run from the chain.
     pub async fn observer(&self, plan: &Plan, chain: &dyn Chain) -> anyhow::Result<Observer> {
         let journals = plan.seats.iter().map(|seat| {
             (

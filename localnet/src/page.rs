@@ -17,6 +17,9 @@ use watch::{
 };
 
 /// Serves the page at a free port of this machine.
+///
+/// # Errors
+/// If the HTTP client cannot be made, or the port cannot be opened.
 pub async fn serve(chain: Arc<dyn Chain>, run: &RunView) -> anyhow::Result<Page> {
     let fetch = Arc::new(open::fetcher(&*chain, &run.params)?);
     let evidence = ChainEvidence { chain, fetch, run: run.id };
@@ -24,7 +27,7 @@ pub async fn serve(chain: Arc<dyn Chain>, run: &RunView) -> anyhow::Result<Page>
     Page::serve(address, Box::new(evidence)).await.context("could not serve the page of the run")
 }
 
-/// Returns what the page shows, which equals the table's contents.
+/// Returns the page's contents, which equal the table's.
 pub fn snapshot(view: &View<'_>) -> Snapshot {
     let spec = defaults::spec();
     let about = About {

@@ -41,6 +41,9 @@ pub struct Process {
 impl Program {
     /// Starts the program. Its output is appended to its log. Its standard input is a pipe that closes when this
     /// process ends for any reason.
+    ///
+    /// # Errors
+    /// If the log or the program cannot be opened.
     pub fn start(self) -> anyhow::Result<Process> {
         let log_failed = || format!("could not open the log {}", self.log.display());
         if let Some(parent) = self.log.parent() {
@@ -70,6 +73,9 @@ impl Program {
 
 impl Process {
     /// Returns the exit status, if the process has ended.
+    ///
+    /// # Errors
+    /// If the operating system does not report the state.
     pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         let ended = self.child.try_wait();
         ended.with_context(|| self.not_watched())
@@ -80,6 +86,9 @@ impl Process {
     }
 
     /// Kills the process and its children immediately, like a power cut.
+    ///
+    /// # Errors
+    /// If the process cannot be killed.
     pub async fn kill(&mut self) -> anyhow::Result<()> {
         self.kill_children().await?;
         let killed = self.child.kill().await;
@@ -96,6 +105,9 @@ impl Process {
     }
 
     /// Requests the process to end by closing its standard input, and kills it if it does not.
+    ///
+    /// # Errors
+    /// If the process can be neither awaited nor killed.
     pub async fn stop(&mut self) -> anyhow::Result<()> {
         drop(self.child.stdin.take());
         match tokio::time::timeout(STOP_WITHIN, self.child.wait()).await {

@@ -78,6 +78,9 @@ pub struct Work {
 }
 
 /// Sets a network up in an empty directory. Leaves chain and store running, and the plan written.
+///
+/// # Errors
+/// If the ports are taken, chain or store do not start, or a step of [`establish`] fails.
 pub async fn set_up(
     locked: &mut LockedDirectory,
     network: &mut Network,

@@ -36,6 +36,9 @@ pub struct Plain {
 
 impl Display {
     /// Returns a live table if standard output is a terminal and `plain` is false.
+    ///
+    /// # Errors
+    /// If the terminal cannot be used.
     pub fn open(plain: bool) -> io::Result<Display> {
         if plain || !io::stdout().is_terminal() {
             return Ok(Display::Plain(Plain::default()));
@@ -46,6 +49,9 @@ impl Display {
     }
 
     /// Shows changes.
+    ///
+    /// # Errors
+    /// If the terminal cannot be written.
     pub fn show(&mut self, view: &View<'_>) -> io::Result<()> {
         match self {
             Display::Live(live) => live.show(view),
@@ -57,6 +63,9 @@ impl Display {
     }
 
     /// Restores the terminal, with the last table above the cursor.
+    ///
+    /// # Errors
+    /// If the terminal cannot be written.
     pub fn close(self) -> io::Result<()> {
         if let Display::Live(mut live) = self {
             // Below the table, at its final position on the screen.

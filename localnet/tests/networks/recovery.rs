@@ -231,8 +231,8 @@ async fn a_full_disk_delays_a_miner_and_loses_nothing(net: &mut Net) {
     miner.kill().await.expect("our child");
 }
 
-/// A published model is exported in the Hugging Face format without a seat or a key, becomes the first model of
-/// another run on the same chain, and trains there.
+/// A published model is exported in the Hugging Face format without a seat or a key. Then it becomes the first model
+/// of another run on the same chain, and trains there.
 async fn a_published_model_starts_another_run(net: &mut Net) {
     net.until("a checkpoint is voted, and its model judged", |seen| {
         seen.run.checkpoint.is_some_and(|checkpoint| seen.held_out_loss(checkpoint.window).is_some())

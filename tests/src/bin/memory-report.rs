@@ -423,9 +423,9 @@ fn accepted(results: Vec<Result<(), String>>) -> anyhow::Result<()> {
     results.into_iter().try_for_each(|result| result.map_err(|refusal| anyhow::anyhow!("refused: {refusal}")))
 }
 
-/// Number of different sections. Those of the seat `uid` repeat after this many and `uid` more of one length, because
-/// encoding every section of a large model takes most of an hour. Each seat has another period, so the merged sections
-/// of 20 seats do not repeat.
+/// Number of different sections, because encoding every section of a large model takes most of an hour. Those of the
+/// seat `uid` repeat after this many and `uid` more of one length. Each seat has another period, so the merged
+/// sections of 20 seats do not repeat.
 const DIFFERENT_SECTIONS: usize = 64;
 
 /// Writes a signed contribution of random values.

@@ -192,6 +192,9 @@ impl Shared {
 }
 
 /// Runs a miner until the last window.
+///
+/// # Errors
+/// If the node fails before the last window.
 pub async fn mine(shared: Arc<Shared>, seat: Seat, behaviour: MinerSeat) -> Result<(), NodeFailed> {
     let follower = Arc::new(shared.follower(&seat.chain, Some(&seat)));
     let mut batch_sequences = shared.spec.recipe.batch;
@@ -238,6 +241,9 @@ impl miner::strategy::Strategy for PartTime {
 }
 
 /// Runs a validator until the last window. Its salts derive from `secret`.
+///
+/// # Errors
+/// If the node fails before the last window.
 pub async fn validate(
     shared: Arc<Shared>,
     seat: Seat,
@@ -265,6 +271,9 @@ pub async fn validate(
 }
 
 /// Follows the run without a seat and measures each window's model on held-out sequences.
+///
+/// # Errors
+/// If the node fails, or a model cannot be measured.
 pub async fn observe(shared: Arc<Shared>, chain: SharedChain, name: String) -> Result<(), NodeFailed> {
     let directory = shared.home.join(&name);
     std::fs::create_dir_all(&directory)?;
