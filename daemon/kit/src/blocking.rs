@@ -17,28 +17,28 @@ use std::{
 };
 use tokio::task::{JoinError, JoinHandle};
 
-/// Where blocking work runs.
+/// Place in which blocking work runs.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Blocking {
-    /// On the threads that tokio keeps for blocking work.
+    /// On tokio's threads for blocking work.
     #[default]
     Pool,
     /// At once, on the calling thread.
     Inline,
-    /// Where and when the executor decides.
+    /// At the place and time that the executor chooses.
     By(&'static dyn Executor),
 }
 
 /// Runs blocking work for many nodes of one process.
 pub trait Executor: fmt::Debug + Send + Sync {
-    /// Takes `work`. The future ends after the work, at the latest when it is dropped.
+    /// Takes `work`. The future completes after the work, which has ended by the time the future is dropped.
     fn start(&'static self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()>;
 
     /// Waits until all work that was taken has ended.
     fn finish(&self);
 }
 
-/// A result, or what the work panicked with.
+/// The result of the work, or its panic payload.
 type Slot<T> = Arc<Mutex<Option<Result<T, Box<dyn Any + Send>>>>>;
 
 impl Blocking {
@@ -66,8 +66,8 @@ impl Blocking {
         }
     }
 
-    /// Tells work to stop that looks at `flag` meanwhile. What an executor took has ended before, so that its result
-    /// does not depend on how far a thread was.
+    /// Sets `flag`, which tells running work to stop. Work given to an executor is finished first, so that its result
+    /// does not depend on the progress of a thread.
     pub fn stop(self, flag: &AtomicBool) {
         if let Blocking::By(executor) = self {
             executor.finish();
@@ -78,13 +78,13 @@ impl Blocking {
     /// Runs `work` and returns its result.
     ///
     /// # Panics
-    /// If `work` does.
+    /// If `work` panics.
     pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> T {
         match self.start(work).await {
             Ok(value) => value,
             Err(died) => match died.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime is shutting down, and drops this future next.
+                // The runtime is shutting down and drops this future next.
                 Err(_) => std::future::pending().await,
             },
         }
@@ -94,7 +94,7 @@ impl Blocking {
     /// at its default.
     ///
     /// # Panics
-    /// If `work` does.
+    /// If `work` panics.
     pub async fn with<V, T>(self, value: &mut V, work: impl FnOnce(&mut V) -> T + Send + 'static) -> T
     where
         V: Default + Send + 'static,
@@ -115,13 +115,13 @@ impl Blocking {
 /// The thread of a [`Work`] panicked, or the runtime is shutting down.
 pub type WorkDied = JoinError;
 
-/// The result of a computation that runs, as a future.
+/// The result of a running computation, as a future.
 pub type Work<T> = Either<JoinHandle<T>, BoxFuture<'static, Result<T, WorkDied>>>;
 
-/// A value that a thread may borrow: absent while it is away. For values without a default of their own.
+/// A value that can be lent to a thread and is absent meanwhile, for types without a default.
 ///
 /// # Panics
-/// Every access while the value is away.
+/// On every access while the value is lent.
 #[derive(Debug)]
 pub struct Lent<T>(Option<T>);
 
@@ -130,12 +130,12 @@ impl<T> Lent<T> {
         Lent(Some(value))
     }
 
-    /// Whether the value is here.
+    /// Returns whether the value is present.
     pub fn is_here(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Takes the value out, to be put back by assigning a new `Lent`.
+    /// Takes the value out. The caller returns it by assigning a new `Lent`.
     pub fn take(&mut self) -> Option<T> {
         self.0.take()
     }
@@ -171,7 +171,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_executor_goes_on_while_a_thread_computes() {
-        // Ends only once the executor has sent, so it would never end on the executor's own thread.
+        // Ends only after the executor has sent, so it would never end on the executor's own thread.
         let (send, receive) = mpsc::sync_channel::<u32>(1);
         let mut work = Blocking::Pool.start(move || receive.recv().unwrap());
         tokio::task::yield_now().await;

@@ -1,9 +1,9 @@
-//! The codec as nodes run it: fast kernels, checked by the reference decoder of `protocol`.
+//! The codec of nodes: fast kernels, checked by the reference decoder of `protocol`.
 //!
-//! The kernels know arrays and only accept or refuse. This module knows schemas and densities, and gives refused bytes
-//! to the reference decoder, which names the fault (PROT-14). If that accepts them, the kernel is wrong: the error is
-//! logged, and the reference counts. So a fault in a kernel costs time, and neither a seat's rating nor the agreement
-//! of nodes.
+//! The kernels process arrays and only accept or refuse. This module knows schemas and densities, and passes refused
+//! bytes to the reference decoder, which names the fault (PROT-14). If the reference accepts them, the kernel is
+//! wrong: the error is logged and the reference's result is used. A fault in a kernel therefore costs time, but
+//! affects neither a seat's rating nor the agreement of nodes.
 //!
 //! [`Incoming`] decodes an object while it arrives. Its result is used only after digest and signature are checked.
 
@@ -38,6 +38,8 @@ pub struct Codec {
 }
 
 impl Codec {
+    /// Creates the codec of a schema and a density.
+    ///
     /// # Errors
     /// If `density` is outside its range.
     pub fn new(schema: &Schema, density: Density) -> Result<Codec, LayoutError> {
@@ -58,7 +60,10 @@ impl Codec {
         &self.layout
     }
 
-    /// All entries of a body: the same result as `contribution::decode`, faster.
+    /// Decodes all entries of a body. Faster than `contribution::decode`, with the same result.
+    ///
+    /// # Errors
+    /// If the body is not a valid encoding; the reference decoder names the fault.
     pub fn decode(&self, body: &[u8]) -> Result<Sparse, DecodeError> {
         let Ok(tensors) = decode::decode(&self.layout, body) else { return self.ask_the_slow_one(body) };
         let tensors = tensors.into_iter().map(|tensor| SparseTensor {
@@ -69,7 +74,10 @@ impl Codec {
         Ok(Sparse { tensors: tensors.collect() })
     }
 
-    /// Checks a body as [`Codec::decode`] does, and keeps nothing of it but the square norm of each tensor.
+    /// Checks a body like [`Codec::decode`] and returns only the square norm of each tensor.
+    ///
+    /// # Errors
+    /// As [`Codec::decode`].
     pub fn square_norms(&self, body: &[u8]) -> Result<Vec<f64>, DecodeError> {
         match decode::norms(&self.layout, body) {
             Ok(norms) => Ok(norms),
@@ -77,7 +85,7 @@ impl Codec {
         }
     }
 
-    /// Whether a body that has been checked changes any value of `theta` at this rate (PROT-14).
+    /// Returns whether a checked body changes any value of `theta` at this rate (PROT-14).
     pub fn changes_any(&self, body: &[u8], rate: f32, theta: &[f32]) -> bool {
         match kernels::merge::changes_any(&self.layout, body, rate, theta) {
             Ok(changes) => changes,
@@ -89,7 +97,7 @@ impl Codec {
         }
     }
 
-    /// What a kernel refused, the slow decoder names.
+    /// Decodes with the reference decoder a body that a kernel refused.
     fn ask_the_slow_one(&self, body: &[u8]) -> Result<Sparse, DecodeError> {
         let answer = contribution::decode(&self.schema, self.density, body);
         if answer.is_ok() {
@@ -102,14 +110,14 @@ impl Codec {
     }
 }
 
-/// A contribution to be merged. It has been verified: its body can be decoded, and has these norms.
+/// A contribution to be merged. It has been verified: its body can be decoded and has these norms.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     pub uid: Uid,
-    /// Consensus weight as it stood when the window opened; 0 where the seat has none.
+    /// Consensus weight when the window opened; 0 for a seat without weight.
     pub weight: u16,
     pub body: &'a [u8],
-    /// Of each tensor.
+    /// Square norm of each tensor.
     pub square_norms: &'a [f64],
 }
 
@@ -118,28 +126,31 @@ pub struct Input<'a> {
 pub struct Merged {
     /// The update's body.
     pub body: Bytes,
-    /// What the window adds to the running norms.
+    /// The norms that the window adds to the running norms.
     pub norms: Vec<f64>,
     /// The error-feedback buffer after the merge.
     pub buffer: Row,
 }
 
-/// Why there is no merge.
+/// Error of a merge.
 #[derive(Debug, thiserror::Error)]
 pub enum MergeFailed {
     #[error(transparent)]
     Refused(#[from] MergeError),
-    /// The disk has no room for the update or the buffer.
+    /// The disk is full: no space for the update or the buffer.
     #[error(transparent)]
     File(#[from] FileError),
 }
 
-/// `merge::merge`, sooner and straight from bytes to bytes (PROT-17, PROT-18): the update, and the buffer after it.
-/// `sent` reads the contributions, `merged` is the codec of the update. The update's body goes to `storage`. Only a few
-/// sections are in memory beside `buffer` and its copy.
+/// Computes `merge::merge` faster, directly from bytes to bytes (PROT-17, PROT-18): the update and the buffer after
+/// it. `sent` decodes the contributions, `merged` is the codec of the update. The update's body is kept in `storage`.
+/// Apart from `buffer` and its copy, only a few sections are in memory.
+///
+/// # Errors
+/// If the inputs cannot be merged, or the disk has no space for the update or the buffer.
 ///
 /// # Panics
-/// If the two are of different schemas.
+/// If the two codecs have different schemas.
 pub fn merge(
     sent: &Codec,
     merged: &Codec,
@@ -151,7 +162,7 @@ pub fn merge(
 ) -> Result<Merged, MergeFailed> {
     let mut after = buffer.clone();
     let values = after.edit()?;
-    // What the kernel does not look at, the slow merge refuses.
+    // The reference merge refuses inputs that the kernel does not check.
     let fits = !inputs.is_empty()
         && inputs.is_sorted_by(|a, b| a.uid < b.uid)
         && inputs.iter().all(|input| input.square_norms.len() == sent.layout.tensors())
@@ -203,13 +214,13 @@ pub fn merge(
     Ok(Merged { body: body.into(), norms, buffer: after })
 }
 
-/// Takes an object while it comes: keeps its bytes, and decodes its body on the way, a section at a time.
+/// Receives an object while it arrives: keeps its bytes and decodes its body section by section.
 ///
-/// A body that cannot be decoded changes nothing about how the object is taken: whether it is the right one is for its
-/// digest to say.
+/// A body that cannot be decoded does not stop the transfer: only the digest decides whether the object is the right
+/// one.
 pub struct Incoming<'a> {
     whole: ObjectBuffer,
-    /// The announced length of the object, and the bytes so far.
+    /// The announced length of the object, and the number of bytes received so far.
     length: u64,
     received: u64,
     codec: &'a Codec,
@@ -217,48 +228,48 @@ pub struct Incoming<'a> {
     body: Body<'a>,
 }
 
-/// Finds a body's start in the bytes so far; `None` where they begin no such object.
+/// Finds a body's start in the bytes so far; `None` if they do not begin such an object.
 pub type FindStart<'a> = Box<dyn Fn(&[u8]) -> Option<usize> + Send + 'a>;
 
-/// Where in its object a body lies.
+/// The position of a body in its object.
 pub struct Frame<'a> {
-    /// The bytes in which a body's start is found, if at all.
+    /// Number of first bytes that suffice to find the body's start.
     pub head: usize,
     pub start: FindStart<'a>,
-    /// Bytes after the body.
+    /// Number of bytes after the body.
     pub tail: usize,
 }
 
 enum Body<'a> {
-    /// The first bytes, in which its start is sought.
+    /// The first bytes, in which the start is searched.
     Sought(Vec<u8>),
     Begun {
         decoder: Box<StreamDecoder<'a>>,
         read: u64,
     },
-    /// It has no beginning, or cannot be decoded.
+    /// The body has no start or cannot be decoded.
     GivenUp,
 }
 
-/// An object that has come.
+/// A received object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrived {
     pub bytes: Bytes,
-    /// Of each tensor, where the body was decoded to its end.
+    /// Square norm of each tensor, if the body was decoded to its end.
     pub square_norms: Option<Vec<f64>>,
 }
 
 impl<'a> Incoming<'a> {
-    /// The bytes go to `storage`.
+    /// Creates an empty object whose bytes are kept in `storage`.
     pub fn new(codec: &'a Codec, frame: Frame<'a>, storage: &Storage) -> Incoming<'a> {
         let body = Body::Sought(Vec::new());
         Incoming { whole: storage.object(), length: 0, received: 0, codec, frame, body }
     }
 
-    /// What there is once the fetch has succeeded.
+    /// Returns the object after a successful fetch.
     ///
     /// # Errors
-    /// If the disk did not take the bytes.
+    /// If the bytes could not be written to disk.
     pub fn finish(self) -> Result<Arrived, FileError> {
         let end = self.end();
         let square_norms = match self.body {
@@ -268,12 +279,12 @@ impl<'a> Incoming<'a> {
         Ok(Arrived { bytes: self.whole.finish()?, square_norms })
     }
 
-    /// Where the body ends, if the object has the length that was promised.
+    /// Returns the end of the body, if the object has the announced length.
     fn end(&self) -> u64 {
         self.length.saturating_sub(self.frame.tail as u64)
     }
 
-    /// Decodes those of `bytes`, which begin at `at`, that are of the body.
+    /// Decodes the part of `bytes`, received at offset `at`, that belongs to the body.
     fn decode(&mut self, at: u64, bytes: &[u8]) {
         let end = self.end();
         let Body::Begun { decoder, read } = &mut self.body else { return };
@@ -314,26 +325,29 @@ impl Sink for Incoming<'_> {
     }
 }
 
-/// A verified contribution, as its exact bytes. Decoded, its entries would take six times the memory, so callers
-/// decode it when they need them.
+/// A verified contribution as its exact bytes. Decoded entries would take six times the memory, so callers decode them
+/// when they need them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contribution {
     pub digest: Digest,
     pub bytes: Bytes,
     pub header: Header,
-    /// Of each tensor (PROT-17).
+    /// Square norm of each tensor (PROT-17).
     pub square_norms: Vec<f64>,
 }
 
 impl Contribution {
-    /// The encoded body.
+    /// Returns the encoded body.
     pub fn body(&self) -> &[u8] {
         &self.bytes[PREFIX_BYTES..self.bytes.len() - SIGNATURE_BYTES]
     }
 }
 
-/// Checks arrived bytes in full (PROT-8, PROT-9): the same result as `Submission::verify`, with the norms that were
-/// computed while they arrived.
+/// Checks received bytes in full (PROT-8, PROT-9). Same result as `Submission::verify`, but reuses the norms that were
+/// computed during the transfer.
+///
+/// # Errors
+/// The fault that makes the contribution invalid.
 pub fn verify(codec: &Codec, expected: &Expected<'_>, arrived: Arrived) -> Result<Contribution, Fault> {
     let submission = Submission::read(&arrived.bytes)?;
     let (header, body) = (submission.header, submission.check(expected)?);
@@ -345,7 +359,7 @@ pub fn verify(codec: &Codec, expected: &Expected<'_>, arrived: Arrived) -> Resul
     Ok(Contribution { digest: expected.digest, bytes: arrived.bytes, header, square_norms })
 }
 
-/// A checked body of an update, applied from its bytes.
+/// A checked body of an update, applied without decoding it into memory.
 #[derive(Debug)]
 pub struct Update<'a> {
     codec: &'a Codec,
@@ -355,17 +369,20 @@ pub struct Update<'a> {
 }
 
 impl<'a> Update<'a> {
-    /// Checks the body. With `was_decoded`, a fast decoder has read these bytes to their end.
+    /// Checks the body. `was_decoded` means that a fast decoder has already read these bytes to their end.
+    ///
+    /// # Errors
+    /// If the body is not a valid encoding.
     pub fn check(codec: &'a Codec, body: &'a [u8], was_decoded: bool) -> Result<Update<'a>, DecodeError> {
         let is_good = was_decoded || decode::norms(&codec.layout, body).is_ok();
         let slow = if is_good { None } else { Some(codec.ask_the_slow_one(body)?) };
         Ok(Update { codec, body, slow })
     }
 
-    /// `θ ← fl(θ − fl(rate·u))` (PROT-18).
+    /// Applies the update: `θ ← fl(θ − fl(rate·u))` (PROT-18).
     ///
     /// # Panics
-    /// If `theta` is not all of the schema's values.
+    /// If `theta` does not have all of the schema's values.
     pub fn apply(&self, rate: f32, theta: &mut [f32]) {
         match &self.slow {
             None => kernels::merge::apply(&self.codec.layout, self.body, rate, theta)
@@ -419,7 +436,7 @@ mod tests {
         contribution::encode(&schema(), SENT, &values(seed)).unwrap()
     }
 
-    /// What strangers make of a body.
+    /// Damages a body in one of several ways.
     fn spoilt(mut body: Vec<u8>, how: u8, at: usize) -> Vec<u8> {
         let at = at % body.len();
         match how % 5 {
@@ -512,7 +529,7 @@ mod tests {
         ) {
             let (codec, schema) = (codec(SENT), schema());
             let spoilt_body = spoilt(body(seed), how, at);
-            // Signed as it is; or spoilt on the way, with a digest that does not match, or with one that does.
+            // Signed as it is, or damaged in transit, with a digest that does or does not match.
             let bytes = sealed(&spoilt_body);
             let arrived = receive(incoming(&codec), &bytes, piece);
             prop_assert_eq!(&arrived.bytes, &bytes);
@@ -633,7 +650,7 @@ mod tests {
             let arrived = receive(incoming(&codec), &bytes[..length], 50);
             assert_eq!((&arrived.bytes[..], arrived.square_norms), (&bytes[..length], None));
         }
-        // One that ends before what was promised, too.
+        // The same for an object that ends before its announced length.
         let mut cut = incoming(&codec);
         cut.begin(bytes.len() as u64);
         cut.piece(&bytes[..bytes.len() - 100]);
@@ -643,7 +660,7 @@ mod tests {
     #[test]
     fn a_body_behind_a_head_of_its_own_length_is_found() {
         let (codec, body) = (codec(SENT), body(1));
-        // One byte says how long the head is.
+        // One byte holds the length of the head.
         let frame = || {
             let start =
                 |bytes: &[u8]| Some(usize::from(*bytes.first()?)).filter(|start| *start <= bytes.len());
@@ -661,7 +678,7 @@ mod tests {
         assert_eq!(arrived.square_norms, None);
     }
 
-    /// Endpoints by name, each with what it sends, a few bytes at a time.
+    /// Endpoints by name, each with the object that it sends, a few bytes at a time.
     struct Endpoints(Vec<(&'static str, Vec<u8>)>);
 
     #[async_trait]

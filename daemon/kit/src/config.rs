@@ -1,4 +1,4 @@
-//! Settings: defaults, a TOML file, the environment and flags. Later ones win.
+//! Settings: defaults, a TOML file, the environment and flags. Later ones override earlier ones.
 
 use crate::data::DataSource;
 use anyhow::{Context as _, anyhow, bail};
@@ -19,19 +19,19 @@ use zeroize::Zeroizing;
 #[serde(deny_unknown_fields)]
 pub struct File {
     pub chain: Option<String>,
-    /// The hash of the chain's block 0, as the network publishes it. Required but on a development chain.
+    /// The genesis hash of the chain, as the network publishes it. Required except on a development chain.
     pub genesis: Option<GenesisHash>,
-    /// URL of a second node of the chain, best of another operator, whose finalised blocks have to be the same.
+    /// URL of a second node of the chain, preferably of another operator, whose finalised blocks must be the same.
     pub chain_witness: Option<String>,
-    /// Allows `ws://` to a host that is not private. Without encryption, any network on the way may answer.
+    /// Allows `ws://` to a public host. Without encryption, any network on the path can answer for the chain.
     pub allow_plain_ws: Option<bool>,
     pub run: Option<u32>,
     /// A key file, or a development key such as `//Alice`.
     pub key: Option<String>,
     pub password_file: Option<PathBuf>,
-    /// Where the node keeps its model, its snapshot and its journal.
+    /// Directory of the node's model, snapshot and journal.
     pub directory: Option<PathBuf>,
-    /// A prepared dataset on this machine. Without it, the run's own is fetched into `directory`.
+    /// A prepared dataset on this machine. If absent, the run's own is fetched into `directory`.
     pub dataset: Option<PathBuf>,
     /// A device's name, or a table of its settings: `mettle_nn::Device`.
     pub device: Option<toml::Value>,
@@ -50,23 +50,23 @@ pub struct StoreFile {
     pub endpoint: String,
     pub bucket: String,
     pub access_key: String,
-    /// The secret, or better `secret_key_file`, or the variable METTLE_STORE_SECRET. Never written.
+    /// The secret. `secret_key_file` or the variable METTLE_STORE_SECRET are safer. Never written.
     #[serde(skip_serializing)]
     pub secret_key: Option<Secret>,
     pub secret_key_file: Option<PathBuf>,
 }
 
-/// Where peers connect to a validator.
+/// Addresses at which peers connect to a validator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerFile {
-    /// Address and port, of UDP and TCP; absent: the node connects to others only.
+    /// Address and port, for UDP and TCP. If absent, the node only connects to others.
     pub listen: Option<SocketAddr>,
-    /// The public address and port, if it is another one or `listen` is of every interface.
+    /// The public address and port, if it differs from `listen` or `listen` covers every interface.
     pub announce: Option<SocketAddr>,
 }
 
-/// A secret text: wiped on drop, and shown as `…`.
+/// A secret text: wiped on drop, and displayed as `…`.
 #[derive(Clone, PartialEq)]
 pub struct Secret(Zeroizing<String>);
 
@@ -94,13 +94,13 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// How the run's data is fetched, if it is not on this machine.
+/// Settings for fetching the run's data if it is not on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataFile {
-    /// A larger dataset is fetched in pieces on demand, of which this many bytes are kept.
+    /// Size of the local cache, in bytes. A dataset that is larger is fetched in pieces on demand.
     pub cache_bytes: Option<u64>,
-    /// Base URLs of other buckets with the data; they are tried before the run's origin.
+    /// Base URLs of other buckets with the data, tried before the run's origin.
     pub mirrors: Option<Vec<String>>,
 }
 
@@ -111,47 +111,47 @@ const DATA_CACHE_BYTES: u64 = 16 << 30;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainFile {
-    /// Sequences per step; the run's recipe where absent.
+    /// Sequences per step. Default: the run's recipe.
     pub batch_sequences: Option<usize>,
     pub learning_rate: Option<f64>,
-    /// "adamw" or "muon"; the run's recipe where absent.
+    /// "adamw" or "muon". Default: the run's recipe.
     pub optimiser: Option<model::Optimiser>,
-    /// Sequences on the device at once; a step accumulates several. The run's recipe where absent.
+    /// Sequences on the device at once; a step accumulates several such batches. Default: the run's recipe.
     pub micro_batch_sequences: Option<usize>,
-    /// Blocks before the commit deadline at which training stops.
+    /// Number of blocks before the commit deadline at which training stops.
     pub commit_margin_blocks: Option<u32>,
-    /// The largest part of a window's sequences that is trained before the window's model is there, 0 to 1. With 0 the
-    /// miner waits for the model.
+    /// Largest fraction of a window's sequences, 0 to 1, that is trained before the window's model is available. With
+    /// 0 the miner waits for the model.
     pub ahead: Option<f64>,
-    /// The share of the residual, of what was not sent yet, that a window's training starts with, 0 to 1. With 0 it starts
-    /// from the window's model.
+    /// Fraction of the residual, 0 to 1, that is subtracted from the model at the start of a window. With 0 training
+    /// starts from the window's model.
     pub residual_share: Option<f64>,
-    /// Seconds between two snapshots within a window: the most work that a killed miner repeats.
+    /// Interval between snapshots within a window, in seconds: the most work that a killed miner repeats.
     pub snapshot_every_seconds: Option<u64>,
-    /// Steps between two snapshots, instead of seconds.
+    /// Interval between snapshots in steps, instead of seconds.
     pub snapshot_every_steps: Option<u32>,
-    /// A step with a higher loss, in nats per token, is not applied, and the window is skipped.
+    /// Upper bound of a step's loss, in nats per token. A step above it is not applied, and the window is skipped.
     pub loss_max: Option<f64>,
-    /// What computes; the device where absent.
+    /// The engine that computes. Default: the engine of `device`.
     pub engine: Option<TrainEngine>,
     /// The program of the engine "command".
     pub command: Option<CommandFile>,
-    /// Processes that train this seat together; 1 where absent and no launcher started several.
+    /// Number of processes that train this seat together. Default: 1, unless a launcher started several.
     pub ranks: Option<usize>,
-    /// Where the rank 0 of a cluster listens, as HOST:PORT; what the launcher names where absent.
+    /// Address of rank 0 in a cluster, as HOST:PORT. Default: the launcher's.
     pub rank_address: Option<String>,
-    /// A file with the secret of the ranks of a cluster; METTLE_RANK_SECRET where absent.
+    /// A file with the secret of a cluster's ranks. Default: METTLE_RANK_SECRET.
     pub rank_secret_file: Option<PathBuf>,
-    /// How ranks exchange gradients and weights; "tcp" where absent.
+    /// Transport between ranks for gradients and weights. Default: "tcp".
     pub rank_exchange: Option<RankExchange>,
-    /// Seconds until all ranks are connected.
+    /// Time limit until all ranks are connected, in seconds.
     pub rank_start_seconds: Option<u64>,
-    /// Seconds for one exchange between ranks, with the computation that it waits for.
+    /// Time limit of one exchange between ranks, including the computation it waits for, in seconds.
     pub rank_step_seconds: Option<u64>,
 }
 
 impl TrainFile {
-    /// The recipe that the miner trains by: the run's, with what these settings change.
+    /// Returns the miner's recipe: the run's, with the changes of these settings.
     pub fn recipe(&self, of_run: &Recipe) -> Recipe {
         let batch = self.batch_sequences.unwrap_or(of_run.batch).max(1);
         Recipe {
@@ -164,21 +164,21 @@ impl TrainFile {
     }
 }
 
-/// The most ranks of a seat.
+/// Maximum number of ranks of a seat.
 pub const RANKS_MAX: u32 = 1024;
 
-/// How the ranks of a seat exchange gradients and weights.
+/// Transport between the ranks of a seat for gradients and weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RankExchange {
-    /// Over their connections.
+    /// The ranks' TCP connections.
     #[default]
     Tcp,
-    /// From GPU to GPU, by NVIDIA's library.
+    /// NVIDIA's library NCCL, from GPU to GPU.
     Nccl,
 }
 
-/// What computes a miner's steps.
+/// The engine that computes a miner's steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TrainEngine {
@@ -195,13 +195,13 @@ pub enum TrainEngine {
 pub struct CommandFile {
     /// The program and its arguments.
     pub program: Vec<String>,
-    /// Seconds from its start until the model is built.
+    /// Time limit from the program's start until the model is built, in seconds.
     pub start_seconds: Option<u64>,
-    /// Seconds without a sign of life while it works.
+    /// Longest interval between signs of life during work, in seconds.
     pub heartbeat_seconds: Option<u64>,
-    /// Seconds for one step.
+    /// Time limit of one step, in seconds.
     pub step_seconds: Option<u64>,
-    /// Seconds for a step that still runs when the window's training has to stop.
+    /// Time limit of a step that still runs when the window's training must stop, in seconds.
     pub stop_seconds: Option<u64>,
 }
 
@@ -209,17 +209,18 @@ pub struct CommandFile {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServeFile {
-    /// The most contributions evaluated in one window.
+    /// Maximum number of contributions evaluated in one window.
     pub evaluations_max: Option<usize>,
-    /// The size of the sample of held-out sequences on which the model's loss is reported.
+    /// Size of the sample of held-out sequences on which the model's loss is measured.
     pub held_out_sequences: Option<u64>,
-    /// The position of the first of them in the sample's order, for validators that share a sample out among them.
+    /// Position of the first of these sequences in the sample's order, for validators that divide a sample among them.
     pub held_out_first: Option<u64>,
-    /// Bytes of a file that is deleted when the disk is full, so that what the validator signs still fits.
+    /// Size of a file that is deleted when the disk is full, so that the validator can still sign and record, in
+    /// bytes.
     pub ballast_bytes: Option<u64>,
 }
 
-/// The largest `ballast_bytes`: 128 MiB. A ballast is written again between a signature and its call.
+/// Maximum of `ballast_bytes`: 128 MiB. A ballast is rewritten between a signature and its call.
 const BALLAST_BYTES_MAX: u64 = 128 << 20;
 
 /// The flags that all daemon commands share. Each overrides the file's value of the same name.
@@ -309,7 +310,7 @@ pub struct AccountFlags {
 }
 
 impl ChainFlags {
-    /// The endpoint as the flags and the settings file give it; `key` wins over the file's.
+    /// Reads the endpoint from the flags and the settings file. `key` overrides the file's.
     ///
     /// # Errors
     /// If the settings file or the key cannot be used.
@@ -324,6 +325,9 @@ impl ChainFlags {
 }
 
 impl SeatFlags {
+    /// Reads the endpoint, like [`ChainFlags::read`].
+    ///
+    /// # Errors
     /// As [`ChainFlags::read`].
     pub fn read(&self) -> anyhow::Result<EndpointArgs> {
         self.chain_flags.read(self.key.as_deref())
@@ -331,6 +335,9 @@ impl SeatFlags {
 }
 
 impl AccountFlags {
+    /// Reads the endpoint, like [`ChainFlags::read`].
+    ///
+    /// # Errors
     /// As [`ChainFlags::read`].
     pub fn read(&self) -> anyhow::Result<EndpointArgs> {
         let args = self.chain_flags.read(self.key.as_deref())?;
@@ -338,7 +345,7 @@ impl AccountFlags {
     }
 }
 
-/// The settings of a daemon. Read once, in `main`.
+/// The settings of a daemon. `main` reads them once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub reading: ReadOnlyConfig,
@@ -350,7 +357,7 @@ pub struct Settings {
     pub serve: ServeFile,
 }
 
-/// The settings of a command that signs nothing and publishes nothing.
+/// The settings of a command that neither signs nor publishes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReadOnlyConfig {
     pub chain: ChainConfig,
@@ -361,23 +368,23 @@ pub struct ReadOnlyConfig {
     pub device: toml::Value,
 }
 
-/// Where the chain is, and which chain it has to be.
+/// The address of the chain's node, and the expected chain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChainConfig {
     pub url: String,
-    /// URL of a second node that has to have the same finalised blocks.
+    /// URL of a second node that must have the same finalised blocks.
     pub witness: Option<String>,
     pub genesis: Option<GenesisHash>,
-    /// Allows `ws://` to a host that is not private.
+    /// Allows `ws://` to a public host.
     pub allow_plain_ws: bool,
 }
 
-/// The default address of a node on the user's own machine.
+/// Default address of a node on the user's own machine.
 pub const DEFAULT_CHAIN: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9944);
 
 impl ReadOnlyConfig {
-    /// Reads the settings file that the flags name, if any. Flags win.
+    /// Reads the settings file that the flags name, if any. Flags override the file.
     ///
     /// # Errors
     /// If the file cannot be read, or has an unknown key or a wrong value.
@@ -387,7 +394,10 @@ impl ReadOnlyConfig {
 }
 
 impl Settings {
-    /// As [`ReadOnlyConfig::read`]; a key is required.
+    /// Reads all settings, like [`ReadOnlyConfig::read`]. A key is required.
+    ///
+    /// # Errors
+    /// As [`ReadOnlyConfig::read`], and if there is no key or `ballast_bytes` is too large.
     pub fn read(flags: &Flags) -> anyhow::Result<Settings> {
         let file = File::layered(flags)?;
         let Some(key) = file.key()? else {
@@ -404,7 +414,7 @@ impl Settings {
 }
 
 impl File {
-    /// The settings file that the flags name, overlaid by the flags. Flags read the environment.
+    /// The settings file that the flags name, overlaid by the flags. Flags include the environment.
     fn layered(flags: &Flags) -> anyhow::Result<File> {
         let file = flags.config.as_deref().map_or_else(|| Ok(File::default()), File::parse)?;
         let Flags { config: _, chain, genesis, run, key, password_file, directory, dataset, device } =
@@ -427,7 +437,7 @@ impl File {
             std::fs::read_to_string(path)
                 .with_context(|| format!("could not read the settings file {}", path.display()))?,
         );
-        // The error itself would quote the line that it stops at, and that may hold a secret.
+        // The parser's error would quote the line at which it stops, which may contain a secret.
         toml::from_str(&text).map_err(|error| {
             let until = text.get(..error.span().map_or(0, |span| span.end)).unwrap_or_default();
             let (line, last) = (until.lines().count().max(1), until.lines().last().unwrap_or_default());
@@ -445,7 +455,7 @@ impl File {
         self.key.as_ref().map(parse).transpose()
     }
 
-    /// The settings with their defaults.
+    /// Returns the settings with their defaults.
     fn read_only(self) -> ReadOnlyConfig {
         let data = self.data.unwrap_or_default();
         ReadOnlyConfig {
@@ -467,7 +477,7 @@ impl File {
     }
 }
 
-/// The device that flag or file name, else the CPU. The crate of the engines knows what it means.
+/// The device of flag or file, else the CPU. The engines' crate interprets it.
 fn device_or_cpu(device: Option<toml::Value>) -> toml::Value {
     let device = device.unwrap_or_else(|| "cpu".into());
     if let Some((name, _)) = device.as_str().and_then(|text| text.split_once(',')) {
@@ -481,13 +491,19 @@ fn device_or_cpu(device: Option<toml::Value>) -> toml::Value {
 }
 
 impl StoreFile {
-    /// The bucket, with its key.
+    /// Opens the bucket with its key.
+    ///
+    /// # Errors
+    /// If the secret cannot be read, or endpoint or bucket are invalid.
     pub fn open(&self) -> anyhow::Result<S3Store> {
         let credentials = Credentials { access_key: self.access_key.clone(), secret_key: self.secret()? };
         Ok(S3Store::open(&S3Settings::new(&self.endpoint, &self.bucket, credentials))?)
     }
 
-    /// The secret, from its file, the settings, or METTLE_STORE_SECRET.
+    /// Returns the secret: from its file, the settings, or METTLE_STORE_SECRET.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or there is no secret.
     pub fn secret(&self) -> anyhow::Result<String> {
         if let Some(path) = &self.secret_key_file {
             let text = std::fs::read_to_string(path)
@@ -502,7 +518,7 @@ impl StoreFile {
     }
 }
 
-/// An error's message without the value that it quotes, which may be a secret. Unknown keys stay.
+/// An error's message without the value that it quotes, which may be a secret. Unknown keys are kept.
 fn without_value(message: &str) -> &str {
     match message.starts_with("invalid") {
         true => message.split(['`', '"']).next().unwrap_or_default().trim_end(),
@@ -571,7 +587,7 @@ mod tests {
     #[test]
     fn a_secret_is_in_no_error_no_debug_and_no_written_settings() {
         let store = "[store]\nendpoint = \"https://a\"\nbucket = \"b\"\naccess_key = \"c\"\n";
-        // The quotation mark at the end is missing, or the key is misspelt.
+        // The closing quotation mark is missing, or the key is misspelt.
         for broken in ["secret_key = \"hunter2", "secret_kye = \"hunter2\""] {
             let (_file, flags) = flags(&format!("{store}{broken}"));
             let error = format!("{:?}", ReadOnlyConfig::read(&flags).unwrap_err());

@@ -1,6 +1,6 @@
 //! Creates a run: publishes its specification, dataset and initial weights, then registers their digests on the chain.
 //!
-//! In this order, so that a participant that sees the run on the chain finds everything it names.
+//! With this order, a participant that sees the run on the chain finds every object that it names.
 
 use crate::{Blocking, ModelState, checkpoint};
 use anyhow::{Context as _, bail, ensure};
@@ -16,25 +16,25 @@ use protocol::{Block, RunParams, Terms, keys, lineage, view::RunView};
 use std::path::Path;
 use store::Store;
 
-/// Blocks between the run's creation and its first window, unless the parameters say otherwise.
+/// Default number of blocks between the run's creation and its first window.
 pub const BLOCKS_BEFORE_START: u32 = 20;
 
-/// What a new run is made of.
+/// The parts of a new run.
 pub struct NewRun<'a> {
     pub spec: RunSpec,
-    /// `θ_0` where the specification says that it is not its seed's.
+    /// `θ_0`, if the specification does not derive it from its seed.
     pub weights: Option<Vec<f32>>,
     /// A prepared dataset.
     pub dataset: &'a Path,
-    /// With the first block at 0, it is set to a few blocks from now.
+    /// Parameters. A first block of 0 is replaced by one a few blocks ahead.
     pub params: RunParams,
     pub terms: Terms,
-    /// Base URL of `store` for everyone else.
+    /// Public base URL of `store`.
     pub origin: &'a str,
     pub fund: Amount,
 }
 
-/// A new run's data and first weights, looked at and found to fit.
+/// The checked data and first weights of a new run.
 pub struct PreparedRun {
     pub manifest: protocol::Digest,
     theta: Vec<f32>,
@@ -54,7 +54,10 @@ impl PreparedRun {
     }
 }
 
-/// Looks at everything that a run is made of. Nothing is published yet.
+/// Checks all parts of a run. Publishes nothing.
+///
+/// # Errors
+/// If a part cannot be read or the parts do not fit together.
 pub async fn prepare(new: &mut NewRun<'_>) -> anyhow::Result<PreparedRun> {
     RunSpec::from_bytes(&new.spec.to_bytes()).context("the run's specification cannot be used")?;
     let directory = new.dataset.to_owned();
@@ -89,7 +92,10 @@ pub async fn prepare(new: &mut NewRun<'_>) -> anyhow::Result<PreparedRun> {
     Ok(PreparedRun { manifest: manifest.digest(), theta, theta0 })
 }
 
-/// Publishes everything and creates the run, signed by the key of the chain client.
+/// Publishes everything and creates the run, signed with the key of the chain client.
+///
+/// # Errors
+/// As [`prepare`] and [`publish`].
 pub fn create<'a>(
     chain: &'a dyn Chain,
     store: &'a dyn Store,
@@ -101,7 +107,10 @@ pub fn create<'a>(
     })
 }
 
-/// Publishes the prepared parts and creates the run, signed by the key of the chain client.
+/// Publishes the prepared parts and creates the run, signed with the key of the chain client.
+///
+/// # Errors
+/// If the bucket or the chain refuses or cannot be reached.
 pub fn publish<'a>(
     chain: &'a dyn Chain,
     store: &'a dyn Store,
@@ -112,7 +121,6 @@ pub fn publish<'a>(
         crate::data::publish_dataset(store, new.dataset).await?;
         store.put(&keys::spec(&new.spec.digest()), Bytes::from(new.spec.to_bytes())).await?;
 
-        // Tell the chain.
         let start = &mut new.params.schedule.start;
         if *start == Block(0) {
             let now = chain.heads().borrow().block;

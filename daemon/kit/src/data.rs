@@ -1,6 +1,6 @@
-//! A run's dataset on its way between buckets: published under the digests in its manifest, fetched and checked
-//! against them (PROT-4). A dataset that fits into the space for data is fetched whole, and the node then
-//! needs no mirror. Of a larger one, pieces are fetched when they are read.
+//! Transfers a run's dataset between buckets: publishes it under the digests in its manifest, fetches it and checks it
+//! against them (PROT-4). A dataset that fits into the space for data is fetched whole; the node then needs no mirror.
+//! Of a larger one, pieces are fetched on demand.
 
 use crate::{
     durable::{self, DiskStatus, FileError, retry_while_full, write_atomic},
@@ -30,10 +30,10 @@ use store::{
     fetch::{AllMirrorsFailed, Failure},
 };
 
-/// Larger than any tokenizer in use, in bytes.
+/// Maximum size of a tokenizer, in bytes. Larger than any in use.
 pub const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
 
-/// Each mirror is asked so often for a shard that is damaged here, with a pause between.
+/// Number of requests to each mirror for a locally damaged shard, with a pause between rounds.
 const ROUNDS: u32 = 6;
 const PAUSE: Duration = if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(5) };
 
@@ -59,7 +59,10 @@ pub enum DataError {
     Died(#[from] tokio::task::JoinError),
 }
 
-/// Puts a prepared dataset into our bucket: shards and tokenizer first, the manifest last. Returns the manifest.
+/// Uploads a prepared dataset to our bucket: shards and tokenizer first, the manifest last. Returns the manifest.
+///
+/// # Errors
+/// If the dataset cannot be read, or the bucket does not accept an object.
 pub async fn publish_dataset(store: &dyn Store, directory: &Path) -> Result<Manifest, DataError> {
     let opened = open(directory, None, None).await?;
     let manifest = opened.manifest().clone();
@@ -78,7 +81,7 @@ pub async fn publish_dataset(store: &dyn Store, directory: &Path) -> Result<Mani
     Ok(manifest)
 }
 
-/// The tree of a shard on disk.
+/// Computes the tree of a shard on disk.
 fn tree(path: &Path, shard: Digest, bytes: u64) -> Result<ShardTree, DataError> {
     let read = || {
         let mut builder = TreeBuilder::new(bytes);
@@ -94,23 +97,22 @@ fn tree(path: &Path, shard: Digest, bytes: u64) -> Result<ShardTree, DataError> 
     builder.finish(shard).map_err(|source| DataError::NotItsShard { path: path.to_owned(), source })
 }
 
-/// Where a run's data may be had, and how much room there is for it.
+/// Mirrors of a run's data, and the space for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataSource {
-    /// Base URLs of others who have it, to be asked before the run's origin.
+    /// Base URLs of other buckets with the data, tried before the run's origin.
     pub mirrors: Vec<String>,
-    /// A dataset that has more bytes is not kept whole; then this much of it is. In bytes.
+    /// Size of the local cache, in bytes. A larger dataset is not kept whole.
     pub cache_bytes: u64,
 }
 
-/// The run's dataset in `directory`: opened if it is there, fetched if not, or made ready to be fetched in pieces.
-/// Shards that an interrupted fetch left are kept; nothing is used before its digest is right. What is damaged is
-/// named and fetched again: at once what can be told from names and lengths, and a shard with wrong bytes when it is
-/// first used.
+/// Opens the run's dataset in `directory`, fetches it if it is missing, or prepares to fetch it in pieces.
+/// Shards that an interrupted fetch left are kept; nothing is used before its digest is checked. Damaged files are
+/// logged and fetched again: immediately if a name or a length is wrong, on first use if a shard has wrong bytes.
 ///
 /// # Errors
 /// On a [full](durable::is_full) disk, unless it waits with `disk` until there is space. Files that were fetched
-/// before stay, and the next call continues with them.
+/// before are kept, and the next call continues with them.
 pub async fn fetch_dataset(
     fetch: Arc<dyn Fetch>,
     run: &RunView,
@@ -153,7 +155,7 @@ pub async fn fetch_dataset(
     let limits = Limits::for_bytes(TOKENIZER_BYTES_MAX);
     let tokenizer = get(fetch_whole, &plan, &key, &manifest.tokenizer, &limits).await?;
 
-    // More than there is room for?
+    // Larger than the cache?
     let shards = manifest.training.iter().chain(&manifest.held_out);
     if data_source.cache_bytes < shards.map(|shard| manifest.shard_bytes(shard)).sum() {
         keep(&tokenizer_path(&cache), &tokenizer, disk).await?;
@@ -171,12 +173,15 @@ pub async fn fetch_dataset(
         let contents = get(fetch_whole, &plan, &keys::shard(&shard.digest), &shard.digest, &limits).await?;
         keep(&path, &contents, disk).await?;
     }
-    // The manifest last: a directory with one is a whole dataset.
+    // The manifest last: a directory with a manifest is a whole dataset.
     keep(&manifest_path(directory), &bytes, disk).await?;
     open(directory, Some(run.manifest), again()).await
 }
 
-/// The manifest of the run's dataset, from its origin.
+/// Fetches the manifest of the run's dataset from its origin.
+///
+/// # Errors
+/// If the origin does not serve it, or its bytes are not a manifest.
 pub async fn fetch_manifest(fetch: &dyn Fetch, run: &RunView) -> Result<Manifest, DataError> {
     let plan = Mirrors::one(&run.origin).plan();
     Ok(Manifest::from_bytes(&manifest_bytes(fetch, &plan, run).await?)?)
@@ -191,7 +196,7 @@ async fn manifest_bytes(
     get(fetch, plan, &keys::manifest(&run.manifest), &run.manifest, &limits).await
 }
 
-/// Writes a fetched file; with `disk`, waits until there is space for it.
+/// Writes a fetched file. With `disk`, waits until there is space for it.
 async fn keep(path: &Path, bytes: &[u8], disk: Option<&DiskStatus>) -> Result<(), FileError> {
     match disk {
         Some(disk) => retry_while_full(disk, || async { write_atomic(path, bytes) }).await,
@@ -199,7 +204,7 @@ async fn keep(path: &Path, bytes: &[u8], disk: Option<&DiskStatus>) -> Result<()
     }
 }
 
-/// The bytes of an object of the dataset, from the first mirror that gives the right ones. Who gave none is named.
+/// Fetches an object of the dataset from the first mirror that serves the right bytes. Logs the mirrors that do not.
 async fn get(
     fetch: &dyn Fetch,
     plan: &FetchPlan,
@@ -223,7 +228,7 @@ async fn get(
     Ok(got?.0)
 }
 
-/// Fetches a shard again that is damaged on disk.
+/// Fetches shards that are damaged on disk again.
 struct Again {
     fetch: Arc<dyn Fetch>,
     mirrors: Mirrors,
@@ -241,7 +246,7 @@ impl ShardRepair for Again {
     }
 }
 
-/// What an earlier start has fetched of a dataset that is not kept whole.
+/// The manifest and tokenizer that an earlier process fetched for a dataset in pieces.
 fn kept(cache: &Path, digest: Digest) -> Option<(Manifest, Vec<u8>)> {
     let whole = |path: PathBuf, digest: Digest| {
         let bytes = std::fs::read(&path).ok()?;
@@ -305,7 +310,7 @@ mod tests {
 
     const ORIGIN: &str = "http://origin/data";
 
-    /// A run whose data is in a bucket, and a node's directory.
+    /// A run whose data is in a bucket, and the directory of a node.
     struct Scene {
         root: tempfile::TempDir,
         prepared: Dataset,
@@ -361,7 +366,7 @@ mod tests {
             fetch_dataset(self.fetch.clone(), &self.run, &self.data(), &data_source, None).await
         }
 
-        /// Reads everything, as a trainer would: on a thread of its own.
+        /// Reads all sequences on a separate thread, like a trainer.
         async fn read(&self, data: &Dataset) -> Result<Vec<Vec<u32>>, String> {
             let data = data.clone();
             let read = move || data.sequences(&(0..data.training_sequences()).collect::<Vec<_>>());
@@ -372,7 +377,7 @@ mod tests {
             assert!(self.read(data).await.unwrap() == self.read(&self.prepared).await.unwrap());
         }
 
-        /// The files of the node's copy, and what came down since `before`.
+        /// The files of the node's copy.
         fn files(&self) -> Vec<PathBuf> {
             let data = self.data();
             let shards = fs::read_dir(data.join("shards")).unwrap().map(|entry| entry.unwrap().path());
@@ -418,7 +423,7 @@ mod tests {
                 }
                 let before = scene.downloaded();
                 scene.check(&scene.open(1 << 30).await.unwrap()).await;
-                // Held-out shards are not read here, so they are not found out either.
+                // Held-out shards are not read here, so damage to them is not detected.
                 if fs::read(path).unwrap() != whole {
                     assert!(damage == "flipped", "{} is still {damage}", path.display());
                     fs::write(path, &whole).unwrap();
@@ -457,7 +462,7 @@ mod tests {
         let error = scene.read(&data).await.unwrap_err();
         assert!(error.contains(path.to_str().unwrap()) && error.contains(ORIGIN), "{error}");
 
-        // A mirror whose own copy is damaged is not believed either.
+        // A mirror whose own copy is damaged is not trusted either.
         let lie = bytes::Bytes::from(fs::read(&path).unwrap());
         let truth = scene.bucket.get(&keys::shard(&shard), u64::MAX).await.unwrap();
         scene.bucket.put(&keys::shard(&shard), lie).await.unwrap();
@@ -486,7 +491,7 @@ mod tests {
         assert_eq!(fetch.asked.load(SeqCst), ROUNDS);
     }
 
-    /// How many of the first requests it does not answer.
+    /// A fetcher that does not answer the first requests.
     struct Away {
         inner: Arc<MemoryFetcher>,
         rounds: AtomicU32,
@@ -516,7 +521,7 @@ mod tests {
         for path in [manifest_path(&cache), tokenizer_path(&cache), tree, cache.join("pieces")] {
             let whole = flip(&path);
             scene.check(&scene.open(50_000).await.unwrap()).await;
-            // Which pieces are kept changes with every reading; the others are as they were.
+            // Each reading changes which pieces are kept; the other files are unchanged.
             assert!(path.ends_with("pieces") || fs::read(&path).unwrap() == whole, "{}", path.display());
         }
     }

@@ -2,18 +2,18 @@
 
 use chain_client::ChainError;
 
-/// Any other error: a setting, a file, a key, an impossible request.
+/// Any other error, such as a setting, a file, a key or an impossible request.
 pub const EXIT_FAILED: u8 = 1;
-/// Nothing was signed: it was not confirmed.
+/// The user did not confirm: nothing was signed.
 pub const EXIT_NOT_SIGNED: u8 = 4;
-/// The chain refused a call: it cost the fee and changed nothing else.
+/// The chain refused a call, which cost the fee and changed nothing else.
 pub const EXIT_REFUSED: u8 = 5;
-/// The chain was unreachable, or included nothing: it may be tried again.
+/// The chain was unreachable or did not include the call; a retry is safe.
 pub const EXIT_UNREACHABLE: u8 = 6;
-/// A call was sent, and it is unknown whether it was included.
+/// A call was sent, and its inclusion is unknown.
 pub const EXIT_UNCERTAIN: u8 = 7;
 
-/// The exit codes, as the end of a command's help.
+/// Description of the exit codes, for the end of a command's help.
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 done, or nothing to do; 1 failed; 2 wrong flags; 4 not confirmed, \
 nothing was signed; 5 the chain refused the call, which cost only the fee; 6 the \
@@ -28,7 +28,7 @@ pub struct ExitStatus {
     pub text: String,
 }
 
-/// The exit code for an error.
+/// Returns the exit code for an error.
 pub fn code(error: &anyhow::Error) -> u8 {
     if let Some(status) = error.chain().find_map(|cause| cause.downcast_ref::<ExitStatus>()) {
         return status.code;
@@ -41,7 +41,7 @@ pub fn code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// The chain's error among an error's causes.
+/// Returns the chain's error among an error's causes.
 pub fn chain_error(error: &anyhow::Error) -> Option<&ChainError> {
     error.chain().find_map(|cause| cause.downcast_ref::<ChainError>())
 }

@@ -1,7 +1,6 @@
-//! The record of a node's work, window by window, as lines of JSON: for its operator, for `localnet`'s table, and for
-//! reports.
+//! Records a node's work window by window, as lines of JSON: for its operator, for `localnet`'s table and for reports.
 //!
-//! No decision depends on the journal, and losing it loses nothing but the record.
+//! No decision depends on the journal; its loss costs only the record.
 
 use crate::durable::{DiskStatus, owners_file};
 use protocol::{Digest, Uid, Window, view::Outcome};
@@ -14,16 +13,16 @@ use std::{
 
 /// One event. The JSON form, `{"judged": {…}}`, is stable: fields are added, never renamed.
 ///
-/// The event's name encloses its fields: the chain's libraries enable a feature of `serde_json` with which fractions
-/// beside a tag cannot be read back.
+/// The event's name encloses its fields instead of being a tag beside them: the chain's libraries enable a feature of
+/// `serde_json` that cannot read fractions beside a tag.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Entry {
-    /// The process started, from a saved state or afresh.
+    /// The process started, from a saved or a new state.
     Started { window: Window, resumed: bool },
-    /// The model of `window` is held.
+    /// The node holds the model of `window`.
     Holds { window: Window, lineage: Digest, outcome_before: Option<Outcome> },
-    /// A miner trained. `data_seconds` is the part of the time that it waited for data.
+    /// A miner trained. `data_seconds` is the time that it waited for data.
     Trained {
         window: Window,
         sequences: u32,
@@ -34,10 +33,10 @@ pub enum Entry {
     },
     /// A miner resumed a window after `sequences` and `steps`.
     Resumed { window: Window, sequences: u32, steps: u32 },
-    /// A miner repeated a step whose loss was not finite or above the bound, or gave a step up. `found` is the diagnosis,
-    /// or the whole error.
+    /// A miner repeated or abandoned a step, for example because its loss was not finite or above the bound. `found`
+    /// is the diagnosis, or the whole error.
     Repeated { window: Window, step: u32, found: String },
-    /// A file was damaged or missing, and its backup is used.
+    /// A file was damaged or missing, and its backup was used.
     FellBack { file: String },
     /// A miner's commitment is in a finalised block.
     Committed { window: Window, digest: Digest, bytes: u64 },
@@ -51,11 +50,11 @@ pub enum Entry {
     Voted { window: Window, update: Digest, bytes: u64, inputs: Vec<Uid> },
     /// A validator could not vote.
     Abstained { window: Window, reason: String },
-    /// A validator did not vote for its merge, as the merged model was worse (PROT-19). Losses in nats per token.
+    /// A validator did not vote for its merge because the merged model was worse (PROT-19). Losses in nats per token.
     Vetoed { window: Window, loss_before: f64, loss_after: f64 },
-    /// A validator judged the window's contributions. `held_out_loss` is that of the model the window opened with, on
-    /// `held_out_sequences` of the dataset's sample, from the validator's `held_out_first` on. If that number is 0, there
-    /// was no time for any.
+    /// A validator judged the window's contributions. `held_out_loss` is the loss of the model with which the window
+    /// opened, on `held_out_sequences` of the dataset's sample, starting at the validator's `held_out_first`. A count
+    /// of 0 means that there was no time.
     Judged {
         window: Window,
         held_out_loss: f64,
@@ -66,24 +65,24 @@ pub enum Entry {
     },
     /// A validator posted its weights.
     Posted { epoch: u32, weights: Vec<(Uid, u16)> },
-    /// A validator showed its measurements of `answered` of the `drawn` contributions of the epoch (PROT-30).
+    /// A validator revealed its measurements of `answered` of the epoch's `drawn` contributions (PROT-30).
     Answered { epoch: u32, answered: u32, drawn: u32 },
     /// The digest of a validator's receipt for the window is on the chain (PROT-27).
     Anchored { window: Window, receipt: Digest },
     /// A validator's receipt for the window is in its bucket.
     Published { window: Window, receipt: Digest, bytes: u64 },
-    /// A validator's receipt is not on the chain or not in its bucket, yet or for good.
+    /// A validator's receipt is not on the chain or not in its bucket, perhaps only for now.
     Unpublished { window: Window, reason: String },
     /// The state differed from the fixed checkpoint and was repaired (PROT-20).
     Repaired { window: Window, pieces: usize },
-    /// Bytes moved so far, since the process started.
+    /// Bytes transferred since the process started.
     Traffic { window: Window, bytes_up: u64, bytes_down: u64 },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SeatFault {
     pub uid: Uid,
-    /// One word for counting, such as `wrong-digest`.
+    /// One word for statistics, such as `wrong-digest`.
     pub label: String,
     pub reason: String,
 }
@@ -91,38 +90,42 @@ pub struct SeatFault {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SeatJudged {
     pub uid: Uid,
-    /// Mean loss taken away on the common sequences, nats per token; `None` for a fault.
+    /// Mean reduction of the loss on the common sequences, in nats per token; `None` for a fault.
     pub common_gain: Option<f64>,
     /// The same on the seat's own sequences.
     pub own_gain: Option<f64>,
     pub rating: f64,
     pub uncertainty: f64,
-    /// The own-data mark, from −1 to 1.
+    /// The own-data score, from −1 to 1.
     pub own_data_score: f64,
     pub score: f64,
     pub weight: u16,
     pub reasons: Vec<String>,
 }
 
-/// Appends entries to a file, one JSON object per line, or hands them to a watcher only.
+/// Appends entries to a file, one JSON object per line, or only passes them to watchers.
 pub struct Journal {
     file: Option<JournalFile>,
     watchers: Vec<Watcher>,
-    /// Whether the node waits for space on its disk.
+    /// State of the node's disk: whether the node waits for space.
     pub disk: DiskStatus,
 }
 
 struct JournalFile {
     path: PathBuf,
     file: fs::File,
-    /// The last write may have ended in the middle of a line.
+    /// Whether the last write may have ended within a line.
     is_torn: bool,
 }
 
-/// Called with every entry as it is written.
+/// Callback for every entry that is written.
 pub type Watcher = Box<dyn Fn(&Entry) + Send + Sync>;
 
 impl Journal {
+    /// Opens the journal at `path` to append to it; creates its directories.
+    ///
+    /// # Errors
+    /// If the file or its directory cannot be created or read.
     pub fn open(path: &Path) -> io::Result<Journal> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
@@ -133,17 +136,17 @@ impl Journal {
         Ok(Journal { file: Some(file), watchers: Vec::new(), disk: DiskStatus::default() })
     }
 
-    /// A journal without a file: entries go to `watcher` only.
+    /// Creates a journal without a file: entries are only passed to `watcher`.
     pub fn in_memory(watcher: Watcher) -> Journal {
         Journal { file: None, watchers: vec![watcher], disk: DiskStatus::default() }
     }
 
-    /// Calls `watcher` with every entry from now on. It should be quick: the node waits for it.
+    /// Calls `watcher` with every entry from now on. The watcher must return quickly, because the node waits for it.
     pub fn watch(&mut self, watcher: Watcher) {
         self.watchers.push(watcher);
     }
 
-    /// Writes one line. If that fails, it is logged, and the node goes on.
+    /// Writes one line. Failures are logged and ignored.
     pub fn write(&mut self, entry: &Entry) {
         self.watchers.iter().for_each(|watcher| watcher(entry));
         if let Some(file) = &mut self.file {
@@ -154,7 +157,7 @@ impl Journal {
 
 impl JournalFile {
     fn write(&mut self, entry: &Entry) {
-        // A part of a line, left by a full disk or a kill, becomes a line of its own, which readers skip.
+        // A partial line, left by a full disk or a kill, is terminated. Readers skip it.
         let mut line = if self.is_torn { vec![b'\n'] } else { Vec::new() };
         serde_json::to_writer(&mut line, entry).expect("an entry is plain data");
         line.push(b'\n');
@@ -166,7 +169,7 @@ impl JournalFile {
     }
 }
 
-/// Whether the file's last byte is amid a line.
+/// Returns whether the file ends within a line.
 fn ends_in_a_line(file: &mut fs::File) -> io::Result<bool> {
     use std::io::{Read as _, Seek as _};
     let length = file.metadata()?.len();
@@ -179,8 +182,11 @@ fn ends_in_a_line(file: &mut fs::File) -> io::Result<bool> {
     Ok(last != [b'\n'])
 }
 
-/// Entries of a journal from byte `offset` on, and the offset behind the last whole line. Lines that this release does
-/// not know are passed over, so that a newer node's journal can still be read.
+/// Reads a journal's entries from byte `offset` on; returns them and the offset after the last whole line. Skips lines
+/// that this release does not know, so that it can read a newer node's journal. A missing file has no entries.
+///
+/// # Errors
+/// If the file cannot be read.
 pub fn read_from(path: &Path, offset: u64) -> io::Result<(Vec<Entry>, u64)> {
     use std::io::{Read as _, Seek as _};
     let mut file = match fs::File::open(path) {
@@ -249,7 +255,7 @@ mod tests {
         let entries: Vec<Entry> = (0..3).map(|bytes| Entry::Uploaded { window: Window(2), bytes }).collect();
         let mut journal = Journal::open(&path).unwrap();
         journal.write(&entries[0]);
-        // Killed amid a line; and then the system's own full disk, in the place of the file.
+        // Killed within a line; then the system's own full disk in place of the file.
         fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"upl").unwrap();
         let mut journal = Journal::open(&path).unwrap();
         journal.write(&entries[1]);

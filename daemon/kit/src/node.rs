@@ -1,4 +1,4 @@
-//! What both roles are made of: chain, bucket, seat, model, journal, and where heavy work runs.
+//! The common parts of both roles: chain, bucket, seat, model, journal, and the place in which heavy work runs.
 
 use crate::{
     Blocking, ChainWitness, Entry, Follower, Journal, SyncDriver, SyncError,
@@ -20,30 +20,30 @@ use store::Store;
 use tokio::sync::watch;
 use tracing::field::Empty;
 
-/// A node: everything that a miner and a validator have in common. Time comes from the chain's heads.
+/// The common state of miners and validators. Time comes from the chain's heads.
 pub struct Node {
-    /// The model of the open window, and what brings it forward. Holds chain and fetcher too.
+    /// The model of the open window and its synchronisation. Also holds chain and fetcher.
     pub sync: SyncDriver,
     /// The node's own bucket.
     pub store: Arc<dyn Store>,
     pub dataset: Arc<Dataset>,
-    /// The hotkey, signing for the chain.
+    /// Signs for the chain with the hotkey.
     pub signer: Signer,
     pub seat: SeatView,
     /// Finalised blocks.
     pub heads: watch::Receiver<Head>,
-    /// A second node that has to have the same blocks, if there is one.
+    /// A second node that must have the same blocks, if configured.
     pub witness: Option<ChainWitness>,
     pub journal: Journal,
-    /// Where the node keeps its files.
+    /// Directory of the node's files.
     pub directory: PathBuf,
-    /// Where work on the whole model runs.
+    /// Place in which work on the whole model runs.
     pub blocking: Blocking,
-    /// Bytes moved so far, up and down.
+    /// Returns the bytes transferred so far, up and down.
     pub traffic: Box<dyn Fn() -> (u64, u64) + Send + Sync>,
-    /// The number of windows after which the node ends; `None`: never.
+    /// Number of windows after which the node ends; `None` for no limit.
     pub windows_max: Option<u32>,
-    /// Keeps other processes out of the directory; `None` in tests and the simulation, where each node has its own.
+    /// Excludes other processes from the directory; `None` in tests and the simulation, where each node has its own.
     pub lock: Option<DirectoryLock>,
 }
 
@@ -84,18 +84,21 @@ impl Node {
         self.run().params.schedule
     }
 
-    /// The window whose model this node holds.
+    /// Returns the window whose model this node holds.
     pub fn window(&self) -> Window {
         self.sync.window()
     }
 
-    /// The latest finalised block.
+    /// Returns the latest finalised block.
     pub fn block(&self) -> Block {
         self.heads.borrow().block
     }
 
-    /// Brings the model to the open window, and past `done`, the last window that the caller has finished. `own` is
-    /// this node's merge of a window on the way. Returns whether the model moved.
+    /// Advances the model to the open window, and past `done`, the last window that the caller has finished. `own` is
+    /// this node's merge of a window in between. Returns whether the model changed.
+    ///
+    /// # Errors
+    /// If the chain cannot be read or the model cannot be synchronised.
     #[tracing::instrument(
         name = "follow", target = "profile", level = "debug", skip_all,
         fields(window = self.window().0, outcome = Empty), err(level = "debug")
@@ -108,8 +111,11 @@ impl Node {
         Ok(self.sync.sync_to_open_window(&mut self.heads, done, own, &mut self.journal).await?)
     }
 
-    /// As [`Node::follow`] without an own merge, but returns when block `leave_at` is finalised, if there is one.
-    /// Returns whether the model of the open window is held.
+    /// Advances like [`Node::follow`], without an own merge, but returns when block `leave_at` is finalised, if given.
+    /// Returns whether the node holds the model of the open window.
+    ///
+    /// # Errors
+    /// As [`Node::follow`].
     #[tracing::instrument(
         name = "follow", target = "profile", level = "debug", skip_all,
         fields(window = self.window().0, outcome = Empty), err(level = "debug")
@@ -124,30 +130,39 @@ impl Node {
         Ok(self.sync.is_current(self.block(), done))
     }
 
-    /// Goes back to an earlier checkpoint if `window` is held and opened with another `lineage` (PROT-20).
+    /// Returns to an earlier checkpoint if the node holds `window` with another `lineage` (PROT-20).
+    ///
+    /// # Errors
+    /// As [`Node::follow`].
     pub async fn take_rewind(&mut self, window: Window, lineage: Digest) -> Result<(), NodeError> {
         Ok(self.sync.take_rewind(&mut self.heads, window, lineage, &mut self.journal).await?)
     }
 
-    /// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's
-    /// own hash known.
+    /// Waits until a block above `block` is finalised. Calls included up to `block` are then final, and the block's
+    /// own hash is known.
+    ///
+    /// # Errors
+    /// If the connection to the chain has ended.
     #[tracing::instrument(name = "wait", target = "profile", level = "debug", skip_all, fields(block = block.0))]
     pub async fn wait_past(&mut self, block: Block) -> Result<(), NodeError> {
         Ok(until_past(&mut self.heads, block).await?)
     }
 
-    /// The chain's view of a window; `None` if the chain has not opened it yet, or has forgotten it.
+    /// Returns the chain's view of a window; `None` if the chain has not opened it yet or has pruned it.
     ///
     /// # Errors
-    /// [`NodeError::Witness`] if the second node has another block in which the window opened: one of them lies. A
-    /// window whose first block has no hash for long counts as not opened: nothing is signed for it unconfirmed.
+    /// [`NodeError::Witness`] if the second node has a different first block of the window: one of the two is wrong. A
+    /// window whose first block has had no hash for long counts as not opened: nothing unconfirmed is signed.
     pub async fn window_view(&self, window: Window) -> Result<Option<WindowView>, NodeError> {
         let seen_at = self.block();
         let Some(view) = self.chain().window(self.run_id(), window).await? else { return Ok(None) };
         Ok(self.is_confirmed(window, view.opening_hash, seen_at).await?.then_some(view))
     }
 
-    /// The own seat's part of a window; `None` and errors as for [`Node::window_view`].
+    /// Returns the own seat's part of a window; `None` as for [`Node::window_view`].
+    ///
+    /// # Errors
+    /// As [`Node::window_view`].
     pub async fn seat_window(&self, window: Window) -> Result<Option<SeatWindow>, NodeError> {
         let seen_at = self.block();
         let view = self.chain().seat_window(self.run_id(), window, self.uid()).await?;
@@ -155,7 +170,7 @@ impl Node {
         Ok(self.is_confirmed(window, view.opening_hash, seen_at).await?.then_some(view))
     }
 
-    /// Asks the second node, if there is one, for the hash of the block in which the window opened.
+    /// Compares the hash of the window's first block with that of the second node, if configured.
     async fn is_confirmed(
         &self,
         window: Window,
@@ -172,14 +187,18 @@ impl Node {
         Ok(true)
     }
 
+    /// Returns all seats of the run.
+    ///
+    /// # Errors
+    /// If the chain cannot be read.
     pub async fn seats(&self) -> Result<Vec<SeatView>, NodeError> {
         Ok(self.chain().seats(self.run_id()).await?)
     }
 
-    /// Reads the own seat again, so that its endpoint is current.
+    /// Refreshes the own seat, so that its endpoint is current.
     ///
     /// # Errors
-    /// [`NodeError::SeatLost`] if another hotkey holds the seat now.
+    /// [`NodeError::SeatLost`] if another hotkey holds the seat now; otherwise if the chain cannot be read.
     pub async fn keep_seat(&mut self) -> Result<(), NodeError> {
         let Some(seat) = self.chain().seat(self.run_id(), self.uid()).await? else { return Ok(()) };
         if seat.hotkey != self.seat.hotkey {
@@ -189,11 +208,11 @@ impl Node {
         Ok(())
     }
 
-    /// Sends a call that the chain accepts once. `already` is the refusal of a call that the chain has already,
-    /// from a process that was killed; it counts as sent.
+    /// Sends a call that the chain accepts once. `already` is the refusal of a call that the chain already has, from a
+    /// killed process; it counts as success.
     ///
     /// # Errors
-    /// [`Stop::Skip`] with the chain's reason if it refuses the call for good; [`Stop::Fail`] if the chain is gone.
+    /// [`Stop::Skip`] with the chain's reason if it refuses the call for good; [`Stop::Fail`] if it cannot be reached.
     #[tracing::instrument(name = "submit", target = "profile", level = "debug", skip_all, fields(call = call.name()))]
     pub async fn submit_once<E: From<NodeError>>(&self, call: Call, already: Refusal) -> Result<(), Stop<E>> {
         match self.chain().submit(call).await {
@@ -204,13 +223,13 @@ impl Node {
         }
     }
 
-    /// Writes the bytes moved so far to the journal.
+    /// Writes the bytes transferred so far to the journal.
     pub fn record_traffic(&mut self) {
         let (bytes_up, bytes_down) = (self.traffic)();
         self.journal.write(&Entry::Traffic { window: self.window(), bytes_up, bytes_down });
     }
 
-    /// Removes what this node published long ago, every few windows.
+    /// Removes this node's old objects from its bucket, every few windows.
     pub async fn prune(&self, window: Window) {
         crate::prune(&*self.store, self.run_id(), window).await;
     }

@@ -1,4 +1,4 @@
-//! Opens everything that a node needs before its first window.
+//! Opens all resources that a node needs before its first window.
 
 use crate::config::{ChainConfig, ReadOnlyConfig, Settings, StoreFile};
 use crate::{
@@ -33,22 +33,22 @@ use std::{
 };
 use store::{Fetch, HttpFetcher, Limits, Store, Traffic, fetch::FetchPolicy};
 
-/// The name of the run's specification in a node's directory.
+/// File name of the run's specification in a node's directory.
 pub const SPEC_FILE: &str = "spec.json";
 
-/// The name of the file with the genesis hash of the chain that a node's directory belongs to.
+/// File name of the genesis hash of the chain to which a node's directory belongs.
 pub const GENESIS_FILE: &str = "genesis";
 
 pub struct NodeContext {
-    /// The hotkey, for what the protocol itself checks.
+    /// The hotkey, for signatures that the protocol itself checks.
     pub key: SigningKey,
     pub chain: Arc<dyn Chain>,
-    /// The second node of the chain, if the settings name one.
+    /// The second node of the chain, if configured.
     pub witness: Option<ChainWitness>,
     pub fetch: Arc<dyn Fetch>,
-    /// The node's connections to peers: a validator's, and those of a miner without a bucket.
+    /// Connections to peers, for a validator or a miner without a bucket.
     pub peers: Option<Arc<Peers>>,
-    /// The node's own bucket, or what takes its place.
+    /// The node's own bucket or its replacement.
     pub store: Arc<dyn Store>,
     pub seat: SeatView,
     pub spec: RunSpec,
@@ -63,7 +63,7 @@ impl NodeContext {
         &self.follower.run
     }
 
-    /// Bytes moved so far: up to the own bucket, and down.
+    /// Returns a counter of transferred bytes: up to the own bucket, and down.
     pub fn traffic(&self) -> Box<dyn Fn() -> (u64, u64) + Send + Sync> {
         let (store, fetch) = (self.store.clone(), self.fetch.clone());
         Box::new(move || {
@@ -72,13 +72,13 @@ impl NodeContext {
         })
     }
 
-    /// The seat, as traces name it.
+    /// Returns the seat in the form that traces use.
     pub fn traced(&self) -> TracedSeat {
         let SeatView { id, role, .. } = &self.seat;
         TracedSeat { genesis: self.chain.genesis(), run: self.run().id, role: *role, uid: id.uid }
     }
 
-    /// The node, with its model.
+    /// Builds the node around its model.
     pub fn into_node(self, sync: SyncDriver, directory: PathBuf, windows_max: Option<u32>) -> Node {
         Node {
             heads: self.chain.heads(),
@@ -99,6 +99,9 @@ impl NodeContext {
 }
 
 /// Opens the key named in the settings. Asks for its password if there is a terminal.
+///
+/// # Errors
+/// If the key cannot be read or decrypted.
 pub fn key(settings: &Settings) -> anyhow::Result<Key> {
     let password_file = settings.password_file.as_deref();
     let key = settings
@@ -107,16 +110,19 @@ pub fn key(settings: &Settings) -> anyhow::Result<Key> {
     key.with_context(|| format!("could not open the key {}", settings.key))
 }
 
-/// Connects to the chain; with a key, calls are signed.
+/// Connects to the chain. With a key, calls are signed.
 ///
 /// # Errors
-/// If the URL sends signed calls over an open network, if it leads to another chain than the settings name, or if they
-/// name none and it is no development chain.
+/// If the URL would send signed calls unencrypted over a public network, if the chain is not the configured one, or if
+/// none is configured and the chain is not a development chain.
 pub async fn chain(config: &ChainConfig, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>> {
     chain_with_tip(config, key, Amount::ZERO).await
 }
 
-/// [`chain`], with a tip on top of each fee.
+/// Connects like [`chain`], with a tip on top of each fee.
+///
+/// # Errors
+/// As [`chain`].
 pub async fn chain_with_tip(
     config: &ChainConfig,
     key: Option<Key>,
@@ -136,7 +142,7 @@ pub async fn chain_with_tip(
     Ok(Arc::new(chain.with_tip(tip)))
 }
 
-/// Refuses a chain that the settings do not name, unless it is a development chain.
+/// Refuses an unconfigured chain unless it is a development chain.
 fn check_unnamed(url: &str, found: GenesisHash, is_development: bool) -> anyhow::Result<()> {
     if !is_development {
         bail!(
@@ -148,7 +154,10 @@ fn check_unnamed(url: &str, found: GenesisHash, is_development: bool) -> anyhow:
     Ok(())
 }
 
-/// Refuses a development key, whose secret is public, on any chain but a development chain.
+/// Refuses a development key, whose secret is public, on any chain except a development chain.
+///
+/// # Errors
+/// If the key is a development key and the chain is not a development chain.
 pub fn check_key(key: &KeySource, is_development: bool) -> anyhow::Result<()> {
     if matches!(key, KeySource::Dev(_)) && !is_development {
         bail!("the secret of {key} is public, and this is no local development chain. Use a key file");
@@ -156,7 +165,7 @@ pub fn check_key(key: &KeySource, is_development: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Why a directory cannot be used on a chain.
+/// Error for a directory that cannot be used on a chain.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     #[error(
@@ -171,8 +180,8 @@ pub enum PinError {
     File(#[from] FileError),
 }
 
-/// Writes the chain's genesis hash into a node's directory, or compares it with the one there. A directory belongs to
-/// one chain: what a node keeps of runs and windows has the same numbers on every chain.
+/// Writes the chain's genesis hash into a node's directory, or compares it with the existing one. A directory belongs
+/// to one chain, because runs and windows have the same numbers on every chain.
 fn pin_chain(directory: &Path, chain: GenesisHash) -> Result<(), PinError> {
     match check_pin(directory, chain)? {
         true => Ok(()),
@@ -180,7 +189,7 @@ fn pin_chain(directory: &Path, chain: GenesisHash) -> Result<(), PinError> {
     }
 }
 
-/// Whether a node's directory was used on this chain; false if it has not been used on any.
+/// Returns whether a node's directory was used on this chain; false for an unused directory.
 ///
 /// # Errors
 /// If it was used on another chain, or its file cannot be read.
@@ -199,7 +208,10 @@ pub fn check_pin(directory: &Path, chain: GenesisHash) -> Result<bool, PinError>
     }
 }
 
-/// Opens chain, seat, bucket, specification and data, the most likely errors first.
+/// Opens chain, seat, bucket, specification and data, in the order of the likeliest errors.
+///
+/// # Errors
+/// If one of them cannot be opened, or they do not fit together.
 pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<NodeContext>> {
     Box::pin(async move {
         let reading = &settings.reading;
@@ -227,7 +239,7 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
         let (http, spec) = published(&*chain, &run).await?;
         let signer = Signer::new(signing_key.clone(), chain.genesis());
         let peer = settings.peer.clone().unwrap_or_default();
-        // Every validator reads the contributions of miners without a bucket.
+        // Every validator fetches the contributions of miners without a bucket.
         let any: Arc<dyn Fetch> = http.clone();
         let peers = match role == Role::Validator || bucket.is_none() {
             true => Some(Peers::open(&peer, role, directory, &chain, &run, &any).await?),
@@ -252,7 +264,7 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
         if settings.store.is_some() {
             check_bucket(&*store, &http, &seat.endpoint).await?;
         }
-        // Beside the model, so that the directory can be read without a chain.
+        // Kept with the model, so that the directory can be read without a chain.
         let (spec_path, bytes) = (directory.join(SPEC_FILE), spec.to_bytes());
         if !std::fs::read(&spec_path).is_ok_and(|kept| kept == bytes) {
             retry_while_full(&disk, || async { write_atomic(&spec_path, &bytes) }).await?;
@@ -295,14 +307,14 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
     })
 }
 
-/// What to add to settings without a bucket.
+/// Error text for settings without a bucket.
 pub const NO_BUCKET: &str =
     "no bucket was given: add a [store] section with endpoint, bucket and access_key to the settings file";
 
-/// The seat of a hotkey for a node of this role. `key` names the hotkey in errors.
+/// Returns the seat of a hotkey for a node of this role. `key` names the hotkey in errors.
 ///
 /// # Errors
-/// If the hotkey has no seat in the run, or one for another role; and the chain's.
+/// If the hotkey has no seat in the run or a seat of another role, or the chain cannot be read.
 pub async fn seat(
     chain: &dyn Chain,
     run: RunId,
@@ -322,7 +334,10 @@ pub async fn seat(
     Ok(seat)
 }
 
-/// Refuses settings that do not go together with the seat's endpoint.
+/// Refuses settings that do not fit the seat's endpoint.
+///
+/// # Errors
+/// If settings and endpoint disagree on whether the seat has a bucket, or a miner has `[peer]` settings.
 pub fn check_kind(settings: &Settings, role: Role, endpoint: &str) -> anyhow::Result<()> {
     if role == Role::Miner && settings.peer.is_some() {
         bail!("[peer] is for validators: a miner connects to them, and nobody connects to it. Remove it");
@@ -338,12 +353,12 @@ pub fn check_kind(settings: &Settings, role: Role, endpoint: &str) -> anyhow::Re
     }
 }
 
-/// Whether an endpoint is that of a seat without a bucket.
+/// Returns whether an endpoint belongs to a seat without a bucket.
 pub fn is_peer(endpoint: &str) -> bool {
     PeerUrl::is_one(endpoint)
 }
 
-/// Refuses a peer's endpoint that is of no use to the seat.
+/// Refuses a peer's endpoint that the seat cannot use.
 fn check_peer(role: Role, endpoint: &str, has_bucket: bool) -> anyhow::Result<()> {
     let url: PeerUrl = endpoint.parse().with_context(|| format!("the endpoint {endpoint} names no peer"))?;
     if url.address.is_some() {
@@ -362,8 +377,8 @@ fn check_peer(role: Role, endpoint: &str, has_bucket: bool) -> anyhow::Result<()
     Ok(())
 }
 
-/// Writes an object, reads it back at the seat's public URL, and deletes it: a wrong secret or URL must show before
-/// anything is trained. A bucket that is only away does not stop the start.
+/// Writes an object, reads it at the seat's public URL and deletes it, so that a wrong secret or URL is found before
+/// training starts. A temporary failure of the bucket does not prevent the start.
 async fn check_bucket(store: &dyn Store, fetch: &HttpFetcher, endpoint: &str) -> anyhow::Result<()> {
     match store::check_bucket(store, fetch, endpoint).await {
         Ok(()) => Ok(()),
@@ -378,7 +393,7 @@ async fn check_bucket(store: &dyn Store, fetch: &HttpFetcher, endpoint: &str) ->
     }
 }
 
-/// The parts of a reader of a run: no key, no seat, no bucket.
+/// The resources of a reader of a run: no key, no seat, no bucket.
 pub struct ReadOnlyContext {
     pub chain: Arc<dyn Chain>,
     pub spec: RunSpec,
@@ -387,7 +402,10 @@ pub struct ReadOnlyContext {
     pub follower: Arc<Follower>,
 }
 
-/// Opens chain, specification and data to read them. Fails if the disk is full.
+/// Opens chain, specification and data to read them.
+///
+/// # Errors
+/// If one of them cannot be opened, or the disk is full.
 pub fn open_read_only(reading: &ReadOnlyConfig) -> BoxFuture<'_, anyhow::Result<ReadOnlyContext>> {
     Box::pin(async move {
         let chain = self::chain(&reading.chain, None).await?;
@@ -413,7 +431,10 @@ pub struct PublishedRun {
     pub spec: RunSpec,
 }
 
-/// Opens chain and specification. No data is fetched.
+/// Opens chain and specification. Fetches no data.
+///
+/// # Errors
+/// If the chain cannot be read or the specification cannot be fetched.
 pub fn open_published_run(chain: &ChainConfig, run: RunId) -> BoxFuture<'_, anyhow::Result<PublishedRun>> {
     Box::pin(async move {
         let chain = self::chain(chain, None).await?;
@@ -423,14 +444,21 @@ pub fn open_published_run(chain: &ChainConfig, run: RunId) -> BoxFuture<'_, anyh
     })
 }
 
-/// A fetcher with the run's policy. A run that calls itself a localnet is fetched from private addresses only on a
-/// development chain: on a public chain its creator could send every reader to addresses behind the reader's firewall.
+/// Creates a fetcher with the run's policy. A run that is marked as a localnet is fetched from private addresses only
+/// on a development chain. On a public chain its creator could otherwise direct readers to addresses behind their
+/// firewalls.
+///
+/// # Errors
+/// If the HTTP client cannot be created.
 pub fn fetcher(chain: &dyn Chain, params: &RunParams) -> anyhow::Result<HttpFetcher> {
     Ok(HttpFetcher::new(fetch_policy(params, chain.is_development()))?)
 }
 
-/// Checks the form of an endpoint before a seat is registered with it. A bucket that nodes refuse to fetch from is of no
-/// use to the seat.
+/// Checks the form of an endpoint before a seat is registered with it. Refuses buckets that nodes would not fetch
+/// from.
+///
+/// # Errors
+/// If the seat cannot use the endpoint.
 pub fn check_endpoint(
     chain: &dyn Chain,
     params: &RunParams,
@@ -449,14 +477,17 @@ fn fetch_policy(params: &RunParams, is_development: bool) -> FetchPolicy {
     if params.localnet && is_development { FetchPolicy::localnet() } else { FetchPolicy::public() }
 }
 
-/// A fetcher with the run's policy, and the run's specification.
+/// Returns a fetcher with the run's policy, and the run's specification.
 async fn published(chain: &dyn Chain, run: &RunView) -> anyhow::Result<(Arc<HttpFetcher>, RunSpec)> {
     let fetch = Arc::new(fetcher(chain, &run.params)?);
     let spec = specification(chain, &*fetch, run).await?;
     Ok((fetch, spec))
 }
 
-/// The run's specification, from its origin or a validator.
+/// Fetches the run's specification from its origin or a validator.
+///
+/// # Errors
+/// If the chain cannot be read, no mirror serves the specification, or it is invalid.
 pub async fn specification(chain: &dyn Chain, fetch: &dyn Fetch, run: &RunView) -> anyhow::Result<RunSpec> {
     let seats = chain.seats(run.id).await.context("could not read the run's seats from the chain")?;
     let mirrors = Mirrors::one(&run.origin).and(Mirrors::validators(&seats, &[], &run.origin, 0));
@@ -465,7 +496,7 @@ pub async fn specification(chain: &dyn Chain, fetch: &dyn Fetch, run: &RunView) 
     Ok(RunSpec::from_bytes(&bytes.context("could not fetch the run's specification")?)?)
 }
 
-/// The user's own copy of the dataset, which is never repaired here.
+/// Opens the user's own copy of the dataset, which is never repaired here.
 async fn open_dataset(directory: &Path, manifest: Digest) -> anyhow::Result<Arc<Dataset>> {
     let path = directory.to_owned();
     let opened = tokio::task::spawn_blocking(move || Dataset::open(&path, Some(manifest))).await?;
@@ -478,7 +509,7 @@ async fn open_dataset(directory: &Path, manifest: Digest) -> anyhow::Result<Arc<
     })?))
 }
 
-/// A follower that keeps the buffer, and nothing on the disk.
+/// Creates a follower that keeps the buffer, and keeps nothing on the disk.
 fn follower(
     chain: &Arc<dyn Chain>,
     fetch: Arc<dyn Fetch>,
@@ -530,7 +561,7 @@ mod tests {
         let refused = check_key(&dev, false).unwrap_err().to_string();
         assert!(refused.contains("//Alice") && refused.contains("public"), "{refused}");
 
-        // The run's creator says that it is a localnet.
+        // The run's creator marks it as a localnet.
         let params = RunParams { localnet: true, ..RunParams::default() };
         assert!(!fetch_policy(&params, false).allow_private);
         assert!(fetch_policy(&params, true).allow_private);

@@ -1,4 +1,4 @@
-//! What every program does around its work: logging, printing, and stopping.
+//! Logging, output and shutdown of every program.
 
 use crate::{exit, traces};
 use futures::future::LocalBoxFuture;
@@ -29,8 +29,8 @@ pub fn run_to_exit(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
     run(work)
 }
 
-/// The same for a client, whose output is for a person: without `RUST_LOG` the log has warnings, and what the client's
-/// own crate says.
+/// Runs `work` for an interactive client. Without `RUST_LOG` the log has warnings, and the client's own crate at level
+/// `info`.
 pub fn run_client_to_exit(client: &str, work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
     subscribe(|| StandardError, io::stderr().is_terminal(), &client_lines(client), None);
     run(work)
@@ -40,7 +40,7 @@ fn client_lines(client: &str) -> String {
     format!("warn,{client}::=info")
 }
 
-/// The same, with `layer` beside the log. The log's filter does not hold for it.
+/// Runs `work` with `layer` beside the log. The log's filter does not apply to the layer.
 pub fn run_to_exit_with(
     layer: impl Layer<Registry> + Send + Sync + 'static,
     work: LocalBoxFuture<'_, anyhow::Result<()>>,
@@ -58,14 +58,14 @@ fn run(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
         }
     };
     let done = runtime.block_on(work);
-    // What the work has left open is over by now.
+    // The spans that the work left open have ended now.
     runtime.block_on(traces::flush());
-    // Running computations are not waited for: what counts is on the disk.
+    // Running computations are not awaited: all state that matters is on the disk.
     runtime.shutdown_background();
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Whatever the log's filter says.
+            // Printed regardless of the log's filter.
             match LogFormat::wanted() {
                 LogFormat::Text => eprintln!("Error: {error:#}"),
                 LogFormat::Json => eprintln!("{}", error_line(&format!("{error:#}"))),
@@ -75,19 +75,19 @@ fn run(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
     }
 }
 
-/// Sends log lines to standard error, with colours on a terminal. `RUST_LOG` chooses the lines, and
-/// `METTLE_LOG_FORMAT` their form.
+/// Sends log lines to standard error, with colours on a terminal. `RUST_LOG` selects the lines, and
+/// `METTLE_LOG_FORMAT` their format.
 pub fn log() {
     subscribe(|| StandardError, io::stderr().is_terminal(), DAEMON_LINES, None);
 }
 
-/// Sends log lines to `writer`, without colours. The first of this and [`log`] counts.
+/// Sends log lines to `writer`, without colours. Only the first call of this or [`log`] has an effect.
 pub fn log_to<W: io::Write>(writer: impl Fn() -> W + Send + Sync + 'static) {
     subscribe(writer, false, DAEMON_LINES, None);
 }
 
-/// Installs the log, with the `usual` lines unless `RUST_LOG` says others, the traces if they are wanted, and another
-/// layer. Each has a filter of its own.
+/// Installs the log, the traces if enabled, and another layer. Each has its own filter. `usual` selects the log's
+/// lines unless `RUST_LOG` is set.
 fn subscribe(
     writer: impl for<'w> MakeWriter<'w> + Send + Sync + 'static,
     colours: bool,
@@ -97,18 +97,18 @@ fn subscribe(
     let lines = lines::<Registry>(LogFormat::wanted(), writer, colours).with_filter(filter(usual)).boxed();
     let layers: Vec<_> =
         [Some(lines), traces::layer().map(|layer| layer.boxed()), other].into_iter().flatten().collect();
-    // A second call leaves the first in place, in the process of a test for example.
+    // A second call, for example in a test process, keeps the first subscriber.
     let _ = tracing_subscriber::registry().with(layers).try_init();
 }
 
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
-/// Drops the lines of the log from now on: for a program that draws on the whole terminal.
+/// Drops all later log lines, for a program that draws on the whole terminal.
 pub fn silence_log() {
     IS_SILENT.store(true, Ordering::Relaxed);
 }
 
-/// Standard error, until [`silence_log`].
+/// Standard error until [`silence_log`] is called.
 struct StandardError;
 
 impl io::Write for StandardError {
@@ -121,7 +121,7 @@ impl io::Write for StandardError {
     }
 }
 
-/// How a line of the log is written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LogFormat {
     Text,
@@ -130,7 +130,7 @@ enum LogFormat {
 }
 
 impl LogFormat {
-    /// As `METTLE_LOG_FORMAT` says at the first call: `text` or `json`.
+    /// The format in `METTLE_LOG_FORMAT` at the first call: `text` or `json`.
     fn wanted() -> LogFormat {
         static WANTED: OnceLock<LogFormat> = OnceLock::new();
         *WANTED.get_or_init(LogFormat::of_environment)
@@ -151,7 +151,7 @@ impl LogFormat {
     }
 }
 
-/// The error that ends a program, as a line of a log in JSON.
+/// Formats the error that ends a program as a JSON log line.
 fn error_line(message: &str) -> String {
     let mut timestamp = String::new();
     let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
@@ -160,7 +160,7 @@ fn error_line(message: &str) -> String {
         .to_string()
 }
 
-/// Writes events as lines.
+/// Returns a layer that writes events as lines.
 fn lines<S: Subscriber + for<'s> LookupSpan<'s>>(
     format: LogFormat,
     writer: impl for<'w> MakeWriter<'w> + Send + Sync + 'static,
@@ -173,26 +173,26 @@ fn lines<S: Subscriber + for<'s> LookupSpan<'s>>(
     }
 }
 
-/// What a daemon logs without `RUST_LOG`.
+/// The log filter of a daemon without `RUST_LOG`.
 const DAEMON_LINES: &str =
     "info,subxt=warn,jsonrpsee=warn,libp2p_swarm=warn,burn=warn,cubecl=warn,pliron=warn";
 
-/// The lines that `RUST_LOG` names, or the `usual` ones.
+/// The filter in `RUST_LOG`, or the `usual` one.
 fn filter(usual: &str) -> EnvFilter {
     EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual))
 }
 
 /// Receives SIGINT (Ctrl-C) and SIGTERM.
 ///
-/// From [`StopSignal::listen`] on, no signal is lost. A program with several phases makes one value before the first:
-/// with a new one per phase, a signal between two would be ignored.
+/// After [`StopSignal::listen`], no signal is lost. A program with several phases creates one value before the first
+/// phase: with a new one per phase, a signal between two phases would be ignored.
 pub struct StopSignal {
     #[cfg(unix)]
     signals: Vec<tokio::signal::unix::Signal>,
 }
 
 impl StopSignal {
-    /// Listens from now on. Called in a tokio runtime.
+    /// Starts to listen. Must be called in a tokio runtime.
     pub fn listen() -> StopSignal {
         #[cfg(unix)]
         {
@@ -208,13 +208,16 @@ impl StopSignal {
         StopSignal {}
     }
 
-    /// Waits for the next signal; returns at once if one came since the last call.
+    /// Waits for the next signal; returns immediately if one arrived since the last call.
+    ///
+    /// # Cancel safety
+    /// On Unix, no signal is lost if the future is dropped before it completes.
     pub async fn told(&mut self) {
         #[cfg(unix)]
         {
             let told = std::future::poll_fn(|context| {
                 let mut polled = self.signals.iter_mut().map(|signal| signal.poll_recv(context).is_ready());
-                // All are polled, so that each wakes this task.
+                // Polls all of them, so that each wakes this task.
                 let any = polled.by_ref().fold(false, |any, told| any | told);
                 if any { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
             });
@@ -232,19 +235,19 @@ pub async fn stop_requested() {
     StopSignal::listen().told().await;
 }
 
-/// Ends this process when standard input closes, so that it does not outlive the parent that holds the other end.
+/// Ends this process when standard input closes, so that it does not outlive its parent.
 pub fn exit_with_parent() {
     std::thread::spawn(|| {
         let mut stdin = io::stdin().lock();
         let mut buffer = [0; 64];
-        // Input is dropped; an end or an error means that the parent is gone.
+        // Input is discarded; an end or an error means that the parent has exited.
         while stdin.read(&mut buffer).is_ok_and(|read| 0 < read) {}
         tracing::warn!("the parent process is gone: stopping");
         std::process::exit(EXIT_ORPHANED);
     });
 }
 
-/// Exit code of a process that stopped because its parent went away.
+/// Exit code of a process that stopped because its parent exited.
 pub const EXIT_ORPHANED: i32 = 3;
 
 #[cfg(all(test, unix))]

@@ -8,26 +8,26 @@ use protocol::{
 };
 use store::Store;
 
-/// Windows for which a node keeps its objects: more than any distance between checkpoints, so that a validator that
-/// was away can merge afterwards (PROT-15, PROT-20).
+/// Number of windows for which a node keeps its objects. More than any distance between checkpoints, so that a
+/// validator that was offline can merge afterwards (PROT-15, PROT-20).
 const WINDOWS_KEPT: u32 = 64;
 const _: () =
     assert!(2 * REWIND_WINDOWS <= WINDOWS_KEPT, "a checkpoint is there for a while after a rewind to it");
-/// Windows for which a validator keeps its receipts: half as many again as the chain remembers, so that each receipt's
-/// predecessor is there (PROT-27).
+/// Number of windows for which a validator keeps its receipts: 1.5 times what the chain keeps, so that each receipt's
+/// predecessor is available (PROT-27).
 pub const RECEIPT_WINDOWS_KEPT: u32 = 192;
 /// Windows between two removals.
 const EVERY: u32 = 8;
-/// Objects listed per window.
+/// Maximum number of objects listed per window.
 const LISTED_MAX: usize = 1_000;
 
-/// Every few windows, removes this seat's objects of windows long past. Failures are ignored.
+/// Removes this seat's objects of old windows, every few windows. Failures are ignored.
 pub fn prune(store: &dyn Store, run: RunId, now: Window) -> BoxFuture<'_, ()> {
     Box::pin(async move {
         if !now.0.is_multiple_of(EVERY) {
             return;
         }
-        // A run's first model may be trained elsewhere, and then has no other copy.
+        // A run's first model may have been trained elsewhere, and then has no other copy.
         let first = |key: &ObjectKey| {
             key.as_str().starts_with(&keys::window_prefix(run, Window::FIRST)) && keys::is_checkpoint(key)
         };
@@ -39,7 +39,7 @@ pub fn prune(store: &dyn Store, run: RunId, now: Window) -> BoxFuture<'_, ()> {
     })
 }
 
-/// Removes the `old` objects of the windows just before `end`.
+/// Removes the `old` objects of the last windows before `end`.
 async fn drop_before(store: &dyn Store, run: RunId, end: u32, old: impl Fn(&ObjectKey) -> bool) {
     for window in end.saturating_sub(EVERY)..end {
         let Ok(listing) = store.list(&keys::window_prefix(run, Window(window)), LISTED_MAX).await else {

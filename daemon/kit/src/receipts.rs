@@ -8,7 +8,7 @@ use protocol::{
 };
 use store::{Fetch, Limits, fetch::AllMirrorsFailed};
 
-/// Why a validator's receipt for a window cannot be read.
+/// Error for a validator's receipt that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiptUnavailable {
     #[error(
@@ -31,6 +31,9 @@ pub enum ReceiptUnavailable {
 }
 
 /// Fetches the receipt that a validator anchored for a window, if it is public when the window `now` is open.
+///
+/// # Errors
+/// If the receipt is not anchored, not public yet, cannot be fetched, or is invalid.
 pub async fn receipt_of(
     fetch: &dyn Fetch,
     genesis: GenesisHash,
@@ -42,7 +45,10 @@ pub async fn receipt_of(
     Ok(signed_receipt_of(fetch, genesis, run, now, view, seat).await?.1)
 }
 
-/// As [`receipt_of`], with the bytes that prove it.
+/// Fetches like [`receipt_of`], and also returns the signed bytes.
+///
+/// # Errors
+/// As [`receipt_of`].
 pub async fn signed_receipt_of(
     fetch: &dyn Fetch,
     genesis: GenesisHash,

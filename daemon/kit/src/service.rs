@@ -1,8 +1,8 @@
-//! Tells the service manager that started this process whether it is ready, stopping, and still running (`sd_notify`).
+//! Notifies the service manager that the process is ready, stopping, or still running (`sd_notify`).
 //!
-//! Only a process with the variable NOTIFY_SOCKET does so, as one of a systemd unit with `Type=notify` has. It is
-//! ready once it takes part. What the watchdog sees is that the executor runs: while the chain or the bucket is away,
-//! a node waits, and a restart would help nobody.
+//! Active only in a process with the variable NOTIFY_SOCKET, such as a systemd unit with `Type=notify`. A node is
+//! ready once it participates. The watchdog checks only that the executor runs: while the chain or the bucket is
+//! unavailable, a node waits, and a restart would not help.
 
 use crate::{Entry, Journal};
 use std::{io, sync::Arc, time::Duration};
@@ -12,12 +12,12 @@ use tokio::task::JoinHandle;
 #[derive(Default)]
 pub struct ServiceManager {
     tell: Option<Tell>,
-    /// Between two signs of life; `None` if none is awaited.
+    /// Interval between watchdog messages; `None` without a watchdog.
     alive_every: Option<Duration>,
     watchdog: Option<JoinHandle<()>>,
 }
 
-/// Sends one message. It never waits: a message that cannot be taken now is lost.
+/// Sends one message without blocking: a message that cannot be sent immediately is lost.
 type Tell = Arc<dyn Fn(&str) + Send + Sync>;
 
 impl ServiceManager {
@@ -34,16 +34,16 @@ impl ServiceManager {
                 return ServiceManager::default();
             }
         };
-        // The variables may be inherited from another process that is watched.
+        // The variables may be inherited from another watched process.
         let is_ours = variable("WATCHDOG_PID").is_none_or(|watched| watched == process.to_string());
         let micros = variable("WATCHDOG_USEC").and_then(|text| text.parse::<u64>().ok());
         let micros = micros.filter(|micros| is_ours && 0 < *micros);
-        // Twice in the time that is allowed, as systemd advises.
+        // Twice per watchdog interval, as systemd advises.
         let alive_every = micros.map(|micros| Duration::from_micros(micros) / 2);
         ServiceManager { tell: Some(tell), alive_every, watchdog: None }
     }
 
-    /// Shows the window whose model is held as the unit's status, from now on.
+    /// Shows the window whose model the node holds as the unit's status.
     pub fn follow(&self, journal: &mut Journal) {
         let Some(tell) = self.tell.clone() else { return };
         journal.watch(Box::new(move |entry| {
@@ -53,7 +53,7 @@ impl ServiceManager {
         }));
     }
 
-    /// The node takes part. From now on it shows that it is alive, if that is asked for.
+    /// Reports that the node participates. Starts the watchdog messages if the manager requests them.
     pub fn ready(&mut self) {
         let Some(tell) = self.tell.clone() else { return };
         tell("READY=1");
@@ -120,7 +120,7 @@ mod tests {
     use protocol::{Digest, Window};
     use std::os::unix::net::UnixDatagram;
 
-    /// Everything that was sent so far.
+    /// All messages sent so far.
     fn told(socket: &UnixDatagram) -> Vec<String> {
         socket.set_nonblocking(true).unwrap();
         let mut buffer = [0; 256];
@@ -191,7 +191,7 @@ mod tests {
         let mut manager = manager(&[("NOTIFY_SOCKET", path.to_str().unwrap())]);
         drop(socket);
         manager.ready();
-        // A queue that is full, of a manager that does not read.
+        // A full queue, of a manager that does not read.
         let deaf = home.path().join("deaf");
         let _socket = UnixDatagram::bind(&deaf).unwrap();
         let tell = connect(deaf.to_str().unwrap()).unwrap();

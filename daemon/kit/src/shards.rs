@@ -1,10 +1,10 @@
-//! A dataset that is not here: sequences are fetched as they are wanted, a few pieces of a shard each, checked piece
-//! by piece against the manifest (PROT-4), and kept in a file of bounded size.
+//! Fetches the sequences of a remote dataset on demand, a few pieces of a shard each. Pieces are checked against the
+//! manifest (PROT-4) and cached in a file of bounded size.
 //!
-//! A window's sequences lie all over the data (PROT-5), so what is fetched are the pieces of 16 KiB that a sequence
-//! touches, never the shard. The first time a shard is touched its tree is fetched, the hashes of its pieces, a 512th
-//! of its length; where no mirror has the tree, the node reads the shard once and computes it. A mirror that gives
-//! wrong bytes is named, and not asked again.
+//! A window's sequences are spread over the whole dataset (PROT-5), so the node fetches only the pieces of 16 KiB that
+//! a sequence touches, never a whole shard. The first access to a shard fetches its tree, the hashes of its pieces,
+//! 1/512 of its length. If no mirror has the tree, the node reads the shard once and computes it. A mirror that serves
+//! wrong bytes is logged and not used again.
 
 use crate::mirrors::Mirrors;
 use dataset::{Manifest, PIECE_BYTES, PieceSource, PieceSourceError, ShardRange, ShardTree, TreeBuilder};
@@ -23,19 +23,19 @@ use std::{
 };
 use store::{Fetch, FetchError, Limits, Sink};
 
-/// Requests at the same time: what hides a store's latency.
+/// Number of concurrent requests, to hide a store's latency.
 const REQUESTS_AT_ONCE: usize = 16;
-/// Trees in memory; of shards of 64 MiB 128 KiB each.
+/// Maximum number of trees in memory. The tree of a 64 MiB shard takes 128 KiB.
 const TREES_IN_MEMORY: usize = 256;
-/// Each mirror is asked so often, with a pause that doubles, before the data counts as not to be had.
+/// Number of requests to each mirror, with a pause that doubles, before a fetch fails.
 const ROUNDS: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Fetches pieces, and keeps them.
+/// Fetches pieces and caches them.
 pub struct FetchedShards {
     fetch: Arc<dyn Fetch>,
     mirrors: Vec<String>,
-    /// Those that gave wrong bytes.
+    /// Mirrors that served wrong bytes.
     liars: Mutex<BTreeSet<String>>,
     /// Each shard's number, for the cache, and its length.
     shards: BTreeMap<Digest, (u32, u64)>,
@@ -45,7 +45,7 @@ pub struct FetchedShards {
     runtime: tokio::runtime::Handle,
 }
 
-/// Why no mirror gave some bytes of a shard.
+/// Error for bytes of a shard that no mirror served.
 #[derive(Debug, thiserror::Error)]
 #[error("none of {asked} mirrors gave {what} of shard {shard}{last}")]
 struct NotToBeHad {
@@ -56,8 +56,11 @@ struct NotToBeHad {
 }
 
 impl FetchedShards {
-    /// Keeps at most `cache_bytes` of pieces in `directory`, and the trees of the shards that were touched. To be
-    /// called, and used, within a tokio runtime; reading blocks, so it belongs on a thread of its own.
+    /// Opens the cache: at most `cache_bytes` of pieces in `directory`, and the trees of used shards. Must be called
+    /// and used within a tokio runtime. Reading blocks, so it belongs on a separate thread.
+    ///
+    /// # Errors
+    /// If the files of the cache cannot be created or read.
     pub fn open(
         fetch: Arc<dyn Fetch>,
         mirrors: &Mirrors,
@@ -85,7 +88,7 @@ impl FetchedShards {
         })
     }
 
-    /// The bytes of one range, out of the cache or fetched.
+    /// Reads the bytes of one range from the cache, or fetches them.
     async fn range(&self, wanted: &ShardRange) -> Result<Vec<u8>, PieceSourceError> {
         let &(number, bytes) = self.shards.get(&wanted.shard).ok_or("the shard is not in the manifest")?;
         let tree = self.tree(wanted.shard, bytes).await?;
@@ -93,13 +96,13 @@ impl FetchedShards {
         let start = pieces.start * PIECE_BYTES;
         let mut have = Vec::new();
         let mut missing = pieces.start;
-        // What is in the cache and right is taken; from the first piece that is not, all are fetched in one go.
+        // Uses valid pieces from the cache; from the first other piece on, fetches the rest in one request.
         for piece in pieces.clone() {
             let length = tree.range(piece).end - tree.range(piece).start;
             let found = lock(&self.cache).get((number, piece as u32), length as usize);
             let Some(found) = found else { break };
             if !tree.holds(piece, &found) {
-                // After a write failed, which was logged, slots do not hold what they should.
+                // After a failed write, which was logged, slots may hold wrong bytes.
                 if !lock(&self.cache).full {
                     let shard = wanted.shard;
                     tracing::warn!(%shard, piece, "a piece of the data is damaged on this disk, and is fetched again");
@@ -121,7 +124,7 @@ impl FetchedShards {
         Ok(have[offset(wanted.range.start)..offset(wanted.range.end)].to_vec())
     }
 
-    /// Whole pieces, from the first mirror that gives the right ones.
+    /// Fetches whole pieces from the first mirror that serves the right ones.
     async fn fetched(
         &self,
         shard: Digest,
@@ -143,7 +146,7 @@ impl FetchedShards {
         .await
     }
 
-    /// The shard's tree: in memory, on disk, from a mirror, or made of the whole shard.
+    /// Returns the shard's tree: from memory, disk or a mirror, or computed from the whole shard.
     async fn tree(&self, shard: Digest, bytes: u64) -> Result<Arc<ShardTree>, PieceSourceError> {
         if let Some(tree) = lock(&self.trees).get(&shard) {
             return Ok(tree.clone());
@@ -183,7 +186,7 @@ impl FetchedShards {
                 Err(error) => tracing::debug!(%shard, mirror, %error, "no tree"),
             }
         }
-        // Published before there were trees, say.
+        // For example, published before there were trees.
         let limits = Limits::for_bytes(bytes);
         self.ask_each(shard, "all", async |mirror| {
             let mut building = Building(TreeBuilder::new(bytes));
@@ -194,7 +197,7 @@ impl FetchedShards {
         .await
     }
 
-    /// Asks one mirror after the other, and all of them again after a pause.
+    /// Requests each mirror in turn, and all of them again after a pause.
     async fn ask_each<T>(
         &self,
         shard: Digest,
@@ -246,7 +249,7 @@ impl PieceSource for FetchedShards {
     }
 }
 
-/// Makes a tree of what comes, and keeps nothing.
+/// Computes a tree from the received bytes without keeping them.
 struct Building(TreeBuilder);
 
 impl Sink for Building {
@@ -259,18 +262,18 @@ impl Sink for Building {
     }
 }
 
-/// A piece's shard, by its number in the manifest, and its number in that.
+/// A piece: its shard's number in the manifest, and its number in the shard.
 type PieceKey = (u32, u32);
 
-/// Pieces in one file of fixed slots, and what is in each slot in another. Nothing in either is believed: a piece is
-/// checked whenever it is read, so a file that was cut or mixed up only costs a fetch. The slot that was not used for
-/// longest is used next.
+/// Pieces in one file of fixed slots, and the index of the slots in another file. Neither file is trusted: each piece
+/// is checked whenever it is read, so a truncated or mixed-up file only costs a fetch. The least recently used slot is
+/// reused first.
 struct Cache {
     pieces: File,
     index: File,
     slots: LruCache<PieceKey, u32>,
     next: u32,
-    /// Said once.
+    /// Whether a write has failed, which is logged once.
     full: bool,
 }
 
@@ -284,7 +287,7 @@ impl Cache {
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(directory.join(name))
         };
         let (pieces, index) = (open("pieces")?, open("pieces.index")?);
-        // Of a cache that was larger only the first slots stay.
+        // Of a formerly larger cache, only the first slots are kept.
         let kept = (index.metadata()?.len() / INDEX_ENTRY).min(slots.get() as u64);
         index.set_len(kept * INDEX_ENTRY)?;
         if pieces.metadata()?.len() > slots.get() as u64 * PIECE_BYTES {
@@ -318,7 +321,7 @@ impl Cache {
                 self.next += 1;
                 self.next - 1
             }
-            // Each slot but those of the pieces that stay has been used.
+            // Every slot except those of the kept pieces has been used.
             None => match self.slots.pop_lru() {
                 Some((_, slot)) => slot,
                 None => return,
@@ -336,7 +339,7 @@ impl Cache {
         {
             tracing::warn!(%error, "pieces of the data cannot be kept, and will be fetched again when they are wanted");
         }
-        // A slot that was not written is found out when it is read.
+        // A slot that was not written is detected when it is read.
         self.slots.put(key, slot);
     }
 }
@@ -410,7 +413,7 @@ mod tests {
             self.fetch.traffic().down_bytes
         }
 
-        /// Indices all over the data, some of them twice.
+        /// Indices from the whole dataset, some of them twice.
         fn indices(&self) -> Vec<u64> {
             (0..60).map(|at| at * 7919 % self.whole.training_sequences()).chain([3, 3]).collect()
         }
@@ -428,7 +431,7 @@ mod tests {
             );
         }
 
-        /// Puts other bytes in the place of all shards of a bucket, or of all trees.
+        /// Replaces all shards or all trees of a bucket by other bytes.
         async fn lie(&self, bucket: usize, prefix: &str) {
             for entry in self.buckets[bucket].list(prefix, 1000).await.unwrap().entries {
                 let key = entry.key().unwrap();
@@ -451,7 +454,7 @@ mod tests {
         assert!(before < 3 * PIECE_BYTES, "{before} bytes for one sequence");
         scene.check(&data).await;
 
-        // Again, and by another process: not a byte comes down.
+        // Again, and by another process: no bytes are downloaded.
         let before = scene.downloaded();
         scene.check(&data).await;
         scene.check(&scene.elsewhere(1 << 20).0).await;
@@ -501,7 +504,7 @@ mod tests {
         assert!(shards.honest().is_empty());
     }
 
-    /// Gives other bytes of an object than it was asked for, under the first name; all else as it is.
+    /// Serves a different range than requested under the first name; otherwise unchanged.
     struct OtherRanges {
         inner: Arc<MemoryFetcher>,
         asked: std::sync::atomic::AtomicUsize,

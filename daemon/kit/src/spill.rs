@@ -25,7 +25,7 @@ use store::{Store, StoreError};
 #[derive(Clone, Debug)]
 pub struct Spill {
     directory: PathBuf,
-    /// Numbers the files.
+    /// Number of the next file.
     next: Arc<AtomicU64>,
 }
 
@@ -34,7 +34,7 @@ pub struct Spill {
 pub struct HeldContribution {
     pub digest: Digest,
     pub header: Header,
-    /// Of each tensor (PROT-17).
+    /// Square norm of each tensor (PROT-17).
     pub square_norms: Vec<f64>,
     bytes: HeldBytes,
 }
@@ -58,7 +58,7 @@ impl Drop for SpillFile {
 }
 
 impl Spill {
-    /// Uses `directory`, and removes what a killed process left in it.
+    /// Uses `directory`, and removes files that a killed process left in it.
     pub fn new(directory: &Path) -> Spill {
         match fs::remove_dir_all(directory) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -70,10 +70,10 @@ impl Spill {
         Spill { directory: directory.to_owned(), next: Arc::default() }
     }
 
-    /// Writes a contribution. It is not synced: after a crash it is fetched again.
+    /// Writes a contribution without syncing it: after a crash it is fetched again.
     ///
     /// # Errors
-    /// If the disk is full or fails. No file is left then.
+    /// If the disk is full or fails. The file is then removed.
     pub fn write(&self, contribution: &Contribution) -> Result<HeldContribution, FileError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = self.directory.join(format!("{number}-{}", contribution.digest));
@@ -83,7 +83,7 @@ impl Spill {
         };
         fs::create_dir_all(&self.directory).map_err(failed)?;
         let mut file = owners_file().create_new(true).open(&path).map_err(failed)?;
-        // From here on the file is removed if it cannot be filled.
+        // From here on, the file is removed if writing fails.
         let spilled = SpillFile(path.clone());
         file.write_all(&contribution.bytes).map_err(failed)?;
         let Contribution { digest, header, square_norms, .. } = contribution.clone();
@@ -92,7 +92,7 @@ impl Spill {
 }
 
 impl HeldContribution {
-    /// Reads the bytes, and checks them against the digest.
+    /// Reads the bytes and checks them against the digest.
     ///
     /// # Errors
     /// If the file cannot be read or has changed.
@@ -115,7 +115,10 @@ impl HeldContribution {
 }
 
 impl HeldContribution {
-    /// Puts the bytes into a bucket, without reading all of them into memory.
+    /// Uploads the bytes to a bucket without reading all of them into memory.
+    ///
+    /// # Errors
+    /// If the file cannot be read or the bucket does not accept the object.
     pub async fn put(&self, store: &dyn Store, key: &ObjectKey) -> Result<(), StoreError> {
         match &self.bytes {
             HeldBytes::Memory(bytes) => store.put(key, bytes.clone()).await,

@@ -1,5 +1,4 @@
-//! The model of a node when a window opens, and the two ways it changes: by an update that the chain fixed, or not at
-//! all.
+//! The model of a node when a window opens. It changes by an update that the chain fixed, or not at all.
 
 use crate::{
     codec::Update,
@@ -18,12 +17,12 @@ pub struct ModelState {
     pub window: Window,
     /// `lineage_w`.
     pub lineage: Digest,
-    /// The running norms of the merge: each update tells what it adds to them.
+    /// The running norms of the merge, to which each update adds its norms.
     pub norms: RunningNorms,
     /// `θ_w`: all tensors of the schema, one after the other, row-major.
     pub theta: Row,
-    /// The error-feedback buffer of the merge, as long as `theta`. Validators need it to merge; miners, and validators
-    /// that joined between two checkpoints, have none.
+    /// The error-feedback buffer of the merge, as long as `theta`. Validators need it to merge. Miners, and validators
+    /// that joined between two checkpoints, do not have it.
     pub buffer: Option<Row>,
 }
 
@@ -47,15 +46,15 @@ pub enum StateError {
     Row { root: Digest },
 }
 
-/// The version of the format with the values inside: version, run, window, lineage and running norms, then the values
-/// as a SCALE vector of their bits, so that a NaN is preserved, then the buffer as an `Option` of one. Every change of
-/// the format is a new version.
+/// The version of the format that contains the values: version, run, window, lineage and running norms, then the
+/// values as a SCALE vector of their bits, which preserves NaN, then the buffer as an `Option` of such a vector. Every
+/// change of the format is a new version.
 const INLINE: u16 = 2;
-/// The version of the format that names rows: the same beginning, then [`NamedRows`]. The rows are files of their own
+/// The version of the format that names rows: the same head, then [`NamedRows`]. The rows are separate files
 /// (ADR 0003).
 const NAMED: u16 = 3;
 
-/// The rows of a state: how many values each has, and the roots that name their files.
+/// The rows of a state: the number of values in each, and the roots that name their files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 struct NamedRows {
     values: u64,
@@ -64,13 +63,13 @@ struct NamedRows {
 }
 
 impl ModelState {
-    /// `θ_0`, with an empty buffer and no norms (PROT-19).
+    /// Returns `θ_0`, with an empty buffer and no norms (PROT-19).
     pub fn genesis(run: RunId, params: &RunParams, manifest: &Digest, theta: Vec<f32>) -> ModelState {
         let buffer = Some(vec![0.0; theta.len()].into());
         ModelState { buffer, ..ModelState::first(run, params, manifest, theta.into()) }
     }
 
-    /// `θ_0` without a buffer.
+    /// Returns `θ_0` without a buffer.
     pub fn first(run: RunId, params: &RunParams, manifest: &Digest, theta: Row) -> ModelState {
         ModelState {
             run,
@@ -82,11 +81,11 @@ impl ModelState {
         }
     }
 
-    /// Applies a merged window: `θ ← fl(θ − fl(α·u))`, and the lineage grows by the update's digest (PROT-18,
-    /// PROT-19). `norms` are those in the update's header, `buffer` is the one after the merge, if this node has it.
+    /// Applies a merged window: `θ ← fl(θ − fl(α·u))`, and extends the lineage by the update's digest (PROT-18,
+    /// PROT-19). `norms` are those in the update's header; `buffer` is the one after the merge, if this node has it.
     ///
     /// # Errors
-    /// If the disk has no room for the model. The state is then as it was.
+    /// If the disk has no space for the model. The state is then unchanged.
     pub fn merged(
         &mut self,
         rate: f32,
@@ -103,7 +102,7 @@ impl ModelState {
         Ok(())
     }
 
-    /// Applies a void window: model, norms, buffer and lineage stay (PROT-19).
+    /// Applies a void window, which keeps model, norms, buffer and lineage (PROT-19).
     pub fn void(&mut self) {
         self.window = self.window.next();
     }
@@ -112,13 +111,13 @@ impl ModelState {
         self.theta.root()
     }
 
-    /// The root that validators vote at checkpoint windows (PROT-20); `None` without the buffer.
+    /// Returns the root that validators vote for at checkpoint windows (PROT-20); `None` without the buffer.
     pub fn state_root(&self) -> Option<Digest> {
         let buffer = self.buffer.as_ref()?;
         Some(lineage::state_root(&self.weights_root(), &buffer.root(), &self.norms.root()))
     }
 
-    /// The state without the buffer: the model as miners have it. The values are shared.
+    /// Returns the state without the buffer, as miners have it. The values are shared.
     pub fn without_buffer(&self) -> ModelState {
         let ModelState { run, window, lineage, norms, theta, buffer: _ } = self;
         ModelState {
@@ -131,8 +130,11 @@ impl ModelState {
         }
     }
 
-    /// Writes the state; a crash at any moment leaves a whole file. The previous one becomes the backup. Rows that are
-    /// files get their names first, and go with the last state that names them.
+    /// Writes the state atomically. The previous file becomes the backup. Rows in files are named by their roots
+    /// first, and are removed with the last state that names them.
+    ///
+    /// # Errors
+    /// If the disk is full or fails.
     pub fn save(&self, path: &Path) -> Result<(), StateError> {
         let rows = storage::rows_of(path);
         let mut named = Vec::new();
@@ -159,16 +161,17 @@ impl ModelState {
         Ok(())
     }
 
-    /// What a file begins with.
+    /// Returns the head of a file.
     fn head(&self, version: u16) -> (u16, RunId, Window, Digest, &RunningNorms) {
         (version, self.run, self.window, self.lineage, &self.norms)
     }
 
-    /// Reads a saved state; `None` if there is none. If the newest is damaged, reads the backup, which is one window
-    /// behind. Values inside the file go into `storage`; rows that are files stay where they are.
+    /// Reads a saved state; `None` if there is none. If the newest file is damaged, reads the backup, which is one
+    /// window older. Values inside the file are moved into `storage`; rows that are files stay in place.
     ///
     /// # Errors
-    /// [`StateError::Row`] if the file is whole, and a row that it names is not.
+    /// If neither file can be read, or it belongs to another run or version. [`StateError::Row`] if the file is whole
+    /// but a row that it names is not.
     pub fn load(
         path: &Path,
         run: RunId,
@@ -177,7 +180,7 @@ impl ModelState {
     ) -> Result<Option<ModelState>, StateError> {
         let found = DurableFile::new(path).read(|reader| {
             let mut source = IoReader(reader);
-            // The version first: only this one says how to read the rest.
+            // The version first: it determines the format of the rest.
             let version = u16::decode(&mut source).map_err(StateError::Format)?;
             if ![INLINE, NAMED].contains(&version) {
                 return Err(StateError::Version { found: version });
@@ -233,7 +236,7 @@ fn check_length(found: usize, expected: usize) -> Result<(), StateError> {
     if found == expected { Ok(()) } else { Err(StateError::OtherShape { found, expected }) }
 }
 
-/// The rows that the state at `path` names; `None` if that cannot be read.
+/// Returns the rows that the state at `path` names; `None` if the file cannot be read.
 fn rows_named_by(path: &Path) -> Option<Vec<Digest>> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -327,7 +330,7 @@ mod tests {
             DurableFile::new(&path).write(|sink| sink.write_all(&(NAMED + 1).encode())).unwrap();
             let newer = self::load(&path);
             assert!(matches!(newer, Err(StateError::Version { found }) if found == NAMED + 1));
-            // A window later it is damaged: the backup is one window behind.
+            // A window later the file is damaged: the backup is one window older.
             state.save(&path).unwrap();
             let mut later = state.clone();
             later.void();
@@ -337,7 +340,7 @@ mod tests {
         }
     }
 
-    /// A file of the release before still reads, also into files.
+    /// A file of the previous release can still be read, also into files.
     #[test]
     fn a_state_with_values_inside_is_read_into_the_storage_of_its_node() {
         let directory = tempfile::tempdir().unwrap();
@@ -381,7 +384,7 @@ mod tests {
                 );
             }
         }
-        // Void windows: one θ is enough for both.
+        // Void windows: both share one θ.
         state.save(&path).unwrap();
         assert_eq!(rows(), 2);
     }

@@ -1,15 +1,15 @@
-//! How a step of a window ends early: by skipping the window, or by ending the node.
+//! The ways in which a step of a window ends early: by skipping the window, or by ending the node.
 
 use crate::{NodeError, SyncError, error_chain};
 use chain_client::ChainError;
 use std::{error::Error, fmt};
 
-/// Why a step did not come to its end. One type, so that `?` works for both.
+/// The reason for the early end of a step. One type, so that `?` works for both.
 #[derive(Debug)]
 pub enum Stop<E> {
-    /// The window goes on without this step. The reason goes into the journal.
+    /// The window continues without this step. The reason is written to the journal.
     Skip(Skip),
-    /// The node cannot go on.
+    /// The node cannot continue.
     Fail(E),
 }
 

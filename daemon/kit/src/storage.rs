@@ -1,15 +1,15 @@
-//! Where a node keeps what is as large as its model: rows of values, and the bytes of objects.
+//! Stores the large data of a node: rows of values, and the bytes of objects.
 //!
-//! A small row is a vector. A large one is a file that is mapped into memory: the system drops its pages whenever it
-//! needs them for something else, so a process needs little memory of its own for any model (ADR 0003).
+//! A small row is a vector. A large row is a file mapped into memory: the system evicts its pages whenever it needs
+//! memory, so a process needs little memory of its own for any model (ADR 0003).
 //!
 //! ```text
 //! DIRECTORY/rows/.row.unfinished-…    a row of this process, removed with its last owner
-//! DIRECTORY/rows/ROOT.row             a row that a saved state names; it is never changed again
+//! DIRECTORY/rows/ROOT.row             a row that a saved state names; never changed again
 //! ```
 //!
-//! A file has all of its blocks before it is mapped, so that a full disk is an error here and no signal later. Only
-//! the process that holds the directory's lock writes files; others read them.
+//! All blocks of a file are allocated before it is mapped, so that a full disk is an error here and no signal later.
+//! Only the process that holds the directory's lock writes files; others read them.
 
 use crate::durable::{FileError, with_need};
 use bytes::Bytes;
@@ -28,20 +28,20 @@ use std::{
 };
 use store::{BufferSink, Sink as _};
 
-/// A row with at least this many values is a file: 128 MiB.
+/// Minimum number of values of a row in a file. 32 Mi values are 128 MiB.
 pub const MAPPED_FROM: usize = 1 << 25;
-/// An object with more bytes is a file.
+/// Maximum size of an object in memory, in bytes. Larger ones are files.
 const OBJECT_IN_MEMORY: usize = 8 << 20;
-/// Bytes written at a time.
+/// Bytes per write.
 const PIECE: usize = 1 << 20;
-/// The directory of the files, below the node's.
+/// Name of the directory of the files, below the node's directory.
 const ROWS: &str = "rows";
-/// What the name of a saved row ends with.
+/// Suffix of the name of a saved row.
 const EXTENSION: &str = ".row";
-/// The file holds the bytes that `f32` has in memory.
+/// Whether rows can be mapped: the file holds `f32` values in their memory layout.
 const MAPS: bool = cfg!(all(unix, target_endian = "little"));
 
-/// Where rows and objects are put.
+/// The place in which rows and objects are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Storage {
     directory: Option<PathBuf>,
@@ -60,25 +60,25 @@ impl Storage {
         Storage { directory: None, mapped_from: usize::MAX }
     }
 
-    /// Keeps what is large in files below a node's directory.
+    /// Keeps large data in files below a node's directory.
     pub fn on_disk(directory: impl Into<PathBuf>) -> Storage {
         Storage { directory: Some(directory.into()), mapped_from: MAPPED_FROM }
     }
 
-    /// The same, with files for rows of at least `values` values, and for objects of as many bytes.
+    /// Uses files for rows of at least `values` values, and for objects with more than as many bytes.
     pub fn mapped_from(self, values: usize) -> Storage {
         Storage { mapped_from: values, ..self }
     }
 
-    /// The node's directory.
+    /// Returns the node's directory.
     pub fn directory(&self) -> Option<&Path> {
         self.directory.as_deref()
     }
 
-    /// A row of zeros.
+    /// Creates a row of zeros.
     ///
     /// # Errors
-    /// If the disk has no room for it.
+    /// If the disk has no space for it.
     pub fn zeros(&self, values: usize) -> Result<Row, FileError> {
         match &self.directory {
             Some(directory) if MAPS && 0 < values && self.mapped_from <= values => {
@@ -88,24 +88,24 @@ impl Storage {
         }
     }
 
-    /// An empty buffer for an object.
+    /// Creates an empty buffer for an object.
     pub fn object(&self) -> ObjectBuffer {
         ObjectBuffer { storage: self.clone(), kept: KeptBytes::default(), failed: None }
     }
 
-    /// Removes the files of a killed process. Called before this one makes any.
+    /// Removes the files of a killed process. Must be called before this process creates any.
     pub fn remove_unfinished(&self) {
         let Some(directory) = &self.directory else { return };
         remove_files(&directory.join(ROWS), |name| name.starts_with('.') && name.contains(UNFINISHED));
     }
 }
 
-/// The directory of the rows that the state at `path` names.
+/// Returns the directory of the rows that the state at `path` names.
 pub(crate) fn rows_of(path: &Path) -> PathBuf {
     dataset::durable::directory_of(path).join(ROWS)
 }
 
-/// Removes the saved rows in `rows` whose root is not in `named`. Rows that are mapped stay readable.
+/// Removes the saved rows in `rows` whose root is not in `named`. Mapped rows stay readable.
 pub(crate) fn remove_other_rows(rows: &Path, named: &[Digest]) {
     let named: Vec<String> = named.iter().map(file_name).collect();
     remove_files(rows, |name| name.ends_with(EXTENSION) && !named.iter().any(|named| named == name));
@@ -126,7 +126,7 @@ fn remove_files(directory: &Path, is_old: impl Fn(&str) -> bool) {
     }
 }
 
-/// One flat row of values: weights, or a merge buffer. Clones share the values until one of them is changed.
+/// One flat row of values: weights or a merge buffer. Clones share the values until one of them is changed.
 #[derive(Clone)]
 pub struct Row(Kept);
 
@@ -137,10 +137,10 @@ enum Kept {
 }
 
 impl Row {
-    /// The values, to be changed. Values that others share, or that are saved, are copied first.
+    /// Returns the values for writing. Shared or saved values are copied first.
     ///
     /// # Errors
-    /// If the disk has no room for the copy. The row is then as it was.
+    /// If the disk has no space for the copy. The row is then unchanged.
     pub fn edit(&mut self) -> Result<&mut [f32], FileError> {
         if let Kept::Mapped(row) = &mut self.0
             && !Arc::get_mut(row).is_some_and(|row| row.is_unfinished())
@@ -154,7 +154,7 @@ impl Row {
         }
     }
 
-    /// The digests of the row's pieces (PROT-20). Those of a file are computed once.
+    /// Returns the digests of the row's pieces (PROT-20). For a file they are computed once.
     pub fn piece_digests(&self) -> Vec<Digest> {
         match &self.0 {
             Kept::Memory(values) => lineage::piece_digests(values),
@@ -162,12 +162,12 @@ impl Row {
         }
     }
 
-    /// The root of the row (PROT-20).
+    /// Returns the root of the row (PROT-20).
     pub fn root(&self) -> Digest {
         lineage::root_of_pieces(&self.piece_digests())
     }
 
-    /// Whether the row is a file.
+    /// Returns whether the row is a file.
     pub fn is_mapped(&self) -> bool {
         matches!(self.0, Kept::Mapped(_))
     }
@@ -184,7 +184,7 @@ impl Row {
         Ok(root)
     }
 
-    /// The saved row of `values` values with this root; `None` if it is missing, cut short or damaged.
+    /// Opens the saved row of `values` values with this root; `None` if it is missing, truncated or damaged.
     pub(crate) fn open_in(rows: &Path, root: &Digest, values: usize) -> Result<Option<Row>, FileError> {
         let path = rows.join(file_name(root));
         let failed = |source| FileError::Read { path: path.clone(), source };
@@ -196,7 +196,7 @@ impl Row {
         if file.metadata().map_err(failed)?.len() != bytes_of(values) || !MAPS {
             return Ok(None);
         }
-        // SAFETY: a saved row is never changed, and only removed. The directory belongs to the node.
+        // SAFETY: a saved row is never changed, only removed. The directory belongs to the node.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
         let (map, file) = (Map::ReadOnly(map), Mutex::new(RowFile::Named));
         let row =
@@ -244,7 +244,7 @@ impl fmt::Debug for Row {
 /// A row in a file.
 struct MappedRow {
     map: Map,
-    /// In values.
+    /// Number of values.
     length: usize,
     directory: PathBuf,
     file: Mutex<RowFile>,
@@ -259,12 +259,12 @@ enum Map {
 enum RowFile {
     /// Removed with the row.
     Unfinished(PendingFile),
-    /// Named by its root: not changed, and not removed with the row.
+    /// Named by its root; neither changed nor removed with the row.
     Named,
 }
 
 impl MappedRow {
-    /// A new file of zeros in `directory`.
+    /// Creates a file of zeros in `directory`.
     fn create(directory: &Path, length: usize) -> Result<MappedRow, FileError> {
         let failed = |source| {
             let source = with_need(source, bytes_of(length));
@@ -273,8 +273,8 @@ impl MappedRow {
         let prefix = format!(".row{UNFINISHED}");
         let mut file = PendingFile::create_in(directory, &prefix, Readers::Owner).map_err(failed)?;
         allocate(file.file(), bytes_of(length)).map_err(failed)?;
-        // SAFETY: the file has a name that no one else uses, in a directory that belongs to the node, and all of its
-        // blocks, so that no write to the map needs another one.
+        // SAFETY: no other code uses the file's name, the directory belongs to the node, and all blocks are allocated,
+        // so that no write to the map needs another one.
         let map = unsafe { MmapMut::map_mut(&*file.file()) }.map_err(failed)?;
         Ok(MappedRow {
             map: Map::Writable(map),
@@ -285,7 +285,7 @@ impl MappedRow {
         })
     }
 
-    /// A new file with these values.
+    /// Creates a file with these values.
     fn copy_to(directory: &Path, values: &[f32]) -> Result<MappedRow, FileError> {
         let mut copy = MappedRow::create(directory, values.len())?;
         copy.values_mut().copy_from_slice(values);
@@ -302,7 +302,8 @@ impl MappedRow {
             Map::Writable(map) => map.as_ptr(),
             Map::ReadOnly(map) => map.as_ptr(),
         };
-        // SAFETY: the map begins at a page, has `4 · length` bytes, and lives as long as `self`. All bits are an `f32`.
+        // SAFETY: the map begins at a page, has `4 · length` bytes, and lives as long as `self`. Any bits are a valid
+        // `f32`.
         unsafe { slice::from_raw_parts(start.cast(), self.length) }
     }
 
@@ -333,7 +334,7 @@ impl MappedRow {
                 pending.sync().map_err(failed)?;
             }
             RowFile::Named if path.exists() => return Ok(()),
-            // Saved once, and removed as no state named it any more.
+            // The row was saved, then removed because no state named it any more.
             RowFile::Named => return MappedRow::copy_to(&self.directory, self.values())?.save(path),
         }
         match mem::replace(&mut *file, RowFile::Named) {
@@ -347,12 +348,12 @@ fn bytes_of(values: usize) -> u64 {
     (values as u64).saturating_mul(4)
 }
 
-/// Gives an empty file `bytes` zeros, each in a block of the disk.
+/// Fills an empty file with `bytes` zeros and allocates all of its blocks.
 fn allocate(file: &mut File, bytes: u64) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     match rustix::fs::fallocate(&*file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
         Ok(()) => return Ok(()),
-        // The file system cannot.
+        // The file system does not support it.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
         Err(error) => return Err(error.into()),
     }
@@ -366,12 +367,12 @@ fn allocate(file: &mut File, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The bytes of an object, from its first to its last: in memory, or in a file without a name.
+/// The bytes of an object in memory, or in a file without a name.
 #[derive(Debug)]
 pub struct ObjectBuffer {
     storage: Storage,
     kept: KeptBytes,
-    /// The first failure: it is told at the end.
+    /// The first failure, returned by `finish`.
     failed: Option<FileError>,
 }
 
@@ -388,7 +389,7 @@ impl Default for KeptBytes {
 }
 
 impl ObjectBuffer {
-    /// An object of at most `length` bytes begins. Any bytes before are dropped.
+    /// Starts an object of at most `length` bytes. Drops earlier bytes.
     pub fn begin(&mut self, length: u64) {
         let mut memory = BufferSink::default();
         memory.begin(length);
@@ -417,10 +418,10 @@ impl ObjectBuffer {
         }
     }
 
-    /// All bytes.
+    /// Returns all bytes.
     ///
     /// # Errors
-    /// If the disk did not take them.
+    /// If the bytes could not be written to disk.
     pub fn finish(mut self) -> Result<Bytes, FileError> {
         if let Some(failed) = self.failed.take() {
             return Err(failed);
@@ -442,26 +443,26 @@ impl ObjectBuffer {
     }
 }
 
-/// Reads a file: a large one by mapping it.
+/// Reads a file; maps a large one.
 ///
 /// # Safety
-/// Nothing may change the file while the bytes are in use. It may be removed.
+/// The file must not be changed while the bytes are in use. It may be removed.
 pub(crate) unsafe fn read_file(path: &Path) -> io::Result<Bytes> {
     let file = File::open(path)?;
     if file.metadata()?.len() <= OBJECT_IN_MEMORY as u64 {
         return Ok(fs::read(path)?.into());
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe { map_all(&file) }
 }
 
 /// # Safety
-/// Nothing may change the file while the bytes are in use.
+/// The file must not be changed while the bytes are in use.
 unsafe fn map_all(file: &File) -> io::Result<Bytes> {
     if file.metadata()?.len() == 0 {
         return Ok(Bytes::new());
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     Ok(Bytes::from_owner(unsafe { Mmap::map(file) }?))
 }
 
@@ -552,12 +553,12 @@ mod tests {
         let saved = Row::open_in(&home.rows(), &root, VALUES).unwrap().unwrap();
         assert_eq!(saved, Row::from(values()));
 
-        // Removed while it is in use, it is written again by the next save.
+        // A row removed while in use is written again by the next save.
         remove_other_rows(&home.rows(), &[]);
         assert_eq!(home.names(), [""; 0]);
         assert_eq!(saved, Row::from(values()));
         assert_eq!(saved.save_in(&home.rows()).unwrap(), root);
-        // As is one of another directory, and one in memory.
+        // So is a row of another directory, or one in memory.
         for row in [Home::new().row(), values().into()] {
             remove_other_rows(&home.rows(), &[]);
             assert_eq!(row.save_in(&home.rows()).unwrap(), root);

@@ -1,11 +1,11 @@
-//! Traces of windows: what a node did in each window, when and with what result, for a collector of OpenTelemetry (ADR
+//! Traces of windows for an OpenTelemetry collector: a node's actions in each window, with times and results (ADR
 //! 0066).
 //!
-//! Off unless the environment names a collector. The spans are those of the target `profile` at level `debug`, which
-//! the loops have anyway: the phases of a window, without the steps of the training. The trace's id follows from chain,
-//! run and window, so the spans of all seats in a window are one trace, and no seat sends another an id.
+//! Disabled unless the environment names a collector. The spans are the existing ones of the loops, of target
+//! `profile` at level `debug`: the phases of a window, without the steps of the training. The trace's id follows from
+//! chain, run and window, so the spans of all seats in a window are one trace, and seats exchange no ids.
 //!
-//! No span waits for the collector. What has ended goes into a queue with a bound, and a task sends it.
+//! No span waits for the collector. Ended spans enter a bounded queue, and a task sends them.
 
 mod collector;
 mod export;
@@ -38,28 +38,28 @@ use tracing_subscriber::{
     registry::{LookupSpan, Registry},
 };
 
-/// The target of the spans that are sent, and of the events that mark one as failed.
+/// Target of the spans that are sent, and of the events that mark a span as failed.
 const TARGET: &str = "profile";
 /// The span of a whole window: the root of a seat's part of the trace.
 const ROOT: &str = "window";
-/// Attributes of a span, at most.
+/// Maximum number of attributes of a span.
 const ATTRIBUTES_MAX: usize = 16;
-/// Characters of a text that are kept.
+/// Maximum length of a text, in characters.
 const TEXT_MAX: usize = 300;
-/// How long the end of a program waits until the last spans are sent.
+/// Maximum time for which the end of a program waits until the last spans are sent.
 const FLUSH_WITHIN: Duration = Duration::from_millis(400);
 
 /// The spans of this process, if it is traced.
 static PROCESS: LazyLock<Arc<Shared>> = LazyLock::new(Arc::default);
 
-/// What the layer and the exporter share.
+/// The shared state of layer and exporter.
 #[derive(Default)]
 struct Shared {
-    /// Before a seat is known, nothing is recorded.
+    /// The traced seat. Nothing is recorded before it is set.
     source: OnceLock<Source>,
     spans_begun: AtomicU64,
     queue: Mutex<Queue>,
-    /// The exporter sends what there is, and ends.
+    /// Makes the exporter send the remaining spans and end.
     ending: Notify,
     exporter: Mutex<Option<JoinHandle<()>>>,
 }
@@ -76,15 +76,15 @@ pub struct TracedSeat {
 /// A seat in this process.
 struct Source {
     seat: TracedSeat,
-    /// Differs with every start of the process, so that no id is given twice in a window.
+    /// Differs with every start of the process, so that no id occurs twice in a window.
     instance: [u8; 32],
 }
 
 type TraceId = [u8; 16];
 type SpanId = [u8; 8];
 
-/// The id of the trace of a window: the first 16 bytes of the BLAKE3 hash of genesis hash, run and window, both as four
-/// bytes, little-endian.
+/// Returns the id of a window's trace: the first 16 bytes of the BLAKE3 hash of genesis hash, run and window, the last
+/// two as four bytes each, little-endian.
 fn trace_id(genesis: &GenesisHash, run: RunId, window: Window) -> TraceId {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&genesis.0).update(&run.0.to_le_bytes()).update(&window.0.to_le_bytes());
@@ -109,7 +109,7 @@ impl Source {
         trace_id(&self.seat.genesis, self.seat.run, window)
     }
 
-    /// The id of the window's root, known before it begins and after it ended: what is trained ahead begins before.
+    /// Returns the id of the window's root, known before it begins and after it ended: training ahead begins before.
     fn root(&self, window: u64) -> SpanId {
         self.hash(b"window", window)
     }
@@ -125,7 +125,7 @@ impl Source {
 }
 
 impl Shared {
-    /// No write under the lock can panic half way.
+    /// Locks the queue. No write under the lock can panic half way.
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -134,7 +134,7 @@ impl Shared {
         self.exporter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until everything is sent, but not for long.
+    /// Waits until everything is sent, for a limited time.
     async fn flush(&self) {
         let Some(exporter) = self.exporter().take() else { return };
         self.ending.notify_one();
@@ -160,7 +160,7 @@ impl Collector {
     }
 }
 
-/// The layer that records spans, if the environment names a collector.
+/// Returns the layer that records spans, if the environment names a collector.
 pub(crate) fn layer() -> Option<impl Layer<Registry> + Send + Sync> {
     let is_wanted = collector::is_named(|name| std::env::var(name).ok());
     is_wanted.then(|| layer_of(PROCESS.clone()))
@@ -170,19 +170,19 @@ fn layer_of(shared: Arc<Shared>) -> impl Layer<Registry> + Send + Sync {
     Layer::<Registry>::with_filter(SpanLayer(shared), Targets::new().with_target(TARGET, Level::DEBUG))
 }
 
-/// At the end of a program: waits until the last spans are sent, but not for long.
+/// Waits at the end of a program until the last spans are sent, for a limited time.
 pub(crate) async fn flush() {
     PROCESS.flush().await;
 }
 
-/// Marks the innermost span of a window's phases as failed, in a step that returns no error for it.
+/// Marks the innermost span of a window's phases as failed, for a step that does not return the error.
 pub fn failed(reason: &str) {
     tracing::debug!(target: TARGET, error = reason);
 }
 
 struct SpanLayer(Arc<Shared>);
 
-/// A span that is recorded, among the extensions of its registry.
+/// A recorded span, stored in the extensions of its registry.
 struct OpenSpan {
     window: u64,
     id: SpanId,
@@ -192,7 +192,7 @@ struct OpenSpan {
     fields: Fields,
 }
 
-/// A span that has ended.
+/// An ended span.
 #[derive(Clone, Debug, PartialEq)]
 struct EndedSpan {
     trace: TraceId,
@@ -215,8 +215,8 @@ enum Value {
 }
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
-    /// A span belongs to the window that it names, or to that of the span around it; without either it is not recorded.
-    /// Its parent is the nearest span around it of the same window, or the window's root.
+    /// Records a span with the window of its own fields or of the enclosing span; without either it is not recorded.
+    /// Its parent is the nearest enclosing span of the same window, or the window's root.
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let Some((source, span)) = self.0.source.get().zip(context.span(id)) else { return };
         let around = span.scope().skip(1).find_map(|span| {
@@ -301,7 +301,7 @@ impl Visit for Fields {
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
-        // JSON has no number for the others.
+        // JSON has no representation of other values.
         if value.is_finite() {
             self.set(field, Value::Float(value));
         }

@@ -1,8 +1,8 @@
-//! A second node of the chain, which has to have the same finalised blocks.
+//! A second node of the chain, which must have the same finalised blocks.
 //!
-//! Through one endpoint a node sees what that endpoint shows: a fork of its own, or windows that never opened. Two
+//! A node sees only what its endpoint shows, which may be a fork or windows that never opened. With a witness, two
 //! endpoints of different operators would have to lie alike. The hash of a window's first block decides its data
-//! (PROT-2) and fixes all blocks before it, so it is compared for every window before anything is signed for it.
+//! (PROT-2) and fixes all blocks before it, so it is compared for every window before anything is signed.
 
 use crate::{config::ChainConfig, open, sync::wait_past};
 use chain_client::{Chain, ChainError, Head};
@@ -12,11 +12,11 @@ use tokio::sync::watch;
 
 pub struct ChainWitness {
     chain: Arc<dyn Chain>,
-    /// The first node's URL, and the second's.
+    /// URLs of the first and the second node.
     urls: [String; 2],
 }
 
-/// Why a window could not be confirmed. Nothing may be signed for it.
+/// Error for a window that could not be confirmed. Nothing may be signed for it.
 #[derive(Debug, thiserror::Error)]
 pub enum WitnessError {
     #[error("the second node of the chain, {url}, did not answer")]
@@ -30,7 +30,10 @@ pub enum WitnessError {
 }
 
 impl ChainWitness {
-    /// Connects to the second node, at `url`. It has to be of the same chain as `first`.
+    /// Connects to the second node, at `url`, which must have the same chain as `first`.
+    ///
+    /// # Errors
+    /// If the node cannot be reached or has another chain.
     pub async fn open(config: &ChainConfig, url: String, first: &dyn Chain) -> anyhow::Result<ChainWitness> {
         let genesis = Some(first.genesis());
         let second = ChainConfig { url: url.clone(), witness: None, genesis, ..config.clone() };
@@ -38,17 +41,17 @@ impl ChainWitness {
         Ok(ChainWitness::new(chain, [config.url.clone(), url]))
     }
 
-    /// `chain` is the second node. `urls` are the first node's and the second's.
+    /// Creates a witness. `chain` is the second node; `urls` are those of the first node and the second.
     pub fn new(chain: Arc<dyn Chain>, urls: [String; 2]) -> ChainWitness {
         ChainWitness { chain, urls }
     }
 
-    /// Waits until the second node has finalised the window's first block, and compares its hash with `ours`, the first
-    /// node's. `seen_at` is the first node's finalised block before it was read. Without a hash there is nothing to
-    /// compare yet.
+    /// Waits until the second node has finalised the window's first block, and compares its hash with `ours`, the
+    /// first node's. `seen_at` is the first node's finalised block before `ours` was read. Without a hash there is
+    /// nothing to compare yet.
     ///
     /// # Errors
-    /// [`WitnessError::Disagree`] with both hashes and both URLs.
+    /// [`WitnessError::Disagree`] with both hashes and both URLs; [`WitnessError::Chain`] if the second node fails.
     pub async fn confirm(
         &self,
         run: RunId,
@@ -61,7 +64,7 @@ impl ChainWitness {
         let [url, witness] = self.urls.clone();
         let failed = |source| WitnessError::Chain { url: witness.clone(), source };
         let block = schedule.opens_at(window);
-        // The hash of a block is in the state of the next one, or of a later one under load.
+        // The hash of a block is in the state of the next block, or of a later one under load.
         let mut heads = self.chain.heads();
         loop {
             self.wait_past(&mut heads, block).await.map_err(failed)?;
@@ -78,14 +81,14 @@ impl ChainWitness {
         }
     }
 
-    /// Whether the first node, which is at `seen_at`, shows no hash of the window's first block although it should. The
-    /// window cannot be confirmed.
+    /// Returns whether the first node, at `seen_at`, shows no hash of the window's first block although it is due. The
+    /// window then cannot be confirmed.
     pub fn is_overdue(schedule: Schedule, window: Window, ours: Option<Digest>, seen_at: Block) -> bool {
         let due = schedule.opens_at(window).0.saturating_add(PATIENCE_BLOCKS);
         ours.is_none() && due < seen_at.0
     }
 
-    /// Waits for the second node's finality, and warns while it stands still.
+    /// Waits for the second node's finality, and warns while it does not advance.
     async fn wait_past(&self, heads: &mut watch::Receiver<Head>, block: Block) -> Result<(), ChainError> {
         loop {
             match tokio::time::timeout(WARN_AFTER, wait_past(heads, block)).await {
@@ -99,6 +102,6 @@ impl ChainWitness {
     }
 }
 
-/// Blocks after a window's opening by which a node has recorded its hash: a chain under load runs the task late.
+/// Number of blocks within which a node records the hash of a window's opening: a chain under load runs the task late.
 const PATIENCE_BLOCKS: u32 = 8;
 const WARN_AFTER: Duration = Duration::from_secs(60);
