@@ -1,12 +1,13 @@
-//! How fast a checkpoint is joined from one mirror and from three, of which one may crawl or lie, and in how much
-//! memory.
+//! Measures the time and memory of joining from a checkpoint, with one mirror and with three, of which one may be very
+//! slow or serve wrong bytes.
 //!
 //! ```text
 //! cargo run --release -p mettle-daemon --example join-report -- [MIB]
 //! ```
 //!
-//! The mirrors are buckets of the S3 server that localnet uses, in this process; who joins is a process of its own, so
-//! that its memory and its processor time are its own. Each way is tried three times, in turn, and the median told.
+//! The mirrors are buckets of localnet's S3 server in this process. The joining node is a separate process, so that
+//! its memory and processor time are measured alone. Each variant runs three times, in turn; the report shows the
+//! median.
 
 use mettle_daemon::{Blocking, ModelState, checkpoint, mirrors::Mirrors};
 use protocol::{
@@ -120,8 +121,8 @@ async fn report(mib: usize) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Fetches the weights to a file, as an export does and a join before it reads them, and prints seconds, processor
-/// seconds and MiB.
+/// Fetches the weights to a file, like an export or the first part of a join, and prints seconds, processor seconds
+/// and MiB.
 async fn join(
     directory: &Path,
     values: usize,

@@ -1,5 +1,5 @@
-//! What it takes to get a checkpoint: from several mirrors of which some are slow, lie or lack pieces, with kills in
-//! between, and in little memory.
+//! Fetches of a checkpoint: from several mirrors of which some are slow, serve wrong bytes or lack pieces, with kills
+//! in between, and with little memory.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -42,12 +42,12 @@ fn schema() -> Schema {
     Schema::new(vec![TensorSpec { name: "w".into(), shape: vec![VALUES as u32] }]).unwrap()
 }
 
-/// A state of some pieces, each unlike the others.
+/// A state of several pieces, all different.
 fn state() -> ModelState {
     let row = |seed: u8| {
         let mut bytes = vec![0; 4 * VALUES];
         blake3::Hasher::new().update(&[seed]).finalize_xof().fill(&mut bytes);
-        // Any bits but those of a NaN, which would not be equal to itself.
+        // Any bits except those of a NaN, which is not equal to itself.
         bytes
             .as_chunks::<4>()
             .0
@@ -62,11 +62,11 @@ fn state() -> ModelState {
     ModelState { window: Window(1000), norms, buffer: Some(row(2).into()), ..state }
 }
 
-/// Buckets in memory, and a count of what is asked of each.
+/// Buckets in memory, with counts of the requests to each.
 struct Counted {
     buckets: MemoryFetcher,
     asked: Mutex<BTreeMap<(String, ObjectKey), usize>>,
-    /// Fetches that are answered before the next one hangs for ever, as one does whose process is about to be killed.
+    /// Number of fetches that are answered before the next one hangs, like that of a process about to be killed.
     left: AtomicUsize,
     in_flight: AtomicUsize,
     most_in_flight: AtomicUsize,
@@ -108,7 +108,7 @@ impl Fetch for Counted {
     }
 }
 
-/// Mirrors at these names, each with the whole checkpoint.
+/// Creates mirrors with these names, each with the whole checkpoint.
 async fn mirrored(names: &[&str]) -> (Counted, Vec<Arc<MemoryStore>>, Checkpoint) {
     let counted = Counted::new();
     let (mut stores, mut published) = (Vec::new(), None);
@@ -164,7 +164,7 @@ async fn a_checkpoint_costs_its_manifest_and_each_piece_once_and_all_mirrors_giv
     assert!(fetch.most_in_flight.load(Ordering::SeqCst) <= pieces::AT_ONCE, "pieces wait for their turn");
 }
 
-/// Pieces that are whole in the file of a join that is not done.
+/// Returns the number of valid pieces in the file of an unfinished join.
 fn on_disk(directory: &Path) -> usize {
     let Some(Ok(file)) = std::fs::read_dir(directory).unwrap().next() else { return 0 };
     let bytes = std::fs::read(file.path()).unwrap();
@@ -186,7 +186,7 @@ async fn a_join_that_is_dropped_goes_on_with_what_is_on_disk() {
     let (directory, mirrors) = (tempfile::tempdir().unwrap(), all(&["a"]));
     let mut fetched = 0;
     for more in [1, 4, 7, 9] {
-        // The manifest comes first, then this many pieces, then nothing more.
+        // The manifest comes first, then this many pieces, then no more answers.
         fetch.left.store(1 + more, Ordering::SeqCst);
         fetched += more;
         let joining = join(directory.path(), &fetch, &mirrors, &checkpoint);
@@ -205,13 +205,13 @@ async fn a_join_that_is_dropped_goes_on_with_what_is_on_disk() {
     assert_eq!(join(directory.path(), &fetch, &mirrors, &checkpoint).await.unwrap(), state());
     assert_eq!(fetch.asked().len(), 1 + 2 * PIECES - fetched, "the manifest, and what was not there yet");
 
-    // Once it is saved nothing of it is kept.
+    // Once the state is saved, the file is removed.
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
     checkpoint::forget(directory.path());
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
-/// What the child of the next test reads its orders from.
+/// Variable with the instructions for the child of the next test.
 const CHILD: &str = "METTLE_TEST_JOIN";
 
 /// The network of a process that does not end: after this many answers it waits until it is killed.
@@ -235,7 +235,7 @@ impl Fetch for Waiting {
     }
 }
 
-/// Joins as the next test's child.
+/// Joins, as the child of the next test.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "the child process of a_process_that_is_killed_fetches_no_piece_twice"]
 async fn child_that_is_killed() {
@@ -253,7 +253,7 @@ async fn child_that_is_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_is_killed_fetches_no_piece_twice() {
-    // So slow that it is amid its work when it is killed.
+    // Slow enough that the process is killed during its work.
     let slowly = Faults { dripped: Rate::Always, drip_bytes_per_second: 1 << 20, ..Faults::default() };
     let (server, mirrors, checkpoint) = served(&[("mirror", slowly)]).await;
     let directory = tempfile::tempdir().unwrap();
@@ -321,7 +321,7 @@ async fn what_one_mirror_lacks_another_gives_and_what_all_lack_is_named() {
         (nobody.key.clone(), nobody.asked, nobody.failures.len()),
         (keys::piece(&pieces[4]).to_string(), 2, 2)
     );
-    // It is there again: nothing else is fetched twice.
+    // The piece is available again: nothing else is fetched twice.
     let bytes: Vec<u8> = state().theta[4 * lineage::PIECE_VALUES..][..lineage::PIECE_VALUES]
         .iter()
         .flat_map(|value| value.to_le_bytes())
@@ -330,7 +330,7 @@ async fn what_one_mirror_lacks_another_gives_and_what_all_lack_is_named() {
     assert_eq!(join(directory.path(), &fetch, &all(&names), &checkpoint).await.unwrap(), state());
 }
 
-/// As a large model is: in files, of which the state names two.
+/// Uses files, like a large model; the state names two of them.
 #[tokio::test]
 async fn a_model_in_files_is_joined_saved_read_and_repaired_as_one_in_memory() {
     let (fetch, _, checkpoint) = mirrored(&["a"]).await;
@@ -414,7 +414,7 @@ async fn pieces_that_a_bucket_does_not_give_are_put_there_again_and_the_manifest
     assert!(before + (8 * VALUES) as u64 <= bucket.traffic().up_bytes);
     bucket.inner().get(&manifest, 1 << 30).await.unwrap();
 
-    // What takes nothing either says so.
+    // A bucket that accepts nothing reports it too.
     bucket.inject(Faults { unavailable: Rate::Always, ..Faults::default() });
     let refused = checkpoint::publish(Blocking::Pool, &bucket, &mut state()).await.unwrap_err();
     let CheckpointError::Put(StoreError::Unavailable { action, .. }) = refused else { panic!("{refused:?}") };
@@ -451,7 +451,7 @@ async fn a_manifest_with_other_running_norms_is_not_the_one_voted() {
     assert_eq!(joined.norms, state().norms);
 }
 
-/// A server with the checkpoint in each of these buckets, and what goes wrong with them.
+/// Starts a server with the checkpoint in each of these buckets, with these faults.
 async fn served(faults: &[(&str, Faults)]) -> (S3Server, Mirrors, Checkpoint) {
     let buckets = faults.iter().map(|(name, _)| BucketConfig::new(*name, *name, "secret")).collect();
     let server = S3Server::start(ServerConfig::temporary(buckets)).await.unwrap();
@@ -482,7 +482,7 @@ async fn a_lying_and_a_crawling_mirror_lose_their_share_and_cost_nothing_but_the
     let directory = tempfile::tempdir().unwrap();
     assert_eq!(join(directory.path(), &fetch, &mirrors, &checkpoint).await.unwrap(), state());
 
-    // At 70 KiB a second the crawler would take fifteen seconds for one piece. What it began, the honest one finished.
+    // At 70 KiB per second the slow mirror would take fifteen seconds for one piece. The fast one finished its piece.
     let sent = |bucket: &str| server.traffic(bucket).unwrap().sent_bytes;
     let whole = (2 * 4 * VALUES) as u64;
     assert!(whole <= sent("honest"), "it gave every piece that counts");

@@ -1,7 +1,7 @@
-//! A file that takes up space until a small write needs it.
+//! A file that reserves space for small writes.
 //!
-//! A validator must write what it signs before it tells the chain. These writes are small: if the disk is full, the
-//! ballast is deleted, and they fit. It is written again once there is space.
+//! A validator must save what it signs before it sends it to the chain. These writes are small: if the disk is full,
+//! the ballast is deleted, and they fit. It is written again once there is space.
 
 use std::{
     fs,
@@ -9,9 +9,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The size of a ballast unless the settings say otherwise.
+/// Default size of a ballast, in bytes.
 pub const BALLAST_BYTES: u64 = 64 << 20;
-/// A ballast takes at most `1 / SHARE_OF_FREE` of the free space.
+/// A ballast uses at most `1 / SHARE_OF_FREE` of the free space.
 const SHARE_OF_FREE: u64 = 100;
 const FILE: &str = "ballast";
 
@@ -23,19 +23,19 @@ pub struct Ballast {
 }
 
 impl Ballast {
-    /// A ballast of at most `bytes` in `directory`. Nothing is written yet; 0 means that there is never a ballast.
+    /// Creates a ballast of at most `bytes` in `directory`, without writing it. With 0 there is never a ballast.
     pub fn new(directory: &Path, bytes: u64) -> Ballast {
         Ballast { path: directory.join(FILE), bytes }
     }
 
-    /// Writes the ballast if it is missing, or of another size by more than half, and there is space. A disk without
-    /// space has none, so failures are not reported.
+    /// Writes the ballast if there is space and it is missing or its size is wrong by more than half. Failures are not
+    /// reported: a full disk has no ballast.
     pub fn restore(&self) {
         let directory = self.path.parent().unwrap_or(Path::new("."));
         self.restore_on(free_bytes(directory).unwrap_or(0));
     }
 
-    /// Restores it on a disk with `free` bytes.
+    /// Restores the ballast on a disk with `free` bytes.
     fn restore_on(&self, free: u64) {
         let held = fs::metadata(&self.path).map_or(0, |file| file.len());
         let bytes = self.bytes.min((free + held) / SHARE_OF_FREE);
@@ -58,7 +58,7 @@ impl Ballast {
     }
 }
 
-/// Writes bytes that no file system compresses.
+/// Writes bytes that no file system can compress.
 fn fill(path: &Path, bytes: u64) -> io::Result<()> {
     let mut file = fs::File::create(path)?;
     let mut noise = blake3::Hasher::new().finalize_xof();
@@ -72,7 +72,7 @@ fn fill(path: &Path, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Bytes that this process may still write in `directory`; `None` if the system does not tell.
+/// Returns the bytes that this process can still write in `directory`; `None` if the system does not report them.
 #[cfg(unix)]
 pub fn free_bytes(directory: &Path) -> Option<u64> {
     let found = rustix::fs::statvfs(directory).ok()?;
@@ -111,7 +111,7 @@ mod tests {
     fn a_ballast_takes_at_most_one_percent_of_the_free_space() {
         let directory = tempfile::tempdir().unwrap();
         assert!(0 < free_bytes(directory.path()).expect("the system tells"));
-        // As if the disk were small: one percent of a large one is too much to write in a test.
+        // Simulates a small disk: one percent of a large one is too much to write in a test.
         Ballast::new(directory.path(), u64::MAX).restore_on(100_000_000);
         assert_eq!(fs::metadata(directory.path().join(FILE)).unwrap().len(), 1_000_000);
     }

@@ -1,8 +1,8 @@
-//! A small database for what a node has signed: tables of SCALE values in one file, several of them changed by one
-//! transaction.
+//! A small database for a node's signed statements: tables of SCALE values in one file, with atomic transactions over
+//! several tables.
 //!
-//! A transaction is on the disk when [`Db::write`] returns, or has not happened. If the disk is full, the node's
-//! [`Ballast`] is deleted and the transaction tried again.
+//! A transaction is either on the disk when [`Db::write`] returns, or has no effect. If the disk is full, the node's
+//! [`Ballast`] is deleted and the transaction repeated.
 
 use super::{
     ballast::Ballast,
@@ -22,7 +22,7 @@ use std::{
 pub struct Db {
     path: PathBuf,
     ballast: Ballast,
-    /// Closed after an error of the disk, and opened again by the next transaction.
+    /// Closed after a disk error, and reopened by the next transaction.
     open: Mutex<Option<Database>>,
 }
 
@@ -37,7 +37,7 @@ pub enum DbError {
 }
 
 impl DbError {
-    /// Whether the file is no database, or a damaged one.
+    /// Returns whether the file is damaged or not a database.
     pub fn is_damaged(&self) -> bool {
         match self {
             DbError::Open { source, .. } | DbError::Access { source, .. } => match source {
@@ -82,26 +82,40 @@ pub struct Transaction<'a> {
 }
 
 impl Transaction<'_> {
+    /// Returns the entry of a key, if there is one.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or the entry cannot be decoded.
     pub fn get<K: Scale, V: Scale>(&self, table: &Table<K, V>, key: &K) -> Result<Option<V>, DbError> {
         let Some(opened) = self.open_existing(table)? else { return Ok(None) };
         let found = opened.get(&key.encode()[..]).map_err(|error| self.failed(error))?;
         found.map(|bytes| table.decode(bytes.value())).transpose()
     }
 
-    /// Inserts an entry, in place of the one of the same key.
+    /// Inserts an entry or replaces the one with the same key.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
     pub fn put<K: Scale, V: Scale>(&self, table: &Table<K, V>, key: &K, value: &V) -> Result<(), DbError> {
         let mut opened = self.open(table)?;
         opened.insert(&key.encode()[..], &value.encode()[..]).map_err(|error| self.failed(error))?;
         Ok(())
     }
 
+    /// Removes the entry of a key, if there is one.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
     pub fn remove<K: Scale, V: Scale>(&self, table: &Table<K, V>, key: &K) -> Result<(), DbError> {
         let mut opened = self.open(table)?;
         opened.remove(&key.encode()[..]).map_err(|error| self.failed(error))?;
         Ok(())
     }
 
-    /// All entries, in the order of their keys.
+    /// Returns all entries in the order of their keys.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or an entry cannot be decoded.
     pub fn entries<K: Scale + Ord, V: Scale>(&self, table: &Table<K, V>) -> Result<Vec<(K, V)>, DbError> {
         let mut entries = Vec::new();
         let Some(opened) = self.open_existing(table)? else { return Ok(entries) };
@@ -109,12 +123,12 @@ impl Transaction<'_> {
             let (key, value) = entry.map_err(|error| self.failed(error))?;
             entries.push((table.decode::<K>(key.value())?, table.decode::<V>(value.value())?));
         }
-        // SCALE writes the lowest byte of a number first, so the file's order is another one.
+        // SCALE writes the lowest byte of a number first, so the file's order differs.
         entries.sort_by(|(one, _), (other, _)| one.cmp(other));
         Ok(entries)
     }
 
-    /// `None`: nothing was ever written to it. A read does not make the table: that would need space on the disk.
+    /// Opens a table; `None` if it was never written. Reading does not create it, which would need space on the disk.
     fn open_existing<K: Scale, V: Scale>(&self, table: &Table<K, V>) -> Result<Option<Opened<'_>>, DbError> {
         let mut tables = self.inner.list_tables().map_err(|error| self.failed(error))?;
         if tables.any(|existing| existing.name() == table.name) {
@@ -134,7 +148,7 @@ impl Transaction<'_> {
 }
 
 impl Db {
-    /// Opens the database at `path`, or creates an empty one. Blocks, as all methods do.
+    /// Opens the database at `path`, or creates an empty one. Blocks, like all methods.
     ///
     /// # Errors
     /// If the file cannot be read or written, or is [damaged](DbError::is_damaged).
@@ -149,7 +163,10 @@ impl Db {
         &self.path
     }
 
-    /// Runs `work` and drops its changes.
+    /// Runs `work` and discards its changes.
+    ///
+    /// # Errors
+    /// If `work` fails or the file cannot be read.
     pub fn read<T>(&self, work: impl FnOnce(&Transaction<'_>) -> Result<T, DbError>) -> Result<T, DbError> {
         let open = self.opened()?;
         let transaction = self.begin(&open)?;
@@ -158,8 +175,11 @@ impl Db {
         result
     }
 
-    /// Runs `work` and commits its changes: all of them are on the disk when this returns, or, on an error, none.
-    /// `work` runs again if the disk was full and the ballast was deleted.
+    /// Runs `work` and commits its changes atomically. `work` runs again if the disk was full and the ballast was
+    /// deleted.
+    ///
+    /// # Errors
+    /// If `work` fails or the file cannot be written. Nothing is then changed.
     pub fn write<T>(&self, work: impl Fn(&Transaction<'_>) -> Result<T, DbError>) -> Result<T, DbError> {
         let written = self.retry_without_ballast(|| {
             let mut open = self.opened()?;
@@ -169,7 +189,7 @@ impl Db {
                 Ok(result)
             });
             if matches!(done, Err(DbError::Access { .. })) {
-                // After an error of the disk, this handle refuses everything.
+                // After a disk error, this handle refuses every access.
                 *open = None;
             }
             done
@@ -194,7 +214,7 @@ impl Db {
         Ok(Transaction { inner, path: &self.path })
     }
 
-    /// The open database. What is changed under the lock is changed by transactions, so a poisoned one is as good.
+    /// Returns the open database. A poisoned lock is harmless, because only transactions change the data under it.
     fn opened(&self) -> Result<MutexGuard<'_, Option<Database>>, DbError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.is_none() {

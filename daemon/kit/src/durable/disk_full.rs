@@ -1,5 +1,4 @@
-//! Retries on a full disk: a node that waits an hour for space loses an hour; a node that exits may be found days
-//! later.
+//! Retries on a full disk: a node that waits for space resumes by itself, but one that exits may be found days later.
 
 use super::is_full;
 use crate::error_chain;
@@ -12,19 +11,19 @@ use std::{
 };
 use tokio::{sync::watch, time::Instant};
 
-/// The first pause; each next one is twice as long, up to the longest. A try may write a whole model, so there are
-/// few.
+/// First pause; each pause is twice the previous one, up to the longest. Tries are few, because each may write a whole
+/// model.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// Tries from one log line that the disk is full to the next: about five minutes.
+/// Number of tries between two log lines about a full disk: about five minutes.
 const TRIES_PER_LINE: u32 = 12;
 
-/// Whether a node waits for space on its disk, for `/health`. Clones share the state.
+/// Status for `/health`: whether a node waits for space on its disk. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct DiskStatus(Arc<Mutex<Option<String>>>);
 
 impl DiskStatus {
-    /// The error of the write that waits for space; `None` if none does.
+    /// Returns the error of the write that waits for space, if any.
     pub fn full(&self) -> Option<String> {
         self.error().clone()
     }
@@ -34,7 +33,7 @@ impl DiskStatus {
     }
 }
 
-/// The retries of one write, which show in a [`DiskStatus`] until the write succeeds or is given up.
+/// The retries of one write, visible in a [`DiskStatus`] until the write succeeds or is abandoned.
 #[derive(Debug)]
 pub struct DiskFullRetry {
     status: DiskStatus,
@@ -85,11 +84,10 @@ impl DiskFullRetry {
         }
     }
 
-    /// Tries `act` until there is space for it, but no longer than until the chain reaches `until`: then it is tried a
-    /// last time.
+    /// Tries `act` until there is space for it, or until the chain reaches `until`, followed by one last try.
     ///
     /// # Errors
-    /// The last error of `act`, which [is full](is_full) if the deadline passed; or that the chain is gone.
+    /// The last error of `act`, which [is full](is_full) if the deadline passed; or the end of the chain's connection.
     pub async fn wait_until<T, E: Error + From<ChainError> + 'static>(
         &mut self,
         until: Block,
@@ -97,7 +95,7 @@ impl DiskFullRetry {
         mut act: impl AsyncFnMut() -> Result<T, E>,
     ) -> Result<T, E> {
         loop {
-            // Read before the try: blocks that come meanwhile make for one try more, not for one less.
+            // Read before the try, so that blocks that arrive meanwhile cause one more try, not one less.
             let is_over = until <= heads.borrow().block;
             let full = match act().await {
                 Err(full) if is_full(&full) => full,
@@ -118,7 +116,10 @@ impl DiskFullRetry {
     }
 }
 
-/// Tries `act` until there is space for it, or until it fails for another reason.
+/// Tries `act` until it succeeds or fails for another reason than a full disk.
+///
+/// # Errors
+/// The error of `act` that is not [full](is_full).
 pub async fn retry_while_full<T, E: Error + 'static, F: Future<Output = Result<T, E>>>(
     status: &DiskStatus,
     mut act: impl FnMut() -> F,
@@ -263,7 +264,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn at_the_deadline_a_write_is_tried_a_last_time() {
-        // The chain gets there while the fourth try is made.
+        // The chain reaches the deadline during the fourth try.
         for (times, written) in [(u32::MAX, false), (4, true)] {
             let (chain, mut heads) = watch::channel(head(3));
             let disk = Disk::full_for(times);
@@ -277,7 +278,7 @@ mod tests {
             assert_eq!(done.is_ok(), written);
             assert_eq!(disk.tried.get(), 5);
         }
-        // And once where it is over before it begins.
+        // One try if the deadline has passed at the start.
         let (_chain, mut heads) = watch::channel(head(UNTIL.0 + 1));
         for (times, written) in [(u32::MAX, false), (0, true)] {
             let disk = Disk::full_for(times);

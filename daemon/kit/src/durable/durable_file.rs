@@ -1,11 +1,11 @@
-//! Large files that a node must not lose: streamed, with a digest at their end and the previous version as a backup.
+//! Large files that a node must not lose: streamed, with a digest at the end and the previous version as a backup.
 //!
 //! ```text
 //! write an unfinished file ── sync ── NAME becomes NAME.before ── the unfinished file becomes NAME ── sync the directory
 //! ```
 //!
-//! A crash at any moment leaves a whole file under one of the two names. A damaged file is moved to `NAME.damaged` and
-//! logged, and the backup is read instead.
+//! A crash at any moment leaves a whole file under one of the two names. A damaged file is renamed to `NAME.damaged`
+//! and logged, and the backup is read instead.
 
 use super::file::{FileError, is_full, with_need};
 use codec::{Compact, Decode as _, Encode as _, IoReader};
@@ -17,9 +17,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes read, hashed and written at a time.
+/// Size of reads, writes and hashed blocks, in bytes.
 const PIECE: usize = 1 << 20;
-/// Bytes of the digest at a file's end.
+/// Size of the digest at a file's end, in bytes.
 const DIGEST: usize = 32;
 
 /// A file and its backup, the previous version.
@@ -32,7 +32,7 @@ pub struct DurableFile {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered<T> {
     pub value: T,
-    /// The newest file was damaged or missing, and the value is the backup's.
+    /// Whether the value is the backup's, because the newest file was damaged or missing.
     pub from_backup: bool,
 }
 
@@ -45,17 +45,17 @@ impl DurableFile {
         &self.path
     }
 
-    /// The path of the backup.
+    /// Returns the path of the backup.
     pub fn backup_path(&self) -> PathBuf {
         with(&self.path, ".before")
     }
 
-    /// Writes a new file by `fill`, followed by the digest of its contents. Returns its length in bytes. If the disk
+    /// Writes a new file with `fill`, followed by the digest of its contents. Returns its length in bytes. If the disk
     /// is full, `fill` is called once more, to count the bytes that are needed.
     ///
     /// # Errors
-    /// If `fill` or the disk fails. The files that were there are then unchanged, unless only the last sync failed;
-    /// that error is never [full](is_full).
+    /// If `fill` or the disk fails. Existing files are then unchanged, unless only the last sync failed; that error is
+    /// never [full](is_full).
     pub fn write(&self, fill: impl Fn(&mut dyn Write) -> io::Result<()>) -> Result<u64, FileError> {
         let failed = |source: io::Error| {
             let mut counted = Counter(0);
@@ -82,8 +82,8 @@ impl DurableFile {
         Ok(length)
     }
 
-    /// Reads the newest file by `take`, or the backup; `None` if there is neither. `take` may be called twice; its
-    /// result for a damaged file is dropped.
+    /// Reads the newest file with `take`, or the backup; `None` if neither exists. `take` may be called twice; its
+    /// result for a damaged file is discarded.
     ///
     /// # Errors
     /// The error of `take` for a whole file; [`FileError::Damaged`] if no file is whole.
@@ -116,7 +116,7 @@ impl DurableFile {
         }
     }
 
-    /// Moves the newest file aside, as one that is damaged: the next read is the backup's.
+    /// Renames the newest file as damaged, so that the next read uses the backup.
     ///
     /// # Errors
     /// If it cannot be renamed.
@@ -125,7 +125,7 @@ impl DurableFile {
         fs::rename(&self.path, aside).map_err(|source| FileError::Write { path: self.path.clone(), source })
     }
 
-    /// Removes both files, and an unfinished one of a killed process.
+    /// Removes both files, and an unfinished file of a killed process.
     pub fn remove(&self) {
         self.remove_unfinished();
         for path in [&self.path, &self.backup_path()] {
@@ -138,13 +138,13 @@ impl DurableFile {
         }
     }
 
-    /// An unfinished file may be as large as a whole one, and the next needs the space.
+    /// Removes unfinished files, which may be as large as a whole one, to free space for the next.
     fn remove_unfinished(&self) {
         let unfinished = pending_prefix(&self.path);
         let Ok(entries) = fs::read_dir(directory_of(&self.path)) else { return };
         for entry in entries.flatten() {
             if entry.file_name().to_str().is_some_and(|name| name.starts_with(&unfinished)) {
-                // Should it stay, nothing reads it.
+                // Nothing reads the file if it cannot be removed.
                 let _ = fs::remove_file(entry.path());
             }
         }
@@ -157,7 +157,7 @@ fn with(path: &Path, extension: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Counts and hashes the bytes that pass.
+/// Counts and hashes the bytes that are written through it.
 struct Hashing<W> {
     inner: W,
     hasher: blake3::Hasher,
@@ -188,9 +188,9 @@ impl<W: Write> Write for Hashing<W> {
 pub struct DurableReader {
     file: io::BufReader<File>,
     hasher: blake3::Hasher,
-    /// Bytes of content not read yet.
+    /// Number of unread bytes of content.
     left: u64,
-    /// Shorter than a digest.
+    /// Whether the file is shorter than a digest.
     is_cut: bool,
 }
 
@@ -211,12 +211,12 @@ impl DurableReader {
         }))
     }
 
-    /// Bytes of content not read yet.
+    /// Returns the number of unread bytes of content.
     pub fn left(&self) -> u64 {
         self.left
     }
 
-    /// Reads what is left, and compares the digest.
+    /// Reads the rest and compares the digest.
     fn finish(mut self) -> io::Result<()> {
         let cut = || io::Error::new(io::ErrorKind::UnexpectedEof, "it is cut short");
         if self.is_cut {
@@ -260,13 +260,19 @@ impl Write for Counter {
     }
 }
 
-/// Writes values as a SCALE vector of their bits: how many, then each.
+/// Writes values as a SCALE vector of their bits: the number of values, then each value.
+///
+/// # Errors
+/// If `sink` fails.
 pub fn write_vector(sink: &mut dyn Write, values: &[f32]) -> io::Result<()> {
     sink.write_all(&Compact(values.len() as u64).encode())?;
     write_values(sink, values)
 }
 
-/// Reads a vector of `expected` values. The `Err` inside is how many there are instead; none of them is read then.
+/// Reads a vector of `expected` values. The inner `Err` is the actual number if it differs; no value is then read.
+///
+/// # Errors
+/// If the source fails or ends early.
 pub fn read_vector(
     source: &mut IoReader<&mut DurableReader>,
     expected: usize,
@@ -278,13 +284,16 @@ pub fn read_vector(
     Ok(Ok(read_values(source.0, found)?))
 }
 
-/// Reads how many values a vector has, which follow.
+/// Reads the number of values of the vector that follows.
 pub(crate) fn read_length(source: &mut IoReader<&mut DurableReader>) -> Result<usize, codec::Error> {
     let Compact(count) = Compact::<u64>::decode(source)?;
     Ok(usize::try_from(count).unwrap_or(usize::MAX))
 }
 
-/// Writes values as their bits in little endian, so that a NaN survives to be found.
+/// Writes the bits of values in little endian, which preserves NaN.
+///
+/// # Errors
+/// If `sink` fails.
 pub fn write_values(sink: &mut dyn Write, values: &[f32]) -> io::Result<()> {
     if cfg!(target_endian = "little") {
         return sink.write_all(bytemuck::cast_slice(values));
@@ -292,15 +301,18 @@ pub fn write_values(sink: &mut dyn Write, values: &[f32]) -> io::Result<()> {
     values.iter().try_for_each(|value| sink.write_all(&value.to_bits().to_le_bytes()))
 }
 
-/// Reads `count` values, to the bit. A caller that was told `count` by a file compares it first with what it should
-/// be.
+/// Reads `count` values bit by bit. A caller that reads `count` from a file must first compare it with the expected
+/// number.
+///
+/// # Errors
+/// If the source fails or ends early.
 pub fn read_values(source: &mut dyn Read, count: usize) -> io::Result<Vec<f32>> {
     let mut values = vec![0.0; count];
     read_values_into(source, &mut values)?;
     Ok(values)
 }
 
-/// Reads values over all of `row`, to the bit.
+/// Reads values into all of `row`, bit by bit.
 pub(crate) fn read_values_into(source: &mut dyn Read, row: &mut [f32]) -> io::Result<()> {
     source.read_exact(bytemuck::cast_slice_mut(row))?;
     if cfg!(target_endian = "big") {
@@ -378,7 +390,7 @@ mod tests {
         assert_eq!(read(&kept).unwrap(), newest(b"two"));
     }
 
-    /// Every single damage to a file: cut at each length, each byte changed, one byte more, empty.
+    /// Every kind of damage to a file: cut at each length, each byte changed, one byte more, empty.
     #[test]
     fn a_damaged_file_is_set_aside_and_never_becomes_the_backup() {
         let directory = tempfile::tempdir().unwrap();
@@ -427,7 +439,7 @@ mod tests {
         assert_eq!(names(&kept), ["state", "state.before"], "it is not damaged");
     }
 
-    /// The disk is full after any number of bytes.
+    /// The disk becomes full after any number of bytes.
     #[test]
     fn a_failed_write_leaves_both_files_and_nothing_else() {
         let directory = tempfile::tempdir().unwrap();
@@ -454,7 +466,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let kept = kept(directory.path());
         write(&kept, b"one");
-        // A directory in the way of the older one: the first rename fails, also for root.
+        // A directory blocks the backup's name: the first rename fails, also for root.
         fs::create_dir_all(kept.backup_path().join("child")).unwrap();
         assert!(matches!(kept.write(|sink| sink.write_all(b"two")), Err(FileError::Write { .. })));
         assert_eq!(names(&kept), ["state", "state.before"]);

@@ -1,5 +1,5 @@
-//! Small files that are whole or absent after a crash: written beside their place, synced, then renamed over it. For
-//! files as large as the model see [`DurableFile`](super::DurableFile).
+//! Small files that are whole or absent after a crash: written to a temporary file, synced, then renamed. For files as
+//! large as the model see [`DurableFile`](super::DurableFile).
 
 use dataset::durable::{Readers, UNFINISHED};
 use std::{
@@ -9,10 +9,10 @@ use std::{
     time::Duration,
 };
 
-/// No small file takes so long to write.
+/// Age after which an unfinished file counts as abandoned. No small file takes so long to write.
 const LEFT_BEHIND: Duration = Duration::from_secs(600);
 
-/// A file of the node could not be read or written. The path is in the message, the cause in the source.
+/// Error of reading or writing a file of the node. The path is in the message, the cause in the source.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     #[error("could not write {}; is the disk full, or the directory not writable?", path.display())]
@@ -23,8 +23,8 @@ pub enum FileError {
     Damaged { path: PathBuf },
 }
 
-/// Whether an error, or one of its causes, is a write that failed for want of space: on the disk, in a quota, or below
-/// a limit on a file's length. The same write succeeds once there is space.
+/// Returns whether an error, or one of its causes, is a write that failed for lack of space: on the disk, in a quota,
+/// or below a limit on a file's length. The same write succeeds once there is space.
 pub fn is_full(error: &(dyn Error + 'static)) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     let mut next = Some(error);
@@ -41,7 +41,7 @@ pub fn is_full(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// Adds the needed bytes to an error that says that the disk is [full](is_full). Its kind stays the same.
+/// Adds the number of needed bytes to the error of a [full](is_full) disk. Its kind is preserved.
 pub(crate) fn with_need(error: io::Error, bytes: u64) -> io::Error {
     let what_to_do = match error.kind() {
         io::ErrorKind::FileTooLarge => "make room, or raise the limit on a file's length",
@@ -53,8 +53,8 @@ pub(crate) fn with_need(error: io::Error, bytes: u64) -> io::Error {
     }
 }
 
-/// Options to read and write a file. If they create it, only its owner may read it: it tells what a node did and will
-/// say.
+/// Returns options to read and write a file. If they create it, only its owner can read it, because it may reveal a
+/// node's past and future statements.
 pub fn owners_file() -> fs::OpenOptions {
     let mut options = fs::OpenOptions::new();
     options.read(true).write(true);
@@ -64,6 +64,9 @@ pub fn owners_file() -> fs::OpenOptions {
 }
 
 /// Replaces `path` by `bytes`. A crash at any moment leaves either the old file or the new one.
+///
+/// # Errors
+/// If the disk is full or fails.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let failed = |source| {
         let source = with_need(source, u64::try_from(bytes.len()).unwrap_or(u64::MAX));
@@ -72,8 +75,8 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     dataset::durable::write_atomic(path, bytes, Readers::Owner).map_err(failed)
 }
 
-/// Removes unfinished files that killed processes left in `directory`. Another process may be writing there now, so
-/// only files that have not changed for ten minutes are removed. Nothing reads those that stay.
+/// Removes unfinished files that killed processes left in `directory`. Another process may be writing there, so only
+/// files that have not changed for ten minutes are removed. Nothing reads the others.
 pub fn sweep(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
@@ -99,7 +102,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state");
         write_atomic(&path, b"old").unwrap();
-        // A directory in the way: the rename fails, also for root.
+        // A directory blocks the path: the rename fails, also for root.
         let blocked = directory.path().join("blocked");
         fs::create_dir_all(blocked.join("child")).unwrap();
         assert!(matches!(write_atomic(&blocked, b"new"), Err(FileError::Write { .. })));

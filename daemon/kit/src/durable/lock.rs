@@ -8,14 +8,15 @@ use std::{
 
 const LOCK_FILE: &str = "lock";
 
-/// The lock of a node's directory, held as long as this value lives. The system releases it when the process dies.
+/// The lock of a node's directory, held while this value lives. The system releases it when the process dies.
 #[derive(Debug)]
 pub struct DirectoryLock {
     file: File,
 }
 
 impl Drop for DirectoryLock {
-    /// Closing the file does not unlock it while a child that has just been forked holds a copy of the descriptor.
+    /// Unlocks explicitly: closing the file would not unlock it while a newly forked child has a copy of the
+    /// descriptor.
     fn drop(&mut self) {
         self.file.unlock().ok();
     }
@@ -36,7 +37,7 @@ impl DirectoryLock {
     /// Locks `directory`, which must exist. Needs no space on the disk.
     ///
     /// # Errors
-    /// [`LockError::InUse`] if another process holds the lock.
+    /// [`LockError::InUse`] if another process holds the lock; [`LockError::Io`] if the file cannot be opened.
     pub fn acquire(directory: &Path) -> Result<DirectoryLock, LockError> {
         let failed = |source| LockError::Io { directory: directory.to_owned(), source };
         let path = directory.join(LOCK_FILE);

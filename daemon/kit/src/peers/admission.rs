@@ -1,4 +1,4 @@
-//! What a validator takes from peers, and for how long it keeps it.
+//! Admission of peers' contributions by a validator, and their removal.
 
 use super::Peers;
 use crate::error_chain;
@@ -10,10 +10,10 @@ use protocol::{
 use std::sync::{Arc, Mutex, PoisonError};
 use store::{DirectoryStore, Store as _};
 
-/// Windows before the latest one whose contributions stay in the inbox.
+/// Number of windows before the latest one whose contributions are kept in the inbox.
 const WINDOWS_KEPT: u32 = 1;
 
-/// Judges what peers offer to a validator.
+/// Decides on peers' offers to a validator.
 pub(super) struct Judge {
     peers: Arc<Peers>,
     bytes_max: u64,
@@ -45,7 +45,7 @@ impl Judge {
         Judge { peers, bytes_max, cleared: Mutex::default() }
     }
 
-    /// With the first contribution to a window, removes those of windows long past.
+    /// Removes the contributions to old windows, on the first contribution to a window.
     fn clear_before(&self, window: Window) {
         let mut cleared = self.cleared.lock().unwrap_or_else(PoisonError::into_inner);
         if cleared.is_some_and(|cleared| window <= cleared) {
@@ -57,7 +57,7 @@ impl Judge {
     }
 }
 
-/// Removes the contributions to windows before `first`. Failures are logged: the next window tries again.
+/// Removes the contributions to windows before `first`. Failures are logged; the next window tries again.
 async fn clear(inbox: Arc<DirectoryStore>, first: u32) {
     let all = match inbox.list("", 100_000).await {
         Ok(all) => all,

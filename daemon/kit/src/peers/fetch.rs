@@ -1,4 +1,4 @@
-//! Reads: from buckets, peers, and the receivers of a contribution that is in no bucket.
+//! Reads from buckets, from peers, and from the receivers of a contribution that is not in a bucket.
 
 use super::{Peers, Receivers, reach::ANSWERS_WITHIN};
 use crate::error_chain;
@@ -15,9 +15,9 @@ use store::{
     fetch_verified_into,
 };
 
-/// Between two looks into the inbox while others are asked.
+/// Interval between checks of the inbox while others are asked.
 const INBOX_EVERY: Duration = Duration::from_millis(100);
-/// Bytes that are read from the inbox at once.
+/// Maximum size of one read from the inbox, in bytes.
 const PART_BYTES: u64 = 4 << 20;
 
 #[async_trait]
@@ -61,8 +61,8 @@ impl Fetch for Peers {
 }
 
 impl Peers {
-    /// Reads a contribution that is in no bucket: from the own inbox, or from a receiver. It is
-    /// [missing](FetchError::Missing) if every receiver says so; any other failure is not its miner's.
+    /// Reads a contribution that is not in a bucket: from the own inbox, or from a receiver. It is
+    /// [missing](FetchError::Missing) only if every receiver reports so; other failures are not blamed on its miner.
     async fn read_from_receivers(
         &self,
         endpoint: &str,
@@ -103,12 +103,12 @@ impl Peers {
         let Receivers { found, some_unknown } = self.receivers(&committed, endpoint).await;
         let (own, others): (Vec<_>, Vec<_>) =
             found.into_iter().partition(|(_, urls)| urls.iter().any(|url| url.peer == self.network.peer()));
-        // This validator would receive it, and did not.
+        // This validator is a receiver, but has not received it.
         let mut asked = own.len();
-        // One whose bucket is away may be one that has it.
+        // A validator with an unavailable bucket may have it.
         let mut failed =
             some_unknown.then(|| "the bucket of a validator that may have it did not answer".to_owned());
-        // If none answered lately, it may have been this node that was cut off.
+        // If none answered recently, this node itself may have been disconnected.
         let some_answer = others.iter().any(|(validator, _)| !self.is_silent(&validator.hotkey));
         for (validator, urls) in others {
             let reached = match some_answer && self.is_silent(&validator.hotkey) {
@@ -119,7 +119,7 @@ impl Peers {
                 Ok(url) => {
                     let url = url.to_string();
                     let read = fetch_verified_into(&self.any, &url, key, &digest, &limits, to).await;
-                    // A connection may be open to a node that is no more.
+                    // The connection may be open although the node no longer exists.
                     if let Err(FetchError::Unreachable { .. } | FetchError::Stalled { .. }) = &read {
                         self.leave_alone(validator.hotkey);
                     }
@@ -166,14 +166,14 @@ async fn from_inbox(
         bytes = inbox.read(key, at..at + PART_BYTES).await.map_err(ours)?.1;
     }
     if Digest(*hasher.finalize().as_bytes()) != key.digest() {
-        // A damaged disk is this validator's own.
+        // The damage is on this validator's own disk.
         inbox.delete(key).await.map_err(ours)?;
         return Err(FetchError::Ours { what: format!("{key} was damaged in the inbox, and is removed") });
     }
     Ok(())
 }
 
-/// The contribution that is fetched, if it is of a seat without a bucket.
+/// Returns the wanted contribution if it belongs to a seat without a bucket.
 fn without_bucket(base_url: &str, key: &ObjectKey) -> Option<(Window, Digest)> {
     let url: PeerUrl = base_url.parse().ok()?;
     let (_, window, digest) = keys::contribution_of(key)?;

@@ -1,5 +1,5 @@
-//! A node's peers (PROT-34): where validators are found, whose contributions they take, and where a contribution is that
-//! is in no bucket.
+//! A node's peers (PROT-34): the addresses of validators, the contributions that they accept, and the location of
+//! contributions that are not in a bucket.
 
 mod admission;
 mod fetch;
@@ -37,15 +37,15 @@ use std::{
 use store::{DirectoryStore, Fetch, Store};
 use tokio::{sync::Mutex as AsyncMutex, time::Instant};
 
-/// The file of the node's own key in its directory.
+/// Name of the file with the node's own key in its directory.
 pub const KEY_FILE: &str = "node.key";
-/// The folder of the contributions that peers sent.
+/// Name of the folder of contributions that peers sent.
 const INBOX: &str = "inbox";
-/// Between two tries to publish the own addresses, and between two offers to all validators.
+/// Interval between tries to publish the own addresses, and between offers to all validators.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// The network of a node, and what is known of the validators in it. As a [`Fetch`] it reads buckets, peers, and the
-/// contributions of seats without a bucket, which it asks their receivers for.
+/// The network of a node, with its knowledge of the run's validators. As a [`Fetch`] it reads from buckets and peers,
+/// and requests the contributions of seats without a bucket from their receivers.
 pub struct Peers {
     pub network: Arc<Network>,
     any: AnyFetcher,
@@ -54,31 +54,31 @@ pub struct Peers {
     genesis: GenesisHash,
     run: RunId,
     schedule: Schedule,
-    /// A validator's: the contributions that peers sent.
+    /// The contributions that peers sent, on a validator.
     inbox: Option<Arc<DirectoryStore>>,
     records: Mutex<BTreeMap<Hotkey, Arc<AsyncMutex<Option<Known>>>>>,
-    /// When a validator is left alone: from the end of an attempt that may fail, until …
+    /// Periods in which validators are not contacted, because an attempt failed or may fail.
     silent: Mutex<BTreeMap<Hotkey, Range<Instant>>>,
-    /// The latest window past its commit deadline that was looked at. What is used of it does not change any more.
+    /// The latest window read after its commit deadline. The parts of it that are used no longer change.
     window: AsyncMutex<Option<Arc<Committed>>>,
 }
 
-/// The validators that a contribution goes to.
+/// The validators that should receive a contribution.
 struct Receivers<'a> {
     /// In order, with their addresses.
     found: Vec<(&'a SeatView, Vec<PeerUrl>)>,
-    /// Whether the addresses of some are not known.
+    /// Whether the addresses of some are unknown.
     some_unknown: bool,
 }
 
-/// A window past its commit deadline.
+/// A window after its commit deadline.
 struct Committed {
     view: WindowView,
     seats: Vec<SeatView>,
 }
 
 impl Peers {
-    /// Starts the network of a seat. A validator gets an inbox; only one with `[peer]` is connected to.
+    /// Starts the network of a seat. A validator gets an inbox; only one with `[peer]` accepts connections.
     ///
     /// # Errors
     /// If the node key, the inbox or the ports cannot be used.
@@ -94,7 +94,7 @@ impl Peers {
         Peers::open_with(key, file, role, directory, chain, run, http).await
     }
 
-    /// The network of a miner that only looks, under a key that is not kept.
+    /// Starts the network of a read-only miner, with a temporary key.
     ///
     /// # Errors
     /// If there is no transport.
@@ -127,7 +127,7 @@ impl Peers {
         };
         let network = Arc::new(Network::start(settings).await?);
         if file.listen.is_some() {
-            // Until the seats are known, everybody is a stranger.
+            // Until the seats are known, every peer is a stranger.
             network.reserve_for(HashSet::new());
         }
         let inbox = match role {
@@ -154,11 +154,11 @@ impl Peers {
         }))
     }
 
-    /// Serves a validator's objects, takes contributions of at most `bytes_max`, and publishes the validator's addresses
-    /// in its bucket.
+    /// Serves a validator's objects, accepts contributions of at most `bytes_max`, and publishes the validator's
+    /// addresses in its bucket.
     ///
     /// # Errors
-    /// If the addresses are of no use to others.
+    /// If other nodes cannot use the addresses.
     pub fn serve(
         self: &Arc<Peers>,
         file: &PeerFile,
@@ -169,7 +169,7 @@ impl Peers {
         let Some(inbox) = &self.inbox else { return Ok(()) };
         let key = keys::peer(&signer.hotkey());
         let Some(listen) = file.listen else {
-            // So that no miner looks for this validator where it was.
+            // Keeps miners from searching for this validator at its former addresses.
             let store = store.clone();
             tokio::spawn(async move {
                 if let Err(error) = store.delete(&key).await {
@@ -196,7 +196,7 @@ impl Peers {
         Ok(())
     }
 
-    /// A window past its commit deadline; `None` before that.
+    /// Returns a window after its commit deadline; `None` before that.
     async fn committed(&self, window: Window) -> Result<Option<Arc<Committed>>, ChainError> {
         let mut held = self.window.lock().await;
         if let Some(committed) = held.as_ref().filter(|committed| committed.view.window == window) {
@@ -214,8 +214,8 @@ impl Peers {
         Ok(Some(held.insert(Arc::new(committed)).clone()))
     }
 
-    /// The validators that a seat with this endpoint sends its contribution to, as far as they tell where they are, in
-    /// order.
+    /// Returns, in order, the receivers of the contributions of a seat with this endpoint, as far as their addresses
+    /// are known.
     async fn receivers<'a>(&self, committed: &'a Committed, endpoint: &str) -> Receivers<'a> {
         let (mut found, mut some_unknown) = (Vec::new(), false);
         for uid in receivers(&committed.view, self.run, endpoint) {
@@ -234,13 +234,20 @@ impl Peers {
     }
 }
 
-/// The endpoint of a seat without a bucket whose node has its key in `directory`. The key is made if it is not there.
+/// Returns the endpoint of a seat without a bucket whose node has its key in `directory`. Creates the key if it is
+/// missing.
+///
+/// # Errors
+/// If the key cannot be read or created.
 pub fn endpoint(directory: &Path) -> anyhow::Result<String> {
     let key = NodeKey::open_or_create(&directory.join(KEY_FILE))?;
     Ok(PeerUrl { peer: key.peer(), address: None }.to_string())
 }
 
-/// Completes with an error when the node's task for peers has ended, which it should not.
+/// Completes with an error if the node's task for peers ends, which is a bug.
+///
+/// # Errors
+/// Always.
 pub fn ended(peers: Option<Arc<Peers>>) -> BoxFuture<'static, anyhow::Result<()>> {
     Box::pin(async move {
         match peers {

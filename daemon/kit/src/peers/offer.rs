@@ -1,4 +1,4 @@
-//! A miner without a bucket offers its contribution to validators.
+//! Offers of contributions to validators, by a miner without a bucket.
 
 use super::{Peers, RETRY};
 use async_trait::async_trait;
@@ -22,20 +22,20 @@ use std::{
 use store::{Action, Listing, Store, StoreError, Traffic, TrafficTotals};
 use tokio::time::Instant;
 
-/// Between two offers to one validator.
+/// Interval between offers to one validator.
 const OFFER_AGAIN: Duration = Duration::from_millis(500);
-/// Once so many validators have a contribution, those that take more than twice as long are not waited for …
+/// Number of receivers after which slow ones are no longer awaited: those that take more than twice as long.
 const RECEIVERS_ENOUGH: usize = 2;
-/// … but for at least this.
+/// Minimum time to wait for these slow receivers.
 const GRACE_MIN: Duration = Duration::from_secs(1);
-/// Further offers to a validator that may take the contribution later.
+/// Maximum number of further offers to a validator that may accept the contribution later.
 const TRIES_MAX: u32 = 5;
 
-/// The store of a miner without a bucket: a contribution that is put into it goes to validators.
+/// The store of a miner without a bucket: it sends contributions to validators.
 pub struct PeerStore {
     pub peers: Arc<Peers>,
     pub uid: Uid,
-    /// The seat's, by which validators find the receivers.
+    /// The seat's endpoint, from which validators derive the receivers.
     pub endpoint: String,
     pub signer: Signer,
     pub traffic: Traffic,
@@ -106,17 +106,17 @@ impl Store for PeerStore {
 }
 
 impl Peers {
-    /// Offers a contribution to its receivers until [`RECEIVERS_WANTED`] of them have it, or no more can be asked.
+    /// Offers a contribution to its receivers until [`RECEIVERS_WANTED`] of them have it, or no receivers are left.
     /// Returns those that have it.
     async fn offer(&self, endpoint: &str, offer: &PutHeader, file: &Path) -> Result<Vec<Uid>, NotDelivered> {
         let committed = self.committed(offer.window).await?.ok_or(NotDelivered::TooEarly)?;
         let receivers = self.receivers(&committed, endpoint).await.found;
         ensure!(!receivers.is_empty(), NotDelivered::NoReceiver);
-        // Those that did not answer lately are asked only if the others are too few, or fail.
+        // Validators that did not answer recently are asked only if the others are too few or fail.
         let (away, others): (Vec<_>, Vec<_>) =
             receivers.iter().partition(|(validator, _)| self.is_silent(&validator.hotkey));
         let began = Instant::now();
-        // Set once enough have it.
+        // Set once enough receivers have it.
         let mut until = None;
         let (mut have, mut failures) = (Vec::new(), BTreeMap::new());
         let others = others.into_iter().map(|receiver| (receiver, RECEIVERS_WANTED));
@@ -153,7 +153,7 @@ impl Peers {
         Ok(have)
     }
 
-    /// Offers a contribution again until [`RECEIVERS_ENOUGH`] validators have it, or it is too late.
+    /// Offers a contribution repeatedly until [`RECEIVERS_ENOUGH`] validators have it or the deadline has passed.
     async fn offer_to_more(self: Arc<Peers>, endpoint: String, offer: PutHeader, file: PathBuf) {
         while self.is_open(offer.window) {
             tokio::time::sleep(RETRY).await;
@@ -163,7 +163,8 @@ impl Peers {
         }
     }
 
-    /// Whether validators still take contributions to a window. Later offers cost a slow line time for the next window.
+    /// Returns whether validators still accept contributions to a window. Later offers would take the next window's
+    /// time on a slow line.
     fn is_open(&self, window: Window) -> bool {
         self.chain.heads().borrow().block <= self.schedule.reveal_deadline(window)
     }
@@ -188,7 +189,7 @@ impl Peers {
     }
 }
 
-/// Why no validator has a contribution.
+/// Error of a contribution that no validator accepted.
 #[derive(Debug, thiserror::Error)]
 enum NotDelivered {
     #[error("could not read the chain")]

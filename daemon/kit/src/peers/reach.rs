@@ -1,4 +1,4 @@
-//! Connections to validators, and which of them did not answer lately.
+//! Connections to validators, and the validators that did not answer recently.
 
 use super::Peers;
 use network::{OpenError, PeerUrl};
@@ -11,16 +11,16 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// For a connection to a validator, over QUIC or TCP, and for its answer.
+/// Time limit for a connection to a validator, over QUIC or TCP, and for its answer.
 pub(super) const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
-/// How long a validator that did not answer is left alone.
+/// Period without contact to a validator that did not answer.
 const SILENT_FOR: Duration = Duration::from_secs(60);
 
 impl Peers {
-    /// Connects to a validator, and returns where it is. If it is not where its record said, the record is read again:
-    /// its address may have changed. One that does not answer is left alone for a while.
+    /// Connects to a validator and returns its address. If that fails, reads its record again, because the address may
+    /// have changed. A validator that does not answer is not contacted for a while.
     pub(super) async fn reach(&self, validator: &SeatView, urls: &[PeerUrl]) -> Result<PeerUrl, OpenError> {
-        // Also if the caller gives up before this ends.
+        // Takes effect even if the caller drops this future.
         self.expect_answer(validator.hotkey);
         let mut connected = self.connect(urls).await;
         if connected.is_err() {

@@ -1,4 +1,4 @@
-//! Where validators are found: each publishes a signed record of its addresses in its bucket, and others read it (PROT-34).
+//! Addresses of validators: each publishes a signed record in its bucket, which others read (PROT-34).
 
 use super::{Peers, RETRY};
 use crate::error_chain;
@@ -22,29 +22,29 @@ use std::{
 use store::{FetchError, Limits, Store};
 use tokio::{sync::Mutex as AsyncMutex, time::Instant};
 
-/// Windows for which a record is used, from the block at which it was signed (PROT-34). Its owner signs a new one every
-/// window.
+/// Number of windows for which a record is valid, from the block at which it was signed (PROT-34). Its owner signs a
+/// new one every window.
 const RECORD_WINDOWS_MAX: u32 = 4;
-/// How long a validator's addresses are believed, and how long their absence.
+/// Lifetime of cached addresses, and of their absence.
 const FOUND_FOR: Duration = Duration::from_secs(600);
 const MISSING_FOR: Duration = Duration::from_secs(15);
-/// For the addresses of one validator.
+/// Time limit for reading the addresses of one validator.
 const RECORD_WITHIN: Duration = Duration::from_secs(10);
-/// For reading the records of all validators, to keep places for them.
+/// Time limit for reading the records of all validators, to reserve connections for them.
 const RESERVED_WITHIN: Duration = Duration::from_secs(30);
-/// Validators whose addresses are looked up at once.
+/// Number of validators whose addresses are read concurrently.
 const SURVEYED_AT_ONCE: usize = 8;
 
-/// A validator's addresses, until they are looked up again.
+/// The cached addresses of a validator.
 pub(super) struct Known {
     until: Instant,
     /// The block at which its record was signed, if it has one.
     signed: Option<Block>,
-    /// `None`: its bucket did not answer, or has an old record.
+    /// The addresses; `None` if its bucket did not answer or has an old record.
     urls: Option<Vec<PeerUrl>>,
 }
 
-/// Why there are no addresses of a validator.
+/// Error of a lookup of a validator's addresses.
 #[derive(Debug, thiserror::Error)]
 enum NoRecord {
     #[error(transparent)]
@@ -58,8 +58,8 @@ enum NoRecord {
 }
 
 impl Peers {
-    /// Where a validator takes contributions and serves objects: as its record says; nowhere if it has none. `None` if
-    /// its bucket did not answer, or has an old record.
+    /// Returns the addresses at which a validator accepts contributions and serves objects, from its record; empty
+    /// without a record. `None` if its bucket did not answer or has an old record.
     pub(super) async fn addresses(&self, validator: &SeatView) -> Option<Vec<PeerUrl>> {
         let known = self.records().entry(validator.hotkey).or_default().clone();
         let mut known = known.lock().await;
@@ -77,14 +77,14 @@ impl Peers {
         let (signed, urls) = match found {
             Ok((signed, urls)) => (Some(signed), Some(urls)),
             Err(NoRecord::Fetch(FetchError::Missing) | NoRecord::Record(_)) => (None, Some(Vec::new())),
-            // A bucket that serves an old record does not say where its validator is.
+            // A bucket with an old record does not give the validator's address.
             Err(NoRecord::Fetch(_) | NoRecord::Ended { .. }) => (None, None),
         };
         *known = Some(Known { until: Instant::now() + kept_for, signed, urls: urls.clone() });
         urls
     }
 
-    /// A validator's record: the block at which it was signed, and the addresses.
+    /// Reads a validator's record: the block at which it was signed, and the addresses.
     async fn record(&self, validator: &SeatView) -> Result<(Block, Vec<PeerUrl>), NoRecord> {
         let limits = Limits::for_bytes(RECORD_BYTES_MAX as u64).within(RECORD_WITHIN);
         let bytes = self.http.fetch(&validator.endpoint, &keys::peer(&validator.hotkey), &limits).await?;
@@ -94,7 +94,7 @@ impl Peers {
         Ok((record.block, urls))
     }
 
-    /// Whether a record that was signed at this block is still used. It may be a window ahead of this node's chain.
+    /// Checks that a record signed at this block is still valid. It may be a window ahead of this node's chain.
     fn judge_age(&self, signed: Block) -> Result<(), NoRecord> {
         let now = self.chain.heads().borrow().block;
         let window = self.schedule.blocks_per_window;
@@ -104,8 +104,8 @@ impl Peers {
         Ok(())
     }
 
-    /// Keeps places for the run's seats, by their node keys: a miner's without a bucket is its endpoint, a validator's is in
-    /// its record, or was there before, in `known`.
+    /// Reserves connections for the run's seats by their node keys: a miner without a bucket has it in its endpoint, a
+    /// validator in its record. `known` keeps the keys of earlier records.
     pub(super) async fn reserve_places(
         &self,
         known: &mut BTreeMap<Hotkey, PeerId>,
@@ -117,13 +117,13 @@ impl Peers {
         let miners: HashSet<_> = miners.map(|url: PeerUrl| url.peer).collect();
         known.retain(|hotkey, _| validators.iter().any(|seat| seat.hotkey == *hotkey));
         self.network.reserve_for(miners.iter().chain(known.values()).copied().collect());
-        // Not what is remembered: a record that is not there yet is no reason to look elsewhere for a while.
+        // Bypasses the cache: a record that is missing now must not be remembered as missing.
         let record = |seat: SeatView| -> BoxFuture<'_, _> {
             Box::pin(async move { (seat.hotkey, self.record(&seat).await) })
         };
         let records: Vec<_> = validators.into_iter().map(record).collect();
         let mut records = futures::stream::iter(records).buffer_unordered(SURVEYED_AT_ONCE);
-        // The own record has to be renewed meanwhile.
+        // Limited, because the own record must be renewed meanwhile.
         let _ = tokio::time::timeout(RESERVED_WITHIN, async {
             while let Some((hotkey, found)) = records.next().await {
                 // All addresses of a record are of one peer.
@@ -139,10 +139,11 @@ impl Peers {
         Ok(())
     }
 
-    /// The run's validators, each with why contributions cannot be sent to it from here, if so.
+    /// Connects to all of the run's validators. Returns, for each, the reason why contributions cannot be sent to it,
+    /// if any.
     ///
     /// # Errors
-    /// The chain's.
+    /// If the chain cannot be read.
     pub async fn survey(&self) -> Result<Vec<(Uid, Result<(), String>)>, ChainError> {
         let seats = self.chain.seats(self.run).await?;
         let validators = seats.iter().filter(|seat| seat.role == Role::Validator);
@@ -161,8 +162,8 @@ impl Peers {
     }
 }
 
-/// Publishes a validator's record in its bucket, and a new one every window, as long as the node has its network. Keeps
-/// places for the seats of the window.
+/// Publishes a validator's record in its bucket, a new one every window, while the node has its network. Reserves
+/// connections for the seats of the window.
 pub(super) async fn publish_record(
     peers: Weak<Peers>,
     store: Arc<dyn Store>,
@@ -195,7 +196,7 @@ pub(super) async fn publish_record(
     }
 }
 
-/// The addresses of a validator that listens.
+/// Returns the addresses of a validator that listens.
 pub(super) fn announced(
     network: &Network,
     listen: SocketAddr,

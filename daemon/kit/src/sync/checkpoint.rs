@@ -1,4 +1,5 @@
-//! Checkpoints: a state cut into pieces that are named by their digests, under a root that validators voted (PROT-20).
+//! Checkpoints: states divided into pieces that are named by their digests, under a root that validators voted for
+//! (PROT-20).
 
 use super::{
     mirrors::Mirrors,
@@ -21,10 +22,10 @@ use protocol::{
 use std::{collections::BTreeMap, path::Path};
 use store::{Fetch, Limits, Store, StoreError};
 
-/// Pieces on their way into our bucket at once.
+/// Number of concurrent uploads of pieces to our bucket.
 const PIECES_UP_AT_ONCE: usize = 4;
 
-/// Names every piece of a state, and holds its running norms.
+/// The digests of all pieces of a state, and its running norms.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct CheckpointManifest {
     version: u16,
@@ -39,7 +40,7 @@ pub struct CheckpointManifest {
     pub norms: RunningNorms,
 }
 
-/// Of a manifest's format.
+/// Version of the manifest's format.
 const VERSION: u16 = 2;
 
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +58,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointManifest {
-    /// The manifest of a whole state; `None` without the buffer.
+    /// Returns the manifest of a whole state; `None` without the buffer.
     pub fn of(state: &ModelState) -> Option<CheckpointManifest> {
         Some(CheckpointManifest {
             version: VERSION,
@@ -79,21 +80,21 @@ impl CheckpointManifest {
         lineage::state_root(&self.weights_root(), &buffer, &self.norms.root())
     }
 
-    /// All pieces of the weights, then, if they are wanted, those of the buffer.
+    /// Returns all pieces of the weights, followed by those of the buffer if requested.
     fn wanted(&self, with_buffer: bool) -> impl Iterator<Item = Wanted> {
         let buffer = if with_buffer { &self.buffer[..] } else { &[] };
         let digests = self.weights.iter().chain(buffer).copied();
         digests.enumerate().map(|(index, digest)| Wanted { index, digest })
     }
 
-    /// The largest manifest of a model, in bytes.
+    /// Returns the maximum size of a model's manifest, in bytes.
     fn largest(schema: &Schema) -> u64 {
         let pieces = schema.values().saturating_mul(4).div_ceil(lineage::PIECE_BYTES);
         let norms = RunningNorms::largest(schema.tensors().len());
         u64::try_from(pieces.saturating_mul(64).saturating_add(norms).saturating_add(256)).unwrap_or(u64::MAX)
     }
 
-    /// Reads a manifest and checks that it is the one that was voted, and as long as the model.
+    /// Reads a manifest and checks that it is the voted one and has the model's length.
     fn read(bytes: &[u8], run: RunId, expected: &Checkpoint, schema: &Schema) -> Option<CheckpointManifest> {
         let manifest = CheckpointManifest::decode_all(&mut &bytes[..]).ok()?;
         let pieces = schema.values().saturating_mul(4).div_ceil(lineage::PIECE_BYTES);
@@ -109,8 +110,11 @@ impl CheckpointManifest {
     }
 }
 
-/// Publishes a state: its pieces first, the manifest last, so that a reader of the manifest finds the pieces. A piece
-/// that the bucket has is not sent again, unless it is damaged or cannot be read.
+/// Publishes a state: its pieces first, the manifest last, so that readers of the manifest find all pieces. A piece
+/// that the bucket already has is sent again only if it is damaged or cannot be read.
+///
+/// # Errors
+/// If the state has no buffer or the bucket does not accept an object.
 pub fn publish<'a>(
     blocking: Blocking,
     store: &'a dyn Store,
@@ -125,7 +129,7 @@ pub fn publish<'a>(
             .iter()
             .zip(pieces(&state.theta))
             .chain(manifest.buffer.iter().zip(pieces(buffer)));
-        // The same bytes may belong in several places.
+        // The same bytes may belong to several places.
         let named: BTreeMap<Digest, &[f32]> = named.map(|(digest, piece)| (*digest, piece)).collect();
         stream::iter(named.keys().copied())
             .map(|digest| publish_piece(store, digest, named[&digest]))
@@ -140,8 +144,8 @@ pub fn publish<'a>(
 
 async fn publish_piece(store: &dyn Store, digest: Digest, piece: &[f32]) -> Result<(), StoreError> {
     let key = keys::piece(&digest);
-    // Existing pieces are read. Most of a model changes between checkpoints, so these are few, except after void
-    // windows or a join from this checkpoint.
+    // Reads existing pieces. Most of a model changes between checkpoints, so they are few, except after void windows
+    // or a join from this checkpoint.
     match store.get(&key, lineage::PIECE_BYTES as u64).await {
         Ok(bytes) if Digest::of(&bytes) == digest => return Ok(()),
         Ok(_) => {
@@ -149,7 +153,7 @@ async fn publish_piece(store: &dyn Store, digest: Digest, piece: &[f32]) -> Resu
             tracing::warn!(store, object = %key, "a piece of the model is damaged in our bucket, and is put there again");
         }
         Err(error) if error.is_not_found() => {}
-        // If the bucket fails altogether, the upload below reports it.
+        // If the whole bucket fails, the upload below reports it.
         Err(error) => {
             let error = error_chain(&error);
             tracing::warn!(object = %key, error, "a piece of the model cannot be read in our bucket, and is put there again");
@@ -158,7 +162,10 @@ async fn publish_piece(store: &dyn Store, digest: Digest, piece: &[f32]) -> Resu
     store.put(&key, bytes_of(piece)).await
 }
 
-/// The manifest of a voted checkpoint, from the first mirror that has the right one.
+/// Fetches the manifest of a voted checkpoint from the first mirror that has the right one.
+///
+/// # Errors
+/// If no mirror has it.
 pub async fn manifest(
     fetch: &dyn Fetch,
     mirrors: &Mirrors,
@@ -181,9 +188,12 @@ pub async fn manifest(
     Err(CheckpointError::NoManifest { last })
 }
 
-/// Fetches a checkpoint piece by piece, each checked as it comes, into rows of `storage`: directly, or, if it has a
-/// directory, through a file there, so that a killed process resumes. The file stays until [`forget`] is called, after
-/// the state is saved. Without `with_buffer` only the weights, which is what a miner needs.
+/// Fetches a checkpoint piece by piece into rows of `storage` and checks each piece. If the storage has a directory,
+/// the pieces pass through a file there, so that a killed process resumes. The file is kept until [`forget`] is
+/// called, after the state is saved. Without `with_buffer` it fetches only the weights, which suffice for a miner.
+///
+/// # Errors
+/// If no mirror has the manifest or a piece, or the disk is full.
 pub async fn fetch(
     storage: &Storage,
     fetch: &dyn Fetch,
@@ -215,8 +225,8 @@ pub async fn fetch(
     Ok(ModelState { run, window, lineage, norms, theta, buffer })
 }
 
-/// Fetches into the file at `path`, and reads weights and buffer from it. Pieces that the disk has damaged meanwhile
-/// are fetched again.
+/// Fetches into the file at `path`, and reads weights and buffer from it. Pieces that were damaged on the disk are
+/// fetched again.
 async fn fetch_through(
     path: &Path,
     storage: &Storage,
@@ -239,7 +249,10 @@ async fn fetch_through(
 }
 
 /// Fetches the weights of a checkpoint into a file: all values, four bytes each, little-endian. Resumes after a kill.
-/// Only a few pieces are in memory.
+/// Keeps only a few pieces in memory.
+///
+/// # Errors
+/// If no mirror has the manifest or a piece, or the disk is full.
 pub fn fetch_weights_to<'a>(
     path: &'a Path,
     fetch: &'a dyn Fetch,
@@ -279,7 +292,7 @@ async fn fill(
 
 const PARTIAL: &str = "joining-";
 
-/// Removes the files of [`fetch`](fn@fetch) in `directory`. Called once the state is saved.
+/// Removes the files of [`fetch`](fn@fetch) in `directory`. Called after the state is saved.
 pub fn forget(directory: &Path) {
     forget_but(directory, None);
 }
@@ -296,8 +309,11 @@ fn forget_but(directory: &Path, but: Option<&Path>) {
     }
 }
 
-/// Compares a state with the voted checkpoint of its window, takes its norms, and fetches the pieces that differ
+/// Compares a state with the voted checkpoint of its window, adopts its norms, and fetches the pieces that differ
 /// (PROT-20). Returns the number of differences.
+///
+/// # Errors
+/// If no mirror has a piece, or the disk is full.
 pub async fn repair(
     blocking: Blocking,
     fetch: &dyn Fetch,
@@ -305,7 +321,7 @@ pub async fn repair(
     state: &mut ModelState,
     manifest: &CheckpointManifest,
 ) -> Result<usize, CheckpointError> {
-    // Of the values as they are now: digests computed earlier would hide what the disk has damaged.
+    // Hashes the current values: digests computed earlier would hide damage by the disk.
     let held = blocking.with(state, |state| {
         let mut held = lineage::piece_digests(&state.theta);
         held.extend(state.buffer.iter().flat_map(|buffer| lineage::piece_digests(buffer)));

@@ -1,7 +1,7 @@
-//! Brings a node's model to the open window: one fixed outcome after the other.
+//! Advances a node's model to the open window: one fixed outcome after the other.
 //!
-//! Miners and validators follow alike. A validator also keeps the error-feedback buffer of the merge. A window that it
-//! did not merge in time, it merges afterwards from the same contributions. If those are gone, it has no buffer, and
+//! Miners and validators use the same code. A validator also keeps the error-feedback buffer of the merge. It merges a
+//! window that it missed later, from the same contributions. If these are no longer available, it has no buffer, and
 //! so no vote, until the next checkpoint.
 
 use super::{
@@ -33,10 +33,10 @@ use store::{Fetch, Limits, fetch::AllMirrorsFailed};
 use tokio::task::JoinSet;
 use tracing::{Instrument as _, field::Empty};
 
-/// Validators that are asked for an update before the list of all is read.
+/// Number of validators asked for an update before the full list is read.
 const UPDATE_MIRRORS: u32 = 4;
 
-/// The buckets that may have the contributions of one window. Made once for all of them: it reads every seat.
+/// The buckets that may have the contributions of one window. Built once per window, because it reads every seat.
 #[derive(Debug)]
 pub struct ContributionSources<'a> {
     view: &'a WindowView,
@@ -45,25 +45,25 @@ pub struct ContributionSources<'a> {
     validators: Mirrors,
 }
 
-/// Brings a [`ModelState`] forward. Clones share everything large.
+/// Advances a [`ModelState`]. Clones share all large data.
 #[derive(Clone)]
 pub struct Follower {
     pub chain: Arc<dyn Chain>,
     pub fetch: Arc<dyn Fetch>,
     pub run: RunView,
     pub spec: RunSpec,
-    /// Reads contributions.
+    /// Codec of contributions.
     pub sent: Arc<Codec>,
-    /// Reads and writes merged updates, of the same schema.
+    /// Codec of merged updates, of the same schema.
     pub merged: Arc<Codec>,
-    /// Whether to keep the error-feedback buffer: validators do.
+    /// Whether to keep the error-feedback buffer, as validators do.
     pub keeps_buffer: bool,
-    /// The mirror to begin with, so that nodes spread over all.
+    /// Index of the first mirror to use, which distributes nodes over the mirrors.
     pub turn: usize,
-    /// Where rows, objects and fetched pieces of a checkpoint are kept. With a directory, a killed process resumes a
+    /// Storage of rows, objects and fetched pieces of a checkpoint. With a directory, a killed process resumes a
     /// fetch.
     pub storage: Storage,
-    /// Where work on the whole model runs.
+    /// Place in which work on the whole model runs.
     pub blocking: Blocking,
 }
 
@@ -74,17 +74,17 @@ pub struct OwnMerge {
     pub digest: Digest,
     /// The update's exact bytes.
     pub bytes: Bytes,
-    /// The error-feedback buffer after it.
+    /// The error-feedback buffer after the merge.
     pub buffer: Row,
-    /// The running norms after it.
+    /// The running norms after the merge.
     pub norms: RunningNorms,
-    /// The model after it.
+    /// The model after the merge.
     pub theta: Row,
     pub inputs: Vec<Uid>,
 }
 
 impl OwnMerge {
-    /// The root of the state after it, which validators vote at checkpoint windows (PROT-20).
+    /// Returns the root of the state after the merge, which validators vote for at checkpoint windows (PROT-20).
     pub fn state_root(&self) -> Digest {
         lineage::state_root(&self.theta.root(), &self.buffer.root(), &self.norms.root())
     }
@@ -95,9 +95,9 @@ impl OwnMerge {
 pub enum Followed {
     /// The window is not fixed yet.
     Waiting,
-    /// The state is now that of the next window.
+    /// The state is now the next window's.
     Advanced { outcome: Outcome },
-    /// The state was too far behind, or of merges that the run has undone, and was replaced by the latest checkpoint.
+    /// The state was too old, or contained merges that the run has undone. It was replaced by the latest checkpoint.
     Rejoined,
 }
 
@@ -123,22 +123,22 @@ pub enum FollowError {
     File(#[from] FileError),
 }
 
-/// A download of an update that goes on while its owner does something else. It ends with its owner.
+/// A download of an update that continues while its owner does something else. Dropping it cancels the download.
 pub struct Download {
     window: Window,
     task: JoinSet<Result<Arrived, FollowError>>,
 }
 
-/// When to leave a download, and where it is kept until the next step.
+/// The condition for leaving a download, and the slot that keeps it until the next step.
 pub struct Leave<'a> {
-    /// Completes when the download is to be left.
+    /// Completes when the download should be left.
     pub when: BoxFuture<'a, ()>,
     pub download: &'a mut Option<Download>,
 }
 
 impl Leave<'_> {
-    /// Waits for the download of the update of `window`, which is `fetch` unless one is under way. Returns `None` if
-    /// it is left.
+    /// Waits for the download of the update of `window`: the current one, or else `fetch`. Returns `None` if it was
+    /// left.
     async fn arrived(
         self,
         window: Window,
@@ -157,7 +157,7 @@ impl Leave<'_> {
                 Ok(arrived) => arrived.map(Some),
                 Err(died) => match died.try_into_panic() {
                     Ok(panic) => std::panic::resume_unwind(panic),
-                    // The runtime is shutting down, and drops this future next.
+                    // The runtime is shutting down and drops this future next.
                     Err(_) => future::pending().await,
                 },
             },
@@ -169,7 +169,7 @@ impl Leave<'_> {
     }
 }
 
-/// Why a merge could not be made.
+/// Error of a merge by this node.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnMergeError {
     #[error("could not read the chain")]
@@ -199,13 +199,14 @@ impl From<MergeFailed> for OwnMergeError {
     }
 }
 
-/// How often the contributions of a window are asked for that a validator merges afterwards. Without one of them it has
-/// no vote until the next checkpoint, and a bucket that fails now may not fail in a moment.
+/// Number of tries to fetch the contributions of a window that a validator merges late. Without one of them it has no
+/// vote until the next checkpoint, and the failure of a bucket may be temporary.
 const AFTERWARDS_TRIES: u32 = 5;
-/// The first pause; each is twice the one before: 30 s in all, beside the time that the buckets take.
+/// First pause between these tries; each pause is twice the previous one: 30 s in all, plus the buckets' response
+/// time.
 const AFTERWARDS_PAUSE: Duration = Duration::from_secs(2);
 
-/// Logs that a validator has no merge-side buffer. Only a merge that differs from the vote is this node's error.
+/// Logs that a validator has no error-feedback buffer. Only a merge that differs from the vote is this node's error.
 fn log_missing_buffer(window: Window, error: &OwnMergeError) {
     const TEXT: &str = "cannot merge afterwards: no vote until the next checkpoint";
     match error {
@@ -221,10 +222,14 @@ impl Follower {
         self.sent.schema()
     }
 
-    /// The state of the latest checkpoint, or `θ_0`. After a rewind it is that of the window that went back (PROT-20).
+    /// Returns the state of the latest checkpoint, or `θ_0`. After a rewind it is the state of the window that the run
+    /// returned to (PROT-20).
+    ///
+    /// # Errors
+    /// If the chain cannot be read, no mirror has the state, or the disk is full.
     pub fn join(&self) -> BoxFuture<'_, Result<ModelState, FollowError>> {
         Box::pin(async move {
-            // Read afresh: the run's checkpoint moves.
+            // Read again, because the run's checkpoint changes.
             let run = self.chain.run(self.run.id).await?;
             match run.checkpoint {
                 Some(checkpoint) => {
@@ -238,7 +243,11 @@ impl Follower {
         })
     }
 
-    /// `θ_0`, made or fetched as the run's specification says, and checked against the root on the chain (PROT-19).
+    /// Returns `θ_0`, generated or fetched according to the run's specification, and checked against the root on the
+    /// chain (PROT-19).
+    ///
+    /// # Errors
+    /// If it has another root, no mirror has it, or the disk is full.
     pub fn genesis(&self) -> BoxFuture<'_, Result<ModelState, FollowError>> {
         Box::pin(async move {
             let mut state = match &self.spec.weights {
@@ -258,7 +267,10 @@ impl Follower {
         })
     }
 
-    /// All validators' buckets and the origin.
+    /// Returns all validators' buckets and the origin.
+    ///
+    /// # Errors
+    /// If the chain cannot be read.
     pub async fn mirrors(&self) -> Result<Mirrors, ChainError> {
         let seats = self.chain.seats(self.run.id).await?;
         Ok(Mirrors::validators(&seats, &[], &self.run.origin, self.turn))
@@ -279,8 +291,11 @@ impl Follower {
         self.storage.directory().into_iter().for_each(checkpoint::forget);
     }
 
-    /// Takes one fixed window, if there is one. `own` is this node's merge of that window. The caller saves the state;
-    /// as outcomes never change, a crash costs only the repetition.
+    /// Processes one fixed window, if there is one. `own` is this node's merge of that window. The caller saves the
+    /// state. Outcomes never change, so a crash costs only the repetition.
+    ///
+    /// # Errors
+    /// If the chain cannot be read, the update cannot be fetched or applied, or the lineage differs from the chain's.
     pub fn step<'a>(
         &'a self,
         state: &'a mut ModelState,
@@ -289,7 +304,11 @@ impl Follower {
         self.step_unless(state, own, None)
     }
 
-    /// As [`Follower::step`], but returns [`Followed::Waiting`] when a download of an update is left.
+    /// Processes one window like [`Follower::step`], but returns [`Followed::Waiting`] if a download of an update is
+    /// left.
+    ///
+    /// # Errors
+    /// As [`Follower::step`].
     pub fn step_unless<'a>(
         &'a self,
         state: &'a mut ModelState,
@@ -321,10 +340,10 @@ impl Follower {
         })
     }
 
-    /// Joins from the latest checkpoint if `from` or a later window went back to one (PROT-20).
+    /// Joins from the latest checkpoint if `from` or a later window was rewound to one (PROT-20).
     ///
     /// # Errors
-    /// `otherwise` if none did.
+    /// `otherwise` if there was no rewind.
     async fn rejoin_if_rewound(
         &self,
         state: &mut ModelState,
@@ -343,7 +362,10 @@ impl Follower {
     }
 
     /// Compares a checkpoint with `held`, the root of this node's weights at its window, and repairs differences
-    /// (PROT-20). A validator without its buffer gets it here. Returns the number of replaced pieces.
+    /// (PROT-20). Also restores a validator's missing buffer. Returns the number of replaced pieces.
+    ///
+    /// # Errors
+    /// If the chain cannot be read, no mirror has the checkpoint, or the disk is full.
     pub async fn compare(
         &self,
         state: &mut ModelState,
@@ -351,7 +373,7 @@ impl Follower {
         held: &Digest,
     ) -> Result<usize, FollowError> {
         let still_there = state.window == checkpoint.window;
-        // With its buffer, a validator knows the state root without fetching anything.
+        // With its buffer, a validator computes the state root without fetching anything.
         if still_there {
             let held = self.blocking.with(state, |state| state.state_root()).await;
             if held == Some(checkpoint.state_root) {
@@ -390,7 +412,7 @@ impl Follower {
             Some(own) => Arrived { bytes: own.bytes.clone(), square_norms: None },
             None => {
                 let fetched = self.clone().fetch_update(state.window, state.lineage, vote);
-                // Not the spawned task: a profile shows what the loop waits for.
+                // Not the spawned task: the profile shows only the time that the loop waits.
                 let wait = async {
                     let arrived = match leave {
                         None => fetched.await.map(Some),
@@ -407,7 +429,7 @@ impl Follower {
                 arrived
             }
         };
-        // Before anything is merged again, so that an update that cannot be read costs nothing more.
+        // Before any merge, so that an unreadable update costs nothing more.
         self.open_update(window, state.lineage, &arrived.bytes)
             .map_err(|source| FollowError::BadUpdate { window, source })?;
         if let Some(OwnMerge { theta, buffer, norms, digest, .. }) = own {
@@ -423,7 +445,7 @@ impl Follower {
         }
         let buffer = match self.keeps_buffer {
             true => match self.merge_afterwards(state, &vote).await {
-                // With room on the disk it succeeds.
+                // Succeeds once the disk has space.
                 Err(
                     OwnMergeError::File(error)
                     | OwnMergeError::Fetch { source: ContributionError::File(error), .. },
@@ -469,7 +491,8 @@ impl Follower {
         merge::open_update(bytes, schema, density, self.run.id, window, lineage)
     }
 
-    /// The voted update of `window`, which opened with `lineage`, from a few of its voters, or else from any validator.
+    /// Fetches the voted update of `window`, which opened with `lineage`, from a few of its voters, else from any
+    /// validator.
     async fn fetch_update(self, window: Window, lineage: Digest, vote: Vote) -> Result<Arrived, FollowError> {
         let turn = u32::try_from(self.turn).unwrap_or(u32::MAX);
         let first = self.chain.update_mirrors(self.run.id, window, turn, UPDATE_MIRRORS).await?;
@@ -484,7 +507,7 @@ impl Follower {
         }
     }
 
-    /// The update from one of `mirrors`, decoded while it arrives.
+    /// Fetches the update from one of `mirrors` and decodes it while it arrives.
     async fn fetch_update_from(
         &self,
         mirrors: &Mirrors,
@@ -512,7 +535,7 @@ impl Follower {
         Ok(incoming.finish()?)
     }
 
-    /// The buffer after a window that this node did not merge in time.
+    /// Returns the buffer after a window that this node did not merge in time.
     async fn merge_afterwards(&self, state: &mut ModelState, vote: &Vote) -> Result<Row, OwnMergeError> {
         let (run, window) = (self.run.id, state.window);
         ensure!(state.buffer.is_some(), OwnMergeError::NoBuffer);
@@ -541,10 +564,10 @@ impl Follower {
         }
     }
 
-    /// Adds the selected contributions that `contributions` lacks, from their miners or attesters (PROT-15).
+    /// Adds the selected contributions that are missing in `contributions`, from their miners or attesters (PROT-15).
     ///
     /// # Errors
-    /// If one is in no bucket. Those before it have been added.
+    /// If no bucket has one of them. Those fetched before it have been added.
     pub async fn fetch_selected(
         &self,
         view: &WindowView,
@@ -563,7 +586,10 @@ impl Follower {
         Ok(())
     }
 
-    /// Merges the selected contributions (PROT-17, PROT-18). Pure: the same on every node.
+    /// Merges the selected contributions (PROT-17, PROT-18). Deterministic: the same on every node.
+    ///
+    /// # Errors
+    /// If a contribution or the buffer is missing, the merge refuses its inputs, or the disk is full.
     pub fn merge(
         &self,
         state: &ModelState,
@@ -610,8 +636,11 @@ impl Follower {
         Ok(OwnMerge { window, digest, bytes, buffer, norms, theta, inputs })
     }
 
-    /// One committed contribution, from its attesters or from the miner (PROT-15), checked in full. The miner comes last:
-    /// it may serve some validators as slowly as limits allow.
+    /// Fetches one committed contribution from its attesters or its miner (PROT-15) and checks it in full. The miner
+    /// comes last, because it may serve some validators as slowly as the limits allow.
+    ///
+    /// # Errors
+    /// If the seat does not exist, no source has the bytes, the contribution is faulty, or the disk is full.
     pub fn fetch_contribution<'a>(
         &'a self,
         sources: &'a ContributionSources<'_>,
@@ -625,7 +654,7 @@ impl Follower {
         })
     }
 
-    /// Where the contributions of `view`'s window may be (PROT-15).
+    /// Returns the buckets that may have the contributions of `view`'s window (PROT-15).
     pub fn contribution_sources<'a>(
         &self,
         view: &'a WindowView,
@@ -638,8 +667,8 @@ impl Follower {
         }
     }
 
-    /// A selected contribution. Two thirds have attested these bytes, so the hotkey is the one that they name: its miner
-    /// may have left since, and its seat may be another's.
+    /// Fetches a selected contribution. Two thirds have attested these bytes, so the hotkey in them is trusted: the
+    /// miner may have left since, and its seat may have a new owner.
     async fn fetch_attested(
         &self,
         sources: &ContributionSources<'_>,
@@ -651,7 +680,7 @@ impl Follower {
         Ok(self.verify_for_hotkey(sources.view, uid, hotkey, digest, arrived).await?)
     }
 
-    /// The bytes of `digest`, decoded while they arrive.
+    /// Fetches the bytes of `digest` and decodes them while they arrive.
     async fn fetch_committed(
         &self,
         sources: &ContributionSources<'_>,
@@ -669,21 +698,27 @@ impl Follower {
         Ok(incoming.finish()?)
     }
 
-    /// The largest contribution in bytes, known before a byte is fetched (PROT-8).
+    /// Returns the limits of a contribution's download: its maximum size is known before the first byte (PROT-8).
     pub fn contribution_limits(&self) -> Limits {
         let largest = submission::largest_bytes(self.schema(), self.sent.density());
         Limits::for_bytes(u64::try_from(largest).unwrap_or(u64::MAX))
     }
 
-    /// A sink that decodes a contribution while it arrives.
+    /// Returns a sink that decodes a contribution while it arrives.
     pub fn incoming_contribution(&self) -> Incoming<'_> {
         let start = Box::new(|_: &[u8]| Some(PREFIX_BYTES));
         let frame = Frame { head: PREFIX_BYTES, start, tail: SIGNATURE_BYTES };
         Incoming::new(&self.sent, frame, &self.storage)
     }
 
-    /// Checks an arrived contribution of `seat` in full (PROT-8, PROT-9), where blocking work runs, as all of it is
-    /// hashed. If the future is dropped, the bytes stay in memory until that has ended.
+    /// Checks a received contribution of `seat` in full (PROT-8, PROT-9). Runs as blocking work, because it hashes all
+    /// bytes.
+    ///
+    /// # Errors
+    /// The fault that makes the contribution invalid.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the bytes stay in memory until the work has ended.
     pub async fn verify(
         &self,
         view: &WindowView,
@@ -724,7 +759,7 @@ impl Follower {
         self.blocking.run(check).await
     }
 
-    /// The chain has forgotten the state's window, or has not opened it yet.
+    /// Joins from the latest checkpoint if the chain has pruned the state's window; waits if it is not open yet.
     async fn rejoin_if_behind(&self, state: &mut ModelState) -> Result<Followed, FollowError> {
         let run = self.chain.run(self.run.id).await?;
         let behind = run.checkpoint.is_some_and(|checkpoint| state.window < run.goes_on_at(&checkpoint));
@@ -737,7 +772,7 @@ impl Follower {
     }
 }
 
-/// The exact bytes of an update, as `merge::seal_update` gives them.
+/// Returns the exact bytes of an update, like `merge::seal_update`.
 fn sealed(header: &merge::UpdateHeader, body: &[u8], storage: &Storage) -> Result<Bytes, FileError> {
     let head = merge::seal_update(header, &[]);
     let mut bytes = storage.object();
@@ -747,7 +782,10 @@ fn sealed(header: &merge::UpdateHeader, body: &[u8], storage: &Storage) -> Resul
     bytes.finish()
 }
 
-/// `θ_0` without a buffer, made from the run's seed and checked against the root on the chain.
+/// Generates `θ_0` without a buffer from the run's seed, and checks it against the root on the chain.
+///
+/// # Errors
+/// If the root differs, the specification is invalid, or the disk is full.
 pub fn genesis_of_seed(run: &RunView, spec: &RunSpec, storage: &Storage) -> Result<ModelState, FollowError> {
     spec.model.validate()?;
     let mut theta = storage.zeros(spec.model.parameters())?;
@@ -759,8 +797,11 @@ pub fn genesis_of_seed(run: &RunView, spec: &RunSpec, storage: &Storage) -> Resu
     Ok(ModelState::first(run.id, &run.params, &run.manifest, theta))
 }
 
-/// The checkpoint that opens window 0: the weights whose root is on the chain, an empty buffer and no norms. It needs
-/// no vote.
+/// Returns the checkpoint that opens window 0: the weights whose root is on the chain, an empty buffer and no norms.
+/// It needs no vote.
+///
+/// # Errors
+/// If the specification has no valid schema.
 pub fn first_checkpoint(run: &RunView, spec: &RunSpec) -> Result<Checkpoint, FollowError> {
     let empty = lineage::root_of_zeros(spec.schema()?.values());
     Ok(Checkpoint {

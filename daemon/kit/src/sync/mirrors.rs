@@ -1,4 +1,4 @@
-//! Who may have bytes that we know the digest of. Any of them will do, since none of them is believed.
+//! The mirrors that may have bytes of a known digest. Any of them will do, because none of them is trusted.
 
 use bytes::Bytes;
 use protocol::{Digest, Role, Uid, keys::ObjectKey, view::SeatView};
@@ -19,8 +19,8 @@ impl Mirrors {
         Mirrors { bases: vec![base.to_owned()] }
     }
 
-    /// The validators that `first` names, the other validators, and `origin` last. `turn` decides who of the named
-    /// comes first, so that readers spread.
+    /// Returns the validators in `first`, then the other validators, and `origin` last. `turn` rotates the order of
+    /// `first`, which distributes readers over them.
     pub fn validators(seats: &[SeatView], first: &[Uid], origin: &str, turn: usize) -> Mirrors {
         let endpoint =
             |uid: &Uid| seats.iter().find(|seat| seat.id.uid == *uid).map(|seat| seat.endpoint.clone());
@@ -35,7 +35,7 @@ impl Mirrors {
         Mirrors { bases }.without_repeats()
     }
 
-    /// These, then `others`.
+    /// Appends `others`, without repetitions.
     pub fn and(mut self, others: Mirrors) -> Mirrors {
         self.bases.extend(others.bases);
         self.without_repeats()
@@ -45,7 +45,10 @@ impl Mirrors {
         self.bases.iter().map(String::as_str)
     }
 
-    /// The bytes of `key`, checked against `digest`, from the first mirror that has them.
+    /// Fetches the bytes of `key` from the first mirror that has them, checked against `digest`.
+    ///
+    /// # Errors
+    /// If all mirrors fail.
     pub async fn get(
         &self,
         fetch: &dyn Fetch,
@@ -56,7 +59,11 @@ impl Mirrors {
         Ok(self.plan().fetch(fetch, key, digest, limits).await?.0)
     }
 
-    /// The same, handed on while they come. Only once this has succeeded were they the right ones.
+    /// Fetches like [`Mirrors::get`], but passes bytes to `to` as they arrive. They are verified only when this
+    /// succeeds.
+    ///
+    /// # Errors
+    /// If all mirrors fail.
     pub async fn get_into(
         &self,
         fetch: &dyn Fetch,

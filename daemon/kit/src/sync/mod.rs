@@ -1,4 +1,4 @@
-//! Keeps a node's model on disk and at the open window. Both roles use it.
+//! Keeps a node's model on disk and advances it to the open window, for both roles.
 
 pub mod checkpoint;
 pub mod follow;
@@ -31,18 +31,18 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// Between two looks at an outcome that is due, or two tries of a mirror.
+/// Interval between checks for an outcome that is due, or between tries of a mirror.
 const LOOK_AGAIN: Duration = Duration::from_millis(300);
 
-/// A follower and the state it brings forward.
+/// A follower and its state.
 pub struct SyncDriver {
     pub follower: Arc<Follower>,
     pub state: ModelState,
     path: PathBuf,
-    /// A checkpoint that this node held by its own account, with the root of its weights then: compared once a mirror
-    /// has the checkpoint.
+    /// A checkpoint at whose window this node held its own state, with the root of its weights then. Compared as soon
+    /// as a mirror has the checkpoint.
     unchecked: Option<(Checkpoint, Digest)>,
-    /// An update whose download goes on in the background.
+    /// An update whose download continues in the background.
     download: Option<Download>,
 }
 
@@ -57,7 +57,10 @@ pub enum SyncError {
 }
 
 impl SyncDriver {
-    /// Loads the saved state, or joins the run. Returns true with a saved state.
+    /// Loads the saved state, or joins the run. Returns true if there was a saved state.
+    ///
+    /// # Errors
+    /// If the state cannot be read, or the run cannot be joined for a permanent reason.
     pub fn open(
         follower: Arc<Follower>,
         path: PathBuf,
@@ -92,8 +95,8 @@ impl SyncDriver {
         })
     }
 
-    /// The state of the latest checkpoint, or `θ_0`. Retries while the disk is full or no mirror has it; pieces that
-    /// were fetched are kept.
+    /// Returns the state of the latest checkpoint, or `θ_0`. Retries while the disk is full or no mirror has it;
+    /// fetched pieces are kept.
     async fn join(&self, disk: &DiskStatus) -> Result<ModelState, SyncError> {
         loop {
             match retry_while_full(disk, || self.follower.join()).await {
@@ -106,9 +109,12 @@ impl SyncDriver {
         }
     }
 
-    /// Brings the state to the open window, or to the next one, one fixed outcome after the other, and past `done`,
-    /// the last window that the caller has finished. `own` is this node's merge of a window on the way. Returns
-    /// whether the state moved.
+    /// Advances the state to the open window or the next one, one fixed outcome after the other, and past `done`, the
+    /// last window that the caller has finished. `own` is this node's merge of a window in between. Returns whether
+    /// the state changed.
+    ///
+    /// # Errors
+    /// If the connection to the chain has ended, or a window cannot be processed for a permanent reason.
     pub fn sync_to_open_window<'a>(
         &'a mut self,
         heads: &'a mut watch::Receiver<Head>,
@@ -119,8 +125,11 @@ impl SyncDriver {
         self.sync_until(heads, done, None, own, journal)
     }
 
-    /// As [`SyncDriver::sync_to_open_window`], but returns when block `leave_at` is finalised, if there is one,
-    /// wherever the state is then ([`SyncDriver::is_current`]). A download of an update goes on meanwhile.
+    /// Advances like [`SyncDriver::sync_to_open_window`], but returns when block `leave_at` is finalised, if given,
+    /// with any state ([`SyncDriver::is_current`]). A download of an update then continues in the background.
+    ///
+    /// # Errors
+    /// As [`SyncDriver::sync_to_open_window`].
     pub fn sync_until<'a>(
         &'a mut self,
         heads: &'a mut watch::Receiver<Head>,
@@ -148,7 +157,7 @@ impl SyncDriver {
                 let outcome_before = match self.follower.step_unless(&mut self.state, own, leave).await {
                     Ok(Followed::Advanced { outcome }) => Some(outcome),
                     Ok(Followed::Rejoined) => None,
-                    // Until the next block the chain has nothing new.
+                    // The chain has no news until the next block.
                     Ok(Followed::Waiting) => {
                         wait_past(heads, head.block).await?;
                         continue;
@@ -157,7 +166,7 @@ impl SyncDriver {
                         tokio::time::sleep(retry.refused(&error)).await;
                         continue;
                     }
-                    // No mirror has it yet, or the chain is away for a moment. No window is skipped meanwhile.
+                    // No mirror has it yet, or the chain is temporarily unavailable. No window is skipped.
                     Err(error) if may_pass(&error) => {
                         tracing::warn!(window = self.state.window.0, error = %error_chain(&error), "cannot follow yet, trying again");
                         wait_briefly(heads).await?;
@@ -170,7 +179,7 @@ impl SyncDriver {
                     self.note_checkpoint().await?;
                 }
                 self.save(&journal.disk).await?;
-                // An interrupted fetch of a checkpoint to compare with continues in the next window.
+                // An interrupted fetch of a checkpoint for comparison continues in the next window.
                 if outcome_before.is_none() {
                     self.unchecked = None;
                     self.follower.saved();
@@ -189,8 +198,7 @@ impl SyncDriver {
         })
     }
 
-    /// Whether the held model is that of the window which is open at `block`, or of the next one, and of a window
-    /// after
+    /// Returns whether the held model is at least that of the window which is open at `block`, and of a window after
     /// `done`.
     pub fn is_current(&self, block: Block, done: Option<Window>) -> bool {
         let open = self.follower.run.params.schedule.window_at(block);
@@ -198,11 +206,11 @@ impl SyncDriver {
         open.is_none_or(|open| open <= held) && done.is_none_or(|done| done < held)
     }
 
-    /// Goes back to an earlier checkpoint if `window` is held and opened with another `lineage` (PROT-20): a node holds a
-    /// window's model before the window opens. Retries as [`SyncDriver::sync_to_open_window`] does.
+    /// Returns to an earlier checkpoint if the node holds `window` with another `lineage` (PROT-20): a node has a
+    /// window's model before the window opens. Retries like [`SyncDriver::sync_to_open_window`].
     ///
     /// # Errors
-    /// If the chain is gone, or the window's lineage is another one and no window went back.
+    /// If the connection to the chain has ended, or the window's lineage differs although there was no rewind.
     pub async fn take_rewind(
         &mut self,
         heads: &mut watch::Receiver<Head>,
@@ -221,7 +229,7 @@ impl SyncDriver {
                     tracing::info!(window = window.0, %lineage, outcome = "checkpoint", "holds the model");
                     journal.write(&Entry::Holds { window, lineage, outcome_before: None });
                 }
-                // Only a window whose lineage is the held one is stepped over.
+                // Only a window with the same lineage can advance.
                 Ok(Followed::Waiting | Followed::Advanced { .. }) => return Ok(()),
                 Err(error) if is_full(&error) => tokio::time::sleep(retry.refused(&error)).await,
                 Err(error) if may_pass(&error) => {
@@ -234,7 +242,7 @@ impl SyncDriver {
         Ok(())
     }
 
-    /// Remembers the checkpoint if the chain just fixed one for the held state.
+    /// Remembers the checkpoint if the chain has just fixed one for the held state.
     async fn note_checkpoint(&mut self) -> Result<(), SyncError> {
         let run = self.follower.chain.run(self.follower.run.id).await?;
         if let Some(checkpoint) = run.checkpoint.filter(|checkpoint| checkpoint.window == self.state.window) {
@@ -244,8 +252,8 @@ impl SyncDriver {
         Ok(())
     }
 
-    /// Compares the state that was held with the checkpoint, once a mirror has it (PROT-20). A difference is repaired
-    /// piece by piece, or, if the model has moved on, by fetching the checkpoint and following again.
+    /// Compares the remembered state with its checkpoint once a mirror has it (PROT-20). Repairs a difference piece by
+    /// piece or, if the model has advanced, by fetching the checkpoint and following again.
     async fn compare_with_checkpoint(&mut self, journal: &mut Journal) -> Result<(), SyncError> {
         let Some((checkpoint, held)) = self.unchecked else { return Ok(()) };
         let repaired = match self.follower.compare(&mut self.state, &checkpoint, &held).await {
@@ -304,7 +312,7 @@ impl SyncDriver {
     }
 }
 
-/// The saved state, or its backup if a row of the newest is lost.
+/// Loads the saved state, or its backup if a row of the newest is missing or damaged.
 fn load(path: &Path, run: RunId, values: usize, storage: &Storage) -> Result<Option<ModelState>, StateError> {
     match ModelState::load(path, run, values, storage) {
         Err(error @ StateError::Row { .. }) => {
@@ -320,23 +328,26 @@ fn may_pass(error: &FollowError) -> bool {
     matches!(error, FollowError::Update { .. } | FollowError::Checkpoint(_))
 }
 
-/// Completes when block `at` is finalised or the chain is gone; never without `at`.
+/// Completes when block `at` is finalised or the chain's connection has ended; never without `at`.
 fn reached(mut heads: watch::Receiver<Head>, at: Option<Block>) -> BoxFuture<'static, ()> {
     let Some(at) = at else { return Box::pin(future::pending()) };
     Box::pin(async move {
-        // The caller notices a chain that is gone as it waits for the next block.
+        // The caller notices the end of the connection when it waits for the next block.
         let _ = heads.wait_for(|head| at <= head.block).await;
     })
 }
 
-/// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's own
-/// hash known.
+/// Waits until a block above `block` is finalised. Calls included up to `block` are then final, and the block's own
+/// hash is known.
+///
+/// # Errors
+/// If the connection to the chain has ended.
 #[tracing::instrument(name = "wait", target = "profile", level = "trace", skip_all)]
 pub async fn wait_past(heads: &mut watch::Receiver<Head>, block: Block) -> Result<(), ChainError> {
     until_past(heads, block).await
 }
 
-/// As [`wait_past`], without a span.
+/// Waits like [`wait_past`], without a span.
 pub(crate) async fn until_past(heads: &mut watch::Receiver<Head>, block: Block) -> Result<(), ChainError> {
     heads
         .wait_for(|head| block < head.block)
@@ -345,7 +356,10 @@ pub(crate) async fn until_past(heads: &mut watch::Receiver<Head>, block: Block) 
     Ok(())
 }
 
-/// Waits for the next finalised block, but not for long.
+/// Waits for the next finalised block, for a short time at most.
+///
+/// # Errors
+/// If the connection to the chain has ended.
 #[tracing::instrument(name = "wait", target = "profile", level = "trace", skip_all)]
 pub async fn wait_briefly(heads: &mut watch::Receiver<Head>) -> Result<(), ChainError> {
     match tokio::time::timeout(LOOK_AGAIN, heads.changed()).await {

@@ -1,7 +1,7 @@
-//! A checkpoint being fetched, on the disk: each piece at its offset, in whatever order they arrive.
+//! A partially fetched checkpoint on the disk: each piece at its offset, in any order of arrival.
 //!
 //! There is no list of complete pieces: a piece is complete if its bytes have the digest in the voted manifest. So a
-//! killed process, or a machine after a power cut, resumes with the right part of the file.
+//! killed process, or a machine after a power failure, resumes with the valid part of the file.
 
 use crate::{
     durable::{FileError, with_need},
@@ -18,7 +18,7 @@ use std::{
 };
 use tokio::io::{AsyncSeekExt as _, AsyncWriteExt as _};
 
-/// Where each piece lies in rows of `values` values. Pieces are numbered through all rows.
+/// The positions of pieces in rows of `values` values. Pieces are numbered through all rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub values: usize,
@@ -29,14 +29,14 @@ impl Layout {
         self.values.div_ceil(lineage::PIECE_VALUES)
     }
 
-    /// The row of a piece, where in the row it begins, and how many values it has.
+    /// Returns a piece's row, its start in the row, and its number of values.
     pub fn at(self, index: usize) -> (usize, usize, usize) {
         let of_row = self.pieces_of_row().max(1);
         let start = index % of_row * lineage::PIECE_VALUES;
         (index / of_row, start, lineage::PIECE_VALUES.min(self.values - start))
     }
 
-    /// Where a piece begins in a file of all rows, and how long it is, in bytes.
+    /// Returns a piece's offset in a file of all rows and its length, in bytes.
     fn in_file(self, index: usize) -> (u64, usize) {
         let (row, start, length) = self.at(index);
         (4 * (row as u64 * self.values as u64 + start as u64), 4 * length)
@@ -48,12 +48,12 @@ pub(crate) struct Partial {
     path: PathBuf,
     file: tokio::fs::File,
     layout: Layout,
-    /// Of the whole file.
+    /// Size of the whole file.
     bytes: u64,
 }
 
 impl Partial {
-    /// Opens the file of `rows` rows, with the pieces of a killed process.
+    /// Opens or creates the file of `rows` rows, and keeps the pieces of a killed process.
     pub async fn open(path: &Path, layout: Layout, rows: u64) -> Result<Partial, FileError> {
         let bytes = (layout.values as u64).saturating_mul(4).saturating_mul(rows);
         let failed = |source| not_written(path, bytes, source);
@@ -65,7 +65,7 @@ impl Partial {
         Ok(Partial { path: path.to_owned(), file, layout, bytes })
     }
 
-    /// Which of these pieces are not in the file. Reads all of it.
+    /// Returns which of these pieces are missing in the file. Reads the whole file.
     pub async fn missing(&self, digests: Vec<Digest>) -> Result<Vec<usize>, FileError> {
         let (path, layout) = (self.path.clone(), self.layout);
         on_a_thread(self.path.clone(), move || {
@@ -82,15 +82,15 @@ impl Partial {
         .await
     }
 
-    /// Waits until everything is on the disk.
+    /// Syncs the file to the disk.
     pub async fn sync(&mut self) -> Result<(), FileError> {
         let failed = |source| not_written(&self.path, self.bytes, source);
         self.file.flush().await.map_err(failed)?;
         self.file.sync_all().await.map_err(failed)
     }
 
-    /// The values of one row, each piece checked once more as it is copied into `storage`; `None` where one has changed
-    /// since it was written.
+    /// Returns the values of one row and checks each piece again while it is copied into `storage`; `None` if one has
+    /// changed since it was written.
     pub async fn row(
         &self,
         row: usize,
@@ -125,17 +125,17 @@ impl PieceSink for Partial {
         let (at, _) = self.layout.in_file(index);
         self.file.seek(SeekFrom::Start(at)).await.map_err(failed)?;
         self.file.write_all(bytes).await.map_err(failed)?;
-        // Flushed bytes outlive this process; pieces lost by a power cut are fetched again.
+        // Flushed bytes outlive this process; pieces lost by a power failure are fetched again.
         self.file.flush().await.map_err(failed)
     }
 }
 
-/// The file is `bytes` long once it is whole.
+/// Returns the error of a failed write to a file that needs `bytes` bytes.
 fn not_written(path: &Path, bytes: u64, source: io::Error) -> FileError {
     FileError::Write { path: path.to_owned(), source: with_need(source, bytes) }
 }
 
-/// Reads a piece into `bytes`; false where the file ends before it does.
+/// Reads a piece into `bytes`; returns false if the file is too short.
 fn read_piece(file: &mut fs::File, layout: Layout, index: usize, bytes: &mut Vec<u8>) -> io::Result<bool> {
     let (at, length) = layout.in_file(index);
     file.seek(SeekFrom::Start(at))?;
@@ -202,7 +202,7 @@ mod tests {
             assert_eq!(row(1, all[2..].to_vec()).await, rows().1.into());
         }
 
-        // A bit that the disk lost is missed, and nothing else.
+        // A bit flipped by the disk is detected, and nothing else.
         let mut bytes = fs::read(&path).unwrap();
         bytes[4 * VALUES + 7] ^= 1;
         fs::write(&path, bytes).unwrap();
@@ -220,7 +220,7 @@ mod tests {
         assert!(!crate::durable::is_full(&refused), "room would not help");
     }
 
-    /// The system's own full disk.
+    /// Uses the system's own full disk.
     #[cfg(target_os = "linux")]
     #[tokio::test]
     async fn a_full_disk_is_called_full_with_what_the_whole_file_needs() {

@@ -1,8 +1,8 @@
-//! Fetches named pieces from all mirrors at once, and hands on each one whose digest is right.
+//! Fetches named pieces from all mirrors concurrently, and passes on each piece with the right digest.
 //!
 //! At most [`AT_ONCE`] pieces are in memory. `shares` chooses the mirrors; this module waits for them. Near the end, a
-//! piece that takes long is requested a second time, from a faster mirror, so that the slowest mirror does not decide
-//! the total time.
+//! slow piece is requested a second time, from a faster mirror, so that the slowest mirror does not decide the total
+//! time.
 
 use crate::{
     durable::FileError,
@@ -28,25 +28,25 @@ use store::{
 };
 use tokio::time::Instant;
 
-/// Pieces in flight at once, of a MiB each.
+/// Maximum number of pieces in flight, of 1 MiB each.
 pub const AT_ONCE: usize = 8;
-/// Between two checks of missing pieces, when all are requested.
+/// Interval between checks for late pieces, when all are requested.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// Between two lines in the log.
+/// Interval between lines in the log.
 const SAY_AGAIN: Duration = Duration::from_secs(5);
 
 /// One piece to fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Its place in the row.
+    /// Index of the piece in the row.
     pub index: usize,
     pub digest: Digest,
 }
 
-/// Takes pieces in any order.
+/// Receives pieces in any order.
 #[async_trait]
 pub trait PieceSink: Send {
-    /// Takes bytes with the digest of this index.
+    /// Receives bytes with the digest of this index.
     async fn put(&mut self, index: usize, bytes: &Bytes) -> Result<(), FileError>;
 }
 
@@ -61,9 +61,9 @@ pub enum PiecesError {
 /// The result of a fetch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Pieces that were there already.
+    /// Pieces that were already present.
     pub at_hand: usize,
-    /// Fetched pieces, each counted once although several places may need it.
+    /// Fetched pieces, each counted once even if several places need it.
     pub fetched: usize,
     pub mirrors: Vec<Share>,
 }
@@ -90,19 +90,22 @@ impl Report {
 /// A piece that has not arrived yet.
 #[derive(Default)]
 struct Flight {
-    /// Where it belongs; the same bytes may belong in several places.
+    /// Positions of the piece; the same bytes may belong to several.
     indices: Vec<usize>,
     /// The mirrors that were asked for it.
     asked: BTreeSet<usize>,
     failures: Vec<Failure>,
-    /// Requests in flight: mirror, since when, and how to stop it.
+    /// Requests in flight: mirror, start time, and handle to abort it.
     requests: Vec<(usize, Duration, AbortHandle)>,
 }
 
-/// A piece, the mirror that was asked for it, and its answer; `None` if the request was stopped.
+/// A piece, the mirror that was asked for it, and its answer; `None` for an aborted request.
 type Answer = (Digest, usize, Option<Result<Bytes, FetchError>>);
 
-/// Fetches `wanted` into `place`. On an error, fetched pieces stay there and need not be fetched again.
+/// Fetches `wanted` into `place`.
+///
+/// # Errors
+/// If all mirrors fail to deliver a piece, or `place` cannot store one. Pieces fetched before are kept in `place`.
 pub async fn fetch_pieces(
     fetch: &dyn Fetch,
     mirrors: &Mirrors,
@@ -142,7 +145,7 @@ struct PieceFetch<'a> {
     shares: Shares,
     /// The pieces that have not arrived yet.
     flights: BTreeMap<Digest, Flight>,
-    /// Pieces to request: new ones, and those that no mirror delivered yet.
+    /// Pieces to request: new ones, and those that no mirror has delivered yet.
     queue: VecDeque<Digest>,
     answers: FuturesUnordered<BoxFuture<'a, Answer>>,
     began: Instant,
@@ -202,8 +205,8 @@ impl<'a> PieceFetch<'a> {
         }));
     }
 
-    /// Waits for an answer. When nothing is queued, it waits only [`LOOK_AGAIN`], then requests late pieces a second
-    /// time and returns `None`.
+    /// Waits for an answer. With an empty queue, it waits only [`LOOK_AGAIN`], then requests late pieces a second time
+    /// and returns `None`.
     async fn next_answer(&mut self) -> Option<Answer> {
         if !self.queue.is_empty() {
             return self.answers.next().await;
@@ -217,7 +220,7 @@ impl<'a> PieceFetch<'a> {
         }
     }
 
-    /// Records that a piece arrived, and stops its other requests. Returns where it belongs.
+    /// Records that a piece arrived, and aborts its other requests. Returns its positions.
     fn arrived(&mut self, digest: &Digest, mirror: usize, bytes: usize) -> Vec<usize> {
         let now = self.began.elapsed();
         self.shares.gave(mirror, bytes as u64, now);
@@ -229,7 +232,7 @@ impl<'a> PieceFetch<'a> {
         flight.indices
     }
 
-    /// Records that a request failed, and queues its piece if it was the only one.
+    /// Records a failed request, and queues its piece again if no other request is in flight.
     fn failed(&mut self, digest: Digest, mirror: usize, error: FetchError) {
         self.shares.failed(mirror, error.clone(), self.began.elapsed());
         let Some(flight) = self.flights.get_mut(&digest) else { return };
@@ -242,8 +245,8 @@ impl<'a> PieceFetch<'a> {
         }
     }
 
-    /// Pieces to request a second time, and the mirrors: those in flight for longer than twice the time that another
-    /// mirror should need.
+    /// Returns the pieces to request a second time, with their mirrors: those in flight for more than twice the
+    /// expected time of another mirror.
     fn late(&self) -> Vec<(Digest, usize)> {
         let now = self.began.elapsed();
         let mut late = Vec::new();
@@ -251,7 +254,7 @@ impl<'a> PieceFetch<'a> {
             let [(_, since, _)] = flight.requests[..] else { continue };
             let Some(other) = self.shares.choose(&flight.asked) else { continue };
             let waited = now.saturating_sub(since);
-            // Without a measured rate, one second.
+            // One second if no rate has been measured.
             let expected = self.shares.seconds_for(other, lineage::PIECE_BYTES);
             let patience = expected.map_or(1.0, |seconds| 2.0 * seconds);
             if self.shares.mirrors()[other].lies == 0 && patience < waited.as_secs_f64() {
@@ -264,7 +267,7 @@ impl<'a> PieceFetch<'a> {
     }
 }
 
-/// Pieces as values in memory: rows of equal length, one behind the other.
+/// Pieces as values in memory: rows of equal length, one after the other.
 pub(crate) struct InMemory<'a> {
     pub rows: Vec<&'a mut [f32]>,
 }
@@ -274,7 +277,7 @@ impl PieceSink for InMemory<'_> {
     async fn put(&mut self, index: usize, bytes: &Bytes) -> Result<(), FileError> {
         let layout = Layout { values: self.rows.first().map_or(0, |row| row.len()) };
         let (row, start, length) = layout.at(index);
-        // The manifest's root fixes the digests, the digest fixes the bytes: what has the digest has the length.
+        // The manifest's root fixes the digests, which fix the bytes and so their length.
         for (value, bytes) in self.rows[row][start..start + length].iter_mut().zip(bytes.as_chunks::<4>().0) {
             *value = f32::from_le_bytes(*bytes);
         }

@@ -1,38 +1,38 @@
-//! Chooses the mirror for the next piece, by arithmetic over the mirrors' past. `pieces` waits for the answers.
+//! Chooses the mirror for the next piece from the mirrors' past performance. `pieces` waits for the answers.
 //!
-//! A piece is requested from the mirror that should deliver it first: its pieces in flight plus one, over its measured
-//! rate. An unmeasured mirror counts as fast as the fastest, so each is tried. Each failure in a row halves a mirror's
-//! rate. A mirror that gave wrong bytes is asked last: its next piece would be checked too, but each check costs a
-//! download.
+//! A piece is requested from the mirror that should deliver it first: its pieces in flight plus one, divided by its
+//! measured rate. An unmeasured mirror counts as fast as the fastest, so that each is tried. Each consecutive failure
+//! halves a mirror's rate. A mirror that served wrong bytes is asked last: its pieces are checked too, but each check
+//! costs a download.
 
 use std::{collections::BTreeSet, time::Duration};
 use store::FetchError;
 
-/// How much of the past stays in a mirror's measured rate with each new piece.
+/// Decay factor of a mirror's measured rate per answer.
 const MEMORY: f64 = 0.8;
-/// Failures in a row that are counted.
+/// Maximum number of consecutive failures that count.
 const IN_A_ROW_MAX: u32 = 20;
 
-/// The past of one mirror, and its expected rate.
+/// The past performance of one mirror, and its expected rate.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Share {
     pub base: String,
-    /// Right pieces that it delivered.
+    /// Number of correct pieces that it delivered.
     pub pieces: u64,
-    /// Their bytes.
+    /// Total size of these pieces, in bytes.
     pub bytes: u64,
-    /// Failed requests.
+    /// Number of failed requests.
     pub failures: u64,
-    /// Of these, wrong bytes.
+    /// Number of failures with wrong bytes.
     pub lies: u64,
-    /// Why the last one failed.
+    /// The last failure.
     pub last_failure: Option<FetchError>,
     in_flight: u32,
     in_a_row: u32,
-    /// Bytes given, and seconds in which something was asked of it, both fading.
+    /// Delivered bytes, and seconds with requests in flight, both decaying.
     recent_bytes: f64,
     recent_seconds: f64,
-    /// Since when its time counts: it was idle before, or gave something then.
+    /// Start of the time that is not yet counted: the first request after idle time, or the last answer.
     busy_since: Duration,
 }
 
@@ -41,13 +41,13 @@ impl Share {
         Share { base: base.to_owned(), ..Share::default() }
     }
 
-    /// Bytes per second; `None` before the first piece.
+    /// Returns the rate in bytes per second; `None` before the first piece.
     fn rate(&self) -> Option<f64> {
         (self.recent_bytes > 0.0).then(|| self.recent_bytes / self.recent_seconds.max(1e-6))
     }
 }
 
-/// All mirrors, in the order in which they are preferred where nothing is known. Times are since the beginning.
+/// All mirrors, in the order of preference without measurements. Times are measured from the start of the fetch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shares {
     mirrors: Vec<Share>,
@@ -62,7 +62,7 @@ impl Shares {
         &self.mirrors
     }
 
-    /// The mirror to ask, without those in `asked`; `None` if all were.
+    /// Returns the mirror to ask, except those in `asked`; `None` if all were asked.
     pub fn choose(&self, asked: &BTreeSet<usize>) -> Option<usize> {
         let left = || (0..self.mirrors.len()).filter(|mirror| !asked.contains(mirror));
         let honest = left().any(|mirror| self.mirrors[mirror].lies == 0);
@@ -71,7 +71,7 @@ impl Shares {
             .min_by(|one, other| self.expected(*one).total_cmp(&self.expected(*other)))
     }
 
-    /// In how many seconds a mirror would have given one more piece, up to a factor that is the same for all.
+    /// Returns the time in which a mirror should deliver one more piece, up to a factor that all mirrors share.
     pub fn expected(&self, mirror: usize) -> f64 {
         let share = &self.mirrors[mirror];
         let fastest = self.mirrors.iter().filter_map(Share::rate).fold(1e-6, f64::max);
@@ -79,7 +79,7 @@ impl Shares {
         f64::from(share.in_flight + 1) / rate * f64::from(1u32 << share.in_a_row)
     }
 
-    /// The same for `bytes`, in seconds; `None` if no mirror has been measured.
+    /// Returns the time in which a mirror should deliver `bytes`, in seconds; `None` if no mirror has been measured.
     pub fn seconds_for(&self, mirror: usize, bytes: usize) -> Option<f64> {
         let is_measured = self.mirrors.iter().any(|share| share.rate().is_some());
         is_measured.then(|| self.expected(mirror) * bytes as f64)
@@ -93,7 +93,7 @@ impl Shares {
         share.in_flight += 1;
     }
 
-    /// Records a right piece.
+    /// Records a correct piece.
     pub fn gave(&mut self, mirror: usize, bytes: u64, now: Duration) {
         let share = self.answered(mirror, now);
         share.pieces += 1;
@@ -111,10 +111,10 @@ impl Shares {
         share.last_failure = Some(error);
     }
 
-    /// Records that another mirror was faster: this lowers its rate, and is no failure.
+    /// Records that another mirror was faster. Lowers the rate, but does not count as a failure.
     pub fn given_up(&mut self, mirror: usize, now: Duration) {
         let share = self.answered(mirror, now);
-        // Unmeasured, it would be taken for one of the fastest again.
+        // Without a measurement it would again count as one of the fastest.
         share.recent_bytes = share.recent_bytes.max(1.0);
     }
 
@@ -140,8 +140,8 @@ mod tests {
         FetchError::WrongDigest { expected: Digest([0; 32]), got: Digest([1; 32]) }
     }
 
-    /// Pieces that each mirror gives in a download with `at_once` requests in flight. A mirror gives one piece after
-    /// the other, each in as many seconds as `seconds` says; a negative number means that it lies, after so long.
+    /// Simulates a download with `at_once` requests in flight. A mirror delivers one piece after the other, each in
+    /// the number of `seconds` given; a negative number means wrong bytes after that time.
     fn download(seconds: &[f64], pieces: u64, at_once: usize) -> Shares {
         let names: Vec<String> = (0..seconds.len()).map(|index| index.to_string()).collect();
         let mut shares = Shares::new(names.iter().map(String::as_str));

@@ -1,25 +1,25 @@
-//! The collector, as the standard variables of OpenTelemetry name it.
+//! The collector, configured by the standard variables of OpenTelemetry.
 
 use chain_client::is_private;
 use percent_encoding::percent_decode_str;
 use std::time::Duration;
 use store::{HttpPoster, PostError};
 
-/// The URL that takes traces.
+/// Variable with the URL for traces.
 const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
-/// The URL of a collector, which takes traces at `/v1/traces` below it.
+/// Variable with the URL of a collector, which receives traces at `/v1/traces` below it.
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
-/// The variables for headers and for the protocol: of traces first, and then of all that is exported.
+/// Variables for headers and for the protocol: the one for traces first, then the one for all signals.
 const HEADERS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"];
 const PROTOCOL: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
-/// For one report and its answer.
+/// Time limit of one report and its answer.
 const POST_WITHIN: Duration = Duration::from_secs(10);
 
-/// Where traces are sent.
+/// The destination of traces.
 #[derive(Debug)]
 pub struct Collector {
     pub(super) poster: HttpPoster,
-    /// The variable that names it.
+    /// The variable that names the collector.
     pub(super) variable: &'static str,
 }
 
@@ -41,12 +41,12 @@ pub enum CollectorError {
     Protocol { variable: &'static str, protocol: String },
 }
 
-/// Whether the environment names a collector.
+/// Returns whether the environment names a collector.
 pub(super) fn is_named(variable: impl Fn(&str) -> Option<String>) -> bool {
     named(variable).is_some()
 }
 
-/// The variable that names a collector, and the URL that takes traces.
+/// Returns the variable that names a collector, and the URL for traces.
 fn named(variable: impl Fn(&str) -> Option<String>) -> Option<(&'static str, String)> {
     let set = |name| set(&variable, name);
     if set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
@@ -56,16 +56,16 @@ fn named(variable: impl Fn(&str) -> Option<String>) -> Option<(&'static str, Str
     whole.or_else(|| Some((ENDPOINT, format!("{}/v1/traces", set(ENDPOINT)?.trim_end_matches('/')))))
 }
 
-/// A variable's value, if it has one.
+/// Returns a variable's value, if it is not empty.
 fn set(variable: impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
     variable(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
 impl Collector {
-    /// The collector that the environment names, if it names one.
+    /// Returns the collector that the environment names, if any.
     ///
     /// # Errors
-    /// If it cannot be used. No error holds a header's value.
+    /// If the collector cannot be used. No error contains a header's value.
     pub fn from_environment() -> Result<Option<Collector>, CollectorError> {
         Collector::open(|name| std::env::var(name).ok())
     }
@@ -77,7 +77,7 @@ impl Collector {
         let first =
             |names: [&'static str; 2]| names.into_iter().find_map(|name| Some((name, set(&variable, name)?)));
         if let Some((variable, protocol)) = first(PROTOCOL)
-            // A collector takes both at the same port.
+            // A collector accepts both at the same port.
             && !["http/json", "http/protobuf"].contains(&protocol.as_str())
         {
             return Err(CollectorError::Protocol { variable, protocol });
@@ -96,12 +96,12 @@ impl Collector {
     }
 }
 
-/// Reads `NAME=VALUE,…`, with values as in a URL.
+/// Parses `NAME=VALUE,…`, with percent-encoded values.
 fn headers(text: &str) -> Option<Vec<(String, String)>> {
     let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
     let header = |part: &str| {
         let (name, value) = part.split_once('=')?;
-        // Otherwise it may be a secret, for which no error may show it.
+        // An invalid name may be a secret in the wrong place, so errors do not show it.
         name.trim()
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))

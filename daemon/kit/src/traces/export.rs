@@ -1,28 +1,28 @@
-//! Sends spans to the collector, and keeps the newest while it is away.
+//! Sends spans to the collector, and keeps the newest while it is unavailable.
 
 use super::{Collector, EndedSpan, Shared, otlp};
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 use store::{PostError, error_chain};
 
-/// Spans that wait to be sent, at most: some hundred windows.
+/// Maximum number of spans in the queue: some hundred windows.
 pub(super) const QUEUE_MAX: usize = 4096;
-/// Spans in a request.
+/// Maximum number of spans in a request.
 const BATCH_MAX: usize = 512;
-/// Between two requests.
+/// Interval between requests.
 const SEND_EVERY: Duration = Duration::from_secs(1);
-/// The longest time between two requests while the collector is away.
+/// Maximum interval between requests while the collector is unavailable.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// Spans that have ended.
+/// Ended spans that are to be sent.
 #[derive(Default)]
 pub(super) struct Queue {
     spans: VecDeque<EndedSpan>,
-    /// Spans that were not sent, since it was last said.
+    /// Number of dropped spans since the last log line about them.
     dropped: u64,
 }
 
 impl Queue {
-    /// Adds a span. If there are too many, the oldest goes.
+    /// Adds a span. Drops the oldest one if the queue is full.
     pub fn push(&mut self, span: EndedSpan) {
         self.spans.push_back(span);
         if QUEUE_MAX < self.spans.len() {
@@ -31,13 +31,13 @@ impl Queue {
         }
     }
 
-    /// Takes the oldest spans, as many as go into a request.
+    /// Takes the oldest spans, at most one request's.
     pub fn take(&mut self) -> Vec<EndedSpan> {
         let count = self.spans.len().min(BATCH_MAX);
         self.spans.drain(..count).collect()
     }
 
-    /// Puts spans back that were taken, as far as there is room.
+    /// Returns taken spans to the queue, as far as there is space.
     fn give_back(&mut self, batch: Vec<EndedSpan>) {
         for span in batch.into_iter().rev() {
             if self.spans.len() < QUEUE_MAX {
@@ -49,15 +49,15 @@ impl Queue {
     }
 }
 
-/// The task that sends.
+/// The task that sends spans.
 pub(super) struct Exporter {
     collector: Collector,
     resource: serde_json::Value,
     shared: Arc<Shared>,
     send_every: Duration,
-    /// The last request was not taken, which has been said.
+    /// Whether the last request failed, which has been logged.
     is_failing: bool,
-    /// That a part of a request was not taken has been said.
+    /// Whether a partial refusal has been logged.
     is_partial: bool,
 }
 
@@ -72,7 +72,7 @@ impl Exporter {
         Exporter { send_every, ..self }
     }
 
-    /// Sends what has ended, until the program ends.
+    /// Sends ended spans until the program ends.
     pub async fn run(mut self) {
         let mut wait = self.send_every;
         loop {
@@ -90,7 +90,7 @@ impl Exporter {
         }
     }
 
-    /// Sends until the queue is empty. Returns false if the collector did not take something.
+    /// Sends until the queue is empty. Returns false if a request failed.
     async fn send_all(&mut self) -> bool {
         loop {
             let batch = self.shared.queue().take();

@@ -1,11 +1,11 @@
-//! Spans as OTLP in JSON: `opentelemetry/proto/collector/trace/v1`, with numbers of 64 bits as texts.
+//! Spans as OTLP in JSON: `opentelemetry/proto/collector/trace/v1`, with 64-bit numbers as strings.
 
 use super::{EndedSpan, TEXT_MAX, TracedSeat, Value};
 use bytes::Bytes;
 use serde_json::{Value as Json, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What all spans of a process have in common.
+/// Returns the common attributes of all spans of a process.
 pub(super) fn resource(seat: &TracedSeat, instance: &[u8; 32]) -> Json {
     let TracedSeat { genesis, run, role, uid } = seat;
     let text = |key, text: String| attribute(key, &Value::Text(text));
@@ -20,7 +20,7 @@ pub(super) fn resource(seat: &TracedSeat, instance: &[u8; 32]) -> Json {
     ] })
 }
 
-/// The body of a request with these spans.
+/// Returns the body of a request with these spans.
 pub(super) fn request(resource: &Json, spans: &[EndedSpan]) -> Bytes {
     let spans: Vec<Json> = spans.iter().map(span).collect();
     let scope = json!({ "name": "mettle", "version": env!("CARGO_PKG_VERSION") });
@@ -29,7 +29,7 @@ pub(super) fn request(resource: &Json, spans: &[EndedSpan]) -> Bytes {
     request.to_string().into()
 }
 
-/// Spans that the collector did not take although it answered well, and why.
+/// Returns the number of spans that the collector rejected in a successful reply, and the reason.
 pub(super) fn refused(reply: &[u8]) -> Option<(u64, String)> {
     let reply: Json = serde_json::from_slice(reply).ok()?;
     let partial = reply.get("partialSuccess")?;
@@ -45,7 +45,7 @@ fn span(span: &EndedSpan) -> Json {
         "traceId": hex(&span.trace),
         "spanId": hex(&span.id),
         "name": span.name,
-        // Internal: neither sends nor serves a request that another span waits for.
+        // Internal: the span neither sends nor serves a request.
         "kind": 1,
         "startTimeUnixNano": nanoseconds(span.begin, Duration::ZERO),
         "endTimeUnixNano": nanoseconds(span.begin, span.duration),

@@ -1,4 +1,4 @@
-//! Spans as they are recorded, and a collector that takes them, refuses them, hangs or is away.
+//! Recorded spans, and a collector that accepts or refuses them, hangs or is unavailable.
 
 use super::{collector, export::QUEUE_MAX, *};
 use serde_json::Value as Json;
@@ -25,7 +25,7 @@ fn traced() -> Arc<Shared> {
     shared
 }
 
-/// Runs `work` under the layer, and returns the spans that ended, by their names.
+/// Runs `work` under the layer, and returns the ended spans by name.
 fn spans_of(shared: &Arc<Shared>, work: impl FnOnce()) -> HashMap<&'static str, EndedSpan> {
     let subscriber = tracing_subscriber::registry().with(layer_of(shared.clone()));
     tracing::subscriber::with_default(subscriber, work);
@@ -38,7 +38,7 @@ fn the_id_of_a_trace_is_that_of_chain_run_and_window() {
     let preimage = [&[7; 32][..], &3u32.to_le_bytes(), &9u32.to_le_bytes()].concat();
     assert_eq!(id(7, 3, 9), blake3::hash(&preimage).as_bytes()[..16]);
     assert!(id(7, 3, 9) != id(8, 3, 9) && id(7, 3, 9) != id(7, 4, 9) && id(7, 3, 9) != id(7, 3, 10));
-    // Another seat of the run has the same trace, and another root.
+    // Another seat of the run has the same trace and another root.
     let sources = [SEAT, TracedSeat { role: Role::Validator, uid: Uid(6), ..SEAT }].map(Source::new);
     assert_eq!(sources[0].trace(9), sources[1].trace(9));
     assert_ne!(sources[0].root(9), sources[1].root(9));
@@ -48,7 +48,7 @@ fn the_id_of_a_trace_is_that_of_chain_run_and_window() {
 fn a_span_has_the_trace_of_its_window_and_the_parent_of_the_same_window() {
     let shared = traced();
     let spans = spans_of(&shared, || {
-        // Before a window, and of an engine.
+        // Outside a window, or a span of an engine.
         drop(span!("wait"));
         drop(tracing::trace_span!(target: "profile", "step", window = 7u32));
         drop(tracing::debug_span!(target: "other", "other", window = 7u32));
@@ -58,7 +58,7 @@ fn a_span_has_the_trace_of_its_window_and_the_parent_of_the_same_window() {
                 drop(span!("save", ratio = 0.5, whole = true, name = "x", none = f64::NAN));
             });
             span!("follow", window = 7u32).in_scope(|| drop(span!("upload", window = 8u32)));
-            // A thread has no span around it.
+            // A new thread has no enclosing span.
             std::thread::scope(|scope| {
                 let dispatch = tracing::dispatcher::get_default(Clone::clone);
                 scope.spawn(move || {
@@ -193,7 +193,7 @@ fn the_standard_variables_name_the_collector() {
     assert_eq!(url(&[(ENDPOINT, "https://tempo.example/otlp/")]), at("https://tempo.example/otlp/v1/traces"));
     assert_eq!(url(&[(ENDPOINT, "http://a"), (traces, "http://b/c")]), at("http://b/c"));
     assert_eq!(url(&[(ENDPOINT, "http://a"), ("OTEL_SDK_DISABLED", "true")]), None);
-    // What is said of traces goes before what is said of everything.
+    // Variables for traces override those for all signals.
     let protocols = [("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), (TRACES_PROTOCOL, "http/protobuf")];
     assert_eq!(
         url(&[(ENDPOINT, "http://localhost"), protocols[0], protocols[1]]),
@@ -237,7 +237,7 @@ async fn request(stream: &mut TcpStream) -> Option<(String, Json)> {
     Some((head, serde_json::from_slice(&body).unwrap()))
 }
 
-/// Answers every request with what `answers` say, in turn; the last one stays. An empty answer is none at all.
+/// Answers each request with the next of `answers`, then repeats the last one. An empty answer means no answer.
 async fn serve(listener: TcpListener, answers: &'static [&'static str], seen: mpsc::Sender<(String, Json)>) {
     let mut turn = 0;
     let mut held = Vec::new();
@@ -260,7 +260,7 @@ const TAKEN: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
 const BUSY: &str = "HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n";
 const REFUSED: &str = "HTTP/1.1 400 No\r\ncontent-length: 0\r\n\r\n";
 
-/// An exporter that sends every 5 ms to a collector with these answers, and what the collector is sent.
+/// Returns an exporter that sends every 5 ms to a collector with these answers, and the requests of the collector.
 async fn collector(answers: &'static [&'static str]) -> (Arc<Shared>, mpsc::Receiver<(String, Json)>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -324,7 +324,7 @@ async fn a_collector_is_sent_otlp_in_json() {
     assert!(time(root, "startTimeUnixNano") <= time(train, "startTimeUnixNano"));
     assert!(time(train, "endTimeUnixNano") <= time(root, "endTimeUnixNano"));
     assert_eq!(attribute(root, "mettle.window"), serde_json::json!({ "intValue": "7" }));
-    // What ends later goes with the flush.
+    // A span that ends later is sent by the flush.
     window(&shared, 8);
     shared.flush().await;
     assert_eq!(spans(&requests.recv().await.unwrap().1).len(), 2);
@@ -352,9 +352,9 @@ async fn a_collector_that_hangs_or_is_away_delays_the_end_by_less_than_a_second(
     let (shared, mut requests) = collector(&[""]).await;
     window(&shared, 7);
     requests.recv().await.unwrap();
-    // It holds the first request, and spans are taken in meanwhile.
+    // The collector holds the first request, and spans are still accepted.
     (8..108).for_each(|of| window(&shared, of));
-    // In virtual time, which a busy machine does not change.
+    // Virtual time does not depend on the load of the machine.
     tokio::time::pause();
     let began = tokio::time::Instant::now();
     shared.flush().await;
@@ -366,10 +366,10 @@ async fn a_collector_that_hangs_or_is_away_delays_the_end_by_less_than_a_second(
     let shared = Arc::<Shared>::default();
     open(&[(ENDPOINT, &endpoint)]).unwrap().unwrap().follow_in(&shared, SEAT);
     window(&shared, 7);
-    // Its connection is refused, which is not waited for: it does not try again.
+    // The connection is refused, and the flush does not try again.
     tokio::time::timeout(Duration::from_secs(60), shared.flush()).await.expect("the flush ends");
     assert!(!shared.queue().take().is_empty(), "they are kept");
-    // Without an exporter there is nothing to wait for.
+    // Without an exporter the flush returns immediately.
     shared.flush().await;
 }
 
