@@ -1,9 +1,9 @@
-//! How long a validator looks for near-duplicates in a window, beside one pair after the other.
+//! Measures a validator's search for near-duplicates in a window, compared with a pairwise search.
 //!
 //!     cargo bench -p mettle-benches --features criterion --bench near_duplicates
 //!
 //! Four windows are kept, so 1,000 contributions per window are four million pairs. `copies` is the worst case: every
-//! seat sends the same work, and no pair can be ruled out early.
+//! seat sends the same work, and no pair can be excluded early.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use gauntlet::{Sketch, Sketches};
@@ -15,10 +15,10 @@ use protocol::{
 use std::hint::black_box;
 
 const WINDOWS: u32 = 4;
-/// Entries of a contribution: several for each sum of a sketch.
+/// Number of entries of a contribution: several for each sum of a sketch.
 const ENTRIES: u32 = 16_384;
 
-/// Pseudo-random entries. Two names have independent ones.
+/// Returns pseudo-random entries, independent for different names.
 fn work(name: u64) -> Sparse {
     let mut state = name.wrapping_mul(2) + 1;
     let mut random = move || {

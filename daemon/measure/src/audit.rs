@@ -1,7 +1,7 @@
-//! Gets the facts of an audit from the chain and public buckets, and by repeating the validator's merge and
+//! Collects the facts of an audit from the chain and public buckets, and repeats the validator's merge and
 //! measurements.
 //!
-//! The window's model comes from the checkpoint before it and the updates since, or from `θ_0`; contributions from
+//! The window's model comes from the previous checkpoint and the updates since, or from `θ_0`; contributions from
 //! their miners or from the validators that attested them; losses from the dataset.
 
 use crate::{EvaluateError, Job, SEATS_TOGETHER, measure};
@@ -29,22 +29,22 @@ use std::{
     sync::Arc,
 };
 
-/// Windows in which the two receipts before a weight vote are looked for.
+/// Number of windows that are searched for the two receipts before a weight vote.
 const WEIGHT_VOTE_WINDOWS: u32 = 16;
 
-/// Audits with read access alone: no key, seat or saved state.
+/// Audits with read access only: no key, seat or saved state.
 pub struct Auditor {
     pub follower: Arc<Follower>,
     pub dataset: Arc<Dataset>,
-    /// `None` while it measures.
+    /// The evaluator; `None` during a measurement.
     pub evaluator: Option<Evaluator>,
     /// A saved model to start from, if it is not later than the window.
     pub model_at: Option<PathBuf>,
-    /// The model of the last window audited, with or without its merge-side buffer.
+    /// The model of the last audited window, with or without its error-feedback buffer.
     pub state: Option<ModelState>,
 }
 
-/// Why a receipt cannot be audited.
+/// Error of a receipt that cannot be audited.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     #[error("could not read the chain")]
@@ -67,10 +67,10 @@ pub enum AuditError {
 }
 
 impl Auditor {
-    /// The window.
+    /// Returns the view of a window.
     ///
     /// # Errors
-    /// If the chain does not know it, or has not finalised it.
+    /// If the chain does not have it, or has not finalised it.
     pub async fn window(&self, window: Window) -> Result<WindowView, AuditError> {
         let view = self.view(window).await?.ok_or(AuditError::NoWindow { window })?;
         if view.outcome.is_none() {
@@ -79,7 +79,10 @@ impl Auditor {
         Ok(view)
     }
 
-    /// Everything to compare the receipt of `uid` for a window with.
+    /// Returns all facts to compare with the receipt of `uid` for a window.
+    ///
+    /// # Errors
+    /// If the chain cannot be read, or there is no readable receipt of this validator.
     pub async fn facts(&mut self, view: &WindowView, uid: Uid) -> Result<Facts, AuditError> {
         let run = self.follower.run.clone();
         let seats = self.follower.chain.seats(run.id).await?;
@@ -131,7 +134,8 @@ impl Auditor {
         self.follower.chain.window(self.follower.run.id, window).await
     }
 
-    /// The validator's latest receipt on the chain before `window`, and the oldest window that the chain keeps.
+    /// Returns the validator's latest receipt on the chain before `window`, and the oldest window that the chain
+    /// keeps.
     async fn earlier(
         &self,
         window: Window,
@@ -152,7 +156,7 @@ impl Auditor {
         self.follower.chain.genesis()
     }
 
-    /// The window that is open at the latest finalised block.
+    /// Returns the window that is open at the latest finalised block.
     fn now(&self) -> Window {
         let head = self.follower.chain.heads().borrow().block;
         self.follower.run.params.schedule.window_at(head).unwrap_or(Window::FIRST)
@@ -166,7 +170,7 @@ impl Auditor {
             .map(|(_, receipt)| receipt)
     }
 
-    /// The contributions of the seats `named` that are in public buckets, and the finding for each.
+    /// Returns the contributions of the seats `named` that are in public buckets, and the finding for each.
     async fn contributions(
         &self,
         view: &WindowView,
@@ -201,7 +205,8 @@ impl Auditor {
         (held, found)
     }
 
-    /// The similarity of each pair of contributions held, and of each one and its reported near-duplicate.
+    /// Returns the similarity of each pair of available contributions, and of each one and its reported
+    /// near-duplicate.
     async fn alike(
         &self,
         view: &WindowView,
@@ -246,12 +251,12 @@ impl Auditor {
         alike
     }
 
-    /// The model of `window`; `None` if it cannot be rebuilt any more.
+    /// Returns the model of `window`; `None` if it can no longer be rebuilt.
     async fn model(&mut self, window: Window) -> Option<ModelState> {
         if self.state.as_ref().is_none_or(|state| state.window != window) {
             match self.rebuild(window).await {
                 Ok(state) => self.state = state,
-                // The model of another window stays: it may be the nearest to the next one.
+                // Keeps the model of another window, which may be the nearest to the next one.
                 Err(error) => {
                     tracing::warn!(window = window.0, error = %error_chain(&error), "the window's model cannot be rebuilt");
                     return None;
@@ -272,7 +277,7 @@ impl Auditor {
         Ok(Some(state))
     }
 
-    /// The latest available state at or before `window`: the saved one, a checkpoint, or `θ_0`.
+    /// Returns the latest available state at or before `window`: the saved one, a checkpoint, or `θ_0`.
     async fn nearest(&self, window: Window) -> Result<Option<ModelState>, FollowError> {
         let follower = &self.follower;
         let run = follower.run.id;
@@ -323,7 +328,7 @@ impl Auditor {
         }
     }
 
-    /// The digest of the repeated merge.
+    /// Returns the digest of the repeated merge.
     async fn merge(
         &self,
         state: &ModelState,
@@ -342,8 +347,8 @@ impl Auditor {
         Ok(merged.ok().map(|merged| merged.digest))
     }
 
-    /// The repeated measurements, on the validator's sequences, of the contributions that are still there. Needs every
-    /// selected one that the validator held: the scale of each depends on them.
+    /// Repeats the measurements, on the validator's sequences, of the contributions that are still available. Needs
+    /// every selected one that the validator had, because the scale of each depends on them.
     async fn measure(
         &mut self,
         state: &ModelState,
@@ -384,7 +389,7 @@ impl Auditor {
         Ok(Some(measured?.seats))
     }
 
-    /// The weight vote for the window's epoch, and the weights of its receipts; `None` before the reveal.
+    /// Returns the weight vote for the window's epoch, and the weights of its receipts; `None` before the reveal.
     async fn weight_vote(
         &self,
         window: Window,
@@ -406,7 +411,7 @@ impl Auditor {
             let receipt = match receipt {
                 Ok(receipt) => receipt,
                 Err(ReceiptUnavailable::NotAnchored { .. }) => continue,
-                // The vote may follow from one that is not public yet, or in no bucket: no evidence.
+                // The vote may follow from a receipt that is not public yet or unavailable: no evidence.
                 Err(_) => {
                     earned.clear();
                     break;
@@ -420,10 +425,10 @@ impl Auditor {
     }
 }
 
-/// The finding for a contribution that cannot be fetched or used now.
+/// Returns the finding for a contribution that can no longer be fetched or used.
 fn found_by(error: &ContributionError) -> Found {
     match error {
-        // The seat may have had another hotkey: the chain tells only the current one.
+        // The seat may have had another hotkey: the chain only has the current one.
         ContributionError::Fault(fault) if *fault != Fault::WrongHotkey => {
             Found::Faulty { label: fault.label().to_owned(), detail: fault.to_string() }
         }
@@ -440,7 +445,7 @@ mod tests {
         let faulty = found_by(&ContributionError::Fault(Fault::BadSignature));
         assert!(matches!(faulty, Found::Faulty { label, .. } if label == "bad-signature"));
         for error in [
-            // The seat has another key or another holder now.
+            // The seat now has another key or owner.
             ContributionError::Fault(Fault::WrongHotkey),
             ContributionError::NoSeat { uid: Uid(3) },
             ContributionError::Fetch(store::fetch::AllMirrorsFailed {

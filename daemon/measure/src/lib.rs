@@ -25,21 +25,21 @@ use std::{
 /// The measurements of one window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurements {
-    /// Loss of `θ_w` on a sample of the held-out split. For reporting only: it never enters a score (PROT-4).
+    /// Loss of `θ_w` on a sample of the held-out split. For reporting only: it never affects a score (PROT-4).
     pub held_out: LossEstimate,
-    /// Seats that were measured.
+    /// The measured seats.
     pub seats: BTreeMap<Uid, Measured>,
-    /// The near-duplicate of each gathered contribution that has one.
+    /// The near-duplicate of each received contribution that has one.
     pub near_duplicates: BTreeMap<Uid, NearDuplicate>,
     /// [`Job::earlier`] with this window's contributions, for the next window's job.
     pub sketches: Sketches,
     pub seconds: f64,
 }
 
-/// Seats whose losses without contribution are computed together: enough to fill the device, few enough to lose
-/// little when time is up.
+/// Number of seats whose losses without contribution are computed together: enough to fill the device, but few enough
+/// to lose little work when time is up.
 pub const SEATS_TOGETHER: usize = 8;
-/// Held-out sequences whose losses are computed between two looks at the time.
+/// Number of held-out sequences between two checks of the time.
 const HELD_OUT_TOGETHER: u64 = 64;
 
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +54,7 @@ pub enum EvaluateError {
     Decode { uid: Uid, source: DecodeError },
 }
 
-/// What to measure, in which order, on which sequences.
+/// The contributions to measure, their order, and the sequences.
 pub struct Job {
     pub window: Window,
     pub theta: Row,
@@ -72,16 +72,16 @@ pub struct Job {
     pub common: Vec<u64>,
     /// The validator's own seed, with its salt.
     pub seed: Digest,
-    /// Positions in the dataset's sample of held-out sequences, to report the loss on.
+    /// Positions in the dataset's sample of held-out sequences for the reported loss.
     pub held_out: Range<u64>,
     /// Sketches of earlier windows' contributions.
     pub earlier: Sketches,
 }
 
 impl Job {
-    /// Draws the sequences: own ones from the prefix that each seat trained on, common ones from those assigned to no
-    /// seat, the first of them the same for all validators (PROT-22). Without held-out sequences and earlier sketches:
-    /// the caller sets them.
+    /// Draws the sequences: own ones from the prefix that each seat trained on, common ones from those that no seat
+    /// was assigned, the first of them the same for all validators (PROT-22). The caller sets held-out sequences and
+    /// earlier sketches.
     pub fn new(
         state: ModelState,
         follower: &Follower,
@@ -113,15 +113,15 @@ impl Job {
         }
     }
 
-    /// What a contribution's tensor is multiplied by: as in the merge, so that a contribution is judged by what it
-    /// would do (PROT-17).
+    /// Returns the factor of a contribution's tensor. It is the merge's, so that a contribution is judged by its
+    /// effect there (PROT-17).
     fn scale(&self, held: &HeldContribution, tensor: usize) -> f32 {
         let norm = held.square_norms.get(tensor).map(|square_norm| square_norm.sqrt());
         let reference = self.reference_norms.get(tensor).copied().flatten();
         norm.zip(reference).map_or(1.0, |(norm, reference)| merge::clip_scale(norm, reference))
     }
 
-    /// The sequences on which a seat's own work is measured (PROT-22).
+    /// Returns the sequences on which a seat's own work is measured (PROT-22).
     fn own_sequences(&self, uid: Uid, held: &HeldContribution, assigned: &[u64]) -> Vec<u64> {
         let count = usize::try_from(self.params.evaluation_sequences).unwrap_or(usize::MAX);
         let trained = usize::try_from(held.header.trained).unwrap_or(usize::MAX);
@@ -129,10 +129,9 @@ impl Job {
     }
 }
 
-/// The reference norm of each tensor, over the selected contributions at hand of seats with a weight: that of the
+/// Returns the reference norm of each tensor, over the available selected contributions of seats with weight, like the
 /// merge. Contributions that are not merged do not count, so that many small ones cannot hide the effect of work. If
-/// no selected seat has a weight, it is the running norm; without one, contributions are measured as they are
-/// (PROT-22).
+/// no selected seat has weight, it is the running norm; without that, contributions are measured unscaled (PROT-22).
 pub fn reference_norms(
     view: &WindowView,
     contributions: &BTreeMap<Uid, HeldContribution>,
@@ -153,10 +152,13 @@ pub fn reference_norms(
     (0..tensors).map(|tensor| running.of(tensor)).collect()
 }
 
-/// Runs the job on `evaluator`. Blocks: call it on a thread of its own.
+/// Runs the job on `evaluator`. Blocks: call it on a separate thread.
 ///
-/// `time_left` is called before each contribution. Once it is false, the remaining seats stay unmeasured, and come
-/// earlier in the next window (PROT-28).
+/// `time_left` is called before each group of seats and each contribution. Once it returns false, the remaining seats
+/// stay unmeasured and come earlier in the next window (PROT-28).
+///
+/// # Errors
+/// If the data cannot be read or the evaluator fails.
 pub fn measure(
     evaluator: &mut Evaluator,
     dataset: &Dataset,
@@ -178,7 +180,7 @@ pub fn measure(
         if !time_left() {
             break;
         }
-        // Their own sequences in one batch, without contributions.
+        // The seats' own sequences in one batch, without contributions.
         let mut own = Vec::with_capacity(together.len());
         for uid in together {
             let Some((held, assigned)) = job.contributions.get(uid).zip(job.assigned.get(uid)) else {
@@ -223,7 +225,7 @@ pub fn measure(
 
     let held_out = held_out_loss(evaluator, dataset, job, time_left)?;
 
-    // Unmeasured contributions too: a copy of them may be measured, now or in a later window.
+    // Unmeasured contributions too, because a copy of them may be measured now or in a later window.
     for (uid, held) in &job.contributions {
         if !sketched.contains(uid) {
             match decode(job, *uid, held) {
@@ -241,8 +243,8 @@ pub fn measure(
     })
 }
 
-/// The loss of the model without contributions, on as much of its sample as there is time for after the scores: it is
-/// only reported.
+/// Returns the loss of the model without contributions, which is only reported. Covers as much of its sample as the
+/// time after the scores allows.
 fn held_out_loss(
     evaluator: &Evaluator,
     dataset: &Dataset,
@@ -262,7 +264,7 @@ fn held_out_loss(
     Ok(LossEstimate::of(&losses))
 }
 
-/// Reads one contribution at a time.
+/// Reads and decodes one contribution.
 fn decode(job: &Job, uid: Uid, held: &HeldContribution) -> Result<Sparse, EvaluateError> {
     job.codec.decode(held.read()?.body()).map_err(|source| EvaluateError::Decode { uid, source })
 }
@@ -275,7 +277,7 @@ fn pairs(sequences: &[u64], before: &[f64], after: &[f64]) -> Vec<LossPair> {
         .collect()
 }
 
-/// `fl(scale · level)` for every entry, rounded once, as in the merge.
+/// Returns `fl(scale · level)` for every entry, rounded once, like the merge.
 fn scaled(mut update: Sparse, scale_of: impl Fn(usize) -> f32) -> Sparse {
     for (index, tensor) in update.tensors.iter_mut().enumerate() {
         let scale = scale_of(index);
@@ -284,8 +286,11 @@ fn scaled(mut update: Sparse, scale_of: impl Fn(usize) -> f32) -> Sparse {
     update
 }
 
-/// The mean loss of a model on training sequences, in nats per token; a loss that is not finite counts as a very high
-/// one. Blocks.
+/// Returns the mean loss of a model on training sequences, in nats per token. A loss that is not finite counts as a
+/// very high one. Blocks.
+///
+/// # Errors
+/// If the data cannot be read or the evaluator fails.
 pub fn mean_loss(
     evaluator: &mut Evaluator,
     dataset: &Dataset,
@@ -307,7 +312,7 @@ mod tests {
     use daemon::Contribution;
     use protocol::{Hotkey, RunId, params::Density, select::Selected, submission::Header, view::Selection};
 
-    /// A window with these consensus weights in which `selected` are merged.
+    /// Returns a window with these consensus weights in which `selected` are merged.
     fn view(weights: &[(u16, u16)], selected: &[u16]) -> WindowView {
         WindowView {
             window: Window(3),
@@ -370,7 +375,7 @@ mod tests {
         assert_eq!(references(&[1, 2, 3], &norms), expected);
         norms.extend((10..40).map(|uid| (uid, 1e-9)));
         assert_eq!(references(&[1, 2, 3], &norms), expected);
-        // Nor do newcomers that are merged.
+        // Neither do merged newcomers.
         assert_eq!(references(&[1, 2, 3, 10, 11, 12, 13], &norms), expected);
     }
 

@@ -1,9 +1,9 @@
-//! Near-duplicates among thousands of sketches, with the bits of [`Sketches::near_duplicates`].
+//! Finds near-duplicates among thousands of sketches, bit-identical to [`Sketches::near_duplicates`].
 //!
-//! Sixteen others stand side by side, and a sketch is multiplied with all of them at once. Each lane adds its terms in
-//! the order of [`Sketch::alike`], so every finished product has the reference's bits. The work ends early where
-//! Cauchy–Schwarz says that no lane can reach [`ALIKE_MIN`]: what the terms so far sum to, and at most the product of
-//! the norms of the rest. Independent work is ruled out after an eighth to a quarter of the terms.
+//! A sketch is multiplied with a block of sixteen others at once. Each lane adds its terms in the order of
+//! [`Sketch::alike`], so every complete product has the reference's bits. The work ends early if, by Cauchy–Schwarz,
+//! no lane can reach [`ALIKE_MIN`]: the bound is the sum so far plus the product of the norms of the remaining terms.
+//! Independent work is excluded after an eighth to a quarter of the terms.
 
 use gauntlet::near_duplicates::{
     ALIKE_MIN, NearDuplicate, STEP, SUMS, Sketch, Sketches, cosine, keep_closest,
@@ -13,20 +13,20 @@ use protocol::{Digest, Uid, Window};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
-/// A pair is ruled out below this similarity. The margin is for rounding: 2,048 additions of `f64` are off by less
+/// Similarity below which a pair is excluded. The margin covers rounding: 2,048 additions of `f64` are off by less
 /// than 1e-12 of the norms' product.
 const RULED_OUT: f64 = ALIKE_MIN - 1e-9;
 
 /// An earlier contribution, or one of the same window.
 type Other<'a> = (Window, Uid, Digest, &'a Sketch);
 
-/// Up to [`LANES`] others, their sums side by side.
+/// Up to [`LANES`] others with interleaved sums.
 struct Block<'a> {
     others: &'a [Other<'a>],
     sums: Vec<[f64; LANES]>,
 }
 
-/// The near-duplicate of each seat of `window` that has one, as [`Sketches::near_duplicates`] finds them. Uses all
+/// Returns the near-duplicate of each seat of `window` that has one, like [`Sketches::near_duplicates`]. Uses all
 /// threads of the pool; the result does not depend on their number.
 pub fn near_duplicates(sketches: &Sketches, window: Window) -> BTreeMap<Uid, NearDuplicate> {
     let others: Vec<Other<'_>> = sketches.until(window).collect();
@@ -41,7 +41,7 @@ pub fn near_duplicates(sketches: &Sketches, window: Window) -> BTreeMap<Uid, Nea
             found
         })
         .collect();
-    // In the order of the blocks: among equals the first one stays.
+    // In the order of the blocks: among equals the first one is kept.
     let mut found = BTreeMap::new();
     for (uid, candidate) in blocks.into_iter().flatten() {
         keep_closest(&mut found, uid, candidate);
@@ -60,7 +60,7 @@ impl<'a> Block<'a> {
         Block { others, sums }
     }
 
-    /// Notes the closest of the others but the sketch itself, if it is a near-duplicate.
+    /// Records the closest of the others except the sketch itself, if it is a near-duplicate.
     fn compare(&self, own: (Window, Uid), sketch: &Sketch, found: &mut BTreeMap<Uid, NearDuplicate>) {
         let Some(products) = self.products(sketch) else { return };
         for ((window, uid, digest, other), product) in self.others.iter().zip(products) {
@@ -72,7 +72,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The product with each of the others. `None` once none of them can be a near-duplicate.
+    /// Returns the product with each of the others; `None` as soon as none of them can be a near-duplicate.
     fn products(&self, sketch: &Sketch) -> Option<[f64; LANES]> {
         let mut products = [0.0; LANES];
         let steps = self.sums.chunks_exact(STEP).zip(sketch.sums.chunks_exact(STEP));
@@ -81,7 +81,7 @@ impl<'a> Block<'a> {
             let is_ruled_out = |((_, _, _, other), product): (&Other<'_>, &f64)| {
                 let norms = sketch.norm * other.norm;
                 let product_max = product + sketch.tails[step] * other.tails[step];
-                // Without a norm it is similar to none. What is not a number rules nothing out.
+                // A zero norm is similar to none. NaN excludes nothing.
                 norms.is_nan() || norms <= 0.0 || product_max < RULED_OUT * norms
             };
             if self.others.iter().zip(&products).all(is_ruled_out) {
@@ -105,14 +105,14 @@ mod tests {
         mixed ^ (mixed >> 31)
     }
 
-    /// The sums of a sketch: `of` names the work, `kind` what was done to it.
+    /// Returns the sums of a sketch: `of` names the work, `kind` is its modification.
     fn sums(of: u64, kind: u8, noise: f64) -> Vec<f64> {
         let random =
             |name: u64, term: usize| (mix(name << 32 | term as u64) >> 11) as f64 / (1u64 << 52) as f64 - 1.0;
         let own = |term: usize| random(of, term);
         let other = |term: usize| random(of + 1_000, term);
         let term: Box<dyn Fn(usize) -> f64> = match kind {
-            // A copy, scaled.
+            // A scaled copy.
             1 => Box::new(|term| 4.0 * own(term)),
             // The opposite.
             2 => Box::new(|term| -own(term)),
@@ -120,12 +120,12 @@ mod tests {
             3 => Box::new(|term| {
                 ALIKE_MIN * own(term) + (1.0 - ALIKE_MIN * ALIKE_MIN).sqrt() * other(term) + noise
             }),
-            // Nothing that the first steps could see.
+            // Nothing that the first steps could detect.
             4 => Box::new(|term| if term < SUMS - STEP { 0.0 } else { own(term) }),
             5 => Box::new(|_| 0.0),
             6 => Box::new(|term| if term == (of % 64) as usize * 32 { f64::NAN } else { own(term) }),
             7 => Box::new(|term| if term == (of % 64) as usize * 32 { f64::MAX } else { own(term) }),
-            // Values whose squares vanish.
+            // Values whose squares underflow.
             8 => Box::new(|term| 1e-40 * own(term)),
             _ => Box::new(own),
         };

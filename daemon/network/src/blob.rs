@@ -1,4 +1,4 @@
-//! `blob/1`: objects read by name. What arrives is checked by its reader, exactly as over HTTP.
+//! `blob/1`: reads of objects by name. The reader checks the bytes, exactly as over HTTP.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,25 +22,25 @@ use crate::url::PeerUrl;
 use crate::wire::{self, Body, WireError};
 
 const PROTOCOL: &str = "blob/1";
-/// Reads that are served at once: with [`PART_BYTES`] it bounds the memory.
+/// Maximum number of concurrent reads. With [`PART_BYTES`] it bounds the memory.
 const READS_MAX: usize = 32;
-/// … of one peer.
+/// Maximum number of concurrent reads per peer.
 const READS_PER_PEER_MAX: usize = 4;
-/// Streams that are open at once, with those that are told that there are too many.
+/// Maximum number of open streams, including those that are answered that there are too many.
 const STREAMS_MAX: usize = 64;
-/// … of one peer.
+/// Maximum number of open streams per peer.
 const STREAMS_PER_PEER_MAX: usize = 8;
-/// Bytes that are read from a store at once.
+/// Size of one read from a store, in bytes.
 const PART_BYTES: u64 = 4 << 20;
-/// For a message, and for [`wire::CHUNK_BYTES`] of an object: a reader that takes less holds a place too long.
+/// Time limit of a message, and of [`wire::CHUNK_BYTES`] of an object: a slower reader occupies a slot for too long.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Fetches at once, as over HTTP.
+/// Maximum number of concurrent fetches, as over HTTP.
 const FETCHES_AT_ONCE: usize = 64;
 
-/// Serves what is in `stores` to all peers, until the network ends. A name is looked up in one after the other.
+/// Serves the objects in `stores` to all peers, until the network ends. Stores are searched in order.
 ///
 /// # Errors
-/// If objects are served already.
+/// If objects are already served.
 pub fn serve_blobs(network: &Network, stores: Vec<Arc<dyn Store>>) -> Result<(), AlreadyServed> {
     let mut incoming = network.accept(PROTOCOL).ok_or(AlreadyServed(PROTOCOL))?;
     let (streams, reads) = (Places::of_streams(), Places::new(READS_MAX, READS_PER_PEER_MAX));
@@ -48,7 +48,7 @@ pub fn serve_blobs(network: &Network, stores: Vec<Arc<dyn Store>>) -> Result<(),
     tokio::spawn(async move {
         while let Some((peer, stream)) = incoming.recv().await {
             let visitor = Visitor { peer, is_stranger: strangers(&peer) };
-            // Dropping the stream tells the peer enough: it has many open.
+            // Dropping the stream suffices as an answer: the peer has many open.
             let Some(open) = streams.admit(visitor) else { continue };
             let (reads, stores) = (reads.clone(), stores.clone());
             tokio::spawn(async move {
@@ -62,19 +62,19 @@ pub fn serve_blobs(network: &Network, stores: Vec<Arc<dyn Store>>) -> Result<(),
     Ok(())
 }
 
-/// The protocol is served already.
+/// Error of a protocol that is already served.
 #[derive(Debug, thiserror::Error)]
 #[error("this node serves {0} already")]
 pub struct AlreadyServed(pub &'static str);
 
-/// A peer, and whether it is none of those for which places are kept.
+/// A peer, and whether it is a stranger: not one of those for which slots are reserved.
 #[derive(Clone, Copy)]
 pub(crate) struct Visitor {
     pub peer: PeerId,
     pub is_stranger: bool,
 }
 
-/// Places that peers take: so many at once, half of them by strangers, and so many each.
+/// Slots for peers: a total number, half of it for strangers, and a number per peer.
 pub(crate) struct Places {
     at_once: usize,
     each_max: usize,
@@ -88,7 +88,7 @@ struct Taken {
     of_peers: HashMap<PeerId, usize>,
 }
 
-/// A place that is taken. It is given back when this is dropped.
+/// An occupied slot. Dropping it frees the slot.
 pub(crate) struct Place {
     places: Arc<Places>,
     visitor: Visitor,
@@ -99,7 +99,7 @@ impl Places {
         Arc::new(Places { at_once, each_max, taken: Mutex::default() })
     }
 
-    /// For the streams of a protocol.
+    /// Creates the slots for the streams of a protocol.
     pub(crate) fn of_streams() -> Arc<Places> {
         Places::new(STREAMS_MAX, STREAMS_PER_PEER_MAX)
     }
@@ -162,7 +162,7 @@ async fn serve(
     };
     let end = end.min(total).max(offset);
     wire::send(&mut stream, &BlobAnswer::Found { total, length: end - offset }, PATIENCE).await?;
-    // A reader that takes longer than one may over HTTP holds a place that others want.
+    // A reader slower than allowed over HTTP occupies a slot that others need.
     let deadline = Limits::for_bytes(end - offset).deadline;
     let sent = timeout(deadline, send_object(&mut stream, store, &key, (offset, end), bytes)).await;
     sent.map_err(|_| WireError::Stalled(deadline))??;
@@ -170,7 +170,7 @@ async fn serve(
     Ok(())
 }
 
-/// Sends the bytes `at..end` of an object, of which the first part was read.
+/// Sends the bytes `at..end` of an object whose first part has been read.
 async fn send_object(
     stream: &mut Stream,
     store: &Arc<dyn Store>,
@@ -187,7 +187,7 @@ async fn send_object(
         if end <= at || bytes.is_empty() {
             break;
         }
-        // A store that fails here cuts the object short, which its reader notices.
+        // A store that fails here truncates the object, which its reader notices.
         let next = store.read(key, at..at.saturating_add(PART_BYTES).min(end)).await;
         bytes = next.map_err(std::io::Error::other)?.1;
     }
@@ -196,7 +196,7 @@ async fn send_object(
 
 type Found<'a> = Option<(&'a Arc<dyn Store>, (u64, Bytes))>;
 
-/// The first part of an object, from the first store that has it; otherwise the answer.
+/// Returns the first part of an object, from the first store that has it; otherwise the answer.
 async fn look_up<'a>(
     stores: &'a [Arc<dyn Store>],
     key: &ObjectKey,
@@ -295,11 +295,11 @@ impl PeerFetcher {
     }
 }
 
-/// The failure of a question.
+/// Converts the failure of a request.
 fn asked(error: WireError, limits: &Limits) -> FetchError {
     match error {
         WireError::Stalled(_) => FetchError::Stalled { after: limits.first_byte },
-        // A connection may break by itself, and a peer with too many streams drops this one.
+        // A connection may break for any reason, and a peer with too many streams drops this one.
         other => FetchError::Broken { got: 0, expected: 0, what: other.to_string() },
     }
 }
@@ -345,9 +345,9 @@ impl Fetch for PeerFetcher {
 
 /// A [`Fetch`] of both kinds of URLs, so that the mirrors of one object may be buckets and peers.
 pub struct AnyFetcher {
-    /// An [`store::HttpFetcher`] in a program.
+    /// A [`store::HttpFetcher`], except in tests.
     pub http: Arc<dyn Fetch>,
-    /// `None` in programs that have no network of peers.
+    /// `None` in programs without a network of peers.
     pub peers: Option<PeerFetcher>,
 }
 

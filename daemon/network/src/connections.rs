@@ -1,4 +1,4 @@
-//! What the swarm asks of each connection: whether it is admitted, and what handles its streams.
+//! The behaviour of the swarm for each connection: its admission, and the handler of its streams.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::limits::{Limits, TooMany};
 use crate::streams::{ConnectionHandle, Handler, Protocols};
 
-/// The connections of a node, as its handle and its swarm share them.
+/// The connections of a node, shared by its handle and its swarm.
 #[derive(Clone)]
 pub(crate) struct Connections {
     pub limits: Arc<Mutex<Limits>>,
@@ -80,7 +80,7 @@ impl NetworkBehaviour for Connections {
     fn on_swarm_event(&mut self, event: FromSwarm<'_>) {
         match event {
             FromSwarm::ConnectionClosed(ConnectionClosed { connection_id, .. })
-            // A connection that was refused ends here too.
+            // A refused connection ends here too.
             | FromSwarm::ListenFailure(ListenFailure { connection_id, .. }) => {
                 self.limits().ended(connection_id);
             }

@@ -1,7 +1,7 @@
-//! The node's own key: it proves to peers that a connection leads to this node, and nothing else.
+//! The node's own key, which only proves to peers that a connection leads to this node.
 //!
-//! It is not the hotkey. A swarm signs a handshake with every peer that connects; what the hotkey signs is on the disk
-//! first.
+//! It is not the hotkey: a swarm signs a handshake with every peer that connects, whereas the hotkey signs only what
+//! has been saved to the disk before.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -12,7 +12,7 @@ use libp2p::identity::Keypair;
 use protocol::ensure;
 use zeroize::Zeroizing;
 
-/// Why there is no node key.
+/// Error of a missing or unusable node key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     #[error("could not read the node key {}", path.display())]
@@ -27,12 +27,15 @@ pub enum KeyError {
     Random(getrandom::Error),
 }
 
-/// An ed25519 key of a node. `Debug` shows the peer only.
+/// An ed25519 key of a node. `Debug` shows only the peer.
 #[derive(Clone)]
 pub struct NodeKey(pub(crate) Keypair);
 
 impl NodeKey {
-    /// The key in the file, which only its owner may read; a new one that is written there if there is none.
+    /// Reads the key from the file, which only its owner may read; creates the file if it is missing.
+    ///
+    /// # Errors
+    /// If the file cannot be read or written, is damaged, or other users may read it.
     pub fn open_or_create(path: &Path) -> Result<NodeKey, KeyError> {
         match fs::read(path) {
             Ok(bytes) => {
@@ -47,7 +50,10 @@ impl NodeKey {
         }
     }
 
-    /// A key that is in no file.
+    /// Creates a temporary key that is not saved.
+    ///
+    /// # Errors
+    /// If the system provides no random bytes.
     pub fn generate() -> Result<NodeKey, KeyError> {
         NodeKey::of_seed(&mut NodeKey::seed()?)
     }
@@ -58,7 +64,7 @@ impl NodeKey {
         Ok(seed)
     }
 
-    /// Wipes the seed.
+    /// Creates the key of a seed, and wipes the seed.
     fn of_seed(seed: &mut Zeroizing<[u8; 32]>) -> Result<NodeKey, KeyError> {
         let keypair = Keypair::ed25519_from_bytes(&mut seed[..]);
         Ok(NodeKey(keypair.expect("any 32 bytes are the seed of an ed25519 key")))
@@ -69,7 +75,7 @@ impl NodeKey {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut seed = NodeKey::seed()?;
         fs::create_dir_all(folder).map_err(failed)?;
-        // Temporary files are readable by their owner only, and a rename keeps that.
+        // Only the owner can read temporary files, and a rename preserves that.
         let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
         file.write_all(&seed[..]).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
         file.persist_noclobber(path).map_err(|error| failed(error.error))?;
@@ -77,7 +83,7 @@ impl NodeKey {
         NodeKey::of_seed(&mut seed)
     }
 
-    /// The name by which peers know the node.
+    /// Returns the name by which peers know the node.
     pub fn peer(&self) -> PeerId {
         self.0.public().to_peer_id()
     }

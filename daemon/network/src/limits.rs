@@ -1,13 +1,13 @@
-//! Limits on the connections from others: a peer with many node keys at one address takes no more than that address may,
-//! strangers leave half of the places to seats, and a connection without a stream gives its place to one that arrives.
+//! Limits on incoming connections. A peer with many node keys at one address gets no more slots than the address has.
+//! Strangers leave half of the slots to seats. A connection without a stream yields its slot to a new one.
 //!
-//! A connection over TCP takes its place when it arrives, one over QUIC once its handshake is done: until then its address
-//! may be forged, and a forger would use up what belongs to another. Handshakes are bounded apart, so that forged ones
-//! over QUIC close no way over TCP.
+//! A connection over TCP takes its slot when it arrives, one over QUIC after its handshake: before that its address
+//! may be forged, and a forger would use up the slots of another address. Handshakes have separate limits, so that
+//! forged ones over QUIC cannot block TCP.
 //!
-//! A connection whose handshake has proved a seat's key has no place of its address: many miners may be behind one router.
-//! It counts for the minute of its address, and for its seat. Who is a seat may change: places are counted when one is
-//! asked for, and a connection of a peer that was a seat takes no new streams and ends with those that it has.
+//! A connection whose handshake has proved a seat's key takes no slot of its address, because many miners may share a
+//! router. It counts towards the rate of its address, and for its seat. The set of seats may change: slots are counted
+//! when one is requested, and a connection of a former seat accepts no new streams and ends with its last one.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
@@ -23,31 +23,31 @@ use crate::streams::ConnectionHandle;
 use crate::url;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// Handshakes at once, over QUIC and over TCP each.
+/// Maximum number of concurrent handshakes, for QUIC and TCP each.
 const HANDSHAKES_MAX: usize = 128;
-/// Addresses of which the last minute is remembered. Beyond it, all are forgotten.
+/// Maximum number of addresses whose last minute is recorded. Beyond it, all are dropped.
 const ADDRESSES_MAX: usize = 4096;
-/// One of QUIC and one of TCP, or one from each side.
+/// Maximum number of connections per peer: one over QUIC and one over TCP, or one from each side.
 const PER_PEER_MAX: usize = 2;
-/// A connection that has had no stream for so long ends if another one needs its place.
+/// Time without a stream after which a connection ends if another one needs its slot.
 const GRACE: Duration = Duration::from_secs(1);
-/// Connections that have given their places away and are not closed yet, …
+/// Maximum number of connections that have yielded their slots and are not closed yet.
 const LEAVING_MAX: usize = 16;
-/// … from one address. Most close at once; a peer may delay it by streams of which it does not name the protocol.
+/// The same per address. Most close immediately; a peer may delay it by streams whose protocol it does not name.
 const LEAVING_PER_ADDRESS_MAX: usize = 4;
-/// With so many handshakes under way, an address ends none of its connections for one more: a peer that never ends its
-/// handshake must not cost another its place.
+/// Number of current handshakes from which an address no longer ends its own connections for a new one: a peer that
+/// never completes its handshake must not cost another its slot.
 const HANDSHAKES_PER_ADDRESS_MAX: usize = 4;
 
-/// How many connections a node takes from one address: an IPv4 address, or the first 64 bits of an IPv6 address, which
-/// are what one customer of a provider has.
+/// Limits of incoming connections from one address: an IPv4 address, or the first 64 bits of an IPv6 address, which is
+/// the range of one customer of a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressLimits {
-    /// At once, with those in handshakes over TCP, and without those of seats.
+    /// Maximum number of open connections, including handshakes over TCP and excluding those of seats.
     pub connections: u32,
-    /// In any minute, with those of seats.
+    /// Maximum number of new connections in any minute, including those of seats.
     pub per_minute: u32,
-    /// Whether they hold for connections from the same machine too. All nodes of a localnet have one address.
+    /// Whether the limits apply to connections from the same machine. All nodes of a localnet share one address.
     pub loopback: bool,
 }
 
@@ -57,22 +57,22 @@ impl Default for AddressLimits {
     }
 }
 
-/// Connections from others that a node refused since it started, by reason.
+/// Number of incoming connections that a node refused since it started, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefusedConnections {
-    /// The address had as many as it may have at once.
+    /// The address had the maximum number of open connections.
     pub address_connections: u64,
-    /// The address had as many new ones within a minute as it may have.
+    /// The address had the maximum number of new connections within a minute.
     pub address_rate: u64,
-    /// Strangers had as many as they may have at once: the rest of the places is for seats.
+    /// Strangers had their maximum number of connections; the other slots are reserved for seats.
     pub strangers: u64,
-    /// The node was in as many handshakes as it may be at once.
+    /// The node had the maximum number of concurrent handshakes.
     pub handshakes: u64,
-    /// The node, or the peer, had as many as it may have at once.
+    /// The node or the peer had the maximum number of connections.
     pub connections: u64,
 }
 
-/// Why a connection is refused.
+/// Reason for refusing a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TooMany {
     #[error("the address has as many connections as one may have")]
@@ -103,15 +103,15 @@ impl Source {
     }
 }
 
-/// When addresses made their connections of the last minute.
+/// The times of addresses' connections within the last minute.
 struct Minutes {
-    /// Of one address. Never more are remembered.
+    /// Maximum number per address, and of recorded times.
     most: usize,
     made: HashMap<Source, VecDeque<Instant>>,
 }
 
 impl Minutes {
-    /// Whether the address may make one more.
+    /// Checks that the address may open one more.
     fn may_count(&mut self, source: Source, now: Instant) -> Result<(), TooMany> {
         let Some(made) = self.made.get_mut(&source) else { return Ok(()) };
         forget_before(made, now);
@@ -146,7 +146,7 @@ fn forget_before(made: &mut VecDeque<Instant>, now: Instant) {
 
 /// A connection, from its arrival until it is closed.
 struct Connection {
-    /// Where it comes from, if that is proved and has limits.
+    /// The address of origin, if it is proved and limited.
     source: Option<Source>,
     stage: Stage,
 }
@@ -156,7 +156,7 @@ enum Stage {
     Established(Established),
 }
 
-/// A connection past its handshake.
+/// A connection after its handshake.
 struct Established {
     peer: PeerId,
     /// Whether it came from the peer, not from this node.
@@ -164,13 +164,13 @@ struct Established {
     handle: ConnectionHandle,
 }
 
-/// All connections of a node, and which are refused.
+/// All connections of a node, and the counts of refused ones.
 pub(crate) struct Limits {
     of_address: AddressLimits,
     minutes: Minutes,
-    /// Connections from others, at most.
+    /// Maximum number of incoming connections.
     incoming_max: usize,
-    /// The peers for which half of the places is kept; `None`: none is kept.
+    /// The peers for which half of the slots is reserved; `None` for no reservation.
     seats: Option<HashSet<PeerId>>,
     connections: HashMap<ConnectionId, Connection>,
     refused: RefusedConnections,
@@ -190,7 +190,7 @@ impl Limits {
         }
     }
 
-    /// From now on keeps half of the places for these peers, and counts none of their connections for an address.
+    /// Reserves half of the slots for these peers, and no longer counts their connections towards their addresses.
     pub fn reserve_for(&mut self, peers: HashSet<PeerId>) {
         for one in self.all_established() {
             if one.is_incoming && self.is_seat(&one.peer) && !peers.contains(&one.peer) {
@@ -204,22 +204,22 @@ impl Limits {
         self.refused
     }
 
-    /// The connections that ended because others needed their places.
+    /// Returns the number of connections that ended because others needed their slots.
     pub fn gave_way(&self) -> u64 {
         self.gave_way
     }
 
-    /// The connections past their handshakes.
+    /// Returns the number of connections after their handshakes.
     pub fn established(&self) -> usize {
         self.all_established().count()
     }
 
-    /// A connection to this peer that takes streams, if there is one.
+    /// Returns a connection to this peer that accepts streams, if there is one.
     pub fn connection(&self, peer: &PeerId) -> Option<ConnectionHandle> {
         self.of_peer(peer).find(|one| one.handle.is_open()).map(|one| one.handle.clone())
     }
 
-    /// A connection from another node arrives. Refused before its handshake, it costs the least.
+    /// Admits an incoming connection. Refusal before the handshake costs the least.
     pub fn arrives(&mut self, id: ConnectionId, remote: &Multiaddr, now: Instant) -> Result<(), TooMany> {
         let admitted = self.begin_handshake(id, remote, now);
         admitted.inspect_err(|reason| self.count(*reason))
@@ -242,7 +242,7 @@ impl Limits {
         Ok(())
     }
 
-    /// The handshake of a connection from another node is done.
+    /// Admits an incoming connection after its handshake.
     pub fn is_known(
         &mut self,
         id: ConnectionId,
@@ -267,7 +267,7 @@ impl Limits {
         now: Instant,
     ) -> Result<(), TooMany> {
         ensure!(self.of_peer(peer).count() < PER_PEER_MAX, TooMany::OfNode);
-        // One over QUIC counts for its address from now on.
+        // A connection over QUIC counts towards its address from now on.
         let source = self.source(remote).filter(|_| !is_proved(remote));
         if let Some(source) = source {
             self.minutes.may_count(source, now)?;
@@ -289,7 +289,7 @@ impl Limits {
         Ok(())
     }
 
-    /// This node has connected to another.
+    /// Records an outgoing connection.
     pub fn has_connected(
         &mut self,
         id: ConnectionId,
@@ -302,12 +302,12 @@ impl Limits {
         Ok(())
     }
 
-    /// A connection is closed, or was refused.
+    /// Removes a closed or refused connection.
     pub fn ended(&mut self, id: ConnectionId) {
         self.connections.remove(&id);
     }
 
-    /// Takes a place of a proved address, if need be that of another connection from there.
+    /// Takes a slot of a proved address, if necessary from another connection of that address.
     fn take_place(&mut self, source: Source, now: Instant) -> Result<(), TooMany> {
         let (mut places, mut handshakes) = (0, 0);
         for one in self.connections.values().filter(|one| one.source == Some(source)) {
@@ -329,7 +329,7 @@ impl Limits {
         !one.handle.usage.has_left() && !self.is_seat(&one.peer)
     }
 
-    /// A stranger gets the place of a stranger, a seat that of a seat only if no stranger gives way.
+    /// Frees a slot: a stranger gets the slot of a stranger; a seat gets that of a seat only if no stranger yields.
     fn make_way_for(&mut self, is_stranger: bool, now: Instant) -> bool {
         let mut idle = self.idle_longest(|_, one| one.is_incoming && self.is_stranger(&one.peer), now);
         if idle.is_none() && !is_stranger {
@@ -338,7 +338,7 @@ impl Limits {
         self.make_way(idle)
     }
 
-    /// Ends an idle connection. Returns whether its place is free now.
+    /// Ends an idle connection. Returns whether its slot is free now.
     fn make_way(&mut self, idle: Option<ConnectionId>) -> bool {
         let Some(Connection { source, stage: Stage::Established(one) }) =
             idle.and_then(|id| self.connections.get(&id))
@@ -351,7 +351,7 @@ impl Limits {
             all += 1;
             from_there += usize::from(source.is_some() && other.source == *source);
         }
-        // A stream may have been opened just now.
+        // A stream may just have been opened.
         if LEAVING_MAX <= all || LEAVING_PER_ADDRESS_MAX <= from_there || !one.handle.usage.give_way() {
             return false;
         }
@@ -359,7 +359,7 @@ impl Limits {
         true
     }
 
-    /// The one of these connections that has had no stream for longest, if that is long enough.
+    /// Returns the one of these connections that has had no stream for longest, if that is long enough.
     fn idle_longest(
         &self,
         may: impl Fn(Option<Source>, &Established) -> bool,
@@ -382,7 +382,7 @@ impl Limits {
         })
     }
 
-    /// Connections from these peers that keep their places.
+    /// Returns the number of connections from these peers that keep their slots.
     fn incoming(&self, of: impl Fn(&PeerId) -> bool) -> usize {
         let stays = |one: &&Established| one.is_incoming && of(&one.peer) && !one.handle.usage.has_left();
         self.all_established().filter(stays).count()
@@ -396,12 +396,12 @@ impl Limits {
         self.seats.as_ref().is_some_and(|seats| seats.contains(peer))
     }
 
-    /// Whether a peer is none of those for which places are kept.
+    /// Returns whether a peer is not one of those for which slots are reserved.
     pub fn is_stranger(&self, peer: &PeerId) -> bool {
         self.seats.as_ref().is_some_and(|seats| !seats.contains(peer))
     }
 
-    /// Where a connection comes from; `None` if its address has no limits.
+    /// Returns the source of a connection; `None` if its address has no limits.
     fn source(&self, remote: &Multiaddr) -> Option<Source> {
         let address = remote.iter().find_map(url::ip)?;
         let is_free = address.to_canonical().is_loopback() && !self.of_address.loopback;
@@ -421,14 +421,14 @@ impl Limits {
         *counter += 1;
     }
 
-    /// What is remembered: of connections, and of addresses.
+    /// Returns the number of recorded connections and addresses.
     #[cfg(test)]
     pub fn sizes(&self) -> [usize; 2] {
         [self.connections.len(), self.minutes.made.len()]
     }
 }
 
-/// Whether the address of a connection is known to be its peer's before the handshake.
+/// Returns whether a connection's address is proved before the handshake.
 fn is_proved(remote: &Multiaddr) -> bool {
     !remote.iter().any(|part| matches!(part, Protocol::Udp(_)))
 }
@@ -439,7 +439,7 @@ mod tests {
     use crate::streams::{FIRST_STREAM, Handler};
     use std::sync::Arc;
 
-    /// Since a connection was made that has had no stream.
+    /// Time after which a connection that never had a stream counts as idle.
     const IDLE_AT_FIRST: Duration = FIRST_STREAM.saturating_add(GRACE);
     const LIMITS: AddressLimits = AddressLimits { connections: 2, per_minute: 3, loopback: false };
 
@@ -481,7 +481,7 @@ mod tests {
         crate::NodeKey::generate().unwrap().peer()
     }
 
-    /// A connection of this number arrives; how it was refused.
+    /// A connection of this number arrives; returns the reason of a refusal.
     fn arrives(limits: &mut Limits, id: usize, remote: &Multiaddr) -> Option<TooMany> {
         let refused = limits.arrives(number(id), remote, Instant::now()).err();
         if refused.is_some() {
@@ -490,7 +490,7 @@ mod tests {
         refused
     }
 
-    /// Its handshake is done: the connection, or how it was refused.
+    /// The handshake of a connection ends; returns the connection, or the reason of a refusal.
     fn is_known(
         limits: &mut Limits,
         id: usize,
@@ -505,7 +505,7 @@ mod tests {
         known.map(|()| handle)
     }
 
-    /// A connection of this peer over TCP, and how it was refused.
+    /// A peer connects over TCP; returns the connection, or the reason of a refusal.
     fn connects(
         limits: &mut Limits,
         id: usize,
@@ -516,7 +516,7 @@ mod tests {
         is_known(limits, id, peer, remote)
     }
 
-    /// Of another address each.
+    /// Returns a different address for each host.
     fn tcp(host: usize) -> Multiaddr {
         format!("/ip4/203.0.113.{host}/tcp/9").parse().unwrap()
     }
@@ -525,7 +525,7 @@ mod tests {
     async fn forged_addresses_cost_their_owners_nothing() {
         let mut limits = limits(64, LIMITS);
         let quic: Multiaddr = "/ip4/203.0.113.5/udp/9/quic-v1".parse().unwrap();
-        // None of them ends.
+        // None of these handshakes ends.
         assert!((0..20).all(|id| arrives(&mut limits, id, &quic).is_none()));
         assert_eq!([20, 21].map(|id| arrives(&mut limits, id, &tcp(5))), [None; 2]);
         assert_eq!(arrives(&mut limits, 22, &tcp(5)), Some(TooMany::OfAddress));
@@ -541,7 +541,7 @@ mod tests {
         assert!((0..HANDSHAKES_MAX).all(|id| arrives(&mut limits, id, &forged(id)).is_none()));
         assert_eq!(arrives(&mut limits, HANDSHAKES_MAX, &forged(0)), Some(TooMany::Handshakes));
         assert_eq!(arrives(&mut limits, HANDSHAKES_MAX + 1, &tcp(5)), None);
-        // One that fails, and one that ends well, make room.
+        // A failed handshake and a successful one both make room.
         limits.ended(number(0));
         assert!(is_known(&mut limits, 1, peer(), &forged(1)).is_ok());
         let late = [1000, 1001, 1002].map(|id| arrives(&mut limits, id, &forged(0)));
@@ -561,10 +561,10 @@ mod tests {
         let third = connects(&mut limits, 3, peer(), &tcp(3)).unwrap();
         assert!(idle.usage.has_left() && !busy.usage.has_left());
         assert_eq!((limits.gave_way(), limits.refused().strangers), (1, 1));
-        // It has no place any more before it is closed, and what closes it takes none away.
+        // It has lost its slot before it is closed, and closing frees no other slot.
         limits.ended(number(1));
         assert_eq!(limits.established(), 2);
-        // A new one may wait longer.
+        // A new connection may wait longer.
         drop(stream);
         tokio::time::advance(GRACE).await;
         assert!(connects(&mut limits, 4, peer(), &tcp(4)).is_ok());
@@ -581,13 +581,13 @@ mod tests {
         let of_seats: Vec<_> =
             (1..4).map(|id| connects(&mut limits, id, seats[id], &tcp(id)).unwrap()).collect();
         tokio::time::advance(IDLE_AT_FIRST).await;
-        // The node is full: of strangers none is idle.
+        // The node is full, and no stranger is idle.
         assert_eq!(connects(&mut limits, 4, peer(), &tcp(4)).err(), Some(TooMany::OfNode));
         drop(stream);
         tokio::time::advance(IDLE_AT_FIRST).await;
         assert!(connects(&mut limits, 5, seats[0], &tcp(5)).is_ok());
         assert!(stranger.usage.has_left() && of_seats.iter().all(|seat| !seat.usage.has_left()));
-        // Without a stranger, a seat gives way to a seat.
+        // Without a stranger, a seat yields to a seat.
         limits.ended(number(0));
         let fifth = peer();
         limits.reserve_for(seats.iter().copied().chain([fifth]).collect());
@@ -672,7 +672,7 @@ mod tests {
         assert!(connects(&mut limits, 1, peer(), &tcp(5)).is_ok());
         assert_eq!(connects(&mut limits, 2, peer(), &tcp(5)).err(), Some(TooMany::OfAddress));
         assert_eq!(connects(&mut limits, 3, peer(), &tcp(6)).err(), Some(TooMany::OfStrangers));
-        // After its last stream it has no place.
+        // Without a stream it has no slot.
         drop(stream);
         assert!(connects(&mut limits, 4, seat, &tcp(6)).is_ok());
     }

@@ -23,27 +23,27 @@ use crate::url::PeerUrl;
 use crate::wire::{self, Body, WireError};
 
 const PROTOCOL: &str = "put/1";
-/// Contributions that a node takes at once.
+/// Maximum number of contributions that a node receives concurrently.
 pub const PUTS_MAX: usize = 8;
-/// Transfers of a seat that may fail in a window, until it is refused.
+/// Number of failed transfers of a seat in a window after which it is refused.
 const FAILURES_MAX: u32 = 3;
-/// For a message, and for [`wire::CHUNK_BYTES`] of a contribution.
+/// Time limit of a message, and of [`wire::CHUNK_BYTES`] of a contribution.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Decides which offers are taken.
+/// Decides which offers are accepted.
 #[async_trait]
 pub trait Admission: Send + Sync + 'static {
     async fn judge(&self, offer: &PutHeader) -> Result<(), Refusal>;
 }
 
-/// Takes contributions from peers into `inbox`.
+/// Receives contributions from peers into `inbox`.
 pub struct PutServer {
     pub admission: Arc<dyn Admission>,
     pub inbox: Arc<DirectoryStore>,
-    /// The limits for a contribution of so many bytes.
+    /// Returns the limits for a contribution of this number of bytes.
     pub limits: fn(u64) -> Limits,
     pub(crate) underway: Mutex<BTreeSet<(Window, Uid)>>,
-    /// Transfers of the latest window that failed, by seat.
+    /// Number of failed transfers in the latest window, by seat.
     pub(crate) failures: Mutex<(Window, BTreeMap<Uid, u32>)>,
     pub(crate) puts: Semaphore,
 }
@@ -63,7 +63,7 @@ impl PutServer {
     /// Serves all peers until the network ends.
     ///
     /// # Errors
-    /// If contributions are taken already.
+    /// If contributions are already accepted.
     pub fn serve(self, network: &Network) -> Result<(), AlreadyServed> {
         let mut incoming = network.accept(PROTOCOL).ok_or(AlreadyServed(PROTOCOL))?;
         let (server, streams, strangers) = (Arc::new(self), Places::of_streams(), network.strangers());
@@ -93,7 +93,7 @@ impl PutServer {
         Ok(())
     }
 
-    /// Takes one contribution. One that is held already is not read again.
+    /// Receives one contribution. Does not read one again that is already in the inbox.
     async fn take(&self, stream: &mut Stream) -> Result<PutHeader, Refusal> {
         let offer: PutHeader = match wire::receive(stream, PATIENCE).await {
             Ok(offer) => offer,
@@ -125,7 +125,7 @@ impl PutServer {
         Ok(offer)
     }
 
-    /// The bytes, hashed as they arrive.
+    /// Receives the bytes and hashes them as they arrive.
     async fn receive(
         &self,
         stream: &mut Stream,
@@ -143,7 +143,7 @@ impl PutServer {
             let Some(chunk) = read? else { break };
             let came = Instant::now();
             hasher.update(chunk);
-            // At most a chunk: the executor waits no longer than for a page of the disk's cache.
+            // At most one chunk, so the executor waits no longer than for a page of the disk's cache.
             partial.write(chunk).map_err(|error| failed(&error))?;
             body.pause(came.elapsed());
         }
@@ -153,7 +153,8 @@ impl PutServer {
         }
     }
 
-    /// So that a seat cannot hold a place for the whole time by sending slowly again and again.
+    /// Returns whether a seat has failed too often. Otherwise it could occupy a slot all the time by repeated slow
+    /// transfers.
     fn has_failed_often(&self, offer: &PutHeader) -> bool {
         let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         failures.0 == offer.window && failures.1.get(&offer.uid).is_some_and(|count| FAILURES_MAX <= *count)
@@ -182,7 +183,7 @@ fn failed(error: &io::Error) -> Refusal {
     Refusal::Failed
 }
 
-/// A seat's contribution that arrives now.
+/// A seat's contribution that is being received.
 struct Underway<'a> {
     server: &'a PutServer,
     of: (Window, Uid),
@@ -194,7 +195,7 @@ impl Drop for Underway<'_> {
     }
 }
 
-/// Why a validator does not have a contribution.
+/// Error of sending a contribution to a validator.
 #[derive(Debug, thiserror::Error)]
 pub enum PushError {
     #[error(transparent)]
@@ -210,7 +211,7 @@ pub enum PushError {
 }
 
 impl PushError {
-    /// Whether the same push may succeed soon.
+    /// Returns whether the same push may succeed soon.
     pub fn may_pass(&self) -> bool {
         match self {
             PushError::Refused(refusal) => refusal.may_pass(),
@@ -221,7 +222,10 @@ impl PushError {
     }
 }
 
-/// Sends the contribution in `file` to a validator. Once this succeeds, the validator holds it.
+/// Sends the contribution in `file` to a validator. When this succeeds, the validator has it.
+///
+/// # Errors
+/// If the validator cannot be reached or refuses, the file cannot be read, or the deadline passes.
 pub async fn push(network: &Network, to: &PeerUrl, offer: &PutHeader, file: &Path) -> Result<(), PushError> {
     let after = Limits::for_bytes(offer.length).deadline;
     timeout(after, exchange(network, to, offer, file)).await.unwrap_or(Err(PushError::Deadline { after }))
@@ -245,7 +249,7 @@ async fn exchange(network: &Network, to: &PeerUrl, offer: &PutHeader, file: &Pat
         }
         match timeout(PATIENCE, stream.write_all(&chunk[..bytes])).await {
             Ok(Ok(())) => {}
-            // The receiver may have said why before it stopped reading.
+            // The receiver may have sent a reason before it stopped reading.
             Ok(Err(_)) => break,
             Err(_) => return Err(WireError::Stalled(PATIENCE).into()),
         }

@@ -23,18 +23,18 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::swarm::OpenError;
 
-/// A connection without a stream is closed after this: others want its place, and a new one takes a moment.
+/// Time after which a connection without a stream is closed: others need its slot, and reconnecting is fast.
 const IDLE: Duration = Duration::from_secs(10);
-/// Streams of a protocol that wait for the task that accepts them.
+/// Maximum number of streams of a protocol that wait for the task that accepts them.
 const ACCEPTED_MAX: usize = 64;
-/// How long a new connection may wait for its first stream until it counts as idle: its first packets may be lost.
+/// Time for a new connection's first stream before it counts as idle: its first packets may be lost.
 pub(crate) const FIRST_STREAM: Duration = Duration::from_secs(2);
-/// For the other side to name the protocol of a stream.
+/// Time limit for the other side to name the protocol of a stream.
 const NEGOTIATE: Duration = Duration::from_secs(5);
-/// Requests for a stream that wait for a connection's task.
+/// Maximum number of requests for a stream that wait for a connection's task.
 const REQUESTS_MAX: usize = 16;
 
-/// A stream to or from a peer. Its connection has a stream until this is dropped.
+/// A stream to or from a peer. Until it is dropped, it counts as an open stream of its connection.
 pub struct Stream {
     inner: libp2p::Stream,
     _open: OpenStream,
@@ -72,7 +72,7 @@ pub(crate) type IncomingStreams = mpsc::Receiver<(PeerId, Stream)>;
 pub(crate) struct Protocols(Mutex<HashMap<StreamProtocol, mpsc::Sender<(PeerId, Stream)>>>);
 
 impl Protocols {
-    /// Serves a protocol until the streams are dropped; `None` if it is served already.
+    /// Serves a protocol until the receiver is dropped; `None` if it is already served.
     pub fn accept(&self, protocol: StreamProtocol) -> Option<IncomingStreams> {
         let mut served = self.served();
         if served.get(&protocol).is_some_and(|streams| !streams.is_closed()) {
@@ -88,7 +88,7 @@ impl Protocols {
         served.iter().filter(|(_, streams)| !streams.is_closed()).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Hands over a stream. Dropping it where too many wait tells the peer enough.
+    /// Passes a stream to its protocol. Drops it if too many wait, which suffices as an answer to the peer.
     fn hand_over(&self, protocol: &StreamProtocol, peer: PeerId, stream: Stream) {
         let streams = self.served().get(protocol).cloned();
         if streams.is_none_or(|streams| streams.try_send((peer, stream)).is_err()) {
@@ -101,7 +101,7 @@ impl Protocols {
     }
 }
 
-/// How a connection is used: the streams that are open on it, or since when it has none.
+/// The use of a connection: its open streams, or the time since the last one.
 pub(crate) struct ConnectionUse {
     state: Mutex<UseState>,
     /// Wakes the connection's task.
@@ -111,7 +111,7 @@ pub(crate) struct ConnectionUse {
 struct UseState {
     streams: usize,
     idle_since: Instant,
-    /// No stream is opened any more, and it closes after its last one.
+    /// Whether no stream is opened any more, and the connection closes after its last one.
     closes: bool,
 }
 
@@ -121,7 +121,7 @@ impl ConnectionUse {
         Arc::new(ConnectionUse { state: Mutex::new(state), changed: AtomicWaker::new() })
     }
 
-    /// How long no stream has been open; `None` if one is, or the connection closes already.
+    /// Returns the time without a stream; `None` if one is open or the connection already closes.
     pub fn idle_for(&self, now: Instant) -> Option<Duration> {
         let state = self.state();
         (state.streams == 0 && !state.closes).then(|| now.saturating_duration_since(state.idle_since))
@@ -131,7 +131,7 @@ impl ConnectionUse {
         !self.state().closes
     }
 
-    /// Whether it has no stream and gets none: it closes, and has no place any more.
+    /// Returns whether it has no stream and gets none: it closes and has no slot any more.
     pub fn has_left(&self) -> bool {
         let state = self.state();
         state.closes && state.streams == 0
@@ -143,7 +143,7 @@ impl ConnectionUse {
         self.changed.wake();
     }
 
-    /// Closes the connection, unless a stream is open. Returns whether it does.
+    /// Closes the connection unless a stream is open. Returns whether it closes.
     pub fn give_way(&self) -> bool {
         let mut state = self.state();
         if 0 < state.streams {
@@ -170,7 +170,7 @@ impl ConnectionUse {
     }
 }
 
-/// A stream that is open. The connection's task hears of its end.
+/// An open stream. Its end is reported to the connection's task.
 pub(crate) struct OpenStream(Arc<ConnectionUse>);
 
 impl Drop for OpenStream {
@@ -189,7 +189,7 @@ pub(crate) struct StreamRequest {
     done: oneshot::Sender<Result<Stream, OpenError>>,
 }
 
-/// A connection: how it is used, and where streams are requested.
+/// A connection: its use, and the channel for requests of streams.
 #[derive(Clone)]
 pub(crate) struct ConnectionHandle {
     pub usage: Arc<ConnectionUse>,
@@ -209,7 +209,7 @@ impl ConnectionHandle {
     }
 }
 
-/// A connection's part of the work: negotiates streams, and decides when the connection is closed.
+/// The part of a connection in the swarm: negotiates streams, and decides when the connection closes.
 pub(crate) struct Handler {
     peer: PeerId,
     protocols: Arc<Protocols>,
@@ -220,7 +220,7 @@ pub(crate) struct Handler {
 }
 
 impl Handler {
-    /// Of a connection that begins now.
+    /// Creates the handler of a new connection.
     pub fn new(peer: PeerId, protocols: Arc<Protocols>) -> (Handler, ConnectionHandle) {
         let (now, (sender, requests)) = (Instant::now(), mpsc::channel(REQUESTS_MAX));
         let (usage, idle) = (ConnectionUse::new(now), Box::pin(sleep_until(now + IDLE)));
@@ -252,13 +252,13 @@ impl ConnectionHandler for Handler {
     type InboundOpenInfo = ();
     type OutboundOpenInfo = StreamRequest;
 
-    /// While it closes, a stream of which the other side does not name the protocol must not keep it open.
+    /// While the connection closes, a stream whose protocol the other side does not name must not keep it open.
     fn listen_protocol(&self) -> SubstreamProtocol<Upgrade> {
         let negotiate = if self.keeps_alive { NEGOTIATE } else { Duration::ZERO };
         SubstreamProtocol::new(Upgrade(self.protocols.names()), ()).with_timeout(negotiate)
     }
 
-    /// The swarm closes a connection that is not kept as soon as no stream is open or negotiated.
+    /// If this is false, the swarm closes the connection as soon as no stream is open or negotiated.
     fn connection_keep_alive(&self) -> bool {
         self.keeps_alive
     }
@@ -294,7 +294,7 @@ impl ConnectionHandler for Handler {
                 protocol: (inner, _),
                 info: StreamRequest { done, .. },
             }) => {
-                // Dropping `done` says that the connection has ended.
+                // Dropping `done` reports that the connection has ended.
                 if let Some(open) = self.usage.begin_stream() {
                     let _ = done.send(Ok(Stream { inner, _open: open }));
                 }
@@ -315,7 +315,7 @@ impl ConnectionHandler for Handler {
     }
 }
 
-/// Agrees on one of these protocols.
+/// Negotiates one of these protocols.
 pub(crate) struct Upgrade(Vec<StreamProtocol>);
 
 impl UpgradeInfo for Upgrade {

@@ -21,37 +21,37 @@ use crate::limits::{AddressLimits, Limits, RefusedConnections};
 use crate::streams::{ConnectionHandle, IncomingStreams, Stream};
 use crate::url::{self, PeerUrl};
 
-/// Connections from others, at most. With the bounds on streams it bounds the memory that they can take: 64 times
-/// [`CONNECTION_BYTES`], and a few that close.
+/// Maximum number of incoming connections. With the bounds on streams it bounds their memory: 64 times
+/// [`CONNECTION_BYTES`], plus a few that close.
 const INCOMING_MAX: usize = 64;
-/// Connections to others, with those in handshakes.
+/// Maximum number of outgoing connections, including handshakes.
 const OUTGOING_MAX: u32 = 64;
-/// Connections to others in handshakes.
+/// Maximum number of outgoing connections in handshakes.
 const PENDING_MAX: u32 = 32;
 const STREAMS_MAX: u32 = 32;
-/// Bytes of a stream, and of all streams of a connection, that a peer may send before they are read.
+/// Bytes that a peer may send before they are read, per stream and for all streams of a connection.
 const STREAM_BYTES: u32 = 4 << 20;
 const CONNECTION_BYTES: u32 = 8 << 20;
-/// For address, transport and handshake together, and for the negotiation of a stream.
+/// Time limit for address, transport and handshake together, and for the negotiation of a stream.
 pub(crate) const CONNECT: Duration = Duration::from_secs(10);
-/// How long a port may take to open.
+/// Time limit for opening a port.
 const LISTEN: Duration = Duration::from_secs(10);
 
 /// The settings of a node's network.
 #[derive(Clone, Debug)]
 pub struct NetworkSettings {
     pub key: NodeKey,
-    /// The chain: peers of another one speak other protocols.
+    /// The chain. Peers of another chain use other protocol names.
     pub genesis: GenesisHash,
-    /// Where peers connect, over UDP (QUIC) and TCP; `None`: the node only dials.
+    /// Address for incoming connections, over UDP (QUIC) and TCP; `None` to only dial.
     pub listen: Option<SocketAddr>,
     /// Whether peers may have private addresses, as on a localnet.
     pub allow_private: bool,
-    /// Connections from one address.
+    /// Limits of connections from one address.
     pub limits: AddressLimits,
 }
 
-/// Why a node has no network.
+/// Error of starting a node's network.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
     #[error("could not set up a transport for peers: {what}")]
@@ -60,7 +60,7 @@ pub enum NetworkError {
     Listen { address: SocketAddr, what: String },
 }
 
-/// Why there is no stream to a peer.
+/// Error of opening a stream to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
     #[error("the peer's address cannot be used: {0}")]
@@ -78,7 +78,7 @@ pub enum OpenError {
 /// A handle of the task that owns the connections. The task ends with its last handle.
 pub struct Network {
     peer: PeerId,
-    /// Where it listens, as the system says: QUIC, then TCP.
+    /// The addresses at which it listens, from the system: QUIC, then TCP.
     listening: Vec<SocketAddr>,
     genesis: GenesisHash,
     allow_private: bool,
@@ -86,7 +86,7 @@ pub struct Network {
     commands: mpsc::Sender<Dial>,
 }
 
-/// Connects to a peer at the first of these addresses that answers, unless it is connected.
+/// Connects to a peer at the first of these addresses that answers, unless it is already connected.
 struct Dial {
     peer: PeerId,
     addresses: Vec<Multiaddr>,
@@ -95,6 +95,9 @@ struct Dial {
 
 impl Network {
     /// Starts the task. If the node listens, its ports are open when this returns.
+    ///
+    /// # Errors
+    /// If a transport cannot be set up or a port cannot be opened.
     pub async fn start(settings: NetworkSettings) -> Result<Network, NetworkError> {
         let NetworkSettings { key, genesis, listen, allow_private, limits } = settings;
         let connections = Connections::new(Limits::new(limits, INCOMING_MAX));
@@ -112,7 +115,7 @@ impl Network {
         self.peer
     }
 
-    /// The addresses at which others reach a node that listens on a public address: QUIC first.
+    /// Returns the addresses at which others reach a node that listens on a public address: QUIC first.
     pub fn listening(&self) -> Vec<PeerUrl> {
         let [quic, tcp] = self.listening[..] else { return Vec::new() };
         let [quic, _] = PeerUrl::at(self.peer, quic);
@@ -120,44 +123,44 @@ impl Network {
         vec![quic, tcp]
     }
 
-    /// From now on keeps half of the places for connections from others for these peers.
+    /// Reserves half of the incoming connections for these peers.
     pub fn reserve_for(&self, peers: HashSet<PeerId>) {
         self.connections.limits().reserve_for(peers);
     }
 
-    /// Tells of a peer whether it is none of those for which places are kept.
+    /// Returns a function that reports whether a peer is a stranger, without reserved slots.
     pub(crate) fn strangers(&self) -> impl Fn(&PeerId) -> bool + Send + use<> {
         let limits = self.connections.limits.clone();
         move |peer| limits.lock().unwrap_or_else(PoisonError::into_inner).is_stranger(peer)
     }
 
-    /// The connections from others that were refused so far.
+    /// Returns the number of refused incoming connections, by reason.
     pub fn refused(&self) -> RefusedConnections {
         self.connections.limits().refused()
     }
 
-    /// The connections from others that ended so far because others needed their places.
+    /// Returns the number of incoming connections that ended because others needed their slots.
     pub fn gave_way(&self) -> u64 {
         self.connections.limits().gave_way()
     }
 
-    /// The connections that are open, in both directions.
+    /// Returns the number of open connections, in both directions.
     pub fn connections(&self) -> usize {
         self.connections.limits().established()
     }
 
-    /// What is remembered: of connections, and of addresses.
+    /// Returns the number of recorded connections and addresses.
     #[cfg(test)]
     pub(crate) fn remembered(&self) -> [usize; 2] {
         self.connections.limits().sizes()
     }
 
-    /// Completes when the task has ended, which it does only by a fault of its own.
+    /// Completes when the task has ended, which is a bug.
     pub async fn ended(&self) {
         self.commands.closed().await;
     }
 
-    /// The name of a protocol: peers of another chain have another one.
+    /// Returns the name of a protocol, which differs on other chains.
     pub(crate) fn protocol(&self, name: &str) -> StreamProtocol {
         let genesis = self.genesis.to_string();
         let short = genesis.trim_start_matches("0x").get(..8).unwrap_or_default().to_owned();
@@ -165,15 +168,15 @@ impl Network {
             .expect("a name that begins with a slash")
     }
 
-    /// The streams that peers open for a protocol; `None` if it is served already.
+    /// Returns the streams that peers open for a protocol; `None` if it is already served.
     pub(crate) fn accept(&self, name: &str) -> Option<IncomingStreams> {
         self.connections.protocols.accept(self.protocol(name))
     }
 
-    /// Connects to a peer, unless it is connected: by whichever of its addresses answers first.
+    /// Connects to a peer, unless it is already connected, at the first of its addresses that answers.
     ///
     /// # Errors
-    /// If none does, or one may not be dialled.
+    /// If none answers, or one may not be dialled.
     pub async fn connect(&self, urls: &[PeerUrl]) -> Result<(), OpenError> {
         let Some(PeerUrl { peer, .. }) = urls.first() else { return Err(OpenError::NoAddress) };
         for url in urls {
@@ -192,15 +195,15 @@ impl Network {
         connected.await.map_err(|_| OpenError::Ended)?
     }
 
-    /// Opens a stream of a protocol, over a new connection if there is none. What it then says is up to the caller: the
-    /// tests of hostile peers use it too.
+    /// Opens a stream of a protocol, over a new connection if there is none. The caller defines its contents, so that
+    /// tests of hostile peers can use it too.
     ///
     /// # Errors
     /// If the peer cannot be reached, may not be dialled, or does not speak the protocol.
     pub async fn open(&self, to: &PeerUrl, name: &str) -> Result<Stream, OpenError> {
         to.judge(self.allow_private).map_err(OpenError::Forbidden)?;
         let opened = timeout(CONNECT, async {
-            // One that is open may end just now, as others need its place.
+            // An open connection may just be closing, because others need its slot.
             if let Some(connection) = self.connection(&to.peer)
                 && let Some(opened) = connection.open(self.protocol(name)).await
             {
@@ -245,7 +248,7 @@ fn swarm(key: &NodeKey, connections: Connections) -> Result<Swarm<Connections>, 
         .map_err(|error| failed(error.to_string()))?
         .with_swarm_config(|config| {
             config
-                // The handler of a connection decides.
+                // The connection's handler decides.
                 .with_idle_connection_timeout(Duration::ZERO)
                 .with_max_negotiating_inbound_streams(STREAMS_MAX as usize)
         })
@@ -253,7 +256,7 @@ fn swarm(key: &NodeKey, connections: Connections) -> Result<Swarm<Connections>, 
     Ok(swarm)
 }
 
-/// Opens the port for QUIC and TCP, and returns the addresses that it got, in this order.
+/// Opens the port for QUIC and TCP, and returns the addresses from the system, in this order.
 async fn listen(swarm: &mut Swarm<Connections>, at: SocketAddr) -> Result<Vec<SocketAddr>, NetworkError> {
     let failed = |what: String| NetworkError::Listen { address: at, what };
     let mut wanted: Vec<(ListenerId, Option<SocketAddr>)> = Vec::new();
@@ -290,7 +293,7 @@ fn socket(address: &Multiaddr) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
-/// A dial under way, and who waits for it.
+/// A dial in progress, and the callers that wait for it.
 struct Dialling {
     peer: PeerId,
     addresses: Vec<Multiaddr>,
@@ -299,8 +302,8 @@ struct Dialling {
 
 /// Runs until every handle is dropped.
 async fn own_connections(mut swarm: Swarm<Connections>, mut commands: mpsc::Receiver<Dial>) {
-    // Callers wait no longer than `CONNECT`, and each holds a place in the channel or here, so what waits is bounded by
-    // what the callers bound: fetches and pushes.
+    // Callers wait at most `CONNECT`, and each occupies a place in the channel or here. So the number of waiting dials
+    // is bounded by the callers' limits on fetches and pushes.
     let mut dials: HashMap<ConnectionId, Dialling> = HashMap::new();
     loop {
         tokio::select! {
@@ -336,7 +339,7 @@ async fn own_connections(mut swarm: Swarm<Connections>, mut commands: mpsc::Rece
                     let error = store::error_chain(&error);
                     tracing::debug!(from = %send_back_addr, error, "a peer's connection failed");
                 }
-                // The node ends with it, and is started again: it is advertised as one that takes contributions.
+                // The node ends and is restarted, because it is advertised as one that accepts contributions.
                 SwarmEvent::ListenerClosed { reason, addresses, .. } => {
                     tracing::error!(?reason, ?addresses, "peers cannot connect any more");
                     return;
@@ -347,7 +350,7 @@ async fn own_connections(mut swarm: Swarm<Connections>, mut commands: mpsc::Rece
     }
 }
 
-/// Whether one more connection may be made.
+/// Checks that one more connection may be opened.
 fn may_dial(swarm: &Swarm<Connections>) -> Result<(), OpenError> {
     let info = swarm.network_info();
     let counters = info.connection_counters();
@@ -358,7 +361,7 @@ fn may_dial(swarm: &Swarm<Connections>) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Dials, also if the peer is dialled at other addresses already, or a connection to it closes.
+/// Dials, even if the peer is already dialled at other addresses or a connection to it closes.
 fn dial(
     swarm: &mut Swarm<Connections>,
     peer: PeerId,

@@ -1,4 +1,4 @@
-//! Two nodes over loopback: what is read, what is taken, and what a hostile peer cannot do.
+//! Two nodes over loopback: reads, accepted contributions, and the limits on hostile peers.
 
 use super::*;
 use crate::wire::{receive, send};
@@ -15,7 +15,7 @@ use std::time::Duration;
 use store::{DirectoryStore, Fetch, FetchError, Limits, MemoryStore, Store, memory::MemoryFetcher};
 
 const GENESIS: GenesisHash = GenesisHash([5; 32]);
-/// A protocol whose streams the server holds.
+/// A protocol whose streams the server keeps open.
 const HOLD: &str = "hold/1";
 const SOON: Duration = Duration::from_secs(10);
 
@@ -57,7 +57,7 @@ async fn an_object_is_read_whole_and_in_ranges_over_quic_and_over_tcp() {
     let urls = server.listening();
     assert!(urls[0].to_string().contains("quic-v1") && urls[1].to_string().contains("/tcp/"));
     for url in urls.iter().map(ToString::to_string) {
-        // A node of its own, as an open connection is used again.
+        // A separate node, because an open connection is reused.
         let fetch = PeerFetcher::new(network(GENESIS, false).await);
         let limits = Limits::for_bytes(bytes.len() as u64);
         assert_eq!(fetch.fetch(&url, &key, &limits).await.unwrap(), bytes);
@@ -107,7 +107,7 @@ async fn what_cannot_be_right_is_refused_before_its_bytes() {
 
     let nobody = PeerUrl { peer: NodeKey::generate().unwrap().peer(), address: None };
     let closed = PeerUrl { address: "/ip4/127.0.0.1/tcp/1".parse().ok(), ..nobody.clone() };
-    // Another node than the one named answers there.
+    // A different node answers at this address.
     let imposter = PeerUrl { address: server.listening()[1].address.clone(), ..nobody.clone() };
     for url in [nobody, closed, imposter] {
         let error = fetch.fetch(&url.to_string(), &key, &Limits::for_bytes(9)).await.unwrap_err();
@@ -117,7 +117,7 @@ async fn what_cannot_be_right_is_refused_before_its_bytes() {
         fetch.fetch("p2p://x", &key, &Limits::for_bytes(9)).await,
         Err(FetchError::BadUrl { .. })
     ));
-    // A node of another chain speaks another protocol.
+    // A node of another chain uses another protocol name.
     let foreign = PeerFetcher::new(network(GenesisHash([6; 32]), false).await);
     let error = foreign.fetch(&url, &key, &Limits::for_bytes(1000)).await.unwrap_err();
     assert!(error.to_string().contains("does not speak"), "{error}");
@@ -126,7 +126,7 @@ async fn what_cannot_be_right_is_refused_before_its_bytes() {
 #[tokio::test]
 async fn of_two_addresses_the_one_that_answers_is_used() {
     let (client, server) = two().await;
-    // Like a router that drops packets: it never answers.
+    // Never answers, like a router that drops packets.
     let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let [dead, _] = PeerUrl::at(server.peer(), silent.local_addr().unwrap());
     client.connect(&[dead.clone(), server.listening()[1].clone()]).await.unwrap();
@@ -152,7 +152,7 @@ async fn a_public_node_dials_no_private_address() {
     assert!(matches!(error, FetchError::ForbiddenAddress { .. }) && error.is_theirs(), "{error}");
 }
 
-/// Serves each read by what `answer` does with its stream.
+/// Serves each read by calling `answer` with its stream.
 fn serve_badly<F: Future<Output = ()> + Send>(
     network: &Network,
     protocol: &str,
@@ -170,7 +170,7 @@ fn serve_badly<F: Future<Output = ()> + Send>(
 async fn a_peer_that_stalls_crawls_cuts_short_or_sends_too_much_is_left() {
     let (key, bytes) = object(1000);
     let found = BlobAnswer::Found { total: 1000, length: 1000 };
-    // What is sent, whether the stream stays open after it, and what that is.
+    // The answer and number of bytes sent, whether the stream then stays open, and the expected error.
     type IsExpected = fn(&FetchError) -> bool;
     let cases: [(Option<BlobAnswer>, usize, bool, IsExpected); 5] = [
         (None, 0, true, |error| matches!(error, FetchError::Stalled { .. })),
@@ -202,7 +202,7 @@ async fn a_peer_that_stalls_crawls_cuts_short_or_sends_too_much_is_left() {
         let error = fetch.fetch(&url, &key, &brief(1000)).await.unwrap_err();
         assert!(is_expected(&error), "{error}");
     }
-    // The total deadline holds too, and counts as this node's own failure.
+    // The total deadline applies too, and counts as this node's own failure.
     let (client, server) = two().await;
     serve_badly(&server, "blob/1", |stream| async move {
         tokio::time::sleep(SOON).await;
@@ -214,7 +214,7 @@ async fn a_peer_that_stalls_crawls_cuts_short_or_sends_too_much_is_left() {
     assert!(matches!(error, FetchError::Deadline { .. }) && !error.is_theirs(), "{error}");
 }
 
-/// Takes the offers that a test allows.
+/// Accepts or refuses all offers.
 struct Allows(Option<Refusal>);
 
 #[async_trait]
@@ -224,7 +224,7 @@ impl Admission for Allows {
     }
 }
 
-/// A contribution in a file, and the offer of it.
+/// A contribution in a file, and its offer.
 struct Offered {
     home: tempfile::TempDir,
     key: ObjectKey,
@@ -266,7 +266,7 @@ async fn a_contribution_is_taken_once_and_then_served() {
     let url = &server.listening()[0];
     push(&client, url, &offered.offer, &offered.file()).await.unwrap();
     assert!(inbox.contains(&offered.key));
-    // The second time not a byte is read: there is no file any more.
+    // The second time no byte is read: the file no longer exists.
     std::fs::remove_file(offered.file()).unwrap();
     push(&client, url, &offered.offer, &offered.file()).await.unwrap();
     let fetch = PeerFetcher::new(client);
@@ -294,15 +294,15 @@ async fn what_is_refused_is_refused_with_a_reason_and_leaves_nothing() {
         assert_eq!((error.to_string(), error.may_pass()), (refusal.to_string(), false));
         assert!(!inbox.contains(&offered.key));
     }
-    // A node that takes no contributions, as a miner.
+    // A node that accepts no contributions, like a miner.
     let (client, server) = two().await;
     let offered = Offered::new(1000);
     let error = push(&client, &server.listening()[0], &offered.offer, &offered.file()).await.unwrap_err();
     assert!(error.to_string().contains("does not speak") && !error.may_pass(), "{error}");
 }
 
-/// Speaks `put/1` by hand: the offer as `header`, then `bytes`; then waits for the last answer. `closes`: nothing more
-/// comes after the bytes.
+/// Speaks `put/1` manually: sends the offer as `header`, then `bytes`, and waits for the last answer. `closes`: closes
+/// the stream after the bytes.
 async fn by_hand(client: &Network, server: &Network, header: &[u8], bytes: &[u8], closes: bool) -> PutAnswer {
     let mut stream = client.open(&server.listening()[0], "put/1").await.unwrap();
     let length = u16::try_from(header.len()).unwrap().to_le_bytes();
@@ -350,11 +350,11 @@ async fn bad_bytes_are_refused_with_a_reason_and_leave_nothing() {
         assert_eq!(by_hand(&client, &server, header, bytes, closes).await, PutAnswer::Refused(expected));
         assert!(!inbox.contains(&offered.key));
     }
-    // The seat has failed often enough in this window: its bytes are not read again.
+    // The seat has failed too often in this window: its bytes are not read again.
     assert_eq!(by_hand(&client, &server, &header, bytes, true).await, PutAnswer::Refused(Refusal::TooSlow));
     assert!(!inbox.contains(&offered.key));
 
-    // Bytes beyond the announced ones are not read.
+    // Bytes after the announced ones are not read.
     let (client, server) = two().await;
     let puts = offered.server(None);
     let inbox = puts.inbox.clone();
@@ -373,7 +373,7 @@ async fn a_seat_sends_one_contribution_at_a_time_and_eight_seats_do() {
     let url = server.listening()[0].clone();
     let other = network(GENESIS, false).await;
     let begin = async |uid: u16| {
-        // One peer alone may not open so many streams.
+        // A single peer may not open as many streams.
         let client = if uid < 4 { &client } else { &other };
         let mut stream = client.open(&url, "put/1").await.unwrap();
         let offer = PutHeader { uid: Uid(uid), ..offered.offer };
@@ -391,7 +391,7 @@ async fn a_seat_sends_one_contribution_at_a_time_and_eight_seats_do() {
     let (eighth, answer) = begin(50).await;
     assert_eq!(answer, PutAnswer::Send);
     assert_eq!(begin(51).await.1, PutAnswer::Refused(Refusal::Busy));
-    // One that ends makes room.
+    // Ending one makes room.
     drop(eighth);
     let mut ninth = begin(51).await;
     while ninth.1 == PutAnswer::Refused(Refusal::Busy) {
@@ -415,7 +415,7 @@ async fn a_push_to_a_receiver_that_dies_fails_and_may_be_tried_elsewhere() {
     assert!(matches!(error, PushError::Wire(_)) && error.may_pass(), "{error}");
 }
 
-/// Waits until something that another task does is done.
+/// Waits until a condition that another task fulfils is true.
 async fn until(what: &str, is_done: impl Fn() -> bool) {
     let waited = tokio::time::timeout(SOON, async {
         while !is_done() {
@@ -425,14 +425,14 @@ async fn until(what: &str, is_done: impl Fn() -> bool) {
     waited.await.unwrap_or_else(|_| panic!("not within {SOON:?}: {what}"));
 }
 
-/// Whether a node reads an object from this address of a peer now.
+/// Returns whether a node can read an object from this address of a peer.
 async fn reads(client: &Arc<Network>, url: &PeerUrl, (key, bytes): &(ObjectKey, Bytes)) -> bool {
     let read =
         PeerFetcher::new(client.clone()).fetch(&url.to_string(), key, &brief(bytes.len() as u64)).await;
     read.is_ok_and(|read| read == bytes)
 }
 
-/// A node that serves an object, and its addresses: of QUIC and of TCP.
+/// Starts a node that serves an object; returns its QUIC and TCP addresses too.
 async fn limited(limits: AddressLimits) -> (Arc<Network>, [PeerUrl; 2], (ObjectKey, Bytes)) {
     let server = start(GENESIS, Some("127.0.0.1:0"), limits).await;
     let object = object(1000);
@@ -462,7 +462,7 @@ async fn one_address_has_only_so_many_connections_and_others_have_theirs() {
     let mut clients = Vec::new();
     for at in 0..3 {
         let client = network(GENESIS, false).await;
-        // Both transports count. With a stream open, none gives way.
+        // Both transports count. A connection with an open stream does not yield.
         assert!(reads(&client, &urls[at % 2], &object).await, "{at}");
         let stream = client.open(&urls[at % 2], HOLD).await.unwrap();
         clients.push((client, stream));
@@ -474,12 +474,12 @@ async fn one_address_has_only_so_many_connections_and_others_have_theirs() {
         until("the refusal is counted", || server.refused().address_connections == at as u64 + 1).await;
     }
     assert_eq!(server.refused(), RefusedConnections { address_connections: 2, ..Default::default() });
-    // Those that are open go on, and another address of this machine has its own places. A node that listens dials from
+    // Open connections continue, and another address of this machine has its own slots. A listening node dials from
     // the address that it listens at.
     assert!(reads(&clients[0].0, &urls[0], &object).await);
     let elsewhere = start(GENESIS, Some("127.0.0.2:0"), limits).await;
     assert!(reads(&elsewhere, &urls[0], &object).await);
-    // One that leaves makes room.
+    // A closed connection makes room.
     drop(clients.pop());
     let mut has_read = false;
     for _ in 0..100 {
@@ -518,7 +518,7 @@ async fn a_localnet_has_many_nodes_at_one_address() {
     until("all connections end", || server.connections() == 0).await;
 }
 
-/// A node that has a stream open to this address, and says nothing.
+/// Returns a node that keeps a silent stream open to this address.
 async fn busy(url: &PeerUrl) -> (Arc<Network>, Stream) {
     let client = network(GENESIS, false).await;
     let stream = client.open(url, HOLD).await.unwrap();
@@ -555,7 +555,7 @@ async fn strangers_leave_half_of_the_places_to_seats() {
         strangers.push(busy(&urls[at % 2]).await);
     }
     for at in 0..8 {
-        // It is connected at first, and then thrown out.
+        // It is connected at first, then disconnected.
         let late = network(GENESIS, false).await;
         assert!(!reads(&late, &urls[at % 2], &object).await, "{at}");
     }
@@ -581,14 +581,14 @@ async fn more_seats_than_places_push_from_one_address() {
         seats.push(network(GENESIS, false).await);
     }
     server.reserve_for(seats.iter().map(|seat| seat.peer()).collect());
-    // Each stays connected. One after the other: how many handshakes over TCP may be at once is not asked here.
+    // Each stays connected. They connect in turn: this test is not about concurrent handshakes over TCP.
     for (uid, seat) in (0..).zip(&seats) {
         seat.connect(&urls).await.unwrap();
         let offer = PutHeader { uid: Uid(uid), ..offered.offer };
         push(seat, &urls[0], &offer, &file).await.unwrap();
     }
     assert_eq!(server.refused(), RefusedConnections::default());
-    // Of strangers, the address has as many as before.
+    // The address has as many strangers as before.
     let mut strangers = Vec::new();
     for _ in 0..SEATS {
         let stranger = network(GENESIS, false).await;
@@ -625,7 +625,7 @@ async fn idle_strangers_give_way_to_others_and_come_again() {
     assert!(0 < server.gave_way());
     until("those that gave way are gone", || server.connections() <= 32).await;
     assert_eq!(busy.connections(), 1, "a connection with a stream does not give way");
-    // One that gave way connects again when it reads.
+    // A node whose connection yielded reconnects to read.
     until("it has been closed", || idle[0].connections() == 0).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(reads(&idle[0], &urls[0], &object).await);
@@ -646,6 +646,6 @@ async fn nothing_remains_of_strangers_that_left() {
         drop(strangers);
         until("all have left", || server.connections() == 0).await;
     }
-    // Of their one address, when they came within the last minute.
+    // The one address is recorded while its connections are at most a minute old.
     assert_eq!(server.remembered(), [0, 1]);
 }

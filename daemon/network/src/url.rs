@@ -1,4 +1,4 @@
-//! The base URL of a peer: `p2p://PEER`, with the address to dial as its path where there is one.
+//! The base URL of a peer: `p2p://PEER`, with the address to dial, if any, as its path.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -12,15 +12,15 @@ use store::fetch::AddressClass;
 
 const SCHEME: &str = "p2p://";
 
-/// A peer, and where to dial it.
+/// A peer and its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerUrl {
     pub peer: PeerId,
-    /// An IP address with a port of TCP or QUIC. A peer without one cannot be dialled.
+    /// An IP address with a port of TCP or QUIC. A peer without an address cannot be dialled.
     pub address: Option<Multiaddr>,
 }
 
-/// Why a text is no [`PeerUrl`].
+/// Error of a text that is not a [`PeerUrl`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerUrlError {
     #[error("it has {bytes} characters, more than 256")]
@@ -34,23 +34,26 @@ pub enum PeerUrlError {
 }
 
 impl PeerUrl {
-    /// Whether a base URL is of a peer.
+    /// Returns whether a base URL belongs to a peer.
     pub fn is_one(url: &str) -> bool {
         url.starts_with(SCHEME)
     }
 
-    /// The URLs of a peer that listens at `address`: QUIC first.
+    /// Returns the URLs of a peer that listens at `address`: QUIC first.
     pub fn at(peer: PeerId, address: SocketAddr) -> [PeerUrl; 2] {
         let [quic, tcp] = multiaddrs(address);
         [PeerUrl { peer, address: Some(quic) }, PeerUrl { peer, address: Some(tcp) }]
     }
 
-    /// The same peer without an address.
+    /// Returns the same peer without an address.
     pub fn without_address(self) -> PeerUrl {
         PeerUrl { address: None, ..self }
     }
 
-    /// Whether a node may dial the address, as for any other fetch (PROT-13).
+    /// Checks that a node may dial the address, as for any other fetch (PROT-13).
+    ///
+    /// # Errors
+    /// [`FetchError::ForbiddenAddress`].
     pub fn judge(&self, allow_private: bool) -> Result<(), FetchError> {
         let address = self.address.iter().flat_map(|address| address.iter()).find_map(ip);
         let Some(address) = address else { return Ok(()) };
@@ -60,7 +63,7 @@ impl PeerUrl {
     }
 }
 
-/// Where a node listens, or is dialled, with one port for QUIC and TCP.
+/// Returns the addresses for listening or dialling, with one port for QUIC and TCP.
 pub(crate) fn multiaddrs(address: SocketAddr) -> [Multiaddr; 2] {
     let base = || Multiaddr::from(address.ip());
     [
@@ -111,7 +114,7 @@ impl FromStr for PeerUrl {
     }
 }
 
-/// An ed25519 peer's name is its key, so that nothing but the key proves it.
+/// Returns whether the peer's name is its ed25519 key, so that only the key proves it.
 fn is_ed25519(peer: &PeerId) -> bool {
     let name = peer.to_bytes();
     let key = name.get(2..).map(identity::PublicKey::try_decode_protobuf);

@@ -1,4 +1,4 @@
-//! Messages and objects on a stream, each within its bounds.
+//! Messages and objects on a stream, each with its limits.
 
 use std::io;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use store::fetch::RateWindow;
 use store::{FetchError, Limits};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// Bytes of an object that are read or written at once.
+/// Size of one read or write of an object's bytes.
 pub(crate) const CHUNK_BYTES: usize = 256 << 10;
 
-/// Why no message came.
+/// Error of a message that did not arrive.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     #[error("the stream broke: {0}")]
@@ -24,7 +24,7 @@ pub enum WireError {
     Stalled(Duration),
 }
 
-/// Reads one message after its length. A length beyond the bound is refused before anything more is read.
+/// Reads one message after its length. A length above the limit is refused before anything else is read.
 pub(crate) async fn receive<M: Message>(
     stream: &mut (impl AsyncRead + Unpin),
     within: Duration,
@@ -57,7 +57,7 @@ pub(crate) async fn send(
     Ok(timeout(within, write).await.map_err(|_| WireError::Stalled(within))??)
 }
 
-/// The bytes of an object as they arrive, at the minimum rate. The total deadline is the caller's.
+/// Reads the bytes of an object as they arrive, at the minimum rate. The caller enforces the total deadline.
 pub(crate) struct Body<'a, S> {
     stream: &'a mut S,
     limits: &'a Limits,
@@ -80,7 +80,10 @@ impl<'a, S: AsyncRead + Unpin> Body<'a, S> {
         }
     }
 
-    /// The next bytes; `None` after the last ones. Time between two calls does not count against the sender.
+    /// Returns the next bytes; `None` after the last ones. Time between calls does not count against the sender.
+    ///
+    /// # Errors
+    /// If the stream ends or breaks early, or the sender is too slow.
     pub async fn next(&mut self) -> Result<Option<&[u8]>, FetchError> {
         let left = self.expected - self.got;
         if left == 0 {
@@ -109,7 +112,7 @@ impl<'a, S: AsyncRead + Unpin> Body<'a, S> {
         }
     }
 
-    /// Excludes time in which the bytes were put away.
+    /// Excludes time in which the bytes were stored.
     pub fn pause(&mut self, ours: Duration) {
         if let Some(window) = &mut self.window {
             window.pause(ours);
@@ -165,7 +168,7 @@ mod tests {
         assert_eq!(body.next().await, Err(FetchError::CutShort { got: 1, expected: 3 }));
     }
 
-    /// A reader that never gives anything.
+    /// A reader that never delivers anything.
     struct Silent;
 
     impl AsyncRead for Silent {

@@ -1,4 +1,4 @@
-//! The check of one's own bucket: written with the key, read without it.
+//! The check of a node's own bucket: writes with the key, reads without it.
 
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use protocol::{Digest, keys};
 use crate::fetch::{Fetch, FetchError, Limits, fetch_verified};
 use crate::{Store, StoreError};
 
-/// How long the public read may take.
+/// Time limit of the public read.
 const READ_WITHIN: Duration = Duration::from_secs(30);
 
-/// Why a bucket cannot be used.
+/// Error of a bucket that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BucketError {
     #[error("the bucket {store} takes no object")]
@@ -27,7 +27,7 @@ pub enum BucketError {
 }
 
 impl BucketError {
-    /// As [`StoreError::blames_clock`].
+    /// Returns whether a clock is to blame, like [`StoreError::blames_clock`].
     pub fn blames_clock(&self) -> bool {
         match self {
             BucketError::Write { source, .. } | BucketError::Delete { source, .. } => source.blames_clock(),
@@ -35,17 +35,17 @@ impl BucketError {
         }
     }
 
-    /// Whether the same bucket may do later, without a change of its settings.
+    /// Returns whether a retry with the same settings may succeed.
     pub fn may_pass(&self) -> bool {
         match self {
             BucketError::Write { source, .. } | BucketError::Delete { source, .. } => source.may_pass(),
-            // A store may show an object a little later than it takes it, but a wrong URL looks the same.
+            // A store may publish an object with a delay, but a wrong URL looks the same.
             BucketError::Read { source, .. } => !source.is_theirs(),
         }
     }
 }
 
-/// Writes a small object, reads it back under `base_url` without a key as every other party does, and deletes it.
+/// Writes a small object, reads it below `base_url` without a key, like every other party, and deletes it.
 ///
 /// # Errors
 /// [`BucketError`] for the first of these steps that fails.
@@ -63,7 +63,7 @@ pub async fn check_bucket(store: &dyn Store, fetch: &dyn Fetch, base_url: &str) 
     deleted.map_err(|source| BucketError::Delete { store: described(), source })
 }
 
-/// Differs every time, so that two checks of one bucket do not meet.
+/// Returns an object that differs every time, so that concurrent checks of a bucket do not collide.
 fn sample() -> Bytes {
     let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
     Bytes::from(format!("mettle checks this bucket: {random:016x}"))

@@ -1,4 +1,4 @@
-//! A store in a directory of this machine: what a node holds for its peers and has in no bucket.
+//! A store in a local directory: objects that a node keeps for its peers and that are not in a bucket.
 
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::ops::Range;
@@ -11,7 +11,7 @@ use protocol::keys::ObjectKey;
 
 use crate::{Action, Entry, Listing, Store, StoreError, Traffic, TrafficTotals, is_below, trimmed};
 
-/// Unfinished objects are below it. No name of an object begins so.
+/// Folder of unfinished objects. No object's name begins like this.
 const PARTIAL: &str = ".partial";
 
 /// A [`Store`] whose objects are files, each at its name below a directory.
@@ -26,13 +26,19 @@ pub struct Partial(tempfile::NamedTempFile);
 
 impl Partial {
     /// Appends bytes.
+    ///
+    /// # Errors
+    /// If the disk is full or fails.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0.write_all(bytes)
     }
 }
 
 impl DirectoryStore {
-    /// Uses `root`, which is made if it is not there. What a killed process left unfinished is removed.
+    /// Uses `root`, and creates it if it is missing. Removes the unfinished objects of a killed process.
+    ///
+    /// # Errors
+    /// If the directory cannot be created or cleaned.
     pub fn open(root: &Path) -> io::Result<DirectoryStore> {
         let partial = root.join(PARTIAL);
         match std::fs::remove_dir_all(&partial) {
@@ -42,13 +48,19 @@ impl DirectoryStore {
         Ok(DirectoryStore { root: root.to_owned(), traffic: Traffic::default() })
     }
 
-    /// Begins an object.
+    /// Starts an object.
+    ///
+    /// # Errors
+    /// If its file cannot be created.
     pub fn begin(&self) -> io::Result<Partial> {
         tempfile::NamedTempFile::new_in(self.root.join(PARTIAL)).map(Partial)
     }
 
-    /// Makes a whole object of what was written: no reader ever sees a part of it, also after a power cut. Waits for
-    /// the disk.
+    /// Publishes the written bytes as an object. No reader ever sees a part of it, even after a power failure. Waits
+    /// for the disk.
+    ///
+    /// # Errors
+    /// If the file cannot be synced or renamed.
     pub fn keep(&self, key: &ObjectKey, partial: Partial) -> io::Result<()> {
         let path = self.path(key);
         if let Some(folder) = path.parent() {
@@ -62,7 +74,7 @@ impl DirectoryStore {
         self.path(key).is_file()
     }
 
-    /// Names have no way out of the directory: see [`ObjectKey`].
+    /// Returns the path of an object. No name can leave the directory: see [`ObjectKey`].
     fn path(&self, key: &ObjectKey) -> PathBuf {
         self.root.join(key.as_str())
     }
@@ -154,7 +166,7 @@ impl Store for DirectoryStore {
         let removed = self.on_files(Action::Delete, key.as_str(), move |root| {
             let path = root.join(name.as_str());
             std::fs::remove_file(&path)?;
-            // Folders that are empty now; one that is not stays.
+            // Removes folders that are now empty; others are kept.
             path.ancestors()
                 .skip(1)
                 .take_while(|folder| *folder != root)

@@ -1,8 +1,8 @@
-//! Faults on request: what goes wrong with the operations of one bucket, and when.
+//! Injected faults: which faults affect the operations of one bucket, and at what rate.
 //!
-//! [`FaultyStore`] applies them to any [`Store`], the S3 server of localnet to its buckets. A fault that is drawn by
-//! share depends on the seed, the operation, the object and how often that object was asked for, and on nothing else:
-//! neither on the order of tasks nor on other objects. So a simulation that broke can be run again.
+//! [`FaultyStore`] applies them to any [`Store`], and the S3 server of localnet to its buckets. A fault with a share
+//! depends only on the seed, the operation, the object and the number of earlier operations on that object: neither on
+//! the order of tasks nor on other objects. So a failed simulation can be repeated.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,52 +17,52 @@ use protocol::keys::ObjectKey;
 
 use crate::{Action, Listing, Store, StoreError, TrafficTotals};
 
-/// Objects whose operations are counted; beyond it, counts are forgotten.
+/// Maximum number of counters; beyond it, counters are dropped.
 const COUNTED_OBJECTS_MAX: usize = 1 << 16;
 
-/// Which operations a fault happens to.
+/// The operations that a fault affects.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Rate {
     #[default]
     Never,
     Always,
-    /// The next operations, this many of them.
+    /// This number of next operations.
     Next(u32),
     /// This share of all operations, from 0 to 1.
     Share(f64),
-    /// Of each object, every operation after this many: its first readers see it, the others do not.
+    /// On each object, every operation after this number: its first readers find it, the others do not.
     AfterFirst(u32),
 }
 
-/// What goes wrong with a bucket. Reads are of a whole object or of a range.
+/// The faults of a bucket. Reads include those of a whole object and of a range.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// Only objects whose name begins with it. Empty: every operation.
+    /// Restricts the faults to objects whose names begin with it. Empty: every operation.
     pub prefix: String,
-    /// Any operation fails, and nothing is done: 503 SlowDown.
+    /// An operation fails without an effect: 503 SlowDown.
     pub unavailable: Rate,
-    /// A write or deletion is done, and the caller is told that it failed.
+    /// A write or deletion takes effect, but reports a failure.
     pub answer_lost: Rate,
-    /// A read finds nothing.
+    /// A read finds no object.
     pub missing: Rate,
-    /// A read over HTTP is sent to `redirect_to` with 307.
+    /// A read over HTTP is redirected to `redirect_to` with 307.
     pub redirected: Rate,
     pub redirect_to: String,
     /// A read ends after half of its bytes.
     pub truncated: Rate,
-    /// A read has one bit, in the middle of its bytes, inverted.
+    /// A read has one inverted bit in the middle of its bytes.
     pub flipped: Rate,
-    /// The contents of a read begin after `stall`.
+    /// The contents of a read start after `stall`.
     pub stalled: Rate,
     pub stall: Duration,
-    /// A read comes at no more than `drip_bytes_per_second`.
+    /// A read is limited to `drip_bytes_per_second`.
     pub dripped: Rate,
     pub drip_bytes_per_second: u32,
-    /// Every operation takes longer, by a random time of at most this.
+    /// Maximum random delay of every operation.
     pub delay_max: Duration,
-    /// The clock of the bucket is wrong by this much, in every `Last-Modified`.
+    /// Error of the bucket's clock, visible in every `Last-Modified`.
     pub clock_skew_seconds: i64,
-    /// Every write fails for want of space.
+    /// Every write fails for lack of space.
     pub full: bool,
 }
 
@@ -74,7 +74,7 @@ pub struct ReadFaults {
     pub truncated: bool,
     pub flipped: bool,
     pub stall: Duration,
-    /// 0: as fast as it goes.
+    /// Rate limit; 0 means no limit.
     pub drip_bytes_per_second: u32,
 }
 
@@ -88,7 +88,7 @@ pub struct FaultInjector {
 #[derive(Debug, Default)]
 struct State {
     faults: Faults,
-    /// How often each fault was drawn for each operation on each object.
+    /// Number of draws of each fault for each operation on each object.
     draws: BTreeMap<(Fault, Action, String), u64>,
 }
 
@@ -110,18 +110,18 @@ impl FaultInjector {
         FaultInjector { seed, state: Mutex::default() }
     }
 
-    /// Replaces the faults. `Faults::default()` ends them.
+    /// Replaces the faults. `Faults::default()` removes them.
     pub fn inject(&self, faults: Faults) {
         self.state().faults = faults;
     }
 
-    /// The faults that are left: [`Rate::Next`] counts down.
+    /// Returns the remaining faults: [`Rate::Next`] counts down.
     pub fn remaining(&self) -> Faults {
         self.state().faults.clone()
     }
 
-    /// Whether this operation fails before anything is done, and how much longer it takes. `object` is `None` where
-    /// the operation concerns no single object.
+    /// Returns whether this operation fails before any effect, and its delay. `object` is `None` if the operation does
+    /// not concern a single object.
     pub fn draw(&self, action: Action, object: Option<&str>) -> (bool, Duration) {
         let mut state = self.state();
         if !state.faults.concern(object) {
@@ -135,7 +135,7 @@ impl FaultInjector {
         (state.hits(self.seed, Fault::Unavailable, action, object), delay)
     }
 
-    /// The faults of this read. A fault that keeps the read from happening uses up no other.
+    /// Returns the faults of this read. A fault that prevents the read does not use up any other.
     pub fn draw_read(&self, action: Action, object: &str) -> ReadFaults {
         let mut state = self.state();
         if !state.faults.concern(Some(object)) {
@@ -158,13 +158,13 @@ impl FaultInjector {
         }
     }
 
-    /// Whether the answer to this write or deletion is lost.
+    /// Returns whether the answer to this write or deletion is lost.
     pub fn draw_answer_lost(&self, action: Action, object: &str) -> bool {
         let mut state = self.state();
         state.faults.concern(Some(object)) && state.hits(self.seed, Fault::AnswerLost, action, object)
     }
 
-    /// Whether the bucket has no space for this object.
+    /// Returns whether the bucket has no space for this object.
     pub fn is_full(&self, object: &str) -> bool {
         let state = self.state();
         state.faults.full && state.faults.concern(Some(object))
@@ -175,7 +175,7 @@ impl FaultInjector {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No change to it has two steps, so a panic elsewhere leaves it whole.
+        // Every change is a single step, so a panic elsewhere leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -207,7 +207,7 @@ impl State {
         }
     }
 
-    /// From 0 up to, never reaching, 1.
+    /// Returns a random number in [0, 1).
     fn uniform(&mut self, seed: u64, fault: Fault, action: Action, object: &str) -> f64 {
         let nth = self.count(fault, action, object);
         let mut hasher = blake3::Hasher::new();
@@ -217,7 +217,7 @@ impl State {
         (u64::from_le_bytes(bytes) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// How often this was drawn before.
+    /// Returns the number of earlier draws.
     fn count(&mut self, fault: Fault, action: Action, object: &str) -> u64 {
         if COUNTED_OBJECTS_MAX <= self.draws.len() {
             self.draws.pop_first();
@@ -247,7 +247,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// A text that is no [`Rate`].
+/// Error of a text that is not a [`Rate`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is none of `always`, a count, `share:` with a number from 0 to 1, `after:` with a count")]
 pub struct InvalidRate(pub String);
@@ -281,7 +281,7 @@ pub fn flip_bit(bytes: &Bytes, at: usize) -> Bytes {
     flipped.freeze()
 }
 
-/// Any [`Store`], with [`Faults`].
+/// Any [`Store`] with [`Faults`].
 pub struct FaultyStore {
     inner: Arc<dyn Store>,
     injector: FaultInjector,
@@ -294,7 +294,7 @@ impl FaultyStore {
         FaultyStore { inner, injector }
     }
 
-    /// Replaces the faults. `Faults::default()` ends them.
+    /// Replaces the faults. `Faults::default()` removes them.
     pub fn inject(&self, faults: Faults) {
         self.injector.inject(faults);
     }
@@ -359,7 +359,7 @@ impl Store for FaultyStore {
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
         self.begin(Action::Read, key.as_str()).await?;
         let bytes = self.inner.get(key, max_bytes).await?;
-        // Drawn for objects that are there: a reader that asks too early is not the first reader.
+        // Drawn only for existing objects: a read before the object exists does not count as the first.
         let faults = self.injector.draw_read(Action::Read, key.as_str());
         ensure!(!faults.missing, StoreError::NotFound { key: key.to_string() });
         if let Some(to) = &faults.redirect_to {

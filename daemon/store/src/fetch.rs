@@ -1,9 +1,9 @@
-//! Reading from the buckets of strangers (PROT-13, PROT-15).
+//! Reads from other parties' buckets (PROT-13, PROT-15).
 //!
-//! The owner of a seat may write any endpoint to the chain. So a fetch knows in advance how many bytes it may get,
-//! their digest, and its deadline. Each failure is either the endpoint's, which a validator may attest as a fault, or
-//! may be this node's own, which is no observation (PROT-14). In doubt it is this node's: a fault needs two thirds of
-//! the stake anyway, and a contribution that no validator can read is not merged either.
+//! The owner of a seat may publish any endpoint on the chain. So a fetch knows the maximum size, the digest and the
+//! deadline in advance. A failure is attributed either to the endpoint, so that a validator may attest a fault, or
+//! possibly to this node, so that it is not an observation (PROT-14). In doubt it is attributed to this node: a fault
+//! needs two thirds of the stake anyway, and a contribution that no validator can read is not merged either.
 
 pub mod address;
 pub mod http;
@@ -26,11 +26,11 @@ pub use rate::RateWindow;
 /// Reads objects from any bucket, without a credential.
 #[async_trait]
 pub trait Fetch: Send + Sync {
-    /// Gets the object `key` below `base_url`, within `limits`. Its digest is not checked: see [`fetch_verified`].
+    /// Gets the object `key` below `base_url`, within `limits`. Does not check its digest: see [`fetch_verified`].
     async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError>;
 
-    /// The same, but passes the object to `to` piece by piece as it arrives. After a failure `to` may have a part of
-    /// it. By default the object comes in one piece.
+    /// Gets an object and passes it to `to` piece by piece as it arrives. After a failure `to` may have received a
+    /// part of it. The default implementation passes it in one piece.
     async fn fetch_into(
         &self,
         base_url: &str,
@@ -44,8 +44,8 @@ pub trait Fetch: Send + Sync {
         Ok(())
     }
 
-    /// Gets exactly the bytes `range` of an object; another range in the answer is an error. By default the whole
-    /// object is fetched.
+    /// Gets exactly the bytes `range` of an object; a different range in the answer is an error. The default
+    /// implementation fetches the whole object.
     async fn fetch_range(
         &self,
         base_url: &str,
@@ -57,11 +57,11 @@ pub trait Fetch: Send + Sync {
         cut(&whole, &range)
     }
 
-    /// The bytes that came down since this fetcher was made, including those of failed fetches.
+    /// Returns the bytes downloaded since this fetcher was created, including those of failed fetches.
     fn traffic(&self) -> TrafficTotals;
 }
 
-/// Bytes of a whole object.
+/// Returns a range of a whole object.
 pub(crate) fn cut(whole: &Bytes, range: &Range<u64>) -> Result<Bytes, FetchError> {
     let at = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let cut = (at(range.end) <= whole.len() && range.start <= range.end)
@@ -69,18 +69,18 @@ pub(crate) fn cut(whole: &Bytes, range: &Range<u64>) -> Result<Bytes, FetchError
     cut.ok_or(FetchError::CutShort { got: whole.len() as u64, expected: range.end })
 }
 
-/// Receives an object while it arrives. None of it is verified before the fetch has succeeded.
+/// Receives an object while it arrives. No part of it is verified before the fetch has succeeded.
 ///
-/// It is called between two reads of the network, so it must not block.
+/// Called between two reads of the network, so it must not block.
 pub trait Sink: Send {
-    /// An object of `length` bytes begins. Any bytes before were of a failed fetch and are dropped.
+    /// Starts an object of `length` bytes. Earlier bytes belong to a failed fetch and are dropped.
     fn begin(&mut self, length: u64);
 
-    /// The next bytes, in order; in total never more than `length`.
+    /// Receives the next bytes, in order; never more than `length` in total.
     fn piece(&mut self, bytes: &[u8]);
 }
 
-/// Receives an object whole.
+/// Receives an object in memory.
 #[derive(Debug, Default)]
 pub struct BufferSink {
     bytes: Vec<u8>,
@@ -88,12 +88,12 @@ pub struct BufferSink {
 }
 
 impl BufferSink {
-    /// The bytes so far.
+    /// Returns the bytes received so far.
     pub fn so_far(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The announced length of the object.
+    /// Returns the announced length of the object.
     pub fn length(&self) -> u64 {
         self.length
     }
@@ -108,7 +108,7 @@ impl Sink for BufferSink {
         *self = BufferSink { bytes: Vec::new(), length };
     }
 
-    /// Memory grows with the bytes that arrive, not with the announced length, and never beyond it.
+    /// Allocates memory for received bytes, not for the announced length, and never more than that.
     fn piece(&mut self, bytes: &[u8]) {
         let held = self.bytes.len();
         if self.bytes.capacity() - held < bytes.len() {
@@ -122,20 +122,20 @@ impl Sink for BufferSink {
 /// The limits of one fetch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// The largest legal size of the object, known from the schema (PROT-8).
+    /// Maximum legal size of the object, known from the schema (PROT-8).
     pub max_bytes: u64,
-    /// The fetch ends after this, however well it goes. This counts as the node's own failure.
+    /// Time limit of the whole fetch, regardless of its progress. Exceeding it counts as this node's own failure.
     pub deadline: Duration,
-    /// From the connection to the first line of the answer.
+    /// Time limit from the connection to the first line of the answer.
     pub first_byte: Duration,
-    /// An endpoint that sends fewer bytes per second over a whole `rate_window` is too slow, and is cut off.
+    /// Minimum rate. An endpoint that sends less over a whole `rate_window` is disconnected.
     pub min_bytes_per_second: u64,
     pub rate_window: Duration,
 }
 
 impl Limits {
-    /// Limits for an object of at most `max_bytes`: a minute and what the minimum rate needs, 64 KiB/s over 5 seconds,
-    /// an answer within 10 seconds.
+    /// Returns the limits for an object of at most `max_bytes`: one minute plus the time at the minimum rate of 64
+    /// KiB/s over 5 seconds, and an answer within 10 seconds.
     pub fn for_bytes(max_bytes: u64) -> Limits {
         let min_bytes_per_second = 64 << 10;
         Limits {
@@ -147,13 +147,13 @@ impl Limits {
         }
     }
 
-    /// The same with another deadline.
+    /// Replaces the deadline.
     pub fn within(self, deadline: Duration) -> Limits {
         Limits { deadline, ..self }
     }
 }
 
-/// Why a fetch failed. [`FetchError::is_theirs`] tells whose failure it is.
+/// Error of a fetch. [`FetchError::is_theirs`] attributes it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FetchError {
     #[error("the endpoint's URL cannot be used: {why}")]
@@ -198,8 +198,8 @@ pub enum FetchError {
 }
 
 impl FetchError {
-    /// Whether the owner of the endpoint is to blame, so that a validator may attest a fault. Otherwise it is no
-    /// observation.
+    /// Returns whether the owner of the endpoint is to blame, so that a validator may attest a fault. Otherwise the
+    /// failure is not an observation.
     pub fn is_theirs(&self) -> bool {
         match self {
             FetchError::BadUrl { .. }
@@ -224,7 +224,7 @@ impl FetchError {
         }
     }
 
-    /// Whether the same fetch may succeed soon.
+    /// Returns whether the same fetch may succeed soon.
     pub fn may_pass(&self) -> bool {
         matches!(
             self,
@@ -241,6 +241,9 @@ impl FetchError {
 }
 
 /// Fetches an object and compares its digest.
+///
+/// # Errors
+/// If the fetch fails, or [`FetchError::WrongDigest`].
 pub async fn fetch_verified(
     fetch: &dyn Fetch,
     base_url: &str,
@@ -253,7 +256,11 @@ pub async fn fetch_verified(
     Ok(whole.into_bytes())
 }
 
-/// As [`fetch_verified`], but passes the object to `to` while it arrives. The object is verified once this succeeds.
+/// Fetches like [`fetch_verified`], but passes the object to `to` as it arrives. It is verified only when this
+/// succeeds.
+///
+/// # Errors
+/// As [`fetch_verified`].
 pub async fn fetch_verified_into(
     fetch: &dyn Fetch,
     base_url: &str,
@@ -268,7 +275,7 @@ pub async fn fetch_verified_into(
     if got == *digest { Ok(()) } else { Err(FetchError::WrongDigest { expected: *digest, got }) }
 }
 
-/// Hashes the bytes that pass.
+/// Hashes the bytes that are written through it.
 struct Hashed<'a> {
     hasher: blake3::Hasher,
     to: &'a mut dyn Sink,
@@ -302,14 +309,14 @@ pub struct Failure {
     pub error: FetchError,
 }
 
-/// No mirror gave the object.
+/// Error of an object that no mirror delivered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("none of {asked} mirrors gave {key}{last}", last = self.last())]
 pub struct AllMirrorsFailed {
     pub key: String,
     /// The number of mirrors.
     pub asked: usize,
-    /// Of all rounds, in the order of the requests.
+    /// The failures of all rounds, in the order of the requests.
     pub failures: Vec<Failure>,
 }
 
@@ -320,19 +327,23 @@ impl AllMirrorsFailed {
 }
 
 impl FetchPlan {
-    /// Asks each mirror once.
+    /// Creates a plan that asks each mirror once.
     pub fn new<M: Into<String>>(mirrors: impl IntoIterator<Item = M>) -> FetchPlan {
         let mirrors = mirrors.into_iter().map(Into::into).collect();
         FetchPlan { mirrors, rounds: 1, pause: Duration::ZERO }
     }
 
-    /// Asks all mirrors up to `rounds` times, with a pause between. A mirror that failed for good is asked only once.
+    /// Asks all mirrors up to `rounds` times, with a pause between rounds. A mirror with a permanent failure is asked
+    /// only once.
     pub fn rounds(self, rounds: u32, pause: Duration) -> FetchPlan {
         FetchPlan { rounds, pause, ..self }
     }
 
-    /// Asks one mirror after the other until one gives bytes with the right digest. Also returns the failures of those
+    /// Asks one mirror after the other until one delivers bytes with the right digest. Also returns the failures
     /// before it, in the order of the requests.
+    ///
+    /// # Errors
+    /// If all mirrors fail.
     pub async fn fetch(
         &self,
         fetch: &dyn Fetch,
@@ -345,8 +356,11 @@ impl FetchPlan {
         Ok((whole.into_bytes(), failures))
     }
 
-    /// As [`FetchPlan::fetch`], but passes the object to `to` while it arrives, from the beginning for each mirror.
-    /// The object is verified once this succeeds.
+    /// Fetches like [`FetchPlan::fetch`], but passes the object to `to` as it arrives, from the start for each mirror.
+    /// It is verified only when this succeeds.
+    ///
+    /// # Errors
+    /// If all mirrors fail.
     pub async fn fetch_into(
         &self,
         fetch: &dyn Fetch,

@@ -34,61 +34,61 @@ pub use traffic::{Traffic, TrafficTotals};
 
 /// A node's own bucket. The node writes to it; others read it through [`Fetch`].
 ///
-/// Names derive from contents (PROT-12), so every operation may be repeated after a failure whose outcome is unknown.
-/// Nothing here is conditional, because some stores accept a conditional write and ignore the condition. Nothing tells
-/// the time, because the clock of a store is its owner's (PROT-1).
+/// Names derive from contents (PROT-12), so every operation may be repeated after a failure with an unknown outcome.
+/// No operation is conditional, because some stores accept a conditional write and ignore the condition. None returns
+/// a time, because the clock of a store is its owner's (PROT-1).
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// The bucket, for logs and error texts. Never contains a secret.
+    /// Returns a description of the bucket, for logs and error texts. Never contains a secret.
     fn describe(&self) -> String;
 
-    /// Writes a whole object or nothing: no reader ever sees a part of it. Replaces an object of that name.
+    /// Writes an object atomically: no reader ever sees a part of it. Replaces an object of the same name.
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError>;
 
-    /// Writes the contents of a file, in parts where the store takes parts. Returns the bytes written.
+    /// Writes the contents of a file, in parts if the store supports them. Returns the bytes written.
     async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError>;
 
     /// Reads a whole object of at most `max_bytes`. A larger one is refused before its contents are read.
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError>;
 
-    /// Reads the bytes `range` of an object, fewer if it ends before, and the object's length. By default the whole
-    /// object is read.
+    /// Reads the bytes `range` of an object, or fewer if it ends earlier, and returns the object's length too. The
+    /// default implementation reads the whole object.
     async fn read(&self, key: &ObjectKey, range: Range<u64>) -> Result<(u64, Bytes), StoreError> {
         let whole = self.get(key, u64::MAX).await?;
         let at = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX).min(whole.len());
         Ok((whole.len() as u64, whole.slice(at(range.start).min(at(range.end))..at(range.end))))
     }
 
-    /// Removes an object. Removing a missing object succeeds.
+    /// Removes an object. Succeeds if the object does not exist.
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError>;
 
-    /// The objects below `prefix`, which is a whole number of name parts (`a/b` finds `a/b/c`, never `a/bc`), or below
-    /// nothing for all of them. In order of their names; at most `max_entries`.
+    /// Lists at most `max_entries` objects below `prefix`, in the order of their names. The prefix is a whole number
+    /// of name parts (`a/b` finds `a/b/c`, never `a/bc`); an empty one lists all objects.
     async fn list(&self, prefix: &str, max_entries: usize) -> Result<Listing, StoreError>;
 
-    /// The bytes of object contents that went up and down since the store was opened.
+    /// Returns the bytes of object contents that were uploaded and downloaded since the store was opened.
     fn traffic(&self) -> TrafficTotals;
 }
 
 /// The result of [`Store::list`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// In order of their names.
+    /// The objects in the order of their names.
     pub entries: Vec<Entry>,
-    /// False if there are more objects than were asked for.
+    /// False if there are more objects than requested.
     pub complete: bool,
 }
 
 /// An object in a [`Listing`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
-    /// The name in the bucket. Foreign objects may have names that are no [`ObjectKey`].
+    /// Name in the bucket. Foreign objects may have names that are not an [`ObjectKey`].
     pub name: String,
     pub bytes: u64,
 }
 
 impl Entry {
-    /// The name as a key, if it is one.
+    /// Returns the name as a key, if it is one.
     pub fn key(&self) -> Option<ObjectKey> {
         self.name.parse().ok()
     }
@@ -116,10 +116,10 @@ impl std::fmt::Display for Action {
     }
 }
 
-/// The cause below a [`StoreError`].
+/// The cause of a [`StoreError`].
 pub type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why an operation of the node's own store failed.
+/// Error of an operation of the node's own store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("there is no object {key}")]
@@ -155,12 +155,12 @@ impl StoreError {
         matches!(self, StoreError::NotFound { .. })
     }
 
-    /// Whether the store refused a signature for its time: the clock of one of the two is wrong, not the key.
+    /// Returns whether the store refused a signature for its time: one of the two clocks is wrong, not the key.
     pub fn blames_clock(&self) -> bool {
         error_chain(self).contains("RequestTimeTooSkewed")
     }
 
-    /// Whether the same call may succeed later with the same settings.
+    /// Returns whether the same call may succeed later with the same settings.
     pub fn may_pass(&self) -> bool {
         matches!(
             self,
@@ -172,17 +172,17 @@ impl StoreError {
     }
 }
 
-/// A caller's prefix without slashes at its ends.
+/// Returns a caller's prefix without slashes at its ends.
 fn trimmed(prefix: &str) -> &str {
     prefix.trim_matches('/')
 }
 
-/// Whether `name` lies below `prefix`, counted in whole parts.
+/// Returns whether `name` is below `prefix`, counted in whole parts.
 fn is_below(name: &str, prefix: &str) -> bool {
     prefix.is_empty() || name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// An error and its sources on one line. Leaves out a source that repeats the text before it.
+/// Formats an error and its sources on one line, without sources that repeat the text before them.
 pub fn error_chain(error: &dyn std::error::Error) -> String {
     let errors = std::iter::successors(Some(error), |error| (**error).source());
     let mut texts: Vec<String> = errors.map(ToString::to_string).collect();

@@ -1,4 +1,4 @@
-//! A store in memory, and a network of such stores: for simulations of many nodes in one process.
+//! A store in memory, and a network of such stores, for simulations of many nodes in one process.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,7 +26,7 @@ impl MemoryStore {
     }
 
     fn objects(&self) -> MutexGuard<'_, BTreeMap<String, Bytes>> {
-        // No change to the map has two steps, so a panic elsewhere leaves it whole.
+        // Every change of the map is a single step, so a panic elsewhere leaves it consistent.
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -39,12 +39,12 @@ impl Store for MemoryStore {
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
         self.traffic.add_up(bytes.len() as u64);
-        // A slice of something large would keep all of it alive.
+        // Copied, because a slice would keep a larger buffer alive.
         self.objects().insert(key.to_string(), Bytes::copy_from_slice(&bytes));
         Ok(())
     }
 
-    /// Reads the file on the calling thread: a simulation has no other.
+    /// Reads the file on the calling thread, the only one of a simulation.
     async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
         let bytes = std::fs::read(path)
             .map_err(|source| StoreError::File { path: path.display().to_string(), source })?;
@@ -82,7 +82,7 @@ impl Store for MemoryStore {
     }
 }
 
-/// A [`Fetch`] that finds stores of this process by their base URL, in place of [`crate::HttpFetcher`].
+/// A [`Fetch`] that finds stores of this process by their base URL and replaces [`crate::HttpFetcher`].
 #[derive(Default)]
 pub struct MemoryFetcher {
     stores: Mutex<BTreeMap<String, Arc<dyn Store>>>,
@@ -99,7 +99,7 @@ impl MemoryFetcher {
         self.stores().insert(base_url.into(), store);
     }
 
-    /// Serves nothing at `base_url` any more.
+    /// Stops serving at `base_url`.
     pub fn vanish(&self, base_url: &str) {
         self.stores().remove(base_url);
     }
@@ -108,7 +108,7 @@ impl MemoryFetcher {
         self.stores.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The object, or a range of it.
+    /// Returns the object or a range of it.
     async fn get(
         &self,
         base_url: &str,
@@ -134,7 +134,7 @@ impl MemoryFetcher {
         let bytes = range.map_or(Ok(whole.clone()), |range| cut(&whole, &range))?;
         let (length, took) = (bytes.len() as u64, started.elapsed());
         self.traffic.add_down(length);
-        // The whole object comes at once, so a slow one is refused at its end.
+        // The whole object arrives in one piece, so a slow one is refused at its end.
         let read = whole.len() as u64;
         if limits.rate_window <= took && read < limits.min_bytes_per_second.saturating_mul(took.as_secs()) {
             return Err(FetchError::Crawled { bytes: length, window: limits.rate_window });

@@ -1,5 +1,5 @@
-//! Objects of any name: texts and datasets that people keep in a bucket. The objects of nodes have the names of
-//! [`Store`](crate::Store).
+//! Objects with arbitrary names: texts and datasets that users keep in a bucket. The objects of nodes have the names
+//! of [`Store`](crate::Store).
 
 use std::ops::Range;
 use std::path::Path;
@@ -12,7 +12,7 @@ use protocol::ensure;
 use crate::object::{parsed, unreadable};
 use crate::{Action, S3Store, Store, StoreError};
 
-/// An object of any name, as it was listed.
+/// An object with an arbitrary name, from a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedObject {
     pub name: String,
@@ -28,14 +28,17 @@ impl From<ObjectMeta> for NamedObject {
     }
 }
 
-/// In seconds, as in the answer to a read; a listing has parts of a second.
+/// Returns the time in seconds, as in the answer to a read; a listing has fractions of a second.
 fn last_modified(meta: &ObjectMeta) -> String {
     meta.last_modified.timestamp().to_string()
 }
 
 impl S3Store {
-    /// The objects below `prefix/`, or else the one of that name: at most `most`, in the store's order. The deadline of
-    /// an operation counts for each page.
+    /// Lists the objects below `prefix/`, or else the one with that name: at most `most`, in the store's order. The
+    /// deadline of an operation applies to each page.
+    ///
+    /// # Errors
+    /// If the prefix is not a valid name or the store fails.
     pub async fn list_named(&self, prefix: &str, most: usize) -> Result<Vec<NamedObject>, StoreError> {
         let below = if prefix.is_empty() { None } else { Some(parsed(prefix)?) };
         let mut pages = self.backend.list(below.as_ref());
@@ -60,10 +63,10 @@ impl S3Store {
         Ok(found)
     }
 
-    /// The bytes `range` of an object as it was listed, all of them.
+    /// Reads all bytes `range` of an object from a listing.
     ///
     /// # Errors
-    /// [`StoreError::Changed`] if it has another version by now.
+    /// [`StoreError::Changed`] if it now has another version; otherwise if the store fails.
     pub async fn read_named(&self, object: &NamedObject, range: Range<u64>) -> Result<Bytes, StoreError> {
         let name = &object.name;
         let at = parsed(name)?;
@@ -72,7 +75,7 @@ impl S3Store {
             let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
             let found = self.backend.get_opts(&at, options).await?;
             let meta = &found.meta;
-            // Some stores list no tags, but name them here.
+            // Some stores omit tags in listings, but return them here.
             let is_same = meta.size == object.bytes
                 && (meta.e_tag.as_deref() == Some(&object.version) || last_modified(meta) == object.version);
             ensure!(is_same, StoreError::Changed { store: store.clone(), name: name.clone() });
@@ -85,8 +88,10 @@ impl S3Store {
         .await
     }
 
-    /// Writes the contents of an object, whatever its version, into a file, whole or not at all. An error leaves no
-    /// file.
+    /// Writes the contents of an object, of any version, into a file, atomically.
+    ///
+    /// # Errors
+    /// If the store or the disk fails. There is then no file.
     pub async fn download_named(&self, name: &str, path: &Path) -> Result<(), StoreError> {
         let at = parsed(name)?;
         let failed = |source| StoreError::FileWrite { path: path.display().to_string(), source };
@@ -98,7 +103,7 @@ impl S3Store {
         let mut to = tokio::fs::File::from_std(file.as_file().try_clone().map_err(failed)?);
         let (mut chunks, mut got) = (found.into_stream(), 0);
         loop {
-            // Silence ends it, not its length.
+            // The deadline limits each silence, not the whole download.
             let next = async { Ok(chunks.try_next().await?) };
             let Some(chunk) = self.within(self.deadline, Action::Read, name, next).await? else { break };
             got += chunk.len() as u64;
@@ -114,7 +119,10 @@ impl S3Store {
         Ok(())
     }
 
-    /// Writes the contents of a file, in parts where it is long. No reader sees a part of it.
+    /// Uploads the contents of a file, a long one in parts. No reader sees a part of it.
+    ///
+    /// # Errors
+    /// If the file cannot be read or the store fails.
     pub async fn upload_named(&self, name: &str, path: &Path) -> Result<u64, StoreError> {
         let failed = |source| unreadable(path, source);
         let file = tokio::fs::File::open(path).await.map_err(failed)?;
@@ -122,7 +130,10 @@ impl S3Store {
         self.upload(name, path, length, file).await
     }
 
-    /// Removes an object. Removing a missing one succeeds.
+    /// Removes an object. Succeeds if the object does not exist.
+    ///
+    /// # Errors
+    /// If the store fails.
     pub async fn delete_named(&self, name: &str) -> Result<(), StoreError> {
         let at = parsed(name)?;
         let delete = async { Ok(self.backend.delete(&at).await?) };

@@ -21,21 +21,21 @@ use crate::{
     Action, Entry, Listing, Store, StoreError, Traffic, TrafficTotals, error_chain, is_below, trimmed,
 };
 
-/// Larger objects are uploaded in parts of this size, or of a larger one where there would be more than [`PARTS_MAX`].
-/// S3 wants at least 5 MiB, and some stores want all parts equal but the last.
+/// Size of the parts of larger objects; more if there would otherwise be more than [`PARTS_MAX`]. S3 requires at least
+/// 5 MiB, and some stores require equal sizes of all parts except the last.
 const PART_BYTES: usize = 8 << 20;
-/// Parts of an object, at most: S3's limit.
+/// Maximum number of parts of an object: S3's limit.
 const PARTS_MAX: u64 = 10_000;
-/// Parts on their way at once: with the size of a part it bounds the memory of an upload.
+/// Number of concurrent uploads of parts. With the size of a part it bounds the memory of an upload.
 const PARTS_AT_ONCE: usize = 4;
-/// How long a store has to drop the parts of an upload that failed.
+/// Time limit for a store to drop the parts of a failed upload.
 const ABORT_WITHIN: Duration = Duration::from_secs(10);
 
 /// A node's own bucket at an S3-compatible provider. Opened with [`S3Store::open`].
 pub struct S3Store {
     pub(crate) backend: AmazonS3,
     pub(crate) describe: String,
-    /// For a whole operation with all its retries; an upload has more, by its bytes ([`crate::s3::upload_deadline`]).
+    /// Time limit of a whole operation with all retries. An upload has more time ([`crate::s3::upload_deadline`]).
     pub(crate) deadline: Duration,
     pub(crate) traffic: Traffic,
 }
@@ -64,7 +64,7 @@ impl Store for S3Store {
             let found = self.backend.get(&at).await?;
             let expected = found.meta.size;
             ensure!(expected <= max_bytes, too_large(expected));
-            // The length that the node's own store announces is trusted, up to the limit.
+            // The length that the node's own store announces is trusted up to the limit.
             let mut whole = BytesMut::with_capacity(usize::try_from(expected).unwrap_or(0));
             let mut chunks = found.into_stream();
             while let Some(chunk) = chunks.try_next().await? {
@@ -134,7 +134,7 @@ impl Store for S3Store {
     }
 }
 
-/// The failure of an operation, before the backend's errors become [`StoreError`]s.
+/// The failure of an operation, before the backend's errors are converted to [`StoreError`]s.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]
@@ -144,8 +144,8 @@ pub(crate) enum Failure {
 }
 
 impl S3Store {
-    /// Writes what `from` reads, which is expected to be `length` bytes: in parts, a few at a time, unless it is shorter
-    /// than one part. `path` is for error texts.
+    /// Writes the contents of `from`, which should have `length` bytes: in parts, a few at a time, unless it is
+    /// shorter than one part. `path` is for error texts.
     pub(crate) async fn upload(
         &self,
         name: &str,
@@ -176,7 +176,7 @@ impl S3Store {
         Ok(length)
     }
 
-    /// Runs one operation within a deadline, and names its failure.
+    /// Runs one operation within a deadline, and converts its failure.
     pub(crate) async fn within<T>(
         &self,
         after: Duration,
@@ -194,19 +194,19 @@ impl S3Store {
     }
 }
 
-/// Bytes of each part of an object but the last.
+/// Returns the size of each part of an object except the last.
 fn part_bytes(length: u64) -> usize {
     let needed = length.div_ceil(PARTS_MAX).next_multiple_of(1 << 20);
     usize::try_from(needed).unwrap_or(usize::MAX).max(PART_BYTES)
 }
 
-/// An upload in parts. A store keeps the parts, unseen and paid for, until the upload is completed or aborted. So it
-/// is aborted also where it is dropped: at its deadline, or when its caller is cancelled.
+/// An upload in parts. A store keeps the parts, invisible but billed, until the upload is completed or aborted. So the
+/// upload is also aborted on drop: at its deadline, or when its caller is cancelled.
 struct PartUpload {
     at: Location,
-    /// Parts on their way.
+    /// Parts in flight.
     parts: JoinSet<object_store::Result<()>>,
-    /// `None` once it is completed or aborted.
+    /// The upload; `None` once it is completed or aborted.
     open: Option<Box<dyn MultipartUpload>>,
 }
 
@@ -243,7 +243,7 @@ impl PartUpload {
         Ok(length)
     }
 
-    /// Has the store drop the parts, unless the upload is complete. Goes on if the caller is cancelled meanwhile.
+    /// Makes the store drop the parts, unless the upload is complete. Continues if the caller is cancelled meanwhile.
     async fn abort(&mut self) {
         if let Some(Err(died)) = OptionFuture::from(self.begin_abort()).await {
             tracing::warn!(object = %self.at, %died, "could not abort a failed upload: the store may keep its parts");
@@ -257,16 +257,16 @@ impl PartUpload {
     }
 }
 
-/// Holds no [`PartUpload`]: the task is dropped where the runtime is closing.
+/// Has no [`PartUpload`], because the task is dropped when the runtime shuts down.
 async fn abort(
     at: Location,
     mut parts: JoinSet<object_store::Result<()>>,
     mut upload: Box<dyn MultipartUpload>,
 ) {
-    // A part that arrives later would stay.
+    // A part that arrived after the abort would be kept.
     parts.shutdown().await;
     let why = match tokio::time::timeout(ABORT_WITHIN, upload.abort()).await {
-        // It was completed, and the answer was lost.
+        // The upload was completed, and the answer was lost.
         Ok(Ok(()) | Err(object_store::Error::NotFound { .. })) => return,
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no answer within {} s", ABORT_WITHIN.as_secs()),
@@ -280,7 +280,7 @@ impl Drop for PartUpload {
     }
 }
 
-/// The next `part_bytes`, or what is left.
+/// Reads the next `part_bytes`, or the rest.
 async fn next_part(
     path: &Path,
     part_bytes: usize,
@@ -299,7 +299,7 @@ fn named(error: object_store::Error, store: String, action: Action, name: String
     use object_store::Error as E;
     match error {
         E::NotFound { source, .. } => {
-            // A write or a list that finds nothing has no bucket.
+            // A write or a list that finds nothing means that the bucket does not exist.
             let bucket = matches!(action, Action::Write | Action::List);
             if bucket || source.to_string().contains("NoSuchBucket") {
                 StoreError::NoBucket { store }
@@ -311,7 +311,7 @@ fn named(error: object_store::Error, store: String, action: Action, name: String
             StoreError::Denied { store, action, name, source }
         }
         E::InvalidPath { source } => StoreError::BadName { name, why: source.to_string() },
-        // Some requests, lists among them, fail without a kind: the text of the answer has it.
+        // Some requests, such as lists, fail without a kind: the answer's text has it.
         E::Generic { source, .. } => {
             let text = error_chain(source.as_ref());
             let says = |words: &[&str]| words.iter().any(|word| text.contains(word));

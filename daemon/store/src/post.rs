@@ -1,4 +1,4 @@
-//! Posts reports to a server of the operator's own choice, such as a collector of traces.
+//! Posts reports to a server that the operator chose, such as a collector of traces.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use url::Url;
 
 use crate::{error_chain, tls};
 
-/// For DNS, TCP and TLS together.
+/// Time limit for DNS, TCP and TLS together.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// The longest answer that is read.
+/// Maximum length of an answer that is read, in bytes.
 const REPLY_BYTES_MAX: usize = 64 << 10;
 
-/// Posts to one URL. It follows no redirect, uses no proxy, and reads only the beginning of an answer.
+/// Posts to one URL. Follows no redirect, uses no proxy, and reads only the beginning of an answer.
 pub struct HttpPoster {
     client: reqwest::Client,
     url: Url,
@@ -26,7 +26,7 @@ pub struct HttpPoster {
 pub enum PostError {
     #[error("it is no usable URL: {why}")]
     BadUrl { why: String },
-    /// Without the value, which may be a secret.
+    /// The header's name, without the value, which may be a secret.
     #[error(
         "a header {name:?} cannot be sent: a name is letters, digits and hyphens, a value has no line break"
     )]
@@ -40,7 +40,7 @@ pub enum PostError {
 }
 
 impl PostError {
-    /// Whether the same report may be taken later.
+    /// Returns whether the same report may be accepted later.
     pub fn may_pass(&self) -> bool {
         match self {
             PostError::Unreachable { .. } => true,
@@ -50,7 +50,7 @@ impl PostError {
     }
 }
 
-/// Without the headers, which may hold a secret.
+/// Omits the headers, which may contain a secret.
 impl fmt::Debug for HttpPoster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "HttpPoster({})", self.url)
@@ -58,10 +58,11 @@ impl fmt::Debug for HttpPoster {
 }
 
 impl HttpPoster {
-    /// A poster to `url`, which gives up after `within`. `headers` go with every report, and are not in any error.
+    /// Creates a poster to `url` with the time limit `within`. `headers` are sent with every report, and are never in
+    /// an error.
     ///
     /// # Errors
-    /// If the URL or a header cannot be used. Neither is sent then.
+    /// If the URL or a header cannot be used. Nothing is then sent.
     pub fn new(url: &str, headers: &[(String, String)], within: Duration) -> Result<HttpPoster, PostError> {
         let bad = |why: &str| PostError::BadUrl { why: why.to_owned() };
         let url = Url::parse(url).map_err(|error| bad(&error.to_string()))?;
@@ -90,7 +91,7 @@ impl HttpPoster {
                 .pool_max_idle_per_host(1)
                 .user_agent("mettle")
         };
-        // A bare container has no certificates, and needs none for http.
+        // A minimal container has no certificates, and needs none for http.
         let client = builder().build().or_else(|error| match url.scheme() {
             "http" => builder().tls_certs_only([]).build(),
             _ => Err(error),
@@ -99,10 +100,10 @@ impl HttpPoster {
         Ok(HttpPoster { client, url, headers: checked })
     }
 
-    /// Posts a report in JSON. Returns the answer, or its beginning if it is long.
+    /// Posts a report in JSON. Returns the answer, or the beginning of a long one.
     ///
     /// # Errors
-    /// If there is no answer in time, or one that takes nothing.
+    /// If the server does not answer in time, or refuses the report.
     pub async fn post_json(&self, body: Bytes) -> Result<Vec<u8>, PostError> {
         let request = self.client.post(self.url.clone()).headers(self.headers.clone());
         let sent = request.header(CONTENT_TYPE, "application/json").body(body).send().await;
@@ -162,7 +163,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_that_is_absent_is_unreachable() {
-        // Bound and closed again: no server listens there.
+        // Bound and closed again: no server listens at the port.
         let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let poster = HttpPoster::new(&format!("http://{address}/v1/traces"), &[], WITHIN).unwrap();
         let error = poster.post_json(Bytes::from_static(b"{}")).await.unwrap_err();

@@ -1,7 +1,7 @@
 //! A bucket at any S3-compatible provider.
 //!
-//! A miner whose upload retries for three minutes in silence has missed its window long before it learns of it. So the
-//! number of retries is small, and one deadline covers them all.
+//! A miner whose upload silently retried for three minutes would miss its window without notice. So the number of
+//! retries is small, and one deadline covers them all.
 
 use protocol::ensure;
 use std::time::Duration;
@@ -14,21 +14,21 @@ use url::Url;
 pub use crate::object::S3Store;
 use crate::{StoreError, Traffic, tls};
 
-/// The longest silence of the server during one request.
+/// Maximum silence of the server during one request.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// The time for a whole operation with all its retries.
+/// Time limit of a whole operation with all retries.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
-/// An upload of many bytes may take longer than that, at this rate.
+/// Minimum rate of a large upload, which extends its time limit.
 const UPLOAD_BYTES_PER_SECOND_MIN: u64 = 1 << 20;
 
-/// The time for an upload of `bytes`, with all its retries, in a store with this deadline.
+/// Returns the time limit for an upload of `bytes`, with all retries, in a store with this deadline.
 pub fn upload_deadline(deadline: Duration, bytes: u64) -> Duration {
     deadline.saturating_add(Duration::from_secs(bytes / UPLOAD_BYTES_PER_SECOND_MIN))
 }
 
-/// The key pair of a bucket. `Debug` leaves out the secret.
+/// The key pair of a bucket. `Debug` omits the secret.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Credentials {
@@ -39,18 +39,19 @@ pub struct Credentials {
 /// A bucket, its keys, and the limits of its operations.
 #[derive(Clone, Debug)]
 pub struct S3Settings {
-    /// `https://host[:port]`, without the bucket. Over `http` the secret never travels, but the contents do.
+    /// `https://host[:port]`, without the bucket. With `http` the contents are not encrypted, but the secret is never
+    /// sent.
     pub endpoint: String,
     pub bucket: String,
     pub credentials: Credentials,
-    /// For a whole operation with all its retries. An upload has a second more per MiB.
+    /// Time limit of a whole operation with all retries. An upload has one more second per MiB.
     pub deadline: Duration,
-    /// Retries after the first request.
+    /// Number of retries after the first request.
     pub retries: usize,
 }
 
 impl S3Settings {
-    /// Default limits: 4 retries, [`DEADLINE`] in total.
+    /// Creates settings with the default limits: 4 retries, [`DEADLINE`] in total.
     pub fn new(
         endpoint: impl Into<String>,
         bucket: impl Into<String>,
@@ -65,14 +66,17 @@ impl S3Settings {
         }
     }
 
-    /// The public base URL of this bucket at a provider with path-style URLs.
+    /// Returns the public base URL of this bucket at a provider with path-style URLs.
     pub fn base_url(&self) -> String {
         format!("{}/{}", self.endpoint.trim_end_matches('/'), self.bucket)
     }
 }
 
 impl S3Store {
-    /// Checks the settings and sends nothing. [`crate::check_bucket`] tells whether the bucket works.
+    /// Checks the settings and sends nothing. [`crate::check_bucket`] tests the bucket itself.
+    ///
+    /// # Errors
+    /// If the endpoint or the name of the bucket is invalid.
     pub fn open(settings: &S3Settings) -> Result<S3Store, StoreError> {
         let wrong = |what: String| StoreError::Settings { what };
         let endpoint = Url::parse(&settings.endpoint)
@@ -98,7 +102,7 @@ impl S3Store {
         tls::install_provider();
         let client = ClientOptions::new()
             .with_allow_http(plain)
-            // A machine on its own network need not have certificates.
+            // A machine on its own network may have no certificates.
             .with_no_system_certificates(plain)
             .with_connect_timeout(Duration::from_secs(5))
             .with_timeout_disabled()

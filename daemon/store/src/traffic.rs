@@ -1,10 +1,10 @@
-//! Counters of the bytes that a node moves.
+//! Counters of the bytes that a node transfers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// Two counters of object contents, for many tasks at once. Headers and retries are not counted.
+/// Two counters of object contents, shared by many tasks. Headers and retries are not counted.
 #[derive(Debug, Default)]
 pub struct Traffic {
     up: AtomicU64,

@@ -1,15 +1,15 @@
-//! The addresses that a node fetches from: those of the public internet, and no others.
+//! The addresses that a node may fetch from: only those of the public internet.
 //!
 //! The endpoint `http://169.254.169.254/` would make a validator read the secrets of its own cloud instance, and the
-//! owner of a name can point it there at any time. So the fetcher judges addresses, never names, and connects to the
-//! very address that it judged.
+//! owner of a name can redirect it there at any time. So the fetcher checks addresses, never names, and connects to
+//! exactly the address that it checked.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The kind of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressClass {
-    /// Of the public internet.
+    /// An address of the public internet.
     Public,
     /// `0.0.0.0/8`, `::`: this host, on this network.
     Unspecified,
@@ -24,7 +24,7 @@ pub enum AddressClass {
     Broadcast,
     /// An IPv6 address for an IPv4 address: mapped, compatible, NAT64, 6to4 or Teredo.
     Translated,
-    /// Documentation, benchmarks, protocol assignments, or not assigned at all.
+    /// Addresses for documentation, benchmarks or protocol assignments, and unassigned ones.
     Reserved,
 }
 
@@ -36,7 +36,7 @@ impl AddressClass {
         }
     }
 
-    /// Whether a fetcher may connect; on a localnet also to private addresses.
+    /// Returns whether a fetcher may connect; with `allow_private` (a localnet) also to private addresses.
     pub fn allowed(self, allow_private: bool) -> bool {
         match self {
             AddressClass::Public => true,
@@ -90,7 +90,7 @@ fn of_v4(address: Ipv4Addr) -> AddressClass {
     }
 }
 
-/// Only `2000::/3` belongs to the public internet, and parts of it do not.
+/// Classifies an IPv6 address. Only parts of `2000::/3` belong to the public internet.
 fn of_v6(address: Ipv6Addr) -> AddressClass {
     match address.segments() {
         [0, 0, 0, 0, 0, 0, 0, 0] => AddressClass::Unspecified,

@@ -1,4 +1,4 @@
-//! The HTTP fetcher: one plain GET, and a check at every step (PROT-13).
+//! The HTTP fetcher: one plain GET, with a check at every step (PROT-13).
 
 use std::error::Error as StdError;
 use std::io;
@@ -19,44 +19,44 @@ use url::{Host, Url};
 use super::{AddressClass, BufferSink, Fetch, FetchError, Limits, RateWindow, Sink, rate::late};
 use crate::{Traffic, TrafficTotals, tls};
 
-/// Concurrent fetches of one fetcher: with their limits this bounds the memory.
+/// Maximum number of concurrent fetches of one fetcher. With their limits this bounds the memory.
 const FETCHES_AT_ONCE: usize = 64;
 
 /// The policy of all fetches of one fetcher.
 #[derive(Clone, Debug)]
 pub struct FetchPolicy {
-    /// Endpoints may have private addresses and plain `http`, as on a localnet.
+    /// Whether endpoints may have private addresses and plain `http`, as on a localnet.
     pub allow_private: bool,
-    /// For DNS, TCP and TLS together. A failure here is never the endpoint's.
+    /// Time limit for DNS, TCP and TLS together. Exceeding it is never attributed to the endpoint.
     pub connect_timeout: Duration,
 }
 
 impl FetchPolicy {
-    /// For a public network.
+    /// Returns the policy for a public network.
     pub fn public() -> FetchPolicy {
         FetchPolicy { allow_private: false, connect_timeout: Duration::from_secs(10) }
     }
 
-    /// For a network on one machine.
+    /// Returns the policy for a network on one machine.
     pub fn localnet() -> FetchPolicy {
         FetchPolicy { allow_private: true, ..FetchPolicy::public() }
     }
 }
 
-/// Finds the addresses of a name. Tests give another one.
+/// Resolves names to addresses. Tests use their own.
 #[async_trait]
 pub trait Resolver: Send + Sync + 'static {
     async fn addresses(&self, name: &str) -> io::Result<Vec<IpAddr>>;
 }
 
-/// Asks the operating system.
+/// The resolver of the operating system.
 pub struct SystemResolver {
     at_once: Arc<Semaphore>,
 }
 
 impl Default for SystemResolver {
     fn default() -> SystemResolver {
-        // Each lookup holds a thread for as long as the name server takes; names of strangers must not hold them all.
+        // A lookup blocks a thread until the name server answers; other parties' names must not block all threads.
         SystemResolver { at_once: Arc::new(Semaphore::new(128)) }
     }
 }
@@ -66,7 +66,7 @@ impl Resolver for SystemResolver {
     async fn addresses(&self, name: &str) -> io::Result<Vec<IpAddr>> {
         let permit = self.at_once.clone().acquire_owned().await.map_err(io::Error::other)?;
         let name = name.to_owned();
-        // A task of its own: it keeps its permit after the caller has given up.
+        // A separate task, which keeps its permit after the caller has dropped the future.
         let lookup = tokio::spawn(async move {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await;
             drop(permit);
@@ -78,8 +78,8 @@ impl Resolver for SystemResolver {
 
 /// A [`Fetch`] over HTTP that treats every endpoint as hostile.
 ///
-/// It sends no credential, follows no redirect, uses no proxy, undoes no compression, and connects only to addresses
-/// that it has judged. [`FetchError`] lists the failures that are the endpoint's.
+/// It sends no credential, follows no redirect, uses no proxy, decompresses nothing, and connects only to checked
+/// addresses. [`FetchError`] lists the failures that are attributed to the endpoint.
 pub struct HttpFetcher {
     client: reqwest::Client,
     policy: FetchPolicy,
@@ -88,13 +88,18 @@ pub struct HttpFetcher {
 }
 
 impl HttpFetcher {
+    /// Creates a fetcher with the system's resolver.
+    ///
     /// # Errors
     /// If the machine's certificates cannot be used.
     pub fn new(policy: FetchPolicy) -> Result<HttpFetcher, FetchError> {
         HttpFetcher::with_resolver(policy, SystemResolver::default())
     }
 
-    /// The same with another resolver. Its addresses are judged as well.
+    /// Creates a fetcher with another resolver, whose addresses are checked as well.
+    ///
+    /// # Errors
+    /// If the machine's certificates cannot be used.
     pub fn with_resolver(policy: FetchPolicy, resolver: impl Resolver) -> Result<HttpFetcher, FetchError> {
         tls::install_provider();
         let resolver =
@@ -118,7 +123,7 @@ impl HttpFetcher {
                 .pool_idle_timeout(Duration::from_secs(20))
                 .user_agent("mettle")
         };
-        // A localnet in a bare container has no certificates, and needs none.
+        // A localnet in a minimal container has no certificates, and does not need any.
         let client = builder().build().or_else(|error| {
             if policy.allow_private { builder().tls_certs_only([]).build() } else { Err(error) }
         });
@@ -129,7 +134,7 @@ impl HttpFetcher {
         Ok(HttpFetcher { client, policy, at_once, traffic: Traffic::default() })
     }
 
-    /// Gets an object, or a range of it, within the limits.
+    /// Gets an object or a range of it, within the limits.
     async fn get(
         &self,
         base_url: &str,
@@ -143,7 +148,7 @@ impl HttpFetcher {
         ended.unwrap_or(Err(FetchError::Deadline { after: limits.deadline }))
     }
 
-    /// The whole exchange, without the total deadline. With a range, exactly its bytes may come.
+    /// Runs the whole exchange, without the total deadline. With a range, the answer must have exactly its bytes.
     async fn exchange(
         &self,
         url: Url,
@@ -154,8 +159,8 @@ impl HttpFetcher {
         let _permit =
             self.at_once.acquire().await.map_err(|error| FetchError::Ours { what: error.to_string() })?;
 
-        // Ask. Connecting has its own, shorter limit, so a timeout here is after the connection. If this process was
-        // not running when the time was up, the endpoint is not to blame and gets some more time.
+        // Send the request. Connecting has its own, shorter limit, so a timeout here occurs after the connection. If
+        // this process was suspended when the time expired, the endpoint is not to blame and gets more time.
         let mut request = self.client.get(url).header(header::ACCEPT_ENCODING, "identity");
         if let Some(range) = range {
             request = request.header(header::RANGE, format!("bytes={}-{}", range.start, range.end - 1));
@@ -261,7 +266,7 @@ impl Fetch for HttpFetcher {
     }
 }
 
-/// The error of an unexpected status.
+/// Returns the error of an unexpected status.
 fn refused(status: u16) -> FetchError {
     match status {
         404 | 410 => FetchError::Missing,
@@ -271,7 +276,7 @@ fn refused(status: u16) -> FetchError {
     }
 }
 
-/// Whether an answer has the range that was asked for: `bytes FIRST-LAST/LENGTH`, where the length may be `*`.
+/// Checks that an answer has the requested range: `bytes FIRST-LAST/LENGTH`, where the length may be `*`.
 fn is_this_range(range: &Range<u64>, said: Option<&header::HeaderValue>) -> Result<(), FetchError> {
     let said =
         said.map_or_else(|| "no content-range".into(), |said| String::from_utf8_lossy(said.as_bytes()));
@@ -284,8 +289,8 @@ fn other_range(range: &Range<u64>, said: &str) -> FetchError {
     FetchError::OtherRange { first: range.start, last: range.end - 1, said }
 }
 
-/// Checks the form of a base URL, as each fetch does: the scheme, no credential, no address that is refused. Nothing
-/// is resolved or fetched.
+/// Checks the form of a base URL, like each fetch: the scheme, no credential, no forbidden address. Resolves and
+/// fetches nothing.
 ///
 /// # Errors
 /// [`FetchError::BadUrl`] and [`FetchError::ForbiddenAddress`].
@@ -296,7 +301,7 @@ pub fn check_base_url(base_url: &str, policy: &FetchPolicy) -> Result<(), FetchE
     Ok(())
 }
 
-/// The URL of an object, if the base URL may be used.
+/// Returns the URL of an object, if the base URL is allowed.
 fn object_url(base_url: &str, key: &ObjectKey, allow_private: bool) -> Result<Url, FetchError> {
     let bad = |why: String| FetchError::BadUrl { why };
     ensure!(base_url.len() <= 256, bad(format!("it has {} characters, more than 256", base_url.len())));
@@ -309,7 +314,7 @@ fn object_url(base_url: &str, key: &ObjectKey, allow_private: bool) -> Result<Ur
     }
     ensure!(url.username().is_empty() && url.password().is_none(), bad("it holds a credential".into()));
     ensure!(url.query().is_none() && url.fragment().is_none(), bad("it has a query or a fragment".into()));
-    // A literal address is never resolved, so it is judged here.
+    // A literal address is never resolved, so it is checked here.
     match url.host() {
         None => return Err(bad("it names no host".into())),
         Some(Host::Domain(_)) => {}
@@ -329,7 +334,7 @@ fn judge(address: IpAddr, allow_private: bool) -> Result<(), FetchError> {
     Ok(())
 }
 
-/// Gives the client only judged addresses. The client connects to exactly these: there is no second lookup, in which a
+/// Passes only checked addresses to the client, which connects to exactly these. There is no second lookup in which a
 /// name could resolve to another address.
 struct JudgedResolver {
     resolver: Arc<dyn Resolver>,
@@ -358,7 +363,7 @@ impl reqwest::dns::Resolve for JudgedResolver {
     }
 }
 
-/// Why there was no answer: as a rule the network in between, which may be ours.
+/// Returns the error of a missing answer: usually a failure of the network in between, which may be ours.
 fn not_answered(error: &reqwest::Error) -> FetchError {
     if let Some(forbidden) = cause::<FetchError>(error) {
         return forbidden.clone();
@@ -371,7 +376,7 @@ fn not_answered(error: &reqwest::Error) -> FetchError {
     }
 }
 
-/// Why an answer ended early: closed in order by them, or broken by anybody.
+/// Returns the error of an answer that ended early: closed properly by the endpoint, or broken on either side.
 fn broke_off(error: &reqwest::Error, got: u64, expected: u64) -> FetchError {
     match cause::<io::Error>(error).map(io::Error::kind) {
         Some(io::ErrorKind::UnexpectedEof) => FetchError::CutShort { got, expected },
@@ -384,7 +389,7 @@ fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Opti
     errors.find_map(|error| error.downcast_ref())
 }
 
-/// The sources of an error, without its own text: that names the URL.
+/// Returns the sources of an error, without its own text, which contains the URL.
 fn source_chain(error: &dyn StdError) -> String {
     error.source().map_or_else(|| error.to_string(), crate::error_chain)
 }

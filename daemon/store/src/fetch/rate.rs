@@ -19,12 +19,12 @@ impl RateWindow {
         RateWindow { start, end: start + limits.rate_window, bytes: 0 }
     }
 
-    /// When the window has to be checked.
+    /// Returns the time of the next check.
     pub fn end(&self) -> Instant {
         self.end
     }
 
-    /// Counts bytes that arrived.
+    /// Counts received bytes.
     pub fn add(&mut self, bytes: u64) {
         self.bytes += bytes;
     }
@@ -35,14 +35,14 @@ impl RateWindow {
         self.end += ours;
     }
 
-    /// Checks the window that has ended, and opens the next one.
+    /// Checks the ended window, and opens the next one.
     ///
     /// # Errors
     /// [`FetchError::Crawled`] if too few bytes arrived in it.
     pub fn next(self, limits: &Limits) -> Result<RateWindow, FetchError> {
         let window = self.end - self.start;
         let wanted = limits.min_bytes_per_second as f64 * window.as_secs_f64();
-        // If this process was not running when the window ended, it did not read.
+        // A process that was suspended at the window's end did not read.
         if (self.bytes as f64) < wanted && !late(self.start, window) {
             return Err(FetchError::Crawled { bytes: self.bytes, window });
         }
@@ -50,7 +50,7 @@ impl RateWindow {
     }
 }
 
-/// Whether this process woke up much later than it asked to.
+/// Returns whether this process woke up much later than requested.
 pub(super) fn late(since: Instant, asked: Duration) -> bool {
     since.elapsed() > asked + asked / 2 + Duration::from_millis(250)
 }

@@ -1,4 +1,4 @@
-//! What every store must do, whatever is behind it: one suite, run over all of them.
+//! The required behaviour of every store: one suite that is run over all of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn key(window: u32, name: &str) -> ObjectKey {
 
 /// The suite. `what` names the store in the message of a failure.
 async fn conforms(what: &str, store: &dyn Store) {
-    // Nothing is there before it is written.
+    // An object is missing before it is written.
     let first = key(1, "first");
     assert!(
         matches!(store.get(&first, 100).await, Err(StoreError::NotFound { .. })),
@@ -33,7 +33,7 @@ async fn conforms(what: &str, store: &dyn Store) {
     let listing = store.list("", 10).await.expect("a list of nothing");
     assert!(listing.entries.is_empty() && listing.complete, "{what}: not empty");
 
-    // What is written is read back, to the byte, and only within the bound.
+    // An object is read back exactly, and only within the size limit.
     let body = pattern(100_000, 1);
     store.put(&first, body.clone()).await.unwrap_or_else(|error| panic!("{what}: put: {error:?}"));
     assert_eq!(store.get(&first, 100_000).await.expect("get"), body, "{what}");
@@ -42,7 +42,7 @@ async fn conforms(what: &str, store: &dyn Store) {
         other => panic!("{what}: a bound was ignored: {other:?}"),
     }
 
-    // Writing again replaces, and writing the same again changes nothing.
+    // Writing again replaces an object; the same bytes change nothing.
     for _ in 0..2 {
         store.put(&first, Bytes::from_static(b"second")).await.expect("put again");
         assert_eq!(store.get(&first, 6).await.expect("get"), "second", "{what}");
@@ -53,7 +53,7 @@ async fn conforms(what: &str, store: &dyn Store) {
     store.put(&empty, Bytes::new()).await.expect("put of nothing");
     assert_eq!(store.get(&empty, 0).await.expect("get"), Bytes::new(), "{what}");
 
-    // Large objects go in parts where parts are needed; from memory and from a file alike.
+    // Large objects are sent in parts if needed, from memory and from a file alike.
     for (length, seed) in [(8 << 20, 2), (8 << 20 | 1, 3), (21 << 20 | 7, 4)] {
         let body = pattern(length, seed);
         let from_memory = key(2, &format!("memory {length}"));
@@ -78,7 +78,7 @@ async fn conforms(what: &str, store: &dyn Store) {
     let no_file = store.put_file(&first, std::path::Path::new("/nonexistent/file")).await;
     assert!(matches!(no_file, Err(StoreError::File { .. })), "{what}: {no_file:?}");
 
-    // Lists are in order, below whole parts of names, and bounded.
+    // Listings are ordered, below whole parts of names, and limited.
     for window in [30, 300, 31] {
         for name in ["a", "b", "c"] {
             store.put(&key(window, name), Bytes::from(name)).await.expect("put");
@@ -99,13 +99,13 @@ async fn conforms(what: &str, store: &dyn Store) {
     let all = store.list("", 1000).await.expect("list");
     assert_eq!((all.entries.len(), all.complete), (17, true), "{what}");
 
-    // Deleting is for good, and as often as one likes.
+    // A deletion is permanent, and can be repeated.
     for _ in 0..2 {
         store.delete(&first).await.expect("delete");
         assert!(matches!(store.get(&first, 100).await, Err(StoreError::NotFound { .. })), "{what}");
     }
 
-    // Many at once do not mix, and one object written by many at once is one of theirs.
+    // Concurrent writes do not mix, and an object with several concurrent writers has the bytes of one.
     let writes = (0..24u8).map(|writer| async move {
         store.put(&key(4, &format!("own {writer}")), pattern(10_000, writer)).await.expect("put");
         store.put(&key(4, "shared"), pattern(50_000, writer)).await.expect("put");
@@ -118,7 +118,7 @@ async fn conforms(what: &str, store: &dyn Store) {
     let shared = store.get(&key(4, "shared"), 50_000).await.expect("get");
     assert!((0..24u8).any(|writer| shared == pattern(50_000, writer)), "{what}: two writes were mixed");
 
-    // What passes is counted.
+    // Transferred bytes are counted.
     let before = store.traffic();
     store.put(&first, pattern(1000, 1)).await.expect("put");
     store.get(&first, 1000).await.expect("get");
@@ -127,7 +127,7 @@ async fn conforms(what: &str, store: &dyn Store) {
     assert_eq!(after.down_bytes - before.down_bytes, 1000, "{what}");
 }
 
-/// Any sequence of operations does what the same on a map would do.
+/// Any sequence of operations has the same effect as on a map.
 async fn behaves_like_a_map(what: &str, store: &dyn Store, operations: &[(u8, u8, u16)]) {
     let mut map: BTreeMap<String, Bytes> = BTreeMap::new();
     for &(operation, name, length) in operations {
@@ -205,7 +205,7 @@ fn s3_over_a_server_in_memory_conforms() {
     runtime.block_on(conforms("s3 in memory", &store));
 }
 
-/// A file that gives one part and some bytes more, and then nothing until the writer is dropped.
+/// Creates a file that delivers more than one part, then nothing until the writer is dropped.
 fn stalling_file(
     directory: &std::path::Path,
 ) -> (std::path::PathBuf, std::thread::JoinHandle<std::fs::File>) {
@@ -214,7 +214,7 @@ fn stalling_file(
     let at = path.clone();
     let writer = std::thread::spawn(move || {
         let mut file = std::fs::OpenOptions::new().write(true).open(at).expect("it has a reader");
-        // Its reader may end after the first part.
+        // The reader may end after the first part.
         if let Err(error) = std::io::Write::write_all(&mut file, &pattern(9 << 20, 1)) {
             assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
         }

@@ -91,7 +91,7 @@ async fn a_full_store_takes_nothing() {
     assert!(matches!(store.get(&key, 10).await, Err(StoreError::NotFound { .. })));
 }
 
-/// Five mirrors: away, empty, flipping bits, too large, honest.
+/// Five mirrors: unavailable, empty, flipping bits, too large, honest.
 struct Market {
     network: MemoryFetcher,
     key: ObjectKey,
@@ -195,7 +195,7 @@ async fn bytes_without_their_digest_are_refused_with_both_digests() {
         Err(FetchError::WrongDigest { expected, got }) => assert!(expected == digest && got != digest),
         other => panic!("{other:?}"),
     }
-    // Large ones are hashed elsewhere, to the same end.
+    // Large objects are hashed elsewhere, with the same result.
     let body = Bytes::from(vec![7; 3 << 20]);
     let digest = Digest::of(&body);
     let large = MemoryStore::new();

@@ -1,4 +1,4 @@
-//! Hostile endpoints: sockets that send anything (PROT-13).
+//! Hostile endpoints: sockets that send arbitrary bytes (PROT-13).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,7 @@ fn a_key() -> ObjectKey {
     keys::piece(&Digest([1; 32]))
 }
 
-/// Limits that no endpoint meets unless it means to, however busy the machine is.
+/// Limits that are reached only on purpose, even on a busy machine.
 fn limits() -> Limits {
     Limits {
         max_bytes: 1000,
@@ -32,7 +32,7 @@ fn limits() -> Limits {
     }
 }
 
-/// Limits for an endpoint that keeps us waiting on purpose: these are to be met.
+/// Limits that an endpoint reaches by delaying on purpose.
 fn hasty() -> Limits {
     Limits { first_byte: Duration::from_millis(300), ..limits() }
 }
@@ -41,7 +41,7 @@ fn policy() -> FetchPolicy {
     FetchPolicy { connect_timeout: Duration::from_secs(60), ..FetchPolicy::localnet() }
 }
 
-/// Gives up on connecting soon, yet not as soon as a busy machine would have it.
+/// A policy with a short connection timeout that still suffices on a busy machine.
 fn brief() -> FetchPolicy {
     FetchPolicy { connect_timeout: Duration::from_secs(2), ..policy() }
 }
@@ -50,7 +50,7 @@ fn fetcher() -> HttpFetcher {
     HttpFetcher::new(policy()).expect("a fetcher")
 }
 
-/// An endpoint that reads a request and then does as it likes. Gives its base URL.
+/// Starts an endpoint that reads a request and then runs `act`. Returns its base URL.
 async fn endpoint<F>(act: impl Fn(TcpStream, String) -> F + Send + Sync + 'static) -> String
 where
     F: Future<Output = io::Result<()>> + Send + 'static,
@@ -71,7 +71,7 @@ where
     format!("http://{address}/bucket")
 }
 
-/// An endpoint that answers with exactly this, and closes.
+/// Starts an endpoint that sends exactly this answer, and closes.
 async fn saying(answer: &'static str) -> String {
     endpoint(move |mut stream, _| async move {
         stream.write_all(answer.as_bytes()).await?;
@@ -80,7 +80,7 @@ async fn saying(answer: &'static str) -> String {
     .await
 }
 
-/// What an endpoint is accused of: the same, whether the object is taken whole or piece by piece.
+/// Returns the error of a fetch, which is the same for a whole object and for a fetch piece by piece.
 async fn error_of(base_url: &str) -> FetchError {
     error_within(base_url, &fetcher(), &limits()).await
 }
@@ -94,10 +94,10 @@ async fn error_within(base_url: &str, fetcher: &HttpFetcher, limits: &Limits) ->
     whole
 }
 
-/// Remembers what it is handed.
+/// Records the bytes that it receives.
 #[derive(Default)]
 struct Pieces {
-    /// Promised lengths: one for every beginning.
+    /// Announced lengths, one for every start.
     begun: Vec<u64>,
     bytes: Vec<u8>,
     pieces: usize,
@@ -224,7 +224,7 @@ async fn silence_after_connecting_is_theirs() {
         Ok(())
     })
     .await;
-    // Connecting comes out of the same purse, and takes nothing here.
+    // Connecting counts towards the same limit, and takes no time here.
     let fetcher = HttpFetcher::new(brief()).expect("a fetcher");
     let error = error_within(&base, &fetcher, &hasty()).await;
     assert!(matches!(error, FetchError::Stalled { .. }) && error.is_theirs(), "{error:?}");
@@ -288,7 +288,7 @@ async fn closing_early_is_theirs_and_a_reset_is_not() {
 async fn garbage_and_hanging_up_are_no_observation() {
     let garbage = saying("\0\0\0\0 not http at all\r\n\r\n").await;
     let nothing = saying("").await;
-    // A port that is taken, so that no other test gets it, and at which no server listens.
+    // A port in use, so that no other test gets it, at which no server listens.
     let silent = TcpSocket::new_v4().expect("a socket");
     silent.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let refused = format!("http://{}/bucket", silent.local_addr().expect("bound"));
@@ -330,7 +330,7 @@ async fn the_wrong_bytes_are_theirs() {
     assert_eq!(streamed, Err(error));
 }
 
-/// The bytes 3 to 7 of an object, as an endpoint gives them.
+/// Fetches the bytes 3 to 7 of an object from an endpoint.
 async fn range_of(base: &str) -> Result<Vec<u8>, FetchError> {
     fetcher().fetch_range(base, &a_key(), 3..8, &limits()).await.map(|bytes| bytes.to_vec())
 }
@@ -357,13 +357,13 @@ async fn exactly_the_requested_bytes_are_taken() {
 #[tokio::test]
 async fn an_endpoint_that_answers_with_another_range_is_refused_before_it_is_read() {
     for (answer, what) in [
-        // It ignores the range and sends everything.
+        // Ignores the range and sends everything.
         ("200 OK\r\ncontent-length: 10\r\n\r\n0123456789", "the whole object"),
-        // The right length from another place, and from an unknown place.
+        // The right length at a wrong or unknown offset.
         ("206 OK\r\ncontent-length: 5\r\ncontent-range: bytes 0-4/10\r\n\r\n01234", "bytes 0-4/10"),
         ("206 OK\r\ncontent-length: 5\r\n\r\n34567", "no content-range"),
         ("206 OK\r\ncontent-length: 5\r\ncontent-range: lines 3-7/10\r\n\r\n34567", "lines"),
-        // Fewer, and more.
+        // Fewer bytes, and more.
         ("206 OK\r\ncontent-length: 3\r\ncontent-range: bytes 3-5/6\r\n\r\n345", "bytes 3-5/6"),
         ("206 OK\r\ncontent-length: 7\r\ncontent-range: bytes 3-9/10\r\n\r\n3456789", "bytes 3-9/10"),
         ("416 No\r\ncontent-length: 0\r\ncontent-range: bytes */2\r\n\r\n", "no such bytes"),
@@ -393,14 +393,14 @@ async fn a_range_with_a_wrong_length_is_bounded() {
         let error = range_of(&base).await.expect_err(expected);
         assert!(format!("{error:?}").starts_with(expected) && error.is_theirs(), "{expected}: {error:?}");
     }
-    // Bytes behind what was promised are not read.
+    // Bytes after the announced ones are not read.
     let base = saying(format!("HTTP/1.1 206 OK\r\ncontent-length: 5\r\n{claimed}\r\n3456789").leak()).await;
     assert_eq!(range_of(&base).await.expect("the five"), b"34567");
 }
 
 #[tokio::test]
 async fn an_object_is_passed_on_while_it_arrives() {
-    // The second half leaves only once the first has been handed on.
+    // The second half is sent only after the first has been passed on.
     let (tell, told) = tokio::sync::watch::channel(0);
     let base = endpoint(move |mut stream, _| {
         let mut told = told.clone();
@@ -444,8 +444,8 @@ async fn an_endpoint_that_breaks_off_leaves_nothing_in_the_next_ones_object() {
 
 #[tokio::test]
 async fn the_time_of_the_receiver_is_not_the_endpoints() {
-    // The second half leaves once the first has been handed on, and the receiver idles for longer than the rate's
-    // window over each piece.
+    // The second half is sent after the first has been passed on, and the receiver idles for longer than the rate's
+    // window at each piece.
     struct Slow(tokio::sync::watch::Sender<usize>);
     impl Sink for Slow {
         fn begin(&mut self, _length: u64) {}
@@ -491,7 +491,7 @@ async fn a_silent_endpoint_does_not_delay_another() {
     assert!(silences.is_none() && honest.is_ok());
 }
 
-/// A resolver that says what it was told, a different thing each time.
+/// A resolver with a different answer each time.
 struct Liar {
     answers: Vec<Vec<IpAddr>>,
     asked: Arc<AtomicUsize>,
@@ -560,7 +560,7 @@ async fn the_fetcher_connects_to_the_address_that_it_judged() {
     assert_eq!(asked.load(Ordering::SeqCst), 1, "a name is asked for once a fetch");
     assert!(told.try_recv().is_err(), "the second meaning was connected to");
 
-    // And with a resolver of one mind, a name works like any address.
+    // With a consistent resolver, a name works like any address.
     let (honest, _) = self::liar(&[&["127.0.0.1"]]);
     let fetcher = HttpFetcher::with_resolver(policy(), honest).expect("a fetcher");
     assert_eq!(fetcher.fetch(&url, &a_key(), &limits()).await.expect("found"), "secret");
@@ -642,7 +642,7 @@ fn every_error_has_a_label_of_its_own() {
     );
 }
 
-/// Gateways to other kinds of stores may know no tag, and list times more finely than they answer with.
+/// Gateways to other kinds of stores may have no tags, and list times more precisely than in answers.
 #[tokio::test]
 async fn a_store_without_tags_tells_versions_by_the_time() {
     let changed = Arc::new(AtomicUsize::new(0));

@@ -1,4 +1,4 @@
-//! The stores, and what fetching and uploading do with faulty and hostile endpoints.
+//! The stores, and fetches and uploads with faulty and hostile endpoints.
 
 mod conformance;
 mod faulty;
