@@ -1,5 +1,5 @@
-//! Measures the time and memory of joining from a checkpoint, with one mirror and with three, of which one may be very
-//! slow or serve wrong bytes.
+//! Measures the time and memory of joining from a checkpoint: with one mirror, and with three. One of these may be
+//! very slow or serve wrong bytes.
 //!
 //! ```text
 //! cargo run --release -p mettle-daemon --example join-report -- [MIB]

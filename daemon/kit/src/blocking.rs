@@ -23,7 +23,7 @@ pub enum Blocking {
     /// On tokio's threads for blocking work.
     #[default]
     Pool,
-    /// At once, on the calling thread.
+    /// Immediately, on the calling thread.
     Inline,
     /// At the place and time that the executor chooses.
     By(&'static dyn Executor),
@@ -90,8 +90,10 @@ impl Blocking {
         }
     }
 
-    /// Runs `work` on `value`, which moves to the thread and back. If the future is dropped meanwhile, `value` is left
-    /// at its default.
+    /// Runs `work` on `value`, which moves to the thread and back.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped meanwhile, `value` is left at its default.
     ///
     /// # Panics
     /// If `work` panics.

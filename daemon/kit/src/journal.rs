@@ -114,7 +114,7 @@ pub struct Journal {
 struct JournalFile {
     path: PathBuf,
     file: fs::File,
-    /// Whether the last write may have ended within a line.
+    /// True if the last write may have ended within a line.
     is_torn: bool,
 }
 

@@ -113,8 +113,8 @@ pub fn key(settings: &Settings) -> anyhow::Result<Key> {
 /// Connects to the chain. With a key, calls are signed.
 ///
 /// # Errors
-/// If the URL would send signed calls unencrypted over a public network, if the chain is not the configured one, or if
-/// none is configured and the chain is not a development chain.
+/// If the URL would send signed calls unencrypted over a public network, or the chain is not the configured one.
+/// Without a configured one, it must be a development chain.
 pub async fn chain(config: &ChainConfig, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>> {
     chain_with_tip(config, key, Amount::ZERO).await
 }

@@ -1,7 +1,7 @@
 //! Fetches the sequences of a remote dataset on demand, a few pieces of a shard each. Pieces are checked against the
 //! manifest (PROT-4) and cached in a file of bounded size.
 //!
-//! A window's sequences are spread over the whole dataset (PROT-5), so the node fetches only the pieces of 16 KiB that
+//! A window's sequences are spread over the whole dataset (PROT-5). So the node fetches only the pieces of 16 KiB that
 //! a sequence touches, never a whole shard. The first access to a shard fetches its tree, the hashes of its pieces,
 //! 1/512 of its length. If no mirror has the tree, the node reads the shard once and computes it. A mirror that serves
 //! wrong bytes is logged and not used again.
@@ -273,7 +273,7 @@ struct Cache {
     index: File,
     slots: LruCache<PieceKey, u32>,
     next: u32,
-    /// Whether a write has failed, which is logged once.
+    /// True after a failed write, which is logged once.
     full: bool,
 }
 

@@ -38,7 +38,7 @@ const PIECE: usize = 1 << 20;
 const ROWS: &str = "rows";
 /// Suffix of the name of a saved row.
 const EXTENSION: &str = ".row";
-/// Whether rows can be mapped: the file holds `f32` values in their memory layout.
+/// True if rows can be mapped: the file holds `f32` values in their memory layout.
 const MAPS: bool = cfg!(all(unix, target_endian = "little"));
 
 /// The place in which rows and objects are stored.
@@ -273,7 +273,7 @@ impl MappedRow {
         let prefix = format!(".row{UNFINISHED}");
         let mut file = PendingFile::create_in(directory, &prefix, Readers::Owner).map_err(failed)?;
         allocate(file.file(), bytes_of(length)).map_err(failed)?;
-        // SAFETY: no other code uses the file's name, the directory belongs to the node, and all blocks are allocated,
+        // SAFETY: no other code uses the file's name, and the directory belongs to the node. All blocks are allocated,
         // so that no write to the map needs another one.
         let map = unsafe { MmapMut::map_mut(&*file.file()) }.map_err(failed)?;
         Ok(MappedRow {

@@ -3,7 +3,7 @@
 //!
 //! Disabled unless the environment names a collector. The spans are the existing ones of the loops, of target
 //! `profile` at level `debug`: the phases of a window, without the steps of the training. The trace's id follows from
-//! chain, run and window, so the spans of all seats in a window are one trace, and seats exchange no ids.
+//! chain, run and window. So the spans of all seats in a window are one trace, and seats exchange no ids.
 //!
 //! No span waits for the collector. Ended spans enter a bounded queue, and a task sends them.
 

@@ -2,7 +2,7 @@
 //!
 //! A node sees only what its endpoint shows, which may be a fork or windows that never opened. With a witness, two
 //! endpoints of different operators would have to lie alike. The hash of a window's first block decides its data
-//! (PROT-2) and fixes all blocks before it, so it is compared for every window before anything is signed.
+//! (PROT-2) and fixes all blocks before it. So it is compared for every window before anything is signed.
 
 use crate::{config::ChainConfig, open, sync::wait_past};
 use chain_client::{Chain, ChainError, Head};

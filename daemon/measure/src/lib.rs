@@ -80,8 +80,8 @@ pub struct Job {
 
 impl Job {
     /// Draws the sequences: own ones from the prefix that each seat trained on, common ones from those that no seat
-    /// was assigned, the first of them the same for all validators (PROT-22). The caller sets held-out sequences and
-    /// earlier sketches.
+    /// was assigned. The first common ones are the same for all validators (PROT-22). The caller sets held-out
+    /// sequences and earlier sketches.
     pub fn new(
         state: ModelState,
         follower: &Follower,

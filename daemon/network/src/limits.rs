@@ -47,7 +47,7 @@ pub struct AddressLimits {
     pub connections: u32,
     /// Maximum number of new connections in any minute, including those of seats.
     pub per_minute: u32,
-    /// Whether the limits apply to connections from the same machine. All nodes of a localnet share one address.
+    /// True if the limits apply to connections from the same machine. All nodes of a localnet share one address.
     pub loopback: bool,
 }
 
@@ -159,7 +159,7 @@ enum Stage {
 /// A connection after its handshake.
 struct Established {
     peer: PeerId,
-    /// Whether it came from the peer, not from this node.
+    /// True if the peer opened the connection.
     is_incoming: bool,
     handle: ConnectionHandle,
 }
@@ -541,7 +541,7 @@ mod tests {
         assert!((0..HANDSHAKES_MAX).all(|id| arrives(&mut limits, id, &forged(id)).is_none()));
         assert_eq!(arrives(&mut limits, HANDSHAKES_MAX, &forged(0)), Some(TooMany::Handshakes));
         assert_eq!(arrives(&mut limits, HANDSHAKES_MAX + 1, &tcp(5)), None);
-        // A failed handshake and a successful one both make room.
+        // A failed handshake and a successful one both free a slot.
         limits.ended(number(0));
         assert!(is_known(&mut limits, 1, peer(), &forged(1)).is_ok());
         let late = [1000, 1001, 1002].map(|id| arrives(&mut limits, id, &forged(0)));

@@ -111,7 +111,7 @@ pub(crate) struct ConnectionUse {
 struct UseState {
     streams: usize,
     idle_since: Instant,
-    /// Whether no stream is opened any more, and the connection closes after its last one.
+    /// True if the connection accepts no new streams and closes after its last one.
     closes: bool,
 }
 

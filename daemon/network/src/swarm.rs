@@ -45,7 +45,7 @@ pub struct NetworkSettings {
     pub genesis: GenesisHash,
     /// Address for incoming connections, over UDP (QUIC) and TCP; `None` to only dial.
     pub listen: Option<SocketAddr>,
-    /// Whether peers may have private addresses, as on a localnet.
+    /// True if peers may have private addresses, as on a localnet.
     pub allow_private: bool,
     /// Limits of connections from one address.
     pub limits: AddressLimits,

@@ -391,7 +391,7 @@ async fn a_seat_sends_one_contribution_at_a_time_and_eight_seats_do() {
     let (eighth, answer) = begin(50).await;
     assert_eq!(answer, PutAnswer::Send);
     assert_eq!(begin(51).await.1, PutAnswer::Refused(Refusal::Busy));
-    // Ending one makes room.
+    // The end of one frees a slot.
     drop(eighth);
     let mut ninth = begin(51).await;
     while ninth.1 == PutAnswer::Refused(Refusal::Busy) {
@@ -479,7 +479,7 @@ async fn one_address_has_only_so_many_connections_and_others_have_theirs() {
     assert!(reads(&clients[0].0, &urls[0], &object).await);
     let elsewhere = start(GENESIS, Some("127.0.0.2:0"), limits).await;
     assert!(reads(&elsewhere, &urls[0], &object).await);
-    // A closed connection makes room.
+    // A closed connection frees a slot.
     drop(clients.pop());
     let mut has_read = false;
     for _ in 0..100 {

@@ -1,9 +1,9 @@
 //! Reads from other parties' buckets (PROT-13, PROT-15).
 //!
 //! The owner of a seat may publish any endpoint on the chain. So a fetch knows the maximum size, the digest and the
-//! deadline in advance. A failure is attributed either to the endpoint, so that a validator may attest a fault, or
-//! possibly to this node, so that it is not an observation (PROT-14). In doubt it is attributed to this node: a fault
-//! needs two thirds of the stake anyway, and a contribution that no validator can read is not merged either.
+//! deadline in advance. A failure is attributed to the endpoint, so that a validator may attest a fault, or else to
+//! this node: then it is not an observation (PROT-14). In doubt it is attributed to this node: a fault needs two
+//! thirds of the stake anyway, and a contribution that no validator can read is not merged either.
 
 pub mod address;
 pub mod http;

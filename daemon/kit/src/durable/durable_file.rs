@@ -32,7 +32,7 @@ pub struct DurableFile {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered<T> {
     pub value: T,
-    /// Whether the value is the backup's, because the newest file was damaged or missing.
+    /// True if the value is the backup's, because the newest file was damaged or missing.
     pub from_backup: bool,
 }
 
@@ -190,7 +190,7 @@ pub struct DurableReader {
     hasher: blake3::Hasher,
     /// Number of unread bytes of content.
     left: u64,
-    /// Whether the file is shorter than a digest.
+    /// True if the file is shorter than a digest.
     is_cut: bool,
 }
 

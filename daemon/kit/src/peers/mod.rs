@@ -65,9 +65,9 @@ pub struct Peers {
 
 /// The validators that should receive a contribution.
 struct Receivers<'a> {
-    /// In order, with their addresses.
+    /// The reachable receivers in order, with their addresses.
     found: Vec<(&'a SeatView, Vec<PeerUrl>)>,
-    /// Whether the addresses of some are unknown.
+    /// True if the addresses of some are unknown.
     some_unknown: bool,
 }
 

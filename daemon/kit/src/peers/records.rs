@@ -126,7 +126,7 @@ impl Peers {
         // Limited, because the own record must be renewed meanwhile.
         let _ = tokio::time::timeout(RESERVED_WITHIN, async {
             while let Some((hotkey, found)) = records.next().await {
-                // All addresses of a record are of one peer.
+                // All addresses of a record belong to one peer.
                 if let Ok((_, urls)) = found
                     && let Some(url) = urls.first()
                 {

@@ -56,7 +56,7 @@ pub struct Follower {
     pub sent: Arc<Codec>,
     /// Codec of merged updates, of the same schema.
     pub merged: Arc<Codec>,
-    /// Whether to keep the error-feedback buffer, as validators do.
+    /// True to keep the error-feedback buffer, as validators do.
     pub keeps_buffer: bool,
     /// Index of the first mirror to use, which distributes nodes over the mirrors.
     pub turn: usize,

@@ -109,9 +109,9 @@ impl SyncDriver {
         }
     }
 
-    /// Advances the state to the open window or the next one, one fixed outcome after the other, and past `done`, the
-    /// last window that the caller has finished. `own` is this node's merge of a window in between. Returns whether
-    /// the state changed.
+    /// Advances the state to the open window or the next one, one fixed outcome after the other. Also passes `done`,
+    /// the last window that the caller has finished. `own` is this node's merge of a window in between. Returns
+    /// whether the state changed.
     ///
     /// # Errors
     /// If the connection to the chain has ended, or a window cannot be processed for a permanent reason.

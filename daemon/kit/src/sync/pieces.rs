@@ -1,8 +1,7 @@
 //! Fetches named pieces from all mirrors concurrently, and passes on each piece with the right digest.
 //!
 //! At most [`AT_ONCE`] pieces are in memory. `shares` chooses the mirrors; this module waits for them. Near the end, a
-//! slow piece is requested a second time, from a faster mirror, so that the slowest mirror does not decide the total
-//! time.
+//! slow piece is requested again from a faster mirror, so that the slowest mirror does not decide the total time.
 
 use crate::{
     durable::FileError,
@@ -92,14 +91,14 @@ impl Report {
 struct Flight {
     /// Positions of the piece; the same bytes may belong to several.
     indices: Vec<usize>,
-    /// The mirrors that were asked for it.
+    /// The mirrors from which it was requested.
     asked: BTreeSet<usize>,
     failures: Vec<Failure>,
     /// Requests in flight: mirror, start time, and handle to abort it.
     requests: Vec<(usize, Duration, AbortHandle)>,
 }
 
-/// A piece, the mirror that was asked for it, and its answer; `None` for an aborted request.
+/// A piece, the mirror from which it was requested, and the answer; `None` for an aborted request.
 type Answer = (Digest, usize, Option<Result<Bytes, FetchError>>);
 
 /// Fetches `wanted` into `place`.

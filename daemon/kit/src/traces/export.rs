@@ -55,9 +55,9 @@ pub(super) struct Exporter {
     resource: serde_json::Value,
     shared: Arc<Shared>,
     send_every: Duration,
-    /// Whether the last request failed, which has been logged.
+    /// True if the last request failed, which has been logged.
     is_failing: bool,
-    /// Whether a partial refusal has been logged.
+    /// True if a partial refusal has been logged.
     is_partial: bool,
 }
 

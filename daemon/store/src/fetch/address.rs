@@ -1,8 +1,8 @@
 //! The addresses that a node may fetch from: only those of the public internet.
 //!
-//! The endpoint `http://169.254.169.254/` would make a validator read the secrets of its own cloud instance, and the
-//! owner of a name can redirect it there at any time. So the fetcher checks addresses, never names, and connects to
-//! exactly the address that it checked.
+//! The endpoint `http://169.254.169.254/` would make a validator read the secrets of its own cloud instance. The owner
+//! of a name can redirect it there at any time. So the fetcher checks addresses, never names, and connects to exactly
+//! the address that it checked.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

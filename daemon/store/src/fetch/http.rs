@@ -25,7 +25,7 @@ const FETCHES_AT_ONCE: usize = 64;
 /// The policy of all fetches of one fetcher.
 #[derive(Clone, Debug)]
 pub struct FetchPolicy {
-    /// Whether endpoints may have private addresses and plain `http`, as on a localnet.
+    /// True if endpoints may have private addresses and plain `http`, as on a localnet.
     pub allow_private: bool,
     /// Time limit for DNS, TCP and TLS together. Exceeding it is never attributed to the endpoint.
     pub connect_timeout: Duration,
