@@ -39,7 +39,7 @@ NODE_INPUTS = ("chain/node", "chain/runtime", "contracts", "protocol/src", "prot
 GPU = ["-p", "mettle-nn", "-p", "mettle-engines", "--features", "mettle-nn/vulkan,mettle-engines/vulkan"]
 GPU_TESTS = ["--test", "gpu", "--test", "gpu_products", "--test", "gpu_pointwise", "--test", "gpu_report"]
 # The packages whose documentation has tests.
-DOCTESTED = ["kernels", "mettle-nn", "mettle-engines", "mettle-dataset", "mettle-chain-client", "mettle-sdk"]
+DOCTESTED = ["kernels", "mettle-nn", "mettle-engines", "mettle-dataset", "mettle-prepare", "mettle-chain-client", "mettle-sdk"]
 PALLETS = ["pallet-registry", "pallet-windows", "pallet-weights", "pallet-nomination", "pallet-rewards"]
 NCCL = "2.32.3"
 NCCL_PLACE = CACHE_HOME / f"mettle-gpu/nccl-{NCCL}"

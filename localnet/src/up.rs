@@ -13,7 +13,8 @@ use crate::{
 use anyhow::{Context as _, bail};
 use chain_client::Chain;
 use daemon::program;
-use dataset::{Dataset, OutputDirectory, PrepareOptions, Progress, Source, TokenizerChoice};
+use dataset::Dataset;
+use prepare::{OutputDirectory, PrepareOptions, Progress, Source, TokenizerChoice};
 use protocol::{Role, Uid, Window};
 use std::{
     collections::BTreeMap,
@@ -392,7 +393,7 @@ async fn resume(network: &mut Network, plan: Plan) -> anyhow::Result<(Plan, Arc<
 pub async fn prepare(text: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     let source = match text {
         Some(directory) => Source::directory(directory),
-        None => Source::default_text(dataset::cargo_homes(|name| std::env::var_os(name))),
+        None => Source::default_text(prepare::cargo_homes(|name| std::env::var_os(name))),
     };
     let options = PrepareOptions {
         tokenizer: TokenizerChoice::Train { vocab: u32::try_from(defaults::VOCABULARY)? },
@@ -403,7 +404,7 @@ pub async fn prepare(text: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     };
     let prepared = tokio::task::spawn_blocking(move || {
         let mut printed: Option<(std::mem::Discriminant<Progress>, Instant)> = None;
-        dataset::prepare(options, &mut |progress| {
+        prepare::prepare(options, \&mut |progress| {
             // Report every new stage, and the progress of a stage every two seconds.
             let stage = std::mem::discriminant(&progress);
             if printed.is_none_or(|(last, at)| last != stage || Duration::from_secs(2) < at.elapsed()) {

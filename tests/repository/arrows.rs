@@ -54,7 +54,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-network",
             "mettle-chain-client",
         ],
-        &["mettle-s3-server"],
+        &["mettle-prepare", "mettle-s3-server"],
     ),
     // Measurements, which an audit repeats.
     (
@@ -85,7 +85,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-chain-client",
             "mettle-daemon",
         ],
-        &["mettle-s3-server"],
+        &["mettle-prepare", "mettle-s3-server"],
     ),
     (
         "validator",
@@ -103,6 +103,9 @@ const ARROWS: &[Arrows] = &[
         ],
         &["mettle-s3-server"],
     ),
+    // Text to tokens, and to datasets.
+    ("mettle-tokenizer", &["mettle-protocol"], &[]),
+    ("mettle-prepare", &["mettle-protocol", "mettle-dataset", "mettle-tokenizer"], &[]),
     // Reads of a run, and its page.
     (
         "mettle-watch",
@@ -115,6 +118,7 @@ const ARROWS: &[Arrows] = &[
         &[
             "mettle-protocol",
             "mettle-dataset",
+            "mettle-tokenizer",
             "mettle-store",
             "mettle-model",
             "mettle-nn",
@@ -133,6 +137,8 @@ const ARROWS: &[Arrows] = &[
         &[
             "mettle-protocol",
             "mettle-dataset",
+            "mettle-prepare",
+            "mettle-tokenizer",
             "mettle-store",
             "mettle-model",
             "mettle-nn",
@@ -168,6 +174,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-s3-server",
             "mettle-protocol",
             "mettle-dataset",
+            "mettle-prepare",
             "mettle-store",
             "mettle-model",
             "mettle-nn",
@@ -197,6 +204,8 @@ const ANY: &[&str] = &[
     "kernels",
     "mettle-nn",
     "mettle-dataset",
+    "mettle-prepare",
+    "mettle-tokenizer",
     "mettle-store",
     "mettle-model",
     "mettle-chain-client",
@@ -221,7 +230,7 @@ const ANY: &[&str] = &[
 /// Third-party crates that decide how a crate is built, and the crates that may use them.
 const CONFINED: &[(&str, &[&str])] = &[
     ("burn", &["mettle-nn-burn"]),
-    ("tokenizers", &["mettle-dataset"]),
+    ("tokenizers", &["mettle-tokenizer"]),
     ("object_store", &["mettle-store"]),
     ("reqwest", &["mettle-store", "mettle-s3-server"]),
     ("s3s", &["mettle-s3-server"]),

@@ -299,7 +299,7 @@ fn holds(path: &Path, digest: &Digest) -> Result<bool, DataError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dataset::{OutputDirectory, PrepareOptions, Source, TokenizerChoice};
+    use prepare::{OutputDirectory, PrepareOptions, Source, TokenizerChoice};
     use protocol::{RunId, RunParams};
     use std::{
         fs,
@@ -335,7 +335,7 @@ mod tests {
                     OutputDirectory::Directory(root.path().join("prepared")),
                 )
             };
-            let directory = dataset::prepare(options, &mut |_| {}).unwrap().directory;
+            let directory = prepare::prepare(options, &mut |_| {}).unwrap().directory;
             let prepared = Dataset::open(&directory, None).unwrap();
             let (bucket, fetch) = (Arc::new(MemoryStore::new()), Arc::new(MemoryFetcher::new()));
             publish_dataset(&*bucket, &directory).await.unwrap();

@@ -537,9 +537,8 @@ fn follower(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dataset::{
-        OutputDirectory, PrepareOptions, Source, TokenizerChoice, manifest_path, shard_path, tokenizer_path,
-    };
+    use dataset::{manifest_path, shard_path, tokenizer_path};
+    use prepare::{OutputDirectory, PrepareOptions, Source, TokenizerChoice};
     use std::fs;
 
     #[test]
@@ -597,7 +596,7 @@ mod tests {
             held_out_sequences_min: 8,
             ..PrepareOptions::new(Source::directory(text), OutputDirectory::Directory(data.clone()))
         };
-        let digest = dataset::prepare(options, &mut |_| {}).unwrap().digest;
+        let digest = prepare::prepare(options, &mut |_| {}).unwrap().digest;
         let manifest = open_dataset(&data, digest).await.unwrap().manifest().clone();
         let said = async |manifest| format!("{:#}", open_dataset(&data, manifest).await.err().unwrap());
         let what_to_do = ["Prepare it again", "copy it again", "`--dataset`"];

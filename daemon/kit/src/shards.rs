@@ -353,7 +353,8 @@ mod tests {
     use super::*;
     use crate::data::publish_dataset;
     use bytes::Bytes;
-    use dataset::{Dataset, OutputDirectory, PrepareOptions, Source, TokenizerChoice};
+    use dataset::Dataset;
+    use prepare::{OutputDirectory, PrepareOptions, Source, TokenizerChoice};
     use store::{MemoryStore, Store, memory::MemoryFetcher};
 
     /// A dataset on disk, and two buckets that have it.
@@ -384,7 +385,7 @@ mod tests {
                     OutputDirectory::Directory(root.path().join("data")),
                 )
             };
-            let directory = dataset::prepare(options, &mut |_| {}).unwrap().directory;
+            let directory = prepare::prepare(options, &mut |_| {}).unwrap().directory;
             let whole = Dataset::open(&directory, None).unwrap();
             let buckets = [Arc::new(MemoryStore::new()), Arc::new(MemoryStore::new())];
             let fetch = Arc::new(MemoryFetcher::new());

@@ -2,11 +2,11 @@
 
 mod bucket;
 
-use crate::{formats::AllFormats, help, output::Output};
+use crate::{help, output::Output};
 use anyhow::{Context as _, bail};
 use bucket::StoreFlags;
 use clap::Subcommand;
-use dataset::{
+use prepare::{
     BucketOutput, BucketUrl, OutputDirectory, Part, PrepareOptions, Prepared, Progress, QualityRule, Source,
     SourceStats, Stage, StageResult, TEXT_FIELD, TokenizerChoice,
 };
@@ -111,11 +111,11 @@ pub async fn run(command: DatasetCommand, output: &mut Output<'_>) -> anyhow::Re
         let mut bar = Bar::new();
         let mut show = |progress| bar.show(&progress);
         let done = match (stage, to_bucket) {
-            (stage, Some(bucket)) => dataset::prepare_into_bucket(options, stage, &bucket, &mut show),
+            (stage, Some(bucket)) => prepare::prepare_into_bucket(options, stage, &bucket, &mut show),
             (None, None) => {
-                dataset::prepare(options, &mut show).map(|prepared| StageResult::Joined(Box::new(prepared)))
+                prepare::prepare(options, &mut show).map(|prepared| StageResult::Joined(Box::new(prepared)))
             }
-            (Some(stage), None) => dataset::prepare_stage(&options, stage, &mut show),
+            (Some(stage), None) => prepare::prepare_stage(&options, stage, &mut show),
         };
         bar.end();
         done
@@ -210,7 +210,7 @@ fn options(prepare: Prepare) -> anyhow::Result<(PrepareOptions, Option<BucketOut
             Some(url) => Source::bucket(store.open(&url).context("--text")?, url).with_field(&prepare.field),
             None => Source::directory(path).with_field(&prepare.field),
         },
-        (None, None) => Source::default_text(dataset::cargo_homes(|name| std::env::var_os(name))),
+        (None, None) => Source::default_text(prepare::cargo_homes(|name| std::env::var_os(name))),
     };
     let tokenizer = match prepare.tokenizer {
         Some(path) => TokenizerChoice::File { path, end_of_document: prepare.end_of_document },
@@ -233,7 +233,6 @@ fn options(prepare: Prepare) -> anyhow::Result<(PrepareOptions, Option<BucketOut
     let options = PrepareOptions {
         near_duplicates: prepare.near_duplicates,
         quality,
-        formats: Some(&AllFormats),
         tokenizer,
         seq_len: prepare.sequence,
         shard_bytes: prepare.shard_bytes,

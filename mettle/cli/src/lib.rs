@@ -6,7 +6,6 @@ pub mod cli;
 mod dataset;
 mod delegation;
 mod doctor;
-mod formats;
 mod help;
 mod init;
 mod keys;

@@ -13,7 +13,7 @@ use crate::{help, output::Output};
 use anyhow::{Context as _, bail, ensure};
 use clap::Subcommand;
 use daemon::{ModelState, Row, Storage, open::SPEC_FILE, program};
-use dataset::{TextTokenizer, tokenizer_path};
+use dataset::tokenizer_path;
 use model::{ModelConfig, RunSpec};
 use nn::{Evaluator, hugging_face::Import};
 use protocol::{Digest, RunId, Window};
@@ -24,6 +24,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
+use tokenizer::TextTokenizer;
 
 #[derive(Debug, Subcommand)]
 pub enum ModelCommand {
@@ -233,8 +234,8 @@ impl TokenizerArgs {
 
 #[cfg(test)]
 mod testing {
-    use dataset::TextTokenizer;
     use serde_json::json;
+    use tokenizer::TextTokenizer;
 
     /// A byte-level tokenizer of `<eos>`, small letters, the space and é, with one merge: space and a.
     pub(super) fn tokenizer_json() -> Vec<u8> {

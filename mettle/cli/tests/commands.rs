@@ -1009,17 +1009,17 @@ async fn prepare_data(home: &Path) {
         let lines = (0..40).map(|line| format!("{document} times {line} is {}.\n", document * line));
         std::fs::write(text.join(format!("{document}.txt")), lines.collect::<String>()).unwrap();
     }
-    let options = dataset::PrepareOptions {
-        tokenizer: dataset::TokenizerChoice::Train { vocab: 400 },
+    let options = prepare::PrepareOptions {
+        tokenizer: prepare::TokenizerChoice::Train { vocab: 400 },
         seq_len: 16,
         shard_bytes: 20_000,
         held_out_sequences_min: 50,
-        ..dataset::PrepareOptions::new(
-            dataset::Source::directory(text),
-            dataset::OutputDirectory::Directory(path("data")),
+        ..prepare::PrepareOptions::new(
+            prepare::Source::directory(text),
+            prepare::OutputDirectory::Directory(path("data")),
         )
     };
-    tokio::task::spawn_blocking(move || dataset::prepare(options, &mut |_| {})).await.unwrap().unwrap();
+    tokio::task::spawn_blocking(move || prepare::prepare(options, &mut |_| {})).await.unwrap().unwrap();
     let model = r#"{ "vocab": 400, "d_model": 32, "layers": 1, "heads": 2, "kv_heads": 1, "d_ff": 64, "seq_len": 16,
         "rope_theta": 10000.0, "norm_epsilon": 1e-5 }"#;
     std::fs::write(path("model.json"), model).unwrap();

@@ -6,12 +6,13 @@ use daemon::{
     FollowError, checkpoint::CheckpointError, data::DataError, pieces::PiecesError,
     receipts::ReceiptUnavailable,
 };
-use dataset::{ManifestError, TokenizerError};
+use dataset::ManifestError;
 use measure::audit::AuditError;
 use nn::{ModelError, hugging_face::ExportError};
 use protocol::{Digest, GenesisHash, RunId, Uid, Window, receipt::ReceiptError};
 use std::{io, path::PathBuf};
 use store::{error_chain, fetch::AllMirrorsFailed};
+use tokenizer::TokenizerError;
 
 /// Why something could not be read or verified.
 ///

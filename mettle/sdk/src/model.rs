@@ -8,7 +8,7 @@ use daemon::{
     follow::{first_checkpoint, genesis_of_seed},
     mirrors::Mirrors,
 };
-use dataset::{MAX_MANIFEST_BYTES, Manifest, TextTokenizer, TokenizerError};
+use dataset::{MAX_MANIFEST_BYTES, Manifest};
 use model::RunSpec;
 use nn::{
     Precision,
@@ -30,6 +30,7 @@ use std::{
     },
 };
 use store::{Fetch, Limits};
+use tokenizer::{TextTokenizer, TokenizerError};
 
 /// Values that are read from a file at once.
 const VALUES_AT_ONCE: usize = 1 << 16;

@@ -1,7 +1,8 @@
 //! A small prepared text, and a small model for it.
 
-use dataset::{Dataset, OutputDirectory, PrepareOptions, Source, TokenizerChoice};
+use dataset::Dataset;
 use model::ModelConfig;
+use prepare::{OutputDirectory, PrepareOptions, Source, TokenizerChoice};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -21,7 +22,7 @@ pub fn prepare(directory: &Path) -> PathBuf {
         held_out_sequences_min: 8,
         ..PrepareOptions::new(Source::directory(text), OutputDirectory::Directory(data.clone()))
     };
-    dataset::prepare(options, &mut |_| {}).unwrap();
+    prepare::prepare(options, &mut |_| {}).unwrap();
     data
 }
 

@@ -1,52 +1,22 @@
 #![doc = include_str!("../README.md")]
 
-mod bpe;
-mod bucket;
-mod bucket_output;
-mod cargo_text;
-mod default_text;
-mod documents;
 pub mod durable;
-mod encode;
-mod error;
 mod files;
-mod formats;
 mod held_out;
 mod manifest;
-mod near;
-mod options;
-mod output_lock;
-mod parts;
-mod pipeline;
-mod prepare;
-mod quality;
 mod reader;
-mod scan;
-mod select;
-mod shard;
-mod source;
 mod stream;
-mod token_stream;
-mod tokenizer;
 mod tree;
-mod walk;
-mod words;
 
-pub use bucket::{Bucket, BucketError, BucketUrl, ObjectInfo, ReadAt, ReadFrom};
-pub use bucket_output::{BucketOutput, prepare_into_bucket};
-pub use cargo_text::cargo_homes;
-pub use default_text::PinnedCrate;
-pub use error::{PrepareError, SourceError};
-pub use files::{manifest_path, shard_path, tokenizer_path};
-pub use formats::{Compression, Formats, Rows};
+pub use files::{manifest_path, read_bounded, shard_path, shards_path, tokenizer_path, unigram_path};
 pub use held_out::LossEstimate;
-pub use manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError, ShardInfo};
-pub use options::{OutputDirectory, PrepareOptions, Progress, TokenizerChoice};
-pub use parts::{Part, PartError, Stage, StageResult, prepare_stage};
-pub use prepare::{PrepareStats, Prepared, SourceStats, prepare};
-pub use quality::{QualityRule, RuleError};
-pub use reader::{Dataset, OpenError, PieceSource, PieceSourceError, ReadError, ShardRange, ShardRepair};
-pub use source::{Source, TEXT_FIELD};
+pub use manifest::{
+    MAX_MANIFEST_BYTES, MAX_SEQUENCE_TOKENS, MAX_SHARD_BYTES, MAX_VOCAB, Manifest, ManifestError, ShardInfo,
+    token_bytes_for,
+};
+pub use reader::{
+    Dataset, MAX_TOKENIZER_BYTES, OpenError, PieceSource, PieceSourceError, ReadError, ShardRange,
+    ShardRepair,
+};
 pub use stream::Prefetch;
-pub use tokenizer::{TextEncoder, TextTokenizer, TokenizerError};
 pub use tree::{PIECE_BYTES, ShardTree, TreeBuilder, TreeMismatch};

@@ -12,11 +12,14 @@ use serde::{Deserialize, Serialize};
 pub const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 
 const VERSION: u16 = 1;
-pub(crate) const MAX_VOCAB: u32 = 1 << 24;
-pub(crate) const MAX_SEQUENCE_TOKENS: u32 = (1 << 20) + 1;
+/// Tokens of the largest vocabulary.
+pub const MAX_VOCAB: u32 = 1 << 24;
+/// Tokens stored for the longest sequence.
+pub const MAX_SEQUENCE_TOKENS: u32 = (1 << 20) + 1;
 /// As many files as a process may comfortably keep mapped.
 const MAX_SHARDS: usize = 1 << 14;
-pub(crate) const MAX_SHARD_BYTES: u64 = 1 << 30;
+/// The largest shard. In bytes.
+pub const MAX_SHARD_BYTES: u64 = 1 << 30;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -120,7 +123,7 @@ impl Manifest {
     }
 
     /// Every bound. After this, no sum or product of the manifest's numbers overflows.
-    pub(crate) fn check(&self) -> Result<(), ManifestError> {
+    pub fn check(&self) -> Result<(), ManifestError> {
         let Manifest { version, vocab, sequence_tokens, token_bytes, .. } = *self;
         ensure!(version == VERSION, ManifestError::UnknownVersion { found: version });
         ensure!((2..=MAX_VOCAB).contains(&vocab), ManifestError::Vocabulary { vocab });
@@ -149,7 +152,7 @@ impl Manifest {
     }
 
     /// A manifest of this version; `check` tells whether it may be used.
-    pub(crate) fn new(
+    pub fn new(
         tokenizer: Digest,
         vocab: u32,
         sequence_tokens: u32,
@@ -161,7 +164,8 @@ impl Manifest {
     }
 }
 
-pub(crate) fn token_bytes_for(vocab: u32) -> u8 {
+/// Bytes of a stored token of a vocabulary.
+pub fn token_bytes_for(vocab: u32) -> u8 {
     if vocab <= 1 << 16 { 2 } else { 4 }
 }
 

@@ -8,7 +8,6 @@ use crate::{
     durable::{self, Readers},
     files::{manifest_path, read_bounded, shard_path, tokenizer_path, unigram_path},
     manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError, ShardInfo},
-    tokenizer::{TextTokenizer, TokenizerError},
 };
 use memmap2::Mmap;
 use protocol::{Digest, ensure};
@@ -22,7 +21,7 @@ use std::{
 };
 
 /// Larger than any tokenizer in use. In bytes.
-pub(crate) const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
+pub const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
 
 /// An open dataset. A clone shares everything.
 #[derive(Clone)]
@@ -103,8 +102,6 @@ pub enum ReadError {
     NotFetched(#[source] PieceSourceError),
     #[error("shard {} is damaged, and could not be fetched again", path.display())]
     NotMended { path: PathBuf, source: PieceSourceError },
-    #[error("the dataset's tokenizer cannot be used")]
-    Tokenizer(#[from] TokenizerError),
 }
 
 impl Dataset {
@@ -133,7 +130,7 @@ impl Dataset {
     }
 
     /// Opens a directory whose shards may be missing.
-    pub(crate) fn open_notes(
+    pub fn open_notes(
         directory: &Path,
         expected: Option<Digest>,
         repair: Option<Arc<dyn ShardRepair>>,
@@ -244,10 +241,9 @@ impl Dataset {
         }
     }
 
-    /// The tokenizer, to turn text into tokens and back. `end_of_document` as for
-    /// [`TextTokenizer::from_json`].
-    pub fn tokenizer(&self, end_of_document: Option<&str>) -> Result<TextTokenizer, TokenizerError> {
-        TextTokenizer::from_json(self.0.tokenizer.clone(), end_of_document)
+    /// The bytes of `tokenizer.json`.
+    pub fn tokenizer(&self) -> &[u8] {
+        &self.0.tokenizer
     }
 
     /// The unigram baseline: the loss of predicting by token frequency alone. It is the mean over all held-out

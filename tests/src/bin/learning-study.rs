@@ -3,7 +3,8 @@
 //! be stopped at any time and several processes can share a file.
 
 use clap::Parser as _;
-use dataset::{Dataset, OutputDirectory, PrepareOptions, Source, TokenizerChoice};
+use dataset::Dataset;
+use prepare::{OutputDirectory, PrepareOptions, Source, TokenizerChoice};
 use std::{error::Error, fs, path::PathBuf, process::ExitCode};
 use tests::learning::{
     plan::{Question, Variant},
@@ -181,7 +182,7 @@ fn prepared() -> Result<PathBuf, Box<dyn Error>> {
     let cache = set("XDG_CACHE_HOME")
         .or_else(|| Some(set("HOME")?.join(".cache")))
         .ok_or("no directory for prepared data: set HOME or XDG_CACHE_HOME, or pass --data")?;
-    let source = Source::default_text(dataset::cargo_homes(|name| std::env::var_os(name)));
+    let source = Source::default_text(prepare::cargo_homes(|name| std::env::var_os(name)));
     let options = PrepareOptions {
         tokenizer: TokenizerChoice::Train { vocab: VOCABULARY },
         seq_len: SEQUENCE,
@@ -189,5 +190,5 @@ fn prepared() -> Result<PathBuf, Box<dyn Error>> {
         held_out_sequences_min: HELD_OUT,
         ..PrepareOptions::new(source, OutputDirectory::CacheUnder(cache.join("mettle").join("datasets")))
     };
-    Ok(dataset::prepare(options, &mut |_| {})?.directory)
+    Ok(prepare::prepare(options, &mut |_| {})?.directory)
 }

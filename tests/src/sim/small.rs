@@ -1,7 +1,7 @@
 //! A dataset and a model for tests of single nodes, built in milliseconds.
 
-use dataset::{OutputDirectory, PrepareError, PrepareOptions, Source, TokenizerChoice};
 use model::ModelConfig;
+use prepare::{OutputDirectory, PrepareError, PrepareOptions, Source, TokenizerChoice};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -23,7 +23,7 @@ pub fn dataset(directory: &Path) -> Result<PathBuf, PrepareError> {
         held_out_sequences_min: 8,
         ..PrepareOptions::new(Source::directory(text), OutputDirectory::Directory(data.clone()))
     };
-    dataset::prepare(options, &mut |_| {})?;
+    prepare::prepare(options, &mut |_| {})?;
     Ok(data)
 }
 

@@ -1,8 +1,9 @@
 //! The parts that the networks of one experiment share: dataset, model, run parameters, terms.
 
-use dataset::{Dataset, OutputDirectory, PrepareError, PrepareOptions, Source, TokenizerChoice};
+use dataset::Dataset;
 use model::RunSpec;
 use model::{ConfigError, ModelConfig, Recipe};
+use prepare::{OutputDirectory, PrepareError, PrepareOptions, Source, TokenizerChoice};
 use protocol::{Block, RunParams, Schedule, Terms};
 use std::{
     path::{Path, PathBuf},
@@ -48,7 +49,7 @@ impl World {
     /// # Errors
     /// If the text is missing or cannot be prepared.
     pub fn tiny(cache: &Path) -> Result<World, WorldError> {
-        let homes = dataset::cargo_homes(|name| std::env::var_os(name));
+        let homes = prepare::cargo_homes(|name| std::env::var_os(name));
         let options = PrepareOptions {
             tokenizer: TokenizerChoice::Train { vocab: VOCABULARY },
             seq_len: SEQUENCE,
@@ -56,7 +57,7 @@ impl World {
             held_out_sequences_min: HELD_OUT,
             ..PrepareOptions::new(Source::default_text(homes), OutputDirectory::CacheUnder(cache.to_owned()))
         };
-        let prepared = dataset::prepare(options, &mut |_| {})?;
+        let prepared = prepare::prepare(options, &mut |_| {})?;
         World::from_dataset(Dataset::open(&prepared.directory, Some(prepared.digest))?)
     }
 

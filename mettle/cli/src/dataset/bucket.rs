@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use clap::Args;
 use daemon::config::StoreFile;
-use dataset::{Bucket, BucketError, BucketUrl, ObjectInfo, ReadAt};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use prepare::{Bucket, BucketError, BucketUrl, ObjectInfo, ReadAt};
 use std::{
     fmt, io,
     path::PathBuf,

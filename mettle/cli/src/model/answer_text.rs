@@ -1,6 +1,6 @@
 //! The text of an answer's tokens as they come.
 
-use dataset::{TextTokenizer, TokenizerError};
+use tokenizer::{TextTokenizer, TokenizerError};
 
 /// What a decoder writes for bytes that are not, or not yet, a character.
 const NO_CHARACTER: char = '\u{fffd}';

@@ -3,11 +3,12 @@
 use super::{ModelArgs, TokenizerArgs, load};
 use crate::output::Output;
 use anyhow::{Context as _, ensure};
-use dataset::{LossEstimate, TextTokenizer};
+use dataset::LossEstimate;
 use nn::Evaluator;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::PathBuf;
+use tokenizer::TextTokenizer;
 
 /// Questions that a barely trained model can answer, in English and about Rust.
 const CHECK_SET: &str = include_str!("../../data/choices.jsonl");

@@ -3,10 +3,11 @@
 use super::{ModelArgs, load};
 use crate::output::Output;
 use anyhow::ensure;
-use dataset::{Dataset, LossEstimate, TextTokenizer};
+use dataset::{Dataset, LossEstimate};
 use serde::Serialize;
 use serde_json::json;
 use std::path::PathBuf;
+use tokenizer::TextTokenizer;
 
 /// Sequences measured at once.
 const SEQUENCES_AT_ONCE: usize = 256;
@@ -42,7 +43,8 @@ enum Split {
 
 pub(super) fn evaluate(wanted: &EvaluateModel, output: &mut Output<'_>) -> anyhow::Result<()> {
     let dataset = Dataset::open(&wanted.dataset, None)?;
-    let tokenizer = dataset.tokenizer(wanted.end_of_document.as_deref())?;
+    let tokenizer =
+        TextTokenizer::from_json(dataset.tokenizer().to_vec(), wanted.end_of_document.as_deref())?;
     let length = dataset.seq_len();
     ensure!(
         wanted.which.context.is_none_or(|context| context == length),

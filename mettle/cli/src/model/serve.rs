@@ -10,7 +10,6 @@ use super::{Loaded, ModelArgs, OfRun, TokenizerArgs, load};
 use crate::output::Output;
 use anyhow::{Context as _, anyhow, bail};
 use daemon::{Flags, config::ReadOnlyConfig, program::StopSignal};
-use dataset::TextTokenizer;
 use http::Server;
 use hyper::StatusCode;
 use nn::{Evaluator, Session};
@@ -24,6 +23,7 @@ use std::{
     sync::{Arc, Weak},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
+use tokenizer::TextTokenizer;
 use tokio::sync::{mpsc, oneshot, watch};
 use worker::Command;
 

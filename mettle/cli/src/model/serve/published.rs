@@ -4,11 +4,11 @@ use super::{Loaded, OfRun, ServeModel, Served};
 use crate::model::{export::tokenizer_at_hand, limit_context};
 use anyhow::Context as _;
 use daemon::PublishedRun;
-use dataset::TextTokenizer;
 use mettle_sdk::model::fetch;
 use protocol::view::Checkpoint;
 use std::path::Path;
 use tempfile::TempDir;
+use tokenizer::TextTokenizer;
 
 /// A run, and which of its checkpoints was loaded last.
 pub(super) struct Published {

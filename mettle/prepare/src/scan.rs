@@ -10,12 +10,12 @@
 use crate::{
     documents::Batch,
     error::{PrepareError, SourceError, unwritable},
-    files::read_bounded,
     near::Banding,
     options::{PrepareOptions, Progress},
     pipeline, quality,
     source::{Source, TextFile},
 };
+use dataset::read_bounded;
 use protocol::{Digest, ensure};
 use serde::{Deserialize, Serialize};
 use std::{

@@ -4,10 +4,7 @@
 //! the one before, which was only a target there. So every token of the stream but the first is a target once. Tokens
 //! at the end that fill no sequence are dropped.
 
-use crate::{
-    files::{shard_path, shards_path},
-    manifest::ShardInfo,
-};
+use dataset::{ShardInfo, shard_path, shards_path};
 use protocol::Digest;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{

@@ -1,7 +1,10 @@
-//! Readers of the file formats of `mettle dataset prepare`: gzip, Zstandard and Parquet.
+//! Readers of compressed files and of Parquet.
 
+use crate::{
+    bucket::{ReadAt, ReadFrom},
+    error::SourceError,
+};
 use bytes::Bytes;
-use dataset::{Compression, Formats, ReadAt, ReadFrom, SourceError};
 use flate2::read::MultiGzDecoder;
 use parquet::{
     basic::Type,
@@ -21,35 +24,26 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// Rows decoded at once.
 const ROWS: usize = 64;
 
-/// Reads every format that [`Formats`] knows.
-#[derive(Debug)]
-pub struct AllFormats;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compression {
+    Gzip,
+    Zstandard,
+}
 
-impl Formats for AllFormats {
-    fn decompress(
-        &self,
-        path: &Path,
-        compression: Compression,
-        file: Box<dyn BufRead + Send>,
-    ) -> Result<Box<dyn BufRead + Send>, SourceError> {
-        Ok(match compression {
-            Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(file))),
-            Compression::Zstandard => {
-                let bytes = zstd::Decoder::with_buffer(file)
-                    .map_err(|source| SourceError::Unreadable { path: path.to_owned(), source })?;
-                Box::new(BufReader::with_capacity(BUFFER_BYTES, bytes))
-            }
-        })
-    }
-
-    fn rows(
-        &self,
-        path: &Path,
-        file: Arc<dyn ReadAt>,
-        column: &str,
-    ) -> Result<Box<dyn dataset::Rows>, SourceError> {
-        Ok(Box::new(Rows::open(path, file, column)?))
-    }
+/// The decompressed bytes of the file at `path`, whose bytes `file` reads.
+pub(crate) fn decompress(
+    path: &Path,
+    compression: Compression,
+    file: impl BufRead + Send + 'static,
+) -> Result<Box<dyn BufRead + Send>, SourceError> {
+    Ok(match compression {
+        Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(file))),
+        Compression::Zstandard => {
+            let bytes = zstd::Decoder::with_buffer(file)
+                .map_err(|source| SourceError::Unreadable { path: path.to_owned(), source })?;
+            Box::new(BufReader::with_capacity(BUFFER_BYTES, bytes))
+        }
+    })
 }
 
 /// The bytes of a Parquet file.
@@ -79,7 +73,7 @@ impl ChunkReader for Chunks {
 }
 
 /// The rows of one text column of a Parquet file, a few at a time.
-struct Rows {
+pub(crate) struct Rows {
     path: PathBuf,
     file: SerializedFileReader<Chunks>,
     column: usize,
@@ -93,7 +87,8 @@ struct Rows {
 }
 
 impl Rows {
-    fn open(path: &Path, file: Arc<dyn ReadAt>, field: &str) -> Result<Rows, SourceError> {
+    /// Opens the Parquet file at `path`, whose bytes `file` reads.
+    pub fn open(path: &Path, file: Arc<dyn ReadAt>, field: &str) -> Result<Rows, SourceError> {
         let failed = |error: ParquetError| parquet_error(path, &error);
         let file = SerializedFileReader::new(Chunks(file)).map_err(failed)?;
         let schema = file.metadata().file_metadata().schema_descr();
@@ -162,10 +157,9 @@ impl Rows {
         }
         Ok(true)
     }
-}
 
-impl dataset::Rows for Rows {
-    fn next(&mut self) -> Result<Option<Vec<u8>>, SourceError> {
+    /// The bytes of the next row's text, empty where the row has none; `None` after the last row.
+    pub fn next(&mut self) -> Result<Option<Vec<u8>>, SourceError> {
         while self.waiting.is_empty() {
             if !self.read()? {
                 return Ok(None);
@@ -175,7 +169,8 @@ impl dataset::Rows for Rows {
         Ok(Some(row.map(|bytes| bytes.data().to_vec()).unwrap_or_default()))
     }
 
-    fn file_bytes(&self) -> u64 {
+    /// About how much of the file is read, in bytes.
+    pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 }
@@ -193,10 +188,10 @@ fn parquet_error(path: &Path, error: &ParquetError) -> SourceError {
 
 #[cfg(test)]
 mod tests {
-    use super::AllFormats;
-    use dataset::{
-        Compression as Compressed, Formats as _, OutputDirectory, PrepareError, PrepareOptions, Prepared,
-        ReadAt, Source, SourceError, TokenizerChoice, prepare,
+    use super::{Compression as Compressed, Rows, decompress};
+    use crate::{
+        OutputDirectory, PrepareError, PrepareOptions, Prepared, ReadAt, Source, SourceError,
+        TokenizerChoice, prepare,
     };
     use parquet::{
         basic::{Compression, ZstdLevel},
@@ -254,7 +249,7 @@ mod tests {
 
     fn read(path: &Path, column: &str) -> Result<Vec<Vec<u8>>, SourceError> {
         let bytes = fs::read(path).map_err(|source| SourceError::Unreadable { path: path.into(), source })?;
-        let mut rows = AllFormats.rows(path, Arc::new(Given(bytes)), column)?;
+        let mut rows = Rows::open(path, Arc::new(Given(bytes)), column)?;
         std::iter::from_fn(|| rows.next().transpose()).collect()
     }
 
@@ -294,10 +289,9 @@ mod tests {
         let zstandard = zstd::encode_all(lines, 1).expect("memory");
         for (compression, bytes) in [(Compressed::Gzip, two), (Compressed::Zstandard, zstandard)] {
             let read = |bytes: &[u8]| {
-                let file = Box::new(std::io::Cursor::new(bytes.to_vec()));
+                let file = std::io::Cursor::new(bytes.to_vec());
                 let mut text = Vec::new();
-                AllFormats
-                    .decompress(Path::new("a"), compression, file)?
+                decompress(Path::new("a"), compression, file)?
                     .read_to_end(&mut text)
                     .map_err(|source| SourceError::Unreadable { path: "a".into(), source })?;
                 Ok::<_, SourceError>(text)
@@ -314,7 +308,6 @@ mod tests {
         fs::write(text.join(name), bytes).expect("writable");
         let place = OutputDirectory::Directory(root.join(format!("dataset-{name}")));
         let options = PrepareOptions {
-            formats: Some(&AllFormats),
             tokenizer: TokenizerChoice::Train { vocab: 400 },
             seq_len: 16,
             held_out_sequences_min: 20,

@@ -19,7 +19,7 @@ const EOS: &str = "<eos>";
 const KNOWN_EOS: [&str; 8] =
     [EOS, "</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "[EOS]", "[SEP]"];
 /// `<eos>` and one token for each byte: a vocabulary is larger, or nothing is learned.
-pub(crate) const MIN_VOCAB: u32 = 258;
+pub const MIN_VOCAB: u32 = 258;
 
 /// A tokenizer whose bytes determine every encoding.
 pub struct TextTokenizer {
@@ -93,7 +93,7 @@ impl TextTokenizer {
     /// Trains a byte-level BPE of at most `vocab` tokens (fewer if the sample has no more pairs that occur
     /// twice). The same sample and `vocab` give the same bytes, in any order of the sample. `progress` hears
     /// the number of tokens so far.
-    pub(crate) fn train(
+    pub fn train(
         sample: &[String],
         vocab: u32,
         progress: &mut dyn FnMut(usize),

@@ -1,6 +1,6 @@
 //! Near-duplicates and documents of low quality are left out, in the same way on one machine and on several.
 
-use mettle_dataset::{
+use mettle_prepare::{
     OutputDirectory, Part, PrepareError, PrepareOptions, Prepared, Progress, QualityRule, Source, Stage,
     StageResult, TokenizerChoice, prepare, prepare_stage,
 };

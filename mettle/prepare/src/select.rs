@@ -403,7 +403,7 @@ mod tests {
             parts.push((at.to_string(), 1.0, Source::directory(path)));
         }
         let source = Source::mixture(parts, 1).expect("weights of one");
-        let files = source.files(None).expect("readable");
+        let files = source.files().expect("readable");
         let place = OutputDirectory::Directory(root.to_owned());
         let options = PrepareOptions { near_duplicates, ..PrepareOptions::new(source, place) };
         Scan::make(&options, files, root, &mut |_| {}).expect("readable")

@@ -1,19 +1,13 @@
 //! Why text could not become a dataset.
 
-use crate::{
-    bucket::BucketError,
-    default_text::PinnedCrate,
-    durable::{self, Readers},
-    manifest::ManifestError,
-    options::SIMILARITIES,
-    reader::{MAX_TOKENIZER_BYTES, OpenError, ReadError},
-    tokenizer::TokenizerError,
-};
+use crate::{bucket::BucketError, default_text::PinnedCrate, options::SIMILARITIES};
+use dataset::{MAX_TOKENIZER_BYTES, ManifestError, OpenError, ReadError, durable, durable::Readers};
 use protocol::Digest;
 use std::{
     io,
     path::{Path, PathBuf},
 };
+use tokenizer::TokenizerError;
 
 /// The limit of a document, of which one must fit into memory. In bytes.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 64 << 20;
@@ -35,8 +29,6 @@ pub enum SourceError {
     Parquet { path: PathBuf, reason: String },
     #[error("{} has no column {field:?}; it has {columns}", path.display())]
     NoColumn { path: PathBuf, field: String, columns: String },
-    #[error("{} is {format}, which this program does not read; use `mettle dataset prepare`", path.display())]
-    Unsupported { path: PathBuf, format: &'static str },
     #[error("{} changed while it was being read; run the same command again", path.display())]
     Changed { path: PathBuf },
     #[error("{url:?} names no place in a bucket: {reason}; write s3://BUCKET/PREFIX")]

@@ -3,17 +3,14 @@
 
 use crate::{
     documents::{Batch, Item, pieces},
-    durable::sync_directory,
     error::{PrepareError, SourceError, unwritable, write_atomic},
-    files::read_bounded,
-    manifest::{Manifest, token_bytes_for},
     options::{PrepareOptions, Progress},
     pipeline,
     scan::{Record, Records, Scan, read_again},
     select::{Owed, Selection, Span, Split},
     shard::{SplitWriter, TokenWriter},
-    tokenizer::{TextEncoder, TextTokenizer},
 };
+use dataset::{Manifest, durable::sync_directory, read_bounded, token_bytes_for};
 use protocol::Digest;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -21,6 +18,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
+use tokenizer::{TextEncoder, TextTokenizer};
 
 /// A longer document is encoded in pieces, cut at line ends, because encoding takes many times the memory of its text.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;

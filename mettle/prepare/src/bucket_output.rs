@@ -8,8 +8,7 @@
 use crate::{
     bucket::{Bucket, BucketError, BucketUrl, ObjectInfo},
     error::{PrepareError, SourceError, unwritable},
-    files::{MANIFEST, SHARDS, SHARDS_ELSEWHERE, SMALL_FILES, read_bounded},
-    manifest::{MAX_MANIFEST_BYTES, ShardInfo},
+    files::{MANIFEST, SHARDS, SHARDS_ELSEWHERE, SMALL_FILES},
     options::{OutputDirectory, PrepareOptions, Progress},
     output_lock::{OutputLock, REQUEST},
     parts::{
@@ -19,6 +18,7 @@ use crate::{
     prepare::{Prepared, prepare},
     scan::{LOG, record_names},
 };
+use dataset::{MAX_MANIFEST_BYTES, ShardInfo, read_bounded};
 use protocol::{Digest, ensure};
 use std::{
     collections::BTreeMap,

@@ -1,10 +1,10 @@
 //! Prepares the default text, or a directory of text, and prints the result.
 //!
-//!     cargo run --release -p mettle-dataset --example prepare -- DIRECTORY [TEXT [SIMILARITY [RULES]]]
+//!     cargo run --release -p mettle-prepare --example prepare -- DIRECTORY [TEXT [SIMILARITY [RULES]]]
 //!
 //! SIMILARITY leaves out near-duplicates, and RULES, such as `gopher,fineweb`, documents of low quality.
 
-use mettle_dataset::{OutputDirectory, PrepareOptions, QualityRule, Source, cargo_homes, prepare};
+use mettle_prepare::{OutputDirectory, PrepareOptions, QualityRule, Source, cargo_homes, prepare};
 use std::{error::Error, path::PathBuf};
 
 #[allow(clippy::disallowed_methods, reason = "the environment is read in `main`")]

@@ -1,10 +1,8 @@
 //! The tokens of one split in one part: one file, without the cuts into sequences and shards, which depend on the
 //! parts before.
 
-use crate::{
-    durable::directory_of,
-    shard::{HashedFile, SplitWriter, TokenWriter},
-};
+use crate::shard::{HashedFile, SplitWriter, TokenWriter};
+use dataset::durable::directory_of;
 use protocol::Digest;
 use serde::{Deserialize, Serialize};
 use std::{

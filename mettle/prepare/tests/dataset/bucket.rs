@@ -1,7 +1,8 @@
 //! A dataset that is made from a text in a bucket, or into a bucket, has the bytes of one that is made from files.
 
-use mettle_dataset::{
-    Bucket, BucketError, BucketOutput, BucketUrl, Manifest, ObjectInfo, OutputDirectory, Part, PrepareError,
+use dataset::Manifest;
+use mettle_prepare::{
+    Bucket, BucketError, BucketOutput, BucketUrl, ObjectInfo, OutputDirectory, Part, PrepareError,
     PrepareOptions, Prepared, ReadAt, Source, SourceError, Stage, StageResult, TokenizerChoice, prepare,
     prepare_into_bucket,
 };

@@ -14,25 +14,21 @@
 //! the job by a digest of options and files.
 
 use crate::{
-    durable::sync_directory,
     encode::{self, Plan, Taken, create_empty},
     error::{PrepareError, SourceError, unwritable, write_atomic},
-    files::{read_bounded, shards_path},
-    manifest::token_bytes_for,
     options::{PrepareOptions, Progress},
     output_lock::OutputLock,
     prepare::{
         Parts, Prepared, existing, figures, finish, given_tokenizer, inputs_digest, request, select,
         trained_path, trained_tokenizer,
     },
-    reader::MAX_TOKENIZER_BYTES,
     scan::{FileLog, Scan, in_order, read_files, read_log, whole_files},
     select::{Bits, PartSpans, Selection},
     shard::{SplitWriter, TokenWriter as _},
     source::TextFile,
     token_stream::{StoredTokens, TokenCopy, TokenStream},
-    tokenizer::TextTokenizer,
 };
+use dataset::{MAX_TOKENIZER_BYTES, durable::sync_directory, read_bounded, shards_path, token_bytes_for};
 use protocol::{Digest, ensure};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
@@ -41,6 +37,7 @@ use std::{
     path::{Path, PathBuf},
     str::FromStr,
 };
+use tokenizer::TextTokenizer;
 
 const MAX_PARTS: u32 = 1 << 14;
 /// The limit of a file in the job's directory that is read whole.
@@ -140,7 +137,7 @@ pub(crate) fn run_stage(
 ) -> Result<StageResult, PrepareError> {
     options.check()?;
     let given = given_tokenizer(&options.tokenizer)?;
-    let files = options.source.files(options.formats)?;
+    let files = options.source.files()?;
     let (parent, name) = options.place.location(&request(options, given.as_ref()))?;
     let digest = job_digest(options, &files, given.as_ref());
     let directory = parent.join(job_name(&name));
@@ -696,7 +693,7 @@ mod tests {
         fn each_file_is_in_one_part_and_parts_are_about_equal(
             bytes in proptest::collection::vec(0u64..1000, 0..60), parts in 1u32..20,
         ) {
-            let file = |bytes: &u64| TextFile { path: PathBuf::new(), bytes: *bytes, part_bytes: 1, formats: None, object: None };
+            let file = |bytes: &u64| TextFile { path: PathBuf::new(), bytes: *bytes, part_bytes: 1, object: None };
             let files: Vec<TextFile> = bytes.iter().map(file).collect();
             let files: Vec<(usize, &TextFile)> = files.iter().map(|file| (0, file)).collect();
             let ranges = part_ranges(&files, parts);

@@ -6,10 +6,9 @@ use crate::{
     default_text::DEFAULT_TEXT,
     documents::{self, Batch, Documents, Format},
     error::SourceError,
-    files::read_bounded,
-    formats::Formats,
     walk::{FoundFile, files_below},
 };
+use dataset::read_bounded;
 use protocol::ensure;
 use serde::Deserialize;
 use std::{
@@ -167,11 +166,8 @@ impl Source {
     }
 
     /// The files of each part.
-    pub(crate) fn files(
-        &self,
-        formats: Option<&'static dyn Formats>,
-    ) -> Result<Vec<Vec<TextFile>>, SourceError> {
-        self.parts.iter().map(|part| part.files(formats)).collect()
+    pub(crate) fn files(&self) -> Result<Vec<Vec<TextFile>>, SourceError> {
+        self.parts.iter().map(SourcePart::files).collect()
     }
 
     fn of(name: &str, kind: Kind) -> Source {
@@ -182,14 +178,13 @@ impl Source {
 
 impl SourcePart {
     /// Its files, in order.
-    pub fn files(&self, formats: Option<&'static dyn Formats>) -> Result<Vec<TextFile>, SourceError> {
+    pub fn files(&self) -> Result<Vec<TextFile>, SourceError> {
         if let Kind::Bucket(bucket, url) = &self.kind {
             let files = bucket.files(url)?.into_iter();
             let file = |object: ObjectInfo| TextFile {
                 path: url.of(&object.name).into(),
                 bytes: object.bytes,
                 part_bytes: 0,
-                formats,
                 object: Some(Object { bucket: bucket.clone(), info: object }),
             };
             return Ok(with_part_bytes(files.map(file).collect()));
@@ -206,13 +201,8 @@ impl SourcePart {
             Kind::Bucket(..) => Vec::new(),
             Kind::DefaultText { homes } => cargo_text::files(&DEFAULT_TEXT, homes)?,
         };
-        let file = |found: FoundFile| TextFile {
-            path: found.path,
-            bytes: found.bytes,
-            part_bytes: 0,
-            formats,
-            object: None,
-        };
+        let file =
+            |found: FoundFile| TextFile { path: found.path, bytes: found.bytes, part_bytes: 0, object: None };
         Ok(with_part_bytes(found.into_iter().map(file).collect()))
     }
 }
@@ -234,7 +224,6 @@ pub(crate) struct TextFile {
     pub bytes: u64,
     /// The largest document that a text file is cut into, in bytes.
     pub part_bytes: usize,
-    pub formats: Option<&'static dyn Formats>,
     /// Where its bytes are, if they are not at `path` of this machine.
     pub object: Option<Object>,
 }
@@ -289,7 +278,7 @@ mod tests {
     }
 
     fn names(root: &Path) -> Result<Vec<String>, SourceError> {
-        let files = Source::directory(root).parts[0].files(None)?;
+        let files = Source::directory(root).parts[0].files()?;
         let below = |file: &TextFile| {
             file.path.strip_prefix(root).expect("below").to_str().expect("UTF-8").to_owned()
         };
@@ -307,7 +296,7 @@ mod tests {
             (".hidden.txt", b"hidden"),
         ]);
         assert_eq!(names(root.path()).expect("readable"), ["a.rs", "a/z.md", "b.txt", "plain"]);
-        let one = Source::directory(root.path().join("b.txt")).parts[0].files(None).expect("readable");
+        let one = Source::directory(root.path().join("b.txt")).parts[0].files().expect("readable");
         assert_eq!((one.len(), one[0].bytes), (1, 3));
     }
 

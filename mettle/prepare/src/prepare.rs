@@ -11,15 +11,15 @@ use crate::{
     documents::pieces,
     encode::{self, Output, PIECE_BYTES, Plan, Taken},
     error::{PrepareError, SourceError, write_atomic},
-    files::{SHARDS_ELSEWHERE, manifest_path, prepared_path, read_bounded, shards_path, tokenizer_path},
-    manifest::Manifest,
+    files::{SHARDS_ELSEWHERE, prepared_path},
     options::{OutputDirectory, PrepareOptions, Progress, TokenizerChoice},
     output_lock::OutputLock,
-    reader::{Dataset, MAX_TOKENIZER_BYTES},
     scan::{Record, Scan, read_again},
     select::{Amounts, KEYS_AT_ONCE, NEAR_KEYS_AT_ONCE, ONE, Selection, Span},
     source::TextFile,
-    tokenizer::TextTokenizer,
+};
+use dataset::{
+    Dataset, MAX_TOKENIZER_BYTES, Manifest, manifest_path, read_bounded, shards_path, tokenizer_path,
 };
 use protocol::{Digest, ensure};
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
 };
+use tokenizer::TextTokenizer;
 
 /// The format of a prepared directory; another format is another dataset.
 const FORMAT: &str = "mettle/2/dataset";
@@ -107,7 +108,7 @@ pub fn prepare(
         // Before the text is read.
         description(directory)?;
     }
-    let files = options.source.files(options.formats)?;
+    let files = options.source.files()?;
     let request = request(&options, given.as_ref());
     let (parent, name) = options.place.location(&request)?;
 

@@ -1,11 +1,11 @@
 //! The lock on a directory that is being prepared, and the steps that keep the directory complete or absent.
 
 use crate::{
-    durable::sync_directory,
     error::{PrepareError, unwritable, write_atomic},
-    files::{belongs, shards_path},
+    files::belongs,
     options::Progress,
 };
+use dataset::{durable::sync_directory, shards_path};
 use std::{
     fs::{self, File, TryLockError},
     io,

@@ -2,19 +2,18 @@
 
 use crate::{
     error::PrepareError,
-    formats::Formats,
-    manifest::{MAX_SEQUENCE_TOKENS, MAX_SHARD_BYTES, MAX_VOCAB},
     near::Banding,
     quality::{self, QualityRule},
     source::Source,
-    tokenizer::MIN_VOCAB,
 };
+use dataset::{MAX_SEQUENCE_TOKENS, MAX_SHARD_BYTES, MAX_VOCAB};
 use protocol::{Digest, ensure};
 use std::{
     fmt,
     ops::RangeInclusive,
     path::{Path, PathBuf},
 };
+use tokenizer::MIN_VOCAB;
 
 /// Text between two checkpoints: some seconds of work. In bytes.
 const NOTE_EVERY_BYTES: u64 = 32 << 20;
@@ -28,8 +27,6 @@ pub(crate) const SIMILARITIES: RangeInclusive<f64> = 0.5..=0.99;
 #[derive(Clone, Debug)]
 pub struct PrepareOptions {
     pub source: Source,
-    /// How compressed files and Parquet are read; without it they are refused.
-    pub formats: Option<&'static dyn Formats>,
     pub place: OutputDirectory,
     pub tokenizer: TokenizerChoice,
     /// Tokens of a sequence that the model sees. A stored sequence has one more.
@@ -95,7 +92,6 @@ impl PrepareOptions {
     pub fn new(source: Source, place: OutputDirectory) -> PrepareOptions {
         PrepareOptions {
             source,
-            formats: None,
             place,
             tokenizer: TokenizerChoice::Train { vocab: 2048 },
             seq_len: 128,

@@ -1,8 +1,8 @@
 //! How fast text becomes a dataset, beside the batch encoding of the `tokenizers` crate in the same run, and in how
 //! much memory.
 //!
-//!     cargo run --release -p mettle-dataset --example encode-report -- make TEXT FILE.jsonl MEGABYTES
-//!     cargo run --release -p mettle-dataset --example encode-report -- measure FILE.jsonl TOKENIZER.json [MEGABYTES [THREADS]]
+//!     cargo run --release -p mettle-prepare --example encode-report -- make TEXT FILE.jsonl MEGABYTES
+//!     cargo run --release -p mettle-prepare --example encode-report -- measure FILE.jsonl TOKENIZER.json [MEGABYTES [THREADS]]
 //!
 //! `make` writes documents of which no two are alike: pieces of the files below TEXT, in an order by lot, with some of
 //! their words exchanged. `measure` prepares the whole file (everything: reading, hashing, choosing, encoding,
@@ -10,7 +10,7 @@
 //! compares the tokens of those. Speeds are bytes of text per second of processor time, so that a busy machine does
 //! not matter much. Linux only.
 
-use mettle_dataset::{OutputDirectory, PrepareOptions, Source, TextTokenizer, TokenizerChoice, prepare};
+use mettle_prepare::{OutputDirectory, PrepareOptions, Source, TokenizerChoice, prepare};
 use std::{
     error::Error,
     fs::{self, File},
@@ -18,6 +18,7 @@ use std::{
     path::{Path, PathBuf},
     time::Instant,
 };
+use tokenizer::TextTokenizer;
 
 /// Documents given to `tokenizers` at once, in bytes.
 const BATCH_BYTES: usize = 4 << 20;

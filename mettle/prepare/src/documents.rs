@@ -7,7 +7,7 @@
 
 use crate::{
     error::{MAX_DOCUMENT_BYTES, SourceError},
-    formats::{Compression, Rows},
+    formats::{self, Compression, Rows},
     source::TextFile,
 };
 use protocol::ensure;
@@ -143,13 +143,13 @@ pub(crate) struct Documents {
 enum Kind {
     Text(Parts),
     Lines(Box<dyn BufRead + Send>),
-    Rows(Box<dyn Rows>),
+    Rows(Box<Rows>),
 }
 
 impl Documents {
     /// Opens a file; `field` is the column of a Parquet file.
     pub fn open(file: &TextFile, field: &str) -> Result<Documents, SourceError> {
-        let TextFile { path, part_bytes, formats, .. } = file;
+        let TextFile { path, part_bytes, .. } = file;
         let unreadable = |source| SourceError::Unreadable { path: path.clone(), source };
         let (format, compression) = format(path);
         let read = Arc::new(AtomicU64::new(0));
@@ -161,8 +161,7 @@ impl Documents {
             }
             Format::JsonLines => Kind::Lines(reader()?),
             Format::Parquet => {
-                let formats = formats.ok_or_else(|| unsupported(path, "Parquet"))?;
-                Kind::Rows(formats.rows(path, file.open_at().map_err(unreadable)?, field)?)
+                Kind::Rows(Box::new(Rows::open(path, file.open_at().map_err(unreadable)?, field)?))
             }
         };
         Ok(Documents { path: path.clone(), kind, items: 0, ended: false, read })
@@ -182,7 +181,7 @@ impl Documents {
                     }
                 },
                 Kind::Lines(reader) => line(reader, &self.path, number)?.map(Item::Line),
-                Kind::Rows(rows) => row(&mut **rows, &self.path, number)?.map(Item::Text),
+                Kind::Rows(rows) => row(rows.next()?, &self.path, number)?.map(Item::Text),
             };
             let Some(item) = item else {
                 batch.last = true;
@@ -232,29 +231,18 @@ fn reader(
     compression: Option<Compression>,
     read: &Arc<AtomicU64>,
 ) -> Result<Box<dyn BufRead + Send>, SourceError> {
-    let TextFile { path, formats, .. } = file;
+    let path = &file.path;
     let file = file.open().map_err(|source| SourceError::Unreadable { path: path.clone(), source })?;
     let file = BufReader::with_capacity(BUFFER_BYTES, Counted { file, read: read.clone() });
     match compression {
         None => Ok(Box::new(file)),
-        Some(compression) => {
-            let format = match compression {
-                Compression::Gzip => "compressed by gzip",
-                Compression::Zstandard => "compressed by Zstandard",
-            };
-            let formats = formats.ok_or_else(|| unsupported(path, format))?;
-            formats.decompress(path, compression, Box::new(file))
-        }
+        Some(compression) => formats::decompress(path, compression, file),
     }
 }
 
-fn unsupported(path: &Path, format: &'static str) -> SourceError {
-    SourceError::Unsupported { path: path.to_owned(), format }
-}
-
-/// The text of the next row; an empty one where the row has none.
-fn row(rows: &mut dyn Rows, path: &Path, number: u64) -> Result<Option<String>, SourceError> {
-    let Some(bytes) = rows.next()? else { return Ok(None) };
+/// The text of a row.
+fn row(bytes: Option<Vec<u8>>, path: &Path, number: u64) -> Result<Option<String>, SourceError> {
+    let Some(bytes) = bytes else { return Ok(None) };
     ensure!(bytes.len() <= MAX_DOCUMENT_BYTES, SourceError::TooLong { path: path.to_owned(), number });
     let text = String::from_utf8(bytes).map_err(|error| SourceError::Item {
         path: path.to_owned(),
@@ -350,7 +338,6 @@ pub(crate) fn pieces(text: &str, part_bytes: usize) -> impl Iterator<Item = &str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{bucket::ReadAt, formats::Formats};
     use proptest::prelude::*;
 
     fn documents(name: &str, bytes: &[u8], part_bytes: usize) -> Result<Vec<String>, SourceError> {
@@ -358,7 +345,7 @@ mod tests {
         let path = root.path().join(name);
         std::fs::write(&path, bytes).expect("writable");
         let mut texts = Vec::new();
-        let file = TextFile { path, bytes: bytes.len() as u64, part_bytes, formats: None, object: None };
+        let file = TextFile { path, bytes: bytes.len() as u64, part_bytes, object: None };
         for batch in Documents::open(&file, "text")? {
             let batch = batch?;
             if batch.not_text {
@@ -409,17 +396,6 @@ mod tests {
     }
 
     #[test]
-    fn a_format_that_the_caller_does_not_bring_is_refused_by_name() {
-        for name in ["a.jsonl.gz", "a.txt.zst", "a.parquet"] {
-            let error = documents(name, b"anything", 100).expect_err("not supported");
-            assert!(
-                matches!(&error, SourceError::Unsupported { path, .. } if path.ends_with(name)),
-                "{error}"
-            );
-        }
-    }
-
-    #[test]
     fn a_file_that_promises_no_text_may_be_none() {
         assert_eq!(documents("a.bin", b"text, then \0", 100).expect("readable"), ["no text"]);
         assert_eq!(
@@ -433,49 +409,12 @@ mod tests {
         assert!(matches!(error, SourceError::NotText { valid_bytes: 1, .. }));
     }
 
-    /// Rows of a Parquet file, given by a test.
-    #[derive(Debug)]
-    struct GivenRows;
-
-    impl Formats for GivenRows {
-        fn decompress(
-            &self,
-            path: &Path,
-            _: Compression,
-            _: Box<dyn BufRead + Send>,
-        ) -> Result<Box<dyn BufRead + Send>, SourceError> {
-            Err(unsupported(path, "compressed"))
-        }
-
-        fn rows(&self, _: &Path, _: Arc<dyn ReadAt>, _: &str) -> Result<Box<dyn Rows>, SourceError> {
-            Ok(Box::new(vec![b"one".to_vec(), Vec::new(), b"caf\xe9".to_vec()].into_iter()))
-        }
-    }
-
-    impl Rows for std::vec::IntoIter<Vec<u8>> {
-        fn next(&mut self) -> Result<Option<Vec<u8>>, SourceError> {
-            Ok(Iterator::next(self))
-        }
-
-        fn file_bytes(&self) -> u64 {
-            0
-        }
-    }
-
     #[test]
     fn a_row_is_a_document_and_one_that_is_not_utf8_is_named() {
-        let root = tempfile::tempdir().expect("a temporary directory");
-        let path = root.path().join("a.parquet");
-        std::fs::write(&path, "rows").expect("writable");
-        let file = TextFile { path, bytes: 4, part_bytes: 100, formats: Some(&GivenRows), object: None };
-        let mut rows = GivenRows.rows(&file.path, file.open_at().expect("readable"), "text").expect("given");
-        let mut next = |number| row(&mut *rows, &file.path, number);
-        assert_eq!(next(1).expect("text").as_deref(), Some("one"));
-        assert_eq!(next(2).expect("empty").as_deref(), Some(""));
-        assert!(matches!(next(3), Err(SourceError::Item { number: 3, .. })));
-        let error =
-            Documents::open(&file, "text").expect("rows").next().expect("a batch").expect_err("row 3");
-        assert!(matches!(error, SourceError::Item { number: 3, .. }));
+        let row = |bytes: &[u8]| row(Some(bytes.to_vec()), Path::new("a"), 3);
+        assert_eq!(row(b"one").expect("text").as_deref(), Some("one"));
+        assert_eq!(row(b"").expect("empty").as_deref(), Some(""));
+        assert!(matches!(row(b"caf\xe9"), Err(SourceError::Item { number: 3, .. })));
     }
 
     proptest! {

@@ -1,8 +1,9 @@
 //! A dataset that several processes make together has the bytes of one that one process makes.
 
-use mettle_dataset::{
+use dataset::tokenizer_path;
+use mettle_prepare::{
     OutputDirectory, Part, PrepareError, PrepareOptions, Prepared, Progress, Source, Stage, StageResult,
-    TokenizerChoice, prepare, prepare_stage, tokenizer_path,
+    TokenizerChoice, prepare, prepare_stage,
 };
 use std::{
     collections::BTreeMap,

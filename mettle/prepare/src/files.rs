@@ -1,0 +1,23 @@
+//! The files in a directory that is prepared, beside those of every dataset.
+
+use dataset::{manifest_path, shards_path, tokenizer_path, unigram_path};
+use std::path::{Path, PathBuf};
+
+/// The description of a directory that [`crate::prepare`] made.
+pub(crate) fn prepared_path(directory: &Path) -> PathBuf {
+    directory.join("prepared.json")
+}
+
+/// Whether a path belongs in the directory of a dataset.
+pub(crate) fn belongs(path: &Path) -> bool {
+    let directory = path.parent().unwrap_or(Path::new(""));
+    let ours = [manifest_path, tokenizer_path, shards_path, prepared_path, unigram_path];
+    ours.iter().any(|name| name(directory) == path)
+}
+
+/// The names of a dataset's files but its shards and its manifest.
+pub(crate) const SMALL_FILES: [&str; 3] = ["tokenizer.json", "unigram-loss.txt", "prepared.json"];
+pub(crate) const MANIFEST: &str = "manifest.json";
+pub(crate) const SHARDS: &str = "shards";
+/// In a copy of all but the shards of a dataset in a bucket.
+pub(crate) const SHARDS_ELSEWHERE: &str = "shards-in-bucket";
