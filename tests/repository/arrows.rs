@@ -105,7 +105,7 @@ const ARROWS: &[Arrows] = &[
     ),
     // Text to tokens, and to datasets.
     ("mettle-tokenizer", &["mettle-protocol"], &[]),
-    ("mettle-prepare", &["mettle-protocol", "mettle-dataset", "mettle-tokenizer"], &[]),
+    ("mettle-prepare", &["mettle-protocol", "mettle-dataset", "mettle-store", "mettle-tokenizer"], &[]),
     // Reads of a run, and its page.
     (
         "mettle-watch",
@@ -259,6 +259,7 @@ const CONFINED: &[(&str, &[&str])] = &[
             "mettle-daemon",
             "mettle-measure",
             "mettle-s3-server",
+            "mettle-prepare",
             "mettle-sdk",
             "mettle-watch",
             "mettle-sdk",

@@ -144,8 +144,6 @@ pub enum StoreError {
     BadName { name: String, why: String },
     #[error("could not read the file {path}")]
     File { path: String, source: std::io::Error },
-    #[error("could not write the file {path}")]
-    FileWrite { path: String, source: std::io::Error },
     #[error("the settings of the store cannot be used: {what}")]
     Settings { what: String },
 }

@@ -1,14 +1,12 @@
-//! `mettle dataset prepare`: turns text into a dataset.
-
-mod bucket;
+//! `mettle dataset`: turns text into a dataset, and joins datasets.
 
 use crate::{help, output::Output};
 use anyhow::{Context as _, bail};
-use bucket::StoreFlags;
-use clap::Subcommand;
+use clap::{Args, Subcommand};
+use daemon::config::StoreFile;
 use prepare::{
-    BucketOutput, BucketUrl, OutputDirectory, Part, PrepareOptions, Prepared, Progress, QualityRule, Source,
-    SourceStats, Stage, StageResult, TEXT_FIELD, TokenizerChoice,
+    Bucket, BucketOutput, BucketUrl, OutputDirectory, PrepareError, PrepareOptions, Prepared, Progress,
+    QualityRule, Source, SourceStats, TEXT_FIELD, TokenizerChoice,
 };
 use serde_json::{Value, json};
 use std::{
@@ -16,6 +14,7 @@ use std::{
     path::PathBuf,
     time::{Duration, Instant},
 };
+use tokio::runtime::Handle;
 use watch::block_clock::span;
 
 #[derive(Debug, Subcommand)]
@@ -23,18 +22,23 @@ pub enum DatasetCommand {
     #[command(after_help = help::reading(&[
         "mettle dataset prepare --text corpus --out data --sequence 1024 --vocabulary 32768",
         "mettle dataset prepare --mix mixture.toml --out data --tokenizer tokenizer.json",
-        "mettle dataset prepare --mix mixture.toml --out data --tokenizer tokenizer.json --stage scan --part 3/16",
         "mettle dataset prepare --text s3://texts/web --out s3://texts/data --store https://s3.example.org \\",
         "    --access-key ID --secret-file secret",
     ]))]
-    Prepare(Prepare),
+    Prepare(Box<Prepare>),
+    #[command(after_help = help::reading(&[
+        "mettle dataset prepare --text web/3 --out parts/3 --tokenizer tokenizer.json",
+        "mettle dataset join --out data parts/*",
+    ]))]
+    Join(Join),
 }
 
 /// Turn text into tokenised shards and a manifest
 ///
 /// Reads text files, JSON lines (.jsonl, .ndjson) and Parquet; text and JSON lines may be compressed (.gz, .zst).
-/// Memory does not grow with the text. After Ctrl-C the same command resumes with a few seconds lost.
-#[derive(Clone, Debug, clap::Args)]
+/// Memory does not grow with the text. After Ctrl-C or a kill the same command resumes with a few seconds lost, also an
+/// upload to s3://. For several machines, prepare a part of the text on each, and join them: `mettle dataset join`.
+#[derive(Clone, Debug, Args)]
 pub struct Prepare {
     /// A file, a directory or s3://BUCKET/PREFIX [default: the Rust source of this project's dependencies].
     #[arg(long, value_name = "PATH", conflicts_with = "mix")]
@@ -49,7 +53,7 @@ pub struct Prepare {
     /// The dataset's directory: a new or an empty one; or s3://BUCKET/PREFIX.
     #[arg(long, value_name = "DIR")]
     pub out: String,
-    /// With --out s3://…: a directory for the work, where it resumes [default: the prefix's last part and `.work`].
+    /// With --out s3://…: the directory that is prepared and uploaded [default: the prefix's last part and `.work`].
     #[arg(long, value_name = "DIR")]
     pub work: Option<PathBuf>,
     #[command(flatten)]
@@ -79,123 +83,90 @@ pub struct Prepare {
     /// own bounds such as `words=20..5000`.
     #[arg(long, value_name = "RULES", value_delimiter = ',')]
     pub filter: Vec<String>,
-    /// Do one stage of the work, on one of many machines that share the directory of `--out`.
-    #[arg(long, value_name = "STAGE")]
-    pub stage: Option<StageName>,
-    /// The part to scan or encode, such as 3/16 (the first is 0/16). `auto` is this task of a SLURM array, and
-    /// `auto/16` the part of 16 that SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX (Kubernetes) names.
-    #[arg(long, value_name = "INDEX/COUNT", requires = "stage", default_value = "auto")]
-    pub part: String,
 }
 
-/// A stage of the work on many machines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum StageName {
-    /// Record the documents of a part
-    Scan,
-    /// Once: find duplicates, choose the splits, train the tokenizer
-    Select,
-    /// Turn a part into tokens
-    Encode,
-    /// Once: put the parts together
-    Join,
+/// Join datasets that several machines prepared with the same tokenizer
+///
+/// Checks that all parts have one tokenizer, sequence length and token width, and links or copies their shards. The
+/// sequences follow in the order of the parts. Documents that are in several parts stay in each. After Ctrl-C the
+/// same command begins anew.
+#[derive(Clone, Debug, Args)]
+pub struct Join {
+    /// The directory of the joined dataset: a new or an empty one.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Directories of prepared datasets.
+    #[arg(value_name = "PART", required = true, num_args = 2..)]
+    pub parts: Vec<PathBuf>,
+}
+
+/// The store of texts and datasets whose path begins with `s3://`
+#[derive(Clone, Debug, Args)]
+pub struct StoreFlags {
+    /// Where s3://BUCKET/… is: the store's https://host[:port], without a bucket.
+    #[arg(long, value_name = "URL", requires = "access_key")]
+    store: Option<String>,
+    /// The name of the key that reads the texts, and writes the dataset.
+    #[arg(long, value_name = "ID", requires = "store")]
+    access_key: Option<String>,
+    /// A file with the secret of that key [default: the variable METTLE_STORE_SECRET].
+    #[arg(long, value_name = "FILE", requires = "store")]
+    secret_file: Option<PathBuf>,
+}
+
+impl StoreFlags {
+    /// The bucket of a URL. Sends nothing.
+    pub fn open(&self, url: &BucketUrl) -> anyhow::Result<Bucket> {
+        let (Some(endpoint), Some(access_key)) = (self.store.clone(), self.access_key.clone()) else {
+            anyhow::bail!(
+                "{url} is in a bucket: name its store with --store URL and --access-key ID (docs/store.md)"
+            );
+        };
+        let secret_key_file = self.secret_file.clone();
+        let file =
+            StoreFile { endpoint, bucket: url.bucket.clone(), access_key, secret_key: None, secret_key_file };
+        Ok(Bucket::new(file.open()?, Handle::current()))
+    }
 }
 
 /// Runs a command; prints through `output`.
 pub async fn run(command: DatasetCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
     output.bare_json();
-    let DatasetCommand::Prepare(prepare) = command;
-    let stage = prepare.stage.map(|name| stage(name, &prepare.part)).transpose()?;
-    let (options, to_bucket) = options(prepare)?;
+    let prepared = match command {
+        DatasetCommand::Prepare(prepare) => {
+            let (options, to_bucket) = options(*prepare)?;
+            let work = move |show: &mut dyn FnMut(Progress)| match to_bucket {
+                Some(bucket) => prepare::prepare_into_bucket(options, &bucket, show),
+                None => prepare::prepare(options, show),
+            };
+            finished(work, "resumes from here").await?.context("could not prepare the dataset")?
+        }
+        DatasetCommand::Join(Join { out, parts }) => {
+            let work = move |show: &mut dyn FnMut(Progress)| prepare::join(&out, &parts, show);
+            finished(work, "begins anew").await?.context("could not join the datasets")?
+        }
+    };
+    Ok(output.result(&summary(&prepared), summary_json(&prepared))?)
+}
+
+/// Runs `work` on a thread of its own, and shows its progress. Ctrl-C ends it; the message says what `again` the same
+/// command does.
+async fn finished(
+    work: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<Prepared, PrepareError> + Send + 'static,
+    again: &str,
+) -> anyhow::Result<Result<Prepared, PrepareError>> {
     let work = tokio::task::spawn_blocking(move || {
         let mut bar = Bar::new();
-        let mut show = |progress| bar.show(&progress);
-        let done = match (stage, to_bucket) {
-            (stage, Some(bucket)) => prepare::prepare_into_bucket(options, stage, &bucket, &mut show),
-            (None, None) => {
-                prepare::prepare(options, &mut show).map(|prepared| StageResult::Joined(Box::new(prepared)))
-            }
-            (Some(stage), None) => prepare::prepare_stage(&options, stage, &mut show),
-        };
+        let done = work(&mut |progress| bar.show(&progress));
         bar.end();
         done
     });
-    let done = tokio::select! {
-        done = work => done?.context("could not prepare the dataset")?,
+    tokio::select! {
+        done = work => Ok(done?),
         () = daemon::program::stop_requested() => {
             eprintln!();
-            bail!("stopped; the same command resumes from here")
+            bail!("stopped; the same command {again}")
         }
-    };
-    let (text, value) = stage_summary(&done);
-    Ok(output.result(&text, value)?)
-}
-
-fn stage(name: StageName, given: &str) -> anyhow::Result<Stage> {
-    let part = || part(given, |name| std::env::var(name).ok());
-    Ok(match name {
-        StageName::Scan => Stage::Scan(part()?),
-        StageName::Select => Stage::Select,
-        StageName::Encode => Stage::Encode(part()?),
-        StageName::Join => Stage::Join,
-    })
-}
-
-/// The part that is `given` or that a cluster says in its variables.
-fn part(given: &str, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Part> {
-    let number = |name: &str| -> anyhow::Result<Option<u32>> {
-        let Some(value) = variable(name) else { return Ok(None) };
-        Ok(Some(value.parse().with_context(|| format!("{name} is {value:?}, which is no number"))?))
-    };
-    let slurm = number("SLURM_ARRAY_TASK_ID")?;
-    let (index, count) = match (given, given.strip_prefix("auto/")) {
-        ("auto", _) => {
-            let index =
-                slurm.context("this is no task of a SLURM array; give --part INDEX/COUNT, or auto/COUNT")?;
-            let of_array = |name: &str| number(name)?.with_context(|| format!("{name} is not set"));
-            let first = of_array("SLURM_ARRAY_TASK_MIN")?;
-            let count = of_array("SLURM_ARRAY_TASK_COUNT")?;
-            if of_array("SLURM_ARRAY_TASK_MAX")?.checked_sub(first) != count.checked_sub(1) || index < first {
-                bail!("the SLURM array has gaps, so its tasks are not all parts; give --part auto/COUNT");
-            }
-            (index - first, count)
-        }
-        (_, Some(count)) => {
-            let count = count.parse().with_context(|| format!("{given} names no part; write auto/COUNT"))?;
-            let index = match slurm {
-                Some(index) => index,
-                None => number("JOB_COMPLETION_INDEX")?.context(
-                    "neither SLURM_ARRAY_TASK_ID nor JOB_COMPLETION_INDEX is set; give --part INDEX/COUNT",
-                )?,
-            };
-            (index, count)
-        }
-        _ => return Ok(given.parse()?),
-    };
-    Ok(Part::new(index, count)?)
-}
-
-fn stage_summary(done: &StageResult) -> (String, Value) {
-    match done {
-        StageResult::Scanned { part, files, documents } => (
-            format!("part {part} is scanned: {documents} documents in {files} files"),
-            json!({ "stage": "scan", "part": part.to_string(), "files": files, "documents": documents }),
-        ),
-        StageResult::Selected { parts, documents, duplicates, near_duplicates } => (
-            format!(
-                "selected from {documents} documents in {parts} parts; left out: {duplicates} duplicates, \
-                 {near_duplicates} near-duplicates"
-            ),
-            json!({
-                "stage": "select", "parts": parts, "documents": documents, "duplicates": duplicates,
-                "near_duplicates": near_duplicates,
-            }),
-        ),
-        StageResult::Encoded { part, documents, tokens } => (
-            format!("part {part} is encoded: {documents} documents, {tokens} tokens"),
-            json!({ "stage": "encode", "part": part.to_string(), "documents": documents, "tokens": tokens }),
-        ),
-        StageResult::Joined(prepared) => (summary(prepared), summary_json(prepared)),
     }
 }
 
@@ -220,15 +191,15 @@ fn options(prepare: Prepare) -> anyhow::Result<(PrepareOptions, Option<BucketOut
     for rule in &prepare.filter {
         quality.extend(QualityRule::parse(rule).context("--filter")?);
     }
-    let to_bucket = match BucketUrl::parse(&prepare.out).context("--out")? {
+    let (to_bucket, directory) = match BucketUrl::parse(&prepare.out).context("--out")? {
         Some(url) => {
             let bucket = store.open(&url).context("--out")?;
             let name = url.prefix.rsplit('/').next().unwrap_or_default();
             let work = prepare.work.unwrap_or_else(|| format!("{name}.work").into());
-            Some(BucketOutput { bucket, url, work })
+            (Some(BucketOutput { bucket, url }), work)
         }
         None if prepare.work.is_some() => bail!("--work is for --out s3://BUCKET/PREFIX only"),
-        None => None,
+        None => (None, prepare.out.into()),
     };
     let options = PrepareOptions {
         near_duplicates: prepare.near_duplicates,
@@ -237,7 +208,7 @@ fn options(prepare: Prepare) -> anyhow::Result<(PrepareOptions, Option<BucketOut
         seq_len: prepare.sequence,
         shard_bytes: prepare.shard_bytes,
         threads: prepare.threads,
-        ..PrepareOptions::new(source, OutputDirectory::Directory(prepare.out.into()))
+        ..PrepareOptions::new(source, OutputDirectory::Directory(directory))
     };
     Ok((options, to_bucket))
 }
@@ -351,8 +322,7 @@ fn measure(progress: &Progress) -> Option<(u64, u64)> {
     match *progress {
         Progress::Reading { bytes, of, .. }
         | Progress::Encoding { bytes, of, .. }
-        | Progress::Copying { bytes, of }
-        | Progress::Joining { bytes, of } => Some((bytes, of)),
+        | Progress::Copying { bytes, of } => Some((bytes, of)),
         _ => None,
     }
 }
@@ -363,7 +333,6 @@ fn line(progress: &Progress, began_at: u64, elapsed: Duration) -> String {
     let Some((done, of)) = measure(progress).filter(|(_, of)| *of > 0) else { return progress.to_string() };
     let name = match progress {
         Progress::Reading { .. } => "reading ",
-        Progress::Joining { .. } => "joining ",
         Progress::Copying { .. } => "copying ",
         _ => "encoding",
     };
@@ -406,47 +375,9 @@ mod tests {
         );
         let reading = Progress::Reading { files: 3, bytes: 7_000, of: 7_000 };
         assert_eq!(line(&reading, 0, Duration::ZERO), "reading  [####################] 7.0 kB of 7.0 kB");
-        let joining = Progress::Joining { bytes: 500, of: 1000 };
-        assert_eq!(line(&joining, 0, Duration::ZERO), "joining  [##########..........] 0.5 kB of 1.0 kB");
+        let copying = Progress::Copying { bytes: 500, of: 1000 };
+        assert_eq!(line(&copying, 0, Duration::ZERO), "copying  [##########..........] 0.5 kB of 1.0 kB");
         let empty = Progress::Reading { files: 0, bytes: 0, of: 0 };
         assert_eq!(line(&empty, 0, Duration::ZERO), "read 0 files, 0.0 of 0.0 MB");
-    }
-
-    #[test]
-    fn a_part_is_given_or_said_by_the_cluster() {
-        let of = |given: &str, set: &[(&str, &str)]| {
-            let variable =
-                |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-            part(given, variable).map(|part| part.to_string()).map_err(|error| format!("{error:#}"))
-        };
-        let array = |id, min, max, count| {
-            let names = ["ID", "MIN", "MAX", "COUNT"].map(|name| format!("SLURM_ARRAY_TASK_{name}"));
-            names.into_iter().zip([id, min, max, count]).collect::<Vec<(String, &str)>>()
-        };
-        let slurm = |given: &str, id, min, max, count| {
-            let set = array(id, min, max, count);
-            of(given, &set.iter().map(|(name, value)| (name.as_str(), *value)).collect::<Vec<_>>())
-        };
-        assert_eq!(of("3/16", &[]).as_deref(), Ok("3/16"));
-        assert_eq!(slurm("auto", "5", "0", "15", "16").as_deref(), Ok("5/16"));
-        assert_eq!(slurm("auto", "16", "1", "16", "16").as_deref(), Ok("15/16"));
-        // The missing parts of an array, again.
-        assert_eq!(slurm("auto/16", "7", "3", "7", "2").as_deref(), Ok("7/16"));
-        let pod = [("JOB_COMPLETION_INDEX", "15")];
-        assert_eq!(of("auto/16", &pod).as_deref(), Ok("15/16"));
-
-        let says = |found: Result<String, String>, part: &str| {
-            let error = found.expect_err(part);
-            assert!(error.contains(part), "{error}");
-        };
-        says(slurm("auto", "7", "3", "7", "2"), "has gaps");
-        says(of("auto", &pod), "no task of a SLURM array");
-        says(of("auto", &[("SLURM_ARRAY_TASK_ID", "1")]), "SLURM_ARRAY_TASK_MIN is not set");
-        says(of("auto/16", &[]), "neither SLURM_ARRAY_TASK_ID nor JOB_COMPLETION_INDEX");
-        says(of("auto/16", &[("JOB_COMPLETION_INDEX", "x")]), "is \"x\", which is no number");
-        says(of("auto/x", &pod), "write auto/COUNT");
-        says(of("auto/15", &pod), "there is no part 15 of 15");
-        says(of("16/16", &[]), "there is no part 16 of 16");
-        says(of("seven", &[]), "INDEX/COUNT");
     }
 }

@@ -1,4 +1,4 @@
-//! `mettle dataset prepare` with the project's S3 server, as processes that are killed.
+//! `mettle dataset` with the project's S3 server, as processes that are killed, and its parts.
 
 use s3_server::{BucketConfig, Faults, Rate, S3Server, ServerConfig};
 use std::{
@@ -58,6 +58,10 @@ impl Scene {
         for name in files(&root.path().join("text")).keys() {
             store.upload_named(&format!("texts/{name}"), &root.path().join("text").join(name)).await.unwrap();
         }
+        // Hidden, and what consoles write for directories.
+        store.upload_named("texts/.hidden/a.jsonl", &root.path().join("text/a.jsonl")).await.unwrap();
+        fs::write(root.path().join("empty"), "").unwrap();
+        store.upload_named("data/whole", &root.path().join("empty")).await.unwrap();
         Scene { root, server, store }
     }
 
@@ -129,6 +133,17 @@ async fn a_dataset_is_made_from_a_bucket_into_a_bucket_by_processes_that_are_kil
     succeeds(scene.in_bucket(&["--text", "s3://mine/texts", "--out", "from-bucket"]));
     assert_eq!(files(&scene.path("from-bucket")), local);
 
+    // A mixture of an object and a file, and one of files.
+    let mixture = |first: &str, out: &str| {
+        let source = |path, weight| {
+            format!("[[source]]\npath = \"{path}\"\nname = \"{weight}\"\nweight = {weight}.0\n")
+        };
+        fs::write(scene.path("mix.toml"), source(first, 2) + &source("text/b.jsonl.zst", 1)).unwrap();
+        succeeds(scene.in_bucket(&["--mix", "mix.toml", "--out", out]));
+        files(&scene.path(out))
+    };
+    assert_eq!(mixture("s3://mine/texts/a.jsonl", "mixed-bucket"), mixture("text/a.jsonl", "mixed-files"));
+
     // And the dataset in the bucket, by a process that is killed every few moments.
     let whole = ["--text", "s3://mine/texts", "--out", "s3://mine/data/whole"];
     // Most requests take a while, so that processes are killed within them too.
@@ -166,29 +181,35 @@ async fn a_dataset_is_made_from_a_bucket_into_a_bucket_by_processes_that_are_kil
     let again = succeeds(scene.in_bucket(&whole));
     assert!(again.contains("s3://mine/data/whole: "), "{again}");
 
-    // Parts on machines of their own, while one request in ten fails, and one read in twenty ends early.
+    assert!(!again.contains("copying"), "nothing is uploaded twice: {again}");
+
+    // On a machine without a copy, while one request in ten fails, and one read in twenty ends early.
     let faults = Faults { unavailable: Rate::Share(0.1), truncated: Rate::Share(0.05), ..Faults::default() };
     scene.server.inject("mine", faults).unwrap();
-    let stage = |stage: &str, part: &str, machine: &str| {
-        let mut arguments =
-            vec!["--text", "s3://mine/texts", "--out", "s3://mine/data/parts", "--work", machine];
-        arguments.extend(["--stage", stage]);
-        if !part.is_empty() {
-            arguments.extend(["--part", part]);
-        }
-        succeeds(scene.in_bucket(&arguments))
-    };
-    for index in 0..3 {
-        stage("scan", &format!("{index}/3"), &format!("scan-{index}"));
-    }
-    stage("select", "", "select");
-    for index in 0..3 {
-        stage("encode", &format!("{index}/3"), &format!("encode-{index}"));
-    }
-    stage("join", "", "join");
+    let again = succeeds(scene.in_bucket(&[&whole[..], &["--work", "other machine"]].concat()));
     scene.server.inject("mine", Faults::default()).unwrap();
-    assert_eq!(scene.below("data/parts").await, local);
-    assert!(scene.below("data/.parts.parts").await.is_empty());
+    assert!(!again.contains("copying"), "{again}");
+    assert_eq!(scene.below("data/whole").await, local);
+
+    // An object of another length is uploaded again.
+    let shard = local.keys().find(|name| name.starts_with("shards/")).unwrap();
+    fs::write(scene.path("short"), "cut").unwrap();
+    for cut in [shard, "tokenizer.json"] {
+        scene.store.upload_named(&format!("data/whole/{cut}"), &scene.path("short")).await.unwrap();
+        assert_ne!(scene.below("data/whole").await, local);
+        succeeds(scene.in_bucket(&whole));
+        assert_eq!(scene.below("data/whole").await, local, "{cut}");
+    }
+
+    // Another dataset, foreign objects, and a dataset in its own text are refused, and leave all as it was.
+    let other = ["--text", "s3://mine/texts/a.jsonl", "--out", "s3://mine/data/whole", "--work", "third"];
+    refused(scene.in_bucket(&other), &["s3://mine/data/whole", "another text"]);
+    refused(
+        scene.in_bucket(&["--text", "s3://mine/data", "--out", "s3://mine/data/more"]),
+        &["part of the text"],
+    );
+    scene.store.upload_named("data/whole/photo.png", &scene.path("text/a.jsonl")).await.unwrap();
+    refused(scene.in_bucket(&whole), &["s3://mine/data/whole", "no dataset of this program"]);
 
     // No secret is in any file that was made.
     for (name, bytes) in files(scene.root.path()) {
@@ -222,4 +243,27 @@ async fn what_is_wrong_with_a_bucket_is_told_before_the_text_is_read() {
     command.env("METTLE_STORE_SECRET", "wrong");
     refused(command, &["check the access key"]);
     assert!(!scene.path("a").exists());
+}
+
+#[test]
+fn parts_of_a_text_are_joined() {
+    let root = tempfile::tempdir().unwrap();
+    write_text(&root.path().join("text"));
+    let mettle = |arguments: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mettle"));
+        command.current_dir(root.path()).args(arguments.split(' ')).stdin(Stdio::null());
+        command
+    };
+    let prepare = "dataset prepare --sequence 16 --text text";
+    succeeds(mettle(&format!("{prepare}/a.jsonl --out parts/a --vocabulary 400")));
+    succeeds(mettle(&format!("{prepare}/c.jsonl --out parts/c --tokenizer parts/a/tokenizer.json")));
+    let joined = mettle("dataset join --json --out joined parts/a parts/c").output().unwrap();
+    assert!(joined.status.success(), "{}", said(&joined));
+    let joined: serde_json::Value = serde_json::from_slice(&joined.stdout).unwrap();
+    assert_eq!((&joined["directory"], &joined["documents"]), (&"joined".into(), &600.into()));
+
+    succeeds(mettle(&format!("{prepare}/c.jsonl --out other --vocabulary 380")));
+    refused(mettle("dataset join --out more parts/a other"), &["other has the tokenizer", "--tokenizer"]);
+    refused(mettle("dataset join --out more parts/a"), &["PART"]);
+    assert!(!root.path().join("more").exists());
 }

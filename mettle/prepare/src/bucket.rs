@@ -1,6 +1,7 @@
-//! Texts and datasets in a bucket. The caller brings the client, so that this crate needs no network.
+//! Texts and datasets in a bucket. An object is read in blocks, one ahead, so that memory is bounded.
 
 use crate::error::SourceError;
+use bytes::Bytes;
 use protocol::ensure;
 use std::{
     fmt,
@@ -9,40 +10,36 @@ use std::{
     path::{Path, PathBuf},
     str::FromStr,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
+use store::{NamedObject, S3Store, Store as _, StoreError};
+use tokio::{runtime::Handle, task::JoinHandle};
 
 const SCHEME: &str = "s3://";
 /// Objects of one source. In memory, each takes about its name.
 const MAX_OBJECTS: usize = 1 << 22;
+/// Bytes that are read at once.
+const BLOCK_BYTES: u64 = 4 << 20;
+/// Tries of an operation whose failure may pass, beyond those of its requests: a body may end early. The pause doubles.
+const TRIES: u32 = 5;
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Why a [`Bucket`] failed.
+/// Why an operation on a [`Bucket`] failed.
 pub type BucketError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A bucket. Every call blocks, and retries what may pass. `Debug` names the bucket and no secret.
-pub trait Bucket: fmt::Debug + Send + Sync {
-    /// The objects below `prefix/`, or else the one that has the name `prefix`; at most `most`, in any order.
-    fn list(&self, prefix: &str, most: usize) -> Result<Vec<ObjectInfo>, BucketError>;
-
-    /// Reads an object as it was listed: a later version is an error.
-    fn open(&self, object: &ObjectInfo) -> Arc<dyn ReadAt>;
-
-    /// Writes objects into files, each whole or not at all.
-    fn download(&self, files: &[(String, PathBuf)]) -> Result<(), BucketError>;
-
-    /// Writes files into objects, each whole or not at all.
-    fn upload(&self, files: &[(PathBuf, String)]) -> Result<(), BucketError>;
-
-    /// Removes objects; one that is missing is removed.
-    fn delete(&self, names: &[String]) -> Result<(), BucketError>;
+/// A bucket at an S3-compatible provider. Every call blocks, and repeats what may pass; it must not come from a thread
+/// of the runtime.
+#[derive(Clone)]
+pub struct Bucket {
+    store: Arc<S3Store>,
+    runtime: Handle,
 }
 
-/// An object as it was listed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ObjectInfo {
-    pub name: String,
-    pub bytes: u64,
-    /// Changes with the contents.
-    pub version: Option<String>,
+/// Names the bucket and no secret.
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.store.describe())
+    }
 }
 
 /// Reads bytes at any place of a file or an object.
@@ -161,39 +158,72 @@ impl fmt::Display for BucketUrl {
     }
 }
 
-impl dyn Bucket {
+impl Bucket {
+    /// A bucket whose requests are sent by `runtime`.
+    pub fn new(store: S3Store, runtime: Handle) -> Bucket {
+        Bucket { store: Arc::new(store), runtime }
+    }
+
+    /// Runs an operation on the runtime, and blocks until it ends.
+    fn wait<T: Send + 'static, F: Future<Output = Result<T, StoreError>> + Send>(
+        &self,
+        operation: impl Fn(Arc<S3Store>) -> F + Send + Sync + 'static,
+    ) -> Result<T, BucketError> {
+        let store = self.store.clone();
+        let tries = self.runtime.spawn(async move { patiently(|| operation(store.clone())).await });
+        Ok(self.runtime.block_on(tries)??)
+    }
+
+    /// Reads an object as it was listed: a later version is an error.
+    pub(crate) fn open(&self, object: &NamedObject) -> Arc<dyn ReadAt> {
+        let (store, runtime) = (self.store.clone(), self.runtime.clone());
+        Arc::new(S3Object { store, runtime, object: Arc::new(object.clone()), blocks: Mutex::default() })
+    }
+
+    /// Writes a file into an object, whole or not at all.
+    pub(crate) fn upload(&self, file: PathBuf, name: String) -> Result<(), BucketError> {
+        let upload = move |store: Arc<S3Store>| {
+            let (file, name) = (file.clone(), name.clone());
+            async move { store.upload_named(&name, &file).await.map(drop) }
+        };
+        self.wait(upload)
+    }
+
     /// What is at or below a URL, by name, without the empty objects that consoles write for directories.
     ///
     /// # Errors
     /// If the listing fails, or there are more than 2²² objects.
-    pub(crate) fn objects(&self, url: &BucketUrl) -> Result<Vec<ObjectInfo>, SourceError> {
+    pub(crate) fn objects(&self, url: &BucketUrl) -> Result<Vec<NamedObject>, SourceError> {
         let place = || url.to_string();
-        let mut listed = self
-            .list(&url.prefix, MAX_OBJECTS + 1)
-            .map_err(|source| SourceError::Bucket { place: place(), source })?;
+        let prefix = url.prefix.clone();
+        let list = move |store: Arc<S3Store>| {
+            let prefix = prefix.clone();
+            async move { store.list_named(&prefix, MAX_OBJECTS + 1).await }
+        };
+        let mut listed = self.wait(list).map_err(|source| SourceError::Bucket { place: place(), source })?;
         ensure!(
             listed.len() <= MAX_OBJECTS,
             SourceError::TooManyObjects { place: place(), most: MAX_OBJECTS }
         );
         listed.sort_by(|a, b| a.name.cmp(&b.name));
-        let is_directory = |object: &ObjectInfo| {
+        let is_directory = |object: &NamedObject| {
             let below = format!("{}/", object.name);
             let next = listed.get(listed.partition_point(|other| other.name < below));
             object.name == url.prefix || next.is_some_and(|next| next.name.starts_with(&below))
         };
-        let is_object = |object: &&ObjectInfo| object.bytes != 0 || !is_directory(object);
+        let is_object = |object: &&NamedObject| object.bytes != 0 || !is_directory(object);
         Ok(listed.iter().filter(is_object).cloned().collect())
     }
 
     /// The files of a text, in the order in which a directory of these names is read, and without what is hidden there.
-    pub(crate) fn files(&self, url: &BucketUrl) -> Result<Vec<ObjectInfo>, SourceError> {
+    pub(crate) fn files(&self, url: &BucketUrl) -> Result<Vec<NamedObject>, SourceError> {
         let below = |name: &str| match name.strip_prefix(&url.prefix) {
             Some("") => Some(String::new()),
             Some(rest) if url.prefix.is_empty() => Some(rest.to_owned()),
             Some(rest) => rest.strip_prefix('/').map(str::to_owned),
             None => None,
         };
-        let mut found: Vec<(String, ObjectInfo)> = Vec::new();
+        let mut found: Vec<(String, NamedObject)> = Vec::new();
         for object in self.objects(url)? {
             let Some(rest) = below(&object.name) else { continue };
             let is_hidden = rest.split('/').any(|part| part.is_empty() || part.starts_with('.'));
@@ -204,6 +234,97 @@ impl dyn Bucket {
         ensure!(!found.is_empty(), SourceError::NoObject { place: url.to_string() });
         found.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(found.into_iter().map(|(_, object)| object).collect())
+    }
+}
+
+/// Tries an operation again while its failure may pass.
+async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
+    operation: impl Fn() -> F,
+) -> Result<T, StoreError> {
+    let mut pause = FIRST_PAUSE;
+    for _ in 1..TRIES {
+        match operation().await {
+            Err(error) if error.may_pass() => {
+                tracing::debug!(error = store::error_chain(&error), "trying again");
+                tokio::time::sleep(pause).await;
+                pause *= 2;
+            }
+            done => return done,
+        }
+    }
+    operation().await
+}
+
+/// An object that is read in blocks. At most three are in memory: two that were read, and the next.
+struct S3Object {
+    store: Arc<S3Store>,
+    runtime: Handle,
+    object: Arc<NamedObject>,
+    blocks: Mutex<Blocks>,
+}
+
+#[derive(Default)]
+struct Blocks {
+    /// The last first.
+    read: [Option<(u64, Bytes)>; 2],
+    next: Option<(u64, Fetch)>,
+}
+
+/// A block on its way. Ends when dropped.
+struct Fetch(JoinHandle<Result<Bytes, StoreError>>);
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl S3Object {
+    fn fetch(&self, block: u64) -> Fetch {
+        let (store, object) = (self.store.clone(), self.object.clone());
+        let start = block * BLOCK_BYTES;
+        let range = start..object.bytes.min(start + BLOCK_BYTES);
+        Fetch(self.runtime.spawn(async move { patiently(|| store.read_named(&object, range.clone())).await }))
+    }
+
+    /// A block, of which the following one is then on its way.
+    fn block(&self, block: u64) -> io::Result<Bytes> {
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let Blocks { read, next } = &mut *blocks;
+        if let Some((_, bytes)) = read.iter().flatten().find(|(number, _)| *number == block) {
+            return Ok(bytes.clone());
+        }
+        let mut fetch = match next.take() {
+            Some((number, fetch)) if number == block => fetch,
+            _ => self.fetch(block),
+        };
+        let bytes =
+            self.runtime.block_on(&mut fetch.0).map_err(io::Error::other)?.map_err(io::Error::other)?;
+        if (block + 1) * BLOCK_BYTES < self.object.bytes {
+            *next = Some((block + 1, self.fetch(block + 1)));
+        }
+        read.swap(0, 1);
+        read[0] = Some((block, bytes.clone()));
+        Ok(bytes)
+    }
+}
+
+impl ReadAt for S3Object {
+    fn length(&self) -> u64 {
+        self.object.bytes
+    }
+
+    fn read_at(&self, start: u64, into: &mut [u8]) -> io::Result<usize> {
+        if self.object.bytes <= start {
+            return Ok(0);
+        }
+        let block = self.block(start / BLOCK_BYTES)?;
+        // Below the length of a block, which is in memory.
+        let from = (start % BLOCK_BYTES) as usize;
+        let found = block.get(from..).unwrap_or_default();
+        let bytes = found.len().min(into.len());
+        into[..bytes].copy_from_slice(&found[..bytes]);
+        Ok(bytes)
     }
 }
 

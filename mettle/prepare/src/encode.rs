@@ -8,9 +8,9 @@ use crate::{
     pipeline,
     scan::{Record, Records, Scan, read_again},
     select::{Owed, Selection, Span, Split},
-    shard::{SplitWriter, TokenWriter},
+    shard::{SplitState, SplitWriter},
 };
-use dataset::{Manifest, durable::sync_directory, read_bounded, token_bytes_for};
+use dataset::{Manifest, durable::sync_directory, read_bounded, shards_path, token_bytes_for};
 use protocol::Digest;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -33,25 +33,25 @@ pub(crate) struct Plan<'a> {
     pub spans: &'a [Span],
     /// Bytes of the documents, each as often as it is taken.
     pub bytes: u64,
-    /// A digest of all the rest of the plan but the tokenizer.
+    /// A digest of the dataset's inputs.
     pub digest: Digest,
 }
 
 /// A checkpoint of the second pass.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct State<S> {
+struct State {
     /// The plan, and its tokenizer.
     plan: Digest,
     tokenizer: Digest,
     at: Cursor,
-    training: S,
-    held_out: S,
+    training: SplitState,
+    held_out: SplitState,
     taken: Vec<Taken>,
 }
 
 /// The next item.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Cursor {
     span: usize,
@@ -68,7 +68,6 @@ pub(crate) struct Taken {
     pub held_out_documents: u64,
     pub bytes: u64,
     pub tokens: u64,
-    pub held_out_tokens: u64,
 }
 
 /// A document to encode.
@@ -94,38 +93,33 @@ struct Encoded {
     then: Cursor,
 }
 
-impl Cursor {
-    /// The beginning of a span, or the end of all.
-    fn at(spans: &[Span], number: usize) -> Cursor {
-        let (file, owed) = spans.get(number).map(|span| (span.files.start, span.owed)).unwrap_or_default();
-        Cursor { span: number, file, item: 0, owed }
-    }
-}
-
 impl Taken {
     pub fn add(&mut self, other: &Taken) {
         self.documents += other.documents;
         self.held_out_documents += other.held_out_documents;
         self.bytes += other.bytes;
         self.tokens += other.tokens;
-        self.held_out_tokens += other.held_out_tokens;
     }
 }
 
-/// Gives the tokens of each split to one `writer`, whose files are in `directory`. Resumes from an earlier attempt in
-/// `partial`, which holds the checkpoint.
-pub(crate) fn encode<W: TokenWriter>(
+/// Writes the tokens of each split into shards in `partial`, which holds the checkpoint too. Resumes from an earlier
+/// attempt there.
+pub(crate) fn encode(
     plan: &Plan<'_>,
     options: &PrepareOptions,
-    (partial, directory): (&Path, &Path),
-    writer: impl Fn(&str) -> W,
+    partial: &Path,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Output<W>, PrepareError> {
+) -> Result<Output, PrepareError> {
+    let directory = &shards_path(partial);
     let failed = |source| unwritable(directory, source);
+    let token_bytes = token_bytes_for(plan.tokenizer.vocab());
+    let sequence_tokens = options.seq_len as usize + 1;
+    let writer =
+        |name: &str| SplitWriter::new(partial, name, sequence_tokens, token_bytes, options.shard_bytes);
     let tokenizer = plan.tokenizer.digest();
     let state_path = partial.join("encoded");
     let found = read_bounded(&state_path, MAX_STATE_BYTES).ok().flatten();
-    let found = found.and_then(|bytes| serde_json::from_slice::<State<W::State>>(&bytes).ok());
+    let found = found.and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
     let found = found.filter(|state| state.plan == plan.digest && state.tokenizer == tokenizer);
     let mut output = Output::open(directory, writer, found, plan.spans).map_err(failed)?;
 
@@ -174,17 +168,6 @@ pub(crate) fn manifest(
     Ok(manifest)
 }
 
-/// A writer of the shards of one split.
-pub(crate) fn shard_writer(
-    name: &str,
-    tokenizer: &TextTokenizer,
-    options: &PrepareOptions,
-    partial: &Path,
-) -> SplitWriter {
-    let token_bytes = token_bytes_for(tokenizer.vocab());
-    SplitWriter::new(partial, name, options.seq_len as usize + 1, token_bytes, options.shard_bytes)
-}
-
 /// The tokens of each document, with an encoder from the pool.
 fn encode_work<'a>(
     work: Work,
@@ -212,21 +195,21 @@ fn encode_work<'a>(
 }
 
 /// The writers of both splits, the totals of each span, and the cursor after them.
-pub(crate) struct Output<W> {
-    pub training: W,
-    pub held_out: W,
+pub(crate) struct Output {
+    pub training: SplitWriter,
+    pub held_out: SplitWriter,
     pub taken: Vec<Taken>,
     at: Cursor,
 }
 
-impl<W: TokenWriter> Output<W> {
+impl Output {
     /// Resumes from `state`, or begins anew where its files are not there.
     fn open(
         directory: &Path,
-        writer: impl Fn(&str) -> W,
-        state: Option<State<W::State>>,
+        writer: impl Fn(&str) -> SplitWriter,
+        state: Option<State>,
         spans: &[Span],
-    ) -> io::Result<Output<W>> {
+    ) -> io::Result<Output> {
         if let Some(State { training, held_out, taken, at, .. }) = state
             && taken.len() == spans.len()
             && let Some(training) = writer("training").resume(training)?
@@ -237,7 +220,7 @@ impl<W: TokenWriter> Output<W> {
         create_empty(directory)?;
         let (training, held_out) = (writer("training"), writer("held-out"));
         let taken = vec![Taken::default(); spans.len()];
-        Ok(Output { training, held_out, taken, at: Cursor::at(spans, 0) })
+        Ok(Output { training, held_out, taken, at: Cursor::default() })
     }
 
     fn push(&mut self, encoded: Encoded) -> io::Result<()> {
@@ -250,7 +233,6 @@ impl<W: TokenWriter> Output<W> {
                 Split::Training => self.training.push(&tokens)?,
                 Split::HeldOut => {
                     taken.held_out_documents += 1;
-                    taken.held_out_tokens += tokens.len() as u64;
                     self.held_out.push(&tokens)?;
                 }
             }
@@ -265,14 +247,14 @@ impl<W: TokenWriter> Output<W> {
     }
 
     /// Syncs the files, and returns the state to resume from.
-    fn state(&mut self, plan: Digest, tokenizer: Digest) -> io::Result<State<W::State>> {
+    fn state(&mut self, plan: Digest, tokenizer: Digest) -> io::Result<State> {
         let (training, held_out) = (self.training.state()?, self.held_out.state()?);
         Ok(State { plan, tokenizer, at: self.at, training, held_out, taken: self.taken.clone() })
     }
 }
 
 /// Removes what is in a directory, and creates it.
-pub(crate) fn create_empty(directory: &Path) -> io::Result<()> {
+fn create_empty(directory: &Path) -> io::Result<()> {
     if directory.exists() {
         fs::remove_dir_all(directory)?;
     }
@@ -284,7 +266,7 @@ struct Works<'a> {
     plan: &'a Plan<'a>,
     next: Cursor,
     /// The file of `next`.
-    open: Option<(Batches, Records<'a>)>,
+    open: Option<(Batches, Records)>,
 }
 
 type Batches = Box<dyn Iterator<Item = Result<Batch, SourceError>> + Send>;
@@ -295,9 +277,8 @@ impl Works<'_> {
         loop {
             let Some(span) = spans.get(self.next.span) else { return Ok(None) };
             let source = &scan.sources[span.source];
-            let file = source.files[..span.files.end].get(self.next.file);
-            let Some(file) = file else {
-                self.next = Cursor::at(spans, self.next.span + 1);
+            let Some(file) = source.files.get(self.next.file) else {
+                self.next = Cursor { span: self.next.span + 1, ..Cursor::default() };
                 continue;
             };
             let (batches, records) = match &mut self.open {

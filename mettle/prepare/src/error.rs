@@ -90,11 +90,6 @@ pub enum PrepareError {
     )]
     Foreign { directory: PathBuf },
     #[error(
-        "{} has files, and is no copy of {place}: give --work a new or an empty directory, as what is in it may be removed",
-        directory.display()
-    )]
-    ForeignWork { directory: PathBuf, place: String },
-    #[error(
         "{} has a dataset of another text or with other options; remove it or choose another directory",
         directory.display()
     )]
@@ -111,39 +106,15 @@ pub enum PrepareError {
     Manifest(#[from] ManifestError),
     #[error("the dataset in {} cannot be read back; remove it to prepare it again", directory.display())]
     NotReadBack { directory: PathBuf, source: ReadError },
-    #[error("{} has no parts; scan each part first, with `--stage scan --part INDEX/COUNT`", directory.display())]
-    NoParts { directory: PathBuf },
-    #[error(
-        "{} has the parts of another text or of other options (job {found}, not {job}); give every stage the same \
-         text and options, or remove that directory",
-        directory.display()
-    )]
-    OtherParts { directory: PathBuf, found: Digest, job: Digest },
-    #[error("{} has {parts} parts, not {given}; give every stage the same number, or remove that directory", directory.display())]
-    PartCount { directory: PathBuf, given: u32, parts: u32 },
-    #[error("part {part} belongs to another job; remove {} and scan that part again", directory.display())]
-    OtherPart { part: u32, directory: PathBuf },
-    #[error(
-        "{} has changed since part {part} was scanned; remove {}, scan that part again, and run the later stages",
-        path.display(), directory.display()
-    )]
-    PartChanged { part: u32, path: PathBuf, directory: PathBuf },
-    #[error("part {part} is damaged; remove {} and run all stages of that part again", directory.display())]
-    PartDamaged { part: u32, directory: PathBuf },
-    #[error(
-        "{} of {of} parts are missing: {}; run `--stage {stage} --part INDEX/{of}` for each of them",
-        missing.len(), ranges(missing)
-    )]
-    PartsMissing { stage: &'static str, missing: Vec<u32>, of: u32 },
     #[error("cannot use {place}, where the dataset is to be; the same command resumes")]
     Bucket { place: String, source: BucketError },
     #[error(
-        "{place} lacks the shard {shard} of its dataset, and this machine has no copy; remove {place}/manifest.json to \
-         prepare it again"
+        "{} has the {what} {found}, and {} has {expected}; prepare every part with the same --tokenizer and --sequence",
+        part.display(), first.display()
     )]
-    ShardMissing { place: String, shard: Digest },
-    #[error("{} has no selection of these parts; run `--stage select` first", directory.display())]
-    NotSelected { directory: PathBuf },
+    PartDiffers { part: PathBuf, first: PathBuf, what: &'static str, found: String, expected: String },
+    #[error("{} and {} have the same shard {shard}; name each part once", part.display(), other.display())]
+    PartTwice { part: PathBuf, other: PathBuf, shard: Digest },
 }
 
 impl PrepareError {
@@ -180,16 +151,6 @@ fn listed(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or ")
 }
 
-/// Ascending numbers, those that follow one another as a range.
-fn ranges(numbers: &[u32]) -> String {
-    let groups = numbers.chunk_by(|one, next| one + 1 == *next);
-    let group = |group: &[u32]| match group {
-        [one] => one.to_string(),
-        _ => format!("{}-{}", group[0], group[group.len() - 1]),
-    };
-    groups.map(group).collect::<Vec<_>>().join(", ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,16 +164,6 @@ mod tests {
         let error = unwritable(Path::new("file"), error);
         assert!(matches!(&error, PrepareError::DiskFull { path: full } if full == Path::new("file")));
         assert!(error.to_string().contains("the disk is full"));
-    }
-
-    #[test]
-    fn missing_parts_are_named_by_ranges() {
-        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
-        let error = PrepareError::PartsMissing { stage: "scan", missing: vec![3], of: 16 };
-        assert_eq!(
-            error.to_string(),
-            "1 of 16 parts are missing: 3; run `--stage scan --part INDEX/16` for each of them"
-        );
     }
 
     #[test]

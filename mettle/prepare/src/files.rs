@@ -14,10 +14,3 @@ pub(crate) fn belongs(path: &Path) -> bool {
     let ours = [manifest_path, tokenizer_path, shards_path, prepared_path, unigram_path];
     ours.iter().any(|name| name(directory) == path)
 }
-
-/// The names of a dataset's files but its shards and its manifest.
-pub(crate) const SMALL_FILES: [&str; 3] = ["tokenizer.json", "unigram-loss.txt", "prepared.json"];
-pub(crate) const MANIFEST: &str = "manifest.json";
-pub(crate) const SHARDS: &str = "shards";
-/// In a copy of all but the shards of a dataset in a bucket.
-pub(crate) const SHARDS_ELSEWHERE: &str = "shards-in-bucket";

@@ -190,8 +190,8 @@ fn parquet_error(path: &Path, error: &ParquetError) -> SourceError {
 mod tests {
     use super::{Compression as Compressed, Rows, decompress};
     use crate::{
-        OutputDirectory, PrepareError, PrepareOptions, Prepared, ReadAt, Source, SourceError,
-        TokenizerChoice, prepare,
+        OutputDirectory, PrepareError, PrepareOptions, Prepared, Source, SourceError, TokenizerChoice,
+        bucket::ReadAt, prepare,
     };
     use parquet::{
         basic::{Compression, ZstdLevel},

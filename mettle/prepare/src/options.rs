@@ -77,9 +77,7 @@ pub enum Progress {
     Tokenizer { tokens: u32, of: u32 },
     /// The second pass. In bytes, `resumed` of them by an earlier attempt.
     Encoding { bytes: u64, of: u64, resumed: u64 },
-    /// The tokens of all parts are copied into shards. In bytes of tokens.
-    Joining { bytes: u64, of: u64 },
-    /// Files are copied from a bucket, or to it. In bytes.
+    /// Files are copied to a bucket, or from parts into a joined dataset. In bytes.
     Copying { bytes: u64, of: u64 },
     /// The dataset is being read back.
     Checking,
@@ -180,16 +178,8 @@ impl fmt::Display for Progress {
             Progress::Encoding { bytes, of, .. } => {
                 write!(f, "encoding: {:.1} of {:.1} MB", megabytes(*bytes), megabytes(*of))
             }
-            Progress::Joining { bytes, of } => {
-                write!(f, "joining: {:.1} of {:.1} MB of tokens", megabytes(*bytes), megabytes(*of))
-            }
             Progress::Copying { bytes, of } => {
-                write!(
-                    f,
-                    "copying: {:.1} of {:.1} MB from or to the bucket",
-                    megabytes(*bytes),
-                    megabytes(*of)
-                )
+                write!(f, "copying: {:.1} of {:.1} MB", megabytes(*bytes), megabytes(*of))
             }
             Progress::Checking => f.write_str("reading the dataset back"),
             Progress::Finished { directory } => write!(f, "{} is prepared", directory.display()),

@@ -13,7 +13,7 @@ use std::{
 };
 
 /// The file that names what is prepared in a directory.
-pub(crate) const REQUEST: &str = "request";
+const REQUEST: &str = "request";
 
 pub(crate) struct OutputLock {
     /// The directory while it is prepared, beside its place.

@@ -11,16 +11,14 @@ use crate::{
     documents::pieces,
     encode::{self, Output, PIECE_BYTES, Plan, Taken},
     error::{PrepareError, SourceError, write_atomic},
-    files::{SHARDS_ELSEWHERE, prepared_path},
+    files::prepared_path,
     options::{OutputDirectory, PrepareOptions, Progress, TokenizerChoice},
     output_lock::OutputLock,
     scan::{Record, Scan, read_again},
     select::{Amounts, KEYS_AT_ONCE, NEAR_KEYS_AT_ONCE, ONE, Selection, Span},
     source::TextFile,
 };
-use dataset::{
-    Dataset, MAX_TOKENIZER_BYTES, Manifest, manifest_path, read_bounded, shards_path, tokenizer_path,
-};
+use dataset::{Dataset, MAX_TOKENIZER_BYTES, Manifest, manifest_path, read_bounded, tokenizer_path};
 use protocol::{Digest, ensure};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -58,7 +56,7 @@ pub struct Prepared {
 }
 
 /// Totals of a dataset.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrepareStats {
     /// Training and held-out documents; a document that is taken twice counts twice.
     pub documents: u64,
@@ -148,22 +146,20 @@ fn make(
         Some(tokenizer) => tokenizer,
         None => trained_tokenizer(&scan, &selection, options, (partial, inputs), progress)?,
     };
-    let spans = selection.spans(&scan);
+    let spans = selection.spans();
     let bytes = selection.bytes.iter().sum();
     let (scan, selection) = (&scan, &selection);
     let plan = Plan { scan, selection, tokenizer: &tokenizer, spans: &spans, bytes, digest: inputs };
-    let writer = |name: &str| encode::shard_writer(name, &tokenizer, options, partial);
-    let Output { training, held_out, taken, .. } =
-        encode::encode(&plan, options, (partial, &shards_path(partial)), writer, progress)?;
+    let Output { training, held_out, taken, .. } = encode::encode(&plan, options, partial, progress)?;
     let manifest = encode::manifest(training, held_out, &tokenizer, options, (partial, bytes))?;
     let figures = figures(options, scan, selection, spans.iter().zip(&taken));
-    finish(&manifest, &tokenizer, (inputs, figures), &directory, lock, progress)
+    finish(&manifest, tokenizer.json(), (inputs, figures), &directory, lock, progress)
 }
 
 /// Describes the dataset in the lock's directory, reads it back, and renames it to `directory`.
 pub(crate) fn finish(
     manifest: &Manifest,
-    tokenizer: &TextTokenizer,
+    tokenizer: &[u8],
     (inputs, figures): (Digest, PrepareStats),
     directory: &Path,
     lock: &OutputLock,
@@ -171,7 +167,7 @@ pub(crate) fn finish(
 ) -> Result<Prepared, PrepareError> {
     let partial = &lock.partial;
     write_atomic(&manifest_path(partial), &manifest.to_bytes())?;
-    write_atomic(&tokenizer_path(partial), tokenizer.json())?;
+    write_atomic(&tokenizer_path(partial), tokenizer)?;
     let prepared = Description { format: FORMAT.into(), inputs, manifest: manifest.digest(), figures };
     let bytes = serde_json::to_vec_pretty(&prepared).expect("numbers and strings are always JSON");
     write_atomic(&prepared_path(partial), &bytes)?;
@@ -187,7 +183,7 @@ pub(crate) fn finish(
 }
 
 /// Selects the documents. Too little text fails here, before any of it is encoded.
-pub(crate) fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareError> {
+fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareError> {
     let least = options
         .held_out_sequences_min
         .saturating_mul(u64::from(options.seq_len))
@@ -224,7 +220,7 @@ pub(crate) fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection,
 }
 
 /// The totals, from those of each span.
-pub(crate) fn figures<'a>(
+fn figures<'a>(
     options: &PrepareOptions,
     scan: &Scan,
     selection: &Selection,
@@ -261,7 +257,7 @@ pub(crate) fn figures<'a>(
     }
 }
 
-pub(crate) fn given_tokenizer(choice: &TokenizerChoice) -> Result<Option<TextTokenizer>, PrepareError> {
+fn given_tokenizer(choice: &TokenizerChoice) -> Result<Option<TextTokenizer>, PrepareError> {
     let TokenizerChoice::File { path, end_of_document } = choice else { return Ok(None) };
     let bytes = read_bounded(path, MAX_TOKENIZER_BYTES)
         .map_err(|source| PrepareError::TokenizerUnreadable { path: path.clone(), source })?
@@ -272,7 +268,7 @@ pub(crate) fn given_tokenizer(choice: &TokenizerChoice) -> Result<Option<TextTok
 }
 
 /// Trains the tokenizer, or takes the one that an earlier attempt has trained for the same.
-pub(crate) fn trained_tokenizer(
+fn trained_tokenizer(
     scan: &Scan,
     selection: &Selection,
     options: &PrepareOptions,
@@ -282,7 +278,7 @@ pub(crate) fn trained_tokenizer(
     let TokenizerChoice::Train { vocab } = options.tokenizer else {
         unreachable!("a given tokenizer is not trained");
     };
-    let path = trained_path(partial, inputs);
+    let path = partial.join(format!("tokenizer-{inputs}.json"));
     if let Ok(Some(json)) = read_bounded(&path, MAX_TOKENIZER_BYTES) {
         return Ok(TextTokenizer::from_json(json, None)?);
     }
@@ -294,11 +290,6 @@ pub(crate) fn trained_tokenizer(
     })?;
     write_atomic(&path, tokenizer.json())?;
     Ok(tokenizer)
-}
-
-/// The tokenizer that was trained on these inputs.
-pub(crate) fn trained_path(partial: &Path, inputs: Digest) -> PathBuf {
-    partial.join(format!("tokenizer-{inputs}.json"))
 }
 
 /// The text for the tokenizer: the first piece of each sampled document.
@@ -334,8 +325,8 @@ fn sample(scan: &Scan, selection: &Selection) -> Result<Vec<String>, PrepareErro
 }
 
 /// A digest of the request, from what is known before the text is read.
-pub(crate) fn request(options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) -> Digest {
-    let mut parts = Parts::new("request");
+fn request(options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) -> Digest {
+    let mut parts = DigestParts::new("request");
     parts.options(options, tokenizer);
     for part in &options.source.parts {
         parts.add(format!("{part:?}").as_bytes());
@@ -344,12 +335,8 @@ pub(crate) fn request(options: &PrepareOptions, tokenizer: Option<&TextTokenizer
 }
 
 /// A digest of the inputs of the dataset.
-pub(crate) fn inputs_digest(
-    options: &PrepareOptions,
-    scan: &Scan,
-    tokenizer: Option<&TextTokenizer>,
-) -> Digest {
-    let mut parts = Parts::new("inputs");
+fn inputs_digest(options: &PrepareOptions, scan: &Scan, tokenizer: Option<&TextTokenizer>) -> Digest {
+    let mut parts = DigestParts::new("inputs");
     parts.options(options, tokenizer);
     for (part, source) in options.source.parts.iter().zip(&scan.sources) {
         parts.add(&part.weight.unwrap_or(0).to_le_bytes());
@@ -361,11 +348,11 @@ pub(crate) fn inputs_digest(
 }
 
 /// A digest over parts, each with its length.
-pub(crate) struct Parts(blake3::Hasher);
+pub(crate) struct DigestParts(blake3::Hasher);
 
-impl Parts {
-    pub fn new(what: &str) -> Parts {
-        let mut parts = Parts(blake3::Hasher::new());
+impl DigestParts {
+    pub fn new(what: &str) -> DigestParts {
+        let mut parts = DigestParts(blake3::Hasher::new());
         parts.add(FORMAT.as_bytes());
         parts.add(what.as_bytes());
         parts
@@ -377,7 +364,7 @@ impl Parts {
     }
 
     /// The options that change the dataset; threads and checkpoints do not.
-    pub fn options(&mut self, options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) {
+    fn options(&mut self, options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) {
         let PrepareOptions { seq_len, shard_bytes, held_out_sequences_min, .. } = *options;
         for number in [u64::from(seq_len), shard_bytes, held_out_sequences_min] {
             self.add(&number.to_le_bytes());
@@ -413,15 +400,15 @@ impl Parts {
 /// The description in a prepared directory.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Description {
+pub(crate) struct Description {
     format: String,
     inputs: Digest,
-    manifest: Digest,
-    figures: PrepareStats,
+    pub manifest: Digest,
+    pub figures: PrepareStats,
 }
 
 /// The description of a directory, unless it is empty or missing.
-fn description(directory: &Path) -> Result<Option<Description>, PrepareError> {
+pub(crate) fn description(directory: &Path) -> Result<Option<Description>, PrepareError> {
     let foreign = || PrepareError::Foreign { directory: directory.to_owned() };
     let mut entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -458,11 +445,8 @@ pub(crate) fn existing(directory: &Path, inputs: &Digest) -> Result<Option<Prepa
 /// Reads everything back as a later reader does: the unigram loss verifies each shard, if it is not there already.
 fn read_back(directory: &Path, manifest: Digest) -> Result<(Dataset, f64), PrepareError> {
     let at = || directory.to_owned();
-    let opened = match directory.join(SHARDS_ELSEWHERE).exists() {
-        true => Dataset::open_notes(directory, Some(manifest), None),
-        false => Dataset::open(directory, Some(manifest)),
-    };
-    let dataset = opened.map_err(|source| PrepareError::Damaged { directory: at(), source })?;
+    let dataset = Dataset::open(directory, Some(manifest))
+        .map_err(|source| PrepareError::Damaged { directory: at(), source })?;
     let unigram_loss =
         dataset.unigram_loss().map_err(|source| PrepareError::NotReadBack { directory: at(), source })?;
     Ok((dataset, unigram_loss))

@@ -13,13 +13,11 @@ use crate::{
     near::Banding,
     options::{PrepareOptions, Progress},
     pipeline, quality,
-    source::{Source, TextFile},
+    source::TextFile,
 };
-use dataset::read_bounded;
 use protocol::{Digest, ensure};
 use serde::{Deserialize, Serialize};
 use std::{
-    borrow::Borrow,
     fs::{self, File, OpenOptions},
     io::{self, BufReader, BufWriter, Read, Seek as _, SeekFrom, Write as _},
     path::{Path, PathBuf},
@@ -31,9 +29,7 @@ const RECORD_BYTES: u64 = 36;
 const KEY_BYTES: u64 = 8;
 /// The files of records and of logs.
 const RECORDS: &str = "documents";
-pub(crate) const LOG: &str = "documents.log";
-/// No system has longer paths. In bytes.
-const MAX_LOG_LINE_BYTES: u64 = 16 << 10;
+const LOG: &str = "documents.log";
 
 /// The record of a document. A length of 0: the line or row has no text, or none that is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,14 +45,8 @@ pub(crate) type Key = [u8; 32];
 #[derive(Debug)]
 pub(crate) struct Scan {
     pub sources: Vec<ScannedSource>,
-    segments: Vec<Segment>,
-}
-
-/// The records of items that follow one another: all of them, or those of one part.
-#[derive(Debug)]
-struct Segment {
+    /// The directory of the records.
     directory: PathBuf,
-    items: u64,
 }
 
 #[derive(Debug)]
@@ -135,19 +125,8 @@ impl Scan {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Scan, PrepareError> {
         let logs = read_files(options, &in_order(&files), partial, progress)?;
-        Ok(Scan::of(&options.source, files, vec![(partial.to_owned(), logs)]))
-    }
-
-    /// The scan of `files`, from directories that hold the records and logs of some of them each, in order.
-    pub fn of(source: &Source, files: Vec<Vec<TextFile>>, directories: Vec<(PathBuf, Vec<FileLog>)>) -> Scan {
-        let items = |logs: &[FileLog]| logs.iter().map(|log| log.items).sum();
-        let segment = |(directory, logs): &(PathBuf, Vec<FileLog>)| Segment {
-            directory: directory.clone(),
-            items: items(logs),
-        };
-        let segments = directories.iter().map(segment).collect();
-        let (mut first, mut logs) = (0, directories.into_iter().flat_map(|(_, logs)| logs));
-        let sources = source.parts.iter().zip(files).map(|(part, files)| {
+        let (mut first, mut logs) = (0, logs.into_iter());
+        let sources = options.source.parts.iter().zip(files).map(|(part, files)| {
             let scanned = |file: TextFile| {
                 let log = logs.next().expect("every file was logged");
                 let scanned = ScannedFile { file, first, log };
@@ -157,7 +136,7 @@ impl Scan {
             let files = files.into_iter().map(scanned).collect();
             ScannedSource { field: part.field.clone(), files }
         });
-        Scan { sources: sources.collect(), segments }
+        Ok(Scan { sources: sources.collect(), directory: partial.to_owned() })
     }
 
     /// Items, documents or not, of all sources.
@@ -184,20 +163,13 @@ impl Scan {
     }
 
     /// The records from item `first` on.
-    pub fn records(&self, first: u64) -> Records<'_> {
-        let (mut segments, mut skipped) = (&self.segments[..], first);
-        while let Some((segment, later)) = segments.split_first()
-            && segment.items <= skipped
-        {
-            skipped -= segment.items;
-            segments = later;
-        }
-        Records { segments, next: skipped, file: RECORDS.to_owned(), reader: None }
+    pub fn records(&self, first: u64) -> Records {
+        Records { path: self.directory.join(RECORDS), next: first, reader: None }
     }
 
     /// Calls `each` with the key of every item in one band, and the item's number.
     pub fn for_each_key(&self, band: usize, mut each: impl FnMut(u64, u64)) -> Result<(), PrepareError> {
-        let mut keys = Records { file: band_file(band), ..self.records(0) };
+        let mut keys = Records { path: self.directory.join(band_file(band)), ..self.records(0) };
         for item in 0..self.items() {
             each(item, u64::from_le_bytes(keys.bytes()?));
         }
@@ -219,60 +191,44 @@ impl Scan {
 }
 
 /// Reads records of a fixed length in order.
-pub(crate) struct Records<'a> {
-    /// From that of the next record on.
-    segments: &'a [Segment],
-    /// The next record's number in its segment.
+pub(crate) struct Records {
+    path: PathBuf,
+    /// The number of the next record, before the file is open.
     next: u64,
-    /// Its name in each segment's directory.
-    file: String,
     reader: Option<BufReader<File>>,
 }
 
-impl Records<'_> {
+impl Records {
     pub fn next(&mut self) -> Result<Record, PrepareError> {
         self.bytes().map(Record::from_bytes)
     }
 
     fn bytes<const LENGTH: usize>(&mut self) -> Result<[u8; LENGTH], PrepareError> {
-        while let Some((segment, later)) = self.segments.split_first()
-            && segment.items <= self.next
-        {
-            (self.segments, self.next, self.reader) = (later, 0, None);
-        }
         let mut read = || -> io::Result<[u8; LENGTH]> {
             let reader = match &mut self.reader {
                 Some(reader) => reader,
                 none => {
-                    let mut file = File::open(path_of(self.segments, &self.file))?;
+                    let mut file = File::open(&self.path)?;
                     file.seek(SeekFrom::Start(self.next * LENGTH as u64))?;
                     none.insert(BufReader::with_capacity(1 << 18, file))
                 }
             };
             let mut bytes = [0; LENGTH];
             reader.read_exact(&mut bytes)?;
-            self.next += 1;
             Ok(bytes)
         };
-        read().map_err(|source| PrepareError::Unreadable {
-            directory: path_of(self.segments, &self.file),
-            source,
-        })
+        read().map_err(|source| PrepareError::Unreadable { directory: self.path.clone(), source })
     }
 }
 
-fn path_of(segments: &[Segment], file: &str) -> PathBuf {
-    segments.first().map(|segment| segment.directory.join(file)).unwrap_or_default()
-}
-
 /// All files of all sources with the number of their source, in the order of their items.
-pub(crate) fn in_order(files: &[Vec<TextFile>]) -> Vec<(usize, &TextFile)> {
+fn in_order(files: &[Vec<TextFile>]) -> Vec<(usize, &TextFile)> {
     files.iter().enumerate().flat_map(|(at, files)| files.iter().map(move |file| (at, file))).collect()
 }
 
 /// Writes records and log of `all` these files into `directory`, and reads only those that no earlier attempt there
 /// has read.
-pub(crate) fn read_files(
+fn read_files(
     options: &PrepareOptions,
     all: &[(usize, &TextFile)],
     directory: &Path,
@@ -333,44 +289,14 @@ pub(crate) fn read_files(
     log.finish()
 }
 
-/// The log that [`read_files`] has written of `files` files into `directory`, and its digest, if it is whole. With
-/// `log_only`, the records may be elsewhere.
-pub(crate) fn read_log(
-    options: &PrepareOptions,
-    directory: &Path,
-    files: usize,
-    log_only: bool,
-) -> io::Result<Option<(Digest, Vec<FileLog>)>> {
-    let limit = files as u64 * MAX_LOG_LINE_BYTES;
-    let Some(bytes) = read_bounded(&directory.join(LOG), limit)? else { return Ok(None) };
-    let logs: Result<Vec<FileLog>, _> =
-        bytes.split_inclusive(|byte| *byte == b'\n').map(serde_json::from_slice).collect();
-    let Some(logs) = logs.ok().filter(|logs| logs.len() == files) else { return Ok(None) };
-    let items: u64 = logs.iter().map(|log| log.items).sum();
-    for (name, record_bytes) in record_files(bands(options.banding())) {
-        match fs::metadata(directory.join(name)) {
-            Err(error) if log_only && error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-            Ok(found) if found.len() == items * record_bytes => {}
-            Ok(_) => return Ok(None),
-        }
-    }
-    Ok(Some((Digest::of(&bytes), logs)))
-}
-
 /// How many of the leading files have the records and keys in `directory` that their logs say.
-pub(crate) fn whole_files(
-    directory: &Path,
-    logs: &[impl Borrow<FileLog>],
-    banding: Option<Banding>,
-) -> io::Result<usize> {
+fn whole_files(directory: &Path, logs: &[FileLog], banding: Option<Banding>) -> io::Result<usize> {
     let open = |(name, bytes)| {
         let file = File::open(directory.join(name))?;
         Ok((BufReader::with_capacity(1 << 18, file), vec![0; bytes as usize]))
     };
     let mut files = record_files(bands(banding)).map(open).collect::<io::Result<Vec<_>>>()?;
     for (number, log) in logs.iter().enumerate() {
-        let log: &FileLog = log.borrow();
         let (mut records, mut keys) = (blake3::Hasher::new(), blake3::Hasher::new());
         for _ in 0..log.items {
             for (at, (file, buffer)) in files.iter_mut().enumerate() {
@@ -397,11 +323,6 @@ fn band_file(band: usize) -> String {
     format!("keys-{band}")
 }
 
-/// The names of the files with a record for each item.
-pub(crate) fn record_names(banding: Option<Banding>) -> impl Iterator<Item = String> {
-    record_files(bands(banding)).map(|(name, _)| name)
-}
-
 /// The files with a record for each item, and its length.
 fn record_files(bands: usize) -> impl Iterator<Item = (String, u64)> {
     let keys = (0..bands).map(|band| (band_file(band), KEY_BYTES));
@@ -413,7 +334,7 @@ impl FileLog {
     fn before(source: usize, file: &TextFile) -> Result<FileLog, SourceError> {
         let unreadable = |source| SourceError::Unreadable { path: file.path.clone(), source };
         let (bytes, modified, version) = match &file.object {
-            Some(object) => (object.info.bytes, None, object.info.version.clone()),
+            Some(object) => (object.info.bytes, None, Some(object.info.version.clone())),
             None => {
                 let metadata = fs::metadata(&file.path).map_err(unreadable)?;
                 let since = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());

@@ -24,7 +24,7 @@ use crate::{
 };
 use ahash::AHashSet;
 use serde::{Deserialize, Serialize};
-use std::{collections::HashSet, ops::Range};
+use std::collections::HashSet;
 
 /// Keys in memory at once; about 40 bytes each.
 pub(crate) const KEYS_AT_ONCE: u64 = 1 << 19;
@@ -34,11 +34,9 @@ pub(crate) const NEAR_KEYS_AT_ONCE: u64 = 1 << 21;
 pub(crate) const ONE: u64 = 1 << 32;
 
 /// The decisions from the records.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Selection {
-    /// Stored on its own: a bit for each item.
-    #[serde(skip)]
+    /// A bit for each item that is left out as a duplicate or near-duplicate.
     pub duplicate: Bits,
     pub duplicates: u64,
     /// Documents that are not equal to an earlier one, but about the same.
@@ -55,26 +53,12 @@ pub(crate) struct Selection {
     pub bytes: Vec<u64>,
 }
 
-/// The files of a source that are read one after the other, in one of its readings.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// One reading of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub source: usize,
     /// Which reading of it.
     pub reading: u32,
-    pub files: Range<usize>,
-    /// By the files before.
-    pub owed: Owed,
-}
-
-/// What one part encodes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct PartSpans {
-    /// One for each reading; that of a source without files of this part is empty.
-    pub spans: Vec<Span>,
-    /// Bytes of its documents, each as often as it is taken.
-    pub bytes: u64,
 }
 
 /// The amounts to select.
@@ -204,55 +188,12 @@ impl Selection {
     }
 
     /// All readings of all sources, in order.
-    pub fn spans(&self, scan: &Scan) -> Vec<Span> {
+    pub fn spans(&self) -> Vec<Span> {
         let readings = |rate: u64| u32::try_from(rate.div_ceil(ONE)).expect("epochs are that few");
-        let span = |source: usize, reading| Span {
-            source,
-            reading,
-            files: 0..scan.sources[source].files.len(),
-            owed: Owed::default(),
-        };
         let sources = self.rates.iter().enumerate();
-        sources.flat_map(|(at, &rate)| (0..readings(rate)).map(move |n| span(at, n))).collect()
-    }
-
-    /// The same for each part, where `parts` are ranges of the files of all sources that follow one another. In each
-    /// reading, a part begins with what is owed after the parts before.
-    pub fn part_spans(&self, scan: &Scan, parts: &[Range<usize>]) -> Result<Vec<PartSpans>, PrepareError> {
-        let whole = self.spans(scan);
-        let mut result = vec![PartSpans { spans: whole.clone(), bytes: 0 }; parts.len()];
-        let mut before = 0;
-        for (at, source) in scan.sources.iter().enumerate() {
-            let all = before..before + source.files.len();
-            let readings: Vec<usize> =
-                (0..whole.len()).filter(|&number| whole[number].source == at).collect();
-            for (part, range) in result.iter_mut().zip(parts) {
-                let within = |end: usize| end.clamp(all.start, all.end) - all.start;
-                for &number in &readings {
-                    part.spans[number].files = within(range.start)..within(range.end);
-                }
-            }
-            let mut owed = vec![Owed::default(); readings.len()];
-            let mut records = scan.records(source.files.first().map_or(0, |file| file.first));
-            for (file, number) in source.files.iter().zip(all.clone()) {
-                let at_part = parts.partition_point(|range| range.end <= number);
-                if number == parts[at_part].start.max(all.start) {
-                    for (&number, owed) in readings.iter().zip(&owed) {
-                        result[at_part].spans[number].owed = *owed;
-                    }
-                }
-                for item in file.first..file.first + file.log.items {
-                    let record = records.next()?;
-                    for (&number, owed) in readings.iter().zip(&mut owed) {
-                        if self.split(item, &record, (at, whole[number].reading), owed).is_some() {
-                            result[at_part].bytes += u64::from(record.bytes);
-                        }
-                    }
-                }
-            }
-            before = all.end;
-        }
-        Ok(result)
+        sources
+            .flat_map(|(source, &rate)| (0..readings(rate)).map(move |reading| Span { source, reading }))
+            .collect()
     }
 
     /// The split of a document in the `reading`-th reading of its source, or `None` if it is not taken. Called in
@@ -336,25 +277,10 @@ fn part_of(key: u64, ranges: u64) -> u64 {
     ((u128::from(key) * u128::from(ranges)) >> 64) as u64
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Bits(Vec<u64>);
 
 impl Bits {
-    pub fn from_bytes(bytes: &[u8]) -> Bits {
-        Bits(
-            bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))).collect(),
-        )
-    }
-
-    pub fn to_bytes(&self) -> Vec<u8> {
-        self.0.iter().flat_map(|word| word.to_le_bytes()).collect()
-    }
-
-    /// The length of [`Bits::to_bytes`].
-    pub fn stored_bytes(bits: u64) -> u64 {
-        8 * bits.div_ceil(64)
-    }
-
     fn new(bits: u64) -> Bits {
         Bits(vec![0; usize::try_from(bits.div_ceil(64)).expect("a bit an item fits an address space")])
     }
@@ -416,7 +342,7 @@ mod tests {
     /// Bytes taken in training and held out, of each source.
     fn taken(scan: &Scan, selection: &Selection) -> Vec<(u64, u64)> {
         let mut taken = vec![(0, 0); scan.sources.len()];
-        for span in selection.spans(scan) {
+        for span in selection.spans() {
             let mut owed = Owed::default();
             scan.for_each(|item, source, record| {
                 if source == span.source {

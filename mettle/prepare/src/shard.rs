@@ -6,7 +6,7 @@
 
 use dataset::{ShardInfo, shard_path, shards_path};
 use protocol::Digest;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read as _, Seek as _, SeekFrom, Write as _},
@@ -16,21 +16,7 @@ use std::{
 /// Bytes gathered before they are hashed and written.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Takes the tokens of one split.
-pub(crate) trait TokenWriter: Sized {
-    /// What it resumes from.
-    type State: Serialize + DeserializeOwned;
-
-    /// Resumes from `state`, and drops what was written after it. `None` if the files of `state` are not there.
-    fn resume(self, state: Self::State) -> io::Result<Option<Self>>;
-
-    /// Syncs, and returns the state.
-    fn state(&mut self) -> io::Result<Self::State>;
-
-    /// Adds the tokens of a document.
-    fn push(&mut self, tokens: &[u32]) -> io::Result<()>;
-}
-
+/// Writes the tokens of one split.
 pub(crate) struct SplitWriter {
     directory: PathBuf,
     /// The path of a shard until its digest is known.
@@ -62,7 +48,7 @@ struct Unfinished {
 }
 
 /// A file that is hashed while it is written.
-pub(crate) struct HashedFile {
+struct HashedFile {
     file: File,
     hasher: blake3::Hasher,
     buffer: Vec<u8>,
@@ -117,12 +103,9 @@ impl SplitWriter {
         self.shards.push(ShardInfo { digest, sequences: shard.sequences });
         Ok(())
     }
-}
 
-impl TokenWriter for SplitWriter {
-    type State = SplitState;
-
-    fn resume(mut self, state: SplitState) -> io::Result<Option<SplitWriter>> {
+    /// Resumes from `state`, and drops what was written after it. `None` if the files of `state` are not there.
+    pub fn resume(mut self, state: SplitState) -> io::Result<Option<SplitWriter>> {
         if state.sequences > 0 {
             // The shard may have been finished and renamed after that.
             let mut candidates = vec![self.unfinished.clone()];
@@ -148,7 +131,8 @@ impl TokenWriter for SplitWriter {
         Ok(Some(self))
     }
 
-    fn state(&mut self) -> io::Result<SplitState> {
+    /// Syncs, and returns the state to resume from.
+    pub fn state(&mut self) -> io::Result<SplitState> {
         let (mut sequences, mut digest) = (0, Digest::default());
         if let Some(shard) = &mut self.shard {
             (sequences, digest) = (shard.sequences, shard.file.sync()?);
@@ -156,7 +140,8 @@ impl TokenWriter for SplitWriter {
         Ok(SplitState { shards: self.shards.clone(), sequences, digest, tokens: self.tokens.clone() })
     }
 
-    fn push(&mut self, tokens: &[u32]) -> io::Result<()> {
+    /// Adds the tokens of a document.
+    pub fn push(&mut self, tokens: &[u32]) -> io::Result<()> {
         self.tokens.extend_from_slice(tokens);
         let waiting = std::mem::take(&mut self.tokens);
         let mut start = 0;
@@ -171,12 +156,12 @@ impl TokenWriter for SplitWriter {
 }
 
 impl HashedFile {
-    pub fn create(path: &Path) -> io::Result<HashedFile> {
+    fn create(path: &Path) -> io::Result<HashedFile> {
         Ok(HashedFile { file: File::create(path)?, hasher: blake3::Hasher::new(), buffer: Vec::new() })
     }
 
     /// Resumes with the first `bytes` of a file, if they have this digest.
-    pub fn resume(path: &Path, bytes: u64, digest: Digest) -> io::Result<Option<HashedFile>> {
+    fn resume(path: &Path, bytes: u64, digest: Digest) -> io::Result<Option<HashedFile>> {
         let mut file = match OpenOptions::new().read(true).write(true).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file?,
@@ -202,7 +187,7 @@ impl HashedFile {
     }
 
     /// Adds tokens of 2 or 4 bytes each.
-    pub fn push(&mut self, tokens: &[u32], token_bytes: u8) -> io::Result<()> {
+    fn push(&mut self, tokens: &[u32], token_bytes: u8) -> io::Result<()> {
         for token in tokens {
             self.buffer.extend_from_slice(&token.to_le_bytes()[..usize::from(token_bytes)]);
         }
@@ -210,7 +195,7 @@ impl HashedFile {
     }
 
     /// Makes all of it durable, and returns its digest so far.
-    pub fn sync(&mut self) -> io::Result<Digest> {
+    fn sync(&mut self) -> io::Result<Digest> {
         self.flush()?;
         self.file.sync_all()?;
         Ok(Digest(*self.hasher.finalize().as_bytes()))

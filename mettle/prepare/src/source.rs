@@ -1,7 +1,7 @@
 //! The sources of a text: the same files in the same order on every machine, and the share of each source.
 
 use crate::{
-    bucket::{Bucket, BucketError, BucketUrl, LocalFile, ObjectInfo, ReadAt, ReadFrom},
+    bucket::{Bucket, BucketError, BucketUrl, LocalFile, ReadAt, ReadFrom},
     cargo_text,
     default_text::DEFAULT_TEXT,
     documents::{self, Batch, Documents, Format},
@@ -17,6 +17,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use store::NamedObject;
 
 /// A text file longer than a part is cut into documents of at most this many bytes, so that one long file can have a
 /// held-out split too, …
@@ -51,7 +52,7 @@ pub(crate) struct SourcePart {
 #[derive(Clone, Debug)]
 enum Kind {
     Path(PathBuf),
-    Bucket(Arc<dyn Bucket>, BucketUrl),
+    Bucket(Bucket, BucketUrl),
     /// Where cargo may keep the source of the default text.
     DefaultText {
         homes: Vec<PathBuf>,
@@ -88,7 +89,7 @@ impl Source {
     }
 
     /// The objects at or below a URL of a bucket. The same bytes in the same order as in a directory of their names.
-    pub fn bucket(bucket: Arc<dyn Bucket>, url: BucketUrl) -> Source {
+    pub fn bucket(bucket: Bucket, url: BucketUrl) -> Source {
         Source::of("text", Kind::Bucket(bucket, url))
     }
 
@@ -122,7 +123,7 @@ impl Source {
     /// which `open` opens), `weight`, and optionally `name` and `field`.
     pub fn mixture_file(
         path: &Path,
-        open: impl Fn(&BucketUrl) -> Result<Arc<dyn Bucket>, BucketError>,
+        open: impl Fn(&BucketUrl) -> Result<Bucket, BucketError>,
     ) -> Result<Source, SourceError> {
         let wrong = |reason: String| SourceError::Mixture { path: path.to_owned(), reason };
         let bytes = read_bounded(path, MAX_MIXTURE_BYTES)
@@ -181,7 +182,7 @@ impl SourcePart {
     pub fn files(&self) -> Result<Vec<TextFile>, SourceError> {
         if let Kind::Bucket(bucket, url) = &self.kind {
             let files = bucket.files(url)?.into_iter();
-            let file = |object: ObjectInfo| TextFile {
+            let file = |object: NamedObject| TextFile {
                 path: url.of(&object.name).into(),
                 bytes: object.bytes,
                 part_bytes: 0,
@@ -231,8 +232,8 @@ pub(crate) struct TextFile {
 /// An object of a bucket.
 #[derive(Clone, Debug)]
 pub(crate) struct Object {
-    bucket: Arc<dyn Bucket>,
-    pub info: ObjectInfo,
+    bucket: Bucket,
+    pub info: NamedObject,
 }
 
 impl TextFile {

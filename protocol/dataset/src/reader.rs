@@ -117,25 +117,7 @@ impl Dataset {
         expected: Option<Digest>,
         repair: Option<Arc<dyn ShardRepair>>,
     ) -> Result<Dataset, OpenError> {
-        let dataset = Dataset::open_notes(directory.as_ref(), expected, repair)?;
-        let manifest = &dataset.0.manifest;
-        for Shard { info, path, .. } in dataset.0.training.shards.iter().chain(&dataset.0.held_out.shards) {
-            let expected = manifest.shard_bytes(info);
-            let metadata = fs::metadata(path);
-            let found =
-                metadata.map_err(|source| OpenError::Unreadable { path: path.clone(), source })?.len();
-            ensure!(found == expected, OpenError::ShardLength { path: path.clone(), expected, found });
-        }
-        Ok(dataset)
-    }
-
-    /// Opens a directory whose shards may be missing.
-    pub fn open_notes(
-        directory: &Path,
-        expected: Option<Digest>,
-        repair: Option<Arc<dyn ShardRepair>>,
-    ) -> Result<Dataset, OpenError> {
-        let directory = directory.to_owned();
+        let directory = directory.as_ref().to_owned();
         let path = manifest_path(&directory);
         let bytes = read_bounded(&path, MAX_MANIFEST_BYTES)
             .map_err(|source| OpenError::Unreadable { path: path.clone(), source })?
@@ -152,7 +134,16 @@ impl Dataset {
             .filter(|bytes| Digest::of(bytes) == manifest.tokenizer)
             .ok_or(OpenError::OtherTokenizer { path })?;
 
-        Ok(Dataset::new(directory, manifest, tokenizer, None, repair))
+        let dataset = Dataset::new(directory, manifest, tokenizer, None, repair);
+        let manifest = &dataset.0.manifest;
+        for Shard { info, path, .. } in dataset.0.training.shards.iter().chain(&dataset.0.held_out.shards) {
+            let expected = manifest.shard_bytes(info);
+            let metadata = fs::metadata(path);
+            let found =
+                metadata.map_err(|source| OpenError::Unreadable { path: path.clone(), source })?.len();
+            ensure!(found == expected, OpenError::ShardLength { path: path.clone(), expected, found });
+        }
+        Ok(dataset)
     }
 
     /// A dataset whose shards are elsewhere: `pieces` gives their parts. `tokenizer` are the bytes of the manifest's

@@ -1,8 +1,8 @@
-//! Near-duplicates and documents of low quality are left out, in the same way on one machine and on several.
+//! Near-duplicates and documents of low quality are left out, and records are made again where they are damaged.
 
 use mettle_prepare::{
-    OutputDirectory, Part, PrepareError, PrepareOptions, Prepared, Progress, QualityRule, Source, Stage,
-    StageResult, TokenizerChoice, prepare, prepare_stage,
+    OutputDirectory, PrepareError, PrepareOptions, Prepared, Progress, QualityRule, Source, SourceError,
+    TokenizerChoice, prepare,
 };
 use std::{fs, path::Path};
 
@@ -92,77 +92,40 @@ fn planted_documents_are_left_out_and_counted() {
 }
 
 #[test]
-fn several_machines_leave_out_the_same() {
-    let root = tempfile::tempdir().expect("a temporary directory");
-    let root = root.path();
-    write_text(&root.join("text"));
-    let cleaned = |name: &str| PrepareOptions {
-        near_duplicates: Some(0.8),
-        quality: rules(&["gopher", "words=10.."]),
-        ..options(root, name)
-    };
-    let one = made(cleaned("one"));
-    for count in [2, 5] {
-        let options = cleaned(&format!("parts-{count}"));
-        let part = |index| Part::new(index, count).expect("a part");
-        let stage = |stage| prepare_stage(&options, stage, &mut |_| {}).expect("the text is fine");
-        (0..count).rev().for_each(|index| drop(stage(Stage::Scan(part(index)))));
-        stage(Stage::Select);
-        (0..count).for_each(|index| drop(stage(Stage::Encode(part(index)))));
-        let StageResult::Joined(joined) = stage(Stage::Join) else { panic!("it is joined") };
-        assert_eq!((joined.digest, &joined.figures), (one.digest, &one.figures));
-    }
-}
-
-#[test]
-fn damaged_records_and_keys_are_noticed_and_made_again() {
+fn records_and_keys_that_a_power_failure_has_cut_are_made_again() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let root = root.path();
     write_text(&root.join("text"));
     let cleaned = |name: &str| PrepareOptions { near_duplicates: Some(0.8), ..options(root, name) };
-    let (one, parts) = (made(cleaned("one")), cleaned("parts"));
-    let part = |index| Part::new(index, 2).expect("a part");
-    let stage = |stage| prepare_stage(&parts, stage, &mut |_| {});
-    let directory = root.join(".parts.parts/.part-1.partial");
-    let damage = |name: &str, change: fn(&mut [u8])| {
-        let path = directory.join(name);
-        let mut bytes = fs::read(&path).expect("it was written");
-        change(&mut bytes);
-        fs::write(&path, bytes).expect("writable");
-    };
-    let flip: fn(&mut [u8]) = |bytes| bytes[bytes.len() / 2] ^= 1;
-    let is_damaged = |done| matches!(done, Err(PrepareError::PartDamaged { part: 1, .. }));
-    for index in 0..2 {
-        stage(Stage::Scan(part(index))).expect("the text is fine");
-    }
-    for name in ["documents", "keys-0", "keys-9"] {
-        damage(name, flip);
-        assert!(is_damaged(stage(Stage::Select)), "{name}");
-        damage(name, flip);
-    }
-    // An attempt that a power failure ended: all lengths are there, but not all contents.
-    for name in ["documents", "keys-3"] {
-        fs::remove_file(directory.join("scanned.json")).expect("it was written");
-        damage(name, |bytes| {
-            let length = bytes.len();
-            bytes[length - 70..].fill(0);
-        });
+    let one = made(cleaned("one"));
+    // An attempt that fails after its first pass, and is kept. Returns its first progress.
+    let (last, away) = (root.join("text/8.jsonl"), root.join("away"));
+    let attempt = || {
         let mut first = None;
-        prepare_stage(&parts, Stage::Scan(part(1)), &mut |progress| {
+        let failed = prepare(cleaned("two"), &mut |progress| {
+            if matches!(progress, Progress::Selecting { .. }) {
+                fs::rename(&last, &away).expect("writable");
+            }
             first.get_or_insert(progress);
-        })
-        .expect("the text is fine");
-        assert!(matches!(first, Some(Progress::Reading { files: 1..=3, .. })), "{name}: {first:?}");
+        });
+        assert!(
+            matches!(&failed, Err(PrepareError::Source(SourceError::Unreadable { path, .. })) if *path == last)
+        );
+        fs::rename(&away, &last).expect("writable");
+        first.expect("it began")
+    };
+    assert!(matches!(attempt(), Progress::Reading { files: 0, .. }));
+    assert!(matches!(attempt(), Progress::Reading { files: 9, .. }));
+    for name in ["documents", "keys-3"] {
+        // All lengths are there, but not all contents.
+        let path = root.join(".two.partial").join(name);
+        let mut bytes = fs::read(&path).expect("it was written");
+        let end = bytes.len();
+        bytes[end - 70..].fill(0);
+        fs::write(&path, bytes).expect("writable");
+        assert!(matches!(attempt(), Progress::Reading { files: 8, .. }), "{name}");
     }
-    stage(Stage::Select).expect("all parts are scanned");
-    damage("documents", flip);
-    assert!(is_damaged(stage(Stage::Encode(part(1)))));
-    damage("documents", flip);
-    for index in 0..2 {
-        stage(Stage::Encode(part(index))).expect("they are selected");
-    }
-    let joined = stage(Stage::Join).expect("all parts are encoded");
-    assert!(matches!(joined, StageResult::Joined(joined) if joined.digest == one.digest));
+    assert_eq!(made(cleaned("two")).digest, one.digest);
 }
 
 #[test]

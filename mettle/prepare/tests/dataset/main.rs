@@ -1,6 +1,5 @@
-//! Datasets as they are prepared from texts: whole, in parts, cleaned, and in buckets.
+//! Datasets as they are prepared from texts: whole, cleaned, and joined from parts.
 
-mod bucket;
 mod cleaning;
-mod parts;
+mod join;
 mod prepare;
