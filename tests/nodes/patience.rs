@@ -209,7 +209,7 @@ impl Scene {
         let signed = SignedDb::open(&directory, self.chain.genesis(), RUN, 0).unwrap().0;
         let salts = Salts::new(&key(2).to_bytes(), &self.chain.genesis());
         let mut validator = Validator::new(node, evaluator, signed, salts, strategy);
-        (validator.evaluations_max, validator.held_out_sequences) = (8, 4);
+        (validator.evaluation.contributions_max, validator.evaluation.held_out_sequences) = (8, 4);
         validator
     }
 

@@ -1,7 +1,12 @@
 //! Attests each committed contribution as valid or faulty (PROT-14), and copies the selected ones to this validator's
 //! bucket (PROT-15).
 
-use crate::{gather::Gathered, run::Validator, step::Stop};
+use crate::{
+    gather::Gathered,
+    run::Validator,
+    signed_db::SignedDb,
+    step::{Stop, hides, store_before},
+};
 use chain_client::{Call, Refusal};
 use daemon::{Entry, HeldContribution, error_chain, journal::SeatFault};
 use futures::StreamExt as _;
@@ -67,14 +72,13 @@ impl Validator {
         let Some(verdicts) = self.strategy.verdicts(view, verdicts) else { return Ok(()) };
 
         let attestation = attestation(&verdicts, gathered);
-        let store = self.store_before(deadline, |signed| {
-            signed.store_attestation(window, view.lineage, attestation.clone())
-        });
-        let verdicts = store.await?.verdicts();
+        let store =
+            |signed: &mut SignedDb| signed.store_attestation(window, view.lineage, attestation.clone());
+        let verdicts = store_before(&mut self.node, &mut self.signed, deadline, store).await?.verdicts();
 
         let run = self.node.run_id();
         let next_salt = self.salts.commitment(run, window.next());
-        let call = if self.hides() {
+        let call = if hides(&self.node) {
             let hash = self.salts.hidden_commitment(run, window, &verdicts, &self.node.seat.hotkey);
             Call::AttestHidden { run, window, hash, next_salt }
         } else {
@@ -94,7 +98,7 @@ impl Validator {
     ) -> Result<(), Stop> {
         let run = self.node.run_id();
         let attestation = self.signed.report(window).and_then(|report| report.attestation.as_ref());
-        let Some(attestation) = attestation.filter(|_| self.hides()) else { return Ok(()) };
+        let Some(attestation) = attestation.filter(|_| hides(&self.node)) else { return Ok(()) };
         if let Some(uid) = attestation.valid.iter().find(|uid| !held.contains_key(uid)) {
             return Err(Stop::skip(format!("the bytes of uid {uid} are not at hand any more")));
         }

@@ -134,9 +134,10 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     let node = context.into_node(sync_driver, directory.clone(), serve.windows);
     let mut validator = Validator::new(node, evaluator, signed, salts, strategy);
     let ServeFile { evaluations_max, held_out_sequences, held_out_first, .. } = settings.serve;
-    validator.evaluations_max = evaluations_max.unwrap_or(validator.evaluations_max);
-    validator.held_out_sequences = held_out_sequences.unwrap_or(validator.held_out_sequences);
-    validator.held_out_first = held_out_first.unwrap_or(validator.held_out_first);
+    let evaluation = &mut validator.evaluation;
+    evaluation.contributions_max = evaluations_max.unwrap_or(evaluation.contributions_max);
+    evaluation.held_out_sequences = held_out_sequences.unwrap_or(evaluation.held_out_sequences);
+    evaluation.held_out_first = held_out_first.unwrap_or(evaluation.held_out_first);
     tokio::select! {
         served = validator.run() => Ok(served?),
         ended = ended => ended,

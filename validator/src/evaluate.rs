@@ -2,14 +2,10 @@
 
 pub use measure::{EvaluateError, Job, Measurements, mean_loss, measure};
 
-use crate::{
-    gather::Gathered,
-    run::Validator,
-    step::{RunError, Stop},
-};
-use daemon::{Work, error_chain};
+use crate::{gather::Gathered, run::HELD_OUT_SEQUENCES, salt::Salts, step::RunError, strategy::Strategy};
+use daemon::{Blocking, Node, Work, error_chain};
 use dataset::Dataset;
-use gauntlet::{Seeds, form::Plan};
+use gauntlet::{Reputations, Seeds, Sketches, form::Plan};
 use nn::Evaluator;
 use protocol::{
     Block, Uid,
@@ -59,8 +55,8 @@ impl Evaluate for DeviceEvaluator {
     }
 }
 
-/// An evaluation, from its start until its window is judged.
-pub(crate) struct Evaluation {
+/// A window that is measured, from the start of its evaluation until it is judged.
+pub(crate) struct EvaluatedWindow {
     pub view: WindowView,
     pub seats: Vec<SeatView>,
     /// `t` of every valid contribution at hand.
@@ -72,10 +68,10 @@ pub(crate) struct Evaluation {
     pub plan: Plan,
     /// Set when no further contribution may be started.
     time_is_up: Arc<AtomicBool>,
-    progress: Progress,
+    pub progress: Progress,
 }
 
-enum Progress {
+pub(crate) enum Progress {
     Running(Work<Ended>),
     /// Measured. The disk was full when it was to be judged.
     Measured(Measurements),
@@ -84,26 +80,54 @@ enum Progress {
 /// The evaluator, back from its thread.
 type Ended = (Box<dyn Evaluate>, Result<Measurements, EvaluateError>);
 
-impl Validator {
+/// Measures one window at a time, beside the loop.
+pub struct Evaluation {
+    /// `None` while a measurement has it.
+    evaluator: Option<Box<dyn Evaluate>>,
+    /// The window that is measured, or waits to be judged.
+    pub(crate) window: Option<EvaluatedWindow>,
+    /// Sketches of the last windows' contributions. After a restart, copies of older work are found again only as the
+    /// sketches fill.
+    sketches: Sketches,
+    /// Maximum number of contributions evaluated in one window (PROT-28).
+    pub contributions_max: usize,
+    /// Size of the sample of held-out sequences on which the model's loss is reported.
+    pub held_out_sequences: u64,
+    /// Position of the first of them in the sample's order.
+    pub held_out_first: u64,
+}
+
+impl Evaluation {
+    pub fn new(evaluator: Box<dyn Evaluate>) -> Evaluation {
+        Evaluation {
+            evaluator: Some(evaluator),
+            window: None,
+            sketches: Sketches::default(),
+            contributions_max: 64,
+            held_out_sequences: HELD_OUT_SEQUENCES,
+            held_out_first: 0,
+        }
+    }
+
     /// Starts to measure, unless an earlier evaluation still runs or the window's randomness is missing.
-    pub(crate) async fn start_evaluation(
+    pub(crate) async fn start(
         &mut self,
-        view: &WindowView,
-        seats: &[SeatView],
+        node: &mut Node,
+        salts: &Salts,
+        reputations: &Reputations,
+        (view, seats): (&WindowView, &[SeatView]),
         gathered: Gathered,
     ) {
-        let Some((seeds, assignment)) = self.draw(view) else { return };
-        if self.evaluation.is_some() {
+        let Some((seeds, assignment)) = draw(node, salts, view) else { return };
+        if self.window.is_some() {
             return;
         }
         let Gathered { valid: contributions, faulty: faults, mut unfetched, .. } = gathered;
         unfetched.retain(|uid| !contributions.contains_key(uid));
         let selected = view.selection.iter().flat_map(|selection| &selection.selected).map(|one| one.uid);
         let selected = gauntlet::in_turn(&seeds.probe, selected);
-        let blocking = self.node.blocking;
-        let state = blocking.with(&mut self.node.sync.state, |state| state.without_buffer()).await;
+        let state = node.blocking.with(&mut node.sync.state, |state| state.without_buffer()).await;
         let Some(mut evaluator) = self.evaluator.take() else { return };
-        let run = self.node.run();
         let held = seats.iter().filter(|seat| contributions.contains_key(&seat.id.uid));
         let candidates: Vec<_> = held.map(|seat| seat.id).collect();
         let order = gauntlet::whom_to_evaluate(
@@ -111,30 +135,30 @@ impl Validator {
             view.window,
             &candidates,
             &selected,
-            self.signed.reputations(),
-            self.evaluations_max,
-            run.params.evaluation_wait_max,
+            reputations,
+            self.contributions_max,
+            node.run().params.evaluation_wait_max,
         );
         let order: Vec<Uid> = order.into_iter().map(|seat| seat.uid).collect();
         let plan = Plan {
             held: contributions.keys().copied().collect(),
-            budget: u32::try_from(self.evaluations_max).unwrap_or(u32::MAX),
+            budget: u32::try_from(self.contributions_max).unwrap_or(u32::MAX),
             order: order.clone(),
         };
         let trained = contributions.iter().map(|(uid, held)| (*uid, held.header.trained)).collect();
         let job = Job {
             held_out: self.held_out_first..self.held_out_first.saturating_add(self.held_out_sequences),
             earlier: self.sketches.clone(),
-            ..Job::new(state, self.node.follower(), view, contributions, order, &assignment, seeds)
+            ..Job::new(state, node.follower(), view, contributions, order, &assignment, seeds)
         };
         let time_is_up = Arc::new(AtomicBool::new(false));
         let (stop, window) = (time_is_up.clone(), view.window.0);
-        let running = self.node.blocking.start(move || {
+        let running = node.blocking.start(move || {
             let _span = tracing::debug_span!(target: "profile", "evaluate", window).entered();
             let measured = evaluator.measure(&job, &mut || !stop.load(Ordering::Relaxed));
             (evaluator, measured)
         });
-        self.evaluation = Some(Evaluation {
+        self.window = Some(EvaluatedWindow {
             view: view.clone(),
             seats: seats.to_vec(),
             trained,
@@ -146,42 +170,24 @@ impl Validator {
         });
     }
 
-    /// The seeds of this validator's measurements, and the window's assignment; `None` without a hash of the window
-    /// (PROT-2, PROT-5).
-    pub(crate) fn draw<'a>(&self, view: &'a WindowView) -> Option<(Seeds, Assignment<'a>)> {
-        let run = self.node.run();
-        let salt = self.salts.salt(run.id, view.window);
-        let is_committed = view.salts.iter().any(|(uid, _)| *uid == self.node.uid());
-        let salt = is_committed.then_some(&salt);
-        let hash = view.evaluation_hash?;
-        let seeds = Seeds {
-            probe: assign::probe_seed(run.id, view.window, &hash),
-            own: assign::evaluation_seed(run.id, view.window, &hash, salt),
-        };
-        let assignment = Assignment {
-            run: run.id,
-            window: view.window,
-            deal_seed: view.deal_seed?,
-            slots: &view.slots,
-            cursor: view.cursor,
-            sequences_per_seat: run.params.sequences_per_seat,
-            training_sequences: self.node.dataset.training_sequences(),
-        };
-        Some((seeds, assignment))
-    }
-
-    /// Has the evaluation end with the contribution that it is at. Seats that it has not reached come earlier in the
-    /// next window (PROT-28).
-    pub(crate) fn end_evaluation(&self) {
-        if let Some(evaluation) = &self.evaluation {
-            self.node.blocking.stop(&evaluation.time_is_up);
+    /// Ends the evaluation after the current contribution. Seats that it has not reached come earlier in the next
+    /// window (PROT-28).
+    pub(crate) fn end(&self, blocking: Blocking) {
+        if let Some(evaluated) = &self.window {
+            blocking.stop(&evaluated.time_is_up);
         }
     }
 
     /// Waits for the evaluation until the chain is past `until`, and takes its measurements and the evaluator back. If
     /// its data or a contribution cannot be read, the evaluation is dropped.
-    pub(crate) async fn collect_evaluation(&mut self, until: Block) -> Result<(), RunError> {
-        let Some(Evaluation { view, progress: Progress::Running(running), .. }) = &mut self.evaluation else {
+    pub(crate) async fn collect(
+        &mut self,
+        node: &mut Node,
+        strategy: &mut dyn Strategy,
+        until: Block,
+    ) -> Result<(), RunError> {
+        let Some(EvaluatedWindow { view, progress: Progress::Running(running), .. }) = &mut self.window
+        else {
             return Ok(());
         };
         let window = view.window;
@@ -189,7 +195,7 @@ impl Validator {
             // An evaluation that has ended is taken, also past the last block.
             biased;
             ended = running => ended?,
-            waited = daemon::wait_past(&mut self.node.heads, until) => {
+            waited = daemon::wait_past(&mut node.heads, until) => {
                 waited?;
                 return Ok(());
             }
@@ -203,49 +209,49 @@ impl Validator {
                     error,
                     "its data cannot be read: the window is not judged"
                 );
-                self.evaluation = None;
+                self.window = None;
                 return Ok(());
             }
-            measured => self.strategy.measured(window, measured?),
+            measured => strategy.measured(window, measured?),
         };
         self.sketches = measured.sketches.clone();
-        if let Some(evaluation) = &mut self.evaluation {
-            evaluation.progress = Progress::Measured(measured);
+        if let Some(evaluated) = &mut self.window {
+            evaluated.progress = Progress::Measured(measured);
         }
         Ok(())
     }
 
-    /// Judges the evaluation if it ends before `last_call`. Otherwise, or if the disk is full until then, it is kept
-    /// for the next call.
-    pub(crate) async fn judge_by(&mut self, last_call: Block) -> Result<(), RunError> {
-        self.collect_evaluation(last_call).await?;
-        let Some(mut evaluation) = self.evaluation.take() else { return Ok(()) };
-        let window = evaluation.view.window;
-        let Progress::Measured(measured) = evaluation.progress else {
-            tracing::debug!(window = window.0, "the evaluation continues in the next window");
-            self.evaluation = Some(evaluation);
-            return Ok(());
-        };
-        // With hidden votes, the window is finalised some blocks after the vote deadline.
-        let over = self.node.schedule().opens_at(window.next());
-        if let Some(view) = self.wait_for_view(window, over, |view| view.outcome.is_some()).await? {
-            evaluation.view = view;
-        }
-        evaluation.progress = Progress::Measured(measured);
-        if evaluation.view.outcome.is_none() {
-            tracing::debug!(window = window.0, "the window is not finalised yet");
-            self.evaluation = Some(evaluation);
-            return Ok(());
-        }
-        let Progress::Measured(measured) = &evaluation.progress else { return Ok(()) };
-        match self.judge(&evaluation, measured, last_call).await {
-            Err(Stop::Skip(skip)) => {
-                tracing::warn!(window = window.0, reason = skip.reason, "not judged yet");
-                self.evaluation = Some(evaluation);
-                Ok(())
-            }
-            Err(Stop::Fail(error)) => Err(error),
-            Ok(()) => Ok(()),
-        }
+    /// Lends the evaluator to a shorter measurement; `None` while an evaluation has it.
+    pub(crate) fn lend(&mut self) -> Option<Box<dyn Evaluate>> {
+        self.evaluator.take()
     }
+
+    /// Takes a lent evaluator back.
+    pub(crate) fn give_back(&mut self, evaluator: Box<dyn Evaluate>) {
+        self.evaluator = Some(evaluator);
+    }
+}
+
+/// The seeds of this validator's measurements, and the window's assignment; `None` without a hash of the window
+/// (PROT-2, PROT-5).
+pub(crate) fn draw<'a>(node: &Node, salts: &Salts, view: &'a WindowView) -> Option<(Seeds, Assignment<'a>)> {
+    let run = node.run();
+    let salt = salts.salt(run.id, view.window);
+    let is_committed = view.salts.iter().any(|(uid, _)| *uid == node.uid());
+    let salt = is_committed.then_some(&salt);
+    let hash = view.evaluation_hash?;
+    let seeds = Seeds {
+        probe: assign::probe_seed(run.id, view.window, &hash),
+        own: assign::evaluation_seed(run.id, view.window, &hash, salt),
+    };
+    let assignment = Assignment {
+        run: run.id,
+        window: view.window,
+        deal_seed: view.deal_seed?,
+        slots: &view.slots,
+        cursor: view.cursor,
+        sequences_per_seat: run.params.sequences_per_seat,
+        training_sequences: node.dataset.training_sequences(),
+    };
+    Some((seeds, assignment))
 }

@@ -7,10 +7,9 @@
 mod hosts;
 pub mod order;
 
-use crate::run::Validator;
 use chain_client::{ChainError, Head};
 use daemon::{
-    Codec, Contribution, Follower, HeldContribution, Node, Spill,
+    Blocking, Codec, Contribution, Follower, HeldContribution, Node, Spill,
     durable::{DiskFullRetry, DiskStatus, FileError},
     error_chain, wait_past,
 };
@@ -26,6 +25,7 @@ use protocol::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -65,7 +65,19 @@ enum Observation {
     NotObserved(String),
 }
 
-impl Validator {
+/// Fetches and keeps the contributions of a window.
+pub struct Gatherer {
+    /// The bytes of gathered contributions.
+    spill: Spill,
+    history: FetchHistory,
+}
+
+impl Gatherer {
+    /// Keeps contributions below the node's `directory`.
+    pub fn new(directory: &Path) -> Gatherer {
+        Gatherer { spill: Spill::new(&directory.join("gathered")), history: FetchHistory::default() }
+    }
+
     #[tracing::instrument(
         name = "gather", target = "profile", level = "debug", skip_all,
         fields(
@@ -73,15 +85,15 @@ impl Validator {
             not_observed = Empty
         )
     )]
-    pub(crate) async fn gather(&mut self, view: &WindowView, seats: &[SeatView]) -> Gathered {
-        let params = self.node.run().params;
+    pub(crate) async fn gather(&mut self, node: &Node, view: &WindowView, seats: &[SeatView]) -> Gathered {
+        let params = node.run().params;
         let until = GatherDeadlines::of(&params.schedule, view.window);
         // Without the hash all validators still have one order, although it could be foreseen.
-        let hash = self.draw_hash(view).await.unwrap_or_default();
-        let seed = assign::seed(assign::domain::SELECT, self.node.run_id(), view.window, &hash);
-        self.fetch_history.retain(seats);
-        let order = fetch_order(&params, &seed, view, seats, &self.fetch_history);
-        let Node { sync, heads, journal, .. } = &self.node;
+        let hash = draw_hash(node, view).await.unwrap_or_default();
+        let seed = assign::seed(assign::domain::SELECT, node.run_id(), view.window, &hash);
+        self.history.retain(seats);
+        let order = fetch_order(&params, &seed, view, seats, &self.history);
+        let Node { sync, heads, journal, .. } = node;
         let observer = Observer {
             follower: &sync.follower,
             view,
@@ -105,21 +117,40 @@ impl Validator {
         // A window without any valid contribution says more about this validator than about seats.
         for seat in fetched.filter(|_| !gathered.valid.is_empty()) {
             let failed = !gathered.valid.contains_key(&seat.id.uid);
-            self.fetch_history.record(seat.id, view.window, failed);
+            self.history.record(seat.id, view.window, failed);
         }
         gathered
     }
 
-    /// The hash of block `commit_by + 1`, from which the selection is drawn (PROT-2). The chain records it one block
-    /// later; until then it is that of the head.
-    async fn draw_hash(&self, view: &WindowView) -> Option<Digest> {
-        let at = Block(self.node.schedule().commit_deadline(view.window).0.saturating_add(1));
-        let head = *self.node.heads.borrow();
-        if view.evaluation_hash.is_some() || head.block == at {
-            return view.evaluation_hash.or(Some(head.hash));
+    /// Adds the contributions that `held` lacks to it. One that the disk does not take is left out.
+    pub(crate) async fn keep_fetched(
+        &self,
+        blocking: Blocking,
+        contributions: &BTreeMap<Uid, Contribution>,
+        held: &mut BTreeMap<Uid, HeldContribution>,
+    ) {
+        for (uid, contribution) in contributions {
+            if held.get(uid).is_some_and(|held| held.digest == contribution.digest) {
+                continue;
+            }
+            let (spill, contribution) = (self.spill.clone(), contribution.clone());
+            match blocking.run(move || spill.write(&contribution)).await {
+                Ok(kept) => drop(held.insert(*uid, kept)),
+                Err(error) => tracing::warn!(%uid, error = %error_chain(&error), "it will not be measured"),
+            }
         }
-        self.node.window_view(view.window).await.ok().flatten()?.evaluation_hash
     }
+}
+
+/// The hash of block `commit_by + 1`, from which the selection is drawn (PROT-2). The chain records it one block
+/// later; until then it is that of the head.
+async fn draw_hash(node: &Node, view: &WindowView) -> Option<Digest> {
+    let at = Block(node.schedule().commit_deadline(view.window).0.saturating_add(1));
+    let head = *node.heads.borrow();
+    if view.evaluation_hash.is_some() || head.block == at {
+        return view.evaluation_hash.or(Some(head.hash));
+    }
+    node.window_view(view.window).await.ok().flatten()?.evaluation_hash
 }
 
 impl Gathered {

@@ -1,9 +1,9 @@
 //! Judges a measured window: evidence in, receipt, reputations and journal entry out. [`gauntlet`] decides.
 
 use crate::{
-    evaluate::{Evaluation, Measurements},
+    evaluate::{EvaluatedWindow, Measurements, Progress},
     run::Validator,
-    step::Stop,
+    step::{RunError, Stop, held_seat_in, wait_for_view},
 };
 use daemon::{Entry, journal::SeatJudged};
 use gauntlet::{
@@ -68,6 +68,41 @@ pub fn evidence(
 }
 
 impl Validator {
+    /// Judges the evaluated window if its evaluation ends before `last_call`. Otherwise, or if the disk is full until
+    /// then, it is kept for the next call.
+    pub(crate) async fn judge_by(&mut self, last_call: Block) -> Result<(), RunError> {
+        self.evaluation.collect(&mut self.node, &mut *self.strategy, last_call).await?;
+        let Some(mut evaluated) = self.evaluation.window.take() else { return Ok(()) };
+        let window = evaluated.view.window;
+        let Progress::Measured(measured) = evaluated.progress else {
+            tracing::debug!(window = window.0, "the evaluation continues in the next window");
+            self.evaluation.window = Some(evaluated);
+            return Ok(());
+        };
+        // With hidden votes, the window is finalised some blocks after the vote deadline.
+        let over = self.node.schedule().opens_at(window.next());
+        let is_over = |view: &WindowView| view.outcome.is_some();
+        if let Some(view) = wait_for_view(&mut self.node, window, over, is_over).await? {
+            evaluated.view = view;
+        }
+        evaluated.progress = Progress::Measured(measured);
+        if evaluated.view.outcome.is_none() {
+            tracing::debug!(window = window.0, "the window is not finalised yet");
+            self.evaluation.window = Some(evaluated);
+            return Ok(());
+        }
+        let Progress::Measured(measured) = &evaluated.progress else { return Ok(()) };
+        match self.judge(&evaluated, measured, last_call).await {
+            Err(Stop::Skip(skip)) => {
+                tracing::warn!(window = window.0, reason = skip.reason, "not judged yet");
+                self.evaluation.window = Some(evaluated);
+                Ok(())
+            }
+            Err(Stop::Fail(error)) => Err(error),
+            Ok(()) => Ok(()),
+        }
+    }
+
     /// Judges a measured window, unless it was void: no seat loses by a void window (PROT-19). A void window that this
     /// validator vetoed is judged, so that the seats that spoilt it earn no weight. Windows before it that were not
     /// measured get their receipts first. If the disk is full until `last_call`, nothing has changed, and
@@ -75,18 +110,18 @@ impl Validator {
     #[tracing::instrument(
         name = "judge", target = "profile", level = "debug", skip_all,
         fields(
-            window = evaluation.view.window.0, evaluated = measured.seats.len(),
+            window = evaluated.view.window.0, evaluated = measured.seats.len(),
             held_out_loss = measured.held_out.loss
         ),
         err(level = "debug")
     )]
     pub(crate) async fn judge(
         &mut self,
-        evaluation: &Evaluation,
+        evaluated: &EvaluatedWindow,
         measured: &Measurements,
         last_call: Block,
     ) -> Result<(), Stop> {
-        let view = &evaluation.view;
+        let view = &evaluated.view;
         let window = view.window;
         for earlier in self.signed.unsigned_before(window) {
             let base = self.signed.report(earlier).map(|report| report.base).unwrap_or_default();
@@ -95,9 +130,9 @@ impl Validator {
         // A process before this one may have judged it.
         let is_judged = Some(window) <= self.signed.reputations().judged.max(self.signed.signed_until());
         let is_merged = matches!(view.outcome, Some(Outcome::Merged(_)));
-        let counts = is_merged || self.vetoed_in(window).is_some();
-        let verdict = if counts && !is_judged && self.held_seat_in(window) {
-            Some(self.verdict(evaluation, measured).await)
+        let counts = is_merged || self.merger.vetoed_in(window).is_some();
+        let verdict = if counts && !is_judged && held_seat_in(&self.node, window) {
+            Some(self.verdict(evaluated, measured).await)
         } else {
             None
         };
@@ -125,10 +160,10 @@ impl Validator {
 
     async fn verdict(
         &mut self,
-        evaluation: &Evaluation,
+        evaluated: &EvaluatedWindow,
         measured: &Measurements,
     ) -> ((Judgement, Reputations), Vec<gauntlet::SeatReport>) {
-        let Evaluation { view, seats, trained, unfetched, faults, plan, .. } = evaluation;
+        let EvaluatedWindow { view, seats, trained, unfetched, faults, plan, .. } = evaluated;
         let evidence = evidence(view, seats, trained, unfetched, faults, measured);
         let (params, before) = (self.node.run().params, self.signed.reputations().clone());
         let window = view.window;

@@ -17,10 +17,10 @@ pub use publish::{Delivery, Undelivered, anchor, publish};
 
 use crate::{
     run::Validator,
-    signed_db::{SignedDbError, WindowReport},
-    step::{RunError, Stop},
+    signed_db::{SignedDb, SignedDbError, WindowReport},
+    step::{RunError, Stop, held_seat_in, store_by},
 };
-use daemon::{Entry, durable::is_full, error_chain};
+use daemon::{Entry, Node, durable::is_full, error_chain};
 use gauntlet::{Reputations, form};
 use protocol::{
     Block, Digest, Uid, Window,
@@ -63,7 +63,7 @@ impl Validator {
         judgement: Option<(Judgement, Reputations)>,
         until: Block,
     ) -> Result<(), Stop> {
-        if self.signed.signed_until() >= Some(window) || !self.held_seat_in(window) {
+        if self.signed.signed_until() >= Some(window) || !held_seat_in(&self.node, window) {
             return Ok(());
         }
         let confirmed = self.confirmed(window).await?;
@@ -81,7 +81,7 @@ impl Validator {
             previous: self.signed.latest_receipt(),
             salt: self.salts.salt(run, window),
             attestation: report.attestation.unwrap_or_default(),
-            merged: report.merged.or_else(|| self.vetoed_in(window).cloned()),
+            merged: report.merged.or_else(|| self.merger.vetoed_in(window).cloned()),
             statements: Statements::default(),
             before: form::reputations(self.signed.reputations()),
             judgement,
@@ -89,16 +89,11 @@ impl Validator {
         receipt.sign_statements(confirmed.attestation, confirmed.vote, &self.node.signer);
         let signed_receipt = receipt.sign(&self.node.signer);
         let store =
-            self.store_by(until, |signed| signed.store_receipt(window, &signed_receipt, reputations.clone()));
-        if store.await? {
+            |signed: &mut SignedDb| signed.store_receipt(window, &signed_receipt, reputations.clone());
+        if store_by(&mut self.node, &mut self.signed, until, store).await? {
             tracing::debug!(window = window.0, receipt = %signed_receipt.digest, "signed the receipt");
         }
         Ok(())
-    }
-
-    /// Whether this validator held its seat when the window opened. The chain takes no receipt for an earlier window.
-    pub(crate) fn held_seat_in(&self, window: Window) -> bool {
-        self.node.schedule().window_at(self.node.seat.id.registered_at) < Some(window)
     }
 
     async fn confirmed(&self, window: Window) -> Result<Confirmed, RunError> {
@@ -111,82 +106,93 @@ impl Validator {
         let vote = view.votes.iter().find(|(of, _)| *of == uid).map(|(_, vote)| *vote);
         Ok(Confirmed::of(report, attestation.as_deref(), vote))
     }
+}
 
+/// Sends signed receipts to the chain and to the bucket, each in a task of its own.
+#[derive(Default)]
+pub struct Receipts {
+    /// Digests of receipts on their way to the chain.
+    anchoring: Option<JoinHandle<Vec<Delivery>>>,
+    /// Receipts on their way to the bucket.
+    publishing: Option<JoinHandle<Vec<Delivery>>>,
+}
+
+impl Receipts {
     /// Notes what became of the receipts sent last. Sends the digests that are not on the chain yet, and the receipts
     /// that are public by now and not in the bucket, each in a task of its own.
-    pub(crate) async fn deliver_receipts(&mut self) -> Result<(), RunError> {
-        let (run, uid) = (self.node.run_id(), self.node.uid());
+    pub(crate) async fn deliver(&mut self, node: &mut Node, signed: &mut SignedDb) -> Result<(), RunError> {
+        let (run, uid) = (node.run_id(), node.uid());
         if let Some(ended) = take_ended(&mut self.anchoring) {
             for delivery in ended.await.map_err(RunError::PublisherDied)? {
-                self.journal_anchored(delivery)?;
+                journal_anchored(node, signed, delivery)?;
             }
         }
         if self.anchoring.is_none() {
-            let unanchored = self.signed.unanchored_receipts();
+            let unanchored = signed.unanchored_receipts();
             if !unanchored.is_empty() {
-                let chain = self.node.sync.follower.chain.clone();
-                let run = self.node.run().clone();
+                let chain = node.sync.follower.chain.clone();
+                let run = node.run().clone();
                 // No child of the span in which it begins: that would stay open until this ends.
-                let window = self.node.window().0;
+                let window = node.window().0;
                 let span = tracing::debug_span!(target: "profile", parent: None, "anchor receipts", window);
                 self.anchoring = Some(tokio::spawn(anchor(chain, run, uid, unanchored).instrument(span)));
             }
         }
         if let Some(ended) = take_ended(&mut self.publishing) {
             for delivery in ended.await.map_err(RunError::PublisherDied)? {
-                self.journal_published(delivery)?;
+                journal_published(node, signed, delivery)?;
             }
         }
         if self.publishing.is_none() {
-            let unpublished = self.signed.unpublished_receipts(self.first_sealed());
+            let unpublished = signed.unpublished_receipts(first_sealed(node));
             if !unpublished.is_empty() {
-                let store = self.node.store.clone();
+                let store = node.store.clone();
                 // No child of the span in which it begins: that would stay open until this ends.
-                let window = self.node.window().0;
+                let window = node.window().0;
                 let span = tracing::debug_span!(target: "profile", parent: None, "publish receipts", window);
                 self.publishing = Some(tokio::spawn(publish(store, run, uid, unpublished).instrument(span)));
             }
         }
         Ok(())
     }
+}
 
-    /// The first window whose receipt is not public yet. Finality decides: a block that is not final may be replaced
-    /// by one in which a weight vote is committed.
-    fn first_sealed(&self) -> Window {
-        let now = self.node.schedule().window_at(self.node.heads.borrow().block).unwrap_or(Window::FIRST);
-        receipt::first_sealed(now, &self.node.run().params)
-    }
+/// The first window whose receipt is not public yet. Finality decides: a block that is not final may be replaced
+/// by one in which a weight vote is committed.
+fn first_sealed(node: &Node) -> Window {
+    let now = node.schedule().window_at(node.heads.borrow().block).unwrap_or(Window::FIRST);
+    receipt::first_sealed(now, &node.run().params)
+}
 
-    fn journal_anchored(&mut self, delivery: Delivery) -> Result<(), RunError> {
-        let is_over = delivery.is_over();
-        let Delivery { window, digest, outcome, .. } = delivery;
-        self.node.journal.write(&match outcome {
-            Ok(()) => Entry::Anchored { window, receipt: digest },
-            Err(Undelivered::Retry(reason) | Undelivered::Never(reason)) => {
-                tracing::warn!(window = window.0, reason, "the receipt is not on the chain");
-                Entry::Unpublished { window, reason }
-            }
-        });
-        match is_over {
-            true => noted(window, self.signed.mark_anchored(window)),
-            false => Ok(()),
+fn journal_anchored(node: &mut Node, signed: &mut SignedDb, delivery: Delivery) -> Result<(), RunError> {
+    let is_over = delivery.is_over();
+    let Delivery { window, digest, outcome, .. } = delivery;
+    node.journal.write(&match outcome {
+        Ok(()) => Entry::Anchored { window, receipt: digest },
+        Err(Undelivered::Retry(reason) | Undelivered::Never(reason)) => {
+            tracing::warn!(window = window.0, reason, "the receipt is not on the chain");
+            Entry::Unpublished { window, reason }
         }
+    });
+    match is_over {
+        true => noted(window, signed.mark_anchored(window)),
+        false => Ok(()),
     }
+}
 
-    fn journal_published(&mut self, delivery: Delivery) -> Result<(), RunError> {
-        let is_over = delivery.is_over();
-        let Delivery { window, digest, bytes, outcome } = delivery;
-        self.node.journal.write(&match outcome {
-            Ok(()) => Entry::Published { window, receipt: digest, bytes },
-            Err(Undelivered::Retry(reason) | Undelivered::Never(reason)) => {
-                tracing::warn!(window = window.0, reason, "the receipt is not in our bucket");
-                Entry::Unpublished { window, reason }
-            }
-        });
-        match is_over {
-            true => noted(window, self.signed.mark_published(window)),
-            false => Ok(()),
+fn journal_published(node: &mut Node, signed: &mut SignedDb, delivery: Delivery) -> Result<(), RunError> {
+    let is_over = delivery.is_over();
+    let Delivery { window, digest, bytes, outcome } = delivery;
+    node.journal.write(&match outcome {
+        Ok(()) => Entry::Published { window, receipt: digest, bytes },
+        Err(Undelivered::Retry(reason) | Undelivered::Never(reason)) => {
+            tracing::warn!(window = window.0, reason, "the receipt is not in our bucket");
+            Entry::Unpublished { window, reason }
         }
+    });
+    match is_over {
+        true => noted(window, signed.mark_published(window)),
+        false => Ok(()),
     }
 }
 

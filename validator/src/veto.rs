@@ -5,13 +5,14 @@
 //! is void and the model stays as it was.
 
 use crate::{
-    evaluate::EvaluateError,
-    run::Validator,
+    evaluate::{EvaluateError, Evaluation, draw},
+    salt::Salts,
     step::{RunError, SUBMIT_BLOCKS, before},
+    strategy::Strategy,
 };
-use daemon::{Entry, error_chain, follow::OwnMerge};
+use daemon::{Entry, Node, error_chain, follow::OwnMerge};
 use gauntlet::evidence::bounded;
-use protocol::{Window, assign, receipt::MergeRecord, view::WindowView};
+use protocol::{assign, view::WindowView};
 
 /// The part by which the loss may rise in one window.
 const RISE_MAX: f64 = 0.05;
@@ -30,47 +31,33 @@ pub fn is_worse(before: f64, after: f64) -> bool {
     bounded(before) * (1.0 + RISE_MAX) < bounded(after)
 }
 
-impl Validator {
-    /// The merge of a window that this validator did not vote for, as it made the model worse.
-    pub(crate) fn vetoed_in(&self, window: Window) -> Option<&MergeRecord> {
-        self.vetoed.as_ref().filter(|(of, _)| *of == window).map(|(_, merged)| merged)
-    }
-
+impl Evaluation {
     /// Measures the window's model and the merged one. Returns the losses if the merged one is worse; `None` as well if
-    /// nothing can be measured in time.
+    /// nothing can be measured in time. `sequences` are common sequences of the window.
     #[tracing::instrument(name = "measure", target = "profile", level = "debug", skip_all)]
     pub(crate) async fn measure_merge(
         &mut self,
-        view: &WindowView,
+        node: &mut Node,
+        strategy: &mut dyn Strategy,
+        sequences: Vec<u64>,
         own: OwnMerge,
     ) -> Result<(OwnMerge, Option<LossRise>), RunError> {
-        let window = view.window;
-        let uid = self.node.uid();
-        let has_voted = view.votes.iter().any(|(of, _)| *of == uid)
-            || self.signed.report(window).is_some_and(|report| report.merged.is_some());
-        let deadline = self.node.schedule().vote_deadline(window);
-        if has_voted || deadline <= self.node.block() {
-            return Ok((own, None));
-        }
-        let count = usize::try_from(self.node.run().params.evaluation_sequences).unwrap_or(usize::MAX);
-        let sequences = self.draw(view).map_or_else(Vec::new, |(seeds, assignment)| {
-            assign::common_sequences(&seeds.own, &assignment, count.min(SEQUENCES_MAX))
-        });
+        let window = own.window;
         // An evaluation of the window before was told to end, and has the evaluator until then.
-        self.collect_evaluation(before(deadline, SUBMIT_BLOCKS)).await?;
-        let evaluator = if sequences.is_empty() { None } else { self.evaluator.take() };
+        let until = before(node.schedule().vote_deadline(window), SUBMIT_BLOCKS);
+        self.collect(node, strategy, until).await?;
+        let evaluator = if sequences.is_empty() { None } else { self.lend() };
         let Some(mut evaluator) = evaluator else {
             tracing::warn!(window = window.0, "the merged model is not measured before the vote");
             return Ok((own, None));
         };
-        let blocking = self.node.blocking;
         let measure = move |state: &mut daemon::ModelState| {
             let losses = evaluator.mean_loss(&state.theta, &sequences);
             let losses = losses.and_then(|before| Ok((before, evaluator.mean_loss(&own.theta, &sequences)?)));
             (evaluator, own, losses)
         };
-        let (evaluator, own, losses) = blocking.with(&mut self.node.sync.state, measure).await;
-        self.evaluator = Some(evaluator);
+        let (evaluator, own, losses) = node.blocking.with(&mut node.sync.state, measure).await;
+        self.give_back(evaluator);
         let (before, after) = match losses {
             Ok(losses) => losses,
             Err(EvaluateError::Data(error)) => {
@@ -83,9 +70,18 @@ impl Validator {
         if !is_worse(before, after) {
             return Ok((own, None));
         }
-        self.node.journal.write(&Entry::Vetoed { window, loss_before: before, loss_after: after });
+        node.journal.write(&Entry::Vetoed { window, loss_before: before, loss_after: after });
         Ok((own, Some(LossRise { before, after })))
     }
+}
+
+/// Common sequences of this validator's own draw on which a merged model is measured before the vote; none without a
+/// hash of the window.
+pub(crate) fn sequences_before_vote(node: &Node, salts: &Salts, view: &WindowView) -> Vec<u64> {
+    let count = usize::try_from(node.run().params.evaluation_sequences).unwrap_or(usize::MAX);
+    draw(node, salts, view).map_or_else(Vec::new, |(seeds, assignment)| {
+        assign::common_sequences(&seeds.own, &assignment, count.min(SEQUENCES_MAX))
+    })
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use crate::{
     run::Validator,
-    signed_db::WeightVote,
-    step::{RunError, Stop},
+    signed_db::{SignedDb, WeightVote},
+    step::{RunError, Stop, store_before},
 };
 use chain_client::{Call, Refusal};
 use daemon::{Entry, durable::is_full, error_chain};
@@ -27,10 +27,9 @@ impl Validator {
         // One that is stored may be committed already, by a process before this one.
         let is_repeated = self.signed.weight_vote(epoch).is_some();
         let vote = WeightVote { epoch, salt: self.salts.weight_vote(run, epoch, &weights), weights };
-        let store = self.store_before(self.node.schedule().vote_deadline(window), |signed| {
-            signed.store_weight_vote(vote.clone())
-        });
-        let vote = match store.await {
+        let deadline = self.node.schedule().vote_deadline(window);
+        let store = |signed: &mut SignedDb| signed.store_weight_vote(vote.clone());
+        let vote = match store_before(&mut self.node, &mut self.signed, deadline, store).await {
             Ok(vote) => vote,
             Err(Stop::Skip(skip)) => {
                 self.journal_no_weights(window, epoch, &skip.reason);

@@ -381,7 +381,7 @@ impl<'a> Scene<'a> {
         });
         let evaluator = Box::new(DeviceEvaluator { evaluator, dataset });
         let mut validator = Validator::new(node, evaluator, signed, salts, strategy);
-        (validator.evaluations_max, validator.held_out_sequences) = (8, 4);
+        (validator.evaluation.contributions_max, validator.evaluation.held_out_sequences) = (8, 4);
         Ok(validator)
     }
 

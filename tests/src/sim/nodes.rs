@@ -265,8 +265,8 @@ pub async fn validate(
     let (signed, _) = SignedDb::open(&directory, genesis, shared.run.id, 0)?;
     let evaluator = Box::new(shared.evaluations.clone());
     let mut validator = Validator::new(node, evaluator, signed, salts, strategy);
-    validator.evaluations_max = shared.evaluations_max;
-    validator.held_out_sequences = VALIDATOR_HELD_OUT;
+    validator.evaluation.contributions_max = shared.evaluations_max;
+    validator.evaluation.held_out_sequences = VALIDATOR_HELD_OUT;
     Ok(validator.run().await?)
 }
 
