@@ -404,7 +404,7 @@ pub async fn prepare(text: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     };
     let prepared = tokio::task::spawn_blocking(move || {
         let mut printed: Option<(std::mem::Discriminant<Progress>, Instant)> = None;
-        prepare::prepare(options, \&mut |progress| {
+        prepare::prepare(options, &mut |progress| {
             // Report every new stage, and the progress of a stage every two seconds.
             let stage = std::mem::discriminant(&progress);
             if printed.is_none_or(|(last, at)| last != stage || Duration::from_secs(2) < at.elapsed()) {

@@ -16,7 +16,7 @@ use daemon::{
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use gauntlet::gathering::GatherDeadlines;
 use hosts::HostBudgets;
-use order::{FetchOrder, fetch_order};
+use order::{FetchHistory, FetchOrder, fetch_order};
 use protocol::{
     Block, Digest, Uid, assign,
     keys::{self, ObjectKey},

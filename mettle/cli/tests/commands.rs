@@ -1216,7 +1216,8 @@ async fn a_wallet_s_account_is_imported_and_signs_as_a_coldkey() {
     let file = |name: &str| home.path().join(name).display().to_string();
     std::fs::write(file("password"), "a password\n").unwrap();
     std::fs::write(file("wrong"), "another\n").unwrap();
-    let export = concat!(env!("CARGO_MANIFEST_DIR"), "/../../chain/client/tests/data/polkadot-js-sr25519.json");
+    let export =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../chain/client/tests/data/polkadot-js-sr25519.json");
     let import = |password: &str| {
         format!("keys import --from {export} --key {} --password-file {}", file("cold.json"), file(password))
     };
