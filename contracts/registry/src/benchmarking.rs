@@ -1,4 +1,4 @@
-//! The cost of each call at worst: the longest lists and endpoints, and every seat a candidate (PROT-33).
+//! Worst-case cost of each call: the longest lists and endpoints, with every seat a candidate (PROT-33).
 
 use crate::*;
 use alloc::{vec, vec::Vec};
@@ -10,7 +10,7 @@ use protocol::{Schedule, view::PendingTerms};
 
 const RUN: RunId = RunId(0);
 const STAKE: Balance = 1_000_000_000_000;
-/// Enough for any deposit and a thousand stakes.
+/// Covers any deposit and a thousand stakes.
 const FUNDS: Balance = STAKE * 1_000_000;
 
 fn rich<T: Config>(name: &'static str) -> T::AccountId {
@@ -23,7 +23,7 @@ fn hotkey<T: Config>(index: u32) -> T::AccountId {
     account("hotkey", index, 0)
 }
 
-/// A hotkey that is no seat's, and its consent to hold one for `coldkey`.
+/// Returns an unused hotkey and its consent to hold a seat for `coldkey`.
 fn proven<T: Config>(coldkey: &T::AccountId) -> (T::AccountId, Signature) {
     T::Hotkey::prove(0, &Pallet::<T>::genesis(), RUN, coldkey)
 }
@@ -38,7 +38,7 @@ fn url() -> Url {
     BoundedVec::truncate_from(url)
 }
 
-/// No immunity, and stake unbonds at once.
+/// Terms without immunity, under which stake unbonds at once.
 fn terms(miners: u32) -> Terms {
     Terms {
         miner_seats_max: miners.max(1) as u16,
@@ -58,7 +58,7 @@ fn params() -> RunParams {
     }
 }
 
-/// Run 0 with `miners` seats of one coldkey and no free one. Returns the coldkey.
+/// Creates run 0 with `miners` seats of one coldkey and no free seat. Returns the coldkey.
 fn full_run<T: Config>(miners: u32) -> Result<T::AccountId, BenchmarkError> {
     create::<T>(miners)?;
     let coldkey = rich::<T>("coldkey");
@@ -84,7 +84,7 @@ fn create<T: Config>(miners: u32) -> Result<T::AccountId, BenchmarkError> {
     Ok(owner)
 }
 
-/// Writes a run into the storage, as benchmarks of other pallets need it: it starts at block 1.
+/// Writes a run that starts at block 1 into the storage, for benchmarks of other pallets.
 pub fn put_run<T: Config>(run: RunId, owner: T::AccountId, terms: Terms) -> RunParams {
     let schedule = Schedule { start: Block(1), ..RunParams::default().schedule };
     let params = RunParams { schedule, ..RunParams::default() };
@@ -96,7 +96,7 @@ pub fn put_run<T: Config>(run: RunId, owner: T::AccountId, terms: Terms) -> RunP
     params
 }
 
-/// A present or waiting miner's seat.
+/// Returns the seat of a present or waiting miner.
 pub fn newcomer<T: Config>(index: u32) -> Seat<T::AccountId> {
     Seat {
         registered_at: Block(1),
@@ -110,7 +110,7 @@ pub fn newcomer<T: Config>(index: u32) -> Seat<T::AccountId> {
     }
 }
 
-/// Fills the list of changes but for one, without a change of any seat.
+/// Fills the list of changes except for one entry, without a change of any seat.
 fn almost_full_queue<T: Config>() -> ChangesOf<T> {
     let waiting = 1..T::MaxChanges::get();
     let change = |index: u32| {
@@ -133,7 +133,7 @@ fn unbond<T: Config>(coldkey: &T::AccountId, seat: SeatId, spare: u32) -> Result
     Ok(())
 }
 
-/// The first block of a window in which all stake has unbonded.
+/// Moves to the first block of a window in which all stake has unbonded.
 fn late<T: Config>() {
     let late = params().schedule.opens_at(Window(1_000));
     frame_system::Pallet::<T>::set_block_number(late.0.into());
@@ -334,7 +334,7 @@ mod benchmarks {
         Ok(())
     }
 
-    /// `n` seats of a full run are replaced, each with unbonding stake; and there are new terms.
+    /// `n` seats of a full run are replaced, each with unbonding stake; new terms take effect too.
     #[benchmark]
     fn window_opens(n: Linear<0, { T::MaxChanges::get() }>) -> Result<(), BenchmarkError> {
         let seats = T::MaxSeats::get() - 1;

@@ -1,4 +1,4 @@
-//! Writes changes of seats: requests for the next opening, and what the opening does.
+//! Writes changes of seats: requests for the next opening, and their application at the opening.
 
 use crate::{pallet::*, rules::share_of, *};
 use frame::{
@@ -7,7 +7,7 @@ use frame::{
 };
 
 impl<T: Config> Pallet<T> {
-    /// Queues a change that a call requests; it replaces a waiting rotation of the same seat.
+    /// Queues a change requested by a call; replaces a waiting rotation of the same seat.
     pub(crate) fn queue(
         changes: &mut ChangesOf<T>,
         uid: Uid,
@@ -18,7 +18,7 @@ impl<T: Config> Pallet<T> {
         Self::put_change(changes, uid, change)
     }
 
-    /// Expels the holder of a seat at the next opening, also if the list of changes is full.
+    /// Expels the holder of a seat at the next opening, even if the list of changes is full.
     pub fn expel(run: RunId, id: SeatId) {
         let uid = id.uid;
         let mut changes = Changes::<T>::get(run);
@@ -35,7 +35,7 @@ impl<T: Config> Pallet<T> {
         Self::deposit_event(Event::Leaving { run, uid });
     }
 
-    /// Puts a change for `uid`, in the place of a waiting rotation of the same seat, also if calls would be refused.
+    /// Puts a change for `uid`, in the place of a waiting rotation of the same seat, even if calls would be refused.
     pub(crate) fn put_change(
         changes: &mut ChangesOf<T>,
         uid: Uid,
@@ -83,12 +83,12 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// Whether a chunk has unbonded: it can be withdrawn and not be slashed.
+    /// Returns whether a chunk has unbonded: it can be withdrawn and cannot be slashed.
     pub(crate) fn is_free(details: &Run<T::AccountId>, chunk: &Chunk) -> bool {
         Self::window_now(details).is_some_and(|window| window >= chunk.until)
     }
 
-    /// Adds `amount` to a seat's unbonding stake; false if that leaves fewer than `reserved` free chunks.
+    /// Adds `amount` to a seat's unbonding stake. Returns `false` if that leaves fewer than `reserved` free chunks.
     pub(crate) fn unbond(
         run: RunId,
         coldkey: &T::AccountId,
@@ -110,7 +110,7 @@ impl<T: Config> Pallet<T> {
         true
     }
 
-    /// Starts a seat, whose stake is held and whose hotkey is counted already.
+    /// Starts a seat. Its stake must already be held and its hotkey counted.
     pub(crate) fn take_seat(
         run: RunId,
         uid: Uid,
@@ -136,7 +136,7 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// Ends a seat: its stake unbonds, its hotkey is retired, and the other pallets are told.
+    /// Ends a seat: its stake unbonds, its hotkey is retired, and the other pallets are notified.
     pub(crate) fn vacate(run: RunId, uid: Uid, seat: &Seat<T::AccountId>, ending: Ending) -> Weight {
         let (id, until) = (seat.id(uid), ending.until);
         SeatsOf::<T>::remove(run, uid);
@@ -157,14 +157,14 @@ impl<T: Config> Pallet<T> {
         T::OnSeats::vacated(run, uid, seat, ending)
     }
 
-    /// Marks a hotkey as used for good.
+    /// Marks a hotkey as used permanently.
     pub(crate) fn retire(run: RunId, hotkey: &T::AccountId, seat: SeatId) {
         Hotkeys::<T>::remove(run, hotkey);
         FormerHotkeys::<T>::insert(run, hotkey, seat);
         frame_system::Pallet::<T>::dec_sufficients(hotkey);
     }
 
-    /// Applies the changes of an opening. Returns the weight of what other pallets did.
+    /// Applies the changes of an opening. Returns the weight of the work of other pallets.
     pub(crate) fn apply(
         run: RunId,
         window: Window,
@@ -196,7 +196,8 @@ impl<T: Config> Pallet<T> {
                 }
                 Change::Replaced(newcomer) => {
                     weight.saturating_accrue(Self::vacate(run, uid, &seat, ending));
-                    // Dated now rather than at payment, so that two holders of a uid never have one identity.
+                    // Uses the time of the opening, not of the payment, so that two holders of a uid never share one
+                    // identity.
                     let newcomer = Seat { registered_at: Self::now(), since: window, ..newcomer };
                     if Self::take_seat(run, uid, newcomer, &mut roster).is_err() {
                         defensive!("a replaced seat is on the roster");
@@ -208,7 +209,7 @@ impl<T: Config> Pallet<T> {
         weight
     }
 
-    /// Takes `amount` of `coldkey`'s held stake: the reporter's reward is paid and returned, the rest burnt.
+    /// Takes `amount` of `coldkey`'s held stake: pays and returns the reporter's reward, and burns the rest.
     pub(crate) fn confiscate(
         coldkey: &T::AccountId,
         amount: Balance,
@@ -216,7 +217,7 @@ impl<T: Config> Pallet<T> {
     ) -> Balance {
         let reason = HoldReason::Stake.into();
         let rewarded = reporter.map_or(0, |reporter| {
-            // A transfer below the existential deposit of a new account fails; then all is burnt.
+            // A transfer below the existential deposit of a new account fails; then everything is burnt.
             T::Currency::transfer_on_hold(
                 &reason,
                 coldkey,

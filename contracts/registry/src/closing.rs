@@ -1,7 +1,7 @@
-//! Clears the storage of a closed run, some entries per block, and pays out what it holds (PROT-33).
+//! Clears the storage of a closed run, a limited number of entries per block, and pays out its funds (PROT-33).
 //!
-//! The other pallets come first, as their entries name seats. Then stakes are released, whether bonded or unbonding: a
-//! closed run has been stopped for its unbonding time. The deposit is released when nothing is left.
+//! The other pallets are cleared first, because their entries name seats. Then stakes are released, both bonded and
+//! unbonding: a closed run has been stopped for its unbonding time. The deposit is released last.
 
 use crate::{pallet::*, permits::incoming, *};
 use alloc::vec::Vec;
@@ -11,12 +11,12 @@ use frame::prelude::{fungible::MutateHold as _, *};
 pub const CLEARED_PER_STEP: u32 = 256;
 
 impl<T: Config> Pallet<T> {
-    /// A run that is being cleared.
+    /// Returns a run that is being cleared.
     pub fn closed_run(run: RunId) -> Option<ClosedRun<T::AccountId>> {
         ClosedRuns::<T>::get(run)
     }
 
-    /// Holds what the deposit lacks for `terms`.
+    /// Holds the difference between the present deposit and the deposit for `terms`.
     pub(crate) fn raise_deposit(run: RunId, mut details: Run<T::AccountId>, terms: &Terms) -> DispatchResult {
         let deposit = Self::deposit_of(&details.params, terms);
         let Some(missing) = deposit.checked_sub(details.deposit).filter(|missing| *missing > 0) else {
@@ -29,7 +29,7 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// Clears one step of a closed run. Returns whether nothing is left, and the weight.
+    /// Clears one step of a closed run. Returns whether the run is cleared, and the weight.
     pub fn clear_step(run: RunId) -> (bool, Weight) {
         let Some(ClosedRun { details, .. }) = ClosedRuns::<T>::get(run) else {
             defensive!("a run is cleared after it was closed");
@@ -57,7 +57,7 @@ impl<T: Config> Pallet<T> {
     }
 
     fn clear_own(run: RunId, limit: u32, cleared: &mut Cleared) {
-        // At most `MaxChanges` entries, at once.
+        // At most `MaxChanges` entries, so they are removed together.
         let changes = Changes::<T>::take(run);
         cleared.count::<T>(changes.len() as u32);
         for (_, change) in changes {

@@ -1,14 +1,14 @@
-//! What must hold at every block.
+//! Invariants that hold at every block.
 
 use crate::{pallet::*, permits::incoming, *};
 use alloc::collections::{BTreeMap, BTreeSet};
 use frame::prelude::{fungible::InspectHold as _, *};
 
-/// What the records of all runs say an account has held.
+/// Sums that the records of all runs require an account to have on hold.
 struct Held<AccountId> {
     staked: BTreeMap<AccountId, Balance>,
     deposited: BTreeMap<AccountId, Balance>,
-    /// How many seats keep a hotkey's account alive.
+    /// Number of seats that keep a hotkey's account alive.
     hotkeys: BTreeMap<AccountId, u32>,
 }
 
@@ -24,10 +24,10 @@ fn count<K: Ord>(counts: &mut BTreeMap<K, u32>, key: K) {
 }
 
 impl<T: Config> Pallet<T> {
-    /// Checks what must hold at every block.
+    /// Checks the invariants that hold at every block.
     ///
     /// # Errors
-    /// Names what does not hold.
+    /// Names the first violated invariant.
     pub fn check_invariants() -> Result<(), &'static str> {
         let live = Runs::<T>::iter().count().saturating_add(ClosedRuns::<T>::iter().count());
         if live != LiveRuns::<T>::get() as usize {
@@ -55,7 +55,7 @@ impl<T: Config> Pallet<T> {
         Self::check_held(&held)
     }
 
-    /// Terms are valid and within their limits, and change as an epoch begins.
+    /// Checks that terms are valid and within their limits, and change when an epoch begins.
     fn check_run_terms(run: RunId, details: &Run<T::AccountId>) -> Result<(), &'static str> {
         let RunParams { epoch_windows, limits, .. } = details.params;
         Self::check_terms(&details.terms, &limits).map_err(|_| "a run's terms are not valid")?;
@@ -70,7 +70,7 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// Counts what a closed run still holds.
+    /// Adds the remaining holds of a closed run.
     fn count_closed(
         run: RunId,
         details: Run<T::AccountId>,
@@ -97,7 +97,7 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// Roster, seats and hotkeys name each other.
+    /// Checks that roster, seats and hotkeys refer to each other.
     fn check_seats(run: RunId, held: &mut Held<T::AccountId>) -> Result<(), &'static str> {
         let roster = Rosters::<T>::get(run);
         let seats = Self::seats(run);
@@ -122,7 +122,7 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// A waiting change is of an existing seat, one per seat, with an unused hotkey.
+    /// Checks that each waiting change belongs to an existing seat, with one per seat and an unused hotkey.
     fn check_changes(run: RunId, held: &mut Held<T::AccountId>) -> Result<(), &'static str> {
         let mut changing = BTreeSet::new();
         let mut coming = BTreeSet::new();
@@ -143,7 +143,7 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// Unbonding stake belongs to the coldkey of a present or former seat.
+    /// Checks that unbonding stake belongs to the coldkey of a present or former seat.
     fn check_unbonding(run: RunId, held: &mut Held<T::AccountId>) -> Result<(), &'static str> {
         for ((coldkey, id), chunks) in Unbonding::<T>::iter_prefix((run,)) {
             let present = SeatsOf::<T>::get(run, id.uid).filter(|seat| seat.id(id.uid) == id);
@@ -167,7 +167,7 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// The currency holds what the records say.
+    /// Checks that the currency holds the recorded amounts.
     fn check_held(recorded: &Held<T::AccountId>) -> Result<(), &'static str> {
         let Held { staked, deposited, hotkeys } = recorded;
         if hotkeys.iter().any(|(key, uses)| frame_system::Pallet::<T>::sufficients(key) < *uses) {

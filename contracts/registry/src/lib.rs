@@ -1,9 +1,9 @@
-//! Runs and seats: which accounts train which model, under which keys, with which stake (PROT-29).
+//! Runs and seats: accounts that train a model, their keys and their stake (PROT-29).
 //!
 //! A run has parameters that never change and terms that its owner may change. A seat is a uid in a run, held by a
 //! hotkey (an online signing key) for a coldkey (the account that owns the stake).
 //!
-//! Seats, keys and terms do not change within a window. A free seat is taken at once and counts from the next
+//! Seats, keys and terms do not change within a window. A free seat is assigned at once and counts from the next
 //! opening. Every other change waits until the windows pallet opens a window (`Pallet::window_opens`):
 //!
 //! | change                          | takes effect at                 |
@@ -14,11 +14,11 @@
 //! | new terms                       | the first opening of an epoch   |
 //! | terms that worsen the present   | the same, after a notice        |
 //!
-//! Stake that leaves a seat stays held while it unbonds: a slash for what the holder did reaches it, and never the
-//! stake of another holder of the uid.
+//! Stake that leaves a seat stays held while it unbonds. A slash for an offence of the holder reaches this stake, and
+//! never the stake of another holder of the uid.
 //!
-//! The owner may close a run that has been stopped for the unbonding time. From then on the run does not exist for any
-//! call. Its storage is cleared in bounded steps (`closing`), which pay out what it holds; the deposit comes last.
+//! The owner may close a run that has been stopped for the unbonding time. A closed run does not exist for calls. Its
+//! storage is cleared in bounded steps (`closing`), which pay out its funds; the deposit is released last.
 #![cfg_attr(not(test), no_std)]
 #![allow(
     clippy::large_enum_variant,
@@ -66,17 +66,17 @@ pub use types::*;
 /// An amount of the chain's token, in its smallest unit.
 pub type Balance = u128;
 
-/// The part of an offender's own slashed stake that the reporter gets (PROT-21).
+/// Part of an offender's own slashed stake that the reporter receives (PROT-21).
 pub const REPORTER_SHARE: Permille = Permille(100);
 
-/// The most that a reporter gets for a report: one MTL.
+/// Maximum reward for a report: one MTL.
 pub const REPORTER_REWARD_MAX: Balance = 1_000_000_000_000;
 
-/// The longest URL that the chain stores.
+/// Maximum length of a stored URL, in bytes.
 pub const URL_BYTES_MAX: u32 = 256;
 
-/// A base URL as stored: printable ASCII, `http` or `https`, without a credential (PROT-12); of a seat also `p2p`
-/// (PROT-34).
+/// A base URL as stored: printable ASCII, `http` or `https`, without credentials (PROT-12). A seat's URL may also be
+/// `p2p` (PROT-34).
 pub type Url = BoundedVec<u8, ConstU32<URL_BYTES_MAX>>;
 
 #[frame::pallet]
@@ -100,7 +100,7 @@ pub mod pallet {
 
     #[pallet::config]
     pub trait Config: frame_system::Config<Hash = H256> {
-        /// The currency of deposits and stakes.
+        /// Currency of deposits and stakes.
         type Currency: Inspect<Self::AccountId, Balance = Balance>
             + Mutate<Self::AccountId>
             + hold::Mutate<Self::AccountId, Reason = Self::RuntimeHoldReason>;
@@ -109,60 +109,61 @@ pub mod pallet {
 
         type OnRunCreated: OnRunCreated<Self::AccountId>;
 
-        /// Clears what the other pallets store of a closed run.
+        /// Clears the entries of the other pallets for a closed run.
         type OnRunClosed: OnRunClosed;
 
-        /// The signatures by which hotkeys consent to hold a seat.
+        /// Verifier of the signatures by which hotkeys consent to hold a seat.
         type Hotkey: HotkeyProof<Self::AccountId>;
 
-        /// Called when a seat changes hands.
+        /// Hook for the end of a seat's tenure.
         type OnSeats: OnSeats<Self::AccountId>;
 
-        /// Nominations are slashed with their validators.
+        /// Nominations, which are slashed with their validators.
         type Nominations: Nominations<Self::AccountId>;
 
-        /// Pay decides what a seat costs, and which one a newcomer replaces in a full run.
+        /// Pay records, which determine the price of a seat and the seat that a newcomer replaces in a full run.
         type Payslips: Payslips;
 
-        /// Miners with a weight are replaced last.
+        /// Consensus weights of miners. Miners with a weight are replaced last.
         type MinerWeights: MinerWeights;
 
-        /// The most runs.
+        /// Maximum number of runs.
         #[pallet::constant]
         type MaxRuns: Get<u32>;
 
-        /// The most seats per run: at most 65536, so that a uid fits.
+        /// Maximum number of seats per run: at most 65536, so that a uid fits.
         #[pallet::constant]
         type MaxSeats: Get<u32>;
 
-        /// The most changes of seats that calls may request for one opening. At most half may be new hotkeys, so that
-        /// rotations cannot keep newcomers out. Expelled holders come on top.
+        /// Maximum number of changes of seats that calls may request for one opening. At most half may be new hotkeys,
+        /// so
+        /// that rotations cannot keep newcomers out. Expulsions are not limited by it.
         #[pallet::constant]
         type MaxChanges: Get<u32>;
 
-        /// The most unbonding chunks per seat; the last is reserved for the seat's end.
+        /// Maximum number of unbonding chunks per seat; the last is reserved for the seat's end.
         #[pallet::constant]
         type MaxUnbonding: Get<u32>;
 
-        /// The longest `checkpoint_windows`: a joining node needs every update since the last checkpoint, and the
-        /// chain stores a limited number of windows.
+        /// Maximum `checkpoint_windows`: a joining node needs every update since the last checkpoint, and the chain
+        /// stores a limited number of windows.
         #[pallet::constant]
         type MaxCheckpointWindows: Get<u32>;
 
-        /// The part of a run's deposit that does not depend on its size. The deposit is held from the owner.
+        /// Part of a run's deposit that does not depend on its size. The deposit is held from the owner.
         #[pallet::constant]
         type RunDeposit: Get<Balance>;
 
-        /// The deposit for each seat that a run serves per block: `seats / blocks_per_window` measures the free calls
-        /// and the tasks that the run can ask for.
+        /// Deposit for each seat that a run serves per block: `seats / blocks_per_window` measures the free calls
+        /// and the tasks that the run can request.
         #[pallet::constant]
         type RateDeposit: Get<Balance>;
 
-        /// The floors of a chain whose genesis sets none.
+        /// Floors of a chain whose genesis sets none.
         type DefaultFloors: Get<Floors>;
     }
 
-    /// Why funds of an account are held.
+    /// Reason for a hold on an account's funds.
     #[pallet::composite_enum]
     pub enum HoldReason {
         /// Stake of the account's present and former seats, including unbonding stake.
@@ -171,14 +172,14 @@ pub mod pallet {
         RunDeposit,
     }
 
-    /// The least that every run must ask of its seats. Set at genesis.
+    /// Minimum requirements of every run for its seats. Set at genesis.
     #[pallet::storage]
     pub type FloorsOf<T: Config> = StorageValue<_, Floors, ValueQuery, <T as Config>::DefaultFloors>;
 
     #[pallet::genesis_config]
     #[derive(DefaultNoBound)]
     pub struct GenesisConfig<T: Config> {
-        /// The chain's floors, if they are not the runtime's.
+        /// Floors of the chain; `None` for those of the runtime.
         pub floors: Option<Floors>,
         #[serde(skip)]
         pub _config: PhantomData<T>,
@@ -193,7 +194,7 @@ pub mod pallet {
         }
     }
 
-    /// Number of runs ever created, and the next run's id: the id of a closed run is not used again.
+    /// Number of runs ever created, which is the next run's id: the id of a closed run is not used again.
     #[pallet::storage]
     pub type RunCount<T: Config> = StorageValue<_, u32, ValueQuery>;
 
@@ -201,36 +202,37 @@ pub mod pallet {
     #[pallet::storage]
     pub type LiveRuns<T: Config> = StorageValue<_, u32, ValueQuery>;
 
-    /// The first window of a stopped run without work.
+    /// First window of a stopped run without work.
     #[pallet::storage]
     pub type StoppedSince<T: Config> = StorageMap<_, Twox64Concat, RunId, Window>;
 
-    /// The window by which all stake has unbonded that left seats under former terms with a longer time.
+    /// Window by which all stake has unbonded that left seats under former terms with a longer unbonding time.
     #[pallet::storage]
     pub type UnbondsBy<T: Config> = StorageMap<_, Twox64Concat, RunId, Window, ValueQuery>;
 
-    /// The runs that are being cleared.
+    /// Runs that are being cleared.
     #[pallet::storage]
     pub type ClosedRuns<T: Config> = StorageMap<_, Twox64Concat, RunId, ClosedRun<T::AccountId>>;
 
     #[pallet::storage]
     pub type Runs<T: Config> = StorageMap<_, Twox64Concat, RunId, Run<T::AccountId>>;
 
-    /// Changes that a run's owner has requested.
+    /// Changes requested by a run's owner.
     #[pallet::storage]
     pub type PendingChanges<T: Config> = StorageMap<_, Twox64Concat, RunId, Waiting, ValueQuery>;
 
-    /// Former terms of a run, each with its last epoch, ascending: of the two epochs before the open one, which may be
-    /// unpaid.
+    /// Former terms of a run, each with its last epoch, ascending. They cover the two epochs before the open one,
+    /// which
+    /// may be unpaid.
     #[pallet::storage]
     pub type FormerTerms<T: Config> =
         StorageMap<_, Twox64Concat, RunId, BoundedVec<(u32, Terms), ConstU32<2>>, ValueQuery>;
 
-    /// The account to which a run's owner has offered the run.
+    /// Account to which a run's owner has offered the run.
     #[pallet::storage]
     pub type Offers<T: Config> = StorageMap<_, Twox64Concat, RunId, T::AccountId>;
 
-    /// The taken uids of a run, with the data that is needed of all of them at once. Item `u` is uid `u`.
+    /// Taken uids of a run, with the data needed for all of them at once. Item `u` is uid `u`.
     #[pallet::storage]
     pub type Rosters<T: Config> =
         StorageMap<_, Twox64Concat, RunId, BoundedVec<Option<Entry>, T::MaxSeats>, ValueQuery>;
@@ -239,13 +241,13 @@ pub mod pallet {
     pub type SeatsOf<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Uid, Seat<T::AccountId>>;
 
-    /// The seat that a hotkey holds.
+    /// Uid of the seat that a hotkey holds.
     #[pallet::storage]
     pub type Hotkeys<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Blake2_128Concat, T::AccountId, Uid>;
 
-    /// The seat that a former hotkey held. Kept for good, as no hotkey is used twice in a run; grows by at most
-    /// `MaxChanges` paid entries per window.
+    /// The seat that a former hotkey held. Kept permanently, because a hotkey cannot be used twice in a run. Grows by
+    /// at most `MaxChanges` paid entries per window.
     #[pallet::storage]
     pub type FormerHotkeys<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Blake2_128Concat, T::AccountId, SeatId>;
@@ -258,7 +260,7 @@ pub mod pallet {
     #[pallet::storage]
     pub type Changes<T: Config> = StorageMap<_, Twox64Concat, RunId, ChangesOf<T>, ValueQuery>;
 
-    /// The price that the last registration of a role left.
+    /// Price after the last registration of a role.
     #[pallet::storage]
     pub type Prices<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Role, Price, ValueQuery>;
@@ -311,7 +313,7 @@ pub mod pallet {
         StakeAdded { run: RunId, uid: Uid, amount: Balance, stake: Balance },
         /// A seat has less stake; the amount can be withdrawn from window `until`.
         Unstaked { run: RunId, uid: Uid, amount: Balance, stake: Balance, until: Window },
-        /// A seat is given up, or its holder is expelled, at the next opening.
+        /// A seat is given up, or its holder expelled, at the next opening.
         Leaving { run: RunId, uid: Uid },
         /// A seat's holder has left; its stake can be withdrawn from window `until`.
         Vacated { run: RunId, seat: SeatId, coldkey: T::AccountId, stake: Balance, until: Window },
@@ -321,7 +323,7 @@ pub mod pallet {
         RotationScheduled { run: RunId, uid: Uid, hotkey: T::AccountId },
         /// A seat has a new hotkey.
         Rotated { run: RunId, uid: Uid, hotkey: T::AccountId },
-        /// The owner asked for new terms. They hold from window `from`.
+        /// The owner requested new terms. They apply from window `from`.
         TermsProposed { run: RunId, terms: Terms, from: Window },
         /// The owner withdrew the waiting terms.
         TermsCancelled { run: RunId },
@@ -335,25 +337,25 @@ pub mod pallet {
         RunOffered { run: RunId, to: T::AccountId },
         /// The run has a new owner.
         OwnerChanged { run: RunId, owner: T::AccountId },
-        /// The owner closed the run: no call finds it, and its storage is cleared.
+        /// The owner closed the run: calls no longer find it, and its storage is being cleared.
         RunClosed { run: RunId },
         /// The storage of a closed run is cleared, and `deposit` was released to its owner.
         RunCleared { run: RunId, owner: T::AccountId, deposit: Balance },
-        /// A seat and its nominations were slashed. Of `stake`, `rewarded` went to the reporter; the rest was burnt.
+        /// A seat and its nominations were slashed. The reporter received `rewarded` of `stake`; the rest was burnt.
         Slashed { run: RunId, seat: SeatId, stake: Balance, rewarded: Balance, nominated: Balance },
     }
 
     #[pallet::error]
     pub enum Error<T> {
-        /// There is no run with this id. List the runs and pick one of them.
+        /// The run does not exist. List the runs and pick one of them.
         UnknownRun,
-        /// The chain has the maximal number of runs.
+        /// The chain has the maximum number of runs. Wait until a run is closed and cleared.
         TooManyRuns,
-        /// The deadlines do not rise. Set 0 < commit_by < reveal_by < attest_by < vote_by < blocks_per_window.
+        /// The deadlines do not increase. Set 0 < commit_by < reveal_by < attest_by < vote_by < blocks_per_window.
         BadSchedule,
         /// The run would start in the past. Set `schedule.start` to a later block.
         StartPassed,
-        /// A parameter is zero that must not be. See `RunParams` and `Terms`.
+        /// A parameter that must be positive is zero. See `RunParams` and `Terms`.
         ZeroParameter,
         /// A density must be from 1 to 4096 values in 4096.
         BadDensity,
@@ -361,11 +363,13 @@ pub mod pallet {
         BadRate,
         /// The numbers of places contradict each other. Set min_contributions ≤ reserve_places.
         BadPlaces,
-        /// A wider tolerance of probes would let guesses pass, and a smaller one refuse other machines. Change `probe_tolerance`.
+        /// The tolerance of probes is out of range: a larger one accepts guesses, a smaller one rejects other
+        /// machines. Change
+        /// `probe_tolerance`.
         BadProbeTolerance,
-        /// Receipts would be public when contributions are gone. Lower `epoch_windows`.
+        /// Receipts would become public after contributions are deleted. Lower `epoch_windows`.
         EpochTooLong,
-        /// Too few contributions would make a window. Raise `min_contributions`; only a localnet may have less than 4.
+        /// A window needs more contributions. Raise `min_contributions`; only a localnet may have fewer than 4.
         TooFewContributions,
         /// The quorum must be from 1 to 1000 thousandths.
         BadQuorum,
@@ -396,16 +400,17 @@ pub mod pallet {
         TooManySeats,
         /// Checkpoints would be too rare for a node to join. Lower `checkpoint_windows`.
         CheckpointsTooRare,
-        /// Not a base URL: it needs `http://` or `https://`, a host, printable ASCII, and no user or password. A seat
-        /// without a bucket has `p2p://` and the name of its peer.
+        /// The URL is not a base URL. Use `http://` or `https://`, a host, printable ASCII, and no user or password. A
+        /// seat
+        /// without a bucket uses `p2p://` and the name of its peer.
         BadUrl,
-        /// All seats of the role are taken, and none can be replaced: each is immune, about to change hands, or has a
+        /// All seats of the role are taken and none is replaceable: each is immune, about to change hands, or has a
         /// consensus weight while newer seats have none. Wait for a later opening.
         RunFull,
-        /// All validators' seats are taken. A newcomer must stake more than a holder has by a tenth, counted
-        /// nominations included.
+        /// All validators' seats are taken. Stake over a tenth more than the stake of a present holder, including its
+        /// counted nominations.
         StakeTooLowToReplace,
-        /// As many seats of the role change hands at the next opening as may. Register after it.
+        /// The maximum number of the role's seats already change hands at the next opening. Register after it.
         TooManyReplacements,
         /// The hotkey holds, held or will hold a seat in this run. Use a new one.
         HotkeyInUse,
@@ -419,39 +424,40 @@ pub mod pallet {
         NotEnoughFunds,
         /// The signer holds no seat in this run. Register its hotkey first.
         NotASeat,
-        /// There is no seat with this uid. List the run's seats.
+        /// The seat does not exist. List the run's seats.
         UnknownSeat,
-        /// Only the seat's coldkey may do this. Sign with the key that registered the seat.
+        /// The signer is not the seat's coldkey. Sign with the key that registered the seat.
         NotTheColdkey,
-        /// Only the run's owner may do this.
+        /// The signer is not the run's owner. Sign with the owner's key.
         NotTheOwner,
-        /// The amount is zero.
+        /// The amount is zero. Add a positive amount.
         NothingToAdd,
-        /// The amount is zero.
+        /// The amount is zero. Remove a positive amount.
         NothingToTake,
-        /// The stake would overflow.
+        /// The stake would overflow. Add less.
         StakeTooLarge,
-        /// The endpoint was set in this window already. Wait for the next one.
+        /// The endpoint was already set in this window. Wait for the next one.
         EndpointJustSet,
         /// The list of changes for the next opening is full. Wait for it.
         TooManyChanges,
         /// The seat already has a change waiting. Wait for the next opening.
         ChangeWaiting,
-        /// The seat has the maximal number of unbonding chunks. Withdraw the unbonded ones, or wait.
+        /// The seat has the maximum number of unbonding chunks. Withdraw the unbonded ones, or wait.
         TooManyUnbonding,
-        /// None of the signer's stake has unbonded yet.
+        /// None of the signer's stake has unbonded yet. Wait for the window in which it does.
         NothingToWithdraw,
-        /// No terms are waiting.
+        /// No terms are waiting. Nothing needs to be cancelled.
         NoTermsWaiting,
-        /// The run was not offered to the signer. Its owner must offer it first.
+        /// The run was not offered to the signer. Request an offer from its owner.
         NotOffered,
         /// The run's windows have fewer blocks than this chain allows. Raise `blocks_per_window`.
         WindowTooShort,
-        /// A least stake or the seat price is below this chain's floor. Raise it.
+        /// A minimum stake or the seat price is below this chain's floor. Raise it.
         BelowFloor,
-        /// Only a stopped run can be closed. Stop it first.
+        /// The run is not stopped. Stop it first.
         NotStopped,
-        /// The run has not been stopped for its unbonding time and two epochs, or stake of former terms unbonds. Wait.
+        /// The run was not stopped for its unbonding time and two epochs, or stake of former terms still unbonds.
+        /// Wait.
         StoppedTooBriefly,
     }
 
@@ -523,12 +529,16 @@ pub mod pallet {
         }
 
         /// Takes a seat of `run` for `hotkey`. The signer is its coldkey: the price, at most `price_max`, is burnt,
-        /// and `stake` is held. `proof` is the hotkey's signature over run and coldkey: nobody uses up another's key.
+        /// and `stake` is held. `proof` is the hotkey's signature over run and coldkey, so that no other account can
+        /// use up
+        /// a hotkey.
         ///
-        /// The lowest free uid is taken at once. If the role has none, the newcomer replaces a seat at the next
-        /// opening: one that is given up, or else the lowest paid one that is past its immunity. A miner with a
-        /// consensus weight comes after those without. A validator is replaced only if the newcomer stakes more than
-        /// is behind it, by a tenth. At most a sixteenth of the role's seats are replaced per window.
+        /// The lowest free uid is assigned at once. If the role has none, the newcomer replaces a seat at the next
+        /// opening: one that is given up, or else the lowest paid one that is past its immunity. Miners without a
+        /// consensus
+        /// weight are replaced before those with one. A validator is replaced only by a stake that exceeds the stake
+        /// behind
+        /// it by a tenth. At most a sixteenth of the role's seats are replaced per window.
         #[pallet::call_index(1)]
         #[pallet::weight(permits::replace_weight::<T>(*role, T::MaxSeats::get()).max(weight_info::register::<T>()))]
         pub fn register(
@@ -596,7 +606,7 @@ pub mod pallet {
             Ok(Some(weight).into())
         }
 
-        /// Sets the endpoint of the signer's seat. Signed by the hotkey; free of charge, and allowed once per window.
+        /// Sets the endpoint of the signer's seat. Signed by the hotkey; free of charge, once per window.
         #[pallet::call_index(2)]
         #[pallet::weight(weight_info::set_endpoint::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, endpoint: &Url| -> bool {
@@ -659,7 +669,7 @@ pub mod pallet {
             let mut changes = Changes::<T>::get(run);
             let waiting = changes.iter().find(|(seat, _)| *seat == uid).map(|(_, change)| change);
             ensure!(matches!(waiting, None | Some(Change::Rotates(_))), Error::<T>::ChangeWaiting);
-            // Also if the list is full: a holder can always leave before worse terms hold.
+            // Works even if the list is full: a holder can always leave before worse terms apply.
             Self::put_change(&mut changes, uid, Change::Leaves)?;
 
             Self::put_changes(run, changes);
@@ -667,8 +677,8 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Releases the unbonded stake of the signer's present and former seats in `run`. Visits at most `MaxChanges`
-        /// seats; with more, call again.
+        /// Releases the unbonded stake of the signer's present and former seats in `run`. One call covers at most
+        /// `MaxChanges` seats; for more, call again.
         #[pallet::call_index(6)]
         #[pallet::weight(weight_info::withdraw::<T>(T::MaxChanges::get()))]
         pub fn withdraw(origin: OriginFor<T>, run: RunId) -> DispatchResultWithPostInfo {
@@ -695,8 +705,9 @@ pub mod pallet {
             Ok(Some(weight_info::withdraw::<T>(looked_at)).into())
         }
 
-        /// Gives a seat a new hotkey at the next opening, one never used in this run. Signed by the coldkey. The old
-        /// hotkey is never used again. `proof` is the new hotkey's, as in `register`.
+        /// Gives a seat a new hotkey at the next opening. Signed by the coldkey. The hotkey must be unused in this
+        /// run;
+        /// the old one cannot be used again. `proof` is the new hotkey's, as in `register`.
         #[pallet::call_index(7)]
         #[pallet::weight(weight_info::rotate_hotkey::<T>())]
         pub fn rotate_hotkey(
@@ -721,10 +732,10 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Sets the terms that take effect with the next epoch, or, if they worsen the present ones, after a notice;
-        /// see [`RunParams::terms_hold_from`]. Signed by the owner, who may replace them until then: the replacement
-        /// has its own notice. The deposit for more seats is held at once; it stays held if the terms do not take
-        /// effect.
+        /// Sets the terms of the next epoch, or, if they worsen the present ones, of the first epoch after a notice;
+        /// see [`RunParams::terms_hold_from`]. Signed by the owner. The owner may replace waiting terms; the
+        /// replacement has
+        /// its own notice. The deposit for more seats is held at once, and stays held if the terms do not take effect.
         #[pallet::call_index(8)]
         #[pallet::weight(weight_info::set_terms::<T>())]
         pub fn set_terms(origin: OriginFor<T>, run: RunId, terms: Terms) -> DispatchResult {
@@ -738,7 +749,7 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Withdraws the waiting terms. Signed by the owner.
+        /// Cancels the waiting terms. Signed by the owner.
         #[pallet::call_index(9)]
         #[pallet::weight(weight_info::cancel_terms::<T>())]
         pub fn cancel_terms(origin: OriginFor<T>, run: RunId) -> DispatchResult {
@@ -775,7 +786,7 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Makes the signer, to whom the run was offered, its owner. The deposit is released from the old owner and
+        /// Makes the signer the owner of a run that was offered to it. The deposit is released from the old owner and
         /// held from the new one.
         #[pallet::call_index(12)]
         #[pallet::weight(weight_info::accept_run::<T>())]
@@ -794,9 +805,11 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Closes a run for good: one that has been stopped for its unbonding time, or has not started. Signed by the
-        /// owner. Stakes, nominations and claimable pay go back to their accounts, and the rest of the treasury is
-        /// burnt, in the blocks that follow; then the deposit is released.
+        /// Closes a run permanently. The run must have been stopped for its unbonding time, or not have started.
+        /// Signed by
+        /// the owner. In the following blocks, stakes, nominations and claimable pay return to their accounts, the
+        /// rest of the
+        /// treasury is burnt, and the deposit is released.
         #[pallet::call_index(20)]
         #[pallet::weight(weight_info::close_run::<T>())]
         pub fn close_run(origin: OriginFor<T>, run: RunId) -> DispatchResult {

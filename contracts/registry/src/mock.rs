@@ -1,4 +1,4 @@
-//! The registry with stand-ins for the other pallets, which a test sets.
+//! The registry with test doubles for the other pallets.
 
 use crate::{self as pallet_registry, *};
 use frame::testing_prelude::*;
@@ -37,17 +37,17 @@ parameter_types! {
     pub const NoFloors: protocol::params::Floors = protocol::params::Floors::NONE;
     /// Recent pay of the seats of run 0.
     pub static Paid: BTreeMap<u16, Balance> = BTreeMap::new();
-    /// Their consensus weights.
+    /// Consensus weights of the seats.
     pub static Weighted: Vec<(Uid, u16)> = Vec::new();
-    /// The run's treasury.
+    /// Treasury of the run.
     pub static Treasury: Balance = 0;
-    /// Their nominations.
+    /// Nominations of the seats.
     pub static Behind: BTreeMap<u16, Balance> = BTreeMap::new();
-    /// The seats reported as vacated.
+    /// Seats reported as vacated.
     pub static Gone: Vec<(RunId, SeatId)> = Vec::new();
 }
 
-/// Stands in for the other pallets.
+/// Test double for the other pallets.
 pub struct Others;
 
 impl Payslips for Others {
@@ -176,7 +176,7 @@ pub fn validate(hotkey: u64, stake: Balance) -> DispatchResult {
     register(COLDKEY, Role::Validator, HOTKEY + hotkey, stake)
 }
 
-/// Goes to the first block of `window` and opens it.
+/// Moves to the first block of `window` and opens it.
 pub fn open(window: u32) {
     System::set_block_number(params().schedule.opens_at(Window(window)).0.into());
     Registry::window_opens(RUN, Window(window));

@@ -1,4 +1,4 @@
-//! The checks of each call, without writes, and the seat that a newcomer gets.
+//! Checks of each call, without writes, and the choice of a newcomer's seat.
 
 use crate::{pallet::*, rules, *};
 use core::cmp::Reverse;
@@ -8,14 +8,14 @@ use protocol::params::TermsLimits;
 type RunOf<T> = Run<<T as frame_system::Config>::AccountId>;
 type SeatOf<T> = Seat<<T as frame_system::Config>::AccountId>;
 
-/// The seat that a newcomer gets.
+/// A newcomer's seat.
 pub(crate) enum Place {
     Free(Uid),
-    /// Replaces its holder at the next opening.
+    /// A taken seat, whose holder is replaced at the next opening.
     Replacing(Uid),
 }
 
-/// Replacing one of `seats` of a role: each validator's nominations are read too.
+/// Weight of replacing one of `seats` of a role: each validator's nominations are read too.
 pub(crate) fn replace_weight<T: Config>(role: Role, seats: u32) -> Weight {
     let nominations = match role {
         Role::Miner => 0,
@@ -25,17 +25,17 @@ pub(crate) fn replace_weight<T: Config>(role: Role, seats: u32) -> Weight {
 }
 
 impl<T: Config> Pallet<T> {
-    /// The present block.
+    /// Returns the present block.
     pub fn now() -> Block {
         Block(frame_system::Pallet::<T>::block_number().saturated_into())
     }
 
-    /// The open window; `None` before the run starts.
+    /// Returns the open window; `None` before the run starts.
     pub fn window_now(details: &Run<T::AccountId>) -> Option<Window> {
         details.params.schedule.window_at(Self::now())
     }
 
-    /// The next window to open.
+    /// Returns the next window to open.
     pub fn opens_next(details: &Run<T::AccountId>) -> Window {
         Self::window_now(details).map_or(Window(0), Window::next)
     }
@@ -49,12 +49,12 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// The deposit that a run needs (PROT-33).
+    /// Returns the deposit that a run needs (PROT-33).
     pub fn deposit_of(params: &RunParams, terms: &Terms) -> Balance {
         rules::deposit(T::RunDeposit::get(), T::RateDeposit::get(), &params.schedule, terms)
     }
 
-    /// The run, if the signer owns it.
+    /// Returns the run, if the signer owns it.
     pub(crate) fn run_of_owner(origin: OriginFor<T>, run: RunId) -> Result<Run<T::AccountId>, DispatchError> {
         let owner = ensure_signed(origin)?;
         let details = Runs::<T>::get(run).ok_or(Error::<T>::UnknownRun)?;
@@ -62,7 +62,10 @@ impl<T: Config> Pallet<T> {
         Ok(details)
     }
 
-    /// The run and the seat, if the signer is the seat's coldkey.
+    /// Returns the run and the seat, if the signer is the seat's coldkey.
+    ///
+    /// # Errors
+    /// `UnknownRun`, `UnknownSeat` or `NotTheColdkey`; `BadOrigin` for an unsigned call.
     pub fn seat_of_coldkey(
         origin: OriginFor<T>,
         run: RunId,
@@ -75,7 +78,7 @@ impl<T: Config> Pallet<T> {
         Ok((details, seat))
     }
 
-    /// The signer's seat, if it may set its endpoint to `endpoint` now.
+    /// Returns the signer's seat, if it may set its endpoint to `endpoint` now.
     pub(crate) fn may_set_endpoint(
         origin: OriginFor<T>,
         run: RunId,
@@ -92,7 +95,7 @@ impl<T: Config> Pallet<T> {
         Ok((uid, seat))
     }
 
-    /// Whether `hotkey` holds, held or will hold a seat.
+    /// Returns whether `hotkey` holds, held or will hold a seat.
     pub(crate) fn is_used(
         run: RunId,
         hotkey: &T::AccountId,
@@ -102,7 +105,7 @@ impl<T: Config> Pallet<T> {
         waits || Hotkeys::<T>::contains_key(run, hotkey) || FormerHotkeys::<T>::contains_key(run, hotkey)
     }
 
-    /// Whether `hotkey` consented to hold a seat of `run` for `coldkey`.
+    /// Returns whether `hotkey` consented to hold a seat of `run` for `coldkey`.
     pub(crate) fn is_proven(
         hotkey: &T::AccountId,
         run: RunId,
@@ -112,10 +115,10 @@ impl<T: Config> Pallet<T> {
         T::Hotkey::is_valid(hotkey, &Self::genesis(), run, coldkey, proof)
     }
 
-    /// The seat that a newcomer of `role` with `stake` gets.
+    /// Chooses the seat of a newcomer of `role` with `stake`.
     ///
     /// New terms may allow fewer seats than are taken. Then holders stay, a newcomer may still replace one, and seats
-    /// that are given up stay empty until the number is right.
+    /// that are given up stay empty until the number is within the terms.
     ///
     /// # Errors
     /// `TooManyReplacements`, `StakeTooLowToReplace`, or `RunFull` if there is none.
@@ -188,7 +191,8 @@ impl<T: Config> Pallet<T> {
             }
         }
         match lowest {
-            // Idle newcomers could drive out all who work, so they must show work before more may come.
+            // Otherwise idle newcomers could displace all working seats: newcomers must show work before more may
+            // join.
             Some((true, ..)) => {
                 let unproven = of_role.iter().filter(|(uid, _)| replaced(uid) || !has_weight(*uid)).count();
                 ensure!(unproven < replacements_max, Error::<T>::RunFull);
@@ -200,7 +204,7 @@ impl<T: Config> Pallet<T> {
     }
 }
 
-/// The hotkey that a change brings.
+/// Returns the hotkey that a change introduces.
 pub(crate) fn incoming<AccountId>(change: &Change<AccountId>) -> Option<&AccountId> {
     match change {
         Change::Rotates(hotkey) => Some(hotkey),
@@ -209,7 +213,7 @@ pub(crate) fn incoming<AccountId>(change: &Change<AccountId>) -> Option<&Account
     }
 }
 
-/// The lowest free uid.
+/// Returns the lowest free uid.
 pub(crate) fn free_uid(roster: &[Option<Entry>], seats_max: u32) -> Option<Uid> {
     let index = roster.iter().position(Option::is_none).unwrap_or(roster.len());
     if index >= seats_max as usize {

@@ -1,18 +1,18 @@
-//! The price of a seat: it rises with each registration and falls with time, down to a part of what a seat is paid
-//! (PROT-29). Plain functions, without storage.
+//! Price of a seat: it rises with each registration and falls with time, down to a part of a seat's pay (PROT-29).
+//! Plain functions, without storage.
 
 use crate::{Balance, rules::share_of};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use protocol::{Role, RunParams, Terms, Window};
 use scale_info::TypeInfo;
 
-/// A newcomer that replaces a seat raises the price by one part in this many.
+/// A newcomer that replaces a seat raises the price by the inverse of this number.
 const CONTESTED_PARTS: u128 = 8;
 
-/// The price halves this many times in a seat's immunity. About six replacements in that time keep it constant.
+/// Number of times that the price halves in a seat's immunity. About six replacements in that time keep it constant.
 const HALVINGS_IN_IMMUNITY: u32 = 4;
 
-/// The price that the last registration left, and its window.
+/// Price after the last registration, and its window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Price {
@@ -21,14 +21,14 @@ pub struct Price {
 }
 
 impl Price {
-    /// The price in `window`: it halves with each half-life, linearly in between, and is at least `floor`.
+    /// Returns the price in `window`: it halves with each half-life, linearly in between, and is at least `floor`.
     pub fn in_window(&self, window: Window, terms: &Terms, floor: Balance) -> Balance {
         let elapsed = window.0.saturating_sub(self.at.0);
         decayed(self.amount, elapsed, half_life(terms)).max(floor)
     }
 
-    /// The price after a registration that paid `paid` in `window`. Taking a free seat raises it so little that a
-    /// whole run, filled at once, costs the last newcomer less than three times what the first paid.
+    /// Returns the price after a registration that paid `paid` in `window`. A free seat raises it only a little: if a
+    /// whole run is filled at once, the last newcomer pays less than three times the first price.
     pub fn after(paid: Balance, window: Window, terms: &Terms, role: Role, free: bool) -> Price {
         let parts = match free {
             true => CONTESTED_PARTS.max(terms.seats_max(role).into()),
@@ -38,9 +38,10 @@ impl Price {
     }
 }
 
-/// The lowest price of a seat of `role` in `window`: the terms' minimum, or half of what the seat would be paid over
-/// its immunity, if all seats of the role were taken and paid alike out of `treasury`. An idle seat earns nothing, so
-/// that much is its cost.
+/// Returns the lowest price of a seat of `role` in `window`: the terms' minimum, or half of a seat's pay over its
+/// immunity, whichever is higher. The pay assumes that all seats of the role are taken and paid equally out of
+/// `treasury`.
+/// An idle seat earns nothing, so this is its cost.
 pub fn floor(terms: &Terms, params: &RunParams, role: Role, window: Window, treasury: Balance) -> Balance {
     let share = match role {
         Role::Miner => terms.shares.miners,
@@ -114,13 +115,13 @@ mod tests {
         let terms = Terms { emission_per_epoch: 192_000, validator_seats_max: 64, ..terms() };
         let params = RunParams { epoch_windows: 10, ..RunParams::default() };
         let floor = |role, window, treasury| floor(&terms, &params, role, Window(window), treasury);
-        // Four epochs of immunity; 96,000 to 192 miners, 76,800 to 64 validators per epoch.
+        // Four epochs of immunity; per epoch, 96,000 to 192 miners and 76,800 to 64 validators.
         assert_eq!(floor(Role::Miner, 0, Balance::MAX), 500 * 4 / 2);
         assert_eq!(floor(Role::Validator, 0, Balance::MAX), 1200 * 4 / 2);
-        // A treasury that holds less than the emission pays less, and an empty one nothing.
+        // A treasury below the emission pays less, and an empty one nothing.
         assert_eq!(floor(Role::Miner, 0, 96_000), 500);
         assert_eq!(floor(Role::Miner, 0, 0), 100);
-        // The emission halves, and the price with it.
+        // The price halves with the emission.
         let halving = Terms { emission_halving_epochs: 2, ..terms };
         assert_eq!(super::floor(&halving, &params, Role::Miner, Window(20), Balance::MAX), 500);
         let largest = Terms { emission_per_epoch: Balance::MAX, immunity_windows: u32::MAX, ..terms };

@@ -1,23 +1,23 @@
-//! What the runtime API reads.
+//! Reads for the runtime API.
 
 use crate::{pallet::*, *};
 use frame::prelude::{BlockNumberFor, frame_system};
 
 impl<T: Config> Pallet<T> {
-    /// The chain's genesis hash: what is signed for another chain proves nothing here. The system forgets later hashes
-    /// and keeps this one. In block 0, which has no calls, it is not known yet.
+    /// Returns the chain's genesis hash: a signature for another chain proves nothing here. The system prunes later
+    /// hashes and keeps this one. It is not known in block 0, which has no calls.
     pub fn genesis() -> GenesisHash {
         GenesisHash(frame_system::Pallet::<T>::block_hash(BlockNumberFor::<T>::default()).0)
     }
 
-    /// The ids of all runs, ascending.
+    /// Returns the ids of all runs, ascending.
     pub fn run_ids() -> Vec<RunId> {
         let mut runs: Vec<RunId> = Runs::<T>::iter_keys().collect();
         runs.sort_unstable();
         runs
     }
 
-    /// The taken seats of `role`, and their maximum. More may be taken than newer terms allow.
+    /// Returns the number of taken seats of `role`, and their maximum. More may be taken than newer terms allow.
     pub fn taken(run: RunId, role: Role) -> (u16, u16) {
         let roster = Rosters::<T>::get(run);
         let taken = roster.iter().flatten().filter(|entry| entry.role == role).count();
@@ -25,7 +25,7 @@ impl<T: Config> Pallet<T> {
         (u16::try_from(taken).unwrap_or(u16::MAX), seats_max)
     }
 
-    /// The present price of a seat of `role`; zero if there is no such run.
+    /// Returns the present price of a seat of `role`; zero if the run does not exist.
     pub fn price(run: RunId, role: Role) -> Balance {
         Runs::<T>::get(run).map_or(0, |details| {
             let now = Self::window_now(&details).unwrap_or_default();
@@ -33,20 +33,20 @@ impl<T: Config> Pallet<T> {
         })
     }
 
-    /// The price of a seat of `role` in `window`.
+    /// Returns the price of a seat of `role` in `window`.
     pub(crate) fn price_in(run: RunId, role: Role, details: &Run<T::AccountId>, window: Window) -> Balance {
         let Run { params, terms, .. } = details;
         let floor = price::floor(terms, params, role, window, T::Payslips::treasury(run));
         Prices::<T>::get(run, role).in_window(window, terms, floor)
     }
 
-    /// Whether the run is stopped, or will be at the next opening.
+    /// Returns whether the run is stopped, or will be at the next opening.
     pub fn is_stopped(run: RunId) -> bool {
         let stopped = Runs::<T>::get(run).is_some_and(|details| details.stopped);
         PendingChanges::<T>::get(run).stopped.unwrap_or(stopped)
     }
 
-    /// The change of a seat at the next opening.
+    /// Returns the change of a seat at the next opening.
     pub fn pending_change(run: RunId, uid: Uid) -> Option<view::PendingChange>
     where
         T::AccountId: Into<[u8; 32]>,
@@ -59,13 +59,13 @@ impl<T: Config> Pallet<T> {
         })
     }
 
-    /// The first window in which the seat can be replaced; `None` if there is no such seat.
+    /// Returns the first window in which the seat can be replaced; `None` if the seat does not exist.
     pub fn immune_until(run: RunId, uid: Uid) -> Option<Window> {
         let immunity = Runs::<T>::get(run)?.terms.immunity_windows;
         Some(Window(SeatsOf::<T>::get(run, uid)?.since.0.saturating_add(immunity)))
     }
 
-    /// The unbonding stake of an account, by window.
+    /// Returns the unbonding stake of an account, by window.
     pub fn unbonding(run: RunId, account: &T::AccountId) -> Vec<view::UnbondingView> {
         let mut views: Vec<view::UnbondingView> = Unbonding::<T>::iter_prefix((run, account))
             .flat_map(|(seat, chunks)| {

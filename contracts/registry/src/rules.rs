@@ -1,4 +1,4 @@
-//! Checks of URLs and parameters, shares of amounts, and bounds of replacements: plain functions, without storage.
+//! Checks of URLs and parameters, shares of amounts, and limits of replacements: plain functions, without storage.
 
 use crate::{Balance, Config, Error};
 use protocol::{
@@ -6,13 +6,13 @@ use protocol::{
     params::{Floors, ParamsError, Permille},
 };
 
-/// Nominations count up to this many times the validator's own stake (PROT-3).
+/// Maximum ratio of counted nominations to the validator's own stake (PROT-3).
 pub const NOMINATIONS_PER_STAKE: Balance = 10;
 
-/// Of a role's seats, one part in this many changes hands per window (PROT-29).
+/// Inverse of the maximum fraction of a role's seats that change hands per window (PROT-29).
 const REPLACEMENT_PARTS: u16 = 16;
 
-/// Whether `url` is a base URL: `http` or `https`, a host, printable ASCII, no credential (PROT-12).
+/// Returns whether `url` is a base URL: `http` or `https`, a host, printable ASCII, no credentials (PROT-12).
 pub(crate) fn is_base_url(url: &[u8]) -> bool {
     let Some(rest) = url.strip_prefix(b"http://").or_else(|| url.strip_prefix(b"https://")) else {
         return false;
@@ -21,7 +21,7 @@ pub(crate) fn is_base_url(url: &[u8]) -> bool {
     !host_is_empty && rest.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'@')
 }
 
-/// Whether `url` is where a seat's objects are: a base URL, or `p2p://PEER` of a seat without a bucket, optionally with
+/// Returns whether `url` is a seat's endpoint: a base URL, or `p2p://PEER` of a seat without a bucket, optionally with
 /// the peer's address as a path (PROT-34). A peer's name is an ed25519 public key in base58.
 pub(crate) fn is_endpoint(url: &[u8]) -> bool {
     let Some(rest) = url.strip_prefix(b"p2p://") else { return is_base_url(url) };
@@ -59,7 +59,7 @@ impl<T: Config> From<ParamsError> for Error<T> {
     }
 }
 
-/// Checks that a run's windows are not below the chain's floor (PROT-33).
+/// Checks that a run's windows are at least as long as the chain's floor (PROT-33).
 pub(crate) fn check_schedule<T: Config>(schedule: &Schedule, floors: &Floors) -> Result<(), Error<T>> {
     match schedule.blocks_per_window < floors.blocks_per_window {
         true => Err(Error::WindowTooShort),
@@ -67,7 +67,7 @@ pub(crate) fn check_schedule<T: Config>(schedule: &Schedule, floors: &Floors) ->
     }
 }
 
-/// Checks that stakes and price of a run's terms are not below the chain's floors (PROT-33).
+/// Checks that stakes and price of a run's terms reach the chain's floors (PROT-33).
 pub(crate) fn check_floors<T: Config>(terms: &Terms, floors: &Floors) -> Result<(), Error<T>> {
     let stakes = terms.validator_stake_min >= floors.validator_stake_min
         && terms.miner_stake_min >= floors.miner_stake_min;
@@ -77,32 +77,33 @@ pub(crate) fn check_floors<T: Config>(terms: &Terms, floors: &Floors) -> Result<
     }
 }
 
-/// The deposit of a run: `base`, and `per_rate` for each seat that its windows serve per block, rounded up (PROT-33).
+/// Returns the deposit of a run: `base`, plus `per_rate` for each seat that its windows serve per block, rounded up
+/// (PROT-33).
 pub(crate) fn deposit(base: Balance, per_rate: Balance, schedule: &Schedule, terms: &Terms) -> Balance {
     let seats = Balance::from(terms.miner_seats_max).saturating_add(terms.validator_seats_max.into());
     let blocks = Balance::from(schedule.blocks_per_window).max(1);
     base.saturating_add(per_rate.saturating_mul(seats).div_ceil(blocks))
 }
 
-/// `share` of `amount`, rounded down; at most all of it.
+/// Returns `share` of `amount`, rounded down; at most all of it.
 pub fn share_of(amount: Balance, share: Permille) -> Balance {
     let share = Balance::from(share.0.min(1000));
     // `amount · share / 1000` without overflow.
     (amount / 1000) * share + (amount % 1000) * share / 1000
 }
 
-/// The part of `nominated` that counts as the stake of a validator with `own` stake: at most ten times that.
+/// Returns the part of `nominated` that counts as stake of a validator with `own` stake: at most ten times `own`.
 pub(crate) fn counted_nominations(own: Balance, nominated: Balance) -> Balance {
     nominated.min(own.saturating_mul(NOMINATIONS_PER_STAKE))
 }
 
-/// The most seats of `role` that newcomers replace at one opening.
+/// Returns the maximum number of seats of `role` that newcomers replace at one opening.
 pub(crate) fn replacements_max(terms: &Terms, role: Role) -> usize {
     usize::from((terms.seats_max(role) / REPLACEMENT_PARTS).max(1))
 }
 
-/// Whether a newcomer with `stake` may replace a validator with `held`, nominations included: it must have more by a
-/// tenth.
+/// Returns whether a newcomer with `stake` may replace a validator with `held`, nominations included: `stake` must
+/// exceed `held` by a tenth.
 pub(crate) fn outstakes(stake: Balance, held: Balance) -> bool {
     stake > held.saturating_add(held / 10)
 }

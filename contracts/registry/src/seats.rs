@@ -12,15 +12,16 @@ impl<T: Config> Pallet<T> {
         Runs::<T>::get(run)
     }
 
-    /// The terms of `epoch`: the open one, or one of the two before it. Pay follows the terms of the time of the work,
-    /// also when it is shared later.
+    /// Returns the terms of `epoch`: the open one, or one of the two before it. Pay follows the terms at the time of
+    /// the
+    /// work, even if it is shared later.
     pub fn terms_of(run: RunId, epoch: u32) -> Option<Terms> {
         let details = Runs::<T>::get(run)?;
         let former = FormerTerms::<T>::get(run).into_iter().find(|(last, _)| epoch <= *last);
         Some(former.map_or(details.terms, |(_, terms)| terms))
     }
 
-    /// The seat that `hotkey` holds in `run`, and its role.
+    /// Returns the uid and role of the seat that `hotkey` holds in `run`.
     pub fn seat_of(run: RunId, hotkey: &T::AccountId) -> Option<(Uid, Role)> {
         let uid = Hotkeys::<T>::get(run, hotkey)?;
         Some((uid, SeatsOf::<T>::get(run, uid)?.role))
@@ -30,20 +31,20 @@ impl<T: Config> Pallet<T> {
         SeatsOf::<T>::get(run, uid)
     }
 
-    /// The roster of `run`, in uid order, with gaps. One storage read.
+    /// Returns the roster of `run`, in uid order, with gaps. One storage read.
     pub fn roster(run: RunId) -> Vec<(Uid, Entry)> {
         let roster = Rosters::<T>::get(run).into_iter().zip(0u32..);
         roster.filter_map(|(taken, index)| Some((Uid(u16::try_from(index).ok()?), taken?))).collect()
     }
 
-    /// Every seat of `run`, in uid order. One storage read per seat.
+    /// Returns every seat of `run`, in uid order. One storage read per seat.
     pub fn seats(run: RunId) -> Vec<(Uid, Seat<T::AccountId>)> {
         let roster = Self::roster(run).into_iter();
         roster.filter_map(|(uid, _)| Some((uid, SeatsOf::<T>::get(run, uid)?))).collect()
     }
 
     /// Applies the changes that wait for `window` to open: terms, hotkeys, seats given up or replaced, the owner's
-    /// stop. Called once, before anything is read for the window.
+    /// stop. Called once, before other reads for the window.
     pub fn window_opens(run: RunId, window: Window) -> Weight {
         let Some(mut details) = Runs::<T>::get(run) else {
             return T::DbWeight::get().reads(1);
@@ -51,7 +52,7 @@ impl<T: Config> Pallet<T> {
         let changes = Changes::<T>::take(run);
         let mut weight = weight_info::window_opens::<T>(changes.len() as u32);
         if !changes.is_empty() {
-            // Before new terms: a seat leaves by the terms of the time of its request.
+            // Before new terms: a seat leaves under the terms at the time of its request.
             weight.saturating_accrue(Self::apply(run, window, &details, changes));
         }
 
@@ -83,8 +84,8 @@ impl<T: Config> Pallet<T> {
         weight
     }
 
-    /// Keeps the terms that hold until `epoch` begins, for the two epochs before it. The older one may be paid only
-    /// now, as this epoch's first window opens.
+    /// Keeps the terms that apply until `epoch` begins, for the two epochs before it. The older one may be paid only
+    /// now, when this epoch's first window opens.
     fn keep_former_terms(run: RunId, epoch: u32, terms: Terms) {
         let Some(last) = epoch.checked_sub(1) else { return };
         FormerTerms::<T>::mutate(run, |former| {
@@ -95,7 +96,7 @@ impl<T: Config> Pallet<T> {
         });
     }
 
-    /// The present or former seat of a hotkey. No hotkey is used twice in a run.
+    /// Returns the present or former seat of a hotkey. A hotkey cannot be used twice in a run.
     pub fn holder_of(run: RunId, hotkey: &T::AccountId) -> Option<SeatId> {
         match Hotkeys::<T>::get(run, hotkey) {
             Some(uid) => Some(SeatsOf::<T>::get(run, uid)?.id(uid)),
@@ -103,7 +104,7 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// The stake behind a seat: its own, and the nominations that count (PROT-3).
+    /// Returns the stake behind a seat: its own, and the nominations that count (PROT-3).
     pub fn stake_behind(run: RunId, uid: Uid, seat: &Seat<T::AccountId>) -> Balance {
         let nominated = match seat.role {
             Role::Miner => 0,
@@ -112,13 +113,13 @@ impl<T: Config> Pallet<T> {
         seat.stake.saturating_add(counted_nominations(seat.stake, nominated))
     }
 
-    /// Slashes `share` of a seat's stake, unbonding stake and nominations. The reporter gets a part of the holder's
-    /// own stake, the rest is burnt. Returns the amount slashed.
+    /// Slashes `share` of a seat's stake, unbonding stake and nominations. The reporter receives a part of the
+    /// holder's own stake; the rest is burnt. Returns the slashed amount.
     pub fn slash(run: RunId, id: SeatId, share: Permille, reporter: Option<&T::AccountId>) -> Balance {
         let Some(details) = Runs::<T>::get(run) else {
             return 0;
         };
-        // Nominators may have unbonding stake of which the seat has none.
+        // Nominators may have unbonding stake when the seat has none.
         let nominated = T::Nominations::slash(run, id, share);
         let present = SeatsOf::<T>::get(run, id.uid).filter(|seat| seat.id(id.uid) == id);
         let coldkey = present.as_ref().map(|seat| seat.coldkey.clone());
@@ -149,6 +150,9 @@ impl<T: Config> Pallet<T> {
     }
 
     /// Moves `amount` from `from`'s account into a seat's stake.
+    ///
+    /// # Errors
+    /// `UnknownSeat`, `NothingToAdd` or `StakeTooLarge`, and errors of the transfer from `from`.
     pub fn add_to_stake(run: RunId, uid: Uid, from: &T::AccountId, amount: Balance) -> DispatchResult {
         let mut seat = SeatsOf::<T>::get(run, uid).ok_or(Error::<T>::UnknownSeat)?;
         ensure!(amount > 0, Error::<T>::NothingToAdd);

@@ -622,13 +622,13 @@ fn a_miner_with_a_weight_is_replaced_after_those_without() {
         Paid::set([(0, 9), (1, 0), (2, 5)].into());
         Weighted::set(vec![(Uid(0), 0), (Uid(1), 65_535)]);
         open(4);
-        // Uid 1 has the least pay, and a weight. Of the two without, uid 2 has less pay.
+        // Uid 1 has the least pay, and a weight. Of the two without a weight, uid 2 has less pay.
         assert_ok!(newcomer(3));
         open(5);
         assert_ok!(newcomer(4));
         open(6);
         assert_eq!(hotkeys(), [(0, 4), (1, 1), (2, 3)]);
-        // The two newcomers are immune, and have shown no work: uid 1 stays.
+        // The two newcomers are immune and have shown no work, so uid 1 stays.
         assert_noop!(newcomer(5), E::RunFull);
         Weighted::set(vec![(Uid(0), 7), (Uid(1), 65_535)]);
         assert_noop!(newcomer(5), E::RunFull);
@@ -646,7 +646,7 @@ fn the_price_of_a_seat_follows_what_a_seat_is_paid() {
         // A treasury without money pays nothing.
         assert_eq!((R::price(RUN, Role::Miner), R::price(RUN, Role::Validator)), (7, 7));
         Treasury::set(10_000);
-        // Half of 600 over three seats, 480 over two, in four of an epoch's three windows.
+        // Half of 600 over three seats, or of 480 over two, for four windows; an epoch has three.
         assert_eq!((R::price(RUN, Role::Miner), R::price(RUN, Role::Validator)), (133, 160));
         assert_ok!(mine(0));
         assert_eq!((free(COLDKEY), staked(COLDKEY)), (1_000 - 133 - 10, 10));
@@ -728,7 +728,7 @@ fn lowering_the_number_of_seats_evicts_no_holder_but_seats_given_up_stay_empty()
     with_a_full_run(|| {
         let now = change_terms(Terms { miner_seats_max: 1, ..terms() });
         assert_eq!(R::taken(RUN, Role::Miner), (3, 1));
-        // Two seats too many: giving them up frees none.
+        // Two seats too many: a leaving holder frees none.
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(1)));
         // The remaining one can still be replaced.
@@ -777,7 +777,7 @@ fn the_changes_of_an_opening_are_bounded_and_at_most_half_are_rotations() {
         assert_ok!(newcomer(20));
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(3)));
         assert_noop!(rotate(4, 12), E::TooManyChanges);
-        // A holder can leave all the same.
+        // A holder can leave anyway.
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(4)));
         // A seat with a waiting rotation needs no further entry.
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
@@ -869,7 +869,7 @@ fn a_waiting_rotation_does_not_prevent_a_replacement() {
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(1)));
         assert_noop!(rotate(2, 9), E::ChangeWaiting);
         assert_noop!(rotate(1, 9), E::ChangeWaiting);
-        // Keys that held no seat may be used.
+        // Keys that never held a seat may be used.
         assert_eq!((System::sufficients(&(HOTKEY + 7)), System::sufficients(&(HOTKEY + 8))), (0, 0));
         assert_ok!(rotate(0, 7));
         open(4);
@@ -1017,7 +1017,7 @@ fn a_slash_reaches_no_earlier_or_later_holder_of_the_uid() {
         let second = seat(0).id(Uid(0));
         Behind::set([(0, 500)].into());
 
-        // A former holder answers with its unbonding stake only.
+        // A former holder is liable with its unbonding stake only.
         assert_eq!(slash(first, 500, None), 50);
         assert_eq!(
             (seat(0).stake, unbonding(COLDKEY), Behind::get()),
@@ -1144,7 +1144,7 @@ fn done(call: DispatchResultWithPostInfo) -> DispatchResult {
     call.map(|_| ()).map_err(|error| error.error)
 }
 
-/// Makes the call of `op`, signed by its account. A refusal is a valid answer.
+/// Makes the call of `op`, signed by its account. A refusal is a valid result.
 fn call(op: Op, window: &mut u32) -> DispatchResult {
     match op {
         Op::Create(who) => create(who, params(), Terms { immunity_windows: 1, seat_price_min: 8, ..terms() }),
@@ -1200,7 +1200,7 @@ fn call(op: Op, window: &mut u32) -> DispatchResult {
     }
 }
 
-/// The amount burnt, by the events.
+/// Returns the burnt amount, from the events.
 fn burnt() -> Balance {
     let burnt = |event| match event {
         RuntimeEvent::Registry(Event::PricePaid { price, .. }) => price,
@@ -1226,7 +1226,7 @@ proptest! {
                 }
                 assert_eq!(Balances::total_issuance() + burnt(), issued, "after {text}");
             }
-            // In the end, every account can withdraw everything.
+            // At the end, every account can withdraw everything.
             let _ = call(Op::Open, &mut window);
             for run in R::run_ids() {
                 for (uid, seat) in R::seats(run) {

@@ -1,4 +1,4 @@
-//! What the registry asks of other pallets.
+//! Interfaces to other pallets.
 
 use crate::{Balance, Run, Seat};
 use alloc::vec::Vec;
@@ -11,7 +11,7 @@ use protocol::{
 
 /// Checks the proofs of possession of hotkeys (PROT-29).
 pub trait HotkeyProof<AccountId> {
-    /// Whether `hotkey` consented, on the chain of this genesis, to hold a seat of `run` for `coldkey`.
+    /// Returns whether `hotkey` consented, on the chain of this genesis, to hold a seat of `run` for `coldkey`.
     fn is_valid(
         hotkey: &AccountId,
         genesis: &GenesisHash,
@@ -20,12 +20,12 @@ pub trait HotkeyProof<AccountId> {
         proof: &Signature,
     ) -> bool;
 
-    /// The hotkey of this index and its proof, for benchmarks.
+    /// Returns the hotkey of this index and its proof, for benchmarks.
     #[cfg(feature = "runtime-benchmarks")]
     fn prove(index: u32, genesis: &GenesisHash, run: RunId, coldkey: &AccountId) -> (AccountId, Signature);
 }
 
-/// Hotkeys as the protocol knows them: an account that is an ed25519 public key.
+/// Hotkeys of the protocol: an account that is an ed25519 public key.
 pub struct Ed25519;
 
 impl<AccountId> HotkeyProof<AccountId> for Ed25519
@@ -56,15 +56,15 @@ where
 /// The end of a seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// The first window without the seat.
+    /// First window without the seat.
     pub window: Window,
-    /// The first window in which its stake and nominations are free.
+    /// First window in which its stake and nominations are free.
     pub until: Window,
 }
 
-/// Called when a seat's holder has left and its uid is free for another.
+/// Hook for a uid that becomes free because its seat's holder has left.
 pub trait OnSeats<AccountId> {
-    /// Clears the state of `seat`, or sets it aside for the old holder. Returns the weight of that.
+    /// Clears the state of `seat`, or sets it aside for the old holder. Returns its weight.
     fn vacated(run: RunId, uid: Uid, seat: &Seat<AccountId>, ending: Ending) -> Weight;
 }
 
@@ -82,7 +82,7 @@ impl<AccountId, A: OnSeats<AccountId>, B: OnSeats<AccountId>> OnSeats<AccountId>
 
 /// Nominations: stake of other accounts behind validators.
 pub trait Nominations<AccountId> {
-    /// The nominations of a seat's present holder, also those that do not count as its stake.
+    /// Returns the nominations of a seat's present holder, including those that do not count as its stake.
     fn behind(run: RunId, uid: Uid) -> Balance;
 
     /// Shares `amount`, earned by a present or former seat with `own_stake`, with its nominators, out of `payer`'s
@@ -91,7 +91,7 @@ pub trait Nominations<AccountId> {
     -> Balance;
 
     /// Burns `share` of the nominations of a present seat, or of the unbonding ones of a former seat. Returns the
-    /// amount burnt.
+    /// burnt amount.
     fn slash(run: RunId, seat: SeatId, share: Permille) -> Balance;
 }
 
@@ -107,12 +107,12 @@ impl<AccountId> Nominations<AccountId> for () {
     }
 }
 
-/// Pay: a full run replaces the lowest paid seat, and the price of a seat follows the pay of one (PROT-29).
+/// Pay: a full run replaces the lowest paid seat, and the price of a seat follows its pay (PROT-29).
 pub trait Payslips {
-    /// Pay of the last epochs, decaying with age.
+    /// Returns the pay of the last epochs, decaying with age.
     fn recent_pay(run: RunId, uid: Uid) -> Balance;
 
-    /// The funds from which a run pays its seats.
+    /// Returns the funds from which a run pays its seats.
     fn treasury(run: RunId) -> Balance;
 }
 
@@ -125,9 +125,9 @@ impl Payslips for () {
     }
 }
 
-/// The consensus weights of miners: they decide what is merged, and which miners a newcomer may replace (PROT-29).
+/// Consensus weights of miners. They decide the merge and the miners that a newcomer may replace (PROT-29).
 pub trait MinerWeights {
-    /// The current consensus weights, in uid order.
+    /// Returns the current consensus weights, in uid order.
     fn weights(run: RunId) -> Vec<(Uid, u16)>;
 }
 
@@ -137,7 +137,7 @@ impl MinerWeights for () {
     }
 }
 
-/// Called for each new run, before it starts. An error refuses the run.
+/// Hook for each new run, before it starts. An error refuses the run.
 pub trait OnRunCreated<AccountId> {
     fn run_created(run: RunId, details: &Run<AccountId>) -> DispatchResult;
 }
@@ -148,10 +148,10 @@ impl<AccountId> OnRunCreated<AccountId> for () {
     }
 }
 
-/// What one step of clearing a closed run did.
+/// Result of one step of clearing a closed run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cleared {
-    /// Entries removed. Fewer than allowed: nothing is left.
+    /// Number of entries removed. The run is cleared if it is below the limit.
     pub entries: u32,
     pub weight: Weight,
 }
@@ -164,18 +164,18 @@ impl Cleared {
         self.weight.saturating_accrue(each.saturating_mul(entries.into()));
     }
 
-    /// How many of `limit` entries are left.
+    /// Returns how many entries of `limit` are left.
     pub fn room(&self, limit: u32) -> u32 {
         limit.saturating_sub(self.entries)
     }
 }
 
-/// Clears what a pallet stores of a closed run.
+/// Clears a pallet's entries of a closed run.
 pub trait OnRunClosed {
-    /// Called as the owner closes the run.
+    /// Called when the owner closes the run.
     fn closed(run: RunId);
 
-    /// Removes about `limit` entries at most, and pays out what they hold to its accounts.
+    /// Removes at most about `limit` entries, and pays out their funds to the accounts.
     fn clear(run: RunId, limit: u32) -> Cleared;
 }
 
@@ -192,7 +192,7 @@ impl<A: OnRunClosed, B: OnRunClosed> OnRunClosed for (A, B) {
         B::closed(run);
     }
 
-    /// The second pallet follows when the first has nothing left.
+    /// Clears the second pallet after the first is empty.
     fn clear(run: RunId, limit: u32) -> Cleared {
         let first = A::clear(run, limit);
         if first.room(limit) == 0 {

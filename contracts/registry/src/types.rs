@@ -1,4 +1,4 @@
-//! What is stored of runs and seats.
+//! Stored types of runs and seats.
 
 use crate::{Balance, Url};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
@@ -10,7 +10,7 @@ use scale_info::TypeInfo;
 pub struct Run<AccountId> {
     pub owner: AccountId,
     pub params: RunParams,
-    /// The present terms.
+    /// Present terms.
     pub terms: Terms,
     /// Digest of the run's specification.
     pub spec: Digest,
@@ -20,7 +20,7 @@ pub struct Run<AccountId> {
     pub theta0: Digest,
     /// Base URL of specification, dataset and `θ_0`.
     pub origin: Url,
-    /// Held from the owner.
+    /// Deposit held from the owner.
     pub deposit: Balance,
     /// Whether the owner has stopped the run: then its windows are void (PROT-3).
     pub stopped: bool,
@@ -30,7 +30,7 @@ pub struct Run<AccountId> {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct ClosedRun<AccountId> {
     pub details: Run<AccountId>,
-    /// The window in which it was closed.
+    /// Window in which it was closed.
     pub window: Window,
 }
 
@@ -38,32 +38,32 @@ pub struct ClosedRun<AccountId> {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Seat<AccountId> {
     pub registered_at: Block,
-    /// The first window in which the seat counts, and its immunity begins.
+    /// First window in which the seat counts, and in which its immunity begins.
     pub since: Window,
     pub role: Role,
     pub hotkey: AccountId,
     pub coldkey: AccountId,
     pub endpoint: Url,
-    /// When the endpoint was last set; `None` for the registered one.
+    /// Block in which the endpoint was last set; `None` for the registered one.
     pub endpoint_set_at: Option<Block>,
-    /// Held from the coldkey.
+    /// Stake held from the coldkey.
     pub stake: Balance,
 }
 
 impl<AccountId> Seat<AccountId> {
-    /// The seat's identity: a uid has other holders before and after.
+    /// Returns the seat's identity: a uid has other holders before and after.
     pub fn id(&self, uid: Uid) -> SeatId {
         SeatId { uid, registered_at: self.registered_at }
     }
 }
 
-/// A seat in the roster: what an opening and a selection need of every seat.
+/// A seat in the roster: the data of every seat that an opening and a selection need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Entry {
     pub role: Role,
     pub registered_at: Block,
-    /// The first window in which the seat counts.
+    /// First window in which the seat counts.
     pub since: Window,
 }
 
@@ -89,11 +89,11 @@ pub enum Change<AccountId> {
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Chunk {
     pub amount: Balance,
-    /// The first window in which it can be withdrawn.
+    /// First window in which it can be withdrawn.
     pub until: Window,
 }
 
-/// Changes that the owner has requested and an opening applies.
+/// Changes requested by the owner and applied by an opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Waiting {

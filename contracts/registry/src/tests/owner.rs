@@ -1,4 +1,5 @@
-//! What a run's owner cannot take from holders of seats, nominators and sponsors by a change of terms (PROT-29, 32).
+//! Losses that a run's owner cannot impose on holders of seats, nominators and sponsors by a change of terms (PROT-29,
+//! 32).
 
 use super::*;
 
@@ -63,7 +64,7 @@ fn stake_leaves_before_a_higher_slash_and_a_longer_unbonding_hold() {
             open(asked);
             let worse = Terms { equivocation_slash: Permille(200), unbonding_windows: 50, ..terms() };
             assert_ok!(set(worse));
-            // The holder learns of it an epoch later.
+            // The holder is notified an epoch later.
             let learns = asked + params().epoch_windows;
             open(learns);
             assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
@@ -103,7 +104,7 @@ fn a_shorter_unbonding_does_not_shorten_the_notice_of_the_next_change() {
         open(0);
         assert_ok!(set(Terms { unbonding_windows: 0, ..terms() }));
         assert_eq!(opens_until_changed(0), 9);
-        // Even then there is an epoch's notice.
+        // Even then, the notice is one epoch.
         open(11);
         assert_ok!(set(Terms { equivocation_slash: Permille(300), unbonding_windows: 0, ..terms() }));
         assert_eq!(opens_until_changed(11), 15);
