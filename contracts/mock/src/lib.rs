@@ -8,7 +8,7 @@ use protocol::{Digest, RunId, identity::Signature};
 
 pub use pallet_balances;
 
-/// The balance type of every test runtime.
+/// Balance type of every test runtime.
 pub type Balance = u128;
 
 /// Defines `Test`: a runtime of `System` (index 0), `Balances` (index 1) and the pallets given, with both configured.
@@ -70,8 +70,8 @@ macro_rules! runtime {
     };
 }
 
-/// Configures the registry of a `Test` runtime for the tests of another pallet: limits that no such test reaches, and
-/// neither floors nor a deposit for a run. `hotkey` checks the proofs of hotkeys.
+/// Configures the registry of a `Test` runtime for the tests of another pallet. No such test reaches its limits, and
+/// a run needs neither floors nor a deposit. `hotkey` checks the proofs of hotkeys.
 #[macro_export]
 macro_rules! registry {
     (
@@ -109,7 +109,7 @@ macro_rules! registry {
     };
 }
 
-/// Defines `Consents`, which stands in for ed25519 in tests whose accounts are no keys: a hotkey's proof is
+/// Defines `Consents`, a test double for ed25519 in tests whose accounts are not keys: a hotkey's proof is
 /// [`consent`].
 #[macro_export]
 macro_rules! consents {
@@ -142,13 +142,13 @@ macro_rules! consents {
     };
 }
 
-/// The proof of `hotkey` that it consents to hold a seat of `run` for `coldkey`, without its key.
+/// Returns the proof of `hotkey` that it consents to hold a seat of `run` for `coldkey`, without its key.
 pub fn consent<AccountId: Encode>(hotkey: &AccountId, run: RunId, coldkey: &AccountId) -> Signature {
     let digest = Digest::of(&(hotkey, run, coldkey).encode());
     Signature([digest.0, digest.0].concat().try_into().expect("two digests have 64 bytes"))
 }
 
-/// A chain at block 1 on which these accounts have these balances.
+/// Builds a chain at block 1 on which these accounts have these balances.
 pub fn chain<T>(balances: Vec<(T::AccountId, Balance)>) -> TestState
 where
     T: pallet_balances::Config<Balance = Balance>,

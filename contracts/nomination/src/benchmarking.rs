@@ -1,5 +1,5 @@
-//! The cost of each call and step at worst (PROT-33). Runs and seats are written directly into the registry's
-//! storage, so that only this pallet is measured.
+//! Worst-case cost of each call and step (PROT-33). Runs and seats are written directly into the registry's storage,
+//! so that only this pallet is measured.
 
 use crate::{Call, Config, FormerPools, NominationOf, Nominations, Pallet, PoolLedger, PoolOf};
 use frame::benchmarking::prelude::{
@@ -37,7 +37,7 @@ fn rich<T: Config>(who: &T::AccountId) {
     let _ = T::Currency::mint_into(who, stake::<T>().saturating_mul(1000));
 }
 
-/// A nominator with the maximal number of unbonding amounts less `free`, each of another window.
+/// Creates a nominator with the maximum number of unbonding amounts less `free`, each of another window.
 fn nominated<T: Config>(params: &RunParams, free: u32) -> T::AccountId {
     let who = whitelisted_caller::<T::AccountId>();
     rich::<T>(&who);
@@ -50,7 +50,7 @@ fn nominated<T: Config>(params: &RunParams, free: u32) -> T::AccountId {
     who
 }
 
-/// Ends the seat, and goes to where its nominations have unbonded.
+/// Ends the seat, and moves to the window in which its nominations have unbonded.
 fn vacate<T: Config>(params: &RunParams, seat: &Seat<T::AccountId>) {
     Pallet::<T>::vacated(RUN, UID, seat, ENDING);
     at_window::<T>(params, ENDING.until);

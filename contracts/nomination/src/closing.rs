@@ -9,7 +9,7 @@ use protocol::RunId;
 impl<T: Config> OnRunClosed for Pallet<T> {
     fn closed(_: RunId) {}
 
-    /// Pays each nominator its shares and its pay. What cannot reach an account stays as dust.
+    /// Pays each nominator its shares and its pay. Amounts that cannot reach an account stay as dust.
     fn clear(run: RunId, limit: u32) -> Cleared {
         let mut cleared = Cleared::default();
         let nominations: Vec<_> = Nominations::<T>::iter_prefix((run,)).take(limit as usize).collect();

@@ -1,14 +1,14 @@
-//! What must hold at every block.
+//! Invariants that hold at every block.
 
 use crate::{pallet::*, *};
 use alloc::collections::BTreeMap;
 use frame::prelude::{fungible::Inspect as _, *};
 use pallet_registry::Pallet as Registry;
 
-/// What the nominations of one pool add up to.
+/// Sums over the nominations of one pool.
 #[derive(Default)]
 struct Sums {
-    /// Those leaving included.
+    /// All shares, including the unbonding ones.
     shares: u128,
     leaving: u128,
     claimable: Balance,
@@ -16,10 +16,10 @@ struct Sums {
 }
 
 impl<T: Config> Pallet<T> {
-    /// Checks what must hold at every block.
+    /// Checks the invariants that hold at every block.
     ///
     /// # Errors
-    /// Names what does not hold.
+    /// Names the first violated invariant.
     pub fn check_invariants() -> Result<(), &'static str> {
         let mut sums = Self::nominations_by_pool()?;
         let (mut nominated, mut unclaimed): (Balance, Balance) = (0, 0);
@@ -89,7 +89,7 @@ impl<T: Config> Pallet<T> {
         if (ledger.nominated, ledger.unclaimed) != (nominated, unclaimed) {
             return Err("the ledger is not the sum of the pools");
         }
-        // Anyone may transfer to the account, so it may hold more.
+        // Any account may transfer to this one, so it may hold more.
         let owed = nominated
             .checked_add(unclaimed)
             .and_then(|sum| sum.checked_add(ledger.dust))

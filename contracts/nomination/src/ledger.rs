@@ -1,4 +1,4 @@
-//! How nominations, pools and the ledger are read and written.
+//! Reads and writes nominations, pools and the ledger.
 
 use crate::{pallet::*, *};
 use frame::prelude::{fungible::Mutate as _, *};
@@ -6,24 +6,24 @@ use pallet_registry::{Pallet as Registry, Run};
 use protocol::{RunId, SeatId, Uid};
 
 impl<T: Config> Pallet<T> {
-    /// The window that is open; window 0 before the run starts.
+    /// Returns the open window; window 0 before the run starts.
     pub(crate) fn now(details: &Run<T::AccountId>) -> Window {
         Registry::<T>::window_now(details).unwrap_or_default()
     }
 
-    /// The window in which a nomination withdrawn now is free. It still counts in the open window, so the unbonding
-    /// time begins with the next one.
+    /// Returns the window in which a nomination withdrawn now is free. It still counts in the open window, so the
+    /// unbonding time begins with the next one.
     pub(crate) fn unbonded(details: &Run<T::AccountId>) -> Window {
         Window(Registry::<T>::opens_next(details).0.saturating_add(details.terms.unbonding_windows))
     }
 
-    /// The pool that counts for a seat.
+    /// Returns the pool that counts for a seat.
     pub(crate) fn current(run: RunId, uid: Uid) -> Option<(PoolId, Pool)> {
         let id = PoolOf::<T>::get(run, uid)?;
         Some((id, Pools::<T>::get(id)?))
     }
 
-    /// A nomination and its pool.
+    /// Returns a nomination and its pool.
     pub(crate) fn nomination(
         run: RunId,
         who: &T::AccountId,
@@ -34,14 +34,14 @@ impl<T: Config> Pallet<T> {
         Ok((nomination, pool))
     }
 
-    /// Credits a nomination with its shares' pay since the last credit. Must come before any change of its shares.
+    /// Credits a nomination with its shares' pay since the last credit. Must precede any change of its shares.
     pub(crate) fn credit(pool: &Pool, nomination: &mut NominationOf<T>) {
         let earned = pool.earned(nomination.shares, nomination.mark);
         nomination.claimable = nomination.claimable.saturating_add(earned);
         nomination.mark = pool.pay_per_share;
     }
 
-    /// The pool of a present or former seat.
+    /// Returns the pool of a present or former seat.
     pub(crate) fn of_seat(run: RunId, seat: SeatId) -> Option<(PoolId, Pool)> {
         let present = Self::current(run, seat.uid).filter(|(_, pool)| pool.seat == seat);
         present.or_else(|| {
@@ -68,7 +68,7 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// Stores a nomination, its pool and the ledger; removes a nomination or pool in which nothing is left.
+    /// Stores a nomination, its pool and the ledger; removes an empty nomination or pool.
     pub(crate) fn put(
         run: RunId,
         who: &T::AccountId,
@@ -96,7 +96,7 @@ impl<T: Config> Pallet<T> {
         PoolLedger::<T>::put(ledger);
     }
 
-    /// Closes a pool: it no longer counts for its seat, and can be withdrawn from `until` on.
+    /// Closes a pool: it no longer counts for its seat, and can be withdrawn from window `until`.
     pub(crate) fn close(id: PoolId, mut pool: Pool, stage: Stage, until: Window) {
         let Pool { run, seat, value, .. } = pool;
         Self::unlist(&pool);

@@ -1,21 +1,24 @@
 //! Nominations: stake that other accounts put behind validators, their pay and their slashes (PROT-29, PROT-32).
 //!
-//! Any account may nominate a validator. The amount counts as the validator's stake up to a multiple of the validator's
-//! own (`NOMINATIONS_PER_STAKE`), earns a part of its pay, and is slashed with it. What is above the multiple dilutes
-//! the nominators' pay. The nominations of one holder of a seat form a pool, of which nominators hold shares: slashes
-//! and payments change the pool alone, and nothing iterates over nominators.
+//! Any account may nominate a validator. The amount counts as the validator's stake up to a multiple of the
+//! validator's
+//! own (`NOMINATIONS_PER_STAKE`), earns a part of its pay, and is slashed with it. An excess over the multiple dilutes
+//! the
+//! nominators' pay. The nominations of one holder of a seat form a pool, in which nominators hold shares: slashes and
+//! payments change only the pool, and nothing iterates over nominators.
 //!
 //! One account of the pallet holds all money, and the ledger accounts for it. At every block, to the last unit,
 //!
 //! `balance = nominated + unclaimed + dust + the existential deposit`,
 //!
-//! plus what other accounts transferred to it. The first nominator pays the existential deposit, so that the account
-//! never dies with money in it.
+//! plus transfers from other accounts. The first nominator pays the existential deposit, so that the account is never
+//! removed while it holds money.
 //!
 //! Nominations unbond as slowly as a validator's own stake (`unbonding_windows`) and can be slashed meanwhile, so
-//! that no nominator leaves between an offence and its proof. A commission rises only after the same time, so that
-//! nominators can leave first. When a seat changes hands its pool is closed and unbonds like the former holder's
-//! stake, which it is slashed with; the new holder starts without nominations.
+//! that nominators cannot leave between an offence and its proof. A commission rises only after the same time, so that
+//! nominators can leave first. When a seat changes hands, its pool is closed. The pool unbonds and is slashed together
+//! with
+//! the former holder's stake; the new holder starts without nominations.
 #![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
@@ -43,17 +46,17 @@ pub mod weight_info;
 pub use pallet::*;
 pub use pool::{Pool, Stage};
 
-/// Pools are numbered in the order of their creation, over all runs.
+/// Number of a pool, in the order of creation over all runs.
 pub type PoolId = u64;
 
 /// The nomination of one account for one seat. `L` is a bounded list of [`Leaving`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Nomination<L> {
-    /// The pool of the seat's present holder, or of a former one.
+    /// Pool of the seat's present holder, or of a former one.
     pub pool: PoolId,
-    /// Shares that earn.
+    /// Shares that earn pay.
     pub shares: u128,
-    /// The pool's pay per share up to which `claimable` is credited.
+    /// Value of the pool's pay per share at the last credit of `claimable`.
     pub mark: U256,
     /// Credited and unclaimed pay.
     pub claimable: Balance,
@@ -66,7 +69,7 @@ pub struct Nomination<L> {
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Leaving {
     pub shares: u128,
-    /// The first window in which they can be withdrawn.
+    /// First window in which they can be withdrawn.
     pub until: Window,
 }
 
@@ -94,15 +97,15 @@ impl Commission {
     }
 }
 
-/// What the pallet's account holds.
+/// Balances in the pallet's account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Ledger {
-    /// The value of all pools.
+    /// Value of all pools.
     pub nominated: Balance,
     /// Unclaimed pay of all pools.
     pub unclaimed: Balance,
-    /// Rounding remainders of removed pools. They belong to no account.
+    /// Rounding remainders of removed pools, which belong to no account.
     pub dust: Balance,
 }
 
@@ -116,7 +119,7 @@ pub mod pallet {
     use pallet_registry::Pallet as Registry;
     use protocol::{Role, RunId, SeatId, Uid};
 
-    /// The first layout of this pallet is version 1; a chain without the pallet says 0.
+    /// The first layout of this pallet is version 1; a chain without the pallet reports 0.
     const STORAGE_VERSION: StorageVersion = StorageVersion::new(1);
 
     #[pallet::pallet]
@@ -125,15 +128,15 @@ pub mod pallet {
 
     #[pallet::config]
     pub trait Config: frame_system::Config + pallet_registry::Config {
-        /// The most nominators per seat.
+        /// Maximum number of nominators per seat.
         #[pallet::constant]
         type MaxNominators: Get<u32>;
 
-        /// The most unbonding amounts per nominator and pool.
+        /// Maximum number of unbonding amounts per nominator and pool.
         #[pallet::constant]
         type MaxUnbonding: Get<u32>;
 
-        /// The least nomination per account and seat.
+        /// Minimum nomination per account and seat.
         #[pallet::constant]
         type MinNomination: Get<Balance>;
 
@@ -144,19 +147,19 @@ pub mod pallet {
 
     pub type NominationOf<T> = Nomination<BoundedVec<Leaving, <T as Config>::MaxUnbonding>>;
 
-    /// Number of pools created, and the next pool's number.
+    /// Number of pools created, which is the next pool's number.
     #[pallet::storage]
     pub type PoolCount<T: Config> = StorageValue<_, PoolId, ValueQuery>;
 
-    /// The pools that have nominators.
+    /// Pools that have nominators.
     #[pallet::storage]
     pub type Pools<T: Config> = StorageMap<_, Twox64Concat, PoolId, Pool>;
 
-    /// The pool that counts for a seat.
+    /// Pool that counts for a seat.
     #[pallet::storage]
     pub type PoolOf<T: Config> = StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Uid, PoolId>;
 
-    /// The pools of former seats, while they unbond.
+    /// Pools of former seats while they unbond.
     #[pallet::storage]
     pub type FormerPools<T: Config> = StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, SeatId, PoolId>;
 
@@ -171,7 +174,7 @@ pub mod pallet {
     pub type Commissions<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Uid, Commission, ValueQuery>;
 
-    /// `None` until the first nomination, which pays the account's existential deposit.
+    /// Balances of the pallet's account; `None` until the first nomination, which pays the existential deposit.
     #[pallet::storage]
     pub type PoolLedger<T: Config> = StorageValue<_, Ledger>;
 
@@ -186,7 +189,7 @@ pub mod pallet {
         Withdrawn { run: RunId, uid: Uid, who: T::AccountId, amount: Balance },
         /// A nominator claimed its pay.
         Claimed { run: RunId, uid: Uid, who: T::AccountId, amount: Balance },
-        /// A validator's commission, from window `from` on.
+        /// A validator has a new commission, from window `from`.
         CommissionSet { run: RunId, uid: Uid, commission: Permille, from: Window },
         /// A seat's nominators earned `amount`.
         Shared { run: RunId, uid: Uid, amount: Balance },
@@ -198,44 +201,44 @@ pub mod pallet {
 
     #[pallet::error]
     pub enum Error<T> {
-        /// There is no run with this id. List the runs and pick one of them.
+        /// The run does not exist. List the runs and pick one of them.
         UnknownRun,
-        /// There is no seat with this uid. List the run's seats.
+        /// The seat does not exist. List the run's seats.
         UnknownSeat,
-        /// Only validators can be nominated and have a commission. Choose a validator's seat.
+        /// The seat is not a validator's, so it has neither nominations nor a commission. Choose a validator's seat.
         NotAValidator,
-        /// The seat has the maximal number of nominators. Nominate another validator.
+        /// The seat has the maximum number of nominators. Nominate another validator.
         TooManyNominators,
         /// The nomination would be below the minimum. Nominate more.
         TooLittle,
-        /// The sum would overflow.
+        /// The sum would overflow. Nominate less.
         TooMuch,
         /// The account cannot pay this and keep the existential deposit. Transfer to it first, or nominate less.
         NotEnoughFunds,
-        /// The account's nomination here is of a former holder. Withdraw and claim it first, once it has unbonded, or
-        /// use another account.
+        /// The account still has a nomination for a former holder of this seat. Withdraw and claim it once it has
+        /// unbonded, or use another account.
         WithdrawFirst,
-        /// The account has no nomination for this seat.
+        /// The account has no nomination for this seat. List the account's nominations.
         NotANominator,
-        /// The seat's holder has left, and all its nominations are unbonding. Withdraw once they have.
+        /// The seat's holder has left, and all its nominations are unbonding. Withdraw when they have unbonded.
         PoolClosed,
-        /// The amount is zero.
+        /// The amount is zero. Remove a positive amount.
         NothingToTakeOut,
-        /// The account's nomination is smaller than that.
+        /// The amount is larger than the account's nomination. Remove less.
         NotSoMuch,
         /// The rest of the nomination would be below the minimum. Remove less, or everything.
         TooLittleLeft,
-        /// The nominator has the maximal number of unbonding amounts. Withdraw the unbonded ones, or wait.
+        /// The nominator has the maximum number of unbonding amounts. Withdraw the unbonded ones, or wait.
         TooManyUnbonding,
         /// Nothing has unbonded yet. Remove an amount first, and wait for its window.
         NothingToWithdraw,
-        /// There is no pay to claim. Nominators are paid when an epoch is.
+        /// There is no pay to claim. Wait until an epoch is paid.
         NothingToClaim,
-        /// The amount cannot reach the account, which would be below the existential deposit. Transfer to it first.
+        /// The account would stay below the existential deposit. Transfer to it first.
         CannotPay,
-        /// Only the seat's coldkey sets its commission. Sign with the key that registered the seat.
+        /// The signer is not the seat's coldkey. Sign with the key that registered the seat.
         NotTheColdkey,
-        /// A commission is at most 1000 thousandths.
+        /// The commission is above 1000 thousandths. Lower it.
         BadCommission,
     }
 
@@ -254,8 +257,8 @@ pub mod pallet {
 
     #[pallet::call]
     impl<T: Config> Pallet<T> {
-        /// Nominates a validator with `amount`. It counts as the validator's stake from the next opening, as far
-        /// as its own stake allows, earns a part of its pay, and is slashed with it.
+        /// Nominates a validator with `amount`. From the next opening, it counts as the validator's stake, up to the
+        /// multiple of the validator's own stake. It earns a part of the validator's pay, and is slashed with it.
         #[pallet::call_index(0)]
         #[pallet::weight(weight_info::nominate::<T>())]
         pub fn nominate(origin: OriginFor<T>, run: RunId, uid: Uid, amount: Balance) -> DispatchResult {
@@ -304,7 +307,7 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Starts to unbond `amount` of a nomination. Until it can be withdrawn it can be slashed, and earns nothing.
+        /// Starts to unbond `amount` of a nomination. While it unbonds, it can be slashed and earns nothing.
         #[pallet::call_index(1)]
         #[pallet::weight(weight_info::unnominate::<T>())]
         pub fn unnominate(origin: OriginFor<T>, run: RunId, uid: Uid, amount: Balance) -> DispatchResult {
@@ -387,7 +390,8 @@ pub mod pallet {
         }
 
         /// Sets the commission: the seat's part of its nominators' pay. Signed by the seat's coldkey. A lower
-        /// commission applies at once, a higher one only after every earlier nominator could leave.
+        /// commission
+        /// applies at once, a higher one after a notice in which every nominator can leave.
         #[pallet::call_index(4)]
         #[pallet::weight(weight_info::set_commission::<T>())]
         pub fn set_commission(

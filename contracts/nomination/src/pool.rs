@@ -1,8 +1,8 @@
 //! The pool of one seat's nominations: shares, value and pay, as plain arithmetic (PROT-29, PROT-32).
 //!
-//! A nominator holds shares rather than an amount: a slash lowers the value of all shares, and a payment raises the
-//! pay per share, without a visit to any nominator. Every rounding is against the account that acts, so that a pool
-//! never owes more than it holds. The remainders stay in the pool as dust.
+//! A nominator holds shares rather than an amount. A slash lowers the value of all shares and a payment raises the pay
+//! per share, without iterating over nominators. Every rounding is against the account that acts, so that a pool never
+//! owes more than it holds. The remainders stay in the pool as dust.
 
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use frame::{
@@ -17,31 +17,31 @@ use scale_info::TypeInfo;
 /// fewer than 2^120 shares.
 const PAY_BITS: u32 = 120;
 
-/// A pool whose shares kept at most 2^-20 of their worth is closed: the number of shares would overflow.
+/// A pool is closed once its shares retain at most 2^-20 of their value: the number of shares would overflow.
 const WORTH_BITS: u32 = 20;
 
-/// The stage of a pool.
+/// Stage of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub enum Stage {
-    /// It counts for its seat, and any account may join.
+    /// The pool counts for its seat, and any account may join.
     Open,
     /// The seat's holder has left, and everything unbonds. The pool is slashed with the former holder's stake, and
-    /// free from window `until`.
+    /// is free from window `until`.
     Unbonding {
         until: Window,
-        /// The former holder's commission: its last epoch may be paid after it left.
+        /// Commission of the former holder: its last epoch may be paid after it left.
         commission: Permille,
     },
     /// Almost nothing is left: every nominator may withdraw at once.
     Spent,
 }
 
-/// The nominations of one holder of a seat.
+/// Nominations of one holder of a seat.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Pool {
     pub run: RunId,
-    /// The seat's holder.
+    /// Seat of the holder.
     pub seat: SeatId,
     /// Value of all shares.
     pub value: Balance,
@@ -49,11 +49,11 @@ pub struct Pool {
     pub shares: u128,
     /// Unbonding shares: they can be slashed, earn nothing, and do not count as stake.
     pub leaving: u128,
-    /// Pay of one share since the pool began, in 2^-120 of a unit.
+    /// Pay of one share since the creation of the pool, in 2^-120 of a unit.
     pub pay_per_share: U256,
     /// Unclaimed pay.
     pub unclaimed: Balance,
-    /// Accounts that hold shares or have unclaimed pay.
+    /// Number of accounts that hold shares or have unclaimed pay.
     pub nominators: u32,
     pub stage: Stage,
 }
@@ -73,22 +73,22 @@ impl Pool {
         }
     }
 
-    /// Shares that earn and count as stake.
+    /// Returns the shares that earn and count as stake.
     pub(crate) fn active(&self) -> u128 {
         self.shares.saturating_sub(self.leaving)
     }
 
-    /// The value that counts as the seat's stake.
+    /// Returns the value that counts as the seat's stake.
     pub fn behind(&self) -> Balance {
         self.worth(self.active())
     }
 
-    /// The present value of `shares`.
+    /// Returns the present value of `shares`.
     pub fn worth(&self, shares: u128) -> Balance {
         mul_div(self.value, shares, self.shares, Rounding::Down).unwrap_or(0)
     }
 
-    /// Adds `amount`, and returns the shares that it buys; `None` on overflow.
+    /// Adds `amount` and returns the shares for it; `None` on overflow.
     pub(crate) fn join(&mut self, amount: Balance) -> Option<u128> {
         let bought = match self.shares {
             0 => amount,
@@ -99,7 +99,7 @@ impl Pool {
         Some(bought)
     }
 
-    /// The shares, of `own`, that must leave for `amount`: all of them if `amount` is all they are worth.
+    /// Returns the number of `own` shares to remove for `amount`: all of them if `amount` is their whole value.
     pub(crate) fn shares_for(&self, amount: Balance, own: u128) -> u128 {
         if amount >= self.worth(own) {
             return own;
@@ -117,7 +117,7 @@ impl Pool {
         amount
     }
 
-    /// Whether every nominator may withdraw at once.
+    /// Returns whether every nominator may withdraw at once.
     pub(crate) fn is_free(&self, now: Window) -> bool {
         match self.stage {
             Stage::Open => false,
@@ -126,7 +126,7 @@ impl Pool {
         }
     }
 
-    /// The first window in which shares unbonding until `until` can be withdrawn.
+    /// Returns the first window in which shares unbonding until `until` can be withdrawn.
     pub(crate) fn frees(&self, until: Window, now: Window) -> Window {
         match self.stage {
             Stage::Open => until,
@@ -135,14 +135,14 @@ impl Pool {
         }
     }
 
-    /// Takes `share` of the pool's value, and returns it.
+    /// Removes `share` of the pool's value, and returns it.
     pub(crate) fn slash(&mut self, share: Permille) -> Balance {
         let taken = share_of(self.value, share);
         self.value = self.value.saturating_sub(taken);
         taken
     }
 
-    /// Whether shares are worth too little for the pool to continue.
+    /// Returns whether the shares' value is too low for the pool to continue.
     pub(crate) fn is_spent(&self) -> bool {
         self.shares > 0 && self.value <= self.shares >> WORTH_BITS
     }
@@ -154,7 +154,7 @@ impl Pool {
         self.unclaimed = self.unclaimed.saturating_add(amount);
     }
 
-    /// The pay of `shares` since the pay per share was `mark`.
+    /// Returns the pay of `shares` since the pay per share was `mark`.
     pub(crate) fn earned(&self, shares: u128, mark: U256) -> Balance {
         let each = self.pay_per_share.saturating_sub(mark);
         let earned = each.saturating_mul(shares.into()) >> PAY_BITS;
@@ -162,8 +162,8 @@ impl Pool {
     }
 }
 
-/// The nominators' part of `amount`, earned by a seat with `own` stake and `behind` nominated, after the commission: by
-/// stake, and at most that of the nominations that count.
+/// Returns the nominators' part, after the commission, of `amount` earned by a seat with `own` stake and `behind`
+/// nominated. The part is by stake, and at most that of the nominations that count.
 pub(crate) fn nominators_part(
     amount: Balance,
     own: Balance,
@@ -178,7 +178,7 @@ pub(crate) fn nominators_part(
     share_of(gross, Permille(1000u16.saturating_sub(commission.0)))
 }
 
-/// `a · b / c`; `None` if `c` is zero or on overflow.
+/// Returns `a · b / c`; `None` if `c` is zero or on overflow.
 fn mul_div(a: u128, b: u128, c: u128, rounding: Rounding) -> Option<u128> {
     multiply_by_rational_with_rounding(a, b, c, rounding)
 }
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!((pool.earned(300, one), pool.earned(100, one)), (150, 50));
         assert_eq!(pool.slash(Permille(250)), 100);
         assert_eq!((pool.worth(300), pool.worth(100), pool.behind()), (225, 75, 300));
-        // A later nominator bears no earlier slash and gets no earlier pay.
+        // A later nominator is not affected by an earlier slash, and receives none of the earlier pay.
         assert_eq!(pool.join(150), Some(200));
         let mark = pool.pay_per_share;
         assert_eq!((pool.worth(200), pool.earned(200, mark)), (150, 0));

@@ -1,4 +1,4 @@
-//! What the runtime API and other pallets read.
+//! Reads for the runtime API and other pallets.
 
 use crate::{pallet::*, *};
 use alloc::{collections::BTreeMap, vec::Vec};
@@ -10,29 +10,29 @@ use protocol::{
 };
 
 impl<T: Config> Pallet<T> {
-    /// The account that holds nominations and their pay.
+    /// Returns the account that holds nominations and their pay.
     pub fn account() -> T::AccountId {
         T::PalletId::get().into_account_truncating()
     }
 
-    /// The pool of a seat; `None` without nominations.
+    /// Returns the pool of a seat; `None` without nominations.
     pub fn pool(run: RunId, uid: Uid) -> Option<Pool> {
         Self::current(run, uid).map(|(_, pool)| pool)
     }
 
-    /// The present commission of a seat.
+    /// Returns the present commission of a seat.
     pub fn commission(run: RunId, uid: Uid) -> Permille {
         let now = Registry::<T>::run(run).map_or(Window(0), |details| Self::now(&details));
         Commissions::<T>::get(run, uid).at(now)
     }
 
-    /// A higher commission that waits, and the window from which it applies.
+    /// Returns a waiting higher commission, and the window from which it applies.
     pub fn commission_raise(run: RunId, uid: Uid) -> Option<(Permille, Window)> {
         let now = Registry::<T>::run(run).map_or(Window(0), |details| Self::now(&details));
         Commissions::<T>::get(run, uid).raise.filter(|(_, from)| now < *from)
     }
 
-    /// The nominations of an account in a run, in uid order. Those of a former holder are all unbonding.
+    /// Returns the nominations of an account in a run, in uid order. Those of a former holder are all unbonding.
     pub fn nominations_of(run: RunId, who: &T::AccountId) -> Vec<NominationView> {
         let now = Registry::<T>::run(run).map_or(Window(0), |details| Self::now(&details));
         let mut views: Vec<_> = Nominations::<T>::iter_prefix((run, who))

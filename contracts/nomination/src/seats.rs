@@ -1,4 +1,4 @@
-//! Pay, slashes and the end of a seat, for its nominators.
+//! Effects of pay, slashes and the end of a seat on its nominators.
 
 use crate::{pallet::*, pool::nominators_part, *};
 use frame::prelude::{fungible::Mutate as _, *};
@@ -28,7 +28,7 @@ impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
         };
         let part = nominators_part(amount, own_stake, pool.behind(), commission);
         let fits = pool.unclaimed.checked_add(part).is_some() && ledger.unclaimed.checked_add(part).is_some();
-        // If the payer cannot pay, the seat keeps all.
+        // If the payer cannot pay, the seat keeps everything.
         if part == 0
             || !fits
             || T::Currency::transfer(payer, &Self::account(), part, Preservation::Preserve).is_err()

@@ -50,7 +50,7 @@ const RICH: u128 = 9;
 const HOTKEY: u128 = 1000;
 const FUNDS: Balance = 100_000;
 const RUN: RunId = RunId(0);
-/// A miner and a validator.
+/// Uids of a miner and a validator.
 const MINER: Uid = Uid(0);
 const UID: Uid = Uid(1);
 
@@ -67,7 +67,7 @@ pub(crate) fn chain() -> TestState {
     pallet_mock::chain::<Test>(balances)
 }
 
-/// A run with a miner and a validator, each with 100 staked.
+/// Runs `story` with a miner and a validator, each with 100 staked.
 fn with_run(story: impl FnOnce()) {
     chain().execute_with(|| {
         let terms = Terms {
@@ -94,7 +94,7 @@ fn with_run(story: impl FnOnce()) {
     });
 }
 
-/// No test transfers to the account, so it holds exactly what the ledger says.
+/// Checks the invariants. Tests do not transfer to the account, so its balance equals the ledger's.
 fn check() {
     Nomination::check_invariants().unwrap();
     let Ledger { nominated, unclaimed, dust } = PoolLedger::<Test>::get().unwrap_or_default();
@@ -126,7 +126,7 @@ fn set_commission(share: u16) -> DispatchResult {
     Nomination::set_commission(RuntimeOrigin::signed(COLDKEY), RUN, UID, Permille(share))
 }
 
-/// The seat with its present holder.
+/// Returns the seat with its present holder.
 fn seat() -> SeatId {
     Registry::seat(RUN, UID).unwrap().id(UID)
 }
@@ -139,7 +139,7 @@ fn pay(own: Balance, amount: Balance) -> Balance {
     pay_to(seat(), own, amount)
 }
 
-/// Pays so much that the nominators' part is `amount` before the commission.
+/// Pays an amount of which the nominators' part is `amount` before the commission.
 fn pay_nominators(amount: Balance) -> Balance {
     pay(behind(), 2 * amount)
 }
@@ -366,7 +366,7 @@ fn nominations_unbond_when_the_seat_changes_hands_and_the_next_holder_has_none()
         System::assert_last_event(Event::<Test>::PoolClosed { run: RUN, uid: UID, value: 100, until }.into());
         assert_eq!((behind(), pay_nominators(100), slash(500)), (0, 0, 0));
         assert!(!Commissions::<Test>::contains_key(RUN, UID));
-        // An amount that would have unbonded a window later is free with the rest.
+        // An amount that would have unbonded a window later is free together with the rest.
         let free = UnbondingView { uid: UID, amount: 100, until };
         let view = view(ONE);
         assert_eq!((view.amount, view.unbonding, view.claimable), (0, vec![free], 30));
@@ -415,7 +415,7 @@ fn nominations_of_a_former_holder_are_slashed_with_it_until_they_are_free() {
         assert_eq!(slash_of(old, 100), 0);
         let before = [ONE, OTHER].map(Balances::free_balance);
         assert_ok!(withdraw(ONE));
-        // A later conviction finds nothing that is free.
+        // A later conviction does not reach free amounts.
         assert_eq!(slash_of(old, 1000), 0);
         assert_ok!(withdraw(OTHER));
         assert_eq!([ONE, OTHER].map(Balances::free_balance), [before[0] + 270, before[1] + 90]);
@@ -437,7 +437,7 @@ fn nominators_of_a_former_holder_get_their_part_of_late_pay() {
         assert_eq!(pay_to(old, 100, 800), 450);
         assert_eq!((view(ONE).claimable, view(OTHER).claimable), (450, 0));
         assert_ok!(claim(ONE));
-        // Once all nominators have left, the former seat keeps it all.
+        // Once all nominators have left, the former seat keeps everything.
         window(2 * UNBONDING);
         assert_ok!(withdraw(ONE));
         assert_eq!(pay_to(old, 100, 1000), 0);
@@ -478,7 +478,7 @@ fn nominations_above_ten_times_the_own_stake_dilute_the_nominators_pay_and_not_t
         assert_ok!(nominate(OTHER, 3000));
         assert_eq!(pay(100, 1100), 1000);
         assert_eq!([ONE, OTHER].map(|who| view(who).claimable), [1250, 750]);
-        // The own stake shrinks, and less counts: the validator gains nothing by it.
+        // The own stake shrinks, and fewer nominations count: the validator gains nothing by it.
         assert_eq!(pay(50, 1100), 1000);
         assert_eq!(pay(0, 1100), 1000);
     });
@@ -559,7 +559,7 @@ fn withdrawals_and_claims_of_nothing_are_refused() {
         assert_ok!(nominate(ONE, 64));
         assert_noop!(withdraw(ONE), Error::<Test>::NothingToWithdraw);
         assert_noop!(claim(ONE), Error::<Test>::NothingToClaim);
-        // An account below the existential deposit cannot be paid less than it.
+        // An account below the existential deposit cannot be paid less than this deposit.
         let all = Balances::free_balance(ONE);
         assert_ok!(Balances::transfer_allow_death(signed(ONE), OTHER, all));
         assert_eq!(pay_nominators(DEPOSIT - 1), DEPOSIT - 1);
@@ -640,13 +640,13 @@ enum Op {
     Withdraw(u128),
     Claim(u128),
     Commission(u16),
-    /// Pays the present holder of the seat or the former one.
+    /// Pays the seat's present or former holder.
     Pay {
         former: bool,
         own: Balance,
         amount: Balance,
     },
-    /// Slashes one of them.
+    /// Slashes the present or former holder.
     Slash {
         former: bool,
         share: u16,

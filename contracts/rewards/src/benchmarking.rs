@@ -1,5 +1,5 @@
-//! The cost of each call and step at worst (PROT-33). Runs and seats are written directly into the registry's
-//! storage, so that only this pallet is measured.
+//! Worst-case cost of each call and step (PROT-33). Runs and seats are written directly into the registry's storage,
+//! so that only this pallet is measured.
 
 use crate::{Call, Config, EarningsOf, FormerPay, History, Pallet, Payout, PayoutOf, Treasuries};
 use alloc::vec::Vec;
@@ -19,7 +19,7 @@ use protocol::{
 
 const RUN: RunId = RunId(0);
 
-/// The emission: enough for a payment to every seat above the existential deposit.
+/// Emission large enough to pay every seat more than the existential deposit.
 fn emission<T: Config>() -> Balance {
     T::Currency::minimum_balance().saturating_mul(1_000_000)
 }
@@ -30,7 +30,7 @@ fn caller<T: Config>() -> T::AccountId {
     who
 }
 
-/// A funded run of the caller, after epoch 0.
+/// Creates a funded run of the caller, after epoch 0.
 fn run<T: Config>() -> T::AccountId {
     let owner = caller::<T>();
     let shares = PayShares {
@@ -65,7 +65,7 @@ fn seats<T: Config>(role: Role, uids: core::ops::Range<u32>) -> Vec<(Uid, SeatCo
     .collect()
 }
 
-/// A run that has paid the caller's one seat, uid 0.
+/// Creates a run that has paid the caller's one seat, uid 0.
 fn paid<T: Config>() -> T::AccountId {
     let owner = run::<T>();
     let consensus = seats::<T>(Role::Miner, 0..1);
@@ -94,7 +94,7 @@ mod benchmarks {
         assert_eq!(Pallet::<T>::treasury(RUN), emission::<T>() * 101);
     }
 
-    /// With the pay added to the stake.
+    /// Claims with the pay added to the stake.
     #[benchmark]
     fn claim() {
         let who = paid::<T>();

@@ -12,8 +12,8 @@ use protocol::RunId;
 impl<T: Config> OnRunClosed for Pallet<T> {
     fn closed(_: RunId) {}
 
-    /// Pays claimable pay to its accounts, and burns what the treasury has left: a closed run gives its owner no
-    /// sponsor's money.
+    /// Pays claimable pay to its accounts, and burns the rest of the treasury: the owner of a closed run receives none
+    /// of the sponsors' money.
     fn clear(run: RunId, limit: u32) -> Cleared {
         let mut cleared = Cleared::default();
         let Some(ClosedRun { details, .. }) = Registry::<T>::closed_run(run) else {
@@ -63,8 +63,7 @@ impl<T: Config> OnRunClosed for Pallet<T> {
 }
 
 impl<T: Config> Pallet<T> {
-    /// Pays `amount` to `to`; what cannot reach the account, which would be below the existential deposit, goes back to
-    /// the treasury.
+    /// Pays `amount` to `to`. Returns to the treasury what would leave the account below the existential deposit.
     fn pay_out(run: RunId, to: &T::AccountId, amount: Balance) {
         if amount == 0 {
             return;

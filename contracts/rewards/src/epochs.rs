@@ -1,4 +1,4 @@
-//! Pays an epoch: who gets how much, in claimable balances.
+//! Pays an epoch: divides its pay into claimable balances.
 
 use crate::{
     pallet::*,
@@ -10,16 +10,18 @@ use frame::prelude::{fungible::Mutate as _, *};
 use pallet_registry::{Ending, Nominations as _, OnSeats, Pallet as Registry, Payslips, Run, Seat};
 use protocol::{RunId, Window};
 
-/// The seats that an epoch pays and whose holders have left, by uid.
+/// Seats, by uid, that an epoch pays and whose holders have left.
 type Formers<'a, T> = BTreeMap<Uid, &'a Former<<T as frame_system::Config>::AccountId>>;
 
 impl<T: Config> Pallet<T> {
-    /// Pays `epoch` by its `consensus`, which is in uid order: the emission's part for its `merged` windows, or what
-    /// the treasury has left.
+    /// Pays `epoch` by its `consensus`, which is in uid order. The pot is the emission's part for the `merged`
+    /// windows, or
+    /// the rest of the treasury if that is less.
     ///
-    /// Pay for a uid goes to the seat that `former` names for it, or else to the seat's present holder, if it held the
-    /// seat in that epoch. What this and the rounding leave stays in the treasury. An epoch is paid once, and no epoch
-    /// after a later one.
+    /// Pay for a uid goes to its seat in `former`, or else to the seat's present holder, if it held the seat in that
+    /// epoch.
+    /// The remainder of this and of the rounding stays in the treasury. An epoch is paid once, and never after a later
+    /// epoch.
     pub fn pay_epoch(
         run: RunId,
         epoch: u32,
@@ -45,14 +47,14 @@ impl<T: Config> Pallet<T> {
         let mut books = Treasuries::<T>::get(run);
         let earned = terms.earned_emission(epoch, merged, details.params.epoch_windows);
         let pot = earned.min(books.map_or(0, |books| books.treasury));
-        // A run that was never funded pays nothing; its record still holds the consensus.
+        // A run that was never funded pays nothing; its record still contains the consensus.
         if let Some(books) = &mut books {
             let split = split(pot, terms.shares, &incentive, &dividends);
             Self::pay_out_epoch(run, epoch, split, &mut slips, &former, books);
             Treasuries::<T>::insert(run, books);
         }
 
-        // No longer than the number of seats.
+        // The list is never longer than the number of seats.
         let slips = BoundedVec::truncate_from(slips.into_values().collect());
         History::<T>::insert(run, epoch % KEPT_EPOCHS, EpochRecord { epoch, pot, merged, slips });
         LastPaid::<T>::insert(run, epoch);
@@ -60,7 +62,7 @@ impl<T: Config> Pallet<T> {
         weight_info::pay_epoch::<T>(seats).saturating_add(T::SharePayWeight::get().saturating_mul(validators))
     }
 
-    /// A slip without pay for each seat of the consensus that was held in that epoch. A holder that came later gets
+    /// Returns a slip without pay for each seat of the consensus that was held in that epoch. A later holder earns
     /// nothing for its predecessor's work.
     fn new_slips(
         run: RunId,
@@ -132,7 +134,7 @@ impl<T: Config> Pallet<T> {
         });
     }
 
-    /// Credits a slip's pay to the seat's holder, or to the coldkey of the former one.
+    /// Credits a slip's pay to the seat's holder, or to the former holder's coldkey.
     fn credit(run: RunId, epoch: u32, slip: &Slip, former: Option<&Former<T::AccountId>>) {
         let Slip { uid, amount, nominators, .. } = *slip;
         let whole = amount.saturating_add(nominators);
@@ -151,7 +153,7 @@ impl<T: Config> Pallet<T> {
         Self::deposit_event(Event::Credited { run, epoch, uid, amount });
     }
 
-    /// Burns `amount` of a run's account. Returns what was burnt.
+    /// Burns `amount` of a run's account. Returns the burnt amount.
     fn burn(account: &T::AccountId, amount: Balance) -> Balance {
         if amount == 0 {
             return 0;
@@ -170,7 +172,7 @@ impl<T: Config> Pallet<T> {
     }
 }
 
-/// The recent pay of a seat as of `epoch`: it halves with each epoch.
+/// Returns the recent pay of a seat as of `epoch`: it halves with each epoch.
 fn decayed_pay(earnings: &Earnings, epoch: u32) -> Balance {
     let epochs = epoch.saturating_sub(earnings.recent_at);
     earnings.recent.checked_shr(epochs).unwrap_or(0)

@@ -1,14 +1,14 @@
-//! What must hold at every block.
+//! Invariants that hold at every block.
 
 use crate::{pallet::*, *};
 use frame::prelude::{ensure, fungible::Inspect};
 use protocol::RunId;
 
 impl<T: Config> Pallet<T> {
-    /// Checks what must hold at every block.
+    /// Checks the invariants that hold at every block.
     ///
     /// # Errors
-    /// Names what does not hold.
+    /// Names the first violated invariant.
     pub fn check_invariants() -> Result<(), &'static str> {
         let paid_runs = EarningsOf::<T>::iter_keys().map(|(run, _)| run);
         if paid_runs
@@ -55,7 +55,7 @@ impl<T: Config> Pallet<T> {
         if left.checked_add(gone) != Some(books.funded) {
             return Err("treasury, claimable, paid and burnt do not add up to the funds");
         }
-        // Anyone may transfer to the account, so it may hold more.
+        // Any account may transfer to this one, so it may hold more.
         let balance = T::Currency::balance(&Self::account(run));
         if balance < left.saturating_add(T::Currency::minimum_balance()) {
             return Err("a run's account holds less than its books say");

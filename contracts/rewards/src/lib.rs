@@ -1,17 +1,16 @@
-//! Pay: the treasury of each run, the claimable balances, and the record of what was paid (PROT-32).
+//! Pay: the treasury of each run, the claimable balances, and the payment records (PROT-32).
 //!
-//! Each run has an account of its own. The books say whose money it is: the treasury's, a seat's, a former seat's or
-//! the owner's. Funding adds to the treasury. The end of an epoch moves some of it to seats and owner, pays the
-//! nominators' part to the nomination pallet, and burns the burn share. A claim pays out. So at every block, to the
-//! last unit,
+//! Each run has its own account. The books divide its balance between the treasury, seats, former seats and the owner.
+//! Funding adds to the treasury. The end of an epoch moves some of it to seats and owner, pays the nominators' part to
+//! the
+//! nomination pallet, and burns the burn share. A claim pays out. At every block, to the last unit,
 //!
 //! `funded = treasury + claimable + paid + burnt`,
 //!
-//! and the account holds treasury, claimable, and the existential deposit, which the first funder pays, so that the
-//! account never dies with money in it.
+//! and the account holds treasury, claimable, and the existential deposit. The first funder pays this deposit, so that
+//! the account is never removed while it holds money.
 //!
-//! A record of each of the last epochs says what was paid and what the consensus said of every seat: why a seat was
-//! paid what it was.
+//! For each of the last epochs, a record holds every seat's pay and the consensus from which it follows.
 #![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
@@ -36,20 +35,20 @@ pub mod weight_info;
 
 pub use pallet::*;
 
-/// Epochs whose records are kept.
+/// Number of epochs whose records are kept.
 pub const KEPT_EPOCHS: u32 = 64;
 
 /// The books of a run's money.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Treasury {
-    /// All funds ever paid in.
+    /// Total of all funds paid in.
     pub funded: Balance,
     /// Unassigned funds.
     pub treasury: Balance,
     /// The owner's unclaimed share.
     pub owner_claimable: Balance,
-    /// All that was paid out, to seats, nominators and owner.
+    /// Total paid out to seats, nominators and owner.
     pub paid: Balance,
     pub burnt: Balance,
 }
@@ -60,12 +59,12 @@ pub struct Treasury {
 pub struct Earnings {
     /// Unclaimed pay.
     pub claimable: Balance,
-    /// All pay ever credited.
+    /// Total of all pay credited.
     pub earned: Balance,
     /// Pay of the seat and its nominators up to epoch `recent_at`, halved with each epoch of age.
     pub recent: Balance,
     pub recent_at: u32,
-    /// The epoch in which the hotkey last claimed: one claim per epoch is free.
+    /// Epoch of the hotkey's last claim: one claim per epoch is free.
     pub claimed_in: Option<u32>,
 }
 
@@ -73,19 +72,19 @@ pub struct Earnings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub enum Payout {
-    /// To the coldkey's account.
+    /// The coldkey's account.
     #[default]
     Account,
-    /// Into the seat's stake.
+    /// The seat's stake.
     Stake,
 }
 
-/// A former seat whose holder held it as an epoch ended, and left before the epoch was paid.
+/// A former seat whose holder held it at the end of an epoch, and left before the epoch was paid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Former<AccountId> {
     pub seat: SeatId,
     pub coldkey: AccountId,
-    /// Its own stake as it left.
+    /// Its own stake when it left.
     pub stake: Balance,
 }
 
@@ -94,21 +93,21 @@ pub struct Former<AccountId> {
 pub struct EpochRecord<L> {
     pub epoch: u32,
     pub pot: Balance,
-    /// Merged windows of the epoch.
+    /// Number of merged windows of the epoch.
     pub merged: u32,
     pub slips: L,
 }
 
-/// What one seat was paid for an epoch, and why.
+/// Pay of one seat for an epoch, and the consensus behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Slip {
     pub uid: Uid,
-    /// Identifies the holder.
+    /// Block of the registration, which identifies the holder.
     pub registered_at: Block,
     pub consensus: SeatConsensus,
     pub amount: Balance,
-    /// Paid to the seat's nominators.
+    /// Amount paid to the seat's nominators.
     pub nominators: Balance,
 }
 
@@ -134,7 +133,7 @@ pub mod pallet {
 
     #[pallet::config]
     pub trait Config: frame_system::Config + pallet_registry::Config {
-        /// The weight of sharing one seat's pay with its nominators.
+        /// Weight of sharing one seat's pay with its nominators.
         type SharePayWeight: Get<Weight>;
 
         /// Source of the account ids of the runs' treasuries.
@@ -152,7 +151,7 @@ pub mod pallet {
     pub type EarningsOf<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Uid, Earnings, ValueQuery>;
 
-    /// The destination of a seat's pay, if it is not the account.
+    /// Destination of a seat's pay, if it is not the account.
     #[pallet::storage]
     pub type PayoutOf<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Uid, Payout, ValueQuery>;
@@ -166,7 +165,7 @@ pub mod pallet {
     #[pallet::storage]
     pub type LastPaid<T: Config> = StorageMap<_, Twox64Concat, RunId, u32>;
 
-    /// The records of the last epochs, each at its number modulo [`KEPT_EPOCHS`].
+    /// Records of the last epochs, each at its number modulo [`KEPT_EPOCHS`].
     #[pallet::storage]
     pub type History<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, u32, EpochRecordOf<T>>;
@@ -189,14 +188,14 @@ pub mod pallet {
         },
         /// A seat may claim `amount` more.
         Credited { run: RunId, epoch: u32, uid: Uid, amount: Balance },
-        /// A seat's pay was claimed: added to its stake if that was requested and possible, or else paid to the
+        /// A seat's pay was claimed: added to its stake if this was requested and possible, or else paid to the
         /// coldkey's account.
         Claimed { run: RunId, uid: Uid, to: T::AccountId, amount: Balance, staked: bool },
         /// The pay of an account's former seats was claimed.
         FormerClaimed { run: RunId, to: T::AccountId, amount: Balance },
         /// The owner's share was claimed.
         OwnerClaimed { run: RunId, to: T::AccountId, amount: Balance },
-        /// A closed run paid what `to` could claim of it.
+        /// A closed run paid the balance that `to` could claim.
         FinalPay { run: RunId, to: T::AccountId, amount: Balance },
         /// A closed run's account was emptied: the rest of the treasury was burnt.
         TreasuryBurnt { run: RunId, amount: Balance },
@@ -208,25 +207,25 @@ pub mod pallet {
 
     #[pallet::error]
     pub enum Error<T> {
-        /// There is no run with this id. List the runs and pick one of them.
+        /// The run does not exist. List the runs and pick one of them.
         UnknownRun,
-        /// The amount is zero.
+        /// The amount is zero. Pay a positive amount.
         NothingToFund,
         /// The account cannot pay this and keep the existential deposit. Transfer to it first, or fund less.
         NotEnoughFunds,
-        /// The sum would overflow.
+        /// The sum would overflow. Pay less.
         TooMuch,
-        /// There is no seat with this uid. List the run's seats.
+        /// The seat does not exist. List the run's seats.
         UnknownSeat,
-        /// Only the seat's coldkey or hotkey may claim its pay. Sign with one of them.
+        /// The signer is neither the seat's coldkey nor its hotkey. Sign with one of them.
         NotTheSeat,
-        /// Only the seat's coldkey sets the destination of its pay. Sign with the key that registered the seat.
+        /// The signer is not the seat's coldkey. Sign with the key that registered the seat.
         NotTheColdkey,
-        /// Only the run's owner may claim the owner's share.
+        /// The signer is not the run's owner. Sign with the owner's key.
         NotTheOwner,
-        /// There is no pay to claim. Pay is credited when an epoch closes.
+        /// There is no pay to claim. Wait until an epoch closes, when pay is credited.
         NothingToClaim,
-        /// The pay cannot reach the account, which would be below the existential deposit. Transfer to it first.
+        /// The account would stay below the existential deposit. Transfer to it first.
         CannotPay,
     }
 
@@ -268,8 +267,9 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Claims a seat's pay: paid to its coldkey, or added to its stake if the seat is set so. Signed by the
-        /// coldkey or the hotkey; for the hotkey, free once per epoch.
+        /// Claims a seat's pay: pays it to its coldkey, or adds it to its stake if this is the seat's setting. Signed
+        /// by
+        /// the coldkey or the hotkey; for the hotkey, free once per epoch.
         #[pallet::call_index(1)]
         #[pallet::weight(weight_info::claim::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, uid: &Uid| -> bool {
@@ -287,7 +287,7 @@ pub mod pallet {
                 earnings.claimed_in = Self::epoch_now(&details);
             }
             Self::book(run, amount, |_| ())?;
-            // If it cannot be added to the stake it is paid to the account: both belong to the coldkey.
+            // If it cannot be added to the stake, it is paid to the account: both belong to the coldkey.
             let staked = PayoutOf::<T>::get(run, uid) == Payout::Stake
                 && with_storage_layer(|| Registry::<T>::add_to_stake(run, uid, &Self::account(run), amount))
                     .is_ok();
@@ -367,7 +367,7 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Whether `claim` would succeed, signed by the seat's hotkey for the first time in this epoch.
+        /// Returns whether `claim` would succeed, signed by the seat's hotkey for the first time in this epoch.
         fn claims_without_fee(origin: &OriginFor<T>, run: RunId, uid: Uid) -> bool {
             let (Ok(signer), Some(details), Some(seat), Some(books)) = (
                 ensure_signed(origin.clone()),

@@ -1,4 +1,4 @@
-//! What the runtime API reads.
+//! Reads for the runtime API.
 
 use crate::{pallet::*, *};
 use alloc::vec::Vec;
@@ -10,17 +10,17 @@ use protocol::{
 };
 
 impl<T: Config> Pallet<T> {
-    /// The account of a run.
+    /// Returns the account of a run.
     pub fn account(run: RunId) -> T::AccountId {
         T::PalletId::get().into_sub_account_truncating(run.0)
     }
 
-    /// The treasury of `run`.
+    /// Returns the unassigned funds of `run`.
     pub fn treasury(run: RunId) -> Balance {
         Treasuries::<T>::get(run).map_or(0, |books| books.treasury)
     }
 
-    /// The books of a run, as clients read them.
+    /// Returns the books of a run, as clients read them.
     pub fn treasury_view(run: RunId) -> TreasuryView {
         let Treasury { funded, treasury, owner_claimable, paid, burnt } =
             Treasuries::<T>::get(run).unwrap_or_default();
@@ -29,12 +29,12 @@ impl<T: Config> Pallet<T> {
         TreasuryView { funded, treasury, claimable, owner_claimable, paid, burnt }
     }
 
-    /// Whether a seat's pay is added to its stake.
+    /// Returns whether a seat's pay is added to its stake.
     pub fn pays_into_stake(run: RunId, uid: Uid) -> bool {
         PayoutOf::<T>::get(run, uid) == Payout::Stake
     }
 
-    /// The payslips of a seat's present holder in the last epochs, the oldest first.
+    /// Returns the payslips of a seat's present holder in the last epochs, the oldest first.
     pub fn payslips(run: RunId, uid: Uid) -> Vec<Payslip> {
         let (Some(seat), Some(last)) = (Registry::<T>::seat(run, uid), LastPaid::<T>::get(run)) else {
             return Vec::new();

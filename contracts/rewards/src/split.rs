@@ -8,9 +8,9 @@ use protocol::{Uid, params::PayShares};
 /// The parts of a pot. The remainder stays in the treasury.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Split {
-    /// By incentive, in the order given, without zeros.
+    /// Parts by incentive, in the order given, without zeros.
     pub miners: Vec<(Uid, Balance)>,
-    /// By dividends, including their nominators' part.
+    /// Parts by dividends, including the nominators' part.
     pub validators: Vec<(Uid, Balance)>,
     pub owner: Balance,
     pub burn: Balance,
@@ -38,12 +38,12 @@ fn parts(amount: Balance, parts: &[(Uid, u64)]) -> Vec<(Uid, Balance)> {
     parts.iter().map(paid).filter(|(_, amount)| *amount > 0).collect()
 }
 
-/// `⌊amount · part / total⌋`; 0 if `total` is 0.
+/// Returns `⌊amount · part / total⌋`; 0 if `total` is 0.
 fn fraction(amount: Balance, part: u128, total: u128) -> Balance {
     if total == 0 {
         return 0;
     }
-    // At most `amount`, as no part is above the total.
+    // At most `amount`, as a part never exceeds the total.
     multiply_by_rational_with_rounding(amount, part, total, Rounding::Down).unwrap_or(0)
 }
 

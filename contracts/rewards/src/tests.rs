@@ -48,7 +48,7 @@ impl Config for Test {
 /// The existential deposit.
 const DEPOSIT: Balance = 5;
 const EMISSION: Balance = 1000;
-/// The windows of an epoch.
+/// Number of windows of an epoch.
 const ALL: u32 = 10;
 const STAKE: Balance = 100;
 const FUNDS: Balance = 100_000;
@@ -96,7 +96,7 @@ pub(crate) fn chain() -> TestState {
     pallet_mock::chain::<Test>(balances)
 }
 
-/// Two runs. In the first, seats 0 and 1 mine and seat 2 validates.
+/// Runs `story` with two runs. In the first, seats 0 and 1 mine and seat 2 validates.
 fn with_terms(terms: Terms, story: impl FnOnce()) {
     chain().execute_with(|| {
         let url: Url = b"http://a".to_vec().try_into().unwrap();
@@ -135,7 +135,7 @@ fn window(number: u32) {
     System::set_block_number(params().schedule.opens_at(Window(number)).0.into());
 }
 
-/// The first block of an epoch.
+/// Moves to the first block of an epoch.
 fn epoch(number: u32) {
     window(number * params().epoch_windows);
 }
@@ -147,7 +147,7 @@ fn fund(amount: Balance) -> DispatchResult {
 const INCENTIVE: [(Uid, u64); 2] = [(Uid(0), 3), (Uid(1), 1)];
 const DIVIDENDS: [(Uid, u64); 1] = [(Uid(2), 7)];
 
-/// What the consensus says of the seats that these lists name.
+/// Builds the consensus on the seats in these lists.
 fn consensus(incentive: &[(Uid, u64)], dividends: &[(Uid, u64)]) -> Vec<(Uid, SeatConsensus)> {
     let mut seats = std::collections::BTreeMap::<Uid, SeatConsensus>::new();
     for (uid, share) in incentive {
@@ -352,7 +352,7 @@ fn the_holder_at_the_end_of_an_epoch_is_paid_even_if_it_has_left() {
         assert_eq!(FormerPay::<Test>::get(RUN, COLDKEY), 375 + 100);
         assert_eq!(Nomination::nominations_of(RUN, &NOMINATOR)[0].claimable, 300);
         assert_eq!(books().treasury, 0);
-        // The record names the former holder: the present one sees none of it.
+        // The record names the former holder, so the present one gets none of it.
         assert_eq!((Rewards::payslips(RUN, Uid(0)), Rewards::payslips(RUN, Uid(1)).len()), (vec![], 1));
         assert_eq!((Rewards::recent_pay(RUN, Uid(0)), Rewards::recent_pay(RUN, Uid(2))), (0, 0));
         let before = Balances::free_balance(COLDKEY);
@@ -384,7 +384,7 @@ fn nominators_get_a_part_of_their_validator_s_pay_and_of_no_miner_s() {
             }
             .into(),
         );
-        // Pay of its nominators counts as the seat's when seats compete.
+        // The pay of its nominators counts as the seat's when seats compete.
         assert_eq!(Rewards::recent_pay(RUN, Uid(2)), 400);
         let slip = Rewards::payslips(RUN, Uid(2))[0];
         assert_eq!((slip.amount, slip.nominators), (100, 300));
@@ -565,7 +565,7 @@ fn a_former_seat_s_pay_waits_for_its_coldkey_and_the_next_holder_has_none() {
             Rewards::claim_former(RuntimeOrigin::signed(COLDKEY), RUN),
             Error::<Test>::NothingToClaim
         );
-        // A seat that was never paid sets nothing aside.
+        // A seat that was never paid keeps no pay.
         vacate(0);
         assert_eq!(FormerPay::<Test>::iter().count(), 0);
     });

@@ -1,4 +1,4 @@
-//! The cost of calls and steps in the fullest run (PROT-33).
+//! Cost of calls and steps in the largest run (PROT-33).
 
 use super::*;
 use crate::full::{self, RUN, uid};

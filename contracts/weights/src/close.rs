@@ -1,4 +1,4 @@
-//! Closes an epoch: from the revealed weight votes and the bonds to consensus, bonds and pay (PROT-31).
+//! Closes an epoch: computes consensus, bonds and pay from the revealed weight votes and the bonds (PROT-31).
 
 use crate::{pallet::*, *};
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ use protocol::{
     view::SeatConsensus,
 };
 
-/// Seats as an epoch ended: their roles and their holders' first windows.
+/// Seats at the end of an epoch: their roles and their holders' first windows.
 type Seats = BTreeMap<Uid, (Role, Window)>;
 
 /// Rows of bonds by validator.
@@ -58,14 +58,14 @@ impl<T: Config> Epochs for Pallet<T> {
 }
 
 impl<T: Config> Pallet<T> {
-    /// The last consensus on a seat; empty for a newer holder.
+    /// Returns the last consensus on a seat; empty for a newer holder.
     pub fn consensus_of(run: RunId, uid: Uid) -> SeatConsensus {
         let mut standings = LastConsensus::<T>::get(run).into_iter();
         standings.find(|(seat, _)| *seat == uid).map(|(_, standing)| standing).unwrap_or_default()
     }
 
-    /// The weight votes and bonds of the active set, and the bonds of validators outside it; and how many members of
-    /// the active set revealed a vote.
+    /// Returns the weight votes and bonds of the active set, the bonds of validators outside it, and the number of
+    /// members of the active set that revealed a vote.
     fn votes(
         run: RunId,
         epoch: u32,
@@ -111,8 +111,8 @@ impl<T: Config> Pallet<T> {
         (validators, revealed)
     }
 
-    /// Judges what `members` showed of the contributions that were drawn of `epoch`, in their order, and reports each
-    /// that loses dividends by it (PROT-30).
+    /// Judges the answers of `members` on the contributions drawn for `epoch`, in the order of the draw. Reports each
+    /// member that loses dividends by it (PROT-30).
     fn judge_probes(
         run: RunId,
         epoch: u32,
@@ -141,7 +141,7 @@ impl<T: Config> Pallet<T> {
         verdicts
     }
 
-    /// The seats as `epoch` ended. A later holder did none of the epoch's work.
+    /// Returns the seats at the end of `epoch`. A later holder did none of the epoch's work.
     fn seats_of(run: RunId, epoch: u32, params: &RunParams, departed: &[Departed<T::AccountId>]) -> Seats {
         let end = after_epoch(params, epoch);
         let present =
@@ -153,7 +153,7 @@ impl<T: Config> Pallet<T> {
             .collect()
     }
 
-    /// The bonds that the epoch before left, to seats that were held as it ended.
+    /// Returns the bonds after the epoch before, to seats that were held at its end.
     fn bonds_before(run: RunId, epoch: u32, params: &RunParams, seats: &Seats) -> BondRows {
         let before = epoch.checked_sub(1).map_or(Window(0), |before| after_epoch(params, before));
         let rows = BondsOf::<T>::iter_prefix(run);
@@ -178,8 +178,8 @@ impl<T: Config> Pallet<T> {
         LastConsensus::<T>::insert(run, BoundedVec::truncate_from(seats));
     }
 
-    /// Stores the validators' `rows` of bonds for the epoch `next`. Drops the bonds of and to seats that departed,
-    /// unless the seat was held to the end of `next` too, which then awaits its own close.
+    /// Stores the validators' `rows` of bonds for the epoch `next`. Drops the bonds of and to departed seats, except
+    /// seats that were also held to the end of `next`, which await the close of that epoch.
     fn put_bonds<'a>(
         run: RunId,
         next: u32,
@@ -202,7 +202,7 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// Takes the seats that held out `epoch` and have departed, in uid order.
+    /// Removes and returns the departed seats that were held to the end of `epoch`, in uid order.
     fn take_departed(run: RunId, epoch: u32) -> Vec<Departed<T::AccountId>> {
         let mut departed: Vec<_> =
             DepartedOf::<T>::drain_prefix((run, epoch)).map(|(_, departed)| departed).collect();
@@ -224,7 +224,7 @@ impl<T: Config> Pallet<T> {
 }
 
 impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
-    /// Remembers the seat for the epochs that it held out and that are not closed, and clears the rest.
+    /// Records the seat for the epochs to whose end it was held and that are not closed, and clears the rest.
     fn vacated(run: RunId, uid: Uid, seat: &Seat<T::AccountId>, ending: Ending) -> Weight {
         let Some(details) = Registry::<T>::run(run) else {
             defensive!("a seat belongs to a run that exists");
@@ -235,7 +235,7 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
         LastConsensus::<T>::mutate_extant(run, |seats| seats.retain(|(other, _)| *other != uid));
         let current = window.epoch(params.epoch_windows);
         let mut awaits_pay = false;
-        // As an epoch's first window opens, the epoch before the previous one may still be open.
+        // When an epoch's first window opens, the epoch before the previous one may still be open.
         for epoch in current.saturating_sub(2)..=current {
             if seat.role == Role::Validator {
                 WeightCommitments::<T>::remove((run, epoch), uid);
@@ -264,18 +264,18 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
     }
 }
 
-/// The departed seat of `uid`. `departed` is in uid order.
+/// Returns the departed seat of `uid`. `departed` is in uid order.
 fn departed_of<AccountId>(departed: &[Departed<AccountId>], uid: Uid) -> Option<&Departed<AccountId>> {
     let place = departed.binary_search_by_key(&uid, |departed| departed.seat.uid).ok()?;
     departed.get(place)
 }
 
-/// The first window after `epoch`.
+/// Returns the first window after `epoch`.
 pub(crate) fn after_epoch(params: &RunParams, epoch: u32) -> Window {
     Window(epoch.saturating_add(1).saturating_mul(params.epoch_windows))
 }
 
-/// The window at whose opening `epoch` closes. Weight votes are revealed before it.
+/// Returns the window at whose opening `epoch` closes. Weight votes are revealed before it.
 pub(crate) fn closes_at(params: &RunParams, epoch: u32) -> Window {
     Window(after_epoch(params, epoch).0.saturating_add(params.reveal_windows))
 }

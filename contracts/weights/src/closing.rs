@@ -1,4 +1,4 @@
-//! Clears what is stored of a closed run's weight votes (PROT-33).
+//! Clears the weight votes of a closed run (PROT-33).
 
 use crate::pallet::*;
 use pallet_registry::{Cleared, ClosedRun, OnRunClosed, Pallet as Registry};

@@ -15,14 +15,14 @@ use protocol::{
 
 pub(crate) const RUN: RunId = RunId(0);
 
-/// The account of a seat's hotkey.
+/// Returns the account of a seat's hotkey.
 pub(crate) fn hotkey<T: Config>(uid: Uid) -> T::AccountId {
     let mut seed = [7u8; 32];
     seed[..2].copy_from_slice(&uid.0.to_le_bytes());
     T::AccountId::decode(&mut &seed[..]).expect("an account id is at most 32 bytes, and any will do")
 }
 
-/// Miners have the first uids, validators the next.
+/// Returns the validators as members; their uids follow those of the miners.
 pub(crate) fn members(miners: u32, validators: u32) -> Vec<Member> {
     let stake = |place: u32| 1_000_000_000_000 + u128::from(place) * 7_777_777;
     (0..validators)
@@ -80,14 +80,14 @@ pub(crate) fn run_with<T: Config>(miners: u32, validators: u32, epoch: u32) {
     frame_system::Pallet::<T>::set_block_number(now.0.into());
 }
 
-/// A weight vote on `seats` miners, different for each validator.
+/// Returns a weight vote on `seats` miners, different for each validator.
 pub(crate) fn vote<T: Config>(seats: u32, validator: Uid) -> crate::SeatWeights<T> {
     let weight = |seat: u32| 1 + ((seat * 61 + u32::from(validator.0) * 3) % 60_000) as u16;
     crate::SeatWeights::<T>::truncate_from((0..seats).map(|seat| (uid(seat), weight(seat))).collect())
 }
 
-/// Weight votes for `epoch` from every validator, with bonds and consensus of the epoch before. Every commitment
-/// stays too, which is more than the worst case.
+/// Stores weight votes for `epoch` from every validator, with bonds and consensus of the epoch before. Every
+/// commitment stays too, which exceeds the worst case.
 pub(crate) fn revealed<T: Config>(miners: u32, validators: u32, epoch: u32) {
     for Member { uid: validator, .. } in members(miners, validators) {
         let weights = vote::<T>(miners, validator);
@@ -104,8 +104,8 @@ pub(crate) fn revealed<T: Config>(miners: u32, validators: u32, epoch: u32) {
     ConsensusWeights::<T>::insert(RUN, weights);
 }
 
-/// Draws as many contributions of epoch 3 as can be, of windows with 2048 selected seats. Returns the answers of the
-/// first validator, whose uid follows those of the `miners`, with proofs of full length.
+/// Draws the maximum number of contributions of epoch 3, from windows with 2048 selected seats. Returns the answers
+/// of the first validator, whose uid follows those of the `miners`, with proofs of maximum length.
 #[cfg(feature = "runtime-benchmarks")]
 pub(crate) fn drawn<T: Config>(miners: u32) -> (crate::ProbeAnswers<crate::Answer>, Uid) {
     use protocol::probe::{self, Leaves, PROBES, Probe, SEQUENCES_MAX};

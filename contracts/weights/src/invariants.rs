@@ -1,4 +1,4 @@
-//! What must hold at every block.
+//! Invariants that hold at every block.
 
 use crate::{
     close::{after_epoch, closes_at},
@@ -10,10 +10,10 @@ use pallet_registry::Pallet as Registry;
 use protocol::{consensus::ONE, view::SeatConsensus, weights::is_canonical};
 
 impl<T: Config> Pallet<T> {
-    /// Checks what must hold at every block.
+    /// Checks the invariants that hold at every block.
     ///
     /// # Errors
-    /// Names what does not hold.
+    /// Names the first violated invariant.
     pub fn check_invariants() -> Result<(), &'static str> {
         // A closed run is cleared in steps.
         let is_open = |run: RunId| Registry::<T>::closed_run(run).is_none();
@@ -71,7 +71,7 @@ impl<T: Config> Pallet<T> {
             return Err("the consensus is out of order, or names a seat that is gone");
         }
         let sum = |part: fn(&SeatConsensus) -> u64| seats.iter().map(|(_, seat)| part(seat)).sum::<u64>();
-        // At most: seats that left since are not counted.
+        // Upper bounds: seats that left since then are not counted.
         if sum(|seat| seat.incentive) > ONE || sum(|seat| seat.dividends) > ONE {
             return Err("shares add up to more than the whole");
         }
@@ -97,7 +97,7 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// Checks that `uid` is a validator's seat, or was one: `allowed` says so, told whether such a seat departed.
+    /// Checks that `uid` is or was a validator's seat. `allowed` decides, given whether such a seat departed.
     fn check_validator(run: RunId, uid: Uid, allowed: impl Fn(bool) -> bool) -> Result<(), &'static str> {
         if Registry::<T>::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator) {
             return Ok(());

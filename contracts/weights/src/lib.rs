@@ -1,7 +1,7 @@
-//! Weight votes of the validators, and the consensus made from them once an epoch (PROT-26, 30, 31).
+//! Weight votes of the validators, and the consensus computed from them once per epoch (PROT-26, 30, 31).
 //!
 //! A validator commits to one weight vote per epoch, as a hash, and reveals it in the first `reveal_windows` windows
-//! of the next epoch. A validator that reads the chain before it has committed learns nothing to copy.
+//! of the next epoch. Before it has committed, a validator cannot read the votes of others on the chain and copy them.
 //!
 //! ```text
 //! epoch e                        epoch e + 1
@@ -9,16 +9,25 @@
 //!                                             └ close: consensus, bonds and pay of e
 //! ```
 //!
-//! At the first opening after the reveal windows, the epoch closes: the votes of the active set go through Yuma
-//! consensus. Selection draws by the resulting weights, the epoch's pay is divided by the shares, and the bonds are
-//! stored for the next epoch. The stake of a member without a revealed vote counts, for no seat, and the member earns
-//! nothing. Neither does one that showed wrong measurements of the contributions that were drawn of the epoch; one that
-//! showed a part of them earns that part ([`protocol::probe`]). Neither does a member that was never present (PROT-3),
-//! cast a minority vote (PROT-19), or was inactive. Without a consensus the last weights and bonds stay, and nothing
-//! is paid.
+//! At the first opening after the reveal windows, the epoch closes: Yuma consensus is computed from the votes of the
+//! active set. Selection draws by the resulting weights, the epoch's pay is divided by the shares, and the bonds are
+//! stored
+//! for the next epoch. The stake of a member without a revealed vote counts, for no seat.
 //!
-//! A seat may change hands between an epoch's end and its close. The holder at the epoch's end is judged, and its
-//! revealed vote counts: it is paid like any other (PROT-32). The next holder inherits no consensus, vote or bond.
+//! A member earns nothing if it:
+//!
+//! - revealed no vote,
+//! - was never present (PROT-3),
+//! - cast a minority vote (PROT-19),
+//! - was inactive, or
+//! - showed wrong measurements of the contributions drawn for the epoch.
+//!
+//! A member that showed only a part of them earns that part ([`protocol::probe`]). Without a consensus, the last
+//! weights
+//! and bonds stay, and nothing is paid.
+//!
+//! A seat may change hands between an epoch's end and its close. Then the holder at the epoch's end is judged: its
+//! revealed vote counts, and it is paid like any other (PROT-32). The next holder inherits no consensus, vote or bond.
 #![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
@@ -52,15 +61,15 @@ pub mod weight_info;
 
 pub use pallet::*;
 
-/// A seat whose holder held out an epoch and left before the epoch closed.
+/// A seat whose holder held it to the end of an epoch and left before the epoch closed.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Departed<AccountId> {
     pub seat: SeatId,
-    /// The first window in which it counted.
+    /// First window in which it counted.
     pub since: Window,
     pub role: Role,
     pub coldkey: AccountId,
-    /// Its own stake as it left.
+    /// Its own stake when it left.
     pub stake: Balance,
     /// The validator as a member of the active set; `None` if it was not in it.
     pub member: Option<Member>,
@@ -69,7 +78,7 @@ pub struct Departed<AccountId> {
 /// Losses of one contribution on the probe sequences of its window, in millionths of a nat per token.
 pub type Losses = BoundedVec<u32, ConstU32<SEQUENCES_MAX>>;
 
-/// What a validator shows of an epoch, in the order of the draw; `None` for what it has nothing to show of.
+/// A validator's answers for an epoch, in the order of the draw; `None` for a contribution without measurements.
 pub type ProbeAnswers<A> = BoundedVec<Option<A>, ConstU32<PROBES>>;
 
 /// [`probe::Answer`] with bounds.
@@ -91,13 +100,13 @@ impl TryFrom<probe::Answer> for Answer {
     }
 }
 
-/// An answer has more losses or a longer proof than any honest one.
+/// An answer has too many losses or too long a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong;
 
-/// Pays what an epoch earned.
+/// Pays the earnings of an epoch.
 pub trait Payroll<AccountId> {
-    /// Pays the `merged` windows of `epoch` by its consensus, and returns the weight of that. The pay of a uid in
+    /// Pays the `merged` windows of `epoch` by its consensus, and returns the weight. The pay of a uid in
     /// `departed` is due to that seat, not to the uid's present holder.
     fn pay(
         run: RunId,
@@ -143,7 +152,7 @@ pub mod pallet {
         /// The active set's record of a validator that leaves.
         type Members: Members;
 
-        /// The draw of an epoch's probes, and what validators anchored.
+        /// Draw of an epoch's probes, and the roots that validators anchored.
         type Probes: Probes;
     }
 
@@ -161,11 +170,11 @@ pub mod pallet {
         pub hotkey: Hotkey,
     }
 
-    /// The present consensus weights (PROT-16).
+    /// Present consensus weights (PROT-16).
     #[pallet::storage]
     pub type ConsensusWeights<T: Config> = StorageMap<_, Twox64Concat, RunId, SeatWeights<T>, ValueQuery>;
 
-    /// The last consensus on each seat, in uid order.
+    /// Last consensus on each seat, in uid order.
     #[pallet::storage]
     pub type LastConsensus<T: Config> =
         StorageMap<_, Twox64Concat, RunId, BoundedVec<(Uid, SeatConsensus), T::MaxSeats>, ValueQuery>;
@@ -185,12 +194,12 @@ pub mod pallet {
     pub type WeightVotes<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, SeatWeights<T>>;
 
-    /// What validators showed of their measurements, by run and epoch, until the epoch closes.
+    /// Measurements that validators showed, by run and epoch, until the epoch closes.
     #[pallet::storage]
     pub type ShownProbes<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, ProbeAnswers<Losses>>;
 
-    /// Seats that held out an epoch and have departed, by run and epoch, until the epoch closes.
+    /// Departed seats that were held to the end of an epoch, by run and epoch, until the epoch closes.
     #[pallet::storage]
     pub type DepartedOf<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, Departed<T::AccountId>>;
@@ -211,13 +220,13 @@ pub mod pallet {
         NotRevealed { run: RunId, epoch: u32, validator: Uid },
         /// An epoch closed with a consensus on `seats` seats, from `weight_votes` weight votes.
         ConsensusReached { run: RunId, epoch: u32, weight_votes: u32, seats: u32 },
-        /// An epoch closed without a consensus: the weights stay as they were and nothing is paid.
+        /// An epoch closed without a consensus: the weights are unchanged and nothing is paid.
         NoConsensus { run: RunId, epoch: u32, weight_votes: u32 },
     }
 
     #[pallet::error]
     pub enum Error<T> {
-        /// There is no run with this id. List the runs and pick one of them.
+        /// The run does not exist. List the runs and pick one of them.
         UnknownRun,
         /// The run has not started. Wait for its first block.
         NotStarted,
@@ -227,39 +236,40 @@ pub mod pallet {
         EpochNotBegun,
         /// The epoch is not over. Reveal when the next one has begun.
         RevealNotBegun,
-        /// The reveal windows of this epoch are over.
+        /// The reveal windows of this epoch are over. Reveal earlier in the next epoch.
         RevealOver,
         /// The signer holds no seat in this run. Register its hotkey first, and sign with the hotkey.
         NotASeat,
-        /// Only validators vote on weights. Sign with a validator's hotkey.
+        /// The signer is not a validator. Sign with a validator's hotkey.
         NotAValidator,
-        /// This validator has committed in this epoch. One commitment is final.
+        /// This validator has already committed in this epoch. One commitment is final.
         AlreadyCommitted,
-        /// This validator has no commitment in this epoch, or its seat has changed hands.
+        /// This validator has no commitment in this epoch, or its seat has changed hands. Commit in the next epoch.
         NothingCommitted,
-        /// This validator has revealed its weight vote for this epoch.
+        /// This validator has already revealed its weight vote for this epoch. One reveal is final.
         AlreadyRevealed,
-        /// Weights and salt do not match the commitment. Reveal exactly what was hashed.
+        /// Weights and salt do not match the commitment. Reveal the committed weights and salt.
         OtherThanCommitted,
         /// No seat has a weight. Do not commit in an epoch in which no seat earned one.
         NoWeights,
-        /// The weights are not canonical. Sort by uid, name each seat once, leave out zeros.
+        /// The weights are not canonical. Sort by uid, name each seat once, omit zeros.
         NotCanonical,
-        /// This validator has shown its measurements of this epoch. It shows them once.
+        /// This validator has already shown its measurements of this epoch. One answer is final.
         AlreadyAnswered,
-        /// No contribution of this epoch was drawn, or not yet. Wait a block after the epoch's end; if no window of
-        /// the epoch was merged, there is nothing to show.
+        /// The contributions of this epoch are not drawn yet, or none was merged. Wait a block after the epoch's end;
+        /// if
+        /// no window of the epoch was merged, there is nothing to show.
         NothingDrawn,
-        /// There is not one answer for each drawn contribution. Answer in the order of the draw.
+        /// The number of answers differs from that of the drawn contributions. Answer each, in the order of the draw.
         OtherThanDrawn,
-        /// No measurement is shown. Do not call without one.
+        /// The call shows no measurement. Call only with at least one.
         NothingMeasured,
-        /// The validator anchored nothing for the contribution's window before the draw. Leave the answer out.
+        /// The validator anchored nothing for the contribution's window before the draw. Omit the answer.
         NotAnchored,
-        /// The validator anchored a root for the contribution's window before the draw, and leaves the answer out.
+        /// The validator anchored a root for the contribution's window before the draw, and omits the answer.
         /// Show the losses, or the leaf without losses.
         AnswerMissing,
-        /// A measurement does not belong to the root that the validator anchored. Show exactly what was measured.
+        /// A measurement does not belong to the root that the validator anchored. Show the original measurements.
         OtherThanAnchored,
     }
 
@@ -273,7 +283,7 @@ pub mod pallet {
 
     #[pallet::call]
     impl<T: Config> Pallet<T> {
-        /// WeightCommitments the signer, a validator's hotkey, to a weight vote for the current `epoch`:
+        /// Commits the signer, a validator's hotkey, to a weight vote for the current `epoch`:
         /// `blake2_256(SCALE(weights) ‖ salt ‖ hotkey)` (PROT-30).
         #[pallet::call_index(0)]
         #[pallet::weight(weight_info::commit::<T>())]
@@ -311,9 +321,10 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Shows what the signer, a validator's hotkey, measured of the contributions that were drawn of `epoch`, in
-        /// the order of the draw. Each answer must belong to the root that the validator anchored before the draw: the
-        /// losses, or a leaf without losses. `None` is for a window of which it had anchored nothing (PROT-30).
+        /// Shows the measurements of the signer, a validator's hotkey, for the contributions drawn for `epoch`, in the
+        /// order of the draw. Each answer must belong to the root that the validator anchored before the draw: the
+        /// losses, or
+        /// a leaf without losses. `None` is for a window without an anchored root (PROT-30).
         #[pallet::call_index(2)]
         #[pallet::weight(weight_info::answer_probes::<T>())]
         #[pallet::feeless_if(|
@@ -336,9 +347,9 @@ pub mod pallet {
         }
     }
 
-    /// The checks of each call, without writes. A call runs them first, and is free of charge if they pass.
+    /// Checks of each call, without writes. A call runs them first, and is free of charge if they pass.
     impl<T: Config> Pallet<T> {
-        /// The seat, and the hotkey that the commitment binds.
+        /// Returns the seat, and the hotkey that the commitment binds.
         fn may_commit(origin: OriginFor<T>, run: RunId, epoch: u32) -> Result<(Uid, Hotkey), DispatchError> {
             let hotkey = ensure_signed(origin)?;
             let (params, window) = Self::open_window(run)?;
@@ -401,11 +412,11 @@ pub mod pallet {
             let validator = seat.id(uid);
             for (drawn, answer) in drawn.iter().zip(answers) {
                 let window = drawn.probe.window;
-                // An anchor of a window before the seat's first is its former holder's.
+                // An anchor of a window before the seat's first belongs to the former holder.
                 let anchor = T::Probes::anchored(run, window, uid)
                     .filter(|anchor| anchor.at < first && seat.since <= window);
                 let Some(Answer { losses, proof }) = answer else {
-                    // Without this, a validator could show those of its guesses that are right, and earn their part.
+                    // Otherwise a validator could show only its correct guesses, and earn their part.
                     ensure!(anchor.is_none(), Error::<T>::AnswerMissing);
                     continue;
                 };

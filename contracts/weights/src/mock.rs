@@ -25,7 +25,7 @@ pallet_mock::consents!(AccountId32, pallet_registry::HotkeyProof<AccountId32>);
 
 parameter_types! {
     pub static Paid: Vec<(RunId, u32, Consensus)> = Vec::new();
-    /// The departed seats of the last payment.
+    /// Departed seats of the last payment.
     pub static Left: Vec<Departed<AccountId32>> = Vec::new();
     pub const TaskBudget: Weight = Weight::MAX;
 }
@@ -61,7 +61,7 @@ impl Payroll<AccountId32> for Payslips {
 
 pub const RUN: RunId = RunId(0);
 pub const COLDKEY: AccountId32 = AccountId32::new([1; 32]);
-/// Seats 0 to 2 mine, seats 3 to 5 validate with equal stakes.
+/// Seats 0 to 2 mine; seats 3 to 5 validate with equal stakes.
 pub const STAKE: Balance = 100;
 pub const VALIDATORS: [u16; 3] = [3, 4, 5];
 /// Two epochs of two windows of five blocks: epoch 0 is blocks 10 to 19, revealed in blocks 20 to 24, closed at block
@@ -87,7 +87,7 @@ pub fn coldkey() -> RuntimeOrigin {
     RuntimeOrigin::signed(COLDKEY)
 }
 
-/// The test salt of `uid`.
+/// Returns the test salt of `uid`.
 pub fn salt(uid: u16) -> [u8; 32] {
     [uid as u8; 32]
 }
@@ -137,7 +137,7 @@ pub fn check() {
     Registry::check_invariants().unwrap();
 }
 
-/// Makes blocks up to `number`, each with a hash: without the opening's hash a window is void.
+/// Produces blocks up to `number`, each with a hash: without the opening's hash a window is void.
 pub fn go_to_block(number: u64) {
     let hooks = RunToBlockHooks::default().before_initialize(|number: u64| {
         frame_system::BlockHash::<Test>::insert(number - 1, H256::repeat_byte(number as u8 | 1))

@@ -14,7 +14,7 @@ use protocol::{
 
 mod probes;
 
-/// The first block of each phase of an epoch's weight votes.
+/// Returns the first block of each phase of an epoch's weight votes.
 fn committing(epoch: u32) -> u64 {
     17 + u64::from(epoch) * 10
 }
@@ -25,7 +25,7 @@ fn closing(epoch: u32) -> u64 {
     25 + u64::from(epoch) * 10
 }
 
-/// The given validators attest and commit in `epoch` and reveal in the next one, until the epoch closes.
+/// Lets the given validators attest and commit in `epoch` and reveal in the next one, until the epoch closes.
 fn epoch_of(epoch: u32, votes: &[(u16, &[(u16, u16)])]) {
     go_to_block(committing(epoch));
     for (uid, weights) in votes {
@@ -123,7 +123,7 @@ fn without_a_consensus_the_last_weights_and_bonds_stay_and_nothing_is_paid() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 65535)]));
         let before = (standing_weights(), BondsOf::<Test>::get(RUN, Uid(3)), LastConsensus::<Test>::get(RUN));
-        // One of three equal stakes is no majority, even without others.
+        // One of three equal stakes is not a majority, even without other votes.
         epoch_of(1, &[(3, &[(1, 65535)])]);
         assert_eq!(
             (standing_weights(), BondsOf::<Test>::get(RUN, Uid(3)), LastConsensus::<Test>::get(RUN)),
@@ -206,7 +206,7 @@ fn a_validator_with_a_minority_vote_keeps_its_weight_vote_and_earns_nothing() {
     });
 }
 
-/// Both windows of epoch 0 are merged by the votes of `voters`, one after the other. All validators attest, commit
+/// Merges both windows of epoch 0 by the votes of `voters`, one after the other. All validators attest, commit
 /// and reveal; then `before_the_close` runs.
 fn merged_epoch(voters: &[u16], before_the_close: impl FnOnce()) -> Consensus {
     let update = Vote { update: Digest([7; 32]), state_root: None };
@@ -508,7 +508,7 @@ fn a_validator_that_leaves_leaves_no_vote_and_no_bonds_behind() {
         register(Role::Validator, 60);
         let revealed = Weights::reveal(signed(60), RUN, 1, weights(&[(0, 1)]), salt(5));
         assert_noop!(revealed, Error::<Test>::NothingCommitted);
-        // Its bonds stay until the epoch that it held out is closed.
+        // Its bonds stay until the close of the last epoch to whose end it was held.
         assert_eq!((bonds(5), bonds(3)), (vec![0], vec![0]));
         go_to_block(closing(1));
         assert_eq!((bonds(5), bonds(3)), (vec![], vec![0]));
@@ -569,7 +569,7 @@ fn the_reveal_phase_may_take_a_whole_epoch() {
             assert_ok!(commit(uid, 1, &[(0, 1), (1, 1)]));
         }
         assert_ok!(Registry::leave(coldkey(), RUN, Uid(1)));
-        // As epoch 2 opens, seat 1 is given up first; then epoch 0 closes, and the votes for epoch 1 still name the
+        // When epoch 2 opens, seat 1 is given up first. Then epoch 0 closes, and the votes for epoch 1 still name the
         // seat.
         go_to_block(30);
         register(Role::Miner, 50);
@@ -577,7 +577,7 @@ fn the_reveal_phase_may_take_a_whole_epoch() {
         // It is paid for both epochs: at once for the first, at its close for the second.
         assert_eq!(Left::get().len(), 1);
         assert_eq!(DepartedOf::<Test>::iter_keys().collect::<Vec<_>>(), [((RUN, 1), Uid(1))]);
-        // No validator has bonds to it in the end, but they count for the second epoch.
+        // In the end, validators have no bonds to it, but the bonds count for the second epoch.
         assert_eq!(bonds(3), [0, 1]);
         for uid in VALIDATORS {
             assert_ok!(reveal(uid, 1, &[(0, 1), (1, 1)]));
