@@ -1,9 +1,11 @@
-//! The active set of a window: the largest validators that are present, and how much of their stake counts (PROT-3).
+//! Active set of a window: the largest validators that are present, and the part of their stake that counts (PROT-3).
 //!
-//! Stake that came since the epoch began counts slowly, so that no account buys the active set within an epoch. The
-//! stake that counted as the epoch began is *established*. What is new shares a budget: a tenth of the active set's
-//! established stake in the epoch's first window, two tenths in the second, three from the third on. So the active set
-//! always holds less than a third of new stake. What a validator loses stops counting at once.
+//! New stake counts gradually, so that an account cannot buy the active set within an epoch. The stake that counted at
+//! the start of the epoch is *established*. New stake shares a budget: a tenth of the active set's established stake
+//! in the
+//! epoch's first window, two tenths in the second, three from the third on. The active set therefore always holds less
+//! than
+//! a third of new stake. Stake that a validator loses stops counting at once.
 
 use crate::{CountedStake, Presence};
 use alloc::vec::Vec;
@@ -12,7 +14,7 @@ use frame::arithmetic::{Rounding, helpers_128bit::multiply_by_rational_with_roun
 use pallet_registry::share_of;
 use protocol::{Block, SeatId, Terms, Uid, Window, params::Permille};
 
-/// New stake counts up to this many tenths of the established one.
+/// Maximum of new stake that counts, in tenths of the established stake.
 const NEW_TENTHS_MAX: u32 = 3;
 
 /// A validator with stake of its own. `stake` includes the nominations that count.
@@ -25,18 +27,18 @@ pub(crate) struct Bonded {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ActiveSet {
-    /// In uid order, with the stake that counts.
+    /// Members and their counted stake, in uid order.
     pub members: Vec<(Uid, u128)>,
-    /// The blocks of the members' registrations, in the same order.
+    /// Blocks of the members' registrations, in the same order.
     pub registered_at: Vec<Block>,
-    /// The members' stake: the denominator of every "two thirds".
+    /// Stake of all members: the denominator of every "two thirds".
     pub stake: u128,
-    /// The counted stake of all validators with stake of their own, absent ones included.
+    /// Counted stake of all validators with stake of their own, absent ones included.
     pub bonded_stake: u128,
 }
 
-/// The active set of `window` among the `bonded`, whose counted stakes are `counted`, in the same order. Ties go to the
-/// lower uid.
+/// Returns the active set of `window` among the `bonded`, whose counted stakes are `counted`, in the same order. The
+/// lower uid wins a tie.
 pub(crate) fn choose(
     terms: &Terms,
     window: Window,
@@ -59,10 +61,11 @@ pub(crate) fn choose(
     }
 }
 
-/// The stake of each of the `bonded` that counts in `window`, in their order, which is that of uids. `before` are the
-/// counted stakes of the window before. All stake together is below the token's issuance, so no sum overflows.
+/// Returns the stake of each of the `bonded` that counts in `window`, in the same order, by uid. `before` are the
+/// counted stakes of the previous window. All stake together is below the token's issuance, so no sum overflows.
 ///
-/// If no stake is established, in the run's first active set or as an epoch begins, all stake counts in full and is
+/// If no stake is established, in the run's first active set or at the start of an epoch, all stake counts in full and
+/// is
 /// established. If none is left within an epoch, no stake counts until the next one begins.
 pub(crate) fn count_stakes(
     terms: &Terms,
@@ -86,7 +89,7 @@ pub(crate) fn count_stakes(
         .collect();
     let bonded_stake = sum(kept.iter().map(|(_, kept)| *kept));
     if bonded_stake == 0 {
-        // What was established left within the epoch: nothing counts until the next one begins.
+        // All established stake left within the epoch: nothing counts until the next one begins.
         let left = windows_in_epoch != 0 && !before.is_empty();
         let all = |&Bonded { seat, stake, .. }: &Bonded| {
             let stake = if left { 0 } else { stake };
@@ -103,7 +106,7 @@ pub(crate) fn count_stakes(
         .map(|(_, (_, kept))| *kept)
         .collect();
     largest.sort_unstable_by_key(|kept| Reverse(*kept));
-    // While all that is established is absent, the run is paused, and new stake reaches the quorum in some epochs.
+    // While all established stake is absent, the run is paused, and new stake reaches the quorum after some epochs.
     let base = match sum(largest.into_iter().take(usize::from(terms.active_set_max))) {
         0 => bonded_stake,
         present => present,
@@ -131,19 +134,19 @@ fn sum(stakes: impl Iterator<Item = u128>) -> u128 {
     stakes.fold(0, u128::saturating_add)
 }
 
-/// `⌊amount · part / total⌋` of a part that is at most the total.
+/// Returns `⌊amount · part / total⌋` of a part that is at most the total.
 fn fraction(amount: u128, part: u128, total: u128) -> u128 {
     multiply_by_rational_with_rounding(amount, part, total, Rounding::Down).unwrap_or(0)
 }
 
-/// Whether a validator attested in none of the last `absence_windows` windows that it could attest.
+/// Returns whether a validator attested in none of the last `absence_windows` windows that it could attest.
 fn is_absent(presence: Presence, window: Window, absence_windows: u32) -> bool {
     let present_until = presence.last_attested.map_or(presence.since, |last| last.next().max(presence.since));
     window.0.saturating_sub(present_until.0) >= absence_windows
 }
 
 impl ActiveSet {
-    /// Whether the members hold stake, and at least `quorum` of the bonded stake.
+    /// Returns whether the members hold stake, and at least `quorum` of the bonded stake.
     pub fn has_quorum(&self, quorum: Permille) -> bool {
         self.stake > 0
             && self.stake.saturating_mul(1000) >= self.bonded_stake.saturating_mul(u128::from(quorum.0))
@@ -173,7 +176,7 @@ mod tests {
         active_set(terms, window, bonded).members.iter().map(|(uid, _)| uid.0).collect()
     }
 
-    /// The counted stakes of the windows from `first` on, in each of which the stakes are as in `stakes`.
+    /// Returns the counted stakes of consecutive windows from `first`, one for each entry of `stakes`.
     fn counted(terms: &Terms, first: u32, stakes: &[Vec<(u16, u128)>]) -> Vec<Vec<u128>> {
         let mut before = Vec::new();
         let mut shown = Vec::new();
@@ -243,7 +246,7 @@ mod tests {
         let six = |sixth| (0..5).map(|uid| (uid, 100)).chain(sixth).collect::<Vec<_>>();
         let joins = counted(&patient(), 9, &[six(None), six(Some((5, 100))), six(Some((5, 100)))]);
         assert_eq!([joins[1][5], joins[2][5]], [50, 100]);
-        // From its third window on at once.
+        // From its third window on, the full budget at once.
         let joins = counted(&patient(), 1, &[six(None), six(Some((5, 100)))]);
         assert_eq!(joins[1][5], 100);
         // One validator, and a second one of equal stake.
@@ -261,7 +264,7 @@ mod tests {
             vec![(0, 1000)],
             vec![(0, 1000), (1, 5000), (2, 5000), (3, 2500)],
             vec![(0, 400), (1, 5000), (2, 5000), (3, 2500)],
-            // It comes back within the epoch: what was established counts.
+            // It returns within the epoch: the established stake counts.
             vec![(0, 1000), (1, 100), (2, 5000), (3, 0)],
         ];
         let counted = counted(&patient(), 0, &stakes);
@@ -299,7 +302,7 @@ mod tests {
                 quorate = quorate.or(Some((window, active_set.stake)));
             }
         }
-        // Three tenths of what is absent in the first epoch, then three tenths more per epoch.
+        // Three tenths of the absent stake in the first epoch, then three tenths more per epoch.
         assert_eq!(quorate, Some((61, 1_027)));
     }
 

@@ -1,4 +1,4 @@
-//! The cost of each call and task at worst: the largest run, with every seat taking part (PROT-33).
+//! Worst-case cost of each call and task: the largest run, in which every seat participates (PROT-33).
 
 use crate::*;
 use ed25519_dalek::SigningKey;
@@ -18,7 +18,7 @@ const NOW: Window = Window(0);
 const START: u32 = 10;
 const STAKE: Balance = 1_000_000_000_000;
 const FUNDS: Balance = STAKE * 1_000_000;
-/// Validators of the largest run; every other seat is a miner's.
+/// Number of validators of the largest run; every other seat is a miner's.
 const VALIDATORS: u32 = 64;
 const SALT: [u8; 32] = [9; 32];
 
@@ -30,7 +30,7 @@ const SCHEDULE: Schedule = Schedule {
     attest_by: 30,
     vote_by: 45,
 };
-/// The first block of each phase, with a reveal phase of five blocks.
+/// First block of each phase, with a reveal phase of five blocks.
 const ATTEST: u32 = 11;
 const REVEAL_ATTESTATION: u32 = 31;
 const VOTE: u32 = 36;
@@ -60,7 +60,7 @@ fn ballot(update: u8) -> Vote {
     Vote { update: digest(update), state_root: None }
 }
 
-/// Miners come first, then validators.
+/// Returns the key of `uid`. Miners come first, then validators.
 fn public(uid: u32) -> Hotkey {
     Hotkey(key(uid).verifying_key().to_bytes())
 }
@@ -87,7 +87,7 @@ fn go_to<T: Config>(offset: u32) {
     frame_system::Pallet::<T>::set_block_number((START + offset).into());
 }
 
-/// A run with these seats, at the block before it starts.
+/// Creates a run with these seats, at the block before it starts.
 fn create<T: Config>(miners: u32, validators: u32, hidden_blocks: u32) -> Result<(), BenchmarkError> {
     frame_system::Pallet::<T>::set_block_number(1u32.into());
     let owner: T::AccountId = account("owner", 0, 0);
@@ -114,7 +114,7 @@ fn edit<T: Config>(change: impl FnOnce(&mut Record<T>)) {
     Records::<T>::mutate(RUN, NOW, |record| record.as_mut().map(change));
 }
 
-/// Window 0 of a run with these seats, just opened, with a consensus weight for each miner.
+/// Opens window 0 of a run with these seats, with a consensus weight for each miner.
 fn open_window<T: Config>(miners: u32, validators: u32, hidden_blocks: u32) -> Result<(), BenchmarkError> {
     create::<T>(miners, validators, hidden_blocks)?;
     go_to::<T>(0);
@@ -130,13 +130,13 @@ fn open_window<T: Config>(miners: u32, validators: u32, hidden_blocks: u32) -> R
     Ok(())
 }
 
-/// Window 0 of the largest run. Returns the uid of its first validator.
+/// Opens window 0 of the largest run. Returns the uid of its first validator.
 fn largest<T: Config>(hidden_blocks: u32) -> Result<u32, BenchmarkError> {
     open_window::<T>(miners_max::<T>(), VALIDATORS, hidden_blocks)?;
     Ok(miners_max::<T>())
 }
 
-/// Every miner commits.
+/// Makes every miner commit.
 fn commit_all<T: Config>(miners: u32) {
     for index in 0..miners {
         Commitments::<T>::insert((RUN, NOW), uid(index), digest(index as u8));
@@ -149,7 +149,7 @@ fn verdicts<T: Config>(count: u32) -> Verdicts<T> {
     BoundedVec::truncate_from((0..count).map(|index| (uid(index), Verdict::Valid)).collect())
 }
 
-/// Every validator attests every contribution as valid.
+/// Makes every validator attest every contribution as valid.
 fn attest_all<T: Config>(miners: u32, validators: u32) {
     for index in miners..miners + validators {
         Attestations::<T>::insert((RUN, NOW), uid(index), verdicts::<T>(miners));
@@ -194,7 +194,7 @@ mod benchmarks {
         Ok(())
     }
 
-    /// The check whether a commitment is free: it reads the most.
+    /// Checks whether a commitment is free, which reads the most.
     #[benchmark]
     fn free_call_check() -> Result<(), BenchmarkError> {
         largest::<T>(0)?;
@@ -307,7 +307,7 @@ mod benchmarks {
     #[benchmark]
     fn report_contradiction() -> Result<(), BenchmarkError> {
         let validator = largest::<T>(0)?;
-        // The attestation is the largest record that can be contradicted.
+        // The attestation is the largest record that a statement can contradict.
         attest_all::<T>(miners_max::<T>(), 1);
         let signed = statement::<T>(validator, StatementKind::Attestation, 2);
         let reporter: T::AccountId = whitelisted_caller();
@@ -336,7 +336,7 @@ mod benchmarks {
         Ok(())
     }
 
-    /// A task that finds its work done.
+    /// A task that has nothing left to do.
     #[benchmark]
     fn task() -> Result<(), BenchmarkError> {
         largest::<T>(0)?;

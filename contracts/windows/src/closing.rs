@@ -1,4 +1,4 @@
-//! Clears what is stored of a closed run's windows (PROT-33).
+//! Clears the windows of a closed run (PROT-33).
 
 use crate::pallet::*;
 use frame::prelude::*;
@@ -6,7 +6,7 @@ use pallet_registry::{Cleared, ClosedRun, OnRunClosed, Pallet as Registry};
 use protocol::{Block, RunId};
 
 impl<T: Config> OnRunClosed for Pallet<T> {
-    /// Moves the run's task to the next block, where the clearing begins. A late task stays where it is.
+    /// Moves the run's task to the next block, where clearing begins. A late task keeps its block.
     fn closed(run: RunId) {
         let Some(progress) = ProgressOf::<T>::get(run) else {
             defensive!("a run has progress since it was created");
@@ -32,7 +32,7 @@ impl<T: Config> OnRunClosed for Pallet<T> {
         }
     }
 
-    /// Removes the windows first, each at once.
+    /// Removes the windows first, each in one step.
     fn clear(run: RunId, limit: u32) -> Cleared {
         let mut cleared = Cleared::default();
         let Some(ClosedRun { details, window }) = Registry::<T>::closed_run(run) else {
@@ -53,7 +53,7 @@ impl<T: Config> OnRunClosed for Pallet<T> {
         if cleared.room(limit) > 0 {
             cleared.count::<T>(Punished::<T>::clear_prefix(run, cleared.room(limit), None).unique);
         }
-        // What remains has at most an entry per seat. The salts are those of a window that has not opened.
+        // Each remaining map has at most one entry per seat. The salts are those of a window that has not opened.
         let epoch = window.epoch(details.params.epoch_windows);
         for epoch in epoch.saturating_sub(3)..=epoch {
             if cleared.room(limit) > 0 {

@@ -1,4 +1,4 @@
-//! What must hold at every block.
+//! Invariants that hold at every block.
 
 use crate::{DrawnProbe, Participation, Progress, pallet::*};
 use alloc::vec::Vec;
@@ -11,10 +11,10 @@ use protocol::{
 };
 
 impl<T: Config> Pallet<T> {
-    /// Checks what must hold at every block.
+    /// Checks the invariants that hold at every block.
     ///
     /// # Errors
-    /// Names what does not hold.
+    /// Names the first violated invariant.
     pub fn check_invariants() -> Result<(), &'static str> {
         for (run, progress) in ProgressOf::<T>::iter() {
             if Registry::<T>::closed_run(run).is_some() {
@@ -34,7 +34,7 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// A run has one task, which is scheduled, or late and in the queue. Returns whether it is late.
+    /// Checks that a run has one task, either scheduled or late and in the queue. Returns whether it is late.
     fn check_task(run: RunId, progress: &Progress) -> Result<bool, &'static str> {
         let scheduled: usize = ScheduledTasks::<T>::iter_values()
             .map(|due| due.iter().filter(|(id, _)| *id == run).count())
@@ -62,7 +62,7 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// Minority votes and participations are kept for epochs that are still to close, of validators only.
+    /// Checks that minority votes and participations are kept only for unclosed epochs, and only for validators.
     fn check_epochs(run: RunId, open: u32) -> Result<(), &'static str> {
         let is_closed = |epoch: u32| epoch.saturating_add(2) < open;
         if MinorityVotes::<T>::iter_keys().any(|((id, epoch), _)| id == run && is_closed(epoch)) {
@@ -87,7 +87,7 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// The holder of a punished seat leaves at the next opening.
+    /// Checks that the holder of a punished seat leaves at the next opening.
     fn check_punished(run: RunId) -> Result<(), &'static str> {
         for seat in Punished::<T>::iter_key_prefix(run) {
             let present = Registry::<T>::seat(run, seat.uid).is_some_and(|held| held.id(seat.uid) == seat);
@@ -99,8 +99,8 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// Validators vote to go back to checkpoints that the next window may open with. The window that went back is one
-    /// that opened.
+    /// Checks that validators vote only for checkpoints that the next window may open with, and that the last rewound
+    /// window has opened.
     fn check_rewind(run: RunId, progress: &Progress, open: Window) -> Result<(), &'static str> {
         let votes = RewindVotes::<T>::get(run);
         if RewindVotes::<T>::contains_key(run) && votes.is_empty() {
@@ -126,8 +126,8 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// The stored windows are the last ones, and each begins where the one before ended: from the last rewind on. Which
-    /// windows before that began with an older checkpoint is not kept.
+    /// Checks that the stored windows are the last ones, and that each begins with the state at the end of the one
+    /// before. The second holds from the last rewind: earlier rewinds are not recorded.
     fn check_windows(
         run: RunId,
         params: &RunParams,

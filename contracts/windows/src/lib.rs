@@ -1,6 +1,6 @@
-//! The windows of every run: who takes part, what they commit, attest and vote, and how each window ends.
+//! Windows of every run: participants, commitments, attestations, votes and outcomes.
 //!
-//! A window runs a few scheduled tasks at fixed blocks (PROT-1); between them, only calls change anything. `h` is the
+//! A window runs a few scheduled tasks at fixed blocks (PROT-1); between them, only calls change the state. `h` is the
 //! run's `hidden_blocks`: 0 in a run without commit–reveal (PROT-30).
 //!
 //! | offset              | task                                                                        |
@@ -9,15 +9,18 @@
 //! | 1                   | records the hash of the opening block; in an epoch's first window, draws    |
 //! |                     | the probes of the epoch before (PROT-30); prunes the oldest window          |
 //! | `deal_offset`       | deals the data of the next window: its slots and seed (PROT-5)              |
-//! | `commit_by + 2`     | records the hash that evaluation is drawn from                              |
+//! | `commit_by + 2`     | records the hash from which evaluation is drawn                             |
 //! | `attest_by + h + 1` | records which validators were present (PROT-3); makes the selection         |
-//! | `vote_by + h + 1`   | finalises the window as merged or void, for good (PROT-19)                  |
+//! | `vote_by + h + 1`   | finalises the window as merged or void, permanently (PROT-19)               |
 //!
-//! Each run has one scheduled task, so a block with nothing due costs two reads. If more is due than a block's budget
-//! allows, the runs take turns by the time that their tasks have cost (`scheduler`). A task knows its block, so a delay
+//! Each run has one scheduled task, so a block without due tasks costs two reads. If a block's budget does not
+//! suffice,
+//! overdue tasks are scheduled fairly between runs by their recent cost (`scheduler`). A task knows its block, so a
+//! delay
 //! does not change its result.
 //!
-//! Start at `tasks`, then `permits`: which calls are allowed when. `active_set` and `tally` are plain functions.
+//! Start reading at `tasks`, then `permits`, which lists the permitted calls. `active_set` and `tally` are plain
+//! functions.
 #![cfg_attr(not(test), no_std)]
 #![allow(
     clippy::large_enum_variant,
@@ -56,46 +59,46 @@ pub mod weight_info;
 
 pub use pallet::*;
 
-/// Free commitments per seat and window. A miner needs one, and one more after each crash.
+/// Number of free commitments per seat and window. A miner needs one, and one more after each crash.
 pub const FREE_COMMITMENTS: u8 = 4;
 
-/// The progress of a run. What a window needs of it is copied to the window's record as it opens.
+/// Progress of a run. The part that a window needs is copied to the window's record when it opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Progress {
-    /// The window that opened last.
+    /// The last opened window.
     pub window: Option<Window>,
     /// First position of the training order that no window has assigned (PROT-5).
     pub cursor: u64,
     /// Lineage of the model after the last finalised window (PROT-19).
     pub lineage: Digest,
-    /// The latest checkpoint that two thirds voted, or the one that the run went back to since (PROT-20).
+    /// The latest checkpoint with two thirds of the votes, or the one of a later rewind (PROT-20).
     pub checkpoint: Option<Checkpoint>,
     /// The last window that opened with the state of an earlier checkpoint (PROT-20). `checkpoint` is that one until a
     /// later window fixes another.
     pub rewound: Option<Window>,
     /// Whether the active set is below its quorum, or the run's owner has stopped it (PROT-3).
     pub paused: bool,
-    /// The block of the run's scheduled task.
+    /// Block of the run's scheduled task.
     pub next_step: Block,
 }
 
-/// A run's place among the runs whose tasks are due, in picoseconds of reference time (`scheduler`).
+/// Place of a run among the runs whose tasks are due, in picoseconds of reference time (`scheduler`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Turn {
-    /// The service time up to which the run was served.
+    /// Service time up to which the run was served.
     pub served: u64,
-    /// The expected cost of its next task: a decaying maximum of its last ones.
+    /// Expected cost of its next task: a decaying maximum of its last ones.
     pub load: u64,
 }
 
-/// When a validator was present, which means that its attestation covered at least half of the seats that two thirds
-/// called valid. Decides whether it is absent, and whether it earns dividends (PROT-3).
+/// Presence of a validator. It is present in a window if its attestation covers at least half of the seats that two
+/// thirds called valid. Determines its absence and its dividends (PROT-3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Presence {
-    /// The first window at whose opening the validator had its stake.
+    /// First window at whose opening the validator had its stake.
     pub since: Window,
     pub last_attested: Option<Window>,
     /// The latest epoch with an attestation before that of `last_attested`. An epoch closes after the next one has
@@ -103,106 +106,106 @@ pub struct Presence {
     pub epoch_before: Option<u32>,
 }
 
-/// The stake of a validator that counts, as of the last opening (PROT-3).
+/// Counted stake of a validator as of the last opening (PROT-3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct CountedStake {
     pub seat: SeatId,
-    /// What counted as the epoch began. As much of it as the validator still has counts at once.
+    /// Counted stake at the start of the epoch. It counts at once, up to the validator's present stake.
     pub established: u128,
-    /// What counts.
+    /// Stake that counts.
     pub counted: u128,
 }
 
-/// A member of the active set, as an epoch closes.
+/// A member of the active set at the close of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Member {
     pub uid: Uid,
-    /// The stake that counts.
+    /// Stake that counts.
     pub stake: u128,
     /// Whether it attested in the epoch; without an attestation it earns no dividends (PROT-3).
     pub attested: bool,
-    /// Minority votes: votes in the epoch for another update than two thirds voted. With any, it earns no dividends
-    /// (PROT-19).
+    /// Number of minority votes in the epoch: votes for an update other than that of two thirds. With any, it earns no
+    /// dividends (PROT-19).
     pub minority_votes: u32,
     /// Whether it is inactive: it held its seat all epoch, and voted in less than two thirds of the merged windows
-    /// that it was to decide. Then it earns no dividends (PROT-30).
+    /// that it had to decide. Then it earns no dividends (PROT-30).
     pub silent: bool,
 }
 
-/// What a validator anchored for a window (PROT-27).
+/// Digests that a validator anchored for a window (PROT-27).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Anchor {
     /// Digest of its receipt.
     pub receipts: Digest,
-    /// Root over what it measured ([`protocol::probe`]).
+    /// Root over its measurements ([`protocol::probe`]).
     pub probes: Digest,
-    /// The window in which it anchored them.
+    /// Window in which it anchored them.
     pub at: Window,
 }
 
-/// A contribution that validators show their measurements of, and its place in their trees (PROT-30).
+/// A contribution drawn for validators to show their measurements, and its place in their trees (PROT-30).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct DrawnProbe {
     pub probe: Probe,
-    /// The leaf of its seat: the seat's place among the selected ones, in uid order.
+    /// Leaf of its seat: the seat's place among the selected ones, in uid order.
     pub place: u16,
-    /// Leaves of the tree.
+    /// Number of leaves of the tree.
     pub leaves: u16,
 }
 
-/// The votes of an epoch. `L` is a bounded list of [`MemberParticipation`], in uid order.
+/// Votes of an epoch. `L` is a bounded list of [`MemberParticipation`], in uid order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Participation<L> {
-    /// Merged windows of the epoch.
+    /// Number of merged windows of the epoch.
     pub merged: u32,
     pub members: L,
 }
 
-/// What a validator voted in an epoch's merged windows.
+/// Votes of a validator in an epoch's merged windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct MemberParticipation {
     pub uid: Uid,
-    /// Merged windows with it in the active set.
+    /// Number of merged windows with it in the active set.
     pub owed: u32,
-    /// Those of them in which it voted.
+    /// Number of these in which it voted.
     pub cast: u32,
 }
 
 /// The pallet that closes epochs.
 pub trait Epochs {
-    /// Closes `epoch`, of which `merged` windows were merged and whose weights are revealed by now, and returns the
-    /// weight of that. `active_set` is in uid order.
+    /// Closes `epoch`, which had `merged` merged windows and whose weights are revealed by now. Returns the weight.
+    /// `active_set` is in uid order.
     fn close(run: RunId, epoch: u32, merged: u32, active_set: &[Member]) -> Weight;
 }
 
-/// The active set, for the pallet that closes epochs.
+/// Access to the active set, for the pallet that closes epochs.
 pub trait Members {
-    /// The present holder of a seat as a member in `epoch`, with its stake in the active set of the last window;
-    /// `None` if it is not in that active set.
+    /// Returns the present holder of a seat as a member in `epoch`, with its stake in the active set of the last
+    /// window; `None` if it is not in that active set.
     fn member(run: RunId, uid: Uid, epoch: u32) -> Option<Member>;
 }
 
-/// The draw of an epoch's probes and the roots that answers are checked against, for the pallet that closes epochs.
+/// Draw of an epoch's probes and the roots that verify answers, for the pallet that closes epochs.
 pub trait Probes {
-    /// What the opening of `first`, the first window after an epoch, drew; nothing before that.
+    /// Returns the draw at the opening of `first`, the first window after an epoch; empty before that opening.
     fn drawn(run: RunId, first: Window) -> Vec<DrawnProbe>;
 
-    /// What the present or last holder of a validator's seat anchored for `window`.
+    /// Returns the anchor of the present or last holder of a validator's seat for `window`.
     fn anchored(run: RunId, window: Window, validator: Uid) -> Option<Anchor>;
 
-    /// Sets what is drawn, and what a validator anchored for each window of it.
+    /// Sets the draw, and a validator's anchor for each window of it.
     #[cfg(feature = "runtime-benchmarks")]
     fn set(run: RunId, first: Window, drawn: Vec<DrawnProbe>, validator: Uid, anchor: Anchor);
 }
 
 impl Presence {
-    /// The presence after an attestation of `window`.
+    /// Returns the presence after an attestation of `window`.
     pub(crate) fn attested(self, window: Window, epoch_windows: u32) -> Presence {
         let before = self.last_attested.map(|last| last.epoch(epoch_windows));
         let epoch_before = match before {
@@ -212,13 +215,13 @@ impl Presence {
         Presence { last_attested: Some(window), epoch_before, ..self }
     }
 
-    /// Whether the validator attested in `epoch`: the epoch of its last attestation, or the one before.
+    /// Returns whether the validator attested in `epoch`: the epoch of its last attestation, or the one before.
     pub(crate) fn attested_in(&self, epoch: u32, epoch_windows: u32) -> bool {
         self.last_attested.is_some_and(|last| last.epoch(epoch_windows) == epoch)
             || self.epoch_before == Some(epoch)
     }
 
-    /// Whether the validator had its seat and stake when the first window of `epoch` opened.
+    /// Returns whether the validator had its seat and stake when the first window of `epoch` opened.
     pub(crate) fn present_throughout(&self, epoch: u32, epoch_windows: u32) -> bool {
         self.since.0 <= epoch.saturating_mul(epoch_windows)
     }
@@ -250,7 +253,7 @@ pub mod pallet {
     {
         type Epochs: Epochs;
 
-        /// Windows that stay readable. Each opening prunes the oldest.
+        /// Number of windows that stay readable. Each opening prunes the oldest.
         #[pallet::constant]
         type KeptWindows: Get<u32>;
 
@@ -260,7 +263,7 @@ pub mod pallet {
         type MaxTaskWeight: Get<Weight>;
     }
 
-    /// What is agreed of one window. What calls add is stored beside it, by seat.
+    /// The agreed state of one window. Entries added by calls are stored separately, by seat.
     #[derive(CloneNoBound, DebugNoBound, PartialEqNoBound, EqNoBound)]
     #[derive(Encode, Decode, MaxEncodedLen, TypeInfo)]
     #[scale_info(skip_type_params(T))]
@@ -271,12 +274,12 @@ pub mod pallet {
         /// Miners' seats, in uid order (PROT-5).
         pub slots: BoundedVec<Uid, T::MaxSeats>,
         pub cursor: u64,
-        /// In uid order, with the stake that counts (PROT-3).
+        /// Members and their counted stake, in uid order (PROT-3).
         pub active_set: BoundedVec<(Uid, u128), T::MaxSeats>,
-        /// The blocks of the members' registrations, in the same order: a uid has other holders later.
+        /// Blocks of the members' registrations, in the same order: a uid has other holders later.
         pub registered_at: BoundedVec<Block, T::MaxSeats>,
         pub lineage: Digest,
-        /// In uid order (PROT-16).
+        /// Consensus weights, in uid order (PROT-16).
         pub weights: BoundedVec<(Uid, u16), T::MaxSeats>,
         pub paused: bool,
         pub selection: Option<Choice<T>>,
@@ -293,27 +296,27 @@ pub mod pallet {
         pub faulty: BoundedVec<Uid, T::MaxSeats>,
     }
 
-    /// A validator's verdicts on the contributions it looked at, in uid order.
+    /// Verdicts of a validator on the contributions that it checked, in uid order.
     pub type Verdicts<T> = BoundedVec<(Uid, Verdict), <T as pallet_registry::Config>::MaxSeats>;
 
     pub type ParticipationOf<T> =
         Participation<BoundedVec<MemberParticipation, <T as pallet_registry::Config>::MaxSeats>>;
 
-    /// The runs with a task scheduled at a later block, each with its place in the queue.
+    /// Runs with a task scheduled at a later block, each with its place in the queue.
     #[pallet::storage]
     pub type ScheduledTasks<T: Config> =
         StorageMap<_, Twox64Concat, Block, BoundedVec<(RunId, Turn), T::MaxRuns>, ValueQuery>;
 
-    /// The tasks that are late, and the service time of the run that was served last.
+    /// Late tasks, and the service time of the run that was served last.
     #[pallet::storage]
     pub type LateTasks<T: Config> = StorageValue<_, TaskQueue<T>, ValueQuery>;
 
-    /// The late tasks of a chain.
+    /// Late tasks of a chain.
     #[derive(CloneNoBound, DebugNoBound, DefaultNoBound, PartialEqNoBound, EqNoBound)]
     #[derive(Encode, Decode, MaxEncodedLen, TypeInfo)]
     #[scale_info(skip_type_params(T))]
     pub struct TaskQueue<T: Config> {
-        /// A run that was served for less starts here: it gets no credit for the past.
+        /// Current service time. A run with less served time starts here: it receives no credit for the past.
         pub served: u64,
         /// Each late task, with its block.
         pub late: BoundedVec<(RunId, Block, Turn), T::MaxRuns>,
@@ -328,7 +331,7 @@ pub mod pallet {
     #[pallet::storage]
     pub type PresenceOf<T: Config> = StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Uid, Presence>;
 
-    /// The counted stakes of the validators with stake of their own, in uid order.
+    /// Counted stakes of the validators with stake of their own, in uid order.
     #[pallet::storage]
     pub type CountedStakes<T: Config> =
         StorageMap<_, Twox64Concat, RunId, BoundedVec<CountedStake, T::MaxSeats>, ValueQuery>;
@@ -338,7 +341,7 @@ pub mod pallet {
     pub type Commitments<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Digest>;
 
-    /// How often each slot of a window has committed, by position among the slots. Missing entries are 0.
+    /// Number of commitments of each slot of a window, by position among the slots. Missing entries are 0.
     #[pallet::storage]
     pub type TimesCommitted<T: Config> = StorageDoubleMap<
         _,
@@ -354,13 +357,13 @@ pub mod pallet {
     #[pallet::storage]
     pub type Salts<T: Config> = StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Digest>;
 
-    /// The exclusive or of the salts with which attestations were revealed in a window (PROT-2): the order in which an
-    /// author includes them has no effect on it.
+    /// Exclusive or of the salts revealed with attestations in a window (PROT-2): the order in which an author
+    /// includes them does not affect it.
     #[pallet::storage]
     pub type RevealedSalts<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Window, Digest, ValueQuery>;
 
-    /// The data of a run's next window, until that window opens (PROT-5).
+    /// Data of a run's next window, until that window opens (PROT-5).
     #[pallet::storage]
     pub type NextDeal<T: Config> = StorageMap<_, Twox64Concat, RunId, Dealt<T>>;
 
@@ -396,17 +399,17 @@ pub mod pallet {
     pub type MinorityVotes<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, u32, ValueQuery>;
 
-    /// The votes in the merged windows of epochs that are not closed (PROT-30).
+    /// Votes in the merged windows of epochs that are not closed (PROT-30).
     #[pallet::storage]
     pub type Participations<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, u32, ParticipationOf<T>, ValueQuery>;
 
-    /// Validators' receipts and the roots over what they measured (PROT-27).
+    /// Validators' receipts and the roots over their measurements (PROT-27).
     #[pallet::storage]
     pub type Receipts<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Anchor>;
 
-    /// What the opening of an epoch's first window drew of the epoch before it (PROT-30).
+    /// Probes of the previous epoch, drawn at the opening of an epoch's first window (PROT-30).
     #[pallet::storage]
     pub type DrawnProbes<T: Config> = StorageDoubleMap<
         _,
@@ -418,11 +421,12 @@ pub mod pallet {
         ValueQuery,
     >;
 
-    /// Seats that were punished for equivocation: once, for good (PROT-21). Each entry cost a seat and a slash.
+    /// Seats punished for equivocation, once and permanently (PROT-21). Each entry cost a seat and a slash.
     #[pallet::storage]
     pub type Punished<T: Config> = StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, SeatId, ()>;
 
-    /// The checkpoints that validators want to go back to, by its window, in uid order: standing votes (PROT-20).
+    /// Checkpoints to which validators want to rewind, by the checkpoint's window, in uid order: standing votes
+    /// (PROT-20).
     #[pallet::storage]
     pub type RewindVotes<T: Config> =
         StorageMap<_, Twox64Concat, RunId, BoundedVec<(Uid, Window), T::MaxSeats>, ValueQuery>;
@@ -451,19 +455,20 @@ pub mod pallet {
         Voted { run: RunId, window: Window, uid: Uid, vote: Vote },
         /// A validator committed to a vote, to reveal later.
         VoteHidden { run: RunId, window: Window, uid: Uid },
-        /// A validator cast a minority vote: for another update than two thirds voted.
+        /// A validator cast a minority vote: for an update other than that of two thirds.
         MinorityVote { run: RunId, window: Window, uid: Uid, update: Digest },
         /// A window was finalised. `lineage` names the model after it.
         WindowFinalised { run: RunId, window: Window, outcome: Outcome, lineage: Digest },
-        /// Two thirds voted the state that every participant holds when the checkpoint's window opens.
+        /// Two thirds voted for the state that every participant holds when the checkpoint's window opens.
         CheckpointFinalised { run: RunId, checkpoint: Checkpoint },
-        /// A validator wants the run to go back to the checkpoint of a window; `None`: no longer.
+        /// A validator votes to rewind the run to the checkpoint of a window; `None` withdraws its vote.
         RewindVoted { run: RunId, uid: Uid, to: Option<Window> },
-        /// Two thirds want to go back to a checkpoint: `window` opens with its state. The merges since are undone.
+        /// Two thirds voted to rewind to a checkpoint: `window` opens with its state. The merges since then are
+        /// undone.
         Rewound { run: RunId, window: Window, to: Checkpoint },
-        /// A validator published its receipts for a window, and bound itself to what it measured.
+        /// A validator published its receipts for a window, and committed to its measurements.
         ReceiptsAnchored { run: RunId, window: Window, uid: Uid, digest: Digest, probes: Digest },
-        /// As `window` opened, measurements of these contributions were drawn for validators to show.
+        /// When `window` opened, these contributions were drawn for validators to show their measurements.
         ProbesDrawn { run: RunId, window: Window, probes: Vec<Probe> },
         /// A validator signed two contradicting statements, lost `slashed`, and is expelled at the next opening.
         EquivocationPunished {
@@ -474,44 +479,46 @@ pub mod pallet {
             reporter: T::AccountId,
             slashed: u128,
         },
-        /// A validator was inactive in an epoch: it voted in less than two thirds of the merged windows that it was
-        /// to decide, and earns no dividends. Emitted for members of the active set as the epoch closes.
+        /// A validator was inactive in an epoch: it voted in less than two thirds of the merged windows that it
+        /// had to decide, and earns no dividends. Emitted for members of the active set at the close of the epoch.
         Inactive { run: RunId, epoch: u32, uid: Uid },
     }
 
     #[pallet::error]
     pub enum Error<T> {
-        /// There is no run with this id. List the runs and pick one of them.
+        /// The run does not exist. List the runs and pick one of them.
         UnknownRun,
         /// The run has not started. Wait for its first block.
         NotStarted,
-        /// It is too early: the window, or its phase for this call, has not begun. Wait for it.
+        /// The window, or its phase for this call, has not begun. Wait for it.
         TooEarly,
-        /// The deadline has passed. Take part in the next window.
+        /// The deadline has passed. Participate in the next window.
         TooLate,
         /// The signer holds no seat in this run. Register its hotkey first, and sign with the hotkey.
         NotASeat,
-        /// Only miners commit. Sign with a miner's hotkey.
+        /// The signer is not a miner. Sign with a miner's hotkey.
         NotAMiner,
-        /// Only validators attest and vote. Sign with a validator's hotkey.
+        /// The signer is not a validator. Sign with a validator's hotkey.
         NotAValidator,
-        /// The seat takes no part in this window: it was registered after the window's data was dealt, or the run is
-        /// stopped. Wait for the next window.
+        /// The seat does not participate in this window: it was registered after the window's data was dealt, or the
+        /// run
+        /// is stopped. Wait for the next window.
         NotInThisWindow,
-        /// The validator does not decide this window: it was absent, registered late, or has too little stake. Nor can
-        /// it be punished for such a window.
+        /// The validator does not decide this window, and cannot be punished for it: it was absent, registered late,
+        /// or
+        /// has too little stake. Wait for a window that it decides.
         NotInActiveSet,
-        /// This validator has attested this window. One attestation is final.
+        /// This validator has already attested this window. One attestation is final.
         AlreadyAttested,
         /// The verdicts do not ascend by uid. Sort them, and name each seat once.
         VerdictsNotSorted,
-        /// A verdict names a seat without a commitment. Leave it out: such a seat is absent, not faulty.
+        /// A verdict names a seat without a commitment. Omit it: such a seat is absent, not faulty.
         NothingCommitted,
-        /// This validator has voted this window. One vote is final.
+        /// This validator has already voted on this window. One vote is final.
         AlreadyVoted,
-        /// The selection is empty: there is nothing to merge, and the window will be void.
+        /// The selection is empty, so the window will be void. Do not vote on it.
         NothingSelected,
-        /// This window ends in a checkpoint. Vote the state root too.
+        /// This window ends in a checkpoint. Vote for the state root too.
         StateRootMissing,
         /// This window does not end in a checkpoint. Vote without a state root.
         StateRootUnexpected,
@@ -523,9 +530,9 @@ pub mod pallet {
         NothingHidden,
         /// The revealed values do not match the commitment. Reveal the same bytes with the same salt.
         OtherThanCommitted,
-        /// The window is not stored: it has not opened yet, or it was pruned.
+        /// The window is not stored: it has not opened yet, or it was pruned. Choose a stored window.
         WindowNotKept,
-        /// This validator has anchored its receipts for this window. One digest is final.
+        /// This validator has already anchored its receipts for this window. One digest is final.
         AlreadyAnchored,
         /// The statements differ in kind, seat, window or run. Report two on the same subject.
         DifferentSubjects,
@@ -535,14 +542,15 @@ pub mod pallet {
         NotSigned,
         /// The hotkey never held the seat that the statement names. Report the seat's own statements.
         NotItsSeat,
-        /// The chain has no record of this seat that the statement could contradict.
+        /// The chain has no record of this seat that the statement could contradict. Report another statement.
         NothingOnRecord,
-        /// The run has no checkpoint of this window, or it is too old to be fetched from every bucket. Vote for one of the
+        /// The run has no checkpoint of this window, or it is too old to be fetched from every bucket. Vote for one of
+        /// the
         /// last 32 windows.
         NotACheckpoint,
-        /// The validator has no standing vote to go back. There is nothing to withdraw.
+        /// The validator has no standing vote to rewind. There is nothing to withdraw.
         NoRewindVote,
-        /// This seat was already punished. A seat is punished once, and its holder expelled.
+        /// This seat was already punished. Its holder is expelled; do not report it again.
         AlreadyPunished,
     }
 
@@ -586,7 +594,7 @@ pub mod pallet {
         }
 
         /// Attests which contributions the signer, a validator's hotkey, found valid or faulty (PROT-14), and commits
-        /// to its evaluation salt for the next window (PROT-2). A seat that is not named was not observed.
+        /// to its evaluation salt for the next window (PROT-2). An omitted seat was not observed.
         ///
         /// Every validator may attest: an absent one returns to the active set by an attestation that covers at least
         /// half of the seats that two thirds call valid (PROT-3).
@@ -730,8 +738,8 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Records the digest of the receipt that the signer, a validator's hotkey, published for a finalised window,
-        /// and the root over what it measured ([`protocol::probe::root`]); once (PROT-27).
+        /// Records, once, the digest of the receipt that the signer, a validator's hotkey, published for a finalised
+        /// window, and the root over its measurements ([`protocol::probe::root`]; PROT-27).
         #[pallet::call_index(7)]
         #[pallet::weight(weight_info::anchor_receipts::<T>())]
         #[pallet::feeless_if(|
@@ -757,9 +765,11 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Proves that a member of the active set of a stored window signed two different statements on one subject of
-        /// it. The validator is slashed and expelled; the signer gets a part of the validator's own slashed stake, and
-        /// its fee back (PROT-21).
+        /// Proves that a member of the active set of a stored window signed two different statements on the same
+        /// subject.
+        /// The validator is slashed and expelled. The signer receives a part of the validator's own slashed stake, and
+        /// a
+        /// refund of its fee (PROT-21).
         #[pallet::call_index(8)]
         #[pallet::weight((weight_info::report_equivocation::<T>(), DispatchClass::Operational))]
         pub fn report_equivocation(origin: OriginFor<T>, proof: Equivocation) -> DispatchResultWithPostInfo {
@@ -772,8 +782,8 @@ pub mod pallet {
             Ok(Pays::No.into())
         }
 
-        /// Proves that a validator signed a statement that differs from the chain's record of it. Otherwise as
-        /// [`Pallet::report_equivocation`] (PROT-21).
+        /// Proves that a validator signed a statement that differs from the chain's record of it (PROT-21). Otherwise
+        /// the same as [`Pallet::report_equivocation`].
         #[pallet::call_index(9)]
         #[pallet::weight((weight_info::report_contradiction::<T>(), DispatchClass::Operational))]
         pub fn report_contradiction(
@@ -788,9 +798,10 @@ pub mod pallet {
             Ok(Pays::No.into())
         }
 
-        /// Sets the vote of a validator, whose coldkey signs, to go back to the checkpoint of window `to`; `None`
-        /// withdraws it. It stands until it is replaced or withdrawn, until the seat changes hands, and until the
-        /// checkpoint is too old. Two thirds of the active set's stake decide as a window opens (PROT-20).
+        /// Sets the vote of a validator, signed by its coldkey, to rewind to the checkpoint of window `to`; `None`
+        /// withdraws it. The vote remains until it is replaced or withdrawn, the seat changes hands, or the checkpoint
+        /// is too
+        /// old. Two thirds of the active set's stake decide when a window opens (PROT-20).
         #[pallet::call_index(10)]
         #[pallet::weight(weight_info::vote_rewind::<T>())]
         pub fn vote_rewind(origin: OriginFor<T>, run: RunId, uid: Uid, to: Option<Window>) -> DispatchResult {
@@ -802,7 +813,7 @@ pub mod pallet {
                 match (place, to) {
                     (Ok(place), Some(to)) => votes[place] = (uid, to),
                     (Ok(place), None) => drop(votes.remove(place)),
-                    // A run has no more seats than the list has room.
+                    // The list has room for all seats of a run.
                     (Err(place), Some(to)) => {
                         votes.try_insert(place, (uid, to)).map_err(|_| Error::<T>::NotAValidator)?
                     }

@@ -1,4 +1,4 @@
-//! The registry, the windows pallet, and epochs that record their calls.
+//! The registry and the windows pallet, with an epochs pallet that records its calls.
 
 use crate::{self as pallet_windows, Epochs, Event, Member};
 use ed25519_dalek::SigningKey;
@@ -60,7 +60,7 @@ impl Nominations<AccountId32> for Nominated {
     }
 }
 
-/// Epochs with weights set by a test, which record each close.
+/// An epochs pallet with weights set by a test, which records each close.
 pub struct RecordedEpochs;
 
 impl MinerWeights for RecordedEpochs {
@@ -78,7 +78,7 @@ impl Epochs for RecordedEpochs {
 }
 
 pub const RUN: RunId = RunId(0);
-/// Seats 0, 1 and 2 mine, seats 3, 4 and 5 validate. Later registrations follow.
+/// Seats 0, 1 and 2 mine; seats 3, 4 and 5 validate. Later registrations follow.
 pub const MINERS: [u16; 3] = [0, 1, 2];
 pub const VALIDATORS: [u16; 3] = [3, 4, 5];
 pub const STAKE: Balance = 100;
@@ -145,7 +145,7 @@ pub fn digest(byte: u8) -> Digest {
     Digest([byte; 32])
 }
 
-/// The test hash of block `number`.
+/// Returns the test hash of block `number`.
 pub fn hash_of(number: u64) -> H256 {
     H256::from_low_u64_be(0xb10c_0000 + number)
 }
@@ -177,7 +177,7 @@ pub fn register(run: RunId, role: Role, stake: Balance) -> u16 {
     uid
 }
 
-/// Registers a validator with the hotkey of `key`, whatever its uid.
+/// Registers a validator with the hotkey of `key`, independent of its uid.
 pub fn validate_with(key: u16, stake: Balance) -> DispatchResult {
     let (signed, proof) = (RuntimeOrigin::signed(COLDKEY), proof(key, RUN));
     let taken =
@@ -185,12 +185,12 @@ pub fn validate_with(key: u16, stake: Balance) -> DispatchResult {
     taken.map(|_| ()).map_err(|error| error.error)
 }
 
-/// The consent of the hotkey of `uid` to hold a seat for [`COLDKEY`].
+/// Returns the consent of the hotkey of `uid` to hold a seat for [`COLDKEY`].
 pub fn proof(uid: u16, run: RunId) -> Signature {
     signer(uid).prove_possession(run, &COLDKEY.into())
 }
 
-/// A chain at block 1 without a run.
+/// Builds a chain at block 1 without a run.
 pub fn chain() -> TestState {
     let mut chain = pallet_mock::chain::<Test>(vec![(COLDKEY, 1_000_000_000_000), (REPORTER, 1_000)]);
     chain.execute_with(|| {
@@ -224,7 +224,7 @@ pub fn with_terms(params: RunParams, terms: Terms, story: impl FnOnce()) {
     });
 }
 
-/// Makes blocks up to `number`, and checks the invariants at each.
+/// Produces blocks up to `number`, and checks the invariants at each.
 pub fn go_to_block(number: u64) {
     let hooks = RunToBlockHooks::default()
         .before_initialize(|number: u64| {
@@ -234,7 +234,7 @@ pub fn go_to_block(number: u64) {
     System::run_to_block_with::<AllPalletsWithSystem>(number, hooks);
 }
 
-/// Makes blocks up to `offset` in `window` of the run.
+/// Produces blocks up to `offset` in `window` of the run.
 pub fn go_to(window: u32, offset: u32) {
     let schedule = pallet_registry::Runs::<Test>::get(RUN).unwrap().params.schedule;
     go_to_block(u64::from(schedule.opens_at(Window(window)).0 + offset));
@@ -264,7 +264,7 @@ pub fn public(uid: u16) -> Hotkey {
     Hotkey(hotkey(uid).into())
 }
 
-/// The test salt of `uid`.
+/// Returns the test salt of `uid`.
 pub fn salt(uid: u16) -> [u8; 32] {
     [uid as u8 + 100; 32]
 }
@@ -287,12 +287,12 @@ pub fn reveal_vote(uid: u16, window: u32, update: u8) -> DispatchResult {
     Windows::reveal_vote(signed(uid), RUN, Window(window), ballot(update, None), salt(uid))
 }
 
-/// The hotkey of `uid`, signing for this chain.
+/// Returns the hotkey of `uid` as a signer for this chain.
 pub fn signer(uid: u16) -> Signer {
     Signer::new(key(uid), Registry::genesis())
 }
 
-/// A statement that `uid` signs off the chain.
+/// Returns a statement that `uid` signs off the chain.
 pub fn statement(uid: u16, window: u32, kind: StatementKind, digest: Digest) -> SignedStatement {
     Statement { run: RUN, window: Window(window), uid: Uid(uid), kind, digest }.sign(&signer(uid))
 }
@@ -309,8 +309,8 @@ pub fn selected(window: u32) -> Vec<u16> {
     view(window).selection.unwrap().selected.iter().map(|seat| seat.uid.0).collect()
 }
 
-/// Plays `window` until it is finalised: all miners commit; the validators in `present` find everything valid and
-/// vote the same.
+/// Plays `window` until it is finalised: all miners commit; the validators in `present` attest everything as valid
+/// and vote the same.
 pub fn play(window: u32, present: &[u16]) {
     go_to(window, 1);
     for uid in MINERS {
@@ -329,7 +329,7 @@ pub fn play(window: u32, present: &[u16]) {
     go_to(window, SCHEDULE.vote_by + 1);
 }
 
-/// The pallet's own events.
+/// Returns the pallet's own events.
 pub fn events() -> Vec<Event<Test>> {
     let own = |event| match event {
         RuntimeEvent::Windows(event) => Some(event),

@@ -14,16 +14,16 @@ use protocol::{
     view::{Verdict, Vote},
 };
 
-/// An allowed commitment.
+/// A permitted commitment.
 pub(crate) struct MayCommit {
     pub uid: Uid,
-    /// Commitments of the seat for this window before this one.
+    /// Number of earlier commitments of the seat for this window.
     pub times: u8,
-    /// The seat's position among the window's slots.
+    /// Position of the seat among the window's slots.
     slot: usize,
 }
 
-/// A validator to be punished.
+/// A validator that will be punished.
 pub(crate) struct Conviction {
     seat: SeatId,
     terms: Terms,
@@ -55,7 +55,7 @@ impl<T: Config> Pallet<T> {
         ensure!(role == Role::Miner, Error::<T>::NotAMiner);
         let record = Self::record(run, window)?;
         let slot = record.slots.binary_search(&uid).map_err(|_| Error::<T>::NotInThisWindow)?;
-        // The seat that the data was dealt to may have left, and another registered in its place since.
+        // The seat with the dealt data may have left, and another may have registered on its uid since.
         let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::NotASeat)?;
         ensure!(seat.since <= window, Error::<T>::NotInThisWindow);
         let times = TimesCommitted::<T>::get(run, window).get(slot).copied().unwrap_or(0);
@@ -153,7 +153,7 @@ impl<T: Config> Pallet<T> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
         Self::in_phase(offset, params.schedule.vote_by, vote_revealed_by(&params))?;
-        // A member when it committed; a window's active set does not change.
+        // It was a member when it committed; a window's active set does not change.
         let uid = Self::validator(run, &hotkey)?;
         ensure!(!Votes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
         let hash = HiddenVotes::<T>::get((run, window), uid).ok_or(Error::<T>::NothingHidden)?;
@@ -162,7 +162,7 @@ impl<T: Config> Pallet<T> {
         Ok(uid)
     }
 
-    /// The validator's seat, and the window that is open.
+    /// Returns the validator's seat, and the open window.
     pub(crate) fn may_anchor(
         origin: OriginFor<T>,
         run: RunId,
@@ -180,7 +180,7 @@ impl<T: Config> Pallet<T> {
         Ok((uid, open))
     }
 
-    /// Checks a vote to go back to a checkpoint. That there is one to withdraw is checked with the write.
+    /// Checks a vote to rewind to a checkpoint. The write checks that there is a vote to withdraw.
     pub(crate) fn may_vote_rewind(
         origin: OriginFor<T>,
         run: RunId,
@@ -205,7 +205,7 @@ impl<T: Config> Pallet<T> {
         let account = hotkey.0.into();
         let seat = Registry::<T>::holder_of(run, &account).ok_or(Error::<T>::NotASeat)?;
         ensure!(seat.uid == uid, Error::<T>::NotItsSeat);
-        // The window's active set names its holders: one does not answer for a predecessor or successor.
+        // The window's active set identifies its holders: a holder is not liable for a predecessor or successor.
         let place = record.active_set.binary_search_by_key(&uid, |(member, _)| *member);
         let registered_at = place.ok().and_then(|place| record.registered_at.get(place));
         ensure!(registered_at == Some(&seat.registered_at), Error::<T>::NotInActiveSet);
@@ -213,7 +213,7 @@ impl<T: Config> Pallet<T> {
         Ok(Conviction { seat, terms })
     }
 
-    /// Checks that a signed statement differs from what the same holder of the seat put on the chain.
+    /// Checks that a signed statement differs from the chain's record of the same holder of the seat.
     pub(crate) fn may_contradict(hotkey: &Hotkey, signed: &SignedStatement) -> Result<Conviction, Error<T>> {
         let Statement { run, window, uid, kind, digest } = signed.statement;
         // The holder decided the window, so the chain's record of the uid is by this holder.
@@ -232,7 +232,7 @@ impl<T: Config> Pallet<T> {
         Ok(conviction)
     }
 
-    /// Punishes a convicted validator, once for good: slashes it, and expels it at the next opening.
+    /// Punishes a convicted validator, once per seat: slashes it, and expels it at the next opening.
     pub(crate) fn punish(conviction: Conviction, statement: &Statement, reporter: T::AccountId) {
         let Statement { run, window, uid, kind, .. } = *statement;
         let Conviction { seat, terms } = conviction;
@@ -250,7 +250,7 @@ impl<T: Config> Pallet<T> {
         Self::deposit_event(Event::Attested { run, window, uid, valid, faulty });
     }
 
-    /// The run's parameters and the offset in `window`, which must be the open one.
+    /// Returns the run's parameters and the offset in `window`, which must be the open one.
     fn open_window(run: RunId, window: Window) -> Result<(RunParams, u32), Error<T>> {
         let params = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?.params;
         let (open, offset) = params.schedule.locate(Registry::<T>::now()).ok_or(Error::<T>::NotStarted)?;
@@ -266,7 +266,7 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// The record of the open window. It is missing while the opening is delayed.
+    /// Returns the record of the open window. It is missing while the opening is delayed.
     fn record(run: RunId, window: Window) -> Result<Record<T>, Error<T>> {
         Records::<T>::get(run, window).ok_or(Error::<T>::TooEarly)
     }
@@ -277,7 +277,7 @@ impl<T: Config> Pallet<T> {
         Ok(uid)
     }
 
-    /// The validator's seat, if it is in the active set and there is something to vote on.
+    /// Returns the validator's seat, if it is in the active set and the selection is not empty.
     fn member(run: RunId, window: Window, hotkey: &T::AccountId) -> Result<Uid, Error<T>> {
         let uid = Self::validator(run, hotkey)?;
         let record = Self::record(run, window)?;

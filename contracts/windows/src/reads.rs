@@ -1,4 +1,4 @@
-//! What the runtime API reads.
+//! Reads for the runtime API.
 
 use crate::{Anchor, pallet::*, tally};
 use alloc::vec::Vec;
@@ -12,19 +12,19 @@ use protocol::{
 };
 
 impl<T: Config> Pallet<T> {
-    /// The current block and window of `run`.
+    /// Returns the current block and window of `run`.
     pub fn position(run: RunId) -> Option<Position> {
         let schedule = Registry::<T>::run(run)?.params.schedule;
         let block = Registry::<T>::now();
         Some(Position { block, window: schedule.window_at(block) })
     }
 
-    /// The checkpoints that validators want to go back to, by window, with the stake of each in the active set of the
-    /// last window.
+    /// Returns the checkpoints to which validators want to rewind, by window, with the stake behind each in the
+    /// active set of the last window.
     pub fn rewind_tallies(run: RunId) -> Vec<RewindTally> {
         let votes = RewindVotes::<T>::get(run);
         let last = ProgressOf::<T>::get(run).and_then(|progress| progress.window);
-        // Most runs have no vote, and need no record.
+        // Most runs have no vote, so the record is not needed.
         let record = last.filter(|_| !votes.is_empty()).and_then(|last| Records::<T>::get(run, last));
         let active_set = record.map(|record| record.active_set.into_inner()).unwrap_or_default();
         let of = tally::total(&active_set);
@@ -32,13 +32,13 @@ impl<T: Config> Pallet<T> {
         stakes.into_iter().map(|(to, stake)| RewindTally { to, stake, of }).collect()
     }
 
-    /// A window without its lists; `None` before it opens and after it is pruned.
+    /// Returns a window without its lists; `None` before it opens and after it is pruned.
     pub fn window_summary(run: RunId, window: Window) -> Option<WindowSummary> {
         let Record { opening_hash, lineage, outcome, .. } = Records::<T>::get(run, window)?;
         Some(WindowSummary { opening_hash, lineage, outcome })
     }
 
-    /// A seat's part of a window; `None` before it opens and after it is pruned.
+    /// Returns a seat's part of a window; `None` before it opens and after it is pruned.
     pub fn seat_window(run: RunId, window: Window, uid: Uid) -> Option<SeatWindow> {
         let record = Records::<T>::get(run, window)?;
         let slot = record.slots.iter().position(|seat| *seat == uid);
@@ -58,7 +58,7 @@ impl<T: Config> Pallet<T> {
         })
     }
 
-    /// Validators that voted the update which the window was merged with, in uid order.
+    /// Returns the validators that voted for the merged update of the window, in uid order.
     pub fn voters(run: RunId, window: Window) -> Vec<Uid> {
         let outcome = Records::<T>::get(run, window).and_then(|record| record.outcome);
         let Some(Outcome::Merged(merged)) = outcome else { return Vec::new() };
@@ -69,13 +69,13 @@ impl<T: Config> Pallet<T> {
         voters
     }
 
-    /// The first position that the window after `record` hands out.
+    /// Returns the first position that the window after `record` assigns.
     fn next_cursor(run: RunId, record: &Record<T>) -> u64 {
         let each = Registry::<T>::run(run).map_or(0, |run| u64::from(run.params.sequences_per_seat));
         record.cursor.saturating_add((record.slots.len() as u64).saturating_mul(each))
     }
 
-    /// A window; `None` before it opens and after it is pruned.
+    /// Returns a window; `None` before it opens and after it is pruned.
     pub fn window_view(run: RunId, window: Window) -> Option<WindowView> {
         let record = Records::<T>::get(run, window)?;
         let key = (run, window);

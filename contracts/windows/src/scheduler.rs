@@ -1,15 +1,20 @@
-//! Runs the scheduled tasks that are due, within a block's budget.
+//! Runs the due scheduled tasks within a block's budget.
 //!
-//! Once the tasks of a block have cost more than [`Config::MaxTaskWeight`], the rest is late. Runs with due tasks take
-//! turns (self-clocked fair queueing). A run's turn is the end of its next task, in service time: it begins where the
-//! run's last task ended, or where the run in service began, whichever is later, and takes as long as the run's tasks
-//! took lately. The earliest end is next. So each waiting run gets the same share of the budget, a light run goes
-//! before heavy ones, and a run that asks for more is late alone. Every block runs at least one due task, however
-//! small the budget, so that every task runs eventually.
+//! When the tasks of a block have cost more than [`Config::MaxTaskWeight`], the rest is late. Runs with due tasks are
+//! served in turns (self-clocked fair queueing). The key of a run is the expected end of its next task in service
+//! time.
+//! The task begins at the end of the run's last task, or at the service time of the run in service, whichever is
+//! later.
+//! It takes as long as the run's recent tasks. The run with the earliest end is next.
 //!
-//! A delayed task has the result it would have had in time: it knows the block that it was scheduled at, reads that
-//! block's hash, and counts what its deadline closed. One exception: it sees changes of stake made while it was
-//! delayed.
+//! Each waiting run therefore receives the same share of the budget, a light run precedes heavy ones, and only a run
+//! that
+//! requests more than its share is late. Every block runs at least one due task, however small the budget, so that
+//! every
+//! task runs eventually.
+//!
+//! A delayed task has the same result as in time: it knows the block that it was scheduled at, reads that block's
+//! hash, and counts the calls up to its deadline. One exception: it sees changes of stake made during the delay.
 
 use crate::{Turn, pallet::*};
 use alloc::collections::BTreeSet;
@@ -17,24 +22,24 @@ use frame::prelude::*;
 use protocol::{Block, RunId};
 
 impl Turn {
-    /// The turn of a run whose task is due while service has reached `served`.
+    /// Returns the turn of a run whose task is due while service has reached `served`.
     fn due(self, served: u64) -> Turn {
         Turn { served: self.served.max(served), ..self }
     }
 
-    /// The expected end of the task.
+    /// Returns the expected end of the task.
     fn end(self) -> u64 {
         self.served.saturating_add(self.load)
     }
 
-    /// The turn after a task that cost `cost`.
+    /// Returns the turn after a task that cost `cost`.
     fn after(self, cost: u64) -> Turn {
         Turn { served: self.served.saturating_add(cost), load: cost.max(self.load - self.load / 8) }
     }
 }
 
 impl<T: Config> Pallet<T> {
-    /// Runs the tasks that are due at block `now`, as many as the budget allows. Called once per block.
+    /// Runs the tasks due at block `now`, as many as the budget allows. Called once per block.
     pub(crate) fn run_due_tasks(now: Block) -> Weight {
         let budget = T::MaxTaskWeight::get();
         let mut weight = T::DbWeight::get().reads(2);
@@ -72,7 +77,7 @@ impl<T: Config> Pallet<T> {
                 None => {}
             }
         }
-        // Nothing waits: what the runs were served for until now does not count against them.
+        // Nothing waits: service received until now does not count against any run.
         if waiting.is_empty() {
             served = last;
         }

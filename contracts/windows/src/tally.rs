@@ -1,5 +1,5 @@
-//! Counts stake: which verdicts and which update two thirds of the active set agree on (PROT-14, 19, 20), and which
-//! members voted (PROT-30).
+//! Counts stake: verdicts and updates with two thirds of the active set behind them (PROT-14, 19, 20), and the
+//! members that voted (PROT-30).
 
 use crate::MemberParticipation;
 use alloc::{collections::BTreeMap, vec::Vec};
@@ -9,14 +9,14 @@ use protocol::{
     view::{Verdict, Vote},
 };
 
-/// The verdicts that two thirds agree on. Each list is in uid order.
+/// Verdicts with two thirds of the stake behind them. Each list is in uid order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Agreed {
     pub valid: Vec<Uid>,
     pub faulty: Vec<Uid>,
 }
 
-/// The total stake of an active set.
+/// Returns the total stake of an active set.
 pub(crate) fn total(active_set: &[(Uid, u128)]) -> u128 {
     active_set.iter().fold(0, |sum: u128, (_, stake)| sum.saturating_add(*stake))
 }
@@ -54,7 +54,7 @@ pub(crate) fn verdicts<'a>(
     agreed
 }
 
-/// The update that two thirds voted for, with the state root if two thirds voted the same one.
+/// Returns the update with two thirds of the votes, with the state root if two thirds voted for the same one.
 pub(crate) fn agreed(votes: impl Iterator<Item = (u128, Vote)>, total: u128) -> Option<Vote> {
     let mut by_update = BTreeMap::<Digest, u128>::new();
     let mut by_vote = BTreeMap::<Vote, u128>::new();
@@ -71,7 +71,7 @@ pub(crate) fn agreed(votes: impl Iterator<Item = (u128, Vote)>, total: u128) -> 
     })
 }
 
-/// The stake behind each checkpoint that `votes` name, by window. A vote from outside the active set has none.
+/// Returns the stake behind each checkpoint in `votes`, by window. A vote from outside the active set has none.
 pub(crate) fn rewind_stakes(votes: &[(Uid, Window)], active_set: &[(Uid, u128)]) -> BTreeMap<Window, u128> {
     let mut stakes = BTreeMap::new();
     for (uid, to) in votes {
@@ -83,8 +83,8 @@ pub(crate) fn rewind_stakes(votes: &[(Uid, Window)], active_set: &[(Uid, u128)])
     stakes
 }
 
-/// Whether `verdicts` name at least half of the `valid` seats, as valid or faulty: then their validator was present
-/// (PROT-3). Both are in uid order.
+/// Returns whether `verdicts` name at least half of the `valid` seats, as valid or faulty: then their validator was
+/// present (PROT-3). Both are in uid order.
 pub(crate) fn covers_half(verdicts: &[(Uid, Verdict)], valid: &[Uid]) -> bool {
     let mut named = verdicts.iter().map(|(uid, _)| uid).peekable();
     let is_named = |uid: &&Uid| {
@@ -95,8 +95,8 @@ pub(crate) fn covers_half(verdicts: &[(Uid, Verdict)], valid: &[Uid]) -> bool {
     covered.saturating_mul(2) >= valid.len()
 }
 
-/// Adds a merged window to `before`: a member of its `active_set` owed a vote, which the `voters` among them cast. In
-/// uid order.
+/// Adds a merged window to `before`: each member of its `active_set` owed a vote, and the `voters` among them cast it.
+/// The result is in uid order.
 pub(crate) fn participation(
     before: &[MemberParticipation],
     active_set: &[(Uid, u128)],
@@ -112,8 +112,8 @@ pub(crate) fn participation(
     now.into_values().collect()
 }
 
-/// Whether `uid` is inactive in an epoch with `merged` merged windows: it cast less than two thirds of the votes that
-/// it owed, or owed none as it was in no merged window's active set (PROT-30).
+/// Returns whether `uid` is inactive in an epoch with `merged` merged windows. A validator is inactive if it cast less
+/// than two thirds of the votes that it owed, or was in no merged window's active set (PROT-30).
 pub(crate) fn is_inactive(merged: u32, members: &[MemberParticipation], uid: Uid) -> bool {
     let member = members.iter().find(|member| member.uid == uid);
     merged > 0 && member.is_none_or(|member| !two_thirds(member.cast.into(), member.owed.into()))

@@ -1,4 +1,4 @@
-//! The scheduled tasks of a window: open it, record its hashes, select what is merged, finalise it, prune it.
+//! Scheduled tasks of a window: open it, record its hashes, select contributions, finalise it, prune it.
 
 use crate::{
     Anchor, DrawnProbe, Epochs, Member, Members, Presence, Probes,
@@ -26,18 +26,18 @@ enum Task {
     Finalise,
 }
 
-/// The last offset in a window at which attestations are in time, reveals included.
+/// Returns the last offset in a window at which attestations are in time, reveals included.
 pub(crate) fn attest_revealed_by(params: &RunParams) -> u32 {
     params.schedule.attest_by.saturating_add(params.hidden_blocks)
 }
 
-/// The last offset in a window at which votes are in time, reveals included.
+/// Returns the last offset in a window at which votes are in time, reveals included.
 pub(crate) fn vote_revealed_by(params: &RunParams) -> u32 {
     params.schedule.vote_by.saturating_add(params.hidden_blocks)
 }
 
-/// The tasks of a window by offset, in order. If votes end with the window's last block, the next window's opening
-/// does the last one.
+/// Returns the tasks of a window by offset, in order. If votes end with the window's last block, the next window's
+/// opening does the last one.
 fn tasks(params: &RunParams) -> [(u32, Task); 6] {
     [
         (0, Task::Open),
@@ -50,11 +50,12 @@ fn tasks(params: &RunParams) -> [(u32, Task); 6] {
 }
 
 impl<T: Config> Pallet<T> {
-    /// Runs the task that `run` has at block `at`, now or earlier. Returns its weight and the block of the next one;
-    /// `None` if the run is cleared.
+    /// Runs the task of `run` that is due at block `at`, which is now or earlier. Returns its weight and the block of
+    /// the
+    /// next one; `None` if the run is cleared.
     pub(crate) fn run_task(run: RunId, at: Block) -> (Weight, Option<Block>) {
         let Some(Run { params, .. }) = Registry::<T>::run(run) else {
-            // A closed run: one step per block.
+            // For a closed run, one step per block.
             let (done, weight) = Registry::<T>::clear_step(run);
             let next = Block(Registry::<T>::now().0.saturating_add(1));
             ProgressOf::<T>::mutate_extant(run, |progress| progress.next_step = next);
@@ -118,7 +119,7 @@ impl<T: Config> Pallet<T> {
         let (miners, validators) = (of_role(&roster, Role::Miner), of_role(&roster, Role::Validator));
         let mut weight = weight_info::open::<T>(miners.len() as u32, validators.len() as u32);
 
-        // A stopped run assigns no data, so that none is spent.
+        // A stopped run assigns no data, so that none is consumed.
         let dealt = NextDeal::<T>::take(run).filter(|dealt| dealt.window == window && !stopped);
         let (deal_seed, slots) = match dealt {
             Some(Dealt { seed, slots, .. }) => (Some(seed), slots),
@@ -179,8 +180,8 @@ impl<T: Config> Pallet<T> {
         weight
     }
 
-    /// Goes back to the checkpoint that two thirds want, if the active set has its quorum (PROT-20). Votes for
-    /// checkpoints that are too old are dropped; all are, once they have had their effect.
+    /// Rewinds to the checkpoint with two thirds of the stake behind it, if the active set has its quorum (PROT-20).
+    /// Drops votes for checkpoints that are too old, and all votes after a rewind.
     fn count_rewind_votes(
         run: RunId,
         window: Window,
@@ -215,8 +216,9 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// The checkpoint of window `to`, if `window` may open with its state: it was fixed, and every bucket keeps it for
-    /// long enough. One that an earlier rewind left behind counts too, so that a rewind can be undone.
+    /// Returns the checkpoint of window `to`, if `window` may open with its state: it was fixed, and every bucket
+    /// keeps
+    /// it for long enough. A checkpoint abandoned by an earlier rewind counts too, so that a rewind can be undone.
     pub(crate) fn rewind_target(run: RunId, window: Window, to: Window) -> Option<Checkpoint> {
         let record = Records::<T>::get(run, to.previous().filter(|_| is_recent(to, window))?)?;
         match record.outcome? {
@@ -227,7 +229,7 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// Closes `epoch` with the active set of the window that opens, and clears what was counted for the epoch.
+    /// Closes `epoch` with the active set of the window that opens, and clears the counts of the epoch.
     fn close_epoch(
         run: RunId,
         epoch: u32,
@@ -247,7 +249,7 @@ impl<T: Config> Pallet<T> {
         for Member { uid, .. } in members.iter().filter(|member| member.silent) {
             Self::deposit_event(Event::Inactive { run, epoch, uid: *uid });
         }
-        // A count of minority votes for each member, and the participation.
+        // Minority votes for each member, and the participation.
         let touched = (members.len() as u64).saturating_add(1);
         let weight = T::DbWeight::get().reads_writes(touched, touched);
         let closing = T::Epochs::close(run, epoch, participation.merged, &members);
@@ -255,11 +257,11 @@ impl<T: Config> Pallet<T> {
         weight.saturating_add(closing)
     }
 
-    /// Validators with stake of their own, in uid order, with the stake behind them and presence. Records the presence
-    /// of validators that it sees for the first time.
+    /// Returns the validators with stake of their own, in uid order, with the stake behind them and presence. Records
+    /// the presence of validators seen for the first time.
     ///
-    /// The run's minimum binds validators that register or take stake out. A higher minimum excludes none that holds
-    /// a seat (PROT-3).
+    /// The run's minimum applies to validators that register or remove stake. A higher minimum does not exclude
+    /// holders of a seat (PROT-3).
     fn bonded(run: RunId, window: Window, validators: &[Uid]) -> Vec<Bonded> {
         validators
             .iter()
@@ -276,7 +278,7 @@ impl<T: Config> Pallet<T> {
             .collect()
     }
 
-    /// Records the hash of the block before `at` (PROT-2). A task that runs after the chain has pruned the hash
+    /// Records the hash of the block before `at` (PROT-2). If the task runs after the chain has pruned the hash, it
     /// records none, and the window is void.
     pub(crate) fn record_hash(
         run: RunId,
@@ -294,7 +296,7 @@ impl<T: Config> Pallet<T> {
         weight_info::record_hash::<T>()
     }
 
-    /// Records the seed of the window's assignment, if the window before did not deal it (PROT-2).
+    /// Records the seed of the window's assignment, if the previous window did not deal it (PROT-2).
     pub(crate) fn record_deal_seed(run: RunId, window: Window) -> Weight {
         let (salts, members) = Self::revealed_salts_before(run, window);
         Records::<T>::mutate(run, window, |record| {
@@ -307,8 +309,9 @@ impl<T: Config> Pallet<T> {
         weight_info::record_deal_seed::<T>(members)
     }
 
-    /// Deals the data of the window after `window` to the seats of the block before `at` (PROT-5). A stopped run deals
-    /// none: the next window is dealt as it opens. So it is if the task runs after the chain has pruned the hash.
+    /// Deals the data of the window after `window` to the seats of the block before `at` (PROT-5). If the run is
+    /// stopped,
+    /// or the chain has already pruned the hash, nothing is dealt here: the next window is dealt when it opens.
     pub(crate) fn deal_next(run: RunId, window: Window, at: Block) -> Weight {
         let (salts, members) = Self::revealed_salts_before(run, window);
         let hash = frame_system::Pallet::<T>::block_hash(BlockNumberFor::<T>::from(at.0.saturating_sub(1)));
@@ -326,8 +329,9 @@ impl<T: Config> Pallet<T> {
         weight
     }
 
-    /// The mix of the salts with which the window before `window` was attested, if members with two thirds of its stake
-    /// revealed theirs (PROT-2); and the number of members. No block's author chooses it.
+    /// Returns the mix of the salts revealed with the attestations of the window before `window`, if members with two
+    /// thirds of its stake revealed theirs (PROT-2), and the number of members. A block's author cannot choose the
+    /// mix.
     fn revealed_salts_before(run: RunId, window: Window) -> (Option<Digest>, u32) {
         let Some((before, record)) =
             window.previous().and_then(|before| Some((before, Records::<T>::get(run, before)?)))
@@ -342,8 +346,9 @@ impl<T: Config> Pallet<T> {
         (two_thirds(stake, tally::total(&record.active_set)).then_some(mixed), members)
     }
 
-    /// Draws the contributions of the epoch before that validators show their measurements of, if `window` is the first
-    /// of an epoch (PROT-30). No validator knew the draw before the window opened, and only roots from before count.
+    /// If `window` is the first of an epoch, draws the contributions of the previous epoch for which validators show
+    /// their measurements (PROT-30). Validators cannot know the draw before the window opens, and only earlier roots
+    /// count.
     pub(crate) fn draw_probes(run: RunId, window: Window, params: &RunParams) -> Weight {
         let epoch = window.epoch(params.epoch_windows);
         let Some(before) =
@@ -402,8 +407,9 @@ impl<T: Config> Pallet<T> {
             Self::record_presence(run, window, *uid, params.epoch_windows);
         }
 
-        // Before the first consensus no seat has a weight. If seats aged out of being newcomers meanwhile, a run whose
-        // validators came late could never merge again: so every seat counts as a newcomer.
+        // Before the first consensus no seat has a weight. If seats stopped counting as newcomers meanwhile, a run
+        // whose
+        // validators registered late could never merge again. Therefore every seat counts as a newcomer.
         let everyone_is_new = record.weights.is_empty();
         // Seats do not change within a window, so the roster is that of the opening.
         let roster = if everyone_is_new { Vec::new() } else { Registry::<T>::roster(run) };
@@ -420,8 +426,8 @@ impl<T: Config> Pallet<T> {
                 },
             })
             .collect();
-        // The hash of a block after the last commitment: no miner knows the draw before it commits (PROT-2). Without
-        // a seed no miner knew its data.
+        // The hash of a block after the last commitment, so that miners cannot know the draw before they commit
+        // (PROT-2). Without a seed, miners did not know their data.
         let selected = match record.evaluation_hash {
             Some(hash) if record.deal_seed.is_some() && !record.paused => {
                 let seed = assign::seed(assign::domain::SELECT, run, window, &hash);
@@ -458,7 +464,7 @@ impl<T: Config> Pallet<T> {
         PresenceOf::<T>::insert(run, uid, presence.attested(window, epoch_windows));
     }
 
-    /// Counts the votes and records the window's outcome (PROT-19, 20). Does nothing to a finalised window.
+    /// Counts the votes and records the window's outcome (PROT-19, 20). Has no effect on a finalised window.
     pub(crate) fn finalise(run: RunId, window: Window, params: &RunParams) -> Weight {
         let (Some(mut record), Some(mut progress)) =
             (Records::<T>::get(run, window), ProgressOf::<T>::get(run))
@@ -492,7 +498,7 @@ impl<T: Config> Pallet<T> {
                 let voters: Vec<Uid> = votes.iter().map(|(uid, ..)| *uid).collect();
                 let members = tally::participation(&participation.members, &record.active_set, &voters);
                 participation.merged = participation.merged.saturating_add(1);
-                // No longer than the number of seats: `vacated` removes a seat that leaves.
+                // Never longer than the number of seats: `vacated` removes a seat that leaves.
                 participation.members = BoundedVec::truncate_from(members);
             });
         }
@@ -511,11 +517,13 @@ impl<T: Config> Pallet<T> {
         weight
     }
 
-    /// Counts the minority votes: those for another update than two thirds voted. Each costs its validator the epoch's
-    /// dividends (PROT-19).
+    /// Counts the minority votes: those for an update other than that of two thirds. Each costs its validator the
+    /// epoch's dividends (PROT-19).
     ///
     /// A network fault cannot cause one. The update is a function of the selection and of bytes named by their
-    /// digests: a validator that lacks any of them computes no update and votes none. A late or missing vote is not
+    /// digests: a validator that lacks any of them computes no update and casts no vote. A late or missing vote does
+    /// not
+    /// count as a minority vote.
     /// counted here.
     fn record_minority_votes(
         run: RunId,
@@ -531,12 +539,12 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// Removes a window and everything stored for it. Each map has at most one entry per seat.
+    /// Removes a window and all its entries. Each map has at most one entry per seat.
     pub(crate) fn prune(run: RunId, window: Window) -> Weight {
         weight_info::prune::<T>(Self::remove_window(run, window))
     }
 
-    /// Removes a window; returns the number of entries beside its record.
+    /// Removes a window; returns the number of entries besides its record.
     pub(crate) fn remove_window(run: RunId, window: Window) -> u32 {
         let key = (run, window);
         let limit = T::MaxSeats::get();
@@ -556,7 +564,7 @@ impl<T: Config> Pallet<T> {
         removed.iter().fold(0, |sum: u32, count| sum.saturating_add(*count))
     }
 
-    /// The window's commitments, in uid order.
+    /// Returns the window's commitments, in uid order.
     pub(crate) fn commitments(run: RunId, window: Window, record: &Record<T>) -> Vec<(Uid, Digest)> {
         let times = TimesCommitted::<T>::get(run, window);
         let committed = |(slot, uid): (usize, &Uid)| {
@@ -584,7 +592,7 @@ impl<T: Config> OnRunCreated<T::AccountId> for Pallet<T> {
                 next_step: start,
             },
         );
-        // The opening of its first window with all seats taken is the most that a task is expected to cost.
+        // The expected maximum cost of a task: the opening of its first window with all seats taken.
         let Terms { miner_seats_max, validator_seats_max, .. } = details.terms;
         let load = weight_info::open::<T>(miner_seats_max.into(), validator_seats_max.into()).ref_time();
         Self::schedule(run, start, crate::Turn { served: 0, load });
@@ -592,7 +600,7 @@ impl<T: Config> OnRunCreated<T::AccountId> for Pallet<T> {
     }
 }
 
-/// A validator as an epoch's close counts it.
+/// Returns a validator's record for the close of an epoch.
 fn member_of<T: Config>(
     run: RunId,
     epoch: u32,
@@ -640,8 +648,8 @@ impl<T: Config> Probes for Pallet<T> {
 }
 
 impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
-    /// Clears what was counted for the former holder: presence, minority votes, participation, its salt, and its vote to go
-    /// back.
+    /// Clears the state of the former holder: presence, minority votes, participation, its salt, and its vote to
+    /// rewind.
     fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>, _: Ending) -> Weight {
         PresenceOf::<T>::remove(run, uid);
         RewindVotes::<T>::mutate_exists(run, |votes| {
@@ -655,7 +663,7 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
         let (Some(details), Some(progress)) = (Registry::<T>::run(run), ProgressOf::<T>::get(run)) else {
             return T::DbWeight::get().reads_writes(3, 2);
         };
-        // Called before the next window opens, for which the salt is.
+        // Called before the opening of the next window, to which the salt belongs.
         let next = progress.window.map_or(Window(0), |window| window.next());
         Salts::<T>::remove((run, next), uid);
         let epoch = progress.window.map_or(0, |window| window.epoch(details.params.epoch_windows));
@@ -675,12 +683,12 @@ fn of_role(roster: &[(Uid, Entry)], role: Role) -> Vec<Uid> {
     roster.iter().filter(|(_, entry)| entry.role == role).map(|(uid, _)| *uid).collect()
 }
 
-/// Whether `window` may open with the state of the checkpoint of window `to`, by their distance.
+/// Returns whether `window` may open with the state of the checkpoint of window `to`, by their distance.
 fn is_recent(to: Window, window: Window) -> bool {
     to < window && window.0.saturating_sub(to.0) <= REWIND_WINDOWS
 }
 
-/// The epoch that closes as `window` opens, if any: its weights are revealed by then (PROT-30).
+/// Returns the epoch that closes when `window` opens, if any: its weights are revealed by then (PROT-30).
 pub(crate) fn closed_epoch(window: Window, params: &RunParams) -> Option<u32> {
     let since = window.0.checked_sub(params.reveal_windows)?;
     let begun = since.checked_div(params.epoch_windows)?;
@@ -690,7 +698,7 @@ pub(crate) fn closed_epoch(window: Window, params: &RunParams) -> Option<u32> {
     begun.checked_sub(1)
 }
 
-/// Windows since the seat was registered.
+/// Returns the number of windows since the seat was registered.
 fn age(roster: &[(Uid, Entry)], uid: Uid, window: Window, schedule: &Schedule) -> u32 {
     let place = roster.binary_search_by_key(&uid, |(seat, _)| *seat);
     let entry = place.ok().and_then(|place| roster.get(place));

@@ -34,7 +34,7 @@ fn genesis() -> Digest {
     lineage::genesis(&params(), &digest(2), &digest(3))
 }
 
-// A good window.
+// Valid windows.
 
 #[test]
 fn a_window_records_its_participants_as_it_opens() {
@@ -87,7 +87,7 @@ fn a_window_deals_the_data_of_the_next_one() {
         assert_eq!(next.slots, uids(&[0, 1, 2, early]));
         assert_eq!((next.seed, next.cursor), (Digest(hash_of(10 + u64::from(deal) - 1).0), 21));
 
-        // The window opens with it, and a seat that came after the deal waits.
+        // The window opens in this block, and a seat registered after the deal waits.
         go_to(1, 0);
         let opened = view(1);
         assert_eq!(
@@ -291,7 +291,7 @@ fn a_seat_counts_from_the_first_window_opened_after_its_registration() {
         assert_noop!(vote(validator, 0, 50, None), Error::<Test>::NotInActiveSet);
         go_to(1, 0);
         assert_eq!(view(1).slots, uids(&[0, 1, 2, 6]));
-        // Of its stake, two tenths of the established 300 count in the epoch's second window.
+        // In the epoch's second window, two tenths of the established 300 count of its stake.
         assert_eq!(view(1).active_set.last(), Some(&(Uid(validator), 60)));
         assert_ok!(commit(miner, 1, 1));
     });
@@ -357,7 +357,7 @@ fn a_state_root_is_voted_at_checkpoints_and_only_there() {
     });
 }
 
-// Two thirds, exactly.
+// The two-thirds threshold.
 
 #[test]
 fn exactly_two_thirds_of_the_stake_make_a_contribution_valid() {
@@ -654,7 +654,7 @@ fn the_opening_hash_does_not_tell_which_newcomers_are_drawn() {
             assert_eq!(selected.len(), 2);
             selected == guess
         };
-        // One of 66 pairs is drawn in each of 40 windows.
+        // In each of 40 windows, one of 66 pairs is drawn.
         let foretold = windows.clone().filter(is_foretold).count();
         assert!(foretold < 5, "{foretold} of {} draws were known before the commitments", windows.len());
     });
@@ -678,7 +678,7 @@ fn an_epoch_closes_after_its_reveal_windows_and_reports_which_members_attested()
         assert_eq!(Closed::get(), [(RUN, 0, all)]);
         play(4, &VALIDATORS);
         go_to(5, 0);
-        // The fifth attested in window 4, of the next epoch: that does not count for epoch 1.
+        // The fifth attested in window 4, of the next epoch, which does not count for epoch 1.
         let two = vec![member(3, true), member(4, true), member(5, false)];
         assert_eq!(Closed::get()[1..], [(RUN, 1, two)]);
     });
@@ -860,15 +860,15 @@ enum Op {
         kind: StatementKind,
         behind: u32,
     },
-    /// A budget of this many tasks per block.
+    /// Limits a block to this many tasks.
     Budget(Option<u64>),
-    /// Miners and validators take part in agreement, as far as the block allows.
+    /// Lets miners and validators act in agreement, as far as the block allows.
     Agree,
     Reweigh(Vec<(u16, u16)>),
     AddRun(u32),
 }
 
-/// The first key of later registrations: no key is used twice.
+/// The first key of later registrations: a key is not used twice.
 const LATER: u16 = 100;
 
 fn op() -> impl Strategy<Value = Op> {
@@ -901,7 +901,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Takes part in `window` as far as the block allows, with commit–reveal if the run uses it.
+/// Makes the calls of a seat in `window` that the block allows, with commit–reveal if the run uses it.
 fn take_part(key: u16, window: u32, of: &[(u16, Verdict)], update: u8, root: Option<u8>) {
     let _ = attest(key, window, of);
     let _ = attest_hidden(key, window, of);
@@ -913,7 +913,7 @@ fn take_part(key: u16, window: u32, of: &[(u16, Verdict)], update: u8, root: Opt
     let _ = Windows::reveal_vote(signed(key), RUN, Window(window), vote, salt(key));
 }
 
-/// Returns how many windows were merged.
+/// Returns the number of merged windows.
 fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
     let mut merged = 0;
     // Short windows, so that many fit into a case.
@@ -1041,7 +1041,7 @@ fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
     merged
 }
 
-/// The seat that a key holds or held; an unused uid for a key without a seat.
+/// Returns the seat that a key holds or held; an unused uid for a key without a seat.
 fn uid_of(key: u16) -> Uid {
     Registry::holder_of(RUN, &hotkey(key)).map_or(Uid(u16::MAX), |seat| seat.uid)
 }

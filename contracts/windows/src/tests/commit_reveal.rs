@@ -302,8 +302,8 @@ fn reveals_that_end_with_the_window_are_counted_at_the_next_opening() {
     });
 }
 
-/// Reveals the attestations of `revealing` in window 0, and returns the seed that window 1 deals the next window's data
-/// with. `hash` is that of the block before the deal.
+/// Reveals the attestations of `revealing` in window 0. Returns the seed with which window 1 deals the next window's
+/// data. `hash` is that of the block before the deal.
 fn deal_seed_after(revealing: &[u16], hash: u8) -> Option<Digest> {
     let mut seed = None;
     with_run(hidden_params(), || {

@@ -34,7 +34,7 @@ fn stake(uid: u16) -> u128 {
     pallet_registry::SeatsOf::<Test>::get(RUN, Uid(uid)).unwrap().stake
 }
 
-/// Validators have enough at stake that a tenth of a tenth is not zero.
+/// Runs `story` with stakes so large that a tenth of a tenth is not zero.
 fn with_stakes(story: impl FnOnce()) {
     with_run(params(), || {
         for uid in VALIDATORS {
@@ -62,7 +62,7 @@ fn two_statements_cost_a_tenth_of_the_stake_and_the_reporter_gets_a_tenth_of_tha
             reporter: REPORTER,
             slashed: 100,
         }));
-        // It decides the open window and no later one.
+        // It decides only the open window.
         go_to(0, 19);
         assert_eq!(view(0).active_set.len(), 3);
         go_to(1, 0);
@@ -87,7 +87,7 @@ fn a_seat_is_punished_once_for_whatever_it_signed() {
         refused();
         assert_ok!(report(two(4, 0, StatementKind::Vote)));
         assert_eq!(Punished::<Test>::iter().count(), 2);
-        // As a former holder, with a successor on its uid, and after all windows of its time are pruned.
+        // Reported as a former holder, with a successor on its uid, and after all windows of its time are pruned.
         go_to(2, 0);
         assert_ok!(validate_with(60, STAKE));
         assert_eq!(Registry::seat_of(RUN, &hotkey(60)).unwrap().0, Uid(3));
@@ -108,7 +108,7 @@ fn only_windows_in_which_the_validator_was_in_the_active_set_convict() {
         assert_eq!(view(1).active_set, [(Uid(3), STAKE), (Uid(5), STAKE + 1)]);
         assert_noop!(report(two(5, 0, StatementKind::Vote)), Error::<Test>::NotInActiveSet);
         assert_ok!(report(two(5, 1, StatementKind::Vote)));
-        // Its successor and its predecessor do not answer for each other's windows.
+        // Successor and predecessor are not liable for each other's windows.
         go_to(2, 0);
         assert_ok!(validate_with(60, 9 * STAKE));
         go_to(3, 0);
@@ -121,7 +121,7 @@ fn only_windows_in_which_the_validator_was_in_the_active_set_convict() {
         };
         assert_noop!(by_successor(1), Error::<Test>::NotInActiveSet);
         assert_noop!(report(two(5, 3, StatementKind::Vote)), Error::<Test>::NotInActiveSet);
-        // More of its stake counts in the epoch's third window.
+        // In the epoch's third window, more of its stake counts.
         go_to(7, 0);
         assert_eq!(view(7).active_set, [(Uid(3), STAKE), (Uid(5), STAKE + 20)]);
         assert_noop!(report(two(5, 7, StatementKind::Vote)), Error::<Test>::NotInActiveSet);
@@ -138,11 +138,11 @@ fn statements_that_prove_nothing_cost_nothing() {
         assert_noop!(report(proof(3, one, one)), Error::<Test>::NoContradiction);
         let other = statement(3, 0, receipts, digest(2));
         assert_noop!(report(proof(3, one, other)), Error::<Test>::DifferentSubjects);
-        // A stranger signs in its name.
+        // Another key signs in its name.
         let forged = Statement { digest: digest(2), ..one.statement }.sign(&signer(4));
         assert_noop!(report(proof(3, one, forged)), Error::<Test>::NotSigned);
         assert_noop!(report(proof(4, one, forged)), Error::<Test>::NotSigned);
-        // Keys of no seat, and of another seat.
+        // Keys without a seat, and with another seat.
         assert_noop!(report(two(40, 0, vote)), Error::<Test>::NotASeat);
         let as_another = |digest| Statement { uid: Uid(4), digest, ..one.statement }.sign(&signer(3));
         let named = proof(3, as_another(digest(1)), as_another(digest(2)));

@@ -1,4 +1,4 @@
-//! Which calls are free: those that would succeed, and the first few commitments.
+//! Free calls: those that would succeed, and the first few commitments.
 
 use super::*;
 use frame::deps::frame_support::dispatch::CheckIfFeeless as _;

@@ -20,7 +20,7 @@ fn now() -> Block {
     Block(System::block_number() as u32)
 }
 
-/// The pallet's storage, without events and without the order of service.
+/// Returns the pallet's storage, without events and without the order of service.
 fn state() -> Vec<(Vec<u8>, Vec<u8>)> {
     use frame::deps::sp_io::{hashing::twox_128, storage};
     let prefix = twox_128(b"Windows").to_vec();
@@ -38,24 +38,24 @@ fn state() -> Vec<(Vec<u8>, Vec<u8>)> {
     found
 }
 
-/// The runs whose tasks are late.
+/// Returns the runs whose tasks are late.
 fn late_runs() -> Vec<RunId> {
     let mut runs: Vec<RunId> = LateTasks::<Test>::get().late.iter().map(|(run, ..)| *run).collect();
     runs.sort_unstable();
     runs
 }
 
-/// A chain whose runs have their tasks at nearly the same blocks.
+/// Results of a chain whose runs have their tasks at nearly the same blocks.
 struct Outcomes {
     state: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Blocks that ended with tasks still to run.
+    /// Number of blocks that ended with tasks still to run.
     late: usize,
     closed: Vec<(RunId, u32, Vec<Member>)>,
     merged: usize,
 }
 
 /// Plays `runs` runs, started `apart` blocks after each other, with the given budget. Seats make their calls in the
-/// last block of each phase; `choices` leaves some out.
+/// last block of each phase; `choices` omits some.
 fn tell(budget: Weight, runs: u32, apart: u32, windows: u32, choices: u64) -> Outcomes {
     let mut told = Outcomes { state: Vec::new(), late: 0, closed: Vec::new(), merged: 0 };
     chain().execute_with(|| {
@@ -145,7 +145,7 @@ fn a_block_runs_tasks_until_its_budget_is_used() {
         TaskBudget::set(one_run * 2);
         go_to_block(10);
         assert_eq!((opened(), late_runs()), (vec![0, 1], vec![2, 3, 4, 5].into_iter().map(RunId).collect()));
-        // The opening hashes of the first two runs are due now, after the runs that have not been served.
+        // The opening hashes of the first two runs are due now, after the runs that were not served yet.
         go_to_block(11);
         assert_eq!(opened(), [0, 1, 2, 3]);
         go_to_block(12);

@@ -1,4 +1,4 @@
-//! Minority votes: which votes count as one, and which never do (PROT-19).
+//! Minority votes: the votes that count as one, and those that never do (PROT-19).
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn minority_votes(epoch: u32) -> Vec<(u16, u32)> {
     all
 }
 
-/// Plays a window in which the validators vote these updates; a validator not named does not vote.
+/// Plays a window in which the validators vote for these updates; an omitted validator does not vote.
 fn play_votes(window: u32, votes: &[(u16, u8)]) {
     go_to(window, 1);
     assert_ok!(commit(0, window, 1));

@@ -8,7 +8,7 @@ fn short_epochs(epoch_windows: u32) -> RunParams {
     RunParams { epoch_windows, reveal_windows: 1, checkpoint_windows: 20, ..params() }
 }
 
-/// The validators in `present` attest in `window`; those in `voters` vote, each at its offset.
+/// Plays a window: the validators in `present` attest; those in `voters` vote, each at its offset.
 fn play_votes(window: u32, present: &[u16], voters: &[(u16, u32, u8)]) {
     go_to(window, 1);
     assert_ok!(commit(0, window, 1));
@@ -23,7 +23,7 @@ fn play_votes(window: u32, present: &[u16], voters: &[(u16, u32, u8)]) {
     go_to(window, 18);
 }
 
-/// The validators in `present` attest; `voters` vote the same at the first block of the phase.
+/// Plays a window: the validators in `present` attest; `voters` vote the same at the first block of the phase.
 fn play_voters(window: u32, present: &[u16], voters: &[u16]) {
     let voters: Vec<_> = voters.iter().map(|uid| (*uid, 15, 50)).collect();
     play_votes(window, present, &voters);
@@ -33,7 +33,7 @@ fn is_merged(window: u32) -> bool {
     matches!(outcome(window), Some(Outcome::Merged(_)))
 }
 
-/// The validators reported as inactive, by closed epoch.
+/// Returns the validators reported as inactive, by closed epoch.
 fn inactive() -> Vec<Vec<u16>> {
     let silent = |members: Vec<Member>| {
         members.into_iter().filter(|member| member.silent).map(|member| member.uid.0).collect()
@@ -100,7 +100,7 @@ fn a_committed_vote_counts_once_it_is_revealed() {
             go_to(window, 19);
             assert_ok!(reveal_vote(3, window, 50));
             assert_ok!(reveal_vote(4, window, 50));
-            // The last one reveals its vote after two thirds have, and in the other window never.
+            // The last one reveals one vote after two thirds have, and the other vote never.
             go_to(window, 20);
             if window == 0 {
                 assert_ok!(reveal_vote(5, window, 50));
@@ -172,7 +172,7 @@ fn a_validator_that_returns_during_an_epoch_owes_a_vote_in_it() {
     };
     assert_eq!(inactive_after(&VALIDATORS), [0; 0]);
     assert_eq!(inactive_after(&[3, 4]), [5]);
-    // The one window of which it was a member was void; it was absent from the merged ones.
+    // The only window with it as a member was void; it was absent from the merged ones.
     assert_eq!(inactive_after(&[3]), [5]);
 }
 

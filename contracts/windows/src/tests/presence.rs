@@ -1,9 +1,9 @@
-//! Which attestations count as presence, and who stays in the active set (PROT-3).
+//! Attestations that count as presence, and the members that stay in the active set (PROT-3).
 
 use super::*;
 
-/// Plays a window in which every miner commits, the validators in `present` find everything valid and vote, and the
-/// validators in `mute` attest `said`.
+/// Plays a window in which every miner commits, the validators in `present` attest everything as valid and vote, and
+/// the validators in `mute` attest `said`.
 fn play_mute(window: u32, present: &[u16], mute: &[u16], said: &[(u16, Verdict)]) {
     go_to(window, 1);
     for uid in MINERS {
@@ -51,7 +51,7 @@ fn verdicts_on_half_of_the_valid_seats_keep_a_validator_and_bring_an_absent_one_
         for window in 3..5 {
             play_mute(window, &[3, 4], &[5], &[(1, VALID)]);
         }
-        // It is back one window after verdicts on two of three.
+        // It returns one window after verdicts on two of three.
         play_mute(5, &[3, 4], &[5], &[(0, VALID), (1, VALID)]);
         go_to(6, 0);
         assert_eq!([4, 5, 6].map(|window| active_set(window).len()), [3, 2, 3]);
@@ -81,7 +81,7 @@ fn an_owner_cannot_exclude_validators_by_a_higher_minimum_of_stake() {
         }
         assert_eq!(Registry::run(RUN).unwrap().terms, higher);
         assert_eq!(active_set(19), all);
-        // It binds validators that register or take stake out.
+        // It applies to validators that register or remove stake.
         let refused = Err(pallet_registry::Error::<Test>::StakeTooLow.into());
         assert_eq!(validate_with(7, 9 * STAKE - 1), refused);
         assert!(Registry::unstake(RuntimeOrigin::signed(COLDKEY), RUN, Uid(3), 1).is_err());

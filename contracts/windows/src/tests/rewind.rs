@@ -1,4 +1,5 @@
-//! Going back to an earlier checkpoint: who can, to which, and what the next window opens with (PROT-20).
+//! Rewinds to an earlier checkpoint: permitted voters, permitted checkpoints, and the state of the next window
+//! (PROT-20).
 
 use super::*;
 use protocol::view::{REWIND_WINDOWS, RewindTally};
@@ -11,14 +12,14 @@ fn progress() -> Progress {
     ProgressOf::<Test>::get(RUN).unwrap()
 }
 
-/// The checkpoint of window `at`, as `play` makes it.
+/// Returns the checkpoint of window `at` as `play` produces it.
 fn checkpoint(at: u32) -> Checkpoint {
     let lineage =
         (0..at).fold(genesis(), |lineage, window| lineage::next(&lineage, &digest(50 + window as u8)));
     Checkpoint { window: Window(at), state_root: digest(77), lineage }
 }
 
-/// Plays windows up to `last`; all validators take part.
+/// Plays windows up to `last`; all validators participate.
 fn play_to(last: u32) {
     for window in 0..=last {
         play(window, &VALIDATORS);
@@ -48,7 +49,7 @@ fn two_thirds_undo_a_bad_merge_by_going_back_to_the_checkpoint_before_it() {
         let (run, window) = (RUN, Window(5));
         assert!(events().contains(&Event::Rewound { run, window, to: checkpoint(3) }));
 
-        // The run goes on from there, up to its next checkpoint and past it.
+        // The run continues from there, up to its next checkpoint and past it.
         for window in 5..9 {
             play(window, &VALIDATORS);
             assert!(matches!(outcome(window), Some(Outcome::Merged(_))));
@@ -134,13 +135,13 @@ fn a_validator_that_leaves_or_is_absent_has_no_say_in_a_rewind() {
         }
         assert_ok!(Registry::leave(RuntimeOrigin::signed(COLDKEY), RUN, Uid(4)));
         go_to(5, 0);
-        // Of three equal stakes one left and one votes: half of the new active set.
+        // Of three equal stakes, one left and one votes: half of the new active set.
         assert_eq!(progress().rewound, None);
         assert_eq!(
             Windows::rewind_tallies(RUN),
             [RewindTally { to: Window(3), stake: STAKE, of: 2 * STAKE }]
         );
-        // The other one alone attests: the voter is absent from the active set two windows later.
+        // Only the other one attests: the voter is absent from the active set two windows later.
         for window in 5..8 {
             play(window, &[5]);
         }

@@ -5,7 +5,7 @@ use super::*;
 const MANY_MINERS: u16 = 1024;
 const MANY_VALIDATORS: u16 = 64;
 
-/// Plays one window of the largest run, with every seat taking part. Returns each task with its weight.
+/// Plays one window of the largest run, in which every seat participates. Returns each task with its weight.
 fn play_largest() -> Vec<(&'static str, Weight)> {
     let mut tasks = Vec::new();
     chain().execute_with(|| {

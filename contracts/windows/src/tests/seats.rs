@@ -22,7 +22,7 @@ fn nominations_count_as_the_validators_stake() {
         go_to(0, 19);
         assert_eq!(active_set(0), [(4, STAKE + 7), (5, STAKE + 50)]);
         go_to(1, 0);
-        // Two tenths of what is established in the active set, 200, count in the epoch's second window.
+        // In the epoch's second window, two tenths of the active set's established stake, 200, count.
         assert_eq!(active_set(1), [(3, STAKE + 40), (4, STAKE)]);
     });
 }
@@ -133,7 +133,7 @@ fn a_new_holder_inherits_nothing_of_a_seat() {
         assert_eq!(MinorityVotes::<Test>::iter().count(), 0);
         assert_ok!(validate_with(60, STAKE));
         go_to(3, 0);
-        // What its predecessor had established is not its own: three tenths of 200 count.
+        // Its predecessor's established stake does not transfer to it: three tenths of 200 count.
         assert_eq!(active_set(3), [(3, STAKE), (4, STAKE), (5, 60)]);
         assert_eq!(PresenceOf::<Test>::get(RUN, Uid(5)).unwrap().since, Window(3));
     });
