@@ -1,16 +1,16 @@
-//! A long-running client: follows a chain and makes a small transfer every few blocks, also while its node restarts.
+//! A long-running client: follows a chain and makes a small transfer every few blocks, even while its node restarts.
 //!
 //! ```text
 //! cargo run -p mettle-chain-client --example follow -- ws://HOST:PORT //Bob
 //! ```
 //!
 //! Prints one line of JSON per event: `{"final":12}`, a block; `{"included":14}`, a call in that block;
-//! `{"failed":"…"}`, a failed call, after which it makes the next. Runs until it is killed.
+//! `{"failed":"…"}`, a failed call, after which it makes the next one. Runs until it is killed.
 
 use mettle_chain_client::{Amount, Call, Chain, SubxtChain, keys::Key};
 use std::{error::Error, time::Duration};
 
-/// The pause between a call's inclusion and the next call.
+/// Pause between a call's inclusion and the next call.
 const PAUSE: Duration = Duration::from_secs(1);
 
 #[tokio::main]

@@ -1,6 +1,6 @@
-//! Actions of an account that take more than one call: registering a seat, creating a run.
+//! Actions of an account that consist of several calls: registering a seat, creating a run.
 //!
-//! Each function may be run twice: it finds what is done already.
+//! Each function is idempotent: a second run detects the completed steps.
 
 use crate::{
     Amount, Call, Chain, ChainError, Refusal,
@@ -12,10 +12,10 @@ use protocol::{
     view::{Account, RunView, SeatView},
 };
 
-/// More than the fees of any of these steps: left on the account that pays them.
+/// Amount reserved for fees on the paying account; exceeds the fees of any of these steps.
 pub const FEES_RESERVE: Amount = Amount(Amount::mtl(1).0 / 10);
 
-/// What an account needs to exist, and so the least that a hotkey gets.
+/// Minimum balance for a hotkey: enough for its account to exist.
 pub const HOTKEY_FUNDS_MIN: Amount = Amount(Amount::mtl(1).0 / 100);
 
 /// A seat to register.
@@ -23,34 +23,34 @@ pub const HOTKEY_FUNDS_MIN: Amount = Amount(Amount::mtl(1).0 / 100);
 pub struct SeatRequest {
     pub run: RunId,
     pub role: Role,
-    /// Signs its consent to the seat.
+    /// Key that signs the consent to the seat.
     pub hotkey: Key,
     /// Base URL of the seat's public bucket.
     pub endpoint: String,
     pub stake: Amount,
-    /// The balance for fees that the hotkey should have. The difference is transferred to it.
+    /// Balance for fees that the hotkey should have. The difference is transferred to it.
     pub hotkey_funds: Amount,
-    /// The most that the seat may cost; `None` allows twice its current price.
+    /// Maximum price of the seat; `None` allows twice its current price.
     pub price_max: Option<Amount>,
 }
 
-/// What it takes to register a seat.
+/// Steps and costs of a seat's registration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SeatPlan {
-    /// The seat, if the hotkey has it already.
+    /// The seat, if the hotkey already holds it.
     pub already: Option<SeatView>,
-    /// The seat's price now, burnt. It rises as others register.
+    /// Current price of the seat, which is burnt. It rises with each registration.
     pub price: Amount,
-    /// The transfer to the hotkey.
+    /// Amount transferred to the hotkey.
     pub funded: Amount,
-    /// To be signed by the coldkey, in this order.
+    /// Calls for the coldkey to sign, in this order.
     pub calls: Vec<Call>,
 }
 
 /// Plans the registration of a seat for `coldkey`.
 ///
 /// # Errors
-/// [`ChainError::Invalid`] for what the chain would refuse, before a fee is paid for it.
+/// [`ChainError::Invalid`] if the chain would refuse the registration; no fee is paid in this case.
 pub async fn plan_seat(
     chain: &dyn Chain,
     coldkey: &Account,
@@ -127,8 +127,8 @@ pub async fn plan_seat(
     Ok(SeatPlan { already, price, funded, calls })
 }
 
-/// The command with which an account gets at least `amount`. On a development chain there is a key whose secret is
-/// public and that has plenty.
+/// Returns the advice, with a command, to transfer at least `amount` to an account. On a development chain the sender is
+/// `//Alice`.
 pub fn how_to_fund(chain: &dyn Chain, address: &str, amount: Amount) -> String {
     let whole = amount.0.div_ceil(Amount::mtl(1).0).max(1);
     let transfer = |from: &str| format!("`mettle transfer --key {from} --to {address} --amount {whole}`");
@@ -140,17 +140,21 @@ pub fn how_to_fund(chain: &dyn Chain, address: &str, amount: Amount) -> String {
 
 /// Registers a hotkey and funds it for fees. `chain` signs with the coldkey.
 ///
-/// The stake and the endpoint of a seat that exists already are not changed.
+/// The stake and the endpoint of an existing seat are not changed.
 ///
 /// # Errors
-/// As [`plan_seat`]; also if another account registered the hotkey meanwhile, or the chain has no such seat then.
+/// The errors of [`plan_seat`] and of the submissions; also if another account registered the hotkey meanwhile, or the
+/// chain has no such seat afterwards.
+///
+/// # Cancel safety
+/// Dropping the future does not recall a call that was sent. A second call of the function completes the registration.
 pub async fn register_seat(chain: &dyn Chain, request: &SeatRequest) -> Result<SeatView, ChainError> {
     let doing = || registering(request);
     let coldkey = chain.account().ok_or_else(|| ChainError::NoSigner { doing: doing() })?;
     for call in plan_seat(chain, &coldkey, request).await?.calls {
         match chain.submit(call).await {
             Ok(_) => {}
-            // Another holder of the coldkey was faster, or an earlier attempt of ours was included.
+            // Another holder of the coldkey was faster, or an earlier attempt of this client was included.
             Err(error) if error.refusal() == Some(Refusal::HotkeyInUse) => {}
             Err(error) => return Err(error),
         }
@@ -172,10 +176,10 @@ fn registering(request: &SeatRequest) -> String {
     format!("registering {} as {} of run {}", request.hotkey.address(), request.role, request.run)
 }
 
-/// The consent of `hotkey` to hold a seat of `run` for `coldkey` on this chain (PROT-29).
+/// Signs the consent of `hotkey` to hold a seat of `run` for `coldkey` on this chain (PROT-29).
 ///
 /// # Errors
-/// If the key cannot be a hotkey.
+/// [`KeyError::NotAHotkey`] if the key is not ed25519.
 pub fn possession(
     chain: &dyn Chain,
     hotkey: &Key,
@@ -185,7 +189,10 @@ pub fn possession(
     Ok(Signer::new(hotkey.signing_key()?.clone(), chain.genesis()).prove_possession(run, coldkey))
 }
 
-/// The seat that `hotkey` holds in `run`.
+/// Returns the seat that `hotkey` holds in `run`.
+///
+/// # Errors
+/// The errors of a read of [`Chain`].
 pub async fn seat_of(chain: &dyn Chain, run: RunId, hotkey: &Hotkey) -> Result<Option<SeatView>, ChainError> {
     Ok(chain.seats(run).await?.into_iter().find(|seat| seat.hotkey == *hotkey))
 }
@@ -194,7 +201,7 @@ pub async fn seat_of(chain: &dyn Chain, run: RunId, hotkey: &Hotkey) -> Result<O
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunRequest {
     pub params: RunParams,
-    /// At creation; the run's owner may change them later.
+    /// Terms at creation; the run's owner may change them later.
     pub terms: Terms,
     /// Digest of the run's specification.
     pub spec: Digest,
@@ -202,12 +209,19 @@ pub struct RunRequest {
     pub manifest: Digest,
     /// Weights root of `θ_0`.
     pub theta0: Digest,
-    /// Base URL under which all of that is published.
+    /// Base URL under which specification, dataset and `θ_0` are published.
     pub origin: String,
 }
 
-/// Creates a run that the signer owns. If the signer owns a run with the same parameters and digests already, whatever
-/// its terms, returns that run instead.
+/// Creates a run owned by the signer. If the signer already owns a run with the same parameters and digests, returns
+/// that run, whatever its terms.
+///
+/// # Errors
+/// [`ChainError::NoSigner`] without a key, [`ChainError::Invalid`] for invalid parameters or terms, the errors of the
+/// submission, and [`ChainError::Uncertain`] if the chain has no such run afterwards.
+///
+/// # Cancel safety
+/// Dropping the future does not recall a call that was sent. A second call of the function finds the run.
 pub async fn create_run(chain: &dyn Chain, request: &RunRequest) -> Result<RunView, ChainError> {
     let doing = || "creating a run".to_owned();
     let owner = chain.account().ok_or_else(|| ChainError::NoSigner { doing: doing() })?;
@@ -231,8 +245,11 @@ pub async fn create_run(chain: &dyn Chain, request: &RunRequest) -> Result<RunVi
     run.ok_or_else(|| ChainError::Uncertain { doing: doing(), reason: "the chain has no such run".into() })
 }
 
-/// The owner's latest run that matches the request, terms aside. Without a start block in the request, it may start
-/// whenever.
+/// Returns the owner's latest run that matches the request, except for its terms. Without a start block in the
+/// request, any start block matches.
+///
+/// # Errors
+/// The errors of a read of [`Chain`].
 pub async fn find_run(
     chain: &dyn Chain,
     owner: &Account,

@@ -4,17 +4,17 @@ use codec::Encode;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use std::{fmt, str::FromStr};
 
-/// Decimal places of one MTL.
+/// Number of decimal places of one MTL.
 pub const DECIMALS: u32 = 12;
 
-/// What the token is called.
+/// Symbol of the token.
 pub const SYMBOL: &str = "MTL";
 
 const UNITS_PER_TOKEN: u128 = 10u128.pow(DECIMALS);
 
-/// An amount of MTL, counted in its smallest unit, the 10⁻¹² part.
+/// An amount of MTL, counted in its smallest unit, 10⁻¹² MTL.
 ///
-/// Written and read as `12.5 MTL`. A number without a unit is MTL too.
+/// Written and parsed as `12.5 MTL`. A number without a unit is in MTL too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode)]
 pub struct Amount(pub u128);
 
@@ -31,9 +31,9 @@ pub enum AmountError {
 impl Amount {
     pub const ZERO: Amount = Amount(0);
 
-    /// Whole MTL.
+    /// Returns an amount of whole MTL.
     pub const fn mtl(tokens: u64) -> Amount {
-        // 2^64 · 10^12 < 2^128, so that this never saturates.
+        // 2^64 · 10^12 < 2^128, so this never saturates.
         Amount((tokens as u128).saturating_mul(UNITS_PER_TOKEN))
     }
 
@@ -46,7 +46,7 @@ impl Amount {
     }
 }
 
-/// Exact; with a precision, as in `{:.2}`, rounded down to that many decimals, for tables.
+/// Exact by default. With a precision, as in `{:.2}`, rounds down to that many decimals, for tables.
 impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (whole, part) = (self.0 / UNITS_PER_TOKEN, self.0 % UNITS_PER_TOKEN);
@@ -54,7 +54,7 @@ impl fmt::Display for Amount {
             let decimals = decimals.min(DECIMALS as usize);
             let part = format!("{part:0width$}", width = DECIMALS as usize);
             let shown = &part[..decimals];
-            // An amount must not look like nothing.
+            // A small amount must not look like zero.
             if self.0 > 0 && whole == 0 && shown.bytes().all(|digit| digit == b'0') {
                 return write!(f, "<0.{:0>decimals$} {SYMBOL}", 1);
             }

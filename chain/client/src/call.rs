@@ -1,9 +1,11 @@
-//! Every call of the chain that our programs make: one table, from which the rest follows.
+//! The chain's calls as one table, from which their encoding and descriptions are generated.
 //!
-//! A row names the variant, its arguments and their types, the pallet and the call, and what the caller is doing.
+//! A row contains the variant, its arguments and their types, the pallet and the call, and a description of the
+//! action.
 //! Arguments are encoded by the protocol's own types. At each submission, pallet, call and arguments are looked up by
-//! name in the chain's metadata, and each argument's bytes are decoded by the metadata's type. A chain whose call has
-//! other arguments is noticed before anything is signed.
+//! name
+//! in the chain's metadata, and each argument's bytes are decoded by the metadata's type. A mismatch with the chain's
+//! arguments is therefore detected before anything is signed.
 
 use crate::{
     Amount, keys,
@@ -30,20 +32,20 @@ use subxt::{
     },
 };
 
-/// What the chain calls a kind of call.
+/// Names of a kind of call in the chain's metadata.
 struct CallMetadata {
     pallet: &'static str,
     call: &'static str,
     arguments: &'static [&'static str],
-    /// A chain without it is refused when the client connects. A chain that lacks another call is noticed when one is
-    /// made.
+    /// Whether the client refuses to connect to a chain without this call. The absence of another call is detected
+    /// when it is made.
     required: bool,
 }
 
 /// Generates [`Call`], its metadata, encoding and descriptions from the table.
 ///
-/// An argument has its field's name on the chain, or the one after `as`. `by` names the wrapper that encodes and
-/// describes the field where its type alone does not say how.
+/// An argument has its field's name on the chain, or the one after `as`. `by` names a wrapper that encodes and
+/// describes the field if its type alone does not determine this.
 macro_rules! calls {
     ($(
         $(#[$doc:meta])*
@@ -51,7 +53,7 @@ macro_rules! calls {
             $($(#[$field_doc:meta])* $field:ident: $type:ty $(as $name:ident $(by $wrapper:ident)?)?),*
         } = $pallet:ident.$call:ident, $doing:literal $(, $value:expr)*;
     )*) => {
-        /// A call of the chain, with its arguments. Each variant's doc says which key signs it.
+        /// A call of the chain, with its arguments. Each variant's doc names the signing key.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Call {
             $($(#[$doc])* $variant { $($(#[$field_doc])* $field: $type),* },)*
@@ -73,7 +75,8 @@ macro_rules! calls {
                 match self { $(Call::$variant { .. } => Kind::$variant),* }
             }
 
-            /// The arguments in the chain's order, each encoded. `encode` encodes a call within a call, whose bytes
+            /// Returns the arguments in the chain's order, each encoded. `encode` encodes a call within a call, whose
+            /// bytes
             /// depend on the chain's numbering of pallets and calls.
             fn arguments<E>(&self, encode: impl Fn(&Call) -> Result<Vec<u8>, E>) -> Result<Vec<Vec<u8>>, E> {
                 match self {
@@ -83,7 +86,7 @@ macro_rules! calls {
                 }
             }
 
-            /// The arguments in the chain's order, each as text.
+            /// Returns the arguments in the chain's order, each as text.
             fn texts(&self) -> Vec<String> {
                 match self {
                     $(Call::$variant { $($field),* } => vec![$(calls!(@wrap $field $($($wrapper)?)?).text()),*],)*
@@ -91,7 +94,7 @@ macro_rules! calls {
             }
         }
 
-        /// What is being done, as the end of "while …".
+        /// Describes the action, as the end of "while …".
         impl fmt::Display for Call {
             #[expect(unused_variables, reason = "a description leaves arguments out")]
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,7 +113,7 @@ macro_rules! calls {
 }
 
 calls! {
-    /// By the owner-to-be, from whom a deposit is held. Runs are numbered from 0.
+    /// Signed by the future owner, from which a deposit is held. Runs are numbered from 0.
     required CreateRun {
         params: Box<RunParams>,
         terms: Box<Terms>,
@@ -120,11 +123,11 @@ calls! {
         manifest: Digest,
         /// Weights root of `θ_0`.
         theta0: Digest,
-        /// Base URL under which all of that is published, at most 256 bytes.
+        /// Base URL under which specification, dataset and `θ_0` are published, at most 256 bytes.
         origin: String as published_at
     } = Registry.create_run, "creating a run";
 
-    /// By the coldkey, from whom the stake is held. The seat gets the next free uid.
+    /// Signed by the coldkey, from which the stake is held. The seat gets the next free uid.
     required Register {
         run: RunId,
         role: Role,
@@ -132,175 +135,178 @@ calls! {
         /// Base URL of the seat's public bucket, at most 256 bytes.
         endpoint: String,
         stake: Amount,
-        /// The most that the seat may cost, burnt: its price rises as others register (PROT-29).
+        /// Maximum price of the seat, which is burnt: it rises with each registration (PROT-29).
         price_max: Amount,
         /// The hotkey's [`prove_possession`](protocol::identity::Signer::prove_possession) for the coldkey.
         proof: Signature
     } = Registry.register, "registering {} as {role} of run {run}", keys::address(&hotkey.0);
 
-    /// By the hotkey.
+    /// Signed by the hotkey.
     required SetEndpoint { run: RunId, endpoint: String }
         = Registry.set_endpoint, "setting the endpoint to {endpoint} in run {run}";
 
-    /// By the coldkey.
+    /// Signed by the coldkey.
     required AddStake { run: RunId, uid: Uid, amount: Amount }
         = Registry.add_stake, "adding {amount} to the stake of uid {uid} of run {run}";
 
-    /// By the coldkey: the stake falls at once, and the amount stays held until it has unbonded (PROT-29).
+    /// Signed by the coldkey. The stake falls at once, and the amount stays held until it has unbonded (PROT-29).
     optional Unstake { run: RunId, uid: Uid, amount: Amount }
         = Registry.unstake, "taking {amount} out of the stake of uid {uid} of run {run}";
 
-    /// By the coldkey: gives the seat up when the next window opens; its stake unbonds (PROT-29).
+    /// Signed by the coldkey. Gives the seat up when the next window opens; its stake unbonds (PROT-29).
     optional Leave { run: RunId, uid: Uid } = Registry.leave, "giving up uid {uid} of run {run}";
 
-    /// By the account that staked: releases what has unbonded.
+    /// Signed by the coldkey. Releases the unbonded stake.
     optional Withdraw { run: RunId } = Registry.withdraw, "withdrawing what has unbonded in run {run}";
 
-    /// By the coldkey: the seat changes its hotkey when the next window opens (PROT-29). `proof` is the new hotkey's.
+    /// Signed by the coldkey. Changes the seat's hotkey when the next window opens (PROT-29). `proof` is the new
+    /// hotkey's.
     optional RotateHotkey { run: RunId, uid: Uid, hotkey: Hotkey, proof: Signature }
         = Registry.rotate_hotkey,
         "changing the hotkey of uid {uid} of run {run} to {}", keys::address(&hotkey.0);
 
-    /// By the run's owner: the new terms take effect when the next epoch begins.
+    /// Signed by the run's owner. The new terms take effect when the next epoch begins.
     optional SetTerms { run: RunId, terms: Box<Terms> } = Registry.set_terms, "setting the terms of run {run}";
 
-    /// By the run's owner: cancels terms that have not taken effect yet.
+    /// Signed by the run's owner. Cancels terms that have not taken effect yet.
     optional CancelTerms { run: RunId } = Registry.cancel_terms, "taking back the new terms of run {run}";
 
-    /// By the run's owner: the run pauses, or resumes, when the next window opens (PROT-3).
+    /// Signed by the run's owner. The run pauses, or resumes, when the next window opens (PROT-3).
     optional SetStopped { run: RunId, stopped: bool }
         = Registry.set_stopped, "{} run {run}", if *stopped { "pausing" } else { "resuming" };
 
-    /// By the run's owner: `to` may accept the run.
+    /// Signed by the run's owner. `to` may accept the run.
     optional OfferRun { run: RunId, to: Account }
         = Registry.offer_run, "offering run {run} to {}", keys::address(to);
 
-    /// By the account that a run was offered to. It becomes the owner, and has the deposit held.
+    /// Signed by the account to which the run was offered. It becomes the owner, and the deposit is held from it.
     optional AcceptRun { run: RunId } = Registry.accept_run, "taking run {run} over";
 
-    /// By the run's owner, of a run that has been stopped for its unbonding time: everything is paid out.
+    /// Signed by the owner of a run that has been stopped for its unbonding time. Everything is paid out.
     optional CloseRun { run: RunId } = Registry.close_run, "closing run {run}";
 
-    /// By a miner's hotkey; a later one replaces an earlier one until the deadline (PROT-11).
+    /// Signed by a miner's hotkey. A later one replaces an earlier one until the deadline (PROT-11).
     required Commit { run: RunId, window: Window, digest: Digest }
         = Windows.commit, "committing for window {} of run {run}", window.0;
 
-    /// By a validator's hotkey (PROT-14). `next_salt` is the digest of its salt for the next window (PROT-2).
+    /// Signed by a validator's hotkey (PROT-14). `next_salt` is the digest of its salt for the next window (PROT-2).
     required Attest { run: RunId, window: Window, verdicts: Vec<(Uid, Verdict)>, next_salt: Digest }
         = Windows.attest, "attesting window {} of run {run}", window.0;
 
-    /// By a validator's hotkey (PROT-19).
+    /// Signed by a validator's hotkey (PROT-19).
     required Vote { run: RunId, window: Window, vote: Vote }
         = Windows.vote, "voting on window {} of run {run}", window.0;
 
-    /// By a validator's hotkey, in a run that hides attestations: the hash of the verdicts to be revealed (PROT-30).
+    /// Signed by a validator's hotkey, in a run that hides attestations. `hash` commits to the verdicts (PROT-30).
     optional AttestHidden { run: RunId, window: Window, hash: Digest, next_salt: Digest }
         = Windows.attest_hidden, "committing to an attestation of window {} of run {run}", window.0;
 
-    /// By a validator's hotkey, after the deadline (PROT-30).
+    /// Signed by a validator's hotkey, after the deadline (PROT-30).
     optional RevealAttestation { run: RunId, window: Window, verdicts: Vec<(Uid, Verdict)>, salt: Salt as salt by Hex }
         = Windows.reveal_attestation, "revealing the attestation of window {} of run {run}", window.0;
 
-    /// By a validator's hotkey, in a run that hides votes: the hash of the vote to be revealed (PROT-30).
+    /// Signed by a validator's hotkey, in a run that hides votes. `hash` commits to the vote (PROT-30).
     optional VoteHidden { run: RunId, window: Window, hash: Digest }
         = Windows.vote_hidden, "committing to a vote on window {} of run {run}", window.0;
 
-    /// By a validator's hotkey, after the deadline (PROT-30).
+    /// Signed by a validator's hotkey, after the deadline (PROT-30).
     optional RevealVote { run: RunId, window: Window, vote: Vote, salt: Salt as salt by Hex }
         = Windows.reveal_vote, "revealing the vote on window {} of run {run}", window.0;
 
-    /// By a validator's hotkey, once the window is finalised: the digest of its receipt, and the root over what it
-    /// measured (PROT-27).
+    /// Signed by a validator's hotkey, after the window is finalised: the digest of its receipt, and the root over its
+    /// measurements (PROT-27).
     optional AnchorReceipts { run: RunId, window: Window, digest: Digest, probes: Digest }
         = Windows.anchor_receipts, "anchoring the receipts for window {} of run {run}", window.0;
 
-    /// By a validator's coldkey: a standing vote to go back to the checkpoint of window `to`, or none (PROT-20).
+    /// Signed by a validator's coldkey. A standing vote to rewind to the checkpoint of window `to`, or none (PROT-20).
     optional VoteRewind { run: RunId, uid: Uid, to: Option<Window> }
         = Windows.vote_rewind, "voting in run {run} to {}", match to {
             Some(to) => format!("go back to the checkpoint of window {}", to.0),
             None => "go on".to_owned(),
         };
 
-    /// By any account: a validator signed two different statements about one matter (PROT-21).
+    /// Signed by any account. Proves that a validator signed two different statements on one subject (PROT-21).
     optional ReportEquivocation { proof: Equivocation }
         = Windows.report_equivocation,
         "reporting what uid {} of run {} signed twice", proof.one.statement.uid, proof.one.statement.run;
 
-    /// By any account: a validator signed a statement that differs from what it put on the chain (PROT-21).
+    /// Signed by any account. Proves that a validator signed a statement that differs from its record on the chain
+    /// (PROT-21).
     optional ReportContradiction { hotkey: Hotkey, statement: SignedStatement }
         = Windows.report_contradiction,
         "reporting what uid {} of run {} signed twice", statement.statement.uid, statement.statement.run;
 
-    /// By a validator's hotkey, once per epoch: the hash of the weights to be revealed (PROT-30).
+    /// Signed by a validator's hotkey, once per epoch. `hash` commits to the weights (PROT-30).
     required CommitWeights { run: RunId, epoch: u32, hash: Digest }
         = Weights.commit, "committing to weights for epoch {epoch} of run {run}";
 
-    /// By a validator's hotkey, in the first windows of the next epoch (PROT-30).
+    /// Signed by a validator's hotkey, in the first windows of the next epoch (PROT-30).
     required RevealWeights { run: RunId, epoch: u32, weights: Vec<(Uid, u16)>, salt: Salt as salt by Hex }
         = Weights.reveal, "revealing weights for epoch {epoch} of run {run}";
 
-    /// By a validator's hotkey, in the first windows of the next epoch: its measurements of what was drawn, in the
-    /// order of the draw; `None` for a window of which it had anchored nothing (PROT-30).
+    /// Signed by a validator's hotkey, in the first windows of the next epoch: its measurements of the drawn
+    /// contributions, in the order of the draw; `None` for a window without its anchor (PROT-30).
     optional AnswerProbes { run: RunId, epoch: u32, answers: Vec<Option<Answer>> }
         = Weights.answer_probes, "showing measurements of epoch {epoch} of run {run}";
 
-    /// By any account, into the run's treasury.
+    /// Signed by any account. Pays into the run's treasury.
     required Fund { run: RunId, amount: Amount } = Rewards.fund, "funding run {run} with {amount}";
 
-    /// By the seat's coldkey or hotkey; the pay goes to the coldkey.
+    /// Signed by the seat's coldkey or hotkey. The pay goes to the coldkey.
     required Claim { run: RunId, uid: Uid } = Rewards.claim, "claiming the pay of uid {uid} of run {run}";
 
-    /// By a coldkey: the pay of seats that it held before.
+    /// Signed by a coldkey. Pays out the pay of its former seats.
     optional ClaimFormer { run: RunId }
         = Rewards.claim_former, "claiming what seats of run {run} earned that were given up or taken";
 
-    /// By the coldkey: where the seat's pay goes when it is claimed (PROT-32).
+    /// Signed by the coldkey. Sets the destination of the seat's pay (PROT-32).
     optional SetPayout { run: RunId, uid: Uid, payout: Payout }
         = Rewards.set_payout, "setting the payout of uid {uid} of run {run} to {payout}";
 
-    /// By the run's owner, to whom the owner's share of the pay goes.
+    /// Signed by the run's owner, which receives the owner's share of the pay.
     required ClaimOwner { run: RunId } = Rewards.claim_owner, "claiming the owner's share of run {run}";
 
-    /// By any account, behind a validator: it counts as the validator's stake and earns a part of its pay (PROT-29).
+    /// Signed by any account. The amount counts as the validator's stake and earns a part of its pay (PROT-29).
     optional Nominate { run: RunId, uid: Uid, amount: Amount }
         = Nomination.nominate, "nominating uid {uid} of run {run} with {amount}";
 
-    /// By a nominator: the amount leaves once it has unbonded.
+    /// Signed by a nominator. The amount can be withdrawn after it has unbonded.
     optional Unnominate { run: RunId, uid: Uid, amount: Amount }
         = Nomination.unnominate, "taking {amount} back from behind uid {uid} of run {run}";
 
-    /// By a nominator: releases what has unbonded.
+    /// Signed by a nominator. Releases the unbonded amount.
     optional WithdrawNomination { run: RunId, uid: Uid }
         = Nomination.withdraw, "withdrawing what has unbonded from behind uid {uid} of run {run}";
 
-    /// By a nominator.
+    /// Signed by a nominator.
     optional ClaimNomination { run: RunId, uid: Uid }
         = Nomination.claim, "claiming a nominator's pay from uid {uid} of run {run}";
 
-    /// By a validator's coldkey: the share of its nominators' pay that it keeps (PROT-29).
+    /// Signed by a validator's coldkey. Sets the validator's share of its nominators' pay (PROT-29).
     optional SetCommission { run: RunId, uid: Uid, commission: Permille }
         = Nomination.set_commission,
         "setting the commission of uid {uid} of run {run} to {}", percent(*commission);
 
-    /// By the account that holds the amount.
+    /// Signed by the account that holds the amount.
     required Transfer { to: Account as dest by MultiAddress, amount: Amount as value by CompactAmount }
         = Balances.transfer_keep_alive, "transferring {amount} to {}", keys::address(to);
 
-    /// By an account that lets `proxy` act in its name, after `delay` blocks.
+    /// Signed by the account in whose name `proxy` may act, after `delay` blocks.
     optional AddProxy {
         proxy: Account as delegate by MultiAddress,
         may: ProxyKind as proxy_type,
         delay: u32
     } = Proxy.add_proxy, "letting {} act in the signer's name ({may})", keys::address(proxy);
 
-    /// By an account that takes that back.
+    /// Signed by the account that revokes the proxy.
     optional RemoveProxy {
         proxy: Account as delegate by MultiAddress,
         may: ProxyKind as proxy_type,
         delay: u32
     } = Proxy.remove_proxy, "no longer letting {} act in the signer's name ({may})", keys::address(proxy);
 
-    /// By a proxy of `real`, in whose name the call is made. `kind` demands one kind of proxy; `None` takes any.
+    /// Signed by a proxy of `real`, in whose name the call is made. `kind` requires one kind of proxy; `None` accepts
+    /// any.
     optional Proxied {
         real: Account as real by MultiAddress,
         kind: Option<ProxyKind> as force_proxy_type,
@@ -308,13 +314,13 @@ calls! {
     } = Proxy.proxy, "{call} for {}", keys::address(real);
 }
 
-/// Where a seat's pay goes when it is claimed.
+/// Destination of a seat's pay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Payout {
-    /// To the coldkey's account.
+    /// The coldkey's account.
     Account,
-    /// Into the seat's stake.
+    /// The seat's stake.
     Stake,
 }
 
@@ -327,17 +333,17 @@ impl fmt::Display for Payout {
     }
 }
 
-/// What a proxy may do in an account's name, in the chain's order.
+/// Calls that a proxy may make in an account's name, in the chain's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProxyKind {
-    /// Everything.
+    /// All calls.
     Any,
-    /// Everything that cannot send money away.
+    /// All calls that cannot send money away.
     NonTransfer,
-    /// Seats that are registered, and the stake behind them.
+    /// Calls for registered seats and their stake.
     Staking,
-    /// Claim pay, into the account itself.
+    /// Claims of pay, which goes to the account itself.
     Claims,
 }
 
@@ -352,12 +358,12 @@ impl fmt::Display for ProxyKind {
     }
 }
 
-/// A value that a call takes.
+/// A value that a call accepts as an argument.
 trait Argument {
-    /// Its SCALE bytes. `encode` encodes a call within a call.
+    /// Returns its SCALE bytes. `encode` encodes a call within a call.
     fn encode_with<E>(&self, encode: &impl Fn(&Call) -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E>;
 
-    /// The value as a person reads it: amounts in MTL, accounts as addresses, hex where there is nothing better.
+    /// Returns the value as displayed text: amounts in MTL, accounts as addresses, hex otherwise.
     fn text(&self) -> String;
 }
 
@@ -427,11 +433,11 @@ impl Argument for Box<Call> {
     }
 }
 
-/// 32 bytes that are no account.
+/// 32 bytes that are not an account.
 #[derive(Encode)]
 struct Hex<'a>(&'a Salt);
 
-/// An account as FRAME's own calls take it: a `MultiAddress::Id`.
+/// An account in the form of FRAME's own calls: a `MultiAddress::Id`.
 struct MultiAddress<'a>(&'a Account);
 
 impl Encode for MultiAddress<'_> {
@@ -440,7 +446,7 @@ impl Encode for MultiAddress<'_> {
     }
 }
 
-/// An amount in as few bytes as it needs.
+/// An amount in its shortest encoding.
 struct CompactAmount<'a>(&'a Amount);
 
 impl Encode for CompactAmount<'_> {
@@ -449,7 +455,7 @@ impl Encode for CompactAmount<'_> {
     }
 }
 
-/// What the runtime API must offer: its methods, and how many arguments each takes.
+/// Required methods of the runtime API, with their number of arguments.
 const API: &str = "MettleApi";
 const API_METHODS: &[(&str, usize)] = &[
     ("runs", 0),
@@ -473,25 +479,25 @@ impl Call {
         &CALLS[self.kind() as usize]
     }
 
-    /// The call as subxt signs it; `encode` is as in [`Call::arguments`].
+    /// Returns the call in the form that subxt signs; `encode` is as in [`Call::arguments`].
     pub(crate) fn payload<E>(&self, encode: impl Fn(&Call) -> Result<Vec<u8>, E>) -> Result<CallPayload, E> {
         Ok(CallPayload { metadata: self.metadata(), arguments: self.arguments(encode)? })
     }
 
-    /// Pallet and call, as the chain names them: `Registry.add_stake`.
+    /// Returns the names of pallet and call on the chain: `Registry.add_stake`.
     pub fn name(&self) -> String {
         let CallMetadata { pallet, call, .. } = self.metadata();
         format!("{pallet}.{call}")
     }
 
-    /// Every argument: its name on the chain and its value as a person reads it. Amounts are in MTL and accounts are
-    /// addresses; what has no better form is the hex of its encoding.
+    /// Returns every argument: its name on the chain and its displayed value. Amounts are in MTL and accounts are
+    /// addresses; other values without a readable form are the hex of their encoding.
     pub fn describe(&self) -> Vec<(&'static str, String)> {
         self.metadata().arguments.iter().copied().zip(self.texts()).collect()
     }
 }
 
-/// A call whose arguments are encoded already; they only have to fit the chain's metadata.
+/// A call with encoded arguments, which only have to match the chain's metadata.
 pub(crate) struct CallPayload {
     metadata: &'static CallMetadata,
     arguments: Vec<Vec<u8>>,
@@ -551,7 +557,7 @@ impl EncodeAsFields for CallPayload {
 /// Checks that a chain with this metadata has every required call and every method of the runtime API.
 ///
 /// # Errors
-/// What the chain lacks.
+/// Names the missing part.
 pub(crate) fn check_compatible(metadata: &Metadata) -> Result<(), String> {
     for CallMetadata { pallet, call, arguments, .. } in CALLS.iter().filter(|call| call.required) {
         let found = metadata.pallet_by_name(pallet).ok_or_else(|| format!("no pallet {pallet}"))?;
@@ -586,14 +592,14 @@ pub(crate) mod tests {
     use protocol::statement::{Statement, StatementKind};
     use subxt::ext::scale_type_resolver::Field;
 
-    /// A validator's statement about window 9.
+    /// Builds a validator's statement about window 9.
     fn signed_vote(of: u8) -> SignedStatement {
         let (run, window, uid) = (RunId(7), Window(9), Uid(2));
         let statement = Statement { run, window, uid, kind: StatementKind::Vote, digest: Digest([of; 32]) };
         SignedStatement { statement, signature: Signature([of; 64]) }
     }
 
-    /// One call of each kind.
+    /// Returns one call of each kind.
     fn calls() -> Vec<Call> {
         let (run, window, digest) = (RunId(7), Window(9), Digest::of(b"bytes"));
         vec![
@@ -668,7 +674,7 @@ pub(crate) mod tests {
         ]
     }
 
-    /// Arguments, a call within a call being none of them.
+    /// Returns the encoded arguments, except for a call within a call.
     fn arguments(call: &Call) -> Vec<Vec<u8>> {
         call.arguments(|_| Ok::<_, ()>(Vec::new())).unwrap()
     }
@@ -751,7 +757,7 @@ pub(crate) mod tests {
         assert_eq!(described("Weights.reveal")[3], format!("salt = 0x{}", "07".repeat(32)));
     }
 
-    /// The metadata of a running chain, with one name changed for another of the same length.
+    /// Returns the metadata of a running chain, with one name changed to another of the same length.
     fn renamed(bytes: &[u8], from: &str, to: &str) -> Metadata {
         assert_eq!(from.len(), to.len());
         let mut bytes = bytes.to_vec();
@@ -763,7 +769,7 @@ pub(crate) mod tests {
         Metadata::decode_from(&bytes).unwrap()
     }
 
-    /// The metadata of a development chain.
+    /// Returns the metadata of a development chain.
     pub(crate) async fn metadata_of_a_chain() -> Vec<u8> {
         use subxt::rpcs::{RpcClient, client::rpc_params};
         let manual = embedded_chain::Sealing::Manual;

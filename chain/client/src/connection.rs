@@ -1,4 +1,4 @@
-//! The state of the connection to the chain, and the handle by which the client's tasks use it.
+//! State of the connection to the chain, and the handle by which the client's tasks use it.
 
 use crate::{
     ChainError, Head,
@@ -14,21 +14,21 @@ use tokio::sync::watch;
 /// Time limits and pauses. The defaults suit blocks of 0.2 to 12 seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// How long the client tries to make its first connection.
+    /// Time limit of the first connection.
     pub connect: Duration,
-    /// How long a read waits for a chain that is unreachable, and a submission for the next finalised block.
+    /// Maximum wait of a read for an unreachable chain, and of a submission for the next finalised block.
     pub patience: Duration,
-    /// The time limit of one request.
+    /// Time limit of one request.
     pub request: Duration,
-    /// After this time without a finalised block the connection is tested.
+    /// Time without a finalised block after which the connection is tested.
     pub heartbeat: Duration,
-    /// The pause before a failed request is made again.
+    /// Pause before a failed request is repeated.
     pub retry: Duration,
-    /// The pause before the first reconnection; it doubles with each attempt.
+    /// Pause before the first reconnection; it doubles with each attempt.
     pub backoff_first: Duration,
-    /// The longest pause before a reconnection.
+    /// Maximum pause before a reconnection.
     pub backoff_longest: Duration,
-    /// Blocks for which a signed call is valid: a power of two from 4 to 128.
+    /// Number of blocks for which a signed call is valid: a power of two from 4 to 128.
     pub era_blocks: u32,
 }
 
@@ -47,18 +47,18 @@ impl Default for Timing {
     }
 }
 
-/// Whether there is a connection.
+/// State of the connection.
 #[derive(Clone)]
 pub(crate) enum ConnectionState {
     Up(Arc<Link>),
     Down {
         why: String,
     },
-    /// The URL leads to another chain now.
+    /// The URL now leads to another chain.
     WrongChain(ChainError),
 }
 
-/// What the client and its tasks share of the connection. Reconnections happen behind it.
+/// State of the connection, shared by the client and its tasks. Hides reconnections.
 #[derive(Clone)]
 pub(crate) struct Connection {
     pub(crate) url: Arc<str>,
@@ -68,7 +68,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// The link, if the connection is up.
+    /// Returns the link, if the connection is up.
     pub(crate) fn link(&self) -> Option<Arc<Link>> {
         match &*self.state.borrow() {
             ConnectionState::Up(link) => Some(link.clone()),
@@ -98,7 +98,7 @@ impl Connection {
             if left.is_zero() {
                 return Err(self.unreachable(doing, waited, last, false));
             }
-            // A connection that is up but did not answer is asked again after a pause.
+            // A request over a working connection is repeated after a pause.
             let changed = tokio::time::timeout(left.min(self.timing.retry), state.changed()).await;
             if let Ok(Err(_)) = changed {
                 return Err(ChainError::Stopped { part: "follower of finalised blocks" });

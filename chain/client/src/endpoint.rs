@@ -1,9 +1,9 @@
-//! Where an endpoint is, by its URL alone: on this machine, in a private network, or anywhere.
+//! Classification of an endpoint by its URL alone: this machine, a private network, or public.
 
 use std::net::IpAddr;
 
-/// Whether the host of `url` can only be on this machine or in a private network: a private address, `localhost`, a
-/// name without a dot, or one below `.local` or `.internal`. Public name servers answer for none of these.
+/// Returns whether the host of `url` can only be on this machine or in a private network: a private address,
+/// `localhost`, a name without a dot, or one below `.local` or `.internal`. Public name servers resolve none of these.
 pub fn is_private(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     let authority = rest.split(['/', '\\', '?', '#']).next().unwrap_or(rest);

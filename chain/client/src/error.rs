@@ -1,15 +1,15 @@
-//! The errors of the client, for people to act on and for callers to match.
+//! Errors of the client, with advice for users and variants for callers.
 
 use crate::Refusal;
 use protocol::RunId;
 use std::time::Duration;
 
-/// Why a read or a submission failed.
+/// An error of a read or a submission.
 ///
-/// `doing` says what was being done, as the end of "while …".
+/// `doing` describes the interrupted action, as the end of "while …".
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
-    /// The client goes on trying to reach the chain.
+    /// The client continues its attempts to reach the chain.
     #[error(
         "while {doing}: the chain at {url} has not answered for {} s ({last}).{} Start it, or give the URL of one \
          that runs",
@@ -32,7 +32,7 @@ pub enum ChainError {
     #[error("while {doing}: the call failed on the chain: {reason}")]
     Failed { doing: String, reason: String },
 
-    /// The call cannot be included as it is, and trying again would not help.
+    /// The call cannot be included in its present form; repeating it does not help.
     #[error("while {doing}: {reason}")]
     Invalid { doing: String, reason: String },
 
@@ -48,13 +48,13 @@ pub enum ChainError {
     )]
     TimedOut { doing: String, waited: Duration, sent: bool },
 
-    /// The call may have been included, but the chain no longer has the block that would tell.
+    /// The call may have been included, but the block that would show this is no longer available.
     #[error(
         "while {doing}: it is unknown whether the call took effect: {reason}. Look at the chain's state, then decide"
     )]
     Uncertain { doing: String, reason: String },
 
-    /// The chain answered a request with an error of its own.
+    /// The chain answered a request with an error.
     #[error("while {doing}: the chain answered with error {code}: {message}")]
     Rpc { doing: String, code: i32, message: String },
 
@@ -75,7 +75,7 @@ pub enum ChainError {
 }
 
 impl ChainError {
-    /// The pallet's error, if the call was refused with one that a program acts on.
+    /// Returns the pallet's error, if the call was refused with one that a program acts on.
     pub fn refusal(&self) -> Option<Refusal> {
         match self {
             ChainError::Refused { pallet, error, .. } => Refusal::named(pallet, error),
@@ -83,7 +83,7 @@ impl ChainError {
         }
     }
 
-    /// Whether a call was sent and may be, or may have been, included.
+    /// Returns whether a call was sent and may be, or may have been, included.
     pub fn is_uncertain(&self) -> bool {
         matches!(
             self,
@@ -93,7 +93,7 @@ impl ChainError {
         )
     }
 
-    /// Whether the same request may succeed later.
+    /// Returns whether the same request may succeed later.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,

@@ -1,7 +1,8 @@
 //! Keeps a connection to the chain, and broadcasts finalised blocks.
 //!
-//! One task owns the connection. It reconnects, with growing pauses, when the connection breaks or falls silent, when
-//! the chain's runtime was upgraded, and when the URL leads to another chain.
+//! One task owns the connection. It reconnects, with increasing pauses, when the connection breaks or falls silent,
+//! when
+//! the chain's runtime is upgraded, and when the URL leads to another chain.
 
 use crate::{
     Head,
@@ -15,11 +16,11 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// The task that keeps the connection.
+/// Task that keeps the connection.
 pub(crate) struct Follower {
     pub(crate) url: Arc<str>,
     pub(crate) timing: Timing,
-    /// The genesis of the first connection: every later one must have the same.
+    /// Genesis of the first connection: every later one must have the same.
     pub(crate) genesis: GenesisHash,
     pub(crate) heads: watch::Sender<Head>,
     pub(crate) state: watch::Sender<ConnectionState>,
@@ -61,7 +62,7 @@ impl Follower {
                 }
                 Ok(Some(Err(error))) => return Err(error.into()),
                 Ok(None) => return Err(LinkError::Broken("it closed the connection".into())),
-                // Either the chain finalises nothing, or the subscription or the machine died.
+                // Either the chain finalises nothing, or the subscription or the machine failed.
                 Err(_) => {
                     let head = link.finalised_head().await?;
                     if head.block > link.head().block {
@@ -80,7 +81,7 @@ impl Follower {
         link.observe_head(head);
         let went_back = self.heads.borrow().block.0.saturating_sub(head.block.0);
         if went_back > 0 {
-            // Possible only if the chain lost finalised blocks when it was stopped. No block is broadcast twice.
+            // Possible only if the chain lost finalised blocks when it was stopped. A block is never broadcast twice.
             tracing::warn!(url = %self.url, block = %head.block, "the finalised chain went back by {went_back} blocks");
         }
         advance(&self.heads, head);
@@ -106,7 +107,7 @@ impl Follower {
     }
 }
 
-/// `pause` ± a quarter, so that many clients do not reconnect at the same moment.
+/// Returns `pause` ± a quarter, so that many clients do not reconnect at the same moment.
 fn jittered(pause: Duration) -> Duration {
     let mut random = [0];
     // Without randomness the pause is only shorter.

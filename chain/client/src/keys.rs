@@ -1,7 +1,7 @@
-//! The keys that sign: kept in encrypted files, shown as SS58 addresses.
+//! Signing keys, kept in encrypted files and displayed as SS58 addresses.
 //!
-//! A public key is an account of the chain, whichever the [`Scheme`]. Keys that are made here are ed25519. A coldkey
-//! may also be sr25519, as wallets make them. A hotkey may not: it signs contributions (PROT-9) with the raw key of
+//! A public key is an account of the chain in each [`Scheme`]. Keys generated here are ed25519. A coldkey may also be
+//! sr25519, as wallets generate them. A hotkey must be ed25519: it signs contributions (PROT-9) with the raw key of
 //! [`Key::signing_key`].
 
 mod export;
@@ -44,7 +44,7 @@ enum Pair {
     Sr25519(Box<sr25519::Pair>),
 }
 
-/// How a key signs.
+/// Signature scheme of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scheme {
@@ -132,19 +132,22 @@ pub enum AddressError {
 }
 
 impl Key {
-    /// A new key from the operating system's randomness.
+    /// Generates a key from the operating system's randomness.
+    ///
+    /// # Errors
+    /// [`KeyError::Randomness`] if the operating system provides none.
     pub fn generate() -> Result<Key, KeyError> {
         let mut seed = Zeroizing::new([0; 32]);
         getrandom::fill(seed.as_mut()).map_err(KeyError::Randomness)?;
         Ok(Key::from_seed(&seed))
     }
 
-    /// An ed25519 key from its seed.
+    /// Builds an ed25519 key from its seed.
     pub fn from_seed(seed: &[u8; 32]) -> Key {
         Key(Pair::Ed25519(Box::new(SigningKey::from_bytes(seed))))
     }
 
-    /// A key from what [`Key::secret`] returned; `None` if it is none.
+    /// Builds a key from the bytes of [`Key::secret`]; `None` if they are not a key.
     fn from_secret(scheme: Scheme, secret: &[u8]) -> Option<Key> {
         match scheme {
             Scheme::Ed25519 => secret.try_into().ok().map(Key::from_seed),
@@ -156,14 +159,15 @@ impl Key {
         }
     }
 
-    /// An sr25519 key from its secret half as wallets write it: with the scalar times eight, as in ed25519. `None` if
-    /// it is none.
+    /// Builds an sr25519 key from its secret half in the wallets' form: with the scalar times eight, as in ed25519.
+    /// `None`
+    /// if it is not a key.
     fn from_wallet_secret(secret: &[u8; 64]) -> Option<Key> {
         let secret = schnorrkel::SecretKey::from_ed25519_bytes(secret).ok()?;
         Some(Key(Pair::Sr25519(Box::new(secret.into()))))
     }
 
-    /// The secret half, for the key file: an ed25519 seed, or an sr25519 scalar and nonce.
+    /// Returns the secret half, for the key file: an ed25519 seed, or an sr25519 scalar and nonce.
     fn secret(&self) -> Zeroizing<Vec<u8>> {
         Zeroizing::new(match &self.0 {
             Pair::Ed25519(key) => key.to_bytes().to_vec(),
@@ -178,7 +182,10 @@ impl Key {
         }
     }
 
-    /// A key from its seed as 64 hex digits, with or without `0x`.
+    /// Builds a key from its seed as 64 hex digits, with or without `0x`.
+    ///
+    /// # Errors
+    /// [`KeyError::NotASeed`] for any other text.
     pub fn from_hex_seed(text: &str) -> Result<Key, KeyError> {
         let text = text.trim();
         let mut seed = Zeroizing::new([0; 32]);
@@ -187,8 +194,12 @@ impl Key {
         Ok(Key::from_seed(&seed))
     }
 
-    /// A key from the words of a BIP-39 phrase in English, as Substrate's tools and wallets derive it. A derivation path
-    /// such as `//stash` may follow the last word. The same words are another key in each scheme.
+    /// Derives a key from the words of a BIP-39 phrase in English, as Substrate's tools and wallets do. A derivation
+    /// path
+    /// such as `//stash` may follow the last word. The same words give different keys in the two schemes.
+    ///
+    /// # Errors
+    /// [`KeyError::NotWords`] for an invalid phrase, [`KeyError::NotAPath`] for an invalid path.
     pub fn from_words(text: &str, scheme: Scheme) -> Result<Key, KeyError> {
         let mut phrase = Zeroizing::new(String::with_capacity(text.len()));
         for word in text.split_whitespace() {
@@ -214,9 +225,13 @@ impl Key {
         }
     }
 
-    /// A development key such as `//Alice` or `//miner//3`, whose secret is public: for tests and local networks.
+    /// Returns a development key such as `//Alice` or `//miner//3`, whose secret is public: for tests and local
+    /// networks.
     ///
-    /// Hard derivation from Substrate's development phrase, as every Substrate tool does it.
+    /// Hard derivation from Substrate's development phrase, as in every Substrate tool.
+    ///
+    /// # Errors
+    /// [`KeyError::NotADevKey`] if `path` is not a sequence of hard junctions.
     pub fn dev(path: &str) -> Result<Key, KeyError> {
         let refused = || KeyError::NotADevKey(path.to_owned());
         let junctions = path.strip_prefix("//").ok_or_else(refused)?;
@@ -227,12 +242,12 @@ impl Key {
         Ok(Key::from_seed(&seed.ok_or_else(refused)?))
     }
 
-    /// The public half, as the protocol knows the key of a seat. Only one with a [`Key::signing_key`] can have a seat.
+    /// Returns the public half as a hotkey. Only a key with a [`Key::signing_key`] can hold a seat.
     pub fn hotkey(&self) -> Hotkey {
         Hotkey(self.account())
     }
 
-    /// The public half, as an account of the chain.
+    /// Returns the public half as an account of the chain.
     pub fn account(&self) -> Account {
         match &self.0 {
             Pair::Ed25519(key) => key.verifying_key().to_bytes(),
@@ -240,12 +255,12 @@ impl Key {
         }
     }
 
-    /// The account's SS58 address.
+    /// Returns the account's SS58 address.
     pub fn address(&self) -> String {
         address(&self.account())
     }
 
-    /// The secret half, for the protocol's own signatures: [`protocol::identity::Signer`].
+    /// Returns the secret half, for the protocol's own signatures: [`protocol::identity::Signer`].
     ///
     /// # Errors
     /// [`KeyError::NotAHotkey`] if the key is not ed25519.
@@ -277,12 +292,15 @@ impl subxt::tx::Signer<PolkadotConfig> for Key {
     }
 }
 
-/// An account's SS58 address, with the network's prefix.
+/// Returns an account's SS58 address, with the network's prefix.
 pub fn address(account: &Account) -> String {
     AccountId32::new(*account).to_ss58check_with_version(Ss58AddressFormat::custom(SS58_PREFIX))
 }
 
-/// Reads an SS58 address of our network, or a public key as `0x` and 64 hex digits.
+/// Parses an SS58 address of our network, or a public key as `0x` and 64 hex digits.
+///
+/// # Errors
+/// [`AddressError`] for a malformed address, or one of another network.
 pub fn parse_address(text: &str) -> Result<Account, AddressError> {
     let text = text.trim();
     let malformed = |reason: String| AddressError::Malformed { text: text.to_owned(), reason };
@@ -299,13 +317,13 @@ pub fn parse_address(text: &str) -> Result<Account, AddressError> {
     }
 }
 
-/// A key as given on a command line: `//Alice`, the path of a key file, or the address of a key that is elsewhere.
+/// A key as given on a command line: `//Alice`, the path of a key file, or the address of a key kept elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
     /// A development key, whose secret is public.
     Dev(String),
     File(PathBuf),
-    /// The secret is in a wallet, or on another machine.
+    /// The address of a key whose secret is in a wallet, or on another machine.
     Elsewhere(Account),
 }
 
@@ -327,7 +345,7 @@ impl FromStr for KeySource {
     }
 }
 
-/// Whether this is as long as an address of any network, or one with a typing error, and has no other characters.
+/// Returns whether the text has the characters and the length of an address, allowing for a typing error.
 fn looks_like_address(text: &str) -> bool {
     let text = text.trim();
     (46..=49).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
@@ -345,6 +363,9 @@ impl fmt::Display for KeySource {
 
 impl KeySource {
     /// Opens the key. `password` is called only if the key is in a readable key file.
+    ///
+    /// # Errors
+    /// [`KeyError::IsElsewhere`] for an address, and the errors of the key file and of `password`.
     pub fn open(
         &self,
         password: impl FnOnce(&Path) -> Result<KeyPassword, PasswordError>,
@@ -356,7 +377,10 @@ impl KeySource {
         }
     }
 
-    /// The account and the scheme, which need no password. An address does not tell the scheme.
+    /// Returns the account and the scheme, without a password. An address does not determine the scheme.
+    ///
+    /// # Errors
+    /// If the key file cannot be read.
     pub fn public(&self) -> Result<(Account, Option<Scheme>), KeyError> {
         match self {
             KeySource::Dev(path) => Key::dev(path).map(|key| (key.account(), Some(key.scheme()))),
@@ -365,15 +389,18 @@ impl KeySource {
         }
     }
 
-    /// The account, which needs no password.
+    /// Returns the account, without a password.
+    ///
+    /// # Errors
+    /// If the key file cannot be read.
     pub fn account(&self) -> Result<Account, KeyError> {
         self.public().map(|(account, _)| account)
     }
 
-    /// The public half of a seat's key, which needs no password.
+    /// Returns the public half of a seat's key, without a password.
     ///
     /// # Errors
-    /// [`KeyError::NotAHotkey`] if the key is not ed25519.
+    /// [`KeyError::NotAHotkey`] if the key is not ed25519; also if the key file cannot be read.
     pub fn hotkey(&self) -> Result<Hotkey, KeyError> {
         match self.public()? {
             (account, None | Some(Scheme::Ed25519)) => Ok(Hotkey(account)),
@@ -435,7 +462,7 @@ mod tests {
             }
         }
         assert!(matches!(from_words(&format!("{words}/soft")), Err(KeyError::NotAPath(_))));
-        // As polkadot-js shows them.
+        // The addresses shown by polkadot-js.
         for (path, address) in [
             ("", "5DfhGyQdFobKM8NsWvEeAKk5EQQgYe9AydgJ7rMB6E1EqRzV"),
             ("//a/b", "5EJWUbKcP683bsWfWfZcd7v3Zi43vQJ61kxuZXruW6TSk6Wu"),

@@ -42,70 +42,80 @@ use tokio::sync::watch;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     pub block: Block,
-    /// The block's hash.
+    /// Hash of the block.
     pub hash: Digest,
 }
 
 /// An account's balance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Balance {
-    /// What the account may spend.
+    /// Spendable amount.
     pub free: Amount,
     /// Held stakes and deposits.
     pub held: Amount,
 }
 
-/// A call that is not signed yet.
+/// An unsigned call and its estimated fee.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
-    /// The call's bytes, which every Substrate tool decodes.
+    /// Bytes of the call, which every Substrate tool can decode.
     pub call_data: Vec<u8>,
-    /// The fee that the chain estimates; `None` if it does not estimate.
+    /// Fee estimated by the chain; `None` without an estimate.
     pub fee: Option<Amount>,
 }
 
-/// The chain, as miners, validators and the wallet use it.
+/// The chain's interface for miners, validators and the wallet.
 ///
-/// Reads are of the latest finalised block. If the chain is unreachable, reads and submissions wait up to a patience
-/// of the implementation's, then fail with [`ChainError::Unreachable`] or [`ChainError::TimedOut`].
+/// Reads refer to the latest finalised block.
+///
+/// # Errors
+/// If the chain is unreachable, reads and submissions wait up to the patience of the implementation, then fail with
+/// [`ChainError::Unreachable`] or [`ChainError::TimedOut`]. Any read may fail with [`ChainError::Rpc`] or
+/// [`ChainError::Decode`].
 #[async_trait]
 pub trait Chain: Send + Sync {
-    /// The hash of the chain's block 0, which all that is signed names. Every connection leads to this chain.
+    /// Returns the hash of the chain's block 0, which every signature names. Every connection leads to this chain.
     fn genesis(&self) -> GenesisHash;
 
-    /// Whether this is a development or a local chain, as it says itself at an address of this machine or a private
-    /// network. Well-known keys and private endpoints are for such chains only. A remote server's word does not count.
+    /// Returns whether the chain reports itself as a development or local chain, at an address of this machine or a
+    /// private network. Only such chains accept well-known keys and private endpoints. The report of a remote server
+    /// is
+    /// ignored.
     fn is_development(&self) -> bool;
 
-    /// The latest finalised block; its number never falls. Blocks may be skipped. The channel closes only when the
-    /// client has stopped.
+    /// Returns the latest finalised block; its number never decreases. Blocks may be skipped. The channel closes only
+    /// when the client has stopped.
     fn heads(&self) -> watch::Receiver<Head>;
 
-    /// The tip of the best fork, final or not: it shows how far finality trails.
+    /// Returns the tip of the best fork, final or not: it shows the lag of finality.
     async fn best_block(&self) -> Result<Block, ChainError>;
 
-    /// The account that signs what is submitted; `None` for a client that only reads.
+    /// Returns the account that signs submissions; `None` for a client that only reads.
     fn account(&self) -> Option<Account>;
 
-    /// All runs, by id.
+    /// Returns the ids of all runs, ascending.
     async fn runs(&self) -> Result<Vec<RunId>, ChainError>;
 
-    /// One run. [`ChainError::NoSuchRun`] if there is none with this id.
+    /// Returns one run.
+    ///
+    /// # Errors
+    /// [`ChainError::NoSuchRun`] if there is none with this id.
     async fn run(&self, run: RunId) -> Result<RunView, ChainError>;
 
-    /// The seats of a run, in uid order; none for a run that does not exist.
+    /// Returns the seats of a run, in uid order; empty for a run that does not exist.
     async fn seats(&self, run: RunId) -> Result<Vec<SeatView>, ChainError>;
 
-    /// The state of a window; `None` before it opens, and after the chain has forgotten it.
+    /// Returns the state of a window; `None` before it opens, and after the chain has pruned it.
     async fn window(&self, run: RunId, window: Window) -> Result<Option<WindowView>, ChainError>;
 
-    /// One seat; `None` if no account holds it. A few hundred bytes, where [`Chain::seats`] grows with the run.
+    /// Returns one seat; `None` if no account holds it. A few hundred bytes, whereas [`Chain::seats`] grows with the
+    /// run.
     async fn seat(&self, run: RunId, uid: Uid) -> Result<Option<SeatView>, ChainError>;
 
-    /// A window without its lists; `None` as for [`Chain::window`].
+    /// Returns a window without its lists; `None` as for [`Chain::window`].
     async fn window_summary(&self, run: RunId, window: Window) -> Result<Option<WindowSummary>, ChainError>;
 
-    /// A seat's part of a window; `None` as for [`Chain::window`].
+    /// Returns a seat's part of a window; `None` as for [`Chain::window`].
     async fn seat_window(
         &self,
         run: RunId,
@@ -113,8 +123,8 @@ pub trait Chain: Send + Sync {
         uid: Uid,
     ) -> Result<Option<SeatWindow>, ChainError>;
 
-    /// Up to `limit` base URLs of validators that have the update which `window` was merged with: those that voted
-    /// for it, from the one whose `turn` it is, then the others.
+    /// Returns up to `limit` base URLs of validators that have the merged update of `window`: first those that voted
+    /// for it, from the position `turn`, then the others.
     async fn update_mirrors(
         &self,
         run: RunId,
@@ -123,30 +133,35 @@ pub trait Chain: Send + Sync {
         limit: u32,
     ) -> Result<Vec<String>, ChainError>;
 
-    /// The run's consensus weights, in uid order.
+    /// Returns the run's consensus weights, in uid order.
     async fn weights(&self, run: RunId) -> Result<Vec<(Uid, u16)>, ChainError>;
 
-    /// The balance of `account`; zero if the chain does not know it.
+    /// Returns the balance of `account`; zero if the chain does not know it.
     async fn balance(&self, account: &Account) -> Result<Balance, ChainError>;
 
-    /// A run with its progress, terms and treasury. [`ChainError::NoSuchRun`] if there is none.
+    /// Returns a run with its progress, terms and treasury.
+    ///
+    /// # Errors
+    /// [`ChainError::NoSuchRun`] if there is none with this id.
     async fn status(&self, run: RunId) -> Result<RunStatus, ChainError>;
 
-    /// Up to `limit` seats of a run from uid `from` on, in uid order, with all that the chain stores about them.
+    /// Returns up to `limit` seats of a run from uid `from`, in uid order, with everything that the chain stores about
+    /// them.
     async fn seat_statuses(&self, run: RunId, from: Uid, limit: u32) -> Result<Vec<SeatStatus>, ChainError>;
 
-    /// What `account` has in a run.
+    /// Returns the seats, stake and pay of `account` in a run.
     async fn account_status(&self, run: RunId, account: &Account) -> Result<AccountStatus, ChainError>;
 
-    /// A seat's payslips, the latest epoch last.
+    /// Returns a seat's payslips, the latest epoch last.
     async fn payslips(&self, run: RunId, uid: Uid) -> Result<Vec<Payslip>, ChainError>;
 
-    /// A validator's bonds: by seat, in parts of `protocol::consensus::ONE`, in uid order (PROT-31).
+    /// Returns a validator's bonds by seat, in parts of `protocol::consensus::ONE`, in uid order (PROT-31).
     async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError>;
 
-    /// The weights that the validator with this hotkey committed to and revealed for an epoch (PROT-30), read from
-    /// blocks.
-    /// `None` if it did not, or the blocks are pruned. A client that reads no blocks returns `None`.
+    /// Returns the weights that the validator with this hotkey committed to and revealed for an epoch (PROT-30), read
+    /// from blocks.
+    ///
+    /// `None` if it revealed none, or the blocks are pruned. A client that does not read blocks returns `None`.
     async fn weight_vote(
         &self,
         _run: RunId,
@@ -156,8 +171,8 @@ pub trait Chain: Send + Sync {
         Ok(None)
     }
 
-    /// A validator's revealed attestation of a window (PROT-14), in uid order. `None` if there is none, and after the
-    /// chain has forgotten the window. A client that does not read the chain's storage returns `None`.
+    /// Returns a validator's revealed attestation of a window (PROT-14), in uid order. `None` if there is none, or the
+    /// chain has pruned the window. A client that does not read the chain's storage returns `None`.
     async fn attestation(
         &self,
         _run: RunId,
@@ -167,26 +182,29 @@ pub trait Chain: Send + Sync {
         Ok(None)
     }
 
-    /// The time of the latest finalised block, since 1970, as its author set it. That of a development chain may be
-    /// ahead of the clock. A client that does not read the chain's storage returns `None`.
+    /// Returns the time of the latest finalised block, since 1970, as set by its author. The time of a development
+    /// chain
+    /// may be ahead of the clock. A client that does not read the chain's storage returns `None`.
     async fn head_time(&self) -> Result<Option<Duration>, ChainError> {
         Ok(None)
     }
 
-    /// The block time: as the latest blocks show it, or as the chain intends it while there are too few.
+    /// Returns the block time: measured over the latest blocks, or the intended one while there are too few.
     async fn block_time(&self) -> Result<Duration, ChainError>;
 
-    /// What is held from the owner of a run with these parameters and terms, until it is closed. A client that does not
-    /// read the chain's constants returns `None`.
+    /// Returns the deposit held from the owner of a run with these parameters and terms until the run is closed. A
+    /// client
+    /// that does not read the chain's constants returns `None`.
     async fn run_deposit(&self, _params: &RunParams, _terms: &Terms) -> Result<Option<Amount>, ChainError> {
         Ok(None)
     }
 
-    /// `call` as `from` would sign it, and its fee. Nothing is signed.
+    /// Returns `call` in the form that `from` would sign, and its fee. Signs nothing.
     async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError>;
 
-    /// `calls` for a signer elsewhere, one after the other, with `tip` on top of each fee. A client that does not read
-    /// the chain's metadata returns `None`.
+    /// Returns consecutive `calls` for a signer elsewhere, with `tip` on top of each fee. A client that does not read
+    /// the
+    /// chain's metadata returns `None`.
     async fn unsigned(
         &self,
         _calls: &[Call],
@@ -196,16 +214,25 @@ pub trait Chain: Send + Sync {
         Ok(None)
     }
 
-    /// Submits a call that was signed elsewhere, and returns the finalised block that includes it and in which it
-    /// succeeded. May be repeated: the chain includes it once.
+    /// Submits a call that was signed elsewhere. Returns the finalised block that includes it and in which it
+    /// succeeded.
+    /// May be repeated: the chain includes it once.
+    ///
+    /// # Errors
+    /// [`ChainError::NoSigner`] if the implementation does not support it; otherwise as for [`Chain::submit`].
     async fn submit_signed(&self, call: &SignedCall) -> Result<Head, ChainError> {
         Err(ChainError::NoSigner { doing: call.what.clone() })
     }
 
-    /// Signs `call` with the client's key, and returns the finalised block that includes it and in which it succeeded.
+    /// Signs `call` with the client's key. Returns the finalised block that includes it and in which it succeeded.
     ///
     /// May be called from several tasks at once. A call is included at most once per `submit`; later reads by this
     /// client see its effect.
+    ///
+    /// # Errors
+    /// [`ChainError::NoSigner`] without a key, [`ChainError::Refused`] with the pallet's error. Check the chain's
+    /// state
+    /// if [`ChainError::is_uncertain`]: the call may have been, or may still be, included.
     ///
     /// # Cancel safety
     /// Dropping the future does not recall a call that was sent.

@@ -1,6 +1,6 @@
-//! One connection to a chain that was checked to be the expected one: every request we make, each with a time limit.
+//! One connection to a chain whose identity was checked. Every request has a time limit.
 //!
-//! Only JSON-RPC methods that every Substrate node serves are used. An error that the chain answers is final; a broken
+//! Uses only JSON-RPC methods that every Substrate node provides. An error answered by the chain is final; a broken
 //! connection is retried. The two are never confused.
 
 use crate::{
@@ -40,10 +40,10 @@ use tokio::sync::{Notify, watch};
 
 type Header = <PolkadotConfig as Config>::Header;
 
-/// The runtime's name in its version.
+/// Name of the runtime in its version.
 const SPEC_NAME: &str = "mettle";
 
-/// Why a request failed.
+/// Error of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LinkError {
     /// The connection failed, or the chain is not ready: the request may be repeated.
@@ -57,13 +57,13 @@ pub(crate) enum LinkError {
     Garbled(String),
 }
 
-/// Why a connection was not made.
+/// Error of opening a connection.
 pub(crate) enum OpenError {
     Broken(String),
     WrongChain(ChainError),
 }
 
-/// The runtime that bytes are signed for: no other accepts them.
+/// Runtime that bytes are signed for: no other accepts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version {
     pub(crate) spec: u32,
@@ -77,7 +77,7 @@ pub(crate) struct Link {
     pub(crate) genesis: GenesisHash,
     pub(crate) is_development: bool,
     head: watch::Sender<Head>,
-    /// Notified when the finalised chain has another runtime than this connection was opened for.
+    /// Notified when the runtime of the finalised chain differs from the one at the opening of this connection.
     runtime_upgraded: Notify,
     request_timeout: Duration,
 }
@@ -113,7 +113,7 @@ impl Link {
         }
         let kind =
             within(request_timeout, client.request::<String>("system_chainType", RpcParams::new())).await;
-        // A kind of its own name is an object, and no development chain.
+        // A kind with its own name is an object, and not a development chain.
         let kind = match kind {
             Ok(kind) => Some(kind),
             Err(LinkError::Broken(why)) => return Err(OpenError::Broken(why)),
@@ -141,7 +141,7 @@ impl Link {
         Ok(Link { methods, runtime, genesis: found, is_development, head, runtime_upgraded, request_timeout })
     }
 
-    /// The latest finalised block that this connection has seen.
+    /// Returns the latest finalised block that this connection has received.
     pub(crate) fn head(&self) -> Head {
         *self.head.borrow()
     }
@@ -171,7 +171,7 @@ impl Link {
         T::decode_all(&mut bytes.as_slice()).map_err(|error| LinkError::Garbled(format!("{method}: {error}")))
     }
 
-    /// An account's entry as of `at`; `None` if the chain has none.
+    /// Returns an account's entry as of `at`; `None` if the chain has none.
     pub(crate) async fn account<T: DecodeAll>(
         &self,
         account: &Account,
@@ -180,7 +180,7 @@ impl Link {
         self.stored("System", "Account", (AccountId32(*account),), at).await
     }
 
-    /// A validator's attestation of a window, as of `at`.
+    /// Returns a validator's attestation of a window, as of `at`.
     pub(crate) async fn attestation(
         &self,
         run: RunId,
@@ -193,12 +193,12 @@ impl Link {
         self.stored("Windows", "Attestations", keys, at).await
     }
 
-    /// The time of the block `at`, in milliseconds since 1970.
+    /// Returns the time of the block `at`, in milliseconds since 1970.
     pub(crate) async fn timestamp(&self, at: &Head) -> Result<Option<u64>, LinkError> {
         self.stored("Timestamp", "Now", (), at).await
     }
 
-    /// The time of the block that is `blocks` before `head`; `None` if there is none, or the node has pruned it.
+    /// Returns the time of the block that is `blocks` before `head`; `None` if it does not exist, or is pruned.
     pub(crate) async fn time_before(&self, head: &Head, blocks: u32) -> Result<Option<u64>, LinkError> {
         // Block 0 has no time.
         let Some(number) = head.block.0.checked_sub(blocks).filter(|number| 0 < *number) else {
@@ -209,20 +209,20 @@ impl Link {
         Ok(unless_pruned(self.timestamp(&at).await)?.filter(|millis| 0 < *millis))
     }
 
-    /// The hash of a block of the best chain; `None` if the node has none.
+    /// Returns the hash of a block of the best chain; `None` if the node has none.
     async fn hash_of(&self, block: Block) -> Result<Option<H256>, LinkError> {
         let number = NumberOrHex::Number(u64::from(block.0));
         unless_pruned(self.ask(self.methods.chain_get_block_hash(Some(number))).await)
     }
 
-    /// An amount among a pallet's constants.
+    /// Returns an amount among a pallet's constants.
     pub(crate) fn constant(&self, pallet: &str, name: &str) -> Result<Amount, LinkError> {
         let amount = self.runtime.constants().entry(subxt::constants::dynamic::<u128>(pallet, name));
         let garbled = |error| LinkError::Garbled(format!("{pallet}.{name}: {}", chain_of(&error)));
         amount.map(Amount).map_err(garbled)
     }
 
-    /// A value of the chain's state.
+    /// Reads a value of the chain's state.
     async fn stored<K: IntoEncodableValues + IntoDecodableValues, T: DecodeAll>(
         &self,
         pallet: &str,
@@ -241,38 +241,38 @@ impl Link {
         bytes.map(decode).transpose().map_err(|error| garbled(&error))
     }
 
-    /// The nonce of the account's next call, as of `at`.
+    /// Returns the nonce of the account's next call, as of `at`.
     pub(crate) async fn nonce(&self, account: &Account, at: &Head) -> Result<u64, LinkError> {
         self.call_runtime::<u32>("AccountNonceApi_account_nonce", account, at).await.map(u64::from)
     }
 
-    /// The tip of the best chain, which need not be final. Only its hash is its own; the number is the finalised
-    /// head's.
+    /// Returns the tip of the best chain, which need not be final. Only its hash is the tip's; the number is the
+    /// finalised head's.
     pub(crate) async fn best(&self) -> Result<Head, LinkError> {
         let best = self.ask(self.methods.chain_get_block_hash(None)).await?;
         let best = best.ok_or_else(|| LinkError::Broken("the chain names no best block".into()))?;
         Ok(Head { block: self.head().block, hash: digest(best) })
     }
 
-    /// The number of the best chain's tip.
+    /// Returns the number of the best chain's tip.
     pub(crate) async fn best_block(&self) -> Result<Block, LinkError> {
         let header = self.ask(self.methods.chain_get_header(None)).await?;
         let header = header.ok_or_else(|| LinkError::Broken("the chain names no best block".into()))?;
         head_of(&header).map(|head| head.block)
     }
 
-    /// The runtime that this connection signs for.
+    /// Returns the runtime that this connection signs for.
     pub(crate) fn version(&self) -> Version {
         Version { spec: self.runtime.spec_version(), transaction: self.runtime.transaction_version() }
     }
 
-    /// The runtime that executes the block after `at`; after the best block if `None`.
+    /// Returns the runtime that executes the block after `at`; after the best block if `None`.
     pub(crate) async fn version_after(&self, at: Option<&Head>) -> Result<Version, LinkError> {
         let version = self.ask(self.methods.state_get_runtime_version(at.map(hash))).await?;
         Ok(Version { spec: version.spec_version, transaction: version.transaction_version })
     }
 
-    /// Waits until the finalised chain has another runtime than this connection was opened for. For one task only.
+    /// Waits until the runtime of the finalised chain differs from that of this connection. For one task only.
     pub(crate) async fn runtime_upgraded(&self) {
         self.runtime_upgraded.notified().await;
     }
@@ -303,7 +303,8 @@ impl Link {
         Ok(signed.map_err(|error| LinkError::Garbled(chain_of(&error)))?.into_encoded())
     }
 
-    /// A call with `tip` for a signer elsewhere, valid for `blocks` blocks from `from_block`, a finalised block.
+    /// Returns a call with `tip` for a signer elsewhere, valid for `blocks` blocks from `from_block`, a finalised
+    /// block.
     pub(crate) async fn unsigned(
         &self,
         call: &Call,
@@ -334,7 +335,7 @@ impl Link {
             what: call.to_string(),
             payload: Hex(to_sign),
             transaction: Hex(transaction.map_err(|error| garbled(&error))?.into_encoded()),
-            // An era's first block is the one it was signed at.
+            // An era's first block is the one at which the call was signed.
             valid_until: from_block.block.0.saturating_add(blocks.saturating_sub(1)),
             address: address(from),
             method: Hex(method),
@@ -351,8 +352,9 @@ impl Link {
         })
     }
 
-    /// A call as `from` would sign it, and its fee. The request for the fee has a signature of zeros, so that no
-    /// observer can submit it.
+    /// Returns a call in the form that `from` would sign, and its fee. The request for the fee has a signature of
+    /// zeros,
+    /// so that an observer cannot submit it.
     pub(crate) async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, LinkError> {
         self.same_runtime().await?;
         let garbled = |error: &dyn std::error::Error| LinkError::Garbled(chain_of(error));
@@ -385,7 +387,7 @@ impl Link {
     /// Checks that calls are encoded for the runtime that will decode them.
     ///
     /// If an upgrade is final, this also causes a reconnection, which reads the new metadata. Before that, a
-    /// reconnection would read the old ones again.
+    /// reconnection would read the old metadata again.
     async fn same_runtime(&self) -> Result<(), LinkError> {
         if self.version_after(None).await? == self.version() {
             return Ok(());
@@ -409,7 +411,7 @@ impl Link {
         self.ask(self.methods.author_submit_extrinsic(bytes)).await.map(|_| ())
     }
 
-    /// Why the runtime rejects signed bytes as of `at`; `None` if it accepts them.
+    /// Returns the reason why the runtime rejects signed bytes as of `at`; `None` if it accepts them.
     pub(crate) async fn invalid(&self, bytes: &[u8], at: &Head) -> Result<Option<Invalid>, LinkError> {
         /// `TransactionSource::External`.
         const EXTERNAL: u8 = 2;
@@ -421,7 +423,7 @@ impl Link {
         Ok(Invalid::read(&answer))
     }
 
-    /// The finalised block with this number and its extrinsics; `None` if the node has pruned it.
+    /// Returns the finalised block with this number and its extrinsics; `None` if the node has pruned it.
     pub(crate) async fn block(&self, block: Block) -> Result<Option<(Head, Vec<Vec<u8>>)>, LinkError> {
         let Some(hash) = self.hash_of(block).await? else { return Ok(None) };
         let details = unless_pruned(self.ask(self.methods.chain_get_block(Some(hash))).await)?;
@@ -431,21 +433,21 @@ impl Link {
         }))
     }
 
-    /// The pallet's and the call's index: the first bytes of the call's data.
+    /// Returns the indices of the pallet and the call, which are the first bytes of the call's data.
     pub(crate) fn call_index(&self, call: &Call) -> Result<[u8; 2], LinkError> {
         let data = self.runtime.tx().call_data(&self.payload(call)?);
         let data = data.map_err(|error| LinkError::Garbled(chain_of(&error)))?;
         data.first_chunk().copied().ok_or_else(|| LinkError::Garbled("a call has no bytes".into()))
     }
 
-    /// Why the call at `index` of a block failed; `None` if it succeeded. `doing` describes the call.
+    /// Returns the failure of the call at `index` of a block; `None` if it succeeded. `doing` describes the call.
     pub(crate) async fn failure(
         &self,
         block: &Head,
         index: usize,
         doing: &str,
     ) -> Result<Option<ChainError>, LinkError> {
-        // The block is there, but its events are missing or unreadable.
+        // The block exists, but its events are missing or unreadable.
         let unknown = |why: String| {
             let reason = format!("block {} includes it, but {why}", block.block);
             Ok(Some(ChainError::Uncertain { doing: doing.to_owned(), reason }))
@@ -488,7 +490,7 @@ impl Link {
     }
 }
 
-/// Some nodes answer what is pruned with nothing, others with an error.
+/// Maps the answer for pruned data to `None`: some nodes return nothing, others an error.
 fn unless_pruned<T>(answer: Result<Option<T>, LinkError>) -> Result<Option<T>, LinkError> {
     match answer {
         Err(error @ LinkError::Answer { .. }) => {
@@ -521,7 +523,7 @@ fn why_it_failed(error: DispatchError, doing: &str) -> ChainError {
     }
 }
 
-/// A refusal's text with the command of `mettle` for what it asks: the chain knows no client.
+/// Adds the `mettle` command that follows a refusal's advice: the chain does not know its clients.
 fn advised(error: &str, docs: String) -> String {
     match error {
         "UnknownRun" => format!("{docs} `mettle run list` lists them."),
@@ -529,12 +531,12 @@ fn advised(error: &str, docs: String) -> String {
     }
 }
 
-/// Why a chain rejects signed bytes, as far as callers tell the reasons apart.
+/// Reason why a chain rejects signed bytes, as far as callers distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Invalid {
     /// The account cannot pay the fee.
     Payment,
-    /// The nonce is too high or used, the block it was signed at is too old, or no block has room for it now: other
+    /// The nonce is too high or used, the block of its signature is too old, or blocks currently have no room: other
     /// bytes, or the same ones later, may be accepted.
     Transient,
     /// The signature is wrong for this chain, or the call is not allowed.
@@ -565,7 +567,7 @@ pub(crate) fn advance(latest: &watch::Sender<Head>, head: Head) {
     });
 }
 
-/// A request with a time limit.
+/// Makes a request with a time limit.
 async fn within<T>(
     limit: Duration,
     answer: impl Future<Output = Result<T, RpcError>>,
@@ -587,7 +589,7 @@ async fn finalised_head(
     Ok(Head { block: number(&header)?, hash: digest(hash) })
 }
 
-/// The block of a header, with its hash as Substrate makes it.
+/// Returns the block of a header, with its hash as Substrate computes it.
 pub(crate) fn head_of(header: &Header) -> Result<Head, LinkError> {
     let hash = Blake2Hasher::hash(&header.encode());
     Ok(Head { block: number(header)?, hash: Digest(hash.0) })
@@ -608,8 +610,8 @@ fn hash(head: &Head) -> H256 {
     H256(head.hash.0)
 }
 
-/// A random tip below 10⁻⁷ MTL. Without it, two processes that sign the same call with the same key and nonce would
-/// make the same bytes, and each would take the other's for its own.
+/// Returns a random tip below 10⁻⁷ MTL. Without it, two processes that sign the same call with the same key and nonce
+/// would produce the same bytes, and each would mistake the other's for its own.
 fn random_tip() -> u128 {
     let mut random = [0; 2];
     // Without randomness the bytes are only not distinct.
@@ -617,7 +619,7 @@ fn random_tip() -> u128 {
     u16::from_le_bytes(random).into()
 }
 
-/// An error and its sources, each once.
+/// Formats an error and its sources, each once.
 fn chain_of(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -658,7 +660,7 @@ impl LinkError {
         LinkError::Broken(format!("no answer within {} s", limit.as_secs_f32()))
     }
 
-    /// For callers outside the client.
+    /// Converts the error for callers outside the client.
     pub(crate) fn into_chain_error(self, doing: &str) -> ChainError {
         let doing = doing.to_owned();
         match self {

@@ -1,34 +1,35 @@
-//! Calls that are signed elsewhere: by a wallet, or on a machine without a network.
+//! Calls signed elsewhere: by a wallet, or on a machine without a network.
 //!
-//! [`UnsignedCall`] has what a signer needs, in the form in which polkadot-js and its wallets take it
-//! (`SignerPayloadJSON`), and the transaction without its signature. [`UnsignedCall::signed`] puts the signature in.
+//! [`UnsignedCall`] contains the data for a signer, in the format of polkadot-js and its wallets
+//! (`SignerPayloadJSON`), and the transaction without its signature. [`UnsignedCall::signed`] inserts the signature.
 
 use crate::keys::{self, address};
 use protocol::{Block, view::Account};
 use serde::{Deserialize, Serialize};
 use sp_core::{Pair as _, ed25519, sr25519};
 
-/// Blocks for which such a call is valid, from the one it names: fewer than the chain remembers the hashes of.
+/// Number of blocks for which such a call is valid, from the one that it names. Must be below the number of block
+/// hashes that the chain keeps.
 pub(crate) const VALID_BLOCKS: u32 = 2048;
 
-/// A signed transaction has a length, the version, the signer, the signature, and the rest.
+/// Version byte of a signed transaction, which consists of length, version, signer, signature, and the rest.
 const SIGNED_VERSION: u8 = 0x84;
 const BY_ACCOUNT: u8 = 0;
 const SIGNATURE_BYTES: usize = 64;
 
-/// A call that waits for its signature.
+/// A call without its signature.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnsignedCall {
-    /// What it does, for people.
+    /// Description of the call for users.
     pub what: String,
-    /// The bytes to sign, for a signer that shows no call.
+    /// Bytes to sign, for a signer that does not display calls.
     pub payload: Hex,
-    /// The transaction, with a signature of zeros.
+    /// Transaction with a signature of zeros.
     pub transaction: Hex,
-    /// The last block that may include it.
+    /// Last block that may include it.
     pub valid_until: u32,
-    // From here on as in `SignerPayloadJSON`. Numbers are in hex, big-endian.
+    // The following fields are those of `SignerPayloadJSON`. Numbers are in hex, big-endian.
     pub address: String,
     pub method: Hex,
     pub era: Hex,
@@ -88,7 +89,7 @@ impl From<Hex> for String {
 }
 
 impl UnsignedCall {
-    /// The transaction with `signature`, as hex digits.
+    /// Returns the transaction with `signature`, given as hex digits.
     ///
     /// # Errors
     /// If it is not the account's signature of the payload: the chain would refuse the transaction.
@@ -110,7 +111,7 @@ impl UnsignedCall {
             .ok_or_else(|| SignatureError::NotOfTheAccount { address: address(&account) })?;
 
         let mut bytes = self.transaction.0.clone();
-        // The length is a compact number, of which the first two bits say how long it is.
+        // The length is a compact number, whose first two bits state its size.
         let length_bytes = match bytes.first().map(|first| first & 3) {
             Some(0) => 1,
             Some(1) => 2,
@@ -133,7 +134,7 @@ impl UnsignedCall {
     }
 }
 
-/// Whether the account signed `payload`, by a scheme's number in a `MultiSignature`.
+/// Returns whether the account signed `payload`, by a scheme's number in a `MultiSignature`.
 fn is_signed(scheme: u8, signature: &[u8; SIGNATURE_BYTES], payload: &[u8], account: &Account) -> bool {
     match scheme {
         0 => ed25519::Pair::verify(

@@ -1,4 +1,4 @@
-//! The chain over the network: [`Chain`] as a Substrate node serves it.
+//! The chain over the network: [`Chain`] over the RPC of a Substrate node.
 
 use crate::{
     Amount, Balance, Call, Chain, ChainError, Draft, Head,
@@ -29,20 +29,20 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// The most requests that wait for the submitter.
+/// Maximum number of requests that wait for the submitter.
 const REQUESTS_MAX: usize = 256;
 
-/// Blocks of one measurement of the block time.
+/// Number of blocks of one measurement of the block time.
 const MEASURED_BLOCKS: u32 = 16;
 
-/// The blocks between which it is measured, as numbers of blocks before the head.
+/// Blocks between which it is measured, as numbers of blocks before the head.
 const MEASURED: [u32; 4] = [3 * MEASURED_BLOCKS, 2 * MEASURED_BLOCKS, MEASURED_BLOCKS, 0];
 
 /// The chain behind a WebSocket URL. Cheap to clone; the connection ends with the last clone.
 #[derive(Clone)]
 pub struct SubxtChain {
     inner: Arc<Inner>,
-    /// Paid on top of each fee.
+    /// Amount paid on top of each fee.
     tip: Amount,
 }
 
@@ -56,9 +56,11 @@ struct Inner {
 }
 
 impl SubxtChain {
-    /// Connects to the chain at `url` (`ws://` or `wss://`), checks that it is one of this release's kind, and follows
-    /// it; later connections must lead to the same chain. `key` signs what is submitted. Boxed, so that no other crate
-    /// compiles it again.
+    /// Connects to the chain at `url` (`ws://` or `wss://`), checks that it is compatible with this release, and
+    /// follows
+    /// it. Later connections must lead to the same chain. `key` signs submissions. Boxed, so that other crates do not
+    /// compile
+    /// it again.
     ///
     /// # Errors
     /// [`ChainError::Unreachable`] after [`Timing::connect`]; [`ChainError::WrongChain`] and [`ChainError::Invalid`]
@@ -67,8 +69,9 @@ impl SubxtChain {
         SubxtChain::connect_to(url, key, None)
     }
 
-    /// [`SubxtChain::connect`], and the same errors. With `genesis`, only the chain whose block 0 has this hash is
-    /// accepted.
+    /// Connects as [`SubxtChain::connect`] does, with the same errors. With `genesis`, accepts only the chain whose
+    /// block 0
+    /// has this hash.
     pub fn connect_to(
         url: &str,
         key: Option<Key>,
@@ -77,7 +80,7 @@ impl SubxtChain {
         Box::pin(SubxtChain::connect_timed(url, key, genesis, Timing::default()))
     }
 
-    /// [`SubxtChain::connect_to`] with another [`Timing`], and the same errors.
+    /// Connects as [`SubxtChain::connect_to`] does, with another [`Timing`] and the same errors.
     pub async fn connect_timed(
         url: &str,
         key: Option<Key>,
@@ -113,8 +116,8 @@ impl SubxtChain {
         Ok(SubxtChain { inner: Arc::new(inner), tip: Amount::ZERO })
     }
 
-    /// The same client, which pays `tip` on top of the fee of each call that it submits: where blocks are full, authors
-    /// prefer it.
+    /// Returns a client that pays `tip` on top of the fee of each call that it submits. When blocks are full, authors
+    /// prefer such calls.
     pub fn with_tip(self, tip: Amount) -> SubxtChain {
         SubxtChain { tip, ..self }
     }
@@ -138,7 +141,7 @@ impl SubxtChain {
     }
 }
 
-/// Tries until [`Timing::connect`] has passed, so that a chain and its clients may be started in any order.
+/// Retries until [`Timing::connect`] has passed, so that a chain and its clients may be started in any order.
 async fn first_link(url: &str, genesis: Option<GenesisHash>, timing: Timing) -> Result<Link, ChainError> {
     let started = Instant::now();
     loop {
@@ -292,7 +295,7 @@ impl Chain for SubxtChain {
         let calls =
             |number: u32| connection.read(&doing, move |link| async move { link.block(Block(number)).await });
 
-        // A validator commits once, as a rule at the epoch's end.
+        // A validator commits once, usually at the end of the epoch.
         let mut hash = None;
         for number in weight_vote::until(weight_vote::commit_blocks(&params, epoch), head).rev() {
             let Some((_, calls)) = calls(number).await? else { return Ok(None) };
@@ -356,7 +359,7 @@ impl Chain for SubxtChain {
             Ok((link.constant("Registry", "RunDeposit")?, link.constant("Registry", "RateDeposit")?))
         };
         let (base, rate) = self.inner.connection.read("reading the deposit of a run", read).await?;
-        // As in the registry's rules.
+        // The same formula as in the registry's rules.
         let seats = u128::from(terms.miner_seats_max).saturating_add(terms.validator_seats_max.into());
         let blocks = u128::from(params.schedule.blocks_per_window).max(1);
         Ok(Some(base.saturating_add(Amount(rate.0.saturating_mul(seats).div_ceil(blocks)))))
@@ -387,13 +390,13 @@ impl Chain for SubxtChain {
     async fn submit_signed(&self, call: &SignedCall) -> Result<Head, ChainError> {
         let (connection, doing, bytes) = (&self.inner.connection, &call.what, &call.bytes);
         let account = &call.account;
-        // No block can include these bytes any more.
+        // These bytes can no longer be included in a block.
         let never = |reason: String| {
             let reason = format!("{reason}. Write the file again, and have it signed again");
             Err(ChainError::Invalid { doing: doing.clone(), reason })
         };
         let mut heads = connection.heads.clone();
-        // Another attempt may have been included. An era's first block is the one it was signed at.
+        // Another attempt may have been included. An era's first block is the one at which the call was signed.
         let mut next = call.valid_until.0.saturating_sub(VALID_BLOCKS.saturating_sub(2));
         let mut sent: Option<Block> = None;
         loop {
@@ -403,7 +406,7 @@ impl Chain for SubxtChain {
                 Ok((head.block, link.nonce(account, &head).await?))
             };
             let (head, nonce) = connection.read(doing, read).await?;
-            // Only a used nonce is searched for.
+            // A search is needed only for a used nonce.
             if call.nonce < nonce {
                 let mut pruned = None;
                 for number in next..=head.0.min(call.valid_until.0) {
@@ -432,7 +435,7 @@ impl Chain for SubxtChain {
                 let send = |link: Arc<Link>| async move { link.broadcast(bytes).await };
                 match connection.read(doing, send).await {
                     Ok(()) => {}
-                    // The pool has it, or a block that is not final yet.
+                    // The pool contains it, or a block that is not final yet.
                     Err(error) if sent.is_some() || is_known_to_pool(&error) => {
                         tracing::debug!(%error, "broadcast again and rejected");
                     }
@@ -461,7 +464,7 @@ impl Chain for SubxtChain {
         let sending = Arc::new(SendState::default());
         requests.send(Request { call, tip, reply, sending: sending.clone() }).await.map_err(|_| stopped())?;
 
-        // While blocks are finalised the submitter always answers. Only without new blocks does the caller time out.
+        // While blocks are finalised, the submitter always answers. The caller times out only without new blocks.
         let connection = &self.inner.connection;
         let mut heads = connection.heads.clone();
         let mut state = connection.state.clone();
@@ -496,8 +499,8 @@ impl Chain for SubxtChain {
     }
 }
 
-/// The median time of a block between consecutive `times`, in milliseconds: one halt of the chain does not count.
-/// `None` if too few are known.
+/// Returns the median time of a block between consecutive `times`, in milliseconds: one halt of the chain does not
+/// count. `None` if too few are known.
 fn measured_block_time(times: &[Option<u64>]) -> Option<Duration> {
     let known = |pair: &[Option<u64>]| match *pair {
         [Some(from), Some(to)] if from < to => Some(to.saturating_sub(from)),

@@ -1,10 +1,14 @@
-//! The signed calls that are not final yet, and what to do about each. Pure: the submitter asks.
+//! Signed calls that are not final yet, and the next action for each. Without I/O: the submitter calls it.
 //!
-//! A call must not be lost and must not happen twice. The same bytes are broadcast again and again, which does no
-//! harm. New bytes are signed only when the old ones can never be included: another call used their nonce in a
-//! finalised block, the finalised chain has passed the last block for which they are valid, or its runtime is no
-//! longer the one they were signed for. This relies on a runtime's version only rising: a chain whose root restores an
-//! old runtime would accept old bytes again.
+//! A call must not be lost and must not be executed twice. The same bytes are broadcast repeatedly, which is harmless.
+//! New bytes are signed only when the old ones can never be included, for one of three reasons:
+//!
+//! - another call used their nonce in a finalised block,
+//! - the finalised chain has passed the last block for which they are valid, or
+//! - its runtime differs from the one that they were signed for.
+//!
+//! This relies on increasing runtime versions: a chain whose root restores an old runtime would accept old bytes
+//! again.
 
 use crate::link::Version;
 use protocol::Block;
@@ -15,19 +19,19 @@ use std::{collections::BTreeMap, ops::RangeInclusive};
 pub(crate) struct InFlight<T> {
     pub(crate) task: T,
     bytes: Vec<u8>,
-    /// The runtime that it was signed for.
+    /// Runtime that it was signed for.
     runtime: Version,
-    /// The finalised block it was signed at: only a later block can include it.
+    /// Finalised block at which it was signed: only a later block can include it.
     signed_at: Block,
-    /// The last block that may include it.
+    /// Last block that may include it.
     valid_until: Block,
-    /// It is in no finalised block up to this one.
+    /// Last searched block: no finalised block up to this one includes it.
     searched: Block,
-    /// The finalised block at which it was last broadcast; `None` if never over this connection.
+    /// Finalised block of the last broadcast; `None` if it was never broadcast over this connection.
     broadcast: Option<Block>,
 }
 
-/// The calls in flight, by nonce.
+/// Calls in flight, by nonce.
 #[derive(Debug)]
 pub(crate) struct Outbox<T> {
     calls: BTreeMap<u64, InFlight<T>>,
@@ -44,7 +48,7 @@ impl<T> Outbox<T> {
         self.calls.is_empty()
     }
 
-    /// The nonce for another call, `on_chain` being the next one as of the best block.
+    /// Returns the nonce for another call. `on_chain` is the next one as of the best block.
     pub(crate) fn next_nonce(&self, on_chain: u64) -> u64 {
         let after_ours = self.calls.last_key_value().map_or(0, |(nonce, _)| nonce.saturating_add(1));
         on_chain.max(after_ours)
@@ -60,7 +64,7 @@ impl<T> Outbox<T> {
         signed_at: Block,
         blocks: u32,
     ) {
-        // An era's first block is the one it was signed at.
+        // An era's first block is the one at which the call was signed.
         let valid_until = Block(signed_at.0.saturating_add(blocks.saturating_sub(1)));
         let (searched, broadcast) = (signed_at, Some(signed_at));
         self.calls
@@ -76,7 +80,7 @@ impl<T> Outbox<T> {
         self.calls.remove(&nonce).map(|call| call.task)
     }
 
-    /// The node may have forgotten everything: every call is searched for and broadcast again.
+    /// Resets search and broadcast of every call, because the node may have lost its state.
     pub(crate) fn reconnected(&mut self) {
         for call in self.calls.values_mut() {
             call.searched = call.signed_at;
@@ -84,8 +88,9 @@ impl<T> Outbox<T> {
         }
     }
 
-    /// The finalised blocks to search, `next` being the account's nonce as of the finalised `head`. Only a used nonce
-    /// is searched for.
+    /// Returns the finalised blocks to search. `next` is the account's nonce as of the finalised `head`. A search is
+    /// needed
+    /// only for a used nonce.
     pub(crate) fn search(&mut self, head: Block, next: u64) -> Option<RangeInclusive<u32>> {
         let mut range: Option<RangeInclusive<u32>> = None;
         for (nonce, call) in &mut self.calls {
@@ -103,7 +108,7 @@ impl<T> Outbox<T> {
         range
     }
 
-    /// Our calls among a block's extrinsics: their nonce, and their index in the block.
+    /// Returns our calls among a block's extrinsics: their nonce, and their index in the block.
     pub(crate) fn find(&self, extrinsics: &[Vec<u8>]) -> Vec<(u64, usize)> {
         let index_of = |call: &InFlight<T>| extrinsics.iter().position(|bytes| *bytes == call.bytes);
         self.calls.iter().filter_map(|(nonce, call)| Some((*nonce, index_of(call)?))).collect()
@@ -116,15 +121,16 @@ impl<T> Outbox<T> {
         }
     }
 
-    /// Removes the calls whose nonce was used in a block that can no longer be read: they may or may not be included.
+    /// Removes the calls whose nonce was used in a block that can no longer be read: their inclusion is unknown.
     pub(crate) fn undecidable(&mut self, next: u64) -> Vec<T> {
         let kept = self.calls.split_off(&next);
         std::mem::replace(&mut self.calls, kept).into_values().map(|call| call.task).collect()
     }
 
     /// Removes the calls that can never be included, each with the reason. The blocks of [`Outbox::search`] must have
-    /// been searched, and the calls found there withdrawn. `runtime` is that of the block after the finalised `head`:
-    /// the best chain's may yet be dropped.
+    /// been searched, and the calls found there withdrawn. `runtime` must be that of the block after the finalised
+    /// `head`:
+    /// the best chain's upgrade may still be dropped.
     pub(crate) fn lost(&mut self, head: Block, next: u64, runtime: Version) -> Vec<(T, &'static str)> {
         let reason = |nonce: u64, call: &InFlight<T>| {
             if nonce < next {
@@ -142,8 +148,9 @@ impl<T> Outbox<T> {
         lost.into_iter().filter_map(|(nonce, why)| Some((self.withdraw(nonce)?, why))).collect()
     }
 
-    /// The bytes to broadcast again at the finalised `head`, in the order of their nonces: what was not broadcast over
-    /// this connection, or not for `every` blocks. They count as broadcast from now on.
+    /// Returns the bytes to broadcast again at the finalised `head`, in the order of their nonces: those not broadcast
+    /// over
+    /// this connection, or not for `every` blocks. Marks them as broadcast.
     pub(crate) fn due_again(&mut self, head: Block, every: u32) -> Vec<(u64, Vec<u8>)> {
         let due =
             |call: &InFlight<T>| call.broadcast.is_none_or(|block| head.0.saturating_sub(block.0) >= every);
@@ -164,7 +171,7 @@ mod tests {
     const OLD: Version = Version { spec: 1, transaction: 1 };
     const NEW: Version = Version { spec: 2, transaction: 1 };
 
-    /// Three calls with nonces 5, 6 and 7, signed at block 10 for 64 blocks: valid up to block 73.
+    /// Builds three calls with nonces 5, 6 and 7, signed at block 10 for 64 blocks: valid up to block 73.
     fn outbox() -> Outbox<&'static str> {
         let mut outbox = Outbox::default();
         for (nonce, name) in [(5, "five"), (6, "six"), (7, "seven")] {
@@ -181,7 +188,7 @@ mod tests {
     fn a_nonce_follows_the_chain_s_and_our_own() {
         assert_eq!(Outbox::<()>::default().next_nonce(0), 0);
         assert_eq!(Outbox::<()>::default().next_nonce(9), 9);
-        // The chain has not seen our calls yet, or has lost them with an unfinalised block.
+        // The chain has not received our calls yet, or has lost them with an unfinalised block.
         assert_eq!(outbox().next_nonce(5), 8);
         assert_eq!(outbox().next_nonce(2), 8);
         // Another process with the same key is ahead.
@@ -192,7 +199,7 @@ mod tests {
     fn blocks_are_searched_only_for_a_used_nonce() {
         let mut outbox = outbox();
         assert_eq!(outbox.search(Block(12), 5), None);
-        // Blocks 11 and 12 cannot hold what was still unused at block 12.
+        // Blocks 11 and 12 cannot include a nonce that was unused at block 12.
         assert_eq!(outbox.search(Block(14), 7), Some(13..=14));
         assert_eq!(outbox.find(&extrinsics(&["inherent", "six", "other"])), [(6, 1)]);
         assert_eq!(outbox.withdraw(6), Some("six"));
@@ -261,7 +268,7 @@ mod tests {
     #[test]
     fn a_call_included_before_an_upgrade_is_found_and_not_signed_again() {
         let mut outbox = outbox();
-        // Block 12 holds it and the upgrade.
+        // Block 12 contains it and the upgrade.
         assert_eq!(outbox.search(Block(12), 6), Some(11..=12));
         assert_eq!(outbox.find(&extrinsics(&["five", "set_code"])), [(5, 0)]);
         assert_eq!(outbox.withdraw(5), Some("five"));

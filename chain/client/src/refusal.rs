@@ -1,8 +1,8 @@
-//! The errors of pallets that a program acts on, by type.
+//! Errors of pallets that a program acts on, as an enum.
 
 macro_rules! refusals {
     ($($(#[$doc:meta])* $pallet:ident.$error:ident;)*) => {
-        /// An error of a pallet that a program acts on. All others are for people to read.
+        /// An error of a pallet that a program acts on. All others are only reported to the user.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Refusal {
             $($(#[$doc])* $error),*
@@ -11,7 +11,7 @@ macro_rules! refusals {
         impl Refusal {
             pub const ALL: &[Refusal] = &[$(Refusal::$error),*];
 
-            /// The names of the pallet and of its error, as in the chain's metadata.
+            /// Returns the names of the pallet and of its error, as in the chain's metadata.
             pub fn names(self) -> (&'static str, &'static str) {
                 match self {
                     $(Refusal::$error => (stringify!($pallet), stringify!($error))),*
@@ -30,7 +30,7 @@ refusals! {
     Windows.AlreadyVoted;
     /// The validator has anchored a receipt for the window.
     Windows.AlreadyAnchored;
-    /// The chain has forgotten the window.
+    /// The chain has pruned the window.
     Windows.WindowNotKept;
     /// The seat was registered after the window opened.
     Windows.NotInThisWindow;
@@ -44,11 +44,11 @@ refusals! {
     Weights.AlreadyRevealed;
     /// The validator has shown its measurements of the epoch.
     Weights.AlreadyAnswered;
-    /// Nothing of the epoch was drawn, or not yet.
+    /// The contributions of the epoch are not drawn yet, or none was merged.
     Weights.NothingDrawn;
     /// The validator anchored nothing for a drawn window before the draw.
     Weights.NotAnchored;
-    /// A measurement is not the one that the validator anchored.
+    /// A measurement differs from the one that the validator anchored.
     Weights.OtherThanAnchored;
     /// The epoch has closed.
     Weights.RevealOver;
@@ -57,7 +57,7 @@ refusals! {
 }
 
 impl Refusal {
-    /// The refusal with these names, if it is one that a program acts on.
+    /// Returns the refusal with these names, if it is one that a program acts on.
     pub fn named(pallet: &str, error: &str) -> Option<Refusal> {
         Refusal::ALL.iter().copied().find(|refusal| refusal.names() == (pallet, error))
     }

@@ -1,7 +1,7 @@
-//! Brings calls onto the chain: signs, broadcasts, waits until they are final, and broadcasts again what was dropped.
+//! Submits calls: signs, broadcasts, waits until they are final, and broadcasts dropped ones again.
 //!
-//! One task, the submitter, serves all callers of a client, so that nonces are given out in order. Decisions are in
-//! `outbox`; here is what waits.
+//! One task, the submitter, serves all callers of a client, so that nonces are assigned in order. Decisions are in
+//! `outbox`; this module contains the I/O.
 
 use crate::{
     Amount, ChainError, Head,
@@ -21,21 +21,21 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-/// Finalised blocks after which a call that is not final is broadcast again.
+/// Number of finalised blocks after which a call that is not final is broadcast again.
 pub(crate) const BROADCAST_AGAIN_BLOCKS: u32 = 3;
 
-/// The most times that one call is signed. It is signed again when the last bytes can no longer be included, as a rule
-/// because another process with the same key took the nonce.
+/// Maximum number of signatures of one call. It is signed again when the last bytes can no longer be included, usually
+/// because another process with the same key used the nonce.
 const SIGNATURES_MAX: u32 = 16;
 
-/// The most times that a call is sent to a pool that rejects it for now.
+/// Maximum number of times that a call is sent to a pool that rejects it temporarily.
 const REJECTIONS_MAX: u32 = 60;
 
-/// The pool's error codes for bytes that it has, or had and does not accept again for a while.
+/// Error codes of a pool that already contains the bytes, or contained them and temporarily rejects them.
 const BANNED: i32 = 1012;
 const HAS_IT: i32 = 1013;
 
-/// Whether an error of a broadcast means that the pool has the bytes already.
+/// Returns whether an error of a broadcast means that the pool already contains the bytes.
 pub(crate) fn is_known_to_pool(error: &ChainError) -> bool {
     matches!(error, ChainError::Rpc { code: BANNED | HAS_IT, .. })
 }
@@ -43,14 +43,14 @@ pub(crate) fn is_known_to_pool(error: &ChainError) -> bool {
 /// A call to submit.
 pub(crate) struct Request {
     pub(crate) call: Call,
-    /// On top of the fee.
+    /// Amount on top of the fee.
     pub(crate) tip: Amount,
     pub(crate) reply: oneshot::Sender<Result<Head, ChainError>>,
     pub(crate) sending: Arc<SendState>,
 }
 
-/// Decides the race between the submitter, about to broadcast, and a caller timing out. A caller told "not sent" can
-/// rely on it.
+/// State that orders a broadcast by the submitter and a timeout of the caller. The answer "not sent" to a caller is
+/// reliable.
 #[derive(Debug, Default)]
 pub(crate) struct SendState(AtomicU8);
 
@@ -59,7 +59,9 @@ impl SendState {
     const SENT: u8 = 1;
     const GIVEN_UP: u8 = 2;
 
-    /// Called before signed bytes are broadcast. False if the caller has given up: then they must not be.
+    /// Called before signed bytes are broadcast. Returns `false` if the caller has stopped waiting: then the bytes
+    /// must not
+    /// be sent.
     fn may_send(&self) -> bool {
         self.change(SendState::WAITING, SendState::SENT)
     }
@@ -69,8 +71,8 @@ impl SendState {
         self.change(SendState::SENT, SendState::WAITING);
     }
 
-    /// Called when the caller stops waiting. True if signed bytes were sent and may still be included; if false, none
-    /// will ever be sent.
+    /// Called when the caller stops waiting. Returns `true` if signed bytes were sent and may still be included; if
+    /// `false`, none will ever be sent.
     pub(crate) fn give_up(&self) -> bool {
         !self.change(SendState::WAITING, SendState::GIVEN_UP)
             && self.0.load(Ordering::Acquire) == SendState::SENT
@@ -92,7 +94,7 @@ impl Task {
         if let Err(error) = &answer {
             tracing::debug!(call = %self.request.call, %error, "a call failed");
         }
-        // A caller that has left needs no answer.
+        // A caller that stopped waiting needs no answer.
         let _ = self.request.reply.send(answer);
     }
 
@@ -101,7 +103,7 @@ impl Task {
     }
 }
 
-/// Whether a call that the pool rejected is worth another attempt.
+/// Outcome of a call that the pool rejected: temporary or final.
 enum Rejection {
     Transient(String),
     Final(ChainError),
@@ -110,10 +112,10 @@ enum Rejection {
 pub(crate) struct Submitter {
     connection: Connection,
     key: Key,
-    /// To be signed, in this order.
+    /// Calls to sign, in this order.
     waiting: VecDeque<Task>,
     outbox: Outbox<Task>,
-    /// The link that `outbox` was last compared over, and the block.
+    /// Link and block of the last comparison of `outbox` with the chain.
     link: Option<Arc<Link>>,
     reconciled: Option<Block>,
 }
@@ -185,12 +187,12 @@ impl Submitter {
             self.reconcile(link, &head).await?;
             self.reconciled = Some(head.block);
         }
-        // A caller that left before its call was signed does not want it any more.
+        // The call is dropped if its caller stopped waiting before it was signed.
         self.waiting.retain(|task| !task.request.reply.is_closed());
         self.send(link).await
     }
 
-    /// Finds out what became of the calls in flight as of `head`.
+    /// Determines the state of the calls in flight as of `head`.
     async fn reconcile(&mut self, link: &Link, head: &Head) -> Result<(), LinkError> {
         let next = link.nonce(&self.key.account(), head).await?;
         for number in self.outbox.search(head.block, next).into_iter().flatten() {
@@ -217,7 +219,7 @@ impl Submitter {
             return Ok(());
         }
 
-        // As of the finalised block: a fork without the upgrade may still include what was signed before it.
+        // As of the finalised block: a fork without the upgrade may still include calls signed before it.
         let runtime = link.version_after(Some(head)).await?;
         // The last first, so that they wait in the order in which they were signed.
         for (task, reason) in self.outbox.lost(head.block, next, runtime).into_iter().rev() {
@@ -236,7 +238,7 @@ impl Submitter {
             let best = link.best().await?;
             let next = link.nonce(&self.key.account(), &best).await?;
             for (nonce, bytes) in again {
-                // A lower nonce is in the best chain already, and only has to become final.
+                // A lower nonce is already in the best chain, and only has to become final.
                 if nonce < next {
                     continue;
                 }
@@ -250,7 +252,7 @@ impl Submitter {
         Ok(())
     }
 
-    /// Signs and broadcasts the waiting calls, until the pool rejects one for now.
+    /// Signs and broadcasts the waiting calls, until the pool temporarily rejects one.
     async fn send(&mut self, link: &Link) -> Result<(), LinkError> {
         while let Some(task) = self.waiting.front() {
             let head = link.head();
@@ -277,7 +279,7 @@ impl Submitter {
                 }
             };
 
-            // From here on the bytes count as sent, whatever happens to the connection.
+            // From here on the bytes count as sent, regardless of the connection.
             if !task.request.sending.may_send() {
                 continue;
             }
@@ -295,7 +297,7 @@ impl Submitter {
             };
             let Some(rejection) = rejection else { continue };
 
-            // Only this node has seen the bytes, and rejected them: they can no longer be included.
+            // Only this node has received the bytes, and rejected them: they can no longer be included.
             let Some(mut task) = self.outbox.withdraw(nonce) else { continue };
             task.request.sending.withdraw();
             match rejection {
@@ -316,8 +318,9 @@ impl Submitter {
         Ok(())
     }
 
-    /// What a pool's error means; `None` if the pool has the bytes. Where it can, asks the runtime instead of reading
-    /// the message.
+    /// Classifies a pool's error; `None` if the pool contains the bytes. Queries the runtime where possible, instead
+    /// of
+    /// parsing the message.
     async fn classify(
         &self,
         link: &Link,
@@ -327,7 +330,7 @@ impl Submitter {
         bytes: &[u8],
         best: &Head,
     ) -> Result<Option<Rejection>, LinkError> {
-        /// The pool's other error codes that our calls can meet.
+        /// Other error codes of the pool that can occur for our calls.
         const NOT_VERIFIED: i32 = 1002;
         const INVALID: i32 = 1010;
         const UNKNOWN_VALIDITY: i32 = 1011;

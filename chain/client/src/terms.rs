@@ -1,4 +1,4 @@
-//! A run's economic terms as people read and write them: by name, amounts in MTL, shares in percent.
+//! Text form of a run's economic terms: names, amounts in MTL, shares in percent.
 
 use crate::{Amount, AmountError};
 use protocol::{
@@ -27,7 +27,7 @@ pub enum TermsError {
     Invalid(#[from] ParamsError),
 }
 
-/// A term, which people read and write as text.
+/// A term with a text form.
 enum Field<'a> {
     Small(&'a mut u16),
     Number(&'a mut u32),
@@ -61,7 +61,7 @@ impl Field<'_> {
     }
 }
 
-/// Every term by name, in the order of [`Terms`].
+/// Returns every term by name, in the order of [`Terms`].
 fn fields(terms: &mut Terms) -> [(&'static str, Field<'_>); 17] {
     [
         ("active_set_max", Field::Small(&mut terms.active_set_max)),
@@ -84,12 +84,12 @@ fn fields(terms: &mut Terms) -> [(&'static str, Field<'_>); 17] {
     ]
 }
 
-/// Every term and its value, in the order of [`Terms`].
+/// Returns every term and its value, in the order of [`Terms`].
 pub fn lines(terms: &Terms) -> Vec<(&'static str, String)> {
     fields(&mut terms.clone()).into_iter().map(|(name, field)| (name, field.show())).collect()
 }
 
-/// Every limit of the terms and its value, in the order of [`TermsLimits`].
+/// Returns every limit of the terms and its value, in the order of [`TermsLimits`].
 pub fn limit_lines(limits: &TermsLimits) -> [(&'static str, String); 7] {
     let TermsLimits {
         owner_share,
@@ -111,16 +111,16 @@ pub fn limit_lines(limits: &TermsLimits) -> [(&'static str, String); 7] {
     ]
 }
 
-/// The terms that differ: name, old value, new value.
+/// Returns the terms that differ: name, old value, new value.
 pub fn changes(from: &Terms, to: &Terms) -> Vec<(&'static str, String, String)> {
     let pairs = lines(from).into_iter().zip(lines(to));
     pairs.filter(|((_, old), (_, new))| old != new).map(|((name, old), (_, new))| (name, old, new)).collect()
 }
 
-/// Sets one term, given as `name=value`. Does not validate the whole: several terms may have to change together.
+/// Sets one term, given as `name=value`. Does not validate the terms together: several may have to change together.
 ///
 /// # Errors
-/// If there is no such term, or the text is no value of it.
+/// If the term does not exist, or the text is not a valid value for it.
 pub fn set(terms: &mut Terms, assignment: &str) -> Result<(), TermsError> {
     let (name, text) =
         assignment.split_once('=').ok_or_else(|| TermsError::NoValue(assignment.to_owned()))?;
@@ -137,7 +137,7 @@ fn names() -> String {
     fields(&mut Terms::default()).map(|(name, _)| name).join(", ")
 }
 
-/// Thousandths in percent: `12.5 %`.
+/// Formats thousandths in percent: `12.5 %`.
 pub fn percent(share: Permille) -> String {
     match (share.0 / 10, share.0 % 10) {
         (whole, 0) => format!("{whole} %"),
@@ -145,7 +145,7 @@ pub fn percent(share: Permille) -> String {
     }
 }
 
-/// Reads thousandths, `125`, or percent, `12.5 %`. `None` if it is neither, or more than 1000 thousandths.
+/// Parses thousandths, `125`, or percent, `12.5 %`. `None` if it is neither, or more than 1000 thousandths.
 pub fn share(text: &str) -> Option<Permille> {
     let text = text.trim();
     let thousandths = match text.strip_suffix('%') {
@@ -162,11 +162,11 @@ pub fn share(text: &str) -> Option<Permille> {
     (thousandths <= 1000).then_some(Permille(thousandths))
 }
 
-/// Overwrites the terms that a JSON object names. Texts are read as by [`set`]; numbers are in the smallest unit and
-/// in thousandths, as [`Terms`] itself is written. `shares` may be an object of its own.
+/// Overwrites the terms that a JSON object names. Strings are parsed as in [`set`]; numbers are in the smallest unit
+/// and in thousandths, as in the JSON of [`Terms`] itself. `shares` may be a nested object.
 ///
 /// # Errors
-/// If the JSON is no object, names an unknown term, or has a value that the term cannot take.
+/// If the JSON is not an object, names an unknown term, or has an invalid value.
 pub fn overwrite(terms: &mut Terms, json: &Json) -> Result<(), TermsError> {
     let object = json.as_object().ok_or(TermsError::NoObject)?;
     for (name, value) in object {

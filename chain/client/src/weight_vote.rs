@@ -1,6 +1,6 @@
 //! A validator's weight vote for an epoch, read from blocks (PROT-30).
 //!
-//! The chain's state forgets weight votes when their epoch closes; its blocks do not. A call's bytes are the last of
+//! The chain's state drops weight votes when their epoch closes; its blocks keep them. A call's bytes are the last of
 //! an extrinsic. A reveal counts only if it matches the commitment.
 
 use codec::{Decode, DecodeAll as _};
@@ -10,26 +10,26 @@ use protocol::{
 };
 use std::ops::RangeInclusive;
 
-/// The first two bytes of a call: the pallet's index and the call's.
+/// First two bytes of a call: the index of the pallet and of the call.
 pub(crate) type CallIndex = [u8; 2];
 
-/// The blocks that can hold an epoch's commitment.
+/// Returns the blocks that can contain an epoch's commitment.
 pub(crate) fn commit_blocks(params: &RunParams, epoch: u32) -> RangeInclusive<u32> {
     let first = |epoch: u32| params.schedule.opens_at(Window(epoch.saturating_mul(params.epoch_windows)));
-    // Including the next epoch's first block: the chain may close an epoch late.
+    // Includes the next epoch's first block: the chain may close an epoch late.
     first(epoch).0..=first(epoch.saturating_add(1)).0
 }
 
-/// The blocks that can hold an epoch's reveal.
+/// Returns the blocks that can contain an epoch's reveal.
 pub(crate) fn reveal_blocks(params: &RunParams, epoch: u32) -> RangeInclusive<u32> {
     let after = Window(epoch.saturating_add(1).saturating_mul(params.epoch_windows));
     let over = Window(after.0.saturating_add(params.reveal_windows));
-    // If a full block closes the epoch late, the chain takes reveals until then.
+    // If a full block closes the epoch late, the chain accepts reveals until then.
     let grace = params.schedule.blocks_per_window;
     params.schedule.opens_at(after).0..=params.schedule.opens_at(over).0.saturating_add(grace)
 }
 
-/// The hash that `hotkey` committed to for `epoch`, if the extrinsic is that call.
+/// Returns the hash that `hotkey` committed to for `epoch`, if the extrinsic is that call.
 pub(crate) fn committed(
     bytes: &[u8],
     call: CallIndex,
@@ -41,7 +41,8 @@ pub(crate) fn committed(
     (of == run && at == epoch).then_some(hash)
 }
 
-/// The weights that `hotkey` revealed for `epoch`, and the commitment that they need, if the extrinsic is that call.
+/// Returns the weights that `hotkey` revealed for `epoch`, and the commitment that they need, if the extrinsic is that
+/// call.
 pub(crate) fn revealed(
     bytes: &[u8],
     call: CallIndex,
@@ -54,12 +55,12 @@ pub(crate) fn revealed(
     (of == run && at == epoch).then_some((weights, hash))
 }
 
-/// The part of `blocks` up to `head`.
+/// Returns the part of `blocks` up to `head`.
 pub(crate) fn until(blocks: RangeInclusive<u32>, head: Block) -> RangeInclusive<u32> {
     *blocks.start()..=(*blocks.end()).min(head.0)
 }
 
-/// The arguments of a call that `signer` signed itself: all bytes after the call's index.
+/// Returns the arguments of a call that `signer` signed itself: all bytes after the call's index.
 fn arguments<T: Decode>(bytes: &[u8], call: CallIndex, signer: &Hotkey) -> Option<T> {
     /// The signer's account is within the first bytes, after length, version and address kind.
     const SIGNER_WITHIN: usize = 40;
@@ -81,7 +82,7 @@ mod tests {
     const RUN: RunId = RunId(1);
     const CALL: CallIndex = [9, 1];
 
-    /// An extrinsic: length, version, address, signature, extensions, call.
+    /// Builds an extrinsic: length, version, address, signature, extensions, call.
     fn signed(hotkey: &Hotkey, call: CallIndex, arguments: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0x99, 0x02, 0x84, 0x00];
         bytes.extend_from_slice(&hotkey.0);

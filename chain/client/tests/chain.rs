@@ -34,7 +34,7 @@ fn seat_request(run: RunId, hotkey: &Key) -> SeatRequest {
     }
 }
 
-/// Makes blocks until `what` is done.
+/// Produces blocks until `what` is complete.
 async fn seal_until<T>(chain: &EmbeddedChain, what: impl Future<Output = T>) -> T {
     let mut what = std::pin::pin!(what);
     loop {
@@ -49,12 +49,12 @@ async fn seal_until<T>(chain: &EmbeddedChain, what: impl Future<Output = T>) -> 
 async fn the_block_time_is_that_of_the_blocks() {
     let chain = busy_chain().await;
     let reader = client(&chain.url(), "//Alice").await;
-    // The slot's length at first, later that between the blocks: never that of another chain.
+    // First the length of a slot, later the interval between the blocks: never that of another chain.
     assert_eq!(reader.block_time().await.unwrap(), Duration::from_millis(40));
     let (first, began) = (head(&reader).block, Instant::now());
     let last = wait_for(&reader, Block(60)).await.block;
     let measured = reader.block_time().await.unwrap();
-    // A busy machine makes blocks more slowly.
+    // A busy machine produces blocks more slowly.
     let seen = began.elapsed() / (last.0 - first.0).max(1);
     assert!(
         Duration::from_millis(40) <= measured && measured < Duration::from_secs(1).max(4 * seen),
@@ -306,7 +306,7 @@ async fn a_restarted_chain_is_found_and_forgotten_calls_are_sent_again() {
     assert_eq!(free(&alice, &to).await, ONE);
     let later = seal_until(&chain, wait_for(&alice, Block(included.block.0 + 1))).await;
     assert!(later.block > included.block);
-    // Bob gave up before his call was signed, so that it was never sent.
+    // Bob stopped waiting before his call was signed, so it was never sent.
     assert_eq!(free(&alice, &dev("//Bob")).await, Amount::mtl(1_000_000));
     chain.shutdown().await;
 }
@@ -346,7 +346,7 @@ async fn nothing_is_signed_for_an_old_runtime_and_the_client_reconnects() {
     let alice = client(&proxy.url(), "//Alice").await;
     let receiver = Key::generate().unwrap().account();
 
-    // The chain reports another version than the one its metadata were read for.
+    // The chain reports a version other than that of the metadata.
     let connections = proxy.connections();
     proxy.set(Wire::Upgraded);
     let sender = alice.clone();
@@ -377,7 +377,7 @@ async fn a_call_signed_for_an_old_runtime_is_signed_again_and_included_once() {
     let submitted = tokio::spawn(async move { sender.submit(call).await });
     let old = until_pooled(&chain).await;
 
-    // The chain forgets its pool, and then reports an upgrade for a few requests.
+    // The chain loses its pool, and then reports an upgrade for a few requests.
     proxy.set(Wire::Upgraded);
     let listen = chain.address();
     chain.shutdown().await;
@@ -436,7 +436,7 @@ async fn another_chain_is_refused_with_what_was_found() {
     let text = connect(&chain.url(), Some(other)).await.unwrap_err().to_string();
     assert!(text.contains(&other.to_string()), "{text}");
 
-    // Only what calls itself a development chain is one.
+    // Only a chain that reports itself as a development chain is one.
     let client = SubxtChain::connect_timed(&chain.url(), None, None, patient()).await.unwrap();
     assert_eq!((client.genesis(), client.is_development()), (genesis, true));
     let proxy = Proxy::to(chain.address().port()).await;
@@ -446,7 +446,7 @@ async fn another_chain_is_refused_with_what_was_found() {
 
     proxy.set(Wire::Tampered { from: "\"specName\":\"mettle\"", to: "\"specName\":\"kettle\"" });
     not_ours(connect(&proxy.url(), None).await, "`kettle`");
-    // A JSON-RPC server that is no chain.
+    // A JSON-RPC server that is not a chain.
     proxy.set(Wire::Tampered { from: "\"result\":\"", to: "\"rezult\":\"" });
     let hasty = mettle_chain_client::Timing { connect: Duration::from_secs(1), ..patient() };
     let other = SubxtChain::connect_timed(&proxy.url(), None, None, hasty).await;

@@ -1,7 +1,7 @@
-//! A key as polkadot-js and the wallets built on it export it: a JSON file of version 3.
+//! A key as exported by polkadot-js and wallets built on it: a JSON file of version 3.
 //!
-//! scrypt stretches the password, and XSalsa20-Poly1305 (NaCl's secretbox) encrypts the key in PKCS#8 form. The costs
-//! of scrypt are those that polkadot-js itself accepts, so that a file cannot ask for more memory or time.
+//! scrypt stretches the password, and XSalsa20-Poly1305 (NaCl's secretbox) encrypts the key in PKCS#8 form. Only the
+//! scrypt costs that polkadot-js itself accepts are allowed, so that a file cannot request more memory or time.
 
 use super::{Key, KeyError, KeyPassword, Scheme, file::read_bounded};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -17,17 +17,17 @@ const KDF: &str = "scrypt";
 const CIPHER: &str = "xsalsa20-poly1305";
 
 const SALT_BYTES: usize = 32;
-/// The salt, and `N`, `p` and `r` of four bytes each, little-endian.
+/// Length of the salt, and of `N`, `p` and `r` of four bytes each, little-endian.
 const KDF_BYTES: usize = SALT_BYTES + 12;
 const NONCE_BYTES: usize = 24;
 const TAG_BYTES: usize = 16;
 
-/// log₂ `N`, `p` and `r` that polkadot-js accepts; at most 128 MiB.
+/// Values of log₂ `N`, `p` and `r` that polkadot-js accepts; at most 128 MiB.
 const COSTS: [(u8, u32, u32); 6] = [(13, 10, 8), (14, 5, 8), (15, 3, 8), (15, 1, 8), (16, 2, 8), (17, 1, 8)];
 
-/// What stands before the secret key. The header is ed25519's for every scheme.
+/// Bytes before the secret key. The header is ed25519's for every scheme.
 const SECRET_HEADER: [u8; 16] = [48, 83, 2, 1, 1, 48, 5, 6, 3, 43, 101, 112, 4, 34, 4, 32];
-/// What stands between secret and public key.
+/// Bytes between secret and public key.
 const PUBLIC_HEADER: [u8; 5] = [161, 35, 3, 33, 0];
 const SECRET_BYTES: usize = 64;
 const PUBLIC_BYTES: usize = 32;
@@ -42,7 +42,7 @@ pub struct KeyExport {
     encoded: [u8; ENCODED_BYTES],
 }
 
-/// The fields that matter; the name of an account and the like are left out.
+/// Required fields; others, such as the account's name, are ignored.
 #[derive(Deserialize)]
 struct Contents {
     encoded: String,
@@ -61,7 +61,7 @@ impl KeyExport {
     /// Reads an export without decrypting it.
     ///
     /// # Errors
-    /// If it is no such file, not encrypted, cut short, or holds a key of another scheme.
+    /// If there is no such file, or it is not an export, not encrypted, truncated, or of an unknown scheme.
     pub fn read(path: &Path) -> Result<KeyExport, KeyError> {
         let bytes = read_bounded(path).map_err(|error| match error {
             KeyError::NoSuchFile(path) => KeyError::NoSuchExport(path),
@@ -95,7 +95,7 @@ impl KeyExport {
                 )));
             }
         };
-        // Wallets write the address with the prefix of the network that was chosen there.
+        // Wallets write the address with the prefix of the selected network.
         let (account, _) = AccountId32::from_ss58check_with_version(&contents.address)
             .map_err(|error| refused(format!("its address is none: {error:?}")))?;
         let encoded = STANDARD
@@ -112,7 +112,7 @@ impl KeyExport {
         Ok(export)
     }
 
-    /// The costs of scrypt that the file names.
+    /// Returns the costs of scrypt stated in the file.
     fn cost(&self) -> Result<scrypt::Params, KeyError> {
         let [n, p, r] = [0, 4, 8].map(|at| {
             let at = SALT_BYTES.saturating_add(at);
@@ -125,6 +125,11 @@ impl KeyExport {
     }
 
     /// Decrypts the export.
+    ///
+    /// # Errors
+    /// [`KeyError::WrongPassword`] if the password is wrong or the file was changed, [`KeyError::NotAnExport`] if its
+    /// contents
+    /// are invalid.
     pub fn unlock(&self, password: &KeyPassword) -> Result<Key, KeyError> {
         let mut stretched = Zeroizing::new([0; 32]);
         scrypt::scrypt(
@@ -173,7 +178,7 @@ mod tests {
         export.unlock(&KeyPassword::new(password).unwrap())
     }
 
-    /// Changes one field of a good export, and returns why it is refused.
+    /// Changes one field of a valid export, and returns the error.
     #[track_caller]
     fn refused(change: impl FnOnce(&mut Value)) -> String {
         let mut json: Value = serde_json::from_str(SR25519).unwrap();

@@ -1,9 +1,11 @@
-//! A key on disk: its secret, encrypted under a password.
+//! A key on disk, with its secret encrypted under a password.
 //!
-//! Argon2id stretches the password, and XChaCha20-Poly1305 encrypts the secret: the seed of an ed25519 key, or the two
-//! halves of an sr25519 key, of which wallets do not export the seed. Everything else in the file is
-//! associated data, so that a changed file does not open. The memory and time that a file asks for are bounded before
-//! they are spent.
+//! Argon2id stretches the password, and XChaCha20-Poly1305 encrypts the secret. The secret is the seed of an ed25519
+//! key,
+//! or the two halves of an sr25519 key, because wallets do not export its seed. Everything else in the file is
+//! associated
+//! data, so that a changed file does not open. The memory and time requested by a file are checked before they are
+//! spent.
 
 use super::{Key, KeyError, KeyPassword, Scheme, address};
 use argon2::{Algorithm, Argon2, Params, Version};
@@ -24,7 +26,7 @@ const FORMAT: &str = "mettle-key/1";
 const KDF: &str = "argon2id";
 const CIPHER: &str = "xchacha20-poly1305";
 
-/// A key file is under 1 KiB; a longer file is no key file.
+/// Maximum size of a key file, in bytes. A valid one is below 1 KiB.
 const FILE_BYTES_MAX: u64 = 16 * 1024;
 const SALT_BYTES: usize = 16;
 const NONCE_BYTES: usize = 24;
@@ -34,7 +36,7 @@ const MEMORY_KIB_MAX: u32 = 1024 * 1024;
 const PASSES_MAX: u32 = 16;
 const LANES_MAX: u32 = 16;
 
-/// The cost of trying one password.
+/// Cost of one password attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cost {
     memory_kib: u32,
@@ -56,12 +58,12 @@ pub struct KeyFile {
     contents: Contents,
 }
 
-/// The file, as JSON.
+/// Contents of the file, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Contents {
     format: String,
-    /// Left out for ed25519.
+    /// Omitted for ed25519.
     #[serde(default, skip_serializing_if = "Scheme::is_ed25519")]
     scheme: Scheme,
     public: Hotkey,
@@ -85,7 +87,7 @@ struct Kdf {
 struct Cipher {
     name: String,
     nonce: Hex<NONCE_BYTES>,
-    /// The secret and the authentication tag, in hex.
+    /// Secret and authentication tag, in hex.
     sealed: String,
 }
 
@@ -113,6 +115,9 @@ impl<const N: usize> From<Hex<N>> for String {
 impl KeyFile {
     /// Writes `key` to a new file that only its owner may read, and creates its directories. Never overwrites a file,
     /// and never leaves a partial one.
+    ///
+    /// # Errors
+    /// [`KeyError::Exists`] if there is a file at `path`, [`KeyError::Io`] if it cannot be written.
     pub fn create(path: &Path, key: &Key, password: &KeyPassword) -> Result<(), KeyError> {
         KeyFile::create_at_cost(path, key, password, Cost::default())
     }
@@ -125,11 +130,14 @@ impl KeyFile {
     }
 
     /// Reads a key file without decrypting it.
+    ///
+    /// # Errors
+    /// If there is no file, it cannot be read, or it is not a key file.
     pub fn read(path: &Path) -> Result<KeyFile, KeyError> {
         KeyFile::parse(path, &read_bounded(path)?)
     }
 
-    /// The account that the file claims; [`KeyFile::unlock`] verifies it.
+    /// Returns the account stated in the file; [`KeyFile::unlock`] verifies it.
     pub fn account(&self) -> Account {
         self.contents.public.0
     }
@@ -139,6 +147,10 @@ impl KeyFile {
     }
 
     /// Decrypts the file.
+    ///
+    /// # Errors
+    /// [`KeyError::WrongPassword`] if the password is wrong or the file was changed, [`KeyError::TooCostly`] or
+    /// [`KeyError::NotAKeyFile`] if the file is invalid.
     pub fn unlock(&self, password: &KeyPassword) -> Result<Key, KeyError> {
         let cipher = self.cipher(password)?;
         let Cipher { nonce, sealed, .. } = &self.contents.cipher;
@@ -221,7 +233,7 @@ impl KeyFile {
             .map_err(|error| self.not_a_key_file(&format!("its kdf parameters are impossible: {error}")))
     }
 
-    /// The cipher under the stretched password. This step takes the time.
+    /// Returns the cipher under the stretched password. This is the slow step.
     fn cipher(&self, password: &KeyPassword) -> Result<XChaCha20Poly1305, KeyError> {
         let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, self.params()?);
         let mut stretched = Zeroizing::new([0; 32]);
@@ -231,7 +243,7 @@ impl KeyFile {
         Ok(XChaCha20Poly1305::new((&*stretched).into()))
     }
 
-    /// The associated data.
+    /// Returns the associated data.
     fn bound(&self) -> Vec<u8> {
         let Kdf { memory_kib, passes, lanes, .. } = self.contents.kdf;
         let mut bound = format!("{FORMAT} {KDF} {memory_kib} {passes} {lanes} {CIPHER} ").into_bytes();
@@ -252,7 +264,7 @@ impl KeyFile {
             _ => Path::new("."),
         };
         fs::create_dir_all(directory).map_err(failed)?;
-        // A temporary file has mode 0600, and is renamed once its bytes are on the disk.
+        // A temporary file has mode 0600, and is renamed after its bytes are on disk.
         let mut temporary = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
         temporary.write_all(text.as_bytes()).map_err(failed)?;
         temporary.as_file().sync_all().map_err(failed)?;
@@ -273,10 +285,10 @@ impl KeyFile {
     }
 }
 
-/// Reads a small file with a key.
+/// Reads a small file that contains a key.
 ///
 /// # Errors
-/// If there is none, or it is too long for a key.
+/// If there is no such file, it cannot be read, or it is too long for a key.
 pub(super) fn read_bounded(path: &Path) -> Result<Vec<u8>, KeyError> {
     let failed = |source| KeyError::Io { doing: "read", path: path.to_owned(), source };
     let file = match fs::File::open(path) {
@@ -313,7 +325,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The least that Argon2 accepts.
+    /// Minimum cost that Argon2 accepts.
     const CHEAP: Cost = Cost { memory_kib: 8, passes: 1, lanes: 1 };
 
     fn password(text: &str) -> KeyPassword {
@@ -341,7 +353,7 @@ mod tests {
         Saved { _directory: directory, path, key }
     }
 
-    /// Changes one field of a good file, and returns why it does not open.
+    /// Changes one field of a valid file, and returns the error of opening it.
     #[track_caller]
     fn refused(change: impl FnOnce(&mut serde_json::Value)) -> KeyError {
         let saved = saved();
@@ -368,7 +380,7 @@ mod tests {
         let opened = open(&saved.path, "right").unwrap();
         assert_eq!((opened.account(), opened.scheme()), (saved.key.account(), Scheme::Sr25519));
         assert_eq!(*opened.secret(), *saved.key.secret());
-        // Without its scheme it is no ed25519 key.
+        // Without its scheme it is not an ed25519 key.
         let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&saved.path).unwrap()).unwrap();
         json.as_object_mut().unwrap().remove("scheme");
         fs::write(&saved.path, json.to_string()).unwrap();
@@ -395,7 +407,7 @@ mod tests {
         let error = KeyFile::create_at_cost(&saved.path, &other, &password("x"), CHEAP).unwrap_err();
         assert!(matches!(error, KeyError::Exists(_)), "{error}");
         assert_eq!(fs::read(&saved.path).unwrap(), before);
-        // Also if the file appears between the check and the write.
+        // Even if the file appears between the check and the write.
         let file = KeyFile::seal(&saved.path, &other, &password("x"), CHEAP).unwrap();
         assert!(matches!(file.write(), Err(KeyError::Exists(_))));
         assert_eq!(fs::read(&saved.path).unwrap(), before);

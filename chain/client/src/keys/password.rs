@@ -1,4 +1,4 @@
-//! The password of a key file: from a file, the environment, or the terminal.
+//! Password of a key file, from a file, the environment, or the terminal.
 
 use std::{
     fmt, fs,
@@ -7,23 +7,23 @@ use std::{
 };
 use zeroize::Zeroizing;
 
-/// The environment variable that holds the password.
+/// Environment variable that contains the password.
 pub const PASSWORD_VARIABLE: &str = "METTLE_KEY_PASSWORD";
 
-/// A password file is one line; a longer file is no password file.
+/// Maximum size of a password file, in bytes. A valid one has a single line.
 const PASSWORD_BYTES_MAX: u64 = 4096;
 
-/// The password of a key file. Wiped when dropped, and never shown.
+/// Password of a key file. Wiped when dropped, and never shown.
 #[derive(Clone)]
 pub struct KeyPassword(Zeroizing<String>);
 
-/// Whether the user may be asked at the terminal.
+/// Permission to prompt for the password at the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prompt {
     Never,
-    /// Once: for a key file that exists.
+    /// Prompts once: for an existing key file.
     Once,
-    /// Twice, and both must be equal: for a new key file.
+    /// Prompts twice, for equal answers: for a new key file.
     Twice,
 }
 
@@ -51,7 +51,11 @@ impl KeyPassword {
         if password.is_empty() { Err(PasswordError::Empty) } else { Ok(KeyPassword(password)) }
     }
 
-    /// The password for `what`: from `file`, else from `variable`, else from the terminal if `prompt` allows it.
+    /// Returns the password for `what`: from `file`, else from `variable`, else from the terminal if `prompt` allows
+    /// it.
+    ///
+    /// # Errors
+    /// If the password is empty or missing, the file is unreadable or not a password file, or the two answers differ.
     pub fn resolve(
         what: &str,
         file: Option<&Path>,
@@ -75,7 +79,10 @@ impl KeyPassword {
         Ok(first)
     }
 
-    /// [`KeyPassword::resolve`] with [`PASSWORD_VARIABLE`] from the environment. For programs' `main` only.
+    /// Calls [`KeyPassword::resolve`] with [`PASSWORD_VARIABLE`] from the environment. For programs' `main` only.
+    ///
+    /// # Errors
+    /// The errors of [`KeyPassword::resolve`].
     pub fn from_environment(
         what: &str,
         file: Option<&Path>,

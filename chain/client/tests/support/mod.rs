@@ -12,7 +12,7 @@ use std::{
 };
 use subxt::rpcs::{RpcClient, rpc_params};
 
-/// A chain that makes 25 blocks per second; finality trails by two.
+/// Starts a chain that makes 25 blocks per second; finality trails by two.
 pub async fn busy_chain() -> EmbeddedChain {
     start(busy()).await
 }
@@ -21,12 +21,12 @@ pub fn busy() -> Config {
     Config { block_interval: Duration::from_millis(40), finality_lag: 2, ..Config::default() }
 }
 
-/// A chain that makes a block with each transaction, and when the test says so.
+/// Starts a chain that makes a block with each transaction, and at the test's request.
 pub async fn chain_without_a_clock() -> EmbeddedChain {
     start(Config { sealing: Sealing::Instant, ..Config::default() }).await
 }
 
-/// A chain that makes a block when the test says so.
+/// Starts a chain that makes blocks only at the test's request.
 pub async fn idle_chain(finality_lag: u32) -> EmbeddedChain {
     start(Config { sealing: Sealing::Manual, finality_lag, ..Config::default() }).await
 }
@@ -35,7 +35,7 @@ pub async fn start(config: Config) -> EmbeddedChain {
     EmbeddedChain::start(config).await.unwrap()
 }
 
-/// `config` at an address of this process alone, so that a chain can restart at the same port.
+/// Returns `config` at an address of this process alone, so that a chain can restart at the same port.
 pub fn at_home(config: Config) -> Config {
     static HOMES: AtomicU8 = AtomicU8::new(2);
     let home =
@@ -55,7 +55,7 @@ pub async fn until_pooled(chain: &EmbeddedChain) -> Vec<String> {
     }
 }
 
-/// Waits until `late` has seen the latest block of `early`.
+/// Waits until `late` has received the latest block of `early`.
 pub async fn catch_up(late: &SubxtChain, early: &SubxtChain) {
     wait_for(late, head(early).block).await;
 }
@@ -64,7 +64,7 @@ pub fn dev(path: &str) -> Key {
     Key::dev(path).unwrap()
 }
 
-/// Gives up after `patience`; otherwise retries quickly, and tolerates a busy machine.
+/// Fails after `patience`; until then retries quickly, and tolerates a busy machine.
 pub fn patient_for(patience: Duration) -> Timing {
     Timing {
         connect: Duration::from_secs(120),
@@ -78,7 +78,7 @@ pub fn patient_for(patience: Duration) -> Timing {
     }
 }
 
-/// Gives up only if a test hangs.
+/// Fails only if a test hangs.
 pub fn patient() -> Timing {
     patient_for(Duration::from_secs(240))
 }
@@ -112,12 +112,12 @@ pub async fn create_run(chain: &SubxtChain, start: u32) -> RunView {
     account::create_run(chain, &wish).await.unwrap()
 }
 
-/// The latest finalised block that a client has seen.
+/// Returns the latest finalised block that a client has received.
 pub fn head(client: &SubxtChain) -> Head {
     *client.heads().borrow()
 }
 
-/// Waits until a client has seen `block` as final, and returns the latest finalised block.
+/// Waits until a client has received `block` as final, and returns the latest finalised block.
 pub async fn wait_for(client: &SubxtChain, block: Block) -> Head {
     *client.heads().wait_for(|head| head.block >= block).await.unwrap()
 }

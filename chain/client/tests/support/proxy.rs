@@ -10,13 +10,13 @@ use tokio::{
     sync::watch,
 };
 
-/// What the proxy does; changes apply to open connections too.
+/// Behaviour of the proxy; changes apply to open connections too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wire {
     Sound,
-    /// All connections are closed, new ones at once.
+    /// Closes all connections, and new ones at once.
     Cut,
-    /// Nothing passes, and nothing is closed.
+    /// Forwards nothing, and closes nothing.
     Blocked,
     /// Replaces one text in the chain's answers by another of the same length.
     Tampered {
@@ -34,7 +34,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A working proxy to the chain at this port.
+    /// Starts a working proxy to the chain at this port.
     pub async fn to(port: u16) -> Proxy {
         Proxy::to_address((Ipv4Addr::LOCALHOST, port).into()).await
     }
@@ -69,12 +69,12 @@ impl Proxy {
         self.wire.send_replace(wire);
     }
 
-    /// The number of connections so far.
+    /// Returns the number of connections so far.
     pub fn connections(&self) -> u32 {
         *self.connections.borrow()
     }
 
-    /// Waits until there were more than `before`.
+    /// Waits until there were more than `before` connections.
     pub async fn another_connection(&self, before: u32) {
         self.connections.clone().wait_for(|count| before < *count).await.unwrap();
     }
