@@ -1,8 +1,9 @@
-//! Measures transactions per second that the chain accepts and includes, and the time of the blocks that open a
-//! window and make its selection, in a run with 64 validators; and the length of answers of the runtime API, in
-//! hexadecimal as a client gets them.
+//! Measures transactions per second that the chain accepts and includes. Also measures the time of the blocks that
+//! open
+//! a window and make its selection, in a run with 64 validators, and the length of the runtime API's answers, in
+//! hexadecimal as a client receives them.
 //!
-//! Not a criterion benchmark, as a window can be filled once. `cargo bench -p mettle-embedded-chain --bench
+//! Not a criterion benchmark, because a window can be filled only once. `cargo bench -p mettle-embedded-chain --bench
 //! throughput` prints one line of JSON; `-- MINERS` sets the number of miners.
 
 use codec::{Compact, Encode};
@@ -127,7 +128,7 @@ async fn main() {
     chain.shutdown().await;
 }
 
-/// Creates a run with these seats, the last ones validators'.
+/// Creates a run with these seats, of which the last ones are validators'.
 async fn set_up(
     chain: &EmbeddedChain,
     client: &RpcClient,
@@ -191,7 +192,7 @@ async fn go_to(chain: &EmbeddedChain, number: u32) {
     }
 }
 
-/// The time to make block `number`.
+/// Returns the time to make block `number`.
 async fn timed_at(chain: &EmbeddedChain, number: u32) -> Duration {
     assert!(chain.best().number < number, "block {number} was made before it could be timed");
     go_to(chain, number - 1).await;
@@ -219,7 +220,7 @@ async fn pending(client: &RpcClient) -> usize {
     waiting.len()
 }
 
-/// An immortal transaction without a tip, in hexadecimal.
+/// Returns an immortal transaction without a tip, in hexadecimal.
 fn signed<P: Pair<Public: AsRef<[u8]>, Signature: Into<MultiSignature>>>(
     key: &P,
     nonce: u32,

@@ -1,8 +1,8 @@
-//! The chain: its blocks, which of them are final, and how the next one is made.
+//! The chain: its blocks, its finalised head, and block production.
 //!
 //! One writer at a time seals a block or drops the unfinalised ones. It holds the readers' lock only to read and to
 //! store the result, never while the runtime or the disk works. A block becomes final when `finality_lag` blocks
-//! follow it, and is on disk before any client is told.
+//! follow it, and is on disk before any client is notified.
 
 use crate::{
     execute::{
@@ -24,12 +24,12 @@ use std::{
 };
 use tokio::sync::{Notify, watch};
 
-/// The most transactions revalidated per block.
+/// Maximum number of transactions revalidated per block.
 const REVALIDATED_MAX: usize = 64;
-/// The most validations of a transaction that a new block makes outdated.
+/// Maximum number of validations of a transaction that new blocks make outdated.
 const VALIDATED_MAX: usize = 16;
 
-/// A block's number and hash.
+/// Number and hash of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     pub number: u32,
@@ -43,7 +43,7 @@ pub struct Heads {
     pub finalised: Head,
 }
 
-/// Why no block was made. The chain is unchanged.
+/// Error of making a block. The chain is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
     #[error("the runtime could not make block {number}")]
@@ -54,7 +54,7 @@ pub enum SealError {
     Stopped,
 }
 
-/// Why a query has no answer.
+/// Error of a query.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum QueryError {
     #[error("UnknownBlock: Header was not found in the database: {0:?}")]
@@ -66,7 +66,7 @@ pub(crate) enum QueryError {
     Discarded { hash: H256, number: u32, kept: u32 },
 }
 
-/// Why a transaction is not accepted.
+/// Error of submitting a transaction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SubmitError {
     #[error(transparent)]
@@ -91,14 +91,14 @@ pub(crate) struct Chain {
 }
 
 struct Writer {
-    /// The slot of the last block made, dropped ones included: slots are unique.
+    /// Slot of the last block made, dropped ones included: slots are unique.
     slot: u64,
     store: Option<Store>,
     stopped: bool,
 }
 
 struct Inner {
-    /// The stored part of the canonical chain, with the genesis block.
+    /// Stored part of the canonical chain, with the genesis block.
     blocks: BTreeMap<u32, Block>,
     numbers: HashMap<H256, u32>,
     heads: Heads,
@@ -108,7 +108,7 @@ struct Inner {
 struct Block {
     header: Header,
     hash: H256,
-    /// `None` once it is pruned.
+    /// Body of the block; `None` after it is pruned.
     body: Option<Body>,
 }
 
@@ -117,7 +117,7 @@ struct Body {
     inherents: usize,
     included: Vec<H256>,
     state: State,
-    /// The changes of the state, until they are on disk.
+    /// Changes of the state that are not on disk yet.
     unsaved: Changes,
 }
 
@@ -173,13 +173,14 @@ impl Chain {
         self.inner().block(hash).map(|block| block.header.clone())
     }
 
-    /// The stored headers of the canonical chain from `first` to `last`.
+    /// Returns the stored headers of the canonical chain from `first` to `last`.
     pub(crate) fn headers(&self, first: u32, last: u32) -> Vec<(H256, Header)> {
         self.inner().headers(first, last)
     }
 
-    /// The stored headers after `last` up to `best`. If `last` was dropped, those after `sure`, the last finalised
-    /// block before it: later ones may have been replaced.
+    /// Returns the stored headers after `last` up to `best`. If `last` was dropped, returns those after `sure`, the
+    /// last
+    /// finalised block before it: later ones may have been replaced.
     pub(crate) fn headers_after(&self, last: Head, sure: u32, best: Head) -> Vec<(H256, Header)> {
         let inner = self.inner();
         let stands = inner.blocks.get(&last.number).is_some_and(|block| block.hash == last.hash);
@@ -187,7 +188,7 @@ impl Chain {
         inner.headers(first, best.number)
     }
 
-    /// A block with its extrinsics; `None` if it is unknown.
+    /// Returns a block with its extrinsics; `None` if it is unknown.
     pub(crate) fn block(&self, hash: H256) -> Result<Option<(Header, Vec<Extrinsic>)>, QueryError> {
         let inner = self.inner();
         let Some(block) = inner.block(hash) else { return Ok(None) };
@@ -195,7 +196,7 @@ impl Chain {
         Ok(Some((block.header.clone(), body.extrinsics.clone())))
     }
 
-    /// The state after a block, by default the best one.
+    /// Returns the state after a block, by default the best one.
     pub(crate) fn state(&self, at: Option<H256>) -> Result<(Head, State), QueryError> {
         let inner = self.inner();
         let hash = at.unwrap_or(inner.heads.best.hash);
@@ -204,12 +205,12 @@ impl Chain {
         Ok((Head { number: block.header.number, hash }, body.state.clone()))
     }
 
-    /// The ready transactions of the pool.
+    /// Returns the ready transactions of the pool.
     pub(crate) fn pending(&self) -> Vec<Extrinsic> {
         self.inner().pool.candidates().into_iter().map(|candidate| candidate.bytes).collect()
     }
 
-    /// Whether a transaction in the pool provides this tag.
+    /// Returns whether a transaction in the pool provides this tag.
     pub(crate) fn is_provided(&self, tag: &[u8]) -> bool {
         self.inner().pool.is_provided(&tag.to_vec())
     }
@@ -233,7 +234,7 @@ impl Chain {
                 }
             };
             let mut inner = self.inner();
-            // The result holds for the best block only.
+            // The result is valid for the best block only.
             if inner.heads.best == at {
                 inner.pool.submit(hash, bytes, valid, at.number, watcher)?;
                 drop(inner);
@@ -319,7 +320,7 @@ impl Chain {
         writer.store = None;
     }
 
-    /// Stores block `number`, which the new block `made` makes final.
+    /// Stores block `number`, which becomes final with the new block `made`.
     fn store(&self, store: &Store, number: u32, made: &Block) -> Result<(), StoreError> {
         let inner = self.inner();
         let before = inner.blocks.get(&(number - 1)).expect("the parent of an unfinalised block is stored");
@@ -334,13 +335,13 @@ impl Chain {
             undo: inner.state(before).undo(&body.unsaved),
         };
         let (header, changes) = (block.header.clone(), body.unsaved.clone());
-        // The disk must not hold up the readers.
+        // The disk must not block the readers.
         drop(inner);
         store.append(&header, &stored, &changes)
     }
 
     /// Appends a block and moves the finalised head to `becomes_final`. Announces the heads before the transactions'
-    /// statuses: a client told that its transaction is final finds it in the finalised state.
+    /// statuses: after a notification that its transaction is final, a client finds it in the finalised state.
     fn append(&self, block: Block, left_out: Vec<(H256, LeftOut)>, becomes_final: Option<u32>) {
         let mut inner = self.inner();
         let (number, hash) = (block.header.number, block.hash);
@@ -415,7 +416,7 @@ impl Inner {
     }
 
     fn headers(&self, first: u32, last: u32) -> Vec<(H256, Header)> {
-        // A range must not end before it begins.
+        // The end of a range must not precede its start.
         if first > last {
             return Vec::new();
         }
@@ -449,7 +450,7 @@ impl Inner {
 }
 
 impl Block {
-    /// A new block, and the candidates that it left out.
+    /// Returns a new block, and the candidates that it left out.
     fn made(built: Built) -> (Block, Vec<(H256, LeftOut)>) {
         let Built { header, hash, extrinsics, inherents, included, left_out, state, changes } = built;
         let body = Body { extrinsics, inherents, included, state, unsaved: changes };
@@ -458,7 +459,7 @@ impl Block {
 }
 
 impl Body {
-    /// A block loaded from disk.
+    /// Returns a block loaded from disk.
     fn resumed(stored: Option<StoredBody>, state: State) -> Body {
         let (inherents, extrinsics) =
             stored.map(|body| (body.inherents, body.extrinsics)).unwrap_or_default();
@@ -469,8 +470,8 @@ impl Body {
     }
 }
 
-/// Rebuilds the stored chain: the last state as saved, earlier ones by undoing block after block. Each is checked
-/// against its header.
+/// Rebuilds the stored chain: the last state as saved, earlier ones by undoing block after block. Checks each against
+/// its header.
 fn resume(resumed: Resumed, store: &Store) -> Result<BTreeMap<u32, Block>, StoreError> {
     let mut blocks = BTreeMap::new();
     let mut state = Some(State::empty().with_changes(&resumed.state));
@@ -494,7 +495,7 @@ fn resume(resumed: Resumed, store: &Store) -> Result<BTreeMap<u32, Block>, Store
     Ok(blocks)
 }
 
-/// The chain's only clock: it decides in which slot a block is made.
+/// Returns the time of the chain's only clock, which determines the slot of a block.
 fn now_millis() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -520,7 +521,7 @@ mod tests {
         let fifth = seal(1);
         assert_eq!(after(told, sure, fifth), [fifth.hash]);
 
-        // Back to block 3, then on to block 6 before the subscriber looks: by then the new block 4 is final.
+        // Back to block 3, then to block 6 before the subscriber reads: by then the new block 4 is final.
         chain.drop_unfinalised().unwrap();
         assert!(after(told, sure, heads().best).contains(&heads().best.hash));
         let new: Vec<H256> = (0..3).map(|_| seal(1).hash).collect();

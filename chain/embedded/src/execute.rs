@@ -1,11 +1,12 @@
 //! Executes the runtime over a state: single calls, and whole blocks.
 //!
-//! `impl_runtime_apis!` also generates `api::dispatch(method, bytes)` for native code. So a block is made as on a
+//! `impl_runtime_apis!` also generates `api::dispatch(method, bytes)` for native code. A block is therefore made as on
+//! a
 //! node: `Core_initialize_block`, the inherents, each extrinsic in its own storage transaction, then
 //! `BlockBuilder_finalize_block`, which computes the state root.
 //!
 //! A native runtime panics where Wasm would trap. Every call catches panics. An extrinsic that panics is rejected,
-//! and the block is made again without it, as its changes cannot be trusted.
+//! and the block is made again without it, because its changes are not reliable.
 
 use crate::state::{Changes, STATE_VERSION, State};
 use codec::{Decode, DecodeLimit, Encode};
@@ -32,14 +33,14 @@ pub(crate) type Header = generic::Header<u32, BlakeTwo256>;
 /// The bytes of an extrinsic in a block.
 pub(crate) type Extrinsic = Arc<[u8]>;
 
-/// The deepest nesting of calls: a native runtime decodes and dispatches them on the thread's stack.
+/// Maximum nesting of calls: a native runtime decodes and dispatches them on the thread's stack.
 const CALL_DEPTH_MAX: u32 = 64;
-/// After this many transactions that did not fit, a block takes no more. Free calls beyond their share come before
+/// Number of transactions that did not fit after which a block is closed. Free calls beyond their share precede
 /// paying calls and are skipped, so it is above the number of transactions in a pool.
 const SKIPPED_MAX: usize = 16_384;
-/// After this many transactions that panicked, a block takes no more.
+/// Number of transactions that panicked after which a block is closed.
 const PANICKING_MAX: usize = 8;
-/// Stands in the state for the Wasm runtime: this chain runs native code, and `set_code` has no effect.
+/// Placeholder in the state for the Wasm runtime: this chain runs native code, and `set_code` has no effect.
 const CODE: &[u8] = b"mettle: native code of a development chain";
 
 /// The native runtime: a function from method and arguments to a result.
@@ -47,13 +48,13 @@ const CODE: &[u8] = b"mettle: native code of a development chain";
 pub(crate) struct Runtime {
     pub(crate) dispatch: fn(&str, &[u8]) -> Option<Vec<u8>>,
     pub(crate) version: RuntimeVersion,
-    /// The oldest version whose state this runtime can continue.
+    /// Oldest version whose state this runtime can continue.
     pub(crate) oldest_state: u32,
     /// Length of a slot, in milliseconds.
     pub(crate) slot_millis: u64,
 }
 
-/// Why a runtime call failed.
+/// Error of a runtime call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     #[error("the runtime has no function `{0}`")]
@@ -68,7 +69,7 @@ pub enum CallError {
     BadExtrinsic(codec::Error),
 }
 
-/// Why no block was made. The chain is unchanged.
+/// Error of making a block. The chain is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {
     #[error(transparent)]
@@ -88,15 +89,15 @@ pub(crate) struct Built {
     pub(crate) extrinsics: Vec<Extrinsic>,
     /// Number of inherents, which are the first extrinsics.
     pub(crate) inherents: usize,
-    /// The included transactions, in order.
+    /// Included transactions, in order.
     pub(crate) included: Vec<H256>,
-    /// The other candidates, and why they are not included.
+    /// Other candidates, with the reasons for their exclusion.
     pub(crate) left_out: Vec<(H256, LeftOut)>,
     pub(crate) state: State,
     pub(crate) changes: Changes,
 }
 
-/// Why a candidate is not in the block.
+/// Reason why a candidate is not in the block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LeftOut {
     /// The block is full; a later one may have room. `alone` if the block was empty.
@@ -116,7 +117,7 @@ pub(crate) struct Candidate {
 }
 
 impl Runtime {
-    /// The runtime that this crate was compiled with.
+    /// Returns the runtime that this crate was compiled with.
     pub(crate) fn native() -> Runtime {
         Runtime {
             dispatch: mettle_runtime::api::dispatch,
@@ -126,7 +127,7 @@ impl Runtime {
         }
     }
 
-    /// This runtime for a chain with the slots that `state` has.
+    /// Returns this runtime for a chain with the slots in `state`.
     pub(crate) fn with_slots_of(self, state: &State) -> Result<Runtime, CallError> {
         const METHOD: &str = "AuraApi_slot_duration";
         let slot_millis = decode(METHOD, &self.call(state, METHOD, &[])?)?;
@@ -138,7 +139,9 @@ impl Runtime {
         over(state, || self.one(method, args)).0
     }
 
-    /// As [`Runtime::call`], for clients: refuses what could overflow the stack, and block production.
+    /// Calls a function as [`Runtime::call`] does, for clients: refuses block production, and calls that could
+    /// overflow
+    /// the stack.
     pub(crate) fn call_for_client(
         &self,
         state: &State,
@@ -177,7 +180,7 @@ impl Runtime {
     /// Builds the genesis state.
     ///
     /// # Errors
-    /// Why the runtime refuses the configuration.
+    /// States why the runtime refuses the configuration.
     pub(crate) fn genesis(&self, config: &[u8]) -> Result<Genesis, String> {
         const METHOD: &str = "GenesisBuilder_build_state";
         let empty = State::empty();
@@ -192,7 +195,7 @@ impl Runtime {
         Ok(Genesis { header: genesis_header(&state), state, changes })
     }
 
-    /// Makes the block after `parent`, of as many candidates as fit, in order.
+    /// Makes the block after `parent` from as many candidates as fit, in order.
     pub(crate) fn build(
         &self,
         parent: &Header,
@@ -325,7 +328,7 @@ impl Runtime {
         Ok(extrinsics.into_iter().map(|extrinsic| extrinsic.encode()).collect())
     }
 
-    /// Calls a function with the externalities set. A panic is an error.
+    /// Calls a function with the externalities set. A panic becomes an error.
     fn one(&self, method: &str, args: &[u8]) -> Result<Vec<u8>, CallError> {
         // The caller discards the changes of a call that panicked.
         let result = catch_unwind(AssertUnwindSafe(|| (self.dispatch)(method, args)));
@@ -342,7 +345,7 @@ pub(crate) struct Genesis {
     pub(crate) changes: Changes,
 }
 
-/// The slot in a header.
+/// Returns the slot in a header.
 pub(crate) fn slot_of(header: &Header) -> Option<u64> {
     header.digest.logs.iter().find_map(|item| match item {
         DigestItem::PreRuntime([b'a', b'u', b'r', b'a'], slot) => u64::decode(&mut slot.as_slice()).ok(),
@@ -350,7 +353,7 @@ pub(crate) fn slot_of(header: &Header) -> Option<u64> {
     })
 }
 
-/// Why an attempt at a block ended.
+/// Reason why an attempt at a block ended.
 enum Stop {
     Extrinsic { hash: H256, message: String },
     Finish { included: Vec<H256>, error: CallError },
@@ -371,7 +374,7 @@ fn over<R>(state: &State, f: impl FnOnce() -> R) -> (R, OverlayedChanges<BlakeTw
     (result, overlay)
 }
 
-/// The state with an overlay applied.
+/// Returns the state with an overlay applied.
 fn apply_overlay(
     state: &State,
     mut overlay: OverlayedChanges<BlakeTwo256>,

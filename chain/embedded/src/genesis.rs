@@ -8,13 +8,13 @@ use codec::{Decode, Encode};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The shortest slot that the runtime allows.
+/// Minimum length of a slot in the runtime.
 const SLOT_MILLIS_MIN: u64 = 2;
 
-/// Builds the genesis block; its slots are as long as `slot`, if that is given.
+/// Builds the genesis block, with slots of the length `slot`, if given.
 ///
 /// # Errors
-/// Why the runtime takes no such genesis.
+/// States why the runtime rejects the genesis.
 pub(crate) fn build(
     runtime: &Runtime,
     slot: Option<Duration>,
@@ -44,7 +44,7 @@ fn overlay(base: &mut Value, patch: Value) {
     }
 }
 
-/// A preset of the runtime; without a name, its default genesis.
+/// Returns a preset of the runtime; without a name, its default genesis.
 fn preset(runtime: &Runtime, name: Option<&str>) -> Result<Value, String> {
     let bytes = runtime
         .call(&State::empty(), "GenesisBuilder_get_preset", &name.map(str::to_owned).encode())

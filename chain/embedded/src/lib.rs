@@ -33,40 +33,40 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 
-/// Blocks in a row that the runtime may fail to make before the chain gives up.
+/// Number of consecutive failures to make a block after which block production ends.
 const FAILURES_MAX: u32 = 10;
 const SHUTDOWN_MAX: Duration = Duration::from_secs(5);
 const CONNECTIONS_MAX: u32 = 1024;
 const REQUEST_BYTES_MAX: u32 = 15 << 20;
 
-/// Settings of a chain. The default one is in memory, on a free local port.
+/// Settings of a chain. By default it is in memory, on a free local port.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Address of the JSON-RPC server. Port 0 takes a free one.
     pub listen: SocketAddr,
-    /// The chain's own directory; `None` keeps the chain in memory.
+    /// Directory of the chain; `None` keeps the chain in memory.
     pub dir: Option<PathBuf>,
     pub sealing: Sealing,
-    /// The time between blocks, with `Sealing::Interval`. It is the length of a slot, which is part of the genesis, so
-    /// that the chain's time is the clock's.
+    /// Time between blocks with `Sealing::Interval`. It is the length of a slot, which is part of the genesis, so that
+    /// the chain's time follows the clock.
     pub block_interval: Duration,
-    /// How many blocks the finalised head is behind the best one.
+    /// Number of blocks by which the finalised head is behind the best one.
     pub finality_lag: u32,
     /// Changes to the genesis of the runtime's development preset: objects are merged, other values replaced.
     pub genesis_patch: Option<serde_json::Value>,
-    /// How many of the last finalised blocks keep state and extrinsics; at least one.
+    /// Number of the last finalised blocks that keep state and extrinsics; at least one.
     pub keep_states: u32,
-    /// How many of them keep their header.
+    /// Number of the last finalised blocks that keep their header.
     pub keep_headers: u32,
     pub pool: PoolLimits,
 }
 
-/// When a block is made.
+/// Trigger of block production.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sealing {
-    /// At every interval, also without transactions.
+    /// At every interval, even without transactions.
     Interval,
-    /// For each transaction. With a finality lag it becomes final only when more blocks follow.
+    /// For each transaction. With a finality lag, it becomes final only when more blocks follow.
     Instant,
     /// On request only.
     Manual,
@@ -88,7 +88,7 @@ impl Default for Config {
     }
 }
 
-/// Why the chain did not start. Nothing on disk was changed.
+/// Error of starting the chain. Nothing on disk was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error("another program listens at {listen}: stop it, or choose another port")]
@@ -113,6 +113,9 @@ pub struct EmbeddedChain {
 
 impl EmbeddedChain {
     /// Starts the chain, or resumes the one in `config.dir`. Call it within a tokio runtime.
+    ///
+    /// # Errors
+    /// If the address is taken, the genesis is invalid, or the directory cannot be used.
     pub fn start(config: Config) -> BoxFuture<'static, Result<EmbeddedChain, StartError>> {
         Box::pin(EmbeddedChain::open(config))
     }
@@ -152,7 +155,7 @@ impl EmbeddedChain {
         Ok(chain)
     }
 
-    /// The WebSocket URL for clients on this machine.
+    /// Returns the WebSocket URL for clients on this machine.
     pub fn url(&self) -> String {
         let ip = match self.address.ip() {
             ip if !ip.is_unspecified() => ip,
@@ -178,23 +181,32 @@ impl EmbeddedChain {
         self.chain.heads().borrow().finalised
     }
 
-    /// The best and finalised heads, as they change.
+    /// Returns the best and finalised heads, as they change.
     pub fn heads(&self) -> watch::Receiver<Heads> {
         self.chain.heads()
     }
 
-    /// The hash of a canonical block, if its header is stored.
+    /// Returns the hash of a canonical block, if its header is stored.
     pub fn hash_of(&self, number: u32) -> Option<H256> {
         self.chain.hash_of(number)
     }
 
     /// Makes a block now.
+    ///
+    /// # Errors
+    /// If the runtime or the disk fails; the chain is unchanged.
+    ///
+    /// # Cancel safety
+    /// The block is made even if the future is dropped.
     pub async fn seal_now(&self) -> Result<Head, SealError> {
         blocking(&self.chain, Chain::seal).await
     }
 
     /// For tests: drops the unfinalised blocks and returns their transactions to the pool. Returns the number of
     /// dropped blocks.
+    ///
+    /// # Errors
+    /// If the chain has been stopped.
     pub async fn drop_unfinalised(&self) -> Result<u32, SealError> {
         blocking(&self.chain, Chain::drop_unfinalised).await
     }
@@ -211,7 +223,7 @@ impl EmbeddedChain {
         }
     }
 
-    /// Stops block production and releases the directory, but keeps answering queries: simulates a stalled chain.
+    /// Stops block production and releases the directory, but continues to answer queries: simulates a stalled chain.
     pub fn halt(&self) {
         self.stop.send_replace(true);
         self.chain.stop();
@@ -233,13 +245,13 @@ impl EmbeddedChain {
 impl Drop for EmbeddedChain {
     fn drop(&mut self) {
         self.stop.send_replace(true);
-        // Fails only if it was stopped before.
+        // Fails only if it was already stopped.
         let _ = self.server.stop();
         self.chain.stop();
     }
 }
 
-/// The blocking part of a start.
+/// Performs the blocking part of a start.
 fn open(config: &Config) -> Result<Chain, StartError> {
     let runtime = Runtime::native();
     let keep = Keep { states: config.keep_states.max(1), headers: config.keep_headers };
@@ -256,7 +268,7 @@ fn open(config: &Config) -> Result<Chain, StartError> {
     Ok(Chain::new(runtime, genesis, saved, keep, config.finality_lag, config.pool)?)
 }
 
-/// Makes blocks until stopped, or until it fails.
+/// Makes blocks until it is stopped or fails.
 async fn make_blocks(
     chain: Arc<Chain>,
     sealing: Sealing,

@@ -1,11 +1,12 @@
 //! The transaction pool.
 //!
-//! The runtime tells the tags that a transaction requires and provides: for a signed one, its account with the
-//! previous nonce and with its own. A transaction is ready if the chain or ready transactions provide what it
+//! The runtime returns the tags that a transaction requires and provides. For a signed one, these are its account with
+//! the previous nonce and with its own. A transaction is ready if the chain or ready transactions provide the tags
+//! that it
 //! requires; otherwise it waits. A block takes the ready ones by priority and age, providers first.
 //!
 //! The pool is bounded. A full pool drops waiting transactions first, then those of the lowest priority, then the
-//! newest; a newcomer that would be dropped is refused.
+//! newest; it refuses a newcomer that it would drop.
 
 use crate::execute::{Candidate, Extrinsic, LeftOut};
 use serde::Serialize;
@@ -17,19 +18,19 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// A transaction that did not fit into this many empty blocks is too large.
+/// Number of empty blocks after which a transaction that fits none of them is too large.
 const TIMES_TOO_LARGE_MAX: u8 = 8;
-/// Number of banned transactions, which made the runtime panic.
+/// Maximum number of banned transactions, which made the runtime panic.
 const BANNED_MAX: usize = 256;
 
 /// Limits of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolLimits {
-    /// Transactions, ready or waiting.
+    /// Maximum number of transactions, ready or waiting.
     pub transactions: usize,
-    /// Their total size in bytes.
+    /// Maximum of their total size, in bytes.
     pub bytes: usize,
-    /// Waiting transactions.
+    /// Maximum number of waiting transactions.
     pub waiting: usize,
 }
 
@@ -57,7 +58,7 @@ pub(crate) enum Status {
 
 pub(crate) type Watcher = mpsc::Sender<Status>;
 
-/// Why a valid transaction is refused.
+/// Reason why a valid transaction is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Rejection {
     #[error("already imported")]
@@ -93,15 +94,15 @@ struct Entry {
     waits_for: BTreeSet<Tag>,
     arrived: u64,
     ready: bool,
-    /// The last block that can include it.
+    /// Last block that can include it.
     valid_till: u64,
-    /// The block on which it was last validated.
+    /// Block on which it was last validated.
     checked_at: u32,
     times_too_large: u8,
 }
 
 impl Status {
-    /// Whether no status can follow.
+    /// Returns whether this status is the last one.
     fn is_last(&self) -> bool {
         matches!(self, Status::Finalized(_) | Status::Usurped(_) | Status::Dropped | Status::Invalid)
     }
@@ -175,13 +176,13 @@ impl Pool {
         Ok(())
     }
 
-    /// The ready transactions, in the order for a block.
+    /// Returns the ready transactions, in the order for a block.
     pub(crate) fn candidates(&self) -> Vec<Candidate> {
         let of = |hash: H256| Candidate { hash, bytes: self.entries[&hash].bytes.clone() };
         self.order().into_iter().map(of).collect()
     }
 
-    /// Whether a ready transaction provides this tag.
+    /// Returns whether a ready transaction provides this tag.
     pub(crate) fn is_provided(&self, tag: &Tag) -> bool {
         self.providers.get(tag).is_some_and(|provider| self.entries[provider].ready)
     }
@@ -215,7 +216,7 @@ impl Pool {
                         self.discard(&hash, Status::Invalid);
                     }
                 }
-                // Revalidation finds what it requires.
+                // Revalidation finds its requirements.
                 LeftOut::TooEarly => {
                     if let Some(entry) = self.entries.get_mut(&hash) {
                         entry.checked_at = 0;
@@ -237,14 +238,14 @@ impl Pool {
         self.update_ready();
     }
 
-    /// Tells the watchers of these transactions.
+    /// Notifies the watchers of these transactions.
     pub(crate) fn notify_all(&mut self, transactions: &[H256], status: &Status) {
         for hash in transactions {
             self.notify(hash, status.clone());
         }
     }
 
-    /// The first `count` transactions not validated since block `number`, the longest ago first.
+    /// Returns the first `count` transactions not validated since block `number`, the longest ago first.
     pub(crate) fn due(&self, number: u32, count: usize) -> Vec<Candidate> {
         let mut due: Vec<_> = self
             .entries
@@ -284,13 +285,13 @@ impl Pool {
         entries.into_iter().map(|(hash, entry)| Candidate { hash, bytes: entry.bytes }).collect()
     }
 
-    /// Removes a transaction, and tells its watcher why.
+    /// Removes a transaction, and notifies its watcher of the reason.
     pub(crate) fn discard(&mut self, hash: &H256, why: Status) {
         self.remove(hash);
         self.notify(hash, why);
     }
 
-    /// Refuses this transaction from now on, until some hundreds of others are banned.
+    /// Bans this transaction until some hundreds of others are banned.
     pub(crate) fn ban(&mut self, hash: H256) {
         if self.banned.len() >= BANNED_MAX {
             self.banned.pop_front();
@@ -325,7 +326,7 @@ impl Pool {
         order
     }
 
-    /// Updates which transactions are ready, and tells their watchers.
+    /// Updates which transactions are ready, and notifies their watchers.
     fn update_ready(&mut self) {
         let ready: HashSet<H256> = self.order().into_iter().collect();
         let mut changed = Vec::new();
@@ -341,7 +342,7 @@ impl Pool {
         }
     }
 
-    /// Marks as ready what waited for this transaction, recursively.
+    /// Marks as ready, recursively, the transactions that waited for this one.
     fn promote_after(&mut self, hash: H256) {
         let mut promoted = vec![hash];
         while let Some(hash) = promoted.pop() {
@@ -359,7 +360,7 @@ impl Pool {
         }
     }
 
-    /// The transactions that a newcomer replaces.
+    /// Returns the transactions that a newcomer replaces.
     fn usurped_by(&self, newcomer: &Entry) -> Result<BTreeSet<H256>, Rejection> {
         let usurped: BTreeSet<H256> =
             newcomer.provides.iter().filter_map(|tag| self.providers.get(tag)).copied().collect();
@@ -371,7 +372,7 @@ impl Pool {
         }
     }
 
-    /// The transactions dropped to make room for a newcomer.
+    /// Returns the transactions dropped to make room for a newcomer.
     fn crowded_out_by(&self, newcomer: &Entry, usurped: &BTreeSet<H256>) -> Result<Vec<H256>, Rejection> {
         if !newcomer.ready
             && self.entries.values().filter(|entry| !entry.ready).count() >= self.limits.waiting
@@ -441,7 +442,7 @@ impl Pool {
         }
     }
 
-    /// Removes a watcher after its last status, or if it is not reading.
+    /// Notifies a watcher. Removes it after its last status, or if it does not read.
     fn notify(&mut self, hash: &H256, status: Status) {
         let last = status.is_last();
         if let Some(watcher) = self.watchers.get(hash)
@@ -462,7 +463,8 @@ mod tests {
         H256::repeat_byte(n)
     }
 
-    /// A transaction of an account: provides its nonce, and requires the previous one unless it is on the chain.
+    /// Returns a transaction of an account: it provides its nonce, and requires the previous one unless it is on the
+    /// chain.
     fn signed(account: u8, nonce: u8, on_chain: u8, priority: u64) -> ValidTransaction {
         ValidTransaction {
             priority,

@@ -1,7 +1,7 @@
 //! The Substrate JSON-RPC: the methods of a node that subxt, polkadot-js and other clients use.
 //!
-//! Subscriptions follow the chain's heads rather than a queue of events: a slow subscriber finds more headers
-//! waiting, misses no stored one, and needs no memory.
+//! Subscriptions follow the chain's heads instead of a queue of events. A slow subscriber finds more headers waiting,
+//! misses no stored one, and needs no memory.
 
 use crate::{
     chain::{Chain, Head, Heads, QueryError, SubmitError},
@@ -26,19 +26,19 @@ use sp_runtime::{
 use std::{str::FromStr, sync::Arc};
 use tokio::sync::{mpsc, watch};
 
-/// The chain's name in clients.
+/// Name of the chain in clients.
 const CHAIN_NAME: &str = "Mettle Development (embedded, one process)";
 const NODE_NAME: &str = "mettle-embedded-chain";
-/// The most storage keys in one answer, as on a node.
+/// Maximum number of storage keys in one answer, as on a node.
 const KEYS_MAX: usize = 1000;
-/// The most storage entries of one subscription.
+/// Maximum number of storage entries of one subscription.
 const FOLLOWED_MAX: usize = 4096;
-/// The most unread statuses of a transaction.
+/// Maximum number of unread statuses of a transaction.
 const STATUSES_MAX: usize = 64;
 
 type Answer = Result<Value, ErrorObjectOwned>;
 
-/// All methods.
+/// Returns the module with all methods.
 pub(crate) fn module(chain: Arc<Chain>) -> RpcModule<Chain> {
     let mut module = RpcModule::from_arc(chain);
     blocks(&mut module);
@@ -259,7 +259,7 @@ fn system(module: &mut RpcModule<Chain>) {
     });
 }
 
-/// Methods of a development chain: make a block, drop blocks.
+/// Adds the methods of a development chain: make a block, drop blocks.
 fn making_blocks(module: &mut RpcModule<Chain>) {
     blocking_method(module, "engine_createBlock", |_, chain| {
         let head = chain.seal().map_err(|reason| error(5000, reason.to_string()))?;
@@ -273,7 +273,7 @@ fn making_blocks(module: &mut RpcModule<Chain>) {
 
 /// Sends each new best header. After a drop it continues from the fork.
 ///
-/// As all subscriptions, it reads the chain's heads before it confirms the subscription, so that a client misses no
+/// Like all subscriptions, it reads the chain's heads before it confirms the subscription, so that a client misses no
 /// block after the confirmation.
 async fn follow_best(chain: Arc<Chain>, pending: PendingSubscriptionSink) {
     let mut heads = chain.heads();
@@ -356,13 +356,13 @@ async fn next_heads(sink: &SubscriptionSink, heads: &mut watch::Receiver<Heads>)
     }
 }
 
-/// Sends a value; false if the subscription is closed.
+/// Sends a value; returns `false` if the subscription is closed.
 async fn send(sink: &SubscriptionSink, value: &Value) -> bool {
     let message = serde_json::value::to_raw_value(value).expect("a JSON value has a text");
     sink.send(message).await.is_ok()
 }
 
-/// The changed entries; all of them the first time.
+/// Returns the changed entries; all of them the first time.
 fn changed_since(
     known: &mut Vec<(StorageKey, Option<StorageData>)>,
     set: StorageChangeSet<H256>,
@@ -395,7 +395,7 @@ fn stored(params: &Params<'_>, chain: &Chain) -> Result<Option<Vec<u8>>, ErrorOb
     Ok(state.get(&key.0))
 }
 
-/// The fees of a transaction, as the runtime encodes them.
+/// Returns the fees of a transaction, as the runtime encodes them.
 fn fees(params: &Params<'_>, chain: &Chain, method: &str) -> Result<Vec<u8>, ErrorObjectOwned> {
     let mut params = params.sequence();
     let extrinsic: Bytes = params.next()?;
@@ -413,7 +413,7 @@ fn at(chain: &Chain, hash: Option<H256>) -> H256 {
     hash.unwrap_or_else(|| ends(chain).best.hash)
 }
 
-/// A number, also in hexadecimal as polkadot-js sends it.
+/// Parses a number, also in hexadecimal as polkadot-js sends it.
 fn block_number(value: &Value) -> Result<u32, ErrorObjectOwned> {
     let hexadecimal = |text: &str| u32::from_str_radix(text.strip_prefix("0x")?, 16).ok();
     let number = match value {
@@ -439,7 +439,7 @@ fn call_error(reason: CallError) -> ErrorObjectOwned {
     error(4003, format!("Client error: Execution failed: {reason}"))
 }
 
-/// The error codes of a node.
+/// Maps an error to the error codes of a node.
 fn submit_error(reason: SubmitError) -> ErrorObjectOwned {
     let (code, message, data) = match reason {
         SubmitError::Call(CallError::BadExtrinsic(reason)) => {
@@ -484,7 +484,7 @@ fn error(code: i32, message: String) -> ErrorObjectOwned {
     ErrorObjectOwned::owned(code, message, None::<()>)
 }
 
-/// A method that needs no runtime call.
+/// Registers a method that needs no runtime call.
 fn method(
     module: &mut RpcModule<Chain>,
     name: &'static str,
@@ -494,7 +494,7 @@ fn method(
     registered.expect("each method is registered once");
 }
 
-/// A method that calls the runtime.
+/// Registers a method that calls the runtime.
 fn blocking_method(
     module: &mut RpcModule<Chain>,
     name: &'static str,

@@ -1,8 +1,9 @@
 //! The state after a block: a Patricia trie over a map that shares its nodes with earlier states.
 //!
-//! A block changes a few dozen of thousands of entries. The trie's nodes are in a persistent map, so the state of
-//! each recent block costs only its changed nodes, and a new root only their hashes. Nothing is copied per block, and
-//! the root is that of a node's database.
+//! A block changes a few dozen of thousands of entries. The trie's nodes are in a persistent map. The state of each
+//! recent block therefore costs only its changed nodes, and a new root only their hashes. Nothing is copied per block,
+//! and
+//! the root equals that of a node's database.
 
 use sp_core::{H256, storage::StateVersion};
 use sp_runtime::traits::{BlakeTwo256, Hash};
@@ -11,23 +12,23 @@ use sp_state_machine::{
 };
 use std::{cmp::Ordering, sync::Arc};
 
-/// As of the runtime's `system_version` 1: values above 32 bytes are separate nodes.
+/// State version of the runtime's `system_version` 1: values above 32 bytes are separate nodes.
 pub(crate) const STATE_VERSION: StateVersion = StateVersion::V1;
 
 /// Changed entries: the new value, or `None` if removed.
 pub(crate) type Changes = Vec<(Vec<u8>, Option<Vec<u8>>)>;
 
-/// The hash of this node is the root of an empty state.
+/// Node whose hash is the root of an empty state.
 const EMPTY_NODE: [u8; 1] = [0];
 
-/// A state. Cloning it copies no entry.
+/// A state. Cloning it copies no entries.
 #[derive(Clone)]
 pub(crate) struct State {
     root: H256,
     nodes: Nodes,
 }
 
-/// The trie's nodes by position and hash.
+/// Nodes of the trie by position and hash.
 #[derive(Clone, Default)]
 pub(crate) struct Nodes(imbl::OrdMap<Arc<[u8]>, Arc<[u8]>>);
 
@@ -36,7 +37,7 @@ impl State {
         State { root: BlakeTwo256::hash(&EMPTY_NODE), nodes: Nodes::default() }
     }
 
-    /// The state root in the header.
+    /// Returns the state root in the header.
     pub(crate) fn root(&self) -> H256 {
         self.root
     }
@@ -45,7 +46,7 @@ impl State {
         self.backend().storage(key).expect("the map has every node of its trie")
     }
 
-    /// Keys with this prefix in order, optionally only those after `after`.
+    /// Returns keys with this prefix in order, optionally only those after `after`.
     pub(crate) fn keys(&self, prefix: &[u8], after: Option<&[u8]>, count: usize) -> Vec<Vec<u8>> {
         let backend = self.backend();
         let mut args = IterArgs::default();
@@ -56,21 +57,21 @@ impl State {
         keys.take(count).map(|key| key.expect("the map has every node of its trie")).collect()
     }
 
-    /// The state after these changes, which may be in any order.
+    /// Returns the state after these changes, which may be in any order.
     pub(crate) fn with_changes(&self, changes: &Changes) -> State {
         let delta = changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
         let (root, nodes) = self.backend().storage_root(delta, STATE_VERSION);
         self.with_nodes(root, nodes)
     }
 
-    /// The changes that undo `changes`.
+    /// Returns the changes that undo `changes`.
     pub(crate) fn undo(&self, changes: &Changes) -> Changes {
         let backend = self.backend();
         let before = |key: &[u8]| backend.storage(key).expect("the map has every node of its trie");
         changes.iter().map(|(key, _)| (key.clone(), before(key))).collect()
     }
 
-    /// The state with these changes of nodes.
+    /// Returns the state with these changes of nodes.
     pub(crate) fn with_nodes(&self, root: H256, mut nodes: BackendTransaction<BlakeTwo256>) -> State {
         let mut changed = self.nodes.clone();
         for (key, (node, references)) in nodes.drain() {
@@ -87,7 +88,7 @@ impl State {
         State { root, nodes: changed }
     }
 
-    /// The backend for the runtime's host functions.
+    /// Returns the backend for the runtime's host functions.
     pub(crate) fn backend(&self) -> TrieBackend<Nodes, BlakeTwo256> {
         TrieBackendBuilder::new(self.nodes.clone(), self.root).build()
     }

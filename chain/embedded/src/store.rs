@@ -1,7 +1,7 @@
 //! The finalised chain on disk: one redb file, one transaction per block.
 //!
-//! A block is on disk before any client is told that it is final, so that a process killed at any moment resumes at
-//! the last finalised block that it announced, or a later one. Unfinalised blocks and the pool are lost.
+//! A block is on disk before any client is notified that it is final. A process killed at any moment therefore resumes
+//! at the last finalised block that it announced, or a later one. Unfinalised blocks and the pool are lost.
 //!
 //! The state is stored for the last block only. Each recent block stores its undo changes, from which earlier states
 //! are rebuilt.
@@ -20,10 +20,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Raised when older releases cannot read the file.
+/// Version of the file. Raised when older releases cannot read it.
 const FORMAT: u32 = 1;
 const FILE: &str = "chain.redb";
-/// A new chain is written here until it is complete.
+/// Name of the file of a new chain until it is complete.
 const NEW_FILE: &str = "chain.redb.new";
 const CACHE_BYTES: usize = 16 << 20;
 
@@ -32,27 +32,27 @@ const STATE: TableDefinition<&[u8], &[u8]> = TableDefinition::new("state");
 const HEADERS: TableDefinition<u32, &[u8]> = TableDefinition::new("headers");
 const BODIES: TableDefinition<u32, &[u8]> = TableDefinition::new("bodies");
 
-/// How many finalised blocks are stored.
+/// Number of stored finalised blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keep {
-    /// With state and extrinsics; at least one.
+    /// Number of blocks with state and extrinsics; at least one.
     pub(crate) states: u32,
     pub(crate) headers: u32,
 }
 
 impl Keep {
-    /// The first block with state and extrinsics.
+    /// Returns the first block with state and extrinsics.
     pub(crate) fn first_state(&self, finalised: u32) -> u32 {
         (finalised + 1).saturating_sub(self.states)
     }
 
-    /// The first block with a header, except genesis.
+    /// Returns the first block with a header, except genesis.
     pub(crate) fn first_header(&self, finalised: u32) -> u32 {
         (finalised + 1).saturating_sub(self.headers.max(self.states))
     }
 }
 
-/// Why the chain's directory cannot be used.
+/// Error of using the chain's directory.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("{dir} holds other files than a chain: choose an empty or new directory")]
@@ -102,9 +102,9 @@ pub(crate) struct Body {
 
 /// A stored chain.
 pub(crate) struct Resumed {
-    /// The stored headers, ascending, from genesis to the finalised head.
+    /// Stored headers, ascending, from genesis to the finalised head.
     pub(crate) blocks: Vec<(Header, Option<Body>)>,
-    /// The state after the last block.
+    /// State after the last block.
     pub(crate) state: Changes,
 }
 

@@ -1,10 +1,11 @@
 //! Builds the Wasm runtime with cargo, in a separate build.
 //!
-//! Substrate's `wasm-builder` first compiles an optimiser in C++, for some minutes and a tenth off the size.
-//! Link-time optimisation by rustc suffices.
+//! Substrate's `wasm-builder` first compiles an optimiser in C++, which takes some minutes and reduces the size by a
+//! tenth. Link-time optimisation by rustc suffices.
 //!
-//! `WASM_BUILD_TOOLCHAIN`: build with this rustup toolchain. `METTLE_WASM`: use this Wasm runtime. `SKIP_WASM_BUILD`:
-//! build none, to check or document the code only.
+//! - `WASM_BUILD_TOOLCHAIN`: the rustup toolchain for the build.
+//! - `METTLE_WASM`: an existing Wasm runtime to use instead.
+//! - `SKIP_WASM_BUILD`: builds none, to check or document the code only.
 
 use std::{
     env, fs,
@@ -13,7 +14,7 @@ use std::{
 };
 
 const TARGET: &str = "wasm32v1-none";
-/// The path of the binary in cargo's target directory.
+/// Path of the binary in cargo's target directory.
 const WASM_BINARY: &str = "wasm32v1-none/wasm/mettle_runtime_wasm.wasm";
 /// The host reads the function table and the heap's end, and provides the memory.
 const RUSTFLAGS: &str = "--cfg substrate_runtime -C link-arg=--export-table -C link-arg=--export=__heap_base -C link-arg=--import-memory";
@@ -121,7 +122,7 @@ fn build(out: &Path) -> PathBuf {
     target_dir.join(WASM_BINARY)
 }
 
-/// The target directory of the inner build, shared by all profiles: cargo locks the outer one.
+/// Returns the target directory of the inner build, shared by all profiles: cargo locks the outer one.
 fn target_dir(out: &Path) -> PathBuf {
     let outer = out.ancestors().find(|path| path.join("CACHEDIR.TAG").exists());
     outer.unwrap_or(out).join("wasm-runtime")

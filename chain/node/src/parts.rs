@@ -1,4 +1,4 @@
-//! The parts of a node that do not depend on other nodes: database, client, pool, block import.
+//! Parts of a node that do not depend on other nodes: database, client, pool, block import.
 
 use mettle_runtime::{OpaqueBlock as Block, RuntimeApi};
 use sc_consensus_aura::ImportQueueParams;
@@ -15,7 +15,7 @@ pub type TransactionPool = sc_transaction_pool::TransactionPoolHandle<Block, Cli
 type SelectChain = sc_consensus::LongestChain<Backend, Block>;
 type BlockImport = GrandpaBlockImport<Backend, Block, Client, SelectChain>;
 
-/// Every block of this period keeps its finality proof, for nodes that catch up.
+/// Every block at a multiple of this number keeps its finality proof, for nodes that catch up.
 pub const JUSTIFICATION_PERIOD: u32 = 512;
 
 /// A node without its network.
@@ -33,6 +33,9 @@ pub struct Parts {
 }
 
 /// Opens the database and builds the parts.
+///
+/// # Errors
+/// If the database cannot be opened, or a part cannot be built.
 pub fn parts(config: &Configuration) -> Result<Parts, Error> {
     let telemetry = config
         .telemetry_endpoints
@@ -105,7 +108,7 @@ pub fn parts(config: &Configuration) -> Result<Parts, Error> {
     })
 }
 
-/// Inherents of a block: its slot and timestamp.
+/// Returns the inherents of a block: its slot and timestamp.
 pub fn inherents(
     slot_duration: sp_consensus_aura::SlotDuration,
 ) -> (sp_consensus_aura::inherents::InherentDataProvider, sp_timestamp::InherentDataProvider) {

@@ -1,4 +1,4 @@
-//! RPC methods besides those of every Substrate node: nonces, fees, and the state of GRANDPA.
+//! RPC methods in addition to those of every Substrate node: nonces, fees, and the state of GRANDPA.
 
 use crate::parts::{Backend, Client, TransactionPool};
 use jsonrpsee::RpcModule;
@@ -12,7 +12,7 @@ use sc_rpc::SubscriptionTaskExecutor;
 use std::sync::Arc;
 use substrate_frame_rpc_system::{System, SystemApiServer};
 
-/// The state of GRANDPA, for clients.
+/// State of GRANDPA, for clients.
 #[derive(Clone)]
 pub struct Finality {
     pub authorities: SharedAuthoritySet<Hash, u32>,
@@ -22,6 +22,9 @@ pub struct Finality {
 }
 
 /// Builds the RPC module.
+///
+/// # Errors
+/// If two methods have the same name.
 pub fn module(
     client: Arc<Client>,
     pool: Arc<TransactionPool>,

@@ -20,10 +20,13 @@ use std::{sync::Arc, time::Duration};
 
 type Network = Litep2pNetworkBackend;
 
-/// How often GRANDPA's voters gossip their state.
+/// Interval at which GRANDPA's voters gossip their state.
 const GOSSIP: Duration = Duration::from_millis(333);
 
 /// Starts a node. It runs until the returned task manager is dropped.
+///
+/// # Errors
+/// If a part cannot be built, or a listening address is not available.
 pub fn start(config: Configuration) -> Result<TaskManager, Error> {
     let Parts {
         client,
@@ -120,7 +123,7 @@ pub fn start(config: Configuration) -> Result<TaskManager, Error> {
             registry.as_ref(),
             telemetry.clone(),
         );
-        // Free calls beyond their share come before paying calls and are skipped, for as long as a block is built.
+        // Free calls beyond their share precede paying calls and are skipped, for as long as a block is built.
         proposer_factory.set_soft_deadline(sp_runtime::Percent::from_percent(100));
         let aura =
             sc_consensus_aura::start_aura::<AuraPair, _, _, _, _, _, _, _, _, _, _>(StartAuraParams {
@@ -131,7 +134,7 @@ pub fn start(config: Configuration) -> Result<TaskManager, Error> {
                 proposer_factory,
                 create_inherent_data_providers: move |_, ()| async move { Ok(inherents(slot_duration)) },
                 force_authoring,
-                // Without finality, windows would pass in which no seat can take part: slow down block production.
+                // Without finality, windows would pass in which seats cannot participate: slow down block production.
                 backoff_authoring_blocks: Some(
                     sc_consensus_slots::BackoffAuthoringOnFinalizedHeadLagging::default(),
                 ),
@@ -143,7 +146,7 @@ pub fn start(config: Configuration) -> Result<TaskManager, Error> {
                 telemetry: telemetry.clone(),
                 compatibility_mode: Default::default(),
             })?;
-        // Essential: a node that can no longer make blocks stops, so that its operator notices.
+        // Essential: a node that can no longer make blocks stops, so that its operator is notified.
         task_manager.spawn_essential_handle().spawn_blocking("aura", Some("block-authoring"), aura);
     }
 
@@ -164,7 +167,7 @@ pub fn start(config: Configuration) -> Result<TaskManager, Error> {
             sync: sync_service,
             notification_service: grandpa_notifications,
             // Vote for the best block rather than two blocks behind it, which saves two slots. GRANDPA does not
-            // finalise what its voters do not agree on.
+            // finalise a block without the agreement of its voters.
             voting_rule: VotingRulesBuilder::new().add(ThreeQuartersOfTheUnfinalizedChain).build(),
             prometheus_registry: registry,
             shared_voter_state: voter_state,

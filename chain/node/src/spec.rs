@@ -14,14 +14,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The longest id. It names a directory and network protocols.
+/// Maximum length of an id. It names a directory and network protocols.
 const ID_MAX: usize = 64;
-/// The largest endowment in whole MTL: the runtime reads amounts in JSON as 64-bit numbers.
+/// Maximum endowment in whole MTL: the runtime reads amounts in JSON as 64-bit numbers.
 const ENDOWMENT_MAX: u64 = u64::MAX / UNIT as u64;
-/// Long enough to make a block and distribute it.
+/// Permitted lengths of a slot: long enough to make a block and distribute it.
 const SLOT_MILLIS: std::ops::RangeInclusive<u64> = 200..=60_000;
 
-/// Why there is no chain specification.
+/// Error of a chain specification.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     #[error(
@@ -42,7 +42,10 @@ pub enum SpecError {
     Spec(String),
 }
 
-/// Loads a specification: by a name that this program knows, or from a file.
+/// Loads a specification, by a name that this program knows or from a file.
+///
+/// # Errors
+/// If the file is unreadable or not a valid specification.
 pub fn load(id: &str) -> Result<GenericChainSpec, SpecError> {
     match id {
         "" => Err(SpecError::NoChain),
@@ -62,13 +65,16 @@ fn preset(name: &str, id: &str, chain_type: ChainType, preset: &str) -> Result<G
     Ok(spec.build())
 }
 
-/// Properties for wallets.
+/// Returns the properties for wallets.
 fn properties() -> Properties {
     let properties = json!({ "tokenSymbol": "MTL", "tokenDecimals": 12, "ss58Format": SS58_PREFIX });
     properties.as_object().expect("the properties are an object").clone()
 }
 
 /// Builds the specification that a TOML file describes, as JSON; with the genesis state if `raw`.
+///
+/// # Errors
+/// If the file is unreadable or invalid, or the runtime rejects the genesis.
 pub fn build(path: &Path, raw: bool) -> Result<String, SpecError> {
     let at = || path.to_owned();
     let text = std::fs::read_to_string(path).map_err(|source| SpecError::Read { path: at(), source })?;
@@ -84,7 +90,7 @@ pub fn build(path: &Path, raw: bool) -> Result<String, SpecError> {
         .with_boot_nodes(chain.bootnodes.iter().map(|node| node.0.clone()).collect())
         .with_genesis_config_patch(chain.genesis())
         .build();
-    // The runtime validates the genesis by building the state, also if it is not written.
+    // The runtime validates the genesis by building the state, even if it is not written.
     let raw_spec = spec.as_json(true).map_err(SpecError::Spec)?;
     if raw { Ok(raw_spec) } else { spec.as_json(false).map_err(SpecError::Spec) }
 }
@@ -125,7 +131,7 @@ fn default_slot() -> u64 {
     6000
 }
 
-/// A public key or account. Written as an address (SS58), or as `0x` and 64 hexadecimal digits.
+/// A public key or account, written as an address (SS58), or as `0x` and 64 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(try_from = "String")]
 struct PublicKey(AccountId);
@@ -168,10 +174,10 @@ fn hex(digits: &str) -> Option<[u8; 32]> {
 }
 
 impl ChainSettings {
-    /// Checks what the types of the settings do not.
+    /// Checks the constraints that the types of the settings do not express.
     ///
     /// # Errors
-    /// What is wrong, and how it would be right.
+    /// States the violated constraint and its correction.
     fn check(&self) -> Result<(), String> {
         if self.name.trim().is_empty() {
             return Err("`name` is empty".into());
@@ -223,7 +229,7 @@ impl ChainSettings {
         Ok(())
     }
 
-    /// The changes to the runtime's default genesis.
+    /// Returns the changes to the runtime's default genesis.
     fn genesis(&self) -> Value {
         // All kinds of keys have the same form as addresses.
         let keys = |authority: &Authority| {

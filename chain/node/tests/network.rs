@@ -34,13 +34,13 @@ use std::{
 
 const NODE: &str = env!("CARGO_BIN_EXE_mettle-node");
 const NAMES: [&str; 4] = ["alice", "bob", "charlie", "dave"];
-/// Long enough for a busy machine.
+/// Time limit that suffices on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 struct Node {
     name: &'static str,
     directory: PathBuf,
-    /// The node's peer id.
+    /// Peer id of the node.
     identity: String,
     port: u16,
     rpc: u16,
@@ -133,7 +133,7 @@ impl Node {
         self.ask("state_getRuntimeVersion", json!([])).ok()?["specVersion"].as_u64()
     }
 
-    /// Alice's nonce, with the pool's transactions.
+    /// Returns Alice's nonce, with the pool's transactions.
     fn nonce(&self) -> Option<u64> {
         self.nonce_of(&Alice)
     }
@@ -170,13 +170,13 @@ impl Drop for Node {
     }
 }
 
-/// How a relay treats traffic.
+/// Treatment of traffic by a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LinkState {
     Open,
     /// Keeps connections, refuses new ones.
     Full,
-    /// Passes nothing on, without closing connections: like a cut cable.
+    /// Forwards nothing, without closing connections: like a cut cable.
     Silent,
     /// Breaks connections, refuses new ones.
     Closed,
@@ -184,7 +184,7 @@ enum LinkState {
     Over,
 }
 
-/// Accepts connections on its own port, and passes traffic on in both directions.
+/// Accepts connections on its own port, and forwards traffic in both directions.
 #[derive(Clone)]
 struct Relay {
     port: u16,
@@ -271,9 +271,9 @@ impl Relay {
 /// Four nodes, with a relay from each to each.
 struct Network {
     nodes: Vec<Node>,
-    /// By source and target.
+    /// Relays by source and target.
     relays: Vec<Vec<Relay>>,
-    /// The file of the chain specification.
+    /// Path of the chain specification.
     chain: PathBuf,
 }
 
@@ -404,8 +404,8 @@ impl Drop for Client {
     }
 }
 
-/// Below the ports that the kernel hands out, so that no other program is given one before it is used. A process begins
-/// at a place of its own.
+/// Returns ports below the kernel's ephemeral range, so that other programs are not assigned one before it is used.
+/// Each process starts at a different port.
 fn free_ports<const N: usize>() -> [u16; N] {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let begin = 20_000 + u16::try_from(std::process::id() % 97).unwrap() * 100;
@@ -416,7 +416,7 @@ fn free_ports<const N: usize>() -> [u16; N] {
     })
 }
 
-/// A JSON-RPC call over HTTP.
+/// Makes a JSON-RPC call over HTTP.
 fn call(port: u16, method: &str, params: Value) -> Result<Value, String> {
     let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string();
     let answer = http(port, "POST /", &body)?;
@@ -458,7 +458,7 @@ fn from_hex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
 }
 
-/// Polls four times per second until there is an answer, and prints how long it took.
+/// Polls four times per second until there is an answer, and prints the elapsed time.
 fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
@@ -480,7 +480,7 @@ fn all_final(nodes: &[&Node], number: u32, what: &str) {
     assert!(hashes.windows(2).all(|pair| pair[0] == pair[1] && pair[0].is_some()), "{what}: {hashes:?}");
 }
 
-/// The latest block that any node has finalised.
+/// Returns the latest block that any node has finalised.
 fn latest(nodes: &[&Node]) -> Block {
     let blocks = nodes.iter().map(|node| node.last_final().expect("the node answers"));
     blocks.max_by_key(|block| block.number).expect("there are nodes")
@@ -515,7 +515,7 @@ fn signed(node: &Node, spec_version: u32, call: impl Into<RuntimeCall>) -> Strin
     to_hex(&transaction.encode())
 }
 
-/// The next Wasm runtime, with its migration.
+/// Returns the next Wasm runtime, with its migration.
 fn next_runtime(directory: &Path) -> Vec<u8> {
     if let Some(path) = std::env::var_os("METTLE_NEXT_WASM") {
         return fs::read(path).unwrap();
@@ -569,7 +569,7 @@ fn finality_and_a_client_survive_a_dead_node_and_cut_links() {
     // Two against two: blocks on both sides, none final. At first the nodes do not notice the cut.
     let processes = network.processes();
     network.set_across(LinkState::Silent);
-    // Votes that passed already may still finalise a block.
+    // Votes already forwarded may still finalise a block.
     std::thread::sleep(Duration::from_secs(6));
     let finals = network.finals();
     network.until_further(3, "the links are cut, both sides have made three more blocks");

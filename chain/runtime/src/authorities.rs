@@ -1,15 +1,15 @@
-//! The authorities, which make and finalise blocks, and the length of a slot.
+//! Authorities, which make and finalise blocks, and the length of a slot.
 //!
-//! An authority is an account. Its session keys, which sign blocks and votes, are the session pallet's: the account
-//! sets them (`Session::set_keys`) and may replace them at any time. Only root adds and removes accounts: this
-//! administers a chain, it is no election.
+//! An authority is an account. Its session keys, which sign blocks and votes, are in the session pallet: the account
+//! sets them (`Session::set_keys`) and may replace them at any time. Only root adds and removes accounts. This is
+//! administration of a chain, not an election.
 //!
 //! A session has a fixed number of blocks. A change is planned at the next session's start and takes effect one
 //! session later, so that every authority knows the new set first.
 //!
 //! This pallet ends sessions instead of the session pallet's hook, for two reasons. That hook claims the weight of a
-//! whole block, in which no transaction would fit, although a deadline may fall on it. And a chain whose authorities
-//! have no keys could never get any: a session ends only while some authority has keys.
+//! whole block, in which no transaction would fit, although a deadline may fall on it. Furthermore, a chain whose
+//! authorities have no keys could never obtain any. Here, a session ends only while some authority has keys.
 
 use crate::SLOT_DURATION;
 use alloc::vec::Vec;
@@ -33,27 +33,27 @@ pub mod pallet {
     pub trait Config:
         frame_system::Config + pallet_session::Config<ValidatorId = <Self as frame_system::Config>::AccountId>
     {
-        /// Blocks per session.
+        /// Number of blocks per session.
         #[pallet::constant]
         type SessionBlocks: Get<BlockNumberFor<Self>>;
 
-        /// The most authorities.
+        /// Maximum number of authorities.
         #[pallet::constant]
         type MaxAuthorities: Get<u32>;
     }
 
-    /// The authorities, in the order in which they were added.
+    /// Authorities, in the order in which they were added.
     #[pallet::storage]
     pub type Authorities<T: Config> =
         StorageValue<_, BoundedVec<T::AccountId, T::MaxAuthorities>, ValueQuery>;
 
-    /// The length of a slot in milliseconds. Set at genesis for good, as slots are counted from the Unix epoch.
+    /// Length of a slot in milliseconds. Set permanently at genesis, as slots are counted from the Unix epoch.
     #[pallet::storage]
     pub type SlotMillis<T: Config> = StorageValue<_, u64, ValueQuery, ConstU64<SLOT_DURATION>>;
 
     #[pallet::genesis_config]
     pub struct GenesisConfig<T: Config> {
-        /// Each needs keys in the genesis of the session pallet.
+        /// Accounts of the authorities. Each needs keys in the genesis of the session pallet.
         pub accounts: Vec<T::AccountId>,
         pub slot_millis: u64,
     }
@@ -82,7 +82,7 @@ pub mod pallet {
     pub enum Event<T: Config> {
         /// The account is an authority from the session after the next.
         Added { account: T::AccountId },
-        /// The account is no authority from the session after the next.
+        /// The account is not an authority from the session after the next.
         Removed { account: T::AccountId },
         /// None of the authorities has keys: the previous ones stay.
         NobodyHasKeys,
@@ -90,15 +90,15 @@ pub mod pallet {
 
     #[pallet::error]
     pub enum Error<T> {
-        /// The account is an authority already.
+        /// The account is already an authority. Nothing needs to be added.
         IsAuthority,
-        /// The account is no authority.
+        /// The account is not an authority. List the authorities.
         NoAuthority,
-        /// A chain needs an authority.
+        /// The account is the last authority, and a chain needs one. Add another one first.
         LastAuthority,
-        /// The set of authorities is full.
+        /// The set of authorities is full. Remove one first.
         TooMany,
-        /// The account has no session keys, so it could make no block.
+        /// The account has no session keys, so it could not make blocks. Set them first.
         NoKeys,
     }
 
@@ -156,7 +156,7 @@ pub mod pallet {
 }
 
 impl<T: Config> SessionManager<T::AccountId> for Pallet<T> {
-    /// `None` if nothing changes: to GRANDPA, every announced set is a new set.
+    /// Returns the next authorities; `None` without a change: for GRANDPA, every announced set is a new set.
     fn new_session(_: u32) -> Option<Vec<T::AccountId>> {
         let next = with_keys::<T>();
         (next != pallet_session::Validators::<T>::get()).then_some(next)
@@ -167,12 +167,12 @@ impl<T: Config> SessionManager<T::AccountId> for Pallet<T> {
     fn end_session(_: u32) {}
 }
 
-/// The authorities with session keys.
+/// Returns the authorities with session keys.
 fn with_keys<T: Config>() -> Vec<T::AccountId> {
     Authorities::<T>::get().into_iter().filter(|account| NextKeys::<T>::contains_key(account)).collect()
 }
 
-/// The weight of a session's end: the values of the session pallet, Aura and GRANDPA are read and written once, the
+/// Weight of a session's end: the values of the session pallet, Aura and GRANDPA are read and written once, the
 /// keys of each authority are read twice.
 fn session_end_weight<T: Config>() -> Weight {
     let authorities = u64::from(T::MaxAuthorities::get());
@@ -180,7 +180,7 @@ fn session_end_weight<T: Config>() -> Weight {
     reading.saturating_add(Weight::from_parts(50_000_000 + 2_000_000 * authorities, 0))
 }
 
-/// Never ends a session: this pallet does.
+/// A session end that never occurs: this pallet ends sessions.
 pub struct Never;
 
 impl<BlockNumber> pallet_session::ShouldEndSession<BlockNumber> for Never {
@@ -189,7 +189,7 @@ impl<BlockNumber> pallet_session::ShouldEndSession<BlockNumber> for Never {
     }
 }
 
-/// Half a slot in milliseconds: the least advance of chain time per block.
+/// Half a slot in milliseconds: the minimum advance of chain time per block.
 pub struct HalfSlot;
 
 impl Get<u64> for HalfSlot {
@@ -219,7 +219,7 @@ mod tests {
 
     type Set = Pallet<Runtime>;
 
-    /// The genesis of the local network: Alice, Bob, Charlie and Dave.
+    /// Builds the genesis of the local network: Alice, Bob, Charlie and Dave.
     fn local() -> TestState {
         let patch = presets::get_preset(&"local_testnet".into()).unwrap();
         let patch: serde_json::Value = serde_json::from_slice(&patch).unwrap();
@@ -233,7 +233,7 @@ mod tests {
         config.build_storage().unwrap().into()
     }
 
-    /// Runs the first block of each of the next sessions.
+    /// Runs the first block of each of the next `count` sessions.
     fn sessions(count: u32) {
         for _ in 0..count {
             let length: u32 = <SessionBlocks as Get<u32>>::get();

@@ -7,7 +7,7 @@ use frame::deps::{
     frame_support::traits::{StorageInfo, StorageInfoTrait as _, WhitelistedStorageKeys as _},
 };
 
-/// The list of benchmarks.
+/// Returns the list of benchmarks.
 pub fn list(extra: bool) -> (Vec<BenchmarkList>, Vec<StorageInfo>) {
     let mut list = Vec::new();
     list_benchmark!(list, extra, pallet_nomination, Nomination);
@@ -19,6 +19,9 @@ pub fn list(extra: bool) -> (Vec<BenchmarkList>, Vec<StorageInfo>) {
 }
 
 /// Runs one benchmark.
+///
+/// # Errors
+/// If the pallet or benchmark is unknown, or the benchmark fails.
 pub fn run(config: BenchmarkConfig) -> Result<Vec<BenchmarkBatch>, String> {
     let whitelist = AllPalletsWithSystem::whitelisted_storage_keys();
     let params = (&config, &whitelist);

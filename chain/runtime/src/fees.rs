@@ -1,8 +1,9 @@
-//! What a call costs: by its weight and its bytes, and more while blocks are full.
+//! Price of a call: by its weight and its bytes, and higher while blocks are full.
 //!
 //! One MTL pays for about a hundred thousand transfers. The price is that of an empty chain: a multiplier rises by up
 //! to 1.1 % per block while blocks are fuller than [`Target`], and falls again to one. Free calls alone cannot raise
-//! it: they fill at most three quarters of a block (`free_calls`).
+//! it:
+//! they fill at most three quarters of a block (`free_calls`).
 
 use crate::{Balance, Runtime, System, TransactionPayment, block_weights, frame_system};
 use frame::{
@@ -18,21 +19,21 @@ use frame::{
 };
 use pallet_transaction_payment::{Multiplier, MultiplierUpdate};
 
-/// The fee of one byte: 250 bytes cost about as much as a quarter of a millisecond.
+/// Fee of one byte: 250 bytes cost about as much as a quarter of a millisecond.
 pub const BYTE_FEE: Balance = 10_000;
 
 parameter_types! {
-    /// How full a block may be before fees rise: fuller than free calls make it.
+    /// Maximum fullness of a block without a rise of fees: above the share of free calls.
     pub const Target: Perquintill = Perquintill::from_percent(80);
-    /// The change of the multiplier in a block, for each whole by which it misses the target.
+    /// Change of the multiplier in a block, per unit of deviation from the target.
     pub Variability: Multiplier = Multiplier::saturating_from_rational(1, 25);
-    /// An empty chain.
+    /// Multiplier of an empty chain.
     pub MultiplierMin: Multiplier = Multiplier::one();
-    /// Reached after about 870 full blocks.
+    /// Maximum multiplier, reached after about 870 full blocks.
     pub MultiplierMax: Multiplier = Multiplier::saturating_from_integer(1000);
 }
 
-/// One unit per hundred picoseconds.
+/// Fee of weight: one unit per hundred picoseconds.
 pub struct WeightFee;
 
 impl WeightToFee for WeightFee {
@@ -43,7 +44,7 @@ impl WeightToFee for WeightFee {
     }
 }
 
-/// [`BYTE_FEE`] per byte, times the multiplier, which by default holds for weights only.
+/// Fee of bytes: [`BYTE_FEE`] per byte, times the multiplier, which by default applies only to weight.
 pub struct LengthFee;
 
 impl WeightToFee for LengthFee {
@@ -55,7 +56,7 @@ impl WeightToFee for LengthFee {
     }
 }
 
-/// Moves the multiplier by the fullness of the block: of its weight or of its bytes, whichever is greater.
+/// Adjusts the multiplier to the fullness of the block, by weight or by bytes, whichever is greater.
 pub struct FullBlocksCostMore;
 
 impl MultiplierUpdate for FullBlocksCostMore {
@@ -79,7 +80,7 @@ impl Convert<Multiplier, Multiplier> for FullBlocksCostMore {
     }
 }
 
-/// The share of the ordinary calls' room that the block's calls take; operational calls may take more than all of it.
+/// Returns the fraction of the room for ordinary calls that the block uses; above one with operational calls.
 fn fullness() -> FixedU128 {
     let weights = block_weights();
     let class = weights.get(DispatchClass::Normal);
@@ -108,7 +109,7 @@ mod tests {
     use super::*;
     use crate::UNIT;
 
-    /// What the ordinary calls' bytes of `blocks` blocks cost, `full` to that share.
+    /// Returns the cost of the ordinary calls' bytes of `blocks` blocks, filled to the fraction `full`.
     fn price(blocks: u32, full: FixedU128) -> Balance {
         let bytes = 15 * (1 << 20) / 4;
         let fee =
@@ -122,7 +123,7 @@ mod tests {
         price
     }
 
-    /// It was 19 MTL per day of slots of two seconds, and 0.05 per window of 115 blocks.
+    /// Formerly 19 MTL per day with slots of two seconds, and 0.05 per window of 115 blocks.
     #[test]
     fn filling_the_blocks_with_bytes_is_dear() {
         let (window, day) = (115, 43_200);

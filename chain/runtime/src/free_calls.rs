@@ -1,9 +1,11 @@
-//! The share of a block that free calls may take: of all runs, and of one run (PROT-33).
+//! Share of a block that free calls may use: of all runs, and of one run (PROT-33).
 //!
 //! A seat's free calls are bounded per window, but a run may have many seats and short windows, and any account may
-//! create a run. So in each block the free calls of one run take at most half of the room of all free calls, and these
-//! at most three quarters of the room of ordinary calls: a paying call always finds room. A call beyond that waits in
-//! the pool for a later block. Which calls are first is decided by their priority (`priority`).
+//! create a run. In each block, the free calls of one run therefore use at most half of the room of all free calls.
+//! All
+//! free calls use at most three quarters of the room of ordinary calls, so a paying call always has room. Further
+//! calls
+//! wait in the pool for a later block. Their priority determines the order (`priority`).
 
 use crate::{RuntimeCall, block_weights};
 use frame::{
@@ -24,37 +26,37 @@ pub mod pallet {
     #[pallet::config]
     pub trait Config: frame_system::Config + pallet_registry::Config {}
 
-    /// The reference time of this block's free calls, by run. Empty between blocks.
+    /// Reference time of this block's free calls, by run. Empty between blocks.
     #[pallet::storage]
     pub type UsedBy<T: Config> = StorageValue<_, BoundedVec<(RunId, u64), T::MaxRuns>, ValueQuery>;
 
     #[pallet::hooks]
     impl<T: Config> Hooks<BlockNumberFor<T>> for Pallet<T> {
-        // The value is written and removed in memory: no state holds it.
+        // The value is written and removed in memory: it is in no state.
         fn on_finalize(_: BlockNumberFor<T>) {
             UsedBy::<T>::kill();
         }
     }
 }
 
-/// Reference time of ordinary calls in a block.
+/// Returns the reference time of ordinary calls in a block.
 fn room_of_ordinary() -> u64 {
     let weights = block_weights();
     weights.get(DispatchClass::Normal).max_total.unwrap_or(weights.max_block).ref_time()
 }
 
-/// Reference time of the free calls of all runs in a block without tasks.
+/// Returns the reference time of the free calls of all runs in a block without tasks.
 pub fn room_of_all() -> u64 {
     room_of_ordinary() / 4 * 3
 }
 
-/// Reference time of the free calls of one run in a block.
+/// Returns the reference time of the free calls of one run in a block.
 pub fn room_of_one() -> u64 {
     room_of_all() / 2
 }
 
 impl<T: Config> Pallet<T> {
-    /// Whether this block has room for a free call of `run`.
+    /// Returns whether this block has room for a free call of `run`.
     pub fn has_room(run: RunId, cost: u64) -> bool {
         let used = UsedBy::<T>::get();
         let of_all = used.iter().fold(cost, |sum, (_, used)| sum.saturating_add(*used));
@@ -79,8 +81,8 @@ impl<T: Config> Pallet<T> {
     }
 }
 
-/// What a free call of `len` bytes takes of a block, in picoseconds: its weight, or, if that is more, the room of
-/// ordinary calls in proportion to its bytes.
+/// Returns the part of a block that a free call of `len` bytes uses, in picoseconds: its weight or, if that is more,
+/// the room of ordinary calls in proportion to its bytes.
 pub fn cost(info: &DispatchInfo, len: usize) -> u64 {
     let base = block_weights().get(info.class).base_extrinsic;
     let weight = info.total_weight().saturating_add(base).ref_time();
@@ -91,7 +93,7 @@ pub fn cost(info: &DispatchInfo, len: usize) -> u64 {
     weight.max(u64::try_from(by_length).unwrap_or(u64::MAX))
 }
 
-/// The run of a call that may be free. Calls that are not listed here pay.
+/// Returns the run of a call that may be free. Calls that are not listed here pay.
 pub fn run_of(call: &RuntimeCall) -> Option<RunId> {
     use pallet_windows::Call as Windows;
     match call {

@@ -58,12 +58,12 @@ pub type Hash = sp_core::H256;
 
 /// One MTL. It has twelve decimals.
 pub const UNIT: Balance = 1_000_000_000_000;
-/// The default length of a slot, in milliseconds.
+/// Default length of a slot, in milliseconds.
 pub const SLOT_DURATION: u64 = 2000;
-/// The SS58 prefix of addresses.
+/// SS58 prefix of addresses.
 pub const SS58_PREFIX: u16 = 42;
 
-/// The version, for clients, and for nodes that read it from the Wasm runtime without running it.
+/// Version for clients, and for nodes that read it from the Wasm runtime without running it.
 #[cfg_attr(not(feature = "upgrade-test"), runtime_version)]
 const RELEASE: RuntimeVersion = RuntimeVersion {
     spec_name: alloc::borrow::Cow::Borrowed("mettle"),
@@ -91,7 +91,7 @@ impl_opaque_keys! {
     }
 }
 
-/// Signatures depend on the order: a change needs a new `transaction_version`.
+/// Transaction extensions. Signatures depend on their order: a change needs a new `transaction_version`.
 pub type TxExtension = (
     frame_system::AuthorizeCall<Runtime>,
     frame_system::CheckNonZeroSender<Runtime>,
@@ -101,7 +101,7 @@ pub type TxExtension = (
     frame_system::CheckEra<Runtime>,
     // Shown to clients as `CheckNonce`, `CheckWeight` and `ChargeTransactionPayment`.
     priority::ProtocolPriority,
-    // A signer without a screen for metadata, such as a Ledger, proves with it what it showed.
+    // A signer without a screen for metadata, such as a Ledger, uses it to prove what it displayed.
     frame_metadata_hash_extension::CheckMetadataHash<Runtime>,
     frame_system::WeightReclaim<Runtime>,
 );
@@ -192,13 +192,13 @@ fn block_weights() -> frame_system::limits::BlockWeights {
     <Runtime as frame_system::Config>::BlockWeights::get()
 }
 
-/// The most runs.
+/// Maximum number of runs.
 pub type MaxRuns = ConstU32<1024>;
-/// The most seats per run.
+/// Maximum number of seats per run.
 pub type MaxSeats = ConstU32<1088>;
-/// The most authorities.
+/// Maximum number of authorities.
 pub type MaxAuthorities = ConstU32<32>;
-/// Blocks per session. New authorities and keys take effect after one to two sessions.
+/// Number of blocks per session. New authorities and keys take effect after one to two sessions.
 pub type SessionBlocks = ConstU32<600>;
 
 #[derive_impl(frame_system::config_preludes::SolochainDefaultConfig)]
@@ -358,7 +358,7 @@ impl pallet_rewards::Config for Runtime {
 }
 
 impl pallet_nomination::Config for Runtime {
-    // Nothing iterates over nominators, and a low limit would let a rival fill a pool.
+    // Nothing iterates over nominators, and with a low limit a rival could fill a pool.
     type MaxNominators = ConstU32<16_384>;
     type MaxUnbonding = ConstU32<8>;
     type MinNomination = MinNomination;

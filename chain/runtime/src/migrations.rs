@@ -1,17 +1,19 @@
 //! Storage migrations of a runtime upgrade.
 
-/// The oldest `spec_version` whose state these migrations lead to the present layouts. A release that changes a layout
-/// without a migration raises it; a development chain of an older state is refused.
+/// Oldest `spec_version` from whose state these migrations lead to the present layouts. Raised by a release that
+/// changes
+/// a layout without a migration; a development chain with an older state is refused.
 pub const OLDEST_STATE: u32 = 5;
 
-/// In order of application. Each checks its pallet's storage version. No state since [`OLDEST_STATE`] needs one.
+/// Migrations in order of application. Each checks its pallet's storage version. No state since [`OLDEST_STATE`] needs
+/// one.
 #[cfg(not(feature = "upgrade-test"))]
 pub type All = ();
 
 #[cfg(feature = "upgrade-test")]
 pub type All = upgrade_test::Migration;
 
-/// A migration as a later release may have one, for the test of a live upgrade. The pattern for those to come.
+/// An example migration, for the test of a live upgrade. The pattern for future ones.
 #[cfg(feature = "upgrade-test")]
 mod upgrade_test {
     use crate::{Authorities, Runtime, authorities, frame_system};

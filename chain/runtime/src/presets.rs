@@ -16,11 +16,11 @@ use protocol::params::Floors;
 use serde_json::Value;
 use sp_keyring::{Ed25519Keyring, Sr25519Keyring};
 
-/// The balance of each well-known account.
+/// Balance of each well-known account.
 pub const ENDOWMENT: crate::Balance = 1_000_000 * UNIT;
 
-/// `development` has the authority Alice; `local_testnet` has Alice, Bob, Charlie and Dave, three of whom finalise
-/// blocks.
+/// Returns a preset. `development` has the authority Alice; `local_testnet` has Alice, Bob, Charlie and Dave, three of
+/// which finalise blocks.
 pub fn get_preset(id: &PresetId) -> Option<Vec<u8>> {
     let alice = (Sr25519Keyring::Alice, Ed25519Keyring::Alice);
     let bob = (Sr25519Keyring::Bob, Ed25519Keyring::Bob);
@@ -41,7 +41,7 @@ pub fn names() -> Vec<PresetId> {
     ]
 }
 
-/// The keys in the keystore of a node started with `--alice` and so on.
+/// Builds a genesis with the keys in the keystore of a node started with `--alice` and so on.
 fn genesis(authorities: &[(Sr25519Keyring, Ed25519Keyring)]) -> Value {
     let accounts = Sr25519Keyring::iter()
         .map(|key| key.to_account_id())

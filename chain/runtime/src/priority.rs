@@ -1,19 +1,22 @@
-//! Gives feeless transactions of the protocol the highest priority, and the runs turns.
+//! Gives feeless transactions of the protocol the highest priority, and orders them fairly between runs.
 //!
-//! A pool orders transactions by priority, which the standard extensions take from the fee, so a feeless transaction
-//! would come last. Filling every block of a window with calls that pay (`fees`) would delay every commitment past its
-//! deadline. So a feeless transaction is above any tip.
+//! A pool orders transactions by priority, which the standard extensions derive from the fee, so a feeless transaction
+//! would be last. An attacker could fill every block of a window with paid calls (`fees`) and delay every commitment
+//! past
+//! its deadline. A feeless transaction is therefore above any tip.
 //!
-//! Among feeless ones the runs take turns. The seats of a run have ranks, which move by one with each block, and a
-//! transaction's priority is the maximum less its seat's rank. So an author takes one transaction of each run, then a
-//! second of each, and so on, whatever the number of a run's seats. A block includes free calls up to the share of
-//! their run and of all runs (`free_calls`).
+//! Feeless transactions are ordered round-robin between runs. The seats of a run have ranks, which shift by one with
+//! each block, and a transaction's priority is the maximum less its seat's rank. An author therefore takes one
+//! transaction
+//! of each run, then a second of each, and so on, independent of the number of seats. A block includes free calls up
+//! to the
+//! share of their run and of all runs (`free_calls`).
 //!
 //! A feeless call would succeed, is signed by a seat, and is counted against the seat's free calls of the window. Only
 //! an account's next nonce gets the priority: one transaction per seat and block.
 //!
-//! The check whether a call is free is the first part of the call itself, and costs time before any fee is paid. So it
-//! is made once per transaction, and its weight is counted.
+//! The check whether a call is free is the first part of the call itself, and costs time before any fee is paid.
+//! Therefore it is made once per transaction, and its weight is counted.
 
 use crate::{AccountId, Balance, FreeCalls, Nonce, Registry, Runtime, RuntimeCall, System, free_calls};
 use alloc::vec::Vec;
@@ -53,10 +56,10 @@ type Pre<E> = <E as TransactionExtension<RuntimeCall>>::Pre;
 #[derive(Encode, Decode, DecodeWithMemTracking, Clone, Debug, PartialEq, Eq)]
 pub struct ProtocolPriority(Inner);
 
-/// What a transaction costs its signer.
+/// Charge of a transaction to its signer.
 pub enum Charge {
     Fee(Val<Fee>),
-    /// Nothing: a free call of this run takes so much of the block, in picoseconds.
+    /// Nothing: a free call of this run, with its share of the block in picoseconds.
     Free(RunId, u64),
 }
 
@@ -114,7 +117,7 @@ impl TransactionExtension<RuntimeCall> for ProtocolPriority {
         };
         let cost = free_calls::cost(info, len);
         if source == TransactionSource::InBlock {
-            // The order is fixed. What has no room now stays in the pool.
+            // The order is fixed. A call without room now stays in the pool.
             if !FreeCalls::has_room(run, cost) {
                 return Err(InvalidTransaction::ExhaustsResources.into());
             }
@@ -188,7 +191,7 @@ impl TransactionExtension<RuntimeCall> for ProtocolPriority {
     }
 }
 
-/// The weight of the check whether a call is free: as measured, or that of the call, which begins with the same check.
+/// Returns the weight of the check whether a call is free: as measured, or that of the call, which begins with it.
 fn check_weight(call: &RuntimeCall) -> Weight {
     use pallet_windows::{Call, weight_info};
     match call {
@@ -200,7 +203,7 @@ fn check_weight(call: &RuntimeCall) -> Weight {
     }
 }
 
-/// The rank of a hotkey's seat among its run's seats: from 0, each seat in turn.
+/// Returns the rank of a hotkey's seat among its run's seats, from 0; each seat has each rank in turn.
 fn rank(run: RunId, hotkey: &AccountId) -> u32 {
     let seats = pallet_registry::Rosters::<Runtime>::decode_len(run).unwrap_or(0) as u32;
     let uid = Registry::seat_of(run, hotkey).map_or(0, |(uid, _)| u32::from(uid.0));

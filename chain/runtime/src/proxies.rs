@@ -1,4 +1,4 @@
-//! Kinds of proxies: what an account may let another do for it, so that its coldkey can stay offline.
+//! Kinds of proxies: calls that an account may delegate, so that its coldkey can stay offline.
 
 use crate::RuntimeCall;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
@@ -11,12 +11,13 @@ pub enum ProxyType {
     /// All calls.
     #[default]
     Any,
-    /// All calls that cannot send money to another account, and none of root's.
+    /// All calls that cannot send money to another account, except root's.
     NonTransfer,
-    /// The account's seats and nominations, their stake and pay. None of its calls brings the account's money behind
-    /// another hotkey: the proxy would sign what slashes it, and report it for the reward.
+    /// Calls for the account's seats and nominations, their stake and pay. None of them moves the account's money
+    /// behind
+    /// another hotkey: the proxy could sign contradicting statements with it, and report them for the reward.
     Staking,
-    /// Claims of pay, which go to the account itself.
+    /// Claims of pay, which goes to the account itself.
     Claims,
 }
 
@@ -54,8 +55,8 @@ impl InstanceFilter<RuntimeCall> for ProxyType {
                         | pallet_nomination::Call::set_commission { .. }
                 )
         );
-        // The new owner of a run gets the owner's pay.
-        // So does closing it burn the treasury.
+        // The new owner of a run receives the owner's pay.
+        // Likewise, closing a run burns the treasury.
         let gives_away = matches!(
             call,
             RuntimeCall::Registry(
@@ -99,7 +100,7 @@ mod tests {
     const KINDS: [ProxyType; 4] =
         [ProxyType::Any, ProxyType::NonTransfer, ProxyType::Staking, ProxyType::Claims];
 
-    /// One call of each sort, with the kinds that allow it.
+    /// Returns one call of each kind, with the proxy kinds that allow it.
     fn calls() -> Vec<(RuntimeCall, &'static [ProxyType])> {
         let account = AccountId::new([1; 32]);
         let run = RunId(0);
@@ -126,7 +127,7 @@ mod tests {
             (pallet_registry::Call::set_stopped { run, stopped: true }.into(), &KINDS[..2]),
             (pallet_registry::Call::add_stake { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..3]),
             (pallet_registry::Call::leave { run, uid: Uid(0) }.into(), &KINDS[..3]),
-            // Each brings the account's money behind a hotkey that the proxy chooses.
+            // Each moves the account's money behind a hotkey that the proxy chooses.
             (pallet_nomination::Call::nominate { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..2]),
             (
                 pallet_registry::Call::rotate_hotkey {

@@ -44,10 +44,10 @@ mod squatter;
 
 const TIMESTAMP: InherentIdentifier = *b"timstap0";
 const RUN: RunId = RunId(0);
-/// The coldkey of every seat.
+/// Coldkey of every seat.
 const COLDKEY: Sr25519Keyring = Sr25519Keyring::Bob;
 const OWNER: Sr25519Keyring = Sr25519Keyring::Alice;
-/// Seats 0 and 1 mine, seats 2 to 4 validate.
+/// Hotkeys of the seats: 0 and 1 mine, 2 to 4 validate.
 const HOTKEYS: [Ed25519Keyring; 5] = [
     Ed25519Keyring::Alice,
     Ed25519Keyring::Bob,
@@ -245,7 +245,7 @@ fn url() -> pallet_registry::Url {
     b"http://127.0.0.1:9000/seat".to_vec().try_into().unwrap()
 }
 
-/// Windows of ten blocks from block 10, two per epoch.
+/// Returns parameters with windows of ten blocks from block 10, two per epoch.
 fn params() -> RunParams {
     RunParams {
         schedule: Schedule {
@@ -278,16 +278,16 @@ fn terms() -> Terms {
     }
 }
 
-/// The key of a seat's hotkey, as its holder has it.
+/// The key of a seat's hotkey, from its holder's perspective.
 trait Hot: Signer {
     fn secret(&self) -> SigningKey;
 
-    /// Its signer for this chain.
+    /// Returns its signer for this chain.
     fn on_chain(&self) -> identity::Signer {
         identity::Signer::new(self.secret(), Registry::genesis())
     }
 
-    /// Its consent to hold a seat of `run` for `coldkey`.
+    /// Signs its consent to hold a seat of `run` for `coldkey`.
     fn consent(&self, run: RunId, coldkey: &AccountId) -> identity::Signature {
         self.on_chain().prove_possession(run, coldkey.as_ref())
     }
@@ -300,7 +300,7 @@ impl Hot for Ed25519Keyring {
 }
 
 impl Chain {
-    /// The call that registers `hotkey`, with its consent.
+    /// Returns the call that registers `hotkey`, with its consent.
     fn registration(
         &mut self,
         coldkey: Sr25519Keyring,
@@ -321,7 +321,7 @@ impl Chain {
         .into()
     }
 
-    /// The registration of a seat of [`HOTKEYS`].
+    /// Returns the registration of a seat of [`HOTKEYS`].
     fn register(&mut self, uid: usize) -> RuntimeCall {
         let (role, stake) = if uid < 2 { (Role::Miner, UNIT) } else { (Role::Validator, 100 * UNIT) };
         self.registration(COLDKEY, role, &HOTKEYS[uid], stake)
@@ -344,12 +344,12 @@ fn create_run_with(params: RunParams, terms: Terms) -> RuntimeCall {
     .into()
 }
 
-/// A funded run with two miners and three validators, before its first window.
+/// Builds a funded run with two miners and three validators, before its first window.
 fn with_run() -> Chain {
     with_run_on(terms())
 }
 
-/// The same, on these terms.
+/// Builds the same run on these terms.
 fn with_run_on(terms: Terms) -> Chain {
     let mut chain = Chain::new();
     chain.all_accepted(vec![(&OWNER, create_run_with(params(), terms))]);
@@ -364,7 +364,7 @@ fn by_validators(call: impl Fn() -> RuntimeCall) -> Vec<(&'static dyn Signer, Ru
     HOTKEYS[2..].iter().map(|hotkey| (hotkey as &dyn Signer, call())).collect()
 }
 
-/// Plays a window in which every seat takes part and agrees.
+/// Plays a window in which every seat participates and agrees.
 fn play(chain: &mut Chain, window: u32) {
     play_with_votes(chain, window, &HOTKEYS[2..]);
 }
@@ -520,7 +520,7 @@ fn a_hotkey_without_balance_takes_part_and_its_other_calls_are_refused() {
     chain.read(|| assert_eq!(Balances::free_balance(&hotkey), 0));
 }
 
-/// A hotkey is public from its first transaction on, and a proof from the moment it is in the pool.
+/// A hotkey is public from its first transaction, and a proof as soon as it is in the pool.
 #[test]
 fn nobody_uses_up_the_hotkey_of_another() {
     let mut chain = with_run();
@@ -621,7 +621,9 @@ fn a_seat_that_leaves_after_an_epoch_is_paid_and_its_unbonding_nominations_can_b
     chain.go_to(params().schedule.opens_at(Window(1)).0);
     let leave = |uid| -> RuntimeCall { pallet_registry::Call::leave { run: RUN, uid: Uid(uid) }.into() };
     chain.all_accepted(vec![(&COLDKEY, leave(0))]);
-    // The miner leaves as window 2 opens; the validator, which has revealed, as window 3 opens and the epoch closes.
+    // The miner leaves when window 2 opens. The validator, which has revealed, leaves when window 3 opens and the
+    // epoch
+    // closes.
     chain.go_to(params().schedule.opens_at(Window(2)).0);
     let old = chain.read(|| Registry::seat(RUN, Uid(4)).unwrap().id(Uid(4)));
     chain.all_accepted(by_validators(|| {
@@ -634,8 +636,9 @@ fn a_seat_that_leaves_after_an_epoch_is_paid_and_its_unbonding_nominations_can_b
     chain.read(|| {
         let seats: Vec<u16> = Runtime::seats(RUN).iter().map(|seat| seat.id.uid.0).collect();
         assert_eq!(seats, [1, 2, 3]);
-        // One window of two is merged. Of that pay, half of the miners' part; by stake half of the validators' part, of
-        // which half goes to the nominator.
+        // One window of two is merged. Of that pay: half of the miners' part; and, by stake, half of the validators'
+        // part,
+        // of which half goes to the nominator.
         let former = pallet_rewards::FormerPay::<Runtime>::get(RUN, COLDKEY.to_account_id());
         let expected = (250 * UNIT + 400 * UNIT / 2 / 2) / 2;
         assert!(former.abs_diff(expected) < UNIT / 1000, "{former} of {expected}");

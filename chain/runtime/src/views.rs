@@ -8,9 +8,9 @@ use protocol::{
     view::{Account, AccountStatus, RunStatus, RunView, SeatOccupancy, SeatStatus, SeatView},
 };
 
-/// The most seats in one answer; a client pages.
+/// Maximum number of seats in one answer; a client pages.
 const PAGE_MAX: u32 = 256;
-/// The most mirrors in one answer.
+/// Maximum number of mirrors in one answer.
 const MIRRORS_MAX: u32 = 16;
 
 pub fn run(id: RunId) -> Option<RunView> {
@@ -67,7 +67,7 @@ pub fn update_mirrors(run: RunId, window: Window, turn: u32, limit: u32) -> Vec<
         voters.rotate_left(turn as usize);
     }
     let is_other = |uid: &Uid| !voters.contains(uid);
-    // Only read if there are too few voters: the roster has every seat.
+    // Read only if there are too few voters: the roster has every seat.
     let roster = core::iter::once_with(|| Registry::roster(run)).flatten();
     let others = roster.filter(|(_, entry)| entry.role == Role::Validator).map(|(uid, _)| uid);
     // A voter may have left since.
@@ -130,7 +130,7 @@ fn account(id: &AccountId) -> Account {
     *id.as_ref()
 }
 
-/// Lossless: the registry accepts printable ASCII only.
+/// Converts a URL to text. Lossless: the registry accepts printable ASCII only.
 fn text(url: Url) -> String {
     String::from_utf8_lossy(&url).into_owned()
 }

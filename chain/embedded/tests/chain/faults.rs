@@ -169,7 +169,7 @@ async fn a_port_in_use_is_an_error_that_names_it() {
     start_again_at(address).await.shutdown().await;
 }
 
-/// An address that no other test uses, so that no test takes a released port.
+/// Moves a chain to an address that no other test uses, so that no test takes a released port.
 fn on_own_address(config: Config) -> Config {
     static HOMES: AtomicU8 = AtomicU8::new(2);
     let home =
@@ -206,7 +206,7 @@ async fn a_shut_down_chain_closes_its_connections_and_makes_no_block() {
     let failed = chain.failed();
     chain.shutdown().await;
     assert!(wire.0.request::<Value>("system_health", rpc_params![]).await.is_err());
-    // A shutdown is no error.
+    // A shutdown is not an error.
     assert!(tokio::time::timeout(Duration::from_millis(10), failed).await.is_err());
 }
 

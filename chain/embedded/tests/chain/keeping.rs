@@ -56,7 +56,7 @@ async fn a_chain_resumes_where_it_ended() {
         assert_eq!(stored, json!(format!("0x0{number}000000")));
     }
     assert_eq!(wire.free(&[7; 32], Some(genesis)).await, 0);
-    // Unfinalised blocks are gone, and can be made again.
+    // Unfinalised blocks are lost, and can be made again.
     wire.submit(&signed(&alice(), 3, genesis, &transfer(&[7; 32], 1 << 40))).await;
     let head = seal(&chain, 2).await;
     assert_eq!(head.number, 5);
@@ -113,7 +113,7 @@ async fn check_pruned(chain: &EmbeddedChain, hashes: &[H256]) {
     }
 }
 
-/// The process that the next test kills.
+/// Process that the next test kills.
 #[tokio::test]
 #[ignore = "it is run, and killed, by the test below"]
 async fn process_that_makes_blocks_until_it_is_killed() {
@@ -156,7 +156,7 @@ async fn a_process_killed_at_any_moment_resumes_at_an_announced_final_block() {
     let mut last = 0;
     for round in 1..=3 {
         let told = blocks_told_before_the_kill(dir.path(), 7 * round);
-        // The shortest slots that there are, as the process has them.
+        // The shortest possible slots, as in the process.
         let genesis_patch = Some(json!({ "authorities": { "slotMillis": 2 } }));
         let chain = start(Config { keep_states: 8, genesis_patch, ..manual_in(dir.path()) }).await;
         let finalised = chain.finalised();
@@ -196,7 +196,7 @@ fn block_told(line: &str) -> Option<(u32, String)> {
     Some((number.parse().ok()?, hash.to_owned()))
 }
 
-/// The process that the next test leaves without disk space.
+/// Process that the next test leaves without disk space.
 #[tokio::test]
 #[ignore = "it is run, with little disk, by the test below"]
 async fn process_that_makes_large_blocks_until_the_disk_is_full() {

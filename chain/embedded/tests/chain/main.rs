@@ -1,4 +1,4 @@
-//! The chain as clients see it: through stock clients and the JSON-RPC, over faults and restarts.
+//! The chain from the perspective of clients: through stock clients and the JSON-RPC, over faults and restarts.
 
 mod faults;
 mod keeping;
@@ -15,7 +15,7 @@ use sp_runtime::traits::{BlakeTwo256, Hash as _};
 use std::path::Path;
 use subxt::rpcs::{RpcClient, client::RpcParams, rpc_params};
 
-/// A chain that makes blocks on request.
+/// Returns the settings of a chain that makes blocks on request.
 fn manual() -> Config {
     Config { sealing: Sealing::Manual, ..Config::default() }
 }
@@ -48,7 +48,7 @@ impl Wire {
         self.0.request(method, params).await.unwrap_or_else(|error| panic!("{method}: {error}"))
     }
 
-    /// The error code and text of a refused call.
+    /// Returns the error code and text of a refused call.
     async fn refusal(&self, method: &str, params: RpcParams) -> (i32, String) {
         match self.0.request::<Value>(method, params).await {
             Err(subxt::rpcs::Error::User(error)) => (
@@ -63,7 +63,7 @@ impl Wire {
         self.ask("author_submitExtrinsic", rpc_params![hex(extrinsic)]).await
     }
 
-    /// The free balance of an account after a block.
+    /// Returns the free balance of an account after a block.
     async fn free(&self, account: &[u8; 32], at: Option<sp_core::H256>) -> u128 {
         // System.Account; AccountInfo is four u32s, then the free balance.
         let prefix = "0x26aa394eea5630e07c48ae0c9558cef7b99d880ec681799c0cf30e8886371da9";
@@ -95,17 +95,17 @@ fn tipped(key: &sr25519::Pair, nonce: u32, tip: u128, genesis: sp_core::H256, ca
     body.encode()
 }
 
-/// `Balances.transfer_allow_death`.
+/// Encodes `Balances.transfer_allow_death`.
 fn transfer(to: &[u8; 32], amount: u128) -> Vec<u8> {
     [&[4, 0, 0][..], to, &Compact(amount).encode()].concat()
 }
 
-/// `System.remark`.
+/// Encodes `System.remark`.
 fn remark(text: &[u8]) -> Vec<u8> {
     (0_u8, 0_u8, text.to_vec()).encode()
 }
 
-/// `Sudo.sudo`.
+/// Encodes `Sudo.sudo`.
 fn sudo(call: &[u8]) -> Vec<u8> {
     [&[6, 0][..], call].concat()
 }

@@ -16,7 +16,7 @@ use subxt::{
 
 const MTL: u128 = 1_000_000_000_000;
 
-/// All that subxt needs of a signer.
+/// A signer with the minimum that subxt requires.
 #[allow(clippy::large_enum_variant, reason = "a handful of keys in a test")]
 enum Key {
     Sr25519(sr25519::Pair),

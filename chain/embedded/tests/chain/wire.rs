@@ -1,4 +1,4 @@
-//! The JSON-RPC: methods, texts and error codes, as any client sees them.
+//! The JSON-RPC: methods, texts and error codes of any client.
 
 use crate::{Wire, alice, hex, hex_bytes, manual, remark, seal, signed, start, sudo, tipped, transfer};
 use mettle_embedded_chain::{Config, H256, PoolLimits};

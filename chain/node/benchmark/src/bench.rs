@@ -11,16 +11,16 @@ use sp_runtime::traits::BlakeTwo256;
 use sp_state_machine::StateMachine;
 use sp_wasm_interface::ExtendedHostFunctions;
 
-/// A node's host functions and those of benchmarks, with our own clock.
+/// Host functions of a node and of benchmarks, with our own clock.
 type HostFunctions = ExtendedHostFunctions<
     (sp_io::SubstrateHostFunctions, frame_benchmarking::benchmarking::HostFunctions),
     clock::benchmarking::HostFunctions,
 >;
 type State = BenchmarkingState<BlakeTwo256>;
-/// The size of each component in one measurement.
+/// Size of each component in one measurement.
 type Sizes = Vec<(BenchmarkParameter, u32)>;
 
-/// Processor time of this thread in nanoseconds.
+/// Returns the processor time of this thread, in nanoseconds.
 fn thread_cpu_time() -> u128 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes only to the timespec that the pointer refers to.
@@ -34,11 +34,11 @@ mod clock {
 
     use sp_runtime_interface::{pass_by::AllocateAndReturnPointer, runtime_interface};
 
-    /// Replaces the host function of this name, which reads the wall clock, by processor time: other programs do not
-    /// disturb the measurement.
+    /// Replaces the host function of this name, which reads the wall clock, by processor time, so that other programs
+    /// do not disturb the measurement.
     #[runtime_interface]
     pub trait Benchmarking {
-        /// Nanoseconds, little-endian.
+        /// Returns nanoseconds, little-endian.
         fn current_time() -> AllocateAndReturnPointer<[u8; 16], 16> {
             crate::bench::thread_cpu_time().to_le_bytes()
         }
@@ -60,9 +60,9 @@ pub enum Failure {
 /// One benchmark of a pallet.
 #[derive(Debug)]
 pub struct Benchmark {
-    /// The pallet's name, without `pallet_`.
+    /// Name of the pallet, without `pallet_`.
     pub pallet: String,
-    /// The pallet's name within the runtime.
+    /// Name of the pallet within the runtime.
     instance: String,
     benchmark: String,
     /// Each size with its range.
@@ -75,12 +75,12 @@ impl Benchmark {
     }
 }
 
-/// The measurements of one benchmark.
+/// Measurements of one benchmark.
 #[derive(Debug)]
 pub struct Results {
     pub components: Vec<(BenchmarkParameter, u32, u32)>,
     pub times: Vec<BenchmarkResult>,
-    /// One per choice of sizes.
+    /// One result per choice of sizes.
     pub storage: Vec<BenchmarkResult>,
 }
 
@@ -88,7 +88,7 @@ pub struct Results {
 pub struct Bench {
     runtime: Vec<u8>,
     executor: WasmExecutor<HostFunctions>,
-    /// Counts storage accesses, which takes time.
+    /// State that counts storage accesses, which takes time.
     counting: State,
     timing: State,
 }
@@ -104,7 +104,7 @@ impl Bench {
         })
     }
 
-    /// BLAKE2b-256 of the Wasm runtime.
+    /// Returns the BLAKE2b-256 of the Wasm runtime.
     pub fn hash(&self) -> [u8; 32] {
         blake2_256(&self.runtime)
     }
@@ -130,6 +130,9 @@ impl Bench {
     }
 
     /// Lists the benchmarks of our pallets.
+    ///
+    /// # Errors
+    /// If the call into the runtime fails, or its answer cannot be decoded.
     pub fn list(&self) -> Result<Vec<Benchmark>, Failure> {
         // The rest of the answer, the pallets' storage items, is not used.
         let pallets: Vec<BenchmarkList> =
@@ -151,6 +154,9 @@ impl Bench {
     }
 
     /// Measures a benchmark `repeat` times for each choice of sizes.
+    ///
+    /// # Errors
+    /// If the call into the runtime or the benchmark fails, or the answer cannot be decoded.
     pub fn measure(&self, benchmark: &Benchmark, steps: u32, repeat: u32) -> Result<Results, Failure> {
         let mut results =
             Results { components: benchmark.components.clone(), times: Vec::new(), storage: Vec::new() };
@@ -184,8 +190,8 @@ impl Bench {
     }
 }
 
-/// The measured sizes: each component in steps from its smallest to its largest value, with the others at their
-/// largest, smallest and middle values. The smallest is needed for costs that grow with a product.
+/// Returns the measured sizes: each component in steps from its smallest to its largest value, with the others at
+/// their largest, smallest and middle values. The smallest is needed for costs that grow with a product.
 fn choices(components: &[(BenchmarkParameter, u32, u32)], steps: u32) -> Vec<Sizes> {
     if components.is_empty() {
         return vec![Vec::new()];

@@ -1,15 +1,17 @@
 //! Fits a formula to the measurements: a constant, a term per size, and a term for the product of two sizes.
 //!
 //! Uses the least squares of Substrate's own command, over the middle half of the measurements of each choice of
-//! sizes. With two additions: the product is a size of its own, as a consensus costs validators times seats; and no
-//! formula is below a measurement: it is scaled up to the largest sizes, and its constant is raised to the others.
+//! sizes,
+//! with two additions. The product is a size of its own, because a consensus costs validators times seats. A formula
+//! is
+//! never below a measurement: it is scaled up to the largest sizes, and its constant is raised to the others.
 
 use crate::bench::Results;
 use frame_benchmarking::{Analysis, BenchmarkParameter, BenchmarkResult, BenchmarkSelector};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A product term below one part in this many of the largest cost is noise, and dropped.
+/// A product term is noise, and dropped, if it is below the largest cost divided by this number.
 const PRODUCT_MATTERS: u128 = 20;
 
 /// A constant plus a linear term per size and, if there is one part more than sizes, a term of their product.
@@ -19,14 +21,14 @@ pub struct Formula {
     pub parts: Vec<u64>,
 }
 
-/// The cost of a benchmark.
+/// Cost of a benchmark.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Picoseconds.
+    /// Formula of the time, in picoseconds.
     pub time: Formula,
     pub reads: Formula,
     pub writes: Formula,
-    /// The largest measured sizes.
+    /// Largest measured sizes.
     pub largest: Vec<u32>,
     /// First and third quartile for the largest sizes, in nanoseconds.
     pub took: (u64, u64),
@@ -39,7 +41,7 @@ impl Formula {
         self.parts.iter().zip(terms).map(|(part, size)| part * size).sum::<u64>() + self.base
     }
 
-    /// Scaled up to at least `least` for these sizes.
+    /// Scales the formula up to at least `least` for these sizes.
     fn raised(mut self, sizes: &[u32], least: u64) -> Formula {
         let now = self.of(sizes).max(1);
         if now < least {
@@ -63,7 +65,7 @@ impl fmt::Display for Cost {
 /// Fits formulas to measurements.
 ///
 /// # Errors
-/// Says why there is no fit.
+/// States why a fit is not possible.
 pub fn fit(results: &Results) -> Result<Cost, String> {
     let largest: Vec<u32> = results.components.iter().map(|(_, _, high)| *high).collect();
     let took = middle(&results.times, &largest).ok_or("nothing was measured")?;
@@ -82,7 +84,7 @@ pub fn fit(results: &Results) -> Result<Cost, String> {
     Ok(Cost { time, reads, writes, largest, took })
 }
 
-/// Counts are whole numbers, so the constant is raised rather than the formula scaled.
+/// Raises the constant to reach `least`. Counts are integers, so the formula is not scaled.
 fn at_least(mut formula: Formula, sizes: &[u32], least: u64) -> Formula {
     formula.base += least.saturating_sub(formula.of(sizes));
     formula
@@ -99,7 +101,7 @@ fn choices(results: &[BenchmarkResult]) -> Vec<Vec<u32>> {
     choices
 }
 
-/// First and third quartile of the times for these sizes, in nanoseconds.
+/// Returns the first and third quartile of the times for these sizes, in nanoseconds.
 fn middle(results: &[BenchmarkResult], sizes: &[u32]) -> Option<(u64, u64)> {
     let mut times: Vec<u64> = results
         .iter()

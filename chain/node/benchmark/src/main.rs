@@ -18,7 +18,7 @@ mod source;
 
 use fit::Cost;
 
-/// The measured pallets, by their directories in `contracts/`.
+/// Measured pallets, by their directories in `contracts/`.
 const PALLETS: [&str; 5] = ["nomination", "registry", "rewards", "weights", "windows"];
 
 /// Measures the weights of calls and tasks in the Wasm runtime, and writes the pallets' `weight_info.rs`.
@@ -68,7 +68,7 @@ enum Failure {
     Unknown(String),
 }
 
-/// The cost of each benchmark, by `pallet::benchmark`.
+/// Cost of each benchmark, by `pallet::benchmark`.
 type Measured = std::collections::BTreeMap<String, Cost>;
 
 fn main() -> ExitCode {
@@ -136,7 +136,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Number and name of the processors, by Linux.
+/// Returns the number and name of the processors, from Linux.
 fn machine() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name =

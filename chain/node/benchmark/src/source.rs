@@ -1,16 +1,16 @@
 //! Writes a pallet's `weight_info.rs`.
 //!
-//! Signatures and documentation of its functions are kept as they are; the rest is generated. Functions and benchmarks
-//! must correspond in name and number of sizes.
+//! Signatures and documentation of its functions are kept; the rest is generated. Functions and benchmarks must
+//! correspond in name and number of sizes.
 
 use crate::fit::{Cost, Formula};
 use std::{collections::BTreeMap, fmt::Write as _};
 
 const FUNCTION: &str = "pub fn ";
-/// Longer lines are wrapped.
+/// Maximum width of a line; longer lines are wrapped.
 const WIDTH: usize = 120;
 
-/// The conditions of the measurement.
+/// Conditions of the measurement.
 #[derive(Debug)]
 pub struct Conditions {
     pub date: String,
@@ -36,7 +36,7 @@ pub enum Misfit {
 /// A function of `weight_info.rs`.
 #[derive(Debug, PartialEq, Eq)]
 struct Function {
-    /// Its documentation, with a line's end if there is any.
+    /// Documentation of the function, with a line end if not empty.
     docs: String,
     name: String,
     sizes: Vec<String>,
@@ -81,7 +81,7 @@ use frame::weights_prelude::*;
     Ok(text)
 }
 
-/// The functions of the present text.
+/// Parses the functions of the present text.
 fn functions(pallet: &str, before: &str) -> Result<Vec<Function>, Misfit> {
     let mut functions = Vec::new();
     let mut docs = String::new();
@@ -109,7 +109,7 @@ fn parse(docs: String, signature: &str) -> Option<Function> {
 }
 
 impl Function {
-    /// The function with its measured weight.
+    /// Returns the function with its measured weight.
     fn source(&self, cost: &Cost) -> String {
         let Function { docs, name, sizes } = self;
         let Cost { time, reads, writes, largest, took } = cost;
@@ -166,7 +166,7 @@ impl Function {
     }
 }
 
-/// With at least three significant digits.
+/// Formats a time in µs, with at least three significant digits.
 fn micros(nanos: u64) -> String {
     match nanos {
         0..10_000 => format!("{:.2}", nanos as f64 / 1000.0),
@@ -175,7 +175,7 @@ fn micros(nanos: u64) -> String {
     }
 }
 
-/// Grouped by thousands.
+/// Groups a number by thousands.
 fn digits(number: u64) -> String {
     let text = number.to_string();
     let mut grouped = String::new();

@@ -1,10 +1,10 @@
-//! A run that its owner closes: everything is paid out, and nothing of it stays in the storage.
+//! A run closed by its owner: everything is paid out, and nothing of it stays in the storage.
 
 use super::*;
 use frame::deps::sp_io::{hashing::twox_128, storage};
 use std::collections::BTreeSet;
 
-/// The keys of our pallets' storage.
+/// Returns the keys of our pallets' storage.
 fn keys() -> BTreeSet<Vec<u8>> {
     let mut found = BTreeSet::new();
     for pallet in ["Registry", "Windows", "Weights", "Rewards", "Nomination"] {
@@ -57,7 +57,7 @@ fn a_closed_run_pays_everything_out_and_leaves_nothing_in_the_storage() {
     }));
     play(&mut chain, 2);
     chain.go_to(40);
-    // A seat leaves with stake that unbonds and pay that it has not claimed.
+    // A seat leaves with unbonding stake and unclaimed pay.
     let leave = pallet_registry::Call::leave { run: RUN, uid: Uid(0) };
     chain.all_accepted(vec![(&COLDKEY, leave.into())]);
 
@@ -87,7 +87,7 @@ fn a_closed_run_pays_everything_out_and_leaves_nothing_in_the_storage() {
         assert_eq!((held(&COLDKEY), held(&OWNER)), (0, 0));
         let worth = |who: Sr25519Keyring| Balances::free_balance(who.account()) + held(&who);
         let gained = worth(COLDKEY) - coldkey + (worth(OWNER) - owner);
-        // Less the fees, and with what each account had before. The owner is the nominator.
+        // Less the fees, and on top of each account's earlier balance. The owner is the nominator.
         assert!(claimable.abs_diff(gained) < UNIT, "{gained} of {claimable}");
         assert_eq!(Balances::free_balance(Rewards::account(RUN)), 0);
         let left: Vec<_> = keys().difference(&before).cloned().collect();

@@ -1,4 +1,4 @@
-//! What it costs to take over a run, against what the run pays, for runs of three sizes.
+//! Cost of taking over a run, against the pay of the run, for runs of three sizes.
 //!
 //! Prints the figures of the table in `docs/trust.md`:
 //!
@@ -11,27 +11,27 @@ use super::{
 use frame::deps::frame_support::traits::fungible::Inspect as _;
 
 const ATTACKER: Sr25519Keyring = Sr25519Keyring::Charlie;
-/// The attacker's seats have the keys from here on.
+/// First key of the attacker's seats.
 const ATTACKERS_KEYS: u16 = 10_000;
-/// Honest miners that work. The attacker's is the eighth.
+/// Number of honest working miners. The attacker's is the eighth.
 const MINERS: u16 = 7;
 const EPOCH_WINDOWS: u32 = 10;
 const SALT: [u8; 32] = [3; 32];
-/// The window in which the attacker registers: the honest seats' immunity is over.
+/// Window in which the attacker registers: the honest seats' immunity is over.
 const ATTACK_FROM: u32 = 10;
 
-/// A run under attack: every honest validator has the least stake.
+/// A run under attack: every honest validator has the minimum stake.
 struct Takeover {
     author: Author,
-    /// `validators` seats of the honest, then the attacker's two.
+    /// Number of honest validators' seats, which precede the attacker's two.
     validators: u16,
 }
 
-/// What the attacker locked, burnt, and won.
+/// Stake locked, price burnt and pay won by the attacker.
 struct Price {
     locked: Balance,
     burnt: Balance,
-    /// Windows from the registration to the first one with that part of the active set.
+    /// Number of windows from the registration to the first one with that part of the active set.
     windows: u32,
 }
 
@@ -114,7 +114,7 @@ impl Takeover {
         })
     }
 
-    /// The seats of `role` with their keys.
+    /// Returns the seats of `role` with their keys.
     fn seated(&mut self, role: Role) -> Vec<(Uid, u16)> {
         let keys = match role {
             Role::Miner => (0..MINERS).chain(ATTACKERS_KEYS..ATTACKERS_KEYS + 1),
@@ -131,8 +131,9 @@ impl Takeover {
         keys.filter_map(uid_of).collect()
     }
 
-    /// Plays the next whole epoch, in which the attacker's validator gives all weight to its miner and everybody else
-    /// none, and returns what the attacker's seats and all others earn.
+    /// Plays the next whole epoch, in which the attacker's validator gives all weight to its miner, and the others
+    /// give
+    /// it none. Returns the earnings of the attacker's seats and of all others.
     fn steal_an_epoch(&mut self) -> (Balance, Balance) {
         let now = self.author.chain.read(|| Runtime::position(RUN).unwrap().window.unwrap());
         let epoch = now.0 / EPOCH_WINDOWS + 1;
@@ -188,7 +189,7 @@ impl Takeover {
         (earned.0 - before.0, earned.1 - before.1)
     }
 
-    /// What the attacker's seats and all others have earned.
+    /// Returns the total earnings of the attacker's seats and of all others.
     fn earned(&mut self) -> (Balance, Balance) {
         let attackers = [0, 1].map(|seat| Seat::of(ATTACKERS_KEYS + seat).hotkey());
         let seats = self.author.chain.read(|| Runtime::seats(RUN));

@@ -1,15 +1,15 @@
-//! Floods: runs that are made to fill the chain's blocks with free calls, or its budget with scheduled tasks.
+//! Floods: runs created to fill the chain's blocks with free calls, or its budget with scheduled tasks.
 
 use super::{large::Seat, *};
 use frame::deps::sp_runtime::traits::{Dispatchable, TransactionExtension};
 
-/// The signers of paying calls.
+/// Signers of paying calls.
 const PAYERS: [Sr25519Keyring; 4] =
     [Sr25519Keyring::Charlie, Sr25519Keyring::Dave, Sr25519Keyring::Eve, Sr25519Keyring::Ferdie];
-/// The seats of a heavy run.
+/// Number of seats of a heavy run.
 const CROWD: u16 = 1087;
 
-/// A run whose windows have six blocks, and whose seats are free of charge and of stake.
+/// Returns a run with windows of six blocks, whose seats are free of charge and of stake.
 fn free_run() -> (RunParams, Terms) {
     let schedule = Schedule {
         start: Height(30),
@@ -35,12 +35,12 @@ fn create((params, terms): (RunParams, Terms)) -> RuntimeCall {
     .into()
 }
 
-/// The hotkey of seat `uid` of `run`.
+/// Returns the hotkey of seat `uid` of `run`.
 fn hotkey(run: RunId, uid: u16) -> Seat {
     Seat::of(run.0 as u16 * 2048 + uid)
 }
 
-/// Makes a run by `OWNER` with `seats` seats of `role` at no stake. They are written to the storage at once: a
+/// Creates a run by `OWNER` with `seats` seats of `role` without stake. They are written to the storage directly: a
 /// thousand registrations are slow.
 fn crowd(chain: &mut Chain, run: RunId, made: (RunParams, Terms), role: Role, seats: u16) {
     let made = (made.0, Terms { miner_stake_min: 0, validator_stake_min: 0, seat_price_min: 0, ..made.1 });
@@ -68,11 +68,11 @@ fn crowd(chain: &mut Chain, run: RunId, made: (RunParams, Terms), role: Role, se
     });
 }
 
-/// What an author's block holds.
+/// Contents of an author's block.
 struct Filled {
-    /// By the order in which the pool received them.
+    /// Whether each transaction was included, in the order of their arrival in the pool.
     included: Vec<bool>,
-    /// Thousandths of the weight that ordinary calls may have.
+    /// Weight used by ordinary calls, in thousandths of its maximum.
     normal: u64,
 }
 
@@ -154,7 +154,7 @@ fn two_runs_of_free_seats_leave_room_for_other_runs_and_for_paying_calls() {
     assert_eq!((others, paying), (32, PAYERS.len()), "with {flood} calls of the flood");
 }
 
-/// Blocks of free calls would take longer than their authors count, if the checks before the calls were not counted:
+/// Without the weight of the checks before the calls, blocks of free calls would take longer than their authors count:
 /// a call begins with the same check. Their time is measured by the pallets' benchmarks.
 #[test]
 fn the_weight_of_a_free_call_counts_the_check_before_it() {
@@ -183,7 +183,7 @@ fn the_weight_of_a_free_call_counts_the_check_before_it() {
     }
 }
 
-/// Payers fill the bytes that ordinary calls may have, with tips.
+/// Payers fill the bytes allowed for ordinary calls, with tips.
 #[test]
 fn a_block_full_of_paid_bytes_takes_an_owner_s_stop() {
     let mut chain = with_run();

@@ -1,4 +1,4 @@
-//! Random calls of honest and hostile accounts, in real blocks of the real runtime: no call panics, none creates money,
+//! Random calls of honest and hostile accounts, in real blocks of the real runtime. No call panics or creates money,
 //! and every pallet's invariants hold after every block.
 //!
 //! Seven in eight arguments are sensible: the seat, window or amount that an honest program would name now. The others
@@ -59,12 +59,12 @@ impl Dice {
     }
 }
 
-/// Terms by which seats are replaced, stake unbonds and terms change within some windows.
+/// Returns terms under which seats are replaced, stake unbonds and terms change within some windows.
 fn quick_terms() -> Terms {
     Terms { immunity_windows: 2, unbonding_windows: 2, ..terms() }
 }
 
-/// The key of a hotkey. Many more than there are seats, as none is used twice in a run.
+/// Returns the key of a hotkey. There are many more keys than seats, as none is used twice in a run.
 fn key(number: u64) -> SigningKey {
     let mut seed = [5; 32];
     seed[..8].copy_from_slice(&number.to_le_bytes());
@@ -75,10 +75,10 @@ fn public(key: &SigningKey) -> [u8; 32] {
     key.verifying_key().to_bytes()
 }
 
-/// What the honest programs remember of their own calls.
+/// Records of the honest programs on their own calls.
 struct World {
     dice: Dice,
-    /// The hotkeys by account.
+    /// Hotkeys by account.
     keys: BTreeMap<AccountId, SigningKey>,
     ballots: BTreeMap<(RunId, u32, AccountId), Vec<(Uid, u16)>>,
     attestations: BTreeMap<(RunId, Window, AccountId), Vec<(Uid, Verdict)>>,
@@ -86,7 +86,7 @@ struct World {
     tally: BTreeMap<String, (u32, u32)>,
 }
 
-/// A run as the actors see it.
+/// State of a run in the view of the actors.
 struct Scene {
     run: RunId,
     window: Window,
@@ -95,7 +95,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// The present block's offset in its window.
+    /// Returns the present block's offset in its window.
     fn offset(&self) -> u32 {
         self.params.schedule.locate(Height(System::block_number())).map_or(0, |(_, offset)| offset)
     }
@@ -123,7 +123,7 @@ impl World {
         account
     }
 
-    /// The consent of `hotkey` to a seat of `coldkey`; at times its consent to another's.
+    /// Returns the consent of `hotkey` to a seat of `coldkey`; sometimes its consent to another's.
     fn consent(&mut self, hotkey: &AccountId, run: RunId, coldkey: &AccountId) -> identity::Signature {
         let coldkey = if self.dice.one_in(16) { self.person() } else { coldkey.clone() };
         for_this_chain(&self.keys[hotkey]).prove_possession(run, coldkey.as_ref())
@@ -199,7 +199,7 @@ impl World {
         }
     }
 
-    /// Verdicts that nearly all validators give: the seats with a commitment are valid.
+    /// Returns the verdicts of nearly all validators: the seats with a commitment are valid.
     fn verdicts(&mut self, run: RunId, window: Window) -> Vec<(Uid, Verdict)> {
         let committed = Runtime::window(run, window).map(|view| view.commitments).unwrap_or_default();
         let faulty = self.dice.one_in(10);
@@ -224,7 +224,7 @@ impl World {
         Statement { run: scene.run, window, uid, kind, digest }.sign(&for_this_chain(signer))
     }
 
-    /// A call of the registry, of an owner or a coldkey.
+    /// Returns a call of the registry, by an owner or a coldkey.
     fn of_registry(&mut self) -> (AccountId, RuntimeCall) {
         use pallet_registry::Call;
         let Scene { run, .. } = self.scene();
@@ -257,12 +257,12 @@ impl World {
                 let offered = pallet_registry::Offers::<Runtime>::get(run);
                 (offered.unwrap_or(person), Call::accept_run { run })
             }
-            // Most are refused: the run goes on, or has stopped too briefly.
+            // Most are refused: the run continues, or was not stopped long enough.
             21..=23 => (owner, Call::close_run { run }),
             _ if pallet_registry::LiveRuns::<Runtime>::get() < 4 => {
                 let start = Height(System::block_number() + 1 + self.dice.below(20) as u32);
                 let schedule = Schedule { start, ..params().schedule };
-                // In turn, or all calls of one kind of run may be refused.
+                // Alternating, because all calls of one kind of run may be refused.
                 let hidden_blocks = self.tally.get("Registry.create_run").map_or(0, |(_, made)| made % 2);
                 let params = RunParams { schedule, hidden_blocks, ..params() };
                 return (person, create_run_with(params, quick_terms()));
@@ -272,7 +272,7 @@ impl World {
         (signer, call.into())
     }
 
-    /// A call of a seat: one that the phase asks for, a receipt, or a report.
+    /// Returns a call of a seat: one required by the phase, a receipt, or a report.
     fn of_phase(&mut self) -> (AccountId, RuntimeCall) {
         use pallet_windows::Call;
         let scene = self.scene();
@@ -302,7 +302,7 @@ impl World {
         (hotkey, call.into())
     }
 
-    /// The call that the open window's phase asks of a hotkey.
+    /// Returns the call that the open window's phase requires from a hotkey.
     fn in_phase(&mut self, scene: &Scene, hotkey: &AccountId) -> pallet_windows::Call<Runtime> {
         use pallet_windows::Call;
         let (run, window, params, offset) = (scene.run, scene.window, scene.params, scene.offset());
@@ -338,7 +338,7 @@ impl World {
         Call::reveal_vote { run, window, vote, salt: SALT }
     }
 
-    /// Most seats of a run do what the protocol asks of them now, as honest programs do.
+    /// Makes the calls that the protocol now requires from most seats of a run, as honest programs do.
     fn round(&mut self, run: RunId) -> u64 {
         let Some(details) = Registry::run(run) else { return 0 };
         let window = Registry::window_now(&details).unwrap_or_default();
@@ -379,7 +379,7 @@ impl World {
         pallet_windows::Call::anchor_receipts { run, window, digest: digest(1), probes }
     }
 
-    /// Shows what was drawn of the last epoch.
+    /// Shows the measurements drawn for the last epoch.
     fn showing(&mut self, scene: &Scene, uid: Uid) -> pallet_weights::Call<Runtime> {
         let (run, first) = (scene.run, Window(scene.epoch * scene.params.epoch_windows));
         let drawn = pallet_windows::DrawnProbes::<Runtime>::get(run, first).into_iter();
@@ -450,7 +450,7 @@ impl World {
                 (seat.coldkey, Nomination::set_commission { run, uid, commission }.into())
             }
             _ => {
-                // Hotkeys and hostile accounts come and go.
+                // Hotkeys and hostile accounts appear and disappear.
                 let (dest, from) = (MultiAddress::Id(self.anybody()), self.anybody());
                 (
                     from,
@@ -469,7 +469,7 @@ impl World {
         }
     }
 
-    /// A call, by itself, in a batch, or in the name of another account.
+    /// Returns a call, by itself, in a batch, or in the name of another account.
     fn call(&mut self) -> (AccountId, RuntimeCall) {
         let (signer, call) = self.plain();
         match self.dice.below(40) {
@@ -517,7 +517,7 @@ impl World {
         *all += 1;
     }
 
-    /// The calls of a block; returns their number.
+    /// Makes the calls of a block; returns their number.
     fn act(&mut self) -> u64 {
         let mut made = 0;
         for run in Registry::run_ids() {
@@ -534,7 +534,7 @@ impl World {
     }
 }
 
-/// A validator's leaves for the selected seats of a window: the same loss for each.
+/// Returns a validator's leaves for the selected seats of a window: the same loss for each.
 fn leaves(run: RunId, window: Window, uid: Uid) -> Vec<Digest> {
     let selection = pallet_windows::Records::<Runtime>::get(run, window).and_then(|record| record.selection);
     let seat = pallet_registry::SeatsOf::<Runtime>::get(run, uid);
@@ -543,7 +543,7 @@ fn leaves(run: RunId, window: Window, uid: Uid) -> Vec<Digest> {
     selection.selected.iter().map(|one| of.leaf(one.uid, Some(&[7]))).collect()
 }
 
-/// The accounts hold exactly what was issued.
+/// Checks that the accounts hold exactly the issuance.
 fn check_money() {
     let held = Account::<Runtime>::iter_values().map(|account| account.data.free + account.data.reserved);
     assert_eq!(
@@ -597,7 +597,7 @@ fn no_sequence_of_calls_breaks_an_invariant_or_creates_money() {
         all = (all.0 + accepted, all.1 + made);
     }
     println!("{merged} kept windows merged, {rewound} runs went back, block {}", chain.height());
-    // A fuzz whose calls are refused tests nothing.
+    // A fuzz whose calls are all refused tests nothing.
     assert!(merged > 0 && all.0 * 4 > all.1, "{all:?} calls were accepted, and {merged} windows merged");
     if calls >= CALLS {
         assert!(rewound > 0, "no run went back to a checkpoint");

@@ -63,7 +63,7 @@ fn params() -> RunParams {
 /// Fills blocks as an author does.
 pub(super) struct Author {
     pub(super) chain: Chain,
-    /// The largest share of a block's weight, in thousandths.
+    /// Largest share of a block's weight, in thousandths.
     heaviest: u64,
 }
 
@@ -131,7 +131,7 @@ impl Author {
     }
 }
 
-/// What one seat reads is its part of the whole, and small.
+/// Checks that the data read by one seat is its part of the whole, and small.
 fn check_narrow_reads(author: &mut Author, window: Window) {
     author.chain.read(|| {
         let whole = Runtime::window(RUN, window).unwrap();
@@ -251,7 +251,7 @@ fn the_largest_run_fits_into_the_blocks_of_its_windows() {
         assert_eq!(outcome, Some(Outcome::Merged(vote)));
         check_narrow_reads(&mut author, window);
     }
-    // The epoch of the first window is paid as the third window opens.
+    // The epoch of the first window is paid when the third window opens.
     author.go_to(params().schedule.opens_at(Window(2)).0);
     author.chain.read(|| {
         assert_eq!(Runtime::weights(RUN).len(), usize::from(MINERS));

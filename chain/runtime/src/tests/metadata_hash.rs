@@ -1,10 +1,10 @@
-//! Signers that show a transaction offline and prove which metadata they read it by: RFC 78 of the Polkadot Fellowship.
+//! Signers that display a transaction offline and prove the metadata used for it: RFC 78 of the Polkadot Fellowship.
 
 use super::*;
 use frame_metadata::RuntimeMetadataPrefixed;
 use merkleized_metadata::{ExtraInfo, generate_metadata_digest};
 
-/// The digest of the metadata, of which every wallet knows the parts.
+/// Returns the digest of the metadata, whose parts every wallet knows.
 fn metadata_hash() -> [u8; 32] {
     let metadata = Runtime::metadata_at_version(15).expect("version 15 is shown");
     let metadata = RuntimeMetadataPrefixed::decode(&mut &metadata[..]).expect("it is what it says");

@@ -1,12 +1,11 @@
-//! Pay for work only: what seats earn in epochs with void windows, and what validators without votes earn (PROT-30,
-//! 32).
+//! Pay for work only: earnings of seats in epochs with void windows, and of validators without votes (PROT-30, 32).
 
 use super::*;
 
 const WEIGHTS: [(Uid, u16); 2] = [(Uid(0), 65535), (Uid(1), 65535)];
 const SALT: [u8; 32] = [3; 32];
 
-/// Every validator commits to the same weight vote for `epoch`, which is open.
+/// Commits every validator to the same weight vote for `epoch`, which must be open.
 fn seal_weights(chain: &mut Chain, epoch: u32) {
     let sealed = HOTKEYS[2..].iter().map(|hotkey| {
         let hash = reveal::commitment(&WEIGHTS.to_vec(), &SALT, &Hotkey(hotkey.to_raw_public()));
@@ -15,7 +14,7 @@ fn seal_weights(chain: &mut Chain, epoch: u32) {
     chain.all_accepted(sealed.collect());
 }
 
-/// Reveals the weight votes for `epoch`, which is over, and goes to the opening that closes it.
+/// Reveals the weight votes for `epoch`, which must be over, and moves to the opening that closes it.
 fn reveal_weights(chain: &mut Chain, epoch: u32) {
     let after = Window((epoch + 1) * params().epoch_windows);
     chain.go_to(params().schedule.opens_at(after).0);
@@ -26,7 +25,7 @@ fn reveal_weights(chain: &mut Chain, epoch: u32) {
     chain.go_to(params().schedule.opens_at(after.next()).0);
 }
 
-/// All that was paid of the treasury.
+/// Returns the total paid out of the treasury.
 fn paid(chain: &mut Chain) -> Balance {
     chain.read(|| 5000 * UNIT - Runtime::run(RUN).unwrap().treasury)
 }

@@ -1,4 +1,5 @@
-//! Serial reporters: accounts that hold a validator's hotkey, or are the validator, and report all that it can sign.
+//! Serial reporters: accounts that have a validator's hotkey, or are the validator, and report every possible
+//! statement.
 
 use super::*;
 use frame::deps::frame_support::traits::fungible::Inspect as _;
@@ -12,7 +13,7 @@ const VALIDATOR: Sr25519Keyring = Sr25519Keyring::Dave;
 const REPORTER: Sr25519Keyring = Sr25519Keyring::Eve;
 const NOMINATOR: Sr25519Keyring = Sr25519Keyring::Ferdie;
 
-/// The run of [`with_run`] with a sixth seat: a validator with `own` stake and `nominated` behind it.
+/// Builds the run of [`with_run`] with a sixth seat: a validator with `own` stake and `nominated` behind it.
 fn with_equivocator(own: Balance, nominated: Balance) -> Chain {
     let mut chain = with_run();
     let register = chain.registration(VALIDATOR, Role::Validator, &HOTKEY, own);
@@ -24,7 +25,7 @@ fn with_equivocator(own: Balance, nominated: Balance) -> Chain {
     chain
 }
 
-/// Reports two statements of the validator on `kind` in `window`. Returns whether the chain accepts it.
+/// Reports two statements of the validator on `kind` in `window`. Returns the chain's result.
 fn report(window: u32, kind: StatementKind) -> Result<(), DispatchError> {
     let sign = |byte| {
         let statement = Statement { run: RUN, window: Window(window), uid: UID, kind, digest: digest(byte) };
@@ -43,7 +44,7 @@ fn owns(who: Sr25519Keyring) -> Balance {
 #[test]
 fn a_stolen_hotkey_signs_384_statements_and_the_validator_is_slashed_once() {
     let mut chain = with_equivocator(100 * UNIT, 1_000 * UNIT);
-    // Presence does not matter here: the validator stays in the active set of every window but by its conviction.
+    // Presence does not matter here: only its conviction removes the validator from the active set.
     chain.read(|| {
         pallet_registry::Runs::<Runtime>::mutate_extant(RUN, |run| run.terms.absence_windows = 1_000);
     });
@@ -63,7 +64,7 @@ fn a_stolen_hotkey_signs_384_statements_and_the_validator_is_slashed_once() {
         assert_eq!(reward, UNIT);
         check_invariants();
     });
-    // The seat is closed as a former one too.
+    // The former seat is closed too.
     chain.go_to(params().schedule.opens_at(Window(128)).0 + 2);
     chain.read(|| {
         assert_eq!(Registry::seat(RUN, UID), None);

@@ -1,19 +1,19 @@
-//! Squatters: accounts that take seats to drive out the holders, without more stake or more work than they have.
+//! Squatters: accounts that take seats to displace the holders, without more stake or more work.
 
 use super::{large::Seat, *};
 use frame::deps::frame_support::traits::fungible::Inspect as _;
 use pallet_registry::Error;
 
-/// The coldkey of every squatter.
+/// Coldkey of every squatter.
 const SQUATTER: Sr25519Keyring = Sr25519Keyring::Charlie;
-/// Windows 0 to 3 are a seat's immunity in all these runs.
+/// Number of windows of a seat's immunity in all these runs: windows 0 to 3.
 const IMMUNITY: u32 = 4;
 
 fn squatted_terms() -> Terms {
     Terms { immunity_windows: IMMUNITY, absence_windows: 1_000, ..terms() }
 }
 
-/// A funded run without seats.
+/// Builds a funded run without seats.
 fn empty_run(terms: Terms) -> Chain {
     let mut chain = Chain::new();
     let create = pallet_registry::Call::create_run {
@@ -29,7 +29,7 @@ fn empty_run(terms: Terms) -> Chain {
     chain
 }
 
-/// `count` registrations by `coldkey` in the present block. Returns the refusals.
+/// Makes `count` registrations by `coldkey` in the present block. Returns the refusals.
 fn register_all(
     chain: &mut Chain,
     coldkey: Sr25519Keyring,
@@ -50,7 +50,7 @@ fn open(chain: &mut Chain, window: u32) {
     chain.go_to(params().schedule.opens_at(Window(window)).0);
 }
 
-/// The squatter's part of the active set's stake in the open window, in thousandths.
+/// Returns the squatter's part of the active set's stake in the open window, in thousandths.
 fn squatters_part(chain: &mut Chain, window: u32) -> u128 {
     chain.read(|| {
         let active_set = Runtime::window(RUN, Window(window)).unwrap().active_set;
