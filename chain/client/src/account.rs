@@ -127,8 +127,8 @@ pub async fn plan_seat(
     Ok(SeatPlan { already, price, funded, calls })
 }
 
-/// Returns the advice, with a command, to transfer at least `amount` to an account. On a development chain the sender is
-/// `//Alice`.
+/// Returns the advice, with a command, to transfer at least `amount` to an account. On a development chain the sender
+/// is `//Alice`.
 pub fn how_to_fund(chain: &dyn Chain, address: &str, amount: Amount) -> String {
     let whole = amount.0.div_ceil(Amount::mtl(1).0).max(1);
     let transfer = |from: &str| format!("`mettle transfer --key {from} --to {address} --amount {whole}`");

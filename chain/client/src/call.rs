@@ -1,11 +1,9 @@
 //! The chain's calls as one table, from which their encoding and descriptions are generated.
 //!
 //! A row contains the variant, its arguments and their types, the pallet and the call, and a description of the
-//! action.
-//! Arguments are encoded by the protocol's own types. At each submission, pallet, call and arguments are looked up by
-//! name
-//! in the chain's metadata, and each argument's bytes are decoded by the metadata's type. A mismatch with the chain's
-//! arguments is therefore detected before anything is signed.
+//! action. Arguments are encoded by the protocol's own types. At each submission, pallet, call and arguments are
+//! looked up by name in the chain's metadata, and each argument's bytes are decoded by the metadata's type. A mismatch
+//! with the chain's arguments is therefore detected before anything is signed.
 
 use crate::{
     Amount, keys,
@@ -37,7 +35,7 @@ struct CallMetadata {
     pallet: &'static str,
     call: &'static str,
     arguments: &'static [&'static str],
-    /// Whether the client refuses to connect to a chain without this call. The absence of another call is detected
+    /// True if the client refuses to connect to a chain without this call. The absence of another call is detected
     /// when it is made.
     required: bool,
 }
@@ -76,8 +74,7 @@ macro_rules! calls {
             }
 
             /// Returns the arguments in the chain's order, each encoded. `encode` encodes a call within a call, whose
-            /// bytes
-            /// depend on the chain's numbering of pallets and calls.
+            /// bytes depend on the chain's numbering of pallets and calls.
             fn arguments<E>(&self, encode: impl Fn(&Call) -> Result<Vec<u8>, E>) -> Result<Vec<Vec<u8>>, E> {
                 match self {
                     $(Call::$variant { $($field),* } => {

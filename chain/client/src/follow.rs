@@ -1,8 +1,7 @@
 //! Keeps a connection to the chain, and broadcasts finalised blocks.
 //!
 //! One task owns the connection. It reconnects, with increasing pauses, when the connection breaks or falls silent,
-//! when
-//! the chain's runtime is upgraded, and when the URL leads to another chain.
+//! when the chain's runtime is upgraded, and when the URL leads to another chain.
 
 use crate::{
     Head,

@@ -160,8 +160,7 @@ impl Key {
     }
 
     /// Builds an sr25519 key from its secret half in the wallets' form: with the scalar times eight, as in ed25519.
-    /// `None`
-    /// if it is not a key.
+    /// `None` if it is not a key.
     fn from_wallet_secret(secret: &[u8; 64]) -> Option<Key> {
         let secret = schnorrkel::SecretKey::from_ed25519_bytes(secret).ok()?;
         Some(Key(Pair::Sr25519(Box::new(secret.into()))))
@@ -195,8 +194,7 @@ impl Key {
     }
 
     /// Derives a key from the words of a BIP-39 phrase in English, as Substrate's tools and wallets do. A derivation
-    /// path
-    /// such as `//stash` may follow the last word. The same words give different keys in the two schemes.
+    /// path such as `//stash` may follow the last word. The same words give different keys in the two schemes.
     ///
     /// # Errors
     /// [`KeyError::NotWords`] for an invalid phrase, [`KeyError::NotAPath`] for an invalid path.
@@ -380,7 +378,7 @@ impl KeySource {
     /// Returns the account and the scheme, without a password. An address does not determine the scheme.
     ///
     /// # Errors
-    /// If the key file cannot be read.
+    /// Fails if the key file cannot be read.
     pub fn public(&self) -> Result<(Account, Option<Scheme>), KeyError> {
         match self {
             KeySource::Dev(path) => Key::dev(path).map(|key| (key.account(), Some(key.scheme()))),
@@ -392,7 +390,7 @@ impl KeySource {
     /// Returns the account, without a password.
     ///
     /// # Errors
-    /// If the key file cannot be read.
+    /// Fails if the key file cannot be read.
     pub fn account(&self) -> Result<Account, KeyError> {
         self.public().map(|(account, _)| account)
     }

@@ -69,7 +69,7 @@ pub struct Draft {
 /// Reads refer to the latest finalised block.
 ///
 /// # Errors
-/// If the chain is unreachable, reads and submissions wait up to the patience of the implementation, then fail with
+/// While the chain is unreachable, reads and submissions wait up to the patience of the implementation, then fail with
 /// [`ChainError::Unreachable`] or [`ChainError::TimedOut`]. Any read may fail with [`ChainError::Rpc`] or
 /// [`ChainError::Decode`].
 #[async_trait]
@@ -79,8 +79,7 @@ pub trait Chain: Send + Sync {
 
     /// Returns whether the chain reports itself as a development or local chain, at an address of this machine or a
     /// private network. Only such chains accept well-known keys and private endpoints. The report of a remote server
-    /// is
-    /// ignored.
+    /// is ignored.
     fn is_development(&self) -> bool;
 
     /// Returns the latest finalised block; its number never decreases. Blocks may be skipped. The channel closes only
@@ -183,8 +182,7 @@ pub trait Chain: Send + Sync {
     }
 
     /// Returns the time of the latest finalised block, since 1970, as set by its author. The time of a development
-    /// chain
-    /// may be ahead of the clock. A client that does not read the chain's storage returns `None`.
+    /// chain may be ahead of the clock. A client that does not read the chain's storage returns `None`.
     async fn head_time(&self) -> Result<Option<Duration>, ChainError> {
         Ok(None)
     }
@@ -193,8 +191,7 @@ pub trait Chain: Send + Sync {
     async fn block_time(&self) -> Result<Duration, ChainError>;
 
     /// Returns the deposit held from the owner of a run with these parameters and terms until the run is closed. A
-    /// client
-    /// that does not read the chain's constants returns `None`.
+    /// client that does not read the chain's constants returns `None`.
     async fn run_deposit(&self, _params: &RunParams, _terms: &Terms) -> Result<Option<Amount>, ChainError> {
         Ok(None)
     }
@@ -203,8 +200,7 @@ pub trait Chain: Send + Sync {
     async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError>;
 
     /// Returns consecutive `calls` for a signer elsewhere, with `tip` on top of each fee. A client that does not read
-    /// the
-    /// chain's metadata returns `None`.
+    /// the chain's metadata returns `None`.
     async fn unsigned(
         &self,
         _calls: &[Call],
@@ -215,8 +211,7 @@ pub trait Chain: Send + Sync {
     }
 
     /// Submits a call that was signed elsewhere. Returns the finalised block that includes it and in which it
-    /// succeeded.
-    /// May be repeated: the chain includes it once.
+    /// succeeded. May be repeated: the chain includes it once.
     ///
     /// # Errors
     /// [`ChainError::NoSigner`] if the implementation does not support it; otherwise as for [`Chain::submit`].
@@ -231,8 +226,7 @@ pub trait Chain: Send + Sync {
     ///
     /// # Errors
     /// [`ChainError::NoSigner`] without a key, [`ChainError::Refused`] with the pallet's error. Check the chain's
-    /// state
-    /// if [`ChainError::is_uncertain`]: the call may have been, or may still be, included.
+    /// state if [`ChainError::is_uncertain`]: the call may have been, or may still be, included.
     ///
     /// # Cancel safety
     /// Dropping the future does not recall a call that was sent.

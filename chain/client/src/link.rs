@@ -353,8 +353,7 @@ impl Link {
     }
 
     /// Returns a call in the form that `from` would sign, and its fee. The request for the fee has a signature of
-    /// zeros,
-    /// so that an observer cannot submit it.
+    /// zeros, so that an observer cannot submit it.
     pub(crate) async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, LinkError> {
         self.same_runtime().await?;
         let garbled = |error: &dyn std::error::Error| LinkError::Garbled(chain_of(error));
@@ -386,7 +385,7 @@ impl Link {
 
     /// Checks that calls are encoded for the runtime that will decode them.
     ///
-    /// If an upgrade is final, this also causes a reconnection, which reads the new metadata. Before that, a
+    /// After a final upgrade, this also causes a reconnection, which reads the new metadata. Before that, a
     /// reconnection would read the old metadata again.
     async fn same_runtime(&self) -> Result<(), LinkError> {
         if self.version_after(None).await? == self.version() {

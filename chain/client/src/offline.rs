@@ -92,7 +92,7 @@ impl UnsignedCall {
     /// Returns the transaction with `signature`, given as hex digits.
     ///
     /// # Errors
-    /// If it is not the account's signature of the payload: the chain would refuse the transaction.
+    /// Fails if it is not the account's signature of the payload: the chain would refuse the transaction.
     pub fn signed(&self, signature: &str) -> Result<SignedCall, SignatureError> {
         let not_a_transaction = || SignatureError::NotATransaction { address: self.address.clone() };
         let account = keys::parse_address(&self.address).map_err(|_| not_a_transaction())?;

@@ -57,10 +57,8 @@ struct Inner {
 
 impl SubxtChain {
     /// Connects to the chain at `url` (`ws://` or `wss://`), checks that it is compatible with this release, and
-    /// follows
-    /// it. Later connections must lead to the same chain. `key` signs submissions. Boxed, so that other crates do not
-    /// compile
-    /// it again.
+    /// follows it. Later connections must lead to the same chain. `key` signs submissions. Boxed, so that other crates
+    /// do not compile it again.
     ///
     /// # Errors
     /// [`ChainError::Unreachable`] after [`Timing::connect`]; [`ChainError::WrongChain`] and [`ChainError::Invalid`]
@@ -70,8 +68,7 @@ impl SubxtChain {
     }
 
     /// Connects as [`SubxtChain::connect`] does, with the same errors. With `genesis`, accepts only the chain whose
-    /// block 0
-    /// has this hash.
+    /// block 0 has this hash.
     pub fn connect_to(
         url: &str,
         key: Option<Key>,

@@ -89,8 +89,7 @@ impl<T> Outbox<T> {
     }
 
     /// Returns the finalised blocks to search. `next` is the account's nonce as of the finalised `head`. A search is
-    /// needed
-    /// only for a used nonce.
+    /// needed only for a used nonce.
     pub(crate) fn search(&mut self, head: Block, next: u64) -> Option<RangeInclusive<u32>> {
         let mut range: Option<RangeInclusive<u32>> = None;
         for (nonce, call) in &mut self.calls {
@@ -149,8 +148,7 @@ impl<T> Outbox<T> {
     }
 
     /// Returns the bytes to broadcast again at the finalised `head`, in the order of their nonces: those not broadcast
-    /// over
-    /// this connection, or not for `every` blocks. Marks them as broadcast.
+    /// over this connection, or not for `every` blocks. Marks them as broadcast.
     pub(crate) fn due_again(&mut self, head: Block, every: u32) -> Vec<(u64, Vec<u8>)> {
         let due =
             |call: &InFlight<T>| call.broadcast.is_none_or(|block| head.0.saturating_sub(block.0) >= every);

@@ -60,8 +60,7 @@ impl SendState {
     const GIVEN_UP: u8 = 2;
 
     /// Called before signed bytes are broadcast. Returns `false` if the caller has stopped waiting: then the bytes
-    /// must not
-    /// be sent.
+    /// must not be sent.
     fn may_send(&self) -> bool {
         self.change(SendState::WAITING, SendState::SENT)
     }
@@ -319,8 +318,7 @@ impl Submitter {
     }
 
     /// Classifies a pool's error; `None` if the pool contains the bytes. Queries the runtime where possible, instead
-    /// of
-    /// parsing the message.
+    /// of parsing the message.
     async fn classify(
         &self,
         link: &Link,

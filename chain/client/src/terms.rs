@@ -120,7 +120,7 @@ pub fn changes(from: &Terms, to: &Terms) -> Vec<(&'static str, String, String)> 
 /// Sets one term, given as `name=value`. Does not validate the terms together: several may have to change together.
 ///
 /// # Errors
-/// If the term does not exist, or the text is not a valid value for it.
+/// Fails if the term does not exist, or the text is not a valid value for it.
 pub fn set(terms: &mut Terms, assignment: &str) -> Result<(), TermsError> {
     let (name, text) =
         assignment.split_once('=').ok_or_else(|| TermsError::NoValue(assignment.to_owned()))?;
@@ -166,7 +166,7 @@ pub fn share(text: &str) -> Option<Permille> {
 /// and in thousandths, as in the JSON of [`Terms`] itself. `shares` may be a nested object.
 ///
 /// # Errors
-/// If the JSON is not an object, names an unknown term, or has an invalid value.
+/// Fails if the JSON is not an object, names an unknown term, or has an invalid value.
 pub fn overwrite(terms: &mut Terms, json: &Json) -> Result<(), TermsError> {
     let object = json.as_object().ok_or(TermsError::NoObject)?;
     for (name, value) in object {

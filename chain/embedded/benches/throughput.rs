@@ -1,6 +1,5 @@
 //! Measures transactions per second that the chain accepts and includes. Also measures the time of the blocks that
-//! open
-//! a window and make its selection, in a run with 64 validators, and the length of the runtime API's answers, in
+//! open a window and make its selection, in a run with 64 validators, and the length of the runtime API's answers, in
 //! hexadecimal as a client receives them.
 //!
 //! Not a criterion benchmark, because a window can be filled only once. `cargo bench -p mettle-embedded-chain --bench

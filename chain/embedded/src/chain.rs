@@ -179,8 +179,7 @@ impl Chain {
     }
 
     /// Returns the stored headers after `last` up to `best`. If `last` was dropped, returns those after `sure`, the
-    /// last
-    /// finalised block before it: later ones may have been replaced.
+    /// last finalised block before it: later ones may have been replaced.
     pub(crate) fn headers_after(&self, last: Head, sure: u32, best: Head) -> Vec<(H256, Header)> {
         let inner = self.inner();
         let stands = inner.blocks.get(&last.number).is_some_and(|block| block.hash == last.hash);

@@ -1,8 +1,7 @@
 //! Executes the runtime over a state: single calls, and whole blocks.
 //!
 //! `impl_runtime_apis!` also generates `api::dispatch(method, bytes)` for native code. A block is therefore made as on
-//! a
-//! node: `Core_initialize_block`, the inherents, each extrinsic in its own storage transaction, then
+//! a node: `Core_initialize_block`, the inherents, each extrinsic in its own storage transaction, then
 //! `BlockBuilder_finalize_block`, which computes the state root.
 //!
 //! A native runtime panics where Wasm would trap. Every call catches panics. An extrinsic that panics is rejected,
@@ -140,8 +139,7 @@ impl Runtime {
     }
 
     /// Calls a function as [`Runtime::call`] does, for clients: refuses block production, and calls that could
-    /// overflow
-    /// the stack.
+    /// overflow the stack.
     pub(crate) fn call_for_client(
         &self,
         state: &State,

@@ -115,7 +115,7 @@ impl EmbeddedChain {
     /// Starts the chain, or resumes the one in `config.dir`. Call it within a tokio runtime.
     ///
     /// # Errors
-    /// If the address is taken, the genesis is invalid, or the directory cannot be used.
+    /// Fails if the address is taken, the genesis is invalid, or the directory cannot be used.
     pub fn start(config: Config) -> BoxFuture<'static, Result<EmbeddedChain, StartError>> {
         Box::pin(EmbeddedChain::open(config))
     }
@@ -194,7 +194,7 @@ impl EmbeddedChain {
     /// Makes a block now.
     ///
     /// # Errors
-    /// If the runtime or the disk fails; the chain is unchanged.
+    /// Fails if the runtime or the disk fails; the chain is unchanged.
     ///
     /// # Cancel safety
     /// The block is made even if the future is dropped.
@@ -206,7 +206,7 @@ impl EmbeddedChain {
     /// dropped blocks.
     ///
     /// # Errors
-    /// If the chain has been stopped.
+    /// Fails if the chain has been stopped.
     pub async fn drop_unfinalised(&self) -> Result<u32, SealError> {
         blocking(&self.chain, Chain::drop_unfinalised).await
     }

@@ -2,8 +2,7 @@
 //!
 //! The runtime returns the tags that a transaction requires and provides. For a signed one, these are its account with
 //! the previous nonce and with its own. A transaction is ready if the chain or ready transactions provide the tags
-//! that it
-//! requires; otherwise it waits. A block takes the ready ones by priority and age, providers first.
+//! that it requires; otherwise it waits. A block takes the ready ones by priority and age, providers first.
 //!
 //! The pool is bounded. A full pool drops waiting transactions first, then those of the lowest priority, then the
 //! newest; it refuses a newcomer that it would drop.

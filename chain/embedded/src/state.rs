@@ -2,8 +2,7 @@
 //!
 //! A block changes a few dozen of thousands of entries. The trie's nodes are in a persistent map. The state of each
 //! recent block therefore costs only its changed nodes, and a new root only their hashes. Nothing is copied per block,
-//! and
-//! the root equals that of a node's database.
+//! and the root equals that of a node's database.
 
 use sp_core::{H256, storage::StateVersion};
 use sp_runtime::traits::{BlakeTwo256, Hash};

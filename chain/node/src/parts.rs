@@ -35,7 +35,7 @@ pub struct Parts {
 /// Opens the database and builds the parts.
 ///
 /// # Errors
-/// If the database cannot be opened, or a part cannot be built.
+/// Fails if the database cannot be opened, or a part cannot be built.
 pub fn parts(config: &Configuration) -> Result<Parts, Error> {
     let telemetry = config
         .telemetry_endpoints

@@ -24,7 +24,7 @@ pub struct Finality {
 /// Builds the RPC module.
 ///
 /// # Errors
-/// If two methods have the same name.
+/// Fails if two methods have the same name.
 pub fn module(
     client: Arc<Client>,
     pool: Arc<TransactionPool>,

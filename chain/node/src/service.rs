@@ -26,7 +26,7 @@ const GOSSIP: Duration = Duration::from_millis(333);
 /// Starts a node. It runs until the returned task manager is dropped.
 ///
 /// # Errors
-/// If a part cannot be built, or a listening address is not available.
+/// Fails if a part cannot be built, or a listening address is not available.
 pub fn start(config: Configuration) -> Result<TaskManager, Error> {
     let Parts {
         client,

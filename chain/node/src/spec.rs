@@ -45,7 +45,7 @@ pub enum SpecError {
 /// Loads a specification, by a name that this program knows or from a file.
 ///
 /// # Errors
-/// If the file is unreadable or not a valid specification.
+/// Fails if the file is unreadable or not a valid specification.
 pub fn load(id: &str) -> Result<GenericChainSpec, SpecError> {
     match id {
         "" => Err(SpecError::NoChain),
@@ -74,7 +74,7 @@ fn properties() -> Properties {
 /// Builds the specification that a TOML file describes, as JSON; with the genesis state if `raw`.
 ///
 /// # Errors
-/// If the file is unreadable or invalid, or the runtime rejects the genesis.
+/// Fails if the file is unreadable or invalid, or the runtime rejects the genesis.
 pub fn build(path: &Path, raw: bool) -> Result<String, SpecError> {
     let at = || path.to_owned();
     let text = std::fs::read_to_string(path).map_err(|source| SpecError::Read { path: at(), source })?;

@@ -21,7 +21,7 @@ pub fn list(extra: bool) -> (Vec<BenchmarkList>, Vec<StorageInfo>) {
 /// Runs one benchmark.
 ///
 /// # Errors
-/// If the pallet or benchmark is unknown, or the benchmark fails.
+/// Fails if the pallet or benchmark is unknown, or the benchmark fails.
 pub fn run(config: BenchmarkConfig) -> Result<Vec<BenchmarkBatch>, String> {
     let whitelist = AllPalletsWithSystem::whitelisted_storage_keys();
     let params = (&config, &whitelist);

@@ -2,10 +2,8 @@
 //!
 //! A seat's free calls are bounded per window, but a run may have many seats and short windows, and any account may
 //! create a run. In each block, the free calls of one run therefore use at most half of the room of all free calls.
-//! All
-//! free calls use at most three quarters of the room of ordinary calls, so a paying call always has room. Further
-//! calls
-//! wait in the pool for a later block. Their priority determines the order (`priority`).
+//! All free calls use at most three quarters of the room of ordinary calls, so a paying call always has room. Further
+//! calls wait in the pool for a later block. Their priority determines the order (`priority`).
 
 use crate::{RuntimeCall, block_weights};
 use frame::{

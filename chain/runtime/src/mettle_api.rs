@@ -34,8 +34,7 @@ frame::deps::sp_api::decl_runtime_apis! {
         fn seat_window(run: RunId, window: Window, uid: Uid) -> Option<SeatWindow>;
 
         /// Returns base URLs of validators that have the merged update of a window: first those that voted for it,
-        /// from
-        /// the position `turn`, then the others. At most `limit`, and at most 16.
+        /// from the position `turn`, then the others. At most `limit`, and at most 16.
         fn update_mirrors(run: RunId, window: Window, turn: u32, limit: u32) -> Vec<String>;
 
         /// Returns the current block and its window.

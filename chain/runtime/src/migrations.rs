@@ -1,8 +1,7 @@
 //! Storage migrations of a runtime upgrade.
 
 /// Oldest `spec_version` from whose state these migrations lead to the present layouts. Raised by a release that
-/// changes
-/// a layout without a migration; a development chain with an older state is refused.
+/// changes a layout without a migration; a development chain with an older state is refused.
 pub const OLDEST_STATE: u32 = 5;
 
 /// Migrations in order of application. Each checks its pallet's storage version. No state since [`OLDEST_STATE`] needs

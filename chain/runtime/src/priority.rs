@@ -2,15 +2,12 @@
 //!
 //! A pool orders transactions by priority, which the standard extensions derive from the fee, so a feeless transaction
 //! would be last. An attacker could fill every block of a window with paid calls (`fees`) and delay every commitment
-//! past
-//! its deadline. A feeless transaction is therefore above any tip.
+//! past its deadline. A feeless transaction is therefore above any tip.
 //!
 //! Feeless transactions are ordered round-robin between runs. The seats of a run have ranks, which shift by one with
 //! each block, and a transaction's priority is the maximum less its seat's rank. An author therefore takes one
-//! transaction
-//! of each run, then a second of each, and so on, independent of the number of seats. A block includes free calls up
-//! to the
-//! share of their run and of all runs (`free_calls`).
+//! transaction of each run, then a second of each, and so on, independent of the number of seats. A block includes
+//! free calls up to the share of their run and of all runs (`free_calls`).
 //!
 //! A feeless call would succeed, is signed by a seat, and is counted against the seat's free calls of the window. Only
 //! an account's next nonce gets the priority: one transaction per seat and block.

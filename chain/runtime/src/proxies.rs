@@ -14,8 +14,7 @@ pub enum ProxyType {
     /// All calls that cannot send money to another account, except root's.
     NonTransfer,
     /// Calls for the account's seats and nominations, their stake and pay. None of them moves the account's money
-    /// behind
-    /// another hotkey: the proxy could sign contradicting statements with it, and report them for the reward.
+    /// behind another hotkey: the proxy could sign contradicting statements with it, and report them for the reward.
     Staking,
     /// Claims of pay, which goes to the account itself.
     Claims,
@@ -55,8 +54,7 @@ impl InstanceFilter<RuntimeCall> for ProxyType {
                         | pallet_nomination::Call::set_commission { .. }
                 )
         );
-        // The new owner of a run receives the owner's pay.
-        // Likewise, closing a run burns the treasury.
+        // The new owner of a run receives the owner's pay. Likewise, closing a run burns the treasury.
         let gives_away = matches!(
             call,
             RuntimeCall::Registry(

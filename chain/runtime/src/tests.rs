@@ -622,8 +622,7 @@ fn a_seat_that_leaves_after_an_epoch_is_paid_and_its_unbonding_nominations_can_b
     let leave = |uid| -> RuntimeCall { pallet_registry::Call::leave { run: RUN, uid: Uid(uid) }.into() };
     chain.all_accepted(vec![(&COLDKEY, leave(0))]);
     // The miner leaves when window 2 opens. The validator, which has revealed, leaves when window 3 opens and the
-    // epoch
-    // closes.
+    // epoch closes.
     chain.go_to(params().schedule.opens_at(Window(2)).0);
     let old = chain.read(|| Registry::seat(RUN, Uid(4)).unwrap().id(Uid(4)));
     chain.all_accepted(by_validators(|| {
@@ -637,8 +636,7 @@ fn a_seat_that_leaves_after_an_epoch_is_paid_and_its_unbonding_nominations_can_b
         let seats: Vec<u16> = Runtime::seats(RUN).iter().map(|seat| seat.id.uid.0).collect();
         assert_eq!(seats, [1, 2, 3]);
         // One window of two is merged. Of that pay: half of the miners' part; and, by stake, half of the validators'
-        // part,
-        // of which half goes to the nominator.
+        // part, of which half goes to the nominator.
         let former = pallet_rewards::FormerPay::<Runtime>::get(RUN, COLDKEY.to_account_id());
         let expected = (250 * UNIT + 400 * UNIT / 2 / 2) / 2;
         assert!(former.abs_diff(expected) < UNIT / 1000, "{former} of {expected}");

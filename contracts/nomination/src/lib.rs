@@ -1,11 +1,9 @@
 //! Nominations: stake that other accounts put behind validators, their pay and their slashes (PROT-29, PROT-32).
 //!
 //! Any account may nominate a validator. The amount counts as the validator's stake up to a multiple of the
-//! validator's
-//! own (`NOMINATIONS_PER_STAKE`), earns a part of its pay, and is slashed with it. An excess over the multiple dilutes
-//! the
-//! nominators' pay. The nominations of one holder of a seat form a pool, in which nominators hold shares: slashes and
-//! payments change only the pool, and nothing iterates over nominators.
+//! validator's own (`NOMINATIONS_PER_STAKE`), earns a part of its pay, and is slashed with it. An excess over the
+//! multiple dilutes the nominators' pay. The nominations of one holder of a seat form a pool, in which nominators hold
+//! shares: slashes and payments change only the pool, and nothing iterates over nominators.
 //!
 //! One account of the pallet holds all money, and the ledger accounts for it. At every block, to the last unit,
 //!
@@ -14,11 +12,10 @@
 //! plus transfers from other accounts. The first nominator pays the existential deposit, so that the account is never
 //! removed while it holds money.
 //!
-//! Nominations unbond as slowly as a validator's own stake (`unbonding_windows`) and can be slashed meanwhile, so
-//! that nominators cannot leave between an offence and its proof. A commission rises only after the same time, so that
+//! Nominations unbond as slowly as a validator's own stake (`unbonding_windows`) and can be slashed meanwhile, so that
+//! nominators cannot leave between an offence and its proof. A commission rises only after the same time, so that
 //! nominators can leave first. When a seat changes hands, its pool is closed. The pool unbonds and is slashed together
-//! with
-//! the former holder's stake; the new holder starts without nominations.
+//! with the former holder's stake; the new holder starts without nominations.
 #![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
@@ -390,8 +387,7 @@ pub mod pallet {
         }
 
         /// Sets the commission: the seat's part of its nominators' pay. Signed by the seat's coldkey. A lower
-        /// commission
-        /// applies at once, a higher one after a notice in which every nominator can leave.
+        /// commission applies at once, a higher one after a notice in which every nominator can leave.
         #[pallet::call_index(4)]
         #[pallet::weight(weight_info::set_commission::<T>())]
         pub fn set_commission(

@@ -32,19 +32,19 @@ pub fn set_commission<T: frame_system::Config>() -> Weight {
     Weight::from_parts(26_554_000, 0).saturating_add(T::DbWeight::get().reads_writes(3, 1))
 }
 
-/// Shares one seat's pay with any number of nominators.
+/// Weight of sharing one seat's pay with any number of nominators.
 pub fn share_pay<T: frame_system::Config>() -> Weight {
     // 70.6 to 120 µs.
     Weight::from_parts(116_874_000, 0).saturating_add(T::DbWeight::get().reads_writes(7, 4))
 }
 
-/// Slashes the pool of one seat.
+/// Weight of slashing the pool of one seat.
 pub fn slash<T: frame_system::Config>() -> Weight {
     // 94.0 to 206 µs.
     Weight::from_parts(150_113_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 5))
 }
 
-/// Closes the pool of a former seat.
+/// Weight of closing the pool of a former seat.
 pub fn vacated<T: frame_system::Config>() -> Weight {
     // 23.7 to 126 µs.
     Weight::from_parts(75_106_000, 0).saturating_add(T::DbWeight::get().reads_writes(3, 3))

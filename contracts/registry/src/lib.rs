@@ -136,8 +136,7 @@ pub mod pallet {
         type MaxSeats: Get<u32>;
 
         /// Maximum number of changes of seats that calls may request for one opening. At most half may be new hotkeys,
-        /// so
-        /// that rotations cannot keep newcomers out. Expulsions are not limited by it.
+        /// so that rotations cannot keep newcomers out. Expulsions are not limited by it.
         #[pallet::constant]
         type MaxChanges: Get<u32>;
 
@@ -222,8 +221,7 @@ pub mod pallet {
     pub type PendingChanges<T: Config> = StorageMap<_, Twox64Concat, RunId, Waiting, ValueQuery>;
 
     /// Former terms of a run, each with its last epoch, ascending. They cover the two epochs before the open one,
-    /// which
-    /// may be unpaid.
+    /// which may be unpaid.
     #[pallet::storage]
     pub type FormerTerms<T: Config> =
         StorageMap<_, Twox64Concat, RunId, BoundedVec<(u32, Terms), ConstU32<2>>, ValueQuery>;
@@ -364,8 +362,7 @@ pub mod pallet {
         /// The numbers of places contradict each other. Set min_contributions ≤ reserve_places.
         BadPlaces,
         /// The tolerance of probes is out of range: a larger one accepts guesses, a smaller one rejects other
-        /// machines. Change
-        /// `probe_tolerance`.
+        /// machines. Change `probe_tolerance`.
         BadProbeTolerance,
         /// Receipts would become public after contributions are deleted. Lower `epoch_windows`.
         EpochTooLong,
@@ -401,8 +398,7 @@ pub mod pallet {
         /// Checkpoints would be too rare for a node to join. Lower `checkpoint_windows`.
         CheckpointsTooRare,
         /// The URL is not a base URL. Use `http://` or `https://`, a host, printable ASCII, and no user or password. A
-        /// seat
-        /// without a bucket uses `p2p://` and the name of its peer.
+        /// seat without a bucket uses `p2p://` and the name of its peer.
         BadUrl,
         /// All seats of the role are taken and none is replaceable: each is immune, about to change hands, or has a
         /// consensus weight while newer seats have none. Wait for a later opening.
@@ -530,15 +526,12 @@ pub mod pallet {
 
         /// Takes a seat of `run` for `hotkey`. The signer is its coldkey: the price, at most `price_max`, is burnt,
         /// and `stake` is held. `proof` is the hotkey's signature over run and coldkey, so that no other account can
-        /// use up
-        /// a hotkey.
+        /// use up a hotkey.
         ///
         /// The lowest free uid is assigned at once. If the role has none, the newcomer replaces a seat at the next
         /// opening: one that is given up, or else the lowest paid one that is past its immunity. Miners without a
-        /// consensus
-        /// weight are replaced before those with one. A validator is replaced only by a stake that exceeds the stake
-        /// behind
-        /// it by a tenth. At most a sixteenth of the role's seats are replaced per window.
+        /// consensus weight are replaced before those with one. A validator is replaced only by a stake that exceeds
+        /// the stake behind it by a tenth. At most a sixteenth of the role's seats are replaced per window.
         #[pallet::call_index(1)]
         #[pallet::weight(permits::replace_weight::<T>(*role, T::MaxSeats::get()).max(weight_info::register::<T>()))]
         pub fn register(
@@ -706,8 +699,7 @@ pub mod pallet {
         }
 
         /// Gives a seat a new hotkey at the next opening. Signed by the coldkey. The hotkey must be unused in this
-        /// run;
-        /// the old one cannot be used again. `proof` is the new hotkey's, as in `register`.
+        /// run; the old one cannot be used again. `proof` is the new hotkey's, as in `register`.
         #[pallet::call_index(7)]
         #[pallet::weight(weight_info::rotate_hotkey::<T>())]
         pub fn rotate_hotkey(
@@ -734,8 +726,8 @@ pub mod pallet {
 
         /// Sets the terms of the next epoch, or, if they worsen the present ones, of the first epoch after a notice;
         /// see [`RunParams::terms_hold_from`]. Signed by the owner. The owner may replace waiting terms; the
-        /// replacement has
-        /// its own notice. The deposit for more seats is held at once, and stays held if the terms do not take effect.
+        /// replacement has its own notice. The deposit for more seats is held at once, and stays held if the terms do
+        /// not take effect.
         #[pallet::call_index(8)]
         #[pallet::weight(weight_info::set_terms::<T>())]
         pub fn set_terms(origin: OriginFor<T>, run: RunId, terms: Terms) -> DispatchResult {
@@ -806,10 +798,8 @@ pub mod pallet {
         }
 
         /// Closes a run permanently. The run must have been stopped for its unbonding time, or not have started.
-        /// Signed by
-        /// the owner. In the following blocks, stakes, nominations and claimable pay return to their accounts, the
-        /// rest of the
-        /// treasury is burnt, and the deposit is released.
+        /// Signed by the owner. In the following blocks, stakes, nominations and claimable pay return to their
+        /// accounts, the rest of the treasury is burnt, and the deposit is released.
         #[pallet::call_index(20)]
         #[pallet::weight(weight_info::close_run::<T>())]
         pub fn close_run(origin: OriginFor<T>, run: RunId) -> DispatchResult {

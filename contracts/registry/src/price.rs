@@ -40,8 +40,7 @@ impl Price {
 
 /// Returns the lowest price of a seat of `role` in `window`: the terms' minimum, or half of a seat's pay over its
 /// immunity, whichever is higher. The pay assumes that all seats of the role are taken and paid equally out of
-/// `treasury`.
-/// An idle seat earns nothing, so this is its cost.
+/// `treasury`. An idle seat earns nothing, so this is its cost.
 pub fn floor(terms: &Terms, params: &RunParams, role: Role, window: Window, treasury: Balance) -> Balance {
     let share = match role {
         Role::Miner => terms.shares.miners,

@@ -13,8 +13,7 @@ impl<T: Config> Pallet<T> {
     }
 
     /// Returns the terms of `epoch`: the open one, or one of the two before it. Pay follows the terms at the time of
-    /// the
-    /// work, even if it is shared later.
+    /// the work, even if it is shared later.
     pub fn terms_of(run: RunId, epoch: u32) -> Option<Terms> {
         let details = Runs::<T>::get(run)?;
         let former = FormerTerms::<T>::get(run).into_iter().find(|(last, _)| epoch <= *last);

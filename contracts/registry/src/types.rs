@@ -22,7 +22,7 @@ pub struct Run<AccountId> {
     pub origin: Url,
     /// Deposit held from the owner.
     pub deposit: Balance,
-    /// Whether the owner has stopped the run: then its windows are void (PROT-3).
+    /// True if the owner has stopped the run: then its windows are void (PROT-3).
     pub stopped: bool,
 }
 

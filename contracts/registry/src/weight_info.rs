@@ -12,12 +12,12 @@ pub fn create_run<T: frame_system::Config>() -> Weight {
     Weight::from_parts(70_484_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 7))
 }
 
-/// One ed25519 verification: half of what `report_equivocation` takes for two.
+/// Weight of one ed25519 verification: half of the two in `report_equivocation`.
 fn proof<T: frame_system::Config>() -> Weight {
     Weight::from_parts(315_479_000, 0).saturating_add(T::DbWeight::get().reads(1))
 }
 
-/// Into a free seat.
+/// Weight of taking a free seat.
 pub fn register<T: frame_system::Config>() -> Weight {
     // 263 to 361 µs. A read is added by hand, for the treasury, and the hotkey's proof.
     Weight::from_parts(312_118_000, 0)
@@ -25,7 +25,7 @@ pub fn register<T: frame_system::Config>() -> Weight {
         .saturating_add(proof::<T>())
 }
 
-/// Replacing one of `seats` miners. A validator's nominations cost more (`replace_weight`).
+/// Weight of replacing one of `seats` miners. A validator's nominations cost more (`replace_weight`).
 pub fn replace<T: frame_system::Config>(seats: u32) -> Weight {
     // 11929 to 12030 µs with 1087 seats. Two reads are added by hand, for treasury and consensus weights, and the
     // hotkey's proof.
@@ -56,7 +56,7 @@ pub fn leave<T: frame_system::Config>() -> Weight {
     Weight::from_parts(80_440_000, 0).saturating_add(T::DbWeight::get().reads_writes(3, 1))
 }
 
-/// With unbonding stake of `seats` present and former seats.
+/// Weight with unbonding stake of `seats` present and former seats.
 pub fn withdraw<T: frame_system::Config>(seats: u32) -> Weight {
     // 1102 to 1231 µs with 64 seats.
     Weight::from_parts(270_504_367, 0)
@@ -97,13 +97,13 @@ pub fn accept_run<T: frame_system::Config>() -> Weight {
     Weight::from_parts(122_101_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 6))
 }
 
-/// Without the steps that clear the run, which are weighed as they run.
+/// Weight without the steps that clear the run, which are counted when they run.
 pub fn close_run<T: frame_system::Config>() -> Weight {
     // Estimated, and not measured yet.
     Weight::from_parts(60_000_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 6))
 }
 
-/// With `changes` of seats, without the other pallets' part.
+/// Weight with `changes` of seats, without the other pallets' part.
 pub fn window_opens<T: frame_system::Config>(changes: u32) -> Weight {
     // 6038 to 6067 µs with 64 changes.
     Weight::from_parts(273_005_028, 0)
@@ -112,13 +112,13 @@ pub fn window_opens<T: frame_system::Config>(changes: u32) -> Weight {
         .saturating_add(T::DbWeight::get().reads_writes(6, 11).saturating_mul(u64::from(changes)))
 }
 
-/// Expelling a seat's holder.
+/// Weight of expelling a seat's holder.
 pub fn expel<T: frame_system::Config>() -> Weight {
-    // As `leave`, which also looks up the run.
+    // The same as `leave`, which also reads the run.
     leave::<T>()
 }
 
-/// A seat with the maximal number of unbonding chunks, without its nominations.
+/// Weight for a seat with the maximum number of unbonding chunks, without its nominations.
 pub fn slash<T: frame_system::Config>() -> Weight {
     // 107 to 184 µs.
     Weight::from_parts(145_676_000, 0).saturating_add(T::DbWeight::get().reads_writes(9, 5))

@@ -15,13 +15,11 @@ type Formers<'a, T> = BTreeMap<Uid, &'a Former<<T as frame_system::Config>::Acco
 
 impl<T: Config> Pallet<T> {
     /// Pays `epoch` by its `consensus`, which is in uid order. The pot is the emission's part for the `merged`
-    /// windows, or
-    /// the rest of the treasury if that is less.
+    /// windows, or the rest of the treasury if that is less.
     ///
     /// Pay for a uid goes to its seat in `former`, or else to the seat's present holder, if it held the seat in that
-    /// epoch.
-    /// The remainder of this and of the rounding stays in the treasury. An epoch is paid once, and never after a later
-    /// epoch.
+    /// epoch. The remainder of this and of the rounding stays in the treasury. An epoch is paid once, and never after
+    /// a later epoch.
     pub fn pay_epoch(
         run: RunId,
         epoch: u32,

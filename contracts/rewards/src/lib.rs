@@ -2,8 +2,7 @@
 //!
 //! Each run has its own account. The books divide its balance between the treasury, seats, former seats and the owner.
 //! Funding adds to the treasury. The end of an epoch moves some of it to seats and owner, pays the nominators' part to
-//! the
-//! nomination pallet, and burns the burn share. A claim pays out. At every block, to the last unit,
+//! the nomination pallet, and burns the burn share. A claim pays out. At every block, to the last unit,
 //!
 //! `funded = treasury + claimable + paid + burnt`,
 //!
@@ -268,8 +267,7 @@ pub mod pallet {
         }
 
         /// Claims a seat's pay: pays it to its coldkey, or adds it to its stake if this is the seat's setting. Signed
-        /// by
-        /// the coldkey or the hotkey; for the hotkey, free once per epoch.
+        /// by the coldkey or the hotkey; for the hotkey, free once per epoch.
         #[pallet::call_index(1)]
         #[pallet::weight(weight_info::claim::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, uid: &Uid| -> bool {

@@ -12,7 +12,7 @@ pub fn fund<T: frame_system::Config>() -> Weight {
     Weight::from_parts(58_822_000, 0).saturating_add(T::DbWeight::get().reads_writes(3, 2))
 }
 
-/// With the pay added to the stake.
+/// Weight with the pay added to the stake.
 pub fn claim<T: frame_system::Config>() -> Weight {
     // 92.3 to 207 µs.
     Weight::from_parts(175_041_000, 0).saturating_add(T::DbWeight::get().reads_writes(7, 5))
@@ -33,7 +33,7 @@ pub fn set_payout<T: frame_system::Config>() -> Weight {
     Weight::from_parts(23_159_000, 0).saturating_add(T::DbWeight::get().reads_writes(2, 1))
 }
 
-/// By the seats of the consensus, without the nominators' part.
+/// Weight by the seats of the consensus, without the nominators' part.
 pub fn pay_epoch<T: frame_system::Config>(seats: u32) -> Weight {
     // 7464 to 7753 µs with 1088 seats.
     Weight::from_parts(135_847_320, 0)
@@ -42,7 +42,7 @@ pub fn pay_epoch<T: frame_system::Config>(seats: u32) -> Weight {
         .saturating_add(T::DbWeight::get().reads_writes(1, 1).saturating_mul(u64::from(seats)))
 }
 
-/// Sets aside the pay of a former seat.
+/// Weight of setting aside the pay of a former seat.
 pub fn vacated<T: frame_system::Config>() -> Weight {
     // 20.2 to 119 µs.
     Weight::from_parts(69_373_000, 0).saturating_add(T::DbWeight::get().reads_writes(3, 4))

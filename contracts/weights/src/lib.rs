@@ -11,8 +11,7 @@
 //!
 //! At the first opening after the reveal windows, the epoch closes: Yuma consensus is computed from the votes of the
 //! active set. Selection draws by the resulting weights, the epoch's pay is divided by the shares, and the bonds are
-//! stored
-//! for the next epoch. The stake of a member without a revealed vote counts, for no seat.
+//! stored for the next epoch. The stake of a member without a revealed vote counts, for no seat.
 //!
 //! A member earns nothing if it:
 //!
@@ -23,8 +22,7 @@
 //! - showed wrong measurements of the contributions drawn for the epoch.
 //!
 //! A member that showed only a part of them earns that part ([`protocol::probe`]). Without a consensus, the last
-//! weights
-//! and bonds stay, and nothing is paid.
+//! weights and bonds stay, and nothing is paid.
 //!
 //! A seat may change hands between an epoch's end and its close. Then the holder at the epoch's end is judged: its
 //! revealed vote counts, and it is paid like any other (PROT-32). The next holder inherits no consensus, vote or bond.
@@ -257,8 +255,7 @@ pub mod pallet {
         /// This validator has already shown its measurements of this epoch. One answer is final.
         AlreadyAnswered,
         /// The contributions of this epoch are not drawn yet, or none was merged. Wait a block after the epoch's end;
-        /// if
-        /// no window of the epoch was merged, there is nothing to show.
+        /// if no window of the epoch was merged, there is nothing to show.
         NothingDrawn,
         /// The number of answers differs from that of the drawn contributions. Answer each, in the order of the draw.
         OtherThanDrawn,
@@ -323,8 +320,7 @@ pub mod pallet {
 
         /// Shows the measurements of the signer, a validator's hotkey, for the contributions drawn for `epoch`, in the
         /// order of the draw. Each answer must belong to the root that the validator anchored before the draw: the
-        /// losses, or
-        /// a leaf without losses. `None` is for a window without an anchored root (PROT-30).
+        /// losses, or a leaf without losses. `None` is for a window without an anchored root (PROT-30).
         #[pallet::call_index(2)]
         #[pallet::weight(weight_info::answer_probes::<T>())]
         #[pallet::feeless_if(|

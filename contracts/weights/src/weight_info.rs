@@ -12,7 +12,7 @@ pub fn commit<T: frame_system::Config>() -> Weight {
     Weight::from_parts(25_868_000, 0).saturating_add(T::DbWeight::get().reads_writes(4, 1))
 }
 
-/// By the number of seats with a weight.
+/// Weight by the number of seats with a weight.
 pub fn reveal<T: frame_system::Config>(seats: u32) -> Weight {
     // 227 to 242 µs with 1024 seats.
     Weight::from_parts(185_457_540, 0)
@@ -20,13 +20,13 @@ pub fn reveal<T: frame_system::Config>(seats: u32) -> Weight {
         .saturating_add(Weight::from_parts(103_695, 0).saturating_mul(u64::from(seats)))
 }
 
-/// With an answer for each drawn contribution.
+/// Weight with an answer for each drawn contribution.
 pub fn answer_probes<T: frame_system::Config>() -> Weight {
     // Estimated by hand: reads of run, hotkey, seat, draw, answers and eight anchors; a hundred hashes of 2 µs.
     Weight::from_parts(300_000_000, 0).saturating_add(T::DbWeight::get().reads_writes(15, 1))
 }
 
-/// By the validators with votes or bonds, and the miners' seats; without the payroll's part.
+/// Weight by the validators with votes or bonds, and the miners' seats; without the payroll's part.
 pub fn close<T: frame_system::Config>(validators: u32, seats: u32) -> Weight {
     // 33878 to 35925 µs with 64 validators and 1024 seats. A read, a write and 100 µs per validator, and a read, are
     // added by hand, for the probes.
@@ -40,7 +40,7 @@ pub fn close<T: frame_system::Config>(validators: u32, seats: u32) -> Weight {
         )
 }
 
-/// For one seat.
+/// Weight for one seat.
 pub fn vacated<T: frame_system::Config>() -> Weight {
     // 100 to 197 µs. Two reads are added by hand, for the participation of two epochs.
     Weight::from_parts(148_731_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 6))

@@ -2,10 +2,8 @@
 //!
 //! New stake counts gradually, so that an account cannot buy the active set within an epoch. The stake that counted at
 //! the start of the epoch is *established*. New stake shares a budget: a tenth of the active set's established stake
-//! in the
-//! epoch's first window, two tenths in the second, three from the third on. The active set therefore always holds less
-//! than
-//! a third of new stake. Stake that a validator loses stops counting at once.
+//! in the epoch's first window, two tenths in the second, three from the third on. The active set therefore always
+//! holds less than a third of new stake. Stake that a validator loses stops counting at once.
 
 use crate::{CountedStake, Presence};
 use alloc::vec::Vec;
@@ -64,9 +62,8 @@ pub(crate) fn choose(
 /// Returns the stake of each of the `bonded` that counts in `window`, in the same order, by uid. `before` are the
 /// counted stakes of the previous window. All stake together is below the token's issuance, so no sum overflows.
 ///
-/// If no stake is established, in the run's first active set or at the start of an epoch, all stake counts in full and
-/// is
-/// established. If none is left within an epoch, no stake counts until the next one begins.
+/// Without established stake, in the run's first active set or at the start of an epoch, all stake counts in full and
+/// is established. If none is left within an epoch, no stake counts until the next one begins.
 pub(crate) fn count_stakes(
     terms: &Terms,
     epoch_windows: u32,

@@ -14,10 +14,8 @@
 //! | `vote_by + h + 1`   | finalises the window as merged or void, permanently (PROT-19)               |
 //!
 //! Each run has one scheduled task, so a block without due tasks costs two reads. If a block's budget does not
-//! suffice,
-//! overdue tasks are scheduled fairly between runs by their recent cost (`scheduler`). A task knows its block, so a
-//! delay
-//! does not change its result.
+//! suffice, overdue tasks are scheduled fairly between runs by their recent cost (`scheduler`). A task knows its
+//! block, so a delay does not change its result.
 //!
 //! Start reading at `tasks`, then `permits`, which lists the permitted calls. `active_set` and `tally` are plain
 //! functions.
@@ -77,7 +75,7 @@ pub struct Progress {
     /// The last window that opened with the state of an earlier checkpoint (PROT-20). `checkpoint` is that one until a
     /// later window fixes another.
     pub rewound: Option<Window>,
-    /// Whether the active set is below its quorum, or the run's owner has stopped it (PROT-3).
+    /// True if the active set is below its quorum, or the run's owner has stopped it (PROT-3).
     pub paused: bool,
     /// Block of the run's scheduled task.
     pub next_step: Block,
@@ -124,12 +122,12 @@ pub struct Member {
     pub uid: Uid,
     /// Stake that counts.
     pub stake: u128,
-    /// Whether it attested in the epoch; without an attestation it earns no dividends (PROT-3).
+    /// True if it attested in the epoch; without an attestation it earns no dividends (PROT-3).
     pub attested: bool,
     /// Number of minority votes in the epoch: votes for an update other than that of two thirds. With any, it earns no
     /// dividends (PROT-19).
     pub minority_votes: u32,
-    /// Whether it is inactive: it held its seat all epoch, and voted in less than two thirds of the merged windows
+    /// True if it is inactive: it held its seat all epoch, and voted in less than two thirds of the merged windows
     /// that it had to decide. Then it earns no dividends (PROT-30).
     pub silent: bool,
 }
@@ -468,7 +466,7 @@ pub mod pallet {
         Rewound { run: RunId, window: Window, to: Checkpoint },
         /// A validator published its receipts for a window, and committed to its measurements.
         ReceiptsAnchored { run: RunId, window: Window, uid: Uid, digest: Digest, probes: Digest },
-        /// When `window` opened, these contributions were drawn for validators to show their measurements.
+        /// At the opening of `window`, these contributions were drawn for validators to show their measurements.
         ProbesDrawn { run: RunId, window: Window, probes: Vec<Probe> },
         /// A validator signed two contradicting statements, lost `slashed`, and is expelled at the next opening.
         EquivocationPunished {
@@ -501,12 +499,10 @@ pub mod pallet {
         /// The signer is not a validator. Sign with a validator's hotkey.
         NotAValidator,
         /// The seat does not participate in this window: it was registered after the window's data was dealt, or the
-        /// run
-        /// is stopped. Wait for the next window.
+        /// run is stopped. Wait for the next window.
         NotInThisWindow,
         /// The validator does not decide this window, and cannot be punished for it: it was absent, registered late,
-        /// or
-        /// has too little stake. Wait for a window that it decides.
+        /// or has too little stake. Wait for a window that it decides.
         NotInActiveSet,
         /// This validator has already attested this window. One attestation is final.
         AlreadyAttested,
@@ -545,8 +541,7 @@ pub mod pallet {
         /// The chain has no record of this seat that the statement could contradict. Report another statement.
         NothingOnRecord,
         /// The run has no checkpoint of this window, or it is too old to be fetched from every bucket. Vote for one of
-        /// the
-        /// last 32 windows.
+        /// the last 32 windows.
         NotACheckpoint,
         /// The validator has no standing vote to rewind. There is nothing to withdraw.
         NoRewindVote,
@@ -766,10 +761,8 @@ pub mod pallet {
         }
 
         /// Proves that a member of the active set of a stored window signed two different statements on the same
-        /// subject.
-        /// The validator is slashed and expelled. The signer receives a part of the validator's own slashed stake, and
-        /// a
-        /// refund of its fee (PROT-21).
+        /// subject. The validator is slashed and expelled. The signer receives a part of the validator's own slashed
+        /// stake, and a refund of its fee (PROT-21).
         #[pallet::call_index(8)]
         #[pallet::weight((weight_info::report_equivocation::<T>(), DispatchClass::Operational))]
         pub fn report_equivocation(origin: OriginFor<T>, proof: Equivocation) -> DispatchResultWithPostInfo {
@@ -800,8 +793,7 @@ pub mod pallet {
 
         /// Sets the vote of a validator, signed by its coldkey, to rewind to the checkpoint of window `to`; `None`
         /// withdraws it. The vote remains until it is replaced or withdrawn, the seat changes hands, or the checkpoint
-        /// is too
-        /// old. Two thirds of the active set's stake decide when a window opens (PROT-20).
+        /// is too old. Two thirds of the active set's stake decide when a window opens (PROT-20).
         #[pallet::call_index(10)]
         #[pallet::weight(weight_info::vote_rewind::<T>())]
         pub fn vote_rewind(origin: OriginFor<T>, run: RunId, uid: Uid, to: Option<Window>) -> DispatchResult {

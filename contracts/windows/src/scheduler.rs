@@ -1,17 +1,13 @@
 //! Runs the due scheduled tasks within a block's budget.
 //!
-//! When the tasks of a block have cost more than [`Config::MaxTaskWeight`], the rest is late. Runs with due tasks are
+//! Once the tasks of a block have cost more than [`Config::MaxTaskWeight`], the rest is late. Runs with due tasks are
 //! served in turns (self-clocked fair queueing). The key of a run is the expected end of its next task in service
-//! time.
-//! The task begins at the end of the run's last task, or at the service time of the run in service, whichever is
-//! later.
-//! It takes as long as the run's recent tasks. The run with the earliest end is next.
+//! time. The task begins at the end of the run's last task, or at the service time of the run in service, whichever is
+//! later. It takes as long as the run's recent tasks. The run with the earliest end is next.
 //!
 //! Each waiting run therefore receives the same share of the budget, a light run precedes heavy ones, and only a run
-//! that
-//! requests more than its share is late. Every block runs at least one due task, however small the budget, so that
-//! every
-//! task runs eventually.
+//! that requests more than its share is late. Every block runs at least one due task, however small the budget, so
+//! that every task runs eventually.
 //!
 //! A delayed task has the same result as in time: it knows the block that it was scheduled at, reads that block's
 //! hash, and counts the calls up to its deadline. One exception: it sees changes of stake made during the delay.

@@ -51,8 +51,7 @@ fn tasks(params: &RunParams) -> [(u32, Task); 6] {
 
 impl<T: Config> Pallet<T> {
     /// Runs the task of `run` that is due at block `at`, which is now or earlier. Returns its weight and the block of
-    /// the
-    /// next one; `None` if the run is cleared.
+    /// the next one; `None` if the run is cleared.
     pub(crate) fn run_task(run: RunId, at: Block) -> (Weight, Option<Block>) {
         let Some(Run { params, .. }) = Registry::<T>::run(run) else {
             // For a closed run, one step per block.
@@ -217,8 +216,8 @@ impl<T: Config> Pallet<T> {
     }
 
     /// Returns the checkpoint of window `to`, if `window` may open with its state: it was fixed, and every bucket
-    /// keeps
-    /// it for long enough. A checkpoint abandoned by an earlier rewind counts too, so that a rewind can be undone.
+    /// keeps it for long enough. A checkpoint abandoned by an earlier rewind counts too, so that a rewind can be
+    /// undone.
     pub(crate) fn rewind_target(run: RunId, window: Window, to: Window) -> Option<Checkpoint> {
         let record = Records::<T>::get(run, to.previous().filter(|_| is_recent(to, window))?)?;
         match record.outcome? {
@@ -310,8 +309,8 @@ impl<T: Config> Pallet<T> {
     }
 
     /// Deals the data of the window after `window` to the seats of the block before `at` (PROT-5). If the run is
-    /// stopped,
-    /// or the chain has already pruned the hash, nothing is dealt here: the next window is dealt when it opens.
+    /// stopped, or the chain has already pruned the hash, nothing is dealt here: the next window is dealt when it
+    /// opens.
     pub(crate) fn deal_next(run: RunId, window: Window, at: Block) -> Weight {
         let (salts, members) = Self::revealed_salts_before(run, window);
         let hash = frame_system::Pallet::<T>::block_hash(BlockNumberFor::<T>::from(at.0.saturating_sub(1)));
@@ -346,7 +345,7 @@ impl<T: Config> Pallet<T> {
         (two_thirds(stake, tally::total(&record.active_set)).then_some(mixed), members)
     }
 
-    /// If `window` is the first of an epoch, draws the contributions of the previous epoch for which validators show
+    /// At the first `window` of an epoch, draws the contributions of the previous epoch for which validators show
     /// their measurements (PROT-30). Validators cannot know the draw before the window opens, and only earlier roots
     /// count.
     pub(crate) fn draw_probes(run: RunId, window: Window, params: &RunParams) -> Weight {
@@ -408,8 +407,7 @@ impl<T: Config> Pallet<T> {
         }
 
         // Before the first consensus no seat has a weight. If seats stopped counting as newcomers meanwhile, a run
-        // whose
-        // validators registered late could never merge again. Therefore every seat counts as a newcomer.
+        // whose validators registered late could never merge again. Therefore every seat counts as a newcomer.
         let everyone_is_new = record.weights.is_empty();
         // Seats do not change within a window, so the roster is that of the opening.
         let roster = if everyone_is_new { Vec::new() } else { Registry::<T>::roster(run) };
@@ -522,9 +520,7 @@ impl<T: Config> Pallet<T> {
     ///
     /// A network fault cannot cause one. The update is a function of the selection and of bytes named by their
     /// digests: a validator that lacks any of them computes no update and casts no vote. A late or missing vote does
-    /// not
-    /// count as a minority vote.
-    /// counted here.
+    /// not count as a minority vote. counted here.
     fn record_minority_votes(
         run: RunId,
         window: Window,

@@ -12,14 +12,14 @@ pub fn commit<T: frame_system::Config>() -> Weight {
     Weight::from_parts(340_752_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 2))
 }
 
-/// The check whether a call is free. The call reads the same values again, then from memory.
+/// Weight of the check whether a call is free. The call then reads the same values from memory.
 pub fn free_call_check<T: frame_system::Config>() -> Weight {
     // 82.3 to 85.1 µs when the values are in memory. Counted by hand is a whole vote, whose values are not: 211 to 262
     // µs.
     Weight::from_parts(250_000_000, 0)
 }
 
-/// By the number of verdicts.
+/// Weight by the number of verdicts.
 pub fn attest<T: frame_system::Config>(_verdicts: u32) -> Weight {
     // 266 to 270 µs with 1024 verdicts.
     Weight::from_parts(417_538_044, 0).saturating_add(T::DbWeight::get().reads_writes(7, 3))
@@ -35,7 +35,7 @@ pub fn attest_hidden<T: frame_system::Config>() -> Weight {
     Weight::from_parts(334_547_000, 0).saturating_add(T::DbWeight::get().reads_writes(5, 2))
 }
 
-/// By the number of verdicts.
+/// Weight by the number of verdicts.
 pub fn reveal_attestation<T: frame_system::Config>(verdicts: u32) -> Weight {
     // 268 to 328 µs with 1024 verdicts. A read and a write are added by hand, for the mix of the salts.
     Weight::from_parts(281_003_000, 0)
@@ -63,7 +63,7 @@ pub fn vote_rewind<T: frame_system::Config>() -> Weight {
     Weight::from_parts(330_000_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 1))
 }
 
-/// With two statements.
+/// Weight with two statements.
 pub fn report_equivocation<T: frame_system::Config>() -> Weight {
     // 579 to 639 µs. Expelling the holder is added by hand.
     Weight::from_parts(630_958_000, 0)
@@ -71,7 +71,7 @@ pub fn report_equivocation<T: frame_system::Config>() -> Weight {
         .saturating_add(pallet_registry::weight_info::expel::<T>())
 }
 
-/// With one statement and the chain's record.
+/// Weight with one statement and the chain's record.
 pub fn report_contradiction<T: frame_system::Config>() -> Weight {
     // 485 to 598 µs. Expelling the holder is added by hand.
     Weight::from_parts(562_036_000, 0)
@@ -79,13 +79,13 @@ pub fn report_contradiction<T: frame_system::Config>() -> Weight {
         .saturating_add(pallet_registry::weight_info::expel::<T>())
 }
 
-/// The overhead of any scheduled task.
+/// Weight of the overhead of any scheduled task.
 pub fn task<T: frame_system::Config>() -> Weight {
     // 182 to 208 µs.
     Weight::from_parts(196_673_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 3))
 }
 
-/// By the run's miners and validators, without the part of registry and epochs.
+/// Weight by the run's miners and validators, without the part of registry and epochs.
 pub fn open<T: frame_system::Config>(miners: u32, validators: u32) -> Weight {
     // 981 to 994 µs with 1024 miners and 64 validators. A read, a write and 1 µs per validator are added by hand, for
     // the counted stakes; two reads, a write and 60 µs, for the votes to go back; a read and a write, for the deal.
@@ -104,7 +104,7 @@ pub fn record_hash<T: frame_system::Config>() -> Weight {
     Weight::from_parts(45_467_000, 0).saturating_add(T::DbWeight::get().reads_writes(2, 1))
 }
 
-/// By the run's miners, and by the active set of the window before.
+/// Weight by the run's miners, and by the active set of the previous window.
 pub fn deal_next<T: frame_system::Config>(miners: u32, active_set: u32) -> Weight {
     // Estimated by hand: the seed, the roster, and a copy of the slots.
     record_deal_seed::<T>(active_set)
@@ -113,7 +113,7 @@ pub fn deal_next<T: frame_system::Config>(miners: u32, active_set: u32) -> Weigh
         .saturating_add(Weight::from_parts(84_759, 0).saturating_mul(u64::from(miners)))
 }
 
-/// By the active set of the window before.
+/// Weight by the active set of the previous window.
 pub fn record_deal_seed<T: frame_system::Config>(active_set: u32) -> Weight {
     // Estimated by hand: two hashes recorded, and a key looked up for each member.
     Weight::from_parts(91_000_000, 0)
@@ -122,7 +122,7 @@ pub fn record_deal_seed<T: frame_system::Config>(active_set: u32) -> Weight {
         .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(active_set)))
 }
 
-/// By the windows that contributions are drawn from.
+/// Weight by the number of windows from which contributions are drawn.
 pub fn draw_probes<T: frame_system::Config>(windows: u32) -> Weight {
     // Estimated by hand: as much as recording a hash, and the decoding of a window's record for each.
     Weight::from_parts(60_000_000, 0)
@@ -131,7 +131,7 @@ pub fn draw_probes<T: frame_system::Config>(windows: u32) -> Weight {
         .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(windows)))
 }
 
-/// By the window's slots, and by its active set or its attestations, whichever are more.
+/// Weight by the window's slots, and by the larger of its active set and its attestations.
 pub fn select<T: frame_system::Config>(slots: u32, active_set: u32) -> Weight {
     // 6156 to 6715 µs with 1024 slots and 64 active set. A read, a write and 13 ns for each slot per member are added
     // by hand, for the presence.
@@ -146,7 +146,7 @@ pub fn select<T: frame_system::Config>(slots: u32, active_set: u32) -> Weight {
         )
 }
 
-/// By the window's active set.
+/// Weight by the window's active set.
 pub fn finalise<T: frame_system::Config>(active_set: u32) -> Weight {
     // 551 to 659 µs with 64 active set. A read, a write and 1 µs per member are added by hand, for the participation.
     Weight::from_parts(269_905_814, 0)
@@ -155,7 +155,7 @@ pub fn finalise<T: frame_system::Config>(active_set: u32) -> Weight {
         .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(active_set)))
 }
 
-/// By the entries removed with the window.
+/// Weight by the number of entries removed with the window.
 pub fn prune<T: frame_system::Config>(entries: u32) -> Weight {
     // 1387 to 1483 µs with 1088 entries.
     Weight::from_parts(29_599_000, 0)

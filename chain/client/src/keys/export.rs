@@ -61,7 +61,7 @@ impl KeyExport {
     /// Reads an export without decrypting it.
     ///
     /// # Errors
-    /// If there is no such file, or it is not an export, not encrypted, truncated, or of an unknown scheme.
+    /// Fails if there is no such file, or it is not an export, not encrypted, truncated, or of an unknown scheme.
     pub fn read(path: &Path) -> Result<KeyExport, KeyError> {
         let bytes = read_bounded(path).map_err(|error| match error {
             KeyError::NoSuchFile(path) => KeyError::NoSuchExport(path),
@@ -128,8 +128,7 @@ impl KeyExport {
     ///
     /// # Errors
     /// [`KeyError::WrongPassword`] if the password is wrong or the file was changed, [`KeyError::NotAnExport`] if its
-    /// contents
-    /// are invalid.
+    /// contents are invalid.
     pub fn unlock(&self, password: &KeyPassword) -> Result<Key, KeyError> {
         let mut stretched = Zeroizing::new([0; 32]);
         scrypt::scrypt(

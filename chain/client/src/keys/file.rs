@@ -1,11 +1,9 @@
 //! A key on disk, with its secret encrypted under a password.
 //!
 //! Argon2id stretches the password, and XChaCha20-Poly1305 encrypts the secret. The secret is the seed of an ed25519
-//! key,
-//! or the two halves of an sr25519 key, because wallets do not export its seed. Everything else in the file is
-//! associated
-//! data, so that a changed file does not open. The memory and time requested by a file are checked before they are
-//! spent.
+//! key, or the two halves of an sr25519 key, because wallets do not export its seed. Everything else in the file is
+//! associated data, so that a changed file does not open. The memory and time requested by a file are checked before
+//! they are spent.
 
 use super::{Key, KeyError, KeyPassword, Scheme, address};
 use argon2::{Algorithm, Argon2, Params, Version};
@@ -132,7 +130,7 @@ impl KeyFile {
     /// Reads a key file without decrypting it.
     ///
     /// # Errors
-    /// If there is no file, it cannot be read, or it is not a key file.
+    /// Fails if there is no file, it cannot be read, it is not a key file, or its costs exceed the limits.
     pub fn read(path: &Path) -> Result<KeyFile, KeyError> {
         KeyFile::parse(path, &read_bounded(path)?)
     }
@@ -149,8 +147,8 @@ impl KeyFile {
     /// Decrypts the file.
     ///
     /// # Errors
-    /// [`KeyError::WrongPassword`] if the password is wrong or the file was changed, [`KeyError::TooCostly`] or
-    /// [`KeyError::NotAKeyFile`] if the file is invalid.
+    /// [`KeyError::WrongPassword`] if the password is wrong or the file was changed, [`KeyError::NotAKeyFile`] if the
+    /// file is invalid.
     pub fn unlock(&self, password: &KeyPassword) -> Result<Key, KeyError> {
         let cipher = self.cipher(password)?;
         let Cipher { nonce, sealed, .. } = &self.contents.cipher;
@@ -288,7 +286,7 @@ impl KeyFile {
 /// Reads a small file that contains a key.
 ///
 /// # Errors
-/// If there is no such file, it cannot be read, or it is too long for a key.
+/// Fails if there is no such file, it cannot be read, or it is too long for a key.
 pub(super) fn read_bounded(path: &Path) -> Result<Vec<u8>, KeyError> {
     let failed = |source| KeyError::Io { doing: "read", path: path.to_owned(), source };
     let file = match fs::File::open(path) {

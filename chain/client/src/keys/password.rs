@@ -55,7 +55,8 @@ impl KeyPassword {
     /// it.
     ///
     /// # Errors
-    /// If the password is empty or missing, the file is unreadable or not a password file, or the two answers differ.
+    /// Fails if the password is empty or missing, the file is unreadable or not a password file, or the two answers
+    /// differ.
     pub fn resolve(
         what: &str,
         file: Option<&Path>,

@@ -132,7 +132,7 @@ impl Bench {
     /// Lists the benchmarks of our pallets.
     ///
     /// # Errors
-    /// If the call into the runtime fails, or its answer cannot be decoded.
+    /// Fails if the call into the runtime fails, or its answer cannot be decoded.
     pub fn list(&self) -> Result<Vec<Benchmark>, Failure> {
         // The rest of the answer, the pallets' storage items, is not used.
         let pallets: Vec<BenchmarkList> =
@@ -156,7 +156,7 @@ impl Bench {
     /// Measures a benchmark `repeat` times for each choice of sizes.
     ///
     /// # Errors
-    /// If the call into the runtime or the benchmark fails, or the answer cannot be decoded.
+    /// Fails if the call into the runtime or the benchmark fails, or the answer cannot be decoded.
     pub fn measure(&self, benchmark: &Benchmark, steps: u32, repeat: u32) -> Result<Results, Failure> {
         let mut results =
             Results { components: benchmark.components.clone(), times: Vec::new(), storage: Vec::new() };

@@ -1,10 +1,9 @@
 //! Fits a formula to the measurements: a constant, a term per size, and a term for the product of two sizes.
 //!
 //! Uses the least squares of Substrate's own command, over the middle half of the measurements of each choice of
-//! sizes,
-//! with two additions. The product is a size of its own, because a consensus costs validators times seats. A formula
-//! is
-//! never below a measurement: it is scaled up to the largest sizes, and its constant is raised to the others.
+//! sizes, with two additions. The product is a size of its own, because a consensus costs validators times seats. A
+//! formula is never below a measurement: it is scaled up to the largest sizes, and its constant is raised to the
+//! others.
 
 use crate::bench::Results;
 use frame_benchmarking::{Analysis, BenchmarkParameter, BenchmarkResult, BenchmarkSelector};

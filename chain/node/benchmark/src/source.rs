@@ -45,7 +45,7 @@ struct Function {
 /// Generates the file from its present text and the measured costs.
 ///
 /// # Errors
-/// If functions and benchmarks do not correspond.
+/// Fails if functions and benchmarks do not correspond.
 pub fn write(
     pallet: &str,
     before: &str,

@@ -1,8 +1,7 @@
 //! The Wasm runtime that a chain stores in its state.
 //!
 //! Compiled for a host, this crate contains the Wasm binary as a constant. Its `build.rs` compiles this crate for
-//! Wasm,
-//! where it is the runtime itself: its functions are the exports of the binary.
+//! Wasm, where it is the runtime itself: its functions are the exports of the binary.
 #![cfg_attr(target_family = "wasm", no_std)]
 
 #[cfg(target_family = "wasm")]

@@ -132,8 +132,7 @@ impl Takeover {
     }
 
     /// Plays the next whole epoch, in which the attacker's validator gives all weight to its miner, and the others
-    /// give
-    /// it none. Returns the earnings of the attacker's seats and of all others.
+    /// give it none. Returns the earnings of the attacker's seats and of all others.
     fn steal_an_epoch(&mut self) -> (Balance, Balance) {
         let now = self.author.chain.read(|| Runtime::position(RUN).unwrap().window.unwrap());
         let epoch = now.0 / EPOCH_WINDOWS + 1;

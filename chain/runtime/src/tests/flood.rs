@@ -70,7 +70,7 @@ fn crowd(chain: &mut Chain, run: RunId, made: (RunParams, Terms), role: Role, se
 
 /// Contents of an author's block.
 struct Filled {
-    /// Whether each transaction was included, in the order of their arrival in the pool.
+    /// Inclusion of each transaction, in the order of their arrival in the pool.
     included: Vec<bool>,
     /// Weight used by ordinary calls, in thousandths of its maximum.
     normal: u64,

@@ -1,19 +1,19 @@
-//! Measurements that validators show after an epoch, and what they earn by it (PROT-30).
+//! Measurements that validators show after an epoch, and their effect on dividends (PROT-30).
 
 use super::*;
 use pallet_windows::Anchor;
 use protocol::probe::{self, Leaves};
 
-/// The first windows of the run, of which all contributions are drawn after epoch 1: two windows of three seats.
+/// First windows of the run, whose contributions are all drawn after epoch 1: two windows of three seats.
 const PROBED: [Window; 2] = [Window(0), Window(1)];
 const SEATS: [u16; 3] = [0, 1, 2];
-/// The block after the opening of the first window of epoch 2.
+/// Block after the opening of the first window of epoch 2.
 const DRAWN: u64 = 31;
 
-/// What a validator measured of a contribution.
+/// A validator's measurements of a contribution.
 type Measured = fn(Window, u16) -> Option<Vec<u32>>;
 
-/// A validator's losses, and whether it shows them.
+/// Losses measured by a validator, and its decision to show them.
 #[derive(Clone, Copy)]
 struct Validator {
     measured: Measured,
@@ -21,10 +21,10 @@ struct Validator {
 }
 
 const HONEST: Validator = Validator { measured: truth, shows: true };
-/// Posts the weights of others, binds itself to nothing and shows nothing.
+/// Posts the weights of others, anchors nothing and shows nothing.
 const COPIER: Validator = Validator { measured: |_, _| None, shows: false };
 
-/// The losses after a contribution, in millionths of a nat.
+/// Returns the losses after a contribution, in millionths of a nat.
 fn truth(window: Window, seat: u16) -> Option<Vec<u32>> {
     let gain = 900 * (u32::from(seat) + 1) + 400 * window.0;
     Some(vec![3_000_000 - gain, 2_500_000 - 2 * gain])
@@ -40,7 +40,7 @@ fn anchor(uid: u16, window: Window, probes: Digest) -> DispatchResult {
     Windows::anchor_receipts(signed(uid), RUN, window, Digest([4; 32]), probes)
 }
 
-/// The validator's answers in the order of the draw.
+/// Returns the validator's answers in the order of the draw.
 fn answers(uid: u16, measured: Measured) -> ProbeAnswers<Answer> {
     let drawn = Windows::window_view(RUN, Window(4)).unwrap().probes;
     let answers = drawn.iter().map(|of| {
@@ -56,12 +56,12 @@ fn show(uid: u16, answers: ProbeAnswers<Answer>) -> DispatchResult {
 }
 
 /// Runs epochs 0 and 1 with all windows merged, up to the draw of epoch 1. All validators attest, vote and post
-/// the same weights, and bind themselves to what they `measured`.
+/// the same weights, and anchor what they `measured`.
 fn until_the_draw(measured: [Measured; 3], story: impl FnOnce()) {
     with_merged(&[0, 1, 2, 3], measured, story);
 }
 
-/// The same, with votes in the `merged` windows only.
+/// Runs the same, with votes in the `merged` windows only.
 fn with_merged(merged: &[u32], measured: [Measured; 3], story: impl FnOnce()) {
     let params = RunParams { min_contributions: 1, localnet: true, ..params() };
     with_params(params, || {
@@ -100,12 +100,12 @@ fn with_merged(merged: &[u32], measured: [Measured; 3], story: impl FnOnce()) {
     });
 }
 
-/// The dividends of epoch 1, by validator, in parts of a thousand.
+/// Returns the dividends of epoch 1, by validator, in parts of a thousand.
 fn dividends(validators: [Validator; 3]) -> [u64; 3] {
     dividends_and(validators, || {})
 }
 
-/// The same, and runs `at_the_close`.
+/// Returns the same, and runs `at_the_close`.
 fn dividends_and(validators: [Validator; 3], at_the_close: impl FnOnce()) -> [u64; 3] {
     until_the_draw(validators.map(|validator| validator.measured), || {
         for (uid, Validator { measured, shows }) in VALIDATORS.into_iter().zip(validators) {
@@ -138,12 +138,12 @@ fn a_copier_of_weights_that_measures_nothing_earns_no_dividends() {
 
 #[test]
 fn a_copier_that_guesses_the_losses_earns_no_dividends() {
-    // The losses of the model without the contribution, which one evaluation for all seats gives.
+    // The losses of the model without the contribution, which one evaluation gives for all seats.
     let guesses = Validator { measured: |_, _| Some(vec![3_000_000, 2_500_000]), shows: true };
     assert_eq!(dividends([HONEST, HONEST, guesses]), [500, 500, 0]);
 }
 
-/// Measured the first window, and guessed the second.
+/// Measures the first window, and guesses the second.
 fn half_guessed(window: Window, seat: u16) -> Option<Vec<u32>> {
     if window == Window(0) { truth(window, seat) } else { Some(vec![3_000_000, 2_500_000]) }
 }
@@ -158,7 +158,7 @@ fn a_guesser_cannot_leave_its_wrong_guesses_out() {
         let right = drawn.iter().zip(answers(5, half_guessed));
         let right = right.map(|(of, answer)| answer.filter(|_| of.window == Window(0)));
         assert_noop!(show(5, ProbeAnswers::truncate_from(right.collect())), Error::<Test>::AnswerMissing);
-        // A leaf with a guess is no leaf without losses.
+        // A leaf with a guess is not a leaf without losses.
         let mut denied = answers(5, half_guessed);
         let last = denied.iter_mut().flatten().last().unwrap();
         last.losses = None;
@@ -184,7 +184,7 @@ fn a_validator_owes_no_answer_for_the_former_holder_of_its_seat() {
         };
         let all = answers(5, truth);
         assert_noop!(show(5, of_window_1(all.clone())), Error::<Test>::AnswerMissing);
-        // As if the root of window 0 were of the holder before it.
+        // The root of window 0 then belongs to the previous holder.
         since(Window(1));
         assert_noop!(show(5, all.clone()), Error::<Test>::NotAnchored);
         assert_ok!(show(5, of_window_1(all)));
@@ -192,7 +192,7 @@ fn a_validator_owes_no_answer_for_the_former_holder_of_its_seat() {
     });
 }
 
-/// As if `uid` had its holder since `window`.
+/// Sets the first window of the holder of `uid` to `window`.
 fn seat_since(uid: u16, window: Window) {
     pallet_registry::SeatsOf::<Test>::mutate(RUN, Uid(uid), |seat| seat.as_mut().unwrap().since = window);
     pallet_registry::Rosters::<Test>::mutate(RUN, |roster| {
@@ -202,7 +202,7 @@ fn seat_since(uid: u16, window: Window) {
 
 #[test]
 fn probes_of_windows_before_a_validator_s_first_one_do_not_count_against_it() {
-    // Of the latest, none is of its time: nothing shows that it measured.
+    // The last one has no draw of its own time, so nothing shows that it measured.
     for (since, expected) in [(Window(0), [333; 3]), (Window(1), [333; 3]), (Window(2), [500, 500, 0])] {
         until_the_draw([truth; 3], || {
             seat_since(5, since);
@@ -224,7 +224,7 @@ fn probes_of_windows_before_a_validator_s_first_one_do_not_count_against_it() {
 #[test]
 fn a_validator_cannot_show_what_another_measured() {
     until_the_draw([truth, truth, |_, _| None], || {
-        // Even the root of another, had it been copied, binds the other's seat.
+        // Even a copied root binds the seat of its author.
         Anchors::insert_copy(4, 5);
         let copied = answers(4, truth);
         assert_ok!(show(4, copied.clone()));
@@ -240,7 +240,7 @@ fn a_validator_cannot_show_what_another_measured() {
 struct Anchors;
 
 impl Anchors {
-    /// Gives `to` the roots of `from`, as if it had anchored them when it saw them on the chain.
+    /// Gives `to` the roots of `from`, as if it had copied them from the chain.
     fn insert_copy(from: u16, to: u16) {
         for window in PROBED {
             let of: Anchor = pallet_windows::Receipts::<Test>::get((RUN, window), Uid(from)).unwrap();
@@ -301,7 +301,7 @@ fn contributions_are_drawn_from_merged_windows_of_the_epoch_only() {
             }
             .into(),
         );
-        // Nothing was drawn as other windows opened.
+        // Nothing was drawn when other windows opened.
         assert!((0..4).all(|window| drawn(window).is_empty()));
         for uid in VALIDATORS {
             assert_ok!(show(uid, answers(uid, truth)));
@@ -346,7 +346,7 @@ fn measurements_are_shown_once_after_the_draw_and_only_what_was_anchored_before(
         let mut other = good.clone();
         other[1].as_mut().unwrap().losses.as_mut().unwrap()[0] += 1;
         assert_noop!(show(3, other), Error::<Test>::OtherThanAnchored);
-        // A root that came after the draw could be made up for it.
+        // A root anchored after the draw could be fabricated for it.
         pallet_windows::Receipts::<Test>::mutate((RUN, Window(0)), Uid(4), |anchor| {
             anchor.as_mut().unwrap().at = Window(4);
         });
