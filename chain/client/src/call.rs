@@ -241,8 +241,8 @@ calls! {
     required RevealWeights { run: RunId, epoch: u32, weights: Vec<(Uid, u16)>, salt: Salt as salt by Hex }
         = Weights.reveal, "revealing weights for epoch {epoch} of run {run}";
 
-    /// Signed by a validator's hotkey, in the first windows of the next epoch: its measurements of the drawn
-    /// contributions, in the order of the draw; `None` for a window without its anchor (PROT-30).
+    /// Signed by a validator's hotkey, in the first windows of the next epoch. `answers` are its measurements of the
+    /// drawn contributions, in the order of the draw; `None` for a window without its anchor (PROT-30).
     optional AnswerProbes { run: RunId, epoch: u32, answers: Vec<Option<Answer>> }
         = Weights.answer_probes, "showing measurements of epoch {epoch} of run {run}";
 

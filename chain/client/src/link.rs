@@ -535,7 +535,7 @@ fn advised(error: &str, docs: String) -> String {
 pub(crate) enum Invalid {
     /// The account cannot pay the fee.
     Payment,
-    /// The nonce is too high or used, the block of its signature is too old, or blocks currently have no room: other
+    /// The nonce is too high or used, the block of its signature is too old, or blocks currently have no room. Other
     /// bytes, or the same ones later, may be accepted.
     Transient,
     /// The signature is wrong for this chain, or the call is not allowed.

@@ -32,7 +32,7 @@ refusals! {
     Windows.AlreadyAnchored;
     /// The chain has pruned the window.
     Windows.WindowNotKept;
-    /// The seat was registered after the window opened.
+    /// The seat was registered after the window's data was dealt, or the run is stopped.
     Windows.NotInThisWindow;
     /// The hotkey has no seat in the run.
     Windows.NotASeat;

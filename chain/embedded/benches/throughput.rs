@@ -1,6 +1,6 @@
 //! Measures transactions per second that the chain accepts and includes. Also measures the time of the blocks that
-//! open a window and make its selection, in a run with 64 validators, and the length of the runtime API's answers, in
-//! hexadecimal as a client receives them.
+//! open a window and make its selection, in a run with 64 validators. Also reports the length of the runtime API's
+//! answers, in hexadecimal as a client receives them.
 //!
 //! Not a criterion benchmark, because a window can be filled only once. `cargo bench -p mettle-embedded-chain --bench
 //! throughput` prints one line of JSON; `-- MINERS` sets the number of miners.

@@ -9,7 +9,7 @@
 //! that requests more than its share is late. Every block runs at least one due task, however small the budget, so
 //! that every task runs eventually.
 //!
-//! A delayed task has the same result as in time: it knows the block that it was scheduled at, reads that block's
+//! A delayed task has the same result as in time. It knows the block that it was scheduled at, reads that block's
 //! hash, and counts the calls up to its deadline. One exception: it sees changes of stake made during the delay.
 
 use crate::{Turn, pallet::*};

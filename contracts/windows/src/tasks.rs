@@ -328,9 +328,9 @@ impl<T: Config> Pallet<T> {
         weight
     }
 
-    /// Returns the mix of the salts revealed with the attestations of the window before `window`, if members with two
-    /// thirds of its stake revealed theirs (PROT-2), and the number of members. A block's author cannot choose the
-    /// mix.
+    /// Returns the mix of the salts revealed with the attestations of the window before `window`, and the number of
+    /// its members. There is no mix unless members with two thirds of its stake revealed their salts (PROT-2). A
+    /// block's author cannot choose the mix.
     fn revealed_salts_before(run: RunId, window: Window) -> (Option<Digest>, u32) {
         let Some((before, record)) =
             window.previous().and_then(|before| Some((before, Records::<T>::get(run, before)?)))
