@@ -1,13 +1,13 @@
-//! Which sequences a seat trains on in a window, and which ones it is judged by (PROT-2, PROT-4, PROT-5, PROT-6,
-//! PROT-22).
+//! Assignment of sequences: those that a seat trains on in a window, and those that it is judged by
+//! (PROT-2, PROT-4, PROT-5, PROT-6, PROT-22).
 //!
-//! All training sequences, in one shuffled order per epoch of the data, are one endless line of *positions*. A window
-//! takes the next `slots × n` of them, and the chain stores where it stopped (the *cursor*). So no sequence is
-//! assigned twice in an epoch, also if seats join or leave. No list is stored: the order is a keyed permutation, which
-//! is computed for single positions.
+//! All training sequences, in one shuffled order per epoch of the data, form one endless line of
+//! *positions*. A window takes the next `slots × n` of them, and the chain stores the position after the
+//! last one (the *cursor*). So no sequence is assigned twice in an epoch, even if seats join or leave. No
+//! list is stored: the order is a keyed permutation, which is computed for single positions.
 //!
-//! The order of an epoch is known in advance. Which seat gets which part of it, and which sequences the judges look
-//! at, is not: those are drawn by hashes of blocks that do not exist yet.
+//! The order of an epoch is known in advance. The part of it that each seat gets, and the sequences that
+//! validators measure on, are not: hashes of blocks that do not exist yet draw them.
 
 use crate::{Digest, RunId, Uid, Window, probe};
 use alloc::{collections::BTreeSet, vec::Vec};
@@ -15,30 +15,31 @@ use codec::{Decode, Encode};
 use scale_info::TypeInfo;
 use serde::{Deserialize, Serialize};
 
-/// What a seed is drawn for. Two domains never share a seed.
+/// Purposes of seeds. Two domains never share a seed.
 pub mod domain {
-    /// Which seat gets which of a window's positions (PROT-5).
+    /// The assignment of a window's positions to seats (PROT-5).
     pub const ASSIGN: &str = "assign";
     /// The draws of the selection (PROT-16).
     pub const SELECT: &str = "select";
-    /// Which sequences a validator judges by (PROT-22).
+    /// The sequences that a validator judges by (PROT-22).
     pub const EVALUATE: &str = "evaluate";
-    /// The common sequences that all validators judge by alike (PROT-22).
+    /// The common sequences that are the same for all validators (PROT-22).
     pub const PROBE: &str = "probe";
-    /// Which measurements the validators show after an epoch (PROT-30).
+    /// The measurements that validators show after an epoch (PROT-30).
     pub const PROBES: &str = "probes";
-    /// Which validators a miner without a bucket sends its contribution to (PROT-34).
+    /// The validators that a miner without a bucket sends its contribution to (PROT-34).
     pub const RECEIVERS: &str = "receivers";
 }
 
-/// `blake3(domain ‖ run ‖ w ‖ hash)`, numbers as four bytes, little-endian; `hash` is of a block, or a mix of
-/// revealed salts (PROT-2). All that follows the domain has a fixed length, so two different inputs never run together into the same bytes.
+/// Returns `blake3(domain ‖ run ‖ w ‖ hash)`, numbers as four bytes, little-endian; `hash` is of a block,
+/// or a mix of revealed salts (PROT-2). Everything after the domain has a fixed length, so two different
+/// inputs never give the same bytes.
 pub fn seed(domain: &str, run: RunId, window: Window, hash: &Digest) -> Digest {
     Digest::of_parts(&[domain.as_bytes(), &run.0.to_le_bytes(), &window.0.to_le_bytes(), &hash.0])
 }
 
-/// A validator's seed for judging `window`: the hash of block `commit_by + 1`, which no miner knew when it committed,
-/// and the validator's own salt, which no block author knew (PROT-2).
+/// Returns a validator's seed for judging `window`, from two values: the hash of block `commit_by + 1`,
+/// unknown to miners when they commit, and the validator's own salt, unknown to block authors (PROT-2).
 ///
 /// `salt` is `None` if the chain holds no digest of one: a salt that is not bound could be chosen for its result.
 pub fn evaluation_seed(
@@ -51,27 +52,29 @@ pub fn evaluation_seed(
     salt.map_or(drawn, |salt| Digest::of_parts(&[&drawn.0, salt]))
 }
 
-/// The seed of the common sequences that are the same for all validators: of the hash of block `commit_by + 1` alone
-/// (PROT-2).
+/// Returns the seed of the common sequences that are the same for all validators, from the hash of block
+/// `commit_by + 1` alone (PROT-2).
 pub fn probe_seed(run: RunId, window: Window, evaluation_hash: &Digest) -> Digest {
     seed(domain::PROBE, run, window, evaluation_hash)
 }
 
 /// A keyed bijection of `0..len` onto itself, computed for one position at a time in constant memory.
 ///
-/// A Feistel network over pairs `(left < a, right < b)` with `a·b ≥ len`, adding the round function modulo `a` and `b`
-/// in turn; a result outside `0..len` is sent through again. As `a·b < len + a`, that is rare.
+/// A Feistel network over pairs `(left < a, right < b)` with `a·b ≥ len`, adding the round function modulo
+/// `a` and `b` in turn. A result outside `0..len` is passed through again; as `a·b < len + a`, that is
+/// rare.
 #[derive(Clone, Debug)]
 pub struct Permutation {
     key: [u8; 32],
     len: u64,
-    /// `⌈√len⌉`, at least 1: how many values the left half takes.
+    /// `⌈√len⌉`, at least 1: number of values of the left half.
     lefts: u64,
-    /// `⌈len / lefts⌉`, at least 1: how many values the right half takes.
+    /// `⌈len / lefts⌉`, at least 1: number of values of the right half.
     rights: u64,
 }
 
-/// Enough that no statistic of small domains tells the result from a random order; each round costs one compression.
+/// Enough that no statistic of small domains distinguishes the result from a random order; each round costs
+/// one compression.
 const ROUNDS: u8 = 10;
 
 impl Permutation {
@@ -81,22 +84,24 @@ impl Permutation {
         Permutation { key: key.0, len, lefts, rights: len.div_ceil(lefts).max(1) }
     }
 
-    /// What stands at `position`. A position past the end wraps around; in an empty permutation everything is 0.
+    /// Returns the value at `position`. A position past the end wraps around; in an empty permutation every
+    /// value is 0.
     pub fn at(&self, position: u64) -> u64 {
         self.walk(position, |permutation, value| permutation.forward(value))
     }
 
-    /// At which position `value` stands: the inverse of [`Permutation::at`].
+    /// Returns the position of `value`: the inverse of [`Permutation::at`].
     pub fn position_of(&self, value: u64) -> u64 {
         self.walk(value, |permutation, value| permutation.backward(value))
     }
 
-    /// Every value once, in order of position.
+    /// Returns every value once, in order of position.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         (0..self.len).map(|position| self.at(position))
     }
 
-    /// Steps through the cycle of the larger domain until it comes back into `0..len`; it started there, so it does.
+    /// Follows the cycle of the larger domain until it re-enters `0..len`. It does, because it started
+    /// there.
     fn walk(&self, start: u64, step: impl Fn(&Permutation, u64) -> u64) -> u64 {
         let Some(mut value) = start.checked_rem(self.len) else { return 0 };
         loop {
@@ -139,7 +144,7 @@ impl Permutation {
     }
 }
 
-/// What one window hands out, and to whom (PROT-5). Everything in it is read from the chain.
+/// Positions that a window takes, and the seats that get them (PROT-5). All fields are read from the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment<'a> {
     pub run: RunId,
@@ -152,7 +157,7 @@ pub struct Assignment<'a> {
     pub cursor: u64,
     /// `n`: positions that each seat gets.
     pub sequences_per_seat: u32,
-    /// How many training sequences the dataset has.
+    /// Number of training sequences in the dataset.
     pub training_sequences: u64,
 }
 
@@ -165,7 +170,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// The slot of `uid`; `None` without one.
+    /// Returns the slot of `uid`; `None` if it has none.
     pub fn of(uid: Uid, slots: &[Uid]) -> Option<Slot> {
         let index = slots.iter().position(|seat| *seat == uid)?;
         Some(Slot { index: index as u32, of: slots.len() as u32 })
@@ -173,14 +178,14 @@ impl Slot {
 }
 
 impl Assignment<'_> {
-    /// The training sequences of `uid`, in the order in which it trains on them; `None` where the seat has no slot in
-    /// this window. `n` of them, or none where the dataset is empty. Where the window runs over the end of an epoch of
-    /// the data, a sequence may come once from each side of it.
+    /// Returns the training sequences of `uid`, in training order; `None` if the seat has no slot in this
+    /// window. There are `n` of them, or none if the dataset is empty. If the window crosses the end of an
+    /// epoch of the data, a sequence may occur once on each side of it.
     pub fn of(&self, uid: Uid) -> Option<Vec<u64>> {
         Some(self.of_slot(Slot::of(uid, self.slots)?))
     }
 
-    /// The same of a seat that knows its own slot, and not those of the others: `slots` is not read.
+    /// Returns the same for a seat that knows only its own slot: `slots` is not read.
     pub fn of_slot(&self, slot: Slot) -> Vec<u64> {
         if self.training_sequences == 0 {
             return Vec::new();
@@ -194,18 +199,19 @@ impl Assignment<'_> {
         (first..first + each).map(|place| self.sequence_at(self.line_position(deal.at(place)))).collect()
     }
 
-    /// How many positions the window takes: the chain's cursor goes on by as many, also where the window ends void.
+    /// Returns the number of positions that the window takes. The chain's cursor advances by as many, even
+    /// if the window ends void.
     pub fn positions(&self) -> u64 {
         // At most 2^16 seats of 2^32 sequences each.
         (self.slots.len() as u64).saturating_mul(u64::from(self.sequences_per_seat))
     }
 
-    /// The place in the endless line of positions. Wide enough that no cursor of the chain can overflow it.
+    /// Returns the position in the endless line. Wide enough that no cursor of the chain can overflow it.
     fn line_position(&self, place: u64) -> u128 {
         u128::from(self.cursor) + u128::from(place)
     }
 
-    /// What stands at a place of that line, where there are any training sequences.
+    /// Returns the sequence at a position of that line. There must be training sequences.
     fn sequence_at(&self, line_position: u128) -> u64 {
         let len = u128::from(self.training_sequences);
         epoch_order(self.run, line_position / len, self.training_sequences).at((line_position % len) as u64)
@@ -227,15 +233,15 @@ impl Assignment<'_> {
     }
 }
 
-/// Which sequences a window takes: a stretch of positions in each epoch of the data that it touches.
+/// Sequences that a window takes: a range of positions in each epoch of the data that it touches.
 struct Coverage {
     everything: bool,
-    /// At most three: two ends, and in between one whole epoch, with which the list stops.
+    /// At most three: the two ends, and one whole epoch in between.
     parts: Vec<(Permutation, core::ops::Range<u64>)>,
 }
 
 impl Coverage {
-    /// `sequence` is one of the dataset's.
+    /// Returns whether the window takes `sequence`, which must be one of the dataset's.
     fn contains(&self, sequence: u64) -> bool {
         let taken = |(order, positions): &(Permutation, core::ops::Range<u64>)| {
             positions.contains(&order.position_of(sequence))
@@ -244,15 +250,15 @@ impl Coverage {
     }
 }
 
-/// The order of one epoch of the data. It depends on no block, as it must stand before the epoch's first window and
-/// until its last.
+/// Returns the order of one epoch of the data. It depends on no block, as it must be known before the
+/// epoch's first window and stay the same until its last.
 fn epoch_order(run: RunId, epoch: u128, training_sequences: u64) -> Permutation {
     let key = Digest::of_parts(&[b"mettle/1/epoch", &run.0.to_le_bytes(), &epoch.to_le_bytes()]);
     Permutation::new(&key, training_sequences)
 }
 
-/// `count` distinct training sequences that were assigned to no seat in the window: the same for all seats, drawn
-/// after they committed (PROT-22). Fewer where the dataset has no more.
+/// Returns `count` distinct training sequences that were assigned to no seat in the window: the same for
+/// all seats, drawn after they committed (PROT-22). Fewer if the dataset has no more.
 pub fn common_sequences(seed: &Digest, assignment: &Assignment<'_>, count: usize) -> Vec<u64> {
     let coverage = assignment.coverage();
     if coverage.everything {
@@ -262,9 +268,9 @@ pub fn common_sequences(seed: &Digest, assignment: &Assignment<'_>, count: usize
     order.iter().filter(|sequence| !coverage.contains(*sequence)).take(count).collect()
 }
 
-/// The `count` common sequences that a validator judges by (PROT-22). The first [`probe::sequences`] of them are those
-/// of `probe_seed`, the same for all validators; the others are drawn by the validator's own `seed`. Fewer where the
-/// dataset has no more.
+/// Returns the `count` common sequences that a validator judges by (PROT-22). The first
+/// [`probe::sequences`] of them are drawn by `probe_seed` and the same for all validators; the others are
+/// drawn by the validator's own `seed`. Fewer if the dataset has no more.
 pub fn evaluation_sequences(
     probe_seed: &Digest,
     seed: &Digest,
@@ -274,7 +280,7 @@ pub fn evaluation_sequences(
     let mut sequences = common_sequences(probe_seed, assignment, probe::sequences(count));
     let count = usize::try_from(count).unwrap_or(usize::MAX);
     let shared = sequences.len();
-    // Of the own draw, as many more as may be among the shared ones.
+    // Draw as many extra as may already be among the shared ones.
     let own = common_sequences(seed, assignment, count);
     let others = own.into_iter().filter(|sequence| !sequences.contains(sequence)).take(count - shared);
     let others: Vec<u64> = others.collect();
@@ -282,8 +288,8 @@ pub fn evaluation_sequences(
     sequences
 }
 
-/// `count` distinct sequences of those that a seat trained on, its declared prefix (PROT-6, PROT-22). Fewer where it
-/// has no more.
+/// Returns `count` distinct sequences of a seat's declared prefix, those that it trained on (PROT-6,
+/// PROT-22). Fewer if it has no more.
 pub fn own_sequences(seed: &Digest, uid: Uid, own: &[u64], count: usize) -> Vec<u64> {
     let key = Digest::of_parts(&[&seed.0, b"own", &uid.0.to_le_bytes()]);
     let mut seen = BTreeSet::new();
@@ -295,7 +301,7 @@ pub fn own_sequences(seed: &Digest, uid: Uid, own: &[u64], count: usize) -> Vec<
         .collect()
 }
 
-/// The first eight bytes of a hash, little-endian.
+/// Returns the first eight bytes of a hash as a little-endian number.
 pub(crate) fn first_u64(hash: &[u8; 32]) -> u64 {
     hash.iter().take(8).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
@@ -310,7 +316,7 @@ mod tests {
     }
 
     fn seats(count: u16) -> Vec<Uid> {
-        // Uids with gaps, as a run has where validators and others sit in between.
+        // Uids with gaps, as in a run with validators between the miners.
         (0..count).map(|slot| Uid(slot * 3 + 1)).collect()
     }
 
@@ -326,7 +332,7 @@ mod tests {
         }
     }
 
-    /// Every sequence handed out in the window, ascending, each once.
+    /// Returns every sequence assigned in the window, ascending, each once.
     fn handed_out(assignment: &Assignment<'_>) -> Vec<u64> {
         let line =
             (0..assignment.positions()).map(|place| assignment.sequence_at(assignment.line_position(place)));
@@ -354,7 +360,7 @@ mod tests {
         assert_eq!(all.len(), 8);
     }
 
-    /// What was handed out in the first release must still be handed out: these values are a golden vector.
+    /// The values are a golden vector of the first release.
     #[test]
     fn the_permutation_is_the_one_that_was_published() {
         let order: Vec<u64> = Permutation::new(&Digest([7; 32]), 10).iter().collect();
@@ -449,7 +455,8 @@ mod tests {
         assert_eq!(one[..16], other[..16]);
         assert_eq!(one[..16], common_sequences(&shared, &assignment, 16));
         assert_ne!(one[16..], other[16..]);
-        // The shared ones depend on the block alone, and what is left of a small dataset is given out once.
+        // The shared ones depend on the block alone, and a small dataset's remaining sequences are used
+        // once.
         assert_eq!(distinct(&of(1, u32::MAX)), 188);
         assert_eq!([0, 1, 6].map(|count| of(1, count).len()), [0, 1, 6]);
         let none_left = window(&slots, 1, 0, 4, 12);
@@ -506,7 +513,7 @@ mod tests {
                 let mut taken: Vec<u64> = slots.iter().flat_map(|uid| assignment.of(*uid).unwrap()).collect();
                 prop_assert_eq!(taken.len() as u64, assignment.positions());
 
-                // Together the seats got what stands at the window's positions.
+                // Together the seats got the values at the window's positions.
                 let mut positions: Vec<u64> =
                     (cursor..cursor + assignment.positions()).map(|at| assignment.sequence_at(at.into())).collect();
                 line.extend_from_slice(&positions);

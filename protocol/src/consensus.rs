@@ -2,9 +2,10 @@
 //!
 //! A seat's consensus weight is the highest weight that validators with more than half of the stake give it. It alone
 //! decides the seat's pay. The part of a validator's weight above it is clipped: it reduces the validator's dividends.
-//! So validators with less than half of the stake can neither raise a seat's pay above what the others give it nor
-//! lower it below. The unclipped part becomes a bond to the seat. Bonds are averages over epochs: a validator that
-//! weighted a good seat early has a larger bond than one that did so late, or that copied.
+//! So validators with less than half of the stake can neither raise a seat's pay above the others' weight
+//! for it nor lower it below. The unclipped part becomes a bond to the seat. Bonds are averages over
+//! epochs: a validator that weighted a good seat early has a larger bond than one that did so late, or that
+//! copied.
 //!
 //! The formulas are those of Bittensor (`docs/consensus.md` and `pallets/subtensor/src/epoch/run_epoch.rs` in
 //! `opentensor/subtensor`), for validators `i` with stake `S_i`, seats `j`, and rows of weights that add up to 1:
@@ -19,25 +20,29 @@
 //! | bonds           | `B_ij` | `(1−α)·B_ij + α·S_i·W̄_ij / Σ_i S_i`, `α = 1/10` |
 //! | dividends       | `D_i`  | `Σ_j I_j·B_ij / Σ_k B_kj`, and its part of the sum over those that may earn |
 //!
-//! Where ours differ, and why:
+//! Differences from Bittensor, with reasons:
 //!
-//! - `Σ_i S_i` is the stake of the whole active set, also of validators without a weight vote: otherwise a validator
-//!   that keeps others from posting could become the majority. There, only active stake counts, and exactly `κ` is
-//!   enough.
-//! - Incentives are of consensus weights. There, they are of the ranks `Σ_i S_i·W̄_ij`, so that a validator that gives
-//!   a seat nothing lowers the seat's pay by the validator's part of the stake.
-//! - Bonds are of clipped weights (as there with a bonds penalty of 1): a weight above the consensus gives no bond.
-//! - Bonds are averages of the weights themselves. There, each epoch's are first scaled to add up to 1 per seat, so
-//!   that having been right about a seat while it was worth little weighs as much as while it was worth a lot: a
-//!   validator that always posts the last consensus then loses a quarter in the test below, and by ours seven eighths.
-//!   For the same reason bonds to a seat outside the consensus fade here, and one that returns after long is found
-//!   anew.
-//! - A validator without a ballot earns nothing, whatever bonds it holds. Its part goes to the others, as does what a
-//!   validator loses that did not show what it measured ([`crate::probe`]).
-//! - Whole numbers only, and `α` is the same for every seat (there, "liquid alpha" takes exponentials).
+//! - `Σ_i S_i` is the stake of the whole active set, also of validators without a weight vote: otherwise a
+//!   validator that keeps others from posting could become the majority. In Bittensor only active stake
+//!   counts, and exactly `κ` is enough.
+//! - Incentives are computed from consensus weights. In Bittensor they come from the ranks `Σ_i S_i·W̄_ij`,
+//!   so that a validator that gives a seat no weight lowers the seat's pay by the validator's share of the
+//!   stake.
+//! - Bonds are computed from clipped weights (as in Bittensor with a bonds penalty of 1): a weight above
+//!   the consensus gives no bond.
+//! - Bonds are averages of the weights themselves. Bittensor first scales each epoch's bonds to add up to 1
+//!   per seat, so an early weight for a seat counts equally whether the seat was worth little or a lot. A
+//!   validator that always posts the last consensus then loses a quarter in the test below; here it loses
+//!   seven eighths. For the same reason bonds to a seat outside the consensus decay here; a seat that
+//!   returns after a long time starts with new bonds.
+//! - A validator without a weight vote earns nothing, whatever bonds it holds. Its part goes to the others,
+//!   as does the part that a validator loses if it does not show its measurements ([`crate::probe`]).
+//! - Whole numbers only, and `α` is the same for every seat (Bittensor's "liquid alpha" needs
+//!   exponentials).
 //!
-//! Rounding: down, to parts of [`ONE`], except that what `I` and `D` then miss of [`ONE`] goes to the largest
-//! remainders (ties: lower uid), so that they add up exactly. Stakes above 46 bits all lose the same low bits.
+//! Rounding: down, to parts of [`ONE`]; for `I` and `D` the rest up to [`ONE`] goes to the largest
+//! remainders (ties: lower uid), so that they add up exactly. Stakes above 46 bits all lose the same low
+//! bits.
 
 use crate::{Uid, view::SeatConsensus};
 use alloc::{collections::BTreeMap, vec::Vec};
@@ -45,52 +50,52 @@ use alloc::{collections::BTreeMap, vec::Vec};
 #[cfg(test)]
 mod tests;
 
-/// The whole of which shares are parts.
+/// The unit of shares: a share of [`ONE`] is the whole.
 pub const ONE: u64 = 1 << 32;
 
 /// `1/α`.
 const BOND_EPOCHS: u128 = 10;
 
-/// One validator at the close of an epoch. Without a weight vote it has no weights, and its stake still counts in the
-/// total.
+/// One validator at the close of an epoch. Without a weight vote its `weights` are empty, and its stake
+/// still counts in the total.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ValidatorWeights {
     pub validator: Uid,
     pub stake: u128,
-    /// Only the proportions within one ballot matter. Of two weights for one seat the lower counts.
+    /// Only proportions within one vote matter. If a seat occurs twice, the lower weight counts.
     pub weights: Vec<(Uid, u16)>,
-    /// As the last consensus left them. Of two to one seat the lower counts.
+    /// From the last consensus. If a seat occurs twice, the lower bond counts.
     pub bonds: Bonds,
-    /// The part of its dividends that it may earn this time, in parts of [`ONE`].
+    /// The part of its dividends that it may earn in this epoch, in parts of [`ONE`].
     pub earns: u64,
 }
 
-/// `B_ij` of one validator: the mean over time of its clipped weight for each seat times its part of the stake, in
-/// parts of [`ONE`], in uid order, without zeros.
+/// `B_ij` of one validator: the average over epochs of its clipped weight for each seat times its share of
+/// the stake, in parts of [`ONE`], in uid order, without zeros.
 pub type Bonds = Vec<(Uid, u32)>;
 
-/// All lists are in uid order and leave out zeros.
+/// Result of an epoch's consensus. All lists are in uid order and leave out zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Consensus {
-    /// Consensus weight of each seat, the highest being 65535: the selection draws by them (PROT-16).
+    /// Consensus weight of each seat, the highest being 65535: the selection uses them (PROT-16).
     pub weights: Vec<(Uid, u16)>,
     /// Seats' shares of what is paid to miners. They add up to [`ONE`].
     pub incentive: Vec<(Uid, u64)>,
-    /// Per seat, how much of the weight that stake gave it the consensus let stand, in parts of [`ONE`].
+    /// Per seat, the unclipped part of the weight that validators gave it, in parts of [`ONE`].
     pub trust: Vec<(Uid, u64)>,
     /// Validators' shares of what is paid to validators. They add up to [`ONE`]; there are none if no validator may
     /// earn.
     pub dividends: Vec<(Uid, u64)>,
-    /// Per validator, how much of its ballot the consensus let stand, in parts of [`ONE`].
+    /// Per validator, the unclipped part of its weights, in parts of [`ONE`].
     pub validator_trust: Vec<(Uid, u64)>,
-    /// The bonds of each validator that has any, for the next time.
+    /// The bonds of each validator that has any, for the next epoch.
     pub bonds: Vec<(Uid, Bonds)>,
 }
 
-/// The consensus of `ballots`; `None` where no seat has more than half of the stake behind it: then the last weights
-/// and bonds stay, and nothing is paid.
+/// Computes the consensus of `ballots`; `None` if no seat has more than half of the stake behind it. Then
+/// the last weights and bonds stay, and nothing is paid.
 ///
-/// The order of the ballots does not matter; of two by one validator only one counts.
+/// The order of the ballots does not matter; only one ballot per validator counts.
 pub fn yuma(ballots: &[ValidatorWeights]) -> Option<Consensus> {
     let voters = voters(ballots);
     let total: u128 = voters.iter().map(|voter| voter.stake).sum();
@@ -109,8 +114,8 @@ pub fn yuma(ballots: &[ValidatorWeights]) -> Option<Consensus> {
             given += stake * u128::from(weight);
             stood[voter] += stands;
             let share = stake * u128::from(stands) / total.max(1);
-            // Nine parts of what it was, and one of the clipped weight by the part of the stake: below 2^32, as
-            // before.
+            // Nine tenths of the old bond plus one tenth of the clipped weight times the share of stake:
+            // stays below 2^32.
             let bond = ((u128::from(bond) * (BOND_EPOCHS - 1) + share) / BOND_EPOCHS) as u32;
             if bond > 0 {
                 bonds[voter].push((seat, bond));
@@ -119,8 +124,8 @@ pub fn yuma(ballots: &[ValidatorWeights]) -> Option<Consensus> {
         }
         if consensus > 0 {
             weights.insert(seat, consensus);
-            // Not above `ONE`, as nothing stands that was not given; and something was, as a majority stands behind
-            // it.
+            // Not above `ONE`, as the clipped weights are part of `given`; `given` is not 0, as a majority
+            // gave the seat weight.
             trust.push((seat, (stood_for * u128::from(ONE) / given) as u64));
             bonded.insert(seat, held);
         }
@@ -154,7 +159,7 @@ pub fn yuma(ballots: &[ValidatorWeights]) -> Option<Consensus> {
 }
 
 impl Consensus {
-    /// Everything that the consensus says of each seat it says anything of, in uid order.
+    /// Returns the results of each seat that has any, in uid order.
     pub fn seats(&self) -> Vec<(Uid, SeatConsensus)> {
         let mut standings = BTreeMap::<Uid, SeatConsensus>::new();
         for (uid, weight) in &self.weights {
@@ -166,7 +171,7 @@ impl Consensus {
         for (uid, share) in &self.dividends {
             standings.entry(*uid).or_default().dividends = *share;
         }
-        // A uid is a miner's or a validator's, so only one of the two has something to say.
+        // A uid belongs to a miner or a validator, so only one of the two lists has it.
         for (uid, share) in self.trust.iter().chain(&self.validator_trust) {
             standings.entry(*uid).or_default().trust = *share;
         }
@@ -187,8 +192,8 @@ struct Voter {
 /// With 2^16 validators and weights of at most 2^32, sums stay below 2^94, and a sum times [`ONE`] below 2^126.
 const STAKE_BITS: u32 = 46;
 
-/// Ballots as fractions, one per validator, in uid order. All stakes lose the same low bits, where the largest has too
-/// many.
+/// Returns ballots as fractions, one per validator, in uid order. All stakes lose the same low bits if the
+/// largest has too many.
 fn voters(ballots: &[ValidatorWeights]) -> Vec<Voter> {
     let mut ballots: Vec<&ValidatorWeights> = ballots.iter().collect();
     ballots.sort_unstable();
@@ -218,7 +223,7 @@ fn fractions(weights: &[(Uid, u16)]) -> BTreeMap<Uid, u64> {
     by_seat
 }
 
-/// Of two entries for one seat the lower; no zeros.
+/// Returns the lower of two entries for one seat; no zeros.
 fn lowest<V: Copy + Ord + Default>(entries: impl Iterator<Item = (Uid, V)>) -> BTreeMap<Uid, V> {
     let mut by_seat = BTreeMap::<Uid, V>::new();
     for (seat, value) in entries {
@@ -228,14 +233,14 @@ fn lowest<V: Copy + Ord + Default>(entries: impl Iterator<Item = (Uid, V)>) -> B
     by_seat
 }
 
-/// What one voter, by its place in the list, gives to a seat and holds of it.
+/// One voter's weight for a seat and its bond to it; the voter is an index into the list.
 struct Entry {
     voter: usize,
     weight: u64,
     bond: u32,
 }
 
-/// Seat by seat, everyone that gives or holds something, in uid order.
+/// Returns, seat by seat, every voter with a weight or a bond, in uid order.
 fn columns(voters: &[Voter]) -> BTreeMap<Uid, Vec<Entry>> {
     let mut columns = BTreeMap::<Uid, Vec<Entry>>::new();
     for (voter, row) in voters.iter().enumerate() {
@@ -250,7 +255,7 @@ fn columns(voters: &[Voter]) -> BTreeMap<Uid, Vec<Entry>> {
     columns
 }
 
-/// The highest weight that more than half of `total` gave at least; 0 where no more than half gave any.
+/// Returns the highest weight that more than half of `total` gave at least; 0 if there is none.
 fn majority_weight(column: &[Entry], voters: &[Voter], total: u128) -> u64 {
     let mut given: Vec<(u64, u128)> =
         column.iter().map(|entry| (entry.weight, voters[entry.voter].stake)).collect();
@@ -265,7 +270,8 @@ fn majority_weight(column: &[Entry], voters: &[Voter], total: u128) -> u64 {
     0
 }
 
-/// What a validator's bonds earn: of each seat's incentive the part that it holds of what is `bonded` to the seat.
+/// Returns the earnings of a validator's bonds: of each seat's incentive, its part of all bonds to the
+/// seat.
 fn earnings(bonds: &Bonds, incentive: &[(Uid, u64)], bonded: &BTreeMap<Uid, u128>) -> u128 {
     let incentive_of = |seat: &Uid| {
         let place = incentive.binary_search_by_key(seat, |(uid, _)| *uid).ok()?;
@@ -278,8 +284,8 @@ fn earnings(bonds: &Bonds, incentive: &[(Uid, u64)], bonded: &BTreeMap<Uid, u128
     bonds.iter().filter_map(earned).sum()
 }
 
-/// Amounts as parts of [`ONE`] that add up to it exactly: rounded down, and what is missing to the largest remainders
-/// (ties: lower uid). In uid order; empty where all amounts are 0.
+/// Returns amounts as parts of [`ONE`] that add up to it exactly: rounded down, and the rest to the largest
+/// remainders (ties: lower uid). In uid order; empty if all amounts are 0.
 fn shares_of_one(amounts: Vec<(Uid, u128)>) -> Vec<(Uid, u64)> {
     let total: u128 = amounts.iter().map(|(_, amount)| *amount).sum();
     if total == 0 {
@@ -306,7 +312,7 @@ fn shares_of_one(amounts: Vec<(Uid, u128)>) -> Vec<(Uid, u64)> {
     shares
 }
 
-/// The highest becomes 65535; what has any weight keeps at least 1.
+/// Scales the highest weight to 65535; every positive weight becomes at least 1.
 fn as_weights(consensus: &BTreeMap<Uid, u64>) -> Vec<(Uid, u16)> {
     let highest = consensus.values().copied().max().unwrap_or(0).max(1);
     let scaled = |weight: u64| {

@@ -1,10 +1,10 @@
-//! The wire format of a contribution, and of the merged update: which values are sent, and in which bytes
+//! The wire format of a contribution and of the merged update: the values that are sent, and their bytes
 //! (PROT-7, PROT-8).
 //!
 //! The encoder here is the slow reference that every fast one must equal, and it is normative: equal values give equal
-//! bytes on every machine. The decoder accepts exactly what the encoder could have written and nothing else, so that
-//! there is one spelling of a contribution and a digest names it. What a stranger sends can cost no more memory than
-//! a small multiple of its own length, and no more than the schema says.
+//! bytes on every machine. The decoder accepts exactly the encoder's possible outputs, so that a
+//! contribution has one encoding and a digest identifies it. Untrusted bytes use at most a small multiple
+//! of their own length in memory, and no more than the schema allows.
 //!
 //! ```text
 //! body     = (length u32 LE ‖ section) per section              how many there are follows from the schema
@@ -17,8 +17,8 @@
 //! last one of a tensor shorter; of each the `⌈len · ρ⌉` values largest in magnitude are entries, ties to the lower
 //! index. An entry is worth `±lo` or `±hi`, the two levels of its chunk.
 //!
-//! Each section has its length before it, so that one can leave while the next is encoded, be decoded while the next
-//! arrives, and be found without decoding those before it (PROT-9).
+//! Each section has its length before it. So one section can be sent while the next is encoded, decoded
+//! while the next arrives, and found without decoding those before it (PROT-9).
 
 mod bits;
 mod level;
@@ -40,13 +40,13 @@ pub const CODEC: u16 = 1;
 /// Chunks in a full section: 2^18 values, 1 MiB of them.
 pub const SECTION_CHUNKS: usize = 64;
 
-/// What stands before a section.
+/// Bytes of the length before a section.
 const LENGTH_BYTES: usize = 4;
 
 /// The largest Rice parameter: no gap inside a chunk has more than 12 bits.
 const RICE_MAX: u8 = 12;
 
-/// A contribution, or an update, as its receiver knows it: one [`SparseTensor`] per tensor of the schema.
+/// A decoded contribution or update: one [`SparseTensor`] per tensor of the schema.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sparse {
     pub tensors: Vec<SparseTensor>,
@@ -57,13 +57,13 @@ pub struct Sparse {
 pub struct SparseTensor {
     /// Positions in the tensor (row-major), strictly ascending.
     pub positions: Vec<u32>,
-    /// The signed level at each position. An entry may be worth +0; it is sent all the same.
+    /// The signed level at each position. An entry may be +0; it is sent all the same.
     pub values: Vec<f32>,
     /// `Σ (n_lo·lo² + n_hi·hi²)` over the chunks, in f64 and in their order (PROT-17).
     pub square_norm: f64,
 }
 
-/// Why values cannot be encoded.
+/// Reason why values cannot be encoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
     #[error("tensor {tensor}: the value at {position} is not finite")]
@@ -74,7 +74,8 @@ pub enum EncodeError {
     BadDensity(u16),
 }
 
-/// Why bytes are not a contribution. `tensor` counts the schema's tensors, `chunk` the chunks of that tensor.
+/// Reason why bytes are not a contribution. `tensor` counts the schema's tensors, `chunk` the chunks of
+/// that tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     #[error("a density is from 1 to 4096 values in 4096, not {0}")]
@@ -106,13 +107,20 @@ pub enum DecodeError {
 }
 
 /// Encodes the largest of `values`, which are all the schema's, in its order (PROT-7).
+///
+/// # Errors
+/// [`EncodeError`] if the number of values is not the schema's, or a value is not finite.
 pub fn encode(schema: &Schema, density: Density, values: &[f32]) -> Result<Vec<u8>, EncodeError> {
     encode_with_feedback(schema, density, &mut values.to_vec())
 }
 
-/// Encodes the largest of `residual` and takes what was sent out of it: `e ← fl(e − decode(encode(e)))` (PROT-10).
+/// Encodes the largest of `residual` and subtracts the decoded values: `e ← fl(e − decode(encode(e)))`
+/// (PROT-10).
 ///
-/// What was sent leaves the buffer whether or not it is ever merged. On an error the buffer is as it was.
+/// Sent values leave the buffer whether or not they are ever merged.
+///
+/// # Errors
+/// As [`encode`]; the buffer is then unchanged.
 pub fn encode_with_feedback(
     schema: &Schema,
     density: Density,
@@ -133,7 +141,10 @@ pub fn encode_with_feedback(
     Ok(body)
 }
 
-/// Decodes what [`encode`] wrote for the same schema and density, and refuses every other bytes (PROT-8).
+/// Decodes the output of [`encode`] for the same schema and density (PROT-8).
+///
+/// # Errors
+/// [`DecodeError`] for all other bytes.
 pub fn decode(schema: &Schema, density: Density, body: &[u8]) -> Result<Sparse, DecodeError> {
     ensure!(is_density(density), DecodeError::BadDensity(density.0));
     // Lengths first: nothing is allocated for a section whose bytes cannot hold its entries.
@@ -155,20 +166,21 @@ pub fn decode(schema: &Schema, density: Density, body: &[u8]) -> Result<Sparse, 
 }
 
 impl Schema {
-    /// The most bytes that a body can have: what a fetcher allows for, before it has seen a byte (PROT-8).
+    /// Returns the maximum length of a body in bytes: the limit of a fetcher before it has received a byte
+    /// (PROT-8).
     pub fn largest_body(&self, density: Density) -> usize {
         self.sections()
             .map(|place| largest_section(density, place.values.len()).saturating_add(LENGTH_BYTES))
             .fold(0, usize::saturating_add)
     }
 
-    /// Entries in a contribution: the values that are sent.
+    /// Returns the number of entries in a contribution: the values that are sent.
     pub fn entries(&self, density: Density) -> usize {
         self.ranges().map(|range| entries_of(density, range.len())).sum()
     }
 }
 
-/// One section while it is encoded.
+/// Encoder of one section.
 #[derive(Default)]
 struct SectionEncoder {
     /// Codes of `lo` and `hi`, a pair per chunk.
@@ -183,7 +195,7 @@ const SIGN: u8 = 1;
 const HIGH: u8 = 2;
 
 impl SectionEncoder {
-    /// Chooses entries and levels of every chunk. `values` are finite, and at most a section's.
+    /// Chooses entries and levels of every chunk. `values` are finite, and at most one section.
     fn choose(density: Density, values: &[f32]) -> SectionEncoder {
         let mut section = SectionEncoder::default();
         for chunk in values.chunks(CHUNK_VALUES) {
@@ -193,7 +205,7 @@ impl SectionEncoder {
         section
     }
 
-    /// The `count` values of `chunk` largest in magnitude. Puts the gaps between them in `gaps`.
+    /// Returns the `count` values of `chunk` largest in magnitude. Appends the gaps between them to `gaps`.
     fn keep_largest(&mut self, count: usize, chunk: &[f32]) -> Vec<f32> {
         // The magnitudes of finite floats are in the order of their bits.
         let mut magnitudes: Vec<u32> = chunk.iter().map(|value| magnitude(*value)).collect();
@@ -216,7 +228,7 @@ impl SectionEncoder {
         kept
     }
 
-    /// Cuts the kept values at their mean magnitude, and finds the level of each half.
+    /// Splits the kept values at their mean magnitude, and computes the level of each half.
     fn quantise(&mut self, kept: &[f32]) {
         let total: f64 = kept.iter().map(|value| f64::from(value.abs())).sum();
         let threshold = total / kept.len() as f64;
@@ -257,7 +269,7 @@ impl SectionEncoder {
         }
     }
 
-    /// Takes what [`SectionEncoder::choose`] chose out of the values that it chose from.
+    /// Subtracts the entries that [`SectionEncoder::choose`] chose from the same values.
     fn subtract_from(&self, density: Density, values: &mut [f32]) {
         let (mut gaps, mut marks) = (&self.gaps[..], &self.marks[..]);
         for (chunk, levels) in values.chunks_mut(CHUNK_VALUES).zip(&self.levels) {
@@ -275,7 +287,7 @@ impl SectionEncoder {
     }
 }
 
-/// Decodes one section after the `entries` of its tensor. `gaps` is room that the next section uses again.
+/// Decodes one section and appends it to the entries of its tensor. `gaps` is a buffer that sections share.
 fn decode_section(
     bytes: &[u8],
     place: &Section,
@@ -305,7 +317,7 @@ fn decode_section(
     }
 }
 
-/// Decodes where a section's entries are, and leaves `bits` at their signs.
+/// Decodes the positions of a section's entries, and leaves `bits` at their signs.
 fn decode_positions(
     bits: &mut BitReader<'_>,
     rice: u8,
@@ -334,7 +346,7 @@ fn decode_positions(
     Ok(())
 }
 
-/// Decodes what a chunk's entries, `kept` of them, are worth. `codes` are those of its two levels.
+/// Decodes the values of a chunk's `kept` entries. `codes` are those of its two levels.
 fn decode_values(
     (tensor, chunk): (u32, u32),
     kept: usize,
@@ -361,12 +373,13 @@ fn decode_values(
     Ok(())
 }
 
-/// The number in its tensor, and the length, of each chunk of a section.
+/// Returns the number in its tensor, and the length, of each chunk of a section.
 fn numbered_chunks(place: &Section) -> impl Iterator<Item = (u32, usize)> {
     (place.first_chunk()..).zip(chunk_lengths(place.values.len()))
 }
 
-/// The bytes of each section. All are there, long enough for their entries, and nothing follows the last.
+/// Returns the bytes of each section. All sections must be present and long enough for their entries,
+/// without trailing bytes.
 fn split_sections<'a>(
     schema: &Schema,
     density: Density,
@@ -394,10 +407,10 @@ fn split_sections<'a>(
     Ok(sections)
 }
 
-/// The smallest parameter that gives the least length.
+/// Returns the smallest parameter that gives the least length.
 ///
-/// The length is convex in the parameter (each step up saves `Σ ⌈(gap >> r) / 2⌉` bits, ever fewer, and costs one bit
-/// a gap), so the first step that saves nothing ends the search.
+/// The length is convex in the parameter: each step up saves `Σ ⌈(gap >> r) / 2⌉` bits, ever fewer, and
+/// costs one bit per gap. So the first step that saves nothing ends the search.
 fn rice_parameter(gaps: &[u16]) -> u8 {
     let quotients = |rice: u8| gaps.iter().map(|gap| u32::from(gap >> rice)).sum::<u32>() as usize;
     let mut at = quotients(0);
@@ -411,10 +424,10 @@ fn rice_parameter(gaps: &[u16]) -> u8 {
     RICE_MAX
 }
 
-/// The most bytes that a section of `values` values can have.
+/// Returns the maximum length of a section of `values` values, in bytes.
 ///
-/// With parameter `r` the quotients of a chunk's gaps add up to at most `(len − kept) >> r`, and the encoder takes the
-/// best parameter.
+/// With parameter `r` the quotients of a chunk's gaps add up to at most `(len − kept) >> r`, and the
+/// encoder uses the best parameter.
 fn largest_section(density: Density, values: usize) -> usize {
     let chunks = values.div_ceil(CHUNK_VALUES);
     let entries = entries_of(density, values);
@@ -427,12 +440,12 @@ fn largest_section(density: Density, values: usize) -> usize {
     1 + 2 * chunks + (gap_bits + 2 * entries).div_ceil(8)
 }
 
-/// The fewest: every gap is zero.
+/// Returns the minimum length: every gap is zero.
 fn smallest_section(density: Density, values: usize) -> usize {
     1 + 2 * values.div_ceil(CHUNK_VALUES) + (3 * entries_of(density, values)).div_ceil(8)
 }
 
-/// Entries of `values` values of one tensor.
+/// Returns the number of entries of `values` values of one tensor.
 pub(crate) fn entries_of(density: Density, values: usize) -> usize {
     values / CHUNK_VALUES * density.kept(CHUNK_VALUES) + density.kept(values % CHUNK_VALUES)
 }

@@ -1,4 +1,4 @@
-//! Who speaks: seats, the keys that hold them, and signatures that cannot be replayed elsewhere (PROT-9, PROT-21,
+//! Identities: seats, their keys, and signatures that cannot be replayed elsewhere (PROT-9, PROT-21,
 //! PROT-29).
 
 use crate::view::Account;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 #[serde(transparent)]
 pub struct RunId(pub u32);
 
-/// A seat in a run. A seat may change hands: what is remembered of it is keyed by [`SeatId`].
+/// A seat in a run. A seat may change hands: records about a holder are keyed by [`SeatId`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -46,7 +46,8 @@ pub struct Hotkey(pub [u8; 32]);
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Digest(pub [u8; 32]);
 
-/// The hash of a chain's block 0. Chains number runs, windows and seats alike: only this tells them apart.
+/// The hash of a chain's block 0. Chains number runs, windows and seats alike: only this distinguishes
+/// them.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct GenesisHash(pub [u8; 32]);
@@ -55,7 +56,7 @@ pub struct GenesisHash(pub [u8; 32]);
 #[derive(Clone, Copy, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Signature(pub [u8; 64]);
 
-/// What a signature is for. Two domains never share a signed message, whatever their contents.
+/// The purpose of a signature. Two domains never share a signed message, whatever their contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Domain {
     Contribution,
@@ -65,7 +66,7 @@ pub enum Domain {
     Hotkey,
     /// The offer of a contribution to a peer.
     Put,
-    /// Where a validator is found.
+    /// The addresses of a validator's node.
     Peer,
 }
 
@@ -95,7 +96,8 @@ impl Digest {
         Digest(*blake3::hash(bytes).as_bytes())
     }
 
-    /// The digest of several parts, one after the other. The caller sees to it that the parts cannot be confused.
+    /// Returns the digest of several parts, concatenated. The caller ensures that the parts cannot be
+    /// confused.
     pub fn of_parts(parts: &[&[u8]]) -> Digest {
         let mut hasher = blake3::Hasher::new();
         for part in parts {
@@ -121,7 +123,7 @@ impl Signer {
         Hotkey(self.key.verifying_key().to_bytes())
     }
 
-    /// The chain that the signatures are for.
+    /// Returns the chain that the signatures are for.
     pub fn genesis(&self) -> GenesisHash {
         self.genesis
     }
@@ -132,7 +134,7 @@ impl Signer {
         Signature(self.key.sign(&framed(&self.genesis, domain, message)).to_bytes())
     }
 
-    /// Proof of possession: the hotkey's consent to hold a seat of `run` for `coldkey` (PROT-29).
+    /// Signs a proof of possession: the hotkey's consent to hold a seat of `run` for `coldkey` (PROT-29).
     pub fn prove_possession(&self, run: RunId, coldkey: &Account) -> Signature {
         self.sign(Domain::Hotkey, &(run, coldkey).encode())
     }
@@ -147,8 +149,11 @@ impl fmt::Debug for Signer {
     }
 }
 
-/// Checks a signature made by [`Signer::sign`], refusing the malleable encodings that plain verification lets
-/// through. A signature for another chain is refused.
+/// Checks a signature made by [`Signer::sign`], refusing the malleable encodings that plain verification
+/// accepts.
+///
+/// # Errors
+/// [`SignatureError`] if the signature is not the hotkey's for this message, purpose and chain.
 pub fn verify(
     hotkey: &Hotkey,
     genesis: &GenesisHash,
@@ -161,7 +166,10 @@ pub fn verify(
     key.verify_strict(&framed(genesis, domain, message), &signature).map_err(|_| SignatureError::BadSignature)
 }
 
-/// Checks a proof made by [`Signer::prove_possession`]. One for another chain, run or coldkey is refused.
+/// Checks a proof made by [`Signer::prove_possession`].
+///
+/// # Errors
+/// [`SignatureError`] if the proof is for another hotkey, chain, run or coldkey.
 pub fn verify_possession(
     hotkey: &Hotkey,
     genesis: &GenesisHash,
@@ -172,7 +180,8 @@ pub fn verify_possession(
     verify(hotkey, genesis, Domain::Hotkey, &(run, coldkey).encode(), proof)
 }
 
-/// The genesis hash has a fixed length, so no two different triples share the signed bytes.
+/// Concatenates the signed bytes. The genesis hash has a fixed length, so no two different triples give the
+/// same bytes.
 fn framed(genesis: &GenesisHash, domain: Domain, message: &[u8]) -> Vec<u8> {
     [domain.label(), &[0], &genesis.0, message].concat()
 }
@@ -293,7 +302,7 @@ mod tests {
         assert_eq!(verify_possession(&hotkey, &GenesisHash([2; 32]), run, &coldkey, &proof), refused);
         assert_eq!(verify_possession(&hotkey, &GENESIS, RunId(4), &coldkey, &proof), refused);
         assert_eq!(verify_possession(&hotkey, &GENESIS, run, &[5; 32], &proof), refused);
-        // Nor is the same message, signed for another purpose.
+        // The same message, signed for another purpose, is also refused.
         let other = signer.sign(Domain::Statement, &(run, &coldkey).encode());
         assert_eq!(verify_possession(&hotkey, &GENESIS, run, &coldkey, &other), refused);
     }

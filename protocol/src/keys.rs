@@ -1,8 +1,9 @@
 //! The names of objects in a bucket (PROT-12). No other module makes names.
 //!
-//! A name ends in the digest of the object's bytes, but for a validator's [`peer`] record, which is signed. So a reader makes the name from what the chain says and lists no
-//! bucket, and bytes under a name are right or wrong, never old. Objects of one window have a common prefix, so that
-//! old windows can be deleted.
+//! A name ends in the digest of the object's bytes, except for a validator's [`peer`] record, which is
+//! signed. So a reader computes the name from chain data and does not list buckets, and the bytes of a name
+//! are right or wrong, never old. Objects of one window have a common prefix, so that old windows can be
+//! deleted.
 
 use crate::{Digest, Hotkey, RunId, Uid, Window};
 use alloc::{
@@ -17,90 +18,91 @@ use core::{convert::identity, fmt, str::FromStr};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey(String);
 
-/// A name that none of this module's functions gives.
+/// A name that does not come from a function of this module.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not the name of an object")]
 pub struct InvalidKey(pub String);
 
-/// A sealed contribution: [`crate::submission::seal`].
+/// Returns the name of a sealed contribution: [`crate::submission::seal`].
 pub fn contribution(run: RunId, window: Window, digest: &Digest) -> ObjectKey {
     ObjectKey(format!("{}contributions/{digest}", window_prefix(run, window)))
 }
 
-/// The run, window and digest of a contribution's name; `None` for another name.
+/// Returns the run, window and digest of a contribution's name; `None` for another name.
 pub fn contribution_of(key: &ObjectKey) -> Option<(RunId, Window, Digest)> {
     let parts: Vec<&str> = key.0.split('/').collect();
     let ["runs", run, "windows", window, "contributions", digest] = parts[..] else { return None };
     Some((RunId(run.parse().ok()?), Window(window.parse().ok()?), digest.parse().ok()?))
 }
 
-/// A window's merged update: [`crate::merge::seal_update`].
+/// Returns the name of a window's merged update: [`crate::merge::seal_update`].
 pub fn update(run: RunId, window: Window, digest: &Digest) -> ObjectKey {
     ObjectKey(format!("{}updates/{digest}", window_prefix(run, window)))
 }
 
-/// The list of pieces of the state that everyone holds when `window` opens (PROT-20).
+/// Returns the name of the list of pieces of the model state at the opening of `window` (PROT-20).
 pub fn checkpoint(run: RunId, window: Window, digest: &Digest) -> ObjectKey {
     ObjectKey(format!("{}checkpoints/{digest}", window_prefix(run, window)))
 }
 
-/// What a validator says a seat's work was worth in a window, and why (PROT-27).
+/// Returns the name of a validator's receipt of a window (PROT-27).
 pub fn receipt(run: RunId, window: Window, uid: Uid, digest: &Digest) -> ObjectKey {
     ObjectKey(format!("{}receipts/{uid}/{digest}", window_prefix(run, window)))
 }
 
-/// Whether an object is a receipt: kept longer than what it is about.
+/// Returns whether an object is a receipt. Receipts are kept longer than the objects that they describe.
 pub fn is_receipt(key: &ObjectKey) -> bool {
     key.0.contains("/receipts/")
 }
 
-/// Whether an object is a window's merged update.
+/// Returns whether an object is a window's merged update.
 pub fn is_update(key: &ObjectKey) -> bool {
     key.0.contains("/updates/")
 }
 
-/// Whether an object is the list of a checkpoint's pieces.
+/// Returns whether an object is the list of a checkpoint's pieces.
 pub fn is_checkpoint(key: &ObjectKey) -> bool {
     key.0.contains("/checkpoints/")
 }
 
-/// A piece of a checkpoint. Checkpoints share the pieces in which they do not differ.
+/// Returns the name of a checkpoint's piece. Checkpoints share equal pieces.
 pub fn piece(digest: &Digest) -> ObjectKey {
     ObjectKey(format!("pieces/{digest}"))
 }
 
-/// Where a validator's node is found: the one name of an object that changes. It ends in the hotkey, whose signature the
-/// object has ([`crate::peer::PeerRecord`]).
+/// Returns the name of a validator's peer record: the only object that changes. The name ends in the
+/// hotkey, which signs the object ([`crate::peer::PeerRecord`]).
 pub fn peer(hotkey: &Hotkey) -> ObjectKey {
     ObjectKey(format!("peers/{}", Digest(hotkey.0)))
 }
 
-/// A run's specification: the model's shape and the inner recipe.
+/// Returns the name of a run's specification: the model's shape and the inner recipe.
 pub fn spec(digest: &Digest) -> ObjectKey {
     ObjectKey(format!("specs/{digest}"))
 }
 
-/// A dataset's manifest (PROT-4).
+/// Returns the name of a dataset's manifest (PROT-4).
 pub fn manifest(digest: &Digest) -> ObjectKey {
     ObjectKey(format!("manifests/{digest}"))
 }
 
-/// A shard of a dataset (PROT-4).
+/// Returns the name of a shard of a dataset (PROT-4).
 pub fn shard(digest: &Digest) -> ObjectKey {
     ObjectKey(format!("shards/{digest}"))
 }
 
-/// The hashes of a shard's pieces, which are checked against the shard's digest: it is the root over them (PROT-4).
+/// Returns the name of the hashes of a shard's pieces. They are checked against the shard's digest, which
+/// is their root (PROT-4).
 pub fn shard_tree(shard: &Digest) -> ObjectKey {
     ObjectKey(format!("trees/{shard}"))
 }
 
-/// A dataset's tokenizer (PROT-4).
+/// Returns the name of a dataset's tokenizer (PROT-4).
 pub fn tokenizer(digest: &Digest) -> ObjectKey {
     ObjectKey(format!("tokenizers/{digest}"))
 }
 
-/// What the names of a window's own objects begin with. Windows sort by time.
+/// Returns the prefix of the names of a window's own objects. Windows sort by time.
 pub fn window_prefix(run: RunId, window: Window) -> String {
     format!("runs/{run}/windows/{window}/")
 }
@@ -110,8 +112,8 @@ impl ObjectKey {
         &self.0
     }
 
-    /// The digest that the object's bytes must have, or be the leaves of: the name's last part. Of a [`peer`] record it
-    /// is the hotkey.
+    /// Returns the last part of the name: the digest of the object's bytes or of its leaves, or the hotkey
+    /// of a [`peer`] record.
     pub fn digest(&self) -> Digest {
         let last = self.0.rsplit('/').next().unwrap_or_default();
         last.parse().expect("every name ends in a digest")
@@ -150,8 +152,8 @@ fn is_key(text: &str) -> bool {
     }
 }
 
-/// Whether a part of a name is a value as it is written there: numbers with a sign or more zeros, and upper-case
-/// digits, are not.
+/// Returns whether a part of a name is the canonical spelling of a value. Numbers with a sign or extra
+/// zeros, and upper-case digits, are not.
 fn is_written<N: FromStr, V: ToString>(part: &str, value: impl Fn(N) -> V) -> bool {
     part.parse().is_ok_and(|number| value(number).to_string() == part)
 }

@@ -1,8 +1,8 @@
-//! Which model this is: a chain of hashes over all that was merged, and a hash over the values themselves
+//! Identity of a model: a chain of hashes over all merged updates, and a hash over the values themselves
 //! (PROT-19, PROT-20).
 //!
-//! Lineage says how a model came to be, and every party can follow it without holding the model. The state root says
-//! what the values are, in pieces of 1 MiB, so that who differs in one piece fetches one piece.
+//! Lineage identifies the history of a model, and can be followed without the model. The state root
+//! identifies the values, in pieces of 1 MiB, so that a node that differs in one piece fetches one piece.
 
 use crate::{Digest, RunParams};
 use alloc::vec::Vec;
@@ -14,27 +14,28 @@ pub const PIECE_BYTES: usize = 1 << 20;
 /// Values in a piece: each is four bytes, least significant first.
 pub const PIECE_VALUES: usize = PIECE_BYTES / 4;
 
-/// `lineage_0 = blake3(params ‖ manifest ‖ weights root of θ_0)` (PROT-19).
+/// Returns `lineage_0 = blake3(params ‖ manifest ‖ weights root of θ_0)` (PROT-19).
 pub fn genesis(params: &RunParams, manifest: &Digest, theta0: &Digest) -> Digest {
     Digest::of_parts(&[&params.encode(), &manifest.0, &theta0.0])
 }
 
-/// `lineage_{w+1} = blake3(lineage_w ‖ digest of the update)`. A void window leaves the lineage as it was (PROT-19).
+/// Returns `lineage_{w+1} = blake3(lineage_w ‖ digest of the update)`. A void window leaves the lineage
+/// unchanged (PROT-19).
 pub fn next(lineage: &Digest, update: &Digest) -> Digest {
     Digest::of_parts(&[&lineage.0, &update.0])
 }
 
-/// The digest of each piece of a flat row of values, as their little-endian bytes.
+/// Returns the digest of each piece of a row, over its little-endian bytes.
 pub fn piece_digests(values: &[f32]) -> Vec<Digest> {
     let mut blocks = RootOfBlocks::default();
     blocks.update(values);
     blocks.into_pieces()
 }
 
-/// Some pages at a time: enough for the hash's widest lanes, and no second copy of a piece.
+/// A few memory pages: enough for the hash's widest lanes, without a second copy of a piece.
 const HASHED_AT_ONCE: usize = 16 * 1024;
 
-/// The root of a row of values, from the digests of its pieces.
+/// Returns the root of a row of values, from the digests of its pieces.
 pub fn root_of_pieces(pieces: &[Digest]) -> Digest {
     let mut hasher = blake3::Hasher::new();
     hasher.update(b"mettle/1/pieces\0");
@@ -44,12 +45,12 @@ pub fn root_of_pieces(pieces: &[Digest]) -> Digest {
     Digest(*hasher.finalize().as_bytes())
 }
 
-/// The root of a model's weights, or of a merge buffer: both are one flat row.
+/// Returns the root of a model's weights, or of a merge buffer: both are one row.
 pub fn weights_root(values: &[f32]) -> Digest {
     root_of_pieces(&piece_digests(values))
 }
 
-/// The root of a row of zeros: a merge buffer before the first merge.
+/// Returns the root of a row of zeros: a merge buffer before the first merge.
 pub fn root_of_zeros(values: usize) -> Digest {
     let of_piece = |values| Digest::of(&0f32.to_le_bytes().repeat(values));
     let whole = of_piece(PIECE_VALUES);
@@ -60,7 +61,7 @@ pub fn root_of_zeros(values: usize) -> Digest {
     root_of_pieces(&pieces)
 }
 
-/// The root of a row of values that comes block by block, and is never held whole.
+/// Computes the root of a row of values that arrives in blocks, without storing it.
 #[derive(Debug, Default)]
 pub struct RootOfBlocks {
     piece: blake3::Hasher,
@@ -69,7 +70,7 @@ pub struct RootOfBlocks {
 }
 
 impl RootOfBlocks {
-    /// The next values of the row.
+    /// Adds the next values of the row.
     pub fn update(&mut self, mut values: &[f32]) {
         let mut bytes = Vec::with_capacity(4 * HASHED_AT_ONCE);
         while !values.is_empty() {
@@ -104,8 +105,8 @@ impl RootOfBlocks {
     }
 }
 
-/// `blake3(weights root ‖ buffer root ‖ norms root)`, what validators vote at a checkpoint. A miner needs only the
-/// first part, and can check it with the others' roots at hand (PROT-20).
+/// Returns `blake3(weights root ‖ buffer root ‖ norms root)`, the value that validators vote on at a
+/// checkpoint. A miner needs only the weights, and checks them with the two other roots (PROT-20).
 pub fn state_root(weights: &Digest, buffer: &Digest, norms: &Digest) -> Digest {
     Digest::of_parts(&[&weights.0, &buffer.0, &norms.0])
 }
@@ -143,7 +144,7 @@ mod tests {
         assert_eq!(pieces[0], pieces[1]);
         assert_eq!(pieces[2], Digest::of(&0.25f32.to_le_bytes().repeat(3)));
 
-        // Not even the sign of a zero is overlooked.
+        // Even the sign of a zero counts.
         values[PIECE_VALUES] = 0.0;
         let positive = piece_digests(&values);
         values[PIECE_VALUES] = -0.0;

@@ -1,18 +1,18 @@
-//! Many contributions become one update, bit for bit the same on every machine (PROT-17, PROT-18).
+//! Merges contributions into one update, bit for bit the same on every machine (PROT-17, PROT-18).
 //!
 //! Three steps: each contribution is scaled down to the reference norm, tensor by tensor; the scaled values are
-//! averaged coordinate by coordinate, in the order of uids; and the mean is encoded again, with an error-feedback
-//! buffer of its own that everyone holds alike. One rounding per operation and no fused multiply-add, so that an order
-//! of operations is written down for every bit.
+//! averaged coordinate by coordinate, in the order of uids; and the mean is encoded again, with an
+//! error-feedback buffer of its own that is the same on every node. There is one rounding per operation and
+//! no fused multiply-add, so the order of operations determines every bit.
 //!
 //! ```text
 //! object = "MTLU" ‖ codec u16 ‖ run u32 ‖ window u32 ‖ base ‖ schema ‖ density u16
 //!          ‖ n u32 ‖ n × (uid u16 ‖ digest) ‖ m u32 ‖ m × norm f64 ‖ body
 //! ```
 //!
-//! Numbers are little-endian. The norms are those that the window adds to the running norms: one per tensor, or none.
-//! So a node that merges nothing has them, too. The object is not signed: all validators make the same one, and vote
-//! its digest.
+//! Numbers are little-endian. The norms are those that the window adds to the running norms: one per
+//! tensor, or none. So a node that does not merge has them, too. The object is not signed: all validators
+//! compute the same one, and vote on its digest.
 
 use crate::{
     Digest, RunId, Uid, Window,
@@ -25,19 +25,19 @@ use crate::{
 use alloc::{vec, vec::Vec};
 use codec::{Decode, Encode};
 
-/// What the bytes of an update begin with.
+/// The first bytes of an update.
 pub const MAGIC: [u8; 4] = *b"MTLU";
 
 /// One selected contribution.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     pub uid: Uid,
-    /// Consensus weight as it stood when the window opened; 0 where the seat has none.
+    /// Consensus weight at the opening of the window; 0 if the seat has none.
     pub weight: u16,
     pub update: &'a Sparse,
 }
 
-/// Why there is no merge. None of these can come of verified submissions and a buffer of this schema's.
+/// Reason why a merge fails. Verified submissions and a buffer of this schema cause none of these.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MergeError {
     #[error("there is nothing to merge")]
@@ -50,20 +50,25 @@ pub enum MergeError {
     Buffer(#[from] EncodeError),
 }
 
-/// What a merge gives.
+/// Result of a merge.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Merged {
     /// The update's body.
     pub body: Vec<u8>,
-    /// What the window adds to the running norms: the reference norm of each tensor; none if no input has a weight.
+    /// Norms that the window adds to the running norms: the reference norm of each tensor; empty if no
+    /// input has a weight.
     pub norms: Vec<f64>,
 }
 
-/// Merges contributions in uid order into `buffer`, and takes the update out of it: `b ← b + mean`, encode `b`,
-/// `b ← b − decoded` (PROT-18). On an error the buffer is as it was.
+/// Merges contributions in uid order into `buffer`, and subtracts the update: `b ← b + mean`, encode `b`,
+/// `b ← b − decoded` (PROT-18).
 ///
-/// The mean is added at the coordinates that some contribution sent, and only there: not even the sign of a zero
-/// changes elsewhere.
+/// The mean is added only at coordinates that some contribution sent: elsewhere not even the sign of a zero
+/// changes.
+///
+/// # Errors
+/// [`MergeError`] if the inputs or the buffer do not fit the schema or the order; the buffer is then
+/// unchanged.
 pub fn merge(
     schema: &Schema,
     rule: MergeRule,
@@ -95,18 +100,19 @@ pub fn merge(
     Ok(Merged { body, norms: norms_to_keep(references, &weights) })
 }
 
-/// What the merge of a window adds to the running norms. Reference norms that count heads are none of them: until
-/// there are weights, the holder of most seats chooses them.
+/// Returns the norms that a window's merge adds to the running norms. Without weights there are none:
+/// unweighted reference norms would be chosen by the holder of most seats.
 pub fn norms_to_keep(references: Vec<f64>, weights: &[u16]) -> Vec<f64> {
     if weights.iter().all(|weight| *weight == 0) { Vec::new() } else { references }
 }
 
-/// A contribution whose norm of a tensor is below this part of the reference norm is left out of the tensor (PROT-17).
+/// Lower bound of a tensor's norm, as a part of the reference norm. Below it the merge leaves the
+/// contribution out of the tensor (PROT-17).
 pub const NORM_PART_MIN: f64 = 1.0 / 1024.0;
 
-/// The norm of each tensor to which larger ones are scaled down, from the square norms of the contributions' tensors,
-/// `[input][tensor]`, and their consensus weights: the median by weight, or by head if no input has a weight, held
-/// within a factor of the running norm. In f64 (PROT-17).
+/// Returns the norm of each tensor to which larger ones are scaled down, in f64 (PROT-17). It is the
+/// weighted median of the contributions' norms, unweighted if no input has a weight, kept within a factor
+/// of the running norm. `square_norms` are `[input][tensor]`.
 pub fn reference_norms(
     square_norms: &[impl AsRef<[f64]>],
     weights: &[u16],
@@ -122,9 +128,9 @@ pub fn reference_norms(
         .collect()
 }
 
-/// What each contribution is multiplied by, `[tensor][input]`, from the square norms of its tensors,
-/// `[input][tensor]`, and the tensors' reference norms: `min(1, reference norm / own norm)`, and 0 for one that is
-/// left out. Norms and their quotient are in f64, the scale is rounded to f32 (PROT-17).
+/// Returns the factor of each contribution, `[tensor][input]`: `min(1, reference norm / own norm)`, and 0
+/// for one that is left out. `square_norms` are `[input][tensor]`. Norms and their quotient are in f64, the
+/// scale is rounded to f32 (PROT-17).
 pub fn clip_scales(square_norms: &[impl AsRef<[f64]>], references: &[f64]) -> Vec<Vec<f32>> {
     let scale =
         |norms: &[f64], tensor: usize, reference: f64| clip_scale(libm::sqrt(norms[tensor]), reference);
@@ -137,7 +143,8 @@ pub fn clip_scales(square_norms: &[impl AsRef<[f64]>], references: &[f64]) -> Ve
         .collect()
 }
 
-/// The least norm at which at least half of the weight is reached; by head if the weights add up to 0. 0 without norms.
+/// Returns the least norm at which half of the weight is reached; unweighted if the weights add up to 0. 0
+/// without norms.
 pub fn median_norm(norms: &[f64], weights: &[u16]) -> f64 {
     let by_head = weights.iter().all(|weight| *weight == 0);
     let votes = |weight: u16| if by_head { 1 } else { u64::from(weight) };
@@ -153,7 +160,7 @@ pub fn median_norm(norms: &[f64], weights: &[u16]) -> f64 {
     median.map_or(0.0, |(norm, _)| *norm)
 }
 
-/// The scale of a contribution whose tensor has this norm, where the reference norm is `reference`.
+/// Returns the scale of a contribution whose tensor has this norm.
 pub fn clip_scale(norm: f64, reference: f64) -> f32 {
     if norm < NORM_PART_MIN * reference {
         0.0
@@ -164,7 +171,7 @@ pub fn clip_scale(norm: f64, reference: f64) -> f32 {
     }
 }
 
-/// `θ ← fl(θ − fl(α·u))` at every coordinate that was sent (PROT-18).
+/// Computes `θ ← fl(θ − fl(α·u))` at every coordinate that was sent (PROT-18).
 ///
 /// # Panics
 ///
@@ -179,7 +186,7 @@ pub fn apply(schema: &Schema, theta: &mut [f32], update: &Sparse, rate: f32) {
     }
 }
 
-/// Of each tensor.
+/// Returns the square norm of each tensor.
 pub fn square_norms(update: &Sparse) -> Vec<f64> {
     update.tensors.iter().map(|tensor| tensor.square_norm).collect()
 }
@@ -204,7 +211,8 @@ fn add_mean(rule: MergeRule, parts: &[(&SparseTensor, f32)], buffer: &mut [f32])
     }
 }
 
-/// Whether an update has this schema's tensors, with ascending positions inside them and a finite value at each.
+/// Returns whether an update has this schema's tensors, with ascending positions inside them and a finite
+/// value at each.
 fn fits(schema: &Schema, update: &Sparse) -> bool {
     let tensor_fits = |(tensor, length): (&SparseTensor, usize)| {
         tensor.positions.len() == tensor.values.len()
@@ -218,7 +226,7 @@ fn fits(schema: &Schema, update: &Sparse) -> bool {
     update.tensors.len() == lengths.len() && update.tensors.iter().zip(lengths).all(tensor_fits)
 }
 
-/// What an update says of itself, before its body.
+/// Header of an update.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpdateHeader {
     /// The version of the body's format: [`CODEC`].
@@ -229,13 +237,13 @@ pub struct UpdateHeader {
     pub base: Digest,
     pub schema: Digest,
     pub density: Density,
-    /// What was merged, in uid order: the chain's selection.
+    /// Merged contributions, in uid order: the chain's selection.
     pub inputs: Vec<Selected>,
-    /// What the window adds to the running norms: [`Merged::norms`].
+    /// Norms that the window adds to the running norms: [`Merged::norms`].
     pub norms: Vec<f64>,
 }
 
-/// Why bytes are not a window's update.
+/// Reason why bytes are not a window's update.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UpdateError {
     #[error("the object is no update: {0}")]
@@ -260,7 +268,7 @@ pub enum UpdateError {
     Undecodable(#[from] DecodeError),
 }
 
-/// The part of the header that has a fixed length: its fields, and the number of inputs.
+/// The part of the header with a fixed length: its fields, and the number of inputs.
 type FixedHeader = (u16, RunId, Window, Digest, Digest, Density, u32);
 
 const FIXED_BYTES: usize = MAGIC.len() + 80;
@@ -268,7 +276,8 @@ const SELECTED_BYTES: usize = 34;
 const NORM_COUNT_BYTES: usize = 4;
 const NORM_BYTES: usize = 8;
 
-/// The exact bytes whose digest validators vote. `header.inputs` are in uid order, as the chain gives them.
+/// Returns the exact bytes whose digest validators vote on. `header.inputs` are in uid order, as the chain
+/// gives them.
 pub fn seal_update(header: &UpdateHeader, body: &[u8]) -> Vec<u8> {
     let UpdateHeader { codec, run, window, base, schema, density, inputs, norms } = header;
     let count = u32::try_from(inputs.len()).expect("there are fewer seats than uids");
@@ -284,8 +293,11 @@ pub fn seal_update(header: &UpdateHeader, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Reads the header of an update of this window and model, and returns it with the body, which is not decoded. That
-/// the digest of `bytes` is the one voted, its caller has checked.
+/// Reads the header of an update of this window and model, and returns it with the body, which is not
+/// decoded. The caller has checked that the digest of `bytes` is the one voted.
+///
+/// # Errors
+/// [`UpdateError`] if the bytes are not an update, or one of another run, window, model or density.
 pub fn open_update<'a>(
     bytes: &'a [u8],
     schema: &Schema,
@@ -329,7 +341,7 @@ pub fn open_update<'a>(
     Ok((UpdateHeader { codec, run, window, base, schema: of_schema, density, inputs, norms }, body))
 }
 
-/// The most bytes that the update of a merge with `places` places can have: a fetcher's limit.
+/// Returns the maximum length of the update of a merge with `places` places, in bytes: a fetcher's limit.
 pub fn largest_update(schema: &Schema, density: Density, places: usize) -> usize {
     schema
         .largest_body(density)
@@ -366,14 +378,16 @@ mod tests {
         (0..).step_by(3).zip(updates).map(input).collect()
     }
 
-    /// The norms of ten windows: those of the last tensor bind from above, those of the middle one from below.
+    /// Returns the norms of ten windows: those of the last tensor bind from above, those of the middle one
+    /// from below.
     fn running() -> RunningNorms {
         let mut running = RunningNorms::default();
         (0..10).for_each(|_| running.push(vec![0.01, 0.1, 0.001]));
         running
     }
 
-    /// The mean, coordinate by coordinate over the whole model, as PROT-17 tells it; `None` where nothing was sent.
+    /// Returns the mean, coordinate by coordinate over the whole model, as PROT-17 defines it; `None` where
+    /// nothing was sent.
     fn mean_by_the_book(schema: &Schema, rule: MergeRule, updates: &[Sparse]) -> Vec<Option<f32>> {
         let norms: Vec<Vec<f64>> = updates.iter().map(square_norms).collect();
         let weights: Vec<u16> = inputs(updates).iter().map(|input| input.weight).collect();
@@ -454,7 +468,7 @@ mod tests {
         }
     }
 
-    /// An update of one tensor of 4096 values, with the given entries.
+    /// Returns an update of one tensor of 4096 values, with the given entries.
     fn update(entries: &[(u32, f32)]) -> Sparse {
         let tensor = SparseTensor {
             positions: entries.iter().map(|(position, _)| *position).collect(),
@@ -505,7 +519,7 @@ mod tests {
             assert_eq!(clip_scales(&norms, &references), [expected]);
         };
         check(&[1.0, 100.0, 2.0], &[1.0, 0.02, 1.0]);
-        // Of an even number the lower median: half of the contributions cannot lift it.
+        // An even number has the lower median: half of the contributions cannot raise it.
         check(&[1.0, 100.0, 2.0, 100.0], &[1.0, 0.02, 1.0, 0.02]);
         check(&[4.0, 1.0], &[0.25, 1.0]);
         check(&[5.0], &[1.0]);
@@ -518,8 +532,8 @@ mod tests {
         RunningNorms::default()
     }
 
-    /// How far a merge moves the model, and how far the honest work in it does: of 24 seats with equal weights `honest`
-    /// ones send a norm of 1, and the others `norm`. Each sends a coordinate of its own.
+    /// Returns how far a merge moves the model, and how far its honest work does. Of 24 seats with equal
+    /// weights `honest` ones send a norm of 1, and the others `norm`. Each sends a coordinate of its own.
     fn steps(honest: usize, norm: f32, running: &RunningNorms) -> (f64, f64) {
         let schema = rows(&[4096]);
         let norms = vec![1.0; honest].into_iter().chain(vec![norm; 24 - honest]);
@@ -534,7 +548,7 @@ mod tests {
         (moved(1..25), moved(1..honest + 1))
     }
 
-    /// The norms of a run in which honest work has had a norm of 1.
+    /// Returns the norms of a run in which honest work has had a norm of 1.
     fn usual(windows: usize) -> RunningNorms {
         let mut running = RunningNorms::default();
         (0..windows).for_each(|_| running.push(vec![1.0]));
@@ -593,7 +607,7 @@ mod tests {
         };
         // A huge norm is scaled down to the median of the two seats with a weight.
         assert_eq!(scales(7500.0)[..3], [1.0, (1.0f64 / 1.1) as f32, (1.0 / 7500.0) as f32]);
-        // A tiny one scales down no other, and is left out.
+        // A tiny norm does not scale down others, and is left out.
         assert_eq!(scales(1e-6)[..3], [1.0, (1.0f64 / 1.1) as f32, 0.0]);
     }
 

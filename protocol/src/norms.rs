@@ -1,7 +1,8 @@
-//! The running norm of each tensor: what contributions usually had in the last merged windows (PROT-17).
+//! The running norm of each tensor: the usual norm of contributions in the last merged windows (PROT-17).
 //!
-//! Within one window only the median tells which norm is usual, and a majority by weight may choose it. The running
-//! norm is part of the agreed state, so that such a majority moves the norm by a bounded factor, in either direction.
+//! Within one window only the median shows the usual norm, and a majority by weight may choose it. The
+//! running norm is part of the agreed state and limits the factor by which such a majority moves the norm,
+//! in either direction.
 
 use crate::Digest;
 use alloc::vec::Vec;
@@ -10,11 +11,11 @@ use codec::{Decode, Encode};
 /// Merged windows whose norms are kept.
 pub const WINDOWS_KEPT: usize = 32;
 
-/// Without the norms of this many windows there is no running norm.
+/// Windows without which a tensor has no running norm.
 pub const WINDOWS_MIN: usize = 8;
 
-/// The factor by which a window's reference norm may be above or below the running norm. A median lags behind by half
-/// of [`WINDOWS_KEPT`]: if honest norms change by more in that time, the reference norm follows them later.
+/// Maximum factor between a window's reference norm and the running norm. A median lags by half of
+/// [`WINDOWS_KEPT`]: if honest norms change by more in that time, the reference norm follows them later.
 pub const FACTOR_MAX: f64 = 4.0;
 
 /// The reference norms of the last merged windows, per window and tensor, oldest first. At most [`WINDOWS_KEPT`].
@@ -24,7 +25,7 @@ pub struct RunningNorms {
 }
 
 impl Decode for RunningNorms {
-    /// Refuses more windows than are kept, before it takes memory for them.
+    /// Refuses more windows than are kept, before it allocates memory for them.
     fn decode<I: codec::Input>(input: &mut I) -> Result<RunningNorms, codec::Error> {
         let windows = codec::Compact::<u32>::decode(input)?.0 as usize;
         if WINDOWS_KEPT < windows {
@@ -36,7 +37,8 @@ impl Decode for RunningNorms {
 }
 
 impl RunningNorms {
-    /// The running norm of a tensor: the lower median of the kept norms. `None` if there are too few, or if it is 0.
+    /// Returns the running norm of a tensor: the lower median of the kept norms. `None` if there are too
+    /// few, or if it is 0.
     pub fn of(&self, tensor: usize) -> Option<f64> {
         if self.windows.len() < WINDOWS_MIN {
             return None;
@@ -48,8 +50,8 @@ impl RunningNorms {
         norms.get(lower).copied().filter(|norm| 0.0 < *norm)
     }
 
-    /// The norm to which larger ones of a tensor are scaled down, where the window's median is `median`: the median,
-    /// held within [`FACTOR_MAX`] of the running norm.
+    /// Returns the norm to which larger ones of a tensor are scaled down: the window's `median`, kept
+    /// within [`FACTOR_MAX`] of the running norm.
     pub fn reference(&self, tensor: usize, median: f64) -> f64 {
         match self.of(tensor) {
             Some(norm) => median.clamp(norm / FACTOR_MAX, norm * FACTOR_MAX),
@@ -57,8 +59,8 @@ impl RunningNorms {
         }
     }
 
-    /// Takes the reference norms of a merged window, one per tensor, and drops the oldest. A window without any leaves
-    /// all as it was.
+    /// Adds the reference norms of a merged window, one per tensor, and drops the oldest. An empty list
+    /// changes nothing.
     pub fn push(&mut self, norms: Vec<f64>) {
         if norms.is_empty() {
             return;
@@ -68,28 +70,28 @@ impl RunningNorms {
         self.windows.push(norms);
     }
 
-    /// Part of the state root (PROT-20).
+    /// Returns the digest of the norms, a part of the state root (PROT-20).
     pub fn root(&self) -> Digest {
         Digest::of_parts(&[b"mettle/1/norms\0", &self.encode()])
     }
 
-    /// Whether these can be the norms of a model with this many tensors.
+    /// Returns whether these can be the norms of a model with this many tensors.
     pub fn fit(&self, tensors: usize) -> bool {
         self.windows.len() <= WINDOWS_KEPT
             && self.windows.iter().all(|norms| norms.len() == tensors && are_norms(norms))
     }
 
-    /// The most bytes that the norms of a model with this many tensors encode to.
+    /// Returns the maximum encoded length of the norms of a model with this many tensors, in bytes.
     pub fn largest(tensors: usize) -> usize {
         let window = tensors.saturating_mul(8).saturating_add(COUNT_BYTES);
         window.saturating_mul(WINDOWS_KEPT).saturating_add(COUNT_BYTES)
     }
 }
 
-/// Of a SCALE vector, at most.
+/// Maximum bytes of a SCALE vector's length.
 const COUNT_BYTES: usize = 5;
 
-/// Whether no value is negative, infinite or no number.
+/// Returns whether all values are finite and not negative.
 pub(crate) fn are_norms(norms: &[f64]) -> bool {
     norms.iter().all(|norm| norm.is_finite() && norm.is_sign_positive())
 }

@@ -1,4 +1,5 @@
-//! A row of bits, filled from the least significant bit of each byte: one bit at a time, as the format is defined.
+//! A bit string, filled from the least significant bit of each byte: one bit at a time, as the format is
+//! defined.
 
 use alloc::vec::Vec;
 
@@ -13,7 +14,7 @@ impl<'a> BitWriter<'a> {
         BitWriter { out, written: 0 }
     }
 
-    /// The `count` low bits of `bits`, at most 32.
+    /// Appends the `count` low bits of `bits`, at most 32.
     pub fn put(&mut self, bits: u32, count: u32) {
         for at in 0..count {
             if self.written.is_multiple_of(8) {
@@ -26,7 +27,7 @@ impl<'a> BitWriter<'a> {
         }
     }
 
-    /// `gap >> rice` ones, a zero, and the `rice` low bits of `gap`.
+    /// Appends `gap >> rice` ones, a zero, and the `rice` low bits of `gap`.
     pub fn put_rice(&mut self, gap: u32, rice: u32) {
         for _ in 0..gap >> rice {
             self.put(1, 1);
@@ -36,8 +37,8 @@ impl<'a> BitWriter<'a> {
     }
 }
 
-/// Reads bits from bytes. After the last byte come zeros without end, so that a reader looks once, at the end, whether
-/// it went too far.
+/// Reads bits from bytes. Past the last byte it returns zeros, so that a reader checks for the end only
+/// once.
 #[derive(Clone)]
 pub(super) struct BitReader<'a> {
     bytes: &'a [u8],
@@ -49,14 +50,14 @@ impl<'a> BitReader<'a> {
         BitReader { bytes, at: 0 }
     }
 
-    /// The next bit.
+    /// Returns the next bit.
     pub fn bit(&mut self) -> bool {
         let byte = self.bytes.get(self.at / 8).copied().unwrap_or(0);
         self.at += 1;
         byte >> ((self.at - 1) % 8) & 1 == 1
     }
 
-    /// The next `count` bits, at most 32.
+    /// Returns the next `count` bits, at most 32.
     pub fn take(&mut self, count: u32) -> u32 {
         (0..count).fold(0, |bits, at| bits | u32::from(self.bit()) << at)
     }
@@ -65,7 +66,8 @@ impl<'a> BitReader<'a> {
         self.at += count;
     }
 
-    /// A gap as [`BitWriter::put_rice`] writes it; `None` if it is `limit` or more, however long its row of ones is.
+    /// Returns a gap as [`BitWriter::put_rice`] writes it; `None` if it is at least `limit`, however many
+    /// ones there are.
     pub fn take_rice(&mut self, rice: u32, limit: u32) -> Option<u32> {
         let mut quotient = 0;
         while self.bit() {
@@ -81,7 +83,7 @@ impl<'a> BitReader<'a> {
         self.at > 8 * self.bytes.len()
     }
 
-    /// What is left: the unread bits of the byte begun, and whether whole bytes follow.
+    /// Returns the unread bits of the current byte, and whether whole bytes follow.
     pub fn rest(&self) -> (u8, bool) {
         let begun = if self.at.is_multiple_of(8) {
             0

@@ -1,4 +1,4 @@
-//! The magnitudes that a contribution can have: an unsigned float of 8 bits (PROT-7).
+//! Possible magnitudes of an entry: an unsigned float of 8 bits (PROT-7).
 //!
 //! Five bits of exponent with bias 28, three of mantissa, subnormals, no infinity and no NaN: every code is a level.
 //! From 2^-30 to 15 in steps of at most an eighth; below is 0, above is 15.
@@ -9,7 +9,8 @@ const BIAS: u32 = 28;
 /// The largest level, to which everything larger is rounded.
 pub const LEVEL_MAX: f32 = 15.0;
 
-/// The code of the level nearest to a magnitude, ties to the even code. The magnitude is finite and not negative.
+/// Returns the code of the level nearest to a magnitude, ties to the even code. The magnitude is finite and
+/// not negative.
 pub fn level_of(magnitude: f64) -> u8 {
     // 2^-27: the smallest level with an exponent of its own. Below, levels are multiples of 2^-30.
     if magnitude < 1.0 / 134_217_728.0 {
@@ -28,7 +29,7 @@ pub fn level_of(magnitude: f64) -> u8 {
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-/// What a code stands for. Exact: every level is an f32.
+/// Returns the value of a code. Exact: every level is an f32.
 pub fn value_of(code: u8) -> f32 {
     let (exponent, mantissa) = (u32::from(code >> MANTISSA_BITS), u32::from(code & 7));
     if exponent == 0 {

@@ -1,4 +1,4 @@
-//! The tensors of a model, in the order in which everyone lays them out flat.
+//! The tensors of a model, in the order in which every node stores them in one flat vector.
 
 use super::SECTION_CHUNKS;
 use crate::{Digest, ensure, params::CHUNK_VALUES};
@@ -17,9 +17,9 @@ pub struct TensorSpec {
     pub shape: Vec<u32>,
 }
 
-/// The tensors of a model. The model itself is one flat row of f32: tensor after tensor, in this order.
+/// The tensors of a model. The model itself is one flat vector of f32: tensor after tensor, in this order.
 ///
-/// Checked when it is made: every tensor has a name of its own and from 1 to 2^32 − 1 values.
+/// Checked on construction: every tensor has a unique name and 1 to 2^32 − 1 values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schema {
     tensors: Vec<TensorSpec>,
@@ -30,11 +30,11 @@ pub struct Schema {
 /// A part of one tensor that is encoded on its own (PROT-9).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// Which tensor of the schema.
+    /// Index of the tensor in the schema.
     pub tensor: u32,
-    /// Where the section starts in its tensor.
+    /// Index of the section's first value in its tensor.
     pub start: u32,
-    /// Its values in the flat row.
+    /// Range of its values in the flat row.
     pub values: Range<usize>,
 }
 
@@ -60,6 +60,11 @@ impl Schema {
     pub const NAME_BYTES_MAX: usize = 256;
     pub const RANK_MAX: usize = 8;
 
+    /// Creates a schema.
+    ///
+    /// # Errors
+    /// [`SchemaError`] for an empty or too long list, a bad or repeated name, a bad shape, or too many
+    /// values.
     pub fn new(tensors: Vec<TensorSpec>) -> Result<Schema, SchemaError> {
         ensure!((1..=Schema::TENSORS_MAX).contains(&tensors.len()), SchemaError::TensorCount);
         let mut names = BTreeSet::new();
@@ -75,7 +80,7 @@ impl Schema {
             end = usize::try_from(values)
                 .ok()
                 .and_then(|values| end.checked_add(values))
-                // Twice over: bytes of it, and a body's worst length, are counted without overflow.
+                // The factor leaves room to count its bytes, and a body's maximum length, without overflow.
                 .filter(|end| *end <= usize::MAX / 16)
                 .ok_or(SchemaError::TooLarge)?;
             ends.push(end);
@@ -87,23 +92,24 @@ impl Schema {
         &self.tensors
     }
 
-    /// Values of all tensors together: the length of the flat row.
+    /// Returns the number of values of all tensors together: the length of the flat row.
     pub fn values(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Where each tensor lies in the flat row.
+    /// Returns the range of each tensor in the flat row.
     pub fn ranges(&self) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
         let start = |index: usize| index.checked_sub(1).map_or(0, |before| self.ends[before]);
         self.ends.iter().enumerate().map(move |(index, end)| start(index)..*end)
     }
 
-    /// What every contribution names, so that two models of the same size are never confused.
+    /// Returns the digest that every contribution contains, so that two models of the same size are never
+    /// confused.
     pub fn digest(&self) -> Digest {
         Digest::of_parts(&[b"mettle/1/schema\0", &self.tensors.encode()])
     }
 
-    /// The sections of a body, in order: each tensor is cut every 2^18 values.
+    /// Returns the sections of a body, in order: each tensor is cut every 2^18 values.
     pub fn sections(&self) -> impl Iterator<Item = Section> + Clone {
         self.ranges().zip(0..).flat_map(|(range, tensor)| {
             range.clone().step_by(SECTION_VALUES).map(move |start| Section {
@@ -116,14 +122,14 @@ impl Schema {
 }
 
 impl Section {
-    /// The section's first chunk, counted in its tensor.
+    /// Returns the index in its tensor of the section's first chunk.
     pub fn first_chunk(&self) -> u32 {
         self.start / CHUNK_VALUES as u32
     }
 }
 
 impl TensorSpec {
-    /// How many values the shape has; `None` if it is no shape.
+    /// Returns the number of values of the shape; `None` if the shape is invalid.
     fn values(&self) -> Option<u32> {
         let is_shape = (1..=Schema::RANK_MAX).contains(&self.shape.len());
         let values = self.shape.iter().try_fold(1u32, |values, size| values.checked_mul(*size))?;

@@ -1,17 +1,17 @@
-//! The format against a second encoder that anyone can check, and the decoder against everything else.
+//! Tests the format against a second, simple encoder, and the decoder against all other bytes.
 
 use super::*;
 use alloc::{format, vec};
 use proptest::prelude::*;
 
-/// A schema of rows of the given lengths.
+/// Returns a schema of vectors of the given lengths.
 pub(crate) fn rows(lengths: &[u32]) -> Schema {
     let row =
         |(index, length): (usize, &u32)| TensorSpec { name: format!("row{index}"), shape: vec![*length] };
     Schema::new(lengths.iter().enumerate().map(row).collect()).unwrap()
 }
 
-/// Standard normal values, the same for a seed on every machine up to the last bits of a logarithm.
+/// Returns standard normal values, the same for a seed on every machine up to the last bits of a logarithm.
 pub(crate) fn gaussian(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed;
     let mut uniform = move || {
@@ -25,7 +25,7 @@ pub(crate) fn gaussian(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(normal).collect()
 }
 
-/// Every value of an update in its place, and zeros elsewhere.
+/// Returns every value of an update in its place, and zeros elsewhere.
 pub(crate) fn dense(schema: &Schema, update: &Sparse) -> Vec<f32> {
     let mut values = vec![0.0; schema.values()];
     for (range, tensor) in schema.ranges().zip(&update.tensors) {
@@ -36,7 +36,8 @@ pub(crate) fn dense(schema: &Schema, update: &Sparse) -> Vec<f32> {
     values
 }
 
-/// Values whose encoding is the given update, if anything's is: an entry of level zero was something very small.
+/// Returns values whose encoding is the given update, if there are any: an entry of level zero was a very
+/// small value.
 fn witness(schema: &Schema, update: &Sparse) -> Vec<f32> {
     let mut update = update.clone();
     let entries = update.tensors.iter_mut().flat_map(|tensor| &mut tensor.values);
@@ -50,7 +51,7 @@ fn density() -> impl Strategy<Value = Density> {
     prop_oneof![Just(64), Just(1), Just(4096), Just(512), 1u16..=4096].prop_map(Density)
 }
 
-/// Shown by its head: a failing case is found again by its seed.
+/// Shown by its first values: a failing case is reproduced by its seed.
 struct Values(Vec<f32>);
 
 impl core::fmt::Debug for Values {
@@ -89,7 +90,7 @@ fn cases(count: u32) -> ProptestConfig {
     ProptestConfig { cases: count, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// PROT-7 read aloud, with a sort and a row of booleans.
+/// PROT-7 word by word, with a sort and a vector of booleans.
 mod by_the_book {
     use super::*;
 
@@ -145,7 +146,7 @@ mod by_the_book {
         [vec![rice as u8], levels, bits.chunks(8).map(byte).collect()].concat()
     }
 
-    /// The even one of the two nearest codes, if there are two.
+    /// Returns the even one of the two nearest codes, if there are two.
     fn nearest(x: f64) -> u8 {
         let x = x.min(16.0);
         let distance = |code: &u8| (f64::from(value_of(*code)) - x).abs();
@@ -384,7 +385,8 @@ fn a_fault_is_named_by_its_tensor_and_chunk() {
     let schema = rows(&[100, 3 * 4096]);
     let mut body = encode(&schema, Density(64), &gaussian(3, schema.values())).unwrap();
     let first = u32::from_le_bytes(*body.first_chunk().unwrap()) as usize;
-    // The levels of the second tensor's last chunk, exchanged: after two lengths, a section, a parameter, two pairs.
+    // Swap the levels of the second tensor's last chunk: after two lengths, a section, a parameter, two
+    // pairs.
     let at = 8 + first + 1 + 4;
     body.swap(at, at + 1);
     assert_eq!(
@@ -395,14 +397,14 @@ fn a_fault_is_named_by_its_tensor_and_chunk() {
 
 #[test]
 fn lengths_that_do_not_add_up_are_refused_before_anything_is_allocated() {
-    // Were room made for what the schema promises, this would be 100 GB.
+    // If memory were allocated for the schema's size, this would be 100 GB.
     let schema = rows(&[u32::MAX; 7]);
     let refused = |body: &[u8]| decode(&schema, Density(4096), body).unwrap_err();
     assert_eq!(refused(&[0; 3]), DecodeError::WrongLength { expected: 4, got: 3 });
     assert_eq!(refused(&[0; 400]), DecodeError::Truncated { tensor: 0, chunk: 0 });
     let long = [&u32::MAX.to_le_bytes()[..], &[0; 400]].concat();
     assert_eq!(refused(&long), DecodeError::WrongLength { expected: 4 + u64::from(u32::MAX), got: 404 });
-    // The first section is all there, the second is not begun.
+    // The first section is complete, the second is missing.
     let first = smallest_section(Density(4096), 1 << 18);
     let cut = [&(first as u32).to_le_bytes()[..], &vec![0; first]].concat();
     let (expected, got) = (8 + first as u64, 4 + first as u64);
@@ -429,7 +431,7 @@ fn no_parameter_is_better_than_the_one_found() {
 
 #[test]
 fn the_largest_body_is_one_that_can_be_sent() {
-    // One entry a chunk, at its end: the longest gap there is.
+    // One entry per chunk, at its end: the longest possible gap.
     let schema = rows(&[4096, 2 * 4096, 100]);
     let mut values = vec![0.0; schema.values()];
     for end in [4096, 2 * 4096, 3 * 4096, 3 * 4096 + 100] {
