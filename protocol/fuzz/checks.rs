@@ -1,5 +1,5 @@
-//! What must hold of any bytes whatever, one function per decoder. The fuzzer calls these on bytes of its own, and the
-//! ordinary tests on the corpus. Each panics where a rule is broken.
+//! Properties that must hold for any bytes, one function per decoder. The fuzzer calls these on bytes of its own, and
+//! the ordinary tests on the corpus. Each panics if a rule is broken.
 #![allow(dead_code, reason = "a fuzz target calls one of them")]
 
 use ed25519_dalek::SigningKey;
@@ -20,14 +20,14 @@ use mettle_protocol::{
 /// The chain that submissions and receipts are signed for.
 pub const GENESIS: GenesisHash = GenesisHash([1; 32]);
 
-/// The first byte chooses the density, the others are a body.
+/// Checks a body; the first byte chooses the density.
 pub fn contribution_body(bytes: &[u8]) {
     let Some((first, body)) = bytes.split_first() else { return };
     let densities = [64, 1, 512, 4096].map(Density);
     check_body(densities[usize::from(*first) % densities.len()], body);
 }
 
-/// Any bytes as a whole submission, and as the body of one that is signed as it should be.
+/// Checks any bytes as a whole submission, and as the body of a correctly signed one.
 pub fn submission(bytes: &[u8]) {
     let key = Signer::new(SigningKey::from_bytes(&[7; 32]), GENESIS);
     let schema = schema();
@@ -52,12 +52,12 @@ pub fn submission(bytes: &[u8]) {
         Ok((submission.header, submission.verify(&expected)?))
     };
 
-    // As they are: right only if they were sealed with the seat's key.
+    // Unchanged: valid only if they were sealed with the seat's key.
     if let Ok((header, update)) = verify(bytes) {
         let body = encode(&schema, DENSITY, &witness(&schema, &update)).expect("levels are finite");
         assert_eq!(seal(&header, &body, &key), bytes, "two encodings of one submission");
     }
-    // As a body: everything else is right.
+    // As a body: all other fields are valid.
     match verify(&seal(&header, bytes, &key)) {
         Ok((read, _)) => {
             assert_eq!(read, header);
@@ -69,7 +69,7 @@ pub fn submission(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as a whole update, and as what follows the fixed part of one.
+/// Checks any bytes as a whole update, and as the part after the fixed header.
 pub fn update(bytes: &[u8]) {
     let schema = schema();
     let base = Digest([4; 32]);
@@ -93,14 +93,14 @@ pub fn update(bytes: &[u8]) {
         }
     };
     check(bytes);
-    // The header of an update without inputs and norms, but for their numbers.
+    // The header of an update without inputs and norms, except for their counts.
     let mut sealed = seal_update(&header, &[]);
     sealed.truncate(sealed.len() - 8);
     sealed.extend_from_slice(bytes);
     check(&sealed);
 }
 
-/// Any bytes as a whole receipt, and as what is signed in one.
+/// Checks any bytes as a whole receipt, and as the signed part of one.
 pub fn receipt(bytes: &[u8]) {
     let key = Signer::new(SigningKey::from_bytes(&[42; 32]), GENESIS);
     let params = RunParams::default();
@@ -109,21 +109,21 @@ pub fn receipt(bytes: &[u8]) {
         if let Ok(receipt) = &read {
             assert!(bytes.len() <= receipt::largest_bytes(&params), "longer than the longest");
             let again = receipt.sign(&key);
-            // Only our own key's signature can be made again.
+            // Only this key's signature can be made again.
             let signed_by_us = receipt.hotkey == key.hotkey();
             assert!(!signed_by_us || again.bytes == bytes, "two spellings of one receipt");
         }
         read
     };
     let _ = check(bytes);
-    // As a body, signed as it should be: what is refused is refused for what it says.
+    // As a correctly signed body: a refusal must be due to its contents.
     let signature = key.sign(Domain::Receipt, &Digest::of(bytes).0);
     if let Err(ReceiptError::NotAReceipt) = check(&[&MAGIC[..], bytes, &signature.0].concat()) {
         assert!(bytes.len() < 2, "a body with its frame is taken for none");
     }
 }
 
-/// Any bytes as each message of peers, and as a record that is signed as it should be.
+/// Checks any bytes as each message of peers, and as a correctly signed record.
 pub fn peer(bytes: &[u8]) {
     fn one_spelling<M: Message>(bytes: &[u8]) {
         match M::from_bytes(bytes) {
@@ -154,7 +154,7 @@ pub fn peer(bytes: &[u8]) {
 /// Density of the submissions and updates here.
 pub const DENSITY: Density = Density(64);
 
-/// A value alone, a few, and a tensor of more than a chunk.
+/// Returns a schema of a single value, a few values, and a tensor of more than a chunk.
 pub fn schema() -> Schema {
     let row = |name: &str, length| TensorSpec { name: name.into(), shape: vec![length] };
     Schema::new(vec![row("one", 1), row("few", 40), row("many", 4200)]).expect("three rows are a schema")
@@ -170,7 +170,7 @@ fn check_body(density: Density, body: &[u8]) {
     assert_eq!(again, body, "two spellings of one contribution");
 }
 
-/// Values whose encoding is `update`: an entry of level zero was something very small.
+/// Returns values whose encoding is `update`: an entry of level zero was a very small value.
 fn witness(schema: &Schema, update: &Sparse) -> Vec<f32> {
     let mut values = vec![0.0; schema.values()];
     for (range, tensor) in schema.ranges().zip(&update.tensors) {

@@ -1,4 +1,4 @@
-//! The fast decoder beside the slow one, on any bytes whatever: both accept, and find the same, or neither does. The
+//! Compares the fast decoder with the slow one on any bytes: both accept with equal results, or both refuse. The
 //! fuzzer calls this on bytes of its own, and `kernels/tests/agree/decode.rs` on the corpora of this folder.
 
 use kernels::{
@@ -11,10 +11,10 @@ use mettle_protocol::{
     params::Density,
 };
 
-/// A value alone, a few, and a tensor of more than a chunk: as in `checks.rs`, so that one corpus serves both.
+/// A single value, a few values, and a tensor of more than a chunk: as in `checks.rs`, so that both use one corpus.
 const LENGTHS: [usize; 3] = [1, 40, 4200];
 
-/// The first byte chooses the density and the pieces in which the body arrives, the others are a body.
+/// Checks a body; the first byte chooses the density and the size of the pieces in which it arrives.
 pub fn fast_decoder(bytes: &[u8]) {
     let Some((first, body)) = bytes.split_first() else { return };
     let densities = [64, 1, 512, 4096];
@@ -30,7 +30,7 @@ pub fn fast_decoder(bytes: &[u8]) {
     check(&schema, &layout, body, pieces);
 }
 
-/// `layout` is the schema's, at the density that the body is read with. The body arrives `piece` bytes at a time.
+/// Checks a body that arrives `piece` bytes at a time. `layout` is the schema's, at the density of the body.
 pub fn check(schema: &Schema, layout: &Layout, body: &[u8], piece: usize) {
     let slow = decode(schema, Density(layout.density()), body);
     let fast = decode::decode(layout, body);
@@ -52,7 +52,7 @@ pub fn check(schema: &Schema, layout: &Layout, body: &[u8], piece: usize) {
         let rejected = fast.expect_err("the fast decoder accepts what the slow one refuses");
         assert_eq!(norms, Err(rejected), "norms of what is refused");
         assert_eq!(added, Err(rejected), "something refused is added");
-        // Which section a body of the wrong length is refused for depends on how much of it was seen.
+        // The section that an error names depends on how many bytes were pushed before it.
         assert!(finished.is_err() && (pushed.is_err() || pushed.is_ok_and(|()| finished.is_err())));
         return;
     };

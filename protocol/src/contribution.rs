@@ -109,7 +109,7 @@ pub enum DecodeError {
 /// Encodes the largest of `values`, which are all the schema's, in its order (PROT-7).
 ///
 /// # Errors
-/// [`EncodeError`] if the number of values is not the schema's, or a value is not finite.
+/// [`EncodeError`] if the number of values or the density is wrong, or a value is not finite.
 pub fn encode(schema: &Schema, density: Density, values: &[f32]) -> Result<Vec<u8>, EncodeError> {
     encode_with_feedback(schema, density, &mut values.to_vec())
 }

@@ -1,5 +1,5 @@
-//! The numbers that a run shares. They are read from the chain, never from a local file: two parties that differ in
-//! one of them take part in two different runs.
+//! The parameters that a run shares. They are read from the chain, never from a local file: two parties that differ
+//! in one of them are in two different runs.
 
 use crate::{Window, ensure, identity::Role, probe, window::Schedule};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
@@ -10,44 +10,44 @@ use serde::{Deserialize, Serialize};
 /// Values in a full chunk: the unit in which entries are selected (PROT-7).
 pub const CHUNK_VALUES: usize = 4096;
 
-/// The longest unbonding time of a run, in windows.
+/// Maximum unbonding time of a run, in windows.
 pub const UNBONDING_WINDOWS_MAX: u32 = 100_000;
 
-/// The largest `probe_tolerance` of a run, in millionths of a nat per token: a wider one would let guesses pass.
+/// Maximum `probe_tolerance` of a run, in millionths of a nat per token: a larger one would accept guesses.
 pub const PROBE_TOLERANCE_MAX: u32 = 1_000;
 
-/// The smallest: two machines differ by a millionth, and rounding by another.
+/// Minimum `probe_tolerance`: two machines differ by a millionth, and rounding adds another.
 pub const PROBE_TOLERANCE_MIN: u32 = 10;
 
-/// The longest epoch, in windows. Receipts are public up to two windows more after their own, and an audit needs
-/// contributions, which are kept for 64 windows.
+/// Maximum length of an epoch, in windows. Receipts become public up to two windows after the epoch, and an audit
+/// needs contributions, which are kept for 64 windows.
 pub const EPOCH_WINDOWS_MAX: u32 = 48;
 
-/// The least `min_contributions` of a run: a median of fewer norms is its members' own (PROT-16, PROT-17).
+/// Minimum `min_contributions` of a run: a median of fewer norms is decided by its own members (PROT-16, PROT-17).
 pub const MIN_CONTRIBUTIONS: u16 = 4;
 
-/// The numbers of a run that cannot change once it exists: those that models are computed with, and the limits of its
-/// terms. The lineage begins with them (PROT-19).
+/// The parameters of a run that cannot change once it exists: those that models are computed with. The lineage begins
+/// with them (PROT-19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct RunParams {
     pub schedule: Schedule,
-    /// `E`: windows of an epoch. Weights are posted and pay is shared once per epoch (PROT-30).
+    /// `E`: windows per epoch. Weights are posted and pay is shared once per epoch (PROT-30).
     pub epoch_windows: u32,
     /// Windows at the beginning of an epoch in which validators reveal the last epoch's weight votes; at most
     /// `epoch_windows` (PROT-30).
     pub reveal_windows: u32,
-    /// Blocks after its deadline in which a hidden attestation or vote is revealed; 0 where both are posted in the
-    /// open (PROT-30).
+    /// Blocks after the deadline in which a hidden attestation or vote is revealed; 0 if both are public when posted
+    /// (PROT-30).
     pub hidden_blocks: u32,
-    /// `n`: training sequences handed to each seat in a window (PROT-5).
+    /// `n`: training sequences assigned to each seat in a window (PROT-5).
     pub sequences_per_seat: u32,
     /// `ρ` of a contribution (PROT-7).
     pub density: Density,
     /// `ρ` of the merged update (PROT-18).
     pub merge_density: Density,
     pub merge_rule: MergeRule,
-    /// What a miner's error-feedback buffer is multiplied by each window (PROT-10).
+    /// Factor of a miner's error-feedback buffer per window (PROT-10).
     pub error_feedback_decay: F32Bits,
     /// `α`: the outer step, `θ ← θ − α·u` (PROT-18).
     pub outer_rate: F32Bits,
@@ -55,20 +55,20 @@ pub struct RunParams {
     pub evaluation_fraction: F32Bits,
     /// `K`: sequences of each kind on which a contribution is judged (PROT-22).
     pub evaluation_sequences: u32,
-    /// By how much a loss that a validator shows may differ from the one that most stake measured, in millionths of a
-    /// nat per token (PROT-30).
+    /// Maximum difference between a validator's loss and the one that most stake measured, in millionths of a nat per
+    /// token (PROT-30).
     pub probe_tolerance: u32,
-    /// `E_max`: no seat waits longer for its evaluation (PROT-28).
+    /// `E_max`: maximum wait of a seat for its evaluation, in windows (PROT-28).
     pub evaluation_wait_max: u32,
-    /// `G`: places in the merge, newcomers apart (PROT-16).
+    /// `G`: places in the merge, without the reserve for newcomers (PROT-16).
     pub places: u16,
     /// Further places, for seats within `newcomer_windows` of their registration (PROT-16).
     pub reserve_places: u16,
     pub newcomer_windows: u32,
-    /// Fewer selected contributions than this leave the window void; at most `reserve_places`, and at least
+    /// Minimum of selected contributions; with fewer the window is void. At most `reserve_places`, and at least
     /// [`MIN_CONTRIBUTIONS`], or 1 in a localnet (PROT-16).
     pub min_contributions: u16,
-    /// Windows from one vote on the state root to the next (PROT-20).
+    /// Windows between two votes on the state root (PROT-20).
     pub checkpoint_windows: u32,
     /// Whether endpoints may have private addresses: true only for a network on one machine (PROT-13).
     pub localnet: bool,
@@ -76,12 +76,12 @@ pub struct RunParams {
     pub limits: TermsLimits,
 }
 
-/// The largest values that a run's terms of the same names may ever have, whatever its owner wants (PROT-32).
+/// Upper bounds of a run's terms of the same names, which its owner cannot exceed (PROT-32).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TermsLimits {
-    /// Of `shares.owner`.
+    /// Maximum of `shares.owner`.
     pub owner_share: Permille,
     pub emission_per_epoch: u128,
     pub equivocation_slash: Permille,
@@ -91,69 +91,69 @@ pub struct TermsLimits {
     pub seat_price_min: u128,
 }
 
-/// The numbers of a run that no model depends on: seats, stake and pay. The run's owner may change them within the
-/// run's [`TermsLimits`]. A change takes effect at the beginning of an epoch, so that work is paid by the terms under
-/// which it was done; see [`RunParams::terms_hold_from`].
+/// The parameters of a run that no model depends on: seats, stake and pay. The run's owner may change them within the
+/// run's [`TermsLimits`]. A change takes effect at the beginning of an epoch, so that the terms during the work also
+/// decide its pay; see [`RunParams::terms_hold_from`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct Terms {
-    /// `V`: validators in the active set, at most (PROT-3).
+    /// `V`: maximum number of validators in the active set (PROT-3).
     pub active_set_max: u16,
     /// `M`: windows without an attestation after which a validator leaves the active set, until it attests again
     /// (PROT-3).
     pub absence_windows: u32,
     /// `q_min`: the active set's share of all bonded validator stake under which the run pauses (PROT-3).
     pub quorum: Permille,
-    /// The least a validator must have staked itself.
+    /// Minimum stake of a validator's own.
     pub validator_stake_min: u128,
-    /// The least a miner must have staked.
+    /// Minimum stake of a miner.
     pub miner_stake_min: u128,
-    /// Miners' seats, at most (PROT-29).
+    /// Maximum number of miners' seats (PROT-29).
     pub miner_seats_max: u16,
-    /// Validators' seats, at most (PROT-29).
+    /// Maximum number of validators' seats (PROT-29).
     pub validator_seats_max: u16,
     /// Windows after its registration in which a seat cannot be replaced (PROT-29).
     pub immunity_windows: u32,
-    /// Windows for which unstaked tokens stay held and can be slashed (PROT-29).
+    /// Windows for which unstaked tokens stay locked and can be slashed (PROT-29).
     pub unbonding_windows: u32,
     /// The lowest price of a seat; burnt (PROT-29).
     pub seat_price_min: u128,
-    /// Of what a validator has at stake, how much a proven equivocation costs (PROT-21).
+    /// Share of a validator's stake that a proven equivocation costs (PROT-21).
     pub equivocation_slash: Permille,
-    /// Paid out of the treasury each epoch, if it holds as much (PROT-32).
+    /// Pay of each epoch out of the treasury, if it holds as much (PROT-32).
     pub emission_per_epoch: u128,
-    /// Epochs from one halving of the emission to the next; 0 if it never halves (PROT-32).
+    /// Epochs between two halvings of the emission; 0 if it never halves (PROT-32).
     pub emission_halving_epochs: u32,
     pub shares: PayShares,
 }
 
-/// The least that a chain asks of every run: free calls and scheduled tasks cost the chain time, and what a seat pays
-/// for them is its stake and its price (PROT-33). A chain fixes its floors in the genesis.
+/// Lower bounds that a chain sets for every run: free calls and scheduled tasks cost the chain time, which a seat
+/// pays for by its stake and its price (PROT-33). A chain fixes its floors in the genesis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Floors {
-    /// Blocks of a window.
+    /// Blocks per window.
     pub blocks_per_window: u32,
     pub validator_stake_min: u128,
     pub miner_stake_min: u128,
     pub seat_price_min: u128,
 }
 
-/// How many of a full chunk's 4096 values are kept. A chunk of `len` values keeps `⌈len · ρ⌉`.
+/// Number of values kept of a full chunk's 4096. A chunk of `len` values keeps `⌈len · ρ⌉`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Density(pub u16);
 
-/// What the sum at a coordinate is divided by (PROT-17).
+/// Divisor of the sum at a coordinate (PROT-17).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MergeRule {
-    /// By the number of contributions that sent the coordinate.
+    /// The number of contributions that sent the coordinate.
     MeanOverHits,
-    /// By the number of contributions.
+    /// The number of contributions.
     MeanOverAll,
 }
 
@@ -169,7 +169,7 @@ pub struct F32Bits(pub u32);
 #[serde(transparent)]
 pub struct Permille(pub u16);
 
-/// How an epoch's pay is shared. The four add up to 1000 (PROT-32).
+/// Shares of an epoch's pay. The four add up to 1000 (PROT-32).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct PayShares {
@@ -225,6 +225,9 @@ pub enum ParamsError {
 
 impl RunParams {
     /// Checks every bound that no later rule checks again.
+    ///
+    /// # Errors
+    /// [`ParamsError`] for the first parameter that is out of bounds.
     pub fn validate(&self) -> Result<(), ParamsError> {
         ensure!(self.schedule.is_valid(), ParamsError::Schedule);
         for (name, value) in [
@@ -267,11 +270,11 @@ impl RunParams {
         Ok(())
     }
 
-    /// The first window with `new` terms if the owner asks for them in window `now`, or before the first window. It is
-    /// the first of an epoch.
+    /// Returns the first window with `new` terms if the owner asks for them in window `now`; `None` is before the
+    /// first window. It is the first of an epoch.
     ///
-    /// Terms that worsen the present ones wait `unbonding_windows` and an epoch: stake that is taken out within an
-    /// epoch after the request has unbonded by then (PROT-29).
+    /// Terms that worsen the present ones wait `unbonding_windows` and an epoch, so that stake withdrawn within an
+    /// epoch of the request has unbonded by then (PROT-29).
     pub fn terms_hold_from(&self, now: Option<Window>, terms: &Terms, new: &Terms) -> Window {
         let opens_next = now.map_or(Window(0), Window::next).0;
         let notice = match terms.worsened_by(new) {
@@ -283,27 +286,28 @@ impl RunParams {
         Window(epochs.saturating_mul(epoch_windows))
     }
 
-    /// The windows whose measurements validators may have to show after `epoch` (PROT-30): as many as it has windows,
-    /// [`probe::DELAY_WINDOWS`] before them.
+    /// Returns the windows whose measurements validators may have to show after `epoch` (PROT-30): as many as it has
+    /// windows, shifted back by [`probe::DELAY_WINDOWS`].
     pub fn probe_windows(&self, epoch: u32) -> Range<u32> {
         let begins =
             |epoch: u32| epoch.saturating_mul(self.epoch_windows).saturating_sub(probe::DELAY_WINDOWS);
         begins(epoch)..begins(epoch.saturating_add(1))
     }
 
-    /// The epoch after which validators may have to show what they measured in `window` (PROT-30): before its end, a
-    /// validator discloses none of that.
+    /// Returns the epoch after which validators may have to show their measurements of `window` (PROT-30). Before its
+    /// end, a validator does not disclose them.
     pub fn probe_epoch(&self, window: Window) -> u32 {
         let shifted = window.0.saturating_add(probe::DELAY_WINDOWS);
         shifted.checked_div(self.epoch_windows).unwrap_or(0)
     }
 
-    /// Whether the state root is voted together with `window`'s update: the model after it is a checkpoint (PROT-20).
+    /// Returns whether validators vote on the state root with `window`'s update: the model after it is a checkpoint
+    /// (PROT-20).
     pub fn is_checkpoint(&self, window: crate::Window) -> bool {
         window.next().0.is_multiple_of(self.checkpoint_windows.max(1))
     }
 
-    /// `β = fl(c·α)`, the step at which a contribution is judged (PROT-22).
+    /// Returns `β = fl(c·α)`, the step at which a contribution is judged (PROT-22).
     pub fn evaluation_rate(&self) -> f32 {
         self.evaluation_fraction.get() * self.outer_rate.get()
     }
@@ -311,6 +315,9 @@ impl RunParams {
 
 impl Terms {
     /// Checks every bound that no later rule checks again.
+    ///
+    /// # Errors
+    /// [`ParamsError`] for the first term that is out of bounds.
     pub fn validate(&self) -> Result<(), ParamsError> {
         for (name, value) in [
             ("active_set_max", self.active_set_max.into()),
@@ -330,6 +337,9 @@ impl Terms {
     }
 
     /// Checks the terms against the limits of their run.
+    ///
+    /// # Errors
+    /// [`ParamsError`] for the first term above its limit.
     pub fn check_limits(&self, limits: &TermsLimits) -> Result<(), ParamsError> {
         ensure!(self.shares.owner <= limits.owner_share, ParamsError::OwnerShareLimit);
         ensure!(self.emission_per_epoch <= limits.emission_per_epoch, ParamsError::EmissionLimit);
@@ -341,7 +351,7 @@ impl Terms {
         Ok(())
     }
 
-    /// Whether `new` terms are worse in any respect for holders of seats or for nominators (PROT-29).
+    /// Returns whether `new` terms are worse in any respect for holders of seats or for nominators (PROT-29).
     ///
     /// Fewer places, less time and less pay are worse, and so are a higher price, stake or slash. Any change of these
     /// is worse: the quorum (a lower one lets fewer validators decide, a higher one pauses the run earlier), the
@@ -384,7 +394,7 @@ impl Terms {
         lower || higher || other
     }
 
-    /// The least a seat of `role` must have staked itself to register, and after it takes stake out.
+    /// Returns the minimum stake of a seat of `role`: at registration, and after stake is withdrawn.
     pub fn stake_min(&self, role: Role) -> u128 {
         match role {
             Role::Miner => self.miner_stake_min,
@@ -392,7 +402,7 @@ impl Terms {
         }
     }
 
-    /// Seats of `role`, at most.
+    /// Returns the maximum number of seats of `role`.
     pub fn seats_max(&self, role: Role) -> u16 {
         match role {
             Role::Miner => self.miner_seats_max,
@@ -400,14 +410,14 @@ impl Terms {
         }
     }
 
-    /// What `epoch` pays at most: halved as often as the schedule of the emission says (PROT-32).
+    /// Returns the maximum pay of `epoch`, after all halvings (PROT-32).
     pub fn emission(&self, epoch: u32) -> u128 {
         let halvings = epoch.checked_div(self.emission_halving_epochs).unwrap_or(0);
         self.emission_per_epoch.checked_shr(halvings).unwrap_or(0)
     }
 
-    /// What `epoch` pays at most with `merged` of its `epoch_windows` windows merged: their part of the emission,
-    /// rounded down (PROT-32).
+    /// Returns the maximum pay of `epoch` if `merged` of its `epoch_windows` windows merged: their part of the
+    /// emission, rounded down (PROT-32).
     pub fn earned_emission(&self, epoch: u32, merged: u32, epoch_windows: u32) -> u128 {
         let emission = self.emission(epoch);
         let (windows, merged) = (u128::from(epoch_windows.max(1)), u128::from(merged.min(epoch_windows)));
@@ -422,7 +432,7 @@ impl Floors {
         Floors { blocks_per_window: 0, validator_stake_min: 0, miner_stake_min: 0, seat_price_min: 0 };
 }
 
-/// The least that the default terms ask, and windows of thirty blocks.
+/// The stakes and the price of the default terms, and windows of thirty blocks.
 impl Default for Floors {
     fn default() -> Floors {
         let Terms { validator_stake_min, miner_stake_min, seat_price_min, .. } = Terms::default();
@@ -431,7 +441,7 @@ impl Default for Floors {
 }
 
 impl Density {
-    /// `⌈len · ρ⌉`: entries kept of a chunk of `len` values (PROT-7). Zero only for an empty chunk.
+    /// Returns `⌈len · ρ⌉`: entries kept of a chunk of `len` values (PROT-7). Zero only for an empty chunk.
     pub fn kept(self, len: usize) -> usize {
         (len * usize::from(self.0)).div_ceil(CHUNK_VALUES)
     }
@@ -479,7 +489,7 @@ impl Default for RunParams {
             merge_density: Density(1024),
             merge_rule: MergeRule::MeanOverHits,
             error_feedback_decay: F32Bits::of(0.95),
-            // A mean over hits is longer than a mean over all (docs/adr/0008-merge.md).
+            // A mean over hits is larger than a mean over all (docs/adr/0008-merge.md).
             outer_rate: F32Bits::of(0.7),
             evaluation_fraction: F32Bits::of(0.2),
             evaluation_sequences: 64,
@@ -497,7 +507,7 @@ impl Default for RunParams {
     }
 }
 
-/// Wide enough for any run that the defaults of [`Terms`] suggest. A real run sets its own.
+/// Enough for any run with terms near the defaults of [`Terms`]. A real run sets its own.
 impl Default for TermsLimits {
     fn default() -> TermsLimits {
         TermsLimits {
@@ -583,7 +593,7 @@ mod tests {
                 let epochs: Vec<u32> =
                     (0..40).filter(|e| params.probe_windows(*e).contains(&window)).collect();
                 assert_eq!(epochs, [epoch], "window {window} of epochs of {epoch_windows}");
-                // A root anchored within two windows of the window is there before the epoch ends.
+                // A root anchored within two windows of the window is on the chain before the epoch ends.
                 assert!(window + 2 < (epoch + 1) * epoch_windows);
             }
         }
@@ -634,7 +644,7 @@ mod tests {
             Terms { shares: PayShares { miners, validators, owner, burn }, ..now }
         };
         assert!(!now.worsened_by(&now));
-        // Each pair: the change in the direction that harms, and back.
+        // Each pair: a change for the worse, and its reverse.
         for worse in [
             Terms { active_set_max: 63, ..now },
             Terms { absence_windows: 19, ..now },
@@ -675,7 +685,7 @@ mod tests {
         let worse = Terms { equivocation_slash: Permille(101), ..terms };
         assert_eq!([None, Some(0), Some(4), Some(5)].map(|now| from(now, worse)), [40, 40, 40, 50]);
         for now in 0..50 {
-            // Taken out in the last window of the epoch that follows the request, it unbonds from the next opening.
+            // Withdrawn in the last window of the epoch that follows the request, it unbonds from the next opening.
             let free = now + params.epoch_windows + 1 + terms.unbonding_windows;
             assert!(free <= from(Some(now), worse), "window {now}");
         }

@@ -1,9 +1,9 @@
-//! What peers say to each other without a bucket between them (PROT-34): objects read by name, contributions pushed to
-//! validators, and where a validator is found.
+//! Messages between peers without a bucket (PROT-34): objects read by name, contributions pushed to validators, and
+//! records of validators' addresses.
 //!
-//! Each message is a version byte and a SCALE value, whole and nothing more, of at most [`MESSAGE_BYTES_MAX`]. On a
-//! stream it follows its length as two bytes, little-endian; the bytes of an object follow their message. Nothing here
-//! is believed: objects have their digests, a push and a record have the signature of the seat's hotkey.
+//! Each message is a version byte and a SCALE value without trailing bytes, of at most [`MESSAGE_BYTES_MAX`]. On a
+//! stream its length precedes it as two bytes, little-endian; the bytes of an object follow their message. Nothing is
+//! trusted: objects have their digests, and a push or a record has the signature of the seat's hotkey.
 
 use crate::{
     Digest, GenesisHash, Hotkey, Role, RunId, Schedule, Uid, Window, assign, ensure,
@@ -17,20 +17,20 @@ use codec::{Decode, DecodeAll as _, Encode};
 
 /// The version of every message here.
 pub const VERSION: u8 = 1;
-/// The longest message, without the bytes of an object that follow it.
+/// Maximum length of a message, without the bytes of an object that follow it.
 pub const MESSAGE_BYTES_MAX: usize = 1024;
-/// The longest name of an object.
+/// Maximum length of an object's name.
 pub const KEY_BYTES_MAX: usize = 256;
-/// The most addresses in a [`PeerRecord`].
+/// Maximum number of addresses in a [`PeerRecord`].
 pub const ADDRESSES_MAX: usize = 6;
-/// The longest address in a [`PeerRecord`]: as long as an endpoint on the chain.
+/// Maximum length of an address in a [`PeerRecord`]: that of an endpoint on the chain.
 pub const ADDRESS_BYTES_MAX: usize = 256;
-/// The validators that a miner offers its contribution to until enough of them have it.
+/// Maximum number of validators to which a miner offers its contribution.
 pub const RECEIVERS_ASKED_MAX: usize = 6;
-/// The validators that have to have it.
+/// Number of validators that must have it before the miner stops.
 pub const RECEIVERS_WANTED: usize = 3;
 
-/// Why bytes are no message.
+/// Reason why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
     #[error("the message is of version {theirs}, and this node speaks version {ours}")]
@@ -60,12 +60,12 @@ fn decode<T: Decode>(bytes: &[u8]) -> Result<T, MessageError> {
     T::decode_all(&mut body).map_err(|_| MessageError::Malformed)
 }
 
-/// Asks for bytes of an object.
+/// Request for bytes of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlobRequest {
     pub key: ObjectKey,
     pub offset: u64,
-    /// Fewer come if the object ends before.
+    /// Maximum length; shorter if the object ends before.
     pub length: u64,
 }
 
@@ -82,7 +82,7 @@ impl Message for BlobRequest {
     }
 }
 
-/// Answers a [`BlobRequest`].
+/// Reply to a [`BlobRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum BlobAnswer {
     /// `length` bytes of an object of `total` bytes follow.
@@ -91,9 +91,9 @@ pub enum BlobAnswer {
         length: u64,
     },
     Missing,
-    /// Too many reads at once, or the bucket behind the peer does not answer.
+    /// Too many concurrent reads, or the bucket behind the peer does not answer.
     Busy,
-    /// The request has another version, or is none.
+    /// The request has another version, or cannot be decoded.
     Refused {
         ours: u8,
     },
@@ -109,7 +109,7 @@ impl Message for BlobAnswer {
     }
 }
 
-/// Offers a contribution. Its bytes follow once the receiver has answered [`PutAnswer::Send`].
+/// Offer of a contribution. Its bytes follow once the receiver has answered [`PutAnswer::Send`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct PutHeader {
     pub run: RunId,
@@ -117,7 +117,7 @@ pub struct PutHeader {
     pub uid: Uid,
     pub digest: Digest,
     pub length: u64,
-    /// By the seat's hotkey, over all fields before it.
+    /// Signature by the seat's hotkey over all fields before it.
     pub signature: Signature,
 }
 
@@ -149,12 +149,12 @@ fn signed_message(run: RunId, window: Window, uid: Uid, digest: &Digest, length:
     encode(&(run, window, uid, digest, length))
 }
 
-/// Answers a [`PutHeader`], and then its bytes.
+/// Reply to a [`PutHeader`], and then to its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum PutAnswer {
-    /// The bytes may come.
+    /// The receiver accepts the bytes.
     Send,
-    /// The receiver holds the contribution.
+    /// The receiver already has the contribution.
     Have,
     Refused(Refusal),
 }
@@ -169,7 +169,7 @@ impl Message for PutAnswer {
     }
 }
 
-/// Why a receiver does not take a contribution.
+/// Reason why a receiver refuses a contribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, thiserror::Error)]
 pub enum Refusal {
     #[error("the offer is of version {theirs}, and the receiver speaks version {ours}")]
@@ -205,7 +205,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether the same offer may be taken a little later.
+    /// Returns whether the refusal is temporary, so that the same offer may be accepted later.
     pub fn may_pass(&self) -> bool {
         matches!(
             self,
@@ -228,7 +228,7 @@ impl From<MessageError> for Refusal {
     }
 }
 
-/// What a receiver judges an offer by.
+/// State against which a receiver judges an offer.
 #[derive(Clone, Copy, Debug)]
 pub struct Receiver {
     pub genesis: GenesisHash,
@@ -241,7 +241,10 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// The part of the rule that needs no look at the chain: run, time and length.
+    /// Checks the part of the rule that needs no chain state: run, time and length.
+    ///
+    /// # Errors
+    /// [`Refusal`] for another run, a wrong time or too many bytes.
     pub fn judge_offer(&self, offer: &PutHeader) -> Result<(), Refusal> {
         let Receiver { run, schedule, bytes_max: max, block, .. } = *self;
         ensure!(offer.run == run, Refusal::OtherRun { run });
@@ -251,7 +254,10 @@ impl Receiver {
         Ok(())
     }
 
-    /// The part that needs the chain: the seat, its signature and its commitment.
+    /// Checks the part that needs chain state: the seat, its signature and its commitment.
+    ///
+    /// # Errors
+    /// [`Refusal`] if no miner holds the seat, its hotkey did not sign, or the digest is not committed.
     pub fn judge_seat(
         &self,
         offer: &PutHeader,
@@ -269,9 +275,9 @@ impl Receiver {
     }
 }
 
-/// The window's validators in the order in which a seat offers them its contribution: by
-/// `blake3(seed ‖ validator ‖ endpoint)`, ascending, with the seat's endpoint. The seed is the window's own, so no seat
-/// foresees its receivers. A reader knows the endpoint, whichever seat it is asked about.
+/// Returns the window's validators in the order in which a seat offers them its contribution: ascending by
+/// `blake3(seed ‖ validator ‖ endpoint)`, with the seat's endpoint. The seed is the window's own, so no seat can
+/// predict its receivers. A reader knows the endpoint of any seat, and so its receivers.
 pub fn receivers(view: &WindowView, run: RunId, endpoint: &str) -> Vec<Uid> {
     let hash = view.opening_hash.unwrap_or_default();
     let seed = assign::seed(assign::domain::RECEIVERS, run, view.window, &hash);
@@ -282,20 +288,21 @@ pub fn receivers(view: &WindowView, run: RunId, endpoint: &str) -> Vec<Uid> {
     order.into_iter().map(|(_, validator)| validator).collect()
 }
 
-/// Where a validator takes contributions and serves objects: in its bucket, under [`crate::keys::peer`].
+/// Addresses at which a validator receives contributions and serves objects: in its bucket, under
+/// [`crate::keys::peer`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerRecord {
     pub hotkey: Hotkey,
-    /// The finalised block at which it was signed.
+    /// The finalised block at the time of signing.
     pub block: Block,
     /// Base URLs such as `p2p://PEER/ip4/203.0.113.5/udp/4100/quic-v1`, all of one peer.
     pub addresses: Vec<String>,
 }
 
-/// The longest signed record.
+/// Maximum length of a signed record.
 pub const RECORD_BYTES_MAX: usize = MESSAGE_BYTES_MAX + 64;
 
-/// Why bytes are no record of a hotkey.
+/// Reason why bytes are not a record of a hotkey.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     #[error(transparent)]
@@ -305,7 +312,7 @@ pub enum RecordError {
 }
 
 impl PeerRecord {
-    /// The record's bytes: the message, then the signature.
+    /// Returns the record's bytes: the message, then the signature.
     ///
     /// # Errors
     /// [`MessageError`] if the addresses are too many or too long.
@@ -318,6 +325,9 @@ impl PeerRecord {
     }
 
     /// Reads the record of `hotkey`.
+    ///
+    /// # Errors
+    /// [`RecordError`] if the bytes are not a record, or `hotkey` did not sign it for this chain.
     pub fn open(bytes: &[u8], hotkey: &Hotkey, genesis: &GenesisHash) -> Result<PeerRecord, RecordError> {
         let (message, signature) =
             bytes.split_last_chunk::<64>().ok_or(RecordError::Message(MessageError::Malformed))?;
@@ -456,7 +466,7 @@ mod tests {
         assert_eq!(judge(&offer, &view(&[(7, 8)])), Err(Refusal::NotCommitted));
         assert_eq!(judge(&offer, &view(&[(6, 9)])), Err(Refusal::NotCommitted));
         assert_eq!(judge(&self::offer(&other), &view(&[(7, 9)])), Err(Refusal::BadSignature));
-        // What is signed is all of it.
+        // The signature covers every field.
         for changed in [PutHeader { length: 99, ..offer }, PutHeader { window: Window(3), ..offer }] {
             assert_eq!(judge(&changed, &view(&[(7, 9)])), Err(Refusal::BadSignature));
         }

@@ -1,9 +1,9 @@
-//! Probes: proof that a validator measured what it votes on (PROT-2, PROT-27, PROT-30).
+//! Probes: proof that a validator measured its votes (PROT-2, PROT-27, PROT-30).
 //!
 //! A part of a window's common sequences is the same for all validators. A validator's losses on them after each
 //! selected contribution are the leaves of a Merkle tree, whose root goes on the chain with its receipt. After the
-//! epoch, a block hash draws a few pairs of window and seat. The validator opens its leaves for them on the chain. The
-//! losses that more than half of the stake agree on are right.
+//! epoch, a block hash draws a few pairs of window and seat. The validator opens its leaves for them on the chain.
+//! The losses on which more than half of the stake agrees are right.
 //!
 //! ```text
 //! root ── node ── leaf 0: the losses after the contribution of the first selected seat
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A window's tree has one leaf for each selected seat, in uid order. So each seat has one place, and a validator
-//! cannot bind itself to two answers for it. A leaf names its validator, so that another's root is worthless as one's
-//! own.
+//! cannot bind itself to two answers for it. A leaf includes its validator's seat, so a validator cannot reuse
+//! another's root.
 
 use crate::{Digest, RunId, SeatId, Uid, Window, assign, consensus::ONE, ensure};
 use alloc::{vec, vec::Vec};
@@ -21,19 +21,20 @@ use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;
 use serde::{Deserialize, Serialize};
 
-/// Pairs of window and seat that are drawn for an epoch, at most.
+/// Maximum number of pairs of window and seat that are drawn for an epoch.
 pub const PROBES: u32 = 8;
 
-/// Common sequences of a window that are the same for all validators, at most.
+/// Maximum number of common sequences of a window that are the same for all validators.
 pub const SEQUENCES_MAX: u32 = 16;
 
-/// Windows between a window and the first epoch end that draws from it, at least: the time to anchor its root.
+/// Minimum number of windows between a window and the first epoch end that draws from it: the time to anchor its
+/// root.
 pub const DELAY_WINDOWS: u32 = 2;
 
-/// Hashes of a proof, at most: enough for 2048 seats.
+/// Maximum number of hashes in a proof: enough for 2048 seats.
 pub const PROOF_MAX: u32 = 11;
 
-/// A selected contribution whose losses the validators show.
+/// A selected contribution for which validators show losses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct Probe {
@@ -41,17 +42,17 @@ pub struct Probe {
     pub uid: Uid,
 }
 
-/// A leaf and its proof: what a validator shows for a [`Probe`].
+/// A validator's response to a [`Probe`]: a leaf and its proof.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, TypeInfo)]
 pub struct Answer {
     /// Losses after the contribution on the window's probe sequences, in millionths of a nat per token. `None` proves
-    /// that the validator bound itself to none: it did not measure the contribution.
+    /// that the leaf has no losses: the validator did not measure the contribution.
     pub losses: Option<Vec<u32>>,
-    /// The neighbours on the way from the leaf to the root.
+    /// The sibling hashes on the path from the leaf to the root.
     pub proof: Vec<Digest>,
 }
 
-/// The leaves of one validator and window.
+/// Context of the leaves of one validator and window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaves {
     pub run: RunId,
@@ -60,30 +61,30 @@ pub struct Leaves {
     pub validator: SeatId,
 }
 
-/// A validator at the close of an epoch, with what it showed.
+/// A validator at the close of an epoch, with its answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// The stake that counts, also of a validator that showed nothing.
+    /// The stake that counts, even if the validator showed nothing.
     pub stake: u128,
-    /// The place in the draw of the first contribution of its time in the seat. Earlier ones do not count for it.
+    /// Index in the draw of the first contribution since the holder registered. Earlier ones do not count for it.
     pub first: usize,
-    /// Its losses for each drawn contribution, in the order of the draw. What is missing at the end, it did not show.
+    /// Its losses for each drawn contribution, in the order of the draw. Missing ones at the end count as `None`.
     pub answers: Vec<Option<Vec<u32>>>,
 }
 
-/// What an epoch's probes say of one validator.
+/// Result of an epoch's probes for one validator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeVerdict {
-    /// Contributions of its time on whose losses more than half of the stake agrees. If none is of its time, all of
-    /// them: nothing shows that it measured.
+    /// Contributions since its registration on whose losses more than half of the stake agrees. If there were none
+    /// since then, all of them: nothing shows that it measured.
     pub counted: u32,
-    /// Those of them for which the validator showed the right losses.
+    /// Counted contributions for which the validator showed the right losses.
     pub right: u32,
-    /// Those for which it showed others.
+    /// Counted contributions for which it showed other losses.
     pub wrong: u32,
 }
 
-/// Why an answer does not belong to a root.
+/// Reason why an answer does not belong to a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProofError {
     #[error("the seat is not among those that the tree has leaves of")]
@@ -94,20 +95,20 @@ pub enum ProofError {
     OtherLosses,
 }
 
-/// A loss in nats per token as it stands in a leaf: in millionths, rounded, within the bounds of the type.
+/// Converts a loss in nats per token to the unit of a leaf: millionths, rounded, within the bounds of the type.
 pub fn millionths(loss: f64) -> u32 {
-    // The conversion rounds down and saturates; what is not a number becomes 0.
+    // The conversion rounds down and saturates; NaN becomes 0.
     (loss * 1e6 + 0.5) as u32
 }
 
-/// How many of `evaluation_sequences` common sequences are the same for all validators: a quarter, rounded up, at most
-/// [`SEQUENCES_MAX`]. The others are drawn with the validator's salt, which no block author knows.
+/// Returns how many of `evaluation_sequences` common sequences are the same for all validators: a quarter, rounded
+/// up, at most [`SEQUENCES_MAX`]. The others are drawn with the validator's salt, which block authors do not know.
 pub fn sequences(evaluation_sequences: u32) -> usize {
     evaluation_sequences.div_ceil(4).min(SEQUENCES_MAX) as usize
 }
 
 impl Leaves {
-    /// The leaf of the selected seat `uid`; `losses` is `None` if the validator did not measure it.
+    /// Returns the leaf of the selected seat `uid`; `losses` is `None` if the validator did not measure it.
     pub fn leaf(&self, uid: Uid, losses: Option<&[u32]>) -> Digest {
         let Leaves { run, window, validator } = self;
         let bytes = (run, window, validator, uid, losses).encode();
@@ -115,7 +116,7 @@ impl Leaves {
     }
 }
 
-/// The root over the leaves of a window's selected seats, in uid order. Without leaves it is a constant.
+/// Returns the root over the leaves of a window's selected seats, in uid order. Without leaves it is a constant.
 pub fn root(leaves: &[Digest]) -> Digest {
     let mut level = leaves.to_vec();
     while level.len() > 1 {
@@ -124,7 +125,7 @@ pub fn root(leaves: &[Digest]) -> Digest {
     level.first().copied().unwrap_or_else(|| Digest::of(b"mettle/1/probe-none"))
 }
 
-/// The neighbours of the leaf at `place` on its way to the root, lowest first; `None` if there is no such leaf.
+/// Returns the sibling hashes of the leaf at `place`, lowest first; `None` if there is no such leaf.
 pub fn proof(leaves: &[Digest], place: usize) -> Option<Vec<Digest>> {
     ensure_place(place, leaves.len()).ok()?;
     let (mut level, mut place, mut proof) = (leaves.to_vec(), place, Vec::new());
@@ -136,7 +137,7 @@ pub fn proof(leaves: &[Digest], place: usize) -> Option<Vec<Digest>> {
     Some(proof)
 }
 
-/// Checks that `leaf` stands at `place` of the `count` leaves under `root`.
+/// Checks that `leaf` is at `place` of the `count` leaves under `root`.
 ///
 /// # Errors
 /// If there is no such place, or the proof does not lead from the leaf to the root.
@@ -161,9 +162,9 @@ pub fn verify(
     Ok(())
 }
 
-/// The pairs that the opening of `first`, the first window after an epoch, draws from the epoch's probe windows
-/// ([`crate::RunParams::probe_windows`]): for each merged one its selected seats, both in order. At most [`PROBES`],
-/// all different, in order.
+/// Returns the pairs that the opening of `first`, the first window after an epoch, draws from the epoch's probe
+/// windows ([`crate::RunParams::probe_windows`]). `selected` has each merged window's selected seats, both in order.
+/// At most [`PROBES`], all different, in order.
 pub fn draw(run: RunId, first: Window, opening_hash: &Digest, selected: &[(Window, Vec<Uid>)]) -> Vec<Probe> {
     let pairs: Vec<Probe> = selected
         .iter()
@@ -178,10 +179,10 @@ pub fn draw(run: RunId, first: Window, opening_hash: &Digest, selected: &[(Windo
     drawn
 }
 
-/// Judges what the validators of an active set showed of `drawn` contributions, each by the others (PROT-30).
+/// Judges the answers of an active set's validators on `drawn` contributions, each by the others (PROT-30).
 ///
-/// The right losses are the medians by stake of those shown, sequence by sequence. They count if more than half of all
-/// stake showed losses within `tolerance` of them: so less than half of the stake cannot make others wrong.
+/// The right losses are the medians by stake of those shown, per sequence. They count if more than half of all stake
+/// showed losses within `tolerance` of them: so less than half of the stake cannot make others wrong.
 pub fn judge(drawn: usize, validators: &[Shown], tolerance: u32) -> Vec<ProbeVerdict> {
     let mut verdicts = vec![ProbeVerdict { counted: 0, right: 0, wrong: 0 }; validators.len()];
     let total = stake_of(validators.iter().map(|shown| shown.stake));
@@ -222,8 +223,8 @@ impl Shown {
 }
 
 impl ProbeVerdict {
-    /// The part of its dividends that the validator earns, in parts of [`ONE`]: none after a wrong answer, otherwise
-    /// the part of the counted contributions that it showed. If none counts, all.
+    /// Returns the part of its dividends that the validator earns, in parts of [`ONE`]. It is 0 after a wrong answer,
+    /// otherwise the part of the counted contributions that it showed. If none counts, it is [`ONE`].
     pub fn earns(&self) -> u64 {
         let ProbeVerdict { counted, right, wrong } = *self;
         match (wrong, counted) {
@@ -234,7 +235,8 @@ impl ProbeVerdict {
     }
 }
 
-/// Sequence by sequence the median by stake, of the answers with the median number of sequences; `None` without any.
+/// Returns the medians by stake, per sequence, of the answers with the median number of sequences; `None` without
+/// any.
 fn median_losses(answers: &[(u128, &[u32])]) -> Option<Vec<u32>> {
     let lengths = answers.iter().map(|(stake, losses)| (losses.len(), *stake)).collect();
     let length = median_by_stake(lengths)?;
@@ -245,7 +247,7 @@ fn median_losses(answers: &[(u128, &[u32])]) -> Option<Vec<u32>> {
     (0..length).map(|place| median_by_stake(of_length(place))).collect()
 }
 
-/// The least value at which half of the stake is reached.
+/// Returns the least value at which half of the stake is reached.
 fn median_by_stake<V: Copy + Ord>(mut values: Vec<(V, u128)>) -> Option<V> {
     values.sort_unstable();
     let total = stake_of(values.iter().map(|(_, stake)| *stake));

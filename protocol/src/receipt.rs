@@ -1,20 +1,21 @@
-//! What a validator says a window's work was worth, with everything it concluded that from (PROT-27).
+//! Receipts: a validator's signed report of one window, with its evidence (PROT-27).
 //!
-//! One file a validator and window: what it attested and why, the salt that chose its sequences, the losses it
-//! measured, what it remembered of every seat before and after, the resulting scores and weights, and what it merged.
-//! The file is signed, its digest stands on the chain, and each names the one before, so that nothing can be slipped
-//! in between two of them. From a receipt and public data anyone can work out the same, and see where it was not so.
+//! There is one file per validator and window. It has the validator's attestation with reasons, the salt that drew
+//! its sequences, and the losses that it measured. It also has the reputations before and after, the resulting scores
+//! and weights, and the merge. The file is signed, its digest is on the chain, and each receipt names the previous
+//! one, so that none can be inserted between two. With a receipt and public data anyone can repeat its computation,
+//! and find where it differs.
 //!
 //! ```text
 //! object = "MTLR" ‖ receipt ‖ signature, 64 bytes
 //! ```
 //!
-//! Inside it are its validator's signatures under what it attested and voted, in the form in which the chain takes
+//! It contains the validator's signatures under its attestation and vote, in the form that the chain accepts as
 //! evidence.
 //!
 //! The receipt is in SCALE: fields in order, integers little-endian, lists after their compact length, fractions as
 //! the bits of an f64. The signature is over the chain's genesis hash and the receipt's digest; the digest on the
-//! chain is over the whole object. There is one spelling of each: what is read is written again and compared.
+//! chain is over the whole object. The encoding is canonical: a decoded receipt is encoded again and compared.
 
 use crate::{
     Digest, GenesisHash, Hotkey, RunId, RunParams, SeatId, Uid, Window, ensure,
@@ -28,57 +29,56 @@ use codec::{Decode, DecodeAll as _, Encode, Error as CodecError, Input};
 use core::fmt;
 use serde::{Deserialize, Serialize};
 
-/// What the bytes of a receipt begin with.
+/// The first bytes of a receipt.
 pub const MAGIC: [u8; 4] = *b"MTLR";
 
 /// The version of the format: the first field of every receipt.
 pub const FORMAT: u16 = 1;
 
-/// Bytes of the longest text in a receipt. A longer one is cut by [`text`].
+/// Maximum length of a text in a receipt, in bytes. [`text`] truncates a longer one.
 pub const TEXT_BYTES_MAX: usize = 256;
 
-/// Penalties that weigh on one seat, at most: as many as there are evaluations in which one is still there, of every
-/// kind.
+/// Maximum number of penalties of one seat: as many of every kind as there are evaluations for which one lasts.
 pub const PENALTIES_MAX: usize = 64;
 
-/// Seats of one run, at most: what the chain can hold.
+/// Maximum number of seats of one run: the chain's capacity.
 pub const SEATS_MAX: usize = 2048;
 
 const SIGNATURE_BYTES: usize = 64;
 
-/// A finite number, to the last bit.
+/// A finite number that keeps its exact bits.
 #[derive(Clone, Copy, PartialEq, PartialOrd, Encode, Serialize)]
 #[serde(transparent)]
 pub struct ExactF64(f64);
 
-/// All that one validator says of one window.
+/// A validator's report of one window.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
 pub struct Receipt {
     /// [`FORMAT`].
     pub format: u16,
     pub run: RunId,
     pub window: Window,
-    /// The validator's seat, and whose time in it.
+    /// The validator's seat, with its holder's registration.
     pub validator: SeatId,
     pub hotkey: Hotkey,
-    /// `lineage_w`: the model that everything was measured against.
+    /// `lineage_w`: the model of all measurements.
     pub base: Digest,
-    /// The validator's receipt before this one; `None` in its first.
+    /// The validator's previous receipt; `None` in its first.
     pub previous: Option<PreviousReceipt>,
-    /// The salt of this window, whose digest is on the chain since before it opened (PROT-2).
+    /// The salt of this window, whose digest was on the chain before the window opened (PROT-2).
     pub salt: [u8; 32],
     pub attestation: Attestation,
-    /// What it merged and voted; `None` where it could not.
+    /// Its merge and vote; `None` if it had none.
     pub merged: Option<MergeRecord>,
-    /// Its signatures under both, which the chain takes as evidence (PROT-21).
+    /// Its signatures under both, which the chain accepts as evidence (PROT-21).
     pub statements: Statements,
-    /// What it remembered of every seat when it judged.
+    /// Every seat's reputation before the judgement.
     pub before: Reputations,
-    /// `None` where the window was void, or its turn did not come: then what it remembers is unchanged.
+    /// `None` if the window was void, or was not evaluated: then reputations are unchanged.
     pub judgement: Option<Judgement>,
 }
 
-/// Names a receipt.
+/// Reference to a receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct PreviousReceipt {
     pub window: Window,
@@ -86,7 +86,7 @@ pub struct PreviousReceipt {
     pub digest: Digest,
 }
 
-/// What was attested (PROT-14). Each list is in uid order, and no seat is in two of them.
+/// Contents of an attestation (PROT-14). Each list is in uid order, and no seat is in two of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct Attestation {
     pub valid: Vec<Uid>,
@@ -94,7 +94,7 @@ pub struct Attestation {
     pub not_observed: Vec<NotObserved>,
 }
 
-/// A fault, and in what it consists.
+/// A fault with its details.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct ReportedFault {
     pub uid: Uid,
@@ -103,36 +103,36 @@ pub struct ReportedFault {
     pub detail: String,
 }
 
-/// A commitment that the validator could not look at: its own trouble, no fault.
+/// A commitment that the validator could not check, for a reason of its own: not a fault.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct NotObserved {
     pub uid: Uid,
     pub reason: String,
 }
 
-/// What was merged, and voted (PROT-17 to PROT-20).
+/// A merge and its vote (PROT-17 to PROT-20).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct MergeRecord {
-    /// In uid order.
+    /// Merged contributions, in uid order.
     pub inputs: Vec<Selected>,
     pub update: Digest,
     pub state_root: Option<Digest>,
 }
 
-/// Signatures of the receipt's attestation and vote, each as a [`Statement`]: a validator that told the chain
-/// something else has signed the proof of it. `None` for a call that is not on the chain.
+/// Signatures of the receipt's attestation and vote, each as a [`Statement`]. If the validator told the chain
+/// something else, they prove it. `None` for a call that is not on the chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode, Serialize)]
 pub struct Statements {
     pub attestation: Option<Signature>,
     pub vote: Option<Signature>,
 }
 
-/// What is remembered of every seat (PROT-23 to PROT-26).
+/// The gauntlet's state of every seat between windows (PROT-23 to PROT-26).
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode, Serialize)]
 pub struct Reputations {
     /// The last window that was judged.
     pub judged: Option<Window>,
-    /// In seat order, one a uid.
+    /// In seat order, one per uid.
     pub seats: Vec<SeatReputation>,
 }
 
@@ -142,44 +142,44 @@ pub struct SeatReputation {
     pub reputation: Reputation,
 }
 
-/// What is remembered of one seat.
+/// The gauntlet's state of one seat between windows.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
 pub struct Reputation {
     pub mu: ExactF64,
     pub sigma: ExactF64,
     /// `m`.
     pub own_data_score: ExactF64,
-    /// Of `m`, from the errors of what it was made of.
+    /// Variance of `m`, from the errors of its terms.
     pub own_data_variance: ExactF64,
     /// Oldest first.
     pub penalties: Vec<Penalty>,
     pub first_seen: Window,
     pub last_evaluated: Option<Window>,
-    /// Windows of valid work since then.
+    /// Windows of valid work since the last measurement.
     pub unmeasured: u32,
     pub evaluations: u32,
     pub faults: u32,
     /// `t/n`.
     pub share: ExactF64,
-    /// What was earned in the last windows, oldest first, an epoch's worth at most.
+    /// Scores of the last windows, oldest first, an epoch's worth at most.
     pub recent: Vec<WindowScore>,
 }
 
-/// What one window earned (PROT-25).
+/// Score of one window (PROT-25).
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
 pub struct WindowScore {
-    /// Before penalties.
+    /// Score before penalties.
     pub score: ExactF64,
-    /// What penalties multiply it by.
+    /// Factor of the penalties.
     pub penalty: ExactF64,
 }
 
-/// Something that lowers a seat's score for a while (PROT-25).
+/// Temporary reduction of a seat's score (PROT-25).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct Penalty {
     pub reason: PenaltyReason,
     pub since: Window,
-    /// Evaluations until it is gone.
+    /// Evaluations until the penalty ends.
     pub remaining: u32,
 }
 
@@ -188,28 +188,28 @@ pub struct Penalty {
 pub enum PenaltyReason {
     /// The contribution made the model significantly worse.
     Harm,
-    /// It was a near-duplicate of another, and showed nothing of its seat's own data.
+    /// The contribution was a near-duplicate of another, and showed no training on its seat's own data.
     Duplicate,
-    /// The very bytes that were committed to are no contribution.
+    /// The committed bytes are not a valid contribution.
     Fault,
 }
 
-/// What the window's work was worth, and why.
+/// Evaluation of a window's contributions.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
 pub struct Judgement {
-    /// Contributions that the validator held, in uid order: the scales of all of them come from the norms of these
-    /// (PROT-17).
+    /// Contributions that the validator held, in uid order. The scales of all contributions come from the norms of
+    /// these (PROT-17).
     pub held: Vec<Uid>,
-    /// Contributions that it has time to measure in a window, at most.
+    /// Maximum number of contributions that it has time to measure in a window.
     pub budget: u32,
-    /// Whom it set out to measure, in this order (PROT-28). Who is not measured was not reached.
+    /// Seats to measure, in this order (PROT-28). Seats without a measurement were not reached.
     pub order: Vec<Uid>,
-    /// The common sequences, and the model's loss on each (PROT-22).
+    /// The common sequences, with the model's loss on each (PROT-22).
     pub common: Vec<Baseline>,
     /// Every miner's seat of the window, in seat order.
     pub seats: Vec<SeatJudgement>,
     pub after: Reputations,
-    /// What it would post now: in uid order, the highest 65535 (PROT-26).
+    /// Weights that it would post now: in uid order, the highest 65535 (PROT-26).
     pub weights: Vec<(Uid, u16)>,
 }
 
@@ -227,17 +227,17 @@ pub struct SeatJudgement {
     pub result: Outcome,
 }
 
-/// What one seat did in the window.
+/// Observation of one seat in the window.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Observed {
-    /// Committed nothing.
+    /// The seat committed nothing.
     Absent,
-    /// Committed, and neither the active set nor this validator can say what.
+    /// The seat committed, but neither the active set nor this validator could check the contribution.
     Unobserved,
-    /// Two thirds of the stake say that it is faulty.
+    /// Two thirds of the stake attested a fault.
     Faulty {
-        /// That of the fault which this validator saw itself, as in [`ReportedFault::label`]; or that others did.
+        /// Label of the fault that this validator found, as in [`ReportedFault::label`]; or that others found one.
         label: String,
         detail: String,
     },
@@ -245,13 +245,13 @@ pub enum Observed {
     Valid {
         /// `t`.
         trained: u32,
-        /// `None` where its turn did not come.
+        /// `None` if the validator did not reach it.
         measured: Option<Measured>,
-        /// The contribution that this one is most like, where that is more than independent work can be.
+        /// The most similar contribution, if the similarity is above that of independent work.
         near_duplicate: Option<NearDuplicate>,
     },
-    /// Committed, and this validator did not fetch it: it was not its turn among the seats without a consensus weight
-    /// (PROT-13).
+    /// The seat committed, but this validator did not fetch it: it was over the limit for seats without a consensus
+    /// weight (PROT-13).
     Unfetched,
 }
 
@@ -259,11 +259,11 @@ pub enum Observed {
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
 pub struct NearDuplicate {
     pub uid: Uid,
-    /// The window judged, or one before it.
+    /// The judged window, or an earlier one.
     pub window: Window,
-    /// Of its bytes.
+    /// Digest of the other contribution's bytes.
     pub digest: Digest,
-    /// The cosine of the two.
+    /// Cosine of the two contributions.
     pub alike: ExactF64,
 }
 
@@ -271,7 +271,7 @@ pub struct NearDuplicate {
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
 pub struct Measured {
     pub own: Vec<LossPair>,
-    /// After it, on each of the common sequences.
+    /// Loss after the contribution, on each of the common sequences.
     pub common_after: Vec<ExactF64>,
 }
 
@@ -282,28 +282,28 @@ pub struct LossPair {
     pub after: ExactF64,
 }
 
-/// What follows from it for the seat, to be read by people. The exact record is in [`Judgement::after`].
+/// Result for the seat, for people to read. The exact record is in [`Judgement::after`].
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
 pub struct Outcome {
     /// Relative gain on the seat's own sequences (PROT-22).
     pub own_gain: Option<ExactF64>,
     /// Relative gain on the common sequences.
     pub common_gain: Option<ExactF64>,
-    /// Its standard error.
+    /// Standard error of `common_gain`.
     pub common_error: Option<ExactF64>,
-    /// `None` where there was too little to test (PROT-24).
+    /// `None` if there was too little data to test (PROT-24).
     pub own_data: Option<OwnData>,
-    /// Place in the window's match, from 1 (PROT-23).
+    /// Rank in the window's match, from 1 (PROT-23).
     pub rank: Option<u32>,
     /// `μ − 3σ` after the window.
     pub ordinal: ExactF64,
-    /// The ordinal of the window's field.
+    /// Median ordinal of the window's seats.
     pub median_rating: ExactF64,
-    /// From 0 to 1: what the one is worth beside the other (PROT-25).
+    /// Factor from 0 to 1, from the ordinal relative to the median (PROT-25).
     pub rating_factor: ExactF64,
-    /// This window's (PROT-25).
+    /// Score of this window (PROT-25).
     pub score: ExactF64,
-    /// From an epoch's worth of scores (PROT-26).
+    /// Weight from an epoch's worth of scores (PROT-26).
     pub weight: u16,
 }
 
@@ -312,21 +312,21 @@ pub struct Outcome {
 pub struct OwnData {
     pub gap: ExactF64,
     pub error: ExactF64,
-    /// What counted as one whole gap in this window.
+    /// The gap that counted as one in this window.
     pub scale: ExactF64,
-    /// From −1 to 1.
+    /// Result from −1 to 1.
     pub outcome: ExactF64,
 }
 
-/// A receipt that was signed, as it is published.
+/// A signed receipt, as it is published.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SignedReceipt {
-    /// Of the whole object: what is anchored.
+    /// Digest of the whole object, which is anchored on the chain.
     pub digest: Digest,
     pub bytes: Vec<u8>,
 }
 
-/// Why bytes are no receipt.
+/// Reason why bytes are not a receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReceiptError {
     #[error("it has {bytes} bytes, where {largest} are the most")]
@@ -345,20 +345,20 @@ pub enum ReceiptError {
     NotSigned(#[from] SignatureError),
 }
 
-/// The first window in which the receipt of `window` is public: the one after the epoch in which validators may have to
-/// show what they measured in it (PROT-27, PROT-30). Then the answers are drawn, and the weight votes that the receipt
-/// discloses are bound.
+/// Returns the first window in which the receipt of `window` is public. It is the one after the epoch in which
+/// validators may have to show their measurements (PROT-27, PROT-30). By then the probes are drawn, and the weight
+/// votes that the receipt discloses are committed.
 pub fn public_from(window: Window, params: &RunParams) -> Window {
     Window(params.probe_epoch(window).saturating_add(1).saturating_mul(params.epoch_windows))
 }
 
-/// The first window whose receipt is not public yet when `now` is open. The inverse of [`public_from`].
+/// Returns the first window whose receipt is not public yet when `now` is open. The inverse of [`public_from`].
 pub fn first_sealed(now: Window, params: &RunParams) -> Window {
     Window(params.probe_windows(now.epoch(params.epoch_windows)).start)
 }
 
 impl Attestation {
-    /// What the chain is told of it, in uid order.
+    /// Returns the verdicts for the chain, in uid order.
     pub fn verdicts(&self) -> Vec<(Uid, Verdict)> {
         let valid = self.valid.iter().map(|uid| (*uid, Verdict::Valid));
         let faulty = self.faulty.iter().map(|said| (said.uid, Verdict::Faulty));
@@ -369,8 +369,7 @@ impl Attestation {
 }
 
 impl Receipt {
-    /// The exact bytes to publish, signed with the validator's hotkey. The same receipt has the same bytes whenever it
-    /// is sealed.
+    /// Returns the exact bytes to publish, signed with the validator's hotkey. Sealing is deterministic.
     pub fn sign(&self, signer: &Signer) -> SignedReceipt {
         let body = self.encode();
         let signature = signer.sign(Domain::Receipt, &Digest::of(&body).0);
@@ -378,9 +377,12 @@ impl Receipt {
         SignedReceipt { digest: Digest::of(&bytes), bytes }
     }
 
-    /// Reads a stranger's bytes: bounded by `params`, one spelling, in order, and signed by the hotkey that they name
-    /// for the chain of this genesis. Whether that key holds the seat, and whether anything in it is true, is another
-    /// question.
+    /// Reads untrusted bytes. They must be within the bounds of `params`, canonical, in order, and signed for this
+    /// chain by the hotkey that they name. The caller checks whether that key holds the seat, and whether the
+    /// contents are true.
+    ///
+    /// # Errors
+    /// [`ReceiptError`] if the bytes fail one of these checks.
     pub fn open(bytes: &[u8], params: &RunParams, genesis: &GenesisHash) -> Result<Receipt, ReceiptError> {
         let largest = largest_bytes(params);
         ensure!(bytes.len() <= largest, ReceiptError::TooLarge { bytes: bytes.len(), largest });
@@ -405,17 +407,17 @@ impl Receipt {
         Ok(receipt)
     }
 
-    /// What the chain was told, as the receipt has it: in uid order.
+    /// Returns the verdicts sent to the chain, in uid order.
     pub fn verdicts(&self) -> Vec<(Uid, Verdict)> {
         self.attestation.verdicts()
     }
 
-    /// What was voted, as the receipt has it.
+    /// Returns the vote sent to the chain.
     pub fn vote(&self) -> Option<Vote> {
         self.merged.as_ref().map(|merged| Vote { update: merged.update, state_root: merged.state_root })
     }
 
-    /// Signs what the receipt says of those matters that the chain has taken (PROT-21).
+    /// Signs the receipt's attestation and vote, those of them that the chain has accepted (PROT-21).
     pub fn sign_statements(&mut self, attestation: bool, vote: bool, signer: &Signer) {
         let sign = |statement: Statement| statement.sign(signer).signature;
         self.statements = Statements {
@@ -424,7 +426,7 @@ impl Receipt {
         };
     }
 
-    /// The statements that it holds signatures under. Those are checked where the receipt is opened.
+    /// Returns the statements that have signatures. [`Receipt::open`] verifies them.
     pub fn signed_statements(&self) -> Vec<SignedStatement> {
         let Statements { attestation, vote } = self.statements;
         let attestation = attestation
@@ -443,17 +445,17 @@ impl Receipt {
         Some(Statement::of_vote(self.run, self.window, self.validator.uid, &self.vote()?))
     }
 
-    /// What the validator remembers after this window.
+    /// Returns the reputations after this window.
     pub fn after(&self) -> &Reputations {
         self.judgement.as_ref().map_or(&self.before, |judgement| &judgement.after)
     }
 
-    /// What it said of one seat's work.
+    /// Returns the judgement of one seat.
     pub fn of(&self, uid: Uid) -> Option<&SeatJudgement> {
         self.judgement.as_ref()?.seats.iter().find(|judged| judged.seat.uid == uid)
     }
 
-    /// Every bound and order that the types alone do not give.
+    /// Checks every bound and order that the types do not ensure.
     fn check(&self, params: &RunParams) -> Result<(), ReceiptError> {
         let epoch = usize::try_from(params.epoch_windows).unwrap_or(usize::MAX);
         let sequences = usize::try_from(params.evaluation_sequences).unwrap_or(usize::MAX);
@@ -508,7 +510,7 @@ impl Receipt {
 }
 
 impl Reputations {
-    /// What is remembered of `uid`.
+    /// Returns the reputation of `uid`.
     pub fn of(&self, uid: Uid) -> Option<&SeatReputation> {
         self.seats.iter().find(|remembered| remembered.seat.uid == uid)
     }
@@ -523,7 +525,7 @@ impl Reputations {
     }
 }
 
-/// Ascending, none twice, and no more than there are seats.
+/// Checks that a list is ascending, without duplicates, and not longer than the number of seats.
 fn ordered<T, K: Ord>(
     list: &[T],
     key: impl Fn(&T) -> K,
@@ -538,18 +540,19 @@ fn within(length: usize, most: usize, otherwise: &'static str) -> Result<(), Rec
     if length <= most { Ok(()) } else { Err(ReceiptError::Disordered(otherwise)) }
 }
 
-/// The most bytes that a receipt of a run can have: a fetcher's cap, known before a byte is fetched (PROT-13).
+/// Returns the maximum length of a run's receipt in bytes: a fetcher's limit, known before a byte is fetched
+/// (PROT-13).
 pub fn largest_bytes(params: &RunParams) -> usize {
-    // Two numbers of 32 bits at most, so that nothing overflows 64.
+    // Two numbers of at most 32 bits, so that nothing overflows 64.
     let [sequences, epoch] = [params.evaluation_sequences, params.epoch_windows].map(u64::from);
     let [seats, penalties, text] = [SEATS_MAX, PENALTIES_MAX, TEXT_BYTES_MAX].map(|most| most as u64);
-    // A compact length takes four bytes at most where what it counts takes memory at all.
+    // A compact length takes at most four bytes if its entries take memory at all.
     let list = |entries: u64, bytes: u64| entries * bytes + 5;
     let text = list(text, 1);
     let reputation = list(epoch, 16) + list(penalties, 9) + 3 * 8 + 8 + 17;
     let reputations = list(seats, reputation + 6) + 5;
     let seat = list(sequences, 24) + list(sequences, 8) + 2 * text + 6 + 7 + 47 + 3 * 9 + 33 + 5 + 4 * 8 + 2;
-    // An attested seat is in one list; a text of a fault is two.
+    // An attested seat is in one list; a fault has two texts.
     let attested = list(seats, 2 * text + 2) + 10;
     let head = 2 + 4 + 4 + 6 + 32 + 32 + 37 + 32;
     let merged = list(seats, 34) + 1 + 32 + 33;
@@ -559,13 +562,13 @@ pub fn largest_bytes(params: &RunParams) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// `text` as a receipt may hold it: cut after [`TEXT_BYTES_MAX`] bytes, between two characters.
+/// Truncates `text` for a receipt: after at most [`TEXT_BYTES_MAX`] bytes, between two characters.
 pub fn text(text: &str) -> String {
     text[..text.floor_char_boundary(TEXT_BYTES_MAX)].into()
 }
 
 impl ExactF64 {
-    /// `number`, which is finite; what is not counts as 0, and does not come out of the gauntlet.
+    /// Wraps `number`, which must be finite; other values become 0, and the gauntlet does not return them.
     pub fn of(number: f64) -> ExactF64 {
         ExactF64(if number.is_finite() { number } else { 0.0 })
     }
@@ -574,7 +577,7 @@ impl ExactF64 {
         self.0
     }
 
-    /// Whether both have the same bits: other than `==`, it tells 0 from −0.
+    /// Returns whether both have the same bits: unlike `==`, it distinguishes 0 from −0.
     pub fn same(self, other: ExactF64) -> bool {
         self.0.to_bits() == other.0.to_bits()
     }

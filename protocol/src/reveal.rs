@@ -1,20 +1,20 @@
-//! Commit first, reveal later: what a party binds itself to before it shows it (PROT-30).
+//! Commit–reveal: a party commits to a value before it shows it (PROT-30).
 //!
-//! Weights, and where a run asks for it attestations and votes, are committed to as a hash by a deadline and shown
-//! after it. Whoever reads the chain in between learns nothing to copy: the salt hides the few likely values, and the
-//! hotkey in the hash makes another's hash worthless as one's own.
+//! Weights, and in some runs attestations and votes, are committed as a hash by a deadline and shown after it. A
+//! reader of the chain in between has nothing to copy: the salt hides the few likely values, and the hotkey in the
+//! hash makes a copied hash useless.
 
 use crate::{Digest, Hotkey};
 use alloc::vec::Vec;
 use blake2::{Blake2b, Digest as _, digest::consts::U32};
 use codec::Encode;
 
-/// Random bytes that hide what is committed to. Drawn anew for each commitment, and kept until it is revealed.
+/// Random bytes that hide a committed value. Drawn anew for each commitment, and kept until it is revealed.
 pub type Salt = [u8; 32];
 
-/// `blake2_256(SCALE(payload) ‖ salt ‖ hotkey)`, the hash that is committed (PROT-30).
+/// Returns `blake2_256(SCALE(payload) ‖ salt ‖ hotkey)`, the hash that is committed (PROT-30).
 ///
-/// Salt and hotkey have a fixed length and stand last, so no two different triples share the hashed bytes.
+/// Salt and hotkey have a fixed length and come last, so no two different triples share the hashed bytes.
 pub fn commitment<P: Encode + ?Sized>(payload: &P, salt: &Salt, hotkey: &Hotkey) -> Digest {
     let mut bytes: Vec<u8> = payload.encode();
     bytes.extend_from_slice(salt);
@@ -38,7 +38,7 @@ mod tests {
         assert_ne!(this, commitment(&weights, &salt, &Hotkey([8; 32])));
     }
 
-    /// As Python computes it: `blake2b(b"\x04\x07" + bytes(32) + b"\x01" * 32, digest_size=32)`.
+    /// The value from Python: `blake2b(b"\x04\x07" + bytes(32) + b"\x01" * 32, digest_size=32)`.
     #[test]
     fn a_commitment_is_the_hash_that_any_blake2_library_computes() {
         let this = commitment(&alloc::vec![7u8], &[0; 32], &Hotkey([1; 32]));

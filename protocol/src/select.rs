@@ -1,8 +1,9 @@
-//! Who is merged: a pure function of weights, attestations and a seed (PROT-14, PROT-16).
+//! Selection of the contributions for a merge: a pure function of weights, attestations and a seed (PROT-14,
+//! PROT-16).
 //!
-//! Half of the places are earned outright, half are drawn, so that every seat with a weight is merged sometimes and
-//! none can stop working once it is at the top. Newcomers have places of their own, at most a quarter of all: their
-//! work has not been judged yet.
+//! The highest weights get half of the places, the other half is drawn, so that every seat with a weight is merged
+//! sometimes and the top seats cannot stop working. Newcomers have places of their own, at most a quarter of all:
+//! their work has not been judged yet.
 
 use crate::{Digest, RunParams, Uid, assign::first_u64};
 use alloc::vec::Vec;
@@ -10,7 +11,7 @@ use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;
 use serde::{Deserialize, Serialize};
 
-/// A contribution that goes into the merge: the seat, and the digest of its exact bytes.
+/// A contribution that is merged: the seat, and the digest of its exact bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct Selected {
@@ -22,15 +23,15 @@ pub struct Selected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Candidate {
     pub uid: Uid,
-    /// Of the contribution's exact bytes, as committed.
+    /// Digest of the contribution's exact bytes, as committed.
     pub digest: Digest,
-    /// Consensus weight as it stood when the window opened; 0 where it has none.
+    /// Consensus weight at the opening of the window; 0 if the seat has none.
     pub weight: u16,
     /// Windows from the seat's registration to this one.
     pub windows_since_registration: u32,
 }
 
-/// The seats to merge, in uid order: at most `places + reserve_places`, and none at all where there are fewer than
+/// Returns the seats to merge, in uid order: at most `places + reserve_places`, and none if there are fewer than
 /// `min_contributions` (PROT-16). The order of the candidates does not matter; of two with the same uid the one with
 /// the lower digest counts.
 ///
@@ -42,14 +43,14 @@ pub fn select(params: &RunParams, seed: &Digest, candidates: &[Candidate]) -> Ve
     candidates.dedup_by_key(|candidate| candidate.uid);
     let places = usize::from(params.places);
 
-    // Half of the places, the odd one among them, to the highest weights.
+    // Half of the places, rounded up, to the highest weights.
     let (mut weighted, unweighted): (Vec<_>, Vec<_>) =
         candidates.into_iter().partition(|candidate| candidate.weight > 0);
     weighted.sort_by_key(|candidate| (core::cmp::Reverse(candidate.weight), candidate.uid));
     let drawn_from = weighted.split_off(weighted.len().min(places.div_ceil(2)));
     let mut taken = weighted;
 
-    // Half by lot, by weight, without putting back.
+    // Half drawn in proportion to weight, without replacement.
     let mut left = drawn_from;
     left.sort_by_key(|candidate| candidate.uid);
     for draw in 0..places / 2 {
@@ -57,7 +58,7 @@ pub fn select(params: &RunParams, seed: &Digest, candidates: &[Candidate]) -> Ve
         taken.push(left.remove(place));
     }
 
-    // The reserve, and places still free, to newcomers in seeded order.
+    // The reserve, and places that are still free, to newcomers in seeded order.
     let free = (places + usize::from(params.reserve_places)).saturating_sub(taken.len());
     let free = free.min(newcomers_max(params, taken.len()));
     let mut newcomers: Vec<_> = left
@@ -78,8 +79,9 @@ pub fn select(params: &RunParams, seed: &Digest, candidates: &[Candidate]) -> Ve
     selected
 }
 
-/// Newcomers beside `weighted` seats that are merged by weight, at most: a quarter of all, at least one, and as many as
-/// reach `min_contributions`. Unlimited if no seat is merged by weight: before the first consensus every seat is new.
+/// Returns the maximum number of newcomers beside `weighted` seats that are merged by weight. It is a quarter of all,
+/// at least one, and as many as reach `min_contributions`. Unlimited if no seat is merged by weight: before the first
+/// consensus every seat is new.
 fn newcomers_max(params: &RunParams, weighted: usize) -> usize {
     match weighted {
         0 => usize::MAX,
@@ -87,20 +89,21 @@ fn newcomers_max(params: &RunParams, weighted: usize) -> usize {
     }
 }
 
-/// Whether `stake` is at least two thirds of `total`. False if `total` is 0.
+/// Returns whether `stake` is at least two thirds of `total`. False if `total` is 0.
 pub fn two_thirds(stake: u128, total: u128) -> bool {
     // `⌈2·total / 3⌉`, written so that it cannot overflow.
     let needed = 2 * (total / 3) + total % 3;
     total > 0 && stake >= needed
 }
 
-/// The index of one candidate, drawn with a probability proportional to its weight; `None` if the weights add up to 0.
+/// Returns the index of one candidate, drawn with a probability proportional to its weight; `None` if the weights add
+/// up to 0.
 fn drawn_place(seed: &Digest, draw: u64, candidates: &[Candidate]) -> Option<usize> {
     let total = candidates.iter().map(|candidate| u64::from(candidate.weight)).sum::<u64>();
     if total == 0 {
         return None;
     }
-    // 64 bits over a total below 2^32: what the remainder favours is below 2^-32.
+    // 64 bits over a total below 2^32: the bias of the remainder is below 2^-32.
     let mut ticket = first_u64(&Digest::of_parts(&[&seed.0, b"draw", &draw.to_le_bytes()]).0) % total;
     candidates.iter().position(|candidate| match ticket.checked_sub(candidate.weight.into()) {
         Some(rest) => {
@@ -111,7 +114,7 @@ fn drawn_place(seed: &Digest, draw: u64, candidates: &[Candidate]) -> Option<usi
     })
 }
 
-/// The place of a newcomer in the draw: the lowest come first (PROT-16). `seed` is that of [`select`].
+/// Returns the rank of a newcomer in the draw: the lowest come first (PROT-16). `seed` is that of [`select`].
 pub fn newcomer_rank(seed: &Digest, uid: Uid) -> Digest {
     Digest::of_parts(&[&seed.0, b"newcomer", &uid.0.to_le_bytes()])
 }
@@ -230,7 +233,7 @@ mod tests {
                 if drew_two(&seed) { 2 } else { 3 }
             );
         }
-        // Where the newcomer won the draw, the reserve stays empty: uid 1 is no newcomer.
+        // If the newcomer won the draw, the reserve stays empty: uid 1 is not a newcomer.
         fn drew_two(seed: &Digest) -> bool {
             drawn_place(seed, 0, &[candidate(1, 8, 99), candidate(2, 7, 3)]) == Some(1)
         }

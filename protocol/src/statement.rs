@@ -1,8 +1,8 @@
 //! Statements that a validator signs outside the chain, and the proof of equivocation (PROT-21).
 //!
-//! The chain takes one attestation and one vote per window and validator, so no validator can contradict itself there.
-//! In a receipt a validator signs what it attested and voted. Two such statements about the same matter with different
-//! digests prove equivocation; so does one that differs from what the chain holds.
+//! The chain accepts one attestation and one vote per window and validator, so no validator can contradict itself
+//! there. In a receipt a validator signs its attestation and vote. Two such statements about the same subject with
+//! different digests prove equivocation; so does one that differs from the chain's record.
 
 use crate::{
     Digest, GenesisHash, Hotkey, RunId, Uid, Window, ensure,
@@ -13,11 +13,11 @@ use alloc::vec::Vec;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;
 
-/// What a statement is about.
+/// Subject of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub enum StatementKind {
-    /// The digest of the SCALE-encoded verdicts, as the chain takes them (PROT-14).
+    /// The digest of the SCALE-encoded verdicts, as the chain receives them (PROT-14).
     Attestation,
     /// The digest of the SCALE-encoded vote (PROT-19).
     Vote,
@@ -25,7 +25,7 @@ pub enum StatementKind {
     Receipts,
 }
 
-/// "Of this matter in this window, mine is the one with this digest."
+/// Signed claim: the validator's data on one subject and window has this digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Statement {
@@ -36,7 +36,7 @@ pub struct Statement {
     pub digest: Digest,
 }
 
-/// A statement and the hotkey's signature under it.
+/// A statement with the hotkey's signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct SignedStatement {
@@ -44,7 +44,7 @@ pub struct SignedStatement {
     pub signature: Signature,
 }
 
-/// Two statements of one validator that cannot both stand.
+/// Two statements of one validator that contradict each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Equivocation {
@@ -53,7 +53,7 @@ pub struct Equivocation {
     pub other: SignedStatement,
 }
 
-/// Why a pair of statements proves nothing.
+/// Reason why a pair of statements proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProofError {
     #[error("the statements are not about the same matter of the same seat, window and run")]
@@ -65,7 +65,7 @@ pub enum ProofError {
 }
 
 impl Statement {
-    /// Of an attestation: verdicts in uid order, as the chain takes them.
+    /// Creates the statement of an attestation: verdicts in uid order, as the chain receives them.
     pub fn of_attestation(run: RunId, window: Window, uid: Uid, verdicts: &Vec<(Uid, Verdict)>) -> Statement {
         let digest = Digest::of(&verdicts.encode());
         Statement { run, window, uid, kind: StatementKind::Attestation, digest }
@@ -80,7 +80,7 @@ impl Statement {
         SignedStatement { statement: self, signature: signer.sign(Domain::Statement, &self.encode()) }
     }
 
-    /// Whether both are about one matter, whatever they say of it.
+    /// Returns whether both have the same subject, whatever their digests.
     pub fn same_subject(&self, other: &Statement) -> bool {
         Statement { digest: other.digest, ..*self } == *other
     }
@@ -88,14 +88,20 @@ impl Statement {
 
 impl SignedStatement {
     /// Checks that `hotkey` signed the statement for the chain of this genesis.
+    ///
+    /// # Errors
+    /// [`SignatureError`] if it did not.
     pub fn verify(&self, hotkey: &Hotkey, genesis: &GenesisHash) -> Result<(), SignatureError> {
         identity::verify(hotkey, genesis, Domain::Statement, &self.statement.encode(), &self.signature)
     }
 }
 
 impl Equivocation {
-    /// Checks that the proof proves what it claims on the chain of this genesis. Whose hotkey it was, the chain must
-    /// say.
+    /// Checks that both statements have one subject, different digests, and valid signatures for the chain of this
+    /// genesis. The chain must check whose hotkey it was.
+    ///
+    /// # Errors
+    /// [`ProofError`] if one of these does not hold.
     pub fn check(&self, genesis: &GenesisHash) -> Result<Statement, ProofError> {
         let (one, other) = (self.one.statement, self.other.statement);
         ensure!(one.same_subject(&other), ProofError::DifferentSubject);

@@ -1,4 +1,4 @@
-//! A contribution on its way: who made it, for which window, from which model (PROT-9).
+//! The object of a contribution: its body with its seat, window, model and signature (PROT-9).
 //!
 //! Bytes are first decoded within bounds ([`Submission`]), then verified against seat, window, model and signature
 //! ([`Submission::verify`]). Only verified entries are merged.
@@ -7,9 +7,9 @@
 //! object = "MTLC" ‖ header, 114 bytes ‖ body ‖ signature, 64 bytes
 //! ```
 //!
-//! The header is in SCALE: its fields in order, integers little-endian. The signature is over the chain's
-//! genesis hash, the header and the body's digest; the digest committed on the chain is over the whole object. The
-//! signature comes last, so that an object is written and hashed in one pass, section by section ([`Sealer`]).
+//! The header is in SCALE: its fields in order, integers little-endian. The signature is over the chain's genesis
+//! hash, the header and the body's digest; the digest committed on the chain is over the whole object. The signature
+//! comes last, so that an object is written and hashed in one pass, section by section ([`Sealer`]).
 
 use crate::{
     Digest, GenesisHash, Hotkey, RunId, Uid, Window,
@@ -21,16 +21,16 @@ use crate::{
 use alloc::vec::Vec;
 use codec::{Decode, Encode, MaxEncodedLen};
 
-/// What the bytes of a contribution begin with.
+/// The first bytes of a contribution.
 pub const MAGIC: [u8; 4] = *b"MTLC";
 
-/// Bytes after the body.
+/// Length of the signature after the body.
 pub const SIGNATURE_BYTES: usize = 64;
 
-/// A larger root mean square of the values sent in any tensor is no training: the largest level is 15 (PROT-14).
+/// Upper bound of the root mean square of the values sent in any tensor; the largest level is 15 (PROT-14).
 pub const RMS_MAX: f64 = LEVEL_MAX as f64 / 2.0;
 
-/// What a contribution is bound to: it is invalid for another seat, window or model.
+/// Header that binds a contribution: it is invalid for another seat, window or model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, MaxEncodedLen)]
 pub struct Header {
     /// The version of the body's format: [`CODEC`].
@@ -39,34 +39,34 @@ pub struct Header {
     pub window: Window,
     pub uid: Uid,
     pub hotkey: Hotkey,
-    /// Lineage of `θ_w`, the model that was trained from.
+    /// Lineage of `θ_w`, the model at the start of the training.
     pub base: Digest,
     /// Digest of the schema of that model.
     pub schema: Digest,
     pub density: Density,
-    /// `t`: how many of the seat's sequences it finished, from the first on; at least one (PROT-6).
+    /// `t`: number of the seat's sequences that it finished, from the first on; at least one (PROT-6).
     pub trained: u32,
 }
 
-/// The exact bytes to commit to and upload, signed.
+/// Returns the exact signed bytes to commit to and upload.
 pub fn seal(header: &Header, body: &[u8], signer: &Signer) -> Vec<u8> {
     let (mut sealer, prefix) = Sealer::new(header);
     sealer.push(body);
     [&prefix[..], body, &sealer.finish(signer).0.0].concat()
 }
 
-/// Seals a body that is still being written: it hashes what goes by, and signs at the end (PROT-9).
+/// Seals a body that is still being written: it hashes the bytes as they pass, and signs at the end (PROT-9).
 #[derive(Clone, Debug)]
 pub struct Sealer {
     header: Vec<u8>,
-    /// Of the body alone: what is signed.
+    /// Hash of the body alone, which is signed.
     body: blake3::Hasher,
-    /// Of the whole object: what is committed.
+    /// Hash of the whole object, which is committed.
     object: blake3::Hasher,
 }
 
 impl Sealer {
-    /// Also returns the bytes that the object begins with.
+    /// Also returns the first bytes of the object.
     pub fn new(header: &Header) -> (Sealer, [u8; PREFIX_BYTES]) {
         let header = header.encode();
         let mut prefix = [0; PREFIX_BYTES];
@@ -76,13 +76,13 @@ impl Sealer {
         (Sealer { header, body: blake3::Hasher::new(), object }, prefix)
     }
 
-    /// The next bytes of the body.
+    /// Adds the next bytes of the body.
     pub fn push(&mut self, body: &[u8]) {
         self.body.update(body);
         self.object.update(body);
     }
 
-    /// The signature, which is the object's end, and the object's digest.
+    /// Returns the signature, which ends the object, and the object's digest.
     pub fn finish(mut self, signer: &Signer) -> (Signature, Digest) {
         let body = Digest(*self.body.finalize().as_bytes());
         let signature = signer.sign(Domain::Contribution, &signed_message(&self.header, &body));
@@ -91,12 +91,13 @@ impl Sealer {
     }
 }
 
-/// The most bytes a submission can have: a fetcher's cap, known before a byte is fetched (PROT-8, PROT-13).
+/// Returns the maximum length of a submission in bytes: a fetcher's limit, known before a byte is fetched (PROT-8,
+/// PROT-13).
 pub fn largest_bytes(schema: &Schema, density: Density) -> usize {
     schema.largest_body(density).saturating_add(FRAME_BYTES)
 }
 
-/// Bytes with a header, not yet believed.
+/// Bytes with a header, not verified yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Submission<'a> {
     pub header: Header,
@@ -105,7 +106,7 @@ pub struct Submission<'a> {
     bytes: &'a [u8],
 }
 
-/// What the chain knows of a contribution before it is fetched.
+/// The chain's data about a contribution before it is fetched.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected<'a> {
     pub genesis: GenesisHash,
@@ -122,7 +123,7 @@ pub struct Expected<'a> {
     pub digest: Digest,
 }
 
-/// Why a submission does not count (PROT-14). It is evidence, and lowers a rating; it never stops a window.
+/// Reason why a submission is invalid (PROT-14). It is evidence, and lowers a rating; it never stops a window.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Fault {
     #[error("it committed to bytes that it did not provide")]
@@ -164,13 +165,16 @@ pub enum Fault {
 }
 
 const HEADER_BYTES: usize = 114;
-/// Bytes before the body.
+/// Length of the part before the body.
 pub const PREFIX_BYTES: usize = MAGIC.len() + HEADER_BYTES;
-/// Bytes besides the body.
+/// Length of the parts around the body.
 const FRAME_BYTES: usize = PREFIX_BYTES + SIGNATURE_BYTES;
 
 impl<'a> Submission<'a> {
-    /// Finds the header and the body in a stranger's bytes.
+    /// Splits untrusted bytes into header and body.
+    ///
+    /// # Errors
+    /// [`Fault::Malformed`] if the bytes are too short, have another magic, or a header that cannot be decoded.
     pub fn read(bytes: &'a [u8]) -> Result<Submission<'a>, Fault> {
         let ends = Fault::Malformed("it ends inside its header");
         let (prefix, rest) = bytes.split_at_checked(PREFIX_BYTES).ok_or(ends.clone())?;
@@ -182,7 +186,10 @@ impl<'a> Submission<'a> {
         Ok(Submission { header, signature, body, bytes })
     }
 
-    /// Checks everything that makes a submission count, cheapest first, and decodes it.
+    /// Checks the submission, cheapest checks first, and decodes it.
+    ///
+    /// # Errors
+    /// [`Fault`] for the first check that fails.
     pub fn verify(&self, expected: &Expected<'_>) -> Result<Sparse, Fault> {
         let body = self.check(expected)?;
         let update =
@@ -192,8 +199,11 @@ impl<'a> Submission<'a> {
         Ok(update)
     }
 
-    /// [`Submission::verify`] without the checks of the body, which is returned. The caller decodes it and calls
-    /// [`check_norms`], or keeps the bytes only.
+    /// Runs the checks of [`Submission::verify`] except those of the body, and returns the body. The caller decodes
+    /// it and calls [`check_norms`], or keeps the bytes only.
+    ///
+    /// # Errors
+    /// [`Fault`] for the first check that fails.
     pub fn check(&self, expected: &Expected<'_>) -> Result<&'a [u8], Fault> {
         let header = self.header;
         let largest = largest_bytes(expected.schema, expected.density);
@@ -221,8 +231,12 @@ impl<'a> Submission<'a> {
     }
 }
 
-/// Refuses what is no work at all, and what has left every bound of training, by the square norm of each tensor of the
-/// schema. Between the two the merge clips (PROT-14). [`Fault::NoEffect`] needs the model, and is not found here.
+/// Refuses contributions without any work, and those far outside the bounds of training, by the square norm of each
+/// tensor of the schema. Between these limits the merge clips (PROT-14). [`Fault::NoEffect`] needs the model, and is
+/// not found here.
+///
+/// # Errors
+/// [`Fault`] if a norm is outside the limits.
 pub fn check_norms(schema: &Schema, density: Density, square_norms: &[f64]) -> Result<(), Fault> {
     let mut total = 0.0;
     for (range, square_norm) in schema.ranges().zip(square_norms) {
@@ -236,7 +250,7 @@ pub fn check_norms(schema: &Schema, density: Density, square_norms: &[f64]) -> R
 }
 
 impl Fault {
-    /// A short name that stays the same, for counters and receipts.
+    /// Returns a short, stable name for counters and receipts.
     pub fn label(&self) -> &'static str {
         match self {
             Fault::Missing => "missing",
@@ -261,7 +275,7 @@ impl Fault {
     }
 }
 
-/// The header and the body's digest: short, so that signing copies no body.
+/// Returns the header and the body's digest: short, so that signing copies no body.
 fn signed_message(header: &[u8], body: &Digest) -> Vec<u8> {
     [header, &body.0].concat()
 }
@@ -363,7 +377,7 @@ mod tests {
         let stranger = Signer::new(SigningKey::from_bytes(&[8; 32]), GENESIS);
         assert_eq!(verify(&seal(&header(), &body(), &stranger)), Err(Fault::BadSignature));
 
-        // The copycat's way: another's body under another's signature, with one's own claim.
+        // Copy attack: another seat's body under the attacker's signature, with a claim of its own.
         let bytes = seal(&Header { trained: 100, ..header() }, &body(), &key());
         let mut claimed = seal(&header(), &body(), &key());
         let signature = bytes.len() - SIGNATURE_BYTES;
@@ -383,7 +397,7 @@ mod tests {
             let mut flipped = bytes.clone();
             flipped[at] ^= 1 << (at % 8);
             assert!(verify_against(&flipped, committed).is_err());
-            // Nor does it help to commit to the flipped bytes.
+            // Committing to the flipped bytes does not help either.
             assert!(verify(&flipped).is_err());
         }
         assert_eq!(verify_against(&bytes, Digest::default()), Err(Fault::WrongDigest));
@@ -416,7 +430,7 @@ mod tests {
         assert_eq!(sealed(&[1e-20; 5003]), Err(Fault::AbnormalNorm { rms: 0.0 }));
         assert_eq!(sealed(&[f32::MAX; 5003]), Err(Fault::AbnormalNorm { rms: 15.0 }));
 
-        // One tensor is enough, however small it is beside the others.
+        // One tensor is enough, however small it is relative to the others.
         let mut values = [0.001; 5003];
         assert!(sealed(&values).is_ok());
         values[5000..].fill(9.0);

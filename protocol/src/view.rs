@@ -1,4 +1,4 @@
-//! What the chain tells about a run, as its runtime API returns it and every client reads it.
+//! Views of a run's chain state, as the runtime API returns them and every client reads them.
 
 use crate::{
     Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window, assign::Slot,
@@ -27,32 +27,32 @@ pub struct RunView {
     /// Base URL where specification, dataset and `θ_0` are published.
     pub origin: String,
     pub treasury: u128,
-    /// The latest checkpoint that two thirds voted, or the one that the run went back to since (PROT-20); `None` while
-    /// that is still `θ_0`.
+    /// The latest checkpoint with two thirds of the votes, or the one that the run has rewound to since (PROT-20);
+    /// `None` while that is still `θ_0`.
     pub checkpoint: Option<Checkpoint>,
-    /// The last window that opened with the state of an earlier checkpoint (PROT-20). `checkpoint` is that one until a
-    /// later window fixes another.
+    /// The last window that opened with the state of an earlier checkpoint (PROT-20). `checkpoint` is that one until
+    /// a later window fixes another.
     pub rewound: Option<Window>,
     /// Whether the active set is below its quorum of the bonded stake (PROT-3).
     pub paused: bool,
 }
 
-/// Windows to the oldest checkpoint that a run can go back to (PROT-20). Nodes keep their objects for twice as long:
-/// the other half is for joining from it, until there is a newer one.
+/// Age in windows of the oldest checkpoint that a run can rewind to (PROT-20). Nodes keep their objects for twice as
+/// long: the second half is for joining from it, until there is a newer one.
 pub const REWIND_WINDOWS: u32 = 32;
 
-/// How much of the active set wants to go back to a checkpoint (PROT-20).
+/// Stake of the active set that votes for a rewind to a checkpoint (PROT-20).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct RewindTally {
     /// The checkpoint's window.
     pub to: Window,
     /// The stake of the validators that vote for it.
     pub stake: u128,
-    /// The active set's stake: at two thirds of it, the next window opens with the checkpoint's state.
+    /// The active set's stake. At two thirds of it, the next window opens with the checkpoint's state.
     pub of: u128,
 }
 
-/// The state that everyone holds when `window` opens, fixed by vote (PROT-20).
+/// The model state at the opening of `window`, fixed by vote (PROT-20).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct Checkpoint {
@@ -76,44 +76,43 @@ pub struct SeatView {
     pub earned: u128,
 }
 
-/// One window as the chain holds it. Grows as the window goes on; never changes once `outcome` is there.
+/// One window in the chain's state. Grows during the window; does not change once `outcome` is set.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct WindowView {
     pub window: Window,
     /// Hash of block `w·L`, known one block later (PROT-2).
     pub opening_hash: Option<Digest>,
-    /// The seed of the assignment (PROT-2). Known as the window opens if the window before dealt its data, otherwise
+    /// The seed of the assignment (PROT-2). Known at the opening if the previous window dealt its data, otherwise
     /// with the opening hash.
     pub deal_seed: Option<Digest>,
     /// Hash of block `commit_by + 1`, known one block later (PROT-2).
     pub evaluation_hash: Option<Digest>,
-    /// Miners' seats when the window's data was dealt, in uid order (PROT-5). A seat may have another holder since, or
-    /// none.
+    /// Miners' seats at the time when the window's data was dealt, in uid order (PROT-5). A seat may have another
+    /// holder since, or none.
     pub slots: Vec<Uid>,
-    /// First position of the training order that this window hands out (PROT-5).
+    /// First position of the training order that this window assigns (PROT-5).
     pub cursor: u64,
-    /// Validators that decide this window, and the stake of each that counts (PROT-3).
+    /// Validators that decide this window, with the stake of each that counts (PROT-3).
     pub active_set: Vec<(Uid, u128)>,
-    /// `lineage_w`: the model everyone starts from (PROT-19).
+    /// `lineage_w`: the model at the start of the window (PROT-19).
     pub lineage: Digest,
-    /// Consensus weights as they stood at the opening: selection draws by them, and the merge's median counts them
-    /// (PROT-16, PROT-17).
+    /// Consensus weights at the opening: the selection and the merge's median use them (PROT-16, PROT-17).
     pub weights: Vec<(Uid, u16)>,
     pub commitments: Vec<(Uid, Digest)>,
     /// Digests of the salts that validators committed before the window opened (PROT-2).
     pub salts: Vec<(Uid, Digest)>,
-    /// Who attested so far (PROT-14).
+    /// Validators that have attested (PROT-14).
     pub attested: Vec<Uid>,
     pub selection: Option<Selection>,
-    /// Who voted so far, and what (PROT-19).
+    /// Votes so far, with their validators (PROT-19).
     pub votes: Vec<(Uid, Vote)>,
     pub outcome: Option<Outcome>,
     /// Digests of the receipts that validators published for the window (PROT-27).
     pub receipts: Vec<(Uid, Digest)>,
     /// The roots over their measurements that validators anchored with the receipts (PROT-27).
     pub probe_roots: Vec<ProbeRoot>,
-    /// What the opening of this window, the first of an epoch, drew of the epoch before it: each validator shows its
-    /// measurements of these contributions (PROT-30). Known one block after the opening.
+    /// Contributions of the previous epoch that the opening of this window, the first of an epoch, drew: each validator
+    /// shows its measurements of them (PROT-30). Known one block after the opening.
     pub probes: Vec<Probe>,
     /// The data of the next window, from [`crate::Schedule::deals_next_at`] until that window opens (PROT-5).
     pub next_deal: Option<Deal>,
@@ -127,16 +126,16 @@ pub struct WindowSummary {
     pub outcome: Option<Outcome>,
 }
 
-/// One seat's part of a [`WindowView`]: what a miner needs of it, the same few bytes for any number of seats.
+/// One seat's part of a [`WindowView`] for its miner: the same few bytes for any number of seats.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct SeatWindow {
     pub window: Window,
     pub opening_hash: Option<Digest>,
     pub lineage: Digest,
     pub outcome: Option<Outcome>,
-    /// The seat's data; `None` before it is dealt, and of a seat without a slot.
+    /// The seat's data; `None` before it is dealt, and for a seat without a slot.
     pub deal: Option<SeatDeal>,
-    /// What the seat committed.
+    /// The seat's commitment.
     pub commitment: Option<Digest>,
     /// The seat's data of the next window, as in [`WindowView::next_deal`].
     pub next_deal: Option<SeatDeal>,
@@ -147,7 +146,7 @@ pub struct SeatWindow {
 pub struct SeatDeal {
     pub seed: Digest,
     pub slot: Slot,
-    /// First position of the training order that the window hands out.
+    /// First position of the training order that the window assigns.
     pub cursor: u64,
 }
 
@@ -157,28 +156,29 @@ pub struct Deal {
     pub seed: Digest,
     /// Miners' seats, in uid order.
     pub slots: Vec<Uid>,
-    /// First position of the training order that the window hands out.
+    /// First position of the training order that the window assigns.
     pub cursor: u64,
 }
 
-/// The root over what a validator measured in a window (PROT-27).
+/// The root over a validator's measurements of a window (PROT-27).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct ProbeRoot {
     pub validator: Uid,
     pub root: Digest,
-    /// The window in which it was anchored.
+    /// The window in which the root was anchored.
     pub at: Window,
 }
 
 impl RunView {
-    /// The window that opens with the state of `checkpoint`: its own, or the one that went back to it (PROT-20).
+    /// Returns the window that opens with the state of `checkpoint`: its own, or the one that rewound to it
+    /// (PROT-20).
     pub fn goes_on_at(&self, checkpoint: &Checkpoint) -> Window {
         self.rewound.map_or(checkpoint.window, |rewound| rewound.max(checkpoint.window))
     }
 }
 
 impl SeatDeal {
-    /// The part of `uid`; `None` without a slot.
+    /// Returns the part of `uid`; `None` if it has no slot.
     pub fn of(uid: Uid, seed: Digest, slots: &[Uid], cursor: u64) -> Option<SeatDeal> {
         Some(SeatDeal { seed, slot: Slot::of(uid, slots)?, cursor })
     }
@@ -190,7 +190,7 @@ impl WindowView {
         WindowSummary { opening_hash, lineage, outcome }
     }
 
-    /// The part of `uid`.
+    /// Returns the part of `uid`.
     pub fn of_seat(&self, uid: Uid) -> SeatWindow {
         let WindowSummary { opening_hash, lineage, outcome } = self.summary();
         let committed = self.commitments.iter().find(|(of, _)| *of == uid);
@@ -206,16 +206,16 @@ impl WindowView {
         }
     }
 
-    /// The seat's consensus weight at the opening; 0 where it has none.
+    /// Returns the seat's consensus weight at the opening; 0 if it has none.
     pub fn weight_of(&self, uid: Uid) -> u16 {
         self.weights.iter().find(|(of, _)| *of == uid).map_or(0, |(_, weight)| *weight)
     }
 }
 
-/// What attestation came to: fixed one block after `attest_by`.
+/// Result of the attestations: fixed one block after `attest_by`.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct Selection {
-    /// In uid order, which is the order of the merge's additions (PROT-17).
+    /// Selected contributions in uid order, which is the order of the merge's additions (PROT-17).
     pub selected: Vec<Selected>,
     /// Seats that two thirds of the stake attested as valid, selected or not.
     pub valid: Vec<Uid>,
@@ -232,7 +232,7 @@ pub struct Vote {
     pub state_root: Option<Digest>,
 }
 
-/// How a window ended. Fixed one block after `vote_by`, never changed (PROT-19).
+/// Result of a window. Fixed one block after `vote_by`, never changed (PROT-19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -245,15 +245,15 @@ pub enum Outcome {
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VoidReason {
-    /// Fewer valid contributions than the run asks for.
+    /// Fewer valid contributions than the run requires.
     TooFewContributions,
-    /// No two thirds of the stake voted the same update.
+    /// No update had the votes of two thirds of the stake.
     NoAgreement,
     /// The active set held too little of the bonded stake (PROT-3).
     Paused,
 }
 
-/// What a validator says of one committed contribution (PROT-14). A seat it does not name, it did not observe.
+/// A validator's verdict on one committed contribution (PROT-14). It did not observe seats that it does not name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -262,7 +262,7 @@ pub enum Verdict {
     Faulty,
 }
 
-/// Where a run stands, in one answer: what a dashboard shows on top.
+/// State of a run in one response: the head of a dashboard.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct RunStatus {
     pub run: RunView,
@@ -273,14 +273,14 @@ pub struct RunStatus {
     pub miners: SeatOccupancy,
     pub validators: SeatOccupancy,
     pub pending_terms: Option<PendingTerms>,
-    /// Standing votes to go back to a checkpoint, by its window (PROT-20).
+    /// Current votes for a rewind, by the checkpoint's window (PROT-20).
     pub rewind_votes: Vec<RewindTally>,
-    /// Whether the owner has stopped the run, or has asked to (PROT-3).
+    /// Whether the owner has stopped the run, or has requested it (PROT-3).
     pub stopped_by_owner: bool,
     pub treasury: TreasuryView,
 }
 
-/// Terms that the owner asked for, and the first window in which they hold (PROT-29).
+/// Terms that the owner requested, and the first window in which they hold (PROT-29).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct PendingTerms {
@@ -288,61 +288,61 @@ pub struct PendingTerms {
     pub from: Window,
 }
 
-/// How full a run is, and what a seat costs there (PROT-29).
+/// Occupied seats of a run, and the price of a seat (PROT-29).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct SeatOccupancy {
     pub taken: u16,
     pub max: u16,
-    /// What the next seat costs now, burnt.
+    /// Price of the next seat, burnt.
     pub price: u128,
 }
 
-/// What became of a run's money: `funded = treasury + claimable + paid + burnt` (PROT-32).
+/// Balance of a run's money: `funded = treasury + claimable + paid + burnt` (PROT-32).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct TreasuryView {
     pub funded: u128,
     pub treasury: u128,
-    /// Of seats, former seats and the owner.
+    /// Pay of seats, former seats and the owner that waits to be claimed.
     pub claimable: u128,
     pub owner_claimable: u128,
     pub paid: u128,
     pub burnt: u128,
 }
 
-/// A seat with everything that the chain knows of it now.
+/// A seat with all of its chain state.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct SeatStatus {
     pub seat: SeatView,
     /// The first window in which the seat can be replaced (PROT-29).
     pub immune_until: Window,
-    /// What happens to the seat when the next window opens, in a word; `None` if nothing.
+    /// Change of the seat at the opening of the next window; `None` if there is none.
     pub pending: Option<PendingChange>,
     /// Whether pay becomes stake when it is claimed.
     pub pays_into_stake: bool,
-    /// What others have put behind a validator; it counts as its stake.
+    /// Stake that others nominated to a validator; it counts as its stake.
     pub nominated: u128,
     pub commission: Permille,
-    /// A higher commission that waits, and the window from which it holds.
+    /// A pending higher commission, and the window from which it holds.
     pub commission_raise: Option<(Permille, Window)>,
     pub consensus: SeatConsensus,
-    /// Pay of the last epochs, fading: the seat with the least is replaced first.
+    /// Decaying sum of the pay of past epochs: the seat with the least is replaced first.
     pub recent_pay: u128,
     pub last_attested: Option<Window>,
 }
 
-/// What the next opening of a window brings for a seat (PROT-29).
+/// Change of a seat at the next opening of a window (PROT-29).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PendingChange {
     /// The seat changes its hotkey.
     Rotates(Hotkey),
-    /// The seat is given up.
+    /// The seat is released.
     Leaves,
-    /// Somebody else takes it.
+    /// Another holder gets it.
     Replaced,
 }
 
-/// What the last consensus said of a seat, in parts of `consensus::ONE` (PROT-31).
+/// Result of the last consensus for a seat, in parts of `consensus::ONE` (PROT-31).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct SeatConsensus {
@@ -350,41 +350,41 @@ pub struct SeatConsensus {
     pub weight: u16,
     /// Share of the miners' pay.
     pub incentive: u64,
-    /// Of a validator: how much of its weights the consensus let stand. Of a miner: how much of what stake gave it.
+    /// Unclipped part of a validator's own weights, or of the weight that a miner was given.
     pub trust: u64,
     /// Share of the validators' pay.
     pub dividends: u64,
 }
 
-/// Why a seat was paid what it was paid in an epoch (PROT-32).
+/// Account of a seat's pay in an epoch (PROT-32).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct Payslip {
     pub epoch: u32,
-    /// What the run paid at most in that epoch: the emission's part for its merged windows.
+    /// Maximum pay of the run in that epoch: the emission's part for its merged windows.
     pub pot: u128,
     /// Merged windows of the epoch.
     pub merged: u32,
     pub consensus: SeatConsensus,
-    /// Credited to the seat.
+    /// Pay credited to the seat.
     pub amount: u128,
-    /// Credited to those who nominated it.
+    /// Pay credited to its nominators.
     pub nominators: u128,
 }
 
-/// What an account has in a run: what a wallet shows.
+/// An account's holdings in a run, for a wallet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct AccountStatus {
     /// Seats whose coldkey the account is.
     pub seats: Vec<Uid>,
-    /// Held as their stake.
+    /// Stake locked behind those seats.
     pub staked: u128,
-    /// Pay of those seats, and of seats that the account had, waiting to be claimed.
+    /// Pay of those seats, and of the account's former seats, that waits to be claimed.
     pub claimable: u128,
     pub unbonding: Vec<UnbondingView>,
     pub nominations: Vec<NominationView>,
 }
 
-/// Stake that was taken out and is not free yet (PROT-29).
+/// Withdrawn stake that is still locked (PROT-29).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct UnbondingView {
     pub uid: Uid,
@@ -393,17 +393,17 @@ pub struct UnbondingView {
     pub until: Window,
 }
 
-/// What an account has put behind a validator (PROT-29).
+/// An account's nomination of a validator (PROT-29).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct NominationView {
     pub validator: Uid,
-    /// What it is worth now.
+    /// Present value of the nomination.
     pub amount: u128,
     pub unbonding: Vec<UnbondingView>,
     pub claimable: u128,
 }
 
-/// Where the chain stands in a run.
+/// The chain's position in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
 pub struct Position {
     pub block: Block,

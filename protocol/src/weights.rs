@@ -1,9 +1,9 @@
-//! What a validator says each seat is worth, as the chain takes it: whole numbers, the best seat 65535 (PROT-26).
+//! A validator's weights for seats, as the chain accepts them: whole numbers, the best seat 65535 (PROT-26).
 
 use crate::Uid;
 use alloc::vec::Vec;
 
-/// Scores to weights: proportional, the highest score becoming 65535, in uid order.
+/// Converts scores to weights: proportional, the highest score becoming 65535, in uid order.
 ///
 /// Only positive, finite scores count; each of them gets a weight of at least 1, as a seat with a weight is merged
 /// sometimes. Of two scores for one uid the higher counts.
@@ -22,7 +22,7 @@ pub fn normalise(scores: &[(Uid, f64)]) -> Vec<(Uid, u16)> {
     positive.into_iter().map(|(uid, score)| (uid, weight_of(score))).collect()
 }
 
-/// Whether weights are spelt the one way there is: uids ascending, none twice, no zeros.
+/// Returns whether weights are in canonical form: uids ascending, none twice, no zeros.
 pub fn is_canonical(weights: &[(Uid, u16)]) -> bool {
     weights.iter().all(|(_, weight)| *weight > 0) && weights.windows(2).all(|pair| pair[0].0 < pair[1].0)
 }

@@ -1,25 +1,25 @@
 //! The clock of a run: blocks, windows, and the phases inside a window (PROT-1).
 //!
-//! No rule reads a wall clock. A deadline is a block height, and what was included by then is in time.
+//! No rule reads a wall clock. A deadline is a block height, and whatever was included by then is in time.
 
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use core::fmt;
 use scale_info::TypeInfo;
 use serde::{Deserialize, Serialize};
 
-/// A height of the chain. Not a window: the one road between the two is [`Schedule`].
+/// A height of the chain. It is not a window: only [`Schedule`] converts between the two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Block(pub u32);
 
-/// A stretch of blocks in which everyone holds the same model. Counted from the run's first block.
+/// A fixed number of blocks in which every node holds the same model. Counted from the run's first block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Window(pub u32);
 
-/// When a run's windows open, and by which block of a window each step must be included (PROT-1).
+/// Opening blocks of a run's windows, and the deadlines of a window's steps (PROT-1).
 ///
 /// The four deadlines are offsets from the window's first block: what is included in a block whose offset is *at most*
 /// the deadline is in time. `0 < commit_by < reveal_by < attest_by < vote_by < blocks_per_window`.
@@ -35,29 +35,29 @@ pub struct Schedule {
     pub vote_by: u32,
 }
 
-/// What a window is waiting for at a block.
+/// Step that a window waits for at a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Phase {
-    /// Miners train, and commit the digest of what they made.
+    /// Miners train, and commit the digest of their contribution.
     Commit,
     /// Miners upload the bytes they committed to.
     Reveal,
-    /// Validators say which contributions they could fetch and decode.
+    /// Validators attest which contributions they could fetch and decode.
     Attest,
-    /// The selection stands; validators merge it and vote the result.
+    /// The selection is fixed; validators merge it and vote on the result.
     Vote,
-    /// The window is fixed; everyone fetches the update while finality catches up.
+    /// The window is fixed; nodes fetch the update while finality catches up.
     Finalise,
 }
 
 impl Schedule {
-    /// Whether the deadlines rise as they must.
+    /// Returns whether the deadlines are in ascending order.
     pub fn is_valid(&self) -> bool {
         let Schedule { commit_by, reveal_by, attest_by, vote_by, blocks_per_window, .. } = *self;
         [0, commit_by, reveal_by, attest_by, vote_by, blocks_per_window].is_sorted_by(|a, b| a < b)
     }
 
-    /// The window that `block` falls in and the block's offset inside it; `None` before the run starts.
+    /// Returns the window of `block` and the block's offset inside it; `None` before the run starts.
     pub fn locate(&self, block: Block) -> Option<(Window, u32)> {
         let since_start = block.0.checked_sub(self.start.0)?;
         let window = since_start.checked_div(self.blocks_per_window)?;
@@ -80,39 +80,39 @@ impl Schedule {
         Some((window, phase.map_or(Phase::Finalise, |(_, phase)| phase)))
     }
 
-    /// The first block of `window`. Saturates at the last block a chain can have, far beyond any run.
+    /// Returns the first block of `window`. Saturates at the last block that a chain can have, far beyond any run.
     pub fn opens_at(&self, window: Window) -> Block {
         self.block_of(window, 0)
     }
 
-    /// The last block in which a commitment for `window` counts (PROT-11).
+    /// Returns the last block in which a commitment for `window` counts (PROT-11).
     pub fn commit_deadline(&self, window: Window) -> Block {
         self.block_of(window, self.commit_by)
     }
 
-    /// The block that deals the data of the window after `window` (PROT-5): an eighth of the training time before the
-    /// commit deadline. So a miner that has committed goes on with the next window's data, and none is far ahead of
-    /// its model.
+    /// Returns the block that deals the data of the window after `window` (PROT-5): an eighth of the training time
+    /// before the commit deadline. So a miner that has committed continues with the next window's data, and none is
+    /// far ahead of its model.
     pub fn deals_next_at(&self, window: Window) -> Block {
         self.block_of(window, self.deal_offset())
     }
 
-    /// The offset of [`Schedule::deals_next_at`]: after the opening's tasks.
+    /// Returns the offset of [`Schedule::deals_next_at`]: after the opening's tasks.
     pub fn deal_offset(&self) -> u32 {
         self.commit_by.saturating_sub(self.commit_by / 8).max(2)
     }
 
-    /// The last block by which the committed bytes must be up (PROT-11).
+    /// Returns the last block by which the committed bytes must be uploaded (PROT-11).
     pub fn reveal_deadline(&self, window: Window) -> Block {
         self.block_of(window, self.reveal_by)
     }
 
-    /// The last block in which an attestation for `window` counts (PROT-14).
+    /// Returns the last block in which an attestation for `window` counts (PROT-14).
     pub fn attest_deadline(&self, window: Window) -> Block {
         self.block_of(window, self.attest_by)
     }
 
-    /// The last block in which a vote for `window` counts; one block later the window is fixed (PROT-19).
+    /// Returns the last block in which a vote for `window` counts; one block later the window is fixed (PROT-19).
     pub fn vote_deadline(&self, window: Window) -> Block {
         self.block_of(window, self.vote_by)
     }
@@ -124,7 +124,7 @@ impl Schedule {
 }
 
 impl Phase {
-    /// The phase in JSON and in metrics.
+    /// Returns the phase's name in JSON and in metrics.
     pub fn label(self) -> &'static str {
         match self {
             Phase::Commit => "commit",
@@ -139,17 +139,17 @@ impl Phase {
 impl Window {
     pub const FIRST: Window = Window(0);
 
-    /// The window whose model is made from this one's contributions.
+    /// Returns the window whose model is made from this one's contributions.
     pub fn next(self) -> Window {
         Window(self.0.saturating_add(1))
     }
 
-    /// The window before, if there is one.
+    /// Returns the previous window, if there is one.
     pub fn previous(self) -> Option<Window> {
         self.0.checked_sub(1).map(Window)
     }
 
-    /// The epoch that the window belongs to: weights are posted and pay is shared once in each.
+    /// Returns the epoch of the window: weights are posted and pay is shared once in each.
     pub fn epoch(self, epoch_windows: u32) -> u32 {
         self.0 / epoch_windows.max(1)
     }

@@ -1,4 +1,4 @@
-//! The fuzzer's corpus, in every ordinary test run: see `protocol/fuzz`.
+//! Runs the checks of `protocol/fuzz` on the fuzzer's corpus in every ordinary test run.
 
 #[path = "../fuzz/checks.rs"]
 mod checks;
@@ -42,7 +42,7 @@ fn no_message_of_the_corpus_breaks_a_rule() {
     replay("peer", checks::peer);
 }
 
-/// Bytes that are right, for the fuzzer to start from.
+/// Writes valid bytes for the fuzzer to start from.
 #[test]
 #[ignore = "writes into fuzz/corpus; run it when the format changes"]
 fn write_the_seeds_of_the_corpus() {
@@ -74,7 +74,7 @@ fn write_the_seeds_of_the_corpus() {
         }
         let body = contribution::encode(&schema, checks::DENSITY, &values).unwrap();
         write("submission", &format!("body-{name}"), &body);
-        // Two inputs, as the fixed header would announce them, and a norm of each tensor.
+        // Two inputs, as the fixed header would declare them, and a norm of each tensor.
         let inputs = [&2u32.to_le_bytes()[..], &[3, 0], &[3; 32], &[8, 0], &[8; 32]].concat();
         let norms = vec![0.5f64.to_le_bytes(); schema.tensors().len()].concat();
         let norms = [&(schema.tensors().len() as u32).to_le_bytes()[..], &norms].concat();
@@ -89,7 +89,8 @@ fn write_the_seeds_of_the_corpus() {
     for cut in [2, 40, 150, body.len() - 9] {
         write("receipt", &format!("cut-{cut}"), &body[..cut]);
     }
-    // Messages of peers, whole, of another version, cut, and with more behind; and what is signed of a record.
+    // Messages of peers: whole, of another version, truncated, and with trailing bytes; and the signed part of a
+    // record.
     let key = Signer::new(SigningKey::from_bytes(&[7; 32]), checks::GENESIS);
     let (run, window, digest) = (RunId(1), Window(2), Digest([9; 32]));
     let request = BlobRequest { key: keys::contribution(run, window, &digest), offset: 3, length: u64::MAX };
@@ -117,7 +118,7 @@ fn write_the_seeds_of_the_corpus() {
     write("peer", "long-key", &[&[1][..], &[0xfe, 0xff, 0xff, 0xff], &[b'a'; 80]].concat());
     write("peer", "way-out", &[&[1, 4 * 9][..], b"../../etc", &[0; 16]].concat());
     write("peer", "too-long", &[1; 1025]);
-    // Lists that say they are longer than anything.
+    // Lists with a declared length beyond all limits.
     write("receipt", "long-list", &[&body[..144], &[0xfe, 0xff, 0xff, 0xff]].concat());
     write("receipt", "longest-list", &[&body[..144], &[0xff; 9]].concat());
 }

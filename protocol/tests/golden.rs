@@ -1,7 +1,7 @@
-//! Bytes that every release must still read, and still write: `tests/golden/v1`.
+//! Bytes that every release must still read and write: `tests/golden/v1`.
 //!
-//! A vector is never changed. When a rule changes, its bytes go in a folder of the next version, and these stay as
-//! long as anything on a chain names them. A file that no test opens is a failure.
+//! A vector is never changed. If a rule changes, its bytes go into a folder of the next version; these stay while any
+//! object on a chain uses them. A file that no test opens is a failure.
 
 use mettle_protocol::{
     Block, Digest, GenesisHash, RunId, RunParams, Schedule, SeatId, Uid, Window,
@@ -28,7 +28,7 @@ use std::{
 const DENSITY: Density = Density(64);
 const MERGED: Density = Density(256);
 
-/// Contributions by name: what is sent of `<name>.values` is `<name>.body`.
+/// Contributions by name: `<name>.body` encodes `<name>.values`.
 const CONTRIBUTIONS: [(&str, Density); 5] = [
     ("normal", DENSITY),
     ("normal-dense", Density(1024)),
@@ -39,14 +39,14 @@ const CONTRIBUTIONS: [(&str, Density); 5] = [
 
 const SEATS: [u16; 3] = [2, 3, 7];
 
-/// A value alone, a matrix of more than a chunk, and a row: 4,744 values.
+/// Returns a schema of a single value, a matrix of more than a chunk, and a vector: 4,744 values.
 fn schema() -> Schema {
     let tensor = |name: &str, shape: &[u32]| TensorSpec { name: name.into(), shape: shape.into() };
     Schema::new(vec![tensor("scale", &[1]), tensor("layers.0.weight", &[59, 77]), tensor("bias", &[200])])
         .unwrap()
 }
 
-/// The folder of vectors, and which of them were opened.
+/// The folder of vectors, and those that were opened.
 struct Vectors {
     folder: PathBuf,
     opened: BTreeSet<PathBuf>,
@@ -88,7 +88,7 @@ fn base() -> Digest {
     Digest::of(b"base")
 }
 
-/// Written out, so that other defaults leave the vector as it is.
+/// Written out, so that other defaults do not change the vector.
 fn genesis() -> Digest {
     let schedule = Schedule {
         start: Block(10),
@@ -160,7 +160,7 @@ fn update_header() -> UpdateHeader {
     }
 }
 
-/// Something of everything that a receipt can hold.
+/// Returns a receipt with every kind of content.
 fn receipt() -> Receipt {
     let seat = |uid: u16| SeatId { uid: Uid(uid), registered_at: Block(11) };
     let exact = ExactF64::of;
@@ -275,7 +275,7 @@ fn receipt() -> Receipt {
     receipt
 }
 
-/// What the vectors say is merged: a loud contribution, a quiet one, and one with ties.
+/// Returns the inputs of the merge in the vectors: a loud contribution, a quiet one, and one with ties.
 fn merge_inputs(mut values: impl FnMut(&str) -> Vec<f32>) -> Vec<Sparse> {
     ["normal", "normal-dense", "zeros-and-ties"]
         .map(|name| {
@@ -285,7 +285,7 @@ fn merge_inputs(mut values: impl FnMut(&str) -> Vec<f32>) -> Vec<Sparse> {
         .to_vec()
 }
 
-/// Merges twice, so that the second merge starts from what the first one left, and from norms of which one bounds the
+/// Merges twice, so that the second merge starts from the buffer and the norms of the first; one norm bounds the
 /// median from below and two from above. Returns the second update with buffer and norms after it.
 fn merged_twice(rule: MergeRule, updates: &[Sparse]) -> (Vec<u8>, Vec<f32>, RunningNorms) {
     let inputs: Vec<_> =
@@ -383,7 +383,7 @@ fn files_under(folder: &Path) -> Vec<PathBuf> {
     entries.flat_map(|path| if path.is_dir() { files_under(&path) } else { vec![path] }).collect()
 }
 
-/// Adds vectors that are not there yet. It never writes over one.
+/// Adds vectors that do not exist yet. It never overwrites one.
 #[test]
 #[ignore = "writes into tests/golden; run it for a new version of the format"]
 fn write_missing_vectors() {
@@ -431,7 +431,7 @@ fn write_missing_vectors() {
     write_digest("schema.digest", schema.digest());
 }
 
-/// Values of the kind that a name promises.
+/// Returns values of the kind that a name describes.
 fn invented(name: &str, count: usize) -> Vec<f32> {
     let mut state = name.bytes().fold(1u64, |state, byte| state.wrapping_mul(257).wrapping_add(byte.into()));
     let mut next = move || {

@@ -1,5 +1,5 @@
-//! The specification (`protocol/spec`) says what the code does: a program that was written from its text alone gives
-//! the same results, and its constants have the values of the code.
+//! Checks that the specification (`protocol/spec`) matches the code: a program written from its text alone gives the
+//! same results, and its constants have the values of the code.
 
 use mettle_protocol::{
     RunParams, Terms, Uid,
@@ -16,7 +16,7 @@ use std::{
     thread,
 };
 
-/// Of the random cases. Printed, so that a failure names what repeats it.
+/// Seed of the random cases. Printed, so that a failure can be repeated.
 const SEED: u64 = 31;
 const CASES: usize = 1_000;
 
@@ -31,12 +31,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 to `limit − 1`.
+    /// Returns a number from 0 to `limit − 1`.
     fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 
-    /// Of any size: small numbers, equal ones, and the largest that fit.
+    /// Returns a stake of any size: small numbers, equal ones, and the largest that fit.
     fn stake(&mut self) -> u128 {
         let wide = u128::from(self.next()) << 64 | u128::from(self.next());
         match self.below(6) {
@@ -48,7 +48,7 @@ impl Random {
         }
     }
 
-    /// Entries of up to `seats` seats, a seat twice at times, zeros at times.
+    /// Returns entries of up to `seats` seats, sometimes with a repeated seat, sometimes with zeros.
     fn entries<V>(&mut self, seats: u64, value: impl Fn(&mut Random) -> V) -> Vec<(Uid, V)> {
         let count = self.below(seats + 2);
         (0..count).map(|_| (Uid(self.below(seats) as u16), value(self))).collect()
@@ -84,7 +84,7 @@ impl Random {
         }
     }
 
-    /// Up to eight ballots, two by one validator at times.
+    /// Returns up to eight ballots, sometimes two by one validator.
     fn ballots(&mut self) -> Vec<ValidatorWeights> {
         let (count, seats) = (self.below(9), 1 + self.below(12));
         (0..count).map(|_| self.ballot(12, seats)).collect()
@@ -113,7 +113,7 @@ fn result(ballots: &[ValidatorWeights]) -> Value {
     })
 }
 
-/// The answers of a Python program of `tests/spec` to cases, one line each.
+/// Returns the answers of a Python program of `tests/spec` to cases, one line each.
 fn python(program: &str, cases: &[Value]) -> Vec<Value> {
     let path = crate_root().join("tests/spec").join(program);
     let mut child = Command::new("python3")
@@ -124,7 +124,7 @@ fn python(program: &str, cases: &[Value]) -> Vec<Value> {
         .expect("this test needs python3");
     let lines: String = cases.iter().map(|case| format!("{case}\n")).collect();
     let mut stdin = child.stdin.take().expect("it is piped");
-    // A thread of its own: the program answers before it has read everything.
+    // A separate thread: the program answers before it has read everything.
     let writer = thread::spawn(move || stdin.write_all(lines.as_bytes()));
     let output = child.wait_with_output().expect("it can be waited for");
     assert!(output.status.success(), "{program} failed: {}", output.status);
@@ -162,7 +162,7 @@ struct Constant {
     place: String,
 }
 
-/// The pages of the specification, by name.
+/// Returns the pages of the specification, by name.
 fn pages() -> BTreeMap<String, String> {
     let folder = fs::read_dir(crate_root().join("spec")).expect("the specification is there");
     let read = |path: PathBuf| {
@@ -172,7 +172,9 @@ fn pages() -> BTreeMap<String, String> {
     folder.map(|entry| read(entry.expect("a folder can be read").path())).collect()
 }
 
-/// The rows of the tables `constant | value | in code`.
+/// Returns the rows of the tables `constant
+/// value
+/// in code`.
 fn constants(pages: &BTreeMap<String, String>) -> Vec<Constant> {
     let mut found = Vec::new();
     for (page, text) in pages {
@@ -188,7 +190,7 @@ fn constants(pages: &BTreeMap<String, String>) -> Vec<Constant> {
     found
 }
 
-/// The defaults of the parameters and terms of a run and of a chain's floors, by the name in code.
+/// Returns the defaults of the parameters and terms of a run and of a chain's floors, by the name in code.
 fn defaults(of: &str) -> BTreeMap<String, f64> {
     fn flatten(value: &Value, into: &mut BTreeMap<String, f64>) {
         for (name, value) in value.as_object().into_iter().flatten() {
@@ -224,7 +226,7 @@ fn defaults(of: &str) -> BTreeMap<String, f64> {
     values
 }
 
-/// The value of a constant in source text: `const NAME: T = …;` or a runtime's `type Name = ConstU32<…>;`.
+/// Returns the value of a constant in source text: `const NAME: T = …;` or a runtime's `type Name = ConstU32<…>;`.
 fn in_source(name: &str, source: &str) -> Option<f64> {
     let expression = source.lines().find_map(|line| {
         let line = line.trim().trim_start_matches("pub(crate) ").trim_start_matches("pub ");
@@ -237,7 +239,7 @@ fn in_source(name: &str, source: &str) -> Option<f64> {
     evaluate(expression)
 }
 
-/// A number, or two with an operator, as constants are written.
+/// Evaluates a number, or two with an operator, as constants are written.
 fn evaluate(expression: &str) -> Option<f64> {
     let number = |text: &str| -> Option<f64> {
         let text = text.trim();

@@ -1,7 +1,8 @@
 //! Compares a validator's receipt with public data, and lists the differences (PROT-27).
 //!
-//! [`audit()`] is a pure function of [`Facts`]. `daemon/measure` gets them from the chain, the buckets and the dataset,
-//! and by repeating merge and measurements. [`unchecked()`] lists what the facts do not cover: it is no evidence.
+//! [`audit()`] is a pure function of [`Facts`]. `daemon/measure` gets them from the chain, the buckets and the
+//! dataset, and by repeating merge and measurements. [`unchecked()`] lists the parts that the facts do not cover;
+//! that is not evidence.
 //!
 //! Everything but losses is compared to the last bit; see [`TOLERANCE`].
 
@@ -52,7 +53,7 @@ pub fn audit(facts: &Facts) -> Vec<Difference> {
     found
 }
 
-/// The signed statements of a receipt that contradict the chain's attestation or vote (PROT-21).
+/// Returns the signed statements of a receipt that contradict the chain's attestation or vote (PROT-21).
 pub fn evidence(
     receipt: &Receipt,
     attestation: Option<&[(Uid, Verdict)]>,

@@ -1,4 +1,4 @@
-//! The gauntlet's input: everything that a validator knows of a window's seats.
+//! The gauntlet's input: a validator's observations of a window's seats.
 
 use super::{exact, near_duplicates::NearDuplicate};
 use protocol::{Digest, SeatId};
@@ -14,7 +14,7 @@ pub struct Evidence {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Observed {
-    /// Committed nothing: not rated, unpaid for the window, and no fault (PROT-14).
+    /// Committed nothing: not rated, unpaid for the window, but not at fault (PROT-14).
     Absent,
     /// Committed, but this validator did not observe the bytes, and two thirds of the stake did not attest them as
     /// faulty: no fault, no rank; half of the last window's pay, a quarter in the next one.
@@ -24,14 +24,14 @@ pub enum Observed {
     Unfetched,
     /// Two thirds of the stake attested it as faulty (PROT-14): last rank, unpaid for the window.
     Faulty {
-        /// One stable word, for counting: that of the fault which this validator saw itself
+        /// One stable word, for counting: that of the fault which this validator found itself
         /// ([`protocol::submission::Fault::label`]), or [`ATTESTED`].
         label: String,
         /// The same in a sentence, with its numbers.
         detail: String,
     },
     /// A contribution that this validator holds and has verified, and that two thirds of the stake did not attest as
-    /// faulty. `measured` is `None` if its turn did not come (PROT-28).
+    /// faulty. `measured` is `None` if it was not measured in this window (PROT-28).
     Valid {
         /// `t`: sequences that the seat declared to have trained on (PROT-6).
         trained: u32,
@@ -45,21 +45,21 @@ pub enum Observed {
 /// The seeds of a window's measurements (PROT-2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seeds {
-    /// Of the common sequences that are the same for all validators.
+    /// Seed of the common sequences that are the same for all validators.
     pub probe: Digest,
-    /// Of all other sequences, with the validator's salt.
+    /// Seed of all other sequences, with the validator's salt.
     pub own: Digest,
 }
 
-/// The label of a fault that two thirds of the stake attested, and this validator did not see.
+/// The label of a fault that two thirds of the stake attested, and this validator did not find.
 pub const ATTESTED: &str = "attested";
 
 /// The losses of a contribution, applied at the evaluation rate (PROT-22).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// On sequences of the prefix that the seat trained on.
+    /// Losses on sequences of the prefix that the seat trained on.
     pub own: Vec<LossPair>,
-    /// On the common sequences, the same for all seats of the window.
+    /// Losses on the common sequences, the same for all seats of the window.
     pub common: Vec<LossPair>,
 }
 
@@ -73,14 +73,13 @@ pub struct LossPair {
     pub after: f64,
 }
 
-/// The largest loss. A loss that is not a number counts as this, so that a contribution that breaks the model is very
-/// bad and not unmeasured.
+/// The largest loss. NaN counts as this, so that a contribution that breaks the model is very bad and not unmeasured.
 pub const LOSS_MAX: f64 = 1000.0;
 /// The smallest loss: it stays above zero, so that a gain relative to it is a number.
 pub const LOSS_MIN: f64 = 1e-6;
 
 impl LossPair {
-    /// A measurement, clamped to [`LOSS_MIN`] and [`LOSS_MAX`].
+    /// Creates a measurement, clamped to [`LOSS_MIN`] and [`LOSS_MAX`].
     pub fn new(sequence: u64, before: f64, after: f64) -> LossPair {
         LossPair { sequence, before: bounded(before), after: bounded(after) }
     }
@@ -89,13 +88,13 @@ impl LossPair {
         bounded(self.before)
     }
 
-    /// `d`: the reduction of the loss.
+    /// Returns `d`: the reduction of the loss.
     pub(super) fn difference(&self) -> f64 {
         bounded(self.before) - bounded(self.after)
     }
 }
 
-/// The loss, within [`LOSS_MIN`] and [`LOSS_MAX`].
+/// Clamps the loss to [`LOSS_MIN`] and [`LOSS_MAX`].
 pub fn bounded(loss: f64) -> f64 {
     if loss.is_finite() { loss.clamp(LOSS_MIN, LOSS_MAX) } else { LOSS_MAX }
 }
@@ -117,7 +116,7 @@ const PROVED: [&str; 11] = [
 ];
 
 impl Observed {
-    /// Whether the seat committed to bytes that an honest program never produces.
+    /// Returns whether the seat committed to bytes that an honest program never produces.
     pub(super) fn is_proved(&self) -> bool {
         matches!(self, Observed::Faulty { label, .. } if PROVED.contains(&label.as_str()))
     }
@@ -136,7 +135,8 @@ impl Observed {
         }
     }
 
-    /// `t/n`: the share of its sequences that the seat trained on and is paid for (PROT-6); `None` if unobserved.
+    /// Returns `t/n`: the share of its sequences that the seat trained on and is paid for (PROT-6); `None` if
+    /// unobserved.
     pub(super) fn trained_share(&self, sequences_per_seat: u32) -> Option<f64> {
         match self {
             Observed::Absent | Observed::Faulty { .. } => Some(0.0),
@@ -159,7 +159,7 @@ mod tests {
             assert_eq!(LossPair::new(1, 2.0, broken).difference(), 2.0 - LOSS_MAX);
         }
         assert_eq!(LossPair::new(1, 2.0, -1.0).difference(), 2.0 - LOSS_MIN);
-        // Also if the evidence was not made by `new`.
+        // Even if the evidence was not made by `new`.
         assert_eq!(LossPair { sequence: 1, before: f64::NAN, after: f64::NAN }.difference(), 0.0);
     }
 

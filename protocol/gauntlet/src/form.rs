@@ -13,10 +13,10 @@ use protocol::{
 };
 use std::collections::BTreeMap;
 
-/// What a validator was to measure in a window.
+/// A validator's plan of measurements in a window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Contributions at hand, in uid order.
+    /// Available contributions, in uid order.
     pub held: Vec<Uid>,
     pub budget: u32,
     /// Seats to measure, in this order.

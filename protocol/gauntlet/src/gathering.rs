@@ -1,16 +1,18 @@
-//! How many contributions a validator fetches in a window, and until when (PROT-13, PROT-14).
+//! Limits on the contributions that a validator fetches in a window: their number and the deadlines (PROT-13,
+//! PROT-14).
 
 use protocol::{Block, RunParams, Window, window::Schedule};
 
-/// Seats without a consensus weight that are fetched in one window, at most: twice the places of the merge.
+/// Returns the maximum number of seats without a consensus weight that are fetched in one window: twice the places of
+/// the merge.
 pub fn unweighted_max(params: &RunParams) -> usize {
     2 * (usize::from(params.places) + usize::from(params.reserve_places))
 }
 
-/// Until when contributions are fetched.
+/// Deadlines for fetching contributions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatherDeadlines {
-    /// A contribution that is not in its bucket after that is missing.
+    /// A contribution that is not in its bucket by then is missing.
     pub reveal_by: Block,
     /// Unfinished downloads are cancelled then, or a quarter of a second later if it is `reveal_by`. The rest of the
     /// phase is for attesting.

@@ -40,8 +40,8 @@ pub struct Verdict {
     pub reputations: Reputations,
     /// One per seat of the evidence, in seat order.
     pub reports: Vec<SeatReport>,
-    /// The weights to post, as the chain takes them: proportional to the scores of the last epoch's number of windows
-    /// (PROT-26).
+    /// The weights to post, as the chain accepts them: proportional to the scores of the last epoch's number of
+    /// windows (PROT-26).
     pub weights: Vec<(Uid, u16)>,
 }
 
@@ -190,7 +190,7 @@ fn score_seats(
     median
 }
 
-/// In seat order. Of two holders of one uid, the later registration counts.
+/// Returns the observations in seat order. Of two holders of one uid, the later registration counts.
 fn by_seat(evidence: &[Evidence]) -> BTreeMap<SeatId, &Observed> {
     let mut by_uid = BTreeMap::<Uid, &Evidence>::new();
     for evidence in evidence {

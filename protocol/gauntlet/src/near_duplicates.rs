@@ -6,8 +6,8 @@
 //! including its own seat's.
 //!
 //! **Similarity proves nothing against a seat.** One of the two may be the victim of a leak. The own-data gap
-//! (PROT-24) and the earlier window tell them apart ([`is_copied`]). A seat whose own data shows is never penalised
-//! for what others do.
+//! (PROT-24) and the earlier window distinguish them ([`is_copied`]). A seat with own work is never penalised for the
+//! contributions of others.
 //!
 //! A window of 1,000 contributions has four million pairs of 2,048 terms. [`Sketches::near_duplicates`] compares one
 //! pair after the other and is the reference of a faster search with the same bits (`daemon/measure`).
@@ -153,7 +153,7 @@ pub fn cosine(product: f64, norms: f64) -> f64 {
     (product / norms).clamp(-1.0, 1.0)
 }
 
-/// Whether a near-duplicate counts as a copy or a replay. `gap` is its own-data gap in standard errors.
+/// Returns whether a near-duplicate counts as a copy or a replay. `gap` is its own-data gap in standard errors.
 ///
 /// - **The other one is of an earlier window:** work on data assigned later cannot resemble it. It is a copy unless
 ///   its own-data gap is at least one error.
@@ -161,13 +161,13 @@ pub fn cosine(product: f64, norms: f64) -> f64 {
 ///   one leaked. It is a copy if its gap is below minus one error; own work was observed at +3.7 errors and more. The
 ///   own-data score decides the rest over time.
 ///
-/// Without a gap it is no copy.
+/// Without a gap it does not count as a copy.
 pub fn is_copied(near_duplicate: &NearDuplicate, window: Window, gap: Option<f64>) -> bool {
     let least = if near_duplicate.window < window { 1.0 } else { -1.0 };
     gap.is_some_and(|gap| gap < least)
 }
 
-/// The finaliser of SplitMix64.
+/// Computes the finaliser of SplitMix64.
 fn mix(name: u64) -> u64 {
     let mut mixed = name.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

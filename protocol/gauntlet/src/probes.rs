@@ -7,12 +7,13 @@ use protocol::{
     select::Selected,
 };
 
-/// The root over what a receipt says of the selected contributions (PROT-27).
+/// Returns the root over a receipt's measurements of the selected contributions (PROT-27).
 pub fn root(receipt: &Receipt, selected: &[Selected], params: &RunParams) -> Digest {
     probe::root(&leaves(receipt, selected, params))
 }
 
-/// The leaf of `uid` and its proof; without losses if the receipt has none to show. `None` if `uid` is not selected.
+/// Returns the leaf of `uid` and its proof; without losses if the receipt has none to show. `None` if `uid` is not
+/// selected.
 pub fn answer(receipt: &Receipt, selected: &[Selected], uid: Uid, params: &RunParams) -> Option<Answer> {
     let place = selected.iter().position(|one| one.uid == uid)?;
     let losses = losses(receipt, selected, uid, params);
@@ -26,9 +27,9 @@ fn leaves(receipt: &Receipt, selected: &[Selected], params: &RunParams) -> Vec<D
     selected.iter().map(leaf).collect()
 }
 
-/// The losses after the contribution of `uid` on the shared sequences, in millionths of a nat per token, rounded to the
-/// nearest. `None` if it was not measured, or if the validator did not hold all selected contributions: what it
-/// measured then is scaled by other norms than those of the other validators (PROT-17).
+/// Returns the losses after the contribution of `uid` on the shared sequences, in millionths of a nat per token,
+/// rounded to the nearest. `None` if it was not measured, or if the validator did not hold all selected
+/// contributions: then its measurements are scaled by other norms than those of the other validators (PROT-17).
 fn losses(receipt: &Receipt, selected: &[Selected], uid: Uid, params: &RunParams) -> Option<Vec<u32>> {
     let judgement = receipt.judgement.as_ref()?;
     if !selected.iter().all(|one| judgement.held.contains(&one.uid)) {

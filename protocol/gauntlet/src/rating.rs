@@ -29,19 +29,19 @@ pub struct Rating {
 impl Rating {
     pub const START: Rating = Rating { mu: 25.0, sigma: 25.0 / 3.0 };
 
-    /// A lower bound of the skill: `μ − 3σ`, 0 at the start.
+    /// Returns a lower bound of the skill: `μ − 3σ`, 0 at the start.
     pub fn ordinal(&self) -> f64 {
         self.mu - 3.0 * self.sigma
     }
 
-    /// From 0 to 1: what the score is multiplied by if the median ordinal is `median` (PROT-25). A seat that chance
-    /// may have put behind it has a factor of 1: equal work is paid alike, and rank alone earns nothing.
+    /// Returns the factor of the score, from 0 to 1, if the median ordinal is `median` (PROT-25). A seat that may be
+    /// behind it by chance has a factor of 1: equal work is paid alike, and rank alone earns nothing.
     pub fn rating_factor(&self, median: f64) -> f64 {
         let behind = median - self.ordinal();
         ((BEHIND_MAX - behind) / (BEHIND_MAX - LEEWAY)).clamp(0.0, 1.0)
     }
 
-    /// The rating after `windows` windows without a round: `σ² ← σ² + windows·τ²`.
+    /// Returns the rating after `windows` windows without a round: `σ² ← σ² + windows·τ²`.
     pub fn aged(&self, windows: u32) -> Rating {
         let variance = self.sigma * self.sigma + f64::from(windows) * TAU * TAU;
         Rating { sigma: libm::sqrt(variance), ..*self }

@@ -1,4 +1,4 @@
-//! Why each seat got its score and weight, for receipts (PROT-27) and for miners that ask.
+//! Reports of the reasons for each seat's score and weight, for receipts (PROT-27) and for miners.
 
 use super::{
     evidence::Observed,
@@ -9,7 +9,7 @@ use super::{
 };
 use protocol::SeatId;
 
-/// One seat's window, for reading. The exact numbers are in its reputation.
+/// Report of one seat's window, for people to read. The exact numbers are in its reputation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SeatReport {
     pub seat: SeatId,
@@ -24,7 +24,7 @@ pub struct SeatReport {
     pub own_data: Option<OwnData>,
     /// Rank in the window's rating round, from 1; `None` if it was not rated.
     pub rank: Option<u32>,
-    /// Before this window's uncertainty was added.
+    /// Rating before this window's uncertainty was added.
     pub rating_before: Rating,
     pub rating_after: Rating,
     pub ordinal: f64,
@@ -66,15 +66,15 @@ pub enum Seen {
 pub struct OwnData {
     /// Relative gain on own data minus that on common data.
     pub gap: f64,
-    /// Its paired standard error.
+    /// Paired standard error of the gap.
     pub error: f64,
     /// The size of a full gap in this window.
     pub scale: f64,
-    /// From −1 to 1.
+    /// Result from −1 to 1.
     pub outcome: f64,
 }
 
-/// What the gauntlet computed for a seat.
+/// Values that the gauntlet computed for a seat.
 pub(super) struct Facts<'a> {
     pub observed: &'a Observed,
     pub gains: Option<&'a Gains>,

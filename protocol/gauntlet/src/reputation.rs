@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 /// The part of the score that a new penalty leaves (PROT-25).
 const PENALTY_FACTOR: f64 = 0.25;
-/// Evaluations after which a penalty is gone.
+/// Evaluations after which a penalty ends.
 const RECOVERY_EVALUATIONS: u32 = 10;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,12 +29,12 @@ pub struct Reputation {
     /// The variance of `own_data_score`, from the errors of its gaps (PROT-24).
     #[serde(with = "exact")]
     pub own_data_variance: f64,
-    /// Current penalties, oldest first. Each is gone after ten evaluations, so there are at most ten for one reason.
+    /// Current penalties, oldest first. Each ends after ten evaluations, so there are at most ten for one reason.
     pub penalties: Vec<Penalty>,
     /// The window in which this validator first saw the seat. Its wait for an evaluation counts from here.
     pub first_seen: Window,
     pub last_evaluated: Option<Window>,
-    /// Windows of valid work since then. The next measurement stands for all of them (PROT-24).
+    /// Windows of valid work since the last evaluation. The next measurement counts for all of them (PROT-24).
     pub unmeasured: u32,
     pub evaluations: u32,
     pub faults: u32,
@@ -48,7 +48,7 @@ pub struct Reputation {
 /// One window's score and penalty.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WindowScore {
-    /// Before penalties.
+    /// Score before penalties.
     #[serde(with = "exact")]
     pub score: f64,
     /// The product of the penalties' factors.
@@ -57,13 +57,13 @@ pub struct WindowScore {
 }
 
 impl WindowScore {
-    /// The score after penalties.
+    /// Returns the score after penalties.
     pub fn paid(&self) -> f64 {
         self.score * self.penalty
     }
 }
 
-/// What a penalty multiplies the score by: 0.25 at first, rising linearly to 1.
+/// Returns the factor of a penalty: 0.25 at first, rising linearly to 1.
 pub fn factor(penalty: &Penalty) -> f64 {
     1.0 - (1.0 - PENALTY_FACTOR) * f64::from(penalty.remaining) / f64::from(RECOVERY_EVALUATIONS)
 }
@@ -101,7 +101,7 @@ impl Reputation {
         self.penalties.iter().map(factor).product()
     }
 
-    /// Windows since the seat was last evaluated, or first seen.
+    /// Returns the number of windows since the seat was last evaluated, or first seen.
     pub fn waited(&self, window: Window) -> u32 {
         window.0.saturating_sub(self.last_evaluated.unwrap_or(self.first_seen).0)
     }
@@ -126,8 +126,8 @@ impl Reputation {
 }
 
 impl Reputations {
-    /// These reputations, with an entry for each of `seats`. Earlier holders of their uids are removed: a new holder
-    /// inherits nothing.
+    /// Returns these reputations with an entry for each of `seats`. Earlier holders of their uids are removed: a new
+    /// holder inherits nothing.
     pub(super) fn opened_for(&self, window: Window, seats: impl Iterator<Item = SeatId>) -> Reputations {
         let seats: BTreeMap<Uid, SeatId> = seats.map(|seat| (seat.uid, seat)).collect();
         let mut opened = self.clone();
@@ -153,7 +153,7 @@ impl Reputations {
         weighted_median(scores).unwrap_or(0.0)
     }
 
-    /// `seat` is one of those given to [`Reputations::opened_for`].
+    /// Returns the reputation of a seat that was passed to [`Reputations::opened_for`].
     pub(super) fn seat_mut(&mut self, seat: SeatId) -> &mut Reputation {
         self.seats.get_mut(&seat).expect("the reputations were opened for every seat of the evidence")
     }

@@ -1,18 +1,18 @@
-//! Which seats to measure if there is no time for all of them (PROT-28).
+//! Selection of the seats to measure if there is no time for all of them (PROT-28).
 
 use super::reputation::{Reputation, Reputations};
 use protocol::{Digest, SeatId, Uid, Window};
 use std::collections::BTreeSet;
 
-/// At most `budget` of `candidates`, in the order in which to measure them.
+/// Returns at most `budget` of `candidates`, in the order in which to measure them.
 ///
-/// First come the seats that must be measured now so that none waits longer than `wait_max` windows, longest wait
-/// first; then those of `selected`, in its order, for which probes are drawn (PROT-30); then a seeded draw, weighted by
-/// windows waited, so that no seat can predict its turn. If the first two are more than `budget`, they take turns,
-/// longest wait first: otherwise no validator would measure what probes ask for. Without selected seats the bound on
-/// the wait holds for up to `budget · wait_max` seats; with them, no seat waits longer than `wait_max` windows and one
-/// more for each `⌈budget / 2⌉` candidates. A seat that is not measured has waited longer in the next window. The order
-/// of the candidates does not matter.
+/// The first group is the seats that must be measured now so that none waits longer than `wait_max` windows, longest
+/// wait first. The second is those of `selected`, in its order, for which probes are drawn (PROT-30). The rest is a
+/// seeded draw, weighted by windows waited, so that no seat can predict when it is measured. If the first two groups
+/// exceed `budget`, they alternate, longest wait first: otherwise no validator would measure the probed seats.
+/// Without selected seats the bound on the wait holds for up to `budget · wait_max` seats. With them, no seat waits
+/// longer than `wait_max` windows and one more for each `⌈budget / 2⌉` candidates. An unmeasured seat has waited
+/// longer in the next window. The order of the candidates does not matter.
 ///
 /// `seed` is the validator's own ([`protocol::assign::evaluation_seed`]), `selected` that of [`in_turn`].
 pub fn whom_to_evaluate(
@@ -72,7 +72,7 @@ pub fn whom_to_evaluate(
     chosen
 }
 
-/// The selected seats in the order in which all validators measure them, drawn with the window's shared seed
+/// Returns the selected seats in the order in which all validators measure them, drawn with the window's shared seed
 /// ([`protocol::assign::probe_seed`]): a probe counts only if more than half of the stake measured it.
 pub fn in_turn(probe_seed: &Digest, selected: impl IntoIterator<Item = Uid>) -> Vec<Uid> {
     let mut selected: Vec<Uid> = selected.into_iter().collect();
@@ -190,7 +190,7 @@ mod tests {
             assert_eq!(chosen.iter().collect::<BTreeSet<_>>().len(), budget);
             chosen
         };
-        // All have waited for as long; their order is drawn.
+        // All have waited equally long; their order is drawn.
         let waited = chosen(&[], 40);
         let last: Vec<SeatId> = waited[30..].to_vec();
         let selected: Vec<Uid> = last.iter().map(|seat| seat.uid).collect();
@@ -198,11 +198,11 @@ mod tests {
         assert_eq!(chosen(&selected, 6), turns);
         assert_eq!(chosen(&selected, 5), turns[..5]);
         assert_eq!(chosen(&selected, 1), turns[..1]);
-        // Those that are left, after the last selected one.
+        // The remaining ones, after the last selected one.
         assert_eq!(chosen(&selected[..1], 4), [waited[0], last[0], waited[1], waited[2]]);
-        // A selected seat that is no candidate, or has waited for the longest, has no place of its own.
+        // A selected seat that is not a candidate, or has waited the longest, has no place of its own.
         assert_eq!(chosen(&[Uid(99), waited[0].uid], 4), waited[..4]);
-        // As many as the budget have waited, and a selected seat.
+        // As many as the budget have waited, and there is one selected seat.
         let few = &all[..9];
         let due = whom_to_evaluate(&seed(9), Window(9), few, &[Uid(8)], &reputations, 3, 3);
         assert_eq!(due[1], all[8]);
@@ -240,12 +240,12 @@ mod tests {
                 prop_assert!(chosen.len() <= budget);
                 reputations = after(&reputations, window, &all, &chosen);
                 let longest = reputations.seats.values().map(|seat| seat.waited(Window(window + 1))).max().unwrap();
-                // A seat first seen in window 0 has waited for `window + 1`.
+                // A seat first seen in window 0 has waited `window + 1`.
                 prop_assert!(longest <= wait_max, "{longest} windows at {window}");
             }
         }
 
-        // Who has waited for the longest has at least every other place.
+        // The seat that has waited the longest gets at least every other place.
         #[test]
         fn no_seat_waits_for_ever_behind_selected_ones(budget in 1usize..5, wait_max in 1u32..4, count in 1u16..20) {
             let all = seats(count);

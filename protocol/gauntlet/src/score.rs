@@ -1,4 +1,4 @@
-//! What a contribution does to the loss, and whether it is the seat's own work (PROT-22, PROT-24, PROT-25).
+//! Scores a contribution: its effect on the loss, and whether it is the seat's own work (PROT-22, PROT-24, PROT-25).
 //!
 //! Own work gains most on the seat's own sequences; a copied gradient gains the same on all. The difference of the
 //! two gains, the *gap*, shows own work, and its size how much of it.
@@ -24,7 +24,7 @@ const BEST_RANK: f64 = 0.9;
 /// An own-data score is moved towards the field's by at most this many of its standard errors (PROT-25).
 const SETTLED_ERRORS: f64 = 1.5;
 
-/// Below every declared share of work: a divisor is not 0.
+/// Lower bound of a declared share of work; avoids division by zero.
 const SHARE_MIN: f64 = 1e-12;
 
 /// The gains of a contribution on both kinds of sequences.
@@ -35,9 +35,9 @@ pub struct Gains {
     pub common: Gain,
 }
 
-/// A seat ranks behind another if it gained less than this part of the other's gain … (PROT-23)
+/// Part of another's gain below which a seat may rank behind it, by [`RANK_ERRORS`] (PROT-23).
 pub const RANK_SHARE: f64 = 0.5;
-/// … by this many standard errors.
+/// Standard errors by which a gain must be below that part.
 pub const RANK_ERRORS: f64 = 2.0;
 
 /// The relative reduction of the loss, so that a late window with a low loss counts like an early one.
@@ -48,7 +48,7 @@ pub struct Gain {
     pub error: Option<f64>,
 }
 
-/// By how much the gain on own data exceeds the gain on common data.
+/// Excess of the gain on own data over the gain on common data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gap {
     pub mean: f64,
@@ -61,7 +61,7 @@ pub fn gains(measured: &Measured) -> Option<Gains> {
 }
 
 impl Gains {
-    /// `None` if one of the two kinds has fewer than two sequences, and so no error.
+    /// Returns the gap; `None` if one of the two kinds has fewer than two sequences, and so no error.
     pub fn gap(&self) -> Option<Gap> {
         let own = self.own?;
         let (own_error, common_error) = (own.error?, self.common.error?);
@@ -71,12 +71,12 @@ impl Gains {
         })
     }
 
-    /// The gap in standard errors. Own work is several above zero, another seat's work around it.
+    /// Returns the gap in standard errors. Own work is several above zero, another seat's work around it.
     pub fn gap_in_errors(&self) -> Option<f64> {
         self.gap().map(|gap| if gap.mean == 0.0 { 0.0 } else { gap.mean / gap.error })
     }
 
-    /// Whether it makes the model significantly worse.
+    /// Returns whether the contribution makes the model significantly worse.
     pub fn harms(&self) -> bool {
         self.common.error.is_some_and(|error| self.common.mean < -HARM_ERRORS * error)
     }
@@ -90,25 +90,26 @@ pub struct Player<'a> {
     pub share: f64,
 }
 
-/// Whether `better` is significantly better work than `worse`: it reduced the loss more than twice as much, also
-/// relative to the least that the declared shares are expected to gain. Gains of honest seats differ by up to a factor
-/// of two within a window, by chance. A slow machine that declares less does not rank behind a fast one.
+/// Returns whether `better` is significantly better work than `worse`. It must have reduced the loss more than twice
+/// as much, also relative to the least gain expected of the declared shares. Gains of honest seats differ by up to a
+/// factor of two within a window, by chance. A slow machine that declares less does not rank behind a fast one.
 pub fn better_work(better: Player<'_>, worse: Player<'_>) -> bool {
     let for_work = least_gain(worse.share) / least_gain(better.share);
     significantly_more((better.common, RANK_SHARE), worse.common)
         && (1.0 <= for_work || significantly_more((better.common, RANK_SHARE * for_work), worse.common))
 }
 
-/// The least that a part `share` of the sequences is expected to gain, relative to all of them.
+/// Returns the least gain expected of a part `share` of the sequences, relative to all of them.
 fn least_gain(share: f64) -> f64 {
     let share = share.clamp(SHARE_MIN, 1.0);
     share * libm::sqrt(share)
 }
 
-/// Whether `part` of one contribution's reduction is significantly more than another's: the paired difference over
-/// the sequences is [`RANK_ERRORS`] standard errors above zero. With fewer than two common sequences it never is.
+/// Returns whether `part` of one contribution's reduction is significantly more than another's: the paired difference
+/// over the sequences is [`RANK_ERRORS`] standard errors above zero. With fewer than two common sequences it never
+/// is.
 fn significantly_more((better, part): (&[LossPair], f64), worse: &[LossPair]) -> bool {
-    // A part of a harm is not less harm.
+    // Do not scale negative gains.
     let part = if 0.0 < better.iter().map(LossPair::difference).sum::<f64>() { part } else { 1.0 };
     let differences: Vec<f64> = better
         .iter()
@@ -125,7 +126,8 @@ fn significantly_more((better, part): (&[LossPair], f64), worse: &[LossPair]) ->
     0.0 < mean && RANK_ERRORS * error <= mean
 }
 
-/// Mean difference over mean baseline, with the error of that quotient from the scatter of `d_i − gain·baseline_i`.
+/// Returns mean difference over mean baseline, with the error of that quotient from the scatter of `d_i −
+/// gain·baseline_i`.
 fn gain(pairs: &[LossPair]) -> Option<Gain> {
     if pairs.is_empty() {
         return None;
@@ -144,7 +146,7 @@ fn gain(pairs: &[LossPair]) -> Option<Gain> {
     Some(Gain { mean, error })
 }
 
-/// What counts as full work in a window: the measure of every outcome.
+/// Values that count as full work in a window: the scale of every outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Scale {
     /// The median gap, but at least the noise, so that a window of copies is not graded by chance. 0 without
@@ -160,7 +162,7 @@ pub struct GainScale {
     pub median: f64,
     /// The gain that a tenth of the work reaches.
     pub best: f64,
-    /// The median standard error of a gain: of the field's, which no seat can raise for itself.
+    /// The median standard error of a gain over all seats, which no seat can raise for itself.
     pub error: f64,
 }
 
@@ -177,9 +179,9 @@ pub struct Sample<'a> {
 /// Each measurement counts by its seat's proven work. If no work is proven yet, significant gaps count alike; if there are
 /// none, all count.
 ///
-/// The noise is also that of the window's significant gains of all seats, each counted by its size: a contribution of
-/// almost nothing has almost no error, and seats that had proven most of the work and stop would take the scale, and with
-/// it the proof of all others, down with them. A scale that is raised so lowers outcomes and their errors alike.
+/// The noise is also that of the window's significant gains of all seats, each counted by its size. Otherwise seats
+/// with most of the proven work could stop: a contribution of almost nothing has almost no error, so they would lower
+/// the scale, and with it the proof of all others. Such a raised scale lowers outcomes and their errors alike.
 pub fn scale<'a>(measured: impl Iterator<Item = Sample<'a>>) -> Scale {
     let samples: Vec<(Sample<'_>, Gap)> =
         measured.filter_map(|sample| Some((sample, sample.gains.gap()?))).collect();
@@ -221,10 +223,10 @@ fn gap_share(share: f64) -> f64 {
     libm::sqrt(libm::sqrt(share.clamp(0.0, 1.0)))
 }
 
-/// The part of full pay that a gain is worth, from 0 to 1, and its standard error. A part `p` of the sequences is
-/// expected to gain between `p^(3/2)` and `p^(1/2)` of the whole: half of them were measured to gain 0.25 to 0.6. With a
-/// lower bound, cheap work is paid for more than it gains: a part `x` of the gain, declared as `p = x^(2/3)`, is paid
-/// `p`, at most 0.15 more than `x`.
+/// Returns the part of full pay for a gain, from 0 to 1, and its standard error. A part `p` of the sequences is
+/// expected to gain between `p^(3/2)` and `p^(1/2)` of the whole: half of them were measured to gain 0.25 to 0.6. The
+/// lower bound pays cheap work more than it gains: a part `x` of the gain, declared as `p = x^(2/3)`, is paid `p`, at
+/// most 0.15 more than `x`.
 ///
 /// The gain of a part that is expected within the noise may count as negative, so that a part without any gain averages
 /// to nothing over windows, and its error is that of the part.
@@ -242,16 +244,17 @@ fn gain_factor(gain: Gain, scale: GainScale, share: f64) -> (f64, f64) {
 }
 
 impl GainScale {
-    /// Whether the gain that is expected of a part `share` of the work is within the noise. Never of the whole: the
-    /// scale has gains above it.
+    /// Returns whether the gain that is expected of a part `share` of the work is within the noise. Never for the
+    /// whole: the scale has gains above it.
     fn is_noise(&self, share: f64) -> bool {
         self.median * share < SCALE_ERRORS * self.error
     }
 }
 
-/// The gap on the window's scale, from −1 to 1. A positive one is multiplied by the gain on its scale, from 0 to 1 (from
-/// −1 where it is noise), so that pay rises with both up to full work. The noise of a gap averages out to 0 or less. A seat that declares a part
-/// `share` of its sequences is graded on smaller scales. Harm is −1, whatever the gap. `None` if no gap was measured.
+/// Returns the gap on the window's scale, from −1 to 1. A positive one is multiplied by the gain on its scale, from 0
+/// to 1 (from −1 where it is noise), so that pay rises with both up to full work. The noise of a gap averages out to
+/// 0 or less. A seat that declares a part `share` of its sequences is graded on smaller scales. Harm is −1, whatever
+/// the gap. `None` if no gap was measured.
 pub fn outcome(gains: &Gains, scale: Scale, share: f64) -> Option<Outcome> {
     let gap = gains.gap()?;
     let expected = scale.gap * gap_share(share);
@@ -277,7 +280,7 @@ pub fn outcome(gains: &Gains, scale: Scale, share: f64) -> Option<Outcome> {
 pub struct Outcome {
     pub value: f64,
     pub error: f64,
-    /// Whether it is at most 0, for another reason than the noise of a small part's gain.
+    /// Whether the outcome is at most 0, for another reason than the noise of a small part's gain.
     pub shows_nothing: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The gauntlet as a whole: what each behaviour earns, over windows of synthetic losses.
+//! Tests the whole gauntlet: the pay of each behaviour, over windows of synthetic losses.
 
 use super::{report::Seen, *};
 use expect_test::expect;
@@ -133,7 +133,7 @@ fn workers_earn_a_score_among_more_seats_without_effect_from_the_start() {
     assert_eq!(paid, [0, 1, 2, 3, 4]);
 }
 
-/// A change of any rule of the gauntlet shows here as a diff.
+/// A change of any rule of the gauntlet shows up here as a diff.
 #[test]
 fn the_report_of_one_window() {
     let miners = [

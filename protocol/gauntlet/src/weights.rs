@@ -17,15 +17,15 @@ pub fn remember(recent: &mut Vec<WindowScore>, earned: WindowScore, epoch_window
     recent.drain(..excess);
 }
 
-/// The weights to post, normalised as the chain takes them; empty if no seat has earned anything. All sums cover the
-/// same windows, with 0 for those before a seat was seen.
+/// Returns the weights to post, normalised as the chain accepts them; empty if no seat has earned anything. All sums
+/// cover the same windows, with 0 for those before a seat was seen.
 pub fn weights(reputations: &Reputations) -> Vec<(Uid, u16)> {
     let sums: Vec<(Uid, f64)> =
         reputations.seats.iter().map(|(seat, reputation)| (seat.uid, earned(reputation))).collect();
     protocol::weights::normalise(&sums)
 }
 
-/// The sum of a seat's scores of the last epoch's number of windows, after penalties.
+/// Returns the sum of a seat's scores of the last epoch's number of windows, after penalties.
 pub fn earned(reputation: &Reputation) -> f64 {
     let penalty = reputation.recent.iter().map(|earned| earned.penalty).fold(1.0, f64::min);
     reputation.recent.iter().map(|earned| earned.score).sum::<f64>() * penalty

@@ -71,7 +71,7 @@ enum Miner {
     SignFlip,
     /// Its own work of long ago, once honest.
     OldWork,
-    /// Random, with the largest norm: what the median clip leaves of it.
+    /// Random, with the largest norm: the part that the median clip leaves.
     Huge,
     /// The second seat of a miner that trains for the first one.
     Sybil,
@@ -122,7 +122,7 @@ fn evidence(world: &World, window: u32, seat: usize, measured: bool) -> Option<E
     let mut dice = Dice::new(&[world.seed, window.into(), seat as u64]);
     let fate = 1.0 + uneven * dice.normal();
     let miner = world.miners[seat];
-    // What work does on common sequences: half of it does more than half, as first steps teach most.
+    // Effect of work on common sequences: half of it gives more than half, as first steps teach most.
     let of_work = |share: f64| gain * share.powf(0.75) * fate;
     let own_gap = gap * (1.0 + uneven * dice.normal());
     let (declared, common, own_more) = match miner {
@@ -185,7 +185,7 @@ struct World {
     regime: Regime,
     seed: u64,
     miners: Vec<Miner>,
-    /// Seats measured in a window, at most.
+    /// Maximum number of seats measured in a window.
     budget: usize,
     epoch_windows: u32,
 }
@@ -382,7 +382,7 @@ fn cheap_work_that_declares_a_part_of_its_sequences_is_paid_little_more_than_it_
     let mut failed = Vec::new();
     for regime in REGIMES {
         for part in [0.1f64, 0.25, 0.5] {
-            // The third is the most that the rule leaves: 0.15 above the gain. Noise adds up to 0.03.
+            // The third is the most that the rule permits: 0.15 above the gain. Noise adds up to 0.03.
             for declared in [part, part.powf(0.8), part.powf(2.0 / 3.0), part.sqrt()] {
                 let mut shares = [0.0; 2];
                 for seed in 0..SEEDS {

@@ -24,11 +24,11 @@ pub struct ModelConfig {
     pub seq_len: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// RMSNorm adds it to the mean square.
+    /// Term that RMSNorm adds to the mean square.
     pub norm_epsilon: f64,
 }
 
-/// Why a [`ModelConfig`] is invalid.
+/// Reason why a [`ModelConfig`] is invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ConfigError {
     #[error("{name} is {value}, but must be from {min} to {max}")]
@@ -59,13 +59,13 @@ pub enum ConfigError {
 impl ModelConfig {
     /// Names that [`preset`](Self::preset) knows.
     pub const PRESETS: [&'static str; 8] = ["117k", "localnet", "1m", "6m", "150m", "1b", "8b", "70b"];
-    /// Values of all tensors at most: 1 TiB of `f32`. A specification comes from other parties.
+    /// Maximum number of values of all tensors: 1 TiB of `f32`. A specification comes from other parties.
     ///
-    /// Formats count no more than the values of one tensor, the bytes of one section and the pieces of a checkpoint in
-    /// 32 bits (docs/adr/0003-model-state.md).
+    /// Formats use 32 bits only for the values of one tensor, the bytes of one section and the pieces of a checkpoint
+    /// (docs/adr/0003-model-state.md).
     pub const VALUES_MAX: u64 = 1 << 38;
 
-    /// A shape by name; set `vocab` to that of the tokenizer.
+    /// Returns a shape by name; set `vocab` to that of the tokenizer.
     ///
     /// `117k` is for tests, `localnet` for a network on one machine, `1m` and `6m` for experiments on a workstation.
     /// Names state the parameters at the preset's vocabulary.
@@ -80,6 +80,9 @@ impl ModelConfig {
     /// | `70b` | 69,503,033,344 | Llama 3 70B with tied embedding and output (70,553,706,496 untied); 8,192 tokens |
     ///
     /// `1b`, `8b` and `70b` have Llama 3's RoPE base of 500,000, without the frequency scaling of 3.1 and later.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for an unknown name.
     pub fn preset(name: &str) -> Result<ModelConfig, ConfigError> {
         let shape = |vocab, d_model, layers, heads, kv_heads, d_ff, seq_len| ModelConfig {
             vocab,
@@ -106,6 +109,9 @@ impl ModelConfig {
     }
 
     /// Checks every bound that the rest of the crate relies on.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for the first bound that does not hold.
     pub fn validate(&self) -> Result<(), ConfigError> {
         for (name, value, min, max) in [
             ("vocab", self.vocab, 2, 1 << 20),
@@ -140,18 +146,18 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Width of one head.
+    /// Returns the width of one head.
     pub fn head_width(&self) -> usize {
         self.d_model / self.heads
     }
 
-    /// Number of parameters.
+    /// Returns the number of parameters.
     pub fn parameters(&self) -> usize {
         self.shapes().iter().map(|(_, [rows, columns])| rows * columns).sum()
     }
 
-    /// Multiplications and additions of training per token: `6 P + 6 L·D·T`, with `P` weights in products, `L` layers
-    /// of width `D`, and `T` tokens per sequence.
+    /// Returns the multiplications and additions of training per token: `6 P + 6 L·D·T`, with `P` weights in
+    /// products, `L` layers of width `D`, and `T` tokens per sequence.
     ///
     /// This is PaLM's formula (Chowdhery et al., 2022, appendix B), `6 N + 12 L·H·Q·T`, with half of attention, which
     /// is causal, and only the weights in products. The embedding counts once, as the output's matrix. Activation
@@ -162,7 +168,7 @@ impl ModelConfig {
         6.0 * products as f64 + 6.0 * (self.layers * self.d_model * self.seq_len) as f64
     }
 
-    /// Names and shapes of all tensors, in the order of the flat parameter vector.
+    /// Returns names and shapes of all tensors, in the order of the flat parameter vector.
     ///
     /// Names, shapes and layout are those of a Llama checkpoint on Hugging Face: a projection is `[out, in]`,
     /// row-major.
@@ -181,7 +187,7 @@ impl ModelConfig {
             .expect("a valid configuration names each tensor once and none is empty"))
     }
 
-    /// All tensors as matrices, in the order of the flat parameter vector. A vector is one row.
+    /// Returns all tensors as matrices, in the order of the flat parameter vector. A vector is one row.
     pub fn shapes(&self) -> Vec<(String, [usize; 2])> {
         let ModelConfig { vocab, d_model, layers, kv_heads, d_ff, .. } = *self;
         let d_kv = kv_heads * self.head_width();

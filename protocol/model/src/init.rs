@@ -1,18 +1,18 @@
 //! `θ_0`: the first model of a run, from a seed, bit for bit the same on every machine.
 //!
-//! `ln` and `cos` differ between machines in the last bit, so Box–Muller will not do. A weight is the integer sum of
-//! twelve 16-bit numbers from a BLAKE3 stream (Irwin–Hall: mean and variance of a normal, tails up to six standard
-//! deviations), converted exactly, then scaled with one rounding.
+//! `ln` and `cos` differ between machines in the last bit, so Box–Muller is not reproducible. A weight is the integer
+//! sum of twelve 16-bit numbers from a BLAKE3 stream (Irwin–Hall: mean and variance of a normal, tails up to six
+//! standard deviations), converted exactly, then scaled with one rounding.
 
 use crate::config::{ConfigError, ModelConfig};
 
-/// Domain of the stream, so that no other use of the seed has the same one.
+/// Domain of the stream, so that no other use of the seed has the same stream.
 const CONTEXT: &str = "mettle/1/initial-weights";
 /// 16-bit numbers per weight.
 const TERMS: usize = 12;
 const BYTES_PER_WEIGHT: usize = 2 * TERMS;
 
-/// The flat parameter vector of `seed`, in schema order.
+/// Returns the flat parameter vector of `seed`, in schema order.
 ///
 /// Norms start at 1. Matrices are normal: see `deviation`. Each tensor has its own stream, named by seed and tensor,
 /// so its values do not depend on other tensors.
@@ -26,7 +26,7 @@ pub fn init_flat(config: &ModelConfig, seed: u64) -> Result<Vec<f32>, ConfigErro
     Ok(flat)
 }
 
-/// [`init_flat`] into a row of the model's length.
+/// Writes [`init_flat`] into a row of the model's length.
 ///
 /// # Errors
 /// If the configuration is invalid.
@@ -49,7 +49,7 @@ pub fn init_into(config: &ModelConfig, seed: u64, flat: &mut [f32]) -> Result<()
     Ok(())
 }
 
-/// Standard deviation of a matrix's first values, with `columns` inputs.
+/// Returns the standard deviation of a matrix's initial values, with `columns` inputs.
 ///
 /// A projection has `1/√columns`, which preserves the size of its input. A projection into the residual stream has a
 /// tenth of that, since a fresh layer must not drown its token. The embedding is also the output, so it sets the size
@@ -65,7 +65,7 @@ fn deviation(name: &str, columns: usize) -> f64 {
     share / (columns as f64).sqrt()
 }
 
-/// The first values of the stream of `seed` and `name`.
+/// Fills a tensor with the first values of the stream of `seed` and `name`.
 fn normal(seed: u64, name: &str, deviation: f64, into: &mut [f32]) {
     let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
     hasher.update(&seed.to_le_bytes()).update(name.as_bytes());

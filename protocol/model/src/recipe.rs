@@ -68,7 +68,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Why a [`Recipe`] is invalid.
+/// Reason why a [`Recipe`] is invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RecipeError {
     #[error("{name} must be above zero")]
@@ -129,7 +129,7 @@ impl Recipe {
         Ok(())
     }
 
-    /// Learning rate of the step after `step` steps.
+    /// Returns the learning rate of the step after `step` steps.
     pub fn learning_rate_at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             return self.learning_rate * (step + 1) as f64 / self.warmup_steps as f64;

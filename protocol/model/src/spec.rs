@@ -7,7 +7,7 @@ use crate::{ConfigError, ModelConfig, Recipe};
 use protocol::{Digest, contribution::Schema, ensure};
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a specification at most.
+/// Maximum length of a specification, in bytes.
 pub const SPEC_BYTES_MAX: u64 = 64 * 1024;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub enum SpecError {
 }
 
 impl RunSpec {
-    /// The exact bytes of the published specification, whose digest is on the chain.
+    /// Returns the exact bytes of the published specification, whose digest is on the chain.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("numbers and strings always have a JSON form")
     }
@@ -49,6 +49,9 @@ impl RunSpec {
     }
 
     /// Reads and checks a published specification.
+    ///
+    /// # Errors
+    /// [`SpecError`] if the bytes are too long, cannot be read, or are not valid.
     pub fn from_bytes(bytes: &[u8]) -> Result<RunSpec, SpecError> {
         let spec: RunSpec = serde_json::from_slice(bytes)?;
         ensure!(spec.version == 1, SpecError::Version { found: spec.version });

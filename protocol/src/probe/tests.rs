@@ -77,7 +77,7 @@ fn shown(stake: u128, answers: &[Option<&[u32]>]) -> Shown {
     shown_from(0, stake, answers)
 }
 
-/// What a validator showed whose seat has its holder since the drawn contribution `first`.
+/// Returns the answers of a validator whose seat has its holder since the drawn contribution `first`.
 fn shown_from(first: usize, stake: u128, answers: &[Option<&[u32]>]) -> Shown {
     Shown { stake, first, answers: answers.iter().map(|answer| answer.map(<[u32]>::to_vec)).collect() }
 }
@@ -116,11 +116,11 @@ fn a_validator_is_judged_by_the_contributions_of_its_time() {
     let validators = [
         shown(30, &all),
         shown(30, &all),
-        // Seated before the third contribution.
+        // Registered before the third contribution.
         shown_from(2, 10, &[None, None, Some(truth), Some(truth)]),
         shown_from(2, 10, &[None, None, Some(truth), None]),
         shown_from(2, 10, &[Some(truth), Some(truth), None, Some(lie)]),
-        // Seated after all of them.
+        // Registered after all of them.
         shown_from(4, 10, &[]),
     ];
     let found = judge(4, &validators, 100);
@@ -133,7 +133,7 @@ fn a_validator_is_judged_by_the_contributions_of_its_time() {
         verdict(4, 0, 0),
     ];
     assert_eq!(found, expected);
-    // Their stake counts all the same: half of it is not enough.
+    // Their stake still counts: half of it is not enough.
     let few = [shown(30, &all), shown_from(4, 30, &[])];
     assert_eq!(judge(4, &few, 100), [verdict(0, 0, 0); 2]);
 }
@@ -152,7 +152,7 @@ fn without_validators_stake_or_answers_nothing_counts() {
 }
 
 proptest! {
-    /// Validators with more than half of the stake show what they measured, or nothing. Whatever the others show, no
+    /// Validators with more than half of the stake show their measurements, or nothing. Whatever the others show, no
     /// honest one is wrong.
     #[test]
     fn less_than_half_of_the_stake_cannot_make_an_honest_validator_wrong(

@@ -196,7 +196,7 @@ fn receipt() -> impl Strategy<Value = Receipt> {
     )
 }
 
-/// With any of the two statements, as the window has it.
+/// Returns the receipt with each statement that the window has.
 fn stated(window: u32, mut receipt: Receipt) -> Receipt {
     receipt.sign_statements(!window.is_multiple_of(3), !window.is_multiple_of(5), &key());
     receipt
@@ -305,7 +305,7 @@ fn only_the_hotkey_that_a_receipt_names_can_sign_it() {
     let bytes = plain().sign(&stranger).bytes;
     let refused = Err(ReceiptError::NotSigned(SignatureError::BadSignature));
     assert_eq!(Receipt::open(&bytes, &params(), &GENESIS), refused);
-    // Nor does a signature for another purpose count.
+    // A signature for another purpose does not count either.
     let body = plain().encode();
     let signature = key().sign(Domain::Statement, &Digest::of(&body).0);
     let bytes = [&MAGIC[..], &body, &signature.0].concat();
@@ -437,7 +437,7 @@ fn what_was_attested_and_voted_is_signed_as_the_chain_takes_it() {
     let open = |receipt: &Receipt| Receipt::open(&receipt.sign(&key()).bytes, &params(), &GENESIS);
     assert_eq!(open(&receipt), Ok(receipt.clone()));
 
-    // A signature of another statement convicts no validator, and makes no receipt.
+    // A signature of another statement proves nothing against a validator, and the receipt is refused.
     let other = Receipt { window: Window(9), ..receipt.clone() };
     assert_eq!(open(&other), Err(ReceiptError::NotSigned(SignatureError::BadSignature)));
     let nothing = Receipt { merged: None, ..receipt };

@@ -1,4 +1,4 @@
-//! Everything that an audit can find, with the rule that it breaks and a text for the user.
+//! Differences that an audit can find, each with the rule that it breaks and a text for the user.
 
 use protocol::{
     Block, Digest, Uid,
@@ -91,7 +91,7 @@ pub enum Difference {
     WrongWeightVote { epoch: u32, uid: Uid, posted: u16, earned: u16, posted_share: f64, earned_share: f64 },
 }
 
-/// Before or after a contribution is applied.
+/// Time of a loss: before or after a contribution is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case")]
 pub enum Moment {
@@ -130,7 +130,7 @@ impl Kind {
 }
 
 impl Difference {
-    /// The protocol rule that the difference breaks.
+    /// Returns the protocol rule that the difference breaks.
     pub fn rule(&self) -> &'static str {
         use Difference::*;
         match self {
@@ -171,7 +171,7 @@ fn verdict(of: &Option<Verdict>) -> &'static str {
     }
 }
 
-/// " of uid 3", or nothing.
+/// Returns " of uid 3", or an empty text.
 fn of_uid(uid: &Option<Uid>) -> String {
     uid.map_or_else(String::new, |uid| format!(" of uid {uid}"))
 }
@@ -190,7 +190,7 @@ mod tests {
     use expect_test::expect;
     use protocol::Window;
 
-    /// One of each. A new difference that is not here does not compile.
+    /// Returns one of each. A difference that is missing here does not compile.
     fn every_difference() -> Vec<Difference> {
         let (uid, digest) = (Uid(3), |byte| Digest([byte; 32]));
         let previous = |window, byte| Some(PreviousReceipt { window: Window(window), digest: digest(byte) });
@@ -340,7 +340,7 @@ mod tests {
         "#]].assert_eq(&text);
     }
 
-    /// Scripts read this.
+    /// Scripts read this format.
     #[test]
     fn the_json_of_a_difference_is_stable() {
         let json: String =

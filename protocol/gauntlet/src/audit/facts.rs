@@ -10,7 +10,7 @@ use protocol::{
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A receipt, and everything to compare it with. What cannot be had is `None`.
+/// A receipt, and the data to compare it with. Unavailable data is `None`.
 #[derive(Clone, Debug)]
 pub struct Facts {
     pub params: RunParams,
@@ -31,7 +31,7 @@ pub struct Facts {
     pub kept_from: Window,
     /// The reputations after the receipt before this one.
     pub remembered: Option<Reputations>,
-    /// Whether the window's model was at hand.
+    /// Whether the window's model was available.
     pub has_model: bool,
     /// The window's contributions as they are in public buckets now.
     pub found: BTreeMap<Uid, Found>,
@@ -54,12 +54,12 @@ pub enum Found {
     Valid {
         trained: u32,
     },
-    /// The committed bytes are there, and faulty.
+    /// The committed bytes exist, and are faulty.
     Faulty {
         label: String,
         detail: String,
     },
-    /// In no bucket any more: no evidence.
+    /// No bucket has it any more: no evidence.
     Gone,
 }
 
@@ -74,13 +74,13 @@ pub struct RevealedWeights {
 }
 
 impl Facts {
-    /// The validator's vote on the chain.
+    /// Returns the validator's vote on the chain.
     pub fn vote(&self) -> Option<Vote> {
         self.view.votes.iter().find(|(of, _)| *of == self.uid).map(|(_, vote)| *vote)
     }
 
-    /// The seeds of the validator's sequences (PROT-2). Where the chain has no digest of a salt, the receipt's salt
-    /// plays no part in them.
+    /// Returns the seeds of the validator's sequences (PROT-2). If the chain has no digest of a salt, the receipt's
+    /// salt does not enter them.
     pub fn seeds(&self) -> Option<Seeds> {
         let hash = self.view.evaluation_hash?;
         let is_committed = self.view.salts.iter().any(|(of, _)| *of == self.uid);
@@ -92,7 +92,7 @@ impl Facts {
         })
     }
 
-    /// The window's assignment (PROT-5).
+    /// Returns the window's assignment (PROT-5).
     pub fn assignment(&self) -> Option<Assignment<'_>> {
         Some(Assignment {
             run: self.receipt.run,
@@ -105,16 +105,16 @@ impl Facts {
         })
     }
 
-    /// The holder of a seat, if it has not changed since the window opened.
+    /// Returns the holder of a seat, if it has not changed since the window opened.
     pub(super) fn holder(&self, uid: Uid, opened: Block) -> Option<SeatId> {
         let seat = self.seats.iter().find(|seat| seat.id.uid == uid)?;
         (seat.id.registered_at <= opened).then_some(seat.id)
     }
 }
 
-/// The seats whose contributions an audit fetches, of those that committed and that the receipt names: all selected
-/// ones, all with a consensus weight, and of the others as many as an honest validator fetches (PROT-13). So a crowd of
-/// commitments, or a receipt that names all of it, costs an audit no more than a window costs a validator.
+/// Returns the seats whose contributions an audit fetches, of those that committed and that the receipt names. They
+/// are all selected ones, all with a consensus weight, and as many others as an honest validator fetches (PROT-13).
+/// So many commitments, or a receipt that names all of them, cost an audit no more than a validator's window.
 pub fn to_fetch(view: &WindowView, receipt: &Receipt, params: &RunParams) -> BTreeSet<Uid> {
     let selected: BTreeSet<Uid> =
         view.selection.iter().flat_map(|made| &made.selected).map(|one| one.uid).collect();
@@ -125,7 +125,7 @@ pub fn to_fetch(view: &WindowView, receipt: &Receipt, params: &RunParams) -> BTr
     due
 }
 
-/// The seats that committed, and of which the receipt says what it fetched.
+/// Returns the seats that committed and that the receipt reports as fetched.
 pub fn named<'a>(view: &'a WindowView, receipt: &'a Receipt) -> impl Iterator<Item = Uid> + 'a {
     let faulty = receipt.attestation.faulty.iter().map(|said| said.uid);
     let held = receipt.judgement.iter().flat_map(|judgement| &judgement.held).copied();

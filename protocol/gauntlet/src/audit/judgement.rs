@@ -1,5 +1,5 @@
-//! Compares a receipt's judgement: who was observed and measured, on what, with which result, and what follows from
-//! it.
+//! Compares a receipt's judgement: the observed and measured seats, the sequences, the losses, and the scores that
+//! follow.
 
 use super::{
     Difference, Facts, Found, Kind, Moment, RevealedWeights,
@@ -13,13 +13,14 @@ use protocol::{
 };
 use std::collections::BTreeSet;
 
-/// Differences in a seat's share of all weights up to this are not listed: they follow from other seats' weights.
+/// Differences in a seat's share of all weights up to this value are not listed: they follow from other seats'
+/// weights.
 const SHARE_ALIKE: f64 = 1e-3;
 
 /// Compares each seat's observation with the chain's (PROT-6, PROT-14).
 pub(super) fn observations(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
     let view = &facts.view;
-    // A validator that merged and did not vote, as the model became worse, judges the void window too.
+    // A validator that merged and did not vote, because the model became worse, also judges the void window.
     let merged = facts.receipt.merged.as_ref().is_some_and(|merged| !merged.inputs.is_empty());
     let vetoed = merged && facts.vote().is_none();
     if !matches!(view.outcome, Some(Outcome::Merged(_))) && !vetoed {
@@ -236,7 +237,7 @@ pub(super) fn weight_vote(facts: &Facts, found: &mut Vec<Difference>) {
     if earned.iter().any(|(_, weights)| weights == posted) {
         return;
     }
-    // The highest weight is always 65535: a raised seat shows by its share, and by the lower weights of the others.
+    // The highest weight is always 65535: a raised seat shows in its share, and in the lower weights of the others.
     let of = |weights: &[(Uid, u16)], uid: Uid| {
         let weight = weights.iter().find(|(of, _)| *of == uid).map_or(0, |(_, weight)| *weight);
         let all: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
@@ -259,7 +260,7 @@ pub(super) fn weight_vote(facts: &Facts, found: &mut Vec<Difference>) {
     }
 }
 
-/// The seats that the receipt says were measured.
+/// Returns the seats that the receipt reports as measured.
 pub fn measured_seats(judgement: &Judgement) -> impl Iterator<Item = (&SeatJudgement, &Measured)> + Clone {
     judgement.seats.iter().filter_map(|judged| match &judged.observed {
         Observed::Valid { measured: Some(measured), .. } => Some((judged, measured)),

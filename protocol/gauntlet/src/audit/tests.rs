@@ -84,7 +84,7 @@ fn view(window: Window) -> WindowView {
     }
 }
 
-/// A contribution's effect on the loss, the same for every validator.
+/// Returns a contribution's effect on the loss, the same for every validator.
 fn pair(uid: Uid, sequence: u64, own: bool) -> Pair {
     let before = 3.0 + (sequence % 17) as f64 / 40.0;
     let noise = ((sequence * 31 + u64::from(uid.0) * 7) % 13) as f64 / 4000.0;
@@ -105,7 +105,7 @@ fn seed_of(window: Window, salt: Option<&[u8; 32]>) -> Digest {
     assign::evaluation_seed(RunId(1), window, &digest(101), salt)
 }
 
-/// The receipt of a validator that measures by `seed`.
+/// Returns the receipt of a validator that measures by `seed`.
 fn honest_by(budget: u32, seed: &Digest) -> Facts {
     let (params, view) = (params(), view(NOW));
     let mut before = Remembering::default();
@@ -240,7 +240,7 @@ fn evidence_of(
     view.slots.iter().map(of).collect()
 }
 
-/// The honest receipt with a false statement, which the chain was told too.
+/// Returns the honest receipt with a false statement, which is also on the chain.
 fn falsified(falsify: impl FnOnce(&mut Receipt)) -> Facts {
     let mut facts = honest();
     falsify(&mut facts.receipt);
@@ -273,7 +273,7 @@ fn conclude(receipt: &mut Receipt) {
     receipt.judgement = Some(form::judgement(Plan { held, budget, order }, &evidence, &verdict));
 }
 
-/// The expected difference is among those found, and each has a rule and a text.
+/// Checks that the expected difference is among those found, and that each has a rule and a text.
 #[track_caller]
 fn found(facts: &Facts, expected: impl Fn(&Difference) -> bool) {
     let differences = audit(facts);
@@ -434,7 +434,7 @@ fn a_false_merge_is_found() {
     found(&facts, |d| matches!(d, Difference::WrongMerge { said, .. } if *said == digest(201)));
     found(&facts, |d| matches!(d, Difference::Dissent { .. }));
     found(&facts, |d| matches!(d, Difference::VotedOther { .. }));
-    // It shows without a receipt.
+    // The chain shows it without a receipt.
     let fixed = Vote { update: digest(103), state_root: None };
     let merged = WindowView { outcome: Some(Outcome::Merged(fixed)), ..facts.view.clone() };
     let (voted, fixed) = (digest(201), digest(103));
@@ -445,7 +445,7 @@ fn a_false_merge_is_found() {
     found(&facts, |d| matches!(d, Difference::MergedOthers { .. }));
 }
 
-/// The kinds of statements that convict the validator.
+/// Returns the kinds of statements that prove the validator's fault.
 fn proven(facts: &Facts) -> Vec<StatementKind> {
     let proofs = evidence(&facts.receipt, facts.attestation.as_deref(), facts.vote());
     assert!(proofs.iter().all(|proof| proof.verify(&facts.receipt.hotkey, &GENESIS).is_ok()));
@@ -486,7 +486,7 @@ fn a_receipt_without_signed_statements_is_found() {
     facts.view.votes = vec![(UID, facts.receipt.vote().unwrap())];
     assert_eq!(audit(&facts).len(), 2);
     assert_eq!(proven(&facts), []);
-    // Another key than the seat's convicts no one: it may have been the seat's at that time.
+    // Another key than the seat's proves nothing: it may have been the seat's at that time.
     let mut facts = honest();
     facts.seats.last_mut().unwrap().hotkey = Hotkey([1; 32]);
     assert_eq!((audit(&facts).len(), unchecked(&facts).len()), (0, 1));
@@ -580,7 +580,7 @@ fn a_break_in_the_chain_of_receipts_is_found() {
         receipt.before.seats.remove(2);
     });
     found(&facts, |d| matches!(d, Difference::ReputationChanged { uid: Some(Uid(2)), field: "seat", .. }));
-    // The chain cannot contradict what it no longer keeps.
+    // The chain cannot contradict data that it no longer keeps.
     let mut facts = honest();
     (facts.earlier, facts.kept_from) = (None, Window(6));
     assert_eq!(audit(&facts), []);
@@ -615,7 +615,7 @@ fn a_seat_that_others_leave_out_is_judged_by_what_the_validator_holds() {
     let mut facts = honest();
     facts.view.selection.as_mut().unwrap().valid.retain(|uid| *uid != Uid(7));
     assert_eq!(audit(&facts), []);
-    // A validator that follows those that leave it out is found.
+    // Detects a validator that follows the others in leaving it out.
     let unobserved = |receipt: &mut Receipt| {
         judgement(receipt).seats[7].observed = Observed::Unobserved;
         conclude(receipt);
@@ -726,7 +726,7 @@ fn a_root_that_does_not_follow_from_the_receipt_is_a_difference() {
     let anchored = digest(77);
     facts.view.probe_roots[0].root = anchored;
     found(&facts, |d| matches!(d, Difference::OtherProbeRoot { anchored: other, .. } if *other == anchored));
-    // That of another validator is its own matter.
+    // Another validator's root does not matter.
     facts.view.probe_roots[0].validator = Uid(91);
     assert_eq!(audit(&facts), []);
 }

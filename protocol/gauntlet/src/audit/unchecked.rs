@@ -1,11 +1,11 @@
-//! What an audit could not check.
+//! Parts of a receipt that an audit could not check.
 
 use super::{Facts, facts::named, judgement::measured_seats};
 use protocol::Uid;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// Something that could not be checked, why, and what the user can do.
+/// An unchecked part, with the reason and the user's options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unchecked {
     pub what: String,
@@ -13,7 +13,7 @@ pub struct Unchecked {
     pub to_do: String,
 }
 
-/// Lists what these facts do not allow to check.
+/// Lists the parts that these facts do not cover.
 pub fn unchecked(facts: &Facts) -> Vec<Unchecked> {
     let mut list = Vec::new();
     let mut add = |what: &str, why: &str, to_do: &str| {

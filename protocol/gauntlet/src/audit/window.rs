@@ -1,4 +1,4 @@
-//! Compares what a receipt says of window, history, attestation and merge.
+//! Compares a receipt's window, history, attestation and merge.
 
 use super::{Difference, Facts, Found, compare::compare_reputations};
 use crate::probes;
@@ -50,7 +50,7 @@ pub(super) fn probe_root(facts: &Facts, found: &mut Vec<Difference>) {
 /// Compares with the receipt before it (PROT-25, PROT-27).
 pub(super) fn history(facts: &Facts, found: &mut Vec<Difference>) {
     let said = facts.receipt.previous;
-    // The chain cannot contradict what it no longer keeps.
+    // The chain cannot contradict data that it no longer keeps.
     let comparable = said.is_none_or(|said| facts.kept_from <= said.window) || facts.earlier.is_some();
     if comparable && said != facts.earlier {
         found.push(Difference::OtherPrevious { said, chain: facts.earlier });
@@ -105,10 +105,10 @@ pub(super) fn attestation(facts: &Facts, found: &mut Vec<Difference>) {
         }
     }
     for said in &receipt.attestation.faulty {
-        // Bytes that are there now do not refute that they were missing, late or slow.
+        // Bytes that exist now do not refute that they were missing, late or slow.
         let refutable = match said.label.as_str() {
             "missing" | "late" | "wrong-digest" | "too-large" => false,
-            // Whether bytes have an effect shows only on the window's model.
+            // Only the window's model shows whether bytes have an effect.
             "no-effect" => facts.has_model,
             _ => true,
         };
