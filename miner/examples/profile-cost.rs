@@ -1,12 +1,11 @@
-//! Measures what a profile costs a training step, and what its spans cost without one.
+//! Measures the cost of a profile per training step, and of its spans without a profile.
 //!
 //! ```text
 //! cargo run --release -p miner --example profile-cost -- [preset] [rounds] [steps]
 //! ```
 //!
-//! In each round the same trainer takes `steps` steps without a profile and as many with one, in turn first; the log's
-//! usual filter is there both times. Printed are the medians, their ratio, and the time that a disabled
-//! span takes.
+//! In each round the same trainer takes `steps` steps without a profile and as many with one, in alternating order;
+//! the log's usual filter is active both times. It prints the medians, their ratio, and the time of a disabled span.
 
 use anyhow::Context as _;
 use miner::profile::Profiler;
@@ -30,7 +29,7 @@ fn main() -> anyhow::Result<()> {
     let mut trainer = Trainer::new(&config, &recipe, Device::CPU, &init_flat(&config, 1)?)?;
     let mut seconds = |dispatch: &Dispatch, is_profiled: bool| -> anyhow::Result<f64> {
         tracing::dispatcher::with_default(dispatch, || {
-            // Which spans are enabled is remembered per process.
+            // `tracing` caches per process which spans are enabled.
             tracing::callsite::rebuild_interest_cache();
             let is_enabled = tracing::span_enabled!(target: "profile", tracing::Level::TRACE);
             anyhow::ensure!(is_enabled == is_profiled, "the filter of the spans does not work");

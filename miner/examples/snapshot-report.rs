@@ -1,10 +1,10 @@
-//! What snapshots cost: size, time to write and to read, share of the training, and what they add to memory.
+//! Measures the cost of snapshots: size, time to write and to read, share of the training time, and memory.
 //!
 //!     cargo run --release -p miner --example snapshot-report -- DIRECTORY PRESET…
 //!
-//! Prints a line of JSON for each preset. `DIRECTORY` is on the disk that is asked about. Times are the middle one of
-//! five; `train_step_seconds` is that of a step of four sequences. `share_by_default` is the share of a window's time
-//! that snapshots inside it take when one is due after five minutes, or after fifty times what the last one took.
+//! Prints a line of JSON for each preset. `DIRECTORY` is on the disk to measure. Times are the median of five;
+//! `train_step_seconds` is that of a step of four sequences. `share_by_default` is the share of a window's time for
+//! its snapshots if one is due after five minutes, or after fifty times the duration of the last one.
 
 use daemon::durable::DurableFile;
 use miner::{
@@ -106,7 +106,7 @@ fn middle(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-/// The most memory that this process has held; `None` where the system does not say.
+/// Returns the peak memory of this process; `None` if the system does not report it.
 fn peak_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -1,12 +1,12 @@
-//! Training of the next window before its model is there (ADR 0046).
+//! Training of the next window before its model arrives (ADR 0046).
 //!
-//! A miner that has committed has its own weights `y`, and the next window's data is dealt already (PROT-5). It trains on
-//! from `y` on a thread, to `x`. Once the next window's model is held, the thread stops, and the miner *rebases* onto
-//! `s`, where the window [starts](crate::contribution_store::Snapshot::start): `x ← x + (s − y)`. The window's
-//! pseudo-gradient `s − x` is then `y − x` of before: the sum of the window's own steps.
+//! A miner that has committed has its own weights `y`, and the next window's data is dealt already (PROT-5). It
+//! continues to train from `y` on a thread, to `x`. Once the node holds the next window's model, the thread stops,
+//! and the miner *rebases* onto the window's [start](crate::contribution_store::Snapshot::start) `s`: `x ← x + (s −
+//! y)`. The window's pseudo-gradient `s − x` is then the earlier `y − x`: the sum of the window's own steps.
 //!
-//! Steps from the window's model are better steps. So the thread starts as late as it can, at the pace of the window
-//! before: a machine that finishes its sequences inside the window trains ahead only if the model is late.
+//! Steps from the window's model are better steps. So the thread starts as late as possible, at the pace of the
+//! previous window: a machine that finishes its sequences inside the window trains ahead only if the model is late.
 
 use crate::{
     error::RunError,
@@ -31,40 +31,40 @@ pub(crate) struct Ahead {
     blocking: Blocking,
 }
 
-/// The training ahead of the window after `window`, until it starts.
+/// The planned training of the window after `window`, until it starts.
 pub(crate) struct Due {
-    /// The window that was trained last, and its lineage.
+    /// The last trained window, and its lineage.
     window: Window,
     lineage: Digest,
     deal: SeatDeal,
-    /// The block to start at.
+    /// The block of the start.
     pub at: Block,
-    /// The trainer is where the training of `window` ended. Otherwise only a snapshot of a killed process says where
-    /// to go on.
+    /// Whether the trainer is at the end of the training of `window`. Otherwise only a killed process's snapshot has
+    /// the position to resume from.
     at_end: bool,
 }
 
-/// The last block from which on `sequences` are trained by `stop_at`, if a block's time is enough for `pace` of them. A
-/// quarter more time than that is planned for. Without a pace: the first block.
+/// Returns the last block from which `sequences` can be trained by `stop_at`, at `pace` sequences per block. It plans
+/// for a quarter more time. Without a pace: the first block.
 fn latest_start(stop_at: Block, sequences: usize, pace: Option<f64>) -> Block {
     let blocks = pace.map_or(u32::MAX, |pace| (1.25 * sequences as f64 / pace).ceil() as u32);
     Block(stop_at.0.saturating_sub(blocks))
 }
 
-/// A window's training from the miner's own weights. The trainer holds where it ended.
+/// A window's training from the miner's own weights. The trainer has its result.
 pub(crate) struct Begun {
     pub progress: Progress,
     pub trained: Trained,
 }
 
 impl Ahead {
-    /// The window whose data the thread trains on.
+    /// Returns the window whose data the thread trains on.
     pub(crate) fn window(&self) -> Window {
         self.key.window
     }
 }
 
-/// The thread ends with its owner.
+/// The thread ends when its owner is dropped.
 impl Drop for Ahead {
     fn drop(&mut self) {
         self.blocking.stop(&self.stop);
@@ -72,8 +72,8 @@ impl Drop for Ahead {
 }
 
 impl Miner {
-    /// Has the training on the data of the window after `view` start when it is due. It starts at once if it is due
-    /// before the upload of this window's contribution may end. `at_end`: see [`Due`].
+    /// Schedules training on the data of the window after `view`. It starts at once if it is due before the upload of
+    /// this window's contribution may end. `at_end`: see [`Due`].
     pub(crate) async fn plan_ahead(&mut self, view: &SeatWindow, at_end: bool) -> Result<(), RunError> {
         if self.options.ahead <= 0.0 || !self.strategy.trains_ahead() {
             return Ok(());
@@ -90,7 +90,7 @@ impl Miner {
         self.start_due(uploaded_by).await
     }
 
-    /// Starts the training ahead that is due by `block`, if the model before it is still the one held.
+    /// Starts the training ahead that is due by `block`, if the node still holds the preceding model.
     pub(crate) async fn start_due(&mut self, block: Block) -> Result<(), RunError> {
         let Some(due) = self.due.take_if(|due| due.at <= block) else { return Ok(()) };
         if self.node.window() != due.window {
@@ -99,7 +99,7 @@ impl Miner {
         self.train_ahead(due.window, due.lineage, due.deal, due.at_end).await
     }
 
-    /// Waits until the chain is past `block`. Starts the training ahead that is due meanwhile.
+    /// Waits until the chain is past `block`. Meanwhile starts the training ahead if it is due.
     pub(crate) async fn wait_past(&mut self, block: Block) -> Result<(), RunError> {
         if let Some(at) = self.due.as_ref().map(|due| due.at).filter(|at| *at < block) {
             self.node.wait_past(at).await?;
@@ -108,8 +108,8 @@ impl Miner {
         Ok(self.node.wait_past(block).await?)
     }
 
-    /// The deal of the window after `window`, which may be open already; `None` if the chain has not dealt it, or if the
-    /// seat takes no part.
+    /// Returns the deal of the window after `window`, which may be open already; `None` if the chain has not dealt
+    /// it, or if the seat does not participate.
     async fn deal_after(&self, window: Window) -> Result<Option<SeatDeal>, RunError> {
         let (run, uid, chain) = (self.node.run_id(), self.node.uid(), self.node.chain());
         if let Some(open) = chain.seat_window(run, window.next(), uid).await? {
@@ -162,8 +162,8 @@ impl Miner {
         Ok(())
     }
 
-    /// As [`Miner::plan_ahead`] in a process whose predecessor was killed: if the window after the held one is open
-    /// already, goes on where the predecessor was while the window's model is awaited.
+    /// Does the same as [`Miner::plan_ahead`] after a killed process. If the window after the held one is open
+    /// already, it resumes from the killed process's state while it waits for the window's model.
     pub(crate) async fn resume_ahead(&mut self) -> Result<(), RunError> {
         let (held, block) = (self.node.window(), self.node.block());
         let next = held.next();
@@ -179,7 +179,7 @@ impl Miner {
         }
     }
 
-    /// Stops the thread that trains ahead, if there is one, and keeps what it trained.
+    /// Stops the thread that trains ahead, if there is one, and keeps its result.
     #[tracing::instrument(name = "end ahead", target = "profile", level = "debug", skip_all)]
     pub(crate) async fn end_ahead(&mut self) -> Result<(), RunError> {
         let Some(mut ahead) = self.ahead.take() else { return Ok(()) };
@@ -204,7 +204,7 @@ impl Miner {
         Ok(())
     }
 
-    /// Drops what was trained ahead of the held window or an earlier one, as there is no contribution to it.
+    /// Drops training ahead of the held window or an earlier one, because it has no contribution.
     pub(crate) async fn drop_ahead(&mut self) -> Result<(), RunError> {
         if self.ahead.as_ref().is_some_and(|ahead| ahead.key.window <= self.node.window()) {
             self.end_ahead().await?;
@@ -215,8 +215,8 @@ impl Miner {
         Ok(())
     }
 
-    /// The lineage of the window before `view`, if the model of `view` is the next one of it. It is not if the run went
-    /// back to a checkpoint (PROT-20).
+    /// Returns the lineage of the window before `view`, if the model of `view` follows it directly. It does not after
+    /// a rewind to a checkpoint (PROT-20).
     pub(crate) async fn lineage_before(&self, view: &SeatWindow) -> Result<Option<Digest>, RunError> {
         let Some(before) = view.window.previous().filter(|_| 0.0 < self.options.ahead) else {
             return Ok(None);
@@ -232,7 +232,7 @@ impl Miner {
     }
 }
 
-/// `x ← x + (s − y)`: moves the training that began at the miner's own weights `y` to `s`.
+/// Computes `x ← x + (s − y)`: moves training that began at the miner's own weights `y` to `s`.
 pub(crate) fn rebase(trainer: &mut Trainer, start: &[f32], reference: &[f32]) -> Result<(), ModelError> {
     let mut weights = trainer.weights_flat()?;
     for ((weight, start), reference) in weights.iter_mut().zip(start).zip(reference) {
@@ -308,7 +308,7 @@ mod tests {
             assert!(steps.iter().any(|step| 1e-5 < step.abs()));
             let mut progress = Progress::new(home.path(), key.clone(), SnapshotInterval::Never);
             train_window::begin(&mut trainer, &mut progress, start.clone(), &theta, Some(&own)).unwrap();
-            // What the contribution is made of: where the window began, less where it ended.
+            // The contribution's source: the weights at the start, less those at the end.
             let before = progress.reference.as_deref().unwrap_or(&theta);
             assert_eq!(before, start.as_ref().unwrap_or(&theta));
             for ((before, weight), step) in before.iter().zip(trainer.weights_flat().unwrap()).zip(steps) {
@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(resumed.weights_flat().unwrap(), theta);
         assert_eq!(found.reference.as_deref(), Some(&own));
 
-        // The run went back to a checkpoint, or the model is there and nothing was trained ahead of it.
+        // The run was rewound to a checkpoint, or the model is held and nothing was trained ahead of it.
         let undone = Base::Own { lineage: Digest([2; 32]) };
         for other in [undone, Base::Model { lineage, weights: Digest([3; 32]) }] {
             let mut other = progress(other);

@@ -1,4 +1,4 @@
-//! The command line: settings in, a running miner out.
+//! The command line: converts settings into a running miner.
 
 use crate::{
     command::{CommandEngine, CommandGroup, CommandOptions},
@@ -79,7 +79,7 @@ pub fn main() -> ExitCode {
     main_with(std::env::args_os())
 }
 
-/// Runs the program as if it had been started with `arguments`, the program's name first.
+/// Runs the program with `arguments`, the program's name first.
 pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match Cli::parse_from(arguments).command {
         Command::Worker => program::run_to_exit(Box::pin(ranks::child())),
@@ -94,10 +94,13 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Makes the strategy of an opened node.
+/// Function that creates the strategy of an opened node.
 pub type MakeStrategy = Box<dyn FnOnce(&NodeContext) -> Box<dyn Strategy>>;
 
 /// Mines until Ctrl-C.
+///
+/// # Errors
+/// If the settings are invalid, the seat cannot be opened, or the miner fails.
 pub fn start(start: Start, strategy: MakeStrategy) -> LocalBoxFuture<'static, anyhow::Result<()>> {
     mine_until(start, strategy, Box::pin(std::future::pending()))
 }
@@ -147,13 +150,13 @@ async fn mine(
         );
     }
     if command.is_none() && place == Place::Alone {
-        // Before a checkpoint is fetched in vain.
+        // Fails here, before a checkpoint is fetched in vain.
         device.check()?;
     }
     // Ranks of a launcher connect from now on.
     let leader = Leader::new(&place, &settings, device)?;
     let traces = Collector::from_environment()?;
-    // First, so that monitoring sees a node that is starting.
+    // First, so that monitoring sees a node during its start.
     let mut metrics = match start.metrics.metrics {
         Some(address) => Some(Metrics::serve(address, Role::Miner).await?),
         None => None,
@@ -207,7 +210,7 @@ async fn mine(
     }
 }
 
-/// A trainer whose steps a command computes.
+/// Returns a trainer whose steps a command computes.
 fn by_command(
     config: &ModelConfig,
     recipe: &Recipe,
@@ -220,7 +223,7 @@ fn by_command(
     Trainer::from_engine(config, recipe, Box::new(engine))
 }
 
-/// How the command of `engine = "command"` is started; `None` for another engine.
+/// Returns the options of the command of `engine = "command"`; `None` for another engine.
 fn command_options(train: &TrainFile) -> anyhow::Result<Option<CommandOptions>> {
     let (engine, file) = (train.engine.unwrap_or_default(), train.command.clone());
     let file = match (engine, file) {
@@ -244,10 +247,10 @@ fn command_options(train: &TrainFile) -> anyhow::Result<Option<CommandOptions>> 
     }))
 }
 
-/// The longest deadline of a command: a week.
+/// Maximum deadline of a command, in seconds: a week.
 const SECONDS_MAX: u64 = 7 * 24 * 3600;
 
-/// The setting `name` under [train], from 0 to 1; `default` where absent.
+/// Returns the setting `name` under [train], from 0 to 1; `default` if it is absent.
 fn share(name: &str, value: Option<f64>, default: f64) -> anyhow::Result<f64> {
     let value = value.unwrap_or(default);
     anyhow::ensure!(
@@ -257,8 +260,8 @@ fn share(name: &str, value: Option<f64>, default: f64) -> anyhow::Result<f64> {
     Ok(value)
 }
 
-/// How often the training of a window is written to the disk. By default every five minutes: little where a window
-/// takes hours, and a snapshot of 12 bytes per parameter takes a second or two for a billion of them.
+/// Returns the interval of snapshots inside a window. The default is five minutes: little if a window takes hours,
+/// and a snapshot of 12 bytes per parameter takes a second or two for a billion of them.
 fn snapshot_interval(train: &TrainFile) -> SnapshotInterval {
     match (train.snapshot_every_steps, train.snapshot_every_seconds) {
         (Some(steps), _) => SnapshotInterval::Steps(steps),

@@ -1,9 +1,9 @@
 //! The engine of `[train] engine = "command"`: an external program computes gradients and steps, the miner does
-//! everything else. `docs/trainers.md` specifies what they say to each other.
+//! everything else. `docs/trainers.md` specifies their messages.
 //!
-//! The command is not trusted with the seat. What it sends is checked, every wait has a deadline, and a command that
-//! fails costs the window: the engine holds weights and moments as of the last exchange, so that loading and snapshots
-//! never need the command, and the next window starts it afresh.
+//! The command is not trusted with the seat. Its output is checked, every wait has a deadline, and a failure costs
+//! the window. The engine holds weights and moments as of the last exchange, so that loading and snapshots never need
+//! the command, and the next window restarts it.
 
 mod frame;
 mod process;
@@ -27,22 +27,22 @@ use std::{
     time::Duration,
 };
 
-/// How the command is started, and how long it may take.
+/// Command line and deadlines of the command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandOptions {
     /// The program and its arguments.
     pub program: Vec<String>,
-    /// From the start until the model is built.
+    /// Deadline from the start until the model is built.
     pub start: Duration,
-    /// Without any byte while a request is open.
+    /// Maximum time without any byte while a request is open.
     pub heartbeat: Duration,
-    /// For one request.
+    /// Deadline of one request.
     pub step: Duration,
-    /// For a gradient or step that still runs when the window's training has to stop.
+    /// Deadline of a gradient or step that still runs at the end of the window's training.
     pub stop: Duration,
 }
 
-/// Why a command is of no use. Each costs the window.
+/// Failure of a command. Each costs the window.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     #[error("`program` under [train.command] is empty: name a program and its arguments")]
@@ -94,13 +94,13 @@ pub enum CommandError {
     Lost { part: Part },
 }
 
-/// An engine whose computations a command does.
+/// An engine that delegates computations to a command.
 pub struct CommandEngine {
     starter: Starter,
     state: Mutex<State>,
 }
 
-/// What a command is started with.
+/// Configuration that a command is started with.
 struct Starter {
     config: ModelConfig,
     recipe: Recipe,
@@ -121,14 +121,14 @@ struct Vector {
     place: Place,
 }
 
-/// Who holds the present values.
+/// Location of the present values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// The miner.
     Here,
     /// Miner and command.
     Both,
-    /// The command, which has stepped since.
+    /// The command, which has taken a step since.
     There,
     /// A command that has failed.
     Lost,
@@ -142,7 +142,7 @@ impl State {
         }
     }
 
-    /// Ends the command: what only it had is lost.
+    /// Ends the command: state that only it had is lost.
     fn fail(&mut self) {
         self.session = None;
         for vector in [&mut self.weights, &mut self.moments] {
@@ -195,7 +195,7 @@ impl CommandEngine {
         done.map_err(failure)
     }
 
-    /// The present values of a part, slice by slice.
+    /// Returns the present values of a part, slice by slice.
     fn read(&self, part: Part) -> Blocks<'_> {
         let lock = || self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let len = {
@@ -217,7 +217,7 @@ impl CommandEngine {
 }
 
 impl Starter {
-    /// A command that has the present weights and moments: the running one, or a new one.
+    /// Returns a command with the present weights and moments: the running one, or a new one.
     fn put<'a>(&self, state: &'a mut State) -> Result<&'a mut Session, CommandError> {
         let State { session, weights, moments } = state;
         let parts = [(Part::Weights, weights), (Part::Moments, moments)];
@@ -268,8 +268,8 @@ impl Starter {
     }
 }
 
-/// Copies weights and moments from the command, where only it has them. Both at once: the snapshots after a window's
-/// training then need no command.
+/// Copies weights and moments from the command, if only it has them. Both at once: the snapshots after a window's
+/// training then do not need the command.
 fn fetch(state: &mut State) -> Result<(), CommandError> {
     let State { session, weights, moments } = state;
     let Some(session) = session else { return Ok(()) };
@@ -298,8 +298,8 @@ fn fetch(state: &mut State) -> Result<(), CommandError> {
 }
 
 impl Engine for CommandEngine {
-    /// Takes the weights without the command. If it has moments that cannot be fetched, those of the last exchange
-    /// stay.
+    /// Loads the weights without the command. If the command has moments that cannot be fetched, those of the last
+    /// exchange stay.
     fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = fetch(state) {
@@ -359,7 +359,7 @@ impl Engine for CommandEngine {
             other => Err(unexpected(&request, &other)),
         });
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // A step that was not answered may have been taken.
+        // A step without an answer may have been taken.
         let place = if stepped.is_ok() { Place::There } else { Place::Lost };
         (state.weights.place, state.moments.place) = (place, place);
         stepped

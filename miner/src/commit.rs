@@ -1,4 +1,4 @@
-//! From trained weights to a commitment on the chain: on the disk first, then on the chain, then out of the residual.
+//! Commitment of trained weights: first to the disk, then to the chain, then subtracted from the residual.
 
 use crate::{
     compress,
@@ -62,7 +62,7 @@ impl Miner {
         }
     }
 
-    /// Takes up the contribution of a killed process; writes its file again if that is lost.
+    /// Resumes a contribution left by a crash; rewrites a lost file.
     pub(crate) async fn resume_contribution(
         &mut self,
         view: &SeatWindow,
@@ -81,8 +81,8 @@ impl Miner {
         }
     }
 
-    /// Reconciles a commitment left by a crash or a full disk: if the chain included it, its body leaves the residual
-    /// now, although its window is over (PROT-10). The window `open` is not.
+    /// Reconciles a commitment left by a crash or a full disk: if the chain included it, subtracts its body from the
+    /// residual, although its window is over (PROT-10). Does not check the window `open`.
     pub(crate) async fn reconcile(&mut self, open: Window) -> Result<(), Stop> {
         let left = self.local.snapshot.pending.clone();
         let Some(pending) = left.filter(|pending| pending.window < open && !pending.committed) else {
@@ -124,7 +124,8 @@ impl Miner {
         let until = self.node.schedule().commit_deadline(window);
         match self.record_commitment(pending, until).await {
             Err(full) if is_full(&full) => {
-                // The bytes are on the disk and the chain knows them: the next window begins with the record.
+                // The bytes are on the disk and the commitment is on the chain: the next window begins by recording
+                // it.
                 let error = error_chain(&full);
                 tracing::warn!(
                     window = window.0,
@@ -161,7 +162,7 @@ impl Miner {
     /// Runs `change` on the snapshot, off the executor. If the disk is full, retries until `until` is finalised.
     ///
     /// # Errors
-    /// The last error, which [is full](is_full) if `until` passed. The snapshot is then as on the disk.
+    /// The last error, which [is full](is_full) if `until` passed. The snapshot then equals the one on disk.
     async fn change_snapshot<T: Send + 'static>(
         &mut self,
         until: Block,
@@ -178,7 +179,7 @@ impl Miner {
         retry.wait_until(until, &mut heads, attempt).await
     }
 
-    /// The header of this seat's contribution to the window of `view`.
+    /// Returns the header of this seat's contribution to the window of `view`.
     fn header(&self, view: &SeatWindow, trained: u32) -> Header {
         let follower = self.node.follower();
         Header {

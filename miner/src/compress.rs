@@ -1,5 +1,5 @@
-//! Turns trained weights into a contribution: pseudo-gradient, error feedback, encoding and signature in one pass
-//! (PROT-9, PROT-10).
+//! Compresses trained weights into a contribution: pseudo-gradient, error feedback, encoding and signature in one
+//! pass (PROT-9, PROT-10).
 
 use daemon::Codec;
 use kernels::encode::{self, Feedback, Source};
@@ -10,7 +10,7 @@ use protocol::{
     submission::{Header, SIGNATURE_BYTES, Sealer},
 };
 
-/// Why there is no contribution.
+/// Reason why compression fails.
 #[derive(Debug, thiserror::Error)]
 pub enum CompressError<E> {
     #[error("the pseudo-gradient cannot be encoded")]
@@ -35,10 +35,12 @@ pub fn decay_residual(residual: &mut [f32], decay: f32, windows: u32) {
     residual.iter_mut().for_each(|entry| *entry *= factor);
 }
 
-/// Adds `source` to `residual`, encodes its largest entries, and hands the signed object to `sink` section by section.
-/// The residual keeps all values until the commitment is on the chain.
+/// Adds `source` to `residual`, encodes its largest entries, and passes the signed object to `sink` section by
+/// section. The residual keeps all values until the commitment is on the chain.
 ///
-/// On an error, part of the residual is changed and part of the object handed on.
+/// # Errors
+/// If values cannot be encoded, or `sink` fails. Part of the residual is then changed and part of the object passed
+/// on.
 pub fn compress<E>(
     codec: &Codec,
     header: &Header,
@@ -126,7 +128,7 @@ pub(crate) mod tests {
         Ok((bytes, sealed))
     }
 
-    /// `e ← fl(fl(decay·e) + fl(θ_w − θ_local))`, as PROT-10 tells it.
+    /// Computes `e ← fl(fl(decay·e) + fl(θ_w − θ_local))` as PROT-10 defines it.
     pub(crate) fn accumulate(residual: &mut [f32], decay: f32, theta: &[f32], trained: &[f32]) {
         for ((entry, before), after) in residual.iter_mut().zip(theta).zip(trained) {
             *entry = decay * *entry + (before - after);
@@ -174,7 +176,7 @@ pub(crate) mod tests {
             prop_assert_eq!(sealed, Sealed { digest: Digest::of(&expected), length: expected.len() as u64 });
             prop_assert!(residual.iter().map(|x| x.to_bits()).eq(by_the_book.iter().map(|x| x.to_bits())));
 
-            // A residual that has the source already gives the same bytes.
+            // A residual that already includes the source gives the same bytes.
             prop_assert_eq!(compressed(&codec, &mut residual, Source::Nothing).unwrap(), (bytes, sealed));
         }
     }

@@ -1,4 +1,4 @@
-//! What ends a miner, and what makes it miss a window.
+//! Errors that end a miner, and reasons for a missed window.
 
 use crate::{
     contribution_store::{ContributionFileError, ContributionStoreError, SnapshotError},
@@ -9,7 +9,7 @@ use daemon::{NodeError, WorkDied, error_chain};
 use nn::ModelError;
 use store::StoreError;
 
-/// What a miner cannot go on without.
+/// Errors that end a miner.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error(transparent)]
@@ -26,10 +26,10 @@ pub enum RunError {
     TrainerDied(#[source] WorkDied),
 }
 
-/// How a step of a window ends early.
+/// Early end of a step of a window.
 pub(crate) type Stop = daemon::Stop<RunError>;
 
-/// Why a window passes without a contribution. Written to the journal; the miner goes on with the next window.
+/// Reason for a window without a contribution. Written to the journal; the miner continues with the next window.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Missed {
     #[error("the seat is not active yet: it takes part from the next window on")]
@@ -80,8 +80,8 @@ impl From<RunError> for Stop {
     }
 }
 
-/// The store's answer to an upload, in whole: its code is at the end. A wrong clock comes first, because the store says
-/// so by refusing the signature.
+/// Returns the store's complete answer to an upload, with its code at the end. A wrong clock comes first, because the
+/// store reports it by refusing the signature.
 pub(crate) fn refusal(error: &StoreError) -> String {
     let chain = error_chain(error);
     match error.blames_clock() {

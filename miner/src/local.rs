@@ -21,8 +21,11 @@ pub struct LocalState {
 }
 
 impl LocalState {
-    /// Reads the snapshot and puts the trainer's optimiser there. Without one, the residual for `window` is empty.
-    /// Also returns which file was read, if any.
+    /// Reads the snapshot and resets the trainer's optimiser to it. Without one, the residual for `window` is empty.
+    /// Also returns the file that was read, if any.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if the snapshot cannot be read.
     pub fn load(
         store: ContributionStore,
         mut trainer: Trainer,
@@ -37,8 +40,11 @@ impl LocalState {
         Ok((LocalState { trainer, snapshot, store }, read))
     }
 
-    /// Runs `change` on the snapshot. If the disk is full, reads the snapshot again, as `change` may have left it half
-    /// changed. If a rank failed that had a part of the optimiser, goes on with the snapshot's optimiser.
+    /// Runs `change` on the snapshot. If the disk is full, reads the snapshot again, as `change` may have changed it
+    /// partly. If a rank failed that had a part of the optimiser, continues with the snapshot's optimiser.
+    ///
+    /// # Errors
+    /// The error of `change`, or of reading the snapshot again.
     pub fn change<T>(
         &mut self,
         change: impl Fn(&mut LocalState) -> Result<T, ContributionStoreError>,

@@ -1,4 +1,4 @@
-//! The frames between miner and command, and their bounds.
+//! The frames between miner and command, and their limits.
 //!
 //! A frame is the header's length (`u32`), the body's length (`u64`), the header as JSON, and the body: values of four
 //! bytes, or the numbers of a step as `f64`. All numbers are little-endian. `docs/trainers.md` specifies each frame.
@@ -6,20 +6,20 @@
 use model::{ModelConfig, Recipe};
 use serde::{Deserialize, Serialize};
 
-/// The version of the contract. Both sides name it first; a change of any frame is a new version.
+/// The version of the contract. Both sides send it first; a change of any frame is a new version.
 pub const PROTOCOL: u32 = 1;
-/// Bytes of a header that the miner reads at most.
+/// Maximum length of a header that the miner reads, in bytes.
 pub const HEADER_BYTES_MAX: usize = 64 * 1024;
-/// Values in one frame of weights or moments at most: 4 MiB.
+/// Maximum number of values in one frame of weights or moments: 4 MiB.
 pub const SLICE_VALUES: usize = 1 << 20;
-/// Bytes of lengths before a header.
+/// Length of the two lengths before a header, in bytes.
 pub const PREFIX_BYTES: usize = 12;
 
-/// What the miner sends.
+/// Message of the miner.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request<'a> {
-    /// The answer to the command's hello.
+    /// Reply to the command's hello.
     Open {
         protocol: u32,
         model: &'a ModelConfig,
@@ -34,18 +34,18 @@ pub enum Request<'a> {
         first: usize,
         count: usize,
     },
-    /// Asks for `count` values from `first` on.
+    /// Requests `count` values from `first` on.
     Get {
         part: Part,
         first: usize,
         count: usize,
     },
-    /// Asks for the gradient of the mean loss of the sequences in the body: `u32` tokens, row by row.
+    /// Requests the gradient of the mean loss of the sequences in the body: `u32` tokens, row by row.
     Gradients {
         sequences: usize,
         tokens: usize,
     },
-    /// Asks for an optimiser step along that gradient. Body: learning rate, factor that clips the gradient.
+    /// Requests an optimiser step along that gradient. Body: learning rate, factor that clips the gradient.
     Step {
         step: u64,
     },
@@ -69,7 +69,7 @@ pub struct Tensor {
     pub moments: usize,
 }
 
-/// What the command sends.
+/// Message of the command.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
@@ -81,12 +81,12 @@ pub enum Answer {
     /// The model is built.
     Ready {},
     Taken {},
-    /// Body: the values asked for.
+    /// Body: the requested values.
     Values {},
     /// Body: loss in nats per token, length of the gradient.
     Gradients {},
     Stepped {},
-    /// Shows that the command works on the request. Sequences of the step that are done.
+    /// Shows that the command works on the request: number of the step's sequences that are done.
     Progress {
         sequences: u64,
     },
@@ -97,7 +97,7 @@ pub enum Answer {
 }
 
 impl Request<'_> {
-    /// For messages of errors.
+    /// Returns the text for error messages.
     pub fn doing(&self) -> &'static str {
         match self {
             Request::Open { .. } => "building the model",
@@ -109,7 +109,7 @@ impl Request<'_> {
         }
     }
 
-    /// The bytes of a frame before its body.
+    /// Returns the bytes of a frame before its body.
     pub fn frame(&self, body_bytes: usize) -> Vec<u8> {
         let header = serde_json::to_vec(self).expect("a request is numbers and names");
         let length = u32::try_from(header.len()).expect("a bounded model has a bounded header");
@@ -117,14 +117,14 @@ impl Request<'_> {
     }
 }
 
-/// The lengths of header and body in a frame's first bytes.
+/// Returns the lengths of header and body from a frame's first bytes.
 pub fn lengths(prefix: [u8; PREFIX_BYTES]) -> (u32, u64) {
     let (header, body) = prefix.split_at(4);
     let header = u32::from_le_bytes(header.try_into().expect("four bytes"));
     (header, u64::from_le_bytes(body.try_into().expect("eight bytes")))
 }
 
-/// `values` as the bytes of a body.
+/// Converts `values` to the bytes of a body.
 pub fn values_to_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }

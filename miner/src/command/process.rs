@@ -1,5 +1,5 @@
-//! The process of the command: starts it without the miner's secrets, talks to it within deadlines, and ends its whole
-//! process group.
+//! The process of the command: starts it without the miner's secrets, exchanges frames within deadlines, and ends its
+//! whole process group.
 
 use super::{
     CommandError, CommandOptions,
@@ -22,14 +22,14 @@ use std::{
 /// The variable that names the socket to the command.
 pub const SOCKET: &str = "METTLE_TRAINER_SOCKET";
 
-/// Between two looks at deadlines.
+/// Interval between two checks of the deadlines.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a command that was told to stop has until its group is killed.
+/// Time that a command has to end after a stop request, until its group is killed.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
-/// Bytes of the command's output that an error shows.
+/// Maximum number of bytes of the command's output in an error.
 const OUTPUT_SHOWN: usize = 1024;
 
-/// Variables that the command and ranks inherit by name. All others stay out, as some hold secrets.
+/// Variables that the command and ranks inherit by name. No others are passed on, as some hold secrets.
 const INHERITED: &[&str] = &[
     "CONDA_PREFIX",
     "HOME",
@@ -59,7 +59,7 @@ pub struct CommandGroup(Mutex<GroupState>);
 #[derive(Debug)]
 enum GroupState {
     Running(Vec<u32>),
-    /// No process may start: the miner ends.
+    /// No process may start: the miner is ending.
     Closed,
 }
 
@@ -88,7 +88,7 @@ impl CommandGroup {
         Ok(child)
     }
 
-    /// Kills the group of a child that was not waited for, so that its number is still its own.
+    /// Kills the group of a child that was not waited for, so that its process number is not reused.
     fn end(&self, child: &mut Child) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kill_group(child.id());
@@ -96,7 +96,7 @@ impl CommandGroup {
             groups.retain(|group| *group != child.id());
         }
         drop(state);
-        // It was killed, so this ends at once.
+        // It was killed, so this returns at once.
         let _ = child.wait();
     }
 }
@@ -107,7 +107,7 @@ fn kill_group(group: u32) {
     unsafe { libc::kill(-group, libc::SIGKILL) };
 }
 
-/// A running command that has said hello.
+/// A running command that has sent its hello.
 pub(super) struct Session {
     stream: UnixStream,
     process: Process,
@@ -129,7 +129,10 @@ impl Drop for Process {
 }
 
 impl Process {
-    /// Starts `command` with a chosen part of this process's environment, and what is set for it.
+    /// Starts `command` with a selection of this process's environment, and its own variables.
+    ///
+    /// # Errors
+    /// If the process cannot be started, or the miner is ending.
     pub fn start(mut command: Command, group: &Arc<CommandGroup>) -> io::Result<Process> {
         let set: Vec<_> =
             command.get_envs().map(|(name, value)| (name.to_owned(), value.map(ToOwned::to_owned))).collect();
@@ -151,17 +154,17 @@ impl Process {
         Ok(process)
     }
 
-    /// The pipe to its standard input, which closes with the process.
+    /// Returns the pipe to its standard input, which closes with the process.
     pub fn stdin(&mut self) -> Option<&mut ChildStdin> {
         self.child.stdin.as_mut()
     }
 
-    /// Whether it has ended. It is not waited for: its group keeps its number until the group was killed.
+    /// Returns whether it has ended. It is not waited for: its group keeps its number until the group is killed.
     pub fn has_exited(&self) -> bool {
         has_exited(&self.child)
     }
 
-    /// The end of what it printed.
+    /// Returns the end of its output.
     pub fn output(&self) -> String {
         let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes: Vec<u8> = output.iter().copied().collect();
@@ -183,13 +186,16 @@ impl Process {
 
 impl Session {
     /// Starts the command and waits for its connection and hello.
+    ///
+    /// # Errors
+    /// [`CommandError`] if it cannot be started, ends, or does not answer in time.
     pub fn start(
         options: &CommandOptions,
         group: &Arc<CommandGroup>,
         shutdown: &Arc<ShutdownHandle>,
     ) -> Result<Session, CommandError> {
         let deadline = Instant::now() + options.start;
-        // In a directory that no other user enters, and with a path that is short enough for a socket.
+        // In a directory that other users cannot enter, and with a path that is short enough for a socket.
         let directory = tempfile::Builder::new().prefix("mettle-").tempdir().map_err(CommandError::Socket)?;
         let path = directory.path().join("trainer");
         let listener = UnixListener::bind(&path).map_err(CommandError::Socket)?;
@@ -230,8 +236,11 @@ impl Session {
         }
     }
 
-    /// Sends a request and returns its answer. Progress in between counts as a sign of life. A body of `bytes` is read
-    /// into `body` where the answer carries one.
+    /// Sends a request and returns its answer. Progress in between resets the heartbeat. The answer's body must have
+    /// the length of `expected`, and is read into it.
+    ///
+    /// # Errors
+    /// [`CommandError`] if the command fails, ends, or misses a deadline.
     pub fn ask(
         &mut self,
         request: &Request<'_>,
@@ -255,7 +264,7 @@ impl Session {
         }
     }
 
-    /// Tells the command to stop, and kills its group if it has not ended soon after.
+    /// Requests the command to stop, and kills its group if it has not ended soon after.
     pub fn stop(mut self) {
         let mut limits = Limits::new("stopping", Instant::now() + STOP_WITHIN, false);
         if self.write(&mut limits, &Request::Stop {}.frame(0)).is_ok() {
@@ -265,7 +274,7 @@ impl Session {
         }
     }
 
-    /// The next frame that is no progress. Its body must have `bytes` if it carries one, else none.
+    /// Returns the next frame that is not progress. Its body, if it has one, must have `bytes`.
     fn answer(&mut self, limits: &mut Limits, bytes: usize, body: &mut [u8]) -> Result<Answer, CommandError> {
         loop {
             let mut prefix = [0; PREFIX_BYTES];
@@ -325,7 +334,7 @@ impl Session {
         Ok(())
     }
 
-    /// An error of the socket, unless it was only a timeout.
+    /// Returns an error of the socket, unless it was only a timeout.
     fn failed(&self, error: io::Error, limits: &Limits) -> Result<(), CommandError> {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => Ok(()),
@@ -340,9 +349,9 @@ struct Limits {
     until: Instant,
     /// Whether the end of the window's training ends the request.
     stops: bool,
-    /// When the command last sent or took a byte.
+    /// Time when the command last sent or accepted a byte.
     heard: Instant,
-    /// When the request first saw that the window's training has to stop.
+    /// Time when the request first found that the window's training has to stop.
     stopped: Option<Instant>,
 }
 
@@ -370,7 +379,7 @@ impl Limits {
     }
 }
 
-/// Whether the child has ended. It is not waited for: its group keeps its number until the group was killed.
+/// Returns whether the child has ended. It is not waited for: its group keeps its number until the group is killed.
 fn has_exited(child: &Child) -> bool {
     // SAFETY: all zeros are a valid `siginfo_t`, and the call writes to nothing else.
     unsafe {
@@ -387,7 +396,7 @@ fn inherited() -> impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>
     })
 }
 
-/// Keeps the end of what the command prints, until all its processes have closed the pipe.
+/// Keeps the end of the command's output, until all its processes have closed the pipe.
 fn read_output(mut pipe: Box<dyn Read + Send>, output: &Mutex<VecDeque<u8>>) {
     let mut bytes = [0; 4096];
     while let Ok(read) = pipe.read(&mut bytes) {

@@ -22,9 +22,9 @@ use std::{
 
 /// Bytes read or written at a time.
 const PIECE: usize = 1 << 20;
-/// What the names of finished files end with.
+/// Suffix of finished files.
 const EXTENSION: &str = ".contribution";
-/// What the names of unfinished ones begin with.
+/// Prefix of unfinished files.
 const UNFINISHED: &str = ".unfinished-";
 
 /// The directory of a seat's contributions.
@@ -50,18 +50,21 @@ pub enum ContributionFileError {
 }
 
 impl ContributionFiles {
-    /// Those of the seat whose files are in `directory`.
+    /// Returns the files of the seat in `directory`.
     pub fn new(directory: &Path) -> ContributionFiles {
         ContributionFiles { directory: directory.join("contributions") }
     }
 
-    /// The path of the contribution with this digest.
+    /// Returns the path of the contribution with this digest.
     pub fn path(&self, digest: &Digest) -> PathBuf {
         self.directory.join(format!("{digest}{EXTENSION}"))
     }
 
-    /// Compresses into a file that is named by its digest, and is whole and on the disk when this returns. For the
+    /// Compresses into a file that is named by its digest, and is complete and on the disk on return. For the
     /// residual see [`compress::compress`].
+    ///
+    /// # Errors
+    /// If values cannot be encoded, or the disk cannot be written.
     pub fn write(
         &self,
         codec: &Codec,
@@ -82,12 +85,18 @@ impl ContributionFiles {
     }
 
     /// Reads a contribution and compares its length and digest.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or has another length or digest.
     pub fn check(&self, sealed: &Sealed) -> Result<(), ContributionFileError> {
         self.read(sealed, |_, _| ())
     }
 
-    /// `e ← e − decode(body)`, section by section: a committed contribution leaves the residual, merged or not
-    /// (PROT-10). Gives the same bits as encoding with feedback. On an error, part of it may be subtracted already.
+    /// Computes `e ← e − decode(body)`, section by section: a committed contribution leaves the residual, merged or
+    /// not (PROT-10). Gives the same bits as encoding with feedback.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is damaged. Part of it may be subtracted already.
     pub fn subtract_sent(
         &self,
         codec: &Codec,
@@ -113,7 +122,7 @@ impl ContributionFiles {
         decoded.and_then(|()| decoder.finish().map(|_| ())).map_err(|_| damaged())
     }
 
-    /// Removes all contributions but the one to `keep`. A failure is logged.
+    /// Removes all contributions except the one to `keep`. A failure is logged.
     pub fn prune(&self, keep: Option<&Digest>) {
         let keep = keep.map(|digest| self.path(digest));
         let Ok(entries) = fs::read_dir(&self.directory) else { return };
@@ -127,7 +136,7 @@ impl ContributionFiles {
         }
     }
 
-    /// Hands a file to `each`, piece by piece with its offset, and then checks length and digest.
+    /// Passes a file to `each`, piece by piece with its offset, and then checks length and digest.
     fn read(&self, sealed: &Sealed, mut each: impl FnMut(u64, &[u8])) -> Result<(), ContributionFileError> {
         let path = self.path(&sealed.digest);
         let failed = |source: io::Error| match source.kind() {
@@ -176,7 +185,7 @@ fn fill(
     Ok(sealed)
 }
 
-/// The part of `bytes` in `range`, where `bytes` begin at offset `at`.
+/// Returns the part of `bytes` in `range`, if `bytes` begin at offset `at`.
 fn part(at: u64, bytes: &[u8], range: std::ops::Range<u64>) -> &[u8] {
     let clamp = |edge: u64| usize::try_from(edge.saturating_sub(at)).unwrap_or(usize::MAX).min(bytes.len());
     &bytes[clamp(range.start)..clamp(range.end).max(clamp(range.start))]
@@ -295,7 +304,7 @@ mod tests {
             matches!(error, ContributionFileError::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull)
         );
 
-        // Nor does what cannot be encoded leave anything; and a file in the directory's place is named.
+        // A failed encoding leaves no file either; and an error names a file that has the directory's path.
         let Written { directory, files, codec, sealed } = written();
         let write = |residual: &mut [f32]| {
             files.write(&codec, &header(&codec), &key(), residual, Source::Nothing).unwrap_err()
@@ -318,7 +327,7 @@ mod tests {
         let mut other = residual();
         other[0] += 1.0;
         let newer = files.write(&codec, &header(&codec), &key(), &mut other, Source::Nothing).unwrap();
-        // A predecessor was killed while it wrote, and its owner keeps a note here.
+        // A killed process left an unfinished file, and the directory has a file of the user's.
         fs::write(files.directory.join(".unfinished-x"), "half").unwrap();
         fs::write(files.directory.join("note.txt"), "mine").unwrap();
         assert!(files.path(&sealed.digest).exists());

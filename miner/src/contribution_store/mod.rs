@@ -1,5 +1,5 @@
-//! A contribution from compression to upload, in the order in which the disk sees it, so that a miner killed at any
-//! moment resumes.
+//! A contribution from compression to upload, in the order of its writes, so that a miner killed at any moment
+//! resumes.
 //!
 //! ```text
 //! file ── snapshot names it ── commitment on the chain ── body leaves the residual, snapshot says so ── upload
@@ -24,7 +24,7 @@ use nn::StateError;
 use protocol::{RunId, SeatId, identity::Signer, submission::Header};
 use std::{io, path::PathBuf, sync::Arc};
 
-/// The files of a seat, and what it takes to make a contribution. Clones share everything large.
+/// The files of a seat, and the dependencies for making a contribution. Clones share everything large.
 #[derive(Clone)]
 pub struct ContributionStore {
     /// The seat's directory.
@@ -48,7 +48,7 @@ pub enum ContributionStoreError {
     SnapshotGone,
 }
 
-/// Skips an optimiser in a file.
+/// Reads past an optimiser in a file.
 struct SkippedOptimiser;
 
 impl Optimiser for SkippedOptimiser {
@@ -65,13 +65,19 @@ impl Optimiser for SkippedOptimiser {
 impl ContributionStore {
     /// Reads the seat's snapshot, with its optimiser, or `None` if it has none yet. Removes unfinished files of a
     /// killed process.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if the snapshot cannot be read.
     pub fn open(&self, optimiser: &mut dyn Optimiser) -> Result<Option<Recovered<Snapshot>>, SnapshotError> {
         let found = self.load(optimiser)?;
         self.prune(found.as_ref().map(|found| &found.value));
         Ok(found)
     }
 
-    /// Puts the optimiser where the snapshot has it: at the end of the last window that was not given up.
+    /// Resets the optimiser to the snapshot's: the end of the last window that was not abandoned.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if the snapshot cannot be read.
     pub fn restore(&self, optimiser: &mut dyn Optimiser) -> Result<(), SnapshotError> {
         self.load(optimiser).map(drop)
     }
@@ -80,7 +86,7 @@ impl ContributionStore {
     /// optimiser stays.
     ///
     /// # Errors
-    /// If the snapshot cannot be read, or is gone.
+    /// If the snapshot cannot be read, or does not exist.
     pub fn reload(&self) -> Result<Snapshot, ContributionStoreError> {
         let found = self.load(&mut SkippedOptimiser)?;
         Ok(found.ok_or(ContributionStoreError::SnapshotGone)?.value)
@@ -88,7 +94,9 @@ impl ContributionStore {
 
     /// Compresses the window's work into a file, then names it in the snapshot.
     ///
-    /// On an error the residual in memory may be half changed; the file on disk is not.
+    /// # Errors
+    /// If values cannot be encoded, or the disk cannot be written. The residual in memory may then be partly changed;
+    /// the file on disk is not.
     pub fn make(
         &self,
         snapshot: &mut Snapshot,
@@ -111,7 +119,7 @@ impl ContributionStore {
         Ok(pending)
     }
 
-    /// Takes up the contribution of a killed process. If its file is lost, it is written again from the residual, with
+    /// Resumes the contribution of a killed process. If its file is lost, it is written again from the residual, with
     /// `header`.
     ///
     /// # Errors
@@ -133,7 +141,9 @@ impl ContributionStore {
 
     /// Records that the commitment is in a finalised block: the body leaves the residual, merged or not (PROT-10).
     ///
-    /// On an error the residual in memory may be half changed; the file on disk is not.
+    /// # Errors
+    /// If a file cannot be read or written. The residual in memory may then be partly changed; the file on disk is
+    /// not.
     pub fn committed(
         &self,
         snapshot: &mut Snapshot,
@@ -147,11 +157,14 @@ impl ContributionStore {
     }
 
     /// Checks that the file has the committed digest.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or has another length or digest.
     pub fn check(&self, pending: &PendingContribution) -> Result<(), ContributionFileError> {
         self.files().check(&pending.sealed())
     }
 
-    /// The file to upload.
+    /// Returns the file to upload.
     pub fn path(&self, pending: &PendingContribution) -> PathBuf {
         self.files().path(&pending.digest)
     }
@@ -169,7 +182,10 @@ impl ContributionStore {
         Snapshot::load(&self.file(), self.run, self.seat, self.codec.schema().values(), optimiser)
     }
 
-    /// Writes the seat's snapshot. The first one is written at the start, so that a full disk shows then.
+    /// Writes the seat's snapshot. The first one is written at the start, so that a full disk shows up then.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if the disk cannot be written.
     #[tracing::instrument(name = "snapshot", target = "profile", level = "trace", skip_all)]
     pub fn save(&self, snapshot: &Snapshot, optimiser: &dyn Optimiser) -> Result<(), SnapshotError> {
         snapshot.save(&self.file(), self.run, self.seat, optimiser).map(drop)
@@ -219,7 +235,7 @@ mod tests {
             header(&self.codec)
         }
 
-        /// What the miner trains, the same each time it does.
+        /// Returns the contribution of the miner's training, the same each time.
         fn train(&self, snapshot: &mut Snapshot) -> PendingContribution {
             let theta = vec![0.0; VALUES];
             let trained: Vec<f32> = (0..VALUES).map(|at| ((at * 37 % 101) as f32 - 50.0) * 1e-3).collect();
@@ -227,7 +243,7 @@ mod tests {
             self.store().make(snapshot, &self.header(), source, &OPTIMISER.to_vec()).unwrap()
         }
 
-        /// What a process finds that is started after the one before it was killed.
+        /// Returns the snapshot of a process that is started after another was killed.
         fn restarted(&self) -> Snapshot {
             let mut optimiser = Vec::new();
             match self.store().open(&mut optimiser).unwrap() {
@@ -256,7 +272,7 @@ mod tests {
             fs::read_dir(self.directory.path().join("contributions")).unwrap().count()
         }
 
-        /// Bytes uploaded and residual kept by a miner that nothing happens to.
+        /// Returns the uploaded bytes and the residual of an undisturbed miner.
         fn undisturbed() -> (Vec<u8>, Vec<f32>) {
             let home = Home::new();
             let mut snapshot = home.restarted();
@@ -265,7 +281,7 @@ mod tests {
             home.ends_like(None, snapshot)
         }
 
-        /// Checks that the window can be ended, and gives what comes of it.
+        /// Checks that the window can be ended, and returns its result.
         fn ends_like(
             &self,
             expected: Option<(Vec<u8>, Vec<f32>)>,
@@ -299,7 +315,7 @@ mod tests {
         let home = Home::new();
         let mut snapshot = home.restarted();
         home.train(&mut snapshot);
-        // As if the snapshot had not come to be: the file is there, and nothing names it.
+        // As if the snapshot had not been written: the file exists, and the snapshot does not name it.
         fs::remove_file(home.store().file().path()).unwrap();
         fs::write(home.directory.path().join("contributions/.unfinished-1"), "half of one").unwrap();
 
@@ -349,15 +365,14 @@ mod tests {
 
     #[test]
     fn killed_between_commitment_and_upload_the_miner_uploads_the_same_bytes_and_subtracts_once() {
-        // The commitment is in a block, and the snapshot does not say so yet: as before it, the chain will say that it
-        // is there.
+        // The commitment is in a block, and the snapshot does not record it yet: as before, the chain reports it.
         let home = Home::new();
         home.train(&mut home.restarted());
         let mut snapshot = home.restarted();
         let pending = home.resume(&mut snapshot).unwrap();
         home.committed(&mut snapshot, &pending).unwrap();
 
-        // Now it says so.
+        // Now the snapshot records it.
         let mut snapshot = home.restarted();
         let pending = home.resume(&mut snapshot).unwrap();
         assert!(pending.committed);
@@ -397,7 +412,7 @@ mod tests {
         home.ends_like(Some(Home::undisturbed()), snapshot);
     }
 
-    /// No room for the file, or for the note of the commitment: the residual in memory is half changed then.
+    /// The disk is full for the file, or for recording the commitment: the residual in memory is then partly changed.
     #[test]
     fn a_half_changed_snapshot_is_reloaded_and_the_window_ends_the_same() {
         let half = |snapshot: &mut Snapshot| {
@@ -430,7 +445,7 @@ mod tests {
         home.committed(&mut snapshot, &pending).unwrap();
         fs::write(home.store().file().path(), "damaged").unwrap();
 
-        // It says that nothing is committed yet; the chain will say that it is.
+        // The snapshot has no commitment yet; the chain will report it.
         let mut snapshot = home.restarted();
         let pending = home.resume(&mut snapshot).unwrap();
         assert!(!pending.committed);

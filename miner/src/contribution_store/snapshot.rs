@@ -1,14 +1,13 @@
-//! The miner's state between windows: the residual, the optimiser, and the contribution that is committed or to be
-//! committed.
+//! The miner's state between windows: the residual, the optimiser, and the pending contribution.
 //!
 //! It is written twice in a window: before the commitment is sent, and when it is in a finalised block. The
 //! contribution's file exists before the first of the two. A miner killed before that resumes inside the window
 //! ([`crate::progress`]) and computes the same bytes; killed between the two, it finds the contribution and sends the
 //! same commitment; killed later, it has only the upload left.
 //!
-//! The previous version is kept as a backup ([`daemon::durable`]), so that a damaged file costs one window and not the
-//! residual. Nothing in it is random: the chain assigns the data, and neither the model nor the optimiser draws a
-//! number.
+//! The previous version is kept as a backup ([`daemon::durable`]), so that a damaged file costs one window and not
+//! the residual. The state has no randomness: the chain assigns the data, and neither the model nor the optimiser
+//! uses random numbers.
 
 use crate::compress::Sealed;
 use codec::{Decode, Encode, IoReader};
@@ -20,7 +19,7 @@ use std::io::{self, Read, Write};
 /// A miner's state between windows, without the optimiser, which stays in the trainer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
-    /// The window that `residual` is ready for: earlier ones are added, or decayed.
+    /// The window that `residual` is ready for: earlier ones are included, or decayed.
     pub residual_for: Window,
     /// The error-feedback buffer `e` (PROT-10).
     pub residual: Vec<f32>,
@@ -31,7 +30,7 @@ pub struct Snapshot {
 /// bits, then the optimiser in its own format. Every change of the format is a new version.
 const VERSION: u16 = 4;
 
-/// A contribution that is not uploaded yet. Its bytes are in the file of its digest.
+/// A contribution that has not been uploaded yet. Its bytes are in the file of its digest.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct PendingContribution {
     pub window: Window,
@@ -88,12 +87,12 @@ pub enum SnapshotError {
 }
 
 impl Snapshot {
-    /// The weights from which the training of `window` starts: `θ − share·e`, with the residual `e` decayed for missed
-    /// windows as [`decay_residual`](crate::compress::decay_residual) will. What was not sent yet is already in them, so
-    /// that gradients are taken closer to where the model will be (step-ahead error feedback: Xu, Huo and Huang,
-    /// "Step-Ahead Error Feedback for Distributed Training with Compressed Gradient", AAAI 2021).
+    /// Returns the weights from which the training of `window` starts: `θ − share·e`, with the residual `e` decayed
+    /// for missed windows as [`decay_residual`](crate::compress::decay_residual) does it. They already contain a
+    /// share of the unsent values, so gradients are computed closer to the future model (step-ahead error feedback:
+    /// Xu, Huo and Huang, "Step-Ahead Error Feedback for Distributed Training with Compressed Gradient", AAAI 2021).
     ///
-    /// `None` with a share of 0: at `theta`.
+    /// `None` with a share of 0: the training starts at `theta`.
     pub fn start(&self, window: Window, theta: &[f32], share: f32, decay: f32) -> Option<Vec<f32>> {
         if share == 0.0 {
             return None;
@@ -103,12 +102,15 @@ impl Snapshot {
         Some(std::iter::zip(theta, &self.residual).map(|(theta, held)| theta - share * held).collect())
     }
 
-    /// The first snapshot of a miner: `e = 0` (PROT-10).
+    /// Returns the first snapshot of a miner: `e = 0` (PROT-10).
     pub fn fresh(window: Window, values: usize) -> Snapshot {
         Snapshot { residual_for: window, residual: vec![0.0; values], pending: None }
     }
 
     /// Writes the snapshot and the optimiser; the previous file becomes the backup. Returns the length in bytes.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if the disk cannot be written.
     pub fn save(
         &self,
         to: &DurableFile,
@@ -124,8 +126,11 @@ impl Snapshot {
         })?)
     }
 
-    /// Reads a snapshot, and `optimiser` with it; `None` if there is none, and then the optimiser is unchanged. On an
-    /// error the optimiser may be that of a damaged file.
+    /// Reads a snapshot, and `optimiser` with it; `None` if there is none, and then the optimiser is unchanged.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if the file cannot be read, or is of another run, seat or model. The optimiser may then be
+    /// that of a damaged file.
     pub fn load(
         from: &DurableFile,
         run: RunId,
@@ -135,7 +140,7 @@ impl Snapshot {
     ) -> Result<Option<Recovered<Snapshot>>, SnapshotError> {
         from.read(|reader| {
             let mut source = IoReader(reader);
-            // The version first: only this one says how to read the rest.
+            // The version first, because it decides how to read the rest.
             let found = u16::decode(&mut source).map_err(SnapshotError::Format)?;
             if found != VERSION {
                 return Err(SnapshotError::Version { found });
@@ -270,7 +275,7 @@ pub(crate) mod tests {
         let first = Snapshot::fresh(Window(0), 3);
         first.save(&kept, RunId(0), SEAT, &vec![1]).unwrap();
         snapshot().save(&kept, RunId(0), SEAT, &vec![2]).unwrap();
-        // A byte of the optimiser: whole in itself, and the file's digest says that it is not what was written.
+        // A byte of the optimiser is changed: it can be read, but the file's digest differs.
         let mut bytes = fs::read(kept.path()).unwrap();
         let at = bytes.len() - 33;
         bytes[at] ^= 1;
@@ -285,8 +290,8 @@ pub(crate) mod tests {
         assert!(error.to_string().contains("snapshot.before.damaged"), "{error}");
     }
 
-    /// `golden/miner.snapshot.v4` is of this release. A change of the format needs a new version, and a decision
-    /// here on how to read this one.
+    /// `golden/miner.snapshot.v4` is of this release. A change of the format needs a new version, and a decision here
+    /// on how to read this one.
     #[test]
     fn the_golden_snapshot_is_read_and_written_to_the_byte_and_the_one_of_an_older_release_is_refused() {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
@@ -312,7 +317,7 @@ pub(crate) mod tests {
             window in any::<u32>(),
             pending in any::<Option<(u32, [u8; 32], u64, u32, bool)>>(),
         ) {
-            // NaNs with payloads, −0, subnormals: the residual is kept as it is, whatever it is.
+            // NaNs with payloads, −0, subnormals: the residual keeps all bits.
             bits.extend([0x7fc0_0001, 0xffc1_2345, 0x7f80_0001, 0x8000_0000, 1, 0x807f_ffff]);
             let pending = pending.map(|(window, digest, length, trained, committed)| PendingContribution {
                 window: Window(window), digest: Digest(digest), length, trained, committed,

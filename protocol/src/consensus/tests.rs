@@ -333,7 +333,7 @@ fn any_ballots() -> impl Strategy<Value = Vec<ValidatorWeights>> {
     })
 }
 
-/// What scores come to over an epoch, seat by seat: something, and not for everyone the same.
+/// Generates the scores of an epoch, seat by seat: at least one seat, all scores positive.
 fn any_truth() -> impl Strategy<Value = Vec<(u16, u16)>> {
     proptest::collection::btree_map(0u16..6, 1u16.., 1..6).prop_map(|truth| truth.into_iter().collect())
 }
