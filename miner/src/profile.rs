@@ -1,13 +1,13 @@
-//! `miner profile`: where the time of a window, or of a training step, goes.
+//! `miner profile`: measures the phases of a window, or of training steps.
 //!
-//! The spans with the target `profile`, which loop, trainer and engines have anyway, are the only measurement. Those at
-//! level `debug` are a window's phases, which `daemon::traces` may send to a collector; those at level `trace` are of a
-//! profile only. Where neither is wanted they are disabled and cost a comparison each. A profile adds a layer to the
-//! log, which takes a span from its creation to its end: the phases of an async loop are not entered and left with
-//! every poll.
+//! The spans with the target `profile`, which loop, trainer and engines always have, are the only measurement. Those
+//! at level `debug` are a window's phases, which `daemon::traces` may send to a collector; those at level `trace` are
+//! for profiles only. If neither is enabled they cost a comparison each. A profile adds a layer to the log, which
+//! measures a span from its creation to its end: the phases of an async loop are not entered and left with every
+//! poll.
 //!
-//! Existing layers that write the same format take a span per poll, send all of it through a channel without bound,
-//! and truncate an existing file. This one holds [`SPANS_MAX`] spans in memory and writes the file once, at the end.
+//! Existing layers for the same format record a span per poll, send all spans through an unbounded channel, and
+//! truncate an existing file. This one holds [`SPANS_MAX`] spans in memory and writes the file once, at the end.
 
 pub mod command;
 mod phases;
@@ -48,7 +48,7 @@ pub enum ProfileError {
     NotWritten { path: PathBuf, source: io::Error },
 }
 
-/// Measures from [`Profiler::begin`], or from the first window with training, until the wanted windows are over.
+/// Measures from [`Profiler::begin`], or from the first window with training, until the requested windows are over.
 #[derive(Clone)]
 pub struct Profiler {
     recorder: Arc<Mutex<Recorder>>,
@@ -57,7 +57,7 @@ pub struct Profiler {
 }
 
 impl Profiler {
-    /// A profiler of `windows` windows, or of what is between [`begin`](Self::begin) and [`end`](Self::end).
+    /// Creates a profiler of `windows` windows, or of the time from [`begin`](Self::begin) to [`end`](Self::end).
     pub fn new(windows: Option<u32>) -> Profiler {
         Profiler {
             recorder: Arc::new(Mutex::new(Recorder::new(windows))),
@@ -66,7 +66,7 @@ impl Profiler {
         }
     }
 
-    /// The layer that measures, for the subscriber of the log.
+    /// Returns the layer that measures, for the subscriber of the log.
     pub fn layer(&self) -> impl Layer<Registry> + Send + Sync + use<> {
         Layer::<Registry>::with_filter(
             SpanLayer(self.clone()),
@@ -79,7 +79,7 @@ impl Profiler {
         self.recorder().begin(self.began.elapsed());
     }
 
-    /// Waits until the wanted windows are over.
+    /// Waits until the requested windows are over.
     pub async fn windows_over(&self) {
         self.over.notified().await;
     }
@@ -94,7 +94,7 @@ impl Profiler {
     /// Writes the trace of a measurement that has ended to `path`.
     ///
     /// # Errors
-    /// If `path` exists by now, or the disk does not take it. There is then no file, or the other one.
+    /// If `path` exists already, or the disk cannot be written. No file is then created or replaced.
     pub fn write(&self, path: &Path) -> Result<(), ProfileError> {
         let mut file = beside(path)?;
         let written = trace::write(&self.recorder(), file.as_file_mut());
@@ -116,7 +116,7 @@ impl Profiler {
 /// Checks that a trace can be written to `path`, before anything is measured.
 ///
 /// # Errors
-/// If there is a file, or its directory takes none.
+/// If the file exists, or its directory cannot be written.
 pub fn check_output(path: &Path) -> Result<(), ProfileError> {
     if path.symlink_metadata().is_ok() {
         return Err(ProfileError::Exists { path: path.to_owned() });
@@ -124,7 +124,7 @@ pub fn check_output(path: &Path) -> Result<(), ProfileError> {
     beside(path).map(drop)
 }
 
-/// A new file in the directory of `path`, removed unless it gets the name.
+/// Creates a new file in the directory of `path`, removed unless it is renamed.
 fn beside(path: &Path) -> Result<tempfile::NamedTempFile, ProfileError> {
     let directory = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
     tempfile::NamedTempFile::new_in(directory)
@@ -144,7 +144,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
         attributes.record(&mut window);
         let begun = SpanBegun { id: id.into_u64(), name, window: window.0 };
         let mut recorder = self.0.recorder();
-        // Under the lock, so that times never go back.
+        // Under the lock, so that times are in order.
         if recorder.open(lane, begun, self.0.began.elapsed()) {
             self.0.over.notify_one();
         }
@@ -198,13 +198,13 @@ mod tests {
             let train = span!("train");
             span!("training", window = 7u32).in_scope(|| {
                 span!("step").in_scope(|| span!("forward").in_scope(|| ()));
-                // Not of a profile, and what is under it is.
+                // Not part of a profile, but its child is.
                 tracing::info_span!("other").in_scope(|| span!("backward").in_scope(|| ()));
             });
             drop(train);
             drop(window);
             drop(span!("window", window = 8u32));
-            // Over: what comes later is in no trace.
+            // After the end: later spans are in no trace.
             drop(span!("upload"));
         });
         let profile = profiler.end().unwrap();

@@ -1,8 +1,8 @@
-//! Snapshots inside a window: weights, optimiser, and which sequences are done.
+//! Snapshots inside a window: weights, optimiser, and the finished sequences.
 //!
 //! A window may last hours. A miner killed inside it resumes here, and computes the same bits as an undisturbed one,
-//! as a step depends on nothing else. A snapshot is valid for one window only: for its assigned sequences, and for where
-//! its training began ([`Base`]). Another window ignores it.
+//! as a step depends on nothing else. A snapshot is valid for one window only: for its assigned sequences, and for
+//! the start of its training ([`Base`]). It is ignored in other windows.
 
 use crate::train::Trained;
 use codec::{Compact, Decode, Encode, IoReader};
@@ -16,13 +16,13 @@ use std::{
 };
 
 /// The version of the format: version, [`SnapshotKey`], [`Trained`], the weights as a SCALE vector of their bits, the
-/// weights that the training began with as an option of such a vector, then the optimiser in its own format. Every change
-/// of the format is a new version.
+/// weights at the start of the training as an option of such a vector, then the optimiser in its own format. Every
+/// change of the format is a new version.
 const VERSION: u16 = 3;
-/// Snapshots take at most this share (one part in N) of the training time, whatever the settings say.
+/// Snapshots take at most this share (one part in N) of the training time, whatever the settings.
 const SHARE: u32 = 50;
 
-/// Names one window's training, so that no other resumes from it.
+/// Identifies one window's training, so that no other resumes from its snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SnapshotKey {
     pub run: RunId,
@@ -33,17 +33,17 @@ pub struct SnapshotKey {
     pub sequences: Digest,
 }
 
-/// Where a window's training began.
+/// Start of a window's training.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Base {
-    /// At the window's model, or a step ahead of it: its lineage, and the root of its weights, which may be repaired
+    /// The window's model, or a step ahead of it: its lineage, and the root of its weights, which may be repaired
     /// under the same lineage (PROT-20). Also after a rebase.
     Model { lineage: Digest, weights: Digest },
-    /// At the miner's own weights after the window before, which opened with `lineage` (ADR 0046).
+    /// The miner's own weights after the previous window, which opened with `lineage` (ADR 0046).
     Own { lineage: Digest },
 }
 
-/// The digest of sequences in their order.
+/// Returns the digest of sequences in their order.
 pub fn digest_of(sequences: &[u64]) -> Digest {
     let mut hasher = blake3::Hasher::new();
     for sequence in sequences {
@@ -52,10 +52,10 @@ pub fn digest_of(sequences: &[u64]) -> Digest {
     Digest(*hasher.finalize().as_bytes())
 }
 
-/// How often a snapshot is written inside a window.
+/// Interval of snapshots inside a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotInterval {
-    /// After this time, but not more often than `SHARE` allows.
+    /// Interval in time, but not shorter than `SHARE` allows.
     Time(Duration),
     Steps(u32),
     Never,
@@ -81,11 +81,11 @@ pub struct Progress {
     file: DurableFile,
     key: SnapshotKey,
     every: SnapshotInterval,
-    /// When the last snapshot was written, and after how many steps.
+    /// Time of the last snapshot, and the number of steps by then.
     last: (Instant, u32),
-    /// The time that the last one took.
+    /// The duration of writing the last one.
     cost: Duration,
-    /// The weights that the training began with; `None`: the window's model.
+    /// The weights at the start of the training; `None`: the window's model.
     pub reference: Option<Arc<Vec<f32>>>,
     pub written: Written,
 }
@@ -98,7 +98,7 @@ pub struct Written {
     pub seconds: f64,
 }
 
-/// The file of the snapshots of a seat whose files are in `directory`.
+/// Returns the file of the snapshots of the seat in `directory`.
 pub fn file(directory: &Path) -> DurableFile {
     DurableFile::new(directory.join("training.snapshot"))
 }
@@ -121,13 +121,13 @@ impl Progress {
         &self.key
     }
 
-    /// The snapshots in the same file, of the training that `key` names.
+    /// Returns the snapshots in the same file, for the training of `key`.
     pub fn of(&self, key: SnapshotKey) -> Progress {
         Progress { key, reference: None, file: self.file.clone(), ..*self }
     }
 
-    /// Reads the snapshot of this window into `trainer`, and returns what was trained by then; `None` if there is
-    /// none, and then the trainer is unchanged.
+    /// Reads the snapshot of this window into `trainer`, and returns its progress; `None` if there is none, and then
+    /// the trainer is unchanged.
     ///
     /// # Errors
     /// If the snapshot cannot be used. The trainer may have read part of it.
@@ -135,7 +135,7 @@ impl Progress {
         let key = &self.key;
         let found = self.file.read(|reader| {
             let mut source = IoReader(reader);
-            // The version first: only this one says how to read the rest.
+            // The version first, because it decides how to read the rest.
             let found = u16::decode(&mut source).map_err(ProgressError::Format)?;
             if found != VERSION {
                 return Err(ProgressError::Version { found });
@@ -146,7 +146,7 @@ impl Progress {
             let trained = Trained::decode(&mut source).map_err(ProgressError::Format)?;
             let weights = read_weights(&mut source, trainer.parameters())?;
             trainer.load(&weights).map_err(ProgressError::Weights)?;
-            // The optimiser is read whole, and may be twice as large.
+            // Freed before the optimiser is read, which may be twice as large.
             drop(weights);
             let reference = match bool::decode(&mut source).map_err(ProgressError::Format)? {
                 true => Some(Arc::new(read_weights(&mut source, trainer.parameters())?)),
@@ -173,6 +173,9 @@ impl Progress {
     }
 
     /// Writes a snapshot if one is due.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
     pub fn stepped(&mut self, trainer: &Trainer, trained: &Trained) -> Result<(), FileError> {
         let (at, steps) = self.last;
         if is_due(self.every, trained.steps.saturating_sub(steps), at.elapsed(), self.cost) {
@@ -185,7 +188,7 @@ impl Progress {
     /// Writes a snapshot now.
     ///
     /// # Errors
-    /// If the disk does not take it. The last good one is unchanged, and the next is written when it is due.
+    /// If the disk cannot be written. The last good snapshot is unchanged, and the next is written when it is due.
     #[tracing::instrument(name = "snapshot", target = "profile", level = "trace", skip_all)]
     pub fn write(&mut self, trainer: &Trainer, trained: &Trained) -> Result<(), FileError> {
         let started = Instant::now();
@@ -208,7 +211,7 @@ impl Progress {
         Ok(())
     }
 
-    /// Removes the snapshots: the window is over, or given up.
+    /// Removes the snapshots: the window is over, or abandoned.
     pub fn remove(&self) {
         self.file.remove();
     }
@@ -224,7 +227,7 @@ fn read_weights(
         .map_err(|got| ProgressError::Weights(ModelError::FlatLength { expected, got }))
 }
 
-/// Whether a snapshot is due, `steps` and `elapsed` after the last, which took `cost`.
+/// Returns whether a snapshot is due, `steps` and `elapsed` after the last, which took `cost`.
 fn is_due(every: SnapshotInterval, steps: u32, elapsed: Duration, cost: Duration) -> bool {
     match every {
         SnapshotInterval::Time(time) => time.max(cost.saturating_mul(SHARE)) <= elapsed,

@@ -1,9 +1,9 @@
 //! Several processes that train one seat together: `ranks` under `[train]` (ADR 0050).
 //!
-//! Rank 0 is the miner, with keys, chain, codec and files. The other ranks are processes of the same program that know
-//! none of these: they compute gradients, keep a part of the optimiser, and do what rank 0 asks
+//! Rank 0 is the miner, with keys, chain, codec and files. The other ranks are processes of the same program without
+//! these: they compute gradients, keep a part of the optimiser, and serve the requests of rank 0
 //! ([`nn::engine::serve`]). Rank 0 starts them on its own machine, or a cluster's launcher starts all ranks alike
-//! ([`launcher`]). A rank that fails costs the window; the next one connects the ranks anew.
+//! ([`launcher`]). A rank that fails costs the window; the next one reconnects all ranks.
 
 pub mod launcher;
 mod link;
@@ -40,30 +40,30 @@ use std::{
     time::Duration,
 };
 
-/// The variable with the secret that all ranks of a seat know.
+/// The variable with the shared secret of a seat's ranks.
 pub const SECRET: &str = "METTLE_RANK_SECRET";
-/// Bytes of a secret at least.
+/// Minimum length of a secret, in bytes.
 const SECRET_BYTES_MIN: usize = 16;
-/// How long ranks look for a rank 0 that they were connected to before.
+/// Time that ranks try to reconnect to rank 0 after they lost it.
 const GONE_AFTER: Duration = Duration::from_secs(10);
-/// How long a rank that is told to stop waits for rank 0, which may be writing a snapshot.
+/// Time that a stopping rank waits for rank 0, which may be writing a snapshot.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
-/// The longest deadline: a week.
+/// Maximum deadline in seconds: a week.
 const SECONDS_MAX: u64 = 7 * 24 * 3600;
 
-/// How long ranks may take.
+/// Deadlines of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankDeadlines {
-    /// From the start until all are connected.
+    /// Deadline from the start until all are connected.
     pub start: Duration,
-    /// For one exchange, and the computation that it waits for.
+    /// Deadline of one exchange, with the computation that it waits for.
     pub step: Duration,
 }
 
 /// This process's part in the training of its seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// It trains alone.
+    /// A process that trains alone.
     Alone,
     /// Rank 0, which starts the others on this machine.
     Parent { ranks: usize },
@@ -71,17 +71,17 @@ pub enum Place {
     Launched { launched: Launched, leader: (String, u16) },
 }
 
-/// The device of the settings, and how many GPUs it names where it is `cuda:all` or `vulkan:all`.
+/// Returns the device of the settings, and the number of GPUs if it is `cuda:all` or `vulkan:all`.
 ///
 /// # Errors
-/// If it is no device, or GPUs cannot be counted.
+/// If the setting is not a device, or GPUs cannot be counted.
 pub fn device(settings: &Settings) -> anyhow::Result<(Device, Option<usize>)> {
     let DeviceSetting { device, is_every_gpu } =
         settings.reading.device.clone().try_into().context("device")?;
     Ok((device, is_every_gpu.then(|| device.count()).transpose()?))
 }
 
-/// Decides from settings, the flag `--ranks`, the GPUs of the machine if all are meant, and the launcher's variables.
+/// Decides from settings, the flag `--ranks`, the number of GPUs if all are meant, and the launcher's variables.
 ///
 /// # Errors
 /// If they contradict each other.
@@ -126,7 +126,7 @@ pub fn place(
     Ok(Place::Launched { launched, leader })
 }
 
-/// The deadlines of the settings.
+/// Returns the deadlines of the settings.
 pub fn deadlines(train: &TrainFile) -> RankDeadlines {
     let seconds =
         |value: Option<u64>, default| Duration::from_secs(value.unwrap_or(default).clamp(1, SECONDS_MAX));
@@ -136,10 +136,10 @@ pub fn deadlines(train: &TrainFile) -> RankDeadlines {
     }
 }
 
-/// How the ranks of these settings exchange on this device. Says so where it is by NCCL.
+/// Returns the exchange between the ranks of these settings on this device. Logs if it is NCCL.
 ///
 /// # Errors
-/// If they are to exchange by NCCL, and the device cannot, or NCCL is not there.
+/// If the settings require NCCL, and the device does not support it, or NCCL is not installed.
 pub fn exchange(train: &TrainFile, device: Device) -> Result<RankExchange, NcclError> {
     let exchange = train.rank_exchange.unwrap_or_default();
     if exchange == RankExchange::Nccl {
@@ -150,7 +150,7 @@ pub fn exchange(train: &TrainFile, device: Device) -> Result<RankExchange, NcclE
     Ok(exchange)
 }
 
-/// The id of a new communicator, if ranks exchange by NCCL.
+/// Creates the id of a new communicator, if ranks exchange by NCCL.
 fn communicator(exchange: RankExchange) -> Result<Option<UniqueId>, NcclError> {
     match exchange {
         RankExchange::Tcp => Ok(None),
@@ -158,7 +158,7 @@ fn communicator(exchange: RankExchange) -> Result<Option<UniqueId>, NcclError> {
     }
 }
 
-/// The secret of ranks that a launcher started.
+/// Returns the secret of ranks that a launcher started.
 fn secret(train: &TrainFile) -> anyhow::Result<[u8; 32]> {
     let text = match &train.rank_secret_file {
         Some(path) => {
@@ -178,9 +178,10 @@ fn secret(train: &TrainFile) -> anyhow::Result<[u8; 32]> {
     Ok(blake3::derive_key("mettle 2026 secret of the ranks of a seat", text.as_bytes()))
 }
 
-/// Digest of what the ranks of a seat have to agree on before they meet. Model and recipe they get from rank 0.
+/// Returns the digest of the settings that the ranks of a seat must share before they connect. Rank 0 sends model and
+/// recipe.
 fn settings_digest(settings: &Settings) -> String {
-    // Each machine may write these differently.
+    // These may differ in spelling between machines.
     let train =
         TrainFile { ranks: None, rank_address: None, rank_secret_file: None, ..settings.train.clone() };
     let agreed = (settings.reading.run.0, &train);
@@ -188,12 +189,12 @@ fn settings_digest(settings: &Settings) -> String {
     blake3::hash(&bytes).to_hex().to_string()
 }
 
-/// Digest of the file of this program.
+/// Returns the digest of this program's file.
 fn build() -> &'static str {
     static BUILD: OnceLock<String> = OnceLock::new();
     BUILD.get_or_init(|| {
         let mut hasher = blake3::Hasher::new();
-        // Where the system does not name it, the version alone has to do.
+        // If the system does not name the file, only the version is compared.
         let path =
             if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() };
         let read = path.and_then(std::fs::File::open).and_then(|file| hasher.update_reader(file).map(drop));
@@ -201,7 +202,7 @@ fn build() -> &'static str {
     })
 }
 
-/// Rank `rank` of `ranks`, of this program. `settings` is the digest of those that the ranks share.
+/// Returns the identity of rank `rank` of `ranks`, of this program. `settings` is the digest of the shared settings.
 pub fn identity(rank: usize, ranks: usize, secret: [u8; 32], settings: String, device: Device) -> Identity {
     let version = env!("CARGO_PKG_VERSION").to_owned();
     // Ranks have GPUs with different numbers.
@@ -214,7 +215,7 @@ pub fn identity(rank: usize, ranks: usize, secret: [u8; 32], settings: String, d
     Identity { rank, ranks, secret, version, build: build().to_owned(), settings, device }
 }
 
-/// The device of a rank: the next GPU for each rank of a machine, unless one GPU is all that the rank sees.
+/// Returns the device of a rank: the next GPU for each rank of a machine, unless the rank sees only one GPU.
 fn device_of(device: Device, local_rank: usize) -> Device {
     own_device(device, local_rank, device.count().unwrap_or(usize::MAX))
 }
@@ -229,7 +230,7 @@ fn own_device(device: Device, local_rank: usize, count: usize) -> Device {
     Device { name, ..device }
 }
 
-/// Rank 0's side before the seat is opened: ranks that a launcher started connect to it from now on.
+/// Rank 0 before the seat is opened: ranks that a launcher started can connect from now on.
 pub struct Leader {
     ranks: usize,
     local_rank: usize,
@@ -246,7 +247,7 @@ enum Reach {
 
 impl Leader {
     /// # Errors
-    /// If there is no secret or random number, rank 0 cannot listen, or as [`exchange`].
+    /// If there is no secret or random number, rank 0 cannot listen, or as for [`exchange`].
     pub fn new(place: &Place, settings: &Settings, device: Device) -> anyhow::Result<Option<Leader>> {
         let digest = settings_digest(settings);
         let deadlines = deadlines(&settings.train);
@@ -283,10 +284,10 @@ impl Leader {
         }
     }
 
-    /// A trainer whose steps all ranks compute.
+    /// Returns a trainer whose steps all ranks compute.
     ///
     /// # Errors
-    /// As [`DataParallel::open`], or if free memory is below the estimate.
+    /// As for [`DataParallel::open`], or if free memory is below the estimate.
     pub fn trainer(
         self,
         config: &ModelConfig,
@@ -298,7 +299,8 @@ impl Leader {
         let own = device_of(device, self.local_rank);
         config.validate()?;
         recipe.validate()?;
-        // Processes share a machine's memory, and have a GPU each. How many a launcher started here is not known.
+        // Processes share a machine's memory, and have a GPU each. The number that a launcher started here is
+        // unknown.
         let here = if matches!(self.reach, Reach::Children) { self.ranks } else { 1 };
         let free = match own.name {
             DeviceName::Cpu => own.free_memory().map(|free| free / here as u64),
@@ -364,7 +366,7 @@ fn listen(address: &str) -> Result<TcpListener, RankError> {
     listening.map_err(|source| RankError::Listen { address: address.into(), source })
 }
 
-/// The program and the arguments of a rank's process: those of this one before `start`, then `worker`.
+/// Returns the command of a rank's process: the program, its arguments before `start`, then `worker`.
 fn worker_command(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let program = std::env::current_exe().map(OsString::from);
     let mut arguments = arguments.into_iter();
@@ -373,7 +375,7 @@ fn worker_command(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString
     [program.unwrap_or(called)].into_iter().chain(before).chain(["worker".into()]).collect()
 }
 
-/// What a rank's process reads from its standard input, which stays open as long as rank 0 lives.
+/// Input of a rank's process on standard input, which stays open as long as rank 0 lives.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Job {
@@ -417,7 +419,7 @@ fn lead_children(
         let mut process = Process::start(command, group).map_err(failed)?;
         let line = serde_json::to_string(&job).expect("a job is numbers and text") + "\n";
         if let Some(stdin) = process.stdin() {
-            // If it has ended, its output says why.
+            // If it has ended, its output has the reason.
             let _ = stdin.write_all(line.as_bytes());
         }
         processes.push(process);
@@ -425,12 +427,15 @@ fn lead_children(
     rendezvous::lead(&listener, own, processes, deadlines.start, deadlines.step, || communicator(exchange))
 }
 
-/// Threads of a rank on this machine.
+/// Returns the number of threads of a rank on this machine.
 fn threads(ranks: usize) -> usize {
     std::thread::available_parallelism().map_or(1, |cores| (cores.get() / ranks).max(1))
 }
 
-/// The process of a rank that rank 0 started: serves it until it stops or ends.
+/// Runs the process of a rank that rank 0 started: serves it until it stops or ends.
+///
+/// # Errors
+/// If the input is invalid, rank 0 cannot be reached or refuses this rank, or a computation fails.
 pub async fn child() -> anyhow::Result<()> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).context("could not read the rank's job")?;
@@ -452,7 +457,8 @@ pub async fn child() -> anyhow::Result<()> {
     served.await.context("the rank's thread died")?
 }
 
-/// A rank that a launcher started: serves rank 0, and connects again after a failure, until rank 0 stops or is gone.
+/// Runs a rank that a launcher started: serves rank 0, and reconnects after a failure, until rank 0 stops or is
+/// unreachable.
 ///
 /// # Errors
 /// If rank 0 cannot be reached or refuses this rank.
@@ -510,7 +516,7 @@ pub async fn member(
     }
 }
 
-/// Whether an error, or one of its causes, is that of ranks that failed.
+/// Returns whether an error, or one of its causes, is a failure of ranks.
 pub(crate) fn is_of_ranks(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(cause) = next {
@@ -627,7 +633,7 @@ mod tests {
         let (device, gpus) = super::device(&settings("\"cuda:1,f32\"")).unwrap();
         assert_eq!((device.to_string().as_str(), gpus), ("cuda:1,f32", None));
         if cfg!(feature = "vulkan") {
-            // A CPU that stands in for a GPU is one.
+            // A software Vulkan driver (lavapipe) counts as a GPU.
             for text in ["\"vulkan:all,f32\"", "{ name = \"vulkan:all\", precision = \"f32\" }"] {
                 let (device, gpus) = super::device(&settings(text)).unwrap();
                 assert_eq!(device.to_string(), "vulkan,f32");

@@ -1,5 +1,5 @@
-//! One window of a miner, top to bottom: follow, train, compress, commit, publish. It trains on the next window's data
-//! from its commitment on, so it waits for nothing.
+//! One window of a miner, top to bottom: follow, train, compress, commit, publish. After its commitment it trains on
+//! the next window's data, so it never idles.
 
 use crate::{
     ahead::{Ahead, Begun, Due},
@@ -23,49 +23,52 @@ use std::{sync::Arc, time::Duration};
 pub const AHEAD: f64 = 0.5;
 /// The default of [`MinerOptions::residual_share`] (ADR 0046).
 pub const RESIDUAL_SHARE: f64 = 0.5;
-/// Between two tries of an upload.
+/// Interval between two attempts of an upload.
 const RETRY_UPLOAD: Duration = Duration::from_millis(500);
 
-/// A miner. Time comes from the chain's heads; chain, store, data and trainer are given.
+/// A miner. Time comes from the chain's heads; chain, store, data and trainer are passed in.
 pub struct Miner {
     pub node: Node,
-    /// Away while a thread computes on it.
+    /// Moved to the worker thread while it computes.
     pub local: Lent<LocalState>,
     pub strategy: Box<dyn Strategy>,
     pub options: MinerOptions,
     pub shutdown: Arc<ShutdownHandle>,
-    /// The training of the next window, until it starts.
+    /// The planned training of the next window, until it starts.
     pub(crate) due: Option<Due>,
-    /// The training of the next window, which has the local state meanwhile.
+    /// The running training of the next window, which has the local state meanwhile.
     pub(crate) ahead: Option<Ahead>,
-    /// What was trained of the held window, or of the next one, before its model was there.
+    /// Training of the held window, or of the next one, from before its model arrived.
     pub(crate) begun: Option<Begun>,
-    /// The last window that the miner contributed to, or gave up, before its model was there.
+    /// The last window that the miner contributed to, or abandoned, before its model arrived.
     pub(crate) without_model: Option<Window>,
     /// Sequences trained per block, in the last window that was trained from its model.
     pub(crate) pace: Option<f64>,
 }
 
-/// A miner's own choices.
+/// Options of a miner.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MinerOptions {
     /// Blocks before the commit deadline at which training stops, so that the commitment is included in time.
     pub commit_margin_blocks: u32,
     /// Sequences in one step.
     pub batch_sequences: usize,
-    /// The largest part of a window's sequences that is trained before the window's model is there; 0: none. As much of
-    /// it is used as the window itself has no time for.
+    /// Maximum share of a window's sequences that is trained before the window's model arrives; 0: none. It is used
+    /// as far as the window itself has no time for them.
     pub ahead: f64,
-    /// Sequences per block that training ahead is planned for. `None`: as measured in the window before.
+    /// Sequences per block for planning training ahead. `None`: as measured in the previous window.
     pub pace: Option<f64>,
-    /// The share `c` of the residual `e` that a window's training starts with, from `θ − c·e`; 0: from the model `θ`.
+    /// Fraction `c` of the residual `e` subtracted from `θ` at the start of a window's training; 0: none.
     pub residual_share: f64,
-    /// How often the training of a window is written to the disk.
+    /// Interval of snapshots inside a window.
     pub snapshot_interval: SnapshotInterval,
 }
 
 impl Miner {
     /// Reads the seat's snapshot, or writes its first one.
+    ///
+    /// # Errors
+    /// [`RunError`] if the node cannot follow the run, or the snapshot cannot be read or written.
     pub async fn open(
         mut node: Node,
         trainer: Trainer,
@@ -105,7 +108,10 @@ impl Miner {
         Ok(Miner { node, local, strategy, options, shutdown, due, ahead, begun, without_model, pace })
     }
 
-    /// Mines window after window until the process is stopped or the node cannot go on.
+    /// Mines window after window until the process is stopped or the node fails.
+    ///
+    /// # Errors
+    /// [`RunError`] if the miner cannot continue.
     pub fn run(self) -> LocalBoxFuture<'static, Result<(), RunError>> {
         Box::pin(self.mine_windows())
     }
@@ -146,11 +152,11 @@ impl Miner {
         self.follow(Some(window)).await
     }
 
-    /// Mines one window, from the shared model to the uploaded contribution. Unless it `is_last`, plans the training
-    /// ahead of the next one.
+    /// Mines one window, from the shared model to the uploaded contribution. Schedules the training ahead of the next
+    /// one, unless it `is_last`.
     async fn mine(&mut self, window: Window, is_last: bool) -> Result<(), Stop> {
         self.due = None;
-        // One block later the hash of the opening block is known, which a first window is dealt by.
+        // One block later the hash of the opening block is known, which draws a first window's deal.
         let schedule = self.node.schedule();
         self.node.wait_past(schedule.opens_at(window)).await?;
         let view = self.node.seat_window(window).await?.ok_or(Missed::TooLate)?;
@@ -161,7 +167,7 @@ impl Miner {
         }
         self.end_ahead().await?;
         self.reconcile(window).await?;
-        // What was contributed without a model that came after the window's end.
+        // Drops a contribution without a model whose model came after the window's end.
         self.begun.take_if(|begun| begun.progress.key().window < window);
         if self.without_model == Some(window) {
             if self.rebase_contributed(&view).await? && !is_last {
@@ -186,13 +192,13 @@ impl Miner {
             self.plan_ahead(&view, at_end).await?;
         }
 
-        // Never before the deadline, or another miner could copy it in time (PROT-11).
+        // Never before the deadline: another miner could copy it in time (PROT-11).
         self.node.wait_past(schedule.commit_deadline(window)).await?;
         self.publish_and_record(&pending, store).await
     }
 
-    /// Uploads the contribution, in parts if it is large. Retries until the reveal deadline is finalised. Returns why it
-    /// is missed if the upload ended after that.
+    /// Uploads the contribution, in parts if it is large. Retries until the reveal deadline is finalised. Returns the
+    /// reason for a missed window if the upload ended after that.
     #[tracing::instrument(
         name = "upload", target = "profile", level = "debug", skip_all,
         fields(window = pending.window.0, bytes = pending.length), err(level = "debug")
@@ -220,19 +226,19 @@ impl Miner {
             tracing::info!(window = window.0, bytes, "uploaded");
             self.node.journal.write(&Entry::Uploaded { window, bytes });
         } else if reveal_by < began {
-            // Only a process that was started anew begins so late, and the one before may have uploaded it in time.
+            // Only a restarted process begins so late, and the previous one may have uploaded it in time.
             tracing::warn!(
                 window = window.0,
                 "uploaded after the reveal deadline: it counts if it was uploaded before the restart"
             );
         } else {
-            // Most validators do not find it, which the miner would otherwise learn from its pay.
+            // Most validators do not find it; without this report only the pay would show it.
             return Ok(Some(Missed::UploadedLate { blocks }));
         }
         Ok(None)
     }
 
-    /// [`publish`](Self::publish), recording a late upload. The next window's training is not affected by one.
+    /// Calls [`publish`](Self::publish) and records a late upload, which does not affect the next window's training.
     pub(crate) async fn publish_and_record(
         &mut self,
         pending: &PendingContribution,
@@ -255,7 +261,7 @@ impl Miner {
         done
     }
 
-    /// The contribution to this window that a killed process has made.
+    /// Returns the contribution to this window that a killed process has made.
     pub(crate) fn pending_of(&self, window: Window) -> Option<PendingContribution> {
         self.local.snapshot.pending.clone().filter(|pending| pending.window == window)
     }

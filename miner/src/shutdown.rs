@@ -1,4 +1,4 @@
-//! How a miner that is told to stop leaves the middle of a window: with a snapshot, if that is quick.
+//! Shutdown of a miner inside a window: with a snapshot, if that is quick.
 
 use daemon::program::StopSignal;
 use futures::future::LocalBoxFuture;
@@ -11,10 +11,10 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// How long a process that is told to stop waits for the running step and its snapshot.
+/// Time that a stopping process waits for the running step and its snapshot.
 const SNAPSHOT_WITHIN: Duration = Duration::from_millis(1_500);
 
-/// Connects the process that hears Ctrl-C with the thread that trains.
+/// Connects the process that receives Ctrl-C with the training thread.
 #[derive(Debug)]
 pub struct ShutdownHandle {
     requested: AtomicBool,
@@ -37,6 +37,9 @@ impl ShutdownHandle {
     /// Runs `work` to its end, or until Ctrl-C or the end of `enough`. Then it waits for the running step and its
     /// snapshot, but at most 1.5 seconds and not after a second Ctrl-C. Computations that still run end with the
     /// process.
+    ///
+    /// # Errors
+    /// The error of `work`.
     pub async fn run_until_stopped(
         &self,
         work: LocalBoxFuture<'_, anyhow::Result<()>>,
@@ -65,7 +68,7 @@ impl ShutdownHandle {
         Ok(())
     }
 
-    /// Requests a snapshot after the step that is running. Returns false if nothing is being trained.
+    /// Requests a snapshot after the running step. Returns false if no training runs.
     pub fn request(&self) -> bool {
         self.requested.store(true, Ordering::SeqCst);
         *self.training.borrow()
@@ -81,13 +84,13 @@ impl ShutdownHandle {
         let _ = self.training.subscribe().wait_for(|training| !training).await;
     }
 
-    /// Whether the training that runs has to end, although a step of it may still run.
+    /// Returns whether the running training has to end, although a step of it may still run.
     pub fn is_training_over(&self) -> bool {
         let stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
         stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 
-    /// Names the flag that ends the training which starts now.
+    /// Sets the flag that ends the training which starts now.
     pub fn ends_with(&self, stop: &Arc<AtomicBool>) {
         *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = Some(stop.clone());
     }

@@ -1,6 +1,6 @@
 //! The decisions in which miners may differ.
 //!
-//! How a miner works is its own business; these are the points at which it shows in what it submits. The program uses
+//! Miners are free in how they work; these are the decisions that show in their submissions. The program uses
 //! [`DefaultStrategy`], the adversaries of `localnet` use others.
 
 use crate::contribution_store::PendingContribution;
@@ -11,38 +11,37 @@ use protocol::{Window, keys, view::SeatWindow};
 use std::path::Path;
 use store::{Store, StoreError};
 
-/// Makes the sequences that a step trains on from those that it read, each as long as the model takes.
+/// Converts the sequences that a step read to those that it trains on, each of the model's length.
 pub type Reading = Box<dyn Fn(Vec<Vec<u32>>) -> Vec<Vec<u32>> + Send>;
 
 /// The decisions of one miner. The defaults are those of an honest one.
 #[async_trait]
 pub trait Strategy: Send {
-    /// The sequences to train on, in order. The chain assigned `assigned` to the seat, out of `of` in the training
-    /// split (PROT-5).
+    /// Returns the sequences to train on, in order. The chain assigned `assigned` to the seat, out of `of` in the
+    /// training split (PROT-5).
     fn sequences(&mut self, _window: Window, assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         assigned
     }
 
-    /// What the window's training makes of the text of each step; `None`: it trains on all of it.
+    /// Returns the conversion of each step's text; `None`: the training uses all of it.
     fn reading(&self) -> Option<Reading> {
         None
     }
 
-    /// Whether to train from other weights than the window's model: a step ahead of it, and on the next window's data
-    /// before its model is there. [`Strategy::sequences`] is then asked for that window twice.
+    /// Returns whether to train from other weights than the window's model: a step ahead of it, and on the next
+    /// window's data before its model arrives. [`Strategy::sequences`] is then called twice for that window.
     fn trains_ahead(&self) -> bool {
         true
     }
 
-    /// The prefix `t` to declare: how many of the `assigned` sequences were trained on (PROT-6). With 0 there is no
-    /// contribution.
+    /// Returns the prefix `t` to declare: the number of `assigned` sequences that were trained on (PROT-6). With 0
+    /// there is no contribution.
     fn declares(&mut self, trained: u32, _assigned: u32) -> u32 {
         trained
     }
 
-    /// The weights whose difference from `before` is added to the residual. `before` are the weights that
-    /// the training began with, and `after` those that it ended with. All are in
-    /// the schema's order.
+    /// Returns the weights whose difference from `before` is added to the residual. `before` are the weights at the
+    /// start of the training, `after` those at its end. All are in the schema's order.
     async fn outcome(
         &mut self,
         _follower: &Follower,

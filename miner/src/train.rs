@@ -1,7 +1,7 @@
 //! The inner loop: training on the assigned sequences between the opening of a window and the commit margin.
 //!
-//! A step whose loss is not finite, or above the trainer's bound, is not taken. It is repeated from the same state: if
-//! it succeeds, the device had computed wrongly, and training goes on; if not, the window is given up with a
+//! A step whose loss is not finite, or above the trainer's limit, is not taken. It is repeated from the same state:
+//! if it succeeds, the device had computed wrongly, and training continues; if not, the window is abandoned with a
 //! diagnosis.
 
 use codec::{Decode, Encode};
@@ -13,7 +13,7 @@ use std::{
     time::Instant,
 };
 
-/// Batches that are read ahead.
+/// Number of batches that are read ahead.
 const BATCHES_AHEAD: usize = 4;
 
 /// The training of one window so far.
@@ -25,13 +25,13 @@ pub struct Trained {
     /// Mean loss of the first and the last step, nats per token.
     pub loss_first: f64,
     pub loss_last: f64,
-    /// Of all processes that trained in this window.
+    /// Time of all processes that trained in this window, in seconds.
     pub seconds: f64,
-    /// Of these, spent waiting for data.
+    /// Part of `seconds` spent waiting for data.
     pub data_seconds: f64,
 }
 
-/// How a window is cut into steps, and where in the run it is. Learning rates follow the run, not the seat (ADR 0046).
+/// Division of a window into steps, and its place in the run. Learning rates follow the run, not the seat (ADR 0046).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowSteps {
     /// Sequences of one step of this miner.
@@ -40,14 +40,15 @@ pub struct WindowSteps {
     pub run_batch: usize,
     /// Windows of the run before this one.
     pub windows_before: u32,
-    /// Sequences that a seat gets in a window (PROT-5).
+    /// Sequences per seat in a window (PROT-5).
     pub sequences_per_seat: u32,
 }
 
 impl WindowSteps {
-    /// The learning rate of the step after `sequences` of the window, by an optimiser that took `own` steps. It is the
-    /// run's; while the optimiser is new, it is at most a share of the highest rate. That share rises to 1 in as many
-    /// steps as the mean of the gradients goes back, `1 / (1 - beta_1)`, or in the recipe's warm-up if that is shorter.
+    /// Returns the learning rate of the step after `sequences` of the window, for an optimiser with `own` steps. It
+    /// is the run's; while the optimiser is new, it is at most a share of the highest rate. That share rises to 1
+    /// within the memory of the gradients' mean, `1 / (1 - beta_1)` steps, or in the recipe's warm-up if that is
+    /// shorter.
     fn learning_rate(&self, recipe: &Recipe, sequences: u32, own: u64) -> f64 {
         let before = u64::from(self.windows_before) * u64::from(self.sequences_per_seat);
         let batch = (self.run_batch as u64).max(1);
@@ -83,7 +84,7 @@ pub enum TrainingError {
 }
 
 impl TrainingError {
-    /// Whether another start may help: a step could not be taken, although device, program and ranks work.
+    /// Returns whether another start may help: a step could not be taken, although device, program and ranks work.
     pub fn may_be_of_the_start(&self) -> bool {
         matches!(self, TrainingError::GivenUp { cause: Cause::Data | Cause::State, .. })
     }
@@ -115,15 +116,15 @@ pub enum Cause {
     Ranks,
 }
 
-/// The loss above which training has diverged, in nats per token: twice that of uniform guesses, `ln vocab`. A fresh
-/// model starts at or a little above `ln vocab`; hard data does not double it.
+/// Returns the loss above which training has diverged, in nats per token: twice that of uniform guesses, `ln vocab`.
+/// A fresh model starts at or a little above `ln vocab`; hard data does not double it.
 pub fn loss_max(vocab: usize) -> f64 {
     2.0 * (vocab.max(2) as f64).ln()
 }
 
 /// Observes the steps.
 pub trait TrainObserver {
-    /// The sequences to train on, of those that a step read.
+    /// Returns the sequences to train on, from those that a step read.
     fn read(&self, of_step: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
         of_step
     }
@@ -131,7 +132,7 @@ pub trait TrainObserver {
     fn stepped(&mut self, trainer: &Trainer, trained: &Trained);
     /// Called when step `step`, counted from 1, failed with `error` and succeeded when repeated.
     fn repeated(&mut self, step: u32, error: &ModelError);
-    /// Whether the process is shutting down, so that data is not waited for.
+    /// Returns whether the process is shutting down, so that training does not wait for data.
     fn is_leaving(&self) -> bool {
         false
     }
@@ -147,7 +148,7 @@ impl TrainObserver for () {
 /// Finished sequences count, so slow hardware is paid for its part (PROT-6).
 ///
 /// # Errors
-/// If the data cannot be read, or a step cannot be taken. The trainer is then where the last good step left it.
+/// If the data cannot be read, or a step cannot be taken. The trainer then has the state after the last good step.
 pub fn train(
     trainer: &mut Trainer,
     dataset: &Dataset,
@@ -201,11 +202,12 @@ pub fn train(
     Ok(trained)
 }
 
-/// Takes a step at `learning_rate`. A failed one is repeated from the same state; if that succeeds, `repeated` gets the
-/// first error.
+/// Takes a step at `learning_rate`. A failed one is repeated from the same state; if that succeeds, `repeated` is
+/// called with the first error.
 ///
 /// # Errors
-/// The first error, with the diagnosis of the repetition, or that of ranks that failed in it. The trainer is unchanged.
+/// The first error, with the diagnosis of the repetition, or that of ranks that failed in it. The trainer is
+/// unchanged.
 #[tracing::instrument(name = "step", target = "profile", level = "trace", skip_all)]
 pub fn step<S: AsRef<[u32]>>(
     trainer: &mut Trainer,
@@ -255,12 +257,12 @@ fn judge(
     }
 }
 
-/// Whether the device failed, or lacks memory.
+/// Returns whether the device failed, or lacks memory.
 fn of_device(error: &ModelError) -> bool {
     matches!(error, ModelError::Device(_) | ModelError::Memory(_))
 }
 
-/// The loss and norm that a step was refused for; `None` for other errors.
+/// Returns the loss and norm for which a step was refused; `None` for other errors.
 fn measured(error: &ModelError) -> Option<[f64; 2]> {
     match error {
         ModelError::NotFinite { loss, gradient_norm } | ModelError::Exploded { loss, gradient_norm, .. } => {
@@ -270,8 +272,8 @@ fn measured(error: &ModelError) -> Option<[f64; 2]> {
     }
 }
 
-/// Whether two computations from the same state agree. A sound GPU sums in varying order, which changes the last
-/// digits; an unsound one errs by more.
+/// Returns whether two computations from the same state agree. A correct GPU sums in varying order, which changes the
+/// last digits; a faulty one has larger errors.
 fn alike((one, other): (f64, f64)) -> bool {
     match (one.is_finite(), other.is_finite()) {
         (true, true) => (one - other).abs() <= 1e-3 * one.abs().max(other.abs()),
@@ -311,7 +313,7 @@ mod tests {
         }
     }
 
-    /// The rates of a seat that takes `steps` steps in each of the three windows from `first` on.
+    /// Returns the rates of a seat that takes `steps` steps in each of the three windows from `first` on.
     fn rates(recipe: &Recipe, first: u32, steps: u32) -> Vec<Vec<f64>> {
         let mut own = 0;
         let mut window = |windows_before: u32| {

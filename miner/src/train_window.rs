@@ -28,7 +28,7 @@ pub(crate) struct TrainedWindow {
     /// Sequences that the contribution declares as trained (PROT-6).
     pub declared: u32,
     pub weights: Vec<f32>,
-    /// The weights that the training began with; `None`: the window's model.
+    /// The weights at the start of the training; `None`: the window's model.
     pub start: Option<Arc<Vec<f32>>>,
 }
 
@@ -58,7 +58,7 @@ impl Miner {
         Ok(TrainedWindow { declared, weights, start })
     }
 
-    /// The sequences of `window` to train on, and how many the chain assigned (PROT-5).
+    /// Returns the sequences of `window` to train on, and the number that the chain assigned (PROT-5).
     pub(crate) fn sequences(&mut self, window: Window, deal: &SeatDeal) -> (Vec<u64>, u32) {
         let run = self.node.run();
         let assignment = Assignment {
@@ -75,15 +75,15 @@ impl Miner {
         (sequences, assignment.sequences_per_seat)
     }
 
-    /// The block at which the training of `window` stops: the commit margin begins.
+    /// Returns the block at which the training of `window` stops: the commit margin begins.
     pub(crate) fn stop_at(&self, window: Window) -> Block {
         let commit_by = self.node.schedule().commit_deadline(window);
         Block(commit_by.0.saturating_sub(self.options.commit_margin_blocks))
     }
 
-    /// Trains from where a killed process was, or from where the window starts. If that is ahead of the window's model
-    /// and cannot be trained from, begins again at the model. Returns what was trained, the weights, and
-    /// [those it began with](TrainedWindow::start).
+    /// Trains from a killed process's state, or from the window's start. If that is ahead of the window's model and
+    /// cannot be trained from, restarts at the model. Returns the progress, the weights, and [those at the
+    /// start](TrainedWindow::start).
     async fn train_until(
         &mut self,
         view: &SeatWindow,
@@ -99,7 +99,7 @@ impl Miner {
                 Ok((trained, weights)) => return Ok((trained, weights, start)),
                 Err(error) => error,
             };
-            // Before the optimiser is read back: it is as long as the model.
+            // Freed before the optimiser is read again: it is as long as the model.
             let is_ahead = start.is_some();
             drop(start);
             self.forget_training().await?;
@@ -116,7 +116,7 @@ impl Miner {
         }
     }
 
-    /// Runs the inner loop on a thread, and stops it when the chain reaches `stop_at`. Returns what was trained, and the
+    /// Runs the inner loop on a thread, and stops it when the chain reaches `stop_at`. Returns the progress and the
     /// weights.
     async fn inner_loop(
         &mut self,
@@ -145,7 +145,7 @@ impl Miner {
         Ok(weights.map(|weights| (trained, weights)).map_err(TrainingError::Weights))
     }
 
-    /// Records what the training thread observed. Returns what it trained.
+    /// Records the observations of the training thread. Returns its progress.
     pub(crate) fn trained(
         &mut self,
         window: Window,
@@ -159,14 +159,15 @@ impl Miner {
             tracing::info!(window = window.0, count, bytes, seconds, "snapshots inside the window");
         }
         if let Err(error @ TrainingError::GivenUp { step, .. }) = &trained {
-            // The whole error: it names the rank that failed, and a window that was trained ahead is not missed.
+            // The whole error: it names the failed rank, and a window that was trained ahead is not missed.
             self.node.journal.write(&Entry::Repeated { window, step: *step, found: error_chain(error) });
         }
         trained
     }
 
-    /// Puts the trainer where this or a killed process was in this window, or where the window
-    /// [starts](crate::contribution_store::Snapshot::start). What began at the miner's own weights is rebased.
+    /// Resets the trainer to this or a killed process's state in this window, or to the window's
+    /// [start](crate::contribution_store::Snapshot::start). Training that began at the miner's own weights is
+    /// rebased.
     #[tracing::instrument(
         name = "rebase",
         target = "profile",
@@ -226,7 +227,7 @@ impl Miner {
         Ok((progress, resumed.value))
     }
 
-    /// Puts the trainer at the window's model.
+    /// Resets the trainer to the window's model.
     async fn begin_at_model(&mut self, window: Window, sequences: &[u64]) -> Result<Progress, RunError> {
         let (directory, every) = (self.node.directory.clone(), self.options.snapshot_interval);
         let key = self.snapshot_keys(window, sequences);
@@ -239,7 +240,7 @@ impl Miner {
         begun.await
     }
 
-    /// The names of the snapshots of a window's training, by where it begins.
+    /// Returns the keys of the snapshots of a window's training, by its possible starts.
     pub(crate) fn snapshot_keys(
         &self,
         window: Window,
@@ -318,7 +319,7 @@ impl Miner {
                 biased;
                 ended = &mut work => return ended,
                 changed = self.node.heads.changed(), if !stop.load(Ordering::Relaxed) => {
-                    // A chain that is gone is noticed after the window; the work is finished first.
+                    // A lost connection to the chain is noticed after the window; the work is finished first.
                     if changed.is_err() || stop_at <= self.node.block() {
                         self.node.blocking.stop(stop);
                     }
@@ -327,7 +328,7 @@ impl Miner {
         }
     }
 
-    /// Drops the window's training: reads the optimiser back. The residual holds nothing of it yet.
+    /// Drops the window's training: reads the optimiser again. The residual does not include the training yet.
     pub(crate) async fn forget_training(&mut self) -> Result<(), RunError> {
         let directory = self.node.directory.clone();
         let forgotten = self.compute(move |local, _| {
@@ -354,8 +355,8 @@ impl Miner {
     }
 }
 
-/// Puts the trainer at the window's `start`, where absent at its model `theta`, or moves the training that began at `own`
-/// there.
+/// Resets the trainer to the window's `start`, or to its model `theta` without one. Training that began at `own` is
+/// moved there.
 pub(crate) fn begin(
     trainer: &mut Trainer,
     progress: &mut Progress,
@@ -372,7 +373,8 @@ pub(crate) fn begin(
     Ok(())
 }
 
-/// How much of the residual a window's training starts with, and what a window leaves of it.
+/// Fraction of the residual that is subtracted at the start of a window's training, and the part that a window
+/// leaves.
 #[derive(Clone, Copy)]
 struct ResidualShare {
     start: f32,
@@ -380,8 +382,8 @@ struct ResidualShare {
 }
 
 impl ResidualShare {
-    /// The share in `window`. It rises to `most` over the run's first ten windows: the model moves fast then, and what is
-    /// held back is soon out of date (ADR 0046).
+    /// Returns the fraction in `window`. It rises to `most` over the run's first ten windows: the model moves fast
+    /// then, and unsent values are soon outdated (ADR 0046).
     fn of(most: f64, window: Window) -> f32 {
         (most * f64::from(window.0.min(10)) / 10.0) as f32
     }
@@ -391,8 +393,9 @@ impl ResidualShare {
     }
 }
 
-/// Reads the snapshot of this window into the trainer, or puts it at the window's start. One with the key `own` began at
-/// the miner's own weights and is rebased. A snapshot that cannot be used costs the time that it stands for, and is logged.
+/// Reads the snapshot of this window into the trainer, or resets it to the window's start. A snapshot with the key
+/// `own` began at the miner's own weights and is rebased. An unusable snapshot is logged, and its training time is
+/// lost.
 fn resume(
     local: &mut LocalState,
     state: &ModelState,
@@ -427,7 +430,7 @@ fn resume(
 pub(crate) struct Observer {
     window: Window,
     pub progress: Progress,
-    /// For the journal.
+    /// Entries for the journal.
     repeated: Vec<Entry>,
     reading: Option<Reading>,
     shutdown: Arc<ShutdownHandle>,
@@ -435,8 +438,8 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// The training ended. If the process shuts down while it waited for data, writes the snapshot that a step would
-    /// have written.
+    /// Handles the end of the training. If the process shuts down while it waited for data, writes the snapshot that
+    /// a step would have written.
     fn ended(&mut self, trainer: &Trainer, trained: &Trained) {
         if self.is_leaving() && !self.stop.load(Ordering::Relaxed) && 0 < trained.steps {
             self.stepped(trainer, trained);

@@ -1,10 +1,10 @@
 //! Contributes to a window whose model arrives late (ADR 0046).
 //!
 //! A contribution needs two things: the steps of its window, and the lineage of the window's model. The steps are `y
-//! − x`, from the miner's own weights `y` to `x`, where the training [ahead](crate::ahead) ended. The lineage is on
-//! the chain as the window opens. So a miner that still waits for the model when the commit margin begins leaves the
-//! download, commits and uploads what it trained, and waits on. Once it holds the model, it rebases and goes on with
-//! the next window.
+//! − x`, from the miner's own weights `y` to `x`, the result of the training [ahead](crate::ahead). The lineage is on
+//! the chain when the window opens. A miner that still waits for the model when the commit margin begins interrupts
+//! the download, and commits and uploads its training. Then it continues to wait. Once it holds the model, it rebases
+//! and continues with the next window.
 
 use crate::{
     ahead::{self, Begun},
@@ -18,8 +18,8 @@ use daemon::error_chain;
 use protocol::{Block, Window, view::SeatWindow};
 
 impl Miner {
-    /// Brings the model to the open window, and past `done`, the last window that the miner has finished. Contributes
-    /// to the next window meanwhile if its model is not there in time.
+    /// Updates the model to the open window, and past `done`, the last window that the miner has finished.
+    /// Contributes to the next window meanwhile if its model does not arrive in time.
     pub(crate) async fn follow(&mut self, done: Option<Window>) -> Result<(), RunError> {
         loop {
             let due_at = self.due.as_ref().map(|due| due.at);
@@ -34,7 +34,7 @@ impl Miner {
         }
     }
 
-    /// The block at which the commit margin of the window after the held one begins, if there is something to
+    /// Returns the block at which the commit margin of the window after the held one begins, if there is anything to
     /// contribute: training ahead, or the contribution of a killed process.
     fn leaves_at(&self) -> Option<Block> {
         let next = self.node.window().next();
@@ -43,7 +43,7 @@ impl Miner {
         (has_work && self.without_model != Some(next)).then(|| self.stop_at(next))
     }
 
-    /// Contributes what was trained of the window after the held one, once.
+    /// Contributes the training of the window after the held one, once.
     #[tracing::instrument(
         name = "without model", target = "profile", level = "debug", skip_all,
         fields(window = self.node.window().next().0)
@@ -90,7 +90,7 @@ impl Miner {
         self.publish_and_record(&pending, store).await
     }
 
-    /// What was trained of the window of `view` from the miner's own weights.
+    /// Returns the training of the window of `view` from the miner's own weights.
     async fn trained_ahead(&mut self, view: &SeatWindow) -> Result<TrainedWindow, Stop> {
         let window = view.window;
         if self.node.schedule().commit_deadline(window) <= self.node.block() {
@@ -119,8 +119,8 @@ impl Miner {
         Ok(TrainedWindow { declared, weights, start })
     }
 
-    /// Moves the trainer onto the model of the window of `view`, to which the miner contributed before it had it.
-    /// Returns false if nothing of that training is left.
+    /// Moves the trainer to the model of the window of `view`, to which the miner contributed before it held that
+    /// model. Returns false if nothing of that training is left.
     pub(crate) async fn rebase_contributed(&mut self, view: &SeatWindow) -> Result<bool, RunError> {
         let Some(Begun { progress, .. }) = self.begun.take() else { return Ok(false) };
         let Some(own) = progress.reference.as_ref().filter(|_| progress.key().window == view.window).cloned()

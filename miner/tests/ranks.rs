@@ -1,6 +1,6 @@
-//! A seat that several processes train: this test's own program, started once more for each rank. Windows have the bits
-//! of one process, and a rank that is killed, hangs or differs costs a window at most. `RANKS_DEVICE` names the device of
-//! all ranks in the tests of one that is harmed; on a GPU, windows have the bits of as many ranks that are not.
+//! Tests a seat that several processes train: this test program, started again for each rank. Windows have the bits
+//! of one process, and a rank that is killed, hangs or differs costs at most a window. `RANKS_DEVICE` sets the device
+//! of all ranks in the tests with a harmed one; on a GPU, windows have the bits of as many unharmed ranks.
 
 #![cfg(target_os = "linux")]
 
@@ -45,10 +45,10 @@ const BATCH: usize = 8;
 const STEPS: WindowSteps =
     WindowSteps { batch: BATCH, run_batch: BATCH, windows_before: 0, sequences_per_seat: 5 * BATCH as u32 };
 const SOON: Duration = Duration::from_secs(120);
-/// Names what a process of these tests is: `worker`, `parent`, `full-disk`, or the settings file of a `start`.
+/// The variable with the role of a test process: `worker`, `parent`, `full-disk`, or the settings file of a `start`.
 const ROLE: &str = "RANKS_TEST_ROLE";
 
-/// The main of other processes, where this test's own program is started once more.
+/// The main of other processes, run in a child process of this test program.
 #[test]
 #[ignore = "the child process of the other tests"]
 fn a_process_of_these_tests() {
@@ -80,7 +80,7 @@ fn device() -> Device {
     std::env::var("RANKS_DEVICE").map_or(Device::CPU, |name| name.parse().unwrap())
 }
 
-/// What a window leaves, to the bit.
+/// Result of a window, to the bit.
 #[derive(Debug, PartialEq)]
 struct WindowResult {
     trained: Trained,
@@ -104,7 +104,7 @@ impl Scene {
         Scene::on(device())
     }
 
-    /// With all ranks on `device`.
+    /// Creates a scene with all ranks on `device`.
     fn on(device: Device) -> Scene {
         let directory = tempfile::tempdir().unwrap();
         let dataset = Dataset::open(support::prepare(directory.path()), None).unwrap();
@@ -161,12 +161,12 @@ impl Scene {
         Trainer::new(&self.config, &self.recipe, Device::CPU, &self.theta).unwrap()
     }
 
-    /// Runs `work` with a trainer that nothing happens to and that has the bits of `ranks` processes.
+    /// Runs `work` with an undisturbed trainer that has the bits of `ranks` processes.
     fn undisturbed<T>(&self, ranks: usize, work: impl FnOnce(&mut Trainer) -> T) -> T {
         if self.device == Device::CPU {
             return work(&mut self.alone());
         }
-        // Other tests of this process have workers too.
+        // Other tests of this process have workers, too.
         let workers = workers_of(std::process::id()).len();
         let done = work(&mut self.by_children(ranks, SOON).unwrap());
         await_that("its ranks end", || workers_of(std::process::id()).len() <= workers);
@@ -184,12 +184,12 @@ impl Scene {
         }
     }
 
-    /// What a seat without a residual encodes that trained from `theta` to `weights`.
+    /// Returns the source of a contribution of a seat without a residual, trained from `theta` to `weights`.
     fn source<'a>(&'a self, weights: &'a [f32]) -> Source<'a> {
         Source::Difference { decay: 0.9, before: &self.theta, after: weights }
     }
 
-    /// The bytes of that contribution.
+    /// Returns the bytes of that contribution.
     fn contribution(&self, weights: &[f32]) -> Vec<u8> {
         let ContributionStore { codec, signer, .. } = self.store();
         let header = header(&codec, &signer);
@@ -203,7 +203,7 @@ impl Scene {
         bytes
     }
 
-    /// One window of five steps, and the contribution that it gives.
+    /// Trains one window of five steps, and returns its contribution.
     fn window(
         &self,
         trainer: &mut Trainer,
@@ -223,7 +223,7 @@ impl Scene {
         })
     }
 
-    /// The windows before and after one that is lost.
+    /// Returns the windows before and after a lost one.
     fn windows_around_a_loss(&self, ranks: usize) -> [WindowResult; 2] {
         self.undisturbed(ranks, |trainer| {
             [100, 300].map(|first| {
@@ -233,14 +233,14 @@ impl Scene {
         })
     }
 
-    /// After two steps of the window, `harm` happens to a rank. The window is given up for what `says`, and the next one
-    /// is that of a trainer that nothing happened to.
+    /// Harms a rank after two steps of the window. The window is abandoned with the error `says`, and the next one
+    /// equals that of an undisturbed trainer.
     #[track_caller]
     fn check_harm(&self, ranks: usize, trainer: &mut Trainer, harm: &mut dyn FnMut(&Trainer), says: &str) {
         self.check_healed_harm(ranks, trainer, harm, &mut || (), says);
     }
 
-    /// [`check_harm`](Scene::check_harm), where `heal` happens after the window is given up.
+    /// Does the same as [`check_harm`](Scene::check_harm), and calls `heal` after the window is abandoned.
     #[track_caller]
     fn check_healed_harm(
         &self,
@@ -273,7 +273,7 @@ impl Scene {
         assert!(said.contains(says) && said.contains("the next window starts the ranks afresh"), "{said}");
         heal();
 
-        // As `Miner::forget_training` and the next window.
+        // As in `Miner::forget_training` and the next window.
         trainer.read_state(&mut &kept[..]).unwrap();
         trainer.load(&self.theta).unwrap();
         assert!(self.window(trainer, 300, &mut ()).unwrap() == expected);
@@ -300,7 +300,7 @@ fn state(trainer: &Trainer) -> Vec<u8> {
     bytes
 }
 
-/// The numbers of processes that run `program`'s worker for the process `parent`.
+/// Returns the numbers of processes that run `program`'s worker for the process `parent`.
 fn workers_of(parent: u32) -> Vec<i32> {
     let all =
         fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -336,7 +336,7 @@ fn signal(id: i32, signal: libc::c_int) {
     assert_eq!(unsafe { libc::kill(id, signal) }, 0);
 }
 
-// One test harms and counts the workers of this process, so all that start workers here are one after the other.
+// One test harms and counts the workers of this process, so tests that start workers here run one after the other.
 static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 fn alone() -> std::sync::MutexGuard<'static, ()> {
@@ -354,7 +354,7 @@ fn windows_of_several_processes_have_the_bits_of_one() {
         let (mut trainer, mut connected) = (scene.by_children(1, SOON).unwrap(), 1);
         for (ranks, first) in [(1, 100), (2, 200), (2, 300), (4, 400), (8, 500)] {
             if ranks != connected {
-                // A miner that was killed reads its snapshot, with another number of ranks.
+                // A killed miner reads its snapshot, with another number of ranks.
                 let kept = state(&trainer);
                 drop(trainer);
                 (trainer, connected) = (scene.by_children(ranks, SOON).unwrap(), ranks);
@@ -475,7 +475,7 @@ fn a_rank_that_is_killed_while_a_snapshot_is_written_costs_the_optimiser_of_the_
     assert!(scene.window(&mut local.trainer, 300, &mut ()).unwrap() == after);
 }
 
-/// Lets no file grow beyond `bytes` that this process writes: to it, the disk is full.
+/// Limits the size of the files that this process writes to `bytes`: like a full disk.
 fn limit_files(bytes: u64) {
     let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the calls read and write `limits` alone, and no handler is installed.
@@ -487,10 +487,10 @@ fn limit_files(bytes: u64) {
     }
 }
 
-/// The main of a process that runs nothing else, as the limit is the process's.
+/// The main of a separate process, as the limit applies to the whole process.
 fn train_on_a_full_disk() {
     let scene = Scene::new();
-    // Its snapshot is longer than two buffers, so that some moments are not yet gathered when the disk is full.
+    // Its snapshot is longer than two buffers, so that some moments are not gathered yet when the disk is full.
     let config = ModelConfig { d_model: 128, d_ff: 256, ..scene.config.clone() };
     let theta = model::init_flat(&config, 11).unwrap();
     let scene = Scene { config, theta, ..scene };
@@ -518,7 +518,8 @@ fn train_on_a_full_disk() {
         assert!(local.snapshot == snapshot && state(&local.trainer) == optimiser, "{bytes}");
     };
 
-    // There is room in time: no room for the contribution, for half of the snapshot, for all but its last byte.
+    // Space is freed in time. The disk is full for the contribution, for half of the snapshot, for all but its last
+    // byte.
     assert!(scene.window(&mut local.trainer, 100, &mut ()).unwrap() == before);
     [0, length / 2, length - 1].into_iter().for_each(|bytes| check_refused(&mut local, bytes));
     let made = make(&mut local).unwrap();
@@ -527,7 +528,7 @@ fn train_on_a_full_disk() {
     local.store.open(&mut restarted).unwrap().unwrap();
     assert!(state(&restarted) == before.optimiser);
 
-    // There is none, and the window is given up.
+    // Space is not freed, and the window is abandoned.
     local.trainer.load(&scene.theta).unwrap();
     scene.window(&mut local.trainer, 200, &mut ()).unwrap();
     check_refused(&mut local, length / 2);
@@ -560,7 +561,7 @@ fn a_rank_that_stops_answering_costs_the_window_and_is_replaced() {
     await_that("it is killed", || is_gone(stopped));
 }
 
-/// Overwrites `values` by NaN wherever the process has them in its memory. Returns whether it has.
+/// Overwrites `values` by NaN wherever the process has them in its memory. Returns whether it found them.
 fn spoil(id: i32, values: &[f32]) -> bool {
     let wanted: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let spoilt = f32::NAN.to_le_bytes().repeat(values.len());
@@ -586,8 +587,8 @@ fn spoil(id: i32, values: &[f32]) -> bool {
     found
 }
 
-/// The memory of a rank goes bad: its weights are no numbers, also when the step is repeated. Always on the CPU, whose
-/// memory the test can write.
+/// Memory corruption in a rank: its weights are NaN, also when the step is repeated. Always on the CPU, whose memory
+/// the test can write.
 #[test]
 fn a_rank_whose_weights_are_no_numbers_costs_the_window_and_is_named() {
     let _alone = alone();
@@ -637,7 +638,7 @@ fn ranks_end_with_the_miner() {
     await_that("the ranks are killed", || workers.iter().all(|worker| is_gone(*worker)));
     drop(trainer);
 
-    // Also of a miner that is killed itself.
+    // Also for a miner that is killed itself.
     let program = this_program("parent");
     let mut parent = Command::new(&program[0]);
     parent.args(&program[1..]).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -651,7 +652,7 @@ fn ranks_end_with_the_miner() {
     await_that("the ranks end with it", || workers.iter().all(|worker| is_gone(*worker)));
 }
 
-/// A cluster of one machine: rank 0 is this process, the others are started as a launcher starts them.
+/// A cluster of one machine: rank 0 is this process, the others are started as by a launcher.
 struct Cluster {
     scene: Scene,
     settings: PathBuf,
@@ -659,7 +660,7 @@ struct Cluster {
 }
 
 const SECRET: &str = "a secret of the ranks";
-/// A rank that does not answer within this time has failed.
+/// Deadline of a rank's answer, in seconds.
 const CLUSTER_STEP_SECONDS: u64 = 5;
 
 impl Cluster {
@@ -710,7 +711,7 @@ impl Cluster {
     }
 }
 
-/// What a process printed, and whether it ended well.
+/// Returns the output of a process, and whether it succeeded.
 fn end_of(mut process: Child) -> (bool, String) {
     let mut said = String::new();
     process.stderr.take().unwrap().read_to_string(&mut said).unwrap();
@@ -725,7 +726,7 @@ fn ranks_of_a_launcher_connect_again_after_a_failure_and_end_with_rank_0() {
     let mut trainer = cluster.trainer(leader).unwrap();
     let hung = i32::try_from(members[0].id()).unwrap();
     let mut stop = |_: &Trainer| signal(hung, libc::SIGSTOP);
-    // After rank 0 has given it up.
+    // After rank 0 has abandoned it.
     let mut wake = || signal(hung, libc::SIGCONT);
     let says = format!("did not answer within {CLUSTER_STEP_SECONDS} s");
     cluster.scene.check_healed_harm(3, &mut trainer, &mut stop, &mut wake, &says);
@@ -762,7 +763,7 @@ fn nccl_without_gpus_of_nvidia_is_refused_at_the_start() {
     assert!(!ended_well && said.contains("ranks on cpu cannot exchange by NCCL"), "{said}");
 }
 
-/// Rank 0 makes an id and gives it to the other processes. Their engine is the CPU's, which cannot use it.
+/// Rank 0 creates an id and sends it to the other processes. Their engine is the CPU's, which cannot use it.
 #[test]
 #[ignore = "needs libnccl.so.2: METTLE_NCCL or the loader names it"]
 fn an_id_of_nccl_reaches_engines_that_cannot_use_it_and_ends_the_ranks() {
@@ -784,7 +785,7 @@ fn a_rank_without_a_leader_ends_with_the_address() {
     assert!(!ended_well && said.contains(&address), "{said}");
 }
 
-/// The figures of a step: bytes that a rank sends, against the formula, and its memory.
+/// Prints the figures of a step: bytes that a rank sends, compared with the formula, and its memory.
 #[test]
 #[ignore = "prints figures"]
 fn figures_of_a_step() {

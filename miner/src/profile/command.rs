@@ -54,7 +54,7 @@ pub struct ProfileArgs {
     metrics: MetricsFlag,
 }
 
-/// What is measured besides phases, with --model.
+/// Measurements besides phases, with --model.
 #[derive(Debug, Serialize)]
 struct Steps {
     model: String,
@@ -66,7 +66,7 @@ struct Steps {
 
 #[derive(Serialize)]
 struct Report<'a> {
-    /// None if it could not be written.
+    /// `None` if it could not be written.
     trace: Option<&'a PathBuf>,
     #[serde(flatten)]
     steps: Option<&'a Steps>,
@@ -82,7 +82,7 @@ impl ProfileArgs {
 
     async fn run(self, profiler: Profiler) -> anyhow::Result<()> {
         check_output(&self.output)?;
-        // What was measured before Ctrl-C or an error is shown as well.
+        // Measurements from before Ctrl-C or an error are shown as well.
         let (steps, ended) = match &self.model {
             Some(model) => (Some(self.take_steps(model, &profiler).await?), Ok(())),
             None => (None, self.mine(&profiler).await),
@@ -106,7 +106,7 @@ impl ProfileArgs {
         ended
     }
 
-    /// Mines until the wanted windows are over, or Ctrl-C.
+    /// Mines until the requested windows are over, or Ctrl-C.
     async fn mine(&self, profiler: &Profiler) -> anyhow::Result<()> {
         let start = Start {
             flags: self.flags.clone(),
@@ -120,7 +120,7 @@ impl ProfileArgs {
         cli::mine_until(start, Box::new(|_| Box::new(DefaultStrategy)), enough).await
     }
 
-    /// Trains `model` for the wanted steps, or until Ctrl-C. A step that still runs then ends with the process.
+    /// Trains `model` for the requested steps, or until Ctrl-C. A step that still runs then ends with the process.
     async fn take_steps(&self, model: &str, profiler: &Profiler) -> anyhow::Result<Steps> {
         let config = ModelConfig::preset(model)?;
         let device: Device = ReadOnlyConfig::read(&self.flags)?.device.try_into().context("device")?;
@@ -161,7 +161,7 @@ impl ProfileArgs {
     }
 }
 
-/// The table with its heading.
+/// Returns the table with its heading.
 fn text(profile: &Profile, steps: Option<&Steps>, trace: Option<&PathBuf>) -> String {
     let Profile { windows, seconds, compute_share, spans, spans_dropped, is_complete, .. } = profile;
     let mut text = match (steps, &windows[..]) {

@@ -1,15 +1,15 @@
-//! The phases, into which all time is divided, and the table of their shares.
+//! The phases, which divide all time, and the table of their shares.
 
 use serde::Serialize;
 use std::fmt::Write as _;
 
 /// A row of the table.
 pub(super) struct PhaseRow {
-    /// In JSON.
+    /// Name in JSON.
     pub name: &'static str,
-    /// In text.
+    /// Name in text.
     pub label: &'static str,
-    /// The names of its spans. A span that no phase names counts for the span around it.
+    /// The names of its spans. A span without a phase of its own counts for its parent.
     spans: &'static [&'static str],
 }
 
@@ -18,19 +18,19 @@ const fn row(name: &'static str, label: &'static str, spans: &'static [&'static 
 }
 
 pub(super) const PHASES: [PhaseRow; 18] = [
-    // Of the training thread.
+    // Phases of the training thread.
     row("load", "load data", &["load"]),
     row("forward", "forward", &["forward"]),
     row("loss", "loss, both ways", &["loss"]),
     row("backward", "backward", &["backward"]),
     row("norm", "gradient norm", &["norm"]),
     row("optimiser", "optimiser", &["optimiser"]),
-    // Of a program that does not tell them apart.
+    // For a program that does not distinguish them.
     row("gradients", "gradients", &["gradients"]),
     row("training", "rest of training", &["training"]),
-    // Of either.
+    // Of both lanes.
     row("snapshot", "snapshot", &["snapshot"]),
-    // Of the loop.
+    // Phases of the loop.
     row("rebase", "rebase, load model", &["rebase"]),
     row("encode", "encode", &["encode"]),
     row("commit", "commit", &["commit"]),
@@ -39,27 +39,27 @@ pub(super) const PHASES: [PhaseRow; 18] = [
     row("train", "wait for training", &["train", "end ahead"]),
     row("wait", "wait for a block", &["wait"]),
     row("other", "other", &["window"]),
-    // Of the training thread, without a span.
+    // The training thread outside of spans.
     row("idle", "idle", &[]),
 ];
 pub(super) const OTHER: usize = PHASES.len() - 2;
 pub(super) const IDLE: usize = PHASES.len() - 1;
 
-/// The phase of a span, if one names it.
+/// Returns the phase of a span; `None` if it has none.
 pub(super) fn of(span: &str) -> Option<usize> {
     PHASES.iter().position(|phase| phase.spans.contains(&span))
 }
 
-/// What a profile measured. The fields are stable.
+/// Result of a profile. The fields are stable.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Profile {
     /// The windows; none for a profile of training steps.
     pub windows: Vec<u64>,
-    /// Whether all of the wanted windows or steps were measured.
+    /// Whether all of the requested windows or steps were measured.
     pub is_complete: bool,
     /// Wall time.
     pub seconds: f64,
-    /// The share of it in which the training thread ran.
+    /// Share of the wall time in which the training thread ran.
     pub compute_share: f64,
     /// All phases. Each kind of share sums to 1.
     pub phases: Vec<PhaseTime>,
@@ -77,13 +77,14 @@ pub struct PhaseTime {
     /// Wall time, and its share. While the training thread runs, its phase counts; else the loop's.
     pub seconds: f64,
     pub share: f64,
-    /// The share of the wall time in which the loop was in this phase, and the training thread.
+    /// Share of the wall time in which the loop, and the training thread, was in this phase.
     pub loop_share: f64,
     pub training_share: f64,
 }
 
 impl Profile {
-    /// The phases that took time, as lines of at most 80 columns. Without windows there is no loop, and one lane.
+    /// Returns the phases that took time, as lines of at most 80 columns. Without windows there is no loop, and one
+    /// lane.
     pub fn table(&self) -> String {
         let percent =
             |share: f64| if share == 0.0 { "–".to_owned() } else { format!("{:.1} %", share * 100.0) };

@@ -1,33 +1,33 @@
-//! What a profile knows: the spans that are open, those that ended, and the time of each phase. Told of times, it asks
-//! no clock.
+//! State of a profile: open spans, ended spans, and the time of each phase. All times are passed in; it reads no
+//! clock.
 
 use super::phases::{self, IDLE, OTHER, PHASES, PhaseTime, Profile};
 use std::{cmp::Reverse, time::Duration};
 
-/// Spans that a trace has at most: about 25 MB. Later ones are counted; their time is in the table.
+/// Maximum number of spans in a trace: about 25 MB. Later ones are counted; their time is in the table.
 pub const SPANS_MAX: usize = 250_000;
-/// Of these, those kept for the loop, which has few, when the training thread has had the rest.
+/// Spans reserved for the loop, which has few, when the training thread has used the others.
 const RESERVED: usize = SPANS_MAX / 10;
 
 /// The lanes of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// The miner's loop, with what it runs on other threads and waits for.
+    /// The miner's loop, with its work on other threads and its waits.
     Loop,
-    /// The thread that trains.
+    /// The training thread.
     Training,
 }
 
 impl Lane {
     pub const ALL: [Lane; 2] = [Lane::Loop, Lane::Training];
 
-    /// The lane of a span with this name and a parent in that lane.
+    /// Returns the lane of a span with this name and a parent in that lane.
     pub fn of(name: &str, parent: Option<Lane>) -> Lane {
         if name == "training" { Lane::Training } else { parent.unwrap_or(Lane::Loop) }
     }
 }
 
-/// A span when it begins.
+/// A span at its begin.
 pub(super) struct SpanBegun {
     pub id: u64,
     pub name: &'static str,
@@ -65,11 +65,11 @@ pub(super) struct Recorder {
     ended: Vec<SpanEnded>,
     dropped: u64,
     times: [Times; PHASES.len()],
-    /// When `times` were last brought up to date.
+    /// Time of the last update of `times`.
     last: Duration,
-    /// The windows that were measured or are.
+    /// The measured windows, including the current one.
     windows: Vec<u64>,
-    /// When the measurement began: at the latest window, until one has training.
+    /// Begin of the measurement: at the latest window, until one has training.
     from: Option<Duration>,
     has_training: bool,
     to: Option<Duration>,
@@ -100,7 +100,7 @@ impl Recorder {
         (self.last, self.from) = (now, Some(now));
     }
 
-    /// A span begins. Returns whether it is the one after the last wanted window: the measurement is over.
+    /// Opens a span. Returns whether it comes after the last requested window: the measurement is over.
     pub fn open(&mut self, lane: Lane, begun: SpanBegun, now: Duration) -> bool {
         if self.to.is_some() {
             return false;
@@ -124,7 +124,7 @@ impl Recorder {
         false
     }
 
-    /// A span ends.
+    /// Closes a span.
     pub fn close(&mut self, lane: Lane, id: u64, now: Duration) {
         if self.to.is_some() {
             return;
@@ -136,7 +136,7 @@ impl Recorder {
         self.keep(lane, span, now);
     }
 
-    /// Ends the measurement, and with it the spans that are open.
+    /// Ends the measurement, and all open spans with it.
     pub fn end(&mut self, now: Duration) {
         if self.to.is_some() {
             return;
@@ -151,7 +151,7 @@ impl Recorder {
         self.to = Some(now);
     }
 
-    /// What was measured, if anything was, once the measurement has ended.
+    /// Returns the profile after the end of the measurement; `None` if nothing was measured.
     pub fn profile(&self) -> Option<Profile> {
         let total = self.to?.saturating_sub(self.from.filter(|_| self.has_training)?);
         let busy = total.saturating_sub(self.times[IDLE].lanes[Lane::Training as usize]);
@@ -175,7 +175,7 @@ impl Recorder {
         })
     }
 
-    /// The spans that ended, by lane and begin, outer ones first.
+    /// Returns the ended spans, by lane and begin, outer ones first.
     pub fn spans(&self) -> Vec<SpanEnded> {
         let mut spans: Vec<SpanEnded> = self.ended.iter().rev().copied().collect();
         spans.sort_by_key(|span| (span.lane as usize, span.at, Reverse(span.duration)));
@@ -186,7 +186,7 @@ impl Recorder {
         self.dropped
     }
 
-    /// Adds the time since the last change to the phases that went on.
+    /// Adds the time since the last change to the current phases.
     fn advance(&mut self, now: Duration) {
         let passed = now.saturating_sub(self.last);
         self.last = now;

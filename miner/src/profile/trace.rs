@@ -11,7 +11,7 @@ use std::{
 /// Writes the spans that ended.
 ///
 /// # Errors
-/// Those of `sink`.
+/// If `sink` fails.
 pub(super) fn write(recorder: &Recorder, sink: impl Write) -> io::Result<()> {
     let mut sink = BufWriter::new(sink);
     let process = std::process::id();
@@ -27,7 +27,7 @@ pub(super) fn write(recorder: &Recorder, sink: impl Write) -> io::Result<()> {
     }
     for span in recorder.spans() {
         let SpanEnded { lane, name, window, at, duration } = span;
-        // Names are words of this program, and need no escapes.
+        // Names are words of this program, and need no escaping.
         write!(sink, ",\n{{\"ph\":\"X\",\"name\":\"{name}\",\"cat\":\"profile\",\"pid\":{process}")?;
         write!(sink, ",\"tid\":{},\"ts\":{},\"dur\":{}", tid(lane), micros(at), micros(duration))?;
         match window {
@@ -50,7 +50,7 @@ fn lane_name(lane: Lane) -> &'static str {
     }
 }
 
-/// Microseconds with three decimals: exact, so that spans nest as they did.
+/// Formats microseconds with three decimals: exact, so that spans stay nested.
 fn micros(time: Duration) -> String {
     format!("{}.{:03}", time.as_micros(), time.subsec_nanos() % 1000)
 }

@@ -1,12 +1,13 @@
-//! What a launcher says of this process: the variables of torchrun and Kubeflow, of SLURM, of Open MPI, and of an
-//! indexed Job of Kubernetes.
+//! Reads the variables that a launcher sets for this process: those of torchrun and Kubeflow, of SLURM, of Open MPI,
+//! and of an indexed Job of Kubernetes.
 //!
-//! The first launcher whose variables are set wins. Nothing is scheduled here: launchers place and restart processes.
+//! The first launcher whose variables are set wins. This module does not schedule: launchers place and restart
+//! processes.
 
 use daemon::config::RANKS_MAX;
 use std::fmt;
 
-/// The port of rank 0 where a launcher names none.
+/// The port of rank 0 if the launcher does not set one.
 pub const PORT: u16 = 29_590;
 
 /// This process's place among the ranks.
@@ -15,9 +16,9 @@ pub struct Launched {
     pub launcher: Launcher,
     pub rank: usize,
     pub ranks: usize,
-    /// Counts the ranks of a machine, from 0.
+    /// Index of the rank on its machine, from 0.
     pub local_rank: usize,
-    /// Where rank 0 listens, if the launcher names its machine.
+    /// Host and port of rank 0, if the launcher names its machine.
     pub leader: Option<(String, u16)>,
 }
 
@@ -31,13 +32,13 @@ pub enum Launcher {
     Kubernetes,
 }
 
-/// The pod's number in an indexed Job.
+/// The variable with the pod's index in an indexed Job.
 const JOB_INDEX: &str = "JOB_COMPLETION_INDEX";
 
 impl Launcher {
     const ALL: [Launcher; 4] = [Launcher::Torch, Launcher::Slurm, Launcher::OpenMpi, Launcher::Kubernetes];
 
-    /// The variables of rank, number of ranks and rank on the machine.
+    /// Returns the variables of rank, number of ranks and rank on the machine.
     fn variables(self) -> [&'static str; 3] {
         match self {
             Launcher::Torch => ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
@@ -45,7 +46,7 @@ impl Launcher {
             Launcher::OpenMpi => {
                 ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"]
             }
-            // The last two are the manifest's.
+            // The last two are set by the manifest.
             Launcher::Kubernetes => [JOB_INDEX, "WORLD_SIZE", "LOCAL_RANK"],
         }
     }
@@ -62,7 +63,7 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// Why the variables cannot be used.
+/// Reason why the variables cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LauncherError {
     #[error(
@@ -88,7 +89,7 @@ pub fn launched(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Laun
         match launcher {
             Launcher::Torch => is_set(rank) || is_set(ranks) && !is_set(JOB_INDEX),
             Launcher::Slurm | Launcher::OpenMpi => is_set(rank),
-            // Pods of an indexed Job may be seats of their own: its manifest says that they are ranks of one.
+            // Pods of an indexed Job may be separate seats: only its manifest shows that they are ranks of one.
             Launcher::Kubernetes => is_set(rank) && is_set(ranks),
         }
     });
@@ -136,7 +137,7 @@ pub fn launched(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Laun
     Ok(Some(Launched { launcher, rank, ranks, local_rank, leader }))
 }
 
-/// A value as far as an error shows it.
+/// Truncates a value for an error.
 fn shown(value: &str) -> String {
     value.chars().take(60).collect()
 }
@@ -149,7 +150,7 @@ fn checked_host(name: &'static str, host: &str) -> Result<String, LauncherError>
     }
 }
 
-/// The first machine of a list as SLURM writes it: `gpu[03-06,9],login` begins with `gpu03`.
+/// Returns the first machine of a list in SLURM's format: `gpu[03-06,9],login` begins with `gpu03`.
 fn first_node(list: &str) -> Option<String> {
     let list = list.trim();
     let end = list.find([',', '[']).unwrap_or(list.len());
@@ -159,7 +160,7 @@ fn first_node(list: &str) -> Option<String> {
     let number = ranges.split([',', '-']).next()?;
     let suffix = suffix.split(',').next().unwrap_or_default();
     let is_number = !number.is_empty() && number.chars().all(|c| c.is_ascii_digit());
-    // A second pair of brackets: a grid of machines, whose first one is not taken apart here.
+    // A second pair of brackets is a grid of machines, which is not supported.
     (is_number && !suffix.contains('[')).then(|| format!("{name}{number}{suffix}"))
 }
 
@@ -215,7 +216,7 @@ mod tests {
         let job = [("JOB_COMPLETION_INDEX", "3"), ("WORLD_SIZE", "4")];
         assert_eq!(of(&job), expected(Launcher::Kubernetes, 3, 4, 0, None));
         assert_eq!(of(&job[..1]), Ok(None), "a pod that is a seat of its own");
-        // A launcher inside the pods.
+        // A launcher that runs inside the pods.
         assert_eq!(of(&[&job[..1], &torch].concat()), by_torch);
         assert_eq!(of(&[&job[..], &mpi].concat()), expected(Launcher::OpenMpi, 0, 2, 0, None));
     }

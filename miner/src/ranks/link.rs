@@ -8,12 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two looks at the deadline.
+/// Interval between two checks of the deadline.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a process that this one started has to end by itself.
+/// Time that a child process has to end by itself.
 const END_WITHIN: Duration = Duration::from_millis(500);
 
-/// A connection to another rank; to the process of the rank, if this one started it.
+/// A connection to another rank, with the rank's process if this one started it.
 pub struct TcpLink {
     stream: TcpStream,
     process: Option<Process>,
@@ -21,7 +21,7 @@ pub struct TcpLink {
 
 impl TcpLink {
     /// # Errors
-    /// If the system refuses an option of the socket.
+    /// If the system refuses a socket option.
     pub fn new(stream: TcpStream, process: Option<Process>) -> io::Result<TcpLink> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(LOOK))?;
@@ -42,7 +42,7 @@ impl TcpLink {
     }
 }
 
-/// Fails unless the socket only had nothing to do until now.
+/// Fails unless the socket only had nothing to do.
 fn again(error: &io::Error, wait: &Wait<'_>) -> Result<(), LinkError> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => wait.check(),
@@ -76,7 +76,7 @@ impl Link for TcpLink {
     }
 
     fn peek(&self) -> Result<Option<u8>, LinkError> {
-        // The length, and the first byte behind it.
+        // The length, and the first byte after it.
         let mut bytes = [0; 5];
         match peek(&self.stream, &mut bytes) {
             Ok(0) => Err(LinkError::Closed),
@@ -88,7 +88,7 @@ impl Link for TcpLink {
     }
 }
 
-/// Reads what has arrived and leaves it there.
+/// Reads received bytes without removing them.
 #[cfg(target_os = "linux")]
 fn peek(stream: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
     use std::os::fd::AsRawFd as _;
@@ -98,7 +98,7 @@ fn peek(stream: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }
 
-/// It may wait for as long as a read.
+/// May block as long as a read.
 #[cfg(not(target_os = "linux"))]
 fn peek(stream: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
     stream.peek(into)
@@ -106,7 +106,7 @@ fn peek(stream: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
 
 impl Drop for TcpLink {
     fn drop(&mut self) {
-        // What was written arrives; the other rank then reads the end.
+        // Written bytes still arrive; the other rank then reads the end of the stream.
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
         let Some(process) = &self.process else { return };
         let until = Instant::now() + END_WITHIN;
@@ -116,7 +116,10 @@ impl Drop for TcpLink {
     }
 }
 
-/// Lets the system find out within a minute that the other machine is gone, while nothing is sent.
+/// Enables TCP keep-alive, which detects within a minute that the other machine is unreachable.
+///
+/// # Errors
+/// If the system refuses a socket option.
 #[cfg(target_os = "linux")]
 pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     use std::os::fd::AsRawFd as _;

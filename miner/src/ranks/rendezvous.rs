@@ -1,9 +1,10 @@
-//! How ranks meet: each proves that it knows the seat's secret, and is refused by name if it is not one of these ranks.
+//! Connection of ranks: each proves that it has the seat's secret; a rank that does not fit is refused with the
+//! reason.
 //!
-//! Rank 0 listens. A rank that connects gets a challenge and answers with who it is ([`Hello`]); once all are there,
-//! rank 0 tells each where the others listen, and they connect in pairs in the same way. Every message is
-//! authenticated by the secret and both sides' random numbers. What follows on the connections is neither encrypted nor
-//! authenticated: they belong on a private network.
+//! Rank 0 listens. A rank that connects gets a challenge and answers with its identity ([`Hello`]). Once all are
+//! connected, rank 0 sends each the addresses of the others, and they connect in pairs in the same way. Every message
+//! is authenticated by the secret and both sides' random numbers. Later traffic on the connections is neither
+//! encrypted nor authenticated: use a private network.
 
 use super::link::{TcpLink, keep_alive};
 use crate::command::Process;
@@ -18,16 +19,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The first bytes of both sides; the last one is the version.
+/// The first bytes that both sides send; the last one is the version.
 const MAGIC: &[u8; 8] = b"mtl-rnk\x03";
-/// Bytes of a message at most: the addresses of all ranks fit.
+/// Maximum length of a message in bytes: the addresses of all ranks fit.
 const MESSAGE_BYTES_MAX: usize = 128 * 1024;
-/// How long a connection may take to say who it is.
+/// Time that a new connection has to send its hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
-/// Between two looks for a connection.
+/// Interval between two checks for a connection.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Who this process is, and what the others have to agree with.
+/// Identity of this process, which the others check.
 #[derive(Clone)]
 pub struct Identity {
     pub rank: usize,
@@ -38,11 +39,11 @@ pub struct Identity {
     pub build: String,
     /// Digest of the settings that the ranks share.
     pub settings: String,
-    /// The kind of its device, the engine and its precision.
+    /// The kind of its device, with the engine and its precision.
     pub device: String,
 }
 
-/// What a connecting rank says of itself.
+/// Identity of a connecting rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Hello {
     rank: usize,
@@ -51,14 +52,14 @@ struct Hello {
     build: String,
     settings: String,
     device: String,
-    /// Where ranks with higher numbers reach it.
+    /// Port on which it listens for ranks with higher numbers.
     port: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Reply {
-    /// All are there. From rank 0: where the others listen, from rank 1 on, and the id of the communicator of NCCL that
-    /// all GPUs are to join, if they exchange by it.
+    /// All are connected. Sent by rank 0: the addresses of the others, from rank 1 on, and the id of the NCCL
+    /// communicator that all GPUs join, if they exchange by it.
     Welcome {
         peers: Vec<SocketAddr>,
         nccl: Option<Vec<u8>>,
@@ -68,7 +69,7 @@ enum Reply {
     },
 }
 
-/// Why ranks do not meet.
+/// Reason why ranks do not connect.
 #[derive(Debug, thiserror::Error)]
 pub enum RankError {
     #[error("could not listen at {address} for the other ranks: set rank_address under [train]")]
@@ -103,7 +104,8 @@ pub enum RankError {
     Random(getrandom::Error),
 }
 
-/// Why a rank is refused by the one that it connects to, which knows `taken` ranks.
+/// Returns the reason for which a rank is refused, if there is one. `taken` returns whether a rank is connected
+/// already.
 fn refusal(own: &Identity, hello: &Hello, taken: impl Fn(usize) -> bool) -> Option<String> {
     let Hello { rank, ranks, version, build, settings, device, .. } = hello;
     let me = own.rank;
@@ -140,7 +142,7 @@ fn refusal(own: &Identity, hello: &Hello, taken: impl Fn(usize) -> bool) -> Opti
     taken(*rank).then(|| format!("rank {rank} is there twice: give every process a rank of its own"))
 }
 
-/// One side of a connection that is being checked.
+/// One side of a connection during authentication.
 struct Handshake {
     stream: TcpStream,
     secret: [u8; 32],
@@ -149,7 +151,7 @@ struct Handshake {
 }
 
 impl Handshake {
-    /// The side that accepted the connection.
+    /// Accepts a connection.
     fn accept(stream: TcpStream, secret: [u8; 32]) -> Result<Handshake, RankError> {
         let peer = peer_of(&stream);
         let broken = |source| RankError::Broken { peer: peer.clone(), source };
@@ -162,7 +164,7 @@ impl Handshake {
         Ok(handshake)
     }
 
-    /// The side that connected. Rank 0 may take its time: it opens the seat first.
+    /// Opens a connection. Rank 0 may answer late: it opens the seat first.
     fn connect(stream: TcpStream, secret: [u8; 32]) -> Result<Handshake, RankError> {
         let peer = peer_of(&stream);
         let broken = |source| RankError::Broken { peer: peer.clone(), source };
@@ -189,7 +191,7 @@ impl Handshake {
         sent.map_err(|source| RankError::Broken { peer: peer_of(&self.stream), source })
     }
 
-    /// `None` if the other side has another secret.
+    /// Receives a message; `None` if the other side has another secret.
     fn receive<T: DeserializeOwned>(&self, label: &[u8]) -> Result<Option<T>, RankError> {
         let broken = |source| RankError::Broken { peer: peer_of(&self.stream), source };
         let mut length = [0; 4];
@@ -228,7 +230,7 @@ fn peer_of(stream: &TcpStream) -> String {
     stream.peer_addr().map_or_else(|_| "another rank".into(), |address| address.to_string())
 }
 
-/// Accepts the connections of the ranks in `expected` until `until`. `look` ends the wait early.
+/// Accepts the connections of the ranks in `expected` until `until`. `look` can end the wait early.
 fn accept(
     listener: &TcpListener,
     own: &Identity,
@@ -247,7 +249,7 @@ fn accept(
         }
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
-            // Also a connection that is gone again.
+            // Including a connection that was closed again.
             Err(_) => {
                 std::thread::sleep(LOOK);
                 continue;
@@ -260,7 +262,7 @@ fn accept(
             Ok((Some(hello), handshake)) => (hello, handshake),
             Ok((None, handshake)) => {
                 tracing::warn!(peer, "a connection with another secret is refused");
-                // It cannot read the reason, and sees from that what the reason is.
+                // The other side cannot read the reason, and concludes it from that.
                 let _ = handshake.send(b"reply", &Reply::Refused { why: "another secret".into() });
                 continue;
             }
@@ -283,11 +285,11 @@ fn accept(
     Ok(found.into_iter().flatten().collect())
 }
 
-/// Rank 0 meets all others at `listener`, which does not block. `processes` are those that it started, from rank 1 on.
-/// Once all are there, they get the id that `nccl` makes, if it makes one.
+/// Connects rank 0 with all others at `listener`, which is non-blocking. `processes` are those that it started, from
+/// rank 1 on. Once all are connected, they get the id from `nccl`, if there is one.
 ///
 /// # Errors
-/// If a rank ends, does not come, or is refused.
+/// If a rank ends, does not connect, or is refused.
 pub fn lead(
     listener: &TcpListener,
     own: &Identity,
@@ -298,7 +300,7 @@ pub fn lead(
 ) -> Result<Mesh, RankError> {
     let mut look = || match (1..).zip(&processes).find(|(_, process)| process.has_exited()) {
         Some((rank, process)) => {
-            // Its last words arrive after its end.
+            // Its last output arrives after its end.
             std::thread::sleep(5 * LOOK);
             Err(RankError::Ended { rank, output: process.output() })
         }
@@ -323,11 +325,11 @@ fn link(handshake: Handshake, process: Option<Process>) -> Result<Box<dyn Link>,
     Ok(Box::new(link.map_err(|source| RankError::Broken { peer, source })?))
 }
 
-/// Another rank meets rank 0 at `leader`, a name and a port, and then the others. Tries to connect for `reach`, and
-/// waits for the other ranks for `within`.
+/// Connects another rank with rank 0 at `leader`, a name and a port, and then with the others. Tries to connect for
+/// `reach`, and waits for the other ranks for `within`.
 ///
 /// # Errors
-/// If rank 0 is not there or refuses this rank, or another rank does not come.
+/// If rank 0 cannot be reached or refuses this rank, or another rank does not connect.
 pub fn join(
     leader: &str,
     own: &Identity,
@@ -366,7 +368,7 @@ pub fn join(
     Ok(Mesh::new(rank, links, timeout).with_nccl(nccl))
 }
 
-/// Says who this rank is, and returns what it is welcomed with.
+/// Sends this rank's identity, and returns the welcome.
 fn introduce(
     handshake: &Handshake,
     hello: &Hello,
@@ -435,7 +437,7 @@ mod tests {
         }
     }
 
-    /// What rank 0 and a rank with this identity say, beside a rank 2 that is as it should be.
+    /// Returns the results of rank 0 and of a rank with this identity, beside a correct rank 2.
     fn meet(other: Identity) -> (Result<(), String>, Result<(), String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -450,7 +452,7 @@ mod tests {
         let other = join(other);
         let led = lead(&listener, &identity(0), Vec::new(), Duration::from_secs(3), SOON, || Ok(None));
         let led = led.map(drop).map_err(|error| error.to_string());
-        // As if rank 0 had ended: one that it has not accepted yet would wait for its next window.
+        // As if rank 0 had ended: a rank that it has not accepted yet would wait for its next window.
         drop(listener);
         let other = other.join().unwrap();
         // It may have been waiting for the others.
@@ -502,7 +504,7 @@ mod tests {
         assert!(said.contains("is no rank of this release"), "{said}");
     }
 
-    /// What a rank sees of another one that closes its connection, or gives up, while GPUs exchange.
+    /// A rank detects that another one closes its connection, or abandons the step, while GPUs exchange.
     #[test]
     fn a_watch_sees_a_rank_that_ends_or_gives_up_without_reading_what_it_sent() {
         for gives_up in [false, true] {
@@ -519,7 +521,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(50));
                 watch().unwrap();
             }
-            // Values that rank 0 has not asked for yet.
+            // Values that rank 0 has not requested yet.
             other.send(0, &[1.0, 2.0]).unwrap();
             std::thread::sleep(Duration::from_millis(50));
             first.watch("adding gradients")().unwrap();
@@ -569,7 +571,7 @@ mod tests {
             let (led, joined) = meet(other);
             let led = led.unwrap_err();
             assert!(led.contains(says), "{led}");
-            // Of two with the same rank, the second is refused.
+            // If two have the same rank, the second is refused.
             if !twice {
                 let joined = joined.unwrap_err();
                 assert!(joined.contains("rank 0 at 127.0.0.1") && joined.contains(says), "{joined}");
@@ -595,7 +597,7 @@ mod tests {
         for says in strangers {
             let mut stream = TcpStream::connect(address).unwrap();
             stream.write_all(says).unwrap();
-            // Closed at once, so that it is not waited for.
+            // Closed at once, so that no test waits for it.
         }
         let own = |rank| Identity { ranks: 2, ..identity(rank) };
         let leader = address.to_string();

@@ -22,7 +22,7 @@ fn command(arguments: &[&dyn AsRef<OsStr>]) -> Command {
     command
 }
 
-/// The program fails, and its complaint has all of `words`.
+/// Checks that the program fails, and that its error has all of `words`.
 #[track_caller]
 fn refused(arguments: &[&dyn AsRef<OsStr>], words: &[&str]) {
     let output = command(arguments).output().expect("the program is built and starts");
@@ -113,7 +113,7 @@ fn ctrl_c_during_a_profile_writes_what_was_measured() {
         let complaint: Vec<String> = lines.map_while(Result::ok).collect();
         (child.wait().unwrap().success(), said, complaint.join("\n"))
     };
-    // Without one whole step there is nothing to write, so a slow machine gets longer.
+    // Without one whole step nothing can be written, so a slow machine gets longer.
     let mut delay = Duration::from_millis(200);
     let said = loop {
         let (success, said, complaint) = stopped_after(delay);

@@ -1,4 +1,4 @@
-//! A miner whose steps a command computes. The command is this test's own program, started once more.
+//! Tests a miner whose steps a command computes. The command is this test program, started again.
 
 use crate::{support, test_command};
 use daemon::error_chain;
@@ -25,10 +25,10 @@ const BEFORE_DEADLINE: Duration = Duration::from_secs(300);
 const BATCH: usize = 4;
 const STEPS: WindowSteps =
     WindowSteps { batch: BATCH, run_batch: BATCH, windows_before: 0, sequences_per_seat: 5 * BATCH as u32 };
-/// A variable of the miner's environment that the command has no use for. Cargo sets it.
+/// A variable of the miner's environment that the command does not need. Cargo sets it.
 const NOT_INHERITED: &str = "CARGO_MANIFEST_DIR";
 
-/// The command's main, where this test's own program is started once more.
+/// The command's main, run in a child process of this test program.
 #[test]
 #[ignore = "the child process of the other tests"]
 fn the_process_that_trains() {
@@ -75,7 +75,7 @@ impl Scene {
         Trainer::new(&self.config, &self.recipe, Device::CPU, &self.theta).unwrap()
     }
 
-    /// One window of five steps, until its weights are read.
+    /// Trains one window of five steps, and reads its weights.
     fn window(&self, trainer: &mut Trainer, first: u64) -> Result<(Trained, Vec<f32>), TrainingError> {
         let sequences: Vec<u64> = (first..first + 5 * BATCH as u64).collect();
         let go = AtomicBool::new(false);
@@ -84,7 +84,8 @@ impl Scene {
         Ok((trained, trainer.weights_flat().map_err(TrainingError::Weights)?))
     }
 
-    /// What a command with this fault is refused for; afterwards the seat goes on from its snapshot with a sound one.
+    /// Checks the error of a command with this fault; afterwards the seat continues from its snapshot with a correct
+    /// one.
     #[track_caller]
     fn check(&self, fault: &str, options: CommandOptions, says: &str) {
         let fresh = state(&self.by_cpu());
@@ -94,12 +95,12 @@ impl Scene {
         let said = error_chain(&error);
         assert!(said.contains(says), "{fault}: {said}");
         assert!(begun.elapsed() < BEFORE_DEADLINE, "{fault} took {:?}", begun.elapsed());
-        // As `Miner::forget_training` and the next window: neither needs the command.
+        // As in `Miner::forget_training` and the next window: neither needs the command.
         trainer.read_state(&mut &fresh[..]).unwrap();
         trainer.load(&self.theta).unwrap();
         assert_eq!(state(&trainer), fresh, "{fault}");
         assert_eq!(trainer.weights_flat().unwrap(), self.theta, "{fault}");
-        // The next window starts the command afresh, which fails as the first.
+        // The next window restarts the command, which fails as the first.
         let again = error_chain(&self.window(&mut trainer, 100).unwrap_err());
         assert!(again.contains(says), "{fault}, again: {again}");
     }
@@ -125,7 +126,7 @@ fn windows_by_command_have_the_bits_of_windows_without_it() {
             trainer.load(&scene.theta).unwrap();
         }
         if window == 2 {
-            // A miner that was killed reads its snapshot.
+            // A killed miner reads its snapshot.
             let kept = state(&by_command);
             by_command = scene.by_command(options("")).unwrap();
             by_command.read_state(&mut &kept[..]).unwrap();
@@ -206,7 +207,7 @@ fn a_step_that_outlasts_the_windows_training_is_ended() {
     assert!(begun.elapsed() < BEFORE_DEADLINE, "{:?}", begun.elapsed());
 }
 
-/// A process that the command starts is of its group, and ends with it.
+/// A process that the command starts is in its group, and ends with it.
 #[test]
 fn the_whole_process_group_ends_with_the_miner() {
     let scene = Scene::new();
@@ -232,7 +233,7 @@ fn the_whole_process_group_ends_with_the_miner() {
     assert!(refused.contains("the miner is stopping"), "{refused}");
 }
 
-/// PyTorch sums in another order, so losses agree but for the last digits.
+/// PyTorch sums in another order, so losses agree except for the last digits.
 #[test]
 #[ignore = "needs PyTorch: METTLE_PYTHON names a virtual environment that has it"]
 fn the_reference_trainer_takes_the_same_steps() {
@@ -277,7 +278,7 @@ fn a_rank_that_dies_costs_the_window_and_all_ranks_end_with_the_miner() {
     kill(killed[0]);
     let said = error_chain(&scene.window(&mut trainer, 200).unwrap_err());
     println!("{said}");
-    // As `Miner::forget_training` and the next window, which starts all ranks afresh.
+    // As in `Miner::forget_training` and the next window, which restarts all ranks.
     trainer.read_state(&mut &fresh[..]).unwrap();
     trainer.load(&scene.theta).unwrap();
     scene.window(&mut trainer, 100).unwrap();
@@ -298,7 +299,7 @@ fn example(name: &str) -> String {
     format!("{}/examples/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The program that trains by TorchTitan, in f32 as the engines that it is compared with.
+/// Returns the program that trains by TorchTitan, in f32 like the engines that it is compared with.
 fn torchtitan(ranks: usize, arguments: &[&str]) -> Vec<String> {
     let fixed = ["--standalone".into(), "--nproc-per-node".into(), ranks.to_string()];
     let settings = ["--training.mixed-precision-param=float32"].iter().chain(arguments);
@@ -312,7 +313,7 @@ fn unhurried(program: Vec<String>) -> CommandOptions {
     CommandOptions { program, start: seconds(400), heartbeat: seconds(60), step: seconds(120), ..options("") }
 }
 
-/// The processes whose environments hold all of `variables`.
+/// Returns the processes whose environments have all of `variables`.
 fn processes_with(variables: &[&str]) -> Vec<i32> {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let has = |path: &Path| {
@@ -334,7 +335,7 @@ fn kill(process: i32) {
 }
 
 impl Scene {
-    /// A model that two tensor-parallel ranks and two pipeline stages can share.
+    /// Sets a model that two tensor-parallel ranks and two pipeline stages can share.
     fn with_divisible_model(mut self) -> Scene {
         self.config = ModelConfig { layers: 3, heads: 4, kv_heads: 2, ..self.config };
         self.theta = model::init_flat(&self.config, 11).unwrap();

@@ -1,4 +1,4 @@
-//! What cannot be trained on is told apart, and a window that is given up leaves everything as it was before it.
+//! Tests that failures of training are distinguished, and that an abandoned window leaves the state of before.
 
 use crate::support;
 use daemon::{Codec, error_chain};
@@ -57,7 +57,7 @@ impl Scene {
     }
 }
 
-/// The optimiser's state as bytes.
+/// Returns the optimiser's state as bytes.
 fn state(trainer: &Trainer) -> Vec<u8> {
     let mut bytes = Vec::new();
     trainer.write_state(&mut bytes).unwrap();
@@ -142,11 +142,12 @@ impl PieceSource for Withheld {
     }
 }
 
-/// Says how many steps are done, and leaves when it is told to.
+/// Reports the number of finished steps, and leaves on request.
 struct Leaves {
     steps: mpsc::SyncSender<u32>,
     leaving: Arc<AtomicBool>,
-    /// How often the training asked whether to leave: more than once per step only while it waits for data.
+    /// Number of times that the training polled whether to leave: more than once per step only while it waits for
+    /// data.
     polls: Arc<AtomicUsize>,
 }
 
@@ -236,7 +237,7 @@ impl AsRef<[u32]> for Unsound {
 fn a_step_that_fails_once_leaves_no_trace() {
     let scene = Scene::new();
     let known = scene.dataset.sequences(&[5]).unwrap().remove(0);
-    // Of what it was trained on it knows how it goes on, and not at all of the same backwards.
+    // It predicts the text that it was trained on, and fails on the same text backwards.
     let trained = || {
         let mut trainer = scene.trainer(1e-2);
         for _ in 0..60 {
@@ -266,7 +267,7 @@ fn a_step_that_fails_once_leaves_no_trace() {
     assert_eq!(state(&trainer), state(&undisturbed));
     assert!(trainer.weights_flat().unwrap() == undisturbed.weights_flat().unwrap());
 
-    // Wrong both times, it is not taken; and wrong in another way the second time, it is the device.
+    // Wrong both times: the step is not taken. Wrong in another way the second time: it is the device.
     let mut trainer = trained();
     trainer.refuse_loss_above(expected.loss / 2.0);
     let (before, weights) = (state(&trainer), trainer.weights_flat().unwrap());
@@ -277,8 +278,8 @@ fn a_step_that_fails_once_leaves_no_trace() {
     }
 }
 
-/// A new optimiser in the window after three, killed after its fourth step: its steps have the rates of the run's steps
-/// 30 to 39, and at most as many tenths of the highest as it took steps.
+/// A new optimiser in the window after three, killed after its fourth step: its steps have the rates of the run's
+/// steps 30 to 39, and at most as many tenths of the highest rate as it took steps.
 #[test]
 fn the_rates_of_a_window_are_those_of_its_place_in_the_run() {
     struct StopsAt(u32, AtomicBool);

@@ -1,5 +1,5 @@
-//! The miner's program and its training: commands, faults, kills. `ranks` is a program of its own, as it looks at the
-//! children and the memory of its process.
+//! Tests of the miner's program and its training: commands, faults, kills. `ranks` is a separate program, as it
+//! inspects the children and the memory of its process.
 
 mod cli;
 mod command;

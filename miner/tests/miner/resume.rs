@@ -1,9 +1,9 @@
-//! A miner that is killed, at any moment, goes on to the bits that it would have come to.
+//! Tests that a miner killed at any moment resumes and computes the same bits.
 //!
-//! The process that is killed is a real one, and what it does to the disk is the product's own: train, snapshot,
-//! spool, spend. Only the chain is left out, so that a window takes as long as its steps: commitments are taken at
-//! once, and a window's model is the one before it with the miner's own contribution applied. What it would upload is
-//! kept. At the end everything on disk is compared, byte by byte, with what an undisturbed process leaves.
+//! The killed process is a real one, and it writes to the disk by the miner's own code: train, snapshot, compress,
+//! subtract. Only the chain is left out, so that a window takes as long as its steps: commitments are accepted at
+//! once, and a window's model is the previous one with the miner's own contribution applied. Its uploads are kept. At
+//! the end everything on disk is compared, byte by byte, with the files of an undisturbed process.
 
 #![cfg(unix)]
 
@@ -45,18 +45,18 @@ const WINDOWS: u32 = 4;
 /// Sequences dealt in each.
 const SEQUENCES: u32 = 40;
 const BATCH: usize = 4;
-/// In every third window a deadline comes after this many.
+/// Sequences after which a deadline comes, in every third window.
 const CUT: u32 = 24;
 const KILLS: u32 = 50;
 const DECAY: f32 = 0.9;
 
-/// What tells a process that it is the one to be killed, and where it works.
+/// The variable that marks a process to be killed, with its directory.
 const HOME: &str = "METTLE_TEST_RESUME_HOME";
 const DATA: &str = "METTLE_TEST_RESUME_DATA";
-/// In which window and after how many of its sequences it stands still until it is killed, if anywhere: `1 8`.
+/// The window and the number of its sequences after which the process waits to be killed, if set: `1 8`.
 const HOLD: &str = "METTLE_TEST_RESUME_HOLD";
 
-/// A process's main, where this test's own program is started once more.
+/// The main of a process, run in a child process of this test program.
 #[test]
 #[ignore = "the child process of the other tests"]
 fn the_process_that_is_killed() {
@@ -78,11 +78,11 @@ fn a_miner_killed_at_fifty_random_points_computes_the_same_bits() {
     let expected = left_behind(&undisturbed);
     assert_eq!(expected.len(), 3 + WINDOWS as usize, "{:?}", expected.keys());
 
-    // To repeat the moments as nearly as a machine allows: the seed is the test's.
+    // Repeats the moments as closely as a machine allows: the seed is fixed.
     let mut dice = Dice(0x6d65_7474_6c65);
     let mut hits: BTreeMap<String, u32> = BTreeMap::new();
     let (mut kills, mut rounds) = (0, 0);
-    // So many, and more of them on a machine that writes so quickly that none came amid a write.
+    // The minimum, and more on a machine that writes so quickly that no kill came during a write.
     let enough = |kills: u32, hits: &BTreeMap<String, u32>| {
         KILLS <= kills && (hits.keys().any(|moment| moment.contains("writing")) || 4 * KILLS <= kills)
     };
@@ -90,7 +90,7 @@ fn a_miner_killed_at_fifty_random_points_computes_the_same_bits() {
         rounds += 1;
         let home = scene.home(&format!("round-{rounds}"));
         loop {
-            // Between no time at all and a third of a whole run, its start included.
+            // Between zero and a third of a whole run, including its start.
             let after = whole_run.mul_f64(dice.next() / 3.0);
             if !enough(kills, &hits) && !scene.run_and_kill(&home, after) {
                 kills += 1;
@@ -117,7 +117,7 @@ fn a_miner_killed_at_fifty_random_points_computes_the_same_bits() {
     assert!(hits.keys().any(|moment| moment.contains("writing")), "no kill came amid a write: {hits:?}");
 }
 
-/// The system refuses to write more than so much into a file: as a full disk does, at once and in the middle.
+/// The system refuses to write more than a limit into a file: like a full disk, at once and in the middle.
 #[test]
 fn a_full_disk_costs_time_and_nothing_else() {
     let scene = Scene::new();
@@ -168,7 +168,7 @@ fn with_both_snapshots_damaged_the_window_is_trained_from_its_beginning() {
     assert!(expected.iter().all(|(name, bytes)| found.get(name) == Some(bytes)));
 }
 
-/// Mines [`WINDOWS`] windows in `home`, from wherever a predecessor was killed.
+/// Mines [`WINDOWS`] windows in `home`, from the state of a killed process.
 fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let dataset = Dataset::open(data, None)?;
     let config = support::config(&dataset);
@@ -245,7 +245,7 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// One window's training, a snapshot after every step.
+/// Trains one window, with a snapshot after every step.
 fn train(
     home: &Path,
     dataset: &Dataset,
@@ -292,7 +292,7 @@ fn train(
 struct Keeping<'a> {
     progress: Progress,
     stop: &'a AtomicBool,
-    /// The number of sequences after which the chain reaches it.
+    /// The number of sequences after which the deadline comes.
     deadline: u32,
     /// The number of sequences after which it waits to be killed.
     hold: Option<u32>,
@@ -332,16 +332,16 @@ fn header(schema: &Schema, codec: &Codec, signer: &Signer, state: &ModelState, t
     }
 }
 
-/// What a process says that waits to be killed.
+/// Output of a process that waits to be killed.
 const HOLDING: &str = "holding";
 
-/// Tells the parent process, which will kill this one, what comes next.
+/// Reports the next action to the parent process, which will kill this one.
 fn say(what: &str) {
     println!("\nnow {what}");
     std::io::stdout().flush().expect("the parent listens");
 }
 
-/// A prepared text, and homes of miners.
+/// A prepared text, and directories of miners.
 struct Scene {
     directory: tempfile::TempDir,
     data: PathBuf,
@@ -360,7 +360,7 @@ impl Scene {
         home
     }
 
-    /// The process, started by `by`.
+    /// Returns the command of the process, started by `by`.
     fn command(&self, home: &Path, by: &[&str]) -> Command {
         let program = std::env::current_exe().unwrap();
         let mut command = match by {
@@ -388,14 +388,14 @@ impl Scene {
         self.command(home, by).output().unwrap()
     }
 
-    /// Runs the process and kills it `after` so long. Whether it had come to its end before.
+    /// Runs the process and kills it after `after`. Returns whether it had ended before.
     fn run_and_kill(&self, home: &Path, after: Duration) -> bool {
         let started = Instant::now();
         run_and_kill_when(self.command(home, &[]), home, || after <= started.elapsed())
     }
 
-    /// The same, in this window after this many of its sequences. It does not get further, however late the kill
-    /// comes.
+    /// Runs the process and kills it in this window after this many of its sequences. It does not continue, however
+    /// late the kill comes.
     fn run_and_kill_at(&self, home: &Path, window: u32, sequences: u32) {
         let mut command = self.command(home, &[]);
         command.env(HOLD, format!("{window} {sequences}"));
@@ -404,7 +404,7 @@ impl Scene {
     }
 }
 
-/// Runs the process and kills it when `now` is true. Whether it had come to its end before.
+/// Runs the process and kills it when `now` is true. Returns whether it had ended before.
 fn run_and_kill_when(mut command: Command, home: &Path, now: impl Fn() -> bool) -> bool {
     let said = fs::File::create(home.join("said")).unwrap();
     let mut child = command.stdout(said).stderr(Stdio::null()).spawn().unwrap();
@@ -416,21 +416,21 @@ fn run_and_kill_when(mut command: Command, home: &Path, now: impl Fn() -> bool) 
         if now() {
             // SIGKILL: nothing is caught, flushed or finished.
             child.kill().unwrap();
-            // It may have come to its end just before.
+            // It may have ended just before.
             return child.wait().unwrap().success();
         }
         std::thread::sleep(Duration::from_micros(200));
     }
 }
 
-/// What counts of what a process left behind, by its name.
+/// Returns the relevant files that a process left, by name.
 fn left_behind(home: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files: BTreeMap<String, Vec<u8>> = ["model.state", "model.state.before", "miner.snapshot"]
         .map(|name| (name.into(), fs::read(home.join(name)).unwrap()))
         .into();
     for window in fs::read_dir(home.join("sent")).unwrap().flatten() {
         let name = window.file_name().to_string_lossy().into_owned();
-        // What a kill amid an upload left counts for nothing: it was sent again, whole.
+        // Files of an upload that was killed do not count: it was sent again completely.
         if !name.starts_with('.') {
             files.insert(format!("sent/{name}"), fs::read(window.path()).unwrap());
         }
@@ -438,7 +438,7 @@ fn left_behind(home: &Path) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// What a killed process was at, by what it said last and by what it left half done.
+/// Returns the activity of a killed process, from its last output and its unfinished files.
 fn moment(home: &Path) -> String {
     let said = fs::read_to_string(home.join("said")).unwrap_or_default();
     let at = said.lines().rev().find_map(|line| line.strip_prefix("now ")).unwrap_or("starting").to_owned();
@@ -465,7 +465,7 @@ fn moment(home: &Path) -> String {
     }
 }
 
-/// Numbers from 0 to 1, the same every time (splitmix64).
+/// Numbers from 0 to 1, the same in every run (splitmix64).
 struct Dice(u64);
 
 impl Dice {

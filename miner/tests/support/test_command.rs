@@ -1,5 +1,5 @@
-//! The program of `[train] engine = "command"` for tests: a test program, started once more. It speaks the contract as
-//! `docs/trainers.md` says it, computes by the CPU's engine, and fails as it is told.
+//! The program of `[train] engine = "command"` for tests: a test program, started again. It follows the contract of
+//! `docs/trainers.md`, computes by the CPU's engine, and fails on request.
 
 use miner::command::SOCKET;
 use model::{ModelConfig, Recipe};
@@ -16,10 +16,10 @@ use std::{
 
 /// The test that calls [`run`] in each test program, in any module.
 pub const TEST: &str = "the_process_that_trains";
-/// Names the command's fault, if it has one: `hang gradients`.
+/// The variable with the command's fault, if it has one: `hang gradients`.
 const FAULT: &str = "TRAINER_FAULT";
 
-/// The program and arguments that start this test program as a command with this fault.
+/// Returns the program and arguments that start this test program as a command with this fault.
 pub fn program(fault: &str) -> Vec<String> {
     let this = std::env::current_exe().unwrap().display().to_string();
     let fault = format!("{FAULT}={fault}");
@@ -28,8 +28,8 @@ pub fn program(fault: &str) -> Vec<String> {
         .to_vec()
 }
 
-/// Serves the miner that started this process until the miner closes the socket, and ends the process. Returns if no
-/// miner did.
+/// Serves the miner that started this process until the miner closes the socket, and ends the process. Returns if the
+/// process was not started by a miner.
 pub fn run() {
     let Some(path) = std::env::var_os(SOCKET) else { return };
     let fault = std::env::var(FAULT).unwrap_or_default();
@@ -43,7 +43,7 @@ pub fn run() {
     let mut command = TestCommand { stream: UnixStream::connect(path).unwrap(), fault, engine: None };
     let version = if command.fault == "other version" { 2 } else { 1 };
     command.send(json!({ "hello": { "protocol": version, "name": "test" } }), &[]).unwrap();
-    // The miner closes the socket when it has had enough.
+    // The miner closes the socket when it is done.
     while command.answer().is_ok() {}
     std::process::exit(0);
 }
@@ -70,7 +70,7 @@ impl TestCommand {
         self.stream.write_all(body)
     }
 
-    /// Fails as it was told, if `doing` is the request to fail at.
+    /// Fails with the requested fault, if `doing` is the request to fail at.
     fn fail(&mut self, doing: &str) -> io::Result<()> {
         let fault = self.fault.clone();
         let Some((fault, at)) = fault.split_once(' ') else { return Ok(()) };
