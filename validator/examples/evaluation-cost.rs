@@ -1,5 +1,4 @@
-//! Measures the cost of evaluating one contribution beside its own forward passes. The figures in `docs/benchmarks.md`
-//! come from here.
+//! Measures the cost of evaluating one contribution relative to its own forward passes, for `docs/benchmarks.md`.
 //!
 //! ```text
 //! RAYON_NUM_THREADS=1 cargo run --release -p validator --example evaluation-cost -- localnet 512

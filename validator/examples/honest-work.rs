@@ -1,4 +1,4 @@
-//! Measures honest work on a small model in real training. The figures behind the gauntlet's rules come from here.
+//! Measures honest work on a small model in real training, for the figures behind the gauntlet's rules.
 //!
 //! ```text
 //! cargo run --release -p validator --example honest-work -- \
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The first form appends the evidence to the file of the last argument, the second one judges such a file again.
-//! Miners train on all of their sequences, on half and declare it, on a tenth and declare all, or copy. Printed are,
-//! for each kind, the own-data gap in standard errors and on the window's scale, the gain on common sequences, the
+//! Miners train on all of their sequences, on half and declare it, on a tenth and declare all, or copy. For each kind
+//! it prints the own-data gap in standard errors and on the window's scale, the gain on common sequences, the
 //! similarity of pairs (`gauntlet::near_duplicates`), and the pay.
 
 use daemon::{
@@ -39,9 +39,9 @@ enum Kind {
     Tenth,
     /// The first miner's bytes of the same window; no real miner can have them.
     Copy,
-    /// The mean of three other contributions of the window before.
+    /// The mean of three other contributions of the previous window.
     Mixture,
-    /// The first miner's body of the window before.
+    /// The first miner's body of the previous window.
     Replay,
 }
 

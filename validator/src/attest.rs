@@ -22,10 +22,10 @@ use std::{
 };
 use store::Store;
 
-/// Uploads at the same time: the update is uploaded meanwhile, and is needed earlier.
+/// Concurrent uploads: the update is uploaded meanwhile, and is needed earlier.
 const UPLOADS: usize = 1;
 
-/// Those of `held` that are selected, with their names in a bucket.
+/// Returns the selected ones of `held`, with their names in a bucket.
 pub fn selected_of(
     run: RunId,
     view: &WindowView,
@@ -36,8 +36,8 @@ pub fn selected_of(
     held.map(|held| (keys::contribution(run, view.window, &held.digest), held.clone())).collect()
 }
 
-/// Copies selected contributions to our bucket under their own names: a validator that could not get one from its miner
-/// gets it there (PROT-15). A failure is logged: other validators copy them too.
+/// Copies selected contributions to this validator's bucket under their own names, for validators that could not get
+/// them from the miner (PROT-15). A failure is logged: other validators copy them too.
 pub async fn mirror(store: Arc<dyn Store>, contributions: Vec<(ObjectKey, HeldContribution)>) {
     let store = &*store;
     let copies = contributions.into_iter().map(|(key, held)| async move {
@@ -90,7 +90,7 @@ impl Validator {
     }
 
     /// In a run that hides attestations, reveals the one that was committed (PROT-30), if this validator still holds
-    /// what it calls valid (PROT-15).
+    /// the contributions that it attests as valid (PROT-15).
     pub(crate) async fn reveal_attestation(
         &mut self,
         window: Window,
@@ -110,7 +110,7 @@ impl Validator {
     }
 }
 
-/// The attestation, with the reasons that the window's receipt gives for it.
+/// Returns the attestation, with the reasons for the window's receipt.
 pub(crate) fn attestation(verdicts: &[(Uid, Verdict)], gathered: &Gathered) -> Attestation {
     let of = |wanted| verdicts.iter().filter(move |(_, verdict)| *verdict == wanted).map(|(uid, _)| *uid);
     let fault = |uid| match gathered.faulty.get(&uid) {

@@ -1,4 +1,4 @@
-//! The command line: settings in, a running validator out.
+//! The command line: converts settings into a running validator.
 
 use crate::{
     evaluate::DeviceEvaluator,
@@ -73,10 +73,13 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     }
 }
 
-/// Puts another store, chain or strategy in place of those that the settings name.
+/// Function that replaces the store, chain or strategy of the settings.
 pub type Change = Box<dyn FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>>;
 
 /// Serves until Ctrl-C, with the node that `change` returns.
+///
+/// # Errors
+/// If the settings are invalid, the seat cannot be opened, or the validator fails.
 pub fn start(serve: Serve, change: Change) -> LocalBoxFuture<'static, anyhow::Result<()>> {
     Box::pin(async move {
         if serve.with_parent {
@@ -95,13 +98,13 @@ pub fn start(serve: Serve, change: Change) -> LocalBoxFuture<'static, anyhow::Re
 
 async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Result<()> {
     let traces = Collector::from_environment()?;
-    // First, so that `/health` tells that the node is starting.
+    // First, so that `/health` reports a node during its start.
     let mut metrics = match serve.metrics.metrics {
         Some(address) => Some(Metrics::serve(address, Role::Validator).await?),
         None => None,
     };
     let device = settings.reading.device.clone().try_into::<Device>().context("device")?;
-    // Before a checkpoint is fetched in vain.
+    // Fails here, before a checkpoint is fetched in vain.
     device.check()?;
     let mut service = ServiceManager::from_environment();
     let (mut context, strategy) = change(daemon::open(&settings, Role::Validator).await?)?;
@@ -144,7 +147,7 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     }
 }
 
-/// A validator with a saved model has served before, and had a database then.
+/// A validator with a saved model has served before, and so had a database.
 fn log_origin(origin: &Origin, is_resumed: bool) {
     match origin {
         Origin::Created if is_resumed => {

@@ -1,4 +1,4 @@
-//! Evaluates a window's contributions on a thread of its own, while the loop goes on.
+//! Evaluates a window's contributions on a separate thread, while the loop continues.
 
 pub use measure::{EvaluateError, Job, Measurements, mean_loss, measure};
 
@@ -23,15 +23,15 @@ use std::{
 
 /// Measures contributions.
 pub trait Evaluate: Send {
-    /// Runs `job`, and blocks until it is done. `time_left` is called before each contribution, and
-    /// before each part of the held-out sample: once it is false, the rest is left out.
+    /// Runs `job`, and blocks until it is done. `time_left` is called before each contribution, and before each part
+    /// of the held-out sample: once it is false, the rest is left out.
     fn measure(
         &mut self,
         job: &Job,
         time_left: &mut dyn FnMut() -> bool,
     ) -> Result<Measurements, EvaluateError>;
 
-    /// The mean loss of a model on training sequences, in nats per token. Blocks.
+    /// Returns the mean loss of a model on training sequences, in nats per token. Blocks.
     fn mean_loss(&mut self, theta: &[f32], sequences: &[u64]) -> Result<f64, EvaluateError>;
 }
 
@@ -59,11 +59,11 @@ impl Evaluate for DeviceEvaluator {
 pub(crate) struct EvaluatedWindow {
     pub view: WindowView,
     pub seats: Vec<SeatView>,
-    /// `t` of every valid contribution at hand.
+    /// `t` of every valid contribution that the validator holds.
     pub trained: BTreeMap<Uid, u32>,
-    /// Seats that this validator did not fetch, as it was not their turn.
+    /// Seats that this validator did not fetch, because they were over the limit.
     pub unfetched: BTreeSet<Uid>,
-    /// Faults that this validator saw.
+    /// Faults that this validator found.
     pub faults: BTreeMap<Uid, Fault>,
     pub plan: Plan,
     /// Set when no further contribution may be started.
@@ -73,11 +73,11 @@ pub(crate) struct EvaluatedWindow {
 
 pub(crate) enum Progress {
     Running(Work<Ended>),
-    /// Measured. The disk was full when it was to be judged.
+    /// Measured, but not judged: the disk was full.
     Measured(Measurements),
 }
 
-/// The evaluator, back from its thread.
+/// The evaluator with its result, returned by its thread.
 type Ended = (Box<dyn Evaluate>, Result<Measurements, EvaluateError>);
 
 /// Measures one window at a time, beside the loop.
@@ -192,7 +192,7 @@ impl Evaluation {
         };
         let window = view.window;
         let (evaluator, measured) = tokio::select! {
-            // An evaluation that has ended is taken, also past the last block.
+            // An ended evaluation is accepted, even past the last block.
             biased;
             ended = running => ended?,
             waited = daemon::wait_past(&mut node.heads, until) => {

@@ -1,8 +1,8 @@
 //! Fetches and checks the contributions that miners committed to. A slow or faulty seat affects no other (PROT-13,
 //! PROT-14).
 //!
-//! What a window costs is bounded, whatever is committed: `order` bounds the contributions fetched, [`IN_MEMORY`] those
-//! in memory at once. Those that have arrived and are valid are on the disk.
+//! The cost of a window is limited for any commitments: `order` limits the contributions fetched, [`IN_MEMORY`] those
+//! in memory at once. Valid contributions that have arrived are on the disk.
 
 mod hosts;
 pub mod order;
@@ -33,11 +33,11 @@ use store::{Fetch, FetchError, Limits, Sink, fetch_verified_into};
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use tracing::field::Empty;
 
-/// Fetches with a slot at the same time.
+/// Concurrent fetches with a slot.
 const SLOTS: usize = 16;
-/// Fetches that have exceeded their share of the time, and continue without a slot, at most.
+/// Maximum number of fetches that have exceeded their share of the time, and continue without a slot.
 const OVERDUE_MAX: usize = 16;
-/// Contributions in memory at the same time while a validator gathers, at most.
+/// Maximum number of contributions in memory at the same time while a validator gathers.
 pub const IN_MEMORY: usize = SLOTS + OVERDUE_MAX;
 /// Pause after the first failed attempt for a seat. It doubles with each further one, up to [`RETRY_MAX`].
 const RETRY: Duration = Duration::from_millis(400);
@@ -50,7 +50,7 @@ const LAST_ATTEMPT: Duration = Duration::from_millis(250);
 pub struct Gathered {
     pub valid: BTreeMap<Uid, HeldContribution>,
     pub faulty: BTreeMap<Uid, Fault>,
-    /// Seats that this validator could not observe, and why. No evidence against them.
+    /// Seats that this validator could not observe, with the reason. This is not evidence against them.
     pub not_observed: BTreeMap<Uid, String>,
     /// Those of `not_observed` that this validator did not fetch, as more seats without a consensus weight committed
     /// than it fetches in a window.
@@ -60,7 +60,7 @@ pub struct Gathered {
 enum Observation {
     Valid(HeldContribution),
     Faulty(Fault),
-    /// The endpoint sent too slowly, or this validator's link is slow: the other seats tell which.
+    /// The endpoint sent too slowly, or this validator's link is slow: the other seats decide which.
     Slow(String),
     NotObserved(String),
 }
@@ -114,7 +114,7 @@ impl Gatherer {
         let fetched = seats.iter().filter(|seat| {
             observer.committed.contains_key(&seat.id.uid) && !gathered.unfetched.contains(&seat.id.uid)
         });
-        // A window without any valid contribution says more about this validator than about seats.
+        // A window without any valid contribution indicates a fault of this validator rather than of the seats.
         for seat in fetched.filter(|_| !gathered.valid.is_empty()) {
             let failed = !gathered.valid.contains_key(&seat.id.uid);
             self.history.record(seat.id, view.window, failed);
@@ -154,7 +154,7 @@ async fn draw_hash(node: &Node, view: &WindowView) -> Option<Digest> {
 }
 
 impl Gathered {
-    /// A slow seat counts as missing, unless more seats were slow than arrived: then this validator's link is the
+    /// Counts a slow seat as missing, unless more seats were slow than arrived: then this validator's link is the
     /// likelier cause (PROT-14).
     fn judge_slow(&mut self, slow: BTreeMap<Uid, String>) {
         let ours = self.valid.len() < slow.len();
@@ -169,18 +169,18 @@ impl Gathered {
     }
 }
 
-/// Slots for fetches. Each attempt waits for a slot in turn, so a second attempt comes after every first one. An
-/// attempt that exceeds its share of the time continues without its slot: every first attempt begins before the
-/// deadline, and a slow one loses no bytes. Of more than [`OVERDUE_MAX`] such attempts the oldest ends, and first one
-/// for a seat without a weight.
+/// Slots for fetches. Attempts wait for slots in order, so a second attempt comes after every first one. An attempt
+/// that exceeds its share of the time continues without its slot: every first attempt begins before the deadline, and
+/// a slow one loses no bytes. Of more than [`OVERDUE_MAX`] such attempts the oldest ends, and first one for a seat
+/// without a weight.
 struct Slots {
     free: Semaphore,
-    /// For attempts, until their contribution is on the disk.
+    /// Permits for attempts, until their contribution is on the disk.
     memory: Semaphore,
-    /// For the one that is checked.
+    /// Permit for the contribution that is being checked.
     verifying: Semaphore,
     overdue: Mutex<Vec<Overdue>>,
-    /// How soon a host may be asked again.
+    /// Request budgets of hosts.
     hosts: HostBudgets,
 }
 
@@ -226,8 +226,8 @@ impl Slots {
     }
 }
 
-/// Blocks for which an attempt keeps its slot, if `seats` seats are fetched from block `now` to `deadline`. Each group
-/// of [`SLOTS`] seats has an equal part of the time.
+/// Returns the number of blocks for which an attempt keeps its slot, if `seats` seats are fetched from block `now` to
+/// `deadline`. Each group of [`SLOTS`] seats has an equal part of the time.
 fn share(now: Block, deadline: Block, seats: usize) -> u32 {
     let turns = u32::try_from(seats.div_ceil(SLOTS)).unwrap_or(u32::MAX).max(1);
     (deadline.0.saturating_sub(now.0) / turns).max(1)
@@ -248,7 +248,7 @@ struct Observer<'a> {
     theta: Option<&'a [f32]>,
 }
 
-/// Why a contribution is not on the disk.
+/// Reason why a contribution is not on the disk.
 #[derive(Debug, thiserror::Error)]
 enum NotHeld {
     #[error(transparent)]
@@ -323,8 +323,8 @@ impl Observer<'_> {
         observations.collect().await
     }
 
-    /// Fetches and checks one contribution. Failures are retried until the deadline; the attempt after it decides whose
-    /// fault it is.
+    /// Fetches and checks one contribution. Failures are retried until the deadline; the attempt after it decides
+    /// whether the seat is at fault.
     async fn observe(&self, uid: Uid, has_weight: bool, share: u32) -> Observation {
         let Some((&seat, digest)) = self.seats.get(&uid).zip(self.committed.get(&uid)) else {
             return Observation::NotObserved("the seat is gone from the chain".into());
@@ -341,7 +341,7 @@ impl Observer<'_> {
                     Ok(arrived) => arrived,
                     Err(error) => return Observation::NotObserved(error_chain(&error)),
                 };
-                // One at a time: the slow decoder needs several times the memory of the bytes.
+                // Sequential: the slow decoder needs several times the memory of the bytes.
                 let turn = self.slots.verifying.acquire().await;
                 let verified = self.follower.verify(self.view, seat, digest, arrived).await;
                 drop(turn);
@@ -380,8 +380,8 @@ impl Observer<'_> {
     }
 }
 
-/// The contribution, unless it changes no weight of the window's model at the outer rate (PROT-14). Without the model
-/// nothing is checked.
+/// Returns the contribution, unless it changes no weight of the window's model at the outer rate (PROT-14). Without
+/// the model nothing is checked.
 fn with_effect(
     codec: &Codec,
     rate: f32,
@@ -407,7 +407,7 @@ struct Wanted<'a> {
     share: u32,
 }
 
-/// Why there are no bytes.
+/// Reason why there are no bytes.
 #[derive(Debug)]
 enum NotFetched {
     /// The last attempt failed.
@@ -420,10 +420,10 @@ enum NotFetched {
     CutOff,
 }
 
-/// Retries until the bytes are complete or the deadline passes, with growing pauses and within the host's budget. After
-/// the deadline there is one more attempt: bytes that came in time are found, and only this attempt is evidence against
-/// the endpoint. Neither this nor the first attempt needs the host's budget, so no seat can use up another's. Returns
-/// the place in memory, until the bytes are on the disk.
+/// Retries until the bytes are complete or the deadline passes, with growing pauses and within the host's budget.
+/// After the deadline there is one more attempt: it finds bytes that were uploaded in time, and only this attempt is
+/// evidence against the endpoint. Neither this nor the first attempt needs the host's budget, so no seat can use up
+/// another's. Returns the place in memory, until the bytes are on the disk.
 async fn fetch_until<'a>(
     fetch: &dyn Fetch,
     wanted: &Wanted<'_>,
@@ -441,10 +441,10 @@ async fn fetch_until<'a>(
             tokio::time::sleep(LAST_ATTEMPT).await;
         }
     });
-    // Our own failure before the deadline. One of the endpoint is no evidence then.
+    // A failure of this validator before the deadline. A later one of the endpoint is then not evidence.
     let mut ours = None;
     loop {
-        // A lost chain ends these waits too; the caller notices it.
+        // A lost chain also ends these waits; the caller notices it.
         let (mut slot, memory) = tokio::select! {
             biased;
             () = &mut give_up => return Err(ours.map_or(NotFetched::NoSlot, NotFetched::Failed)),
@@ -477,7 +477,7 @@ async fn fetch_until<'a>(
             Err(error) if until.reveal_by < began => return Err(NotFetched::Failed(error)),
             Err(error) => {
                 ours = Some(error).filter(|error| !error.is_theirs());
-                // Frees what came before the failure.
+                // Drops bytes from before the failure.
                 to.begin(0);
                 drop(memory);
                 let pause = async {
@@ -499,7 +499,8 @@ async fn fetch_until<'a>(
     }
 }
 
-/// A failure that our own network may have caused is no evidence (PROT-14).
+/// Returns the observation for a failure. One that this validator's network may have caused is not evidence
+/// (PROT-14).
 fn observation_of(error: &FetchError) -> Observation {
     match error {
         error if !error.is_theirs() => Observation::NotObserved(error_chain(error)),
@@ -560,7 +561,7 @@ mod tests {
         assert_eq!(checked(mute, None), Ok(()));
     }
 
-    /// The numbers of faulty and of unobserved seats, if `whole` seats arrived and `slow` seats were slow.
+    /// Returns the numbers of faulty and of unobserved seats, if `whole` seats arrived and `slow` seats were slow.
     fn judged(whole: u16, slow: u16) -> (usize, usize) {
         let valid = (0..whole).map(Uid).map(|uid| (uid, contribution(uid).into())).collect();
         let mut gathered = Gathered { valid, ..Gathered::default() };
@@ -622,7 +623,7 @@ mod tests {
         }
     }
 
-    /// The contribution of the only seat.
+    /// Returns the request for the contribution of the only seat.
     fn wanted<'a>(
         key: &'a ObjectKey,
         digest: &'a Digest,
@@ -697,7 +698,7 @@ mod tests {
         assert_eq!(GatherDeadlines::of(&short, Window(1)).give_up, Block(200));
     }
 
-    /// An endpoint that has nothing at first, and whose answers never end after that.
+    /// An endpoint that has no bytes at first, and later sends without end.
     struct Crawler {
         heads: watch::Sender<Head>,
         missing: AtomicBool,
@@ -737,17 +738,17 @@ mod tests {
         }
     }
 
-    /// Endpoints by name: some have their bytes from a block on, some never, and the answers of the others never end.
+    /// Endpoints by name: some have their bytes from a block on, some never, and the others send without end.
     struct Many {
         heads: watch::Receiver<Head>,
-        /// From when on honest endpoints have their bytes.
+        /// Block from which honest endpoints have their bytes.
         uploaded: Block,
     }
 
     #[async_trait]
     impl Fetch for Many {
         async fn fetch(&self, endpoint: &str, _: &ObjectKey, _: &Limits) -> Result<bytes::Bytes, FetchError> {
-            // An answer takes a while; others are served meanwhile.
+            // An answer takes time; others are served meanwhile.
             tokio::task::yield_now().await;
             match endpoint {
                 "honest" if self.uploaded <= self.heads.borrow().block => Ok(bytes_of(1)),
@@ -761,8 +762,8 @@ mod tests {
         }
     }
 
-    /// The result of each of `seats`, fetched in this order, with 40 blocks until the deadline and 10 more until it
-    /// gives up; and the largest number of places in memory that were taken.
+    /// Returns the result of each of `seats`, fetched in this order, with 40 blocks until the deadline and 10 more
+    /// until it gives up; and the largest number of places in memory that were used.
     async fn observe_all(
         seats: &[&str],
         uploaded: Block,
@@ -798,7 +799,7 @@ mod tests {
         (futures::future::join(fetches, blocks).await.0, IN_MEMORY - free.get())
     }
 
-    /// 60 bad seats, and 4 honest ones after them.
+    /// Returns 60 bad seats, and 4 honest ones after them.
     fn crowd(bad: &'static str) -> Vec<&'static str> {
         [vec![bad; 60], vec!["honest"; 4]].concat()
     }
@@ -888,7 +889,7 @@ mod tests {
         }
     }
 
-    /// A host of a stranger, which seats name as theirs. It counts the requests, and has no contribution.
+    /// A third party's host, which seats name as theirs. It counts the requests, and has no contribution.
     #[derive(Default)]
     struct Victim(AtomicU64);
 

@@ -1,4 +1,4 @@
-//! Judges a measured window: evidence in, receipt, reputations and journal entry out. [`gauntlet`] decides.
+//! Judges a measured window: converts evidence into receipt, reputations and journal entry. [`gauntlet`] decides.
 
 use crate::{
     evaluate::{EvaluatedWindow, Measurements, Progress},
@@ -17,10 +17,11 @@ use protocol::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The gauntlet's evidence for every miner's seat of the window: what the chain finalised about it, and what this
-/// validator measured (PROT-14). A contribution that this validator holds counts unless two thirds attested it as
-/// faulty: what other validators leave out does not starve a seat. `faults` are those that this validator saw: they
-/// name what the chain calls faulty, and count for nothing alone. `unfetched` seats are those whose turn it was not.
+/// Returns the gauntlet's evidence for every miner's seat of the window: the chain's finalised results, and this
+/// validator's measurements (PROT-14). A contribution that this validator holds counts unless two thirds attested it
+/// as faulty: a seat that other validators leave out is not starved. `faults` are those that this validator found:
+/// they name faults that the chain confirms, and do not count alone. `unfetched` seats were over the limit of
+/// fetches.
 pub fn evidence(
     view: &WindowView,
     seats: &[SeatView],
@@ -127,7 +128,7 @@ impl Validator {
             let base = self.signed.report(earlier).map(|report| report.base).unwrap_or_default();
             self.sign_receipt(earlier, base, None, last_call).await?;
         }
-        // A process before this one may have judged it.
+        // An earlier process may have judged it.
         let is_judged = Some(window) <= self.signed.reputations().judged.max(self.signed.signed_until());
         let is_merged = matches!(view.outcome, Some(Outcome::Merged(_)));
         let counts = is_merged || self.merger.vetoed_in(window).is_some();
@@ -189,7 +190,7 @@ fn seat_judged(report: &gauntlet::SeatReport) -> SeatJudged {
     }
 }
 
-/// What counted against a seat, in words.
+/// Returns the reasons against a seat, as text.
 fn reasons(report: &gauntlet::SeatReport) -> Vec<String> {
     let penalties = report.penalties.iter().map(|penalty| {
         let reason = match penalty.reason {
@@ -235,7 +236,7 @@ mod tests {
         }
     }
 
-    /// A window in which `committed` committed, and two thirds attested `valid` and `faulty`.
+    /// Returns a window in which `committed` committed, and two thirds attested `valid` and `faulty`.
     fn view(committed: &[u16], valid: &[u16], faulty: &[u16]) -> WindowView {
         let uids = |uids: &[u16]| uids.iter().copied().map(Uid).collect::<Vec<_>>();
         WindowView {
@@ -275,7 +276,7 @@ mod tests {
         }
     }
 
-    /// One of each. A new kind of fault has to be added here, or this does not compile.
+    /// Returns one of each. A new kind of fault has to be added here, or this does not compile.
     fn every_fault() -> Vec<Fault> {
         let all = vec![
             Fault::Missing,
@@ -387,7 +388,7 @@ mod tests {
         assert_eq!(observed, [&Observed::Unobserved, &waiting, &Observed::Absent]);
     }
 
-    /// The losses of honest work: it gains 1 % on common sequences and 2 % on its own, with some scatter.
+    /// Returns the losses of honest work: it gains 1 % on common sequences and 2 % on its own, with some scatter.
     fn honest_work(uid: u16, window: u32) -> Measured {
         let pairs = |kind: u32, gain: f64| {
             (0..16u32).map(move |sequence| {
@@ -399,9 +400,9 @@ mod tests {
         Measured { own: pairs(1, 0.02).collect(), common: pairs(2, 0.01).collect() }
     }
 
-    /// The share of miner 0 of four equal ones, in parts of [`ONE`], after `windows` windows in which two thirds
-    /// attested `valid` and `faulty`. Validators with 66 of 100 parts of the stake hold all four contributions; the
-    /// others give miner 0 no weight.
+    /// Returns the share of miner 0 of four equal ones, in parts of [`ONE`], after `windows` windows in which two
+    /// thirds attested `valid` and `faulty`. Validators with 66 of 100 parts of the stake hold all four
+    /// contributions; the others give miner 0 no weight.
     fn share_of_miner_0(valid: &[u16], faulty: &[u16], windows: u32) -> u64 {
         let miners = [0, 1, 2, 3];
         let params = RunParams { sequences_per_seat: 5, ..RunParams::default() };

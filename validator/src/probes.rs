@@ -1,8 +1,9 @@
-//! Binds this validator to its measurements, and shows those that are drawn (PROT-27, PROT-30).
+//! Commits to this validator's measurements, and shows those that are drawn (PROT-27, PROT-30).
 //!
-//! With each receipt goes a root over the losses that the validator measured on the window's shared sequences. After an
-//! epoch the chain draws a few contributions, and the validator shows the losses that belong to its roots. Everything
-//! follows from the receipt and the window's selection: nothing else is stored, and an audit recomputes the root.
+//! Each receipt is anchored with a root over the losses that the validator measured on the window's shared sequences.
+//! After an epoch the chain draws a few contributions, and the validator shows the losses that belong to its roots.
+//! Everything follows from the receipt and the window's selection: nothing else is stored, and an audit recomputes
+//! the root.
 
 use crate::{
     signed_db::SignedDb,
@@ -57,11 +58,11 @@ impl ProbeAnswers {
         let answered = u32::try_from(measured.count()).unwrap_or(u32::MAX);
         let shown = Entry::Answered { epoch, answered, drawn };
         let entry = match answered {
-            // The chain takes no call without losses.
+            // The chain refuses a call without losses.
             0 => Some(shown),
             _ => match node.chain().submit(Call::AnswerProbes { run, epoch, answers }).await {
                 Ok(_) => Some(shown),
-                // By a process before this one.
+                // Answered by an earlier process.
                 Err(error) if error.refusal() == Some(Refusal::AlreadyAnswered) => None,
                 Err(error) if error.is_transient() => return Err(error.into()),
                 Err(error) if error.refusal().is_none_or(|refusal| refusal == Refusal::RevealNotBegun) => {

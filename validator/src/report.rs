@@ -1,13 +1,13 @@
-//! The signed receipt of each window: what this validator attested, voted and measured, and what follows from it
+//! The signed receipt of each window: this validator's attestation, vote and measurements, with the results
 //! (PROT-27).
 //!
-//! A window has one receipt. It is on disk before its digest is on the chain. It states attestation and vote under a
-//! signature of their own, which convicts the validator if the chain has others (PROT-21).
+//! A window has one receipt. It is on disk before its digest is on the chain. It has a separate signature under
+//! attestation and vote, which proves a contradiction if the chain has others (PROT-21).
 //!
-//! The digest is anchored at once. The bytes stay on this machine until no validator can use them any more: they hold
+//! The digest is anchored at once. The bytes stay on this machine while other validators could use them: they contain
 //! the weights that this validator is about to vote, and its answers to the epoch's probes
-//! ([`receipt::public_from`]). What cannot be anchored or uploaded is tried again with every window, oldest first, and
-//! holds up nothing else.
+//! ([`receipt::public_from`]). Failed anchors and uploads are retried with every window, oldest first, and delay
+//! nothing else.
 
 mod publish;
 #[cfg(test)]
@@ -30,7 +30,7 @@ use protocol::{
 use tokio::task::JoinHandle;
 use tracing::Instrument as _;
 
-/// Which statements of a window the chain has as they were stored. Only these are signed as statements (PROT-21):
+/// Statements of a window that the chain has as they were stored. Only these are signed as statements (PROT-21):
 /// another process may have had this seat's key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Confirmed {
@@ -196,12 +196,12 @@ fn journal_published(node: &mut Node, signed: &mut SignedDb, delivery: Delivery)
     }
 }
 
-/// The task, if it has ended.
+/// Takes the task, if it has ended.
 fn take_ended<T>(task: &mut Option<JoinHandle<T>>) -> Option<JoinHandle<T>> {
     task.take_if(|running| running.is_finished())
 }
 
-/// On a full disk the note is in memory only, and the receipt is sent again after the next write.
+/// Ignores a full disk: the mark is then in memory only, and the receipt is sent again after the next write.
 fn noted(window: Window, marked: Result<(), SignedDbError>) -> Result<(), RunError> {
     match marked {
         Err(error) if is_full(&error) => {

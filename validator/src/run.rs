@@ -1,4 +1,4 @@
-//! The validator's loop: one window, top to bottom. Each step has a file of its own.
+//! The validator's loop: one window, top to bottom. Each step has its own file.
 
 use crate::{
     attest::{mirror, selected_of},
@@ -18,7 +18,7 @@ use protocol::Window;
 use tokio::task::JoinSet;
 use tracing::Instrument as _;
 
-/// An evaluation is waited for until this many blocks before the window ends.
+/// Blocks before the end of a window until which the loop waits for an evaluation.
 const LAST_CALL_BLOCKS: u32 = 2;
 /// The size of the sample of held-out sequences on which the model's loss is reported, if the settings do not say.
 pub const HELD_OUT_SEQUENCES: u64 = 128;
@@ -37,7 +37,8 @@ pub struct Validator {
 }
 
 impl Validator {
-    /// `salts` are of the hotkey, in a program. Validators of a simulation may share them, and so their evaluations.
+    /// Creates a validator. A program derives `salts` from the hotkey. Validators of a simulation may share them, and
+    /// so their evaluations.
     pub fn new(
         node: Node,
         evaluator: Box<dyn Evaluate>,
@@ -58,7 +59,10 @@ impl Validator {
         }
     }
 
-    /// Serves window after window, until the process ends or something is lost that it cannot continue without.
+    /// Serves window after window, until the process ends or an error makes it impossible to continue.
+    ///
+    /// # Errors
+    /// [`RunError`] if the validator cannot continue.
     pub fn run(mut self) -> LocalBoxFuture<'static, Result<(), RunError>> {
         Box::pin(async move {
             let mut served = 0;
@@ -89,7 +93,7 @@ impl Validator {
         self.follow(Some(window)).await
     }
 
-    /// Brings the model to the open window, and past `finished`.
+    /// Updates the model to the open window, and past `finished`.
     async fn follow(&mut self, finished: Option<Window>) -> Result<(), RunError> {
         if self.node.follow(finished, &mut self.merger.own).await? {
             publish_checkpoint(&mut self.node).await?;
@@ -104,8 +108,8 @@ impl Validator {
         self.reveal_weights(window).await?;
         self.probes.answer(&mut self.node, &self.signed, window).await?;
         self.node.wait_past(schedule.opens_at(window)).await?;
-        // Killed before the next window's model was saved. What was stored for this window is in the receipt, and another
-        // statement would contradict it.
+        // A process was killed before the next window's model was saved. Its statements are in the receipt, and
+        // others would contradict it.
         if self.signed.signed_until() >= Some(window) {
             return Err(Stop::skip("its receipt is signed"));
         }
@@ -113,7 +117,7 @@ impl Validator {
             self.node.take_rewind(window, opened.lineage).await?;
         }
 
-        // While miners train, judge the contributions of the window before.
+        // While miners train, judge the contributions of the previous window.
         self.judge_by(schedule.commit_deadline(window)).await?;
         self.evaluation.end(self.node.blocking);
 
@@ -139,7 +143,7 @@ impl Validator {
         // Ends with the window, at the latest.
         let mut mirroring = JoinSet::new();
         let mut selected = selected_of(self.node.run_id(), &view, &gathered.valid);
-        // Validators begin with different ones, so that each is soon in some bucket.
+        // Validators begin with different ones, so that each is soon in a bucket.
         let first = usize::from(self.node.uid().0) % selected.len().max(1);
         selected.rotate_left(first);
         let span = tracing::debug_span!(target: "profile", "mirror", contributions = selected.len());
@@ -147,12 +151,12 @@ impl Validator {
         let voted = self.merge_and_vote(&view, &seats, &mut gathered.valid).await;
         journal_skip(&mut self.node, window, "no vote", voted)?;
 
-        // Before the window is finalised: its epoch may be over by then.
+        // Before the window is finalised, as its epoch may end then.
         self.commit_weights(&view).await?;
 
         // Evaluate. No other node waits for it: an evaluation longer than its window is judged in the next one.
         if self.strategy.computes() {
-            // One that was told to end is judged first, or this window would not be measured.
+            // A stopped evaluation is judged first: otherwise this window would not be measured.
             self.judge_by(self.node.block()).await?;
             let reputations = self.signed.reputations();
             let window = (&view, &seats[..]);

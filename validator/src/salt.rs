@@ -1,16 +1,16 @@
-//! The validator's secret salts, all derived from its hotkey and the chain, so that a restarted validator reveals what
-//! it committed to.
+//! The validator's secret salts, all derived from its hotkey and the chain, so that a restarted validator can reveal
+//! its commitments.
 //!
-//! A block author may grind the hash that seeds an evaluation, but not together with a salt that it does not know
-//! (PROT-2). A hidden attestation, vote or weight vote could be guessed from its hash without a salt (PROT-30). A
-//! chain's receipts publish salts. So each chain has its own, or a test network would disclose those of the next one.
+//! A block author may grind the hash that seeds an evaluation, but not together with an unknown salt (PROT-2).
+//! Without a salt, a hidden attestation, vote or weight vote could be guessed from its hash (PROT-30). Receipts
+//! publish salts, so each chain has its own: otherwise a test network would disclose those of the next one.
 
 use codec::Encode;
 use protocol::{Digest, GenesisHash, Hotkey, RunId, Uid, Window, reveal};
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-/// Derives the salts of one validator on one chain. Keep it secret: it tells on which sequences contributions will be
-/// judged. It is wiped on drop.
+/// Derives the salts of one validator on one chain. Keep it secret: it determines the sequences on which
+/// contributions will be judged. It is wiped on drop.
 #[derive(Zeroize, ZeroizeOnDrop)]
 pub struct Salts {
     evaluation: [u8; 32],
@@ -32,22 +32,22 @@ impl Salts {
         }
     }
 
-    /// The salt of a window's evaluation.
+    /// Returns the salt of a window's evaluation.
     pub fn salt(&self, run: RunId, window: Window) -> [u8; 32] {
         keyed(&self.evaluation, run, window.0, &[])
     }
 
-    /// The hash of the evaluation's salt: the chain has it before the window opens.
+    /// Returns the hash of the evaluation's salt: the chain has it before the window opens.
     pub fn commitment(&self, run: RunId, window: Window) -> Digest {
         Digest::of(&self.salt(run, window))
     }
 
-    /// The salt of a hidden attestation or vote. Another payload has another salt.
+    /// Returns the salt of a hidden attestation or vote. Another payload has another salt.
     pub fn commit_reveal<P: Encode + ?Sized>(&self, run: RunId, window: Window, payload: &P) -> reveal::Salt {
         keyed(&self.commit_reveal, run, window.0, &payload.encode())
     }
 
-    /// The hash that `hotkey` commits to in place of an attestation or vote.
+    /// Returns the hash that `hotkey` commits to in place of an attestation or vote.
     pub fn hidden_commitment<P: Encode + ?Sized>(
         &self,
         run: RunId,
@@ -58,7 +58,7 @@ impl Salts {
         reveal::commitment(payload, &self.commit_reveal(run, window, payload), hotkey)
     }
 
-    /// The salt of an epoch's weight vote. Other weights have another salt.
+    /// Returns the salt of an epoch's weight vote. Other weights have another salt.
     pub fn weight_vote(&self, run: RunId, epoch: u32, weights: &[(Uid, u16)]) -> reveal::Salt {
         let bytes: Vec<u8> = weights
             .iter()
@@ -119,7 +119,7 @@ mod tests {
         assert_ne!(here.weight_vote(RUN, 4, &[(Uid(1), 1)]), there.weight_vote(RUN, 4, &[(Uid(1), 1)]));
     }
 
-    /// A release that derives other salts could not reveal what an earlier one committed to.
+    /// A release that derives other salts could not reveal the commitments of an earlier one.
     #[test]
     fn the_salts_of_a_hotkey_never_change() {
         let salts = Salts::new(&[7; 32], &GENESIS);

@@ -1,12 +1,12 @@
-//! What this validator has told the chain, or is about to, in one database: `signed.redb`.
+//! The database of this validator's statements to the chain: `signed.redb`.
 //!
 //! A validator that contradicts itself loses stake (PROT-21), and one that cannot reveal its weight vote earns no
-//! dividends (PROT-30). So each statement is in the database before the chain is told, and a step that runs again
-//! gets the stored statement, not a new one. Each step is one transaction: the tables never disagree. Signed receipts
-//! are files beside the database, which holds their digests.
+//! dividends (PROT-30). So each statement is in the database before it is sent to the chain, and a repeated step gets
+//! the stored statement, not a new one. Each step is one transaction: the tables never disagree. Signed receipts are
+//! files beside the database, which holds their digests.
 //!
-//! A database belongs to one chain. Chains number runs and windows alike, so on another chain its rows would pass for
-//! statements that were never made there.
+//! A database belongs to one chain. Chains number runs and windows alike, so on another chain its rows could be
+//! mistaken for statements that were never made there.
 
 #[cfg(test)]
 mod tests;
@@ -33,7 +33,7 @@ const FORMAT: u32 = 3;
 const RECEIPT_FOLDER: &str = "receipts";
 
 const META: Table<(), Meta> = Table::new("meta");
-/// By run and epoch.
+/// Keys: run and epoch.
 const WEIGHT_VOTES: Table<(RunId, u32), WeightVote> = Table::new("weight_votes");
 const REPORTS: Table<(RunId, Window), WindowReport> = Table::new("window_reports");
 const RECEIPTS: Table<(RunId, Window), ReceiptRecord> = Table::new("receipts");
@@ -43,7 +43,7 @@ const REPUTATIONS: Table<RunId, receipt::Reputations> = Table::new("reputations"
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode)]
 struct Meta {
     format: u32,
-    /// The chain on which all of it was told. Zero in another format, of which only the number is read.
+    /// The chain of all statements. Zero in another format, of which only the number is read.
     genesis: GenesisHash,
 }
 
@@ -58,7 +58,7 @@ impl Decode for Meta {
     }
 }
 
-/// Reports kept for windows without a receipt. An evaluation is never this many windows behind.
+/// Maximum number of reports kept for windows without a receipt. An evaluation is never this many windows behind.
 const REPORTS_MAX: usize = 16;
 
 /// A weight vote, with the salt that hides it until the reveal (PROT-30).
@@ -70,7 +70,7 @@ pub struct WeightVote {
 }
 
 impl WeightVote {
-    /// The hash that `hotkey` commits to.
+    /// Returns the hash that `hotkey` commits to.
     pub fn hash(&self, hotkey: &Hotkey) -> Digest {
         reveal::commitment(&self.weights, &self.salt, hotkey)
     }
@@ -95,9 +95,9 @@ impl WindowReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 struct ReceiptRecord {
     digest: Digest,
-    /// Its digest is on the chain, or never will be.
+    /// Whether its digest is on the chain, or never will be.
     is_anchored: bool,
-    /// Its bytes are in the bucket, or never will be.
+    /// Whether its bytes are in the bucket, or never will be.
     is_published: bool,
 }
 
@@ -106,7 +106,7 @@ struct ReceiptRecord {
 pub struct StoredReceipt {
     pub window: Window,
     pub digest: Digest,
-    /// `None` if the file is missing or is not what was signed.
+    /// `None` if the file is missing or differs from the signed bytes.
     pub bytes: Option<Vec<u8>>,
 }
 
@@ -117,9 +117,9 @@ pub struct SignedDb {
     db: Db,
     /// The rows of `run`, as they are on disk.
     rows: Rows,
-    /// Not among the rows: they grow with the seats, and most transactions leave them as they are.
+    /// Kept apart from the rows: they grow with the seats, and most transactions do not change them.
     reputations: Arc<Reputations>,
-    /// Whether the last transaction failed, which may have changed the disk all the same.
+    /// Whether the last transaction failed. It may still have changed the disk.
     has_failed: bool,
 }
 
@@ -130,7 +130,7 @@ struct Rows {
     receipts: BTreeMap<Window, ReceiptRecord>,
 }
 
-/// Where the database came from.
+/// Origin of the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     Found,
@@ -138,7 +138,7 @@ pub enum Origin {
     Created,
 }
 
-/// Why the database cannot be opened or written.
+/// Reason why the database cannot be opened or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SignedDbError {
     #[error(transparent)]
@@ -164,16 +164,16 @@ pub enum SignedDbError {
     File(#[from] FileError),
 }
 
-/// What a validator loses with its database.
+/// Consequences of losing the database.
 pub const LOSS: &str = "Without it, a weight vote that waits for its reveal earns no dividends for its epoch, \
     an attestation or vote that is committed and not revealed does not count, and miners are rated afresh";
 
 impl SignedDb {
-    /// Opens the database of the chain in `directory`, or creates it. A transaction that finds the disk full deletes a
-    /// ballast of `ballast_bytes`, so that it fits.
+    /// Opens the database of the chain in `directory`, or creates it. A transaction on a full disk deletes a ballast
+    /// of `ballast_bytes`, so that it fits.
     ///
     /// # Errors
-    /// [`SignedDbError::OtherChain`] if the database is of another chain: its statements count for nothing here.
+    /// [`SignedDbError::OtherChain`] if the database is of another chain: its statements do not count here.
     pub fn open(
         directory: &Path,
         genesis: GenesisHash,
@@ -208,21 +208,21 @@ impl SignedDb {
         ))
     }
 
-    /// The weight vote stored for `epoch` and not revealed.
+    /// Returns the weight vote stored for `epoch` and not revealed.
     pub fn weight_vote(&self, epoch: u32) -> Option<&WeightVote> {
         self.rows.weight_votes.get(&epoch)
     }
 
-    /// Weight votes of epochs before `epoch`, oldest first: due to be revealed, or too late.
+    /// Returns the weight votes of epochs before `epoch`, oldest first: due to be revealed, or too late.
     pub fn weight_votes_before(&self, epoch: u32) -> Vec<WeightVote> {
         self.rows.weight_votes.range(..epoch).map(|(_, vote)| vote.clone()).collect()
     }
 
-    /// Stores `vote` before it is committed to. If the epoch has one already, returns that: the chain may have its
-    /// hash.
+    /// Stores `vote` before the chain gets its hash. If the epoch has one already, returns that: the chain may have
+    /// its hash.
     ///
     /// # Errors
-    /// Nothing is stored, and nothing may be committed to.
+    /// If the database cannot be written. Nothing is stored; commit to nothing.
     pub fn store_weight_vote(&mut self, vote: WeightVote) -> Result<WeightVote, SignedDbError> {
         if let Some(stored) = self.weight_vote(vote.epoch) {
             return Ok(stored.clone());
@@ -231,24 +231,25 @@ impl SignedDb {
         Ok(vote)
     }
 
-    /// Removes a weight vote that the chain has, or will never take.
+    /// Removes a weight vote that the chain has, or will never accept.
     ///
     /// # Errors
-    /// It is removed from memory only, until the next write. Then the chain is asked about it again.
+    /// If the database cannot be written. It is removed from memory only, until the next write. Then the chain is
+    /// queried again.
     pub fn remove_weight_vote(&mut self, epoch: u32) -> Result<(), SignedDbError> {
         self.rows.weight_votes.remove(&epoch);
         self.commit(|run, tx| tx.remove(&WEIGHT_VOTES, &(run, epoch)))
     }
 
-    /// The report of `window`, until its receipt is signed.
+    /// Returns the report of `window`, until its receipt is signed.
     pub fn report(&self, window: Window) -> Option<&WindowReport> {
         self.rows.reports.get(&window)
     }
 
-    /// Stores an attestation before the chain is told. If the window has one already, returns that.
+    /// Stores an attestation before it is sent to the chain. If the window has one already, returns that.
     ///
     /// # Errors
-    /// Nothing is stored, and nothing may be attested.
+    /// If the database cannot be written. Nothing is stored; attest nothing.
     pub fn store_attestation(
         &mut self,
         window: Window,
@@ -263,7 +264,10 @@ impl SignedDb {
         Ok(attestation)
     }
 
-    /// Stores a merge before it is voted. As [`SignedDb::store_attestation`].
+    /// Stores a merge before the vote for it. If the window has one already, returns that.
+    ///
+    /// # Errors
+    /// If the database cannot be written. Nothing is stored; vote for nothing.
     pub fn store_merge(
         &mut self,
         window: Window,
@@ -278,18 +282,18 @@ impl SignedDb {
         Ok(merged)
     }
 
-    /// Windows before `window` with a report and no receipt, oldest first: they were not judged.
+    /// Returns the windows before `window` with a report and no receipt, oldest first: they were not judged.
     pub fn unsigned_before(&self, window: Window) -> Vec<Window> {
         self.rows.reports.range(..window).map(|(window, _)| *window).collect()
     }
 
-    /// The latest receipt that was signed.
+    /// Returns the latest signed receipt.
     pub fn latest_receipt(&self) -> Option<PreviousReceipt> {
         let (window, record) = self.rows.receipts.last_key_value()?;
         Some(PreviousReceipt { window: *window, digest: record.digest })
     }
 
-    /// The window of the latest receipt.
+    /// Returns the window of the latest receipt.
     pub fn signed_until(&self) -> Option<Window> {
         self.latest_receipt().map(|latest| latest.window)
     }
@@ -299,7 +303,8 @@ impl SignedDb {
     /// has one receipt.
     ///
     /// # Errors
-    /// Nothing is stored. The step may be repeated, also with another receipt.
+    /// If the receipt's file or the database cannot be written. Nothing is stored. The step may be repeated, even
+    /// with another receipt.
     pub fn store_receipt(
         &mut self,
         window: Window,
@@ -309,7 +314,7 @@ impl SignedDb {
         if self.signed_until() >= Some(window) {
             return Ok(false);
         }
-        // Until the transaction ends, nothing refers to the file.
+        // Nothing refers to the file until the transaction ends.
         write_atomic(&self.receipt_path(window), &receipt.bytes)?;
         let record = ReceiptRecord { digest: receipt.digest, is_anchored: false, is_published: false };
         let reported: Vec<Window> = self.rows.reports.range(..=window).map(|(window, _)| *window).collect();
@@ -325,24 +330,24 @@ impl SignedDb {
         if let Some(encoded) = &encoded {
             self.reputations = Arc::new(form::remembered(encoded));
         }
-        // No longer in the bucket either. A file that cannot be removed harms nothing.
+        // They are no longer in the bucket either. A file that cannot be removed does no harm.
         old.into_iter().for_each(|window| drop(fs::remove_file(self.receipt_path(window))));
         Ok(true)
     }
 
-    /// Receipts whose digest is not on the chain yet, oldest first.
+    /// Returns the receipts whose digest is not on the chain yet, oldest first.
     pub fn unanchored_receipts(&self) -> Vec<StoredReceipt> {
         let unanchored = self.rows.receipts.iter().filter(|(_, record)| !record.is_anchored);
         unanchored.map(|(window, record)| self.stored_receipt(*window, record)).collect()
     }
 
-    /// Receipts of windows before `end` that are not in the bucket yet, oldest first.
+    /// Returns the receipts of windows before `end` that are not in the bucket yet, oldest first.
     pub fn unpublished_receipts(&self, end: Window) -> Vec<StoredReceipt> {
         let unpublished = self.rows.receipts.range(..end).filter(|(_, record)| !record.is_published);
         unpublished.map(|(window, record)| self.stored_receipt(*window, record)).collect()
     }
 
-    /// The signed receipt of `window`, if there is one.
+    /// Returns the signed receipt of `window`, if there is one.
     pub fn receipt(&self, window: Window) -> Option<StoredReceipt> {
         let record = self.rows.receipts.get(&window)?;
         Some(self.stored_receipt(window, record))
@@ -354,19 +359,20 @@ impl SignedDb {
         StoredReceipt { window, digest: record.digest, bytes }
     }
 
-    /// Notes that a receipt's digest is on the chain, or never will be.
+    /// Marks a receipt's digest as on the chain, or as never to be.
     ///
     /// # Errors
-    /// It is noted in memory only, until the next write. Then the receipt is anchored again, and the chain answers
-    /// what became of it.
+    /// If the database cannot be written. The mark is in memory only, until the next write. Then the receipt is
+    /// anchored again, and the chain returns its state.
     pub fn mark_anchored(&mut self, window: Window) -> Result<(), SignedDbError> {
         self.mark(window, |record| record.is_anchored = true)
     }
 
-    /// Notes that a receipt is in the bucket, or never will be.
+    /// Marks a receipt as in the bucket, or as never to be.
     ///
     /// # Errors
-    /// It is noted in memory only, until the next write. Then the receipt is uploaded again, as the same object.
+    /// If the database cannot be written. The mark is in memory only, until the next write. Then the receipt is
+    /// uploaded again, as the same object.
     pub fn mark_published(&mut self, window: Window) -> Result<(), SignedDbError> {
         self.mark(window, |record| record.is_published = true)
     }
@@ -378,7 +384,7 @@ impl SignedDb {
         self.commit(|run, tx| tx.put(&RECEIPTS, &(run, window), &noted))
     }
 
-    /// The reputations after the last window judged.
+    /// Returns the reputations after the last judged window.
     pub fn reputations(&self) -> &Arc<Reputations> {
         &self.reputations
     }

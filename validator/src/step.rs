@@ -1,5 +1,4 @@
-//! What a step of a window has in common with the others: how it ends early, and how it stores before the chain is
-//! told.
+//! Common parts of a window's steps: early end, and storage before a call to the chain.
 
 use crate::{
     evaluate::EvaluateError,
@@ -13,7 +12,7 @@ use daemon::{
 };
 use protocol::{Block, Window, view::WindowView};
 
-/// Blocks before a deadline at which a full disk is no longer waited for: finality may be three behind, and a call
+/// Blocks before a deadline at which a step stops waiting for a full disk: finality may be three behind, and a call
 /// takes two.
 pub(crate) const SUBMIT_BLOCKS: u32 = 5;
 
@@ -22,7 +21,7 @@ pub(crate) const UNKNOWN_WINDOW: &str = "the chain does not know the window";
 /// Why a step of a window ended early.
 pub type Stop = daemon::Stop<RunError>;
 
-/// What ends a validator.
+/// Errors that end a validator.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error(transparent)]

@@ -1,8 +1,8 @@
-//! The points at which one validator may report something else than another.
+//! The decisions in which validators may differ.
 //!
-//! What a validator attests, votes, reports and weighs follows from its measurements. A [`Strategy`] is told each
-//! result before it is used, and may change it. The program runs [`DefaultStrategy`]; studies of dishonest validators
-//! run others.
+//! A validator's attestation, vote, receipt and weights follow from its measurements. A [`Strategy`] gets each result
+//! before it is used, and may change it. The program runs [`DefaultStrategy`]; studies of dishonest validators run
+//! others.
 
 use crate::{evaluate::Measurements, signed_db::WindowReport};
 use async_trait::async_trait;
@@ -13,20 +13,20 @@ use protocol::{
     view::{Verdict, Vote, WindowView},
 };
 
-/// Changes what a validator tells the chain. The default of each method changes nothing.
+/// Changes a validator's statements to the chain. The default of each method changes nothing.
 ///
-/// No method but [`Strategy::wait_and_look`] waits. Each gets what is public at that moment, and `own`: the result of
+/// Only [`Strategy::wait_and_look`] waits. Each method gets the public data at that moment, and `own`: the result of
 /// this validator.
 #[async_trait]
 pub trait Strategy: Send {
-    /// Whether the validator gathers, merges and evaluates. Without that it has seen no contribution, has no merge to
+    /// Returns whether the validator gathers, merges and evaluates. Otherwise it has no contributions and no merge to
     /// vote for, and signs no receipts.
     fn computes(&self) -> bool {
         true
     }
 
     /// Called before the attestation and before the vote. May wait while the call can still be included by
-    /// `deadline`. Returns the window as the chain has it then; `None` if it did not look.
+    /// `deadline`. Returns the window as the chain has it then; `None` if it did not read the chain.
     async fn wait_and_look(
         &mut self,
         _follower: &Follower,
@@ -36,30 +36,30 @@ pub trait Strategy: Send {
         None
     }
 
-    /// The attestation, seat by seat (PROT-14); `None` attests nothing.
+    /// Returns the attestation, seat by seat (PROT-14); `None` attests nothing.
     fn verdicts(&mut self, _view: &WindowView, own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
         Some(own)
     }
 
-    /// The vote (PROT-19); `None` votes nothing. `own` is the vote for this validator's merge, if it merged.
+    /// Returns the vote (PROT-19); `None` votes nothing. `own` is the vote for this validator's merge, if it merged.
     fn vote(&mut self, _view: &WindowView, own: Option<Vote>) -> Option<Vote> {
         own
     }
 
-    /// The measurements from which receipts, ratings and weights follow (PROT-22).
+    /// Returns the measurements from which receipts, ratings and weights follow (PROT-22).
     fn measured(&mut self, _window: Window, own: Measurements) -> Measurements {
         own
     }
 
-    /// Called when a window is judged, with the evidence and what followed from it for each seat.
+    /// Called when a window is judged, with the evidence and the result for each seat.
     fn judged(&mut self, _window: Window, _evidence: &[Evidence], _reports: &[SeatReport]) {}
 
-    /// The attestation and vote that the window's receipt states (PROT-27).
+    /// Returns the attestation and vote for the window's receipt (PROT-27).
     fn reported(&mut self, _window: Window, own: WindowReport) -> WindowReport {
         own
     }
 
-    /// The weights of the epoch that ends with the window (PROT-26); none posts nothing.
+    /// Returns the weights of the epoch that ends with the window (PROT-26); an empty list posts nothing.
     fn weights(&mut self, _view: &WindowView, own: Vec<(Uid, u16)>) -> Vec<(Uid, u16)> {
         own
     }

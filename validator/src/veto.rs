@@ -1,8 +1,8 @@
 //! Measures the merged model before the vote: a validator does not vote for a model that became worse (PROT-19).
 //!
-//! Its threshold is far above the rounding of machines, so that no agreement on losses is needed: each validator
-//! measures on common sequences of its own draw. If validators with more than a third of the stake abstain, the window
-//! is void and the model stays as it was.
+//! Its threshold is far above the rounding of machines, so validators need not agree on losses: each measures on
+//! common sequences of its own draw. If validators with more than a third of the stake abstain, the window is void
+//! and the model stays unchanged.
 
 use crate::{
     evaluate::{EvaluateError, Evaluation, draw},
@@ -14,9 +14,9 @@ use daemon::{Entry, Node, error_chain, follow::OwnMerge};
 use gauntlet::evidence::bounded;
 use protocol::{assign, view::WindowView};
 
-/// The part by which the loss may rise in one window.
+/// Maximum relative rise of the loss in one window.
 const RISE_MAX: f64 = 0.05;
-/// Common sequences on which the two models are measured, at most.
+/// Maximum number of common sequences on which the two models are measured.
 const SEQUENCES_MAX: usize = 16;
 
 /// Mean losses on common sequences, in nats per token, of the window's model and of a merged one that is worse.
@@ -26,7 +26,7 @@ pub struct LossRise {
     pub after: f64,
 }
 
-/// Whether a loss rose by more than `RISE_MAX`. A loss that is not finite counts as a very high one.
+/// Returns whether a loss rose by more than `RISE_MAX`. A loss that is not finite counts as a very high one.
 pub fn is_worse(before: f64, after: f64) -> bool {
     bounded(before) * (1.0 + RISE_MAX) < bounded(after)
 }

@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 use tracing::field::Empty;
 
 impl Validator {
-    /// Merges the selection and votes for the result. If this validator cannot, the window may still be merged by the
-    /// others.
+    /// Merges the selection and votes for the result. If this validator cannot, the others may still merge the
+    /// window.
     pub(crate) async fn merge_and_vote(
         &mut self,
         view: &WindowView,
@@ -29,7 +29,7 @@ impl Validator {
             true => Some(self.merge(view, seats, held).await?),
             false => None,
         };
-        // One vote per window: a process before this one may have voted.
+        // One vote per window: an earlier process may have voted.
         if view.votes.iter().any(|(uid, _)| *uid == self.node.uid()) {
             return Ok(());
         }

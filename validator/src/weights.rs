@@ -24,7 +24,7 @@ impl Validator {
         if weights.is_empty() {
             return Ok(());
         }
-        // One that is stored may be committed already, by a process before this one.
+        // A stored one may be committed already, by an earlier process.
         let is_repeated = self.signed.weight_vote(epoch).is_some();
         let vote = WeightVote { epoch, salt: self.salts.weight_vote(run, epoch, &weights), weights };
         let deadline = self.node.schedule().vote_deadline(window);
@@ -58,14 +58,15 @@ impl Validator {
         if due.is_empty() {
             return Ok(());
         }
-        // A node holds the window's model some blocks before the window opens. Until then the chain takes no reveal.
+        // A node holds the window's model some blocks before the window opens. Until then the chain accepts no
+        // reveal.
         self.node.wait_past(Block(self.node.schedule().opens_at(window).0.saturating_sub(1))).await?;
         for WeightVote { epoch, weights, salt } in due {
             let call = Call::RevealWeights { run, epoch, weights: weights.clone(), salt };
             let span = tracing::debug_span!(target: "profile", "reveal weights", window = window.0, epoch);
             let reason = match self.node.chain().submit(call).instrument(span).await {
                 Ok(_) => None,
-                // Revealed by a process before this one.
+                // Revealed by an earlier process.
                 Err(error) if error.refusal() == Some(Refusal::AlreadyRevealed) => None,
                 // Kept for the next window.
                 Err(error) if error.refusal() == Some(Refusal::RevealNotBegun) => continue,
@@ -81,8 +82,8 @@ impl Validator {
         Ok(())
     }
 
-    /// Removes a weight vote that the chain has, or will never take. On a full disk its row stays, and is
-    /// removed with the next write.
+    /// Removes a weight vote that the chain has, or will never accept. On a full disk its row stays, and is removed
+    /// with the next write.
     fn remove_weight_vote(&mut self, epoch: u32) -> Result<(), RunError> {
         match self.signed.remove_weight_vote(epoch) {
             Err(error) if is_full(&error) => {

@@ -1,10 +1,11 @@
 //! Limits the requests to one host in one window (PROT-13).
 //!
-//! A seat names any URL as its endpoint, also that of a stranger, and many seats may name one host. A host that has
-//! served no contribution in this window gets a few repeated requests at once and then one a second, however many seats
-//! name it. A host that has served one keeps a store for this run, so its requests are not limited here.
+//! A seat may name any URL as its endpoint, even one of a third party, and many seats may name one host. A host that
+//! has served no contribution in this window gets a few repeated requests at once and then one per second, whatever
+//! the number of seats that name it. A host that has served one keeps a store for this run, so its requests are not
+//! limited here.
 //!
-//! Hosts are told apart by name. Names that resolve to one address count as several hosts.
+//! Hosts are distinguished by name. Names that resolve to one address count as several hosts.
 
 use std::{
     collections::BTreeMap,
@@ -13,26 +14,26 @@ use std::{
 };
 use tokio::{sync::watch, time::Instant};
 
-/// Repeated requests to a host that may be made at once.
+/// Repeated requests that may be made to a host at once.
 const AT_ONCE: u32 = 16;
 /// Pause between two later requests.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The budgets of all hosts in one window. It grows with the seats asked, not with what they answer.
+/// The budgets of all hosts in one window. Its size depends on the number of requested seats, not on their answers.
 #[derive(Default)]
 pub(super) struct HostBudgets(Mutex<BTreeMap<String, Budget>>);
 
 struct Budget {
-    /// What is left of [`AT_ONCE`].
+    /// Remaining part of [`AT_ONCE`].
     at_once: u32,
-    /// The last request that was given a time.
+    /// Time of the last scheduled request.
     last: Instant,
     has_served: watch::Sender<bool>,
 }
 
 impl HostBudgets {
-    /// Waits until the host of `endpoint` may be asked again. Requests to one host get their turns in the order of the
-    /// calls.
+    /// Waits until the host of `endpoint` may get another request. Requests to one host are scheduled in the order of
+    /// the calls.
     pub async fn turn(&self, endpoint: &str) {
         let (at, mut served) = self.reserve(endpoint);
         tokio::select! {
@@ -71,8 +72,8 @@ impl HostBudgets {
     }
 }
 
-/// The host of a base URL, without credential and port: a stranger's ports are one host. A text that is no URL is its
-/// own host; the fetcher refuses it.
+/// Returns the host of a base URL, without credential and port: all ports of a host share one budget. A text that is
+/// not a URL is its own host; the fetcher refuses it.
 fn host(endpoint: &str) -> String {
     let rest = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
     let authority = rest.split(['/', '\\', '?', '#']).next().unwrap_or(rest);

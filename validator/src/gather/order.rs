@@ -1,9 +1,10 @@
-//! Whose contributions a validator fetches in a window, and in which order (PROT-13).
+//! Selection and order of the contributions that a validator fetches in a window (PROT-13).
 //!
-//! Seats with a consensus weight are all fetched, as consensus has judged their work: first those that delivered last
-//! time, so that a crowd whose weight exceeds its work cannot starve them. Seats without a weight cost little,
-//! so a bounded number of them is fetched: half in the drawn order in which the selection takes newcomers, half by
-//! their wait. Both orders are about the same for all validators, so two thirds can attest what the selection may take.
+//! All seats with a consensus weight are fetched, as consensus has judged their work: first those that delivered last
+//! time, so that many seats with more weight than work cannot starve them. Seats without a weight cost little, so a
+//! bounded number of them is fetched: half in the drawn order in which the selection takes newcomers, half by their
+//! wait. Both orders are about the same for all validators, so two thirds can attest the contributions that the
+//! selection may take.
 
 use gauntlet::gathering::unweighted_max;
 use protocol::{
@@ -15,7 +16,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-/// The result of the last fetch from each seat. It is in memory: after a restart every seat waits since its
+/// The result of the last fetch from each seat. It is in memory: after a restart every seat's wait counts from its
 /// registration.
 #[derive(Debug, Default)]
 pub struct FetchHistory(BTreeMap<SeatId, LastFetch>);
@@ -23,18 +24,18 @@ pub struct FetchHistory(BTreeMap<SeatId, LastFetch>);
 #[derive(Clone, Copy, Debug)]
 struct LastFetch {
     window: Window,
-    /// Whether it brought no valid contribution, whatever the cause.
+    /// Whether it brought no valid contribution, for any reason.
     failed: bool,
 }
 
 impl FetchHistory {
-    /// Records a fetch from `seat` in `window`. It failed if it brought no valid contribution, whatever the cause: it
-    /// is no evidence, and decides only the order.
+    /// Records a fetch from `seat` in `window`. It failed if it brought no valid contribution, for any reason: this
+    /// is not evidence, and decides only the order.
     pub fn record(&mut self, seat: SeatId, window: Window, failed: bool) {
         self.0.insert(seat, LastFetch { window, failed });
     }
 
-    /// Forgets the seats that are gone.
+    /// Removes seats that no longer exist.
     pub fn retain(&mut self, seats: &[SeatView]) {
         let seats: BTreeSet<SeatId> = seats.iter().map(|seat| seat.id).collect();
         self.0.retain(|seat, _| seats.contains(seat));
@@ -64,10 +65,10 @@ struct Candidate {
     rank: Digest,
 }
 
-/// Orders the commitments of `view`. `seed` is that of the selection ([`select::select`]).
+/// Returns the order of the commitments of `view`. `seed` is that of the selection ([`select::select`]).
 ///
-/// Newcomers whose last fetch failed come after the others in the draw: a seat that commits and delivers nothing takes
-/// the place of another only once. By their wait they are fetched like all others. With `u` seats without a weight, no
+/// Newcomers whose last fetch failed come after the others in the draw: a seat that commits and delivers nothing
+/// displaces another only once. By their wait they are fetched like all others. With `u` seats without a weight, no
 /// seat waits longer than `u` over half of [`unweighted_max`] windows, rounded up.
 pub fn fetch_order(
     params: &RunParams,
@@ -99,7 +100,7 @@ pub fn fetch_order(
         let since = |from: Window| view.window.0.saturating_sub(from.0);
         Candidate {
             uid,
-            // As the selection counts them: without a consensus every seat is new.
+            // As in the selection: without a consensus every seat is new.
             is_newcomer: weights.is_empty() || since(registered) <= params.newcomer_windows,
             failed: last.is_some_and(|last| last.failed),
             waited: since(last.map_or(registered, |last| last.window)),
@@ -147,7 +148,7 @@ mod tests {
         }
     }
 
-    /// Eight honest seats with these weights, 150 junk seats, and an honest newcomer: all of them commit.
+    /// Returns eight honest seats with these weights, 150 junk seats, and an honest newcomer: all of them commit.
     fn view(window: u32, weights: &[(u16, u16)]) -> (WindowView, Vec<SeatView>) {
         let uids: Vec<u16> = HONEST.chain(JUNK).chain([NEWCOMER.0]).collect();
         let view = WindowView {
@@ -178,7 +179,7 @@ mod tests {
         Digest::of(&window.to_le_bytes())
     }
 
-    /// The seats fetched in each of `windows` windows. Junk delivers if `junk_delivers`.
+    /// Returns the seats fetched in each of `windows` windows. Junk delivers if `junk_delivers`.
     fn fetched(windows: u32, weights: &[(u16, u16)], junk_delivers: bool) -> Vec<BTreeSet<Uid>> {
         let mut history = FetchHistory::default();
         (0..windows)
@@ -232,7 +233,7 @@ mod tests {
     #[test]
     fn beside_junk_that_delivers_an_honest_seat_without_a_weight_waits_at_most_seven_windows() {
         let weights = weights_of_honest();
-        // In windows 0 to 20 the seats are newcomers, later none is.
+        // In windows 0 to 20 the seats are newcomers, later none of them is.
         let windows = fetched(60, &weights, true);
         for uid in JUNK.map(Uid).chain([NEWCOMER]) {
             let turns: Vec<usize> = (0..60).filter(|window| windows[*window].contains(&uid)).collect();

@@ -8,7 +8,7 @@ use protocol::{Digest, RunId, Uid, Window, keys, receipt::Receipt, view::RunView
 use std::sync::Arc;
 use store::Store;
 
-/// What became of one receipt, on its way to the chain or to the bucket.
+/// Result of anchoring or uploading one receipt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
     pub window: Window,
@@ -17,7 +17,7 @@ pub struct Delivery {
     pub outcome: Result<(), Undelivered>,
 }
 
-/// Why a receipt did not arrive.
+/// Reason why a receipt did not arrive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Undelivered {
     Retry(String),
@@ -31,7 +31,7 @@ impl Delivery {
         Delivery { window: receipt.window, digest: receipt.digest, bytes, outcome }
     }
 
-    /// Whether there is nothing left to try.
+    /// Returns whether no further attempt is needed.
     pub fn is_over(&self) -> bool {
         !matches!(self.outcome, Err(Undelivered::Retry(_)))
     }
@@ -40,7 +40,7 @@ impl Delivery {
 const LOST: &str = "its file is missing or damaged: an audit finds it missing";
 
 /// Anchors the digest of each receipt with the root over its measurements ([`probes`]), oldest first. Stops at the
-/// first that must be tried again: each receipt names the one before it.
+/// first that must be tried again: each receipt names the previous one.
 pub async fn anchor(
     chain: Arc<dyn Chain>,
     run: RunView,
@@ -63,7 +63,7 @@ pub async fn anchor(
     done
 }
 
-/// Uploads each receipt to our bucket, oldest first. Stops at the first that must be tried again.
+/// Uploads each receipt to this validator's bucket, oldest first. Stops at the first that must be tried again.
 pub async fn publish(
     store: Arc<dyn Store>,
     run: RunId,
@@ -112,7 +112,7 @@ async fn anchor_one(
         Err(error) => error,
     };
     if error.refusal() == Some(Refusal::AlreadyAnchored) {
-        // This one, anchored before a crash; or another, of which a lost disk knows nothing.
+        // This one, anchored before a crash; or another one, from a lost disk.
         let view = chain.window(run.id, window).await.ok().flatten();
         let anchored = view.and_then(|view| view.receipts.iter().find(|(of, _)| *of == uid).copied());
         return match anchored {

@@ -104,7 +104,7 @@ fn only_what_the_chain_has_as_it_was_stored_is_signed_as_a_statement() {
     assert_eq!(confirmed(Some(&verdicts[..]), vote(1)), Confirmed { attestation: true, vote: true });
     // Refused, or never sent.
     assert_eq!(confirmed(None, None), Confirmed::default());
-    // Another process had the seat's key, and was first.
+    // Another process with the seat's key came first.
     assert_eq!(confirmed(Some(&verdicts[..1]), vote(2)), Confirmed::default());
     // The disk was lost.
     assert_eq!(Confirmed::of(&WindowReport::default(), Some(&verdicts[..]), vote(1)), Confirmed::default());
@@ -133,7 +133,7 @@ fn each_receipt_names_the_one_before_also_after_a_restart() {
     assert_eq!(last.previous, Some(PreviousReceipt { window: Window(2), digest: first }));
 }
 
-/// A chain that takes anchors, after the given refusals.
+/// A chain that accepts anchors, after the given refusals.
 struct Anchors {
     refusals: Mutex<Vec<ChainError>>,
     taken: Mutex<Vec<(Window, Digest)>>,
@@ -154,7 +154,7 @@ fn refused(error: &str) -> ChainError {
     }
 }
 
-/// For calls that no test here makes.
+/// Fails calls that no test here makes.
 fn unasked<T>() -> Result<T, ChainError> {
     Err(ChainError::NoSuchRun(RUN))
 }
@@ -271,7 +271,8 @@ async fn anchor_all(signed: &mut SignedDb, chain: &Arc<Anchors>) -> Vec<(u32, bo
     done.into_iter().map(|delivery| (delivery.window.0, delivery.outcome.is_ok())).collect()
 }
 
-/// Uploads the receipts of windows before `end` and marks those that are finished. As [`anchor_all`].
+/// Uploads the receipts of windows before `end` and marks those that are finished. Returns the same as
+/// [`anchor_all`].
 async fn publish_before(signed: &mut SignedDb, store: &Arc<MemoryStore>, end: u32) -> Vec<(u32, bool)> {
     let done = publish(store.clone(), RUN, UID, signed.unpublished_receipts(Window(end))).await;
     let finished = done.iter().filter(|delivery| delivery.is_over());

@@ -71,7 +71,7 @@ fn after_a_crash_the_window_has_the_same_attestation_and_vote() {
     let mut faulty = valid(&[1, 2]);
     faulty.faulty.push(ReportedFault { uid: Uid(3), label: "late".into(), detail: "it came late".into() });
     assert_eq!(open(directory.path()).store_attestation(NOW, BASE, faulty.clone()).unwrap(), faulty);
-    // The next process saw less, and merged something else.
+    // The next process observed less, and merged other contributions.
     assert_eq!(open(directory.path()).store_attestation(NOW, BASE, valid(&[1])).unwrap(), faulty);
     assert_eq!(open(directory.path()).store_merge(NOW, BASE, merged(1)).unwrap(), merged(1));
     let mut db = open(directory.path());
@@ -123,7 +123,7 @@ fn a_receipt_replaces_the_reports_up_to_its_window() {
     drop(db);
     let db = open(directory.path());
     assert_eq!(db.unanchored_receipts(), [stored(3, b"three")]);
-    // A file that is not what was signed is not sent.
+    // A file that differs from the signed bytes is not sent.
     fs::write(db.receipt_path(Window(3)), b"another").unwrap();
     let lost = StoredReceipt { bytes: None, ..stored(3, b"three") };
     assert_eq!(db.unanchored_receipts(), slice::from_ref(&lost));
@@ -220,7 +220,7 @@ fn after_a_transaction_that_failed_the_reputations_are_those_on_the_disk() {
     let directory = tempfile::tempdir().unwrap();
     let mut db = open(directory.path());
     assert!(db.store_receipt(NOW, &receipt(b"now"), Some(judged(8))).unwrap());
-    // It fails after it was written, as a sync may.
+    // It fails after the write, as a sync may.
     let written = form::reputations(&judged(9));
     db.db.write(|tx| tx.put(&REPUTATIONS, &RUN, &written)).unwrap();
     let lost = || DbError::Entry { table: "receipts", source: "on purpose".into() };
