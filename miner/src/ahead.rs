@@ -39,7 +39,7 @@ pub(crate) struct Due {
     deal: SeatDeal,
     /// The block of the start.
     pub at: Block,
-    /// Whether the trainer is at the end of the training of `window`. Otherwise only a killed process's snapshot has
+    /// True if the trainer is at the end of the training of `window`. Otherwise only a killed process's snapshot has
     /// the position to resume from.
     at_end: bool,
 }

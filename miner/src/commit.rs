@@ -82,7 +82,7 @@ impl Miner {
     }
 
     /// Reconciles a commitment left by a crash or a full disk: if the chain included it, subtracts its body from the
-    /// residual, although its window is over (PROT-10). Does not check the window `open`.
+    /// residual, although its window is over (PROT-10). Skips the window `open`.
     pub(crate) async fn reconcile(&mut self, open: Window) -> Result<(), Stop> {
         let left = self.local.snapshot.pending.clone();
         let Some(pending) = left.filter(|pending| pending.window < open && !pending.committed) else {

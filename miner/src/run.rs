@@ -68,7 +68,7 @@ impl Miner {
     /// Reads the seat's snapshot, or writes its first one.
     ///
     /// # Errors
-    /// [`RunError`] if the node cannot follow the run, or the snapshot cannot be read or written.
+    /// [`RunError`] if the snapshot cannot be read, or cannot be written for another reason than a full disk.
     pub async fn open(
         mut node: Node,
         trainer: Trainer,

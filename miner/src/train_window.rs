@@ -32,7 +32,7 @@ pub(crate) struct TrainedWindow {
     pub start: Option<Arc<Vec<f32>>>,
 }
 
-/// What the training thread returns.
+/// Result of the training thread.
 pub(crate) type ThreadResult = (Lent<LocalState>, Result<Trained, TrainingError>, Observer);
 
 impl Miner {

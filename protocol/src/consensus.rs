@@ -79,11 +79,11 @@ pub type Bonds = Vec<(Uid, u32)>;
 pub struct Consensus {
     /// Consensus weight of each seat, the highest being 65535: the selection uses them (PROT-16).
     pub weights: Vec<(Uid, u16)>,
-    /// Seats' shares of what is paid to miners. They add up to [`ONE`].
+    /// Seats' shares of the miners' pay. They add up to [`ONE`].
     pub incentive: Vec<(Uid, u64)>,
     /// Per seat, the unclipped part of the weight that validators gave it, in parts of [`ONE`].
     pub trust: Vec<(Uid, u64)>,
-    /// Validators' shares of what is paid to validators. They add up to [`ONE`]; there are none if no validator may
+    /// Validators' shares of the validators' pay. They add up to [`ONE`], or the list is empty if no validator may
     /// earn.
     pub dividends: Vec<(Uid, u64)>,
     /// Per validator, the unclipped part of its weights, in parts of [`ONE`].

@@ -67,8 +67,7 @@ pub struct Merged {
 /// changes.
 ///
 /// # Errors
-/// [`MergeError`] if the inputs or the buffer do not fit the schema or the order; the buffer is then
-/// unchanged.
+/// [`MergeError`] if there are no inputs, or if they or the buffer do not fit. The buffer is then unchanged.
 pub fn merge(
     schema: &Schema,
     rule: MergeRule,

@@ -70,7 +70,7 @@ pub struct RunParams {
     pub min_contributions: u16,
     /// Windows between two votes on the state root (PROT-20).
     pub checkpoint_windows: u32,
-    /// Whether endpoints may have private addresses: true only for a network on one machine (PROT-13).
+    /// True if endpoints may have private addresses: only for a network on one machine (PROT-13).
     pub localnet: bool,
     #[serde(default)]
     pub limits: TermsLimits,
@@ -270,7 +270,7 @@ impl RunParams {
         Ok(())
     }
 
-    /// Returns the first window with `new` terms if the owner asks for them in window `now`; `None` is before the
+    /// Returns the first window with `new` terms if the owner requests them in window `now`; `None` is before the
     /// first window. It is the first of an epoch.
     ///
     /// Terms that worsen the present ones wait `unbonding_windows` and an epoch, so that stake withdrawn within an

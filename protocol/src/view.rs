@@ -33,7 +33,7 @@ pub struct RunView {
     /// The last window that opened with the state of an earlier checkpoint (PROT-20). `checkpoint` is that one until
     /// a later window fixes another.
     pub rewound: Option<Window>,
-    /// Whether the active set is below its quorum of the bonded stake (PROT-3).
+    /// True if the active set is below its quorum of the bonded stake (PROT-3).
     pub paused: bool,
 }
 
@@ -275,7 +275,7 @@ pub struct RunStatus {
     pub pending_terms: Option<PendingTerms>,
     /// Current votes for a rewind, by the checkpoint's window (PROT-20).
     pub rewind_votes: Vec<RewindTally>,
-    /// Whether the owner has stopped the run, or has requested it (PROT-3).
+    /// True if the owner has stopped the run, or has requested it (PROT-3).
     pub stopped_by_owner: bool,
     pub treasury: TreasuryView,
 }
@@ -317,7 +317,7 @@ pub struct SeatStatus {
     pub immune_until: Window,
     /// Change of the seat at the opening of the next window; `None` if there is none.
     pub pending: Option<PendingChange>,
-    /// Whether pay becomes stake when it is claimed.
+    /// True if pay becomes stake when it is claimed.
     pub pays_into_stake: bool,
     /// Stake that others nominated to a validator; it counts as its stake.
     pub nominated: u128,

@@ -52,8 +52,8 @@ pub struct Gathered {
     pub faulty: BTreeMap<Uid, Fault>,
     /// Seats that this validator could not observe, with the reason. This is not evidence against them.
     pub not_observed: BTreeMap<Uid, String>,
-    /// Those of `not_observed` that this validator did not fetch, as more seats without a consensus weight committed
-    /// than it fetches in a window.
+    /// The part of `not_observed` that this validator did not fetch, as more seats without a consensus weight
+    /// committed than it fetches in a window.
     pub unfetched: BTreeSet<Uid>,
 }
 
@@ -401,7 +401,7 @@ struct Wanted<'a> {
     digest: &'a Digest,
     limits: &'a Limits,
     until: GatherDeadlines,
-    /// Whether the seat has a consensus weight.
+    /// True if the seat has a consensus weight.
     has_weight: bool,
     /// Blocks for which an attempt keeps its slot.
     share: u32,

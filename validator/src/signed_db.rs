@@ -95,9 +95,9 @@ impl WindowReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 struct ReceiptRecord {
     digest: Digest,
-    /// Whether its digest is on the chain, or never will be.
+    /// True if its digest is on the chain, or never will be.
     is_anchored: bool,
-    /// Whether its bytes are in the bucket, or never will be.
+    /// True if its bytes are in the bucket, or never will be.
     is_published: bool,
 }
 
@@ -119,7 +119,7 @@ pub struct SignedDb {
     rows: Rows,
     /// Kept apart from the rows: they grow with the seats, and most transactions do not change them.
     reputations: Arc<Reputations>,
-    /// Whether the last transaction failed. It may still have changed the disk.
+    /// True if the last transaction failed. It may still have changed the disk.
     has_failed: bool,
 }
 

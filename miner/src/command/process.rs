@@ -347,7 +347,7 @@ impl Session {
 struct Limits {
     doing: &'static str,
     until: Instant,
-    /// Whether the end of the window's training ends the request.
+    /// True if the end of the window's training ends the request.
     stops: bool,
     /// Time when the command last sent or accepted a byte.
     heard: Instant,

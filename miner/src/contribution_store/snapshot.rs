@@ -39,7 +39,7 @@ pub struct PendingContribution {
     pub length: u64,
     /// Sequences that the contribution declares as trained, so that it can be written again (PROT-6).
     pub trained: u32,
-    /// Whether the commitment is in a finalised block and the body subtracted from the residual.
+    /// True if the commitment is in a finalised block and the body is subtracted from the residual.
     pub committed: bool,
 }
 

@@ -55,7 +55,7 @@ pub(super) fn of(span: &str) -> Option<usize> {
 pub struct Profile {
     /// The windows; none for a profile of training steps.
     pub windows: Vec<u64>,
-    /// Whether all of the requested windows or steps were measured.
+    /// True if all of the requested windows or steps were measured.
     pub is_complete: bool,
     /// Wall time.
     pub seconds: f64,

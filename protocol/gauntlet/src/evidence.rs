@@ -27,7 +27,7 @@ pub enum Observed {
         /// One stable word, for counting: that of the fault which this validator found itself
         /// ([`protocol::submission::Fault::label`]), or [`ATTESTED`].
         label: String,
-        /// The same in a sentence, with its numbers.
+        /// The fault in a sentence, with its numbers.
         detail: String,
     },
     /// A contribution that this validator holds and has verified, and that two thirds of the stake did not attest as

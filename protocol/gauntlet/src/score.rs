@@ -10,10 +10,10 @@ use super::{
 
 /// The part of each outcome that enters the own-data score: a memory of about twenty evaluations (PROT-24).
 const SCORE_RATE: f64 = 0.05;
-/// The same in a seat's first evaluations, so that a newcomer's score reaches nine tenths in 22 of them.
+/// [`SCORE_RATE`] in a seat's first evaluations, so that a newcomer's score reaches nine tenths in 22 of them.
 const START_RATE: f64 = 0.1;
 const START_EVALUATIONS: u32 = 30;
-/// The same for a measurement that shows nothing of the seat's own data.
+/// [`SCORE_RATE`] for a measurement that shows nothing of the seat's own data.
 const FALL_RATE: f64 = 0.3;
 /// A gain below zero by this many standard errors is harm (PROT-25).
 const HARM_ERRORS: f64 = 3.0;
@@ -280,7 +280,7 @@ pub fn outcome(gains: &Gains, scale: Scale, share: f64) -> Option<Outcome> {
 pub struct Outcome {
     pub value: f64,
     pub error: f64,
-    /// Whether the outcome is at most 0, for another reason than the noise of a small part's gain.
+    /// True if the outcome is at most 0, for another reason than the noise of a small part's gain.
     pub shows_nothing: bool,
 }
 
@@ -636,7 +636,7 @@ mod tests {
         let (score, variance) = updated_own_data_score(0.0, 0.0, worked, 1, START_RATE);
         assert!(0.8 * score < proven(score, variance), "{worked:?}");
         assert!(outcome(&stopped[0], scale, 1.0).unwrap().value < 1e-6);
-        // Small parts, which are noisier, and any number of tiny ones, which are not, count by what they gain.
+        // Small parts, which are noisier, and any number of tiny ones, which are not, count by their gain.
         let mut more = seats.to_vec();
         more.extend([(gained(0.06, 0.02, 0.04), 0.0); 4]);
         more.extend([(gained(1e-6, 1e-7, 1e-6), 0.0); 1000]);
@@ -660,7 +660,7 @@ mod tests {
         let mut loud = seats.clone();
         loud.extend([gained(0.0, 1.0, 0.0); 20]);
         close(scale_of(&loud).gap, 0.03);
-        // Nor does the first small one that has proven work.
+        // The first small one with proven work does not raise it either.
         seats.push((gained(0.006, 0.001, 0.1).0, 0.5));
         close(scale_of(&seats).gap, 0.03);
     }

@@ -103,6 +103,10 @@ impl Default for Recipe {
 }
 
 impl Recipe {
+    /// Checks every bound of the recipe.
+    ///
+    /// # Errors
+    /// [`RecipeError`] for the first bound that does not hold.
     pub fn validate(&self) -> Result<(), RecipeError> {
         for (name, value) in [("batch", self.batch), ("micro_batch", self.micro_batch)] {
             ensure!(value != 0, RecipeError::Zero { name });

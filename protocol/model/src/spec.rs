@@ -66,6 +66,10 @@ impl RunSpec {
         Ok(spec)
     }
 
+    /// Returns the schema of the model.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if the model's shape is invalid.
     pub fn schema(&self) -> Result<Schema, ConfigError> {
         self.model.schema()
     }

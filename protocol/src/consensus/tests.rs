@@ -1,4 +1,4 @@
-//! Examples worked by hand, and what must hold whatever validators post.
+//! Examples computed by hand, and properties that hold for all ballots.
 
 use super::*;
 use alloc::vec;
@@ -9,7 +9,7 @@ fn ballot(validator: u16, stake: u128, weights: &[(u16, u16)]) -> ValidatorWeigh
     ValidatorWeights { validator: Uid(validator), stake, weights, bonds: Vec::new(), earns: ONE }
 }
 
-/// The ballots of the next epoch: each validator brings the bonds that `last` left it.
+/// Returns the ballots of the next epoch, with each validator's bonds from `last`.
 fn after(last: &Consensus, ballots: Vec<ValidatorWeights>) -> Vec<ValidatorWeights> {
     let bonds_of = |uid| last.bonds.iter().find(|(validator, _)| *validator == uid);
     ballots
@@ -34,14 +34,14 @@ fn bond_of(consensus: &Consensus, validator: u16, seat: u16) -> u32 {
     row.and_then(|(_, bonds)| bonds.iter().find(|(uid, _)| *uid == Uid(seat))).map_or(0, |(_, bond)| *bond)
 }
 
-/// Holds `share` against `of/parts` of [`ONE`], a few roundings aside.
+/// Checks that `share` equals `of/parts` of [`ONE`], up to a few roundings.
 #[track_caller]
 fn is_about(share: u64, of: u64, parts: u64) {
     let expected = ONE * of / parts;
     assert!(share.abs_diff(expected) <= 8, "{share} in place of {of}/{parts} = {expected}");
 }
 
-/// Worked by hand. `C_0 = C_1 = 1/2`, as B and A stand behind it; C keeps 1/4 and 1/2 of its 1/4 and 3/4.
+/// Computed by hand. `C_0 = C_1 = 1/2`, the weight of B and A; C keeps 1/4 and 1/2 of its 1/4 and 3/4.
 /// So `I = (1/2, 1/2)`. `T_1 = (40 + 35 + 25)/2 / (20 + 17.5 + 18.75) = 8/9`. `B_0 = (20, 17.5, 6.25)/1000`, `B_1 =
 /// (20, 17.5, 12.5)/1000`. `D_A = 1/2·20/43.75 + 1/2·20/50 = 3/7`, and so on.
 #[test]
@@ -66,8 +66,8 @@ fn three_validators_and_two_seats_come_to_what_a_pencil_says() {
     is_about(share_of(&first.dividends, 11), 21, 56);
     is_about(share_of(&first.dividends, 12), 11, 56);
 
-    // Then A and B leave seat 0 and C posts nothing. `B_1 = (0.058, 0.05075, 0.01125)`, and C's part goes to A and B,
-    // `58 : 50.75 = 8 : 7`. Nobody stands behind seat 0: its bonds lose a tenth.
+    // Then A and B drop seat 0 and C posts nothing. `B_1 = (0.058, 0.05075, 0.01125)`, and C's part goes to A and B,
+    // `58 : 50.75 = 8 : 7`. No validator weights seat 0: its bonds lose a tenth.
     let second = vec![ballot(10, 40, &[(1, 9)]), ballot(11, 35, &[(1, 9)]), ballot(12, 25, &[])];
     let second = yuma(&after(&first, second)).unwrap();
     assert_eq!(second.weights, [(Uid(1), 65535)]);
@@ -135,10 +135,10 @@ fn without_ballots_stake_or_weights_there_is_no_consensus() {
     assert_eq!(yuma(&[ballot(1, 0, &[(0, 1)])]), None);
     assert_eq!(yuma(&[ballot(1, 5, &[])]), None);
     assert_eq!(yuma(&[ballot(1, 5, &[(0, 0)])]), None);
-    // Bonds alone are none either.
+    // Bonds alone do not count as weights.
     let bonded = ValidatorWeights { bonds: vec![(Uid(0), u32::MAX)], ..ballot(1, 5, &[]) };
     assert_eq!(yuma(&[bonded]), None);
-    // Whoever posted nothing still has its stake counted.
+    // The stake of validators that posted nothing still counts.
     assert_eq!(yuma(&[ballot(1, 5, &[(0, 1)]), ballot(2, 5, &[]), ballot(3, 5, &[])]), None);
     assert!(yuma(&[ballot(1, 5, &[(0, 1)]), ballot(2, 5, &[(0, 3)]), ballot(3, 5, &[])]).is_some());
 }
@@ -171,22 +171,22 @@ fn who_may_not_earn_still_decides_and_what_it_would_have_earned_goes_to_the_othe
     is_about(share_of(&barred.dividends, 1), 1, 2);
     assert_eq!(sum(&barred.dividends), ONE);
 
-    // A validator that may earn a quarter shares as if it held a quarter of its bonds: 20/4 of 10 + 10 + 20/4.
+    // A validator that may earn a quarter shares like one with a quarter of its bonds: 20/4 of 10 + 10 + 20/4.
     let mut one_slow = all.clone();
     one_slow[2].earns = ONE / 4;
     let slow = yuma(&one_slow).unwrap();
     is_about(share_of(&slow.dividends, 3), 1, 5);
     is_about(share_of(&slow.dividends, 1), 2, 5);
 
-    // Miners are paid also if no validator may earn.
+    // Miners are paid even if no validator may earn.
     let unpaid = all.map(|ballot| ValidatorWeights { earns: 0, ..ballot });
     let unpaid = yuma(&unpaid).unwrap();
     assert_eq!(unpaid.dividends, []);
     assert_eq!(sum(&unpaid.incentive), ONE);
 }
 
-/// Two validators find seat 1 at once, the third only after three epochs. From then on all three post the same, and
-/// still the third earns less, and less so with every epoch.
+/// Two validators weight seat 1 at once, the third only after three epochs. From then on all three post the same, and
+/// the third still earns less, with a gap that shrinks each epoch.
 #[test]
 fn an_early_finder_of_a_good_seat_earns_more_than_a_late_one() {
     let (found, not_yet) = (&[(0, 1), (1, 1)], &[(0, 1)]);
@@ -251,8 +251,8 @@ fn bonds_to_a_seat_that_nobody_stands_behind_fade_away() {
 
 #[test]
 fn a_seat_that_comes_back_after_long_is_found_anew() {
-    // Validators 1 and 2 are behind seat 1; then everyone is elsewhere; then 2 and 3 find it again. What does 1 earn
-    // by it?
+    // Validators 1 and 2 weight seat 1; then all weight other seats; then 2 and 3 weight it again. Measures the
+    // earnings of 1.
     let back_after = |epochs: u32| {
         let both = &[(0, 1), (1, 1)];
         let mut last = yuma(&[ballot(1, 5, both), ballot(2, 5, both), ballot(3, 5, &[(0, 1)])]).unwrap();
@@ -376,7 +376,7 @@ proptest! {
         }
     }
 
-    /// Two thirds say the same; whatever the last third says and holds, the consensus weights are theirs.
+    /// Two thirds post the same weights: they are the consensus, whatever the last third posts and holds.
     #[test]
     fn a_minority_cannot_move_the_consensus(
         honest in any_truth(),
@@ -401,8 +401,8 @@ proptest! {
         prop_assert_eq!((holding.weights, holding.incentive), (consensus.weights, consensus.incentive));
     }
 
-    /// Scoring never earns less than copying what the last epoch came to, epoch by epoch; and where the truth moved
-    /// for good, it earns more.
+    /// Scoring never earns less than copying the last epoch's consensus, in any epoch; if the copy is clipped by 1 %
+    /// or more, it earns more.
     #[test]
     fn scoring_earns_at_least_what_copying_earns(truths in proptest::collection::vec(any_truth(), 2..8)) {
         let mut last: Option<Consensus> = None;
@@ -417,7 +417,7 @@ proptest! {
                 None => yuma(&ballots).unwrap(),
             };
             let (scoring, copying) = (share_of(&consensus.dividends, 1), share_of(&consensus.dividends, 3));
-            // Roundings aside.
+            // Up to roundings.
             prop_assert!(copying <= scoring + 16, "copying earned {}, scoring {}", copying, scoring);
             let moved: u64 = consensus.validator_trust.iter().filter(|(uid, _)| uid.0 == 3).map(|(_, stood)| ONE - stood).sum();
             prop_assert!(moved < ONE / 100 || copying < scoring, "{} of the copy did not stand", moved);

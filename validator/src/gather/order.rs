@@ -24,7 +24,7 @@ pub struct FetchHistory(BTreeMap<SeatId, LastFetch>);
 #[derive(Clone, Copy, Debug)]
 struct LastFetch {
     window: Window,
-    /// Whether it brought no valid contribution, for any reason.
+    /// True if it brought no valid contribution, for any reason.
     failed: bool,
 }
 

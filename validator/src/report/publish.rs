@@ -41,6 +41,9 @@ const LOST: &str = "its file is missing or damaged: an audit finds it missing";
 
 /// Anchors the digest of each receipt with the root over its measurements ([`probes`]), oldest first. Stops at the
 /// first that must be tried again: each receipt names the previous one.
+///
+/// # Cancel safety
+/// A repeated call recognises receipts that a dropped one has anchored.
 pub async fn anchor(
     chain: Arc<dyn Chain>,
     run: RunView,
@@ -64,6 +67,9 @@ pub async fn anchor(
 }
 
 /// Uploads each receipt to this validator's bucket, oldest first. Stops at the first that must be tried again.
+///
+/// # Cancel safety
+/// A repeated call uploads the same objects again.
 pub async fn publish(
     store: Arc<dyn Store>,
     run: RunId,

@@ -31,7 +31,7 @@ pub struct Facts {
     pub kept_from: Window,
     /// The reputations after the receipt before this one.
     pub remembered: Option<Reputations>,
-    /// Whether the window's model was available.
+    /// True if the window's model was available.
     pub has_model: bool,
     /// The window's contributions as they are in public buckets now.
     pub found: BTreeMap<Uid, Found>,
