@@ -10,7 +10,7 @@
 //! body     = (length u32 LE ‖ section) per section              how many there are follows from the schema
 //! section  = rice u8 ‖ (lo u8 ‖ hi u8) per chunk ‖ bits         at most 64 chunks of one tensor
 //! bits     = gaps of all chunks ‖ sign of every entry ‖ magnitude of every entry ‖ zero bits up to a whole byte
-//! gap      = (gap >> rice) ones, a zero, then the `rice` low bits    gap = index − previous index − 1; the first: index
+//! gap      = (gap >> rice) ones, a zero, then the `rice` low bits  gap = index − previous index − 1; the first: index
 //! ```
 //!
 //! Bits are filled from the least significant one of each byte. A *chunk* is 4096 consecutive values of a tensor, the

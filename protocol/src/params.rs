@@ -26,8 +26,8 @@ pub const EPOCH_WINDOWS_MAX: u32 = 48;
 /// Minimum `min_contributions` of a run: a median of fewer norms is decided by its own members (PROT-16, PROT-17).
 pub const MIN_CONTRIBUTIONS: u16 = 4;
 
-/// The parameters of a run that cannot change once it exists: those that models are computed with. The lineage begins
-/// with them (PROT-19).
+/// The parameters of a run that cannot change once it exists: those that models are computed with, and the limits of
+/// its terms. The lineage begins with them (PROT-19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct RunParams {
@@ -104,7 +104,7 @@ pub struct Terms {
     pub absence_windows: u32,
     /// `q_min`: the active set's share of all bonded validator stake under which the run pauses (PROT-3).
     pub quorum: Permille,
-    /// Minimum stake of a validator's own.
+    /// Minimum own stake of a validator, without nominations.
     pub validator_stake_min: u128,
     /// Minimum stake of a miner.
     pub miner_stake_min: u128,

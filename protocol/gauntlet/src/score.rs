@@ -176,8 +176,8 @@ pub struct Sample<'a> {
 
 /// The scale of a window.
 ///
-/// Each measurement counts by its seat's proven work. If no work is proven yet, significant gaps count alike; if there are
-/// none, all count.
+/// Each measurement counts by its seat's proven work. If no work is proven yet, significant gaps count alike;
+/// if there are none, all count.
 ///
 /// The noise is also that of the window's significant gains of all seats, each counted by its size. Otherwise seats
 /// with most of the proven work could stop: a contribution of almost nothing has almost no error, so they would lower
