@@ -65,11 +65,11 @@ pub struct Check {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Whether a node is synced and finalises blocks.
+    /// Checks that a node is synced and finalises blocks.
     Node { address: SocketAddr },
-    /// Whether the store answers.
+    /// Checks that the store answers.
     Store { address: SocketAddr },
-    /// Whether a miner or validator follows the chain.
+    /// Checks that a miner or validator follows the chain.
     Role { address: SocketAddr },
 }
 

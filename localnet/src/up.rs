@@ -104,7 +104,7 @@ pub struct Up {
     /// Print lines in place of the live table
     #[arg(long)]
     pub plain: bool,
-    /// When the process of a miner or validator ends by itself: start it again, after a wait that doubles from a
+    /// Action when the process of a miner or validator ends by itself: start it again, after a wait that doubles from a
     /// second to a minute, or stop the network. A chain or a store that ends always stops it
     #[arg(long, value_name = "ACTION", value_enum, default_value_t = OnExit::Restart)]
     pub on_exit: OnExit,

@@ -1,4 +1,4 @@
-//! How fast the slow truth is: the normative codec and merge, on one thread.
+//! Speed of the normative codec and merge, on one thread.
 //!
 //!     cargo bench -p mettle-benches --features criterion --bench codec
 

@@ -1,7 +1,7 @@
 //! Probes: proof that a validator measured its votes (PROT-2, PROT-27, PROT-30).
 //!
 //! A part of a window's common sequences is the same for all validators. A validator's losses on them after each
-//! selected contribution are the leaves of a Merkle tree, whose root goes on the chain with its receipt. After the
+//! selected contribution are the leaves of a Merkle tree, whose root the validator anchors with its receipt. After the
 //! epoch, a block hash draws a few pairs of window and seat. The validator opens its leaves for them on the chain.
 //! The losses on which more than half of the stake agrees are right.
 //!

@@ -2,6 +2,7 @@
 
 mod arrows;
 mod documents;
+mod english;
 mod features;
 mod licences;
 mod operations;

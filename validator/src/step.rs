@@ -18,7 +18,7 @@ pub(crate) const SUBMIT_BLOCKS: u32 = 5;
 
 pub(crate) const UNKNOWN_WINDOW: &str = "the chain does not know the window";
 
-/// Why a step of a window ended early.
+/// Early end of a step of a window.
 pub type Stop = daemon::Stop<RunError>;
 
 /// Errors that end a validator.
@@ -48,7 +48,7 @@ impl From<RunError> for Stop {
     }
 }
 
-/// Runs `store`, which writes what must be on disk before the chain is told by `deadline`. While the disk is full
+/// Runs `store`, which writes what must be on disk before the call to the chain, by `deadline`. While the disk is full
 /// it retries, as long as the call can still be in time; at least once.
 pub(crate) async fn store_before<T>(
     node: &mut Node,
@@ -112,12 +112,12 @@ pub(crate) async fn wait_for_view(
     }
 }
 
-/// Whether the run hides attestations and votes until their deadline (PROT-30).
+/// Returns whether the run hides attestations and votes until their deadline (PROT-30).
 pub(crate) fn hides(node: &Node) -> bool {
     node.run().params.hidden_blocks > 0
 }
 
-/// Whether this validator held its seat when the window opened. The chain takes no receipt for an earlier window.
+/// Returns whether this validator held its seat when the window opened. The chain takes no receipt for an earlier window.
 pub(crate) fn held_seat_in(node: &Node, window: Window) -> bool {
     node.schedule().window_at(node.seat.id.registered_at) < Some(window)
 }

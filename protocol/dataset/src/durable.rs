@@ -9,7 +9,7 @@ use std::{
 /// In the name of every file that is being written. A kill may leave such a file; nothing reads it.
 pub const UNFINISHED: &str = ".unfinished-";
 
-/// Who may read a file.
+/// Readers of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
     Owner,

@@ -62,10 +62,10 @@ pub struct ShardRange {
     pub range: Range<u64>,
 }
 
-/// Why a [`PieceSource`] failed.
+/// Failure of a [`PieceSource`].
 pub type PieceSourceError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a directory is not the expected dataset.
+/// Reason why a directory is not the expected dataset.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("cannot read {}", path.display())]
@@ -81,13 +81,13 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether a file is missing or damaged, so that fetching it again would help.
+    /// Returns whether a file is missing or damaged, so that fetching it again would help.
     pub fn is_damage(&self) -> bool {
         !matches!(self, OpenError::Unreadable { source, .. } if source.kind() != io::ErrorKind::NotFound)
     }
 }
 
-/// Why tokens could not be read.
+/// Failure to read tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error("sequence {index} was asked for, the split has {sequences}")]

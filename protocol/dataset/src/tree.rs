@@ -65,7 +65,7 @@ impl ShardTree {
         start..(start + PIECE_BYTES).min(self.bytes)
     }
 
-    /// Whether these are the bytes of piece `number`.
+    /// Checks that these are the bytes of piece `number`.
     pub fn holds(&self, number: u64, piece: &[u8]) -> bool {
         let range = self.range(number);
         if range.is_empty() || range.end - range.start != piece.len() as u64 {

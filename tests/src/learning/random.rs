@@ -20,11 +20,6 @@ impl Random {
         ((u128::from(self.draw()) * u128::from(end)) >> 64) as u64
     }
 
-    /// Returns a nearly normal number: the sum of twelve uniform numbers, minus six.
-    pub fn normal(&mut self) -> f64 {
-        (0..12).map(|_| (self.draw() >> 11) as f64 / (1u64 << 53) as f64).sum::<f64>() - 6.0
-    }
-
     /// Returns a random permutation of the numbers below `end`.
     pub fn order(&mut self, end: u64) -> Vec<u64> {
         let mut order: Vec<u64> = (0..end).collect();
