@@ -1,9 +1,9 @@
-//! Checks of token sequences before they reach an engine, which would index out of bounds with a token outside the
-//! vocabulary.
+//! Checks of token sequences before they reach an engine. A token outside the vocabulary would be an index out of
+//! bounds.
 
 use model::ModelConfig;
 
-/// Why this model cannot read the sequences.
+/// Reason why a model cannot read sequences.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
     #[error("there is no sequence to train on")]

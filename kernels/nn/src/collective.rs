@@ -1,8 +1,8 @@
 //! Exchanges between the *ranks*: the processes, or threads in tests, that train one model together.
 //!
-//! Every rank makes the same calls in the same order. What must have the same bits for any number of ranks is added
-//! in a written order, that of the micro-batches. A call that fails, or takes longer than the deadline, ends the
-//! exchanges for good: the ranks meet anew.
+//! Every rank makes the same calls in the same order. Sums that must have the same bits for any number of ranks are
+//! added in the order of the micro-batches. A call that fails or misses the deadline ends all exchanges; the ranks
+//! must reconnect.
 //!
 //! [`Mesh`] works over one [`Link`] for each pair of ranks: channels between threads here ([`threads`]), connections
 //! between processes in the miner.
@@ -19,23 +19,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Values of one frame.
+/// Maximum number of values of one frame.
 const PIECE: usize = 1 << 16;
-/// Bytes of one frame at most: its kind, and the values.
+/// Maximum length of one frame in bytes: its kind and the values.
 pub const FRAME_BYTES_MAX: usize = 1 + 4 * PIECE;
-/// Bytes of an announcement at most.
+/// Maximum length of an announcement in bytes.
 pub const ANNOUNCEMENT_BYTES_MAX: usize = 64 << 20;
-/// Bytes of the reason of a rank that gives up.
+/// Maximum length in bytes of the reason that a failing rank sends.
 const WHY_BYTES_MAX: usize = 1024;
-/// How long the reason of a rank that closed its link is waited for.
+/// Maximum wait for the reason of a rank that closed its link.
 const WHY_WITHIN: Duration = Duration::from_millis(200);
-/// Between two looks at the links while GPUs exchange.
+/// Interval between checks of the links while GPUs exchange.
 const LOOK: Duration = Duration::from_millis(20);
 
 const DATA: u8 = 0;
 const FAILURE: u8 = 1;
 
-/// Why an exchange failed.
+/// Reason why an exchange failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
     #[error(
@@ -64,37 +64,37 @@ pub enum CollectiveError {
     Aborted,
 }
 
-/// Fails once something that the ranks do without these calls has to end. It is called again and again.
+/// Check that is called repeatedly during an exchange outside of these calls. It fails once the exchange must end.
 pub type Watch<'a> = Box<dyn FnMut() -> Result<(), CollectiveError> + 'a>;
 
-/// One rank's view of all. Every call has a deadline, but for a rank that waits for an announcement.
+/// One rank's connection to the others. Every call has a deadline, except the wait for an announcement.
 pub trait Collective: Send {
-    /// From 0. Rank 0 leads.
+    /// Returns the number of this rank, from 0. Rank 0 leads.
     fn rank(&self) -> usize;
 
     fn ranks(&self) -> usize;
 
-    /// Gives all ranks the `message` of rank 0, of at most [`ANNOUNCEMENT_BYTES_MAX`].
+    /// Broadcasts the `message` of rank 0, of at most [`ANNOUNCEMENT_BYTES_MAX`], to all ranks.
     ///
     /// # Errors
-    /// As all calls: if a rank is lost, gives up, or is too slow. If the message is too long.
+    /// As all calls: if a rank is lost, fails, or is too slow. Also if the message is too long.
     fn announce(&mut self, message: &mut Vec<u8>) -> Result<(), CollectiveError>;
 
     /// Sends `values` to another rank, which [receives](Self::receive) as many.
     ///
     /// # Errors
-    /// As [`announce`](Self::announce).
+    /// Same as [`announce`](Self::announce).
     fn send(&mut self, to: usize, values: &[f32]) -> Result<(), CollectiveError>;
 
     /// # Errors
-    /// As [`announce`](Self::announce).
+    /// Same as [`announce`](Self::announce).
     fn receive(&mut self, from: usize, values: &mut [f32]) -> Result<(), CollectiveError>;
 
     /// Adds to `sum` this rank's slice of the vectors of the first `contributors` ranks, in the order of ranks. Other
     /// ranks hand over an empty vector.
     ///
     /// # Errors
-    /// As [`announce`](Self::announce).
+    /// Same as [`announce`](Self::announce).
     fn reduce_scatter(
         &mut self,
         slices: &[Range<usize>],
@@ -103,27 +103,28 @@ pub trait Collective: Send {
         sum: &mut [f32],
     ) -> Result<(), CollectiveError>;
 
-    /// Gives all ranks the slice of `vector` that each has. The slices cover the vector in the order of ranks.
+    /// Gives all ranks the slice of `vector` that each rank has. The slices cover the vector in the order of ranks.
     ///
     /// # Errors
-    /// As [`announce`](Self::announce).
+    /// Same as [`announce`](Self::announce).
     fn all_gather(&mut self, slices: &[Range<usize>], vector: &mut [f32]) -> Result<(), CollectiveError>;
 
-    /// Gives rank 0 the values of all ranks, one rank after the other; the other ranks get nothing. Rank `r` has
-    /// `lens[r]` values.
+    /// Sends the values of all ranks to rank 0 and returns them there in the order of ranks; other ranks get an empty
+    /// vector. Rank `r` has `lens[r]` values.
     ///
     /// # Errors
-    /// As [`announce`](Self::announce).
+    /// Same as [`announce`](Self::announce).
     fn gather(&mut self, values: &[f64], lens: &[usize]) -> Result<Vec<f64>, CollectiveError>;
 
-    /// Tells the other ranks why this one gives up, as far as they listen, and closes all connections.
+    /// Sends the other ranks the reason for this rank's failure, as far as they receive it, and closes all
+    /// connections.
     fn abort(&mut self, why: &str);
 
-    /// This rank of the NCCL communicator that the ranks' GPUs are to join, if there is one.
+    /// Returns this rank's membership of the NCCL communicator that the ranks' GPUs join, if there is one.
     fn nccl(&self) -> Option<Membership>;
 
-    /// A watch over the other ranks while their GPUs exchange: it fails if one of them is lost or gives up, as far as
-    /// this is seen without reading what it sends, or after the deadline of a call.
+    /// Returns a watch over the other ranks while their GPUs exchange. It fails if a rank is lost or fails, as far as
+    /// this is detected without reading its data, or after the deadline of a call.
     fn watch(&self, doing: &'static str) -> Watch<'_>;
 }
 
@@ -132,23 +133,23 @@ pub trait Link: Send + Sync {
     /// Sends a frame of at most [`FRAME_BYTES_MAX`].
     ///
     /// # Errors
-    /// If the other rank is gone, or `wait` is over.
+    /// If the other rank closed the connection, or `wait` is over.
     fn send(&self, frame: &[u8], wait: &Wait<'_>) -> Result<(), LinkError>;
 
-    /// Replaces `frame` by the next one.
+    /// Receives the next frame into `frame`.
     ///
     /// # Errors
-    /// If the other rank is gone, `wait` is over, or a frame is announced that is too long.
+    /// If the other rank closed the connection, `wait` is over, or the announced frame is too long.
     fn receive(&self, frame: &mut Vec<u8>, wait: &Wait<'_>) -> Result<(), LinkError>;
 
-    /// The first byte of the next frame, which stays to be received, if it has arrived. Does not wait.
+    /// Returns the first byte of the next frame if it has arrived, without removing the frame. Does not wait.
     ///
     /// # Errors
-    /// If the other rank is gone.
+    /// If the other rank closed the connection.
     fn peek(&self) -> Result<Option<u8>, LinkError>;
 }
 
-/// Why a frame did not get through.
+/// Reason why a frame was not transmitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkError {
     Closed,
@@ -160,14 +161,14 @@ pub enum LinkError {
     TooLong(usize),
 }
 
-/// How long a call may wait.
+/// Deadline and abort flag of a call.
 pub struct Wait<'a> {
     until: Option<Instant>,
     aborted: &'a AtomicBool,
 }
 
 impl Wait<'_> {
-    /// Fails once the call has to end. A link looks here at least every 50 ms.
+    /// Fails once the call must end. A link calls it at least every 50 ms.
     ///
     /// # Errors
     /// If the deadline passed, or another call of this rank failed.
@@ -185,24 +186,24 @@ impl Wait<'_> {
 /// A link to each other rank.
 pub struct Mesh {
     rank: usize,
-    /// By rank; none to itself, and none at all after an abort.
+    /// Links by rank. `None` for this rank itself, and for all after an abort.
     links: Vec<Option<Box<dyn Link>>>,
     timeout: Duration,
     nccl: Option<UniqueId>,
 }
 
 impl Mesh {
-    /// Rank `rank`, with a link to each other one. A call may take `timeout`.
+    /// Returns the mesh of rank `rank`, with a link to each other rank. A call may take `timeout`.
     ///
     /// # Panics
-    /// If `links` are not those of all ranks but this.
+    /// If `links` are not those of all other ranks.
     pub fn new(rank: usize, links: Vec<Option<Box<dyn Link>>>, timeout: Duration) -> Mesh {
         let is_complete = links.iter().enumerate().all(|(other, link)| link.is_none() == (other == rank));
         assert!(rank < links.len() && is_complete, "a link to each other rank");
         Mesh { rank, links, timeout, nccl: None }
     }
 
-    /// The same ranks, whose GPUs exchange by the NCCL communicator of this id, if there is one.
+    /// Sets the id of the NCCL communicator by which the ranks' GPUs exchange, if any.
     #[must_use]
     pub fn with_nccl(self, nccl: Option<UniqueId>) -> Mesh {
         Mesh { nccl, ..self }
@@ -242,7 +243,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// The next frame of `from`, and its data.
+    /// Receives the next frame of `from` and returns its data.
     fn receive<'f>(&self, from: usize, frame: &'f mut Vec<u8>) -> Result<&'f [u8], CollectiveError> {
         let link = self.mesh.links[from].as_deref().ok_or(CollectiveError::Aborted)?;
         link.receive(frame, &self.wait).map_err(|error| self.explain(from, error))?;
@@ -253,7 +254,7 @@ impl Call<'_> {
         }
     }
 
-    /// Hands `values.len()` values of `from` to `each`, with the place that they belong to.
+    /// Receives `values.len()` values of `from` and passes them to `each`, with their destination.
     fn receive_values(
         &self,
         from: usize,
@@ -289,7 +290,7 @@ impl Call<'_> {
         }
     }
 
-    /// Why a rank that closed its link gave up, if it said so: its words may wait behind data.
+    /// Returns the reason of a rank that closed its link, if it sent one, possibly behind data.
     fn last_words(&self, rank: usize) -> Option<CollectiveError> {
         let link = self.mesh.links[rank].as_deref()?;
         let (never, mut frame) = (AtomicBool::new(false), Vec::new());
@@ -302,7 +303,7 @@ impl Call<'_> {
         None
     }
 
-    /// Runs `write` on a thread beside `read`. If one of them fails, the other one ends.
+    /// Runs `write` on a thread in parallel with `read`. If one of them fails, the other one ends.
     fn both(
         &self,
         write: impl FnOnce() -> Result<(), CollectiveError> + Send,
@@ -321,7 +322,7 @@ impl Call<'_> {
             let read = noted(read());
             let written = writer.join().expect("the writer does not panic");
             match (read, written) {
-                // The writer may have read the last words of a rank that the reader finds gone.
+                // The writer may have read the reason of a rank that the reader finds disconnected.
                 (Err(CollectiveError::Lost { .. }), Err(error @ CollectiveError::Failed { .. }))
                 | (Err(CollectiveError::Aborted), Err(error))
                 | (Err(error), _)
@@ -332,19 +333,19 @@ impl Call<'_> {
     }
 }
 
-/// A reason as printable text.
+/// Returns a reason as printable text.
 fn text(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(WHY_BYTES_MAX)]);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Piece `index` of a slice.
+/// Returns piece `index` of a slice.
 fn piece(slice: &Range<usize>, index: usize) -> Range<usize> {
     let start = slice.end.min(slice.start + index * PIECE);
     start..slice.end.min(start + PIECE)
 }
 
-/// Pieces of the longest slice.
+/// Returns the number of pieces of the longest slice.
 fn pieces(slices: &[Range<usize>]) -> usize {
     slices.iter().map(|slice| slice.len().div_ceil(PIECE)).max().unwrap_or(0)
 }
@@ -374,7 +375,7 @@ impl Collective for Mesh {
             }
             return Ok(());
         }
-        // Rank 0 may wait for the next window. If it ends, its link closes.
+        // No deadline: rank 0 may wait for the next window. If it ends, its link closes.
         let idle = Call { mesh: self, doing: "waiting", wait: Wait { until: None, aborted: &aborted } };
         let mut frame = Vec::new();
         let length = idle.receive(0, &mut frame)?;
@@ -407,8 +408,8 @@ impl Collective for Mesh {
         call.receive_values(from, &mut Vec::new(), values, |place, value| *place = value)
     }
 
-    // Every rank writes piece by piece, in each piece to all ranks in order, and reads in the same order. So a frame
-    // waits for earlier ones alone, and no two ranks wait for each other.
+    // Every rank writes piece by piece, each piece to all ranks in order, and reads in the same order. So a frame
+    // waits only for earlier ones, which excludes deadlocks.
     fn reduce_scatter(
         &mut self,
         slices: &[Range<usize>],
@@ -511,7 +512,7 @@ impl Collective for Mesh {
         let frame = [&[FAILURE], &why.as_bytes()[..why.len().min(WHY_BYTES_MAX)]].concat();
         for link in self.links.iter_mut().filter_map(Option::take) {
             let wait = Wait { until: Some(Instant::now() + WHY_WITHIN), aborted: &never };
-            // The other rank may be gone, or be the reason.
+            // Ignored: the other rank may have disconnected, or be the cause.
             let _ = link.send(&frame, &wait);
         }
     }

@@ -1,12 +1,12 @@
-//! The device and how it is used: settings that the user names, never what happens to be compiled in.
+//! Settings for the device and its use. They depend on the user's choice only, not on the compiled features.
 
 use crate::{Precision, driver, estimate};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::{fmt, str::FromStr};
 
-/// Where a model is trained or evaluated, and how. No part of a run's specification.
+/// Device for training or evaluation, with its settings. Not part of a run's specification.
 ///
-/// In a settings file it is a table, or a name alone:
+/// A settings file contains a table, or only a name:
 ///
 /// ```
 /// use mettle_nn::{ActivationCheckpointing, Device, DeviceName, EngineKind};
@@ -23,20 +23,21 @@ use std::{fmt, str::FromStr};
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 ///
-/// Also as text, with the settings behind the name: `cuda:0,recompute=layers`, `cuda:0,f32`, `cuda:0,burn`.
+/// The text form has the settings after the name: `cuda:0,recompute=layers`, `cuda:0,f32`, `cuda:0,burn`.
 /// [`Display`](fmt::Display) writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Device {
     pub name: DeviceName,
-    /// What computes; see [`Device::engine`] for the default.
+    /// Engine that computes. The default is that of [`Device::engine`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineKind>,
-    /// Of products. Sums, losses, weights and moments are f32 in any case. See [`Device::precision`] for the default.
+    /// Precision of products. Sums, losses, weights and moments are always f32. The default is that of
+    /// [`Device::precision_for_training`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
     #[serde(skip_serializing_if = "ActivationCheckpointing::is_none")]
     pub activation_checkpointing: ActivationCheckpointing,
-    /// Of the fused engine on an NVIDIA GPU. Without it, NVIDIA's where their libraries are installed.
+    /// Kernels of the fused engine on an NVIDIA GPU. The default is NVIDIA's if their libraries are installed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernels: Option<KernelSet>,
 }
@@ -44,7 +45,7 @@ pub struct Device {
 /// A miner's device setting, which may name all GPUs of a kind: `cuda:all` or `vulkan:all`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSetting {
-    /// The first GPU, where all are named.
+    /// The device; the first GPU if all are named.
     pub device: Device,
     pub is_every_gpu: bool,
 }
@@ -55,8 +56,8 @@ pub enum DeviceName {
     Cpu,
     /// An NVIDIA GPU, numbered from 0.
     Cuda(u16),
-    /// A discrete GPU through Vulkan, numbered from 0; without a number the first device that Vulkan names: a GPU, or a
-    /// CPU that stands in for one.
+    /// A discrete GPU through Vulkan, numbered from 0; without a number the first device that Vulkan lists: a GPU or a
+    /// software driver (lavapipe).
     Vulkan(Option<u16>),
 }
 
@@ -70,31 +71,30 @@ pub enum EngineKind {
     Burn,
 }
 
-/// Who wrote the products and attention of the fused engine on an NVIDIA GPU.
+/// Implementation of products and attention of the fused engine on an NVIDIA GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KernelSet {
-    /// cuBLASLt's products, and attention that NVRTC compiles: `libcublasLt.so.13` and `libnvrtc.so.13`, which must be
-    /// there.
+    /// cuBLASLt's products, and attention that NVRTC compiles. Requires `libcublasLt.so.13` and `libnvrtc.so.13`.
     Nvidia,
-    /// Those that run on every GPU.
+    /// Kernels that run on every GPU.
     Portable,
 }
 
-/// The activations that are not kept for the backward pass but computed again: less memory, more time, the same bits.
+/// The activations that are recomputed for the backward pass instead of kept: less memory, more time, the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ActivationCheckpointing {
     #[default]
     None,
-    /// Gates and ups of the feed-forward half, over half of a layer's activations: one product more, of a layer's
-    /// twelve.
+    /// Gates and ups of the feed-forward half, over half of a layer's activations. Costs one more product per layer,
+    /// which has twelve.
     FeedForward,
-    /// Everything but each layer's input: two forward passes.
+    /// Everything except each layer's input. Costs a second forward pass.
     Layers,
 }
 
-/// Why a device cannot be used, and what to do about it.
+/// Reason why a device cannot be used, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     #[error(
@@ -146,7 +146,7 @@ pub enum DeviceError {
 impl Device {
     pub const CPU: Device = Device::new(DeviceName::Cpu);
 
-    /// The device with default settings.
+    /// Returns the device with default settings.
     pub const fn new(name: DeviceName) -> Device {
         Device {
             name,
@@ -157,12 +157,12 @@ impl Device {
         }
     }
 
-    /// The engine that computes: the one that was named, else the fused one (`docs/adr/0025`).
+    /// Returns the engine that computes: the named one, else the fused one (`docs/adr/0025`).
     pub fn engine(&self) -> EngineKind {
         self.engine.unwrap_or(EngineKind::Fused)
     }
 
-    /// The precision of products in training: the one that was named, else bf16 for the fused engine on CUDA.
+    /// Returns the precision of products in training: the named one, else bf16 for the fused engine on CUDA.
     pub fn precision_for_training(&self) -> Precision {
         self.precision.unwrap_or(match (self.name, self.engine()) {
             (DeviceName::Cuda(_), EngineKind::Fused) => Precision::Bf16,
@@ -170,12 +170,12 @@ impl Device {
         })
     }
 
-    /// Whether the engine trains by Muon.
+    /// Returns whether the engine supports Muon.
     pub fn has_muon(&self) -> bool {
         self.name == DeviceName::Cpu || self.engine() == EngineKind::Burn
     }
 
-    /// A setting that only the fused engine on a GPU has, if one was made.
+    /// Returns a setting that only the fused engine on a GPU supports, if one is set.
     fn fused_setting(&self) -> Option<&'static str> {
         match (self.precision, self.activation_checkpointing) {
             (Some(Precision::Bf16 | Precision::F16), _) => Some("precision"),
@@ -186,8 +186,8 @@ impl Device {
         }
     }
 
-    /// Checks settings, support and presence before anything is opened: the libraries below panic on threads of their
-    /// own where a device is missing.
+    /// Checks settings, support and presence before anything is opened. Without a device, the libraries would panic on
+    /// their own threads.
     ///
     /// # Errors
     /// If the settings contradict each other, the program was built without support, or the machine lacks the device
@@ -213,7 +213,7 @@ impl Device {
         }
     }
 
-    /// GPUs of this kind on this machine, in a program built for them; 1 for a CPU, also one that stands in for a GPU.
+    /// Returns the number of GPUs of this kind on this machine; 1 for a CPU and for a software Vulkan driver.
     ///
     /// # Errors
     /// If the program was built without support, or the machine lacks the driver.
@@ -227,7 +227,7 @@ impl Device {
         }
     }
 
-    /// What NVIDIA's driver says of the GPU, in a program built with CUDA.
+    /// Returns the NVIDIA driver's description of the GPU, in a program built with CUDA.
     pub fn gpu_info(self) -> Option<driver::GpuInfo> {
         match self.name {
             DeviceName::Cuda(index) if cfg!(feature = "cuda") => driver::Driver::load().ok()?.gpu_info(index),
@@ -235,7 +235,7 @@ impl Device {
         }
     }
 
-    /// Free memory of the device in bytes, where the system or the driver tells.
+    /// Returns the device's free memory in bytes, if the system or the driver reports it.
     pub fn free_memory(self) -> Option<u64> {
         match self.name {
             DeviceName::Cpu => estimate::available_memory(),
@@ -243,14 +243,14 @@ impl Device {
         }
     }
 
-    /// Returns whether it was not set before.
+    /// Sets activation checkpointing. Returns whether it was not set before.
     fn checkpoint(&mut self, to: ActivationCheckpointing) -> bool {
         std::mem::replace(&mut self.activation_checkpointing, to).is_none()
     }
 }
 
 impl DeviceSetting {
-    /// The device.
+    /// Returns the device.
     ///
     /// # Errors
     /// If the setting names all GPUs.
@@ -267,7 +267,7 @@ impl DeviceSetting {
         let (name, is_every_gpu) = parse_name(words.next()?).ok()?;
         let mut device = Device::new(name);
         for word in words {
-            // A setting is made once.
+            // Each setting may occur once.
             let is_first = match word {
                 "burn" => device.engine.replace(EngineKind::Burn).is_none(),
                 "fused" => device.engine.replace(EngineKind::Fused).is_none(),
@@ -285,14 +285,14 @@ impl DeviceSetting {
     }
 }
 
-/// The named device, or the first where all GPUs are named; and whether they are.
+/// Returns the named device, or the first if all GPUs are named; and whether all are.
 fn parse_name(name: &str) -> Result<(DeviceName, bool), DeviceError> {
     let kind = name.strip_suffix(":all").filter(|kind| matches!(*kind, "cuda" | "vulkan"));
     Ok((kind.unwrap_or(name).parse()?, kind.is_some()))
 }
 
 impl DeviceName {
-    /// What the program must be built with, and the feature's name.
+    /// Returns the backend that the program must be built with, and the feature's name.
     fn backend(self) -> [&'static str; 2] {
         match self {
             DeviceName::Cpu => ["the CPU", ""],

@@ -1,4 +1,4 @@
-//! NVIDIA's driver, loaded at run time: how many GPUs there are, their names and their memory.
+//! NVIDIA's driver, loaded at run time: number of GPUs, their names and memory.
 
 use crate::DeviceError;
 
@@ -8,15 +8,15 @@ pub(crate) use sys::Driver;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInfo {
     pub name: String,
-    /// Free bytes.
+    /// Free memory in bytes.
     pub memory_free: u64,
-    /// All bytes.
+    /// Total memory in bytes.
     pub memory: u64,
 }
 
 impl GpuInfo {
-    /// Operations per second of dense bf16 products summed in f32, by the data sheet; `None` for a GPU that is not
-    /// listed.
+    /// Returns the operations per second of dense bf16 products summed in f32, by the data sheet; `None` for a GPU
+    /// that is not listed.
     ///
     /// From NVIDIA's data sheets, without sparsity, which doubles the printed number; for GeForce from the white
     /// papers of Ampere GA102 and Ada, row "FP16 with FP32 accumulate".
@@ -103,7 +103,7 @@ mod sys {
             })
         }
 
-        /// GPUs that the driver offers this process.
+        /// Returns the number of GPUs that this process may use.
         pub fn gpus(&self) -> Result<usize, DeviceError> {
             let mut gpus = 0;
             match ((self.init)(0), (self.count)(&mut gpus)) {
@@ -112,7 +112,7 @@ mod sys {
             }
         }
 
-        /// One GPU, asked in its primary context, which the whole process shares.
+        /// Describes one GPU, using its primary context, which the whole process shares.
         pub fn gpu_info(&self, index: u16) -> Option<GpuInfo> {
             let done = |code: c_int| (code == 0).then_some(());
             let (mut device, mut context) = (0, std::ptr::null_mut());
@@ -140,7 +140,7 @@ mod sys {
 mod sys {
     use super::{DeviceError, GpuInfo};
 
-    /// Only Unix is asked.
+    /// Only Unix is supported.
     pub(crate) enum Driver {}
 
     impl Driver {
@@ -168,7 +168,7 @@ mod tests {
         let refused = |library| Driver::load_from(library).err();
         assert_eq!(refused(c"libcuda-that-is-not-there.so"), Some(DeviceError::NoDriver));
         assert_eq!(refused(c"libc.so.6"), Some(DeviceError::NoDriver), "a library, but not the driver's");
-        // Whatever this machine has, asking is safe.
+        // The queries are safe on every machine.
         if let Ok(driver) = Driver::load() {
             let gpus = driver.gpus().unwrap_or(0);
             assert_eq!(driver.gpu_info(0).is_some(), gpus > 0);

@@ -1,11 +1,11 @@
-//! The engines: what holds weights and moments, and computes with them.
+//! The engines, which hold weights and moments and compute with them.
 //!
 //! | engine | where | how |
 //! |---|---|---|
 //! | fused, CPU | [`cpu`] | kernels over slices, without autograd; the default |
 //! | fused, GPU | `gpu` | the same over buffers of a GPU, in CubeCL (features `vulkan`, `cuda`) |
 //! | data parallel | `ranks` | one of these per rank, each with a part of the micro-batches and of the optimiser |
-//! | Burn | crate `mettle-nn-burn` | tensor operations and autograd: the oracle of the tests, and the default on CUDA |
+//! | Burn | crate `mettle-nn-burn` | tensor operations and autograd: the oracle of the tests |
 //!
 //! Engines may differ in the last bits. [`conformance`](crate::conformance) is the suite that all must pass.
 
@@ -25,49 +25,50 @@ use std::{borrow::Cow, ops::Range};
 pub use crate::batch::Batch;
 pub use ranks::{Connect, DataParallel, OpenLocal, ROUND, serve};
 
-/// Values on their way from a device, block by block. A block may be of any length.
+/// Values read from a device, block by block. A block may have any length.
 pub type Blocks<'a> = Box<dyn Iterator<Item = Result<Cow<'a, [f32]>, ModelError>> + 'a>;
 
 /// Holds one model on one device, and computes its losses, gradients and steps.
 ///
-/// [`Trainer`](crate::Trainer) and [`Evaluator`](crate::Evaluator) check what they hand over: sequences have
-/// `seq_len + 1` tokens of the vocabulary.
+/// [`Trainer`](crate::Trainer) and [`Evaluator`](crate::Evaluator) check their arguments: sequences have `seq_len + 1`
+/// tokens of the vocabulary.
 pub trait Engine: Send + Sync {
-    /// Replaces the weights by `flat`, in schema order. The moments stay. The caller has checked the length.
+    /// Replaces the weights with `flat`, in schema order. The moments do not change. The caller has checked the
+    /// length.
     ///
     /// # Errors
     /// If the device fails.
     fn load(&mut self, flat: &[f32]) -> Result<(), ModelError>;
 
-    /// The weights: together, the blocks are the flat parameter vector in schema order.
+    /// Returns the weights. Together, the blocks are the flat parameter vector in schema order.
     fn weights(&self) -> Blocks<'_>;
 
-    /// Calls `edit` with each tensor's index and values in schema order, and puts what it changed on the device.
+    /// Calls `edit` with each tensor's index and values in schema order, and copies the changes to the device.
     ///
     /// # Errors
     /// If the device fails. `edit` may have been called for all tensors; losses fail until another edit succeeds.
     fn edit(&mut self, edit: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), ModelError>;
 
-    /// The loss of each token `[N]`, in nats, sequence by sequence.
+    /// Returns the loss of each token `[N]`, in nats, sequence by sequence.
     ///
     /// # Errors
     /// If the device fails.
     fn losses(&self, sequences: &[&[u32]]) -> Result<Vec<f64>, ModelError>;
 
-    /// The logits `[rows, V]` after the first `rows` of `seq_len` tokens.
+    /// Returns the logits `[rows, V]` after the first `rows` of `seq_len` tokens.
     ///
     /// # Errors
     /// If the device fails.
     fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError>;
 
-    /// An empty cache with room for `tokens` tokens, if this engine can [extend](Self::extend) one.
+    /// Returns an empty cache with capacity for `tokens` tokens, if this engine can [extend](Self::extend) one.
     fn cache(&self, _tokens: usize) -> Option<KvCache> {
         None
     }
 
-    /// Reads tokens behind those in a cache: any number into one, or one into each of several. Returns the logits
-    /// `[rows, V]` after the last `rows` of them all. A read changes no bit of another. The caller has checked that a
-    /// cache then holds at most `seq_len` tokens, all of the vocabulary.
+    /// Appends tokens to caches: any number to one cache, or one to each of several. Returns the logits `[rows, V]`
+    /// after the last `rows` of all tokens. A read does not change another's bits. The caller has checked that a cache
+    /// then holds at most `seq_len` tokens, all of the vocabulary.
     ///
     /// # Errors
     /// If the engine has no caches, or the device fails.
@@ -75,63 +76,63 @@ pub trait Engine: Send + Sync {
         Err(ModelError::NoCache)
     }
 
-    /// Computes the gradient of the mean loss of `sequences` and keeps it for [`step`](Self::step). A batch is added
-    /// up in micro-batches of the recipe's size.
+    /// Computes the gradient of the mean loss of `sequences` and keeps it for [`step`](Self::step). A batch is
+    /// computed in micro-batches of the recipe's size.
     ///
     /// # Errors
     /// If the device fails or runs out of memory, or the engine was opened for evaluation.
     fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError>;
 
-    /// Steps weights and moments along the gradient that [`gradients`](Self::gradients) left.
+    /// Updates weights and moments with the gradient of the last call of [`gradients`](Self::gradients).
     ///
     /// # Errors
     /// If the device fails, or the engine was opened for evaluation.
     fn step(&mut self, params: &StepParams) -> Result<(), ModelError>;
 
-    /// The optimiser's moments, tensor by tensor in schema order: mean, then square where there is one
+    /// Returns the optimiser's moments, tensor by tensor in schema order: mean, then square where there is one
     /// ([`optim::moment_count`](crate::optim::moment_count)). Nothing where the engine was opened for evaluation.
     fn moments(&self) -> Blocks<'_>;
 
-    /// Replaces the moments by what [`moments`](Self::moments) gave. The caller has checked the length.
+    /// Replaces the moments with those that [`moments`](Self::moments) returned. The caller has checked the length.
     ///
     /// # Errors
     /// If the device fails, or the engine was opened for evaluation.
     fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError>;
 
-    /// As [`load_moments`](Self::load_moments), for an engine that keeps the vector instead of a copy.
+    /// Same as [`load_moments`](Self::load_moments), for an engine that can keep the vector without a copy.
     ///
     /// # Errors
-    /// As [`load_moments`](Self::load_moments).
+    /// Same as [`load_moments`](Self::load_moments).
     fn take_moments(&mut self, moments: Vec<f32>) -> Result<(), ModelError> {
         self.load_moments(&moments)
     }
 
-    /// The device's memory, where the engine can tell.
+    /// Returns the use of the device's memory, if the engine reports it.
     fn device_memory(&self) -> Option<DeviceMemory> {
         None
     }
 }
 
-/// Appends a part of a flat vector to the values.
+/// Function that appends a part of a flat vector to the values.
 pub type ReadPart<'a> = dyn FnMut(Range<usize>, &mut Vec<f32>) -> Result<(), ModelError> + 'a;
 
-/// Takes over the gradient of neighbouring tensors, a range of the flat vector, by reading its parts.
+/// Function that receives the gradient of neighbouring tensors, a range of the flat vector, and reads its parts.
 pub type Reduce<'a> = dyn FnMut(Range<usize>, &mut ReadPart<'_>) -> Result<(), ModelError> + 'a;
 
 /// An engine without an optimiser, for one of several ranks that train as one: [`DataParallel`] steps the weights.
 pub trait RankEngine: Send + Sync {
-    /// Its weights, losses and logits: what [`DataParallel`] does not divide among the ranks.
+    /// Returns the engine for weights, losses and logits, which [`DataParallel`] does not divide among the ranks.
     fn engine(&self) -> &dyn Engine;
 
     fn engine_mut(&mut self) -> &mut dyn Engine;
 
-    /// Whether several micro-batches are added up on the device, so that only their sum is exchanged. Otherwise each is
-    /// exchanged on its own, in the order of the batch, and any number of ranks gives the same bits.
+    /// Returns whether several micro-batches are added up on the device, so that only their sum is exchanged.
+    /// Otherwise each is exchanged on its own, in the order of the batch, and any number of ranks gives the same bits.
     fn adds_micro_batches(&self) -> bool;
 
-    /// The loss of each token, in nats. Hands over the gradient of `Σ losses / rows` of one micro-batch, or of
-    /// several if they are [added up](Self::adds_micro_batches): from the last tensor to the first, some at a time.
-    /// What was handed over need not be kept.
+    /// Returns the loss of each token, in nats. Passes the gradient of `Σ losses / rows` to `reduce`, for one
+    /// micro-batch, or for several if they are [added up](Self::adds_micro_batches). The order is from the last tensor
+    /// to the first, some at a time. Gradients need not be kept after that.
     ///
     /// # Errors
     /// If the device fails or runs out of memory, or `reduce` fails.
@@ -148,8 +149,8 @@ pub trait RankEngine: Send + Sync {
     /// If the device fails.
     fn read_weights(&self, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError>;
 
-    /// Writes `values` into the flat parameter vector from `first` on.
-    /// [`finish_weights`](Self::finish_weights) has to follow before anything is computed.
+    /// Writes `values` into the flat parameter vector from `first` on. The caller must call
+    /// [`finish_weights`](Self::finish_weights) before the next computation.
     ///
     /// # Errors
     /// If the device fails.
@@ -161,10 +162,10 @@ pub trait RankEngine: Send + Sync {
     /// If the device fails.
     fn finish_weights(&mut self) -> Result<(), ModelError>;
 
-    /// Connects this engine's GPU with those of the other ranks by NCCL, which all ranks do at the same time.
+    /// Connects this engine's GPU with those of the other ranks by NCCL. All ranks call it at the same time.
     ///
     /// # Errors
-    /// If the engine has no GPU of NVIDIA, NCCL is not there or fails, or `watch` does.
+    /// If the engine has no NVIDIA GPU, NCCL is missing or fails, or `watch` fails.
     fn connect_gpus(
         &self,
         _: &Membership,
@@ -176,11 +177,10 @@ pub trait RankEngine: Send + Sync {
 }
 
 /// Exchanges between the GPUs of ranks that do not go through their machines' memory. All ranks make the same calls in
-/// the same order. Ranges are of the flat parameter vector, and there is one for each rank. A call that fails ends the
-/// exchanges for good.
+/// the same order. Ranges are of the flat parameter vector, one for each rank. A failed call ends all exchanges.
 pub trait GpuExchange: Send {
-    /// Appends to `sum` what the gradients of the first `contributors` ranks are in this rank's range, added up in the
-    /// order of ranks. No range has more than `ROUND` values.
+    /// Appends to `sum` the gradients of the first `contributors` ranks in this rank's range, added up in the order of
+    /// ranks. A range has at most `ROUND` values.
     ///
     /// # Errors
     /// If the exchange, a device or `watch` fails.
@@ -192,14 +192,15 @@ pub trait GpuExchange: Send {
         watch: &mut Watch<'_>,
     ) -> Result<(), ModelError>;
 
-    /// Gives all ranks the weights of each rank's range. [`RankEngine::finish_weights`] has to follow.
+    /// Gives all ranks the weights of each rank's range. The caller must call [`RankEngine::finish_weights`]
+    /// afterwards.
     ///
     /// # Errors
-    /// As [`reduce_scatter`](Self::reduce_scatter).
+    /// Same as [`reduce_scatter`](Self::reduce_scatter).
     fn all_gather(&mut self, parts: &[Range<usize>], watch: &mut Watch<'_>) -> Result<(), ModelError>;
 }
 
-/// The parts of `range` within neighbouring vectors of these lengths: index of the vector, and range in it.
+/// Returns the parts of `range` within neighbouring vectors of these lengths: index of the vector, and range in it.
 pub fn parts_of(
     range: Range<usize>,
     lens: impl IntoIterator<Item = usize>,
@@ -213,7 +214,7 @@ pub fn parts_of(
     })
 }
 
-/// Keys and values of the tokens that one text has so far.
+/// Keys and values of one text's tokens.
 pub struct KvCache {
     tokens: usize,
     /// `[L][K]`
@@ -227,7 +228,7 @@ impl KvCache {
         KvCache { tokens: 0, layers: (0..config.layers).map(|_| layer()).collect() }
     }
 
-    /// Bytes that it has reserved for keys and values.
+    /// Returns the bytes reserved for keys and values.
     pub(crate) fn bytes(&self) -> u64 {
         self.layers.iter().flatten().map(CachedHead::bytes).sum()
     }
@@ -239,7 +240,7 @@ pub struct Read<'a> {
     pub tokens: &'a [u32],
 }
 
-/// A batch before its step.
+/// Loss and gradient norm of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gradients {
     /// Mean loss, in nats per token.
@@ -251,14 +252,14 @@ pub struct Gradients {
 /// Bytes of a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// In use by this process.
+    /// Bytes in use by this process.
     pub used: u64,
-    /// Reserved by this process. It never shrinks, so it is also the peak.
+    /// Bytes reserved by this process. They never shrink, so this is also the peak.
     pub reserved: u64,
 }
 
-/// Opens the fused engine of `device` with the weights `flat`: to train by `recipe`, or to evaluate without one.
-/// The crate `mettle-engines` opens Burn's as well.
+/// Opens the fused engine of `device` with the weights `flat`, for training with `recipe`, or without one for
+/// evaluation. The crate `mettle-engines` opens Burn's as well.
 ///
 /// # Errors
 /// If the configuration or the recipe is invalid, the device is absent or lacks something, `flat` has another length,
@@ -312,10 +313,10 @@ pub fn open_rank(
     }
 }
 
-/// The checks before any engine is opened.
+/// Checks the arguments before an engine is opened.
 ///
 /// # Errors
-/// As [`open`].
+/// Same as [`open`].
 pub fn check(
     device: Device,
     config: &ModelConfig,

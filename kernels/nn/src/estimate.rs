@@ -1,4 +1,4 @@
-//! Memory: an estimate of what training takes, before it is taken; and an allocator that keeps freed memory.
+//! Estimate of the memory that training needs, and a setting of the allocator to keep freed memory.
 
 #![allow(non_snake_case, reason = "a length is named by its letter: see layers/mod.rs")]
 
@@ -10,26 +10,26 @@ use crate::{
 use model::{ModelConfig, Recipe};
 use std::{fmt, sync::Once};
 
-/// Bytes that a trainer takes at its peak, by purpose.
+/// Peak memory of a trainer in bytes, by purpose.
 ///
-/// For the fused engines it counts their buffers; on the CPU it is within a tenth of what `train-report` measures, for
-/// all but the smallest models. For Burn it is a fit to the peak of its CPU backend.
+/// For the fused engines it counts their buffers. On the CPU it is within 10 % of the measurement by `train-report`,
+/// except for the smallest models. For Burn it is a fit to the peak of its CPU backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryEstimate {
-    /// The f32 weights, and a copy for products in 16 bits.
+    /// Weights in f32, and a copy for products in 16 bits.
     pub weights: u64,
     pub gradients: u64,
     /// AdamW's two moments per weight. Muon needs less.
     pub optimiser: u64,
-    /// What the forward pass of one micro-batch keeps for the backward pass.
+    /// Values that the forward pass of one micro-batch keeps for the backward pass.
     pub activations: u64,
     /// Gradients of activations, logits and other buffers.
     pub work: u64,
-    /// What a GPU kernel takes while it runs.
+    /// Temporary memory of a running GPU kernel.
     pub temporary: u64,
 }
 
-/// Training that does not fit into memory.
+/// Error of training that does not fit into memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("training takes about {} ({estimate}), but {}: {advice}", Bytes(estimate.total()), shortage(*available))]
 pub struct MemoryError {
@@ -40,14 +40,14 @@ pub struct MemoryError {
     pub advice: Advice,
 }
 
-/// Ranks whose slices do not fit into the memory of their machine.
+/// Error of ranks whose slices do not fit into the memory of their machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the {ranks} ranks on this machine keep about {} of gradients and moments in its memory, but only {} are free: spread the ranks over more machines, or use one with more memory",
     Bytes(*needed), Bytes(*free)
 )]
 pub struct RankMemoryError {
-    /// On this machine.
+    /// Number of ranks on this machine.
     pub ranks: usize,
     pub needed: u64,
     pub free: u64,
@@ -56,15 +56,15 @@ pub struct RankMemoryError {
 /// The setting that makes training fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// At most this many sequences at once, which changes nothing but the time.
+    /// At most this many sequences at once, which changes only the time.
     MicroBatch(usize),
-    /// With this many sequences at once a rank has one micro-batch in a step, and keeps no whole gradient on its GPU.
+    /// This many sequences at once, so that a rank has one micro-batch per step and no whole gradient on its GPU.
     OneMicroBatch(usize),
-    /// Not even one sequence fits, but this many do with activation checkpointing.
+    /// No sequence fits, but this many fit with activation checkpointing.
     ActivationCheckpointing(ActivationCheckpointing, usize),
-    /// Not even that, but a rank with one sequence in a step takes only this many bytes of its GPU.
+    /// No sequence fits even then, but a rank with one sequence per step needs only this many bytes of its GPU.
     Ranks(u64),
-    /// One sequence at once takes this many bytes, and nothing makes it fit.
+    /// One sequence at once needs this many bytes, and no setting makes it fit.
     NotEvenOne(u64),
 }
 
@@ -102,7 +102,7 @@ fn shortage(available: Option<u64>) -> String {
 }
 
 impl MemoryEstimate {
-    /// For training this model by this recipe on this device.
+    /// Estimates training of this model by this recipe on this device.
     pub fn new(config: &ModelConfig, recipe: &Recipe, device: Device) -> MemoryEstimate {
         let tokens = recipe.micro_batch.min(recipe.batch) * config.seq_len;
         let &ModelConfig { vocab, d_model, layers, heads, kv_heads, d_ff, seq_len, .. } = config;
@@ -112,7 +112,7 @@ impl MemoryEstimate {
         let (parameters, width) =
             (config.parameters() as u64, device.precision_for_training().bytes() as u64);
         let logits = (LOGITS_MAX as u64).max(V).min(N * V);
-        // Bytes per token that the layers keep, and of the work space; and bytes of the work space beside them.
+        // Bytes per token that the layers keep and of the work space, and further bytes of the work space.
         let (kept, work, others) = match (device.engine(), device.name) {
             (EngineKind::Burn, _) => {
                 (4 * L * (10 * D + 3 * W + 4 * F + 3 * H * T), 4 * (4 * D + 4 * F), 4 * logits)
@@ -123,7 +123,8 @@ impl MemoryEstimate {
                 (4 * L * (3 * D + W + H + 2 * F + 2), 4 * (4 * D + F + W + 1), others)
             }
             (EngineKind::Fused, _) => {
-                // A layer's input; gates and ups; rows, mixed, log-sums, the stream between the halves, roots.
+                // A layer's input; gates and ups; rows, mixed, log-sums, the residual stream between the halves,
+                // roots.
                 let (input, wide, rest) = (4 * D, width * 2 * F, width * (W + D) + 4 * (H + D + 2));
                 let kept = match device.activation_checkpointing {
                     ActivationCheckpointing::None => L * (input + rest + wide),
@@ -147,10 +148,10 @@ impl MemoryEstimate {
         }
     }
 
-    /// One of `ranks` that train together by ZeRO-2: on its device the weights are whole, and the gradient is if
-    /// micro-batches are added up there (`adds_micro_batches`); otherwise it is that of one layer and of the
-    /// embedding, or on a CPU of one stack, which counts as work. Its part of the gradients' sum and of the moments
-    /// is in the machine's memory (`rank_host_bytes`); that counts here if it is the device's.
+    /// Estimates one of `ranks` that train together by ZeRO-2. Its device holds all weights, and the whole gradient if
+    /// micro-batches are added up there (`adds_micro_batches`). Otherwise it holds the gradient of one layer and of
+    /// the embedding, or on a CPU of one stack, which counts as work. The rank's part of the gradients' sum and of the
+    /// moments is in the machine's memory (`rank_host_bytes`), which counts here if it is the device's.
     #[must_use]
     pub fn of_rank(
         self,
@@ -172,17 +173,17 @@ impl MemoryEstimate {
         MemoryEstimate { gradients: on_device + host / 3, optimiser: host - host / 3, ..self }
     }
 
-    /// Bytes of all purposes.
+    /// Returns the bytes for all purposes.
     pub fn total(&self) -> u64 {
         let MemoryEstimate { weights, gradients, optimiser, activations, work, temporary } = *self;
         weights + gradients + optimiser + activations + work + temporary
     }
 
-    /// Checks that training fits into `available` bytes. Nothing is checked where that is unknown, nor for Burn, whose
-    /// estimate is rough.
+    /// Checks that training fits into `available` bytes. Skipped if these are unknown, and for Burn, whose estimate is
+    /// rough.
     ///
     /// # Errors
-    /// If it does not fit, with the estimate and the setting to change.
+    /// If it does not fit; the error has the estimate and the setting to change.
     pub fn check(
         config: &ModelConfig,
         recipe: &Recipe,
@@ -192,10 +193,10 @@ impl MemoryEstimate {
         check_as(config, recipe, device, None, available)
     }
 
-    /// The same for one of `ranks` that train together.
+    /// Checks the same for one of `ranks` that train together.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
+    /// Same as [`check`](Self::check).
     pub fn check_rank(
         config: &ModelConfig,
         recipe: &Recipe,
@@ -209,7 +210,7 @@ impl MemoryEstimate {
     /// Checks that the slices of `here` of `ranks` ranks on GPUs fit into the `free` bytes of their machine's memory.
     ///
     /// # Errors
-    /// If they do not.
+    /// If they do not fit.
     pub fn check_rank_slices(
         config: &ModelConfig,
         here: usize,
@@ -223,7 +224,7 @@ impl MemoryEstimate {
         }
     }
 
-    /// The error of a device that ran out of memory during this training, alone or as one of some ranks.
+    /// Returns the error for a device that ran out of memory during this training, alone or as one of several ranks.
     pub fn ran_out(
         config: &ModelConfig,
         recipe: &Recipe,
@@ -231,7 +232,7 @@ impl MemoryEstimate {
         ranks: Option<usize>,
     ) -> MemoryError {
         let estimate = estimate(config, recipe, device, ranks);
-        // The estimate did not fit. How much less does is unknown: try half of the activations.
+        // The estimate did not fit, and the free memory is unknown: try half of the activations.
         let less = estimate.total() - estimate.activations / 2;
         let fewer = recipe.micro_batch.min(recipe.batch) / 2;
         let advice = advice(config, recipe, device, ranks, fewer, less);
@@ -239,7 +240,7 @@ impl MemoryEstimate {
     }
 }
 
-/// For training alone, or as one of some ranks.
+/// Estimates training alone, or as one of several ranks.
 fn estimate(config: &ModelConfig, recipe: &Recipe, device: Device, ranks: Option<usize>) -> MemoryEstimate {
     let alone = MemoryEstimate::new(config, recipe, device);
     ranks.map_or(alone, |ranks| alone.of_rank(config, recipe, device, ranks))
@@ -262,14 +263,14 @@ fn check_as(
     Err(MemoryError { estimate, available, advice })
 }
 
-/// Bytes that one of `ranks` keeps in the machine's memory, with AdamW: its part of the gradients' sum and of two
-/// moments.
+/// Returns the bytes that one of `ranks` keeps in the machine's memory with AdamW: its part of the gradients' sum and
+/// of two moments.
 fn rank_host_bytes(config: &ModelConfig, ranks: usize) -> u64 {
     12 * (config.parameters() as u64 / ranks.max(1) as u64)
 }
 
-/// Whether one of `ranks` adds up the micro-batches of a step on its device, in a whole gradient. A GPU with a single
-/// one hands over each layer's gradient at once: it would exchange the same bytes.
+/// Returns whether one of `ranks` adds up the micro-batches of a step on its device, in a whole gradient. A GPU with a
+/// single micro-batch passes on each layer's gradient at once, because it would exchange the same bytes.
 pub(crate) fn adds_micro_batches(recipe: &Recipe, device: Device, ranks: usize) -> bool {
     match (device.engine(), device.name) {
         (EngineKind::Burn, _) => true,
@@ -278,8 +279,8 @@ pub(crate) fn adds_micro_batches(recipe: &Recipe, device: Device, ranks: usize) 
     }
 }
 
-/// The setting that makes training fit into `available` bytes: at most `most` sequences at once; or, of ranks on GPUs,
-/// as many as need no whole gradient; or more checkpointing.
+/// Returns the setting that makes training fit into `available` bytes: at most `most` sequences at once; for ranks on
+/// GPUs, so many that no whole gradient is needed; or more checkpointing.
 fn advice(
     config: &ModelConfig,
     recipe: &Recipe,
@@ -291,7 +292,8 @@ fn advice(
     let takes = |device, micro_batch| {
         estimate(config, &Recipe { micro_batch, ..recipe.clone() }, device, ranks).total()
     };
-    // From here on each rank has one micro-batch. Memory falls here, and grows with the sequences below and above: bisect.
+    // From `whole` on, each rank has one micro-batch. Memory drops there, and grows with the sequences below and
+    // above: bisect both.
     let whole = recipe.batch.div_ceil(ranks.unwrap_or(1).max(1));
     let most_that_fit = |device, most: usize| {
         let (mut fits, mut too_many) =
@@ -306,7 +308,7 @@ fn advice(
         fits
     };
     if let fits @ 1.. = most_that_fit(device, most) {
-        // Fewer at once may need a whole gradient.
+        // Fewer sequences at once may need a whole gradient.
         let is_one = 1 < whole && whole <= fits && takes(device, whole) < takes(device, whole - 1);
         return if is_one { Advice::OneMicroBatch(fits) } else { Advice::MicroBatch(fits) };
     }
@@ -329,17 +331,17 @@ fn advice(
             return Advice::ActivationCheckpointing(activation_checkpointing, fits);
         }
     }
-    // On a GPU it does not depend on how many ranks there are, if each has one micro-batch.
+    // On a GPU the memory does not depend on the number of ranks if each has one micro-batch.
     let single = Recipe { batch: 2, micro_batch: 1, ..recipe.clone() };
     let of_rank = estimate(config, &single, last, Some(2)).total();
     if on_gpu && of_rank <= available { Advice::Ranks(of_rank) } else { Advice::NotEvenOne(takes(last, 1)) }
 }
 
-/// Bytes that a product of cuBLASLt may use beside its operands: what NVIDIA advises for Hopper.
+/// Bytes of workspace for a cuBLASLt product: NVIDIA's recommendation for Hopper.
 pub(crate) const WORKSPACE: usize = 32 << 20;
 
-/// Bytes that GPU kernels take for a while: the larger of attention's backward pass and a product that is added to a
-/// gradient, by portable kernels; and cuBLASLt's.
+/// Returns the temporary memory of GPU kernels in bytes: the larger of attention's backward pass and a product that is
+/// added to a gradient, for portable kernels; plus cuBLASLt's workspace.
 fn temporary(config: &ModelConfig, device: DeviceName, tokens: usize, width: usize) -> u64 {
     let library = if matches!(device, DeviceName::Cuda(_)) { WORKSPACE as u64 } else { 0 };
     let attention = attention::backward_memory(&config.into(), tokens / config.seq_len, width);
@@ -347,9 +349,9 @@ fn temporary(config: &ModelConfig, device: DeviceName, tokens: usize, width: usi
     library + sums.fold(attention, usize::max) as u64
 }
 
-/// Rows of `width` bytes a value whose logits exist at once on a GPU: a GiB on CUDA, where each such part of a batch
-/// reads and writes the embedding's gradient, 2 GiB in the preset `1b`; a quarter elsewhere. All but the last begin where
-/// a buffer may.
+/// Returns the number of rows, of `width` bytes per value, whose logits are in a GPU's memory at once: 1 GiB on CUDA,
+/// where each such part of a batch reads and writes the embedding's gradient, 2 GiB in the preset `1b`; a quarter of
+/// that elsewhere. Every part starts at a valid buffer offset.
 pub(crate) fn logits_rows(device: DeviceName, width: usize, vocab: usize, tokens: usize) -> usize {
     const BLOCK: usize = 128;
     let bytes = if matches!(device, DeviceName::Cuda(_)) { 1 << 30 } else { 1 << 28 };
@@ -371,7 +373,7 @@ impl fmt::Display for MemoryEstimate {
     }
 }
 
-/// Bytes for people.
+/// Bytes in human-readable form.
 struct Bytes(u64);
 
 impl fmt::Display for Bytes {
@@ -385,8 +387,8 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Bytes that this process may still take, where the system tells: what Linux calls available, or what the control
-/// group leaves, if that is less.
+/// Returns the bytes that this process may still allocate, if the system reports it: Linux's available memory, or the
+/// rest of the control group's limit if that is less.
 pub fn available_memory() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let machine = available_in(&read("/proc/meminfo")?)?;
@@ -398,24 +400,25 @@ pub fn available_memory() -> Option<u64> {
     Some(group().map_or(machine, |left| left.min(machine)))
 }
 
-/// `MemAvailable` of `/proc/meminfo`, in bytes.
+/// Returns `MemAvailable` of `/proc/meminfo`, in bytes.
 fn available_in(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(1024 * kibibytes)
 }
 
-/// Bytes that a control group of version 2 leaves: inactive file pages can be reclaimed. `None` without a limit.
+/// Returns the bytes left under a control group's limit (version 2), counting inactive file pages as free. `None`
+/// without a limit.
 fn left_in_group(max: &str, current: &str, stat: &str) -> Option<u64> {
     let (max, current): (u64, u64) = (max.trim().parse().ok()?, current.trim().parse().ok()?);
     let idle = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse().ok());
     Some(max.saturating_sub(current.saturating_sub(idle.unwrap_or(0))))
 }
 
-/// Tells the C library's allocator to keep freed memory, once and for the whole process.
+/// Configures the C library's allocator to keep freed memory, once for the whole process.
 ///
-/// Evaluation allocates and frees the same buffers again and again. By default glibc returns them to the kernel, which
-/// clears their pages and faults on each of them the next time (`docs/benchmarks.md`).
+/// Evaluation repeatedly allocates and frees the same buffers. By default glibc returns them to the kernel, and the
+/// next use faults on each page, which the kernel clears (`docs/benchmarks.md`).
 pub fn keep_freed_memory() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -428,10 +431,10 @@ pub fn keep_freed_memory() {
             }
             const M_TRIM_THRESHOLD: c_int = -1;
             const M_MMAP_THRESHOLD: c_int = -3;
-            // The largest threshold that glibc takes.
+            // The largest threshold that glibc accepts.
             const MMAP_THRESHOLD: c_int = 32 << 20;
-            // SAFETY: mallopt may be called at any time, and ignores a value that it does not take. It changes only
-            // where later memory comes from.
+            // SAFETY: mallopt may be called at any time, and ignores unsupported values. It affects only later
+            // allocations.
             unsafe {
                 mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD);
                 mallopt(M_TRIM_THRESHOLD, c_int::MAX);
@@ -483,7 +486,7 @@ mod tests {
         let on = |text: &str| -> Device { text.parse().unwrap() };
         let of = |device: &str, micro_batch| MemoryEstimate::new(&config, &recipe(micro_batch), on(device));
         let all = of("cuda:0,fused", 8);
-        // 4 bytes each of master, gradient and two moments, 2 of a copy.
+        // 4 bytes each for master, gradient and two moments, 2 for a copy.
         assert_eq!(all.weights + all.gradients + all.optimiser, 18 * config.parameters() as u64);
         let [some, least] = ["cuda:0,fused,recompute=feed-forward", "cuda:0,fused,recompute=layers"]
             .map(|device| of(device, 8));
@@ -507,7 +510,7 @@ mod tests {
             ),
             "{error}"
         );
-        // A GPU of several has neither the moments nor the whole gradient.
+        // One of several GPUs has neither the moments nor the whole gradient.
         let single = Recipe { batch: 8, micro_batch: 1, ..Recipe::default() };
         let rank = estimate(&config, &single, on("cuda:0,fused,recompute=layers"), Some(8)).total();
         for device in ["cuda:0,fused", "cuda:0,fused,recompute=layers"] {
@@ -564,7 +567,7 @@ mod tests {
         let config = ModelConfig::preset("1b").unwrap();
         let device: Device = "cuda:0,fused".parse().unwrap();
         let alone = MemoryEstimate::new(&config, &recipe(8), device);
-        // Of a batch of 16, eight ranks have two micro-batches of one, or a micro-batch of two at most.
+        // With a batch of 16, each of eight ranks has two micro-batches of one sequence, or one of two.
         let [adds, single] = [1, 2].map(|sequences| alone.of_rank(&config, &recipe(sequences), device, 8));
         assert_eq!((adds.weights, adds.gradients), (alone.weights, alone.gradients));
         let ModelConfig { vocab, d_model, layers, .. } = config;
@@ -579,7 +582,7 @@ mod tests {
         assert!(refused.contains("8 ranks on this machine keep about 13.8 GiB"), "{refused}");
         assert_eq!(MemoryEstimate::check_rank_slices(&config, 8, 8, None), Ok(()));
 
-        // A micro-batch of two takes less than one of one: fewer at once would not help.
+        // A micro-batch of two needs less than one of one: fewer sequences at once would not help.
         let takes = |sequences, ranks| estimate(&config, &recipe(sequences), device, Some(ranks)).total();
         assert!(takes(2, 8) < takes(1, 8) && takes(2, 8) < takes(3, 8));
         let advised = |micro_batch, ranks, free| {
@@ -591,7 +594,7 @@ mod tests {
         assert_eq!(advised(16, 8, takes(2, 8)), Advice::OneMicroBatch(2));
         assert_eq!(advised(4, 2, takes(1, 2)), Advice::MicroBatch(1));
 
-        // Also once the device has run out of memory, where one GPU alone would have to compute twice.
+        // The same after the device ran out of memory, where a single GPU would have to recompute.
         let ran_out =
             |micro_batch, ranks| MemoryEstimate::ran_out(&config, &recipe(micro_batch), device, ranks);
         assert_eq!(ran_out(1, Some(8)).advice, Advice::OneMicroBatch(2));

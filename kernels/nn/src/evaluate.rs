@@ -1,38 +1,38 @@
 //! Losses of single sequences, with and without a contribution (PROT-22).
 //!
-//! A contribution is judged by a difference of losses that is small beside the losses themselves. So one evaluator on
-//! one device measures both on the same sequences, and adds up a sequence's tokens in `f64`. A contribution is
-//! applied to the weights in place and taken back to the bit: there is no second copy of the model.
+//! A contribution is judged by a difference of losses that is small compared with the losses themselves. So one
+//! evaluator on one device measures both on the same sequences, and adds up a sequence's tokens in `f64`. A
+//! contribution is applied to the weights in place and undone bit for bit, without a second copy of the model.
 
 use crate::{Device, Engine, ModelError, batch, engine, train};
 use kernels::sparse;
 use model::ModelConfig;
 use protocol::contribution::Sparse;
 
-/// A model that is only read, except for contributions applied to it.
+/// Evaluates a model, with and without contributions applied to it.
 pub struct Evaluator {
     config: ModelConfig,
     pub(crate) engine: Box<dyn Engine>,
 }
 
-/// The values that [`Evaluator::apply_sparse`] overwrote. Give it back to [`Evaluator::undo`], the latest first.
+/// The values that [`Evaluator::apply_sparse`] overwrote. Pass it to [`Evaluator::undo`], the latest first.
 #[derive(Debug)]
 #[must_use = "the contribution stays applied until it is undone"]
 pub struct Undo {
-    /// For each tensor: positions, and their previous values.
+    /// Positions and their previous values, by tensor.
     tensors: Vec<(Vec<u32>, Vec<f32>)>,
 }
 
 impl Evaluator {
-    /// An evaluator of the weights `flat` on the fused engine of `device`.
+    /// Opens an evaluator of the weights `flat` on the fused engine of `device`.
     ///
     /// # Errors
-    /// As [`engine::open`].
+    /// Same as [`engine::open`].
     pub fn new(config: &ModelConfig, device: Device, flat: &[f32]) -> Result<Evaluator, ModelError> {
         Ok(Evaluator::from_engine(config, engine::open(device, config, None, flat)?))
     }
 
-    /// An evaluator on an engine that was opened with this configuration.
+    /// Returns an evaluator on an engine that was opened with this configuration.
     pub fn from_engine(config: &ModelConfig, engine: Box<dyn Engine>) -> Evaluator {
         Evaluator { config: config.clone(), engine }
     }
@@ -40,7 +40,7 @@ impl Evaluator {
     /// Replaces the weights.
     ///
     /// # Errors
-    /// If `flat` has another length, and the weights stay; or if the device fails.
+    /// If `flat` has another length, which leaves the weights unchanged, or if the device fails.
     pub fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
         engine::check_len(&self.config, flat)?;
         self.engine.load(flat)
@@ -50,7 +50,7 @@ impl Evaluator {
         &self.config
     }
 
-    /// The weights as the flat parameter vector, with every contribution applied.
+    /// Returns the weights as the flat parameter vector, with every contribution applied.
     ///
     /// # Errors
     /// If the device fails.
@@ -58,8 +58,8 @@ impl Evaluator {
         train::flat(self.engine.as_ref(), &self.config)
     }
 
-    /// The mean loss of each sequence (`seq_len + 1` tokens), in nats per token. Memory does not grow with the number
-    /// of sequences.
+    /// Returns the mean loss of each sequence (`seq_len + 1` tokens), in nats per token. Memory does not grow with the
+    /// number of sequences.
     ///
     /// # Errors
     /// If a sequence does not fit the model, or the device fails.
@@ -71,22 +71,22 @@ impl Evaluator {
         Ok(tokens.chunks(seq_len).map(|losses| losses.iter().sum::<f64>() / seq_len as f64).collect())
     }
 
-    /// The logits `[T, V]` after each of `tokens`, of which there are 1 to `seq_len`.
+    /// Returns the logits `[T, V]` after each of `tokens`, of which there are 1 to `seq_len`.
     ///
     /// # Errors
     /// If the number of tokens or a token is out of bounds, or the device fails.
     pub fn logits(&self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         batch::check_text(&self.config, tokens)?;
-        // The network reads `seq_len` tokens at once. Attention is causal, so padding behind them changes nothing.
+        // The network reads `seq_len` tokens at once. Attention is causal, so padding after them has no effect.
         let mut padded = tokens.to_vec();
         padded.resize(self.config.seq_len, 0);
         self.engine.logits(&padded, tokens.len())
     }
 
-    /// `θ ← fl(θ − fl(rate·u))` at the entries of `update`: the bits of `protocol::merge::apply`.
+    /// Computes `θ ← fl(θ − fl(rate·u))` at the entries of `update`, with the bits of `protocol::merge::apply`.
     ///
     /// # Errors
-    /// If `update` does not have this model's tensors, and nothing has changed; or if the device fails.
+    /// If `update` does not have this model's tensors, which leaves the weights unchanged, or if the device fails.
     pub fn apply_sparse(&mut self, update: &Sparse, rate: f32) -> Result<Undo, ModelError> {
         self.check(update)?;
         let mut tensors = Vec::with_capacity(update.tensors.len());
@@ -97,14 +97,14 @@ impl Evaluator {
         });
         let undo = Undo { tensors };
         if let Err(error) = applied {
-            // A device that has failed may refuse this too; the first error is the one to report.
+            // Ignored: a failed device may refuse this too, and the first error is the one to report.
             let _ = self.undo(undo);
             return Err(error);
         }
         Ok(undo)
     }
 
-    /// Takes back one [`apply_sparse`](Self::apply_sparse): the weights have the bits they had before it.
+    /// Undoes one [`apply_sparse`](Self::apply_sparse) and restores the weights' previous bits.
     ///
     /// # Errors
     /// If `undo` is of another model, or the device fails.
@@ -119,7 +119,7 @@ impl Evaluator {
         })
     }
 
-    /// The losses of `sequences` with `update` applied. The update is taken back before this returns.
+    /// Returns the losses of `sequences` with `update` applied. The update is undone before this returns.
     ///
     /// # Errors
     /// If the update or a sequence does not fit the model, or the device fails.
@@ -135,7 +135,7 @@ impl Evaluator {
         losses
     }
 
-    /// Checks what a decoder has checked already, for updates from another source.
+    /// Repeats the decoder's checks, for updates from other sources.
     fn check(&self, update: &Sparse) -> Result<(), ModelError> {
         let shapes = self.config.shapes();
         if update.tensors.len() != shapes.len() {

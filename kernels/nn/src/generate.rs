@@ -1,31 +1,31 @@
-//! Text: the likelihood of a continuation, and sampling one token by token.
+//! Likelihood of a text's continuation, and sampling token by token.
 //!
-//! For people and for comparisons, never for a score of the protocol. `session.rs` reads the tokens.
+//! Used for chat and comparisons, not for scores of the protocol. `session.rs` reads the tokens.
 
 use crate::{BatchError, Evaluator, ModelError, batch};
 use std::ops::ControlFlow;
 
-/// The likelihood of a continuation.
+/// Likelihood of a continuation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Likelihood {
     /// Sum over the continuation's tokens, in nats.
     pub log_likelihood: f64,
-    /// Whether each token was the most likely one.
+    /// `true` if each token was the most likely one.
     pub is_greedy: bool,
 }
 
-/// How the next token is sampled.
+/// Settings for sampling the next token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits. At 0 the most likely token is taken.
+    /// Divisor of the logits. At 0 the most likely token is chosen.
     pub temperature: f64,
-    /// Only the most likely tokens are sampled: the fewest whose probabilities add up to at least this.
+    /// Minimum total probability of the tokens to sample from: the fewest most likely tokens that reach it.
     pub top_p: f64,
-    /// The same seed samples the same tokens from the same logits.
+    /// Random seed. The same seed samples the same tokens from the same logits.
     pub seed: u64,
 }
 
-/// Why a [`Sampling`] is invalid.
+/// Reason why a [`Sampling`] is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum SamplingError {
     #[error("the temperature is {value}, but must be a number from 0 to 100")]
@@ -35,7 +35,7 @@ pub enum SamplingError {
 }
 
 impl Evaluator {
-    /// The likelihood of `continuation` after `context`. Of a context that is too long, the beginning is left out.
+    /// Returns the likelihood of `continuation` after `context`. The start of a context that is too long is ignored.
     ///
     /// # Errors
     /// If either is empty, the continuation alone is longer than `seq_len`, a token is outside the vocabulary, or the
@@ -62,8 +62,7 @@ impl Evaluator {
         Ok(Likelihood { log_likelihood, is_greedy })
     }
 
-    /// Continues `prompt` token by token until `each` breaks. Of a text longer than `seq_len`, the model reads the
-    /// end.
+    /// Continues `prompt` token by token until `each` breaks. The model reads at most the last `seq_len` tokens.
     ///
     /// # Errors
     /// If the prompt is empty or has a token outside the vocabulary, `sampling` is invalid, or the device fails.
@@ -111,14 +110,14 @@ impl Sampler {
         Ok(Sampler { sampling, stream: hasher.finalize_xof() })
     }
 
-    /// In [0, 1).
+    /// Returns a random number in [0, 1).
     fn uniform(&mut self) -> f64 {
         let mut bytes = [0; 8];
         self.stream.fill(&mut bytes);
         (u64::from_le_bytes(bytes) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// A token by its logits `[V]`.
+    /// Samples a token from its logits `[V]`.
     pub fn next(&mut self, logits: &[f32]) -> u32 {
         let Sampling { temperature, top_p, .. } = self.sampling;
         let first = most_likely(logits);
@@ -130,7 +129,7 @@ impl Sampler {
             .zip(logits)
             .map(|(token, logit)| (token, ((f64::from(*logit) - highest) / temperature).exp()))
             .collect();
-        // A stable sort: equal shares stay in the order of their ids.
+        // The sort is stable: equal shares keep the order of their ids.
         shares.sort_by(|(_, one), (_, other)| other.total_cmp(one));
         let all: f64 = shares.iter().map(|(_, share)| share).sum();
         let mut kept = 0.0;
@@ -147,12 +146,12 @@ impl Sampler {
                 return *token;
             }
         }
-        // Rounding may leave a little of the last share.
+        // Rounding may leave a small remainder of the last share.
         shares.last().map_or(first, |(token, _)| *token)
     }
 }
 
-/// The token with the highest logit, the first of equal ones.
+/// Returns the token with the highest logit, the first of equal ones.
 fn most_likely(logits: &[f32]) -> u32 {
     let better =
         |best: (u32, f32), (token, logit): (u32, &f32)| if *logit > best.1 { (token, *logit) } else { best };
@@ -179,7 +178,7 @@ impl LogProbabilities<'_> {
         f64::from(self.logits[token as usize] - self.highest) - self.log_sum
     }
 
-    /// The `count` likeliest tokens, the likeliest first; of equal ones, the one with the lower id.
+    /// Returns the `count` likeliest tokens, the likeliest first; equal ones in the order of their ids.
     pub fn likeliest(&self, count: usize) -> Vec<(u32, f64)> {
         let mut best: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
         for (token, &logit) in (0..).zip(self.logits) {
@@ -230,7 +229,7 @@ mod tests {
     #[test]
     fn temperature_0_takes_the_most_likely_token_and_top_p_drops_the_rest() {
         assert!(drawn(0.0, 1.0, 1).iter().all(|token| *token == 1));
-        // The first two have 2·e² of 2·e² + e + 1: 0.80.
+        // The first two have a probability of 2·e² / (2·e² + e + 1) = 0.80.
         let two = drawn(1.0, 0.7, 1);
         assert!(two.iter().all(|token| [1, 3].contains(token)));
         assert!((share(&two, 1) - 0.5).abs() < 0.05);
@@ -279,7 +278,7 @@ mod tests {
         let rest = evaluator.likelihood(&sequence[..5], &sequence[5..]).unwrap().log_likelihood;
         assert!((first + rest - whole).abs() < 1e-4);
 
-        // Tokens out of the model's reach change nothing.
+        // Tokens outside the model's context have no effect.
         let long = [vec![3, 1, 2], sequence.clone()].concat();
         let long_context = evaluator.likelihood(&long[..8], &long[8..]).unwrap();
         let short_context = evaluator.likelihood(&sequence[..5], &sequence[5..]).unwrap();

@@ -1,20 +1,20 @@
-//! From hidden states to losses: the product with the vocabulary, softmax and negative log-likelihood.
+//! Losses of hidden states: the product with the vocabulary, softmax and negative log-likelihood.
 //!
-//! The logits, rows × vocabulary, are the largest matrix. They exist for a few rows at a time, forward and backward,
-//! so memory does not grow with the batch, and autograd ends before the vocabulary.
+//! The logits, rows × vocabulary, are the largest matrix. They are computed for a few rows at a time, forward and
+//! backward, so memory does not grow with the batch. Autograd ends before the vocabulary.
 
 use crate::ids;
 use burn::tensor::{IndexingUpdateOp, Tensor, activation};
 use nn::engine::cpu::logits_chunks;
 
-/// Losses `[n]` per chunk of rows, on the device, and the gradients of their sum times `scale`.
+/// Losses `[n]` of each chunk of rows, on the device, and the gradients of `scale · Σ losses`.
 pub struct LossesAndGradients {
     pub losses: Vec<Tensor<1>>,
     pub grad_hidden_ND: Tensor<2>,
     pub grad_embedding_VD: Tensor<2>,
 }
 
-/// The loss of each row of `hidden_ND`, in chunks of rows.
+/// Returns the loss of each row of `hidden_ND`, in chunks of rows.
 pub fn losses(hidden_ND: Tensor<2>, embedding_VD: &Tensor<2>, targets: &[u32]) -> Vec<Tensor<1>> {
     let [V, _] = embedding_VD.dims();
     let chunk = |(first, targets_n): (usize, &[u32])| {
@@ -24,7 +24,7 @@ pub fn losses(hidden_ND: Tensor<2>, embedding_VD: &Tensor<2>, targets: &[u32]) -
     logits_chunks(targets, V).map(chunk).collect()
 }
 
-/// The loss of each row of `hidden_ND`, and the gradients of `scale · Σ losses`.
+/// Returns the loss of each row of `hidden_ND`, and the gradients of `scale · Σ losses`.
 pub fn losses_and_gradients(
     hidden_ND: Tensor<2>,
     embedding_VD: &Tensor<2>,
@@ -46,7 +46,7 @@ pub fn losses_and_gradients(
     LossesAndGradients { losses, grad_hidden_ND: Tensor::cat(grad_hidden, 0), grad_embedding_VD }
 }
 
-/// Losses of rows, and the gradient of their sum.
+/// Returns the losses of rows, and the gradient of their sum.
 fn row_losses(logits_nV: Tensor<2>, targets: &[u32]) -> (Tensor<1>, Tensor<2>) {
     let n = targets.len();
     let device = logits_nV.device();
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
     use burn::tensor::{Device, TensorData};
 
-    /// Numbers between −1 and 1, the same for the same seed.
+    /// Returns numbers between −1 and 1, the same for the same seed.
     fn noise(shape: [usize; 2], seed: usize) -> Tensor<2> {
         let values: Vec<f32> =
             (0..shape[0] * shape[1]).map(|i| ((i * 7919 + seed * 104_729) as f32).sin()).collect();
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn chunks_and_autograd_agree() {
-        // A vocabulary for which the rows come in three chunks.
+        // With this vocabulary, the rows are split into three chunks.
         let (N, D, V) = (5, 6, 1 << 19);
         let (hidden_ND, embedding_VD) = (noise([N, D], 1), noise([V, D], 2));
         let targets: Vec<u32> = (0..N as u32).map(|row| row * 50_000 + 3).collect();

@@ -17,7 +17,7 @@ use nn::{
 use optim::Moments;
 use std::{borrow::Cow, ops::Range};
 
-/// Tokens that are evaluated at once.
+/// Maximum number of tokens that are evaluated at once.
 const TOKENS_MAX: usize = 2048;
 
 /// A model in Burn's tensors.
@@ -33,15 +33,15 @@ pub struct BurnEngine {
 struct Training {
     recipe: Recipe,
     gradients: Vec<Tensor<2>>,
-    /// None for a rank, whose optimiser is on the host.
+    /// `None` for a rank, whose optimiser is on the host.
     moments: Option<Vec<Moments>>,
 }
 
-/// Opens Burn's engine on `device`, `cpu` or `cuda`, with the weights `flat`: to train by `recipe`, or to evaluate
-/// without one.
+/// Opens Burn's engine on `device` (`cpu` or `cuda`) with the weights `flat`, for training with `recipe`, or without
+/// one for evaluation.
 ///
 /// # Errors
-/// As [`engine::check`]; on CUDA also if this crate was built without it.
+/// Same as [`engine::check`]; on CUDA also if this crate was built without it.
 pub fn open(
     device: Device,
     config: &ModelConfig,
@@ -65,7 +65,7 @@ pub fn open(
 /// Opens Burn's engine for one of several ranks.
 ///
 /// # Errors
-/// As [`open`], or if the recipe is invalid.
+/// Same as [`open`], or if the recipe is invalid.
 pub fn open_rank(
     device: Device,
     config: &ModelConfig,
@@ -77,7 +77,7 @@ pub fn open_rank(
     Ok(Box::new(BurnEngine::load(device, config, Some(recipe), &|_, _| None, flat)?))
 }
 
-/// Makes the moments of a trainer.
+/// Creates the moments of a trainer.
 type MakeMoments<'a> = dyn Fn(&Llama, &Recipe) -> Option<Vec<Moments>> + 'a;
 
 fn find(device: Device) -> Result<BurnDevice, ModelError> {
@@ -113,7 +113,7 @@ impl BurnEngine {
         Ok(BurnEngine { constants, config: config.clone(), name, device, model, training })
     }
 
-    /// Losses of micro-batches; their gradient for `rows` tokens is left in `training`.
+    /// Returns the losses of micro-batches and leaves the gradient of `Σ losses / rows` in `training`.
     fn losses_and_gradients(
         &mut self,
         sequences: &[&[u32]],
@@ -138,7 +138,7 @@ impl BurnEngine {
         Ok(losses)
     }
 
-    /// Appends a part of the flat vector that these tensors are.
+    /// Appends a part of the flat vector that these tensors form.
     fn read_part(
         &self,
         tensors: &[Tensor<2>],
@@ -153,7 +153,7 @@ impl BurnEngine {
         Ok(())
     }
 
-    /// The values of tensors, read from the device one by one.
+    /// Returns the values of tensors, read from the device one by one.
     fn blocks<'a>(&self, tensors: impl Iterator<Item = &'a Tensor<2>> + 'a) -> Blocks<'a> {
         let device = self.name;
         Box::new(tensors.map(move |tensor| {
@@ -162,7 +162,7 @@ impl BurnEngine {
         }))
     }
 
-    /// Hidden states `[N, D]` after the last norm.
+    /// Returns the hidden states `[N, D]` after the last norm.
     fn hidden(&self, tokens: &[u32]) -> Tensor<2> {
         let shape = [tokens.len() / self.config.seq_len, self.config.seq_len];
         self.model.hidden(ids(tokens, shape, &self.device), &self.constants)
@@ -212,8 +212,8 @@ impl Engine for BurnEngine {
         let BurnEngine { name, training, .. } = self;
         let Training { gradients, .. } = training.as_mut().ok_or(ModelError::NotForTraining)?;
         let _norm = tracing::trace_span!(target: "profile", "norm").entered();
-        // Squares are summed per row on the device, then in `f64` and in order: a full sum there may vary between
-        // runs.
+        // Squares are summed per row on the device, then in `f64` and in order on the host: a full sum on the device
+        // may vary between runs.
         let squares =
             gradients.iter().map(|gradient| gradient.clone().square().sum_dim(1).reshape([-1])).collect();
         let norm = read(*name, squares)?.into_iter().sum::<f64>().sqrt();
@@ -302,7 +302,7 @@ impl RankEngine for BurnEngine {
     }
 }
 
-/// The losses of a micro-batch's tokens, and the gradient of `Σ losses / rows`, tensor by tensor.
+/// Returns the losses of a micro-batch's tokens, and the gradient of `Σ losses / rows`, tensor by tensor.
 fn micro_batch_gradients(
     name: Device,
     config: &ModelConfig,
@@ -320,20 +320,20 @@ fn micro_batch_gradients(
     finish_if_profiled(name, device)?;
     drop(forward);
 
-    // The vocabulary, forward and backward, outside of autograd.
+    // The product with the vocabulary runs forward and backward outside of autograd.
     let loss = tracing::trace_span!(target: "profile", "loss").entered();
     let inner = hidden.clone().inner();
     let head = head::losses_and_gradients(inner, model.embedding_VD(), &targets, 1.0 / rows as f32);
     finish_if_profiled(name, device)?;
     drop(loss);
 
-    // The rest. The value of this sum means nothing; its gradient at `hidden` is the head's.
+    // The other layers. Only the gradient of this sum is used: at `hidden` it equals the head's gradient.
     let _backward = tracing::trace_span!(target: "profile", "backward").entered();
     let mut grads = (hidden * head.grad_hidden_ND.autodiff()).sum().backward();
     let mut grad_head = Some(head.grad_embedding_VD);
     let gradients = tracked.tensors.iter().map(|tensor| {
         let gradient = tensor.grad_remove(&mut grads).expect("every weight takes part in the loss");
-        // The first tensor is the embedding, which is also the output's matrix.
+        // The first tensor is the embedding, which is also the output matrix.
         match grad_head.take() {
             Some(head) => gradient + head,
             None => gradient,
@@ -344,7 +344,7 @@ fn micro_batch_gradients(
     Ok((head.losses, gradients))
 }
 
-/// Waits for the device if a profile is taken, so that a span ends with the work that it queued.
+/// Waits for the device if profiling is on, so that a span ends after the work that it queued.
 fn finish_if_profiled(name: Device, device: &BurnDevice) -> Result<(), ModelError> {
     if tracing::span_enabled!(target: "profile", tracing::Level::TRACE) {
         device.sync().map_err(|error| failed(name, &error))?;
@@ -352,13 +352,13 @@ fn finish_if_profiled(name: Device, device: &BurnDevice) -> Result<(), ModelErro
     Ok(())
 }
 
-/// Token ids as a tensor.
+/// Returns token ids as a tensor.
 fn ids<const RANK: usize>(ids: &[u32], shape: [usize; RANK], device: &BurnDevice) -> Tensor<RANK, Int> {
     let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
     Tensor::from_data(TensorData::new(ids, shape), device)
 }
 
-/// Values of the device's tensors, one after the other. Waits for the device.
+/// Reads the values of the device's tensors in order. Waits for the device.
 fn read(device: Device, tensors: Vec<Tensor<1>>) -> Result<Vec<f64>, ModelError> {
     if tensors.is_empty() {
         return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! The network in tensor operations: tokens in, hidden states out. `head` follows the last norm.
+//! The network in tensor operations, from tokens to hidden states. `head` follows the last norm.
 //!
 //! Weights are kept as in the flat parameter vector, a projection as `[out, in]`, so that nothing is transposed
 //! between the agreed state and the device. A tensor's name ends in its shape, in the letters of `mettle_nn::layers`.
@@ -13,7 +13,7 @@ pub(crate) struct Llama {
     pub tensors: Vec<Tensor<2>>,
 }
 
-/// What the forward pass needs besides the weights.
+/// Constants of the forward pass.
 #[derive(Clone, Debug)]
 pub(crate) struct Constants {
     heads: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Constants {
     head_width: usize,
     norm_epsilon: f64,
     rotary: Rotary,
-    /// 0 where a token attends, −∞ at later tokens.
+    /// Attention mask: 0 at visible tokens, −∞ at later ones.
     mask_11TT: Tensor<4>,
 }
 
@@ -29,13 +29,13 @@ pub(crate) struct Constants {
 #[derive(Clone, Debug)]
 struct Rotary {
     swap_CC: Tensor<2>,
-    /// For queries and keys side by side. The queries' part also carries attention's `1/√C`.
+    /// Cosines for queries and keys side by side. The queries' part also carries attention's `1/√C`.
     cos_1TW: Tensor<3>,
     sin_1TW: Tensor<3>,
 }
 
 impl Llama {
-    /// `flat`, in schema order and of the right length, on a device.
+    /// Copies `flat`, in schema order and of the right length, to a device.
     pub fn load(config: &ModelConfig, flat: &[f32], device: &Device) -> Llama {
         let mut rest = flat;
         let tensors = config.shapes().into_iter().map(|(_, shape)| {
@@ -45,18 +45,18 @@ impl Llama {
         Llama { tensors: tensors.collect() }
     }
 
-    /// The same weights as leaves of autograd.
+    /// Returns the same weights as leaves of autograd.
     pub fn tracked(&self) -> Llama {
         let track = |tensor: &Tensor<2>| tensor.clone().autodiff().require_grad();
         Llama { tensors: self.tensors.iter().map(track).collect() }
     }
 
-    /// Also the output's matrix.
+    /// Returns the embedding, which is also the output matrix.
     pub fn embedding_VD(&self) -> &Tensor<2> {
         &self.tensors[0]
     }
 
-    /// Hidden states after the last norm, for tokens `[B, T]`.
+    /// Returns the hidden states after the last norm, for tokens `[B, T]`.
     pub fn hidden(&self, tokens_BT: Tensor<2, Int>, constants: &Constants) -> Tensor<2> {
         let [B, T] = tokens_BT.dims();
         let [embedding_VD, layers @ .., norm_1D] = &self.tensors[..] else {
@@ -77,12 +77,12 @@ impl Llama {
     }
 }
 
-/// `x·Wᵀ`
+/// Computes `x·Wᵀ`.
 fn project(x: Tensor<2>, weight: &Tensor<2>) -> Tensor<2> {
     x.matmul(weight.clone().transpose())
 }
 
-/// Attention's output before its last product, `[N, D]`.
+/// Computes attention's output `[N, D]` before its last product.
 fn attend(
     x_ND: Tensor<2>,
     [query_DD, key_KCxD, value_KCxD]: [&Tensor<2>; 3],
@@ -115,7 +115,7 @@ fn rms_norm(x_ND: Tensor<2>, gain_1D: &Tensor<2>, constants: &Constants) -> Tens
 }
 
 impl Rotary {
-    /// Rotates `[N, heads·C]` by position; gives `[B, T, heads, C]`.
+    /// Rotates `[N, heads·C]` by position; returns `[B, T, heads, C]`.
     fn rotate(&self, x_NW: Tensor<2>, [B, T]: [usize; 2]) -> Tensor<4> {
         let [N, W] = x_NW.dims();
         let [C, _] = self.swap_CC.dims();

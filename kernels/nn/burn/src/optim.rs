@@ -10,12 +10,12 @@ use nn::{
 /// Moving averages of one tensor.
 pub struct Moments {
     pub mean: Tensor<2>,
-    /// Of the squared gradient. AdamW has it, Muon does not.
+    /// Moving average of the squared gradient. AdamW has one, Muon does not.
     pub square: Option<Tensor<2>>,
 }
 
 impl Moments {
-    /// Steps the weights and these moments.
+    /// Updates the weights and these moments.
     pub fn step(
         &mut self,
         recipe: &Recipe,
@@ -35,10 +35,10 @@ impl Moments {
         });
     }
 
-    /// The direction of AdamW, in learning rates.
+    /// Returns AdamW's step, in multiples of the learning rate.
     fn adamw(&mut self, recipe: &Recipe, step: u64, gradient: Tensor<2>) -> Tensor<2> {
         let [beta_mean, beta_square] = recipe.betas;
-        // Averages that began at zero are too small at first.
+        // Averages that start at zero are biased towards zero.
         let bias = |beta: f64| 1.0 - beta.powf(step as f64);
         replace(&mut self.mean, |mean| {
             mean.mul_scalar(beta_mean) + gradient.clone().mul_scalar(1.0 - beta_mean)
@@ -51,7 +51,7 @@ impl Moments {
         self.mean.clone().div_scalar(bias(beta_mean)) / root.add_scalar(recipe.epsilon)
     }
 
-    /// The direction of Muon, in learning rates.
+    /// Returns Muon's step, in multiples of the learning rate.
     fn muon(&mut self, gradient: Tensor<2>) -> Tensor<2> {
         let shape = gradient.dims();
         let taken = gradient.mul_scalar(1.0 - MOMENTUM);
@@ -61,10 +61,10 @@ impl Moments {
     }
 }
 
-/// The nearly orthogonal matrix that the Newton–Schulz iterations give.
+/// Returns the nearly orthogonal result of the Newton–Schulz iterations.
 fn orthogonalised(matrix: Tensor<2>) -> Tensor<2> {
     let [rows, columns] = matrix.dims();
-    // The product of the short side with itself is the cheaper one.
+    // The product along the short side is cheaper.
     let tall = rows > columns;
     let x = if tall { matrix.transpose() } else { matrix };
     let norm = x.clone().square().sum().sqrt().clamp_min(NORM_MIN);
@@ -78,7 +78,7 @@ fn orthogonalised(matrix: Tensor<2>) -> Tensor<2> {
     if tall { x.transpose() } else { x }
 }
 
-/// Replaces a tensor. The old one is given away, so that it can be written in place.
+/// Replaces a tensor. `with` owns the old one, so that it can be written in place.
 fn replace(tensor: &mut Tensor<2>, with: impl FnOnce(Tensor<2>) -> Tensor<2>) {
     let empty = Tensor::empty([1, 1], &tensor.device());
     *tensor = with(std::mem::replace(tensor, empty));

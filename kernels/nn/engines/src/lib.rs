@@ -3,10 +3,10 @@
 use model::{ModelConfig, Recipe};
 use nn::{Device, Engine, Evaluator, ModelError, RankEngine, Trainer};
 
-/// Opens the engine that `device` names: to train by `recipe`, or to evaluate without one.
+/// Opens the engine that `device` names, for training with `recipe`, or without one for evaluation.
 ///
 /// # Errors
-/// As [`nn::engine::open`], or if the program was built without the engine.
+/// Same as [`nn::engine::open`], or if the program was built without the engine.
 pub fn open(
     device: Device,
     config: &ModelConfig,
@@ -20,10 +20,10 @@ pub fn open(
     nn::engine::open(device, config, recipe, flat)
 }
 
-/// A trainer on the engine that `device` names.
+/// Opens a trainer on the engine that `device` names.
 ///
 /// # Errors
-/// As [`open`].
+/// Same as [`open`].
 pub fn trainer(
     device: Device,
     config: &ModelConfig,
@@ -33,18 +33,18 @@ pub fn trainer(
     Trainer::from_engine(config, recipe, open(device, config, Some(recipe), flat)?)
 }
 
-/// An evaluator on the engine that `device` names.
+/// Opens an evaluator on the engine that `device` names.
 ///
 /// # Errors
-/// As [`open`].
+/// Same as [`open`].
 pub fn evaluator(device: Device, config: &ModelConfig, flat: &[f32]) -> Result<Evaluator, ModelError> {
     Ok(Evaluator::from_engine(config, open(device, config, None, flat)?))
 }
 
-/// The engine of one of `ranks` that train together, without an optimiser of its own.
+/// Opens the engine of one of `ranks` that train together. It has no optimiser of its own.
 ///
 /// # Errors
-/// As [`nn::engine::open_rank`], or if the program was built without the engine.
+/// Same as [`nn::engine::open_rank`], or if the program was built without the engine.
 pub fn rank(
     device: Device,
     ranks: usize,
@@ -59,7 +59,8 @@ pub fn rank(
     nn::engine::open_rank(device, ranks, config, recipe, flat)
 }
 
-/// Sequences of `seq_len + 1` tokens to measure with: evenly spread over the vocabulary, and the same each time.
+/// Returns sequences of `seq_len + 1` tokens for measurements: evenly spread over the vocabulary, and the same each
+/// time.
 pub fn random_sequences(config: &ModelConfig, count: usize) -> Vec<Vec<u32>> {
     let mut state = 1u64;
     let mut token = || {

@@ -1,4 +1,4 @@
-//! Ranks that are threads of one process: for tests, and as the reference of those between processes.
+//! Ranks as threads of one process: for tests, and as the reference for ranks in several processes.
 
 use super::{Link, LinkError, Mesh, Wait};
 use std::{
@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
-/// Frames that wait in a channel at most.
+/// Maximum number of frames in a channel.
 const FRAMES: usize = 4;
-/// Between two looks whether the channel has room.
+/// Interval between attempts to send into a full channel.
 const FULL: Duration = Duration::from_micros(200);
-/// Between two looks at the deadline.
+/// Interval between checks of the deadline.
 const LOOK: Duration = Duration::from_millis(20);
 
 struct Channel {
@@ -23,7 +23,7 @@ struct Channel {
 
 struct Inbox {
     receiver: Receiver<Vec<u8>>,
-    /// A frame that was looked at.
+    /// Frame that `peek` read from the channel.
     next: Option<Vec<u8>>,
 }
 
@@ -37,7 +37,7 @@ impl Channel {
     }
 }
 
-/// The links of each of `ranks` threads.
+/// Returns the links of each of `ranks` threads.
 pub fn channels(ranks: usize) -> Vec<Vec<Option<Box<dyn Link>>>> {
     let mut links: Vec<Vec<Option<Box<dyn Link>>>> =
         (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
@@ -50,7 +50,7 @@ pub fn channels(ranks: usize) -> Vec<Vec<Option<Box<dyn Link>>>> {
     links
 }
 
-/// The meshes of `ranks` threads, by rank.
+/// Returns the meshes of `ranks` threads, by rank.
 pub fn threads(ranks: usize, timeout: Duration) -> Vec<Mesh> {
     let links = channels(ranks).into_iter().enumerate();
     links.map(|(rank, links)| Mesh::new(rank, links, timeout)).collect()

@@ -1,4 +1,4 @@
-//! The checks that every engine must pass, for the tests of engines.
+//! The checks that every engine must pass, for tests of engines.
 //!
 //! A test program calls [`for_each_check`](crate::for_each_check) with a macro that makes a test of each name, or runs
 //! [`CHECKS`].
@@ -26,13 +26,13 @@ use model::{ModelConfig, Optimiser, Recipe, init_flat};
 use protocol::contribution::{Sparse, SparseTensor};
 use serde::{Deserialize, Serialize};
 
-/// Opens an engine: to train by the recipe, or to evaluate without one.
+/// Function that opens an engine, for training with the recipe, or without one for evaluation.
 pub type Open = dyn Fn(&ModelConfig, Option<&Recipe>, &[f32]) -> Result<Box<dyn Engine>, ModelError> + Sync;
 
 /// An engine under test.
 pub struct Suite {
     pub open: Box<Open>,
-    /// Whether it trains by Muon. One that does not must refuse it.
+    /// `true` if the engine supports Muon. An engine that does not must refuse it.
     pub has_muon: bool,
 }
 
@@ -102,7 +102,7 @@ impl Suite {
         self.trainer(config, recipe, &initial(config))
     }
 
-    /// A trainer of [`tiny`] by [`recipe`] after one step.
+    /// Returns a trainer of [`tiny`] with [`recipe`] after one step.
     fn stepped(&self) -> Trainer {
         let mut trainer = self.fresh(&tiny(), &recipe());
         trainer.step(&sequences(&tiny(), 8, 1)).expect("the batch fits the model");
@@ -114,7 +114,7 @@ impl Suite {
     }
 }
 
-/// A model small enough for hundreds of steps, with two query heads per key head.
+/// Returns a model small enough for hundreds of steps, with two query heads per key head.
 pub fn tiny() -> ModelConfig {
     ModelConfig {
         vocab: 40,
@@ -129,7 +129,7 @@ pub fn tiny() -> ModelConfig {
     }
 }
 
-/// A recipe for [`tiny`].
+/// Returns a recipe for [`tiny`].
 pub fn recipe() -> Recipe {
     Recipe { batch: 8, micro_batch: 8, learning_rate: 1e-2, warmup_steps: 5, ..Recipe::default() }
 }
@@ -138,7 +138,7 @@ fn muon() -> Recipe {
     Recipe { optimiser: Optimiser::Muon, ..recipe() }
 }
 
-/// Sequences whose next token follows from the last but one; the last alone predicts nothing.
+/// Returns sequences whose next token depends on the last but one only.
 pub fn sequences(config: &ModelConfig, count: usize, seed: u64) -> Vec<Vec<u32>> {
     let mut state = seed | 1;
     let mut next = || {
@@ -158,7 +158,7 @@ pub fn sequences(config: &ModelConfig, count: usize, seed: u64) -> Vec<Vec<u32>>
     (0..count).map(&mut sequence).collect()
 }
 
-/// Random sequences with small ids more frequent: twenty steps learn something of that.
+/// Returns random sequences with small ids more frequent, which twenty steps partly learn.
 pub fn skewed_sequences(config: &ModelConfig, count: usize, seed: u64) -> Vec<Vec<u32>> {
     let mut state = seed;
     let mut token = || {
@@ -169,7 +169,7 @@ pub fn skewed_sequences(config: &ModelConfig, count: usize, seed: u64) -> Vec<Ve
     (0..count).map(|_| (0..=config.seq_len).map(|_| token()).collect()).collect()
 }
 
-/// The optimiser's state as bytes.
+/// Returns the optimiser's state as bytes.
 ///
 /// # Panics
 /// If the device fails.
@@ -179,7 +179,7 @@ pub fn state(trainer: &Trainer) -> Vec<u8> {
     bytes
 }
 
-/// The bits of all weights.
+/// Returns the bits of all weights.
 ///
 /// # Panics
 /// If the device fails.
@@ -187,12 +187,12 @@ pub fn weight_bits(trainer: &Trainer) -> Vec<u32> {
     bits(&trainer.weights_flat().expect("the device works"))
 }
 
-/// The bits of all values: equality of values ignores the sign of zero.
+/// Returns the bits of all values. Equality of the values themselves would ignore the sign of zero.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Weights and optimiser's state to the bit.
+/// Returns the bits of the weights and of the optimiser's state.
 fn contents(trainer: &Trainer) -> (Vec<u32>, Vec<u8>) {
     (weight_bits(trainer), state(trainer))
 }
@@ -205,7 +205,7 @@ fn initial(config: &ModelConfig) -> Vec<f32> {
     init_flat(config, 1).expect("the configuration is valid")
 }
 
-/// Weights far from the initial ones, so that every part matters: gains off 1, large projections.
+/// Returns weights far from the initial ones, so that every part matters: gains other than 1, large projections.
 pub fn strong_weights(config: &ModelConfig) -> Vec<f32> {
     let mut flat = init_flat(config, 5).expect("the configuration is valid");
     let schema = config.schema().expect("the configuration is valid");
@@ -246,7 +246,7 @@ pub fn losses_are_those_of_the_reference(suite: &Suite) {
 
 pub fn gradients_are_slopes_of_the_loss(suite: &Suite) {
     // With a large epsilon and betas of 0, AdamW steps along the gradient `g`, by `rate/epsilon · g`. Along that step
-    // the loss must fall by `rate/epsilon · |g|²`, with `|g|` the reported norm: a wrong entry anywhere would show.
+    // the loss must fall by `rate/epsilon · |g|²`, with `|g|` the reported norm: any wrong entry would change it.
     let config = tiny();
     let (rate, epsilon) = (1.0, 100.0);
     let recipe = Recipe { betas: [0.0, 0.0], epsilon, weight_decay: 0.0, clip_norm: 1e9, ..recipe() };
@@ -303,7 +303,7 @@ pub fn micro_batches_add_up_to_the_batch(suite: &Suite) {
     let config = tiny();
     let batch = sequences(&config, 8, 5);
     let whole = suite.fresh(&config, &recipe()).step(&batch).unwrap();
-    // 3 leaves a smaller one at the end; 16 is larger than the recipe's batch, which is larger than this one.
+    // 3 leaves a smaller micro-batch at the end; 16 exceeds the recipe's batch, which is larger than this one.
     for (micro_batch, batch_sequences) in [(3, 8), (1, 8), (16, 4), (16, 10)] {
         let recipe = Recipe { micro_batch, batch: batch_sequences, ..recipe() };
         let parts = suite.fresh(&config, &recipe).step(&batch).unwrap();
@@ -353,7 +353,7 @@ pub fn two_runs_end_with_the_same_bits(suite: &Suite) {
     assert!(run() == run());
 }
 
-/// As in a miner: one thread opens, loads and reads the trainer that another steps.
+/// Checks that a trainer may be opened, loaded and read by one thread and stepped by another, as in a miner.
 pub fn threads_that_take_turns_give_the_bits_of_one(suite: &Suite) {
     let config = tiny();
     let run = |elsewhere: bool| {
@@ -393,7 +393,7 @@ fn continues_to_the_bit(suite: &Suite, recipe: &Recipe) {
     }
     let (weights, saved) = (first.weights_flat().unwrap(), state(&first));
 
-    // Not a fresh one: nothing of before may be left.
+    // Not a new trainer: no earlier state may remain.
     let mut second = suite.trainer(&config, recipe, &init_flat(&config, 9).unwrap());
     second.step(&sequences(&config, 8, 99)).unwrap();
     second.load(&weights).unwrap();
@@ -599,7 +599,7 @@ pub fn a_model_of_zeros_finds_every_token_equally_likely(suite: &Suite) {
     }
 }
 
-/// An update of every `stride`-th value of each tensor, beginning with the first.
+/// Returns an update of every `stride`-th value of each tensor, beginning with the first.
 pub fn update(config: &ModelConfig, stride: u32, size: f32) -> Sparse {
     let tensor = |len: u32| {
         let positions: Vec<u32> = (0..len).step_by(stride as usize).collect();
@@ -682,8 +682,8 @@ pub fn an_update_of_another_shape_is_refused_and_changes_nothing(suite: &Suite) 
     assert_eq!(evaluated_bits(&evaluator), bits(&start));
 }
 
-/// The loss and all gradients of a batch on the weights `flat`, tensor by tensor: after a first step AdamW's mean is a
-/// tenth of the gradient.
+/// Returns the loss and all gradients of a batch on the weights `flat`, tensor by tensor. After a first step AdamW's
+/// mean is a tenth of the gradient.
 pub fn loss_and_gradients(
     suite: &Suite,
     config: &ModelConfig,
@@ -706,7 +706,7 @@ pub fn loss_and_gradients(
     (loss, config.shapes().into_iter().map(gradient).collect())
 }
 
-/// The largest difference of gradients, as a share of each tensor's largest entry.
+/// Returns the largest difference of gradients, relative to each tensor's largest entry.
 pub fn gradient_error(ours: &[Vec<f32>], exact: &[Vec<f32>]) -> f64 {
     let largest_of_all = exact.iter().flatten().fold(0.0f32, |max, x| max.max(x.abs()));
     let tensors = ours.iter().zip(exact).map(|(ours, exact)| {
@@ -717,10 +717,10 @@ pub fn gradient_error(ours: &[Vec<f32>], exact: &[Vec<f32>]) -> f64 {
     tensors.fold(0.0, f64::max)
 }
 
-/// How far two engines' gradients may be apart, as a share of a tensor's largest entry.
+/// Maximum difference of two engines' gradients, relative to a tensor's largest entry.
 const GRADIENT_ERROR_MAX: f64 = 1e-4;
 
-/// A model, its weights and a batch, for which engines are compared.
+/// Model, weights and batch for a comparison of engines.
 struct GradientCase {
     config: ModelConfig,
     flat: Vec<f32>,
@@ -728,7 +728,7 @@ struct GradientCase {
 }
 
 impl GradientCase {
-    /// Cases of several shapes.
+    /// Returns cases of several shapes.
     fn all() -> Vec<GradientCase> {
         let shape = |vocab, layers, [heads, kv_heads, head_width]: [usize; 3], d_ff, seq_len| ModelConfig {
             vocab,
@@ -743,14 +743,14 @@ impl GradientCase {
         let shapes = [
             (shape(256, 2, [2, 2, 32], 176, 64), 2),
             (shape(100, 2, [4, 2, 16], 96, 32), 3),
-            // One key head for all, a single layer, lengths that no vector divides, and more logits than one sequence
-            // has.
+            // One key head for all, a single layer, lengths that are not multiples of a vector, and more logits than
+            // one sequence has.
             (shape(301, 1, [6, 1, 10], 70, 19), 5),
             (shape(40, 3, [3, 3, 8], 50, 1), 4),
             (shape(64, 1, [2, 1, 64], 64, 130), 1),
         ];
         let case = |(config, count)| {
-            // Twice the first weights: what a layer adds, and how unevenly a query attends, must matter.
+            // Twice the initial weights, so that a layer's output and uneven attention matter.
             let flat = initial(&config).into_iter().map(|value| 2.0 * value).collect();
             let batch = skewed_sequences(&config, count, 7);
             GradientCase { config, flat, batch }
@@ -771,7 +771,7 @@ impl GradientCase {
     }
 }
 
-/// Checks that an engine has the losses and gradients of another, to rounding in f32: of models of several shapes.
+/// Checks that two engines have the same losses and gradients, to rounding in f32, for models of several shapes.
 pub fn losses_and_gradients_are_those_of(suite: &Suite, other: &Suite) {
     for case in GradientCase::all() {
         let (loss, gradients) = case.loss_and_gradients(suite);
@@ -825,7 +825,7 @@ impl Run {
     }
 }
 
-/// What the steps of a [`Run`] report.
+/// Results of the steps of a [`Run`].
 #[derive(Serialize, Deserialize)]
 struct Steps {
     /// The first gradient's norm.
@@ -833,7 +833,7 @@ struct Steps {
     losses: Vec<f64>,
 }
 
-/// Checks that twenty steps of an engine stay beside those of another, and that each continues from the other's state.
+/// Checks that twenty steps of two engines stay close, and that each engine continues from the other's state.
 pub fn steps_are_those_of(suite: &Suite, other: &Suite, recipe: &Recipe) {
     let run = Run::new(recipe);
     let ((ours, steps), (theirs, other_steps)) = (run.train(suite), run.train(other));

@@ -1,5 +1,5 @@
-//! Ranks whose gradients and weights go by NCCL, beside the same ranks through the machine's memory. It needs GPUs of
-//! NVIDIA.
+//! Comparison of ranks that exchange gradients and weights by NCCL with ranks that exchange through the machine's
+//! memory. It needs NVIDIA GPUs.
 
 use super::{recipe, state, tiny, weight_bits};
 use crate::{
@@ -12,21 +12,22 @@ use model::{ModelConfig, Recipe, init_flat};
 use std::{thread, time::Duration};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Ranks at most: the model is small.
+/// Maximum number of ranks, because the model is small.
 const RANKS_MAX: usize = 4;
 
-/// What was compared.
+/// Version and ranks of a successful comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NcclAgreement {
     pub version: Version,
-    /// Numbers of ranks. One alone sends to itself.
+    /// Numbers of ranks. A single rank sends to itself.
     pub ranks: Vec<usize>,
 }
 
-/// Trains by one rank, and by one on each GPU from this one on, by NCCL and through memory, to equal bits.
+/// Trains with one rank, and with one rank on each GPU starting at `device`, by NCCL and through memory, and compares
+/// the bits.
 ///
 /// # Errors
-/// If NCCL is not there or fails, or bits differ.
+/// If NCCL is missing or fails, or bits differ.
 pub fn nccl_gives_the_bits_of_memory(device: Device) -> Result<NcclAgreement, ModelError> {
     let version = library_for(device)?.version();
     let DeviceName::Cuda(first) = device.name else { unreachable!("the library is for CUDA") };
@@ -36,7 +37,7 @@ pub fn nccl_gives_the_bits_of_memory(device: Device) -> Result<NcclAgreement, Mo
     for &ranks in &ranks {
         let devices: Vec<Device> =
             (0..ranks).map(|rank| Device { name: DeviceName::Cuda(first + rank as u16), ..device }).collect();
-        // Several micro-batches for each rank, and one.
+        // Several micro-batches per rank, and one.
         for micro_batch in [1, 4] {
             let recipe = Recipe { batch: 4 * ranks, micro_batch, ..recipe() };
             let [by_nccl, through_memory] = [true, false].map(|nccl| trained(&devices, &recipe, nccl));
@@ -65,7 +66,7 @@ fn trained(devices: &[Device], recipe: &Recipe, nccl: bool) -> Result<Trained, M
         let mut meshes = threads(ranks, PATIENCE).into_iter().map(|mesh| mesh.with_nccl(id));
         let first = meshes.next().expect("there is a first rank");
         for (mesh, &device) in meshes.zip(&others) {
-            // Rank 0 is told why it fails.
+            // Rank 0 receives the reason of a failure.
             thread::spawn(move || engine::serve(Box::new(mesh), &opener(device)));
         }
         Ok(Box::new(first) as Box<dyn Collective>)

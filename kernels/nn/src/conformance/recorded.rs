@@ -1,4 +1,4 @@
-//! Losses, gradients and steps of small models by Burn's engine, in a file: the CPU engine is compared with them where
+//! Recorded losses, gradients and steps of small models by Burn's engine. The CPU engine is compared with them where
 //! Burn is not compiled.
 
 use super::{GRADIENT_ERROR_MAX, GradientCase, Run, Steps, Suite, recipe};
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 const FILE: &str = include_str!("recorded.json");
 const OPTIMISERS: [Optimiser; 2] = [Optimiser::AdamW, Optimiser::Muon];
-/// Entries of a gradient that are kept, evenly spaced.
+/// Number of recorded entries of a gradient, evenly spaced.
 const ENTRIES: usize = 3;
-/// Sums of all entries of a gradient with pseudo-random signs: a wrong entry changes them.
+/// Number of sums of all entries of a gradient with pseudo-random signs. A wrong entry changes them.
 const SUMS: usize = 2;
 
 /// Results of an engine, for comparisons with another.
@@ -25,7 +25,7 @@ struct LossAndGradients {
     tensors: Vec<Gradient>,
 }
 
-/// A gradient of one tensor, in a few numbers.
+/// Summary of one tensor's gradient.
 #[derive(Serialize, Deserialize)]
 struct Gradient {
     /// The largest absolute value.
@@ -51,14 +51,14 @@ impl Gradient {
     }
 }
 
-/// A bit that looks random for successive numbers.
+/// Returns a pseudo-random bit for `index`.
 fn sign_bit(index: usize) -> bool {
     let mixed = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 63) == 1
 }
 
 impl Recorded {
-    /// The results of Burn's engine, from the repository.
+    /// Returns the results of Burn's engine, from the repository.
     ///
     /// # Panics
     /// If the file is damaged.
@@ -66,7 +66,7 @@ impl Recorded {
         serde_json::from_str(FILE).expect("recorded.json has this format")
     }
 
-    /// The results of an engine.
+    /// Returns the results of an engine.
     ///
     /// # Panics
     /// If the engine fails.
@@ -78,7 +78,7 @@ impl Recorded {
         Recorded { gradients: gradients.collect(), runs: runs().map(|run| run.train(suite).1).collect() }
     }
 
-    /// The contents of the file: one line for each model and run.
+    /// Returns the contents of the file: one line for each model and run.
     pub fn to_json(&self) -> String {
         fn lines<T: Serialize>(items: &[T]) -> String {
             let lines: Vec<String> =
@@ -92,7 +92,7 @@ impl Recorded {
     /// Checks that an engine has these results, within the bounds for any two engines.
     ///
     /// # Panics
-    /// If it has others.
+    /// If the results differ.
     pub fn check(&self, suite: &Suite) {
         let found = Recorded::of(suite);
         let cases = GradientCase::all();
@@ -109,7 +109,7 @@ impl Recorded {
             for (((name, [rows, columns]), ours), other) in
                 shapes.iter().zip(&ours.tensors).zip(&other.tensors)
             {
-                // As in `gradient_error`.
+                // The same bound as in `gradient_error`.
                 let bound = GRADIENT_ERROR_MAX * f64::from(other.largest + 1e-2 * largest_of_all);
                 let single =
                     std::iter::zip(&ours.entries, &other.entries).chain([(&ours.largest, &other.largest)]);
@@ -120,7 +120,7 @@ impl Recorded {
                         case.config
                     );
                 }
-                // Rounding errors of independent signs add up to the root of their number.
+                // Rounding errors of independent signs add up to the square root of their number.
                 let bound = bound * ((rows * columns) as f64).sqrt();
                 for (one, other) in std::iter::zip(ours.sums, other.sums) {
                     assert!(

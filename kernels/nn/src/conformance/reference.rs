@@ -8,13 +8,13 @@ use std::collections::HashMap;
 /// The network, and weights by the names of the schema.
 pub struct Reference<'a> {
     config: &'a ModelConfig,
-    /// Values, and the width of a row.
+    /// Values and row width of each tensor, by name.
     tensors: HashMap<String, (Vec<f64>, usize)>,
 }
 
 impl Reference<'_> {
     /// # Panics
-    /// If `flat` has not the length of such a model.
+    /// If `flat` does not have the model's length.
     pub fn new<'a>(config: &'a ModelConfig, flat: &[f32]) -> Reference<'a> {
         let schema = config.schema().unwrap();
         let named = schema.tensors().iter().zip(schema.ranges()).map(|(spec, range)| {
@@ -24,7 +24,7 @@ impl Reference<'_> {
         Reference { config, tensors: named.collect() }
     }
 
-    /// `weight · x`, with `weight` as `[out, in]`.
+    /// Returns `weight · x`, with `weight` as `[out, in]`.
     fn project(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let (values, width) = &self.tensors[name];
         assert_eq!(*width, x.len(), "{name}");
@@ -92,7 +92,7 @@ impl Reference<'_> {
         part("down", &gated)
     }
 
-    /// The mean loss of a sequence, in nats per token.
+    /// Returns the mean loss of a sequence, in nats per token.
     pub fn loss(&self, sequence: &[u32]) -> f64 {
         let (embedding, width) = &self.tensors["model.embed_tokens.weight"];
         let tokens = &sequence[..sequence.len() - 1];

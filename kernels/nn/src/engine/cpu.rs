@@ -1,8 +1,8 @@
 //! The fused engine on the CPU: the network forward and backward over slices, without autograd.
 //!
-//! Products add into their destination, a kernel does everything between two products in one pass, and what the
-//! backward pass needs is kept or computed again, whichever is cheaper. All buffers are in `Workspace`, which is
-//! reused, so its size is known beforehand ([`MemoryEstimate`](crate::MemoryEstimate)).
+//! Products add into their destination, and a kernel does everything between two products in one pass. Inputs of the
+//! backward pass are kept or recomputed, whichever is cheaper. All buffers are in `Workspace`, which is reused, so its
+//! size is known in advance ([`MemoryEstimate`](crate::MemoryEstimate)).
 //!
 //! The gradient of a product `y = x·Wᵀ` is `grad_y·W` for `x` and `grad_yᵀ·x` for `W`. The letters of shapes are in
 //! [`layers`](crate::layers).
@@ -31,9 +31,9 @@ use model::{ModelConfig, Recipe};
 use rayon::prelude::*;
 use std::{borrow::Cow, ops::Range};
 
-/// Logits that exist at once, in values: 4 MiB.
+/// Maximum number of logits in memory at once: 4 MiB.
 pub(crate) const LOGITS_MAX: usize = 1 << 20;
-/// Tokens that are evaluated at once. More would not be faster.
+/// Maximum number of tokens that are evaluated at once. More would not be faster.
 const TOKENS_MAX: usize = 2048;
 
 /// Weights, moments and buffers in the machine's memory.
@@ -41,7 +41,7 @@ pub struct CpuEngine {
     network: Network,
     /// The flat parameter vector.
     weights: Vec<f32>,
-    /// Of the flat parameter vector. Empty until the first gradient, and for a rank.
+    /// Gradient of the flat parameter vector. Empty until the first gradient, and for a rank.
     gradients: Vec<f32>,
     workspace: Workspace,
     training: Option<Training>,
@@ -49,13 +49,14 @@ pub struct CpuEngine {
 
 struct Training {
     recipe: Recipe,
-    /// In the order of [`Engine::moments`].
+    /// Moments in the order of [`Engine::moments`].
     moments: Vec<f32>,
     muon: muon::Scratch,
 }
 
 impl CpuEngine {
-    /// An engine for evaluation, or with a recipe for training. The caller has checked configuration and length.
+    /// Returns an engine for evaluation, or with a recipe for training. The caller has checked configuration and
+    /// length.
     pub(crate) fn new(config: &ModelConfig, recipe: Option<&Recipe>, flat: &[f32]) -> CpuEngine {
         keep_freed_memory();
         let training = |recipe: &Recipe| Training {
@@ -107,7 +108,8 @@ impl Engine for CpuEngine {
     }
 
     fn extend(&self, reads: &mut [Read<'_>], rows: usize) -> Result<Vec<f32>, ModelError> {
-        // Work of a few rows is done by one thread. Begun inside the pool, it does not wait for another to wake.
+        // One thread does the work of a few rows. Started inside the pool, it does not wait for another thread to
+        // wake.
         let extend = |_: &_| self.network.extend(&self.weights, reads, rows, &mut Workspace::default());
         Ok(rayon::scope(extend))
     }
@@ -208,23 +210,23 @@ impl RankEngine for CpuEngine {
     }
 }
 
-/// Takes a micro-batch's gradient of one stack, and its range of the flat vector.
+/// Function that receives a micro-batch's gradient of one stack, and its range of the flat vector.
 type TakeGradient<'a> = dyn FnMut(Range<usize>, &[f32]) -> Result<(), ModelError> + 'a;
 
-/// What the passes need besides weights and buffers, and never changes.
+/// Constants of the passes.
 struct Network {
     config: ModelConfig,
     stacks: Vec<Stack>,
-    /// Of the flat parameter vector.
+    /// Ranges of the flat parameter vector.
     ranges: Stacks<Range<usize>>,
     attention: attention::Shape,
     angles: Angles,
 }
 
-/// The buffers of the passes. They grow to what the largest batch takes, and stay.
+/// Buffers of the passes. They grow to the size for the largest batch, and do not shrink.
 #[derive(Default)]
 struct Workspace {
-    /// One for each layer, or a single one where nothing is learnt.
+    /// Activations of each layer, or a single one for evaluation.
     layers: Vec<Activations>,
     /// `[N, D]`: output of the last layer, and `[N]`: inverse roots of the last norm.
     last: Vec<f32>,
@@ -233,21 +235,21 @@ struct Workspace {
     normed: Vec<f32>,
     /// `[N, F]`: the feed-forward half between its products, and its gradient.
     inner: Vec<f32>,
-    /// `[rows, V]`, a few rows.
+    /// `[rows, V]`: logits of a few rows.
     logits: Vec<f32>,
     /// `[N, D]`: gradients of the residual stream, and of a product's input or output.
     grad_x: Vec<f32>,
     grad_normed: Vec<f32>,
-    /// `[N, W]`
+    /// `[N, W]`: gradient of queries, keys and values.
     grad_rows: Vec<f32>,
     /// A micro-batch's part of a gradient: of a stack within the layers, of the embedding `[V, D]`, of a gain `[D]`.
-    /// Each value of the sum takes one addition per micro-batch, so that ranks can add theirs to the same bits.
+    /// Each value of the sum takes one addition per micro-batch, so that sums over ranks have the same bits.
     grad_stack: Vec<f32>,
     grad_embedding: Vec<f32>,
     grad_gain: Vec<f32>,
 }
 
-/// What a layer's forward pass keeps for its backward pass.
+/// Values that a layer's forward pass keeps for its backward pass.
 #[derive(Default)]
 struct Activations {
     /// `[N, D]`: the layer's input, and `[N]`: its norm's inverse roots.
@@ -278,18 +280,18 @@ impl Network {
         }
     }
 
-    /// Values of each tensor, in schema order.
+    /// Returns the number of values of each tensor, in schema order.
     fn tensor_lens(&self) -> impl Iterator<Item = &usize> {
         self.stacks.iter().flat_map(|stack| &stack.tensors)
     }
 
-    /// The flat parameter vector as stacks.
+    /// Returns the flat parameter vector as stacks.
     fn stacks<'a>(&self, flat: &'a [f32]) -> Stacks<&'a [f32]> {
         let mut rest = flat;
         Stacks::in_order(self.stacks.iter().map(|stack| take(&mut rest, stack.len())).collect())
     }
 
-    /// The loss of each token.
+    /// Returns the loss of each token.
     fn losses(&self, weights: &[f32], batch: &Batch, workspace: &mut Workspace) -> Vec<f64> {
         let weights = self.stacks(weights);
         self.forward_sequences(&weights, &batch.tokens, 1, workspace);
@@ -305,7 +307,7 @@ impl Network {
         losses
     }
 
-    /// The logits `[rows, V]` of the first `rows` tokens.
+    /// Returns the logits `[rows, V]` of the first `rows` tokens.
     fn logits(&self, weights: &[f32], tokens: &[u32], rows: usize, workspace: &mut Workspace) -> Vec<f32> {
         let weights = self.stacks(weights);
         self.forward_sequences(&weights, tokens, 1, workspace);
@@ -321,7 +323,7 @@ impl Network {
         logits
     }
 
-    /// Reads the tokens of each read behind those in its cache. See [`Engine::extend`].
+    /// Appends the tokens of each read to its cache. See [`Engine::extend`].
     fn extend(
         &self,
         weights: &[f32],
@@ -357,7 +359,8 @@ impl Network {
         logits
     }
 
-    /// The loss of each token. Gives the gradients of `scale · Σ losses` to `take`, from the last stack to the first.
+    /// Returns the loss of each token. Passes the gradients of `scale · Σ losses` to `take`, from the last stack to
+    /// the first.
     fn losses_and_gradients(
         &self,
         weights: &[f32],
@@ -374,7 +377,7 @@ impl Network {
         Ok(losses)
     }
 
-    /// The layers backward, from the last, and the embedding.
+    /// Runs the backward pass of the layers, from the last, and of the embedding.
     #[tracing::instrument(name = "backward", target = "profile", level = "trace", skip_all)]
     fn backward(
         &self,
@@ -395,8 +398,8 @@ impl Network {
         take(self.ranges.embedding.clone(), &workspace.grad_embedding)
     }
 
-    /// The vocabulary, forward and backward, a few rows at a time, and the last norm. Leaves the gradient of the last
-    /// layer's output in `workspace.grad_x`.
+    /// Runs the product with the vocabulary forward and backward, a few rows at a time, and the last norm backward.
+    /// Leaves the gradient of the last layer's output in `workspace.grad_x`.
     #[tracing::instrument(name = "loss", target = "profile", level = "trace", skip_all)]
     fn head_backward(
         &self,
@@ -429,7 +432,7 @@ impl Network {
         Ok(losses)
     }
 
-    /// [`forward`](Self::forward) of whole sequences.
+    /// Runs [`forward`](Self::forward) for whole sequences.
     fn forward_sequences(
         &self,
         weights: &Stacks<&[f32]>,
@@ -447,7 +450,8 @@ impl Network {
         self.forward(weights, tokens, kept, Products::Whole, mix, workspace);
     }
 
-    /// Hidden states after the last norm, in `workspace.normed`. `kept` layers keep their activations: all or one.
+    /// Writes the hidden states after the last norm to `workspace.normed`. `kept` layers keep their activations: all
+    /// or one.
     #[tracing::instrument(name = "forward", target = "profile", level = "trace", skip_all)]
     fn forward(
         &self,
@@ -480,7 +484,7 @@ impl Network {
         self.norm(&workspace.last, weights.norm, &mut workspace.normed, &mut workspace.last_roots);
     }
 
-    /// The attention half of a layer: from `kept.x` to `kept.middle`.
+    /// Computes the attention half of a layer, from `kept.x` to `kept.middle`.
     #[tracing::instrument(name = "attention", target = "profile", level = "trace", skip_all)]
     fn attend(
         &self,
@@ -504,7 +508,7 @@ impl Network {
         products.linear(Write::Add, middle, mixed, weights.output, [D, D]);
     }
 
-    /// The feed-forward half: from `kept.middle` to `next`.
+    /// Computes the feed-forward half, from `kept.middle` to `next`.
     #[tracing::instrument(name = "feed-forward", target = "profile", level = "trace", skip_all)]
     fn feed_forward(
         &self,
@@ -528,7 +532,7 @@ impl Network {
         products.linear(Write::Add, next, inner, weights.down, [D, F]);
     }
 
-    /// Replaces `workspace.grad_x`, the gradient of [`feed_forward`](Self::feed_forward)'s output, by that of its
+    /// Replaces `workspace.grad_x`, the gradient of [`feed_forward`](Self::feed_forward)'s output, with that of its
     /// input.
     #[tracing::instrument(name = "feed-forward", target = "profile", level = "trace", skip_all)]
     fn feed_forward_backward(
@@ -546,7 +550,7 @@ impl Network {
 
         let inner = sized(&mut workspace.inner, N * F);
         product(Write::Set, inner, [N, F], grad_next, Mat::new(weights.down, [D, F]));
-        // Afterwards `gates_and_ups` holds gradients, and `inner` the forward pass's value again.
+        // Afterwards `gates_and_ups` holds gradients, and `inner` again holds the forward pass's value.
         swiglu::backward(&mut kept.gates_and_ups, F, inner);
         let grad_stack = sized(&mut workspace.grad_stack, D * F);
         product(Write::Set, grad_stack, [D, F], grad_next.transposed(), Mat::new(inner, [N, F]));
@@ -572,7 +576,7 @@ impl Network {
         take(ranges.feed_forward_norm.clone(), grad_gain)
     }
 
-    /// Replaces `workspace.grad_x`, the gradient of [`attend`](Self::attend)'s output, by that of its input.
+    /// Replaces `workspace.grad_x`, the gradient of [`attend`](Self::attend)'s output, with that of its input.
     #[tracing::instrument(name = "attention", target = "profile", level = "trace", skip_all)]
     fn attend_backward(
         &self,
@@ -616,22 +620,22 @@ impl Network {
     }
 }
 
-/// `targets` in pieces whose logits fit `LOGITS_MAX`, each with its first row.
+/// Splits `targets` into pieces whose logits fit `LOGITS_MAX`, each with its first row.
 pub fn logits_chunks(targets: &[u32], vocab: usize) -> impl Iterator<Item = (usize, &[u32])> {
     let rows = (LOGITS_MAX / vocab).max(1);
     targets.chunks(rows).enumerate().map(move |(index, targets)| (index * rows, targets))
 }
 
-/// Computes attention of a layer: rotates its rows `[N, W]` and writes the output `[N, D]`. What the backward pass
-/// needs besides goes into the last argument.
+/// Function that computes a layer's attention: it rotates the rows `[N, W]` and writes the output `[N, D]`. The last
+/// argument receives further values for the backward pass.
 type Mix<'a> = dyn FnMut(usize, &mut [f32], &mut [f32], &mut Vec<f32>) + 'a;
 
-/// How the products of a forward pass are computed.
+/// Algorithm for the products of a forward pass.
 #[derive(Clone, Copy)]
 enum Products {
-    /// Of all rows at once. The last bits depend on the number of rows.
+    /// Products of all rows at once. The last bits depend on the number of rows.
     Whole,
-    /// Of few rows, each as if it were alone.
+    /// Products of few rows. Each row's bits are independent of the others.
     ByRow,
 }
 
@@ -649,7 +653,7 @@ impl Products {
     }
 }
 
-/// A product over all threads, into a slice as a matrix of this shape.
+/// Computes a product with all threads, into a slice as a matrix of this shape.
 fn product(write: Write, into: &mut [f32], shape: [usize; 2], a: Mat, b: Mat) {
     matmul(write, &mut MatMut::new(into, shape), a, b, Threads::Pool);
 }
@@ -658,20 +662,20 @@ fn add(sums: &mut [f32], values: &[f32]) {
     sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
 }
 
-/// The buffer with `len` values, whatever they are.
+/// Resizes the buffer to `len` unspecified values.
 fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     buffer.resize(len, 0.0);
     buffer
 }
 
-/// The buffer with `len` zeros.
+/// Resizes the buffer to `len` zeros.
 fn zeroed(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     let zeros = sized(buffer, len);
     zeros.fill(0.0);
     zeros
 }
 
-/// The buffer as a copy of `from`.
+/// Makes the buffer a copy of `from`.
 fn copied<'a>(from: &[f32], buffer: &'a mut Vec<f32>) -> &'a mut [f32] {
     const VALUES: usize = 1 << 16;
     let into = sized(buffer, from.len());

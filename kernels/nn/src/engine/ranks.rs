@@ -1,25 +1,25 @@
 //! Data parallel training: several ranks, each with an engine that has all weights, train one model (ADR 0050).
 //!
 //! Each rank owns a part of every tensor: the sum of its gradient, its moments, and its step (ZeRO-2, Rajbhandari et
-//! al., 2020; ADR 0050). A step deals its micro-batches to the ranks in turns. While the backward pass goes from the
+//! al., 2020; ADR 0050). A step assigns its micro-batches to the ranks in turns. During the backward pass, from the
 //! last tensor to the first, each tensor's gradient is added to the sums of its owners, in the order of the
-//! micro-batches, and dropped. After its step every rank gives its weights to all others.
+//! micro-batches, and dropped. After its step every rank sends its weights to all others.
 //!
 //! On a CPU a turn is one micro-batch per rank. All sums are those of one engine, in the same order, so any number of
-//! ranks gives the bits of one. An engine on a GPU with several micro-batches in a step adds them up on the device,
-//! in a whole gradient (ADR 0072): a step is one turn, its gradient crosses the bus once, and the last bits depend on
+//! ranks gives the bits of one. A GPU engine with several micro-batches per step adds them up on the device, in a
+//! whole gradient (ADR 0072). Then a step is one turn, its gradient crosses the bus once, and the last bits depend on
 //! the number of ranks.
 //!
-//! Every tensor is divided among all ranks, so that all receive at once. Values go through the machine's memory in
-//! rounds of [`ROUND`] for each rank, so neither a gradient nor the weights of a GPU need a whole copy there.
+//! Every tensor is divided among all ranks, so that all receive at once. Values pass through the machine's memory in
+//! rounds of [`ROUND`] per rank, so it never holds a whole copy of a GPU's gradient or weights.
 //!
-//! Where the collective names a communicator of NCCL, gradients and weights go from GPU to GPU instead
-//! ([`GpuExchange`], ADR 0072), and the machine's memory has a rank's own parts only. The sums are the same.
+//! With an NCCL communicator in the collective, gradients and weights move directly between GPUs ([`GpuExchange`], ADR
+//! 0072), and the machine's memory holds a rank's own parts only. The sums are the same.
 //!
-//! Rank 0 is [`DataParallel`], an engine as any other; the other ranks [`serve`] it. A failed exchange ends the
-//! connection, and the moments of the other ranks are lost: a step fails until weights and moments are loaded again.
-//! The next step after that connects anew. A batch that gives no number twice is computed by rank 0 alone: if that
-//! gives numbers, a rank has failed.
+//! Rank 0 is [`DataParallel`], an ordinary engine; the other ranks [`serve`] it. A failed exchange ends the
+//! connection, and the moments of the other ranks are lost: steps fail until weights and moments are loaded again. The
+//! next step then reconnects. If a batch gives NaN or infinity twice, rank 0 computes it alone: a finite result means
+//! that a rank is faulty.
 
 use super::{Blocks, Engine, GpuExchange, Gradients, RankEngine, ReadPart, check_len, take};
 use crate::{
@@ -36,16 +36,16 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Opens a rank's own engine, with the weights of this configuration.
+/// Function that opens a rank's own engine, with weights of this configuration.
 pub type OpenLocal<'a> =
     dyn Fn(&ModelConfig, &Recipe, &[f32]) -> Result<Box<dyn RankEngine>, ModelError> + 'a;
 
-/// Connects rank 0 with all others.
+/// Function that connects rank 0 with all others.
 pub type Connect = Box<dyn FnMut() -> Result<Box<dyn Collective>, ModelError> + Send>;
 
-/// Moments that are read or written at once, in values: 4 MiB.
+/// Maximum number of moments that are read or written at once: 4 MiB.
 const MOMENTS: usize = 1 << 20;
-/// Values of each rank's part that are exchanged at once: 4 MiB.
+/// Maximum number of values of each rank's part that are exchanged at once: 4 MiB.
 pub const ROUND: usize = 1 << 20;
 
 impl From<CollectiveError> for ModelError {
@@ -54,21 +54,21 @@ impl From<CollectiveError> for ModelError {
     }
 }
 
-/// Which rank has what: of each tensor in schema order, a part.
+/// Assignment of a part of each tensor, in schema order, to each rank.
 struct Layout(Vec<Divided>);
 
-/// A tensor among the ranks.
+/// A tensor divided among the ranks.
 struct Divided {
     tensor: Tensor,
-    /// Where it lies in the flat parameter vector.
+    /// Position of its first value in the flat parameter vector.
     start: usize,
     len: usize,
-    /// By rank: its part of the tensor's values. They follow each other.
+    /// Part of the tensor's values of each rank, contiguous in the order of ranks.
     parts: Vec<Range<usize>>,
 }
 
 impl Divided {
-    /// A part of the tensor as one of the flat parameter vector.
+    /// Converts a range of the tensor into one of the flat parameter vector.
     fn flat(&self, part: &Range<usize>) -> Range<usize> {
         self.start + part.start..self.start + part.end
     }
@@ -77,7 +77,7 @@ impl Divided {
         parts.iter().map(|part| self.flat(part)).collect()
     }
 
-    /// Moments per value.
+    /// Returns the number of moments per value.
     fn moments(&self) -> usize {
         match self.tensor.optimiser {
             Optimiser::AdamW => 2,
@@ -86,15 +86,15 @@ impl Divided {
     }
 }
 
-/// What is exchanged at once.
+/// Values that are exchanged at once.
 struct Round {
-    /// By rank: some of its part.
+    /// Some values of each rank's part.
     parts: Vec<Range<usize>>,
-    /// By rank: where these lie in the buffer of the exchange.
+    /// Range of these values in the exchange's buffer, by rank.
     places: Vec<Range<usize>>,
 }
 
-/// The rounds in which these parts are exchanged.
+/// Returns the rounds in which these parts are exchanged.
 fn rounds(parts: &[Range<usize>]) -> impl Iterator<Item = Round> + '_ {
     let longest = parts.iter().map(Range::len).max().unwrap_or(0);
     (0..longest).step_by(ROUND).map(|first| {
@@ -112,11 +112,11 @@ fn rounds(parts: &[Range<usize>]) -> impl Iterator<Item = Round> + '_ {
     })
 }
 
-/// Some of a rank's moments.
+/// A range of a rank's moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Piece {
     rank: usize,
-    /// In the rank's own vector.
+    /// Index in the rank's own vector.
     first: usize,
     count: usize,
 }
@@ -128,8 +128,8 @@ impl Piece {
 }
 
 impl Layout {
-    /// Every rank gets about the same number of values of each tensor that AdamW steps: chunks of the sum of squares.
-    /// A matrix of Muon goes to the rank that has the fewest values of the tensors before it.
+    /// Assigns each rank about the same number of values of each AdamW tensor, in whole chunks of the sum of squares.
+    /// A Muon matrix is assigned to the rank with the fewest values of the tensors before it.
     fn new(config: &ModelConfig, recipe: &Recipe, ranks: usize) -> Layout {
         let (mut start, mut values) = (0, vec![0; ranks]);
         let divide = |(index, (_, shape)): (usize, (String, [usize; 2]))| {
@@ -158,27 +158,27 @@ impl Layout {
         Layout(config.shapes().into_iter().enumerate().map(divide).collect())
     }
 
-    /// Values of the whole model.
+    /// Returns the number of values of the whole model.
     fn len(&self) -> usize {
         self.0.last().map_or(0, |last| last.start + last.len)
     }
 
-    /// Values of a rank.
+    /// Returns the number of values of a rank.
     fn values(&self, rank: usize) -> usize {
         self.0.iter().map(|divided| divided.parts[rank].len()).sum()
     }
 
-    /// Values of all moments of a rank.
+    /// Returns the number of values of all moments of a rank.
     fn moments(&self, rank: usize) -> usize {
         self.0.iter().map(|divided| divided.moments() * divided.parts[rank].len()).sum()
     }
 
-    /// All moments in the order of [`Engine::moments`].
+    /// Returns all moments in the order of [`Engine::moments`].
     fn pieces(&self) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let mut ends = vec![0; self.0.first().map_or(0, |first| first.parts.len())];
         for divided in &self.0 {
-            // Of each rank's part the mean, then of each the square.
+            // The means of all ranks' parts, then the squares.
             for moment in 0..divided.moments() {
                 let of = |(rank, part): (usize, &Range<usize>)| {
                     let count = part.len();
@@ -201,28 +201,28 @@ impl Layout {
     }
 }
 
-/// What rank 0 asks of the others.
+/// Command of rank 0 to the others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Command {
     Open {
         config: ModelConfig,
         recipe: Recipe,
     },
-    /// The weights follow.
+    /// New weights; they follow.
     Weights,
     /// Tokens of whole sequences.
     Gradients {
         tokens: Vec<u32>,
     },
-    /// Learning rate and scale of the gradient by their bits, which text need not keep.
+    /// Learning rate and gradient scale as bits, because text may not preserve them.
     Step {
         step: u64,
         learning_rate: u64,
         gradient_scale: u64,
     },
-    /// The moments of this piece go to rank 0.
+    /// Sends the moments of this piece to rank 0.
     Give(Piece),
-    /// They come from rank 0.
+    /// Receives the moments of this piece from rank 0.
     Take(Piece),
     Stop,
 }
@@ -232,7 +232,7 @@ impl Command {
         serde_json::to_vec(self).expect("a command is numbers and text")
     }
 
-    /// `None` if the bytes are none of a command.
+    /// Returns `None` if the bytes are not a command.
     fn decode(bytes: &[u8]) -> Option<Command> {
         serde_json::from_slice(bytes).ok()
     }
@@ -240,21 +240,21 @@ impl Command {
 
 /// One rank's part of the work. All ranks call the same functions in the same order.
 struct Rank {
-    /// Before the collective: GPUs stop before the others are told.
+    /// Declared, and so dropped, before the collective: GPUs stop before the others are notified.
     gpus: Option<Box<dyn GpuExchange>>,
     collective: Box<dyn Collective>,
     recipe: Recipe,
     seq_len: usize,
     layout: Layout,
-    /// The gradient of the own parts, one after the other, added over micro-batches.
+    /// Gradient of this rank's parts, one after the other, summed over micro-batches.
     sum: Vec<f32>,
-    /// On rank 0: the losses of all tokens of the last batch.
+    /// Losses of all tokens of the last batch, on rank 0.
     losses: Vec<f64>,
-    /// The weights of the own part of a tensor during a step.
+    /// Weights of this rank's part of a tensor during a step.
     weights: Vec<f32>,
-    /// Of an exchange.
+    /// Buffer of an exchange.
     buffer: Vec<f32>,
-    /// The moments of the own parts: of each the mean, then the square where there is one.
+    /// Moments of this rank's parts: for each the mean, then the square if there is one.
     moments: Vec<f32>,
     muon: muon::Scratch,
 }
@@ -282,7 +282,7 @@ impl Rank {
         Ok(self.collective.announce(&mut command.encode())?)
     }
 
-    /// All ranks are there and ready, and so are their GPUs if they are to exchange by NCCL.
+    /// Waits until all ranks are connected and ready, and their GPUs too if they exchange by NCCL.
     fn meet(&mut self, local: &dyn RankEngine) -> Result<(), ModelError> {
         if let Some(membership) = self.collective.nccl() {
             self.gpus = Some(local.connect_gpus(&membership, &mut self.collective.watch("connecting GPUs"))?);
@@ -291,7 +291,8 @@ impl Rank {
         Ok(self.collective.gather(&[1.0], &lens).map(drop)?)
     }
 
-    /// The gradient of the mean loss, each rank's parts in its `sum`. The result is that of all ranks on rank 0 alone.
+    /// Computes the gradient of the mean loss, each rank's parts in its `sum`. Only on rank 0 does the result cover
+    /// all ranks.
     fn gradients(
         &mut self,
         local: &mut dyn RankEngine,
@@ -300,7 +301,7 @@ impl Rank {
         let Rank { gpus, collective, recipe, seq_len, layout, sum, losses, buffer, .. } = self;
         let (rank, ranks, rows) = (collective.rank(), collective.ranks(), sequences.len() * *seq_len);
         let shares: Vec<&[&[u32]]> = shares(recipe, ranks, local, sequences).collect();
-        // GPUs add the shares of one turn to nothing: several turns would be added in another order than without NCCL.
+        // GPUs add up the shares of one turn only: several turns would be added in another order than without NCCL.
         if gpus.is_some() && ranks < shares.len() {
             let why =
                 "a step has more than one share for each rank: set rank_exchange = \"tcp\" under [train]";
@@ -311,7 +312,7 @@ impl Rank {
         for turn in shares.chunks(ranks) {
             let (mut left, mut end) = (layout.0.len(), sum.len());
             let mut reduce = |range: Range<usize>, read: &mut ReadPart<'_>| -> Result<(), ModelError> {
-                // In this order on all ranks, however many tensors an engine hands over at once.
+                // The order is the same on all ranks, however many tensors an engine passes at once.
                 while let Some(last) = layout.0[..left].last().filter(|last| range.start <= last.start) {
                     left -= 1;
                     let first = end - last.parts[rank].len();
@@ -371,16 +372,16 @@ impl Rank {
         Ok(Gradients { loss: losses.iter().sum::<f64>() / rows as f64, norm })
     }
 
-    /// Computes on rank 0 alone a batch that gave no number twice. First the shares whose loss was none: then one share
-    /// decides. If no loss was, any gradient may be the wrong one.
+    /// Computes on rank 0 alone a batch that gave NaN or infinity twice: only the shares with such a loss, where one
+    /// share decides, or all shares if every loss was finite.
     ///
     /// # Errors
-    /// If that gives numbers: a rank computes wrongly.
+    /// If the result is finite, which means that a rank computes wrongly.
     fn compute_alone(&self, local: &mut dyn RankEngine, sequences: &[&[u32]]) -> Result<(), ModelError> {
         let Rank { collective, recipe, seq_len, losses, .. } = self;
         let (ranks, rows) = (collective.ranks(), sequences.len() * *seq_len);
         let shares = shares(recipe, ranks, local, sequences);
-        // Values up to this have a finite sum over all shares.
+        // Values up to this bound have a finite sum over all shares.
         let most = f32::MAX / shares.len() as f32;
         let mut values = Vec::<f32>::new();
         let mut is_number = |share: &[&[u32]]| -> Result<bool, ModelError> {
@@ -421,7 +422,7 @@ impl Rank {
         Err(ModelError::Ranks { why })
     }
 
-    /// Steps the own part of each tensor, and takes over the others.
+    /// Updates this rank's part of each tensor, and receives the others.
     fn step(&mut self, local: &mut dyn RankEngine, params: &StepParams) -> Result<(), ModelError> {
         let Rank { gpus, collective, recipe, layout, sum, weights, buffer, moments, muon, .. } = self;
         let rank = collective.rank();
@@ -453,7 +454,7 @@ impl Rank {
         local.finish_weights()
     }
 
-    /// Gives the weights of rank 0 to all.
+    /// Sends the weights of rank 0 to all.
     fn share_weights(&mut self, local: &mut dyn RankEngine) -> Result<(), ModelError> {
         let Rank { gpus, collective, layout, buffer, .. } = self;
         let end = layout.len();
@@ -478,7 +479,7 @@ impl Rank {
         if collective.rank() == 0 { Ok(()) } else { local.finish_weights() }
     }
 
-    /// Rank 0 takes the moments of a piece. Gives nothing on other ranks.
+    /// Returns the moments of a piece on rank 0, and an empty vector on other ranks.
     fn give(&mut self, piece: &Piece) -> Result<Vec<f32>, ModelError> {
         if piece.rank == self.collective.rank() {
             let own = self.moments.get(piece.range()).ok_or_else(foreign)?;
@@ -494,7 +495,7 @@ impl Rank {
         Ok(Vec::new())
     }
 
-    /// Rank 0 hands over the moments of a piece, `values`. Other ranks have none.
+    /// Sends the moments of a piece, `values`, from rank 0 to its rank. On other ranks `values` is empty.
     fn take(&mut self, piece: &Piece, values: &[f32]) -> Result<(), ModelError> {
         if piece.rank == self.collective.rank() {
             let own = self.moments.get_mut(piece.range()).ok_or_else(foreign)?;
@@ -509,7 +510,7 @@ impl Rank {
     }
 }
 
-/// The sequences of a step in shares, which are dealt to the ranks in turns.
+/// Splits the sequences of a step into shares, which are assigned to the ranks in turns.
 fn shares<'a, 'b>(
     recipe: &Recipe,
     ranks: usize,
@@ -523,7 +524,7 @@ fn shares<'a, 'b>(
     sequences.chunks(recipe.micro_batch.saturating_mul(micro_batches))
 }
 
-/// Where `some` lies within `part`.
+/// Returns `some` relative to the start of `part`.
 fn within(some: &Range<usize>, part: &Range<usize>) -> Range<usize> {
     some.start - part.start..some.end - part.start
 }
@@ -537,9 +538,9 @@ pub struct DataParallel {
     config: ModelConfig,
     recipe: Recipe,
     local: Box<dyn RankEngine>,
-    /// Whether a step failed after the weights began to change.
+    /// `true` if a step failed after the weights began to change.
     is_torn: bool,
-    /// Whether the last batch since the weights were loaded gave no number.
+    /// `true` if the last batch since the weights were loaded gave NaN or infinity.
     was_refused: bool,
     session: Mutex<Session>,
 }
@@ -547,20 +548,20 @@ pub struct DataParallel {
 struct Session {
     connect: Connect,
     rank: Option<Rank>,
-    /// Whether the other ranks have the weights of `local`.
+    /// `true` if the other ranks have the weights of `local`.
     has_weights: bool,
     moments: Moments,
 }
 
-/// Where the moments are.
+/// Location of the moments.
 enum Moments {
-    /// They are zero.
+    /// All moments are zero.
     Fresh,
-    /// On rank 0, to be given to the ranks.
+    /// On rank 0, not yet sent to the ranks.
     Here(Vec<f32>),
-    /// With the ranks.
+    /// On the ranks.
     There,
-    /// Of ranks that have failed.
+    /// Lost with failed ranks.
     Lost,
 }
 
@@ -587,7 +588,7 @@ impl DataParallel {
         Ok(engine)
     }
 
-    /// Runs `work` with ranks that have the present weights and moments.
+    /// Runs `work` with ranks that have the current weights and moments.
     fn with_ranks<T>(
         &mut self,
         work: impl FnOnce(&mut Rank, &mut dyn RankEngine) -> Result<T, ModelError>,
@@ -618,7 +619,7 @@ fn lost(what: &str) -> ModelError {
 }
 
 impl Session {
-    /// Connects the ranks if they are not, and brings them to the present weights and moments.
+    /// Connects the ranks if necessary, and sends them the current weights and moments.
     fn ready(
         &mut self,
         config: &ModelConfig,
@@ -655,7 +656,7 @@ impl Session {
         Ok(rank)
     }
 
-    /// Closes the connection: the other ranks end.
+    /// Closes the connection, which ends the other ranks.
     fn fail(&mut self, error: &ModelError) {
         if let Some(mut rank) = self.rank.take() {
             rank.gpus = None;
@@ -667,7 +668,7 @@ impl Session {
     }
 }
 
-/// Gives all moments to their ranks.
+/// Sends all moments to their ranks.
 fn give_out(rank: &mut Rank, mut values: &[f32]) -> Result<(), ModelError> {
     for piece in rank.layout.pieces() {
         rank.announce(&Command::Take(piece))?;
@@ -773,7 +774,7 @@ impl Engine for DataParallel {
         self.take_moments(moments.to_vec())
     }
 
-    /// Gives the moments to the ranks. If they are not connected, keeps them until they are.
+    /// Sends the moments to the ranks, or keeps them until the ranks are connected.
     fn take_moments(&mut self, moments: Vec<f32>) -> Result<(), ModelError> {
         let session = self.session.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(rank) = &mut session.rank {
@@ -794,16 +795,16 @@ impl Drop for DataParallel {
     fn drop(&mut self) {
         let session = self.session.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(rank) = &mut session.rank {
-            // Ranks that are gone need no word.
+            // Ignored: disconnected ranks need no command.
             let _ = rank.announce(&Command::Stop);
         }
     }
 }
 
-/// A rank other than 0: does what rank 0 asks until it stops. `open` opens its own engine.
+/// Runs a rank other than 0: executes rank 0's commands until it stops. `open` opens the rank's own engine.
 ///
 /// # Errors
-/// If the exchanges or the engine fail. The other ranks are told.
+/// If the exchanges or the engine fail. The other ranks are notified.
 pub fn serve(collective: Box<dyn Collective>, open: &OpenLocal<'_>) -> Result<(), ModelError> {
     let mut collective = collective;
     let mut message = Vec::new();
@@ -861,7 +862,7 @@ impl Rank {
     }
 }
 
-/// The tokens as sequences, which an engine takes without a check.
+/// Splits the tokens into sequences and checks them, because an engine does not.
 fn sequences<'a>(config: &ModelConfig, tokens: &'a [u32]) -> Result<Vec<&'a [u32]>, ModelError> {
     let sequences: Vec<&[u32]> = tokens.chunks(config.seq_len + 1).collect();
     crate::batch::check(config, &sequences)?;

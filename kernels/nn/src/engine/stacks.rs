@@ -1,12 +1,12 @@
-//! A model's weights as the fused engines multiply them: matrices with a common input are one stack, as they lie in
-//! the flat parameter vector. Queries, keys and values are one product, gates and ups another.
+//! A model's weights as the fused engines multiply them. Matrices with a common input are neighbours in the flat
+//! parameter vector and form one stack. Queries, keys and values are one product, gates and ups another.
 
 use model::ModelConfig;
 use std::ops::Range;
 
 /// One value per stack of a model, in the order of the flat parameter vector.
 pub(super) struct Stacks<T> {
-    /// `[V, D]`, also the output's matrix.
+    /// `[V, D]`, also the output matrix.
     pub embedding: T,
     pub layers: Vec<LayerStacks<T>>,
     /// `[D]`
@@ -16,22 +16,22 @@ pub(super) struct Stacks<T> {
 pub(super) struct LayerStacks<T> {
     /// `[D]`
     pub attention_norm: T,
-    /// `[W, D]`: of queries, keys and values.
+    /// `[W, D]`: weights of queries, keys and values.
     pub rows: T,
     /// `[D, D]`
     pub output: T,
     /// `[D]`
     pub feed_forward_norm: T,
-    /// `[2F, D]`: of gates and ups.
+    /// `[2F, D]`: weights of gates and ups.
     pub gates_and_ups: T,
     /// `[D, F]`
     pub down: T,
 }
 
-/// Neighbouring tensors of the schema that are one matrix.
+/// Neighbouring tensors of the schema that form one matrix.
 pub(super) struct Stack {
     pub shape: [usize; 2],
-    /// Values of each tensor.
+    /// Number of values of each tensor.
     pub tensors: Vec<usize>,
 }
 
@@ -48,16 +48,16 @@ impl Stack {
     }
 }
 
-/// Tensors of each stack of a layer.
+/// Number of tensors of each stack of a layer.
 const LAYER: [usize; 6] = [1, 3, 1, 1, 2, 1];
 
-/// The stacks of a layer among those of the model.
+/// Returns the indices of a layer's stacks.
 #[cfg(feature = "gpu")]
 pub(super) fn of_layer(layer: usize) -> Range<usize> {
     1 + LAYER.len() * layer..1 + LAYER.len() * (layer + 1)
 }
 
-/// The stacks of a model, in the order of the flat parameter vector.
+/// Returns the stacks of a model, in the order of the flat parameter vector.
 pub(super) fn stacks(config: &ModelConfig) -> Vec<Stack> {
     let shapes: Vec<[usize; 2]> = config.shapes().into_iter().map(|(_, shape)| shape).collect();
     let counts = [1].into_iter().chain(std::iter::repeat_n(LAYER, config.layers).flatten()).chain([1]);
@@ -69,7 +69,7 @@ pub(super) fn stacks(config: &ModelConfig) -> Vec<Stack> {
     counts.map(stack).collect()
 }
 
-/// Where each of these stacks lies in the flat parameter vector.
+/// Returns the range of each stack in the flat parameter vector.
 pub(super) fn ranges(stacks: &[Stack]) -> Vec<Range<usize>> {
     let mut end = 0;
     let range = |stack: &Stack| {

@@ -1,4 +1,4 @@
-//! What launches share: the number of cubes, the width of vectors, sums over a cube, and `eˣ` and `ln`.
+//! Common code of launches: number of cubes, width of vectors, sums over a cube, and `eˣ` and `ln`.
 //!
 //! On an NVIDIA GPU CubeCL's `exp` and `ln` come from `libdevice`, a part of CUDA's toolkit and not of the driver, so
 //! a kernel that calls them does not compile on a machine with the driver alone. Sums, products, division, roots and
@@ -8,48 +8,49 @@ use super::{Array, Gpu, GpuError, Precision, Result, VALUES_MAX};
 use crate::DeviceName;
 use cubecl::prelude::*;
 
-/// Units of a cube, unless a kernel has a reason for another number.
+/// Default number of units of a cube.
 pub(crate) const UNITS: usize = 256;
-/// Cubes along one side of a grid at most, on any device.
+/// Maximum number of cubes along one side of a grid, on any device.
 const SIDE_MAX: usize = 65_535;
 /// ln 2 in two parts; the first is short enough that its product with a whole number is exact.
 const LN2_HIGH: f32 = 355.0 / 512.0;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 const SQRT_2: f32 = std::f32::consts::SQRT_2;
-/// Partial results that a cube adds up last.
+/// Number of partial results that a cube adds up last.
 const LAST: usize = 16;
 
-/// At least this many cubes, in as many rows as needed. A kernel must ignore the excess ones.
+/// Returns a grid of at least `cubes` cubes, in as many rows as needed. A kernel must ignore the excess ones.
 pub(crate) fn grid(cubes: usize) -> CubeCount {
     let rows = cubes.div_ceil(SIDE_MAX).max(1);
     CubeCount::Static(cubes.div_ceil(rows).max(1) as u32, rows as u32, 1)
 }
 
-/// A grid with at least `count` units.
+/// Returns a grid with at least `count` units.
 pub(crate) fn grid_of_units(count: usize) -> CubeCount {
     grid(count.div_ceil(UNITS))
 }
 
-/// A cube of `units` units.
+/// Returns the dimensions of a cube of `units` units.
 pub(crate) fn line(units: usize) -> CubeDim {
     CubeDim::new_1d(units as u32)
 }
 
-/// The widest vectors, of at most four values, that divide all these widths.
+/// Returns the largest vector length, at most four, that divides all these widths.
 pub(crate) fn lanes(widths: &[usize]) -> usize {
     [4, 2].into_iter().find(|lanes| widths.iter().all(|width| width.is_multiple_of(*lanes))).unwrap_or(1)
 }
 
 impl Gpu {
-    /// [`lanes`] of arrays that all have this precision: 16 bytes, where the device has vectors of more than four values.
+    /// Returns [`lanes`] for arrays of this precision: up to 16 bytes if the device has vectors of more than four
+    /// values.
     pub(crate) fn lanes(&self, precision: Precision, widths: &[usize]) -> usize {
         let wide = precision != Precision::F32 && matches!(self.device.name, DeviceName::Cuda(_));
         if wide && widths.iter().all(|width| width.is_multiple_of(8)) { 8 } else { lanes(widths) }
     }
 }
 
-/// Units of a cube that works on a row of `vectors`: a power of two from 32 to [`UNITS`].
+/// Returns the units of a cube for a row of `vectors`: a power of two from 32 to [`UNITS`].
 pub(crate) fn units_for(vectors: usize) -> usize {
     vectors.next_power_of_two().clamp(32, UNITS)
 }
@@ -59,12 +60,12 @@ pub(crate) fn same(one: &Array, other: &Array) -> Result {
     one.expect_precision(other.precision())
 }
 
-/// `rows · width`, if that many values have indices.
+/// Returns `rows · width`, if an array can have that many values.
 pub(crate) fn area(rows: usize, width: usize) -> Result<usize> {
     rows.checked_mul(width).filter(|len| *len <= VALUES_MAX).ok_or(GpuError::TooLong { max: VALUES_MAX })
 }
 
-/// The sum of a vector's values, in their order.
+/// Returns the sum of a vector's values, in their order.
 #[cube]
 pub(crate) fn across<N: Size>(vector: Vector<f32, N>) -> f32 {
     let mut sum = vector.extract(0usize);
@@ -75,7 +76,7 @@ pub(crate) fn across<N: Size>(vector: Vector<f32, N>) -> f32 {
     sum
 }
 
-/// Adds up one value per unit, always in the same order. All units get the sum.
+/// Adds up one value per unit, always in the same order. All units receive the sum.
 #[cube]
 pub(crate) fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
     let mut values = Shared::<[f32]>::new_slice(units);
@@ -98,7 +99,7 @@ pub(crate) fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
     sum
 }
 
-/// The largest value of a cube's units, without NaNs. All units get it.
+/// Returns the largest value of a cube's units, ignoring NaNs, to all units.
 #[cube]
 pub(crate) fn cube_max(value: f32, #[comptime] units: usize) -> f32 {
     let mut values = Shared::<[f32]>::new_slice(units);
@@ -121,10 +122,11 @@ pub(crate) fn cube_max(value: f32, #[comptime] units: usize) -> f32 {
     most
 }
 
-/// `eˣ` for `x` up to 88; 0 below −87, where the result would be subnormal. NaN stays NaN.
+/// Computes `eˣ` for `x` up to 88; 0 below −87, where the result would be subnormal. NaN stays NaN.
 ///
-/// The polynomial of [`cross_entropy::exp`](crate::layers::cross_entropy::exp): within some units in the last place,
-/// and `|x|·2⁻²⁴` more where a driver's compiler adds the two parts of ln 2 before it multiplies, as Mesa's does.
+/// It uses the polynomial of [`cross_entropy::exp`](crate::layers::cross_entropy::exp). Its error is a few units in
+/// the last place, plus `|x|·2⁻²⁴` if the driver's compiler adds the two parts of ln 2 before the multiplication, as
+/// Mesa's does.
 #[cube]
 pub(crate) fn exp<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     let least = Vector::<f32, N>::new(-87.0f32);
@@ -148,14 +150,14 @@ pub(crate) fn exp<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     select_many(is_less, Vector::new(0.0f32), e_to_r * scale)
 }
 
-/// [`exp`] of one value.
+/// Computes [`exp`] of one value.
 #[cube]
 pub(crate) fn exp_of(x: f32) -> f32 {
     exp::<Const<1>>(Vector::new(x)).extract(0usize)
 }
 
-/// The natural logarithm of a normal number above 0, by the polynomial of Moshier's Cephes library (`logf`), within
-/// two units in the last place. Infinity and NaN stay so.
+/// Computes the natural logarithm of a normal number above 0, by the polynomial of Moshier's Cephes library (`logf`),
+/// within two units in the last place. Infinity and NaN are preserved.
 #[cube]
 pub(crate) fn ln(x: f32) -> f32 {
     let bits = u32::reinterpret(x);

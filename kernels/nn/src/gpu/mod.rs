@@ -1,9 +1,10 @@
-//! A GPU and its buffers, in CubeCL: NVIDIA's through CUDA (feature `cuda`), others, and a CPU that stands in for one,
+//! A GPU and its buffers, in CubeCL: NVIDIA's through CUDA (feature `cuda`); others, and a software Vulkan driver,
 //! through Vulkan (feature `vulkan`).
 //!
-//! The layers' kernels are in `layers/*/gpu.rs`, as methods of [`Gpu`] over [`Array`]s that the caller plans; here are
-//! the kernels that belong to no layer. Whatever an array holds, sums, roots and softmax are `f32`, added in an order
-//! that depends on shapes alone, and on CUDA on the libraries that are there: one machine gives the same bits every time.
+//! The layers' kernels are in `layers/*/gpu.rs`, as methods of [`Gpu`] over [`Array`]s that the caller allocates. This
+//! module has the kernels that do not belong to a layer. For every precision of an array, sums, roots and softmax are
+//! `f32`. The order of additions depends only on shapes, and on CUDA on the installed libraries: one machine gives the
+//! same bits every time.
 
 pub(crate) mod launch;
 #[cfg(feature = "cuda")]
@@ -36,25 +37,25 @@ use cubecl_environment::stream::{StreamPolicy, set_policy};
 use launch::UNITS;
 use std::ops::{Deref, Range};
 
-/// Values of an array at most. Indices have 32 bits, and the last units of a launch reach beyond the end.
+/// Maximum length of an array. Indices have 32 bits, and the last units of a launch have indices beyond the end.
 pub const VALUES_MAX: usize = (1 << 32) - (1 << 25);
 /// Arrays are whole blocks of this many bytes, so that a vector of any width fits.
 const BLOCK: usize = 16;
 
-/// An opened GPU that has what the kernels need. A clone is the same GPU.
+/// An opened GPU with the features that the kernels need. A clone is the same GPU.
 #[derive(Clone)]
 pub struct Gpu {
     pub(crate) client: Client,
     device: Device,
-    /// Whether products may use tensor cores, if there are any.
+    /// `true` if products may use tensor cores, if there are any.
     pub(crate) tensor_cores: bool,
-    /// Scores of a block of attention to aim at.
+    /// Target number of scores of a block of attention.
     pub(crate) scores: usize,
     #[cfg(feature = "cuda")]
     pub(crate) nvidia: Option<std::sync::Arc<nvidia::Nvidia>>,
 }
 
-/// Why a GPU could not do something.
+/// Reason why a GPU operation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GpuError {
     #[error("there are {got} values, where {expected} are needed")]
@@ -75,14 +76,14 @@ pub enum GpuError {
     Device(String),
 }
 
-/// What a GPU did, or why not.
+/// Result of a GPU operation.
 pub type Result<T = (), E = GpuError> = std::result::Result<T, E>;
 
 /// Values on a GPU. A clone is the same memory.
 #[derive(Clone)]
 pub struct Array {
     handle: Handle,
-    /// Bytes from the first value to the handle's end.
+    /// Number of bytes from the first value to the handle's end.
     bytes: usize,
     len: usize,
     precision: Precision,
@@ -119,12 +120,12 @@ impl Array {
         self.precision.element()
     }
 
-    /// As a kernel's argument, in vectors of `lanes` values.
+    /// Returns the array as a kernel's argument, in vectors of `lanes` values.
     pub(crate) fn vectors(&self, lanes: usize) -> BufferArg {
         argument(&self.handle, self.len / lanes)
     }
 
-    /// As a kernel's argument that must be `f32`.
+    /// Returns the array, which must be `f32`, as a kernel's argument.
     pub(crate) fn f32s(&self, lanes: usize) -> Result<BufferArg> {
         self.expect_precision(Precision::F32)?;
         Ok(self.vectors(lanes))
@@ -145,14 +146,14 @@ impl Array {
     }
 }
 
-/// A buffer of `len` elements as a kernel's argument.
+/// Returns a buffer of `len` elements as a kernel's argument.
 pub(crate) fn argument(handle: &Handle, len: usize) -> BufferArg {
-    // SAFETY: every buffer is made in this crate with room for the elements that its launch names, and kernels check
+    // SAFETY: this crate allocates every buffer for at least the number of elements of its launch, and kernels check
     // their indices against that number.
     unsafe { BufferArg::from_raw_parts(handle.clone(), len.max(1)) }
 }
 
-/// Discrete GPUs that Vulkan names.
+/// Returns the number of discrete GPUs that Vulkan lists.
 #[cfg(feature = "vulkan")]
 pub(crate) fn discrete_gpus() -> usize {
     let first = cubecl::Device::vulkan(WgpuDeviceKind::DiscreteGpu(0));
@@ -178,7 +179,7 @@ fn find(device: Device) -> Result<cubecl::Device, DeviceError> {
     }
 }
 
-/// NVIDIA's libraries, if the device's settings want them and they are there.
+/// Opens NVIDIA's libraries, if the device's settings allow them and they are installed.
 #[cfg(feature = "cuda")]
 fn nvidia(client: &Client, device: Device) -> Result<Option<std::sync::Arc<nvidia::Nvidia>>, DeviceError> {
     let DeviceName::Cuda(index) = device.name else { return Ok(None) };
@@ -196,7 +197,7 @@ fn nvidia(client: &Client, device: Device) -> Result<Option<std::sync::Arc<nvidi
 }
 
 impl Gpu {
-    /// Opens a GPU and checks that it has what the kernels need.
+    /// Opens a GPU and checks that it supports the kernels.
     ///
     /// From then on all threads of this process queue their work in one stream. By default CubeCL has a stream per
     /// thread and tracks only the stream that made a buffer, so a read on a third thread would not wait for an
@@ -205,10 +206,10 @@ impl Gpu {
     /// # Errors
     /// If the device is absent, lacks something, or does not start.
     pub fn open(device: Device) -> Result<Gpu, DeviceError> {
-        // Before any client exists: work that was queued earlier would stay in its thread's stream.
+        // Set before any client exists: work that was queued earlier would stay in its thread's stream.
         set_policy(StreamPolicy::Single);
         let found = find(device)?;
-        // A driver that is present and broken panics here.
+        // A broken driver panics here.
         let client = std::panic::catch_unwind(|| found.client()).map_err(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let why = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").into();
@@ -227,12 +228,12 @@ impl Gpu {
         })
     }
 
-    /// The device as it was opened.
+    /// Returns the device as it was opened.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// Memory of this process on the device.
+    /// Returns the memory of this process on the device.
     pub fn memory(&self) -> DeviceMemory {
         let usage = self.client.memory_report(MemoryScope::Device).usage();
         DeviceMemory { used: usage.bytes_in_use, reserved: usage.bytes_reserved }
@@ -241,14 +242,14 @@ impl Gpu {
     /// Waits for all queued work.
     ///
     /// # Errors
-    /// If some of it failed.
+    /// If some of the work failed.
     pub fn finish(&self) -> Result {
         let done = cubecl::future::block_on(self.client.sync());
         self.check()?;
         Ok(done?)
     }
 
-    /// Whether what CubeCL does not know of has failed.
+    /// Checks that work outside of CubeCL has not failed.
     fn check(&self) -> Result {
         #[cfg(feature = "cuda")]
         if let Some(nvidia) = &self.nvidia {
@@ -257,20 +258,20 @@ impl Gpu {
         Ok(())
     }
 
-    /// Waits for all queued work if a profile is taken, so that a span ends with the work that it queued.
+    /// Waits for all queued work if profiling is on, so that a span ends after the work that it queued.
     ///
     /// # Errors
-    /// As [`Gpu::finish`].
+    /// Same as [`Gpu::finish`].
     pub fn finish_if_profiled(&self) -> Result {
         if tracing::span_enabled!(target: "profile", tracing::Level::TRACE) { self.finish() } else { Ok(()) }
     }
 
-    /// Whether arrays can hold this.
+    /// Returns whether arrays can have this precision.
     pub fn supports(&self, precision: Precision) -> bool {
         self.client.properties().supports_type(precision.element())
     }
 
-    /// An array of `len` values, not yet written. Its memory is never moved or merged with another's.
+    /// Allocates an array of `len` values without writing it. Its memory is never moved or merged with another's.
     ///
     /// # Errors
     /// If the device has no buffer of that size.
@@ -280,7 +281,7 @@ impl Gpu {
         Ok(Array { handle, bytes, len, precision })
     }
 
-    /// An array from a pool, to which its memory returns when it is dropped.
+    /// Allocates an array from a pool, to which its memory returns when it is dropped.
     pub(crate) fn temporary(&self, len: usize, precision: Precision) -> Result<Array> {
         let bytes = self.check_size(len, precision)?;
         Ok(Array { handle: self.client.empty(bytes), bytes, len, precision })
@@ -289,7 +290,7 @@ impl Gpu {
     /// Copies values to the device, each rounded to the nearest of `precision`, ties to even.
     ///
     /// # Errors
-    /// As [`Gpu::array`].
+    /// Same as [`Gpu::array`].
     pub fn upload(&self, values: &[f32], precision: Precision) -> Result<Array> {
         let array = self.array(values.len(), precision)?;
         self.overwrite(&array, values)?;
@@ -316,7 +317,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Copies values from the device. Waits for it.
+    /// Copies values from the device, after all queued work.
     ///
     /// # Errors
     /// If earlier work failed.
@@ -341,14 +342,15 @@ impl Gpu {
     /// Copies values into an `f32` array from `first` on.
     ///
     /// # Errors
-    /// If they do not fit.
+    /// If the values do not fit.
     pub fn overwrite_part(&self, array: &Array, first: usize, values: &[f32]) -> Result {
         let part = self.part_for_copy(array, &(first..first + values.len()))?;
         self.client.write(&part, Bytes::from_bytes_vec(f32::as_bytes(values).to_vec()));
         Ok(())
     }
 
-    /// The handle of some values, at least one, for copies: those may begin anywhere, other than arguments of kernels.
+    /// Returns the handle of some values, at least one, for copies, which may start at any value, unlike arguments of
+    /// kernels.
     fn part_for_copy(&self, array: &Array, range: &Range<usize>) -> Result<Handle> {
         array.expect_precision(Precision::F32)?;
         if range.is_empty() || array.len < range.end {
@@ -358,10 +360,10 @@ impl Gpu {
         Ok(handle.offset_end((array.bytes - 4 * range.end) as u64))
     }
 
-    /// `len` values of an array from `first` on, at least one, in the same memory.
+    /// Returns `len` values of an array from `first` on, at least one, in the same memory.
     ///
     /// # Errors
-    /// If the part is out of bounds, or does not begin where the device lets a buffer begin.
+    /// If the part is out of bounds, or does not start at a valid buffer offset of the device.
     pub fn part(&self, array: &Array, first: usize, len: usize) -> Result<Array> {
         let end = first.saturating_add(len);
         if end > array.len || len == 0 {
@@ -379,7 +381,7 @@ impl Gpu {
         Ok(Array { handle, bytes: size, len, precision: array.precision })
     }
 
-    /// Bytes of an array, if the device has buffers of that size.
+    /// Returns the bytes of an array, if the device has buffers of that size.
     fn check_size(&self, len: usize, precision: Precision) -> Result<usize> {
         if len > VALUES_MAX {
             return Err(GpuError::TooLong { max: VALUES_MAX });
@@ -391,12 +393,12 @@ impl Gpu {
         Ok(bytes)
     }
 
-    /// A buffer with these words, at least one.
+    /// Returns a buffer with these words, at least one.
     pub(crate) fn words(&self, words: &[u32]) -> Handle {
         self.client.create_from_slice(u32::as_bytes(if words.is_empty() { &[0] } else { words }))
     }
 
-    /// A buffer of `words` words, at least one, not yet written.
+    /// Allocates a buffer of `words` words, at least one, without writing it.
     pub(crate) fn uninit_words(&self, words: usize) -> Handle {
         self.client.empty(4 * words.max(1))
     }
@@ -408,7 +410,7 @@ impl Gpu {
     }
 }
 
-/// Out of memory is an error of its own: a user can do something about it.
+/// Out of memory is a separate error, because a user can change settings.
 impl From<ServerError> for GpuError {
     fn from(error: ServerError) -> GpuError {
         match &error {

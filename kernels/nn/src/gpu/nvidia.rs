@@ -1,10 +1,9 @@
-//! What NVIDIA's own libraries add to CubeCL's kernels, on the same buffers: products by cuBLASLt, and attention on tensor
-//! cores from CUDA C++, which NVRTC compiles. Both are loaded where a machine has them, of CUDA 12 or 13, so a program needs
-//! neither to be built nor to run.
+//! NVIDIA's libraries beside CubeCL's kernels, on the same buffers: products by cuBLASLt, and attention on tensor
+//! cores in CUDA C++, which NVRTC compiles. Both are optional and loaded at run time from CUDA 12 or 13.
 //!
-//! **Order.** A task is queued behind CubeCL's own, on the thread that talks to the driver. CubeCL does not show its
-//! stream, so a task has a stream of its own, between two events of the whole context: it waits for everything that was
-//! queued before, and everything queued later waits for it.
+//! **Order.** A task is queued after CubeCL's own, on the thread that calls the driver. CubeCL does not expose its
+//! stream, so a task has a stream of its own, between two events of the whole context. It waits for all work queued
+//! before, and all work queued later waits for it.
 //!
 //! **Bits.** cuBLASLt's heuristic chooses an algorithm by shape; one version on one GPU chooses and sums the same way
 //! every time (cuBLAS documentation, "Results reproducibility"). Attention sums in a fixed order.
@@ -31,10 +30,10 @@ use std::{
 
 type Server = <cubecl::cuda::CudaRuntime as Runtime>::Server;
 
-/// The first driver with events of a whole context, of CUDA 12.5.
+/// First driver version with events of a whole context, of CUDA 12.5.
 const DRIVER_MIN: i32 = 12_050;
 
-/// The libraries that this machine has, opened on one GPU, once in a process.
+/// NVIDIA's installed libraries, opened on one GPU, once per process.
 pub(crate) struct Nvidia {
     server: DeviceHandle<Server>,
     queue: Arc<Queue>,
@@ -42,13 +41,13 @@ pub(crate) struct Nvidia {
     attention: Option<attention::Compiler>,
 }
 
-/// A stream beside CubeCL's.
+/// A stream separate from CubeCL's.
 struct Queue {
     context: sys::CUcontext,
     stream: sys::CUstream,
     before: sys::CUevent,
     after: sys::CUevent,
-    /// Of the first task that failed.
+    /// Error of the first task that failed.
     failure: Mutex<Option<GpuError>>,
 }
 
@@ -58,7 +57,7 @@ unsafe impl Send for Queue {}
 unsafe impl Sync for Queue {}
 
 impl Nvidia {
-    /// Opens what there is on this GPU, or returns what has been opened. Says what is slower for want of a library.
+    /// Opens the installed libraries on this GPU, or returns the opened ones. Logs the cost of a missing library.
     ///
     /// # Errors
     /// If the driver fails, or is too old.
@@ -76,7 +75,7 @@ impl Nvidia {
     fn open(client: &Client, index: u16) -> Result<Nvidia> {
         cuda::init().map_err(failed)?;
         let mut version = 0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed)?;
         if version < DRIVER_MIN {
             return Err(failed("NVIDIA's driver is older than CUDA 12.5: install a newer one"));
@@ -108,18 +107,18 @@ impl Nvidia {
         })
     }
 
-    /// Whether all libraries are there.
+    /// Returns whether all libraries are installed.
     pub fn is_complete(&self) -> bool {
         self.products.is_some() && self.attention.is_some()
     }
 
-    /// Fails as the first task did that failed since the last call.
+    /// Returns the error of the first task that failed since the last call.
     pub fn check(&self) -> Result {
         let failure = self.queue.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         failure.map_or(Ok(()), Err)
     }
 
-    /// Queues `task`, which gets the addresses of these arrays and a stream to queue its work in.
+    /// Queues `task`, which receives the addresses of these arrays and a stream for its work.
     fn submit<const N: usize>(
         &self,
         arrays: [&Array; N],
@@ -128,7 +127,7 @@ impl Nvidia {
         let (queue, handles) = (Arc::clone(&self.queue), arrays.map(|array| array.handle().clone()));
         let stream = StreamId::current();
         self.server.submit(move |server| {
-            // CubeCL would only log a panic.
+            // Caught here, because CubeCL would only log a panic.
             let run = catch_unwind(AssertUnwindSafe(|| queue.run(server, &handles, stream, task)));
             if let Err(error) = run.unwrap_or_else(|_| Err(failed("a task panicked"))) {
                 let mut failure = queue.failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -164,9 +163,9 @@ impl Queue {
     }
 }
 
-/// Makes the context this thread's.
+/// Makes the context current on this thread.
 fn enter(context: sys::CUcontext) -> Result {
-    // SAFETY: it is alive as long as the process.
+    // SAFETY: the context lives as long as the process.
     unsafe { cuda::ctx::set_current(context) }.map_err(failed)
 }
 

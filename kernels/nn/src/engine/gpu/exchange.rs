@@ -1,6 +1,6 @@
-//! Gradients and weights from GPU to GPU (ADR 0072). A [`Transport`] moves values between arrays of different ranks;
-//! what a rank receives of a gradient its own GPU adds up, in the order of ranks, so the bits are those of the exchange
-//! through the machines' memory.
+//! Exchange of gradients and weights between GPUs (ADR 0072). A [`Transport`] moves values between arrays of different
+//! ranks. A rank's own GPU adds up the gradients that it receives, in the order of ranks, so the bits are those of the
+//! exchange through the machines' memory.
 
 use super::failed;
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Some values of an `f32` array, to a rank or from it.
+/// Some values of an `f32` array, sent to or received from a rank.
 #[derive(Clone)]
 pub(crate) struct Part<'a> {
     pub peer: usize,
@@ -19,11 +19,11 @@ pub(crate) struct Part<'a> {
     pub range: Range<usize>,
 }
 
-/// Moves values between the GPUs of ranks. NCCL's; in tests one through the machine's memory.
+/// Moves values between the GPUs of ranks: by NCCL, or in tests through the machine's memory.
 pub(crate) trait Transport: Send {
-    /// Sends and receives all of these, after the work that is queued on `gpu`, and waits until it is done. Each part
-    /// that a rank sends is received by one of as many values; those of two ranks are in the same order on both. A rank
-    /// may send to itself.
+    /// Sends and receives all of these parts, after the work that is queued on `gpu`, and waits until it is done. Each
+    /// sent part matches a received part of the same length; parts between two ranks have the same order on both. A
+    /// rank may send to itself.
     ///
     /// # Errors
     /// If the transport, a device or `watch` fails.
@@ -41,17 +41,17 @@ pub(super) struct ArrayExchange<T> {
     transport: T,
     gpu: Gpu,
     rank: usize,
-    /// One per stack.
+    /// Gradients, one array per stack.
     gradients: Vec<Array>,
     weights: Vec<Array>,
-    /// Of each rank up to [`ROUND`] values.
+    /// Up to [`ROUND`] values received from each rank.
     received: Array,
     sum: Array,
 }
 
 impl<T: Transport> ArrayExchange<T> {
     /// # Errors
-    /// If the device has no memory for what is received at once.
+    /// If the device has no memory for the values received at once.
     pub fn new(
         transport: T,
         gpu: Gpu,
@@ -61,7 +61,7 @@ impl<T: Transport> ArrayExchange<T> {
     ) -> Result<ArrayExchange<T>> {
         let received = gpu.array(ranks * ROUND, Precision::F32)?;
         let sum = gpu.array(ROUND, Precision::F32)?;
-        // Memory is taken when it is first written, and what the transport writes CubeCL does not see.
+        // CubeCL allocates memory at the first write, and it does not see the transport's writes.
         gpu.fill(&received, 0.0)?;
         gpu.fill(&sum, 0.0)?;
         gpu.finish()?;
@@ -73,7 +73,7 @@ impl<T: Transport> ArrayExchange<T> {
     }
 }
 
-/// The parts of the flat vector that these arrays are.
+/// Returns a range of the flat vector as parts of these arrays.
 fn parts(arrays: &[Array], peer: usize, range: Range<usize>) -> impl Iterator<Item = Part<'_>> {
     let lens = arrays.iter().map(Array::len);
     parts_of(range, lens).map(move |(index, range)| Part { peer, array: &arrays[index], range })
@@ -156,7 +156,7 @@ mod tests {
         parts.iter().filter(|part| part.peer == peer).cloned().collect()
     }
 
-    /// In the place of NCCL: the same values, moved by channels between threads.
+    /// Substitute for NCCL: moves the same values by channels between threads.
     struct ByHost(Mesh);
 
     impl Transport for ByHost {
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Numbers whose sum depends on the order.
+    /// Returns numbers whose sum depends on the order.
     fn numbers(rank: usize, len: usize) -> Vec<f32> {
         let number = |at: usize| {
             let bits = (at as u32 * 2_654_435_761).wrapping_add(rank as u32 * 40_503);
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     #[ignore = "needs a Vulkan device; a CPU's stand-in (lavapipe) is enough"]
     fn gradients_are_added_to_the_bits_of_the_exchange_through_memory() {
-        // Two arrays. A slice reaches from one into the other, one is empty, and one has an odd length.
+        // Two arrays. One slice spans both, one is empty, and one has an odd length.
         let lens = [100, 61];
         let four = [33, 120, 120, 161];
         for (ends, contributors) in [(&[161][..], 1), (&[90, 161], 2), (&four, 4), (&four, 3), (&four, 1)] {
@@ -261,7 +261,7 @@ mod tests {
         values.iter().map(|value| value.to_bits()).collect()
     }
 
-    /// An engine on a GPU that meets the others by [`ByHost`].
+    /// An engine on a GPU that connects to the others by [`ByHost`].
     struct Connected {
         engine: GpuEngine,
         host: Mutex<Option<Mesh>>,
@@ -351,7 +351,7 @@ mod tests {
             ModelConfig { vocab: 300, d_model: 64, layers: 2, heads: 4, kv_heads: 2, d_ff: 96, ..preset };
         let config = ModelConfig { seq_len: 16, ..config };
         let flat = init_flat(&config, 1).unwrap();
-        // Several micro-batches for each rank, and one: the gradient as a whole, and layer by layer. Of four ranks one has
+        // Several micro-batches per rank, and one: the gradient as a whole, and layer by layer. One of four ranks has
         // none.
         for (optimiser, batch, micro_batch, ranks) in [
             (Optimiser::AdamW, 6, 1, 1),

@@ -1,16 +1,16 @@
-//! The fused engine on a GPU: [`cpu`](super::cpu) over buffers, by the kernels in `layers/*/gpu.rs`. AdamW only, but
-//! for a rank, whose optimiser is on the host.
+//! The fused engine on a GPU: [`cpu`](super::cpu) over buffers, with the kernels in `layers/*/gpu.rs`. It supports
+//! AdamW only, except for a rank, whose optimiser is on the host.
 //!
-//! All memory is in [`Workspace`], taken before the first step, so its size is known beforehand
-//! ([`MemoryEstimate`](crate::MemoryEstimate)). The CPU's engine is its reference in the tests.
+//! All memory is in [`Workspace`], allocated before the first step, so its size is known in advance
+//! ([`MemoryEstimate`](crate::MemoryEstimate)). The CPU engine is the reference in the tests.
 //!
-//! **Precision.** Products read and write `F`, bf16 or f32, and so does what they read later. The residual stream,
+//! **Precision.** Products read and write `F`, bf16 or f32, and so do the kernels between them. The residual stream,
 //! its gradient, norms, losses, gradients of weights, weights and moments are f32. In bf16 a matrix has a copy for
-//! products, which the optimiser writes when it steps.
+//! products, which each optimiser step rewrites.
 //!
 //! **Waiting.** Work is queued. Only reads wait for it: the norm of all gradients and the losses, once per step. So
-//! the next micro-batch is uploaded while the last one computes, and the next batch is prepared while the optimiser
-//! steps. While a profile is taken, the CPU also waits at the end of each of its spans.
+//! the next micro-batch is uploaded during the computation of the previous one, and the next batch is prepared during
+//! the optimiser's step. With profiling on, the CPU also waits at the end of each span.
 
 #[cfg(any(feature = "cuda", test))]
 mod exchange;
@@ -38,7 +38,7 @@ use network::{Network, Weight};
 use std::{borrow::Cow, ops::Range};
 use workspace::Workspace;
 
-/// Tokens that are evaluated at once: enough to fill a GPU.
+/// Maximum number of tokens that are evaluated at once: enough to fill a GPU.
 const TOKENS_MAX: usize = 8192;
 
 /// Weights, moments and buffers in a GPU's memory.
@@ -48,18 +48,18 @@ pub struct GpuEngine {
     weights: Vec<Weight>,
     workspace: Workspace,
     training: Option<Training>,
-    /// For evaluation, the weights in the machine's memory too, so that an edit need not download them; else empty.
+    /// Copy of the weights in the machine's memory for evaluation, so that an edit need not download them; else empty.
     flat: Vec<f32>,
-    /// Whether the device has all of the latest weights. Not where copying them failed.
+    /// `true` if the device has all of the latest weights; `false` if copying them failed.
     is_current: bool,
 }
 
-/// What an engine is for.
+/// Purpose of an engine.
 #[derive(Clone, Copy)]
 pub(super) enum Purpose<'a> {
     Evaluation,
     Training(&'a Recipe),
-    /// Gradients for [`DataParallel`](super::DataParallel), for one of some ranks.
+    /// Gradients for [`DataParallel`](super::DataParallel), as one of several ranks.
     Rank {
         recipe: &'a Recipe,
         ranks: usize,
@@ -68,19 +68,20 @@ pub(super) enum Purpose<'a> {
 
 struct Training {
     recipe: Recipe,
-    /// `None` for training alone.
+    /// Number of ranks; `None` for training without others.
     ranks: Option<usize>,
-    /// One per stack. The layers' are the same arrays for a rank that hands over each layer's gradient at once.
+    /// Gradients, one array per stack. All layers share their arrays in a rank that passes on each layer's gradient at
+    /// once.
     gradients: Vec<Array>,
     adds_micro_batches: bool,
-    /// The same; none for a rank.
+    /// Moments, one per stack; `None` for a rank.
     moments: Option<Vec<Moments>>,
 }
 
-/// Why micro-batches of a rank failed.
+/// Reason why micro-batches of a rank failed.
 enum RankFailure {
     Gpu(GpuError),
-    /// While their gradient was handed over.
+    /// The exchange of the gradient failed.
     Exchange(ModelError),
 }
 
@@ -90,14 +91,14 @@ impl From<GpuError> for RankFailure {
     }
 }
 
-/// f32: AdamW's moving averages, of a gradient and of its square.
+/// AdamW's moving averages of a gradient and of its square, in f32.
 struct Moments {
     mean: Array,
     square: Array,
 }
 
 impl GpuEngine {
-    /// The caller has checked settings, recipe and length.
+    /// Opens an engine. The caller has checked settings, recipe and length.
     ///
     /// Evaluation is in f32 unless the device names a precision: a score is a small difference of losses.
     pub(super) fn new(
@@ -126,7 +127,7 @@ impl GpuEngine {
             let sequences = recipe.map_or_else(|| TOKENS_MAX / config.seq_len, sequences_at_once).max(1);
             let workspace = Workspace::new(&network, sequences * config.seq_len, recipe.is_some())?;
             let training = recipe.map(|recipe| Training::new(&network, recipe, ranks)).transpose()?;
-            // Buffers are taken when they are first written or waited for: what does not fit fails here.
+            // Buffers are allocated at the first write or wait, so lack of memory fails here.
             network.gpu.finish()?;
             Ok((weights, workspace, training))
         };
@@ -157,7 +158,7 @@ impl GpuEngine {
         Ok((training, training.moments.as_deref().ok_or(ModelError::NotForTraining)?))
     }
 
-    /// Appends a part of the flat vector that these arrays are, one per stack.
+    /// Appends a part of the flat vector that these arrays form, one per stack.
     fn read(&self, arrays: &[&Array], range: Range<usize>, values: &mut Vec<f32>) -> Result<(), ModelError> {
         let mut parts = parts_of(range, arrays.iter().map(|array| array.len()));
         let read =
@@ -165,7 +166,7 @@ impl GpuEngine {
         read.map_err(|error| self.failed(&error))
     }
 
-    /// Exchanges of this engine's gradients and weights with the other ranks.
+    /// Returns the exchange of this engine's gradients and weights with the other ranks.
     #[cfg(any(feature = "cuda", test))]
     fn exchange_by<T: exchange::Transport>(
         &self,
@@ -191,7 +192,7 @@ impl GpuEngine {
         self.network.gpu.download(array).map_err(|error| self.failed(&error))
     }
 
-    /// The mean and square of each tensor of a stack, in schema order.
+    /// Returns the mean and square of each tensor of a stack, in schema order.
     fn moments_of(&self, stack: &Stack, Moments { mean, square }: &Moments) -> Result<Vec<f32>, ModelError> {
         let (mean, square) = (self.download(mean)?, self.download(square)?);
         let (mut means, mut squares) = (&mean[..], &square[..]);
@@ -238,8 +239,8 @@ impl Training {
         explained(&network.config, &self.recipe, self.ranks, network.gpu.device(), error)
     }
 
-    /// The losses of tokens, by micro-batch. Leaves the gradient of `Σ losses / rows` in `gradients`; while a
-    /// micro-batch is computed, calls `written` with the stacks of which its part is complete.
+    /// Returns the losses of tokens, by micro-batch. Leaves the gradient of `Σ losses / rows` in `gradients`. During a
+    /// micro-batch, calls `written` with the stacks whose gradients are complete.
     fn losses<E: From<GpuError>>(
         &self,
         network: &Network,
@@ -256,7 +257,7 @@ impl Training {
         let mut on_device = Vec::new();
         for batch in sequences.chunks(sequences_at_once(&self.recipe)) {
             let batch = Batch::new(batch);
-            // The first overwrites what an earlier step has left.
+            // The first micro-batch overwrites the gradient of an earlier step.
             let write = if on_device.is_empty() { Write::Set } else { Write::Add };
             on_device.push(network.losses_and_gradients(
                 weights,
@@ -271,7 +272,7 @@ impl Training {
         Ok(on_device)
     }
 
-    /// The loss of each token, and the length of the gradient, which is left in `gradients`.
+    /// Returns the loss of each token, and the norm of the gradient, which is left in `gradients`.
     fn losses_and_norm(
         &self,
         network: &Network,
@@ -495,12 +496,12 @@ impl RankEngine for GpuEngine {
     }
 }
 
-/// Sequences of a micro-batch.
+/// Returns the number of sequences of a micro-batch.
 fn sequences_at_once(recipe: &Recipe) -> usize {
     recipe.micro_batch.min(recipe.batch)
 }
 
-/// A device's error with the setting to change, where memory ran out.
+/// Converts a device's error; if memory ran out, adds the setting to change.
 fn explained(
     config: &ModelConfig,
     recipe: &Recipe,
@@ -510,7 +511,7 @@ fn explained(
 ) -> ModelError {
     match error {
         GpuError::OutOfMemory { .. } => MemoryEstimate::ran_out(config, recipe, device, ranks).into(),
-        // Fewer sequences at once make the array shorter. Checkpointing and ranks do not.
+        // Smaller micro-batches make the array shorter. Checkpointing and ranks do not.
         GpuError::TooLong { .. } if 1 < sequences_at_once(recipe) => {
             MemoryEstimate::ran_out(config, recipe, device, None).into()
         }
@@ -545,7 +546,7 @@ mod tests {
         }
     }
 
-    /// `None` if the device lacks a precision of 16 bits.
+    /// Returns `None` if the device lacks a precision of 16 bits.
     fn open(precision: Precision, recipe: Option<&Recipe>) -> Option<GpuEngine> {
         let device = Device { precision: Some(precision), ..Device::new(DeviceName::Vulkan(None)) };
         let purpose = recipe.map_or(Purpose::Evaluation, Purpose::Training);
@@ -589,7 +590,7 @@ mod tests {
     fn logits_some_rows_at_a_time_are_those_of_all_at_once() {
         for (precision, allowed) in [(Precision::F32, 1e-5), (Precision::F16, 2e-2)] {
             let Some((exact_losses, exact)) = losses_and_gradients(precision, 1 << 20) else { continue };
-            // The last divides neither the 64 rows of the first micro-batch nor the 32 of the second.
+            // The last value divides neither the 64 rows of the first micro-batch nor the 32 of the second.
             for logits_rows in [32, 16, 24] {
                 let (losses, gradients) = losses_and_gradients(precision, logits_rows).unwrap();
                 assert_eq!(losses.len(), 96);

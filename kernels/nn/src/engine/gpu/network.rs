@@ -1,4 +1,4 @@
-//! The network forward and backward, over buffers.
+//! The network's forward and backward passes over buffers.
 
 #![allow(non_snake_case, reason = "a length is named by its letter: see layers/mod.rs")]
 
@@ -24,28 +24,28 @@ use crate::{
 use model::ModelConfig;
 use std::ops::Range;
 
-/// What the passes need besides weights and buffers, and never changes.
+/// Constants of the passes.
 pub(super) struct Network {
     pub gpu: Gpu,
     pub config: ModelConfig,
     pub shape: Shape,
     angles: GpuAngles,
     pub precision: Precision,
-    /// Rows whose logits exist at once, at most.
+    /// Maximum number of rows whose logits are in memory at once.
     pub logits_rows: usize,
 }
 
-/// The weights of a stack.
+/// Weights of a stack.
 pub(super) struct Weight {
     pub shape: [usize; 2],
-    /// f32: the agreed weights.
+    /// The agreed weights, in f32.
     pub values: Array,
-    /// The same for products, where those are not in f32.
+    /// Copy of the weights for products, if those are not in f32.
     pub copy: Option<Array>,
 }
 
 impl Weight {
-    /// As products read it.
+    /// Returns the operand for products.
     fn view(&self) -> View<'_> {
         View::new(self.copy.as_ref().unwrap_or(&self.values), self.shape)
     }
@@ -72,10 +72,10 @@ impl Network {
         self.gpu.device().activation_checkpointing
     }
 
-    /// Weights that are not yet written.
+    /// Allocates weights without writing them.
     pub fn weights(&self) -> Result<Vec<Weight>> {
         let make = |stack: Stack| {
-            // A norm's gain goes into no product.
+            // A norm's gain is not an operand of a product.
             let copied = stack.shape[0] > 1 && self.precision != Precision::F32;
             Ok(Weight {
                 shape: stack.shape,
@@ -86,7 +86,7 @@ impl Network {
         stacks(&self.config).into_iter().map(make).collect()
     }
 
-    /// Writes `flat` over these weights.
+    /// Overwrites these weights with `flat`.
     pub fn overwrite(&self, weights: &[Weight], flat: &[f32]) -> Result {
         let mut rest = flat;
         weights.iter().try_for_each(|Weight { values, .. }| {
@@ -102,7 +102,7 @@ impl Network {
         })
     }
 
-    /// `y = x·Wᵀ`
+    /// Computes `y = x·Wᵀ`.
     fn product(&self, y: &Array, x: &Array, weight: &Weight) -> Result {
         let [outputs, inputs] = weight.shape;
         let rows = y.len() / outputs;
@@ -110,7 +110,7 @@ impl Network {
         self.gpu.product(Write::Set, y, [rows, outputs], x, weight)
     }
 
-    /// `grad_x = grad_y·W`
+    /// Computes `grad_x = grad_y·W`.
     fn product_backward(&self, grad_x: &Array, grad_y: &Array, weight: &Weight) -> Result {
         let [outputs, inputs] = weight.shape;
         let rows = grad_x.len() / inputs;
@@ -118,7 +118,7 @@ impl Network {
         self.gpu.product(Write::Set, grad_x, [rows, inputs], grad_y, weight.view())
     }
 
-    /// `grad_W = grad_yᵀ·x`, or `grad_W += grad_yᵀ·x`
+    /// Computes `grad_W = grad_yᵀ·x` or `grad_W += grad_yᵀ·x`.
     fn weight_gradient(
         &self,
         write: Write,
@@ -133,7 +133,7 @@ impl Network {
         self.gpu.product(write, gradient, [outputs, inputs], grad_y.transposed(), x)
     }
 
-    /// The loss of each token, in nats.
+    /// Returns the loss of each token, in nats.
     pub fn losses(&self, weights: &[Weight], batch: &Batch, workspace: &Workspace) -> Result<Array> {
         let Batch { tokens, targets } = batch;
         let weights = &Stacks::in_order(weights.iter().collect());
@@ -148,7 +148,7 @@ impl Network {
         Ok(losses)
     }
 
-    /// The logits `[rows, V]` of the first `rows` tokens of whole sequences.
+    /// Returns the logits `[rows, V]` of the first `rows` tokens of whole sequences.
     pub fn first_logits(
         &self,
         weights: &[Weight],
@@ -166,8 +166,8 @@ impl Network {
         Ok(values)
     }
 
-    /// The loss of each token. Writes the gradients of `scale · Σ losses` to `gradients`, one per stack, or adds them,
-    /// from the last stack to the first. Calls `written` with the stacks that are complete.
+    /// Returns the loss of each token. Writes the gradients of `scale · Σ losses` to `gradients`, one per stack, or
+    /// adds them, from the last stack to the first. Calls `written` with the stacks that are complete.
     pub fn losses_and_gradients<E: From<GpuError>>(
         &self,
         weights: &[Weight],
@@ -189,7 +189,7 @@ impl Network {
         Ok(losses)
     }
 
-    /// The layers backward, from the last, whose activations are kept in any case, and the embedding.
+    /// Runs the backward pass of the layers, from the last, whose activations are always kept, and of the embedding.
     #[tracing::instrument(name = "backward", target = "profile", level = "trace", skip_all)]
     fn backward<E: From<GpuError>>(
         &self,
@@ -223,8 +223,8 @@ impl Network {
         written(0..1)
     }
 
-    /// The vocabulary, forward and backward, a few rows at a time, and the last norm. Leaves the gradient of the last
-    /// layer's output in `workspace.grad_x`.
+    /// Runs the product with the vocabulary forward and backward, a few rows at a time, and the last norm backward.
+    /// Leaves the gradient of the last layer's output in `workspace.grad_x`.
     #[tracing::instrument(name = "loss", target = "profile", level = "trace", skip_all)]
     fn head_backward(
         &self,
@@ -248,7 +248,7 @@ impl Network {
             self.weight_gradient(write, gradients.embedding, weights.embedding, &logits, &hidden)?;
         }
         gpu.fill(&workspace.grad_x, 0.0)?;
-        // A norm's gain is added to in any case.
+        // A norm's gain gradient is always added.
         if write == Write::Set {
             gpu.fill(gradients.norm, 0.0)?;
         }
@@ -258,7 +258,7 @@ impl Network {
         Ok(losses)
     }
 
-    /// Hidden states after the last norm, in `workspace.normed`.
+    /// Writes the hidden states after the last norm to `workspace.normed`.
     #[tracing::instrument(name = "forward", target = "profile", level = "trace", skip_all)]
     fn hidden(&self, weights: &Stacks<&Weight>, tokens: &[u32], workspace: &Workspace) -> Result {
         let tokens = self.gpu.upload_tokens(self.config.vocab, tokens)?;
@@ -272,7 +272,7 @@ impl Network {
         self.gpu.finish_if_profiled()
     }
 
-    /// The half of a layer that mixes tokens: from `activations.x` to `activations.middle`.
+    /// Computes the attention half of a layer, from `activations.x` to `activations.middle`.
     fn attend(
         &self,
         weights: &LayerStacks<&Weight>,
@@ -288,7 +288,7 @@ impl Network {
         self.gpu.add(x, &workspace.added, middle)
     }
 
-    /// The half that works on single tokens: from `activations.middle` to `next`.
+    /// Computes the feed-forward half, from `activations.middle` to `next`.
     fn feed_forward(
         &self,
         weights: &LayerStacks<&Weight>,
@@ -304,8 +304,8 @@ impl Network {
         self.gpu.add(middle, &workspace.added, next)
     }
 
-    /// Replaces `workspace.grad_x`, the gradient of what [`feed_forward`](Self::feed_forward) wrote, by that of what
-    /// it read. Gates and ups are computed `again` if they were not kept.
+    /// Replaces `workspace.grad_x`, the gradient of [`feed_forward`](Self::feed_forward)'s output, with that of its
+    /// input. Gates and ups are computed `again` if they were not kept.
     fn feed_forward_backward(
         &self,
         weights: &LayerStacks<&Weight>,
@@ -323,7 +323,7 @@ impl Network {
         }
         let grad_next = self.as_operand(&workspace.grad_x, workspace)?;
         self.product_backward(&workspace.inner, grad_next, weights.down)?;
-        // Afterwards `gates_and_ups` are gradients, and `inner` is what it was in the forward pass.
+        // Afterwards `gates_and_ups` holds gradients, and `inner` again holds the forward pass's value.
         self.gpu.swiglu_backward(gates_and_ups, self.config.d_ff, &workspace.inner)?;
         self.weight_gradient(write, gradients.down, weights.down, grad_next, &workspace.inner)?;
 
@@ -346,7 +346,7 @@ impl Network {
         )
     }
 
-    /// Replaces `workspace.grad_x`, the gradient of what [`attend`](Self::attend) wrote, by that of what it read.
+    /// Replaces `workspace.grad_x`, the gradient of [`attend`](Self::attend)'s output, with that of its input.
     fn attend_backward(
         &self,
         weights: &LayerStacks<&Weight>,
@@ -386,7 +386,7 @@ impl Network {
         self.gpu.rms_norm(x, &gain.values, Some(self.config.norm_epsilon as f32), &workspace.normed, roots)
     }
 
-    /// The residual stream's gradient as products read it: itself, or rounded into `workspace.added`.
+    /// Returns the residual stream's gradient as products read it: unchanged, or rounded into `workspace.added`.
     fn as_operand<'a>(&self, grad_x: &'a Array, workspace: &'a Workspace) -> Result<&'a Array> {
         if self.precision == Precision::F32 {
             return Ok(grad_x);
@@ -395,7 +395,7 @@ impl Network {
         Ok(&workspace.added)
     }
 
-    /// The logits of some rows of `workspace.normed`.
+    /// Computes the logits of some rows of `workspace.normed`.
     fn logits(
         &self,
         weights: &Stacks<&Weight>,
@@ -410,7 +410,7 @@ impl Network {
         Ok(logits)
     }
 
-    /// `rows` in chunks whose logits exist at once: the first of each, and their number.
+    /// Splits `rows` into chunks whose logits fit at once: first row and length of each.
     fn chunks(&self, rows: usize) -> impl Iterator<Item = (usize, usize)> {
         let most = self.logits_rows;
         (0..rows).step_by(most).map(move |first| (first, most.min(rows - first)))

@@ -1,4 +1,4 @@
-//! The buffers of forward and backward pass.
+//! Buffers of the forward and backward passes.
 
 #![allow(non_snake_case, reason = "a length is named by its letter: see layers/mod.rs")]
 
@@ -9,31 +9,31 @@ use crate::{
 };
 use model::ModelConfig;
 
-/// The buffers of forward and backward pass, for at most `tokens` tokens.
+/// Buffers of the forward and backward passes, for at most `tokens` tokens.
 pub(super) struct Workspace {
     pub tokens: usize,
-    /// One for each layer. What is not kept, or not needed for evaluation, is the same buffer in all of them.
+    /// Activations of each layer. Buffers that are not kept, or not needed for evaluation, are shared by all layers.
     pub layers: Vec<Activations>,
     /// f32 `[N, D]`: output of the last layer, and f32 `[N]`: inverse roots of the last norm.
     pub last: Array,
     pub last_roots: Array,
     /// `[N, D]`: output of a norm.
     pub normed: Array,
-    /// `[N, D]`: what a product adds to the residual stream; backward, the stream's gradient as products read it.
+    /// `[N, D]`: output of a product for the residual stream; backward, the stream's gradient as products read it.
     pub added: Array,
     /// `[N, F]`: the feed-forward half between its products, and its gradient.
     pub inner: Array,
-    /// `[rows, V]`, a few rows.
+    /// `[rows, V]`: logits of a few rows.
     pub logits: Array,
-    /// Gradients, empty for evaluation. f32 `[N, D]`: of the residual stream.
+    /// f32 `[N, D]`: gradient of the residual stream. This and the next two are empty for evaluation.
     pub grad_x: Array,
-    /// `[N, D]`: of a product's input or output.
+    /// `[N, D]`: gradient of a product's input or output.
     pub grad_normed: Array,
-    /// `[N, W]`
+    /// `[N, W]`: gradient of queries, keys and values.
     pub grad_rows: Array,
 }
 
-/// What a layer's forward pass keeps for its backward pass.
+/// Values that a layer's forward pass keeps for its backward pass.
 pub(super) struct Activations {
     /// f32 `[N, D]`: the layer's input, and f32 `[N]`: its norm's inverse roots.
     pub x: Array,
@@ -52,7 +52,7 @@ pub(super) struct Activations {
 }
 
 impl Workspace {
-    /// Buffers for `tokens` tokens, and for their gradients when `training`.
+    /// Allocates buffers for `tokens` tokens, and for their gradients if `training`.
     pub fn new(network: &Network, tokens: usize, training: bool) -> Result<Workspace> {
         let ModelConfig { d_model: D, d_ff: F, vocab: V, heads: H, layers, .. } = network.config;
         let (gpu, W, N) = (&network.gpu, network.shape.row_width(), tokens);
@@ -60,7 +60,7 @@ impl Workspace {
         let array = |width: usize, precision| gpu.array(N * width, precision);
         let keeps_most = training && network.checkpointing() != ActivationCheckpointing::Layers;
         let keeps_all = training && network.checkpointing() == ActivationCheckpointing::None;
-        // A layer after the first has what is kept for itself, and shares the rest.
+        // A layer after the first has its own buffers for kept values, and shares the rest.
         let layer = |first: Option<&Activations>| -> Result<Activations> {
             let array = |is_kept: bool, of: fn(&Activations) -> &Array, width, precision| match first {
                 Some(first) if !is_kept => Ok(of(first).clone()),
@@ -97,7 +97,7 @@ impl Workspace {
         })
     }
 
-    /// The same buffers for fewer tokens.
+    /// Returns the same buffers for fewer tokens.
     pub fn part(&self, gpu: &Gpu, tokens: usize) -> Result<Workspace> {
         let part = |array: &Array| match array.is_empty() {
             true => Ok(array.clone()),

@@ -23,25 +23,26 @@ const SOURCE: &CStr = {
         Err(_) => panic!("the source has no zero byte inside"),
     }
 };
-/// Widths of heads that it has been written for.
+/// Supported widths of heads.
 const WIDTHS: [usize; 2] = [64, 128];
-/// Warps of a block of threads, queries or keys that it owns, and rows of a tile, as in the source.
+/// Warps per block of threads, queries or keys per block, and rows per tile, as in the source.
 const WARPS: usize = 4;
 const OWNED: usize = 16 * WARPS;
 const TILE: usize = 64;
-/// The oldest GPUs with bf16 on tensor cores and copies into shared memory: Ampere. Hopper's multiply by groups of warps.
+/// Oldest architecture with bf16 on tensor cores and copies into shared memory (Ampere), and the one whose groups of
+/// warps multiply together (Hopper).
 const AMPERE: i32 = 80;
 const HOPPER: i32 = 90;
 
-/// Relative error of attention in bf16 at most; 0.003 was measured.
+/// Maximum relative error of attention in bf16; measured: 0.003.
 const ERROR_MAX: f64 = 0.01;
-/// Of a grid's third side.
+/// Maximum length of a grid's third side.
 const SEQUENCES_MAX: usize = 65_535;
 
 pub(super) struct Compiler {
-    /// Such as 90.
+    /// Compute capability times 10, such as 90.
     arch: i32,
-    /// By width of heads. None where no kernels are right.
+    /// Kernels by width of heads. `None` if no variant passes the check.
     compiled: Mutex<HashMap<usize, Option<Arc<Kernels>>>>,
 }
 
@@ -59,12 +60,12 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Compiler {
-    /// The compiler, if it is there.
+    /// Opens the compiler, if it is installed.
     ///
     /// # Errors
     /// If the driver fails.
     pub fn open(device: sys::CUdevice) -> Result<Option<Compiler>> {
-        // SAFETY: it only tries to load the library.
+        // SAFETY: the call only tries to load the library.
         if !unsafe { nvrtc_sys::is_culib_present() } {
             return Ok(None);
         }
@@ -77,7 +78,7 @@ impl Compiler {
         Ok(Some(Compiler { arch: 10 * of(MAJOR)? + of(MINOR)?, compiled: Mutex::default() }))
     }
 
-    /// What to compile the source for, the fastest first.
+    /// Returns the compiler options of each variant, the fastest first.
     fn variants(&self) -> Vec<Vec<String>> {
         let arch = self.arch;
         let mut variants = vec![vec![format!("-arch=sm_{arch}")]];
@@ -89,9 +90,9 @@ impl Compiler {
 }
 
 impl Kernels {
-    /// The device's context is current.
+    /// Loads the kernels. The device's context must be current.
     fn load(image: &[u8], width: usize) -> Result<Kernels> {
-        // SAFETY: the image is what the compiler made.
+        // SAFETY: the image is the compiler's output.
         let module = unsafe { cuda::module::load_data(image.as_ptr().cast()) }.map_err(failed)?;
         let function = |name: &str, rows: usize, numbers: usize| -> Result<sys::CUfunction> {
             let name = CString::new(name).map_err(failed)?;
@@ -113,7 +114,7 @@ impl Kernels {
     }
 }
 
-/// Bytes of shared memory for these rows and four tiles, and numbers.
+/// Returns the bytes of shared memory for these rows and four tiles, and `numbers` floats.
 fn shared_bytes(rows: usize, numbers: usize, width: usize) -> usize {
     2 * (rows + 4 * TILE) * width + 4 * numbers
 }
@@ -143,7 +144,7 @@ fn compile(width: usize, variant: &[String]) -> Result<Vec<u8>> {
 }
 
 impl Nvidia {
-    /// [`Gpu::attention`] of checked arrays. Returns whether there are kernels for it.
+    /// Computes [`Gpu::attention`] of checked arrays. Returns whether there are kernels for it.
     ///
     /// # Errors
     /// If the device fails.
@@ -160,10 +161,10 @@ impl Nvidia {
         Ok(true)
     }
 
-    /// [`Gpu::attention_backward`] of checked arrays. Returns whether there are kernels for it.
+    /// Computes [`Gpu::attention_backward`] of checked arrays. Returns whether there are kernels for it.
     ///
     /// # Errors
-    /// If the device fails or memory is short.
+    /// If the device fails or has too little memory.
     pub fn attention_backward(
         &self,
         gpu: &Gpu,
@@ -176,7 +177,7 @@ impl Nvidia {
         Ok(true)
     }
 
-    /// The kernels for such rows: the first that are right on this device with this compiler.
+    /// Returns the kernels for such rows: the first variant that passes the check on this device with this compiler.
     fn kernels(&self, gpu: &Gpu, shape: &Shape, rows: &Array) -> Result<Option<Arc<Kernels>>> {
         let width = shape.head_width;
         if rows.precision() != Precision::Bf16
@@ -224,13 +225,13 @@ impl Nvidia {
         Ok(right)
     }
 
-    /// How far these kernels are from the CPU's, on a small example: the largest of the relative errors of outputs,
+    /// Returns the error of these kernels against the CPU's on a small example: the largest relative error of outputs,
     /// log-sums and gradients, by their Euclidean norms.
     fn error(&self, kernels: &Arc<Kernels>, gpu: &Gpu, width: usize) -> Result<f64> {
         let shape = Shape { seq_len: 3 * TILE + 9, heads: 4, kv_heads: 2, head_width: width };
         let count = 2 * shape.seq_len;
         let (of_rows, of_out) = (count * shape.row_width(), count * shape.heads * width);
-        // Not so even that a wrong row passes for the right one; queries carry their scale.
+        // Uneven enough that a wrong row does not pass for the right one; queries include their scale.
         let noise = |seed: usize, at: usize| {
             let mixed =
                 (at + 1).wrapping_mul(2_654_435_761).wrapping_add(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -263,7 +264,7 @@ impl Nvidia {
                 |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
             let apart = squares(&mut got.iter().zip(expected).map(|(one, other)| f64::from(one - other)));
             let error = (apart / squares(&mut expected.iter().map(|&value| f64::from(value)))).sqrt();
-            // A NaN is no error that is small.
+            // NaN must not count as a small error.
             worst = if error <= worst { worst } else { error };
         }
         Ok(worst)
@@ -306,7 +307,7 @@ impl Nvidia {
     }
 }
 
-/// A kernel's argument: 8 bytes, or 4.
+/// A kernel's argument, of 8 or 4 bytes.
 #[derive(Clone, Copy)]
 enum Argument {
     Address(u64),
@@ -324,7 +325,7 @@ impl Call {
         Call { shape: *shape, sequences: rows.len() / (shape.seq_len * shape.row_width()) }
     }
 
-    /// `T`, `H` and `K`.
+    /// Returns `T`, `H` and `K`.
     fn sizes(&self) -> [Argument; 3] {
         [self.shape.seq_len, self.shape.heads, self.shape.kv_heads].map(|size| Argument::Size(size as i32))
     }
@@ -354,8 +355,7 @@ impl Call {
             .collect();
         let [x, y, z] = grid.map(|cubes| cubes as u32);
         let bytes = if rows == 0 { 0 } else { shared_bytes(rows, numbers, self.shape.head_width) };
-        // SAFETY: the arguments are those of the kernel, and live until it is queued; the arrays have the lengths that
-        // the shape names.
+        // SAFETY: the arguments match the kernel's and live until it is queued; the arrays have the shape's lengths.
         unsafe {
             let block = (32 * WARPS as u32, 1, 1);
             cuda::launch_kernel(function, (x, y, z), block, bytes as u32, stream, &mut pointers)

@@ -1,8 +1,9 @@
-//! The GPUs of other ranks, which NCCL exchanges with on CubeCL's buffers.
+//! NCCL exchanges with the GPUs of other ranks on CubeCL's buffers.
 //!
-//! **Order.** An exchange begins when all of CubeCL's work is done, and ends before anything else is queued, so it
-//! needs no events. [`Gpu::finish`] waits for all streams of CubeCL's, also those that the products and the attention use
-//! (`Nvidia::submit`), which a wait for one stream would not. It does not overlap with computation, as that through the machine's memory does not.
+//! **Order.** An exchange starts after all of CubeCL's work, and ends before anything else is queued, so it needs no
+//! events. [`Gpu::finish`] waits for all CubeCL streams, including those of products and attention (`Nvidia::submit`);
+//! a wait for one stream would not. The exchange does not overlap with computation, like the one through the machine's
+//! memory.
 
 use super::{Server, enter, failed};
 use crate::{
@@ -28,7 +29,7 @@ impl Peers {
     /// Connects a GPU with those of the other ranks.
     ///
     /// # Errors
-    /// If it is not one of NVIDIA's, NCCL is not there or fails, or a rank is lost.
+    /// If the GPU is not an NVIDIA GPU, NCCL is missing or fails, or a rank is lost.
     pub fn connect(gpu: &Gpu, membership: &Membership, watch: &mut Watch<'_>) -> Result<Peers, ModelError> {
         let DeviceName::Cuda(index) = gpu.device().name else {
             return Err(ModelError::Ranks { why: "NCCL is for GPUs of NVIDIA, through CUDA".into() });
@@ -47,7 +48,7 @@ impl Peers {
         Ok(Peers { communicator, context, stream })
     }
 
-    /// Ends what still runs, and waits until the GPU has stopped. Returns whether it has.
+    /// Aborts the running exchange and waits until the GPU has stopped. Returns whether it has.
     fn abort(&mut self) -> bool {
         let until = Instant::now() + STOP_WITHIN;
         let mut has_stopped = self.communicator.abort(STOP_WITHIN);
@@ -66,9 +67,9 @@ fn failed_on(gpu: &Gpu, error: &GpuError) -> ModelError {
     DeviceError::Failed { device: gpu.device(), why: error.to_string() }.into()
 }
 
-/// Whether the stream, which is alive, has done all.
+/// Returns whether the stream, which must be alive, has no pending work.
 fn is_idle(stream: sys::CUstream) -> Result<bool, NcclError> {
-    // SAFETY: as the caller has promised.
+    // SAFETY: the caller guarantees that the stream is alive.
     match unsafe { sys::cuStreamQuery(stream) } {
         sys::CUresult::CUDA_SUCCESS => Ok(true),
         sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -86,7 +87,7 @@ impl Transport for Peers {
     ) -> Result<(), ModelError> {
         let fail = |error| failed_on(gpu, &error);
         gpu.finish().map_err(fail)?;
-        // What holds the buffers.
+        // Handles that keep the buffers alive.
         let mut held = Vec::with_capacity(sends.len() + receives.len());
         let mut message = |part: &Part<'_>| -> Result<Message> {
             let resource = gpu.client.get_resource::<Server>(part.array.handle().clone())?;
@@ -106,7 +107,7 @@ impl Transport for Peers {
             communicator.wait(watch, || is_idle(stream))
         });
         if done.is_err() && !self.abort() {
-            // A GPU that still runs may write there.
+            // A GPU that still runs may write to these buffers.
             std::mem::forget(held);
         }
         Ok(done?)
@@ -116,7 +117,7 @@ impl Transport for Peers {
 impl Drop for Peers {
     fn drop(&mut self) {
         if enter(self.context).is_ok() && self.abort() {
-            // SAFETY: it is not used any more.
+            // SAFETY: the stream is not used afterwards.
             let _ = unsafe { cuda::stream::destroy(self.stream) };
         }
     }

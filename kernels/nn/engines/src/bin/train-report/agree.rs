@@ -1,4 +1,4 @@
-//! Whether a device agrees with the CPU: its kernels, and the losses of the first steps.
+//! Comparison of a device with the CPU: its kernels, and the losses of the first steps.
 
 use crate::Options;
 use mettle_engines::random_sequences;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 const STEPS: usize = 20;
-/// How far losses may be apart, in nats: by f32 in another order, and by products in bf16.
+/// Maximum difference of losses, in nats: for f32 in another order, and for products in bf16.
 const BOUND_F32: f64 = 1e-3;
 const BOUND_BF16: f64 = 0.05;
 
@@ -21,7 +21,7 @@ struct Compared {
     bound: f64,
 }
 
-/// Trains with each precision of the device. Returns the report.
+/// Trains with each precision of the device and returns the report.
 ///
 /// # Errors
 /// If a kernel or a loss is too far from the CPU's, or the device fails.
@@ -42,7 +42,7 @@ pub fn agree(preset: &str, options: &Options) -> anyhow::Result<Value> {
     let mut devices = Vec::new();
     for (device, bound) in precisions(options.device) {
         let losses = match losses(device) {
-            // Not every device has every precision; only one that was named must be there.
+            // A device may lack a precision; only the precision that the user named is required.
             Err(error) if lacks_precision(&error) && device != options.device => continue,
             losses => losses?,
         };
@@ -52,9 +52,9 @@ pub fn agree(preset: &str, options: &Options) -> anyhow::Result<Value> {
     }
     let report = json!({
         "preset": preset,
-        // Kernels that were compared with the CPU's.
+        // Number of kernels compared with the CPU's.
         "kernels": kernels,
-        // Ranks by NCCL against ranks through memory, or why not.
+        // Comparison of NCCL with exchange through memory, or the reason why it was not made.
         "nccl": nccl_agrees(options.device)?,
         "losses_on_cpu": losses_on_cpu,
         "devices": devices,
@@ -65,7 +65,7 @@ pub fn agree(preset: &str, options: &Options) -> anyhow::Result<Value> {
     Ok(report)
 }
 
-/// Compares training by NCCL with that through the machine's memory, on all GPUs, where NCCL is installed.
+/// Compares training over NCCL with training through the machine's memory, on all GPUs, if NCCL is installed.
 ///
 /// # Errors
 /// If bits differ, or NCCL fails.
@@ -81,11 +81,11 @@ fn nccl_agrees(device: Device) -> anyhow::Result<Value> {
     }
 }
 
-/// Compares the kernels of a GPU with the CPU's, and returns the number of comparisons; 0 for a device without
-/// kernels of ours.
+/// Compares the kernels of a GPU with the CPU's, and returns the number of comparisons; 0 for a device that does not
+/// run our kernels.
 ///
 /// # Errors
-/// If a kernel is too far off.
+/// If a kernel's error exceeds its bound.
 #[cfg(feature = "gpu")]
 fn kernels_agree(device: Device) -> anyhow::Result<usize> {
     if device.name == DeviceName::Cpu || device.engine() == EngineKind::Burn {
@@ -114,7 +114,7 @@ fn lacks_precision(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(ModelError::Device(DeviceError::NoSuchPrecision { .. })))
 }
 
-/// The precisions to train with, and their bounds: both of the fused engine on a GPU, unless one is named.
+/// Returns the precisions to train with, and their bounds: both of the fused engine on a GPU, unless one is named.
 fn precisions(device: Device) -> Vec<(Device, f64)> {
     if device.name == DeviceName::Cpu || device.engine() == EngineKind::Burn {
         return vec![(device, BOUND_F32)];

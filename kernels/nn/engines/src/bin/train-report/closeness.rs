@@ -1,8 +1,8 @@
-//! The layers' kernels of a GPU beside those of the CPU, for a machine that has a GPU and no toolchain; the tests
+//! Comparison of a GPU's layer kernels with the CPU's, for a machine with a GPU but without a toolchain. The tests
 //! check more.
 //!
-//! The error is the largest difference over the root mean square of the expected values. The bound is what roundings
-//! of the precision add up to.
+//! The error is the largest difference over the root mean square of the expected values. The bound is the sum of the
+//! precision's rounding errors.
 
 use crate::measure::noise;
 use anyhow::Context as _;
@@ -24,9 +24,9 @@ use nn::{
 };
 use std::fmt;
 
-/// One comparison.
+/// Result of one comparison.
 pub struct Closeness {
-    /// What was compared, with its shapes.
+    /// Name of the kernel, with its shapes.
     what: String,
     error: f64,
     bound: f64,
@@ -44,20 +44,20 @@ impl fmt::Display for Closeness {
     }
 }
 
-/// `[m, n, k]`: sides that no tile divides, a small layer's, and a long sum.
+/// `[m, n, k]`: sides that are not multiples of a tile, a small layer, and a long sum.
 const PRODUCTS: [[usize; 3]; 3] = [[130, 259, 67], [512, 768, 256], [256, 256, 4096]];
-/// Two sequences each: short; three blocks, the last one short; wide heads.
+/// Shapes of two sequences: short; three blocks, the last one short; wide heads.
 const ATTENTIONS: [Shape; 3] = [
     Shape { seq_len: 67, heads: 6, kv_heads: 2, head_width: 64 },
     Shape { seq_len: 1101, heads: 4, kv_heads: 1, head_width: 32 },
     Shape { seq_len: 256, heads: 4, kv_heads: 2, head_width: 128 },
 ];
 
-/// Compares products, attention and the other layers on the device with the CPU's: in every precision that the device
-/// has, with and without tensor cores.
+/// Compares products, attention and the other layers on the device with the CPU's, in every precision of the device,
+/// with and without tensor cores.
 ///
 /// # Errors
-/// If the device fails, with what it was to compute.
+/// If the device fails; the error names the computation.
 pub fn closeness(device: Device) -> anyhow::Result<Vec<Closeness>> {
     let gpu = Gpu::open(device)?;
     let mut all = Vec::new();
@@ -83,7 +83,7 @@ fn compare(gpu: &Gpu, precision: Precision, all: &mut Vec<Closeness>) -> anyhow:
         let what = format!("attention of {shape:?}, {context}");
         all.extend(attends(gpu, &shape, precision, &what).context(what)?);
     }
-    // The bound allows for a few values that are far larger than the others, and so are their roundings.
+    // The bound allows for a few values far larger than the others, with larger rounding errors.
     let bound = 4e-5 + 8.0 * rounding(precision);
     let outputs = others(gpu, precision).with_context(|| format!("a pass in {context}"))?;
     all.extend(outputs.into_iter().map(|Output { what, expected, got }| Closeness {
@@ -94,7 +94,7 @@ fn compare(gpu: &Gpu, precision: Precision, all: &mut Vec<Closeness>) -> anyhow:
     Ok(())
 }
 
-/// [`Gpu::product`] into f32 and into the operands' precision, and by each algorithm that it may fall back to.
+/// Compares [`Gpu::product`] into f32 and into the operands' precision, and each fallback algorithm.
 fn product(
     gpu: &Gpu,
     [m, n, k]: [usize; 3],
@@ -106,7 +106,7 @@ fn product(
     let mut expected = vec![0.0; m * n];
     let (a, b) = (Mat::new(&lhs_values, [m, k]), Mat::new(&rhs_values, [k, n]));
     matmul(Write::Set, &mut MatMut::new(&mut expected, [m, n]), a, b, Threads::Pool);
-    // Two f32 sums of the same products in other orders.
+    // Bound for two f32 sums of the same products in different orders.
     let sums = 4e-6 + 1e-6 * (k as f64).sqrt();
     let mut all = Vec::new();
     for to in [Precision::F32, precision] {
@@ -117,7 +117,7 @@ fn product(
     }
     let out = gpu.array(m * n, Precision::F32)?;
     for algorithm in algorithms(gpu.has_tensor_cores(precision), precision, [m, n, k]) {
-        // An algorithm that is not available is refused before the device gets work.
+        // An unavailable algorithm is refused before any work is queued.
         if gpu.product_by(*algorithm, &out, View::new(&lhs, [m, k]), View::new(&rhs, [k, n])).is_ok() {
             let error = distance(&expected, &gpu.download(&out)?);
             all.push(Closeness {
@@ -164,18 +164,18 @@ struct Output {
     got: Vec<f32>,
 }
 
-/// Rows of the other layers, their width, positions of a sequence, and a vocabulary.
+/// Number of rows of the other layers, their width, positions of a sequence, and vocabulary.
 const ROWS: usize = 65;
 const WIDTH: usize = 384;
 const POSITIONS: usize = 13;
 const VOCAB: usize = 1000;
-/// Heads of queries and of keys in a row, which has as many of values, and their width.
+/// Query heads and key heads of a row, with as many value heads as key heads, and their width.
 const HEADS: [usize; 2] = [2, 1];
 const HEAD_WIDTH: usize = 96;
 const EPSILON: f32 = 1e-5;
 const SCALE: f32 = 0.25;
 
-/// RMSNorm, RoPE, SwiGLU and cross-entropy, and their gradients.
+/// Compares RMSNorm, RoPE, SwiGLU and cross-entropy, and their gradients.
 fn others(gpu: &Gpu, precision: Precision) -> nn::gpu::Result<Vec<Output>> {
     let mut all = Vec::new();
     let mut add = |what, expected, array: &Array| -> nn::gpu::Result<()> {
@@ -232,8 +232,8 @@ fn others(gpu: &Gpu, precision: Precision) -> nn::gpu::Result<Vec<Output>> {
     Ok(all)
 }
 
-/// Bounds for attention's output, log-sums and gradients. In 16 bits, probabilities and gradients of scores are
-/// rounded too.
+/// Returns the bounds for attention's output, log-sums and gradients. In 16 bits, probabilities and gradients of
+/// scores are rounded too.
 fn bounds(precision: Precision) -> [f64; 3] {
     match precision {
         Precision::F32 => [4e-5, 1e-5, 1e-4],
@@ -241,7 +241,7 @@ fn bounds(precision: Precision) -> [f64; 3] {
     }
 }
 
-/// Half a unit in the last place of the largest of many values, which is about five times their root mean square.
+/// Returns half a unit in the last place of the largest of many values, about five times their root mean square.
 fn rounding(precision: Precision) -> f64 {
     match precision {
         Precision::F32 => 0.0,
@@ -250,22 +250,22 @@ fn rounding(precision: Precision) -> f64 {
     }
 }
 
-/// [`apart`] of what was computed in f32.
+/// Returns [`apart`] for expected values in f32.
 fn distance(expected: &[f32], got: &[f32]) -> f64 {
     let expected: Vec<f64> = expected.iter().map(|value| f64::from(*value)).collect();
     apart(&expected, got)
 }
 
-/// The largest difference over the root mean square of what is expected.
+/// Returns the largest difference over the root mean square of the expected values.
 fn apart(expected: &[f64], got: &[f32]) -> f64 {
     let squares: f64 = expected.iter().map(|value| value.powi(2)).sum();
     let root = (squares / expected.len() as f64).sqrt().max(1e-30);
     let differences = expected.iter().zip(got).map(|(a, b)| (a - f64::from(*b)).abs());
-    // A NaN compares as neither, and must show.
+    // Comparisons with NaN are false, so NaN needs its own test.
     differences.fold(0.0, |worst: f64, it| if it.is_nan() || it > worst { it } else { worst }) / root
 }
 
-/// [`noise`] on the device, and as it was rounded there.
+/// Returns [`noise`] on the device, and the values as rounded there.
 fn rounded(gpu: &Gpu, len: usize, seed: u64, precision: Precision) -> nn::gpu::Result<(Array, Vec<f32>)> {
     let values = noise(len, seed);
     let array = gpu.upload(&values, precision)?;

@@ -1,16 +1,15 @@
-//! The matrix products of a training step, alone: their share of a step is their CPU time over the step's.
+//! CPU time of a training step's matrix products alone. Divided by the step's CPU time, it is their share.
 //!
-//! Each is computed with its own shape, on matrices of its own that stay where they are, so that caches help as they
-//! do in a step, or better. Of attention only what lies on and below the diagonal is counted, in blocks of 64
-//! queries.
+//! Each product has the step's shape and matrices of its own that do not move, so caches help at least as much as in a
+//! step. For attention, only blocks of 64 queries on and below the diagonal are counted.
 
 use crate::measure::took;
 use model::{ModelConfig, Recipe};
 use nn::layers::matmul::{Mat, MatMut, Threads, Write, matmul};
 
-/// Queries of attention that are multiplied at once.
+/// Number of attention queries that are multiplied at once.
 const QUERIES: usize = 64;
-/// Logits that exist at once, in values.
+/// Number of logits in memory at once.
 const LOGITS: usize = 1 << 19;
 
 /// `[rows, inner] · [inner, columns]`, `times` per micro-batch.
@@ -21,17 +20,17 @@ struct Product {
     columns: usize,
     times: usize,
     threads: Threads,
-    /// Whether the left and the right matrix are read transposed.
+    /// Transposition flags of the left and the right matrix.
     transposed: [bool; 2],
 }
 
-/// Multiplications and additions of a training step per token: `6 P + 12 L·H·C·T`, with `P` parameters, `L` layers,
-/// `H` heads of width `C`, and `T` tokens of a sequence (Chowdhery et al., "PaLM", 2022, appendix B).
+/// Returns the multiplications and additions of a training step per token: `6 P + 12 L·H·C·T`, with `P` parameters,
+/// `L` layers, `H` heads of width `C`, and `T` tokens of a sequence (Chowdhery et al., "PaLM", 2022, appendix B).
 pub fn flops_per_token(config: &ModelConfig) -> f64 {
     6.0 * config.parameters() as f64 + 12.0 * (config.layers * config.d_model * config.seq_len) as f64
 }
 
-/// CPU seconds of the products of a step, the shortest of some rounds.
+/// Returns the CPU seconds of a step's products, from the shortest of several rounds.
 pub fn seconds(config: &ModelConfig, recipe: &Recipe) -> f64 {
     let &Recipe { batch, micro_batch, .. } = recipe;
     let of = |sequences: usize| -> f64 {
@@ -40,7 +39,7 @@ pub fn seconds(config: &ModelConfig, recipe: &Recipe) -> f64 {
     (batch / micro_batch) as f64 * of(micro_batch) + of(batch % micro_batch)
 }
 
-/// Floating-point operations per second of CPU time in a large product.
+/// Returns the floating-point operations per second of CPU time in a large product.
 pub fn peak_flops() -> f64 {
     let product = Product::new([1024; 3], 1, Threads::Pool, [false, true]);
     2.0 * 1024f64.powi(3) / shortest(&product)
@@ -62,7 +61,7 @@ fn products(config: &ModelConfig, sequences: usize) -> Vec<Product> {
     let (tokens, width) = (sequences * seq_len, config.head_width());
     let mut all = Vec::new();
 
-    // A weight, forward, and for both gradients.
+    // A weight's products: forward, and for both gradients.
     let mut weight = |rows, columns, tokens, times| {
         all.push(Product::new([tokens, columns, rows], times, Threads::Pool, [false, true]));
         all.push(Product::new([tokens, rows, columns], times, Threads::Pool, [false, false]));
@@ -75,7 +74,7 @@ fn products(config: &ModelConfig, sequences: usize) -> Vec<Product> {
     let rows = (LOGITS / vocab).clamp(1, tokens);
     weight(vocab, d_model, rows, tokens / rows);
 
-    // Scores and output: forward, scores again, and both gradients of both.
+    // Scores and output forward, scores recomputed, and both gradients of each.
     let times = layers * sequences * heads;
     for first in (0..seq_len).step_by(QUERIES) {
         let end = (first + QUERIES).min(seq_len);
@@ -87,7 +86,7 @@ fn products(config: &ModelConfig, sequences: usize) -> Vec<Product> {
     all
 }
 
-/// CPU seconds of a product, all its times, the shortest of three rounds.
+/// Returns the CPU seconds of all repetitions of a product, from the shortest of three rounds.
 fn shortest(product: &Product) -> f64 {
     let &Product { rows, inner, columns, times, threads, transposed } = product;
     let (a, b) = (vec![0.5; rows * inner], vec![0.25; inner * columns]);
@@ -98,7 +97,7 @@ fn shortest(product: &Product) -> f64 {
     };
     let (a, b) = (of(&a, [rows, inner], transposed[0]), of(&b, [inner, columns], transposed[1]));
     let mut into = MatMut::new(&mut into, [rows, columns]);
-    // Enough for a clock of microseconds.
+    // Enough runs for a clock with microsecond resolution.
     let runs = (20_000_000 / (rows * inner * columns)).clamp(1, times);
     let rounds = (0..3).map(|_| {
         let took = took(|| (0..runs).for_each(|_| matmul(Write::Set, &mut into, a, b, threads)));
@@ -117,7 +116,7 @@ mod tests {
         let products = products(&config, 2);
         let flops: f64 = products.iter().map(|p| 2.0 * (p.rows * p.inner * p.columns * p.times) as f64).sum();
         let formula = flops_per_token(&config) * 2.0 * config.seq_len as f64;
-        // Attention is an eighth of the formula. Half of it is above the diagonal; scores computed again add a sixth.
+        // Attention is an eighth of the formula. Half of it is above the diagonal; recomputed scores add a sixth.
         assert!((0.9..1.0).contains(&(flops / formula)), "{flops} of {formula}");
     }
 }

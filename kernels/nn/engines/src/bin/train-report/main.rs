@@ -28,7 +28,7 @@ use std::{
 };
 
 const MIB: f64 = 1.0 / (1 << 20) as f64;
-/// Of the tables in a report's text.
+/// Columns of the tables in a report's text.
 const COLUMNS: [Column; 28] = [
     Column::new("name", "name", 1.0, 0),
     Column::new("preset", "preset", 1.0, 0),
@@ -164,7 +164,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
         [] => GPU_PRESETS.to_vec(),
         named => named.iter().map(String::as_str).collect(),
     };
-    // A wrong name is refused before the first measurement, and so is an absent device.
+    // Wrong preset names and absent devices are refused before the first measurement.
     for preset in &presets {
         ModelConfig::preset(preset)?;
     }

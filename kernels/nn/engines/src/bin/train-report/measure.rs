@@ -1,11 +1,11 @@
-//! Time of this process.
+//! CPU time and wall-clock time of this process.
 
 use std::time::{Duration, Instant};
 
-/// The time of one run.
+/// Duration of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Took {
-    /// Of all threads of this process, user and system.
+    /// CPU time of all threads of this process, user and system.
     pub cpu: Duration,
     pub wall: Duration,
 }
@@ -16,9 +16,9 @@ pub fn took(run: impl FnOnce()) -> Took {
     Took { wall: began.elapsed(), cpu: self::cpu().saturating_sub(cpu) }
 }
 
-/// CPU time of this process so far.
+/// Returns the CPU time of this process so far.
 fn cpu() -> Duration {
-    // SAFETY: all zeros are a valid `rusage`, and the call writes to nothing else. It cannot fail for RUSAGE_SELF.
+    // SAFETY: all zeros are a valid `rusage`, and the call writes only to it. It cannot fail for RUSAGE_SELF.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_SELF, &mut usage);
@@ -30,7 +30,7 @@ fn cpu() -> Duration {
     duration(usage.ru_utime) + duration(usage.ru_stime)
 }
 
-/// Noise with a mean square of a half: the sum of four uniform numbers, scaled.
+/// Returns noise with a mean square of a half: the sum of four uniform numbers, scaled.
 #[cfg(feature = "gpu")]
 pub fn noise(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
@@ -41,7 +41,7 @@ pub fn noise(len: usize, seed: u64) -> Vec<f32> {
     (0..len).map(|_| (uniform() + uniform() + uniform() + uniform()) * 1.2).collect()
 }
 
-/// The middle value, or the mean of the two in the middle. 0 for no values.
+/// Returns the median, or 0 for no values.
 pub fn median(values: &[f64]) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);

@@ -2,8 +2,8 @@
 //! products and attention at the shapes of models.
 //!
 //! A product of `m · k · n` is `2·m·n·k` operations. Attention is `4·C` forward and `10·C` backward for each head and
-//! each pair of a query and a key that it sees: two products of a head's width `C`, and five. Scores that are
-//! computed twice or for keys that are not seen do not count.
+//! each pair of a query and a key visible to it: two products of a head's width `C`, and five. Recomputed scores and
+//! scores of masked keys do not count.
 
 use crate::{Options, measure::noise};
 use kernels::measure::shortest;
@@ -24,11 +24,12 @@ use nn::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Values of a row of the residual stream, and of a head: a row holds 8 heads of queries, 4 of keys and 4 of values.
+/// Number of values of a row of the residual stream, and of a head. A row holds 8 query heads, 4 key heads and 4 value
+/// heads.
 const WIDTH: usize = 1024;
 const HEAD_WIDTH: usize = 64;
 const HEADS: [usize; 2] = [8, 4];
-/// Tokens of a vocabulary at most.
+/// Maximum size of a vocabulary, in tokens.
 const VOCAB_MAX: usize = 1 << 15;
 const SEQ_LEN: usize = 1024;
 
@@ -37,12 +38,12 @@ struct Model {
     name: &'static str,
     width: usize,
     inner: usize,
-    /// Columns of a chunk of the vocabulary.
+    /// Number of columns of a chunk of the vocabulary.
     vocab: usize,
     attention: Shape,
 }
 
-/// The presets `150m` and `1b`, and a model for a CPU that stands in for a GPU.
+/// The presets `150m` and `1b`, and a model for a software Vulkan driver.
 const MODELS: [Model; 2] = [
     Model {
         name: "150m",
@@ -66,11 +67,11 @@ const SMALL: [Model; 1] = [Model {
     vocab: 512,
     attention: Shape { seq_len: 128, heads: 4, kv_heads: 2, head_width: 32 },
 }];
-/// Lengths of sequences for attention, in those of the model.
+/// Sequence lengths for attention, in multiples of the model's.
 const LENGTHS: [usize; 2] = [1, 4];
-/// From this `--mebivalues` on, the shapes are those of models for GPUs.
+/// Smallest `--mebivalues` for which the shapes are those of models for GPUs.
 const LARGE: u64 = 16;
-/// Tokens of a product for each Mi of `--mebivalues`, and at most.
+/// Tokens of a product per Mi of `--mebivalues`, and their maximum.
 const TOKENS: u64 = 128;
 const TOKENS_MAX: u64 = 16_384;
 
@@ -78,7 +79,7 @@ const TOKENS_MAX: u64 = 16_384;
 struct Kernel {
     name: &'static str,
     seconds: f64,
-    /// 10^9 bytes per second that the kernel must read and write. Reading a value again does not count.
+    /// 10^9 bytes per second that the kernel must read and write. Repeated reads of a value do not count.
     moved_gbps: f64,
     share_of_copy: f64,
 }
@@ -94,18 +95,18 @@ struct Product {
 #[derive(Default)]
 struct Products {
     measured: Vec<Product>,
-    /// Those that failed. The others are measured nevertheless.
+    /// Measurements that failed. The others continue.
     failed: Vec<Value>,
 }
 
 struct Meter<'a> {
     gpu: &'a Gpu,
     rounds: usize,
-    /// Values of the products and of what the kernels read, where they are not f32.
+    /// Precision of the products and of the kernels' inputs, where these are not f32.
     precision: Precision,
 }
 
-/// Measures every kernel of the device. Returns the report.
+/// Measures every kernel of the device and returns the report.
 ///
 /// # Errors
 /// If the device is absent or fails.
@@ -127,14 +128,14 @@ pub fn measure(options: &Options) -> anyhow::Result<Value> {
             products.note(model.name, done);
         }
     }
-    // Last, because an algorithm that fails may spoil the device.
+    // Last, because a failing algorithm may leave the device unusable.
     for model in models {
         let done = meter.algorithms(model, tokens, &mut products);
         products.note(model.name, done);
     }
     Ok(json!({
         "device": options.device.to_string(),
-        // Of products. The residual stream, sums and weights are f32.
+        // Precision of products. The residual stream, sums and weights are f32.
         "precision": precision.name(),
         "values": values,
         // 10^9 bytes read and written per second by a copy in the device's memory.
@@ -146,10 +147,10 @@ pub fn measure(options: &Options) -> anyhow::Result<Value> {
 }
 
 impl Meter<'_> {
-    /// Seconds of the shortest run.
+    /// Returns the seconds of the shortest run.
     fn seconds(&self, mut run: impl FnMut() -> Result) -> Result<f64> {
         let mut whole = || run().and_then(|()| self.gpu.finish());
-        // The first run compiles.
+        // The first run compiles the kernels.
         let mut done = whole();
         let seconds = shortest(self.rounds, || {
             if done.is_ok() {
@@ -165,7 +166,7 @@ impl Meter<'_> {
         Ok(array)
     }
 
-    /// Every kernel but products and attention on `values` values, a copy first.
+    /// Measures every kernel except products and attention on `values` values, starting with a copy.
     fn kernels(&self, values: usize) -> Result<Vec<Kernel>> {
         let (gpu, precision) = (self.gpu, self.precision);
         let (rows, kept) = (values / WIDTH, precision.bytes());
@@ -178,7 +179,7 @@ impl Meter<'_> {
         let (grad_gain, roots) = (gpu.array(WIDTH, Precision::F32)?, gpu.array(rows, Precision::F32)?);
         let angles = gpu.upload_angles(&Angles::new(SEQ_LEN, HEAD_WIDTH, 1e4))?;
 
-        // Tokens as in a text: a few are frequent, many are rare.
+        // Token frequencies as in a text: a few are frequent, many are rare.
         let vocab = rows.min(VOCAB_MAX);
         let token = |value: &f32| ((vocab as f64).powf(value.abs().min(4.0).into()) as usize % vocab) as u32;
         let tokens: Vec<u32> = row[..rows].iter().map(token).collect();
@@ -260,7 +261,7 @@ impl Meter<'_> {
         Ok(())
     }
 
-    /// The forward products by each algorithm that the device has.
+    /// Measures the forward products with each algorithm of the device.
     fn algorithms(&self, model: &Model, tokens: usize, all: &mut Products) -> Result {
         let inputs = model.width;
         for (what, outputs) in model.products() {
@@ -270,7 +271,7 @@ impl Meter<'_> {
             let operations = 2.0 * tokens as f64 * outputs as f64 * inputs as f64;
             for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::Plain) {
                 let run = || self.gpu.product_by(algorithm, &y, rows, weights.transposed());
-                // An algorithm that is not available is refused before the device gets work.
+                // An unavailable algorithm is refused before any work is queued.
                 if run().is_ok() {
                     let name = format!("{}, {what} {tokens}·{inputs}·{outputs}", model.name);
                     self.time(all, format!("{name}, forward by {algorithm:?}"), operations, &run);
@@ -301,7 +302,7 @@ impl Meter<'_> {
 }
 
 impl Model {
-    /// Names and output widths of the products with `width` inputs.
+    /// Returns the names and output widths of the products with `width` inputs.
     fn products(&self) -> [(&'static str, usize); 3] {
         [
             ("queries, keys, values", self.attention.row_width()),
@@ -312,7 +313,7 @@ impl Model {
 }
 
 impl Products {
-    /// Keeps the error of a measurement that could not be set up.
+    /// Records the error of a measurement whose setup failed.
     fn note(&mut self, what: &str, done: Result) {
         self.failed.extend(done.err().map(|error| json!({ "name": what, "error": error.to_string() })));
     }

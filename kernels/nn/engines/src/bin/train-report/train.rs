@@ -1,4 +1,4 @@
-//! Training on one device: speed, memory, and how much of the hardware it uses.
+//! Measures training on one device: speed, memory, and hardware utilisation.
 
 use crate::{Options, cpu_products, measure, twin};
 use anyhow::Context as _;
@@ -12,11 +12,11 @@ use nn::{DeviceName, MemoryEstimate, Precision, Trainer};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Steps before the first that is measured, on a GPU and on the CPU. A GPU's first one compiles the kernels.
+/// Number of warm-up steps, on a GPU and on the CPU. A GPU's first step compiles the kernels.
 const WARM_UP: [u32; 2] = [3, 2];
-/// CPU seconds that small presets are measured for.
+/// CPU seconds for which small presets are measured.
 const SECONDS: f64 = 1.0;
-/// Sequences per step on the CPU, and tokens on a GPU, by default.
+/// Default number of sequences per step on the CPU, and of tokens per step on a GPU.
 const SEQUENCES: usize = 16;
 const TOKENS: usize = 16_384;
 
@@ -24,18 +24,18 @@ const TOKENS: usize = 16_384;
 struct Preset {
     preset: String,
     parameters: usize,
-    /// Sequences per step and at once, and tokens of one.
+    /// Sequences per step and per micro-batch, and tokens per sequence.
     batch: usize,
     micro_batch: usize,
     seq_len: usize,
     steps: usize,
-    /// By the wall clock; the median step. A GPU's step ends when its losses are read, so its optimiser's part counts
-    /// for the next one.
+    /// Wall-clock rate of the median step. A GPU's step ends when its losses are read, so its optimiser's time counts
+    /// for the next step.
     tokens_per_second: f64,
     ms_per_step: f64,
-    /// The peak of the process (`VmHWM`), or of the GPU's memory.
+    /// Peak memory of the process (`VmHWM`), or of the GPU.
     memory_peak_bytes: Option<u64>,
-    /// `MemoryEstimate`
+    /// Bytes according to `MemoryEstimate`.
     memory_estimate_bytes: u64,
     losses: Vec<f64>,
     #[serde(flatten)]
@@ -47,9 +47,10 @@ struct Preset {
 enum Usage {
     Cpu {
         threads: usize,
-        /// Vectors of the kernels: the widest that the processor has. The crate of products detects them likewise.
+        /// Vector instructions of the kernels: the widest of the processor. The crate for products detects them in the
+        /// same way.
         instructions: &'static str,
-        /// By the CPU time of all threads, user and system, by getrusage; the median step and the shortest.
+        /// Rate by the CPU time of all threads, user and system, from getrusage; for the median and the shortest step.
         tokens_per_cpu_second: f64,
         cpu_ms_per_step: f64,
         cpu_ms_per_step_min: f64,
@@ -57,22 +58,22 @@ enum Usage {
         flops_per_token: f64,
         /// `flops_per_token · tokens_per_cpu_second`, in 10^9.
         gflops_per_cpu_second: f64,
-        /// The rate of a product of 1024³ in the same process: the ceiling.
+        /// Rate of a product of 1024³ in the same process, the upper limit.
         matmul_gflops_per_cpu_second: f64,
         /// `gflops_per_cpu_second / matmul_gflops_per_cpu_second`: model FLOP/s utilisation, per core.
         utilisation: f64,
-        /// CPU time of the step's matrix products, computed alone, over that of the shortest step.
+        /// CPU time of the step's matrix products, computed alone, divided by that of the shortest step.
         matmul_share: f64,
     },
     Gpu {
-        /// Of products: `bf16` or `f32`.
+        /// Precision of products: `bf16` or `f32`.
         precision: &'static str,
-        /// `none`, `feed-forward` or `layers`.
+        /// Activation checkpointing: `none`, `feed-forward` or `layers`.
         recompute: &'static str,
         /// `6 P + 6 L·D·T`: see `ModelConfig::flops_per_token`.
         flops_per_token: f64,
-        /// Operations per second of the GPU's data sheet, and the share of them that training used:
-        /// `flops_per_token · tokens_per_second / peak_flops`. Absent for an unknown GPU without `--peak-tflops`.
+        /// Operations per second from the GPU's data sheet, and the share of them that training used: `flops_per_token
+        /// · tokens_per_second / peak_flops`. Absent for an unknown GPU without `--peak-tflops`.
         peak_flops: Option<f64>,
         mfu: Option<f64>,
     },
@@ -81,7 +82,7 @@ enum Usage {
 fn recipe(config: &ModelConfig, options: &Options, on_cpu: bool) -> Recipe {
     let (batch, default) = match on_cpu {
         true => (SEQUENCES, Recipe::default()),
-        // The default rate is for the smallest model.
+        // The recipe's default learning rate is for the smallest model.
         false => ((TOKENS / config.seq_len).max(1), Recipe { learning_rate: 3e-4, ..Recipe::default() }),
     };
     let batch = options.batch.map_or(batch, |batch| batch as usize);
@@ -89,7 +90,7 @@ fn recipe(config: &ModelConfig, options: &Options, on_cpu: bool) -> Recipe {
     Recipe { batch, micro_batch, ..default }
 }
 
-/// Trains `preset` for a while. Measure nothing before: the peak of memory is the process's.
+/// Measures training of `preset`. It must be the process's first measurement, because peak memory is the process's.
 pub fn measure(preset: &str, options: &Options) -> anyhow::Result<Value> {
     let (config, device) = (ModelConfig::preset(preset)?, options.device);
     let recipe = recipe(&config, options, options.on_cpu());
@@ -113,7 +114,8 @@ pub fn measure(preset: &str, options: &Options) -> anyhow::Result<Value> {
         cpu.push(took.cpu.as_secs_f64());
         wall.push(took.wall.as_secs_f64());
     }
-    // On a GPU the mean, as PyTorch's figure beside it; on a CPU others compute too, and the median is steadier.
+    // On a GPU the mean, for comparison with PyTorch's figure; on a CPU shared with other work, the median is
+    // steadier.
     let step =
         if options.on_cpu() { measure::median(&wall) } else { wall.iter().sum::<f64>() / wall.len() as f64 };
     let tokens_per_second = (recipe.batch * config.seq_len) as f64 / step;
@@ -126,7 +128,7 @@ pub fn measure(preset: &str, options: &Options) -> anyhow::Result<Value> {
         steps: wall.len(),
         tokens_per_second,
         ms_per_step: 1e3 * measure::median(&wall),
-        // Before anything else is measured.
+        // Read before anything else is measured.
         memory_peak_bytes: match options.on_cpu() {
             true => memory("VmHWM"),
             false => trainer.device_memory().map(|memory| memory.reserved),
@@ -141,7 +143,7 @@ pub fn measure(preset: &str, options: &Options) -> anyhow::Result<Value> {
 }
 
 fn on_cpu(config: &ModelConfig, recipe: &Recipe, trainer: Trainer, seconds: &[f64]) -> Usage {
-    // The products have the memory for themselves.
+    // Frees the trainer's memory before the products are measured.
     drop(trainer);
     let (median, shortest) =
         (measure::median(seconds), seconds.iter().copied().fold(f64::INFINITY, f64::min));
@@ -170,7 +172,7 @@ fn on_cpu(config: &ModelConfig, recipe: &Recipe, trainer: Trainer, seconds: &[f6
 fn on_gpu(config: &ModelConfig, options: &Options, tokens_per_second: f64) -> Usage {
     let (device, flops_per_token) = (options.device, config.flops_per_token());
     let precision = device.precision_for_training();
-    // The data sheet's rate is for bf16: in f32 other units work.
+    // The data sheet's rate is for bf16; f32 uses other units.
     let listed = || device.gpu_info().filter(|_| precision == Precision::Bf16)?.peak_flops();
     let peak_flops = options.peak_tflops.map(|teraflops| 1e12 * teraflops).or_else(listed);
     Usage::Gpu {
@@ -182,7 +184,7 @@ fn on_gpu(config: &ModelConfig, options: &Options, tokens_per_second: f64) -> Us
     }
 }
 
-/// Prints the loss of each of `--steps` steps, with all digits: to compare two builds.
+/// Prints the loss of each of `--steps` steps with all digits, to compare two builds.
 pub fn print_losses(preset: &str, options: &Options) -> anyhow::Result<()> {
     let config = ModelConfig::preset(preset)?;
     let recipe = recipe(&config, options, true);
@@ -194,7 +196,7 @@ pub fn print_losses(preset: &str, options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What was measured of all presets.
+/// Returns the report on all presets.
 pub fn report(options: &Options, presets: &[Value]) -> Value {
     let device = options.device;
     let name = match device.name {

@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-/// Steps whose learning rates are written, more than a measurement takes.
+/// Number of steps whose learning rates are written; more than a measurement needs.
 const RATES: u64 = 100_000;
 
 /// Writes `weights` (f32) and `tokens` (u32), little-endian, and `about.json`: shapes, names, recipe, learning rate
