@@ -2,10 +2,10 @@
 //! in safetensors.
 //!
 //! Names, shapes and layout of our tensors are Llama's (`ModelConfig::schema`), and RoPE rotates halves as
-//! `transformers` does, so nothing is rearranged; f32 keeps every bit. A model with a feature that ours lacks is
-//! refused by that feature's name: it would otherwise compute something else silently.
+//! `transformers` does, so nothing is rearranged; f32 keeps every bit. A model with an unsupported feature is refused
+//! with that feature's name, because it would otherwise silently compute something else.
 //!
-//! Values are streamed. Nothing here holds a model.
+//! Values are streamed, so that memory does not hold a whole model.
 
 use crate::{
     Precision,
@@ -20,9 +20,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes of a `config.json` at most.
+/// Maximum length of a `config.json` in bytes.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
-/// Bytes of an index of tensors at most.
+/// Maximum length of an index of tensors in bytes.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 const BLOCK_VALUES: usize = 64 * 1024;
 
@@ -33,36 +33,36 @@ const EMBEDDING: &str = "model.embed_tokens.weight";
 /// The output matrix, which is the embedding in our models.
 const HEAD: &str = "lm_head.weight";
 
-/// What [`export`] writes, except the values.
+/// Contents that [`export`] writes, except the values.
 #[derive(Clone, Debug)]
 pub struct Export<'a> {
     pub config: &'a ModelConfig,
     /// Metadata in the header of each file of weights.
     pub metadata: BTreeMap<String, String>,
-    /// The type of the values. Only [`Precision::F32`] keeps every bit.
+    /// Type of the values. Only [`Precision::F32`] keeps every bit.
     pub dtype: Precision,
-    /// Size of a file of weights at most, unless one tensor alone is larger.
+    /// Maximum size of a file of weights in bytes, unless one tensor alone is larger.
     pub shard_bytes_max: u64,
     pub tokenizer: Option<ExportedTokenizer<'a>>,
-    /// The model card, in Markdown.
+    /// Model card, in Markdown.
     pub card: Option<String>,
 }
 
-/// The tokenizer of an exported model.
+/// Tokenizer of an exported model.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportedTokenizer<'a> {
-    /// The bytes of `tokenizer.json`.
+    /// Bytes of `tokenizer.json`.
     pub json: &'a [u8],
-    /// The token that ends a document, as id and as text.
+    /// End-of-document token, as id and as text.
     pub end_of_document: (u32, &'a str),
 }
 
-/// The result of [`export`].
+/// Result of [`export`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exported {
     /// Names of the files of weights, in order.
     pub weights: Vec<String>,
-    /// Bytes of all files.
+    /// Total size of all files in bytes.
     pub bytes: u64,
 }
 
@@ -78,12 +78,12 @@ pub enum ExportError {
     Values(#[source] io::Error),
 }
 
-/// Writes a model to the directory `to`, which appears whole or not at all.
+/// Writes a model to the directory `to`, atomically.
 ///
-/// `values` provides the flat parameter vector, block by block: it fills the slice that it is given.
+/// `values` provides the flat parameter vector block by block, by filling the slice of each call.
 ///
 /// # Errors
-/// If the configuration is invalid, `to` exists, the values end early, or writing fails. Nothing is left behind then.
+/// If the configuration is invalid, `to` exists, the values end early, or writing fails. Partial output is removed.
 pub fn export(
     to: &Path,
     export: &Export<'_>,
@@ -148,7 +148,7 @@ pub fn export(
     Ok(exported)
 }
 
-/// A temporary directory beside `to`, with default permissions, removed unless it is kept.
+/// Creates a temporary directory beside `to`, with default permissions, removed unless it is kept.
 fn beside(to: &Path, parent: &Path) -> io::Result<tempfile::TempDir> {
     let name = to.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let mut builder = tempfile::Builder::new();
@@ -172,7 +172,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Tensors in schema order, one list per file.
+/// Returns the tensors in schema order, one list per file.
 fn shards(export: &Export<'_>) -> Vec<Vec<Entry>> {
     let mut shards = vec![Vec::new()];
     let mut held = 0;
@@ -223,7 +223,7 @@ fn pretty(value: &Value) -> Vec<u8> {
     bytes
 }
 
-/// All fields, since `LlamaConfig` fills absent ones with its own defaults.
+/// Writes all fields, since `LlamaConfig` fills absent ones with its own defaults.
 fn config_json(export: &Export<'_>) -> Value {
     let ModelConfig { vocab, d_model, layers, heads, kv_heads, d_ff, seq_len, rope_theta, norm_epsilon } =
         *export.config;
@@ -277,15 +277,15 @@ fn tokenizer_config_json(export: &Export<'_>, tokenizer: &ExportedTokenizer<'_>)
     })
 }
 
-/// A directory with a model that this crate can train. Its configuration and headers are checked, its values not yet
-/// read.
+/// A directory with a model that this crate can train. Its configuration and headers are checked; its values are not
+/// read yet.
 #[derive(Debug)]
 pub struct Import {
     pub config: ModelConfig,
-    /// The longest sequence of the model.
+    /// Maximum sequence length of the model.
     positions: usize,
     files: Vec<(PathBuf, Reader)>,
-    /// In schema order: the file of each tensor, and its entry.
+    /// File and entry of each tensor, in schema order.
     tensors: Vec<(usize, Entry)>,
 }
 
@@ -332,7 +332,7 @@ impl Import {
     /// Reads and checks a directory's configuration and the headers of its weights.
     ///
     /// # Errors
-    /// If the model has a feature that this network lacks, named in the error, or a file cannot be read.
+    /// If the model has an unsupported feature, which the error names, or a file cannot be read.
     pub fn open(directory: &Path) -> Result<Import, ImportError> {
         let path = directory.join(CONFIG);
         let (config, tied) = read_config(&read_json(&path, CONFIG_BYTES_MAX)?)?;
@@ -380,7 +380,7 @@ impl Import {
     /// Shortens the model's sequences. Its weights stay the same.
     ///
     /// # Errors
-    /// If the number of tokens is zero, or above the model's own.
+    /// If the number of tokens is zero, or above the model's.
     pub fn limit_sequence(&mut self, tokens: usize) -> Result<(), ImportError> {
         if !(1..=self.positions).contains(&tokens) {
             return Err(ImportError::Sequence { tokens, positions: self.positions });
@@ -389,7 +389,7 @@ impl Import {
         Ok(())
     }
 
-    /// Streams the flat parameter vector to a sink, some thousands of values at a time.
+    /// Streams the flat parameter vector to a sink in blocks.
     ///
     /// # Errors
     /// If a file cannot be read, or a value is not finite.
@@ -409,10 +409,10 @@ impl Import {
         Ok(())
     }
 
-    /// The flat parameter vector.
+    /// Returns the flat parameter vector.
     ///
     /// # Errors
-    /// As [`values`](Self::values).
+    /// Same as [`values`](Self::values).
     pub fn to_flat(&mut self) -> Result<Vec<f32>, ImportError> {
         let mut flat = Vec::with_capacity(self.config.parameters());
         self.values(|values| {
@@ -422,7 +422,7 @@ impl Import {
         Ok(flat)
     }
 
-    /// Whether the output matrix equals the embedding.
+    /// Checks that the output matrix equals the embedding.
     fn check_tied(&mut self, (file, head): (usize, Entry)) -> Result<(), ImportError> {
         let (embedding_file, embedding) = self.tensors[0].clone();
         if (&head.shape, head.dtype) != (&embedding.shape, embedding.dtype) {
@@ -448,7 +448,7 @@ impl Import {
     }
 }
 
-/// The shape in a `config.json`, and whether embedding and output are tied. Absent fields have `LlamaConfig`'s
+/// Returns the shape in a `config.json`, and whether embedding and output are tied. Absent fields have `LlamaConfig`'s
 /// defaults.
 fn read_config(json: &Value) -> Result<(ModelConfig, bool), ImportError> {
     let refuse = |field, found: &Value, needed| {
@@ -472,7 +472,7 @@ fn read_config(json: &Value) -> Result<(ModelConfig, bool), ImportError> {
             return refuse(field, &json[field], needed);
         }
     }
-    // Newer releases of transformers have all of RoPE in one object.
+    // Newer releases of transformers have all RoPE settings in one object.
     let rope = &json["rope_parameters"];
     let kind = &rope["rope_type"];
     if ![Value::Null, json!("default")].contains(kind) {
@@ -517,7 +517,7 @@ fn whole(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|number| usize::try_from(number).ok())
 }
 
-/// The files of weights: one, or those that the index names.
+/// Returns the files of weights: one, or those that the index names.
 fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, ImportError> {
     let index = directory.join(INDEX);
     let single = directory.join(WEIGHTS);

@@ -51,7 +51,7 @@ pub use train::{Step, Trainer};
 
 use model::{ConfigError, RecipeError};
 
-/// Why a model cannot be made, trained or evaluated.
+/// Reason why a model cannot be created, trained or evaluated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ModelError {
     #[error(transparent)]

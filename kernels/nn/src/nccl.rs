@@ -1,13 +1,13 @@
 //! NCCL: NVIDIA's library for exchanges between GPUs (ADR 0072).
 //!
-//! The library is loaded when it is asked for, so a program needs it neither to be built nor to start. `cudarc` looks
-//! for it under other names than that of its packages, `libnccl.so.2`, and panics where it is not found.
+//! The library is loaded on demand, so a program needs it neither to be built nor to start. `cudarc` searches for
+//! other names than that of the packages, `libnccl.so.2`, and panics if it does not find them.
 //!
-//! **Waiting.** Communicators do not block (`ncclConfig_t::blocking`): each call starts something, and
-//! [`Communicator`] asks until it is done. Between two looks it calls the caller's [`Watch`], which fails once a rank
-//! is gone or the deadline has passed. A failed communicator is aborted, which ends what still runs on the GPU.
+//! **Waiting.** Communicators do not block (`ncclConfig_t::blocking`): each call starts an operation, and
+//! [`Communicator`] polls until it is done. Between polls it calls the caller's [`Watch`], which fails once a rank is
+//! lost or the deadline has passed. A failed communicator is aborted, which ends its work on the GPU.
 //!
-//! **Sums.** Only values are moved, by grouped sends and receives; who receives them adds them in a written order.
+//! **Sums.** NCCL only moves values, by grouped sends and receives; the receiver adds them in a fixed order.
 
 use crate::{
     Device, DeviceName, EngineKind, ModelError,
@@ -23,15 +23,15 @@ use std::{
     time::Duration,
 };
 
-/// The variable that names the library's file; nothing else is then tried.
+/// Environment variable with the path of the library's file. If set, no other file is tried.
 pub const VARIABLE: &str = "METTLE_NCCL";
-/// The name under which packages install it.
+/// File name of the library in packages.
 pub const NAME: &str = "libnccl.so.2";
-/// The oldest version that is used, the first that NVIDIA built for CUDA 13: 2.27.
+/// Oldest supported version: 2.27, the first that NVIDIA built for CUDA 13.
 const VERSION_MIN: Version = Version(22_700);
-/// How long a GPU may take to stop after an abort.
+/// Maximum time for a GPU to stop after an abort.
 pub const STOP_WITHIN: Duration = Duration::from_secs(10);
-/// Between two looks whether a call is done.
+/// Interval between polls of a call.
 const LOOK: Duration = Duration::from_micros(20);
 
 const SUCCESS: c_int = 0;
@@ -39,7 +39,7 @@ const IN_PROGRESS: c_int = 7;
 /// `ncclFloat32`
 const F32: c_int = 7;
 
-/// Why NCCL cannot be used, or failed.
+/// Reason why NCCL cannot be used, or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NcclError {
     #[error("ranks on {device} cannot exchange by NCCL: {why}")]
@@ -56,7 +56,7 @@ pub enum NcclError {
     Foreign { path: String, symbol: String },
     #[error("NCCL failed while {doing}: {why}")]
     Failed { doing: &'static str, why: String },
-    /// A rank is gone, or the deadline has passed.
+    /// A rank was lost, or the deadline has passed.
     #[error(transparent)]
     Ended(#[from] CollectiveError),
 }
@@ -67,7 +67,7 @@ impl From<NcclError> for ModelError {
     }
 }
 
-/// A version as NCCL counts them: 10,000 · major + 100 · minor + patch.
+/// Version number as in NCCL: 10,000 · major + 100 · minor + patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(c_int);
 
@@ -77,9 +77,9 @@ impl fmt::Display for Version {
     }
 }
 
-/// Where the ranks of one communicator meet (`ncclUniqueId`): made by rank 0, the same for all.
+/// Identifier of one communicator (`ncclUniqueId`), created by rank 0 for all ranks.
 ///
-/// It holds the address of rank 0 and a number that keeps strangers out, so it is not shown.
+/// It contains the address of rank 0 and a secret number, so it is not printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct UniqueId([u8; UniqueId::BYTES]);
@@ -87,7 +87,7 @@ pub struct UniqueId([u8; UniqueId::BYTES]);
 impl UniqueId {
     pub const BYTES: usize = 128;
 
-    /// `None` if there are not [`BYTES`](Self::BYTES).
+    /// Returns `None` unless there are exactly [`BYTES`](Self::BYTES).
     pub fn from_bytes(bytes: &[u8]) -> Option<UniqueId> {
         bytes.try_into().ok().map(UniqueId)
     }
@@ -111,7 +111,7 @@ pub struct Membership {
     pub ranks: usize,
 }
 
-/// The first fields of `ncclConfig_t`, of NCCL 2.14. The version says which fields there are.
+/// First fields of `ncclConfig_t`, as of NCCL 2.14. The version determines the fields.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -125,7 +125,7 @@ struct Config {
 type Handle = *mut c_void;
 type Status = c_int;
 
-/// Declares functions of `nccl.h`, and finds all of them in a file.
+/// Declares functions of `nccl.h`, and looks all of them up in a file.
 macro_rules! functions {
     ($($field:ident = $symbol:literal: $type:ty,)*) => {
         struct Functions {
@@ -140,7 +140,7 @@ macro_rules! functions {
                         .ok_or_else(|| NcclError::Foreign { path: path.display().to_string(), symbol: text() })
                 };
                 Ok(Functions {
-                    // SAFETY: it is the address of a function, and NCCL's of this name has this type.
+                    // SAFETY: the symbol is the address of a function, and NCCL's function of this name has this type.
                     $($field: unsafe { transmute::<NonNull<c_void>, $type>(find($symbol)?) },)*
                 })
             }
@@ -165,17 +165,17 @@ functions! {
     abort = c"ncclCommAbort": unsafe extern "C" fn(Handle) -> Status,
 }
 
-/// The library. It stays loaded.
+/// The loaded library. It is never unloaded.
 pub struct Library {
     path: PathBuf,
     version: Version,
     functions: Functions,
 }
 
-/// The library for ranks on this device.
+/// Returns the library for ranks on this device.
 ///
 /// # Errors
-/// If the device has no exchange by NCCL, a variable of NCCL's would break it, or as [`Library::open`].
+/// If the device does not support NCCL, or an NCCL variable would break the exchange; or same as [`Library::open`].
 pub fn library_for(device: Device) -> Result<&'static Library, NcclError> {
     if let Some(why) = refusal(device, cfg!(feature = "cuda")) {
         return Err(NcclError::Device { device, why });
@@ -184,7 +184,7 @@ pub fn library_for(device: Device) -> Result<&'static Library, NcclError> {
     Library::open()
 }
 
-/// Refuses variables by which NCCL overrules what this module asks for.
+/// Refuses environment variables by which NCCL would override this module's settings.
 fn forbidden(variable: impl Fn(&str) -> Option<OsString>) -> Result<(), NcclError> {
     const ALL: [(&str, &str); 2] = [
         ("NCCL_COMM_BLOCKING", "would let a lost rank hold up the others for ever"),
@@ -196,7 +196,7 @@ fn forbidden(variable: impl Fn(&str) -> Option<OsString>) -> Result<(), NcclErro
     }
 }
 
-/// Why ranks on this device do not exchange by NCCL, whatever is installed.
+/// Returns the reason why ranks on this device cannot exchange by NCCL, whatever is installed.
 fn refusal(device: Device, has_cuda: bool) -> Option<&'static str> {
     match (device.name, device.engine()) {
         (DeviceName::Cpu | DeviceName::Vulkan(_), _) => Some(
@@ -213,8 +213,8 @@ fn refusal(device: Device, has_cuda: bool) -> Option<&'static str> {
 }
 
 impl Library {
-    /// Loads the library: the file that `METTLE_NCCL` names, or else `libnccl.so.2` where the system's loader finds it,
-    /// or in the Python environment `VIRTUAL_ENV`.
+    /// Loads the library: the file that `METTLE_NCCL` names, otherwise `libnccl.so.2` from the system's loader or from
+    /// the Python environment `VIRTUAL_ENV`.
     ///
     /// # Errors
     /// If it is not found, too old, or not NCCL.
@@ -243,7 +243,7 @@ impl Library {
     fn of(path: &Path, file: loader::File) -> Result<Library, NcclError> {
         let functions = Functions::find(&file, path)?;
         let mut number = 0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         let status = unsafe { (functions.get_version)(&mut number) };
         let version = Version(number);
         let library = Library { path: path.to_owned(), version, functions };
@@ -262,14 +262,14 @@ impl Library {
         self.version
     }
 
-    /// A new id. From then on a thread of NCCL's listens for the ranks that have it. It ends once all have connected,
-    /// and no call of NCCL ends it: make an id only when all ranks are there (ADR 0072).
+    /// Creates an id. An NCCL thread then listens for the ranks with this id until all have connected; no NCCL call
+    /// can stop it. Create an id only when all ranks are ready (ADR 0072).
     ///
     /// # Errors
-    /// If NCCL finds no network interface to listen at.
+    /// If NCCL finds no network interface to listen on.
     pub fn unique_id(&self) -> Result<UniqueId, NcclError> {
         let mut id = UniqueId([0; UniqueId::BYTES]);
-        // SAFETY: it writes an id.
+        // SAFETY: the call writes an id.
         let status = unsafe { (self.functions.get_unique_id)(&mut id) };
         self.check("making an id", std::ptr::null_mut(), status)?;
         Ok(id)
@@ -284,16 +284,16 @@ impl Library {
             // SAFETY: NCCL's texts end in a zero byte; this thread reads them before its next call.
             false => unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned(),
         };
-        // SAFETY: it takes any status.
+        // SAFETY: the function accepts any status.
         let kind = text(unsafe { (self.functions.error_string)(status) });
-        // SAFETY: it takes a communicator, or none.
+        // SAFETY: the function accepts a communicator or null.
         let last = text(unsafe { (self.functions.last_error)(handle) });
         let why = if last.is_empty() { kind } else { format!("{kind}; {last}") };
         Err(NcclError::Failed { doing, why })
     }
 }
 
-/// The files to try, the first one first.
+/// Returns the files to try, in order.
 fn candidates(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(file) = set(VARIABLE) {
@@ -317,14 +317,14 @@ mod loader {
 
     pub struct File(NonNull<c_void>);
 
-    /// The loader's reason names the file.
+    /// Opens a library. The loader's error text names the file.
     pub fn open(path: &Path) -> Result<File, String> {
         let name =
             CString::new(path.as_os_str().as_bytes()).map_err(|_| "a name with a zero byte".to_owned())?;
         // SAFETY: the name ends in a zero byte. The libraries' initialisers are those of NCCL.
         let file = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         NonNull::new(file).map(File).ok_or_else(|| {
-            // SAFETY: of the call above, on this thread.
+            // SAFETY: called after the call above, on the same thread.
             let why = unsafe { libc::dlerror() };
             match why.is_null() {
                 true => path.display().to_string(),
@@ -359,22 +359,23 @@ mod loader {
     }
 }
 
-/// Values in a GPU's memory that go to another rank, or come from it.
+/// Values in a GPU's memory that are sent to or received from another rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     pub peer: usize,
-    /// Of the first `f32`.
+    /// Address of the first `f32`.
     pub address: u64,
     pub values: usize,
 }
 
-/// A rank's GPU among those of the others. Dropping it ends what still runs, and waits for no other rank.
+/// Connection of a rank's GPU to those of the other ranks. Dropping it aborts running work without waiting for other
+/// ranks.
 pub struct Communicator {
     library: &'static Library,
     handle: Handle,
 }
 
-// SAFETY: NCCL allows a communicator on any thread, one at a time, which `&mut self` sees to.
+// SAFETY: NCCL allows a communicator on any thread, one at a time, which `&mut self` ensures.
 unsafe impl Send for Communicator {}
 
 impl Communicator {
@@ -398,7 +399,7 @@ impl Communicator {
             cluster_size: c_int::MIN,
         };
         let mut communicator = Communicator { library, handle: std::ptr::null_mut() };
-        // SAFETY: the config says which fields it has, and both pointers are valid for the call.
+        // SAFETY: the config's version determines its fields, and both pointers are valid for the call.
         let status =
             unsafe { (library.functions.init)(&mut communicator.handle, ranks, id, rank, &mut config) };
         communicator.library.check("connecting GPUs", communicator.handle, status)?;
@@ -406,11 +407,11 @@ impl Communicator {
         Ok(communicator)
     }
 
-    /// Queues all these in the stream. Between two ranks, messages arrive in the order of the lists.
+    /// Queues all these messages in the stream. Between two ranks, messages arrive in the order of the lists.
     ///
     /// # Safety
-    /// The addresses are of as many values in the memory of this communicator's GPU, those of `receives` for this use
-    /// alone, until the stream has done it. The stream is of the GPU, whose context is this thread's.
+    /// Each address must have its number of values in the memory of this communicator's GPU, exclusively for
+    /// `receives`, until the stream has finished. The stream must belong to this GPU, whose context must be current.
     ///
     /// # Errors
     /// If a rank is lost, or NCCL fails.
@@ -425,7 +426,7 @@ impl Communicator {
         let Functions { group_start, group_end, send, receive, .. } = &self.library.functions;
         let check = |status| self.library.check(DOING, self.handle, status);
         let rank = |peer| c_int::try_from(peer).unwrap_or(c_int::MAX);
-        // SAFETY: as the caller has promised. Every group that starts also ends.
+        // SAFETY: the caller upholds the contract above. Every group that starts also ends.
         let (queued, ended) = unsafe {
             check(group_start())?;
             let queued = sends
@@ -440,14 +441,14 @@ impl Communicator {
             (queued, check(group_end()))
         };
         queued.and(ended)?;
-        // Until then the stream may not have it all.
+        // Until then the stream may be incomplete.
         self.settle(DOING, watch)
     }
 
-    /// Waits until `is_done`, while no rank is lost and NCCL has no error.
+    /// Waits until `is_done` returns true. Fails once a rank is lost or NCCL has an error.
     ///
     /// # Errors
-    /// If a rank is lost, NCCL fails, or `is_done` does.
+    /// If a rank is lost, or NCCL or `is_done` fails.
     pub fn wait(
         &mut self,
         watch: &mut Watch<'_>,
@@ -464,7 +465,7 @@ impl Communicator {
     fn settle(&mut self, doing: &'static str, watch: &mut Watch<'_>) -> Result<(), NcclError> {
         loop {
             let mut state = SUCCESS;
-            // SAFETY: it writes one status.
+            // SAFETY: the call writes one status.
             let status = unsafe { (self.library.functions.async_error)(self.handle, &mut state) };
             self.library.check(doing, self.handle, status)?;
             self.library.check(doing, self.handle, state)?;
@@ -475,8 +476,8 @@ impl Communicator {
         }
     }
 
-    /// Ends what still runs, on the GPU too. Nothing can be exchanged any more. Returns whether NCCL has ended within
-    /// this time: it waits for the GPU, so a thread of its own does that.
+    /// Aborts running work, also on the GPU, and makes further exchanges impossible. Returns whether NCCL has ended
+    /// within this time. The abort waits for the GPU, so it runs on a separate thread.
     pub fn abort(&mut self, within: Duration) -> bool {
         let handle = std::mem::replace(&mut self.handle, std::ptr::null_mut());
         if handle.is_null() {
@@ -486,7 +487,7 @@ impl Communicator {
         let (done, ended) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name("abort".into()).spawn(move || {
             let Aborted(handle) = { handle };
-            // SAFETY: nothing else uses it any more. There is nothing to do about a failure.
+            // SAFETY: nothing else uses the handle any more. A failure is ignored.
             let _ = unsafe { abort(handle) };
             let _ = done.send(());
         });
@@ -495,10 +496,10 @@ impl Communicator {
     }
 }
 
-/// A communicator that only its abort still uses.
+/// Handle of a communicator that only its abort still uses.
 struct Aborted(Handle);
 
-// SAFETY: as of `Communicator`.
+// SAFETY: as for `Communicator`.
 unsafe impl Send for Aborted {}
 
 impl Drop for Communicator {
@@ -578,7 +579,7 @@ mod tests {
         {
             assert!(error.contains(says), "{error}");
         }
-        // A library, but another one.
+        // A library other than NCCL.
         #[cfg(target_os = "linux")]
         {
             let error = Library::load(&["libc.so.6".into()]).err().unwrap();
@@ -607,8 +608,8 @@ mod tests {
         assert!(one != other && one.as_bytes().iter().any(|byte| *byte != 0));
     }
 
-    /// Without a GPU a communicator fails at once and for that reason; with one, ranks that never come are not waited
-    /// for longer than the deadline.
+    /// Without a GPU a communicator fails at once with that reason; with one, the wait for absent ranks ends at the
+    /// deadline.
     #[test]
     #[ignore = "needs libnccl.so.2: METTLE_NCCL or the loader names it"]
     fn a_communicator_without_a_gpu_or_the_other_rank_fails_with_the_reason() {
@@ -625,7 +626,7 @@ mod tests {
             NcclError::Failed { doing: "connecting GPUs", why } => assert!(!why.is_empty()),
             other => assert_eq!(other, NcclError::Ended(stuck)),
         }
-        // No communicator has one rank and a second one.
+        // Rank 1 is invalid in a communicator of one rank.
         let wrong = Membership { rank: 1, ranks: 1, ..membership };
         let error = Communicator::connect(library, &wrong, &mut watch).err().unwrap();
         assert!(matches!(error, NcclError::Failed { .. }), "{error}");

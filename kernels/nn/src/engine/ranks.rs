@@ -372,8 +372,8 @@ impl Rank {
         Ok(Gradients { loss: losses.iter().sum::<f64>() / rows as f64, norm })
     }
 
-    /// Computes on rank 0 alone a batch that gave NaN or infinity twice: only the shares with such a loss, where one
-    /// share decides, or all shares if every loss was finite.
+    /// Computes on rank 0 alone a batch that gave NaN or infinity twice: the first share with such a loss, or all
+    /// shares if every loss was finite.
     ///
     /// # Errors
     /// If the result is finite, which means that a rank computes wrongly.

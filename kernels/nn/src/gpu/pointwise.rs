@@ -67,7 +67,7 @@ fn fill_all<F: Float, N: Size>(
 }
 
 impl Gpu {
-    /// Writes the values of `from` to `to`, each rounded to the nearest that `to` can hold.
+    /// Writes the values of `from` to `to`, each rounded to the precision of `to`.
     ///
     /// # Errors
     /// If the lengths differ.
@@ -91,10 +91,10 @@ impl Gpu {
         Ok(())
     }
 
-    /// `sum ← x + y`: `x` and `sum` are f32.
+    /// Computes `sum ← x + y`; `x` and `sum` are f32.
     ///
     /// # Errors
-    /// If lengths or precisions differ from that.
+    /// If lengths or precisions differ from these.
     pub fn add(&self, x: &Array, y: &Array, sum: &Array) -> Result {
         y.expect_len(x.len())?;
         sum.expect_len(x.len())?;
@@ -116,11 +116,11 @@ impl Gpu {
         Ok(())
     }
 
-    /// `sum ← 0 + s₀ + s₁ + …`, in this order: the sum of the first `count` slices of `slices`. A slice has as many
-    /// values as `sum`, and begins `stride` values behind the last one. All are f32.
+    /// Computes `sum ← 0 + s₀ + s₁ + …`, in this order: the sum of the first `count` slices of `slices`. A slice has
+    /// as many values as `sum`, and starts `stride` values after the start of the previous one. All are f32.
     ///
     /// # Errors
-    /// If the slices are not within the array, or precisions differ from that.
+    /// If the slices are not within the array, or an array is not f32.
     pub fn add_slices(&self, slices: &Array, stride: usize, count: usize, sum: &Array) -> Result {
         let expected = count.saturating_mul(stride);
         if stride < sum.len() || slices.len() < expected {
@@ -144,10 +144,10 @@ impl Gpu {
         Ok(())
     }
 
-    /// Writes `value` everywhere, rounded to the nearest that the array can hold.
+    /// Fills the array with `value`, rounded to the array's precision.
     ///
     /// # Errors
-    /// None today; the signature is that of the other kernels.
+    /// Never today; the signature matches the other kernels.
     pub fn fill(&self, array: &Array, value: f32) -> Result {
         if array.is_empty() {
             return Ok(());

@@ -1,8 +1,8 @@
-//! The sum of squares of many arrays: the squared length of a gradient.
+//! Sum of squares of many arrays: the squared norm of a gradient.
 //!
-//! The reference is [`optim::norm`](crate::optim::norm), which adds in f64. Here a unit adds up to some thousands of
-//! squares in f32, a cube its units' sums, and the CPU all cubes' sums in f64, always in the same order. All arrays
-//! are read with one wait.
+//! The reference is [`optim::norm`](crate::optim::norm), which adds in f64. Here a unit adds up to a few thousand
+//! squares in f32, a cube adds its units' sums, and the CPU adds all cubes' sums in f64, always in the same order. All
+//! arrays are read with one wait.
 //!
 //! Bytes per value, `F` being 4 or 2: reads `F`.
 
@@ -12,7 +12,7 @@ use super::{
 };
 use cubecl::{ir::ElemType, prelude::*};
 
-/// Vectors per unit at least, where there are that many, and cubes per array at most.
+/// Minimum number of vectors per unit, for arrays that long, and maximum number of cubes per array.
 const TURNS_MIN: usize = 8;
 const CUBES_MAX: usize = 1024;
 
@@ -45,7 +45,7 @@ fn cubes(vectors: usize) -> usize {
 }
 
 impl Gpu {
-    /// `Σ x²` of all values of all arrays. Waits for the device.
+    /// Returns `Σ x²` over all values of all arrays. Waits for the device.
     ///
     /// # Errors
     /// If earlier work failed.

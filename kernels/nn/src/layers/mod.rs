@@ -1,14 +1,14 @@
-//! The layers of the network: one folder for each, with its reference implementation beside it.
+//! The layers of the network, one folder each, with a reference implementation.
 //!
 //! | file | what |
 //! |---|---|
 //! | `mod.rs` | formula, source, types that all share |
-//! | `reference.rs` | plain loops in `f64`, for anyone to check |
+//! | `reference.rs` | plain loops in `f64`, easy to check |
 //! | `cpu.rs` | the CPU's kernel: vectors ([`kernels::lanes`]), threads, one pass over memory |
 //! | `gpu.rs` | the GPU's kernel and its launch, in CubeCL (feature `gpu`) |
 //!
 //! A kernel is close to its reference, within bounds that `tests/layers.rs` and `tests/gpu.rs` measure, and gives the
-//! same bits in every run: sums are added in an order that depends on shapes alone, never on the number of threads.
+//! same bits in every run: the order of additions depends only on shapes, not on the number of threads.
 //!
 //! # Letters of shapes
 //!
@@ -39,7 +39,7 @@ pub mod swiglu;
 
 use kernels::lanes::LANES;
 
-/// `Σ a·b`, summed in lanes: for the bodies of `widest!`.
+/// Returns `Σ a·b`, summed in lanes, for the bodies of `widest!`.
 #[inline(always)]
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0; LANES];

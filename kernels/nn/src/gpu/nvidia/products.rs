@@ -14,15 +14,15 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
-/// Bytes of memory that a product may use beside its operands: what cuBLAS advises for Hopper.
+/// Bytes of workspace for a product: NVIDIA's recommendation for Hopper.
 const WORKSPACE: usize = crate::estimate::WORKSPACE;
-/// The oldest version with this interface: CUDA 12's.
+/// Oldest supported version: CUDA 12's.
 const VERSION_MIN: usize = 120_000;
 
 pub(super) struct Library {
     handle: lt_sys::cublasLtHandle_t,
     workspace: OnceLock<Array>,
-    /// None where the library has no algorithm.
+    /// Plans by key. `None` if the library has no algorithm.
     plans: Mutex<HashMap<Key, Option<Arc<Plan>>>>,
 }
 
@@ -31,12 +31,12 @@ unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
-/// What an algorithm is chosen for.
+/// Properties of a product by which an algorithm is chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     count: usize,
     operands: [Operand; 2],
-    /// Of the operands, and of the result.
+    /// Precision of the operands, and of the result.
     precision: [Precision; 2],
 }
 
@@ -49,28 +49,28 @@ struct Operand {
     transposed: bool,
 }
 
-/// A product as the library takes it, and the algorithm that it chose.
+/// The library's descriptors of a product, and the algorithm that it chose.
 struct Plan {
     handle: lt_sys::cublasLtHandle_t,
     product: lt_sys::cublasLtMatmulDesc_t,
-    /// The right operand, the left one, and the result. The library's matrices are column-major, so it computes the
-    /// transposed product.
+    /// Layouts of the right operand, the left operand, and the result. The library's matrices are column-major, so it
+    /// computes the transposed product.
     layouts: [lt_sys::cublasLtMatrixLayout_t; 3],
     algorithm: lt_sys::cublasLtMatmulAlgo_t,
 }
 
-// SAFETY: it is never changed, and the library allows its handles on any thread.
+// SAFETY: a plan is never changed, and the library allows its handles on any thread.
 unsafe impl Send for Plan {}
 // SAFETY: as above.
 unsafe impl Sync for Plan {}
 
 impl Library {
-    /// The library, if it is there; the device's context is current.
+    /// Opens the library, if it is installed. The device's context must be current.
     ///
     /// # Errors
     /// If the library fails.
     pub fn open() -> Result<Option<Library>> {
-        // SAFETY: they load the library and read its version.
+        // SAFETY: the calls load the library and read its version.
         if unsafe { !lt_sys::is_culib_present() || lt_sys::cublasLtGetVersion() < VERSION_MIN } {
             return Ok(None);
         }
@@ -98,8 +98,8 @@ impl Library {
 }
 
 impl Nvidia {
-    /// `out ← lhs · rhs`, or with `added` `out ← out + lhs · rhs`, for `count` products whose results are contiguous
-    /// in the first values of `out`. Returns whether the library does so.
+    /// Computes `out ← lhs · rhs`, or with `added` `out ← out + lhs · rhs`, for `count` products whose results are
+    /// contiguous in the first values of `out`. Returns whether the library supports them.
     ///
     /// # Errors
     /// If the library fails.
@@ -112,7 +112,7 @@ impl Nvidia {
         [lhs, rhs]: [Batch<'_>; 2],
     ) -> Result<bool> {
         let Some(library) = &self.products else { return Ok(false) };
-        // Of whatever thread this is: the heuristic asks for the current device.
+        // Needed on every thread: the heuristic uses the current device.
         super::enter(self.queue.context)?;
         let plan = library.plan(Key {
             count,
@@ -124,7 +124,7 @@ impl Nvidia {
         let arrays = [lhs.view.array, rhs.view.array, out, library.workspace(gpu)?];
         self.submit(arrays, move |[left, right, out, workspace], stream| {
             let (one, previous) = (1.0f32, f32::from(u8::from(added)));
-            // SAFETY: the caller has checked that the arrays are as long as the layouts say.
+            // SAFETY: the caller has checked that the arrays have the lengths of the layouts.
             let done = unsafe {
                 lt::matmul(
                     plan.handle,

@@ -1,6 +1,6 @@
-//! Attention of new tokens to those of a cache, on the CPU.
+//! Attention of new tokens to cached ones, on the CPU.
 //!
-//! A query is computed on its own, in the order of the keys: its bits depend on neither the other queries nor the
+//! Each query is computed separately, in the order of the keys, so its bits do not depend on other queries or on the
 //! number of threads.
 
 use super::Shape;
@@ -8,26 +8,26 @@ use crate::layers::{cross_entropy::exponentiate, dot};
 use kernels::lanes::widest;
 use rayon::prelude::*;
 
-/// Keys and values `[t, C]` of one head of keys, rotated.
+/// Rotated keys, and values, `[t, C]` each, of one key head.
 pub struct CachedHead {
     keys: Vec<f32>,
     values: Vec<f32>,
 }
 
 impl CachedHead {
-    /// Empty, with room for this number of keys and of values.
+    /// Returns an empty head with capacity for this number of keys and of values.
     pub fn with_room(values: usize) -> CachedHead {
         CachedHead { keys: Vec::with_capacity(values), values: Vec::with_capacity(values) }
     }
 
-    /// Bytes that it has reserved.
+    /// Returns the reserved bytes.
     pub fn bytes(&self) -> u64 {
         4 * (self.keys.capacity() + self.values.capacity()) as u64
     }
 }
 
-/// Appends the rotated keys and the values of `rows` `[n, W]` to those of each head. Room that runs out is doubled, to
-/// `seq_len` tokens at most.
+/// Appends the rotated keys and the values of `rows` `[n, W]` to those of each head. Capacity doubles when it runs
+/// out, up to `seq_len` tokens.
 pub fn append(shape: &Shape, rows: &[f32], heads: &mut [CachedHead]) {
     let &Shape { heads: queries, kv_heads, head_width, .. } = shape;
     for row in rows.chunks_exact(shape.row_width()) {
@@ -47,7 +47,7 @@ pub fn append(shape: &Shape, rows: &[f32], heads: &mut [CachedHead]) {
 }
 
 /// Writes `out` `[N, H·C]` for the queries of `rows` `[N, W]`. Each of `caches` has `K` heads, and the same number of
-/// rows, which are its last ones.
+/// rows in `rows`, which are its last tokens.
 ///
 /// # Panics
 /// If the lengths do not fit.
@@ -60,7 +60,7 @@ pub fn forward_cached(shape: &Shape, rows: &[f32], caches: &[&[CachedHead]], out
     out.par_chunks_mut(group).enumerate().for_each_init(Vec::new, |probs, (part, out)| {
         let (row, kv_head) = (part / kv_heads, part % kv_heads);
         let head = &caches[row / each][kv_head];
-        // The last row sees all keys.
+        // The last row attends to all keys.
         let seen = head.keys.len() - (each - 1 - row % each) * head_width;
         let queries = &rows[row * width + kv_head * group..][..group];
         probs.resize(seen / head_width, 0.0);
@@ -71,7 +71,7 @@ pub fn forward_cached(shape: &Shape, rows: &[f32], caches: &[&[CachedHead]], out
 }
 
 widest! {
-    /// Writes `out` `[C]` for one query. `probs` has a place for each key.
+    /// Writes `out` `[C]` for one query. `probs` has as many values as there are keys.
     fn attend(query: &[f32], keys: &[f32], values: &[f32], probs: &mut [f32], out: &mut [f32]) = attend_body;
 }
 

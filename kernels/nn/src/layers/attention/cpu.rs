@@ -1,4 +1,4 @@
-//! Attention on the CPU: a block's scores stay in the cache, and half of the full square is never computed.
+//! Attention on the CPU. A block's scores stay in the cache, and masked blocks are not computed.
 //!
 //! One thread works on the queries of one sequence that share a head of keys, in the order of heads and then of
 //! blocks, so that no sum depends on the number of threads.
@@ -13,9 +13,9 @@ use kernels::lanes::{LANES, widest};
 use rayon::prelude::*;
 use std::{array, ops::Range};
 
-/// Scores of a block of queries: 256 KiB, a part of a core's own cache.
+/// Maximum number of scores of a block of queries: 256 KiB, a part of a core's private cache.
 const SCORES: usize = 1 << 16;
-/// Queries of a block, at least and at most.
+/// Minimum and maximum number of queries of a block.
 const QUERIES: [usize; 2] = [8, 64];
 
 impl Shape {
@@ -23,7 +23,7 @@ impl Shape {
         (SCORES / self.seq_len).clamp(QUERIES[0], QUERIES[1]).min(self.seq_len)
     }
 
-    /// Blocks of queries: the first, and the one after the last.
+    /// Returns the blocks of queries, each as first query and one after the last.
     fn blocks(&self) -> impl DoubleEndedIterator<Item = (usize, usize)> + use<> {
         let (queries, seq_len) = (self.block_queries(), self.seq_len);
         (0..seq_len.div_ceil(queries))
@@ -59,10 +59,10 @@ pub fn forward(shape: &Shape, rows: &[f32], out: &mut [f32], log_sums: &mut [f32
     );
 }
 
-/// Writes `grad_rows` `[N, W]`, the gradient of `Σ out·grad_out`. `out` and `log_sums` are what [`forward`] wrote.
+/// Writes `grad_rows` `[N, W]`, the gradient of `Σ out·grad_out`. `out` and `log_sums` are the outputs of [`forward`].
 ///
 /// # Panics
-/// As [`forward`].
+/// Same as [`forward`].
 pub fn backward(
     shape: &Shape,
     rows: &[f32],
@@ -101,7 +101,7 @@ pub fn backward(
     );
 }
 
-/// The work of one thread: a sequence, and a head of keys and values with all query heads that it serves.
+/// Work of one thread: a sequence, and a key and value head with all query heads that share it.
 struct Part<'a> {
     sequence: usize,
     queries: Mat<'a>,
@@ -109,13 +109,13 @@ struct Part<'a> {
     values: Mat<'a>,
 }
 
-/// A thread's own buffers.
+/// Buffers of one thread.
 #[derive(Default)]
 struct Scratch {
-    /// A block's scores, then its probabilities, and their gradient.
+    /// Scores of a block, then its probabilities, and their gradient.
     probs: Vec<f32>,
     grad_probs: Vec<f32>,
-    /// See [`transposed`].
+    /// Transposed keys and values; see [`transposed`].
     keys: Vec<f32>,
     values: Vec<f32>,
 }
@@ -138,7 +138,7 @@ impl Part<'_> {
         }
     }
 
-    /// The sequence's rows among all.
+    /// Returns the sequence's rows.
     fn rows(&self, seq_len: usize) -> Range<usize> {
         self.sequence * seq_len..(self.sequence + 1) * seq_len
     }
@@ -174,7 +174,7 @@ fn backward_part(
     let width = shape.head_width;
     let keys_t = transposed(shape, part.keys, &mut scratch.keys);
     let values_t = transposed(shape, part.values, &mut scratch.values);
-    // The last block meets all keys, so it comes first and overwrites; the others add.
+    // The last block uses all keys, so it is computed first and overwrites; the others add.
     let mut write = Write::Set;
     for head in 0..shape.group() {
         let columns = head * width..(head + 1) * width;
@@ -206,18 +206,18 @@ fn backward_part(
 }
 
 widest! {
-    /// Scores to probabilities, row by row. The query of row `i` sees `first + i + 1` of the `width` keys; others get
-    /// 0.
+    /// Converts scores to probabilities, row by row. The query of row `i` attends to `first + i + 1` of the `width`
+    /// keys; others get 0.
     fn softmax_rows(scores: &mut [f32], width: usize, first: usize, log_sums: &mut [f32]) = softmax_rows_body;
 }
 
 widest! {
-    /// The same probabilities from scores and the log-sum-exps of [`softmax_rows`].
+    /// Recomputes the probabilities from scores and the log-sum-exps of [`softmax_rows`].
     fn probs_from_log_sums(scores: &mut [f32], width: usize, first: usize, log_sums: &[f32]) = probs_from_log_sums_body;
 }
 
 widest! {
-    /// Gradients of probabilities to those of scores: `prob · (grad_prob − out·grad_out)`, row by row.
+    /// Converts gradients of probabilities to those of scores: `prob · (grad_prob − out·grad_out)`, row by row.
     fn score_gradients(probs: &[f32], width: usize, out: Mat, grad_out: Mat, grad_probs: &mut [f32]) = score_gradients_body;
 }
 
@@ -225,8 +225,8 @@ widest! {
     fn transpose_into(from: Mat, shape: [usize; 2], into: &mut [f32]) = transpose_into_body;
 }
 
-/// The transpose `[C, T]` of a part's keys or values. A product would transpose them again for each block, so several
-/// blocks share one copy in `buffer`.
+/// Returns the transpose `[C, T]` of a part's keys or values. A product would transpose them for each block, so
+/// several blocks share one copy in `buffer`.
 fn transposed<'a>(shape: &Shape, from: Mat<'a>, buffer: &'a mut Vec<f32>) -> Mat<'a> {
     let &Shape { seq_len, head_width, .. } = shape;
     if shape.group() == 1 && shape.block_queries() == seq_len {
@@ -239,7 +239,7 @@ fn transposed<'a>(shape: &Shape, from: Mat<'a>, buffer: &'a mut Vec<f32>) -> Mat
 
 #[inline(always)]
 fn transpose_into_body(from: Mat, [rows, columns]: [usize; 2], into: &mut [f32]) {
-    // A cache line of the result at a time.
+    // One cache line of the result at a time.
     let whole = rows - rows % LANES;
     for first in (0..whole).step_by(LANES) {
         let lines: [&[f32]; LANES] = array::from_fn(|line| &from.row(first + line)[..columns]);
@@ -275,7 +275,7 @@ fn probs_from_log_sums_body(scores: &mut [f32], width: usize, first: usize, log_
     for (row, (scores, &log_sum)) in scores.chunks_exact_mut(width).zip(log_sums).enumerate() {
         let (seen, unseen) = scores.split_at_mut(first + row + 1);
         for score in seen {
-            // Rounding can lift the largest score above the log-sum-exp, and `exp` takes nothing above 0.
+            // Rounding can lift the largest score above the log-sum-exp, but `exp` requires values up to 0.
             let below = *score - log_sum;
             *score = exp(if below > 0.0 { 0.0 } else { below });
         }

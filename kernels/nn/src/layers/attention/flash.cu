@@ -1,23 +1,25 @@
 // Causal attention with grouped heads on tensor cores, without scores in memory (Dao, "FlashAttention-2", 2023).
 //
-// Compiled at run time for one width of heads, C, 64 or 128. A row of `rows` has H queries, K keys and K values of C values
-// each, in bf16; queries already carry the scale. Rows are those of whole sequences of T. Sums are f32.
+// Compiled at run time for one width of heads, C, 64 or 128. A row of `rows` has H queries, K keys and K values of C
+// values each, in bf16; queries already include the scale. Rows are those of whole sequences of length T. Sums are
+// f32.
 //
-// A block of threads owns some queries, or in `backward_keys` some keys; a warp owns 16 of them. Gradients of queries and of
-// keys are two kernels, each computing the probabilities again: so no two blocks add to one value, and the order of all
-// sums is fixed. With GROUPS, four warps multiply together (`wgmma`, which Hopper has); without, each for itself (`mma`).
+// A block of threads owns some queries, or in `backward_keys` some keys; a warp owns 16 of them. Gradients of queries
+// and of keys are two kernels, which both recompute the probabilities. So no two blocks add to one value, and the
+// order of all sums is fixed. With GROUPS, four warps multiply together (`wgmma`, on Hopper); otherwise each warp
+// multiplies alone (`mma`).
 
 typedef unsigned short u16; // A bf16.
 typedef unsigned int u32;   // Two of them, or an address in shared memory.
 typedef unsigned long long u64;
 
-// Queries, or keys, of a block of threads; rows of a tile that meets them; columns of scores that are computed at once; rows
-// that skip a tile together.
+// Queries or keys of a block of threads; rows of a tile; columns of scores that are computed at once; rows that skip a
+// tile together.
 constexpr int OWNED = 16 * WARPS;
 constexpr int TILE = 64;
 #ifdef GROUPS
 constexpr int STEP = TILE, TOGETHER = 64;
-constexpr int KEPT = C == 64 ? C / 16 : 1; // Parts of keys and values in registers: all, or for want of registers hardly any.
+constexpr int KEPT = C == 64 ? C / 16 : 1; // Parts of keys and values in registers: all, or one.
 #else
 constexpr int STEP = 32, TOGETHER = 16;
 constexpr int KEPT = C / 16;
@@ -61,7 +63,7 @@ __device__ __forceinline__ u32 place(u32 tile, int row, int chunk) {
     return tile + (chunk >> 3) * ROWS * PANEL_ROW + row * PANEL_ROW + (((chunk & 7) ^ (row & 7)) << 4);
 }
 
-// Begins to copy `count` rows of C values to a tile. What is not there becomes 0.
+// Starts to copy `count` rows of C values to a tile. Missing rows become 0.
 template <int ROWS>
 __device__ __forceinline__ void fetch(u32 tile, const u16 *from, u64 stride, int count) {
     constexpr int CHUNKS = C / 8;
@@ -92,7 +94,7 @@ __device__ __forceinline__ void fetch_numbers(u32 to, const float *from, int cou
     }
 }
 
-// All that was fetched is there, and all threads are done with what came before.
+// Waits until all fetches are complete and all threads have finished the earlier work.
 __device__ __forceinline__ void arrived() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 #ifdef GROUPS
@@ -104,7 +106,7 @@ __device__ __forceinline__ void arrived() {
 // A thread's part of 16 rows by 8 columns: values 0 and 1 are neighbours in row `lane / 4` from column `lane % 4 * 2` on, 2
 // and 3 the same eight rows below.
 __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
-// The same value in a warp, and known to be so.
+// The index of the warp, which the compiler knows to be uniform.
 __device__ __forceinline__ int warp() { return __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0); }
 
 __device__ __forceinline__ void load(u32 (&to)[4], u32 at) {
@@ -157,8 +159,8 @@ __device__ __forceinline__ void multiply(float (*sums)[4], u32 left, u32 at) {
                  : "l"(described(left)), "l"(described(at)), "n"(TRANSPOSED), "n"(ADDED));
 }
 
-// What is computed of these registers before is not moved behind, nor the other way round: `wgmma` reads and writes them later
-// than the compiler believes.
+// Keeps the compiler from moving uses of these registers across this point: `wgmma` accesses them later than the
+// compiler assumes.
 __device__ __forceinline__ void settle(float &x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ __forceinline__ void settle(u32 &x) { asm volatile("" : "+r"(x)::"memory"); }
 template <typename X, int N>
@@ -298,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const u16 *rows, u
 #pragma unroll
         for (int step = 0; step < TILE; step += STEP) {
             if (begin + step >= together + TOGETHER) break;
-            // Loaded for each tile: of operands that are kept over the loop, CUDA 13.0's compiler gives the registers away.
+            // Loaded for each tile: CUDA 13.0's compiler reuses the registers of operands that are kept over the loop.
             u32 left[PARTS][4];
             float scores[STEP / 8][4];
             rows_of(left, queries, 16 * warp());
@@ -351,7 +353,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const u16 *rows, u
     }
 }
 
-// means[sequence, head, query] ← out · grad_out. C / 8 threads have a head of a row; grid: 8 · THREADS / C heads each.
+// means[sequence, head, query] ← out · grad_out. C / 8 threads compute a head of a row; grid: 8 · THREADS / C heads
+// each.
 extern "C" __global__ void __launch_bounds__(THREADS) backward_means(const u16 *out, const u16 *grad_out, float *means, int T, int H, u64 heads) {
     const u64 chunk = (u64)blockIdx.x * THREADS + threadIdx.x, at = chunk / (C / 8);
     float mean = 0.0f;
@@ -418,8 +421,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     write(grad_rows + (blockIdx.z * (u64)T + own) * W + head * C, W, sums, 1.0f, 1.0f, T - own);
 }
 
-// Gradients of keys and values, over all query heads that they serve. Grid: blocks of keys, K, sequences. Shared memory:
-// (2 · OWNED + 4 · TILE) rows and 4 · TILE numbers.
+// Gradients of keys and values, over all query heads that share them. Grid: blocks of keys, K, sequences. Shared
+// memory: (2 · OWNED + 4 · TILE) rows and 4 · TILE numbers.
 extern "C" __global__ void __launch_bounds__(THREADS)
     backward_keys(const u16 *rows, const u16 *grad_out, const float *log_sums, const float *means, u16 *grad_rows, int T, int H, int K) {
     const int served = blockIdx.y, group = H / K, first = blockIdx.x * OWNED;
@@ -430,7 +433,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     means += (u64)blockIdx.z * H * T;
     const u32 keys = (u32)__cvta_generic_to_shared(shared), values = keys + OWNED * ROW, tiles = values + OWNED * ROW;
     const u32 numbers = tiles + 4 * TILE * ROW;
-    // Tiles of queries that see some of the keys, of each head.
+    // Tiles of queries that attend to some of the keys, of each head.
     const int skipped = first / TILE, of_head = (T + TILE - 1) / TILE - skipped, count = group * of_head;
     auto fetch_queries = [&](int index) {
         const int head = served * group + index / of_head, begin = (skipped + index % of_head) * TILE;

@@ -1,13 +1,13 @@
-//! Attention on a GPU. On CUDA it is `flash.cu`, where NVRTC is installed, in bf16 and for heads of 64 and 128. Else it has
-//! the form of the CPU's: a block of queries meets all keys up to its last one.
+//! Attention on a GPU. On CUDA it is `flash.cu` if NVRTC is installed, in bf16 and for heads of 64 and 128. Otherwise
+//! it has the form of the CPU's: a block of queries attends to all keys up to its last one.
 //!
-//! Products are [`matmul::gpu`](crate::layers::matmul::gpu)'s, so they use tensor cores where others do; one kernel
-//! over a block's scores lies between them. At most [`SCORES`] scores are held, or those of [`QUERIES`] queries of
-//! one sequence if that is more.
+//! Products are [`matmul::gpu`](crate::layers::matmul::gpu)'s, and use tensor cores like others; between them runs one
+//! kernel over a block's scores. At most [`SCORES`] scores are in memory, or those of [`QUERIES`] queries of one
+//! sequence if that is more.
 //!
 //! The query heads of one key head are rows of the same matrix, query by query, so gradients of keys and values sum
-//! over all of them in one product. Blocks run one after the other, backward from the last: the order of sums is
-//! fixed.
+//! over all of them in one product. Blocks run one after the other, in the backward pass from the last, so the order
+//! of sums is fixed.
 //!
 //! Bytes per score, `F` being 4 or 2: forward writes 4, reads 4 up to three times (twice from the cache, if a row
 //! fits), writes and reads `F`; backward writes and reads 8, writes `2F`, and reads `3F`.
@@ -23,10 +23,10 @@ use crate::{
 use cubecl::{ir::ElemType, prelude::*};
 use std::ops::Range;
 
-/// Units for a row of scores.
+/// Number of units for a row of scores.
 const ROW_UNITS: usize = 128;
 
-/// The place of a block in packed rows: rows `first..first + rows` of each of some sequences, and a range of heads.
+/// Position of a block in packed rows: rows `first..first + rows` of each of some sequences, and a range of heads.
 #[derive(Clone, Copy)]
 struct Place {
     /// First row in the first sequence.
@@ -35,11 +35,12 @@ struct Place {
     /// First column of the first head.
     column: usize,
     row_width: usize,
-    /// Heads of a row that are rows of one matrix.
+    /// Number of heads of a row that are rows of one matrix.
     group: usize,
 }
 
-/// `dense[sequence, kv head, row, head of group, ·] ← rows[sequence, row, kv head, head of group, ·]`, or the reverse.
+/// Copies `dense[sequence, kv head, row, head of group, ·] ← rows[sequence, row, kv head, head of group, ·]`, or the
+/// reverse.
 #[cube(launch)]
 fn copy_heads<S: Float, F: Float, N: Size>(
     from: &[Vector<S, N>],
@@ -68,7 +69,7 @@ fn copy_heads<S: Float, F: Float, N: Size>(
     }
 }
 
-/// The index in packed rows of vector `at` of a dense block.
+/// Returns the index in packed rows of vector `at` of a dense block.
 #[cube]
 fn place(
     at: usize,
@@ -88,7 +89,8 @@ fn place(
     row * row_width + column + (matrix % kv_heads * group + head % group) * width + at % width
 }
 
-/// Softmax of a row of scores over the keys that its query sees, and its log-sum-exp. A cube has a row.
+/// Computes the softmax of a row of scores over the keys that its query attends to, and its log-sum-exp. A cube
+/// processes a row.
 #[cube(launch)]
 fn softmax<F: Float>(
     scores: &[f32],
@@ -141,8 +143,8 @@ fn softmax<F: Float>(
     }
 }
 
-/// The same probabilities from scores and log-sum-exps, and the gradient of the scores, `prob · (grad_prob −
-/// out·grad_out)`.
+/// Recomputes the probabilities from scores and log-sum-exps, and computes the gradient of the scores, `prob ·
+/// (grad_prob − out·grad_out)`.
 #[cube(launch)]
 fn softmax_backward<F: Float>(
     scores: &[f32],
@@ -194,8 +196,8 @@ fn softmax_backward<F: Float>(
 }
 
 impl Gpu {
-    /// The same GPU with portable kernels, whose attention aims at this many scores of a block. Fewer may stay in its cache, more are fewer
-    /// launches.
+    /// Returns the same GPU with portable kernels and this target number of scores of an attention block. Fewer may
+    /// stay in the cache; more need fewer launches.
     pub fn with_scores(mut self, scores: usize) -> Gpu {
         self.scores = scores;
         #[cfg(feature = "cuda")]
@@ -209,7 +211,7 @@ impl Gpu {
     /// needs.
     ///
     /// # Errors
-    /// If lengths or precisions differ from that, or memory is short.
+    /// If lengths or precisions differ from these, or the device has too little memory.
     ///
     /// # Panics
     /// If query heads cannot share key heads evenly.
@@ -250,14 +252,14 @@ impl Gpu {
         Ok(())
     }
 
-    /// Writes `grad_rows` `[N, W]`, the gradient of `Σ out·grad_out`. `out` and `log_sums` are what [`Gpu::attention`]
-    /// wrote.
+    /// Writes `grad_rows` `[N, W]`, the gradient of `Σ out·grad_out`. `out` and `log_sums` are the outputs of
+    /// [`Gpu::attention`].
     ///
     /// # Errors
-    /// As [`Gpu::attention`].
+    /// Same as [`Gpu::attention`].
     ///
     /// # Panics
-    /// As [`Gpu::attention`].
+    /// Same as [`Gpu::attention`].
     pub fn attention_backward(
         &self,
         shape: &Shape,
@@ -300,7 +302,7 @@ impl Gpu {
     }
 }
 
-/// `B`, if the arrays fit one another.
+/// Checks the arrays' lengths and precisions; returns `B`.
 fn check(shape: &Shape, rows: &Array, out: &Array, log_sums: &Array) -> Result<usize> {
     let Shape { seq_len, heads, kv_heads, head_width } = *shape;
     assert!(seq_len * heads * kv_heads * head_width > 0, "rows have heads, and heads have values");
@@ -315,11 +317,11 @@ fn check(shape: &Shape, rows: &Array, out: &Array, log_sums: &Array) -> Result<u
     Ok(sequences)
 }
 
-/// The arrays of a backward pass.
+/// Arrays of a backward pass.
 struct Scratch {
     keys: Array,
     values: Array,
-    /// f32: sums over the blocks so far, and one block's part of them.
+    /// Sums over the blocks so far, and one block's part of them, in f32.
     grad_keys: Array,
     grad_values: Array,
     part: Array,
@@ -327,7 +329,7 @@ struct Scratch {
     out: Array,
     grad_out: Array,
     grad_queries: Array,
-    /// f32
+    /// Scores and their gradients, in f32.
     scores: Array,
     grad_probs: Array,
     probs: Array,
@@ -358,7 +360,7 @@ impl Scratch {
     }
 }
 
-/// What the blocks of some sequences have in common.
+/// State that the blocks of some sequences share.
 struct Call<'a> {
     gpu: &'a Gpu,
     shape: Shape,
@@ -368,11 +370,11 @@ struct Call<'a> {
 /// A block of queries of these sequences.
 struct Block {
     first: usize,
-    /// One after the last query, which is the number of keys that it meets.
+    /// One after the last query, which is the number of keys that the block attends to.
     end: usize,
-    /// Matrices: key heads of all sequences.
+    /// Number of matrices: key heads of all sequences.
     count: usize,
-    /// Rows of a matrix: queries of all heads of a group.
+    /// Number of rows of a matrix: queries of all heads of a group.
     rows: usize,
 }
 
@@ -437,8 +439,8 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// From queries, `out` and `grad_out` of a block to the gradients of its queries, and its part of those of keys
-    /// and values. The last block meets all keys, so it comes first and overwrites; the others add.
+    /// Computes the gradients of a block's queries, and its part of those of keys and values, from its queries, `out`
+    /// and `grad_out`. The last block uses all keys, so it is computed first and overwrites; the others add.
     fn block_backward(&self, block: &Block, scratch: &Scratch, log_sums: &Array) -> Result {
         let Shape { seq_len, head_width, .. } = self.shape;
         let (gpu, count, end) = (self.gpu, block.count, block.end);
@@ -464,7 +466,7 @@ impl Call<'_> {
         gpu.products(count, &scratch.grad_queries, grad_scores, keys)
     }
 
-    /// The place of a block's queries, or of their outputs, which begin a row.
+    /// Returns the position of a block's queries, or of their outputs, at the start of a row.
     fn queries(&self, block: &Block, row_width: usize) -> Place {
         let first = self.sequences.start * self.shape.seq_len + block.first;
         Place { first, rows: block.end - block.first, column: 0, row_width, group: self.shape.group() }
@@ -478,7 +480,7 @@ impl Call<'_> {
         self.heads(self.shape.heads + self.shape.kv_heads)
     }
 
-    /// The place of all keys or values, whose first head is `head`.
+    /// Returns the position of all keys or values, whose first head is `head`.
     fn heads(&self, head: usize) -> Place {
         let Shape { seq_len, head_width, .. } = self.shape;
         Place {
@@ -490,29 +492,29 @@ impl Call<'_> {
         }
     }
 
-    /// Matrices with a row per query of a block.
+    /// Returns matrices with a row per query of a block.
     fn of_queries<'b>(&self, block: &Block, dense: &'b Array) -> Batch<'b> {
         let width = self.shape.head_width;
         Batch { view: View::new(dense, [block.rows, width]), between: block.rows * width }
     }
 
-    /// Matrices with a row per key or value, for the first `keys`.
+    /// Returns matrices with a row per key or value, for the first `keys`.
     fn of_keys<'b>(&self, keys: usize, dense: &'b Array) -> Batch<'b> {
         let Shape { seq_len, head_width, .. } = self.shape;
         Batch { view: View::new(dense, [keys, head_width]), between: seq_len * head_width }
     }
 
-    /// Matrices with a row per query and a column per key.
+    /// Returns matrices with a row per query and a column per key.
     fn of_scores<'b>(&self, block: &Block, dense: &'b Array) -> Batch<'b> {
         Batch { view: View::new(dense, [block.rows, block.end]), between: block.rows * block.end }
     }
 
-    /// Packed rows to dense matrices.
+    /// Copies packed rows to dense matrices.
     fn gather(&self, place: Place, rows: &Array, dense: &Array) {
         self.copy(place, rows, dense, false);
     }
 
-    /// The reverse.
+    /// Copies dense matrices to packed rows.
     fn scatter(&self, place: Place, dense: &Array, rows: &Array) {
         self.copy(place, dense, rows, true);
     }

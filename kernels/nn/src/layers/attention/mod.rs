@@ -1,10 +1,10 @@
 //! Causal attention with grouped heads: softmax of a query's scores with the keys up to its own position, times the
 //! values (Vaswani et al., 2017; grouped heads: Ainslie et al., 2023).
 //!
-//! Queries already carry the scale `1/√C`, which [`rope`](super::rope) multiplies in. All scores are never held at
-//! once: a block of queries meets the keys up to its last one, and the backward pass computes the block's
-//! probabilities again from each query's log-sum-exp (Dao et al., "FlashAttention", 2022, section 3.1, with blocks of
-//! queries only).
+//! Queries already include the scale `1/√C`, by which [`rope`](super::rope) multiplies them. Not all scores are in
+//! memory at once: a block of queries attends to the keys up to its last one, and the backward pass recomputes the
+//! block's probabilities from each query's log-sum-exp (Dao et al., "FlashAttention", 2022, section 3.1, with blocks
+//! of queries only).
 
 mod cached;
 mod cpu;
@@ -15,26 +15,26 @@ pub mod reference;
 pub use cached::{CachedHead, append, forward_cached};
 pub use cpu::{backward, forward};
 
-/// How a row is laid out: `heads` queries, `kv_heads` keys and `kv_heads` values, each `head_width` wide.
+/// Layout of a row: `heads` queries, `kv_heads` keys and `kv_heads` values, each `head_width` wide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// `T`. Row `n` belongs to sequence `n / seq_len`.
     pub seq_len: usize,
     /// `H`
     pub heads: usize,
-    /// `K`. Each serves `heads / kv_heads` neighbouring query heads.
+    /// `K`. Each is shared by `heads / kv_heads` neighbouring query heads.
     pub kv_heads: usize,
     /// `C`
     pub head_width: usize,
 }
 
 impl Shape {
-    /// `W`: values of a row.
+    /// Returns `W`, the number of values of a row.
     pub fn row_width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_width
     }
 
-    /// `R`: query heads of each key head.
+    /// Returns `R`, the number of query heads per key head.
     pub(crate) fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
@@ -51,14 +51,14 @@ impl From<&model::ModelConfig> for Shape {
     }
 }
 
-/// Scores that a GPU holds at once, unless `Gpu::with_scores` sets another number: 128 MiB in f32.
+/// Default maximum of scores in a GPU's memory at once: 128 MiB in f32. `Gpu::with_scores` changes it.
 pub const SCORES: usize = 1 << 25;
-/// Queries of a GPU's block, at least and at most, if the sequence has as many.
+/// Minimum and maximum number of queries of a GPU's block, for sequences that long.
 pub const QUERIES: [usize; 2] = [128, 512];
-/// Matrices of a product at most: any grid has at least 65,535 cubes along a side.
+/// Maximum number of matrices of a product: any grid supports at least 65,535 cubes along a side.
 const MATRICES: usize = 1 << 14;
 
-/// Sequences at once, and queries of each in a block, for this many scores.
+/// Returns the number of sequences at once, and of queries of each in a block, for this many scores.
 fn block_size(scores: usize, shape: &Shape, sequences: usize) -> [usize; 2] {
     let least = QUERIES[0].min(shape.seq_len);
     let most = sequences.min(MATRICES / shape.kv_heads).max(1);
@@ -67,7 +67,7 @@ fn block_size(scores: usize, shape: &Shape, sequences: usize) -> [usize; 2] {
     [sequences, queries.clamp(QUERIES[0], QUERIES[1]).min(shape.seq_len)]
 }
 
-/// Values of the matrices of a GPU's block.
+/// Number of values of the matrices of a GPU's block.
 struct Lengths {
     queries: usize,
     keys: usize,
@@ -84,8 +84,8 @@ impl Lengths {
     }
 }
 
-/// Bytes that the backward pass on a GPU takes beside its arguments, in values of `width` bytes, with [`SCORES`]. The
-/// forward pass takes less.
+/// Returns the bytes that the backward pass on a GPU needs besides its arguments, with values of `width` bytes and
+/// [`SCORES`]. The forward pass needs less.
 pub(crate) fn backward_memory(shape: &Shape, sequences: usize, width: usize) -> usize {
     let Lengths { queries, keys, scores } = Lengths::new(shape, block_size(SCORES, shape, sequences));
     (2 * scores + 4 * queries + 2 * keys) * width + (2 * scores + 3 * keys) * 4

@@ -2,7 +2,7 @@
 
 use super::Shape;
 
-/// `out` `[N, H·C]` for `rows` `[N, W]`.
+/// Returns `out` `[N, H·C]` for `rows` `[N, W]`.
 pub fn forward(shape: &Shape, rows: &[f32]) -> Vec<f64> {
     let Shape { seq_len, heads, kv_heads, head_width } = *shape;
     let width = shape.row_width();
@@ -27,7 +27,7 @@ pub fn forward(shape: &Shape, rows: &[f32]) -> Vec<f64> {
     out
 }
 
-/// The gradient of `Σ out·grad_out` with respect to `rows`.
+/// Returns the gradient of `Σ out·grad_out` with respect to `rows`.
 pub fn backward(shape: &Shape, rows: &[f32], grad_out: &[f32]) -> Vec<f64> {
     let Shape { seq_len, heads, kv_heads, head_width } = *shape;
     let (width, out_width) = (shape.row_width(), heads * head_width);

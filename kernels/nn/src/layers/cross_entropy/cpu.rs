@@ -7,10 +7,10 @@
 use kernels::lanes::{LANES, widest};
 use rayon::prelude::*;
 
-/// Rows that one thread takes at a time.
+/// Number of rows that one thread processes at a time.
 const ROWS: usize = 16;
 
-/// The loss of each row of `logits` `[N, V]`, in nats. Overwrites the logits.
+/// Returns the loss of each row of `logits` `[N, V]`, in nats. Overwrites the logits.
 ///
 /// # Panics
 /// If `logits` is not `targets.len() · vocab` long or a target is outside the vocabulary.
@@ -18,10 +18,10 @@ pub fn losses(logits: &mut [f32], vocab: usize, targets: &[u32]) -> Vec<f64> {
     by_rows(logits, vocab, targets, loss_row)
 }
 
-/// The loss of each row, in nats. Replaces `logits` by the gradient of `scale · Σ losses`.
+/// Returns the loss of each row, in nats. Replaces `logits` with the gradient of `scale · Σ losses`.
 ///
 /// # Panics
-/// As [`losses`].
+/// Same as [`losses`].
 pub fn losses_and_gradient(logits: &mut [f32], vocab: usize, targets: &[u32], scale: f32) -> Vec<f64> {
     by_rows(logits, vocab, targets, |row, target| gradient_row(row, target, scale))
 }
@@ -78,7 +78,7 @@ fn gradient_row_body(row: &mut [f32], target: usize, scale: f32) -> f64 {
     f64::from(sum).ln() + f64::from(max) - f64::from(target_logit)
 }
 
-/// `row ← exp(row − max)`; returns the maximum and the sum.
+/// Computes `row ← exp(row − max)`; returns the maximum and the sum.
 #[inline(always)]
 pub(crate) fn exponentiate(row: &mut [f32]) -> (f32, f32) {
     let mut maxima = [f32::NEG_INFINITY; LANES];
@@ -105,9 +105,10 @@ pub(crate) fn exponentiate(row: &mut [f32]) -> (f32, f32) {
     (max, sums.iter().sum())
 }
 
-/// `eˣ` for `x ≤ 0`; 0 below −87, where the result would be subnormal. NaN stays NaN.
+/// Computes `eˣ` for `x ≤ 0`; 0 below −87, where the result would be subnormal. NaN stays NaN.
 ///
-/// `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`, a polynomial of degree 6 in `r`, and `n` added to the exponent's bits.
+/// It splits `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`, evaluates a polynomial of degree 6 in `r`, and adds `n` to the
+/// exponent's bits.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     // ln 2 in two parts; the first is short enough that n·HIGH is exact.

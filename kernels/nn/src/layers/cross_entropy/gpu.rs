@@ -1,8 +1,8 @@
-//! Loss and gradient on a GPU, in two passes over the logits; a cube has a row.
+//! Loss and gradient on a GPU, in two passes over the logits; a cube processes a row.
 //!
-//! In the first pass each unit keeps its largest value and the sum of exponentials below it, and rescales the sum at
-//! a larger value (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). The second pass writes
-//! the gradient in place.
+//! In the first pass each unit keeps its largest value and the sum of exponentials relative to it, and rescales the
+//! sum at a larger value (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). The second pass
+//! writes the gradient in place.
 //!
 //! Bytes per logit, `F` being 4 or 2: losses read `F`; losses and gradient read `2F` and write `F`. The second read
 //! hits the cache if the rows of all running cubes fit.
@@ -13,12 +13,12 @@ use crate::gpu::{
 };
 use cubecl::{ir::ElemType, prelude::*};
 
-/// From this vocabulary on, a cube has as many units as the device allows, up to [`WIDE_UNITS`], so that fewer rows
-/// compete for the cache.
+/// Smallest vocabulary for which a cube has as many units as the device allows, up to [`WIDE_UNITS`], so that fewer
+/// rows compete for the cache.
 const WIDE_VOCAB: usize = 1 << 14;
 const WIDE_UNITS: usize = 1024;
 
-/// The losses of rows, and on request the gradient in place.
+/// Computes the losses of rows, and optionally the gradient in place.
 #[cube(launch)]
 fn losses<F: Float, N: Size>(
     logits: &mut [Vector<F, N>],
@@ -95,11 +95,11 @@ fn losses<F: Float, N: Size>(
 
 impl Gpu {
     /// Writes to `losses` f32 `[N]`, from row `first` on, the loss of each row of `logits` `[rows, V]`, in nats. Their
-    /// targets are `targets[first..first + rows]` of the batch's `N`. With a `scale`, also replaces `logits` by the
+    /// targets are `targets[first..first + rows]` of the batch's `N`. With a `scale`, also replaces `logits` with the
     /// gradient of `scale · Σ losses`.
     ///
     /// # Errors
-    /// If lengths or precisions differ from that.
+    /// If lengths or precisions differ from these.
     pub fn cross_entropy(
         &self,
         logits: &Array,

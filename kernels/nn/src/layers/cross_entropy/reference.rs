@@ -1,6 +1,6 @@
 //! Loss and gradient as plain loops in `f64`.
 
-/// The loss of each row of `logits` `[N, V]`, in nats.
+/// Returns the loss of each row of `logits` `[N, V]`, in nats.
 pub fn losses(logits: &[f32], vocab: usize, targets: &[u32]) -> Vec<f64> {
     let rows = logits.chunks_exact(vocab).zip(targets);
     rows.map(|(row, &target)| {
@@ -11,7 +11,7 @@ pub fn losses(logits: &[f32], vocab: usize, targets: &[u32]) -> Vec<f64> {
     .collect()
 }
 
-/// The gradient of `scale · Σ losses` with respect to the logits.
+/// Returns the gradient of `scale · Σ losses` with respect to the logits.
 pub fn gradient(logits: &[f32], vocab: usize, targets: &[u32], scale: f32) -> Vec<f64> {
     let mut gradient = Vec::with_capacity(logits.len());
     for (row, &target) in logits.chunks_exact(vocab).zip(targets) {

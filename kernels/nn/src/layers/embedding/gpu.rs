@@ -1,8 +1,8 @@
 //! Rows of the embedding on a GPU, and their gradients.
 //!
-//! Atomic additions by many rows of one token would have no order. So the CPU sorts a batch's rows by token
-//! ([`Segments`]), and a cube adds up a token's rows in the order of the batch. A frequent token is cut into pieces,
-//! whose sums are added in order afterwards: two runs have the same bits.
+//! Atomic additions by many rows of one token would have no fixed order. So the CPU sorts a batch's rows by token
+//! ([`Segments`]), and a cube adds up a token's rows in the order of the batch. A frequent token is split into pieces,
+//! whose sums are added in order afterwards, so two runs have the same bits.
 //!
 //! Bytes per value of a row, `F` being 4 or 2: forward reads `F` and writes 4; backward reads 4, and reads and writes
 //! 4 per distinct token instead of per row.
@@ -13,11 +13,11 @@ use crate::gpu::{
 };
 use cubecl::{ir::ElemType, prelude::*, server::Handle};
 
-/// Rows of a piece at least, of a token with more.
+/// Minimum number of rows of a piece, for a token with more rows.
 const PIECE_MIN: usize = 32;
-/// Pieces of a token at most.
+/// Maximum number of pieces of a token.
 const PIECES_MAX: usize = 256;
-/// Words of a span: its first row, its number of rows, and the row of the result.
+/// Number of words of a span: its first row, its number of rows, and the row of the result.
 const SPAN: usize = 3;
 
 #[cube(launch)]
@@ -79,7 +79,7 @@ fn sum_spans<N: Size>(
     }
 }
 
-/// Tokens of the vocabulary on a GPU.
+/// Tokens on a GPU.
 #[derive(Clone)]
 pub struct Tokens {
     words: Handle,
@@ -105,16 +105,17 @@ impl Tokens {
     }
 }
 
-/// The rows of a batch sorted by token, on a GPU.
+/// Rows of a batch sorted by token, on a GPU.
 #[derive(Clone)]
 pub struct Segments {
     order: Handle,
     len: usize,
     vocab: usize,
-    /// Spans of `order`: of tokens with few rows, into the gradient; of pieces of the others, into the buffer of sums.
+    /// Spans of `order`: tokens with few rows, summed into the gradient, and pieces of the others, summed into the
+    /// buffer.
     short: Spans,
     pieces: Spans,
-    /// Spans of that buffer, into the gradient.
+    /// Spans of that buffer, summed into the gradient.
     long: Spans,
 }
 
@@ -136,7 +137,7 @@ struct Sorted {
 impl Sorted {
     fn new(tokens: &[u32]) -> Sorted {
         let mut order: Vec<u32> = (0..tokens.len() as u32).collect();
-        // A stable sort: rows of a token keep their order.
+        // The sort is stable: rows of a token keep their order.
         order.sort_by_key(|row| tokens[*row as usize]);
         let mut sorted = Sorted::default();
         let mut first = 0;
@@ -171,7 +172,7 @@ impl Gpu {
     /// Sorts the rows of a batch by token and copies the order to the device.
     ///
     /// # Errors
-    /// As [`Gpu::upload_tokens`].
+    /// Same as [`Gpu::upload_tokens`].
     pub fn upload_segments(&self, vocab: usize, tokens: &[u32]) -> Result<Segments> {
         check(vocab, tokens)?;
         let Sorted { order, short, pieces, long } = Sorted::new(tokens);
@@ -190,7 +191,7 @@ impl Gpu {
     /// Writes to `x` f32 `[N, D]` the rows of `embedding` `[V, D]` for the tokens.
     ///
     /// # Errors
-    /// If lengths or precisions differ from that.
+    /// If lengths or precisions differ from these.
     pub fn embedding(&self, embedding: &Array, tokens: &Tokens, x: &Array) -> Result {
         let width = embedding.len().checked_div(tokens.vocab).unwrap_or(0);
         embedding.expect_len(area(tokens.vocab, width)?)?;
@@ -220,10 +221,10 @@ impl Gpu {
 
     /// Adds the rows of `grad_x` f32 `[N, D]` to `grad_embedding` f32 `[V, D]`, each at its token.
     ///
-    /// Takes another `D` f32 for each 32 rows of a token with more rows, or for each of its 256th parts.
+    /// Allocates another `D` f32 for each 32 rows of a token with more rows, or for each of its 256th parts.
     ///
     /// # Errors
-    /// If lengths or precisions differ from that.
+    /// If lengths or precisions differ from these.
     pub fn embedding_backward(&self, segments: &Segments, grad_x: &Array, grad_embedding: &Array) -> Result {
         let width = grad_embedding.len().checked_div(segments.vocab).unwrap_or(0);
         grad_embedding.expect_len(area(segments.vocab, width)?)?;
@@ -278,7 +279,8 @@ fn check(vocab: usize, tokens: &[u32]) -> Result {
 mod tests {
     use super::*;
 
-    /// Every row is in one piece, of its token, in the batch's order; and each long token's pieces are its own.
+    /// Checks that every row is in one piece, of its token, in the batch's order, and that each long token has its own
+    /// pieces.
     #[track_caller]
     fn check_sorted(tokens: &[u32]) {
         let sorted = Sorted::new(tokens);
@@ -312,7 +314,7 @@ mod tests {
             assert!(token_of_sum[*first as usize..sums as usize].iter().all(|of| *of == Some(*token)));
         }
         assert_eq!(sums as usize, sorted.pieces.len());
-        // No token has two places that add to its gradient.
+        // Each token's gradient has at most one span that adds to it.
         let mut targets: Vec<u32> = sorted.short.iter().chain(&sorted.long).map(|span| span[2]).collect();
         targets.sort_unstable();
         assert!(targets.is_sorted_by(|one, other| one < other));

@@ -1,15 +1,15 @@
 //! Matrix products on the CPU, of views into larger matrices.
 //!
-//! A [`Mat`] is a view: its transpose and its blocks are other views of the same memory, so a product copies nothing.
-//! The crate `gemm-f32` computes the products; it picks AVX-512, AVX2 with FMA or the baseline at run time. The order
-//! of a sum depends on the shapes and the processor's caches alone: the number of threads changes no bit
+//! A [`Mat`] is a view: its transpose and its blocks are other views of the same memory, so a product does not copy
+//! them. The crate `gemm-f32` computes the products; it picks AVX-512, AVX2 with FMA or the baseline at run time. The
+//! order of a sum depends only on the shapes and the processor's caches. The number of threads does not change a bit
 //! (`tests/layers.rs`).
 
 use super::Write;
 use gemm_common::Parallelism;
 use std::{marker::PhantomData, ops::Range};
 
-/// Multiplications of a product that is worth several threads; below, waking them takes longer.
+/// Minimum number of multiplications for several threads. Below, waking them takes longer.
 const WORTH_THREADS: usize = 192 * 192 * 192;
 
 /// A read-only view of a matrix.
@@ -39,17 +39,17 @@ unsafe impl Sync for Mat<'_> {}
 // SAFETY: as above.
 unsafe impl Send for MatMut<'_> {}
 
-/// The threads that compute a product.
+/// Threads that compute a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threads {
-    /// The calling thread alone: for work that is already parallel.
+    /// The calling thread only, for work that is already parallel.
     One,
     /// All threads of the rayon pool, if the product is large enough.
     Pool,
 }
 
 impl<'a> Mat<'a> {
-    /// `values` as a row-major matrix.
+    /// Returns `values` as a row-major matrix.
     ///
     /// # Panics
     /// If there are not `rows · columns` values.
@@ -77,36 +77,36 @@ impl<'a> Mat<'a> {
         Mat { first, rows: rows.len(), columns: columns.len(), ..self }
     }
 
-    /// Rows and columns.
+    /// Returns the number of rows and of columns.
     pub fn shape(&self) -> [usize; 2] {
         [self.rows, self.columns]
     }
 
     /// # Panics
-    /// If there is no such value.
+    /// If the row or the column is out of bounds.
     pub fn at(&self, row: usize, column: usize) -> f32 {
         assert!(row < self.rows && column < self.columns, "{row}, {column} of {:?}", self.shape());
-        // SAFETY: the view holds this row and column.
+        // SAFETY: the view contains this row and column.
         unsafe { *self.first.add(row * self.row_stride + column * self.column_stride) }
     }
 
-    /// The values of a row.
+    /// Returns the values of a row.
     ///
     /// # Panics
-    /// If there is no such row, or the view is a transpose.
+    /// If the row is out of bounds, or the view is a transpose.
     pub fn row(&self, row: usize) -> &'a [f32] {
         assert!(
             row < self.rows && self.column_stride == 1,
             "row {row} of {:?}, not of a transpose",
             self.shape()
         );
-        // SAFETY: the view was made from a slice that holds these values and lives as long.
+        // SAFETY: the view was made from a slice that contains these values and lives as long.
         unsafe { std::slice::from_raw_parts(self.first.add(row * self.row_stride), self.columns) }
     }
 }
 
 impl<'a> MatMut<'a> {
-    /// `values` as a row-major matrix.
+    /// Returns `values` as a row-major matrix.
     ///
     /// # Panics
     /// If there are not `rows · columns` values.
@@ -115,7 +115,7 @@ impl<'a> MatMut<'a> {
         MatMut { first: values.as_mut_ptr(), rows, columns, row_stride: columns, memory: PhantomData }
     }
 
-    /// The same view, for a shorter time.
+    /// Returns the same view with a shorter lifetime.
     pub fn reborrow(&mut self) -> MatMut<'_> {
         MatMut { memory: PhantomData, ..*self }
     }
@@ -130,10 +130,10 @@ impl<'a> MatMut<'a> {
         MatMut { first, rows: rows.len(), columns: columns.len(), ..self }
     }
 
-    /// The first `columns` columns, and the others.
+    /// Returns the first `columns` columns, and the others.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the matrix has fewer columns.
     pub fn split_columns(self, columns: usize) -> (MatMut<'a>, MatMut<'a>) {
         check(&(0..columns), self.columns);
         let right = MatMut {
@@ -148,7 +148,7 @@ impl<'a> MatMut<'a> {
     /// Cuts the matrix into blocks of `rows` by `columns`, row by row.
     ///
     /// # Panics
-    /// If they do not fill it exactly.
+    /// If the blocks do not fill it exactly.
     pub fn tiles(self, rows: usize, columns: usize) -> Vec<MatMut<'a>> {
         assert!(
             self.rows.is_multiple_of(rows) && self.columns.is_multiple_of(columns),
@@ -169,7 +169,7 @@ fn check(part: &Range<usize>, whole: usize) {
     assert!(part.start <= part.end && part.end <= whole, "{part:?} of {whole} rows or columns");
 }
 
-/// `into ← a · b`, or `into ← into + a · b`, with `a` `[M, K]`, `b` `[K, N]` and `into` `[M, N]`.
+/// Computes `into ← a · b` or `into ← into + a · b`, with `a` `[M, K]`, `b` `[K, N]` and `into` `[M, N]`.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -190,8 +190,8 @@ pub fn matmul(write: Write, into: &mut MatMut, a: Mat, b: Mat, threads: Threads)
         (a, b, into.rows, into.columns, [into_column, into_row])
     };
     let ([left_row, left_column], [right_row, right_column]) = (strides(&left), strides(&right));
-    // SAFETY: each pointer is the first value of a view that holds every value the shapes and strides reach. `into` is
-    // borrowed exclusively.
+    // SAFETY: each pointer is the first value of a view that contains every value that the shapes and strides reach.
+    // `into` is borrowed exclusively.
     unsafe {
         gemm_f32::gemm::f32::get_gemm_fn()(
             m,

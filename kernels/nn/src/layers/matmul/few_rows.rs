@@ -1,16 +1,16 @@
 //! Products of a few rows with a matrix of weights on the CPU. Each weight is read from memory once.
 //!
-//! The sum of a value has the order of [`dot`], whatever rows stand beside: a text continues with the same bits alone
-//! and in a batch. For many rows, [`matmul`](super::matmul) is faster.
+//! The sum of a value has the order of [`dot`] for any other rows, so a text continues with the same bits alone and in
+//! a batch. For many rows, [`matmul`](super::matmul) is faster.
 
 use super::Write;
 use crate::layers::dot;
 use kernels::lanes::{LANES, widest};
 use rayon::prelude::*;
 
-/// Rows of weights that are multiplied side by side: one sum alone would wait for its own additions.
+/// Number of weight rows that are multiplied in parallel. A single sum would wait for its own additions.
 const SIDE_BY_SIDE: usize = 4;
-/// Weights that one thread takes at a time.
+/// Number of weights that one thread processes at a time.
 const WEIGHTS: usize = 1 << 16;
 
 /// Writes or adds `x · weightᵀ`, with `x` `[rows, inner]`, `weight` `[outer, inner]` and `into` `[rows, outer]`.
@@ -58,8 +58,8 @@ fn products_body(into: &mut [f32], x: &[f32], weight: &[f32], inner: usize) {
     }
 }
 
-/// [`dot`] of `x` with each of the weights, to the bit. The sums are single variables: the compiler would not keep an
-/// array of them in vectors.
+/// Computes [`dot`] of `x` with each of the weights, with the same bits. The sums are single variables, because the
+/// compiler would not keep an array of them in vectors.
 #[inline(always)]
 fn dots(x: &[f32], weights: &[f32]) -> [f32; SIDE_BY_SIDE] {
     let inner = x.len();

@@ -1,10 +1,10 @@
 //! Matrix products on a GPU, of views into arrays.
 //!
-//! On CUDA they are cuBLASLt's, where it is installed. Else the kernels are `cubek-matmul`'s, the library behind Burn's
-//! products on GPUs, called without its autotuning: [`algorithms`] chooses by shape and device, so that a product is
-//! always summed in the same order. It only overwrites its output, so a product that is added goes through a temporary
-//! array of at most [`SUM_VALUES`](super::SUM_VALUES) values. Operands are read in place, transposed or not; sums are
-//! `f32`.
+//! On CUDA they are cuBLASLt's if it is installed. Otherwise the kernels are `cubek-matmul`'s, the library behind
+//! Burn's products on GPUs, called without its autotuning. [`algorithms`] chooses by shape and device, so that a
+//! product is always summed in the same order. That library only overwrites its output, so a product that is added
+//! needs a temporary array of at most [`SUM_VALUES`](super::SUM_VALUES) values. Operands are read in place, transposed
+//! or not; sums are `f32`.
 
 use super::{Write, rows_at_once};
 use crate::gpu::{
@@ -25,9 +25,9 @@ use cubek_matmul::{
 use cubek_std::InputBinding;
 use std::ops::Range;
 
-/// The narrowest side that is worth a tensor core's tile.
+/// Minimum length of a side for tensor cores.
 const TILE: usize = 16;
-/// From this inner dimension on, two stages are loaded in turn.
+/// Smallest inner dimension for which two stages are loaded in turn.
 const TWO_STAGES: usize = 128;
 
 /// A read-only view of a matrix in an array: `rows` rows of `columns` values, `stride` values from row to row, the
@@ -43,7 +43,7 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The first `rows · columns` values, row-major.
+    /// Returns a view of the first `rows · columns` values, row-major.
     pub fn new(array: &'a Array, [rows, columns]: [usize; 2]) -> View<'a> {
         View { array, rows, columns, first: 0, stride: columns, transposed: false }
     }
@@ -53,10 +53,10 @@ impl<'a> View<'a> {
         View { transposed: !self.transposed, ..self }
     }
 
-    /// Some of the rows of the view.
+    /// Returns a view of some of the rows.
     ///
     /// # Panics
-    /// If there are no such rows.
+    /// If the rows are out of bounds.
     #[must_use]
     pub fn of_rows(self, rows: Range<usize>) -> View<'a> {
         assert!(
@@ -74,7 +74,7 @@ impl<'a> View<'a> {
         Batch { view: self, between: self.rows * self.stride }
     }
 
-    /// Rows and columns of the view.
+    /// Returns the number of rows and of columns of the view.
     pub fn shape(&self) -> [usize; 2] {
         if self.transposed { [self.columns, self.rows] } else { [self.rows, self.columns] }
     }
@@ -97,15 +97,15 @@ impl Batch<'_> {
 /// An algorithm for products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// cuBLASLt's choice, where the device has it.
+    /// cuBLASLt's choice, if it is installed.
     Library,
     /// Tensor cores, double-buffered.
     TensorDouble,
     /// Tensor cores, one stage after the other.
     Tensor,
-    /// Units, from shared memory.
+    /// Units that read from shared memory.
     Units,
-    /// A unit for each value.
+    /// One unit per value.
     Plain,
 }
 
@@ -113,7 +113,7 @@ impl Algorithm {
     pub const ALL: [Algorithm; 5] =
         [Algorithm::Library, Algorithm::TensorDouble, Algorithm::Tensor, Algorithm::Units, Algorithm::Plain];
 
-    /// Of `cubek-matmul`; none for another library's.
+    /// Returns the strategy of `cubek-matmul`; `None` for another library's algorithm.
     fn strategy(self) -> Option<Strategy> {
         Some(match self {
             Algorithm::Library => return None,
@@ -125,8 +125,9 @@ impl Algorithm {
     }
 }
 
-/// The algorithms for `[m, k] · [k, n]`, the best first; the next is tried if one is unavailable. `tensor`: the device
-/// multiplies these operands on tensor cores into `f32`. Operands of `f32` are never rounded for tensor cores.
+/// Returns the algorithms for `[m, k] · [k, n]`, the best first; the next is tried if one is unavailable. `tensor`
+/// means that the device multiplies these operands on tensor cores into `f32`. Operands of `f32` are never rounded for
+/// tensor cores.
 pub fn algorithms(tensor: bool, operands: Precision, [m, n, k]: [usize; 3]) -> &'static [Algorithm] {
     if !tensor || operands == Precision::F32 || m.min(n).min(k) < TILE {
         return &[Algorithm::Units, Algorithm::Plain];
@@ -156,7 +157,8 @@ fn add<F: Float, N: Size>(
 }
 
 impl Gpu {
-    /// `out ← lhs · rhs`, or `out ← out + lhs · rhs`. `out` is `[m, n]`, in the operands' precision or in `f32`.
+    /// Computes `out ← lhs · rhs` or `out ← out + lhs · rhs`. `out` is `[m, n]`, in the operands' precision or in
+    /// `f32`.
     ///
     /// # Errors
     /// If a length or precision differs, or no algorithm is available.
@@ -190,10 +192,10 @@ impl Gpu {
         Ok(())
     }
 
-    /// `out ← lhs · rhs` by one algorithm, to measure and to compare.
+    /// Computes `out ← lhs · rhs` by one algorithm, for measurements and comparisons.
     ///
     /// # Errors
-    /// As [`Gpu::product`], or if the device lacks the algorithm.
+    /// Same as [`Gpu::product`], or if the device lacks the algorithm.
     pub fn product_by(&self, algorithm: Algorithm, out: &Array, lhs: View, rhs: View) -> Result {
         match algorithm {
             Algorithm::Library => {
@@ -206,7 +208,7 @@ impl Gpu {
         }
     }
 
-    /// Whether cuBLASLt is here and does it.
+    /// Computes products with cuBLASLt. Returns `false` if it is not installed or does not support them.
     fn products_by_library(
         &self,
         write: Write,
@@ -228,7 +230,7 @@ impl Gpu {
         Ok(false)
     }
 
-    /// Whether products of such operands use tensor cores.
+    /// Returns whether products of such operands use tensor cores.
     pub fn has_tensor_cores(&self, operands: Precision) -> bool {
         let (operand, sum) = (operands.element(), ElemType::Float(FloatKind::F32));
         let cmma = &self.client.properties().features.matmul.cmma;
@@ -236,7 +238,7 @@ impl Gpu {
             && cmma.iter().any(|it| [it.a_type, it.b_type, it.cd_type] == [operand, operand, sum])
     }
 
-    /// The same device without tensor cores, by portable kernels.
+    /// Returns the same device without tensor cores, with portable kernels.
     pub fn without_tensor_cores(mut self) -> Gpu {
         self.tensor_cores = false;
         #[cfg(feature = "cuda")]
@@ -246,7 +248,7 @@ impl Gpu {
         self
     }
 
-    /// `count` products, whose results are contiguous in the first values of `out`.
+    /// Computes `count` products, whose results are contiguous in the first values of `out`.
     pub(crate) fn products(&self, count: usize, out: &Array, lhs: Batch, rhs: Batch) -> Result {
         if self.products_by_library(Write::Set, count, out, [lhs, rhs])? {
             return Ok(());
@@ -257,7 +259,7 @@ impl Gpu {
         self.products_by(algorithms, count, out, lhs, rhs)
     }
 
-    /// By the first of these algorithms that is available.
+    /// Computes products with the first available of these algorithms.
     fn products_by(
         &self,
         algorithms: &[Algorithm],
@@ -295,7 +297,7 @@ impl Gpu {
         Err(GpuError::Device(format!("no algorithm multiplies these matrices: {why:?}")))
     }
 
-    /// A batch as the library takes it.
+    /// Returns a batch as the library's argument.
     fn binding(&self, count: usize, Batch { view, between }: Batch) -> Result<TensorBinding> {
         let View { array, rows, columns, first, stride, transposed } = view;
         let end = first + (count - 1) * between + rows.saturating_sub(1) * stride + columns;
@@ -311,11 +313,11 @@ impl Gpu {
             false => ([count, rows, columns], [between, stride, 1]),
             true => ([count, columns, rows], [between, 1, stride]),
         };
-        // SAFETY: shape and strides reach nothing beyond `end`, which is inside the array.
+        // SAFETY: shape and strides do not reach beyond `end`, which is inside the array.
         Ok(unsafe { TensorBinding::from_raw_parts(handle, Strides::new(&strides), Shape::from(shape)) })
     }
 
-    /// `into[first..] ← into[first..] + from` for `count` values in blocks; see [`add`].
+    /// Computes `into[first..] ← into[first..] + from` for `count` values in blocks; see [`add`].
     pub(crate) fn add_blocks(
         &self,
         into: &Array,

@@ -2,7 +2,7 @@
 
 use super::Mat;
 
-/// `a · b`, row-major.
+/// Returns `a · b`, row-major.
 ///
 /// # Panics
 /// If the inner dimensions differ.

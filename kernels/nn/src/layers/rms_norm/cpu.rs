@@ -1,13 +1,13 @@
 //! RMSNorm on the CPU: a row stays in the cache.
 //!
-//! A row's sums are kept in sixteen lanes. The gain's gradient is added up over blocks of 64 rows, then block by
-//! block, so that the bits depend on the input alone.
+//! A row's sums have sixteen lanes. The gain's gradient is added up over blocks of 64 rows, then block by block, so
+//! that the bits depend only on the input.
 
 use crate::layers::dot;
 use kernels::lanes::{LANES, widest};
 use rayon::prelude::*;
 
-/// Rows that one thread takes at a time, and that the gain's gradient adds up first.
+/// Number of rows that one thread processes at a time, and of a block of the gain's gradient.
 const ROWS: usize = 64;
 
 /// Writes `y` `[N, D]`, and `inverse_roots` `[N]`, `1 / √(mean x² + ε)`, which the other functions need.
@@ -23,10 +23,10 @@ pub fn forward(x: &[f32], gain: &[f32], epsilon: f32, y: &mut [f32], inverse_roo
         .for_each(|((x, y), inverse_roots)| forward_rows(x, gain, epsilon, y, inverse_roots));
 }
 
-/// Writes the `y` of [`forward`] again, to the bit.
+/// Recomputes the `y` of [`forward`], with the same bits.
 ///
 /// # Panics
-/// As [`forward`].
+/// Same as [`forward`].
 pub fn forward_from_roots(x: &[f32], gain: &[f32], inverse_roots: &[f32], y: &mut [f32]) {
     let width = gain.len();
     check(x, y, inverse_roots, width);
@@ -39,7 +39,7 @@ pub fn forward_from_roots(x: &[f32], gain: &[f32], inverse_roots: &[f32], y: &mu
 /// Adds the gradients of `Σ y·grad_y` to `grad_x` `[N, D]` and `grad_gain` `[D]`.
 ///
 /// # Panics
-/// As [`forward`].
+/// Same as [`forward`].
 pub fn backward(
     x: &[f32],
     gain: &[f32],
@@ -137,7 +137,7 @@ fn backward_rows_body(
     }
 }
 
-/// `Σ a·(b·c)`, summed in lanes.
+/// Returns `Σ a·(b·c)`, summed in lanes.
 #[inline(always)]
 fn sum_of_products(a: &[f32], b: &[f32], c: &[f32]) -> f32 {
     let mut sums = [0.0; LANES];

@@ -1,6 +1,7 @@
-//! RMSNorm on a GPU. Forward a cube has a row; backward it has several, and adds up the gain's gradient in registers.
+//! RMSNorm on a GPU. In the forward pass a cube processes a row; in the backward pass it processes several, and adds
+//! up the gain's gradient in registers.
 //!
-//! The cubes' sums are added in a fixed order afterwards: two runs have the same bits.
+//! The cubes' sums are added in a fixed order afterwards, so two runs have the same bits.
 //!
 //! Bytes per value, `F` being 4 or 2: forward reads 4 and writes `F`; backward reads `8 + F` and writes 4. The second
 //! read of a row hits the cache.
@@ -14,16 +15,16 @@ use cubecl::{
     prelude::{Array as Registers, *},
 };
 
-/// Rows per cube backward at least, and cubes at most.
+/// Minimum number of rows per cube in the backward pass, and maximum number of cubes.
 const ROWS: usize = 16;
 const BLOCKS_MAX: usize = 1024;
-/// Columns of a cube of [`add_blocks`], and units per column.
+/// Number of columns of a cube of [`add_blocks`], and of units per column.
 const COLUMNS: usize = 32;
 const SHARES: usize = 8;
-/// Vectors per row that a unit keeps in registers backward. Wider rows spill.
+/// Number of vectors per row that a unit keeps in registers in the backward pass. Wider rows spill.
 const UNROLLED: usize = 8;
 
-/// A row's `y` and its inverse root, which is read instead if it is `known`.
+/// Computes a row's `y` and its inverse root, which is read instead if it is `known`.
 #[cube(launch)]
 fn forward<F: Float, N: Size>(
     x: &[Vector<f32, N>],
@@ -156,7 +157,7 @@ fn add_blocks(block_sums: &[f32], sums: &mut [f32], width: usize, blocks: usize,
     }
 }
 
-/// Blocks of rows backward, and rows per block.
+/// Returns the number of blocks of rows in the backward pass, and of rows per block.
 fn blocks(rows: usize) -> (usize, usize) {
     let block = rows.div_ceil(BLOCKS_MAX).max(ROWS);
     (rows.div_ceil(block), block)
@@ -164,11 +165,11 @@ fn blocks(rows: usize) -> (usize, usize) {
 
 impl Gpu {
     /// Writes `y` `[N, D]` and `inverse_roots` f32 `[N]`, `1 / √(mean x² + ε)`, which the backward pass needs. `x` is
-    /// f32 `[N, D]`, `gain` f32 `[D]`. Without an `epsilon` it reads the roots that an earlier call wrote, and `y` has
-    /// the same bits.
+    /// f32 `[N, D]`, `gain` f32 `[D]`. Without an `epsilon` it reads the roots of an earlier call, and `y` has the
+    /// same bits.
     ///
     /// # Errors
-    /// If lengths or precisions differ from that.
+    /// If lengths or precisions differ from these.
     pub fn rms_norm(
         &self,
         x: &Array,
@@ -206,10 +207,10 @@ impl Gpu {
 
     /// Adds the gradients of `Σ y·grad_y` to `grad_x` f32 `[N, D]` and `grad_gain` f32 `[D]`.
     ///
-    /// Takes up to 1,024 rows of `D` f32 more.
+    /// Allocates up to 1,024 rows of `D` f32.
     ///
     /// # Errors
-    /// If lengths or precisions differ from that.
+    /// If lengths or precisions differ from these.
     pub fn rms_norm_backward(
         &self,
         x: &Array,
@@ -265,7 +266,7 @@ impl Gpu {
     }
 }
 
-/// Number and width of the rows.
+/// Checks the lengths; returns the number and width of the rows.
 fn rows_of(x: &Array, gain: &Array, inverse_roots: &Array) -> Result<(usize, usize)> {
     let (rows, width) = (inverse_roots.len(), gain.len());
     x.expect_len(area(rows, width)?)?;

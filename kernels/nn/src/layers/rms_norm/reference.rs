@@ -1,6 +1,6 @@
 //! RMSNorm and its gradients as plain loops in `f64`.
 
-/// `y` `[N, D]` for `x` `[N, D]` and `gain` `[D]`.
+/// Returns `y` `[N, D]` for `x` `[N, D]` and `gain` `[D]`.
 pub fn forward(x: &[f32], gain: &[f32], epsilon: f32) -> Vec<f64> {
     let rows = x.chunks_exact(gain.len());
     rows.flat_map(|x| {
@@ -10,7 +10,7 @@ pub fn forward(x: &[f32], gain: &[f32], epsilon: f32) -> Vec<f64> {
     .collect()
 }
 
-/// The gradients of `Σ y·grad_y` with respect to `x` and `gain`.
+/// Returns the gradients of `Σ y·grad_y` with respect to `x` and `gain`.
 pub fn backward(x: &[f32], gain: &[f32], epsilon: f32, grad_y: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let width = gain.len();
     let (mut grad_x, mut grad_gain) = (Vec::new(), vec![0.0; width]);

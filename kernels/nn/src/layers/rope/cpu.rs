@@ -4,14 +4,14 @@ use super::{Angles, KEY, QUERY, Rotation};
 use kernels::lanes::widest;
 use rayon::prelude::*;
 
-/// Rows that one thread takes at a time.
+/// Number of rows that one thread processes at a time.
 const ROWS: usize = 32;
 
-/// Rotates the first `queries + keys` heads of each row of `x` `[N, row_width]`; a row's other values stay. Row `n`
-/// is at position `n mod seq_len`.
+/// Rotates the first `queries + keys` heads of each row of `x` `[N, row_width]`; a row's other values do not change.
+/// Row `n` is at position `n mod seq_len`.
 ///
 /// # Panics
-/// If rows are not whole or too short, or there are more positions than angles.
+/// If rows are incomplete or too short, or there are more positions than angles.
 pub fn rotate(
     x: &mut [f32],
     row_width: usize,
@@ -34,7 +34,7 @@ pub fn rotate(
 /// Rotates the first `queries + keys` heads of a single row at `position`.
 ///
 /// # Panics
-/// If the row is too short, or the position has no angle.
+/// If the row is too short, or `angles` lacks the position.
 pub fn rotate_at(row: &mut [f32], heads: [usize; 2], position: usize, angles: &Angles) {
     let [queries, keys] = heads;
     assert!(2 * angles.half * (queries + keys) <= row.len(), "heads fit into a row");

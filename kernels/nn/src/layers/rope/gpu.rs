@@ -10,7 +10,7 @@ use crate::gpu::{
 };
 use cubecl::{ir::ElemType, prelude::*};
 
-/// Heads per unit at most.
+/// Maximum number of heads per unit.
 const HEADS: usize = 8;
 
 #[cube(launch)]
@@ -72,18 +72,18 @@ impl Gpu {
     /// Copies the angles to the device.
     ///
     /// # Errors
-    /// As [`Gpu::array`].
+    /// Same as [`Gpu::array`].
     pub fn upload_angles(&self, angles: &Angles) -> Result<GpuAngles> {
         let [half, positions] = [angles.half(), angles.positions()];
         let tables = self.upload(&angles.tables().concat(), Precision::F32)?;
         Ok(GpuAngles { tables, half, positions })
     }
 
-    /// Rotates the first `queries + keys` heads of each row of `x` `[N, row_width]`; a row's other values stay. Row
-    /// `n` is at position `n mod seq_len`.
+    /// Rotates the first `queries + keys` heads of each row of `x` `[N, row_width]`; a row's other values do not
+    /// change. Row `n` is at position `n mod seq_len`.
     ///
     /// # Errors
-    /// If rows are not whole or too short, or there are more positions than angles.
+    /// If rows are incomplete or too short, or there are more positions than angles.
     pub fn rope(
         &self,
         x: &Array,

@@ -1,7 +1,7 @@
 //! Rotary position embedding, in place: value `i` of a head is rotated with value `i + C/2` by `position ·
 //! base^{−2i/C}` (Su et al., "RoFormer", 2021; the rotate-half layout of Llama checkpoints on Hugging Face).
 //!
-//! Queries are also scaled by attention's `1/√C`. The gradient is the rotation back, with the same scale.
+//! Queries are also scaled by attention's `1/√C`. The gradient is the inverse rotation, with the same scale.
 
 mod cpu;
 #[cfg(feature = "gpu")]
@@ -15,12 +15,12 @@ pub use cpu::{rotate, rotate_at};
 pub struct Angles {
     /// `C / 2`
     half: usize,
-    /// `[positions, C/2]` each: of queries, which carry `1/√C`, then of keys.
+    /// Tables of queries, which include `1/√C`, then of keys, `[positions, C/2]` each.
     cosines: [Vec<f32>; 2],
     sines: [Vec<f32>; 2],
 }
 
-/// The direction of a rotation.
+/// Direction of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rotation {
     Forward,
@@ -31,7 +31,7 @@ const QUERY: usize = 0;
 const KEY: usize = 1;
 
 impl Angles {
-    /// For `positions` positions and heads of `head_width`, which must be even.
+    /// Computes the angles for `positions` positions and heads of `head_width`, which must be even.
     pub fn new(positions: usize, head_width: usize, base: f64) -> Angles {
         let half = head_width / 2;
         let scale = 1.0 / (head_width as f64).sqrt();
@@ -55,7 +55,7 @@ impl Angles {
         self.cosines[KEY].len() / self.half
     }
 
-    /// Cosines and sines of queries, then of keys: `[positions, C/2]` each.
+    /// Returns cosines and sines of queries, then of keys, `[positions, C/2]` each.
     pub fn tables(&self) -> [&[f32]; 4] {
         [&self.cosines[QUERY], &self.sines[QUERY], &self.cosines[KEY], &self.sines[KEY]]
     }

@@ -1,4 +1,4 @@
-//! The rotation of one row in `f64`.
+//! Rotation of one row in `f64`.
 
 /// Rotates all heads of `row`: `queries` query heads, then key heads, each `head_width` wide.
 pub fn rotate(row: &[f32], queries: usize, head_width: usize, position: usize, base: f64) -> Vec<f64> {

@@ -1,6 +1,6 @@
 //! SwiGLU on the CPU, one pass each way.
 //!
-//! `σ` uses [`exp`] on `−|g|`, which is never above 0: it is within 4 units in the last place of the exact value while
+//! `σ` uses [`exp`] on `−|g|`, which is never above 0. It is within 4 units in the last place of the exact value if
 //! that is above 1e-37 (`tests/layers.rs`).
 
 use crate::layers::cross_entropy::exp;
@@ -8,7 +8,7 @@ use kernels::lanes::{LANES, widest};
 use rayon::prelude::*;
 use std::array;
 
-/// Values that one thread takes at a time, at least.
+/// Minimum number of values that one thread processes at a time.
 const VALUES: usize = 1 << 14;
 
 /// Writes `h` `[N, F]` for `gates_and_ups` `[N, 2F]`; `width` is `F`.
@@ -23,10 +23,10 @@ pub fn forward(gates_and_ups: &[f32], width: usize, h: &mut [f32]) {
         .for_each(|(gates_and_ups, h)| forward_rows(gates_and_ups, width, h));
 }
 
-/// Replaces gates and ups by the gradients of `Σ h·grad_h`, and `grad_h` by `h`, which the next product needs.
+/// Replaces gates and ups with the gradients of `Σ h·grad_h`, and `grad_h` with `h`, which the next product needs.
 ///
 /// # Panics
-/// As [`forward`].
+/// Same as [`forward`].
 pub fn backward(gates_and_ups: &mut [f32], width: usize, grad_h: &mut [f32]) {
     let rows = check(gates_and_ups, width, grad_h);
     gates_and_ups
@@ -35,7 +35,7 @@ pub fn backward(gates_and_ups: &mut [f32], width: usize, grad_h: &mut [f32]) {
         .for_each(|(gates_and_ups, grad_h)| backward_rows(gates_and_ups, width, grad_h));
 }
 
-/// Checks the lengths; returns the rows that one thread takes.
+/// Checks the lengths; returns the number of rows that one thread processes.
 fn check(gates_and_ups: &[f32], width: usize, h: &[f32]) -> usize {
     assert!(h.len().is_multiple_of(width), "whole rows");
     assert_eq!(gates_and_ups.len(), 2 * h.len(), "a gate and an up for each value");
@@ -76,7 +76,7 @@ fn backward_rows_body(gates_and_ups: &mut [f32], width: usize, grad_h: &mut [f32
     }
 }
 
-/// Reads everything before it writes: with three mutable rows the compiler would not use vectors.
+/// Reads everything before it writes: otherwise the compiler would not use vectors for three mutable rows.
 #[inline(always)]
 fn backward_values<const N: usize>(gates: &mut [f32; N], ups: &mut [f32; N], grad_h: &mut [f32; N]) {
     let (g, u, gradient) = (*gates, *ups, *grad_h);
@@ -93,7 +93,7 @@ fn backward_values<const N: usize>(gates: &mut [f32; N], ups: &mut [f32; N], gra
     }
 }
 
-/// `1 / (1 + e^{−x})`.
+/// Computes `1 / (1 + e^{−x})`.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
     let e = exp(-x.abs());

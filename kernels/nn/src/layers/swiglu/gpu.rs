@@ -8,7 +8,7 @@ use crate::gpu::{
 };
 use cubecl::{ir::ElemType, prelude::*};
 
-/// `1 / (1 + e^{−x})`, with [`exp`] of `−|x|`, which is never above 0.
+/// Computes `1 / (1 + e^{−x})`, with [`exp`] of `−|x|`, which is never above 0.
 #[cube]
 fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     let one = Vector::<f32, N>::new(1.0f32);
@@ -17,7 +17,7 @@ fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     select_many(x.less_than(&Vector::new(0.0f32)), e * positive, positive)
 }
 
-/// `h`, and on request the gradients of gates and ups in their place; `h` then holds its gradient before.
+/// Computes `h`, and optionally replaces gates and ups with their gradients; `h` then initially holds its gradient.
 #[cube(launch)]
 fn pass<F: Float, N: Size>(
     gates_and_ups: &mut [Vector<F, N>],
@@ -48,15 +48,15 @@ impl Gpu {
     /// Writes `h` `[N, F]`, `width` being `F`, for `[N, 2F]` of gates and ups.
     ///
     /// # Errors
-    /// If lengths or precisions differ from that.
+    /// If lengths or precisions differ from these.
     pub fn swiglu(&self, gates_and_ups: &Array, width: usize, h: &Array) -> Result {
         self.swiglu_pass(gates_and_ups, width, h, false)
     }
 
-    /// Turns gates and ups into their gradients, and the gradient of `h` into `h`.
+    /// Replaces gates and ups with their gradients, and the gradient of `h` with `h`.
     ///
     /// # Errors
-    /// As [`Gpu::swiglu`].
+    /// Same as [`Gpu::swiglu`].
     pub fn swiglu_backward(&self, gates_and_ups: &Array, width: usize, grad_h: &Array) -> Result {
         self.swiglu_pass(gates_and_ups, width, grad_h, true)
     }

@@ -46,11 +46,11 @@ fn step<F: Float, N: Size>(
 }
 
 impl Gpu {
-    /// One step of a tensor along `gradient`. All arrays are f32, except `copy`: the weights for products, in its own
+    /// Updates one tensor with `gradient`. All arrays are f32 except `copy`, the weights for products in their own
     /// precision.
     ///
     /// # Errors
-    /// If lengths or precisions differ from that.
+    /// If lengths or precisions differ from these.
     pub fn adamw(
         &self,
         coefficients: &Coefficients,
@@ -67,7 +67,7 @@ impl Gpu {
             return Ok(());
         }
         let lanes = lanes(&[weights.len()]);
-        // Without a copy, the kernel never touches this argument.
+        // Without a copy, the kernel does not use this argument.
         let written = copy.unwrap_or(gradient);
         let Coefficients { betas, one_minus_betas, rate, root_scale, epsilon, keep, gradient_scale } =
             *coefficients;
