@@ -1,9 +1,9 @@
-//! How fast a residual becomes bytes, beside a copy of it.
+//! Encoding speed of a residual, compared with a copy.
 //!
 //!     cargo bench -p mettle-benches --features criterion --bench encode
 //!
-//! Throughput is in bytes of dense `f32`: divide an encoder's by the copy's. What the copy moves for each of them is 8
-//! bytes a value, what the encoder moves 12, so that 67 % is the limit.
+//! Throughput is in bytes of dense `f32`: divide an encoder's by the copy's. The copy moves 8 bytes per value and the
+//! encoder 12, so the limit is 67 %.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kernels::{
@@ -17,7 +17,7 @@ use protocol::{
 use rayon::prelude::*;
 use std::{convert::Infallible, hint::black_box};
 
-/// 128 MiB an array: no cache holds it.
+/// Number of values of an array: 128 MiB, more than any cache.
 const VALUES: usize = 128 * SECTION;
 
 fn noise(length: usize, seed: u32) -> Vec<f32> {
@@ -34,7 +34,7 @@ fn noise(length: usize, seed: u32) -> Vec<f32> {
     values
 }
 
-/// Contiguous parts, one for each thread.
+/// Copies contiguous parts, one per thread.
 fn copy(from: &[f32], to: &mut [f32]) {
     let part = from.len().div_ceil(rayon::current_num_threads());
     to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(to, from)| to.copy_from_slice(from));

@@ -1,10 +1,10 @@
-//! How fast bytes become values, sums and one update, beside a copy and beside the protocol's own words.
+//! Speed of decoding, adding and merging, compared with a copy and with the protocol's reference code.
 //!
 //!     cargo bench -p mettle-benches --features criterion --bench merge
 //!
-//! Throughput is in bytes of dense `f32`, of which a copy moves 8 a value. What the others move: the payload (1.22
-//! bytes an entry at density 64/4096), and of a dense row that is added to, each line of 64 bytes with an entry in
-//! it, twice. The merge moves the payloads, the update, and the merge buffer twice.
+//! Throughput is in bytes of dense `f32`; a copy moves 8 bytes per value. The others move the payload (1.22 bytes per
+//! entry at density 64/4096), and each line of 64 bytes with an entry in the sums twice. The merge moves the payloads,
+//! the update, and the merge buffer twice.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kernels::{
@@ -24,10 +24,10 @@ use protocol::{
 use rayon::prelude::*;
 use std::hint::black_box;
 
-/// 64 MiB an array: no cache holds it.
+/// Number of values of an array: 64 MiB, more than any cache.
 const VALUES: usize = 64 * SECTION;
 const SENT: u16 = 64;
-/// What some of twenty contributions have sent: `1 − (1 − 1/64)^20`.
+/// Density of the union of twenty contributions: `1 − (1 − 1/64)^20`.
 const MERGED: u16 = 1107;
 const INPUTS: [usize; 2] = [8, 20];
 
@@ -45,7 +45,7 @@ fn noise(seed: u32) -> Vec<f32> {
     values
 }
 
-/// Contiguous parts, one for each thread.
+/// Copies contiguous parts, one per thread.
 fn copy(from: &[f32], to: &mut [f32]) {
     let part = from.len().div_ceil(rayon::current_num_threads());
     to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(to, from)| to.copy_from_slice(from));
@@ -118,7 +118,7 @@ fn merging(criterion: &mut Criterion) {
         let (bodies, updates) = (&bodies[..count], &updates[..count]);
         let inputs: Vec<Input<'_>> =
             (0..).zip(updates).map(|(uid, update)| Input { uid: Uid(uid), weight: 0, update }).collect();
-        // Of what is decoded already.
+        // Input that is already decoded.
         group.bench_function(BenchmarkId::new("protocol", 1), |bencher| {
             bencher.iter(|| {
                 let rule = MergeRule::MeanOverHits;

@@ -1,4 +1,4 @@
-//! Adds a body to a dense row straight from its bytes, without a list of its entries.
+//! Adds a body to a dense row directly from its bytes, without a list of its entries.
 
 use crate::{
     decode::{Rejected, each_section, parts, split},
@@ -7,12 +7,16 @@ use crate::{
     wire::{CHUNK, Layout},
 };
 
-/// `sums[p] ← fl(sums[p] + fl(scale · level))` at every entry `p` of the body, with one scale per tensor (PROT-17).
+/// Computes `sums[p] ← fl(sums[p] + fl(scale · level))` at every entry `p` of the body, with one scale per tensor
+/// (PROT-17).
 ///
-/// On an error, whole sections may have been added: check a body with `decode::norms` first where that matters.
+/// On an error, whole sections may have been added. Check a body with `decode::norms` first if that matters.
 ///
 /// # Panics
 /// If `sums` is not as long as the layout, or there is not one scale for each tensor.
+///
+/// # Errors
+/// If a section of the body is invalid.
 pub fn accumulate(layout: &Layout, body: &[u8], scales: &[f32], sums: &mut [f32]) -> Result<(), Rejected> {
     assert_eq!(scales.len(), layout.tensors(), "there is one scale for each tensor");
     step(layout, body, sums, |tensor, level| scales[tensor] * level)

@@ -1,12 +1,12 @@
-//! A body's sections as positions and values: exactly those bodies that `protocol::contribution::decode` accepts, and
-//! the same numbers (PROT-8).
+//! Decodes a body's sections into positions and values. It accepts exactly the bodies that
+//! `protocol::contribution::decode` accepts, with the same numbers (PROT-8).
 //!
 //! An error names the section only. A caller that needs the fault's name runs the reference decoder, which stops at
 //! the fault.
 //!
-//! A body is read whole, its sections by all threads ([`decode`], [`norms`]), or while it arrives
-//! ([`StreamDecoder`]), with one section in memory at a time. Lengths are checked first: a section with fewer bytes
-//! than its entries need, or more than they can take, is refused before memory is allocated.
+//! A body is read whole, its sections by all threads ([`decode`], [`norms`]), or while it arrives ([`StreamDecoder`]),
+//! with one section in memory at a time. Lengths are checked first: a section with too few or too many bytes for its
+//! entries is refused before memory is allocated.
 
 use crate::{
     lanes::widest,
@@ -19,7 +19,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// These bytes are not a body of the layout.
+/// Error of bytes that are not a body of the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 #[error("section {section} is not one that the encoder writes")]
 pub struct Rejected {
@@ -27,18 +27,18 @@ pub struct Rejected {
     pub section: usize,
 }
 
-/// The entries of one tensor.
+/// Entries of one tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Entries {
     /// Positions in the tensor, strictly ascending.
     pub positions: Vec<u32>,
-    /// The signed level at each position.
+    /// Signed level at each position.
     pub values: Vec<f32>,
     /// `Σ (n_lo·lo² + n_hi·hi²)` over the chunks, in f64 and in their order (PROT-17).
     pub square_norm: f64,
 }
 
-/// The entries of one section, as they arrive.
+/// Entries of one section, as they arrive.
 #[derive(Clone, Copy, Debug)]
 pub struct SectionEntries<'a> {
     /// Index of the section in the layout.
@@ -46,11 +46,14 @@ pub struct SectionEntries<'a> {
     pub tensor: usize,
     /// Positions in the tensor, strictly ascending.
     pub positions: &'a [u32],
-    /// The signed level at each position.
+    /// Signed level at each position.
     pub values: &'a [f32],
 }
 
-/// All entries of a body, tensor by tensor.
+/// Returns all entries of a body, tensor by tensor.
+///
+/// # Errors
+/// If a section of the body is invalid.
 pub fn decode(layout: &Layout, body: &[u8]) -> Result<Vec<Entries>, Rejected> {
     let sections = split(layout, body)?;
     let mut tensors: Vec<Entries> = layout
@@ -83,7 +86,11 @@ pub fn decode(layout: &Layout, body: &[u8]) -> Result<Vec<Entries>, Rejected> {
     Ok(tensors)
 }
 
-/// The square norm of each tensor, as [`Entries::square_norm`]: a full check of a body that keeps no entries.
+/// Returns the square norm of each tensor, as in [`Entries::square_norm`]. This is a full check of a body that does
+/// not store entries.
+///
+/// # Errors
+/// If a section of the body is invalid.
 pub fn norms(layout: &Layout, body: &[u8]) -> Result<Vec<f64>, Rejected> {
     let sections = split(layout, body)?;
     let mut squares = vec![0.0; chunks(layout)];
@@ -95,12 +102,12 @@ pub fn norms(layout: &Layout, body: &[u8]) -> Result<Vec<f64>, Rejected> {
     Ok(tensor_norms(layout, &squares))
 }
 
-/// Chunks of all sections.
+/// Returns the number of chunks of all sections.
 fn chunks(layout: &Layout) -> usize {
     layout.sections().iter().map(Section::chunks).sum()
 }
 
-/// The sums of the chunks' squares, tensor by tensor and in their order.
+/// Returns the sums of the chunks' squares, tensor by tensor and in their order.
 fn tensor_norms(layout: &Layout, squares: &[f64]) -> Vec<f64> {
     let mut rest = squares;
     let norm = |range: Range<usize>| {
@@ -111,7 +118,10 @@ fn tensor_norms(layout: &Layout, squares: &[f64]) -> Vec<f64> {
     layout.ranges().map(norm).collect()
 }
 
-/// The bytes of each section, whose lengths fit their entries and end with the body.
+/// Returns the bytes of each section, after checking that the lengths fit their entries and end with the body.
+///
+/// # Errors
+/// If a section's length is impossible, or the sections do not end with the body.
 pub fn split<'a>(layout: &Layout, body: &'a [u8]) -> Result<Vec<&'a [u8]>, Rejected> {
     let mut sections = Vec::new();
     let mut rest = body;
@@ -126,7 +136,7 @@ pub fn split<'a>(layout: &Layout, body: &'a [u8]) -> Result<Vec<&'a [u8]>, Rejec
     if rest.is_empty() { Ok(sections) } else { Err(Rejected { section: sections.len() }) }
 }
 
-/// A section's length, if its entries can have it.
+/// Returns a section's length, if it is possible for its entries.
 fn length_of(layout: &Layout, place: &Section, length: [u8; LENGTH_BYTES]) -> Option<usize> {
     let (density, values) = (layout.density(), place.values.len());
     let length = usize::try_from(u32::from_le_bytes(length)).ok()?;
@@ -134,7 +144,7 @@ fn length_of(layout: &Layout, place: &Section, length: [u8; LENGTH_BYTES]) -> Op
 }
 
 /// Unpacks every section on all threads and passes it to `each` with its part of the result. On an error, all sections
-/// before the refused one were passed on, and some of those behind it.
+/// before the refused one were passed on, and some of those after it.
 pub(crate) fn each_section<T: Send>(
     layout: &Layout,
     sections: &[&[u8]],
@@ -162,13 +172,13 @@ pub(crate) fn each_section<T: Send>(
     }
 }
 
-/// The part of `row` that belongs to each section.
+/// Returns the part of `row` that belongs to each section.
 pub(crate) fn parts<'a>(layout: &Layout, row: &'a mut [f32]) -> Vec<&'a mut [f32]> {
     let mut rest = row;
     layout.sections().iter().map(|place| cut(&mut rest, place.values.len())).collect()
 }
 
-/// Takes the first `count` off the front.
+/// Splits the first `count` values off the front.
 fn cut<'a, T>(rest: &mut &'a mut [T], count: usize) -> &'a mut [T] {
     rest.split_off_mut(..count).expect("the parts of the sections make up the whole")
 }
@@ -203,9 +213,9 @@ fn list_chunk_body(first: u32, entries: &[u16], levels: [f32; 4], positions: &mu
 /// Decodes a body while it arrives, in pieces of any length. Holds at most one section's bytes and entries.
 pub struct StreamDecoder<'a> {
     layout: &'a Layout,
-    /// Sections decoded.
+    /// Number of decoded sections.
     done: usize,
-    /// The bytes so far of the next section, its length first.
+    /// Received bytes of the next section, its length first.
     begun: Vec<u8>,
     unpacked: Unpacked,
     positions: Vec<u32>,
@@ -228,8 +238,10 @@ impl<'a> StreamDecoder<'a> {
         }
     }
 
-    /// Takes the next bytes, and passes the entries of every section that they complete to `each`. After an error, all
-    /// further bytes are refused for the same section.
+    /// Decodes the next bytes, and passes the entries of every section that they complete to `each`.
+    ///
+    /// # Errors
+    /// If a section is invalid. All further bytes are then refused for the same section.
     pub fn push(&mut self, bytes: &[u8], each: &mut dyn FnMut(SectionEntries<'_>)) -> Result<(), Rejected> {
         if self.refused {
             return Err(Rejected { section: self.done });
@@ -239,7 +251,10 @@ impl<'a> StreamDecoder<'a> {
         taken
     }
 
-    /// The square norm of each tensor, if this was the whole body.
+    /// Returns the square norm of each tensor.
+    ///
+    /// # Errors
+    /// If the body was refused or is incomplete.
     pub fn finish(self) -> Result<Vec<f64>, Rejected> {
         if self.refused || self.done < self.layout.sections().len() || !self.begun.is_empty() {
             return Err(Rejected { section: self.done });

@@ -1,17 +1,17 @@
-//! From a residual to the body of a contribution, in one pass over memory (PROT-7, PROT-9, PROT-10).
+//! Encodes a residual into the body of a contribution, in one pass over memory (PROT-7, PROT-9, PROT-10).
 //!
-//! `e ← β·e + Δ`, the choice of the largest, their levels, the bytes, and `e ← e − sent` are five kernels
-//! ([`topk`](crate::topk), [`quantise`], [`pack`] and the step here). Run one after the other, they would read the
-//! model five times. Here a chunk of 16 KiB passes through all of them in the first-level cache, so 12 bytes per
-//! value move: `e` and `Δ` are read, `e` is written. A copy moves 8, so no encoder is faster than 8/12 of a copy.
+//! `e ← β·e + Δ`, the choice of the largest values, their levels, the bytes, and `e ← e − sent` are five kernels
+//! ([`topk`](crate::topk), [`quantise`], [`pack`] and the step here). One after the other, they would read the model
+//! five times. Here a chunk of 16 KiB passes through all of them in the first-level cache, so 12 bytes per value move:
+//! `e` and `Δ` are read, `e` is written. A copy moves 8, so an encoder has at most 8/12 of a copy's speed.
 //!
-//! Instructions come on top, partly while the next chunk is loaded. One core of a Zen 4 with AVX-512 takes, from the
-//! cache, 0.34 ns per value at density 64/4096, 0.7 at 512 and 1.1 at 1107; a copy from memory takes 0.32. An entry
-//! costs about 3 ns: 1 to find it, 0.6 for the levels, 1 for its bits and 0.5 to write back the rest
+//! Instructions add to this, partly in parallel with loading the next chunk. One core of a Zen 4 with AVX-512 takes,
+//! from the cache, 0.34 ns per value at density 64/4096, 0.7 at 512 and 1.1 at 1107; a copy from memory takes 0.32. An
+//! entry costs about 3 ns: 1 for the search, 0.6 for the levels, 1 for its bits and 0.5 to write back the remainder
 //! (`benches/encode.rs`).
 //!
 //! The bytes are those of `protocol::contribution::encode` and `encode_with_feedback`, for any input, vector width and
-//! number of threads. Sections are encoded in parallel and passed on in order while later ones are being encoded.
+//! number of threads. Sections are encoded in parallel and passed on in order during the encoding of later ones.
 
 use crate::{
     in_order::{Stopped, in_order},
@@ -23,7 +23,7 @@ use crate::{
 };
 use std::convert::Infallible;
 
-/// The residual's step before its largest values are sent. Each operation is rounded once.
+/// Step of the residual before its largest values are sent. Each operation is rounded once.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// No step.
@@ -34,7 +34,7 @@ pub enum Source<'a> {
     Difference { decay: f32, before: &'a [f32], after: &'a [f32] },
 }
 
-/// The residual after its largest values are chosen.
+/// Treatment of the residual after its largest values are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feedback {
     /// Keeps the sent values, until the commitment is final.
@@ -43,10 +43,10 @@ pub enum Feedback {
     Spend,
 }
 
-/// Why encoding failed.
+/// Reason why encoding failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError<E = Infallible> {
-    /// The first stepped value that is not finite, in the order of the body.
+    /// Position of the first stepped value that is not finite, in the order of the body.
     #[error("tensor {tensor}: the value at {position} is not finite")]
     NotFinite { tensor: usize, position: usize },
     #[error("the layout has {expected} values, but {got} were given")]
@@ -72,13 +72,16 @@ pub fn encode(
 }
 
 /// Steps `residual` by `source`, encodes its largest values, and passes the body to `sink` piece by piece: the length
-/// of a section, or the section. Returns the bytes of the body.
+/// of a section, or the section. Returns the length of the body in bytes.
 ///
 /// Runs on the threads of the current rayon pool; `sink` runs on the calling thread. Needs less than 4 MiB per thread
 /// besides its arguments, for any size of the model.
 ///
-/// On an error, part of the residual may be stepped and spent, and part of the body passed to `sink`: a caller that
-/// continues needs a copy of the residual.
+/// On an error, part of the residual may be stepped and spent, and part of the body passed to `sink`. To continue, the
+/// caller needs a copy of the residual.
+///
+/// # Errors
+/// If a length differs from the layout's, a stepped value is not finite, or `sink` fails.
 pub fn encode_into<E>(
     layout: &Layout,
     residual: &mut [f32],
@@ -123,7 +126,7 @@ impl<'a> Source<'a> {
         first.into_iter().chain(second)
     }
 
-    /// The part of the source for a section from value `start` on.
+    /// Returns the part of the source for a section from value `start` on.
     fn ahead<'b>(self, residual: &'b [f32], start: usize) -> Ahead<'b>
     where
         'a: 'b,
@@ -160,11 +163,11 @@ pub struct SectionEncoder {
 impl SectionEncoder {
     /// Steps the values of one section, and appends the section to `out`, without its length.
     ///
-    /// The error is the position in the section of the first stepped value that is not finite; chunks up to that one
-    /// are stepped then, and `out` is unchanged.
+    /// The error is the position in the section of the first stepped value that is not finite. Chunks up to it are
+    /// then stepped, and `out` is unchanged.
     ///
     /// # Panics
-    /// If there are no values or more than [`SECTION`], the source has not as many, or the density is not from 1 to
+    /// If `values` is empty or longer than [`SECTION`], the source has another length, or the density is not from 1 to
     /// 4096.
     pub fn encode(
         &mut self,
@@ -220,7 +223,7 @@ impl SectionEncoder {
 }
 
 widest! {
-    /// Steps a chunk. All memory that encoding waits for is read here.
+    /// Steps a chunk. All slow memory reads of the encoding are here.
     fn step(chunk: &mut [f32], source: Source<'_>) = step_body;
 }
 

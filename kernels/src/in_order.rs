@@ -1,25 +1,25 @@
-//! Sections made by all threads and passed on in order while later ones are being made.
+//! Builds sections on all threads and passes them on in order.
 
 use crate::wire::LENGTH_BYTES;
 use rayon::prelude::*;
 use std::sync::{Mutex, PoisonError};
 
-/// Sections per thread and batch.
+/// Number of sections per thread and batch.
 ///
-/// Enough that threads seldom wait for each other at the end of a batch. A section has at most 128 KiB, and there are
+/// Enough that threads rarely wait for each other at the end of a batch. A section has at most 128 KiB, and there are
 /// two batches: 2 MiB per thread, besides the buffers of `make`.
 const AT_ONCE: usize = 8;
 
-/// Why not all sections were passed on.
+/// Reason why not all sections were passed on.
 pub(crate) enum Stopped<M, E> {
-    /// The first section that could not be made.
+    /// Building a section failed; the first error.
     Make(M),
     /// The sink failed.
     Sink(E),
 }
 
-/// Makes the section of each job, and passes its length and the section to `sink` in the order of the jobs. Returns
-/// the bytes passed on.
+/// Builds the section of each job, and passes its length and the section to `sink` in the order of the jobs. Returns
+/// the number of bytes passed on.
 ///
 /// `make` runs on the threads of the rayon pool, in reused buffers, and appends to an empty vector; `sink` runs on the
 /// calling thread.
@@ -63,7 +63,7 @@ pub(crate) fn in_order<Job: Send, Room: Default + Send, M: Send, E>(
     }
 }
 
-/// A section that waits for its turn.
+/// A finished section that is not passed on yet.
 struct Slot<M> {
     bytes: Vec<u8>,
     outcome: Result<(), M>,

@@ -1,15 +1,15 @@
 //! Compiles one function body for several vector widths and picks one at run time.
 //!
-//! A build for any x86-64 may use 128-bit vectors only. [`widest!`](crate::lanes::widest) compiles the same body twice
-//! more, for AVX2 and AVX-512, and picks by `cpuid`. The compiler may neither fuse nor reorder floating-point
+//! A build for any x86-64 may use 128-bit vectors only. [`widest!`](crate::lanes::widest) also compiles the same body
+//! for AVX2 and AVX-512, and picks one by `cpuid`. The compiler may neither fuse nor reorder floating-point
 //! operations, so all three give the same bits.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// Partial results that a loop keeps side by side: 16 `f32`, the widest vector, whatever the width in use.
+/// Number of partial results in a loop: 16 `f32`, the widest vector, for every width.
 pub const LANES: usize = 16;
 
-/// A vector width that the kernels are compiled for, narrowest first.
+/// Vector width that the kernels are compiled for, narrowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Width {
     /// The target's baseline: on x86-64 SSE2, 128 bits.
@@ -23,18 +23,18 @@ pub enum Width {
 /// The width in use as a [`Width`], or [`UNKNOWN`].
 static IN_USE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Not detected yet.
+/// Value of [`IN_USE`] before detection.
 const UNKNOWN: u8 = u8::MAX;
 
 /// Limits the vector width of the whole process; `limit(Width::Avx512)` lifts the limit.
 ///
-/// For tests and reports, which run every path of one machine. Results do not depend on it.
+/// Used by tests and reports to run every path on one machine. Results do not depend on it.
 pub fn limit(width: Width) {
     let widest = Width::available().filter(|available| *available <= width).last();
     IN_USE.store(widest.unwrap_or(Width::Portable) as u8, Relaxed);
 }
 
-/// The width in use: the widest that the processor has and [`limit`] allows.
+/// Returns the width in use: the widest that the processor supports and [`limit`] allows.
 #[inline]
 pub fn width() -> Width {
     match IN_USE.load(Relaxed) {
@@ -56,12 +56,12 @@ fn detect() -> Width {
 impl Width {
     pub const ALL: [Width; 3] = [Width::Portable, Width::Avx2, Width::Avx512];
 
-    /// The widths of this processor, narrowest first.
+    /// Returns the widths that this processor supports, narrowest first.
     pub fn available() -> impl Iterator<Item = Width> {
         Width::ALL.into_iter().filter(|width| width.is_available())
     }
 
-    /// Whether this processor has every instruction set that code of this width may use.
+    /// Returns whether this processor supports every instruction set that code of this width may use.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
@@ -106,7 +106,7 @@ macro_rules! widest {
                     $body($($argument),*)
                 }
                 match $crate::lanes::width() {
-                    // SAFETY: `width` returns only widths that the processor has.
+                    // SAFETY: `width` returns only widths that the processor supports.
                     $crate::lanes::Width::Avx512 => return unsafe { with_avx512($($argument),*) },
                     // SAFETY: as above.
                     $crate::lanes::Width::Avx2 => return unsafe { with_avx2($($argument),*) },

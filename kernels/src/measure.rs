@@ -1,9 +1,10 @@
-//! Time, memory and tables, for the programs that measure kernels and engines.
+//! Measurement of time and memory, and tables, for the programs that measure kernels and engines.
 
 use serde_json::Value;
 use std::{fmt::Write as _, time::Instant};
 
-/// The shortest of several runs, in seconds: other work of the machine can only make a run longer.
+/// Returns the duration of the shortest of several runs, in seconds. Other load on the machine can only lengthen a
+/// run.
 pub fn shortest(rounds: usize, mut run: impl FnMut()) -> f64 {
     let seconds = |_| {
         let began = Instant::now();
@@ -13,7 +14,7 @@ pub fn shortest(rounds: usize, mut run: impl FnMut()) -> f64 {
     (0..rounds).map(seconds).fold(f64::INFINITY, f64::min)
 }
 
-/// A number of bytes in `/proc/self/status`, as `VmRSS` or `VmHWM`, where the system tells.
+/// Returns a field of `/proc/self/status`, such as `VmRSS` or `VmHWM`, in bytes, if the system has it.
 pub fn memory(field: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
@@ -21,7 +22,7 @@ pub fn memory(field: &str) -> Option<u64> {
     Some(1024 * kibibytes)
 }
 
-/// The processor's name, where the system tells.
+/// Returns the processor's name, if the system reports it.
 pub fn processor() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("model name"))?;
@@ -32,9 +33,9 @@ pub fn processor() -> Option<String> {
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
     pub title: &'static str,
-    /// The field of a row's JSON.
+    /// Field of a row's JSON.
     pub field: &'static str,
-    /// The factor of a number, and its digits behind the point.
+    /// Factor of a number, and its digits after the decimal point.
     pub factor: f64,
     pub digits: usize,
 }
@@ -54,7 +55,7 @@ impl Column {
     }
 }
 
-/// A report as text: a line for each field, and a table for each list of rows.
+/// Returns a report as text: a line for each field, and a table for each list of rows.
 pub fn text(report: &Value, columns: &[Column]) -> String {
     let mut text = String::new();
     for (name, value) in report.as_object().into_iter().flatten() {
@@ -76,8 +77,8 @@ pub fn text(report: &Value, columns: &[Column]) -> String {
     text
 }
 
-/// `rows` as lines below their titles: the first column to the left, the others to the right; `-` for what is absent.
-/// A column that no row has is left out.
+/// Returns `rows` as lines below their titles, the first column left-aligned, the others right-aligned, `-` for absent
+/// values. Omits columns that all rows lack.
 fn table(columns: &[Column], rows: &[Value]) -> String {
     let columns: Vec<&Column> =
         columns.iter().filter(|column| rows.iter().any(|row| row.get(column.field).is_some())).collect();

@@ -3,8 +3,8 @@
 //!
 //! A section of the update depends only on the same section of each contribution and of the merge buffer. So all
 //! threads merge sections one by one and pass them on in order. Besides the buffer, each thread holds one section's
-//! entries of all inputs and a few sections that wait for their turn. A section is merged chunk by chunk, so a
-//! chunk's sums and counts stay in the first-level cache while the inputs are added.
+//! entries of all inputs and a few finished sections. A section is merged chunk by chunk, so a chunk's sums and counts
+//! stay in the first-level cache during the addition of the inputs.
 //!
 //! # What a merge costs
 //!
@@ -16,8 +16,8 @@
 //! | the update, written | 0.17 |
 //! | the merge buffer, read and written | 8 |
 //!
-//! The buffer is 14 times as much as payloads and update together, and must be read to find its largest values. The
-//! limit is arithmetic, not memory: 31 instructions per value with AVX2 (8 to unpack 0.31 entries, 6 to add and
+//! The buffer has 14 times as many bytes as payloads and update together, and must be read to find its largest values.
+//! The limit is arithmetic, not memory: 31 instructions per value with AVX2 (8 to unpack 0.31 entries, 6 to add and
 //! divide, 17 to encode the sum). With AVX-512 one core (Zen 4) takes 2.3 ns, 1.5 of them to encode. A copy of all
 //! 8.55 bytes takes the same core 0.3 to 0.45 ns. Cores share memory but not arithmetic, so the ratio falls with more
 //! cores.
@@ -33,16 +33,16 @@ use crate::{
 };
 use std::convert::Infallible;
 
-/// The divisor of the sum at a coordinate.
+/// Divisor of the sum at a coordinate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// The contributions with an entry there.
+    /// Number of contributions with an entry at the coordinate.
     MeanOverHits,
-    /// All contributions.
+    /// Number of all contributions.
     MeanOverAll,
 }
 
-/// Why a merge is refused.
+/// Reason why a merge is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MergeError<E = Infallible> {
     #[error("there is nothing to merge")]
@@ -73,17 +73,20 @@ pub fn merge(
     Ok(body)
 }
 
-/// Merges the bodies of contributions, in uid order, into `buffer`, and takes the update out of it: `b ← b + mean`,
+/// Merges the bodies of contributions, in uid order, into `buffer`, and encodes the update from it: `b ← b + mean`,
 /// encode `b`, `b ← b − decoded` (PROT-18). Passes the update's body to `sink`, section by section, and returns its
 /// length in bytes.
 ///
 /// `layout` is that of the contributions, `merged` that of the update: the same tensors, at its own density. `scales`
-/// are `[tensor][input]`; an input with a scale of 0 is left out of the tensor. On an error the buffer may have been
-/// merged in part: keep a copy.
+/// are `[tensor][input]`; an input with a scale of 0 is left out of the tensor. On an error the buffer may be partly
+/// merged: keep a copy.
 ///
 /// # Panics
-/// If the two layouts have other tensors, `scales` or `buffer` are not of their lengths, or there are more than 65,535
-/// bodies.
+/// If the two layouts have different tensors, `scales` or `buffer` has another length than theirs, or there are more
+/// than 65,535 bodies.
+///
+/// # Errors
+/// If `bodies` is empty, a body is invalid, a value of the sum is not finite, or `sink` fails.
 pub fn merge_into<E: Send>(
     layout: &Layout,
     rule: Rule,
@@ -127,11 +130,11 @@ pub fn merge_into<E: Send>(
     })
 }
 
-/// What one thread needs to merge a section.
+/// Buffers of one thread for merging a section.
 struct Scratch {
     inputs: Vec<Unpacked>,
     sums: Box<[f32; CHUNK]>,
-    /// How many inputs have an entry at each value of a chunk.
+    /// Number of inputs with an entry at each value of a chunk.
     hits: Box<[u16; CHUNK]>,
     encoder: SectionEncoder,
 }
@@ -166,8 +169,8 @@ impl Scratch {
 }
 
 widest! {
-    /// `b ← b + mean` of one chunk wherever some input has an entry, and only there: not even the sign of a zero
-    /// changes elsewhere.
+    /// Computes `b ← b + mean` for one chunk, only at values with an entry. Elsewhere not even the sign of a zero
+    /// changes.
     fn add_mean(
         rule: Rule, inputs: &[Unpacked], scales: &[f32], chunk: usize,
         sums: &mut [f32; CHUNK], hits: &mut [u16; CHUNK], buffer: &mut [f32],
@@ -206,20 +209,26 @@ fn add_mean_body(
     }
 }
 
-/// `θ ← fl(θ − fl(rate · u))` at every entry of the update's body (PROT-18).
+/// Computes `θ ← fl(θ − fl(rate · u))` at every entry of the update's body (PROT-18).
 ///
-/// On an error, whole sections may have been applied: check a body with `decode::norms` first where that matters.
+/// On an error, whole sections may have been applied. Check a body with `decode::norms` first if that matters.
 ///
 /// # Panics
 /// If `theta` is not as long as the layout.
+///
+/// # Errors
+/// If a section of the body is invalid.
 pub fn apply(layout: &Layout, body: &[u8], rate: f32, theta: &mut [f32]) -> Result<(), Rejected> {
     step(layout, body, theta, |_, level| -(rate * level))
 }
 
-/// Whether [`apply`] would change any value of `theta`. Stops at the first one.
+/// Returns whether [`apply`] would change any value of `theta`. Stops at the first one.
 ///
 /// # Panics
 /// If `theta` is not as long as the layout.
+///
+/// # Errors
+/// If a section of the body is invalid.
 pub fn changes_any(layout: &Layout, body: &[u8], rate: f32, theta: &[f32]) -> Result<bool, Rejected> {
     assert_eq!(theta.len(), layout.values(), "a row has all of its layout's values");
     let mut unpacked = Unpacked::default();
@@ -242,11 +251,13 @@ pub fn changes_any(layout: &Layout, body: &[u8], rate: f32, theta: &[f32]) -> Re
     Ok(false)
 }
 
-/// `e ← fl(e − sent)` at every entry of a body: subtracts the sent values from their residual (PROT-10). Errors as
-/// [`apply`].
+/// Subtracts the sent values from their residual: `e ← fl(e − sent)` at every entry of a body (PROT-10).
 ///
 /// # Panics
 /// If `residual` is not as long as the layout.
+///
+/// # Errors
+/// Same as [`apply`].
 pub fn subtract_sent(layout: &Layout, body: &[u8], residual: &mut [f32]) -> Result<(), Rejected> {
     step(layout, body, residual, |_, level| -level)
 }

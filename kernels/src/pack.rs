@@ -1,4 +1,4 @@
-//! The bytes of a section (PROT-7): Rice-coded gaps, then signs, then magnitudes, least significant bit first.
+//! Writes the bytes of a section (PROT-7): Rice-coded gaps, then signs, then magnitudes, least significant bit first.
 //!
 //! The length of a section is known before its first bit is written, since the best Rice parameter is found by
 //! counting bits. So the bytes are allocated once, and each code is a shift, an or and a store of eight bytes; the
@@ -9,7 +9,7 @@ use crate::{
     wire::{CHUNK, RICE_MAX},
 };
 
-/// Bits in words of 64, least significant first.
+/// A sequence of bits in words of 64, least significant first.
 #[derive(Clone, Debug, Default)]
 pub struct BitRow {
     words: Vec<u64>,
@@ -38,7 +38,7 @@ impl BitRow {
         self.length += count;
     }
 
-    /// The number of bits.
+    /// Returns the number of bits.
     pub fn len(&self) -> usize {
         self.length
     }
@@ -68,7 +68,7 @@ pub fn section(out: &mut Vec<u8>, levels: &[[u8; 2]], gaps: &[u16], signs: &BitR
     out.truncate(start + bits.div_ceil(8));
 }
 
-/// The smallest Rice parameter with which the gaps are shortest, and their bits.
+/// Returns the smallest Rice parameter with the shortest code of the gaps, and the number of bits of that code.
 ///
 /// The length is convex in the parameter, so the first step that saves nothing ends the search.
 pub fn rice_parameter(gaps: &[u16]) -> (u8, usize) {
@@ -97,18 +97,18 @@ fn quotients_body(gaps: &[u16], rice: u8) -> usize {
 /// Writes bits into zeroed bytes.
 struct Writer<'a> {
     bytes: &'a mut [u8],
-    /// Complete bytes.
+    /// Number of complete bytes.
     at: usize,
-    /// The bits after them: under 8 between two calls.
+    /// Bits after the complete bytes: under 8 between two calls.
     pending: u64,
     held: u32,
 }
 
-/// Bits that fit beside the pending ones.
+/// Maximum number of bits that fit beside the pending ones.
 const PUT_MAX: u32 = 56;
 
 impl Writer<'_> {
-    /// The `count` low bits of `bits`, whose others are zero; at most [`PUT_MAX`].
+    /// Writes the `count` low bits of `bits`, at most [`PUT_MAX`]; the other bits must be zero.
     #[inline(always)]
     fn put(&mut self, bits: u64, count: u32) {
         self.pending |= bits << self.held;
@@ -124,7 +124,7 @@ widest! {
     fn put_gaps(writer: &mut Writer<'_>, gaps: &[u16], rice: u32) = put_gaps_body;
 }
 
-/// Gaps whose codes are computed side by side, four per word.
+/// Number of gaps whose codes are computed together, four per word.
 const BLOCK: usize = 256;
 
 #[inline(always)]
@@ -152,7 +152,8 @@ fn put_gaps_body(writer: &mut Writer<'_>, gaps: &[u16], rice: u32) {
     last.iter().for_each(|gap| put_gap(writer, *gap, rice));
 }
 
-/// The codes of four gaps in a row, and their length. The codes are wrong, and unused, if that is above [`PUT_MAX`].
+/// Returns the codes of four gaps in a row, and their length. Above [`PUT_MAX`] the codes are wrong and must not be
+/// used.
 #[inline(always)]
 fn code_of_four(gaps: u64, rice: u64) -> (u64, u64) {
     let (mut code, mut count) = (0, 0);
@@ -166,7 +167,7 @@ fn code_of_four(gaps: u64, rice: u64) -> (u64, u64) {
     (code, count)
 }
 
-/// `bits << count`; an arbitrary number from 64 on.
+/// Returns `bits << count`; an arbitrary number from 64 on.
 #[inline(always)]
 fn shifted(bits: u64, count: u64) -> u64 {
     bits.wrapping_shl(count as u32)
@@ -195,7 +196,7 @@ fn put_row(writer: &mut Writer<'_>, row: &BitRow) {
 }
 
 widest! {
-    /// Appends the gaps between positions in a chunk, which ascend.
+    /// Appends the gaps between ascending positions in a chunk.
     pub fn gaps_between(positions: &[u32], gaps: &mut Vec<u16>) = gaps_between_body;
 }
 

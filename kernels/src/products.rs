@@ -1,16 +1,16 @@
-//! Products of one vector with several others at once.
+//! Products of one vector with several others in one pass.
 
 use crate::lanes::{LANES, widest};
 
 widest! {
     /// Adds to each lane of `sums` the products of `values` with that lane of `others`, in the order of the values.
-    /// Whatever is longer, `values` or `others`, is not read to its end.
+    /// The longer of `values` and `others` is not read to its end.
     pub fn add_products(values: &[f32], others: &[[f64; LANES]], sums: &mut [f64; LANES]) = add;
 }
 
 #[inline(always)]
 fn add(values: &[f32], others: &[[f64; LANES]], sums: &mut [f64; LANES]) {
-    // A copy stays in registers.
+    // The copy stays in registers.
     let mut lanes = *sums;
     for (value, others) in values.iter().zip(others) {
         let value = f64::from(*value);

@@ -1,10 +1,10 @@
-//! The two levels of a chunk (PROT-7): the chosen values are split at their mean magnitude, and each half has its own
-//! mean.
+//! Computes the two levels of a chunk (PROT-7): the chosen values are split at their mean magnitude, and each half has
+//! its own mean.
 //!
-//! The format sums in ascending order, in `f64`. Magnitudes are `f32`, with 24 bits of mantissa:
-//! where the largest and the smallest are within 17 octaves, every sum of 4096 of them is a whole number of units in
-//! the last place of the smallest, under 2^53 of them. No addition rounds, so any order gives the same bits, and
-//! vectors add in theirs. Values further apart, zeros among them, are added one after the other.
+//! The format sums in ascending order, in `f64`. Magnitudes are `f32`, with 24 bits of mantissa. If the largest and
+//! the smallest are within 17 octaves, every sum of 4096 of them is a multiple, below 2^53, of the smallest one's unit
+//! in the last place. No addition rounds, so any order gives the same bits, and vectors may add in theirs. Values
+//! further apart, or with zeros, are added one after the other.
 
 use crate::{
     lanes::{LANES, widest},
@@ -12,7 +12,7 @@ use crate::{
     wire::{level_of, value_of},
 };
 
-/// Octaves within which any 4096 magnitudes add up without rounding: 24 + 12 + 17 = 53 bits.
+/// Range in octaves within which any 4096 magnitudes add up without rounding: 24 + 12 + 17 = 53 bits.
 const EXACT_OCTAVES: u32 = 17;
 
 /// The two levels of a chunk, and the bound between them.
@@ -20,24 +20,24 @@ const EXACT_OCTAVES: u32 = 17;
 pub struct Levels {
     /// Codes of the lower and the higher level.
     pub codes: [u8; 2],
-    /// Magnitudes above this have the higher level.
+    /// Bound above which magnitudes have the higher level.
     pub high_above: f32,
-    /// Negative values have a sign if their magnitude is above this: a level of zero has none.
+    /// Bound above which negative values have a sign: a level of zero has no sign.
     pub sign_above: f32,
 }
 
 widest! {
-    /// The levels of a chunk's chosen values: finite, from 1 to 4096 of them.
+    /// Returns the levels of a chunk's chosen values: 1 to 4096 finite values.
     pub fn levels(values: &[f32]) -> Levels = levels_body;
 }
 
 widest! {
-    /// Bit `i` of the two words: the sign and the magnitude of value `i`, for at most 64 values.
+    /// Returns two words for at most 64 values: bit `i` is the sign and the magnitude of value `i`.
     pub fn marks(values: &[f32], levels: Levels) -> (u64, u64) = marks_body;
 }
 
 widest! {
-    /// `v ← fl(v − sent)` of each value.
+    /// Computes `v ← fl(v − sent)` for each value.
     pub fn subtract(values: &mut [f32], levels: Levels) = subtract_body;
 }
 
@@ -73,7 +73,7 @@ fn levels_body(values: &[f32]) -> Levels {
     Levels { codes, high_above, sign_above: if codes[0] == 0 { high_above } else { 0.0 } }
 }
 
-/// Sum and number of the magnitudes above `bound`. The sum is exact if no partial sum rounds.
+/// Returns the sum and the number of the magnitudes above `bound`. The sum is exact if no partial sum rounds.
 #[inline(always)]
 fn sum_above(values: &[f32], bound: f32) -> (f64, usize) {
     let (mut sums, mut counts) = ([0.0f64; LANES], [0u32; LANES]);
@@ -93,17 +93,17 @@ fn sum_above(values: &[f32], bound: f32) -> (f64, usize) {
     (sums.iter().sum(), counts.iter().sum::<u32>() as usize)
 }
 
-/// The sum of the `wanted` magnitudes, one after the other.
+/// Returns the sum of the `wanted` magnitudes, added one after the other.
 #[inline(always)]
 fn serial_sum(values: &[f32], wanted: impl Fn(f32) -> bool) -> f64 {
-    // Adding zero to a sum that is not negative changes nothing.
+    // Adding zero does not change a sum that is not negative.
     values
         .iter()
         .map(|value| value.abs())
         .fold(0.0, |sum, value| sum + if wanted(value) { f64::from(value) } else { 0.0 })
 }
 
-/// The largest `f32` that is not above `bound`: an `f32` is above both or neither.
+/// Returns the largest `f32` that is not above `threshold`. An `f32` is above both or neither.
 #[inline(always)]
 fn round_down(threshold: f64) -> f32 {
     let nearest = threshold as f32;

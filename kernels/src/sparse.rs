@@ -1,13 +1,13 @@
 //! A sparse step `θ ← fl(θ − fl(rate·v))`, and its exact undo.
 //!
-//! A contribution is judged by the loss with and without it (PROT-22). Subtracting and adding again would change
-//! bits, and a copy of the model would double the memory, so the step returns the values it overwrote. The arithmetic
-//! is that of the agreed update (PROT-18): two operations, each rounded once.
+//! A contribution is judged by the loss with and without it (PROT-22). Subtracting and adding again would change bits,
+//! and a copy of the model would double the memory, so the step returns the overwritten values. The arithmetic is that
+//! of the agreed update (PROT-18): two operations, each rounded once.
 
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Entries that one thread takes at a time.
+/// Number of entries that one thread processes at a time.
 const BLOCK: usize = 1 << 14;
 
 /// Steps `theta` at `positions` (ascending), one after the other. Returns the previous values.
@@ -39,15 +39,15 @@ pub fn apply(theta: &mut [f32], positions: &[u32], values: &[f32], rate: f32) ->
     previous
 }
 
-/// Restores the values that [`apply`] returned: `theta` has its previous bits.
+/// Restores the values that [`apply`] returned, so that `theta` has its previous bits.
 ///
 /// # Panics
-/// As [`apply`].
+/// Same as [`apply`].
 pub fn restore(theta: &mut [f32], positions: &[u32], mut previous: Vec<f32>) {
     visit(theta, positions, &mut previous, |place, value| *place = *value);
 }
 
-/// Calls `each` with the place of every position and its value, in parallel.
+/// Calls `each` with a reference to every position and its value, in parallel.
 fn visit(theta: &mut [f32], positions: &[u32], values: &mut [f32], each: impl Fn(&mut f32, &mut f32) + Sync) {
     assert_eq!(positions.len(), values.len(), "a sparse step has one value for each position");
     if positions.len() <= BLOCK {
@@ -65,7 +65,7 @@ fn visit(theta: &mut [f32], positions: &[u32], values: &mut [f32], each: impl Fn
         });
 }
 
-/// The part of `theta` with one block of positions.
+/// Part of `theta` with one block of positions.
 struct Stretch<'a> {
     range: Range<usize>,
     values: &'a mut [f32],

@@ -1,13 +1,13 @@
-//! The largest values of a chunk (PROT-7), found by counting where `protocol::contribution` sorts.
+//! Finds the largest values of a chunk (PROT-7) by counting, while `protocol::contribution` sorts.
 //!
-//! The magnitudes of finite floats are ordered as their bits, so everything here compares integers. A chunk of 4096
-//! values is read twice. The first pass finds the largest magnitude of each group of values. The `k`-th largest of
-//! these bounds the chunk's `k`-th largest magnitude from below, because at least `k` groups reach it. The second
-//! pass collects the values that reach the bound: about 75 of 4096 random values for `k` = 64. Steps and bisection
-//! find the exact threshold among these.
+//! The magnitudes of finite floats are ordered as their bits, so this module compares integers. A chunk of 4096 values
+//! is read twice. The first pass finds the largest magnitude of each group of values. The `k`-th largest of these
+//! bounds the chunk's `k`-th largest magnitude from below, because at least `k` groups reach it. The second pass
+//! collects the values that reach the bound: about 75 of 4096 random values for `k` = 64. Steps and bisection find the
+//! exact threshold among these.
 //!
-//! A search takes at most about 40 counts of at most 4096 magnitudes, so the worst case is bounded; equal values,
-//! slow for a quick-select, end it at once.
+//! A search needs at most about 40 counts of at most 4096 magnitudes, so the worst case is bounded. Equal values, slow
+//! for a quick-select, end it at once.
 //!
 //! With AVX-512 or AVX2 a random chunk with `k` = 64 costs 0.2 ns per value (Zen 4), less than a cycle: three loads
 //! and a dozen instructions per 16 values, and about twenty counts over groups and candidates.
@@ -18,17 +18,17 @@ use crate::{
 };
 use std::ops::{Range, RangeInclusive};
 
-/// Magnitudes without their sign.
+/// Mask of the bits of a magnitude, without the sign.
 const MAGNITUDE: u32 = 0x7fff_ffff;
 
-/// The magnitude of infinity; NaNs are above it.
+/// Magnitude of infinity; NaNs are above it.
 const INFINITE: u32 = 0x7f80_0000;
 
-/// A whole vector is stored even if only its first lanes count.
+/// Capacity of the buffers: a whole vector is stored even if only its first lanes are valid.
 const ROOM: usize = CHUNK + LANES;
 
-/// The arrays of the next chunk, prefetched into the second-level cache during this one, so that memory and processor
-/// work at the same time.
+/// Arrays of the next chunk, prefetched into the second-level cache during this one, so that memory and processor work
+/// in parallel.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ahead<'a> {
     pub arrays: [&'a [f32]; 3],
@@ -49,11 +49,11 @@ impl Ahead<'_> {
     }
 }
 
-/// The chosen values of a chunk, and buffers for the search: 100 KiB.
+/// Chosen values of a chunk, and buffers for the search: 100 KiB.
 #[derive(Clone, Debug)]
 pub struct TopK {
     maxima: Vec<u32>,
-    /// The bound of the previous chunk.
+    /// Bound of the previous chunk.
     guess: u32,
     kept: Candidates,
     wider: Candidates,
@@ -61,7 +61,7 @@ pub struct TopK {
 
 #[derive(Clone, Debug)]
 struct Candidates {
-    /// Those that count, and [`LANES`] more.
+    /// Positions of the valid values, and [`LANES`] more.
     positions: Vec<u32>,
     values: Vec<f32>,
     count: usize,
@@ -80,7 +80,7 @@ impl Default for TopK {
 
 impl TopK {
     /// Chooses the `count` values of `chunk` largest in magnitude, ties to the lower index, and prefetches the next
-    /// chunk. `None` if a value of the chunk is not finite.
+    /// chunk. Returns `None` if a value of the chunk is not finite.
     ///
     /// # Panics
     /// If the chunk has more than 4096 values, or `count` is not from 1 to their number.
@@ -112,7 +112,7 @@ impl TopK {
         Some(())
     }
 
-    /// Positions of the chosen values in the chunk, ascending, and the values.
+    /// Returns the positions of the chosen values in the chunk, ascending, and the values.
     pub(crate) fn chosen(&mut self) -> (&[u32], &mut [f32]) {
         let Candidates { positions, values, count } = &mut self.kept;
         (&positions[..*count], &mut values[..*count])
@@ -124,7 +124,7 @@ impl Candidates {
         Candidates { positions: vec![0; ROOM], values: vec![0.0; ROOM], count: 0 }
     }
 
-    /// Keeps `count`: of those that are no larger than `smallest`, the first.
+    /// Keeps `count` candidates: of those of magnitude `smallest`, the first.
     fn drop_ties(&mut self, smallest: u32, count: usize) {
         let mut excess = self.count - count;
         if excess == 0 {
@@ -147,10 +147,10 @@ impl Candidates {
     }
 }
 
-/// Groups of a chunk, small enough that the bound they give for `count` values is close.
+/// Returns the number of groups of a chunk, chosen so that their bound for `count` values is close.
 ///
-/// With four times as many groups as values wanted, hardly any group has two of them. Fewer groups let more candidates
-/// through; more are more to count.
+/// With four times as many groups as wanted values, hardly any group has two of them. Fewer groups let more candidates
+/// through; more groups take longer to count.
 fn groups_for(count: usize) -> usize {
     match count {
         0..=128 => CHUNK / 16,
@@ -160,7 +160,7 @@ fn groups_for(count: usize) -> usize {
 }
 
 widest! {
-    /// The largest magnitude of each group: the values at one index modulo the number of groups.
+    /// Computes the largest magnitude of each group: the values at one index modulo the number of groups.
     fn largest_of_groups(chunk: &[f32], groups: usize, maxima: &mut Vec<u32>) = largest_of_groups_body;
 }
 
@@ -176,8 +176,8 @@ fn largest_of_groups_body(chunk: &[f32], groups: usize, maxima: &mut Vec<u32>) {
     }
 }
 
-/// A magnitude that at least `count` of the groups reach, and not many more; and the largest of all. The bound of the
-/// chunk before is a good guess, since neighbours are alike.
+/// Returns a magnitude that `count` groups or slightly more reach, and the largest of all. The bound of the previous
+/// chunk is a good guess, since neighbours are similar.
 fn bound(maxima: &[u32], count: usize, guess: u32) -> (u32, u32) {
     let (smallest, largest) = extremes(maxima);
     let few = count + count / 8 + 4;
@@ -189,19 +189,19 @@ fn bound(maxima: &[u32], count: usize, guess: u32) -> (u32, u32) {
     (bound, largest)
 }
 
-/// The `count`-th largest magnitude of `values`, or one that only the `count` largest reach. At least `count` reach
-/// `bound`, and none is above `largest`.
+/// Returns the `count`-th largest magnitude of `values`, or one that only the `count` largest reach. At least `count`
+/// values must reach `bound`, and none may exceed `largest`.
 fn threshold(values: &[f32], bound: u32, largest: u32, count: usize) -> u32 {
     narrow(bound..largest + 1, bound + FIRST_STEP, count..=count, |bound| reaching_values(values, bound))
 }
 
-/// How far from a guess the next one is, in units of the last place: under a hundredth of the magnitude.
+/// Distance between the first two guesses, in units of the last place: under a hundredth of the magnitude.
 const FIRST_STEP: u32 = 1 << 16;
 
-/// A magnitude that `wanted` values reach; if there is none, the largest that more do. At least as many reach the
-/// start of `range`, and fewer its end.
+/// Returns a magnitude that `wanted` values reach, or if there is none, the largest that more values reach. At least
+/// as many must reach the start of `range`, and fewer its end.
 ///
-/// Steps away from the guess, each four times as far, until what is sought lies in between; then bisects.
+/// It steps away from the guess, each time four times as far, until the result lies in between; then it bisects.
 #[inline]
 fn narrow(
     range: Range<u32>,
@@ -264,11 +264,11 @@ fn reaching_values_body(values: &[f32], bound: u32) -> usize {
     values.iter().map(|value| u32::from(magnitude(*value) >= bound)).sum::<u32>() as usize
 }
 
-/// Collects the values whose magnitude reaches `bound`, in order, with their positions: the indices, or those given.
-/// Returns how many.
+/// Collects the values whose magnitude reaches `bound`, in order, with their positions: the indices, or `positions`.
+/// Returns their number.
 ///
 /// # Panics
-/// If there is no room for all of `values` and [`LANES`] more, or not a position for each.
+/// If the buffers are shorter than `values` and [`LANES`] more, or the number of positions differs.
 fn collect(
     values: &[f32],
     positions: Option<&[u32]>,
@@ -280,7 +280,7 @@ fn collect(
     assert!(places.len().min(kept.len()) >= values.len() + LANES, "all may reach the bound");
     assert!(positions.is_none_or(|positions| positions.len() == values.len()), "each value has a position");
     match lanes::width() {
-        // SAFETY: the processor has AVX-512, and there is room for all values and one more vector.
+        // SAFETY: the processor supports AVX-512, and the buffers have capacity for all values and one more vector.
         #[cfg(target_arch = "x86_64")]
         lanes::Width::Avx512 => unsafe { x86::collect_avx512(values, positions, bound, places, kept, ahead) },
         // SAFETY: as above, for AVX2.
@@ -290,7 +290,7 @@ fn collect(
     }
 }
 
-/// Collects from a range of the values, `count` having been collected before.
+/// Collects from a range of the values, after `count` collected values.
 fn collect_portable(
     values: &[f32],
     positions: Option<&[u32]>,
@@ -300,7 +300,7 @@ fn collect_portable(
     kept: &mut [f32],
     mut count: usize,
 ) -> usize {
-    // Each value is written, and the next overwrites it if it does not count: no branch to predict.
+    // Each value is written, and the next overwrites it if it is not selected. This avoids a branch.
     for index in range {
         let value = values[index];
         places[count] = positions.map_or(index as u32, |positions| positions[index]);
@@ -316,8 +316,8 @@ mod x86 {
     use std::arch::x86_64::*;
 
     /// # Safety
-    /// The processor has AVX-512, `places` and `kept` have room for `values.len() + 16`, and there are as many
-    /// positions as values.
+    /// The processor must support AVX-512, `places` and `kept` must have capacity for `values.len() + 16`, and there
+    /// must be as many positions as values.
     #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,bmi1,bmi2,lzcnt,popcnt")]
     pub unsafe fn collect_avx512(
         values: &[f32],
@@ -343,10 +343,10 @@ mod x86 {
                 Some(positions) => unsafe { _mm512_loadu_epi32(positions.as_ptr().add(index).cast()) },
             };
             let reaching = _mm512_cmpge_epu32_mask(_mm512_and_si512(bits, without_sign), bounds);
-            // Compressed in a register: the instruction that compresses into memory is slow.
+            // Compressed in a register, because the instruction that compresses into memory is slow.
             let found = _mm512_maskz_compress_epi32(reaching, bits);
             let found_at = _mm512_maskz_compress_epi32(reaching, here);
-            // SAFETY: `count` is at most the values before this row, and there is room for 16 more.
+            // SAFETY: `count` is at most the number of values before this row, and there is capacity for 16 more.
             unsafe {
                 _mm512_storeu_epi32(kept.as_mut_ptr().add(count).cast(), found);
                 _mm512_storeu_epi32(places.as_mut_ptr().add(count).cast(), found_at);
@@ -357,7 +357,7 @@ mod x86 {
         collect_portable(values, positions, bound, 16 * rows.len()..values.len(), places, kept, count)
     }
 
-    /// For each set of lanes, the lanes in it, in order.
+    /// Lanes of each set of lanes, in order.
     static LANES_OF: [[u8; 8]; 256] = {
         let mut table = [[0; 8]; 256];
         let mut set = 0;
@@ -376,8 +376,8 @@ mod x86 {
     };
 
     /// # Safety
-    /// The processor has AVX2, `places` and `kept` have room for `values.len() + 8`, and there are as many positions
-    /// as values.
+    /// The processor must support AVX2, `places` and `kept` must have capacity for `values.len() + 8`, and there must
+    /// be as many positions as values.
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     pub unsafe fn collect_avx2(
         values: &[f32],
@@ -389,7 +389,7 @@ mod x86 {
     ) -> usize {
         let (rows, _) = values.as_chunks::<8>();
         let without_sign = _mm256_set1_epi32(MAGNITUDE as i32);
-        // Magnitudes have no highest bit, so that signed comparison orders them.
+        // The highest bit of magnitudes is zero, so signed comparison orders them.
         let below = _mm256_set1_epi32((bound as i32).wrapping_sub(1));
         let step = _mm256_set1_epi32(8);
         let mut indices = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -411,7 +411,7 @@ mod x86 {
             let lanes = _mm256_cvtepu8_epi32(lanes);
             let found = _mm256_permutevar8x32_epi32(bits, lanes);
             let found_at = _mm256_permutevar8x32_epi32(here, lanes);
-            // SAFETY: `count` is at most the values before this row, and there is room for 8 more.
+            // SAFETY: `count` is at most the number of values before this row, and there is capacity for 8 more.
             unsafe {
                 _mm256_storeu_si256(kept.as_mut_ptr().add(count).cast(), found);
                 _mm256_storeu_si256(places.as_mut_ptr().add(count).cast(), found_at);
@@ -440,7 +440,7 @@ mod tests {
         fn the_choice_is_that_of_a_stable_sort(
             chunks in prop::collection::vec((prop::collection::vec(-40i32..40, 1..=CHUNK), 0.0f64..1.0, any::<bool>()), 1..4),
         ) {
-            // One after the other, since the second begins its search where the first ended.
+            // One after the other, since the second starts its search at the result of the first.
             let mut top = TopK::default();
             for (numbers, share, distinct) in chunks {
                 let values: Vec<f32> = numbers

@@ -1,21 +1,22 @@
 //! Unpacks one section: gaps, signs and magnitudes; refuses bytes that the encoder cannot have written (PROT-8).
 //!
-//! A section's signs begin where its gaps end, which only the gaps tell. So the gaps are read first, into two bytes
-//! per entry ([`INDEX`]), and signs and magnitudes are merged in afterwards, many at a time. Lists, sums and steps of
-//! the model start from those two bytes.
+//! A section's signs start at the end of its gaps, which only the gaps determine. So the gaps are read first, into two
+//! bytes per entry ([`INDEX`]), and signs and magnitudes are merged in afterwards, many at a time. Lists, sums and
+//! steps of the model are computed from those two bytes.
 //!
-//! A gap begins where the one before it ends: a chain of a bit count and two shifts. It is kept to eight instructions
-//! per gap: bits are fetched once for several gaps, and bounds are checked once per group. A group that fails the
-//! check, with a gap far longer than usual, is read again gap by gap. Independent work is left to vector code.
+//! A gap starts at the end of the previous one, which is a dependent chain of a bit count and two shifts. The code
+//! needs eight instructions per gap: bits are fetched once for several gaps, and bounds are checked once per group. A
+//! group that fails the check, with a gap far longer than usual, is read again gap by gap. Vector code does the
+//! independent work.
 
 use crate::{
     lanes::widest,
     wire::{CHUNK, RICE_MAX, kept, value_of},
 };
 
-/// The bits of an entry that hold its index in its chunk.
+/// Mask of an entry's index in its chunk.
 pub const INDEX: u16 = 0x0fff;
-/// Shifted right by this, an entry is its index in [`Chunk::levels`].
+/// Right shift that gives an entry's index in [`Chunk::levels`].
 pub const LEVEL_SHIFT: u32 = 12;
 const NEGATIVE: u16 = 1 << LEVEL_SHIFT;
 const HIGH: u16 = 2 << LEVEL_SHIFT;
@@ -35,25 +36,25 @@ pub struct Unpacked {
 /// One chunk of an unpacked section.
 #[derive(Clone, Copy)]
 pub struct Chunk<'a> {
-    /// Offset in its section.
+    /// Offset of the chunk in its section.
     pub start: usize,
-    /// Number of its values.
+    /// Number of values of the chunk.
     pub length: usize,
-    /// Ascending by their [`INDEX`].
+    /// Entries, ascending by their [`INDEX`].
     pub entries: &'a [u16],
-    /// `+lo`, `−lo`, `+hi`, `−hi`.
+    /// Levels `+lo`, `−lo`, `+hi`, `−hi`.
     pub levels: [f32; 4],
 }
 
 impl Unpacked {
     /// Unpacks a section of `values` values (1 to [`SECTION`](crate::wire::SECTION)), of which `density` in 4096 are
-    /// sent. Returns whether the encoder writes these bytes; if not, the contents are undefined.
+    /// sent. Returns whether these bytes are a valid encoding; if not, the contents are undefined.
     #[must_use]
     pub fn read(&mut self, density: u16, values: usize, bytes: &[u8]) -> bool {
         (self.values, self.density) = (values, density);
         self.levels.clear();
         self.squares.clear();
-        // Lengths first: nothing is allocated for entries that the bytes cannot hold.
+        // Lengths are checked first, so that memory is not allocated for entries that the bytes cannot hold.
         if bytes.len() < smallest(density, values) {
             return false;
         }
@@ -66,7 +67,7 @@ impl Unpacked {
     }
 
     /// # Panics
-    /// If the section has no such chunk.
+    /// If `index` is out of bounds.
     pub fn chunk(&self, index: usize) -> Chunk<'_> {
         let start = index * CHUNK;
         let length = CHUNK.min(self.values - start);
@@ -75,20 +76,20 @@ impl Unpacked {
         Chunk { start, length, entries, levels: [lo, -lo, hi, -hi] }
     }
 
-    /// `n_lo·lo² + n_hi·hi²` of each chunk in order, the terms of a norm (PROT-17).
+    /// Returns `n_lo·lo² + n_hi·hi²` of each chunk in order, the terms of a norm (PROT-17).
     pub fn squares(&self) -> &[f64] {
         &self.squares
     }
 }
 
-/// The fewest bytes of a section: every gap is zero.
+/// Returns the minimum length of a section in bytes, with every gap zero.
 pub fn smallest(density: u16, values: usize) -> usize {
     1 + 2 * values.div_ceil(CHUNK) + (3 * entries_of(density, values)).div_ceil(8)
 }
 
-/// The most bytes of a section.
+/// Returns the maximum length of a section in bytes.
 ///
-/// With parameter `r` the quotients of a chunk's gaps add up to at most `(len − kept) >> r`, and the encoder takes the
+/// With parameter `r` the quotients of a chunk's gaps add up to at most `(len − kept) >> r`, and the encoder uses the
 /// best parameter.
 pub fn largest(density: u16, values: usize) -> usize {
     let entries = entries_of(density, values);
@@ -109,7 +110,8 @@ widest! {
     fn read(bytes: &[u8], section: &mut Unpacked) -> bool = read_body;
 }
 
-/// `bytes` are not fewer than the smallest section's, and `section.entries` as many as are kept.
+/// Reads a section. `bytes` must not be shorter than the smallest section, and `section.entries` must have the number
+/// of kept entries.
 #[inline(always)]
 fn read_body(bytes: &[u8], section: &mut Unpacked) -> bool {
     let Unpacked { values, density, entries, levels, squares } = section;
@@ -120,7 +122,7 @@ fn read_body(bytes: &[u8], section: &mut Unpacked) -> bool {
         return false;
     }
 
-    // Gaps per fetch that seldom take more bits than it has: a gap has about `rice + 2.5`.
+    // Number of gaps per fetch whose bits usually fit: a gap has about `rice + 2.5`.
     let Some(gap_bits) = (match rice {
         0..=1 => double_sums::<12>(stream, rice, values, full, entries),
         2..=3 => double_sums::<8>(stream, rice, values, full, entries),
@@ -131,7 +133,7 @@ fn read_body(bytes: &[u8], section: &mut Unpacked) -> bool {
         return false;
     };
 
-    // Only signs, magnitudes and padding are left.
+    // Only signs, magnitudes and padding remain.
     let bits = gap_bits + 2 * entries.len();
     if bits.div_ceil(8) != stream.len() || !bits.is_multiple_of(8) && stream[bits / 8] >> (bits % 8) != 0 {
         return false;
@@ -143,7 +145,8 @@ fn read_body(bytes: &[u8], section: &mut Unpacked) -> bool {
     {
         let [lo, hi] = *codes;
         debug_assert_eq!(chunk.len(), kept(*density, length));
-        // A zero has no sign: no entry at the lower level if that is zero. Then both may be, but no magnitude is set.
+        // Zero has no sign: if the lower level is zero, its entries are unsigned. If both levels are zero, no
+        // magnitude bit may be set.
         let unsigned = if lo == 0 { u64::MAX } else { 0 };
         let mut signed_zeros = 0;
         let mut highs = 0;
@@ -172,7 +175,7 @@ fn square_sum(count: u32, level: f32) -> f64 {
     f64::from(count) * (f64::from(level) * f64::from(level))
 }
 
-/// Makes up to 64 entries, the chunk's `first` and those that follow it, of twice the sum of the gaps up to each.
+/// Computes up to 64 entries, the chunk's `first` and those that follow it, from twice the sum of the gaps up to each.
 #[inline(always)]
 fn finish(first: u16, entries: &mut [u16], negative: u64, high: u64) {
     let finished = |index: u16, double_sum: u16, negative: u16, high: u16| {
@@ -194,8 +197,9 @@ fn finish(first: u16, entries: &mut [u16], negative: u64, high: u64) {
     }
 }
 
-/// Reads all gaps of a section; leaves at each entry twice the sum of the gaps in its chunk up to its own. The bits
-/// that they took; nothing if an index is outside its chunk or another parameter is the smallest of the shortest.
+/// Reads all gaps of a section; leaves at each entry twice the sum of the gaps in its chunk up to its own. Returns the
+/// number of bits read, or `None` if an index is outside its chunk or `rice` is not the smallest parameter with the
+/// shortest code.
 ///
 /// May read zeros past the end: the caller compares the bits with those of the section.
 #[inline(always)]
@@ -216,16 +220,16 @@ fn double_sums<const GROUP: usize>(
                 Err(_) => read_group(stream, &mut at, u32::from(rice), double_sum, group),
             };
         }
-        // Gaps are not negative, so that the last index is the largest.
+        // Gaps are not negative, so the last index is the largest.
         if double_sum / 2 + chunk.len() as u64 > CHUNK.min(values - start) as u64 {
             return None;
         }
         halves += quotients(chunk, rice + 1);
         doubles += quotients(chunk, rice.saturating_sub(1));
     }
-    // What the gaps took gives the sum of their quotients. The length is convex in the parameter (each step up saves
-    // `Σ ⌈(gap >> r) / 2⌉` bits, ever fewer, and costs one bit a gap): it is least, and least for the first time,
-    // where the step up saves nothing and the step that led here did.
+    // The gaps' bits give the sum of their quotients. The length is convex in the parameter: each step up saves `Σ
+    // ⌈(gap >> r) / 2⌉` bits, ever fewer, and costs one bit per gap. So the parameter is the smallest with the least
+    // length if the step up saves nothing and the step to it did.
     let count = entries.len();
     let whole = at - count * (1 + usize::from(rice));
     let saves_nothing = whole <= halves + count;
@@ -233,32 +237,33 @@ fn double_sums<const GROUP: usize>(
     (saves_nothing && saved).then_some(at)
 }
 
-/// `Σ (gap >> rice)` of one chunk, from twice the sums of its gaps.
+/// Returns `Σ (gap >> rice)` of one chunk, from twice the sums of its gaps.
 #[inline(always)]
 fn quotients(double_sums: &[u16], rice: u8) -> usize {
-    // Gaps of a chunk add up to less than 4096: sixteen bits hold every sum.
+    // Gaps of a chunk add up to less than 4096, so sixteen bits hold every sum.
     let shift = rice + 1;
     let gaps = double_sums.iter().zip(&double_sums[1..]).map(|(before, sum)| sum.wrapping_sub(*before));
     let sum = gaps.fold(0u16, |sum, double_gap| sum.wrapping_add(double_gap >> shift));
     usize::from(sum) + usize::from(double_sums[0] >> shift)
 }
 
-/// Bits of one fetch, at any offset in a byte.
+/// Number of bits of one fetch, at any offset in a byte.
 const FETCHED: u32 = 57;
 
-/// Reads a few gaps. `double_sum` is twice the sum of those before them in the chunk; returns the next such. Beyond
-/// sixteen bits an entry is worth nothing, but the last sum is right, and tells.
+/// Reads a few gaps. `double_sum` is twice the sum of the gaps before them in the chunk; returns the new double sum.
+/// Entries beyond sixteen bits are invalid, but the returned sum is right and reveals this.
 #[inline(always)]
 fn read_group(stream: &[u8], at: &mut usize, rice: u32, double_sum: u64, group: &mut [u16]) -> u64 {
     if let Some(word) = stream.get(*at / 8..).and_then(<[u8]>::first_chunk::<8>) {
-        // Upside down, so that a row of ones is counted as zeros. The bit far above those fetched sinks with them and
-        // tells in the end how many were used; a row of ones that goes on behind them ends there, or finds no end.
+        // Inverted, so that a run of ones is counted as zeros. The bit far above the fetched ones shifts down with
+        // them and finally gives the number of used bits. A run of ones beyond the fetched bits ends there, or has no
+        // end.
         let fetched = !u64::from_le_bytes(*word) >> (*at % 8) & ((1 << FETCHED) - 1);
         let mut bits = fetched | 1 << 63;
         let mut sum = double_sum;
         for entry in group.iter_mut() {
             let ones = bits.trailing_zeros();
-            // The lowest bit ends the row. Above it, and so doubled, are the low bits of the gap.
+            // The lowest bit ends the run. Above it, and so doubled, are the low bits of the gap.
             let ended = bits.wrapping_shr(ones);
             sum = sum.wrapping_add(u64::from(ones) << (rice + 1)).wrapping_add(!ended & ((2 << rice) - 2));
             *entry = sum as u16;
@@ -278,7 +283,7 @@ fn read_group(stream: &[u8], at: &mut usize, rice: u32, double_sum: u64, group: 
     sum
 }
 
-/// One gap with a unary part of any length.
+/// Reads one gap with a unary part of any length.
 #[inline(always)]
 fn gap(stream: &[u8], at: &mut usize, rice: u32) -> u64 {
     let mut quotient = 0u64;
@@ -295,7 +300,7 @@ fn gap(stream: &[u8], at: &mut usize, rice: u32) -> u64 {
     gap
 }
 
-/// 64 bits from the given one on; zeros after the last byte.
+/// Returns 64 bits from the given one on; zeros after the last byte.
 #[inline(always)]
 fn bits_at(stream: &[u8], at: usize) -> u64 {
     let (first, shift) = (at / 8, at % 8);

@@ -1,21 +1,21 @@
-//! The layout of a body's sections and the values of its level codes (PROT-7, PROT-9), for encoder and decoder.
+//! Layout of a body's sections and values of its level codes (PROT-7, PROT-9), for encoder and decoder.
 //!
 //! `protocol::contribution` specifies the format.
 
 use std::ops::Range;
 
-/// Values in a full chunk.
+/// Number of values in a full chunk.
 pub const CHUNK: usize = 4096;
-/// Chunks in a full section.
+/// Number of chunks in a full section.
 pub const SECTION_CHUNKS: usize = 64;
-/// Values in a full section: 1 MiB of them.
+/// Number of values in a full section: 1 MiB.
 pub const SECTION: usize = SECTION_CHUNKS * CHUNK;
-/// The largest Rice parameter.
+/// Largest Rice parameter.
 pub const RICE_MAX: u8 = 12;
-/// Bytes of the length before a section.
+/// Number of bytes of the length before a section.
 pub const LENGTH_BYTES: usize = 4;
 
-/// The tensors of a flat row, and the density.
+/// Tensors of a flat row, and the density.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// End of each tensor in the flat row.
@@ -24,17 +24,17 @@ pub struct Layout {
     sections: Vec<Section>,
 }
 
-/// A part of one tensor that is encoded on its own.
+/// A part of one tensor that is encoded independently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
     pub tensor: usize,
     /// Offset of the section in its tensor.
     pub start: u32,
-    /// Its values in the flat row: from 1 to [`SECTION`].
+    /// Range of its values in the flat row: from 1 to [`SECTION`] values.
     pub values: Range<usize>,
 }
 
-/// Why a layout is invalid.
+/// Reason why a layout is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     #[error("the density is {0} of 4096, but must be from 1 to 4096")]
@@ -46,7 +46,7 @@ pub enum LayoutError {
 }
 
 impl Layout {
-    /// Tensors of these lengths, one after the other, with `density` of 4096 values sent.
+    /// Returns the layout of tensors of these lengths, one after the other, with `density` of 4096 values sent.
     pub fn new(lengths: &[usize], density: u16) -> Result<Layout, LayoutError> {
         if !(1..=CHUNK).contains(&usize::from(density)) {
             return Err(LayoutError::BadDensity(density));
@@ -71,7 +71,7 @@ impl Layout {
         Ok(Layout { ends, density, sections })
     }
 
-    /// Values of all tensors.
+    /// Returns the number of values of all tensors.
     pub fn values(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
@@ -80,34 +80,34 @@ impl Layout {
         self.ends.len()
     }
 
-    /// The range of each tensor in the flat row.
+    /// Returns the range of each tensor in the flat row.
     pub fn ranges(&self) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
         let start = |index: usize| index.checked_sub(1).map_or(0, |before| self.ends[before]);
         self.ends.iter().enumerate().map(move |(index, end)| start(index)..*end)
     }
 
-    /// In the order of the body.
+    /// Returns the sections in the order of the body.
     pub fn sections(&self) -> &[Section] {
         &self.sections
     }
 
-    /// Values sent of each 4096.
+    /// Returns the number of values sent per 4096.
     pub fn density(&self) -> u16 {
         self.density
     }
 
-    /// Values sent of a chunk of `length` values: `⌈length · density / 4096⌉`.
+    /// Returns the number of values sent of a chunk of `length` values: `⌈length · density / 4096⌉`.
     pub fn kept(&self, length: usize) -> usize {
         kept(self.density, length)
     }
 
-    /// Values sent of `values` in a row that starts with a chunk.
+    /// Returns the number of values sent of `values` in a row that starts with a chunk.
     pub fn entries(&self, values: usize) -> usize {
         values / CHUNK * self.kept(CHUNK) + self.kept(values % CHUNK)
     }
 }
 
-/// `⌈length · density / 4096⌉`, of a chunk of `length` values.
+/// Returns `⌈length · density / 4096⌉` for a chunk of `length` values.
 pub fn kept(density: u16, length: usize) -> usize {
     (length * usize::from(density)).div_ceil(CHUNK)
 }
@@ -118,7 +118,7 @@ impl Section {
     }
 }
 
-/// The value of a level code: an unsigned float with 5 bits of exponent, bias 28, and 3 of mantissa.
+/// Returns the value of a level code: an unsigned float with 5 bits of exponent, bias 28, and 3 of mantissa.
 pub fn value_of(code: u8) -> f32 {
     let (exponent, mantissa) = (u32::from(code >> 3), u32::from(code & 7));
     if exponent == 0 {
@@ -128,9 +128,10 @@ pub fn value_of(code: u8) -> f32 {
     }
 }
 
-/// The code of the level nearest to a magnitude, ties to the even code. The magnitude is finite and not negative.
+/// Returns the code of the level nearest to a magnitude, ties to the even code. The magnitude must be finite and not
+/// negative.
 pub fn level_of(magnitude: f64) -> u8 {
-    // 2^-27: the smallest level with an exponent of its own. Below, levels are multiples of 2^-30.
+    // 2^-27 is the smallest normal level. Below, levels are multiples of 2^-30.
     if magnitude < 1.0 / 134_217_728.0 {
         let steps = magnitude * 1_073_741_824.0;
         let below = steps as u8;

@@ -1,4 +1,4 @@
-//! What the encoder adds to the memory of the arrays it is given: a bound for each thread, whatever the model's size.
+//! Tests the encoder's memory beyond its arguments: it is bounded per thread, for every size of the model.
 
 use kernels::{
     encode::{self, Feedback, Source},
@@ -10,18 +10,18 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// Bytes that are allocated, and the most that were.
+/// Number of allocated bytes, and its peak.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 struct Counting;
 
-// SAFETY: every call is the system allocator's; only numbers are kept beside it.
+// SAFETY: every call is forwarded to the system allocator; only counters are added.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, block: Block) -> *mut u8 {
         let held = HELD.fetch_add(block.size(), Relaxed) + block.size();
         PEAK.fetch_max(held, Relaxed);
-        // SAFETY: the caller keeps the allocator's contract.
+        // SAFETY: the caller upholds the allocator's contract.
         unsafe { System.alloc(block) }
     }
 
@@ -35,10 +35,10 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What the documentation of `encode_into` promises.
+/// Bound in the documentation of `encode_into`.
 const BYTES_A_THREAD: usize = 4 << 20;
 
-/// The most memory that encoding this many full sections has allocated at one time.
+/// Returns the peak of allocated memory during the encoding of this many full sections.
 fn added_by(sections: usize, density: u16) -> usize {
     let layout = Layout::new(&[sections * SECTION], density).unwrap();
     let mut residual: Vec<f32> =

@@ -1,9 +1,9 @@
-//! Each CPU kernel of the network beside its reference; products of several weights as one and as several; and a text
-//! that continues with a cache and without.
+//! Compares each CPU kernel of the network with its reference, products of several weights as one and as several, and
+//! generation with and without a cache.
 //!
 //!     RAYON_NUM_THREADS=1 cargo bench -p mettle-benches --features criterion --bench layers
 //!
-//! Measures the CPU time of the process, which other work on the machine changes little. Shapes are those of preset
+//! Measures the CPU time of the process, which other load on the machine hardly changes. Shapes are those of preset
 //! `6m`.
 
 use criterion::{
@@ -40,7 +40,7 @@ impl Measurement for CpuTime {
 
     fn start(&self) -> Duration {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the call writes to `time` and to nothing else.
+        // SAFETY: the call writes only to `time`.
         let failed = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
         assert_eq!(failed, 0, "this system has no clock of a process's CPU time");
         Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -79,8 +79,8 @@ fn noise(len: usize, seed: u32) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// All in one group, so that they are measured one after the other: the kernel with every width of vectors that the
-/// processor has (its products choose their own), and the twin.
+/// Measures the kernel with every vector width of the processor (its products choose their own), and the twin, in one
+/// group, so that they run one after the other.
 fn beside(
     group: &mut Group,
     mut fast: impl FnMut(&mut Bencher<CpuTime>),
@@ -112,8 +112,8 @@ fn products(criterion: &mut Criterion<CpuTime>) {
     group.bench_function("twin", |bencher| bencher.iter(|| matmul_reference(x, weight)));
 }
 
-/// `x·Wᵀ`, `grad_y·W` and `of_yᵀ·x` for weights that share their `x`, and lie one below the other: as one product,
-/// and as several that read and write parts of the same matrices.
+/// Measures `x·Wᵀ`, `grad_y·W` and `of_yᵀ·x` for stacked weights with a common `x`: as one product, and as several
+/// that read and write parts of the same matrices.
 fn shared_inputs(criterion: &mut Criterion<CpuTime>) {
     let rows = 2048;
     for (name, parts) in
@@ -288,7 +288,7 @@ fn steps(criterion: &mut Criterion<CpuTime>) {
     );
 }
 
-/// Greedy continuation by as many tokens as the prompt has.
+/// Measures greedy continuation by as many tokens as the prompt has.
 fn texts(criterion: &mut Criterion<CpuTime>) {
     const TOKENS: usize = 64;
     let config = ModelConfig::preset("6m").expect("a preset");

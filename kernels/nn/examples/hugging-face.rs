@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn make(to: &Path, preset: &str, seed: u64, more: &[&str]) -> Result<(), Box<dyn Error>> {
     let config = ModelConfig::preset(preset)?;
     let mut flat = init_flat(&config, seed)?;
-    // Gains of exactly one would hide a norm that is missing.
+    // Gains of exactly one would hide a missing norm.
     flat.iter_mut().enumerate().for_each(|(i, value)| *value *= 1.0 + (i % 7) as f32 / 64.0);
     let wish = Export {
         config: &config,

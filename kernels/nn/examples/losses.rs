@@ -1,5 +1,5 @@
-//! By how much the loss of one model on one sequence differs from machine to machine: what the tolerance of an audit
-//! rests on (`docs/receipts.md`).
+//! Measures the difference of one model's losses between machines, the basis for the tolerance of an audit
+//! (`docs/receipts.md`).
 //!
 //! ```text
 //! cargo run --release -p mettle-nn --example losses -- localnet cpu > here.txt

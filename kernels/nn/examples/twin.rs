@@ -1,7 +1,7 @@
 //! Our side of `scripts/compare-pytorch`: two programs train the same model on the same data in turns.
 //!
-//! Writes the first weights, the batches and the recipe into a directory. Then it takes as many steps as each line of
-//! its input says, and prints their losses and CPU times as a line of JSON.
+//! It writes the initial weights, the batches and the recipe into a directory. Then it takes the number of steps in
+//! each line of its input, and prints their losses and CPU times as a line of JSON.
 //!
 //!     cargo run --release -p mettle-nn --example twin -- 6m 8 20 DIRECTORY
 
@@ -57,9 +57,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Of all threads of this process, in user mode and in the kernel.
+/// Returns the CPU seconds of all threads of this process, in user mode and in the kernel.
 fn cpu_seconds() -> f64 {
-    // SAFETY: all zeros are a valid `rusage`, and the call writes to nothing else.
+    // SAFETY: all zeros are a valid `rusage`, and the call writes only to it.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_SELF, &mut usage);

@@ -1,15 +1,15 @@
-//! The formats of values on a GPU and in files.
+//! Number formats of values on a GPU and in files.
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// What a value is held in: of a GPU's products, or in a file.
+/// Number format of a GPU's products, or of values in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
     F32,
-    /// The upper half of an `f32`: 8 bits of exponent, as f32 has, and 8 of precision.
+    /// The upper half of an `f32`: 8 bits of exponent, like f32, and 8 of precision.
     Bf16,
     /// 5 bits of exponent, 11 of precision: small gradients vanish. For tests on devices without bf16.
     F16,
@@ -26,7 +26,7 @@ impl Precision {
         }
     }
 
-    /// Bytes of a value.
+    /// Returns the number of bytes of a value.
     pub const fn bytes(self) -> usize {
         match self {
             Precision::F32 => 4,
@@ -77,7 +77,8 @@ mod tests {
     #[test]
     fn a_tie_rounds_to_even() {
         let mut bytes = Vec::new();
-        // 1 + 2^-8 lies between 1 and 1 + 2^-7, of which 1 is even; 1 + 3·2^-8 between 1 + 2^-7 and 1 + 2^-6.
+        // 1 + 2^-8 is halfway between 1, which is even, and 1 + 2^-7; 1 + 3·2^-8 is halfway between 1 + 2^-7 and 1 +
+        // 2^-6.
         Precision::Bf16.encode(&[1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0], &mut bytes);
         let mut values = Vec::new();
         Precision::Bf16.decode(&bytes, &mut values);

@@ -1,7 +1,7 @@
 //! The safetensors format: eight bytes with the header's length, the header as JSON, then the values of all tensors.
 //!
-//! The format's own crate does not fit: it cannot read a header once any library of the program enables `serde_json`'s
-//! arbitrary precision, as the chain's libraries do; and it writes entries in random order, while equal models should
+//! The format's own crate is unsuitable. It cannot read a header if any library of the program enables `serde_json`'s
+//! arbitrary precision, as the chain's libraries do. It also writes entries in random order, while equal models should
 //! give equal files.
 //!
 //! <https://github.com/huggingface/safetensors#format>
@@ -14,12 +14,12 @@ use std::{
     io::{self, Read, Seek as _, SeekFrom},
 };
 
-/// Bytes of a header at most, far above that of any real model.
+/// Maximum length of a header in bytes, far above that of any real model.
 const HEADER_BYTES_MAX: u64 = 100 << 20;
-/// Values converted at a time.
+/// Number of values that are converted at a time.
 const BLOCK_VALUES: usize = 64 * 1024;
 
-/// The name of a type in a header.
+/// Returns the name of a type in a header.
 fn label(dtype: Precision) -> &'static str {
     match dtype {
         Precision::F32 => "F32",
@@ -34,18 +34,18 @@ pub(crate) struct Entry {
     pub name: String,
     pub dtype: Precision,
     pub shape: Vec<u64>,
-    /// Offset of its values from the end of the header.
+    /// Offset of the tensor's values from the end of the header.
     pub start: u64,
 }
 
 impl Entry {
-    /// Bytes of a tensor; `None` on overflow.
+    /// Returns the bytes of a tensor; `None` on overflow.
     fn size(shape: &[u64], dtype: Precision) -> Option<u64> {
         shape.iter().try_fold(dtype.bytes() as u64, |size, length| size.checked_mul(*length))
     }
 }
 
-/// Why a file is refused.
+/// Reason why a file is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
     #[error("it cannot be read")]
@@ -56,8 +56,8 @@ pub enum FormatError {
     Dtype { tensor: String, dtype: String },
 }
 
-/// The bytes before the values: length and header, padded with spaces so that the values begin at a multiple of eight.
-/// Entries are in the given order, without gaps.
+/// Returns the bytes before the values: length and header, padded with spaces so that the values start at a multiple
+/// of eight. Entries are in the given order, without gaps.
 pub(crate) fn header(metadata: &BTreeMap<String, String>, entries: &[Entry]) -> Vec<u8> {
     let quoted = |text: &str| Value::from(text).to_string();
     let mut parts = Vec::new();
@@ -81,7 +81,7 @@ pub(crate) fn header(metadata: &BTreeMap<String, String>, entries: &[Entry]) -> 
     [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat()
 }
 
-/// A file whose header was read and fits its length.
+/// A file whose header is read and matches its length.
 #[derive(Debug)]
 pub(crate) struct Reader {
     file: File,
@@ -133,7 +133,7 @@ impl Reader {
                 }
                 Ok(_) => return Err(bad("has another size than its shape says")),
                 Err(error) if is_needed(name) => return Err(error),
-                // An unused tensor may be of any type.
+                // An unused tensor may have any type.
                 Err(_) => {}
             }
         }
@@ -155,7 +155,7 @@ impl Reader {
         self.entries.values()
     }
 
-    /// Streams the values of a tensor to a sink, some thousands at a time.
+    /// Streams the values of a tensor to a sink in blocks.
     pub fn values<E: From<io::Error>>(
         &mut self,
         entry: &Entry,
@@ -178,7 +178,8 @@ impl Reader {
     }
 }
 
-/// Old checkpoints contain the rotary frequencies, which follow from the configuration.
+/// Returns whether a tensor is needed. Old checkpoints also contain rotary frequencies, which follow from the
+/// configuration.
 pub(crate) fn is_needed(name: &str) -> bool {
     !name.ends_with(".rotary_emb.inv_freq")
 }

@@ -1,8 +1,8 @@
-//! A text that a model reads once: each further token costs one token, not the whole context.
+//! A text that a model reads incrementally: each further token costs one token, not the whole context.
 //!
-//! The keys and values of the tokens so far are kept in a cache. When the text becomes longer than `seq_len`, the
-//! positions of all tokens shift with each new one, and nothing that was kept holds any more. From then on, each token
-//! reads the last `seq_len` tokens again. So it does from the start on engines without a cache.
+//! A cache holds the keys and values of the tokens so far. When the text becomes longer than `seq_len`, the positions
+//! of all tokens shift with each new one, which invalidates the cache. From then on, each token reads the last
+//! `seq_len` tokens again. Engines without a cache do so from the start.
 
 use crate::{
     BatchError, Evaluator, ModelError, batch,
@@ -10,33 +10,33 @@ use crate::{
 };
 use model::ModelConfig;
 
-/// A text as one evaluator has read it. It holds for the weights that the evaluator had then.
+/// A text as one evaluator has read it. It is valid only for the evaluator's weights at that time.
 pub struct Session {
-    /// The end of the text, at most `seq_len` tokens.
+    /// End of the text, at most `seq_len` tokens.
     tokens: Vec<u32>,
-    /// What the model made of them. `None` if each token reads them again.
+    /// Cached keys and values. `None` if each token reads the text again.
     cache: Option<KvCache>,
 }
 
 impl Session {
-    /// Bytes of a session with a cache and room for `tokens` tokens, at most `seq_len`: `8·L·K·C` for keys and values
-    /// of each, and `4·seq_len` for the text.
+    /// Returns the bytes of a session with a cache and capacity for `tokens` tokens, at most `seq_len`: `8·L·K·C` for
+    /// keys and values of each, and `4·seq_len` for the text.
     pub fn bytes(config: &ModelConfig, tokens: usize) -> u64 {
         let values = 2 * config.layers * config.kv_heads * config.head_width();
         4 * (tokens.min(config.seq_len) * values + config.seq_len) as u64
     }
 
-    /// Bytes that this session has reserved.
+    /// Returns the bytes reserved by this session.
     pub fn reserved_bytes(&self) -> u64 {
         self.cache.as_ref().map_or(0, KvCache::bytes) + 4 * self.tokens.capacity() as u64
     }
 
-    /// Whether the next token costs one token.
+    /// Returns whether the next token costs only one token.
     pub fn is_cached(&self) -> bool {
         self.cache.is_some()
     }
 
-    /// Adds tokens, and drops the oldest beyond `seq_len` with the cache.
+    /// Adds tokens. Beyond `seq_len`, drops the oldest tokens and the cache.
     fn push(&mut self, tokens: &[u32], seq_len: usize) {
         let beyond = (self.tokens.len() + tokens.len()).saturating_sub(seq_len);
         if 0 < beyond {
@@ -48,18 +48,18 @@ impl Session {
 }
 
 impl Evaluator {
-    /// An empty session with room for `tokens` tokens. A longer text makes it grow, to room for `seq_len` at most.
+    /// Returns an empty session with capacity for `tokens` tokens. It grows with a longer text, up to `seq_len`.
     pub fn session(&self, tokens: usize) -> Session {
         let seq_len = self.config().seq_len;
         Session { tokens: Vec::with_capacity(seq_len), cache: self.engine.cache(tokens.min(seq_len)) }
     }
 
-    /// Reads `tokens` behind those of the session. Returns the logits `[V]` after the last. They are within 1e-4 of
+    /// Appends `tokens` to the session. Returns the logits `[V]` after the last. They are within 1e-4 of
     /// [`logits`](Self::logits), which sums in another order.
     ///
     /// # Errors
-    /// If there is no token or one outside the vocabulary, and nothing has changed; if the device fails, and the
-    /// session is of no more use.
+    /// If `tokens` is empty or has a token outside the vocabulary, which leaves the session unchanged. If the device
+    /// fails, which makes the session unusable.
     pub fn read(&self, session: &mut Session, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         let (seq_len, vocab) = (self.config().seq_len, self.config().vocab);
         if tokens.is_empty() {
@@ -73,10 +73,10 @@ impl Evaluator {
         }
     }
 
-    /// Reads `tokens` behind those of the session. Returns the logits `[tokens, V]` after each.
+    /// Appends `tokens` to the session. Returns the logits `[tokens, V]` after each.
     ///
     /// # Errors
-    /// If the text becomes longer than `seq_len`, and as [`read`](Self::read).
+    /// If the text becomes longer than `seq_len`; otherwise same as [`read`](Self::read).
     pub fn read_each(&self, session: &mut Session, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         let (seq_len, vocab) = (self.config().seq_len, self.config().vocab);
         let len = session.tokens.len() + tokens.len();
@@ -91,11 +91,11 @@ impl Evaluator {
         }
     }
 
-    /// Reads one token in each session. Returns the logits `[sessions, V]` after them. The bits of a session are the
-    /// same in any company.
+    /// Appends one token to each session. Returns the logits `[sessions, V]` after them. A session's bits do not
+    /// depend on the other sessions.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Same as [`read`](Self::read).
     pub fn step(&self, steps: &mut [(&mut Session, u32)]) -> Result<Vec<f32>, ModelError> {
         let (seq_len, vocab) = (self.config().seq_len, self.config().vocab);
         for (_, token) in &*steps {
@@ -135,7 +135,7 @@ mod tests {
 
     fn evaluators() -> Vec<Evaluator> {
         let grouped = ModelConfig { vocab: 40, seq_len: 24, ..ModelConfig::preset("117k").unwrap() };
-        // The values of no matrix fill whole vectors or whole groups of rows.
+        // Matrices whose values do not fill whole vectors or whole groups of rows.
         let odd = ModelConfig { vocab: 43, d_model: 20, heads: 2, kv_heads: 1, d_ff: 35, ..grouped.clone() };
         [conformance::tiny(), grouped, odd]
             .map(|config| {
@@ -149,7 +149,7 @@ mod tests {
         (0..len).map(|at| ((at * 7 + at * at * 3 + seed) % vocab) as u32).collect()
     }
 
-    /// Without a cache: the logits after the last token of the window that the model sees.
+    /// Returns the logits after the last token of the model's window, computed without a cache.
     fn uncached(evaluator: &Evaluator, text: &[u32]) -> Vec<f32> {
         let window = &text[text.len().saturating_sub(evaluator.config().seq_len)..];
         let logits = evaluator.logits(window).unwrap();
@@ -207,7 +207,7 @@ mod tests {
     fn a_text_continues_with_the_same_bits_alone_and_in_any_batch() {
         for evaluator in evaluators() {
             let (seq_len, vocab) = (evaluator.config().seq_len, evaluator.config().vocab);
-            // Of different lengths. The last leaves the window within three steps.
+            // Prompts of different lengths. The last exceeds the window within three steps.
             let prompts = [1, 2, 5, seq_len - 4, seq_len - 2].map(|len| text(&evaluator, len, len));
             let start = |prompt: &Vec<u32>| {
                 let mut session = evaluator.session(seq_len);
@@ -269,7 +269,7 @@ mod tests {
                 evaluator.read(&mut session, &text(&evaluator, room.min(config.seq_len), 2)).unwrap();
                 assert_eq!(session.reserved_bytes(), Session::bytes(config, room));
             }
-            // Doubling is cut at the window.
+            // Doubling of the capacity is limited to the window.
             let mut session = evaluator.session(1);
             for token in text(&evaluator, config.seq_len, 2) {
                 evaluator.read(&mut session, &[token]).unwrap();

@@ -1,7 +1,7 @@
-//! Training: a step on a batch of sequences, the same for all engines.
+//! Training steps on batches of sequences, the same for all engines.
 //!
-//! A miner may do all of it another way. What is agreed on are the weights at the start of a window, and the format
-//! of a contribution.
+//! A miner may train in any other way. Only the weights at the start of a window and the format of a contribution are
+//! agreed.
 
 use crate::{
     BatchError, Device, DeviceMemory, Engine, ModelError, StateError, StepParams, batch, engine,
@@ -22,21 +22,21 @@ pub struct Trainer {
     loss_max: f64,
 }
 
-/// One step, as it was measured.
+/// Measurements of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// Mean loss of the batch before the step, in nats per token.
     pub loss: f64,
-    /// Length of the gradient before clipping.
+    /// Norm of the gradient before clipping.
     pub gradient_norm: f64,
     pub learning_rate: f64,
 }
 
 impl Trainer {
-    /// A trainer on the fused engine of `device`, at the weights `flat` and with a fresh optimiser.
+    /// Opens a trainer on the fused engine of `device`, with the weights `flat` and a fresh optimiser.
     ///
     /// # Errors
-    /// As [`engine::open`].
+    /// Same as [`engine::open`].
     pub fn new(
         config: &ModelConfig,
         recipe: &Recipe,
@@ -46,7 +46,7 @@ impl Trainer {
         Trainer::from_engine(config, recipe, engine::open(device, config, Some(recipe), flat)?)
     }
 
-    /// A trainer on an engine that was opened with this configuration and recipe.
+    /// Returns a trainer on an engine that was opened with this configuration and recipe.
     ///
     /// # Errors
     /// If configuration or recipe are invalid.
@@ -66,16 +66,16 @@ impl Trainer {
         })
     }
 
-    /// Replaces the weights by those that a window starts from. The optimiser stays (PROT-10).
+    /// Replaces the weights with those at the start of a window. The optimiser's state does not change (PROT-10).
     ///
     /// # Errors
-    /// If `flat` has another length, and the weights stay; or if the device fails.
+    /// If `flat` has another length, which leaves the weights unchanged, or if the device fails.
     pub fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
         engine::check_len(&self.config, flat)?;
         self.engine.load(flat)
     }
 
-    /// The weights as the flat parameter vector, in schema order.
+    /// Returns the weights as the flat parameter vector, in schema order.
     ///
     /// # Errors
     /// If the device fails.
@@ -83,34 +83,34 @@ impl Trainer {
         flat(self.engine.as_ref(), &self.config)
     }
 
-    /// Length of the flat parameter vector.
+    /// Returns the length of the flat parameter vector.
     pub fn parameters(&self) -> usize {
         self.config.parameters()
     }
 
-    /// The recipe that it trains by.
+    /// Returns the recipe of the training.
     pub fn recipe(&self) -> &Recipe {
         &self.recipe
     }
 
-    /// Steps taken since the optimiser was fresh.
+    /// Returns the number of steps since the optimiser was fresh.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// One step at the recipe's learning rate after as many steps as this optimiser took.
+    /// Takes one step at the recipe's learning rate for the optimiser's number of steps.
     ///
     /// # Errors
-    /// As [`step_at`](Self::step_at).
+    /// Same as [`step_at`](Self::step_at).
     pub fn step<S: AsRef<[u32]>>(&mut self, sequences: &[S]) -> Result<Step, ModelError> {
         self.step_at(sequences, self.recipe.learning_rate_at(self.steps))
     }
 
-    /// One step on `sequences`, each of `seq_len + 1` tokens, at the caller's learning rate.
+    /// Takes one step on `sequences`, each of `seq_len + 1` tokens, at the caller's learning rate.
     ///
     /// # Errors
-    /// If a sequence does not fit the model, or the loss is not finite or above the bound: nothing has changed then.
-    /// If the device fails or runs out of memory.
+    /// If a sequence does not fit the model, or the loss is not finite or above the bound, which leaves the trainer
+    /// unchanged. If the device fails or runs out of memory.
     pub fn step_at<S: AsRef<[u32]>>(
         &mut self,
         sequences: &[S],
@@ -129,7 +129,7 @@ impl Trainer {
         Ok(step)
     }
 
-    /// The factor that shortens the gradient to the recipe's `clip_norm`, if the step may be taken.
+    /// Returns the factor that clips the gradient to the recipe's `clip_norm`, or an error if the step is refused.
     fn clip_scale(&self, step: &Step) -> Result<f64, ModelError> {
         let (&Step { loss, gradient_norm, .. }, loss_max) = (step, self.loss_max);
         if !(loss.is_finite() && gradient_norm.is_finite()) {
@@ -147,21 +147,21 @@ impl Trainer {
         self.loss_max = nats;
     }
 
-    /// Writes the optimiser's state: moments and number of steps, to the bit, without the weights. Its length is
-    /// that of the moments and 80 bytes.
+    /// Writes the optimiser's exact state, moments and number of steps, without the weights. Its length is that of the
+    /// moments plus 80 bytes.
     ///
     /// # Errors
-    /// Those of `sink`, or if the device fails.
+    /// If `sink` or the device fails.
     pub fn write_state(&self, sink: &mut dyn Write) -> io::Result<()> {
         state::write(self.recipe.optimiser, &self.schema, self.steps, self.engine.moments(), sink)
     }
 
-    /// Continues from a state that [`write_state`](Self::write_state) wrote, of this or another engine. Reads that
-    /// state and not a byte more.
+    /// Continues from a state that [`write_state`](Self::write_state) wrote, of this or another engine. Reads exactly
+    /// the bytes of that state.
     ///
     /// # Errors
-    /// If the bytes are damaged or of another model or optimiser, and the optimiser stays; if `source` or the device
-    /// fails.
+    /// If the bytes are damaged or of another model or optimiser, which leaves the optimiser unchanged. If `source` or
+    /// the device fails.
     pub fn read_state(&mut self, source: &mut dyn Read) -> Result<(), StateError> {
         let optimiser = self.recipe.optimiser;
         let count = optim::moment_count(&self.config, optimiser);
@@ -175,12 +175,12 @@ impl Trainer {
     /// Writes the flat parameter vector as little-endian `f32`.
     ///
     /// # Errors
-    /// Those of `sink`, or if the device fails.
+    /// If `sink` or the device fails.
     pub fn write_weights(&self, sink: &mut dyn Write) -> io::Result<()> {
         state::write_values(self.engine.weights(), &mut |bytes| sink.write_all(bytes))
     }
 
-    /// Whether every weight and moment is finite. If not, no later step can be sound, whatever its data.
+    /// Returns whether every weight and moment is finite. If not, all later steps are invalid for any data.
     ///
     /// # Errors
     /// If the device fails.
@@ -193,13 +193,13 @@ impl Trainer {
         Ok(true)
     }
 
-    /// The device's memory, where the engine can tell.
+    /// Returns the use of the device's memory, if the engine reports it.
     pub fn device_memory(&self) -> Option<DeviceMemory> {
         self.engine.device_memory()
     }
 }
 
-/// An engine's weights as one vector.
+/// Returns an engine's weights as one vector.
 pub(crate) fn flat(engine: &dyn Engine, config: &ModelConfig) -> Result<Vec<f32>, ModelError> {
     let mut flat = Vec::with_capacity(config.parameters());
     for block in engine.weights() {

@@ -1,6 +1,6 @@
-//! The fused engine on a GPU: the suite of all engines, and beside the CPU's engine. The device is named by
-//! `GPU_DEVICE`, `vulkan` by default; a software device (lavapipe) is enough. All runs are in f32, except those that
-//! name bf16 or f16.
+//! Tests of the fused engine on a GPU: the suite of all engines, and comparisons with the CPU's engine. `GPU_DEVICE`
+//! names the device, `vulkan` by default; a software device (lavapipe) is enough. All runs are in f32, except those
+//! that name bf16 or f16.
 
 #[path = "common/harness.rs"]
 mod harness;
@@ -44,10 +44,10 @@ fn main() {
     harness::main(&tests, found, |test| test());
 }
 
-/// A test below: its name, and what runs it on a device.
+/// Name and function of a test below.
 type OwnTest = (&'static str, fn(DeviceName));
 
-/// The suite of all engines, and the tests below.
+/// Returns the suite of all engines, and the tests below.
 fn tests(name: DeviceName) -> Vec<Test> {
     let own: &[OwnTest] = &[
         ("losses_and_gradients_are_those_of_the_cpu", losses_and_gradients),
@@ -81,7 +81,7 @@ fn cpu() -> Suite {
     Suite::new(|config, recipe, flat| engine::open(Device::CPU, config, recipe, flat))
 }
 
-/// In f32, with all activations kept.
+/// Returns the device in f32, with all activations kept.
 fn on(name: DeviceName) -> Device {
     checkpointed(name, ActivationCheckpointing::None)
 }
@@ -95,7 +95,7 @@ fn checkpointed(name: DeviceName, activation_checkpointing: ActivationCheckpoint
     }
 }
 
-/// A model with grouped heads, small enough for a GPU that is a CPU.
+/// Returns a model with grouped heads, small enough for a software device.
 fn grouped() -> ModelConfig {
     let config = ModelConfig::preset("117k").unwrap();
     ModelConfig { vocab: 100, d_model: 64, layers: 2, heads: 4, kv_heads: 2, d_ff: 96, seq_len: 32, ..config }
@@ -105,7 +105,7 @@ fn small_recipe(batch: usize, micro_batch: usize) -> Recipe {
     Recipe { batch, micro_batch, learning_rate: 1e-3, warmup_steps: 2, ..Recipe::default() }
 }
 
-/// Twice the first weights: what a layer adds, and how unevenly a query attends, must matter.
+/// Returns twice the initial weights, so that a layer's output and uneven attention matter.
 fn weights(config: &ModelConfig) -> Vec<f32> {
     init_flat(config, 1).unwrap().into_iter().map(|value| 2.0 * value).collect()
 }
@@ -221,7 +221,7 @@ fn gradient_by_layer(name: DeviceName) {
             .micro_batches(&batch, config.seq_len, &mut |range, read| {
                 let mut values = Vec::new();
                 read(range, &mut values)?;
-                // From the last tensor to the first.
+                // The order is from the last tensor to the first.
                 gradient.splice(0..0, values.iter().map(|value| value.to_bits()));
                 calls += 1;
                 Ok(())
@@ -322,7 +322,7 @@ fn sixteen_bits(name: DeviceName) {
     println!("  {tried} of 2 precisions are there");
 }
 
-/// A link that closes once `left` frames were sent over all links.
+/// Link that closes once `left` frames were sent over all links.
 struct Cut {
     link: Box<dyn Link>,
     left: Arc<AtomicU32>,
@@ -343,8 +343,8 @@ impl Link for Cut {
     }
 }
 
-/// A trainer of threads with an engine on the device each. The last rank sends `left` frames; the next connection has
-/// no such end.
+/// Returns a trainer of threads, each with an engine on the device. The last rank sends `left` frames; the next
+/// connection has no limit.
 fn parallel(
     ranks: usize,
     device: Device,
@@ -381,8 +381,8 @@ fn never() -> Arc<AtomicU32> {
     Arc::new(AtomicU32::new(u32::MAX))
 }
 
-/// Rank 2 is gone in the second step. From the state before, as from a snapshot, training goes on to the bits of ranks
-/// that nothing happened to.
+/// Rank 2 is lost in the second step. From the state before, as from a snapshot, training continues to the bits of
+/// ranks without a loss.
 fn lost_rank(name: DeviceName) {
     let (config, recipe) = (grouped(), small_recipe(6, 2));
     let left = never();
@@ -405,7 +405,7 @@ fn lost_rank(name: DeviceName) {
     assert!(weight_bits(&trainer) == weight_bits(&undisturbed) && state(&trainer) == state(&undisturbed));
 }
 
-/// Losses of a window of some steps, and what it changed.
+/// Returns the losses of a window of some steps, and the change of the weights.
 fn window(
     trainer: &mut Trainer,
     config: &ModelConfig,
@@ -421,8 +421,8 @@ fn window(
     (losses, schema.ranges().map(|range| change[range].to_vec()).collect())
 }
 
-/// The pseudo-gradients of windows by 1, 2 and 4 ranks and by one engine. Sums differ in the last bits: a rank adds its
-/// own micro-batches, then the ranks' sums are added, and AdamW steps on the CPU.
+/// Compares the pseudo-gradients of windows with 1, 2 and 4 ranks with those of one engine. Sums differ in the last
+/// bits: a rank adds its own micro-batches, then the ranks' sums are added, and AdamW steps on the CPU.
 fn ranks(name: DeviceName) {
     let config = grouped();
     // Micro-batches of 2, 2, 2 and 1 sequences.
@@ -446,7 +446,7 @@ fn ranks(name: DeviceName) {
             assert!(run() == first, "two ranks repeat");
         }
     }
-    // The optimiser is on the CPU, so Muon is there too.
+    // The optimiser is on the CPU, so it supports Muon too.
     let recipe = Recipe { optimiser: Optimiser::Muon, ..small_recipe(4, 2) };
     let mut exact = Trainer::new(&config, &recipe, Device::CPU, &weights(&config)).unwrap();
     let mut ours = parallel(2, on(name), &config, &recipe, &weights(&config), &never());
@@ -474,7 +474,7 @@ fn ranks_in_sixteen_bits(name: DeviceName) {
     }
 }
 
-/// With one GPU a rank sends to itself; with more, up to four GPUs exchange. Without NCCL, the reason is what is tested.
+/// With one GPU a rank sends to itself; with more, up to four GPUs exchange. Without NCCL, the test checks the reason.
 fn by_nccl(name: DeviceName) {
     match nccl::library_for(on(name)) {
         Ok(_) => println!("  {:?}", conformance::nccl_gives_the_bits_of_memory(on(name)).unwrap()),

@@ -1,4 +1,4 @@
-//! The GPU's kernels between two products, against their references, on the device that `GPU_DEVICE` names.
+//! Tests of the GPU's kernels between two products against their references, on the device that `GPU_DEVICE` names.
 //!
 //! Inputs are rounded to the arrays' precision first. In f32 a bound is at least three times the worst error on
 //! lavapipe; in 16 bits it is one rounding.
@@ -50,7 +50,7 @@ fn main() {
     device::main(TESTS)
 }
 
-/// Numbers between −`spread` and `spread`, the same for the same seed.
+/// Returns numbers between −`spread` and `spread`, the same for the same seed.
 fn noise(len: usize, spread: f32, seed: u32) -> Vec<f32> {
     common::noise(len, seed).into_iter().map(|value| value * spread).collect()
 }
@@ -59,12 +59,12 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// AdamW's coefficients with the recipe's betas and epsilon.
+/// Returns AdamW's coefficients with the recipe's betas and epsilon.
 fn coefficients(step: u64, gradient_scale: f64) -> Coefficients {
     Coefficients::new(&Recipe::default(), &StepParams { step, learning_rate: 4e-3, gradient_scale }, 0.1)
 }
 
-/// A value's rounding to a precision, as a share of it.
+/// Returns the relative rounding error of a precision.
 fn rounding(precision: Precision) -> f64 {
     match precision {
         Precision::F32 => 0.0,
@@ -73,7 +73,7 @@ fn rounding(precision: Precision) -> f64 {
     }
 }
 
-/// All values within `bound` of the exact ones, beside those larger than 1 within that share of them.
+/// Checks that all values are within `bound` of the exact ones, or within that share of those larger than 1.
 #[track_caller]
 fn close(what: &str, got: &[f32], exact: &[f64], bound: f64) {
     assert_eq!(got.len(), exact.len(), "{what}");
@@ -89,7 +89,7 @@ fn close(what: &str, got: &[f32], exact: &[f64], bound: f64) {
     }
 }
 
-/// Values on the gpu, and as they are there.
+/// Uploads values; returns the array, and the values as rounded there.
 fn put(gpu: &Gpu, values: &[f32], precision: Precision) -> (Array, Vec<f32>) {
     let array = gpu.upload(values, precision).unwrap();
     let rounded = gpu.download(&array).unwrap();
@@ -100,7 +100,7 @@ fn get(gpu: &Gpu, array: &Array) -> Vec<f32> {
     gpu.download(array).unwrap()
 }
 
-/// An array of what is not a number: what is not written shows.
+/// Returns an array of NaN, so that unwritten values are detected.
 fn unwritten(gpu: &Gpu, len: usize, precision: Precision) -> Array {
     gpu.upload(&vec![f32::NAN; len], precision).unwrap()
 }
@@ -128,7 +128,7 @@ fn norms(gpu: &Gpu) {
             gpu.rms_norm(&x, &gain, None, &again, &roots).unwrap();
             assert_eq!(bits(&get(gpu, &again)), bits(&get(gpu, &y)), "{what}");
 
-            // Both gradients are added to what stands there.
+            // Both gradients are added to the existing values.
             let (grad_y, of_y_here) = put(gpu, &noise(rows * width, 1.0, 3), precision);
             let (grad_x, of_x_here) = put(gpu, &noise(rows * width, 1.0, 4), Precision::F32);
             let (grad_gain, of_gain_here) = put(gpu, &noise(width, 1.0, 5), Precision::F32);
@@ -186,7 +186,7 @@ fn turns(gpu: &Gpu) {
                 close(&what, rotated, &exact, 1e-6 + rounding(precision));
                 assert_eq!(bits(values), bits(same), "{what}: values are not rotated");
             }
-            // Back is the transpose: queries are scaled twice by 1/√width then.
+            // The inverse is the transpose, so queries are then scaled twice by 1/√width.
             gpu.rope(&x, row_width, [queries, keys], seq_len, &here, Rotation::Back).unwrap();
             let scaled: Vec<f64> = (0..before.len())
                 .map(|at| {
@@ -218,7 +218,7 @@ fn gates(gpu: &Gpu) {
             close(&format!("{what}, back"), &get(gpu, &both), &exact, 4e-6 + 1.1 * rounding(precision));
         }
     }
-    // Gates that no f32 exponential holds.
+    // Gates whose exponential overflows f32.
     let both = [-1e4, -200.0, -90.0, 90.0, 200.0, 1e4, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0];
     let (array, _) = put(gpu, &both, Precision::F32);
     let h = unwritten(gpu, 6, Precision::F32);
@@ -229,7 +229,7 @@ fn gates(gpu: &Gpu) {
     close("far gates, back", &get(gpu, &array), &swiglu::reference::backward(&both, 6, &of_h_here), 1e-6);
 }
 
-/// Losses and gradients of some logits, against the exact ones of what the device has of them.
+/// Compares losses and gradients of some logits with the exact ones of the rounded logits.
 #[track_caller]
 fn check_losses(gpu: &Gpu, what: &str, logits: &[f32], vocab: usize, targets: &[u32], precision: Precision) {
     let scale = 0.25;
@@ -261,7 +261,7 @@ fn losses(gpu: &Gpu) {
     }
 }
 
-/// Of two logits, `0` and `x`, the gradient is `eˣ / (1 + eˣ)`, and the loss of the first `ln (1 + eˣ)`; of many
+/// For two logits, `0` and `x`, the gradient is `eˣ / (1 + eˣ)`, and the loss of the first is `ln (1 + eˣ)`; for many
 /// zeros it is `ln` of their number.
 fn exponentials(gpu: &Gpu) {
     let rows = 100_000;
@@ -311,11 +311,11 @@ fn extreme_logits(gpu: &Gpu) {
     check("one beneath all", &|at, value| if at == 7 { -1e6 } else { value });
     check("rising", &|at, _| at as f32);
     check("falling", &|at, _| -(at as f32));
-    // Tokens that cannot come, as masks write them. Those that came are not among them.
+    // Impossible tokens, as masks mark them. The targets are not among them.
     check("masked", &|at, value| if [0, 7, 298, 299].contains(&at) { value } else { f32::NEG_INFINITY });
     check("nearly masked", &|at, value| if at == 299 || at == 0 { value } else { f32::MIN });
 
-    // A token that could not come: the loss is infinite, as the CPU has it, and what is no number stays so.
+    // An impossible target: the loss is infinite, as on the CPU, and NaN stays NaN.
     for (bad, of_loss) in
         [(f32::NEG_INFINITY, f64::INFINITY), (f32::NAN, f64::NAN), (f32::INFINITY, f64::NAN)]
     {
@@ -364,7 +364,7 @@ fn gathered(gpu: &Gpu) {
     }
 }
 
-/// Rows of tokens: none twice, one alone, one in half of the rows, few, and any.
+/// Returns rows of tokens: all different, only one, one in half of the rows, few, and arbitrary ones.
 fn batches(vocab: u32) -> Vec<(&'static str, Vec<u32>)> {
     vec![
         ("one row", vec![vocab - 1]),
@@ -424,7 +424,7 @@ fn steps(gpu: &Gpu) {
                 )
                 .unwrap();
             }
-            // Moments are small: what is apart is a share of the largest.
+            // Moments are small, so differences are relative to the largest.
             let scaled =
                 |values: &[f32], scale: f32| values.iter().map(|value| value * scale).collect::<Vec<_>>();
             let what = format!("{copy:?}, {len} values");
@@ -488,7 +488,7 @@ fn casts_sums_and_fills(gpu: &Gpu) {
     }
 }
 
-/// Of arrays that are longer than the slices, with gaps between them, and of no slices.
+/// Tests arrays that are longer than the slices, with gaps between them, and no slices.
 fn slices(gpu: &Gpu) {
     for (stride, count, len) in [(8, 1, 8), (12, 3, 8), (1024, 8, 1000), (7, 5, 3), (5, 0, 5)] {
         let values = noise(stride * count.max(1) + 3, 1e3, 7);
@@ -533,7 +533,7 @@ fn same_bits(gpu: &Gpu) {
     assert!(run() == first && run() == first);
 }
 
-/// More cubes than one side of a grid has.
+/// Tests more cubes than one side of a grid supports.
 fn many_rows(gpu: &Gpu) {
     let rows = 70_000;
     let (x, x_here) = put(gpu, &noise(rows, 1.0, 1), Precision::F32);
@@ -584,7 +584,7 @@ fn nothing(gpu: &Gpu) {
     assert_eq!(gpu.sum_of_squares(&[&none]).unwrap(), 0.0);
 }
 
-/// A part of an array ends where the block does that its last value is in: what lies behind it there stays as it is.
+/// A part of an array ends with the block of its last value. Values after the part in that block do not change.
 fn neighbours(gpu: &Gpu) {
     let whole = array_of(gpu, 256);
     let part = gpu.part(&whole, 0, 5).unwrap();

@@ -1,4 +1,4 @@
-//! Products and attention on a GPU against the CPU's, on the device that `GPU_DEVICE` names.
+//! Tests of products and attention on a GPU against the CPU's, on the device that `GPU_DEVICE` names.
 //!
 //! Inputs are rounded to the arrays' precision first. An error is the largest difference over the root mean square of
 //! the expected values.
@@ -40,7 +40,7 @@ fn main() {
     device::main(TESTS)
 }
 
-/// The same numbers for the same seed: SplitMix64.
+/// Random numbers by SplitMix64, the same for the same seed.
 struct Random(u64);
 
 impl Random {
@@ -66,7 +66,7 @@ impl Random {
     }
 }
 
-/// Values on the gpu, and those that they were rounded to.
+/// Returns values on the GPU, and the values as rounded there.
 fn random(
     gpu: &Gpu,
     random: &mut Random,
@@ -79,13 +79,13 @@ fn random(
     (array, rounded)
 }
 
-/// The largest difference, over the root mean square of what is expected.
+/// Returns the largest difference over the root mean square of the expected values.
 fn error(expected: &[f64], got: &[f32]) -> f64 {
     assert_eq!(expected.len(), got.len());
     let squares: f64 = expected.iter().map(|value| value * value).sum();
     let root = (squares / expected.len() as f64).sqrt().max(1e-30);
     let differences = expected.iter().zip(got).map(|(expected, got)| (expected - f64::from(*got)).abs());
-    // A NaN is not above anything, and must show.
+    // Comparisons with NaN are false, so NaN needs its own test.
     let worst = differences.fold(0.0, |worst: f64, it| if it.is_nan() || it > worst { it } else { worst });
     worst / root
 }
@@ -103,7 +103,7 @@ fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|value| f64::from(*value)).collect()
 }
 
-/// Half a step of this precision, over a value.
+/// Returns half a step of this precision, relative to a value.
 fn half_a_step(precision: Precision) -> f64 {
     match precision {
         Precision::F32 => 2f64.powi(-24),
@@ -112,12 +112,12 @@ fn half_a_step(precision: Precision) -> f64 {
     }
 }
 
-/// Errors of one rounding, of the largest of many values: some five times the root mean square.
+/// Returns the rounding error of the largest of many values, about five times their root mean square.
 fn rounding(precision: Precision) -> f64 {
     5.0 * half_a_step(precision)
 }
 
-/// The bound of a sum of `inner` products in f32: four times the worst error on lavapipe.
+/// Returns the bound for a sum of `inner` products in f32: four times the worst error on lavapipe.
 fn sums(inner: usize) -> f64 {
     4e-6 + 4e-7 * (inner as f64).sqrt()
 }
@@ -146,7 +146,7 @@ fn come_back(gpu: &Gpu) {
     assert_eq!((got[1023], got[1024], got[1523], got[1524]), (1023.0, -1.0, -1.0, 1524.0));
 }
 
-/// A product, transposed operands or not, compared with the exact one.
+/// Compares a product, with transposed operands or not, with the exact one.
 fn check_product(
     gpu: &Gpu,
     [m, n, k]: [usize; 3],
@@ -219,7 +219,7 @@ fn parts_and_transposes(gpu: &Gpu) {
     close(&expected, &gpu.download(&out).unwrap(), sums(32), "middle columns");
 }
 
-/// A product that is added, into `into` of its own precision.
+/// Checks a product that is added to its output.
 fn check_added(gpu: &Gpu, [m, n, k]: [usize; 3], precision: Precision) {
     let mut seed = Random(3);
     let (lhs, lhs_values) = random(gpu, &mut seed, k * m, 1.0, precision);
@@ -248,8 +248,7 @@ fn added_in_turns(gpu: &Gpu) {
 
 fn shapes_of_models(gpu: &Gpu) {
     for precision in precisions(gpu) {
-        // A chunk of a vocabulary, wide and narrow sides of a large layer, and what its weights' gradients are made
-        // of.
+        // A chunk of a vocabulary, wide and narrow sides of a large layer, and the shapes of its weights' gradients.
         for shape in [[4, 32_003, 64], [3, 14_336, 40], [8, 64, 14_336]] {
             check_product(gpu, shape, [false, true], precision, precision);
         }
@@ -285,7 +284,7 @@ fn all_ways(gpu: &Gpu) {
     }
 }
 
-/// Attention's inputs, and what the CPU makes of them.
+/// Attention's inputs, and the CPU's results.
 struct Case {
     shape: Shape,
     rows: Vec<f32>,
@@ -301,7 +300,7 @@ fn case(gpu: &Gpu, shape: Shape, sequences: usize, scale: f32, precision: Precis
     (Case { shape, rows: row_values, grad_mixed: of_values }, rows, grad_mixed)
 }
 
-/// Forward and back on the device: mixes, logarithms of sums, and gradients.
+/// Runs both passes on the device; returns outputs, log-sums and gradients.
 fn on_device(gpu: &Gpu, case: &Case, rows: &Array, grad_mixed: &Array) -> [Vec<f32>; 3] {
     let count = case.rows.len() / case.shape.row_width();
     let precision = rows.precision();
@@ -313,7 +312,7 @@ fn on_device(gpu: &Gpu, case: &Case, rows: &Array, grad_mixed: &Array) -> [Vec<f
     [&mixed, &log_sums, &grad_rows].map(|array| gpu.download(array).unwrap())
 }
 
-/// The same on the CPU, in f32.
+/// Runs both passes on the CPU, in f32.
 fn on_cpu(case: &Case) -> [Vec<f32>; 3] {
     let count = case.rows.len() / case.shape.row_width();
     let (mut mixed, mut log_sums) = (vec![0.0; case.grad_mixed.len()], vec![0.0; count * case.shape.heads]);
@@ -323,8 +322,8 @@ fn on_cpu(case: &Case) -> [Vec<f32>; 3] {
     [mixed, log_sums, grad_rows]
 }
 
-/// Bounds of mixes, logarithms and gradients. In 16 bits looks and gradients of scores are rounded between the
-/// products.
+/// Returns the bounds for outputs, log-sums and gradients. In 16 bits, probabilities and gradients of scores are
+/// rounded between the products.
 fn bounds(precision: Precision) -> [f64; 3] {
     match precision {
         Precision::F32 => [4e-5, 2e-6, 1e-4],
@@ -386,7 +385,7 @@ fn extreme_scores(gpu: &Gpu) {
     let got = on_device(gpu, &case, &rows, &grad_mixed);
     for (expected, got) in on_cpu(&case).iter().zip(&got) {
         assert!(got.iter().all(|value| value.is_finite()));
-        // Scores near 1e4 are known to 1e-3 in f32, and so is what is made of them.
+        // Scores near 1e4 are accurate to 1e-3 in f32, and so are their results.
         close(&wide(expected), got, 1e-2, "extreme scores");
     }
 }

@@ -1,4 +1,4 @@
-//! The CPU's kernels against their references on random shapes, and against themselves on other numbers of threads.
+//! Tests of the CPU's kernels against their references on random shapes, and for different numbers of threads.
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
@@ -23,7 +23,7 @@ use mettle_nn::{
 use model::Recipe;
 use proptest::prelude::*;
 
-/// `work` returns the same bits on any number of threads.
+/// Checks that `work` returns the same bits on any number of threads.
 #[track_caller]
 fn assert_same_on_any_threads(work: impl Fn() -> Vec<f32> + Sync) {
     let on = |threads| {
@@ -51,7 +51,7 @@ fn attend_backward(shape: &attention::Shape, rows: &[f32], grad_mixed: &[f32]) -
     grad_rows
 }
 
-/// `Σ mixed·grad_mixed`, exactly.
+/// Returns the exact `Σ mixed·grad_mixed`.
 fn along(shape: &attention::Shape, rows: &[f32], grad_mixed: &[f32]) -> f64 {
     let mixed = attention::reference::forward(shape, rows);
     mixed.iter().zip(grad_mixed).map(|(mixed, &of)| mixed * f64::from(of)).sum()
@@ -64,7 +64,7 @@ proptest! {
     fn products_of_blocks_and_transposes_are_close_to_the_exact_ones(
         rows in 1usize..70, inner in 1usize..70, columns in 1usize..70, left in 0usize..9, rotated: [bool; 2], add: bool,
     ) {
-        // Both stand inside larger matrices, straight or rotated over.
+        // Both are parts of larger matrices, transposed or not.
         let (a, b) = (noise(200 * 200, 1), noise(200 * 200, 2));
         let part = |values, [rows, columns]: [usize; 2], rotated: bool| {
             let whole = Mat::new(values, [200, 200]);
@@ -103,7 +103,7 @@ proptest! {
         rms_norm::forward_from_roots(&x, &gain, &inverse_roots, &mut again);
         prop_assert_eq!(bits(&again), bits(&y));
 
-        // Both gradients are added to what stands there.
+        // Both gradients are added to the existing values.
         let (mut grad_x, mut grad_gain) = (vec![1.0; x.len()], vec![2.0; width]);
         rms_norm::backward(&x, &gain, &inverse_roots, &grad_y, &mut grad_x, &mut grad_gain);
         let (exact_of_x, exact_of_gain) = rms_norm::reference::backward(&x, &gain, 1e-5, &grad_y);
@@ -154,7 +154,7 @@ proptest! {
             rope::rotate_at(&mut x, [queries, keys], row % seq_len, &angles);
             prop_assert_eq!(bits(&x), bits(rotated));
         }
-        // Back is the transpose: queries are scaled twice by 1/√width then.
+        // The inverse is the transpose, so queries are then scaled twice by 1/√width.
         rope::rotate(&mut rotated, row_width, [queries, keys], seq_len, &angles, Rotation::Back);
         for (index, (&x, &back)) in x.iter().zip(&rotated).enumerate() {
             let scale = if index % row_width < queries * width { 1.0 / width as f32 } else { 1.0 };
@@ -173,8 +173,8 @@ proptest! {
 
         let grad_mixed = noise(mixed.len(), seed ^ 1);
         let gradient = attend_backward(&shape, &rows, &grad_mixed);
-        // A key's is a sum over all rows that see it. The worst that was found in a thousand draws is a quarter of
-        // this.
+        // A key's gradient is a sum over all rows that attend to it. The worst error in a thousand samples is a
+        // quarter of this bound.
         assert_close(&gradient, &attention::reference::backward(&shape, &rows, &grad_mixed), 2e-5);
     }
 
@@ -423,7 +423,7 @@ fn the_sigmoid_is_within_four_units_in_the_last_place() {
 fn nan_stays_nan() {
     let shape = attention::Shape { seq_len: 3, heads: 1, kv_heads: 1, head_width: 2 };
     let mut rows = noise(3 * 6, 1);
-    rows[6 + 2] = f32::NAN; // A key of the second row: the first query does not see it.
+    rows[6 + 2] = f32::NAN; // A key of the second row, to which the first query does not attend.
     let (mixed, _) = attend(&shape, &rows);
     assert!(mixed[..2].iter().all(|value| value.is_finite()), "{mixed:?}");
     assert!(mixed[2..].iter().all(|value| value.is_nan()), "{mixed:?}");

@@ -1,5 +1,5 @@
-//! Every reader of bytes against the protocol's: the same bodies accepted, the same numbers found, at every width of
-//! vector unit and with any number of threads.
+//! Tests of every decoder against the protocol's: the same accepted bodies and the same numbers, for every vector
+//! width and number of threads.
 
 #[path = "../../../protocol/fuzz/fast.rs"]
 mod fast;
@@ -28,9 +28,9 @@ use std::{
     sync::{LazyLock, Mutex, PoisonError},
 };
 
-/// Rows with a single value, a full chunk, and a last chunk that is short.
+/// Lengths of tensors with a single value, a full chunk, and a short last chunk.
 const LENGTHS: [usize; 5] = [1, 4096, 63, 5000, 4097];
-/// A tensor of three sections, the last one short, between two small ones.
+/// Lengths of a tensor of three sections, the last one short, between two small tensors.
 const SECTIONS: [usize; 3] = [100, 2 * 262_144 + 9_000, 4096];
 const DENSITIES: [u16; 7] = [1, 2, 64, 65, 512, 1107, 4096];
 
@@ -42,14 +42,14 @@ fn schema(lengths: &[usize]) -> Schema {
     Schema::new(lengths.iter().enumerate().map(row).collect()).unwrap()
 }
 
-/// Runs `check` at every width that the processor has, each with another number of threads.
+/// Runs `check` at every width that the processor supports, each with another number of threads.
 fn at_every_width(check: impl Fn() + Sync) {
     static POOLS: LazyLock<Vec<ThreadPool>> = LazyLock::new(|| {
         let pool = |threads| ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         [1, 2, 3, 7].map(pool).into()
     });
     static TURN: Mutex<usize> = Mutex::new(0);
-    // A test that failed has said so; the others may go on.
+    // A failed test is reported; the others may continue.
     let _alone = crate::WIDTH.lock().unwrap_or_else(PoisonError::into_inner);
     for width in Width::available() {
         limit(width);
@@ -60,7 +60,7 @@ fn at_every_width(check: impl Fn() + Sync) {
     limit(Width::Avx512);
 }
 
-/// Standard normal values.
+/// Returns standard normal values.
 fn gaussian(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed;
     let mut uniform = move || {
@@ -74,7 +74,7 @@ fn gaussian(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(normal).collect()
 }
 
-/// Shown by its head: a failing case is found again by its seed.
+/// Values whose debug output is their start: a failing case is reproduced by its seed.
 #[derive(Clone)]
 struct Values(Vec<f32>);
 
@@ -84,7 +84,7 @@ impl std::fmt::Debug for Values {
     }
 }
 
-/// All kinds of finite floats, alone and mixed; and values that stand together at one end of each chunk.
+/// Generates all kinds of finite floats, alone and mixed, and values that are concentrated at one end of each chunk.
 fn values(count: usize) -> impl Strategy<Value = Values> {
     let kinds = prop_oneof![
         Just(0.0f32),
@@ -119,7 +119,7 @@ fn density() -> impl Strategy<Value = u16> {
     prop_oneof![4 => prop::sample::select(&DENSITIES[..]), 1 => 1u16..=4096]
 }
 
-/// Something that may be done to a body.
+/// Damage to a body.
 #[derive(Clone, Debug)]
 enum Damage {
     Flip {
@@ -141,18 +141,18 @@ enum Damage {
         at: usize,
         byte: u8,
     },
-    /// The first byte of a section, and so its parameter.
+    /// Changes the first byte of a section, its Rice parameter.
     Rice {
         section: usize,
         rice: u8,
     },
-    /// The levels of a section's first chunk.
+    /// Changes the levels of a section's first chunk.
     Levels {
         section: usize,
         lo: u8,
         hi: u8,
     },
-    /// Another length before a section.
+    /// Changes the length before a section.
     Length {
         section: usize,
         length: u32,
@@ -232,22 +232,22 @@ impl Damage {
     }
 }
 
-/// Of a chunk: its levels, and of every entry its gap, sign and magnitude.
+/// Levels of a chunk, and gap, sign and magnitude of every entry.
 type SpelledChunk = ([u8; 2], Vec<(u16, bool, bool)>);
 
-/// A section spelled out by hand: well-formed for any parameter, canonical or not.
+/// Section in explicit form: well-formed for any parameter, canonical or not.
 #[derive(Clone, Debug)]
 struct Spelling {
     rice: u8,
     chunks: Vec<SpelledChunk>,
-    /// Bits that follow.
+    /// Bits after the section.
     behind: Vec<bool>,
 }
 
-/// The length of its tensor, of which 32 in 4096 are sent.
+/// Length of its tensor, of which 32 in 4096 values are sent.
 const SPELLED: usize = 4096 + 600;
 
-/// Mistakes of every kind, each of them seldom: most spellings have one or none.
+/// Generates sections with rare mistakes of every kind: most have one or none.
 fn spelling() -> impl Strategy<Value = Spelling> {
     let levels = (
         prop_oneof![1 => Just(0u8), 4 => any::<u8>()],
@@ -300,7 +300,7 @@ impl Spelling {
     }
 }
 
-/// One contribution, decoded by the protocol.
+/// Returns one contribution, and the protocol's decoding of it.
 fn sent(schema: &Schema, density: u16, values: &[f32]) -> (Vec<u8>, Sparse) {
     let body = contribution::encode(schema, Density(density), values).unwrap();
     let update = contribution::decode(schema, Density(density), &body).unwrap();
@@ -340,7 +340,7 @@ proptest! {
         sections in prop::collection::vec(
             (0u8..14, prop::collection::vec(any::<u8>(), 0..64), 0.0f64..1.0, any::<u8>(), 0.0f64..0.2), 5),
     ) {
-        // Lengths that can be, so that it is the rest which decides.
+        // The lengths are possible, so that the remaining bytes decide.
         let (schema, layout) = (schema(&LENGTHS), Layout::new(&LENGTHS, density).unwrap());
         let mut body = Vec::new();
         for ((rice, pattern, fill, byte, longer), place) in sections.iter().zip(layout.sections()) {
@@ -475,7 +475,7 @@ fn tensors_of_many_sections_are_decoded_and_merged_as_the_protocol_does() {
 
 #[test]
 fn more_inputs_than_a_byte_counts_are_merged_as_the_protocol_does() {
-    // All of them hit the same places.
+    // All inputs have the same positions.
     let row: Vec<f32> = gaussian(5, 5000);
     merges_alike(&[5000], 64, 65, &vec![row; 300], &vec![0.0; 5000]);
 }

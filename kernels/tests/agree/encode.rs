@@ -1,5 +1,5 @@
-//! The fast encoder against the words of the format: the same bytes and the same residual, bit for bit, for every
-//! input, density, width of vectors and number of threads.
+//! Tests of the fast encoder against the reference: the same bytes and the same residual, bit for bit, for every
+//! input, density, vector width and number of threads.
 
 use crate::common::bits;
 use kernels::{
@@ -16,7 +16,7 @@ use std::convert::Infallible;
 
 const DENSITIES: [u16; 10] = [1, 2, 63, 64, 65, 256, 512, 1107, 4095, 4096];
 
-/// Runs `body` once for each width that the processor has, and says which it lacks.
+/// Runs `body` once for each width that the processor supports, and prints the missing ones.
 fn at_every_width(mut body: impl FnMut(Width)) {
     let _turn = crate::WIDTH.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let mut run = 0;
@@ -42,7 +42,7 @@ fn schema(lengths: &[usize]) -> Schema {
     Schema::new(lengths.iter().enumerate().map(row).collect()).unwrap()
 }
 
-/// A step, and what to do with what is sent.
+/// Step before encoding.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Nothing,
@@ -71,7 +71,7 @@ impl Case {
         }
     }
 
-    /// The body, and the residual after it, by the slow words.
+    /// Returns the body and the new residual, by the reference code.
     fn expected(&self, density: u16, step: Step, feedback: Feedback) -> (Vec<u8>, Vec<f32>) {
         let mut stepped = self.residual.clone();
         match step {
@@ -110,7 +110,7 @@ impl Case {
     }
 }
 
-/// Bell-shaped noise, the same for a seed on every machine.
+/// Returns bell-shaped noise, the same for a seed on every machine.
 fn noise(length: usize, seed: u32) -> Vec<f32> {
     let mut state = u64::from(seed) * 2 + 1;
     let mut uniform = move || {
@@ -120,7 +120,7 @@ fn noise(length: usize, seed: u32) -> Vec<f32> {
     (0..length).map(|_| (uniform() + uniform() + uniform() + uniform()) * 1e-3).collect()
 }
 
-/// What is hard for a selection, a sum or a level, each `length` long.
+/// Returns difficult inputs for selection, sums or levels, each `length` long.
 fn nasty(length: usize) -> Vec<(&'static str, Vec<f32>)> {
     let of = |value: &dyn Fn(usize) -> f32| (0..length).map(value).collect::<Vec<f32>>();
     let sign = |index: usize| if index.is_multiple_of(2) { 1.0 } else { -1.0 };
@@ -212,7 +212,7 @@ fn several_sections_give_the_same_bytes_for_every_number_of_threads() {
     }
 }
 
-/// Many small sections: more than one batch for any number of threads.
+/// Many small sections make more than one batch for any number of threads.
 #[test]
 fn many_batches_are_handed_on_in_order_as_lengths_and_sections() {
     let lengths: Vec<usize> = (0..333).map(|index| 1 + index * 31 % 300).collect();
@@ -232,7 +232,7 @@ fn many_batches_are_handed_on_in_order_as_lengths_and_sections() {
         assert_eq!(pieces.len(), 2 * layout.sections().len());
         assert!(pieces.concat() == expected);
     };
-    // Asked for by a thread that is not of the pool, and by one that is.
+    // Called by a thread outside of the pool, and by one inside.
     in_pieces();
     for threads in [1, 2, 3, 7] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -301,7 +301,7 @@ fn the_first_value_that_is_not_finite_is_named_whatever_the_threads() {
                 assert_eq!(encode::encode(&layout, &mut residual, source, Feedback::Spend), Err(expected));
             }
         }
-        // Finite, but not once it is stepped.
+        // Finite before the step, but not after it.
         let mut residual = vec![f32::MAX; length];
         let source = Source::Delta { decay: 1.0, delta: &vec![f32::MAX; length] };
         let expected = EncodeError::NotFinite { tensor: 0, position: 0 };

@@ -1,6 +1,6 @@
-//! Every kernel against its reference, bit for bit, and the figures that do not depend on the machine.
+//! Tests of every kernel against its reference, bit for bit, and of the figures that do not depend on the machine.
 
-// The shared checks use the name that the fuzz targets know the crate by.
+// The shared checks use the crate's name in the fuzz targets.
 extern crate protocol as mettle_protocol;
 
 #[path = "../common/mod.rs"]
@@ -12,5 +12,5 @@ mod sparse;
 
 use std::sync::Mutex;
 
-/// Which width is in use is the whole process's: tests that choose it take turns.
+/// Lock for tests that set the vector width, which applies to the whole process.
 static WIDTH: Mutex<()> = Mutex::new(());

@@ -1,4 +1,4 @@
-//! The report as its reader runs it: what it promises in figures that do not depend on the machine.
+//! Tests of the report program: its figures that do not depend on the machine.
 
 use serde_json::Value;
 use std::process::{Command, Output};

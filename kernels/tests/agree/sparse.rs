@@ -1,17 +1,17 @@
-//! Sparse steps against the reference, on random shapes.
+//! Tests of sparse steps against the reference, on random shapes.
 
 use crate::common::{bits, noise};
 use kernels::sparse;
 use proptest::prelude::*;
 use protocol::contribution::{Schema, Sparse, SparseTensor, TensorSpec};
 
-/// Values with every kind of exponent, signed zeros and subnormals among them, but no NaN.
+/// Generates values with every kind of exponent, including signed zeros and subnormals, without NaN.
 fn any_value() -> impl Strategy<Value = f32> {
     use proptest::num::f32::{NEGATIVE, NORMAL, POSITIVE, SUBNORMAL, ZERO};
     POSITIVE | NEGATIVE | NORMAL | SUBNORMAL | ZERO
 }
 
-/// A vector, and a sparse step on it: positions ascend, one value for each.
+/// Generates a vector and a sparse step on it, with ascending positions and one value for each.
 fn a_step(len: usize) -> impl Strategy<Value = (Vec<f32>, Vec<u32>, Vec<f32>, f32)> {
     let entries = prop::collection::btree_map(0..len as u32, any_value(), 0..len);
     (prop::collection::vec(any_value(), len), entries, any_value()).prop_map(|(theta, entries, rate)| {

@@ -1,7 +1,7 @@
-//! What several test programs need.
+//! Helpers of several test programs.
 #![allow(dead_code, reason = "each program uses a part of it")]
 
-/// Numbers between −1 and 1 from a small generator.
+/// Returns numbers between −1 and 1 from a small generator.
 pub fn noise(len: usize, seed: u32) -> Vec<f32> {
     let mut state = u64::from(seed) << 1 | 1;
     let mut next = || {
@@ -13,12 +13,12 @@ pub fn noise(len: usize, seed: u32) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// All that equality of values leaves out: zeros have signs.
+/// Returns the bits of values, which unlike equality distinguish the signs of zeros.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// All values within `bound` of the exact ones, beside those larger than 1 within that share of them.
+/// Checks that all values are within `bound` of the exact ones, or within that share of those larger than 1.
 #[track_caller]
 pub fn assert_close(close: &[f32], exact: &[f64], bound: f64) {
     assert_eq!(close.len(), exact.len());

@@ -1,4 +1,4 @@
-//! Burn's engine on the CPU: the suite of all engines; and beside the fused engine, whose oracle it is.
+//! Tests of Burn's engine on the CPU: the suite of all engines, and a comparison with the fused engine.
 
 use model::{ModelConfig, Optimiser, Recipe, init_flat};
 use nn::{
@@ -31,7 +31,7 @@ macro_rules! tests {
 }
 nn::for_each_check!(tests);
 
-/// With `UPDATE_EXPECT=1` it writes the file first.
+/// With `UPDATE_EXPECT=1` the test writes the file first.
 #[test]
 fn the_recorded_results_are_those_of_burn() {
     if std::env::var_os("UPDATE_EXPECT").is_some() {
@@ -71,13 +71,13 @@ proptest! {
         let [(loss, gradients), (exact_loss, exact)] =
             [fused(), burn()].map(|suite| loss_and_gradients(&suite, &config, &recipe, &flat, &batch));
         prop_assert!((loss - exact_loss).abs() < 2e-4 * exact_loss.max(1.0), "{loss} and {exact_loss}");
-        // A norm scales up a row near zero, and its rounding with it.
+        // A norm scales up a row near zero, including its rounding errors.
         let error = gradient_error(&gradients, &exact);
         prop_assert!(error < 5e-3, "gradients {error:.1e} apart");
     }
 }
 
-/// Two ranks with Burn's engine each, in threads; the optimiser is that of the ranks.
+/// Two ranks, each a thread with Burn's engine; the optimiser is that of the ranks.
 #[test]
 fn ranks_with_burns_engine_take_its_steps_by_adamw_and_by_muon() {
     use nn::{

@@ -1,7 +1,7 @@
-//! `train-report` on a GPU: the device that `GPU_DEVICE` names, `vulkan` by default. Without one its tests are
-//! counted as ignored.
+//! Tests of `train-report` on a GPU: the device that `GPU_DEVICE` names, `vulkan` by default. Without a GPU, the tests
+//! are counted as ignored.
 
-// The harness knows it by its real name.
+// The harness uses the crate's real name.
 extern crate nn as mettle_nn;
 
 #[path = "../../tests/common/harness.rs"]

@@ -1,4 +1,4 @@
-//! The report as a user runs it.
+//! Tests of the report program as a user runs it.
 
 use serde_json::Value;
 use std::process::{Command, Output};
@@ -25,7 +25,7 @@ fn the_report_holds_what_was_measured_of_each_preset() {
         assert!(losses.last() < losses.first(), "a repeated batch is learnt");
         assert!(number("cpu_ms_per_step_min") <= number("cpu_ms_per_step"));
     }
-    // Each in its own process: peaks are apart.
+    // Each preset has its own process, so the peaks differ.
     if let [Some(small), Some(large)] = [0, 1].map(|at| presets[at]["memory_peak_bytes"].as_f64()) {
         assert!(small < large, "{small} {large}");
         let estimate = presets[1]["memory_estimate_bytes"].as_f64().unwrap();

@@ -1,4 +1,4 @@
-//! Optimisers: what turns a gradient into a step of the weights.
+//! Optimisers, which convert a gradient into a step of the weights.
 
 pub mod adamw;
 pub mod muon;
@@ -9,28 +9,28 @@ use crate::engine::take_mut;
 use adamw::{Coefficients, Parameter};
 use model::{ModelConfig, Optimiser, Recipe};
 
-/// What changes from step to step.
+/// Parameters of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepParams {
-    /// Counted from 1.
+    /// Number of the step, from 1.
     pub step: u64,
     pub learning_rate: f64,
-    /// The factor that clips the gradient: 1, or less where it is too long.
+    /// Factor that clips the gradient, at most 1.
     pub gradient_scale: f64,
 }
 
-/// The optimiser of one tensor, `index` in schema order. Muon is for the matrices inside the layers: not for the
-/// embedding, the first tensor, whose rows are tokens and no directions, and not for a norm's gain, one row.
+/// Returns the optimiser of tensor `index` in schema order. Muon applies to the matrices inside the layers. It does
+/// not apply to the embedding, the first tensor, whose rows are tokens, or to a norm's gain, a single row.
 pub fn optimiser_of(optimiser: Optimiser, index: usize, shape: [usize; 2]) -> Optimiser {
     if index > 0 && shape[0] > 1 { optimiser } else { Optimiser::AdamW }
 }
 
-/// A tensor's weight decay: none for a norm's gain, one row, which must not be pulled to zero.
+/// Returns a tensor's weight decay: 0 for a norm's gain, a single row, which must not decay to zero.
 pub fn weight_decay(recipe: &Recipe, shape: [usize; 2]) -> f64 {
     if shape[0] > 1 { recipe.weight_decay } else { 0.0 }
 }
 
-/// Values of all moments: mean and square of a tensor that AdamW steps, the mean alone where Muon does.
+/// Returns the number of values of all moments: mean and square for a tensor of AdamW, only the mean for Muon.
 pub fn moment_count(config: &ModelConfig, optimiser: Optimiser) -> usize {
     let shapes = config.shapes().into_iter().enumerate();
     let values = |(index, (_, shape)): (usize, (String, [usize; 2]))| {
@@ -43,7 +43,7 @@ pub fn moment_count(config: &ModelConfig, optimiser: Optimiser) -> usize {
     shapes.map(values).sum()
 }
 
-/// What a step needs to know of a tensor, or of a part of one that AdamW steps.
+/// Properties of a tensor, or of a part of an AdamW tensor, that a step needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tensor {
     pub shape: [usize; 2],
@@ -52,14 +52,14 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Tensor `index` of a model in schema order.
+    /// Returns the properties of a model's tensor `index` in schema order.
     pub fn of(recipe: &Recipe, index: usize, shape: [usize; 2]) -> Tensor {
         let optimiser = optimiser_of(recipe.optimiser, index, shape);
         Tensor { shape, optimiser, decay: weight_decay(recipe, shape) }
     }
 }
 
-/// Steps `weights` along `gradient` on the CPU. Takes the moments off the front of `moments`.
+/// Updates `weights` with `gradient` on the CPU. Takes the tensor's moments off the front of `moments`.
 pub(crate) fn step(
     recipe: &Recipe,
     params: &StepParams,

@@ -1,28 +1,28 @@
-//! Muon's step for one matrix: momentum whose singular values are all made nearly one (Keller Jordan, 2024).
+//! Muon's step for one matrix: momentum whose singular values are all moved close to one (Keller Jordan, 2024).
 //!
-//! Nesterov momentum, then five steps of a Newton–Schulz iteration whose quintic polynomial moves every singular
-//! value to between 0.7 and 1.2. The step is scaled by `0.2·√max(rows, columns)` (Liu et al., "Muon is scalable for
-//! LLM training", 2025), so that it changes a weight about as much as AdamW and both share one learning rate and
-//! weight decay. PyTorch has the same as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, iterating in bf16
-//! instead of f32.
+//! Nesterov momentum, then five steps of a Newton–Schulz iteration whose quintic polynomial moves every singular value
+//! to between 0.7 and 1.2. The step is scaled by `0.2·√max(rows, columns)` (Liu et al., "Muon is scalable for LLM
+//! training", 2025), so that it changes a weight about as much as AdamW and both share one learning rate and weight
+//! decay. PyTorch's `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")` is the same, but iterates in bf16 instead of
+//! f32.
 
 use super::{StepParams, norm::norm_squared};
 use crate::layers::matmul::{Mat, MatMut, Threads, Write, matmul};
 
-/// The share of the mean gradient that a step keeps.
+/// Share of the mean gradient that a step keeps.
 pub const MOMENTUM: f64 = 0.95;
 pub const ITERATIONS: usize = 5;
-/// The quintic `a·x + b·x³ + c·x⁵`.
+/// Coefficients of the quintic `a·x + b·x³ + c·x⁵`.
 pub const QUINTIC: [f64; 3] = [3.4445, -4.7750, 2.0315];
-/// The least norm to divide by: a matrix of zeros has no direction.
+/// Lower bound of the norm that avoids division by zero.
 pub const NORM_MIN: f64 = 1e-7;
 
-/// The factor of a step of this shape, so that its root mean square is that of AdamW, 0.2 learning rates.
+/// Returns the factor of a step of this shape that gives it AdamW's root mean square, 0.2 learning rates.
 pub fn step_scale([rows, columns]: [usize; 2]) -> f64 {
     0.2 * (rows.max(columns) as f64).sqrt()
 }
 
-/// Buffers of a step: under four matrices.
+/// Buffers of a step, together smaller than four matrices.
 #[derive(Debug, Default)]
 pub struct Scratch {
     direction: Vec<f32>,
@@ -31,17 +31,17 @@ pub struct Scratch {
     fourth: Vec<f32>,
 }
 
-/// A matrix's weights and momentum.
+/// Weights and momentum of a matrix.
 pub struct Matrix<'a> {
     pub shape: [usize; 2],
     pub weights: &'a mut [f32],
     pub mean: &'a mut [f32],
 }
 
-/// One step with weight decay `decay`.
+/// Takes one step with weight decay `decay`.
 ///
 /// # Panics
-/// If a slice is not of the matrix's shape.
+/// If a slice does not have the matrix's shape.
 pub fn step(params: &StepParams, decay: f64, matrix: Matrix, gradient: &[f32], scratch: &mut Scratch) {
     let Matrix { shape, weights, mean } = matrix;
     let len = shape[0] * shape[1];
@@ -65,13 +65,13 @@ pub fn step(params: &StepParams, decay: f64, matrix: Matrix, gradient: &[f32], s
     }
 }
 
-/// Replaces `scratch.direction` by the nearly orthogonal matrix that the iterations give.
+/// Replaces `scratch.direction` with the nearly orthogonal result of the iterations.
 fn orthogonalise(shape: [usize; 2], scratch: &mut Scratch) {
     let Scratch { direction: x, product, square, fourth } = scratch;
     let norm = (norm_squared(x).sqrt() as f32).max(NORM_MIN as f32);
     x.iter_mut().for_each(|value| *value /= norm);
     let [a, b, c] = QUINTIC.map(|coefficient| coefficient as f32);
-    // The product of the short side with itself is the cheaper one.
+    // The product along the short side is cheaper.
     let tall = shape[0] > shape[1];
     let short = shape[0].min(shape[1]);
     product.resize(x.len(), 0.0);
@@ -99,7 +99,7 @@ fn set(into: &mut [f32], shape: [usize; 2], a: Mat, b: Mat) {
 mod tests {
     use super::*;
 
-    /// Between −1 and 1, and of full rank: a sine of the position alone has rank two.
+    /// Returns noise between −1 and 1 of full rank. A plain sine of the position would have rank two.
     fn noise([rows, columns]: [usize; 2], seed: usize) -> Vec<f64> {
         let value = |at: usize| (((at * 7919 + seed * 104_729) as f64).sin() * 43_758.545).fract();
         (0..rows * columns).map(value).collect()
@@ -119,7 +119,7 @@ mod tests {
         wide(&scratch.direction)
     }
 
-    /// Row by column.
+    /// Multiplies rows by columns.
     fn product(one: &[f64], other: &[f64], inner: usize) -> Vec<f64> {
         let (rows, columns) = (one.len() / inner, other.len() / inner);
         let at = |row: usize, column: usize| -> f64 {
@@ -132,7 +132,7 @@ mod tests {
         (0..columns).flat_map(|column| matrix.iter().skip(column).step_by(columns).copied()).collect()
     }
 
-    /// `zeropower_via_newtonschulz5` of the published code, in `f64`.
+    /// Computes `zeropower_via_newtonschulz5` of the published code, in `f64`.
     fn published(matrix: &[f64], [rows, columns]: [usize; 2]) -> Vec<f64> {
         let (a, b, c) = (3.4445, -4.7750, 2.0315);
         let tall = rows > columns;

@@ -1,15 +1,15 @@
-//! The sum of squares of a gradient, the same bits for every number of threads.
+//! Sum of squares of a gradient, with the same bits for every number of threads.
 //!
-//! Order of summation: the vector is cut into chunks of 4096. In a chunk the square of value `i`, exact in `f64`, is
+//! Order of summation: the vector is split into chunks of 4096. In a chunk the square of value `i`, exact in `f64`, is
 //! added to partial sum `i mod 16`; the sixteen are added in ascending order, and then the chunks.
 
 use kernels::lanes::{LANES, widest};
 use rayon::prelude::*;
 
-/// Values of a chunk.
+/// Number of values of a chunk.
 pub const CHUNK: usize = 4096;
 
-/// `Σ x²`, one value after the other in the order above.
+/// Computes `Σ x²` one value at a time, in the order above.
 pub fn norm_squared_reference(values: &[f32]) -> f64 {
     let mut total = 0.0;
     for chunk in values.chunks(CHUNK) {
@@ -22,17 +22,17 @@ pub fn norm_squared_reference(values: &[f32]) -> f64 {
     total
 }
 
-/// `Σ x²`: the bits of [`norm_squared_reference`], by vectors and threads.
+/// Computes `Σ x²` with vectors and threads, with the bits of [`norm_squared_reference`].
 pub fn norm_squared(values: &[f32]) -> f64 {
     sum_chunks(&chunks_squared(values))
 }
 
-/// `Σ x²` of each chunk.
+/// Computes `Σ x²` of each chunk.
 pub fn chunks_squared(values: &[f32]) -> Vec<f64> {
     values.par_chunks(CHUNK).map(chunk).collect()
 }
 
-/// The sum of what [`chunks_squared`] gave for a whole vector.
+/// Returns the sum of the results of [`chunks_squared`] for a whole vector.
 pub fn sum_chunks(chunks: &[f64]) -> f64 {
     // Not `sum`, which starts at −0 and would return it for an empty vector.
     chunks.iter().fold(0.0, |total, chunk| total + chunk)

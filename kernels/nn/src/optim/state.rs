@@ -1,7 +1,7 @@
-//! The optimiser's state as bytes.
+//! Serialisation of the optimiser's state.
 //!
-//! The state is a miner's own, but it must survive a crash to the bit (PROT-10). Its format depends on no engine, so a
-//! state written by one engine is read by any other.
+//! The state is private to a miner, but must survive a crash bit for bit (PROT-10). Its format does not depend on the
+//! engine, so every engine can read the state of any other.
 //!
 //! Layout: magic (8 bytes, the last is the version), schema digest (32), steps (`u64`), the moments tensor by tensor
 //! in schema order (`f32`: mean, then square where there is one), BLAKE3 digest of all that (32). Numbers are
@@ -12,7 +12,7 @@ use model::Optimiser;
 use protocol::Digest;
 use std::io::{self, Read, Write};
 
-/// Values that are converted at a time.
+/// Number of values that are converted at a time.
 const PIECE: usize = 1 << 16;
 
 const fn magic(optimiser: Optimiser) -> &'static [u8; 8] {
@@ -22,7 +22,7 @@ const fn magic(optimiser: Optimiser) -> &'static [u8; 8] {
     }
 }
 
-/// Why a saved state cannot be used.
+/// Reason why a saved state cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
     #[error("this is no optimiser state, or one of another release")]
@@ -44,7 +44,7 @@ pub enum StateError {
 /// Writes the state.
 ///
 /// # Errors
-/// Those of `sink`, and those of the device that `moments` come from.
+/// If `sink` or the device of `moments` fails.
 pub(crate) fn write(
     optimiser: Optimiser,
     schema: &Digest,
@@ -64,7 +64,7 @@ pub(crate) fn write(
     sink.write_all(hasher.finalize().as_bytes())
 }
 
-/// Hands the values of all blocks to `put` as little-endian bytes.
+/// Passes the values of all blocks to `put` as little-endian bytes.
 pub(crate) fn write_values(
     blocks: Blocks<'_>,
     put: &mut dyn FnMut(&[u8]) -> io::Result<()>,
@@ -80,7 +80,7 @@ pub(crate) fn write_values(
     Ok(())
 }
 
-/// Reads what [`write`] wrote and not a byte more: the steps and the `count` values of the moments.
+/// Reads exactly the bytes of [`write`]: the steps and the `count` values of the moments.
 ///
 /// # Errors
 /// If the state is damaged, or not of this optimiser and schema, or `source` fails.

@@ -1,5 +1,5 @@
 //! Tests that need a GPU, on the device that `GPU_DEVICE` names, `vulkan` by default; a software device (lavapipe) is
-//! enough. Where there is none they are counted as ignored, with the reason: so each is a program without the usual
+//! enough. Without a device they are counted as ignored, with the reason, so each is a program without the usual
 //! harness.
 
 #[path = "harness.rs"]
@@ -8,7 +8,7 @@ mod harness;
 use harness::Found;
 use mettle_nn::{Device, EngineKind, Precision, gpu::Gpu};
 
-/// A test's name, and what it does on a device.
+/// Name of a test, and its function.
 pub type Test = (&'static str, fn(&Gpu));
 
 /// Runs the tests on the named device.
@@ -27,7 +27,7 @@ pub fn main(tests: &[Test]) -> ! {
     harness::main(tests, found, |test| test(gpu.as_ref().expect("tests run on a device that opened")))
 }
 
-/// The precisions of the device.
+/// Returns the precisions of the device.
 pub fn precisions(gpu: &Gpu) -> Vec<Precision> {
     [Precision::F32, Precision::Bf16, Precision::F16]
         .into_iter()

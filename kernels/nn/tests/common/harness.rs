@@ -1,20 +1,20 @@
-//! A test program without the usual harness, which prints what that prints: its tests need a device, and where there
-//! is none they are counted as ignored, with the reason.
+//! A test program without the usual harness but with its output. Its tests need a device; without one they are counted
+//! as ignored, with the reason.
 
 use mettle_nn::DeviceError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The device that the tests need.
 pub enum Found {
-    /// Its description.
+    /// Description of the device.
     Ready(String),
-    /// The reason.
+    /// Reason for the absence.
     Absent(String),
-    /// The reason why it cannot be used, which is a failure.
+    /// Reason why the device cannot be used, which is a failure.
     Broken(String),
 }
 
-/// Whether the error says that the machine or the build has no such device.
+/// Returns whether the error means that the machine or the build lacks the device.
 pub fn is_absent(error: &DeviceError) -> bool {
     matches!(
         error,
@@ -25,7 +25,7 @@ pub fn is_absent(error: &DeviceError) -> bool {
     )
 }
 
-/// The value of `GPU_DEVICE`, or `vulkan`.
+/// Returns the value of `GPU_DEVICE`, or `vulkan`.
 pub fn device_name() -> String {
     std::env::var("GPU_DEVICE").unwrap_or_else(|_| "vulkan".into())
 }

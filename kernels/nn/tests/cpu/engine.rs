@@ -1,4 +1,4 @@
-//! The fused engine on the CPU: the suite of all engines, and training on text with a structure.
+//! Tests of the fused engine on the CPU: the suite of all engines, and training on structured text.
 
 use mettle_nn::{
     Device, Evaluator, Trainer,
@@ -32,7 +32,7 @@ fn losses_gradients_and_steps_are_those_recorded_from_burn() {
     Recorded::of_burn().check(&suite());
 }
 
-/// The loss of unseen sequences after training, over that of a uniform guess.
+/// Returns the loss of unseen sequences after training, relative to that of a uniform guess.
 fn share_of_uniform_loss(recipe: &Recipe) -> f64 {
     let config = tiny();
     let flat = init_flat(&config, 1).unwrap();
@@ -64,8 +64,8 @@ fn muon_learns_it_too() {
     assert!(share < 0.5, "{share}");
 }
 
-/// However a machine orders its sums, its loss is off the exact one by rounding alone. An audit tolerates 1e-5 nats
-/// per token between two machines: twenty times the error of one.
+/// For every order of sums, a machine's loss differs from the exact one only by rounding. An audit tolerates 1e-5 nats
+/// per token between two machines, twenty times the error of one.
 #[test]
 fn rounding_changes_a_loss_by_less_than_an_audit_tolerates() {
     for preset in ["117k", "localnet", "1m"] {
@@ -106,7 +106,7 @@ fn the_number_of_threads_changes_no_bit() {
 
 #[test]
 fn the_weights_of_presets_come_back_as_they_were_loaded() {
-    // The small ones.
+    // Only the small presets.
     for name in &ModelConfig::PRESETS[..4] {
         let config = ModelConfig::preset(name).unwrap();
         let flat: Vec<f32> = (0..config.parameters()).map(|i| (i as f32).sin()).collect();

@@ -1,7 +1,7 @@
-//! Models are imported and exported with every bit, and have the logits that `transformers` computes.
+//! Tests that models are imported and exported with every bit, and have the logits that `transformers` computes.
 //!
-//! `hugging-face/` was made by `transformers` 5.23.0 and PyTorch 2.15.0 (`make.py` beside it). Whole models against
-//! whichever version is installed: `scripts/compare-transformers`.
+//! `hugging-face/` was made by `transformers` 5.23.0 and PyTorch 2.15.0 (`make.py` beside it).
+//! `scripts/compare-transformers` compares whole models with the installed version.
 
 use mettle_nn::{
     Device, Evaluator, Precision,

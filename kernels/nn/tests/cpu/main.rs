@@ -1,4 +1,4 @@
-//! The fused engine on the CPU, alone and by several ranks, and its models on Hugging Face.
+//! Tests of the fused engine on the CPU, alone and with several ranks, and of Hugging Face models.
 
 mod engine;
 mod hugging_face;

@@ -1,4 +1,5 @@
-//! Ranks as threads: the suite of all engines; the bits of one engine for any number of ranks; and ranks that fail.
+//! Tests of ranks as threads: the suite of all engines, the bits of one engine for any number of ranks, and failing
+//! ranks.
 
 use mettle_nn::{
     Device, Engine, MemoryEstimate, ModelError, Trainer,
@@ -79,7 +80,7 @@ fn trainer(ranks: usize, config: &ModelConfig, recipe: &Recipe, flat: &[f32]) ->
     Trainer::from_engine(config, recipe, Box::new(engine)).unwrap()
 }
 
-/// Losses, norms, weights and moments of a few steps, to the bit.
+/// Returns the exact losses, norms, weights and moments of a few steps.
 fn train(
     trainer: &mut Trainer,
     config: &ModelConfig,
@@ -132,13 +133,13 @@ fn a_state_of_some_ranks_is_continued_by_any_other_number_to_the_bit() {
     }
 }
 
-/// An engine of a rank that has a fault in some of its micro-batches, or adds them up as a GPU's does.
+/// Engine of a rank that has a fault in some of its micro-batches, or adds them up like a GPU's.
 struct Changed {
     engine: Box<dyn RankEngine>,
-    /// Whether the gradient of the next micro-batch is no number.
+    /// Returns whether the gradient of the next micro-batch is NaN.
     fault: fn() -> Result<bool, ModelError>,
     adds: bool,
-    /// Sequences of a micro-batch.
+    /// Number of sequences of a micro-batch.
     micro_batch: usize,
 }
 
@@ -171,7 +172,7 @@ impl RankEngine for Changed {
                 };
                 losses.extend(self.engine.micro_batches(micro_batch, rows, &mut add)?);
             }
-            // All tensors at once, as an engine does that cannot stop in its backward pass.
+            // All tensors at once, like an engine that cannot stop in its backward pass.
             reduce(0..sum.len(), &mut |part, values| {
                 values.extend_from_slice(&sum[part]);
                 Ok(())
@@ -200,7 +201,7 @@ impl RankEngine for Changed {
     }
 }
 
-/// Rank 2 with a fault, the others without.
+/// Opens rank 2 with a fault, the others without.
 fn faulty(
     rank: usize,
     config: &ModelConfig,
@@ -217,12 +218,12 @@ fn adding(config: &ModelConfig, recipe: &Recipe, flat: &[f32]) -> Opened {
     Ok(Box::new(Changed { engine, fault: || Ok(false), adds: true, micro_batch: recipe.micro_batch }))
 }
 
-/// Whether this is the last of the micro-batches that are counted.
+/// Returns whether this is the last of the counted micro-batches.
 fn is_last(left: &AtomicU32) -> bool {
     left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) == Ok(1)
 }
 
-/// A trainer of three ranks, of which rank 2 has the fault.
+/// Returns a trainer of three ranks, of which rank 2 has the fault.
 fn with_fault(
     config: &ModelConfig,
     recipe: &Recipe,
@@ -235,13 +236,13 @@ fn with_fault(
     Trainer::from_engine(config, recipe, Box::new(engine)).unwrap()
 }
 
-/// As on GPUs: an engine adds up its micro-batches, and their sum is exchanged.
+/// An engine adds up its micro-batches and their sum is exchanged, as on GPUs.
 #[test]
 fn ranks_that_add_up_their_micro_batches_repeat_to_the_bit_and_stay_beside_one_engine() {
     let config = ModelConfig::preset("117k").unwrap();
     let flat = init_flat(&config, 1).unwrap();
     for optimiser in [Optimiser::AdamW, Optimiser::Muon] {
-        // 8 sequences are three micro-batches: of four ranks one has none.
+        // 8 sequences are three micro-batches: one of four ranks has none.
         let recipe = Recipe { micro_batch: 3, optimiser, ..recipe() };
         let mut alone = Trainer::new(&config, &recipe, Device::CPU, &flat).unwrap();
         let (_, exact, _) = train(&mut alone, &config, 0..3);
@@ -269,7 +270,7 @@ fn ranks_that_add_up_their_micro_batches_repeat_to_the_bit_and_stay_beside_one_e
     }
 }
 
-/// Takes steps until one fails; then the trainer goes on from a snapshot to the bits of one that nothing happened to.
+/// Takes steps until one fails; then the trainer continues from a snapshot to the bits of one without a fault.
 #[track_caller]
 fn check_fault(patience: Duration, open: fn(usize, &ModelConfig, &Recipe, &[f32]) -> Opened, says: &str) {
     let config = conformance::tiny();
@@ -287,7 +288,7 @@ fn check_fault(patience: Duration, open: fn(usize, &ModelConfig, &Recipe, &[f32]
         steps.find_map(|step| step.err().filter(|error| !matches!(error, ModelError::NotFinite { .. })));
     let error = error.expect("the fault was found").to_string();
     assert!(error.contains(says), "{error}");
-    // Nothing goes on from a state that is lost.
+    // Training cannot continue from a lost state.
     let again = trainer.step(&batch).unwrap_err().to_string();
     assert!(again.contains("are lost: the next window"), "{again}");
     assert!(trainer.write_state(&mut Vec::new()).is_err());
@@ -377,7 +378,7 @@ fn ranks_that_do_not_connect_are_an_error_and_no_panic() {
     let refused = DataParallel::open(&config, &recipe(), &flat, &local, connect).err();
     assert_eq!(refused, Some(ModelError::Ranks { why: "there is none".into() }));
 
-    // A rank whose device is not there says why.
+    // A rank with a missing device reports the reason.
     let absent = connect_absent();
     let refused = DataParallel::open(&config, &recipe(), &flat, &local, absent).err().unwrap().to_string();
     assert!(refused.contains("rank 1 gave up: ") && refused.contains("cuda:99"), "{refused}");
@@ -392,7 +393,7 @@ fn connect_absent() -> Connect {
     )
 }
 
-/// Counts the bytes that pass it.
+/// Link that counts its bytes.
 struct Counted {
     link: Box<dyn Link>,
     sent: Arc<AtomicU64>,
@@ -411,8 +412,8 @@ impl Link for Counted {
     }
 }
 
-/// A step's bytes: a turn sends 4·P·(N−1)/N a rank, and the weights as much once. A turn is a micro-batch per rank, or
-/// all of them where engines add them up.
+/// Bytes of a step: a turn sends 4·P·(N−1)/N per rank, and the weights send as much once. A turn is a micro-batch per
+/// rank, or all of them if engines add them up.
 #[test]
 fn a_step_sends_the_bytes_of_the_formula() {
     let config = ModelConfig::preset("1m").unwrap();
@@ -440,7 +441,7 @@ fn a_step_sends_the_bytes_of_the_formula() {
         let open: fn(&ModelConfig, &Recipe, &[f32]) -> Opened = if adds { adding } else { local };
         let engine = DataParallel::open(&config, &recipe, &flat, &open, connect);
         let mut trainer = Trainer::from_engine(&config, &recipe, Box::new(engine.unwrap())).unwrap();
-        // The first one also gives the weights to all.
+        // The first step also sends the weights to all.
         trainer.step(&sequences(&config, micro_batches, 0)).unwrap();
         let before: Vec<u64> = sent.iter().map(|sent| sent.load(SeqCst)).collect();
         trainer.step(&sequences(&config, micro_batches, 1)).unwrap();
@@ -473,7 +474,7 @@ fn a_rank_takes_the_memory_of_zero_2() {
     }
 }
 
-/// What rank 0 does not say in the contract's way is refused.
+/// A rank refuses messages of rank 0 that violate the contract.
 #[test]
 fn a_rank_refuses_what_is_no_command() {
     let config = conformance::tiny();
@@ -482,7 +483,7 @@ fn a_rank_refuses_what_is_no_command() {
         let (mut first, second) = (meshes.next().unwrap(), meshes.next().unwrap());
         let served: JoinHandle<_> = thread::spawn(move || engine::serve(Box::new(second), &local));
         for mut message in messages {
-            // The other rank may have left.
+            // Ignored: the other rank may have disconnected.
             let _ = first.announce(&mut message);
         }
         served.join().unwrap().unwrap_err().to_string()
@@ -513,8 +514,8 @@ fn a_rank_refuses_what_is_no_command() {
     assert!(started(vec![open, give]).contains("no command of this release"));
 }
 
-/// What is watched while GPUs exchange: frames stay to be received, and a lost rank, its reason and the deadline end the
-/// wait.
+/// A watch during an exchange of GPUs: frames remain to be received, and a lost rank, its reason and the deadline end
+/// the wait.
 #[test]
 fn a_watch_ends_with_a_lost_rank_its_reason_or_the_deadline_and_reads_nothing() {
     let ended = |mesh: &Mesh| {
@@ -548,7 +549,7 @@ fn a_watch_ends_with_a_lost_rank_its_reason_or_the_deadline_and_reads_nothing() 
     assert_eq!(ended(&first), CollectiveError::Aborted);
 }
 
-/// An engine without GPUs of NVIDIA is told to exchange by NCCL: rank 0 has the reason, and no step.
+/// An engine without NVIDIA GPUs is configured to exchange by NCCL: rank 0 reports the reason, and does not step.
 #[test]
 fn an_engine_without_nccl_refuses_and_says_what_to_set() {
     let config = conformance::tiny();

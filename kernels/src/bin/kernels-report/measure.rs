@@ -1,23 +1,23 @@
-//! A copy of memory, and the memory that the process takes.
+//! A memory copy, and the memory use of the process.
 
 use kernels::measure::memory;
 use rayon::prelude::*;
 
-/// Copies `from` over `to` with every thread of the pool: one read and one write a byte, as fast as memory gives it.
+/// Copies `from` over `to` with every thread of the pool: one read and one write per byte, at the memory's bandwidth.
 pub fn copy(from: &[f32], to: &mut [f32]) {
     let part = from.len().div_ceil(4 * rayon::current_num_threads()).max(1);
     to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(to, from)| to.copy_from_slice(from));
 }
 
-/// The most memory that the process has held since [`start`](PeakMemory::start), beyond what it held then. In bytes.
+/// Peak memory of the process since [`start`](PeakMemory::start), beyond its use at that time, in bytes.
 pub struct PeakMemory {
     before: u64,
 }
 
 impl PeakMemory {
-    /// `None` where the system does not tell (Linux does, in `/proc`).
+    /// Starts the measurement. Returns `None` if the system does not report it (Linux does, in `/proc`).
     pub fn start() -> Option<PeakMemory> {
-        // "5" sets the peak back to what is held now.
+        // "5" resets the peak to the current use.
         std::fs::write("/proc/self/clear_refs", "5").ok()?;
         Some(PeakMemory { before: memory("VmRSS")? })
     }

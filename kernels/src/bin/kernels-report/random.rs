@@ -1,10 +1,9 @@
-//! Values to measure with: the same for every run, whatever the number of threads.
+//! Random values for measurements, the same for every run and number of threads.
 
 use kernels::wire::CHUNK;
 use rayon::prelude::*;
 
-/// How values are distributed. Pseudo-gradients lie between the normal and the heavy-tailed ones, and differ in scale
-/// from place to place.
+/// Distribution of values. Pseudo-gradients lie between the normal and the heavy-tailed ones, and their scale varies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
     Gaussian,
@@ -15,7 +14,7 @@ pub enum Distribution {
     ChunkScales(f64),
 }
 
-/// What is measured, by the names that the report gives them.
+/// Distributions to measure, by their names in the report.
 pub const DISTRIBUTIONS: [(&str, Distribution); 5] = [
     ("gaussian", Distribution::Gaussian),
     ("laplace", Distribution::Laplace),
@@ -24,10 +23,10 @@ pub const DISTRIBUTIONS: [(&str, Distribution); 5] = [
     ("chunk_scales_1", Distribution::ChunkScales(1.0)),
 ];
 
-/// The size of a typical value: well inside the levels, which go from 2^-30 to 15.
+/// Size of a typical value: well inside the levels' range, from 2^-30 to 15.
 const SCALE: f64 = 1e-3;
 
-/// Fills `values`, a chunk from its own generator.
+/// Fills `values`, each chunk from its own generator.
 pub fn fill(values: &mut [f32], distribution: Distribution, seed: u64) {
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
         let mut random = Random::new(seed ^ (chunk as u64).wrapping_mul(0xd134_2543_de82_ef95));
@@ -64,7 +63,7 @@ impl Random {
         Random { state: seed, spare: None }
     }
 
-    /// From 0 up to 1, without it.
+    /// Returns a number in [0, 1).
     fn uniform(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.state;
@@ -108,7 +107,7 @@ mod tests {
             mean.abs() < 0.01 && near(square, 2.0) && (fourth - 24.0).abs() < 2.0,
             "{mean} {square} {fourth}"
         );
-        // The fourth moment of the others is infinite, or wide of its expectation.
+        // The fourth moment of the others is infinite, or far from its expectation.
         let (mean, square, _) = moments(Distribution::StudentT3);
         assert!(mean.abs() < 0.01 && (square - 3.0).abs() < 0.5, "{mean} {square}");
         let (mean, square, _) = moments(Distribution::ChunkScales(0.5));

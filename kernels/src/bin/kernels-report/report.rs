@@ -1,4 +1,4 @@
-//! What is measured, and its text.
+//! The measurements, and their text.
 
 use crate::{
     Options,
@@ -18,7 +18,7 @@ use rayon::ThreadPool;
 use serde::Serialize;
 use std::{collections::BTreeMap, convert::Infallible, hint::black_box};
 
-/// Gigabytes, 10^9 bytes, per second.
+/// Gigabytes (10^9 bytes) per second.
 type Gbps = f64;
 
 #[derive(Debug, Serialize)]
@@ -26,33 +26,33 @@ pub struct Report {
     processor: Option<String>,
     cores: usize,
     simd: String,
-    /// Values in the dense row, and how many of each 4096 are sent.
+    /// Number of values in the dense row, and of values sent per 4096.
     values: usize,
     density: u16,
     bits_per_value: f64,
     bits_per_parameter: f64,
     peak_memory: PeakMemoryReport,
-    /// All but the memory, unless that alone was asked for.
+    /// All measurements except memory; `None` with `--memory-only`.
     #[serde(flatten)]
     speed: Option<Speed>,
 }
 
 #[derive(Debug, Serialize)]
 struct Speed {
-    /// Bytes copied per second, all cores.
+    /// Bytes copied per second by all cores.
     memcpy_gbps: Gbps,
-    /// Bytes of dense f32 per second through `e ← βe + Δ`, encode and `e ← e − sent`, all cores.
+    /// Bytes of dense f32 per second through `e ← βe + Δ`, encode and `e ← e − sent`, by all cores.
     encode_gbps: Gbps,
-    /// `encode_gbps / memcpy_gbps`. At most 2/3: 12 bytes move for each value, where a copy moves 8.
+    /// `encode_gbps / memcpy_gbps`. At most 2/3: 12 bytes move per value, but only 8 in a copy.
     encode_share: f64,
-    /// Share of the memory's bandwidth (twice `memcpy_gbps`) at which decoding and adding moves its own bytes: the
-    /// payload, and twice each line of 64 bytes of the dense row that it touches. All cores.
+    /// Share of the memory's bandwidth (twice `memcpy_gbps`) used by decode-and-add on all cores. It moves the payload
+    /// once, and each line of 64 bytes that it touches in the dense row twice.
     decode_accumulate_share: f64,
-    /// Of the values sent against the exact ones, by distribution.
+    /// Relative L2 error of the sent values, by distribution.
     relative_l2: BTreeMap<&'static str, f64>,
     merge: Merge,
     model_70_6b: Extrapolated,
-    /// Each kernel by number of threads.
+    /// Results of each kernel by number of threads.
     kernels: Vec<Kernel>,
 }
 
@@ -60,15 +60,15 @@ struct Speed {
 struct Kernel {
     name: &'static str,
     threads: usize,
-    /// Bytes of dense f32 per second.
+    /// Rate in bytes of dense f32 per second.
     dense_gbps: Gbps,
     share_of_memcpy: f64,
 }
 
-/// Encoding the row, its result handed on section by section.
+/// Memory for encoding the row, with its result passed on section by section.
 #[derive(Debug, Serialize)]
 struct PeakMemoryReport {
-    /// Beyond `e` and `Δ`; `null` where the system does not tell.
+    /// Bytes beyond `e` and `Δ`; `null` if the system does not report them.
     encode_added_bytes: Option<u64>,
     encode_added_mib_per_thread: Option<f64>,
     encoded_bytes: u64,
@@ -83,11 +83,11 @@ struct Merge {
     payload_bytes: u64,
     update_bytes: u64,
     update_bits_per_value: f64,
-    /// Against reading the payloads and writing the update as fast as memory is copied.
+    /// Duration relative to reading the payloads and writing the update at the speed of a copy.
     times_payloads_and_update: f64,
 }
 
-/// What these bits per value make of a model of 70.6 billion parameters.
+/// Sizes for a model of 70.6 billion parameters at these bits per value.
 #[derive(Debug, Serialize)]
 struct Extrapolated {
     contribution_gb: f64,
@@ -95,7 +95,7 @@ struct Extrapolated {
     update_share_of_contributions: f64,
 }
 
-/// Of the tables in a report's text.
+/// Columns of the tables in a report's text.
 pub const COLUMNS: [Column; 4] = [
     Column::new("kernel", "name", 1.0, 0),
     Column::new("threads", "threads", 1.0, 0),
@@ -140,7 +140,7 @@ pub fn measure(options: &Options) -> anyhow::Result<Report> {
         counts.dedup();
     }
     let mut kernels = Vec::new();
-    // What all cores reach, or the first number of threads if all were not asked for.
+    // Result of all cores, or of the first number of threads if all were not requested.
     let mut best: Option<OfPool> = None;
     for threads in counts {
         let (of_pool, measured) = kernels_at(options, &layout, threads, &mut residual, &delta)?;
@@ -176,7 +176,7 @@ pub fn measure(options: &Options) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// A row of tensors of the sizes that models have, the last one odd, so that short chunks are measured too.
+/// Returns a row of tensors with sizes as in models, the last one odd, so that short chunks are measured too.
 fn tensors(values: usize) -> Vec<usize> {
     const TENSOR: usize = 16 << 20;
     const ODD: usize = 1001;
@@ -196,7 +196,7 @@ fn values_of(mebivalues: u64) -> anyhow::Result<usize> {
     usize::try_from(mebivalues << 20).context("so many values have no address here")
 }
 
-/// A row of zeros, or an error where the machine has no room for it.
+/// Returns a row of zeros, or an error if memory is too small.
 fn zeros(values: usize) -> anyhow::Result<Vec<f32>> {
     let mut row = Vec::new();
     row.try_reserve_exact(values).with_context(|| {
@@ -219,7 +219,7 @@ fn discard(section: &[u8]) -> Result<(), Infallible> {
     Ok(())
 }
 
-/// What encoding adds to the memory of `e` and `Δ`, its output going nowhere.
+/// Measures the memory that encoding needs beyond `e` and `Δ`, with its output discarded.
 fn peak_memory(
     layout: &Layout,
     residual: &mut [f32],
@@ -240,7 +240,7 @@ fn peak_memory(
 struct OfPool {
     memcpy_gbps: Gbps,
     encode_gbps: Gbps,
-    /// Bytes that decode-and-add itself reads and writes, per second.
+    /// Bytes that decode-and-add itself reads and writes per second.
     touched_gbps: Gbps,
 }
 
@@ -309,7 +309,7 @@ fn kernels_at(
     Ok((OfPool { memcpy_gbps, encode_gbps: gbps(encode_seconds), touched_gbps }, kernels))
 }
 
-/// Lines of 64 bytes, 16 values, of the dense row in which there is an entry.
+/// Returns the number of lines of 64 bytes (16 values) of the dense row with an entry.
 fn lines_touched(layout: &Layout, tensors: &[decode::Entries]) -> usize {
     let mut lines: Vec<usize> = Vec::new();
     for (range, tensor) in layout.ranges().zip(tensors) {
@@ -319,7 +319,7 @@ fn lines_touched(layout: &Layout, tensors: &[decode::Entries]) -> usize {
     lines.len()
 }
 
-/// The relative L2 error of what is sent against what was there.
+/// Returns the relative L2 error of the sent values.
 fn relative_error(density: u16, distribution: Distribution) -> anyhow::Result<f64> {
     const VALUES: usize = 8 << 20;
     let layout = Layout::new(&[VALUES], density)?;
@@ -337,7 +337,7 @@ fn relative_error(density: u16, distribution: Distribution) -> anyhow::Result<f6
     Ok((error / norm).sqrt())
 }
 
-/// `1 − (1 − ρ)^R`, the share of values that some contribution sends, in 4096ths.
+/// Returns `1 − (1 − ρ)^R`, the share of values that at least one contribution sends, in 4096ths.
 fn union(density: u16, inputs: usize) -> u16 {
     let share = 1.0 - (1.0 - f64::from(density) / CHUNK as f64).powi(inputs as i32);
     ((share * CHUNK as f64).round() as u16).clamp(1, CHUNK as u16)

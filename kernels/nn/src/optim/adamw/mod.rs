@@ -4,8 +4,8 @@
 //!
 //! `m ← β₁m + (1 − β₁)g`, `v ← β₂v + (1 − β₂)g²`, `w ← (1 − ηλ)w − η/(1 − β₁ᵗ) · m / (√v/√(1 − β₂ᵗ) + ε)`
 //!
-//! Operations and their order are those of the reference, so the bits are too, for every vector width and number of
-//! threads. A GPU may fuse a product and a sum, so its last bits may differ.
+//! Operations and their order are those of the reference, so the bits are the same for every vector width and number
+//! of threads. A GPU may fuse a product and a sum, so its last bits may differ.
 
 #[cfg(feature = "gpu")]
 mod gpu;
@@ -15,17 +15,17 @@ use kernels::lanes::widest;
 use model::Recipe;
 use rayon::prelude::*;
 
-/// Values that one thread takes at a time.
+/// Number of values that one thread processes at a time.
 const VALUES: usize = 1 << 14;
 
-/// The coefficients of one step, the same for all values of a tensor.
+/// Coefficients of one step, the same for all values of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Coefficients {
     /// `β₁`, `β₂`
     pub betas: [f32; 2],
     /// `1 − β₁`, `1 − β₂`
     pub one_minus_betas: [f32; 2],
-    /// `η/(1 − β₁ᵗ)`: corrects an average that began at zero.
+    /// `η/(1 − β₁ᵗ)`: corrects the bias of an average that started at zero.
     pub rate: f32,
     /// `1/√(1 − β₂ᵗ)`, likewise.
     pub root_scale: f32,
@@ -33,12 +33,12 @@ pub struct Coefficients {
     pub epsilon: f32,
     /// `1 − ηλ`
     pub keep: f32,
-    /// The factor that clips the gradient: 1, or less.
+    /// Factor that clips the gradient, at most 1.
     pub gradient_scale: f32,
 }
 
 impl Coefficients {
-    /// With weight decay `λ = decay`. Everything is computed in `f64` and rounded once.
+    /// Computes the coefficients for weight decay `λ = decay`, in `f64` and rounded once.
     pub fn new(recipe: &Recipe, params: &StepParams, decay: f64) -> Coefficients {
         let StepParams { step, learning_rate, gradient_scale } = *params;
         let [mean_weight, square_weight] = recipe.betas.map(|beta| 1.0 - beta.powf(step as f64));
@@ -63,7 +63,7 @@ pub struct Parameter<'a> {
     pub square: &'a mut [f32],
 }
 
-/// One step, value by value.
+/// Takes one step, value by value.
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -81,7 +81,7 @@ pub fn step_reference(coefficients: &Coefficients, parameter: Parameter, gradien
     }
 }
 
-/// One step: the bits of [`step_reference`], by vectors and threads.
+/// Takes one step with vectors and threads, with the bits of [`step_reference`].
 ///
 /// # Panics
 /// If the slices differ in length.
