@@ -57,6 +57,9 @@ pub enum EncodeError<E = Infallible> {
 }
 
 /// Encodes the largest values of the stepped `residual`; returns the whole body. See [`encode_into`].
+///
+/// # Errors
+/// Same as [`encode_into`], except that writing cannot fail.
 pub fn encode(
     layout: &Layout,
     residual: &mut [f32],
@@ -163,8 +166,9 @@ pub struct SectionEncoder {
 impl SectionEncoder {
     /// Steps the values of one section, and appends the section to `out`, without its length.
     ///
-    /// The error is the position in the section of the first stepped value that is not finite. Chunks up to it are
-    /// then stepped, and `out` is unchanged.
+    /// # Errors
+    /// If a stepped value is not finite: its position in the section, for the first one. Chunks up to it are then
+    /// stepped, and `out` is unchanged.
     ///
     /// # Panics
     /// If `values` is empty or longer than [`SECTION`], the source has another length, or the density is not from 1 to

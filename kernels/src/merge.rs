@@ -6,7 +6,7 @@
 //! entries of all inputs and a few finished sections. A section is merged chunk by chunk, so a chunk's sums and counts
 //! stay in the first-level cache during the addition of the inputs.
 //!
-//! # What a merge costs
+//! # Cost of a merge
 //!
 //! Twenty contributions at a density of 1/64, the update at 1107/4096, in bytes per value of the model:
 //!
@@ -57,6 +57,9 @@ pub enum MergeError<E = Infallible> {
 }
 
 /// Merges contributions; returns the update's body. See [`merge_into`].
+///
+/// # Errors
+/// Same as [`merge_into`], except that writing cannot fail.
 pub fn merge(
     layout: &Layout,
     rule: Rule,

@@ -47,6 +47,9 @@ pub enum LayoutError {
 
 impl Layout {
     /// Returns the layout of tensors of these lengths, one after the other, with `density` of 4096 values sent.
+    ///
+    /// # Errors
+    /// If `density` is not from 1 to 4096, a tensor is empty or longer than 2^32 − 1, or the total overflows.
     pub fn new(lengths: &[usize], density: u16) -> Result<Layout, LayoutError> {
         if !(1..=CHUNK).contains(&usize::from(density)) {
             return Err(LayoutError::BadDensity(density));

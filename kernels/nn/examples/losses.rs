@@ -6,8 +6,8 @@
 //! cargo run --release -p mettle-nn --example losses -- localnet cpu there.txt
 //! ```
 //!
-//! The first prints the losses of 64 sequences with weights that are twice the initial ones, so that probabilities
-//! are far from even; the second also compares them with those of another machine, device or thread count.
+//! The first prints the losses of 64 sequences with weights that are twice the initial ones, so that probabilities are
+//! far from even. The second also compares them with those of another machine, device or thread count.
 
 use mettle_nn::{Device, Evaluator};
 use model::{ModelConfig, init_flat};

@@ -279,8 +279,8 @@ pub(crate) fn adds_micro_batches(recipe: &Recipe, device: Device, ranks: usize) 
     }
 }
 
-/// Returns the setting that makes training fit into `available` bytes: at most `most` sequences at once; for ranks on
-/// GPUs, so many that no whole gradient is needed; or more checkpointing.
+/// Returns the setting that makes training fit into `available` bytes. It is at most `most` sequences at once, for
+/// ranks on GPUs so many that no whole gradient is needed, or more checkpointing.
 fn advice(
     config: &ModelConfig,
     recipe: &Recipe,
@@ -340,8 +340,8 @@ fn advice(
 /// Bytes of workspace for a cuBLASLt product: NVIDIA's recommendation for Hopper.
 pub(crate) const WORKSPACE: usize = 32 << 20;
 
-/// Returns the temporary memory of GPU kernels in bytes: the larger of attention's backward pass and a product that is
-/// added to a gradient, for portable kernels; plus cuBLASLt's workspace.
+/// Returns the temporary memory of GPU kernels in bytes. For portable kernels it is the larger of attention's backward
+/// pass and a product that is added to a gradient. cuBLASLt's workspace is added.
 fn temporary(config: &ModelConfig, device: DeviceName, tokens: usize, width: usize) -> u64 {
     let library = if matches!(device, DeviceName::Cuda(_)) { WORKSPACE as u64 } else { 0 };
     let attention = attention::backward_memory(&config.into(), tokens / config.seq_len, width);
@@ -349,9 +349,9 @@ fn temporary(config: &ModelConfig, device: DeviceName, tokens: usize, width: usi
     library + sums.fold(attention, usize::max) as u64
 }
 
-/// Returns the number of rows, of `width` bytes per value, whose logits are in a GPU's memory at once: 1 GiB on CUDA,
-/// where each such part of a batch reads and writes the embedding's gradient, 2 GiB in the preset `1b`; a quarter of
-/// that elsewhere. Every part starts at a valid buffer offset.
+/// Returns the number of rows, of `width` bytes per value, whose logits are in a GPU's memory at once. They take 1 GiB
+/// on CUDA, where each such part of a batch reads and writes the embedding's gradient (2 GiB in the preset `1b`), and
+/// a quarter of that elsewhere. Every part starts at a valid buffer offset.
 pub(crate) fn logits_rows(device: DeviceName, width: usize, vocab: usize, tokens: usize) -> usize {
     const BLOCK: usize = 128;
     let bytes = if matches!(device, DeviceName::Cuda(_)) { 1 << 30 } else { 1 << 28 };
@@ -387,8 +387,8 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Returns the bytes that this process may still allocate, if the system reports it: Linux's available memory, or the
-/// rest of the control group's limit if that is less.
+/// Returns the bytes that this process may still allocate, if the system reports them. It is Linux's available memory,
+/// or the rest of the control group's limit if that is less.
 pub fn available_memory() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let machine = available_in(&read("/proc/meminfo")?)?;

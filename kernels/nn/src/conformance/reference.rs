@@ -1,6 +1,5 @@
-//! The network in plain loops over `f64`, written from the description of Llama. It reads the flat parameter vector
-//! by the names of the schema, so it checks names, order, layout, rotary positions, grouped heads and the causal mask
-//! at once.
+//! The network in plain loops over `f64`, written from the description of Llama. It reads the flat parameter vector by
+//! the names of the schema. So it checks names, order, layout, rotary positions, grouped heads and the causal mask.
 
 use model::ModelConfig;
 use std::collections::HashMap;

@@ -1,9 +1,9 @@
 //! Data parallel training: several ranks, each with an engine that has all weights, train one model (ADR 0050).
 //!
 //! Each rank owns a part of every tensor: the sum of its gradient, its moments, and its step (ZeRO-2, Rajbhandari et
-//! al., 2020; ADR 0050). A step assigns its micro-batches to the ranks in turns. During the backward pass, from the
-//! last tensor to the first, each tensor's gradient is added to the sums of its owners, in the order of the
-//! micro-batches, and dropped. After its step every rank sends its weights to all others.
+//! al., 2020; ADR 0050). A step assigns its micro-batches to the ranks in turns. The backward pass runs from the last
+//! tensor to the first. Each tensor's gradient is added to the sums of its owners, in the order of the micro-batches,
+//! and dropped. After its step every rank sends its weights to all others.
 //!
 //! On a CPU a turn is one micro-batch per rank. All sums are those of one engine, in the same order, so any number of
 //! ranks gives the bits of one. A GPU engine with several micro-batches per step adds them up on the device, in a

@@ -1,7 +1,7 @@
 //! Common code of launches: number of cubes, width of vectors, sums over a cube, and `eˣ` and `ln`.
 //!
-//! On an NVIDIA GPU CubeCL's `exp` and `ln` come from `libdevice`, a part of CUDA's toolkit and not of the driver, so
-//! a kernel that calls them does not compile on a machine with the driver alone. Sums, products, division, roots and
+//! On an NVIDIA GPU CubeCL's `exp` and `ln` come from `libdevice`, which is part of CUDA's toolkit, not of the driver.
+//! A kernel that calls them does not compile on a machine with only the driver. Sums, products, division, roots and
 //! rounding are the GPU's own instructions.
 
 use super::{Array, Gpu, GpuError, Precision, Result, VALUES_MAX};

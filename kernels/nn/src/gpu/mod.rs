@@ -200,7 +200,7 @@ impl Gpu {
     /// Opens a GPU and checks that it supports the kernels.
     ///
     /// From then on all threads of this process queue their work in one stream. By default CubeCL has a stream per
-    /// thread and tracks only the stream that made a buffer, so a read on a third thread would not wait for an
+    /// thread and tracks only the stream that created a buffer. Then a read on a third thread would not wait for an
     /// overwrite.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Elementwise kernels: casts, sums, fills.
 //!
-//! Bytes per value, `F` being 4 or 2: a cast reads one and writes the other; a sum reads `4 + F` and writes 4; a fill
+//! Bytes per value, `F` being 4 or 2: a cast reads one and writes the other; a sum reads `4 + F` and writes 4. A fill
 //! writes `F`; a sum of `n` slices reads `4n` and writes 4.
 
 use super::{

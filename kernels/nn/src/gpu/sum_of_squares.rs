@@ -1,8 +1,8 @@
 //! Sum of squares of many arrays: the squared norm of a gradient.
 //!
 //! The reference is [`optim::norm`](crate::optim::norm), which adds in f64. Here a unit adds up to a few thousand
-//! squares in f32, a cube adds its units' sums, and the CPU adds all cubes' sums in f64, always in the same order. All
-//! arrays are read with one wait.
+//! squares in f32, and a cube adds its units' sums. The CPU adds all cubes' sums in f64. The order is always the same.
+//! All arrays are read with one wait.
 //!
 //! Bytes per value, `F` being 4 or 2: reads `F`.
 

@@ -8,7 +8,7 @@
 //! | `gpu.rs` | the GPU's kernel and its launch, in CubeCL (feature `gpu`) |
 //!
 //! A kernel is close to its reference, within bounds that `tests/layers.rs` and `tests/gpu.rs` measure, and gives the
-//! same bits in every run: the order of additions depends only on shapes, not on the number of threads.
+//! same bits in every run. The order of additions depends only on shapes, not on the number of threads.
 //!
 //! # Letters of shapes
 //!

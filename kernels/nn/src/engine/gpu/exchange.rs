@@ -1,6 +1,6 @@
 //! Exchange of gradients and weights between GPUs (ADR 0072). A [`Transport`] moves values between arrays of different
-//! ranks. A rank's own GPU adds up the gradients that it receives, in the order of ranks, so the bits are those of the
-//! exchange through the machines' memory.
+//! ranks. A rank's own GPU adds up the received gradients in the order of ranks. So the bits are those of the exchange
+//! through the machines' memory.
 
 use super::failed;
 use crate::{

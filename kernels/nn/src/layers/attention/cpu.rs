@@ -1,7 +1,7 @@
 //! Attention on the CPU. A block's scores stay in the cache, and masked blocks are not computed.
 //!
-//! One thread works on the queries of one sequence that share a head of keys, in the order of heads and then of
-//! blocks, so that no sum depends on the number of threads.
+//! One thread processes the queries of one sequence that share a key head, in the order of heads and then of blocks.
+//! So sums do not depend on the number of threads.
 
 use super::Shape;
 use crate::layers::{

@@ -56,8 +56,8 @@ __device__ __forceinline__ float product_of(u32 one, u32 other) {
            __uint_as_float(one & 0xffff0000u) * __uint_as_float(other & 0xffff0000u);
 }
 
-// 16 bytes of a tile of ROWS rows in shared memory. Eight neighbouring rows have the same columns in different banks; it is
-// the order that `wgmma` calls a swizzle of 128 bytes.
+// 16 bytes of a tile of ROWS rows in shared memory. Eight neighbouring rows have the same columns in different banks,
+// in the order that `wgmma` calls a swizzle of 128 bytes.
 template <int ROWS>
 __device__ __forceinline__ u32 place(u32 tile, int row, int chunk) {
     return tile + (chunk >> 3) * ROWS * PANEL_ROW + row * PANEL_ROW + (((chunk & 7) ^ (row & 7)) << 4);
@@ -103,8 +103,8 @@ __device__ __forceinline__ void arrived() {
     __syncthreads();
 }
 
-// A thread's part of 16 rows by 8 columns: values 0 and 1 are neighbours in row `lane / 4` from column `lane % 4 * 2` on, 2
-// and 3 the same eight rows below.
+// A thread's part of 16 rows by 8 columns: values 0 and 1 are neighbours in row `lane / 4` from column `lane % 4 * 2`
+// on; 2 and 3 are the same eight rows below.
 __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
 // The index of the warp, which the compiler knows to be uniform.
 __device__ __forceinline__ int warp() { return __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0); }
@@ -141,9 +141,9 @@ __device__ __forceinline__ u64 described(u32 at) { return (u64)((at & 0x3ffff) >
     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "   \
     "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
 
-// sums += left · right, or without ADDED sums = left · right, of 64 rows, 64 columns and 16 in between. The right operand
-// is a panel from `at` on: its rows are the product's columns, or with TRANSPOSED the 16 in between. Sums may be used after
-// `finish`.
+// sums += left · right, or without ADDED sums = left · right, of 64 rows, 64 columns and 16 in between. The right
+// operand is a panel from `at` on. Its rows are the product's columns, or with TRANSPOSED the 16 in between. Sums may
+// be used only after `finish`.
 template <int TRANSPOSED, int ADDED>
 __device__ __forceinline__ void multiply(float (*sums)[4], const u32 (&left)[4], u32 at) {
     asm volatile("{\n.reg .pred added;\nsetp.ne.b32 added, %38, 0;\n" MULTIPLY "{%32, %33, %34, %35}, %36, added, 1, 1, %37;\n}"

@@ -5,8 +5,8 @@
 //! kernel over a block's scores. At most [`SCORES`] scores are in memory, or those of [`QUERIES`] queries of one
 //! sequence if that is more.
 //!
-//! The query heads of one key head are rows of the same matrix, query by query, so gradients of keys and values sum
-//! over all of them in one product. Blocks run one after the other, in the backward pass from the last, so the order
+//! The query heads of one key head are rows of the same matrix, query by query. So one product sums the gradients of
+//! keys and values over all of them. Blocks run one after the other, in the backward pass from the last, so the order
 //! of sums is fixed.
 //!
 //! Bytes per score, `F` being 4 or 2: forward writes 4, reads 4 up to three times (twice from the cache, if a row

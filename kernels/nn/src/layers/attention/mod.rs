@@ -2,9 +2,9 @@
 //! values (Vaswani et al., 2017; grouped heads: Ainslie et al., 2023).
 //!
 //! Queries already include the scale `1/√C`, by which [`rope`](super::rope) multiplies them. Not all scores are in
-//! memory at once: a block of queries attends to the keys up to its last one, and the backward pass recomputes the
-//! block's probabilities from each query's log-sum-exp (Dao et al., "FlashAttention", 2022, section 3.1, with blocks
-//! of queries only).
+//! memory at once: a block of queries attends to the keys up to its last one. The backward pass recomputes the block's
+//! probabilities from each query's log-sum-exp (Dao et al., "FlashAttention", 2022, section 3.1, with blocks of
+//! queries only).
 
 mod cached;
 mod cpu;

@@ -40,7 +40,7 @@ fn gather<F: Float, N: Size>(
     }
 }
 
-/// Adds up the rows `from` of each span, in the order of `order` or in their own, and writes the sum to its row of
+/// Adds up the rows `from` of each span, in the order of `order` or their own. Writes the sum to the span's row of
 /// `to`, or adds it.
 #[cube(launch)]
 fn sum_spans<N: Size>(

@@ -1,9 +1,9 @@
-//! The rates of a GPU's kernels: bytes per second beside a copy in its own memory, and operations per second of
-//! products and attention at the shapes of models.
+//! Rates of a GPU's kernels: bytes per second, compared with a copy in its own memory, and operations per second of
+//! products and attention with shapes of models.
 //!
-//! A product of `m · k · n` is `2·m·n·k` operations. Attention is `4·C` forward and `10·C` backward for each head and
-//! each pair of a query and a key visible to it: two products of a head's width `C`, and five. Recomputed scores and
-//! scores of masked keys do not count.
+//! A product of `m · k · n` is `2·m·n·k` operations. Attention is `4·C` forward and `10·C` backward, that is, two and
+//! five products of a head's width `C`, per head and pair of a query and a visible key. Recomputed scores and scores
+//! of masked keys do not count.
 
 use crate::{Options, measure::noise};
 use kernels::measure::shortest;
