@@ -7,6 +7,7 @@ pub mod create;
 pub mod data;
 pub mod durable;
 pub mod exit;
+pub mod http;
 pub mod journal;
 pub mod metrics;
 pub mod node;

@@ -8,17 +8,18 @@
 use crate::{
     Entry, Follower, Journal,
     durable::{DiskStatus, free_bytes},
+    http::{Limits, ListenError, Server},
     peers::Peers,
 };
-use bytes::Bytes;
+use axum::{
+    Router,
+    extract::State as Shares,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+    routing::get,
+};
 use chain_client::{Chain, Head};
 use futures::future::BoxFuture;
-use http_body_util::Full;
-use hyper::{
-    Method, Request, Response, StatusCode, body::Incoming, header::CONTENT_TYPE, server::conn::http1,
-    service::service_fn,
-};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use network::RefusedConnections;
 use prometheus_client::{
     metrics::{
@@ -31,27 +32,18 @@ use prometheus_client::{
 use protocol::{Block, Phase, Role, RunId, Schedule, Uid, Window, view::SeatView};
 use serde::Serialize;
 use std::{
-    convert::Infallible,
-    io,
     net::SocketAddr,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
-use tokio::{
-    net::{TcpListener, TcpStream},
-    task::JoinHandle,
-};
+use tokio::task::JoinSet;
 
 /// Without a finalised block for longer than this, the node is not healthy: ten blocks of the slowest usual chain, and
 /// more than finality needs after a restart of one of its voters.
 pub const HEAD_WITHIN: Duration = Duration::from_secs(60);
 /// Windows by which the held model may trail the open window: one, until the last update has arrived.
 const WINDOWS_BEHIND_MAX: u32 = 1;
-/// Connections at once; more wait.
-const CONNECTIONS_MAX: usize = 16;
-/// The longest connection.
-const CONNECTION_WITHIN: Duration = Duration::from_secs(10);
 /// Between two reads of the newest block, and of the space on the disk.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Characters of an error's text that are kept.
@@ -66,21 +58,11 @@ pub struct MetricsFlag {
     pub metrics: Option<SocketAddr>,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum MetricsError {
-    #[error(
-        "metrics cannot be served at {address}: another program uses the port. Give --metrics another one"
-    )]
-    PortTaken { address: SocketAddr },
-    #[error("metrics cannot be served at {address}: is it an address of this machine?")]
-    Listen { address: SocketAddr, source: io::Error },
-}
-
 /// A role's metrics, served as long as this value lives.
 pub struct Metrics {
     shared: Arc<Shared>,
-    address: SocketAddr,
-    tasks: Vec<JoinHandle<()>>,
+    server: Server,
+    tasks: JoinSet<()>,
 }
 
 struct Shared {
@@ -166,25 +148,24 @@ struct Health {
 
 impl Metrics {
     /// Serves at `address` from now on. Until [`Metrics::follow`] the role is starting, and not healthy.
-    pub fn serve(address: SocketAddr, role: Role) -> BoxFuture<'static, Result<Metrics, MetricsError>> {
+    pub fn serve(address: SocketAddr, role: Role) -> BoxFuture<'static, Result<Metrics, ListenError>> {
         Box::pin(async move {
-            let failed = |source: io::Error| match source.kind() {
-                io::ErrorKind::AddrInUse => MetricsError::PortTaken { address },
-                _ => MetricsError::Listen { address, source },
-            };
-            let listener = Arc::new(TcpListener::bind(address).await.map_err(failed)?);
-            let address = listener.local_addr().map_err(failed)?;
             let shared = Arc::new(Shared::new(role));
-            let serve = |_| tokio::spawn(serve_connections(listener.clone(), shared.clone()));
-            let tasks = (0..CONNECTIONS_MAX).map(serve).collect();
-            tracing::info!(%address, "serving /metrics and /health");
-            Ok(Metrics { shared, address, tasks })
+            let router = Router::new()
+                .route("/metrics", get(metrics))
+                .route("/health", get(health))
+                .fallback((StatusCode::NOT_FOUND, "/metrics and /health are here\n"))
+                .method_not_allowed_fallback(async || (StatusCode::METHOD_NOT_ALLOWED, "only GET\n"))
+                .with_state(shared.clone());
+            let server = Server::start("metrics", address, Limits::READ_ONLY, router).await?;
+            tracing::info!(address = %server.address(), "serving /metrics and /health");
+            Ok(Metrics { shared, server, tasks: JoinSet::new() })
         })
     }
 
     /// The address that is served: with the port that was found, if port 0 was asked for.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.server.address()
     }
 
     /// Counts what the role does from now on. `traffic` returns the bytes moved so far, up and down.
@@ -203,17 +184,11 @@ impl Metrics {
         drop(state);
         let watched = self.shared.clone();
         journal.watch(Box::new(move |entry| watched.take(entry)));
-        self.tasks.push(tokio::spawn(watch_heads(chain.clone(), self.shared.clone())));
-        self.tasks.push(tokio::spawn(watch_best(chain.clone(), self.shared.clone())));
+        self.tasks.spawn(watch_heads(chain.clone(), self.shared.clone()));
+        self.tasks.spawn(watch_best(chain.clone(), self.shared.clone()));
         if let Some(directory) = follower.storage.directory() {
-            self.tasks.push(tokio::spawn(watch_disk(directory.to_owned(), self.shared.clone())));
+            self.tasks.spawn(watch_disk(directory.to_owned(), self.shared.clone()));
         }
-    }
-}
-
-impl Drop for Metrics {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -556,60 +531,16 @@ async fn watch_disk(directory: PathBuf, shared: Arc<Shared>) {
     }
 }
 
-/// Answers one connection after the other.
-async fn serve_connections(listener: Arc<TcpListener>, shared: Arc<Shared>) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                if tokio::time::timeout(CONNECTION_WITHIN, converse(stream, &shared)).await.is_err() {
-                    tracing::debug!("a connection for metrics took too long");
-                }
-            }
-            Err(error) => {
-                // For example out of descriptors: a retry at once would fail too.
-                tracing::debug!(%error, "a connection for metrics was not taken");
-                tokio::time::sleep(Duration::from_millis(200)).await;
-            }
-        }
-    }
+async fn metrics(Shares(shared): Shares<Arc<Shared>>) -> Response {
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(CONTENT_TYPE, OPEN_METRICS)], shared.text(Instant::now())).into_response()
 }
 
-/// One request and its answer.
-async fn converse(stream: TcpStream, shared: &Shared) {
-    let answer = async |request: Request<Incoming>| {
-        Ok::<_, Infallible>(answer(shared, request.method(), request.uri().path()))
-    };
-    let served = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .keep_alive(false)
-        .max_buf_size(16 << 10)
-        .serve_connection(TokioIo::new(stream), service_fn(answer));
-    if let Err(error) = served.await {
-        tracing::debug!(%error, "a connection for metrics broke");
-    }
-}
-
-fn answer(shared: &Shared, method: &Method, path: &str) -> Response<Full<Bytes>> {
-    const TEXT: &str = "text/plain; charset=utf-8";
-    let now = Instant::now();
-    let (status, kind, body) = match path {
-        "/metrics" | "/health" if method != Method::GET => {
-            (StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".to_owned())
-        }
-        "/metrics" => {
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            (StatusCode::OK, kind, shared.text(now))
-        }
-        "/health" => {
-            let health = shared.health(now);
-            let status = if health.healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-            let body = serde_json::to_string(&health).expect("plain data");
-            (status, "application/json", body + "\n")
-        }
-        _ => (StatusCode::NOT_FOUND, TEXT, "/metrics and /health are here\n".to_owned()),
-    };
-    let response = Response::builder().status(status).header(CONTENT_TYPE, kind);
-    response.body(Full::new(Bytes::from(body))).expect("status and header are constants")
+async fn health(Shares(shared): Shares<Arc<Shared>>) -> Response {
+    let health = shared.health(Instant::now());
+    let status = if health.healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let body = serde_json::to_string(&health).expect("plain data") + "\n";
+    (status, [(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 #[cfg(test)]
@@ -617,7 +548,11 @@ mod tests {
     use super::*;
     use crate::{durable::DiskFullRetry, journal::SeatFault};
     use protocol::{Block, Digest};
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use std::io;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpStream,
+    };
 
     const SCHEDULE: Schedule = Schedule {
         start: Block(10),
@@ -869,7 +804,7 @@ mod tests {
     #[tokio::test]
     async fn metrics_and_health_are_served_and_nothing_else() {
         let metrics = Metrics::serve("127.0.0.1:0".parse().unwrap(), Role::Miner).await.unwrap();
-        let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: us\r\n\r\n");
+        let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
         let disk = tempfile::tempdir().unwrap();
         let watched = tokio::spawn(watch_disk(disk.path().to_owned(), metrics.shared.clone()));
         while metrics.shared.state().free_bytes.is_none() {
@@ -888,10 +823,10 @@ mod tests {
         let health = ask(metrics.address(), &get("/health")).await;
         assert!(health.starts_with("HTTP/1.1 200") && health.contains("\"why\":null"), "{health}");
         assert!(ask(metrics.address(), &get("/")).await.starts_with("HTTP/1.1 404"));
-        let post = "POST /health HTTP/1.1\r\nhost: us\r\ncontent-length: 0\r\n\r\n";
+        let post = "POST /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n";
         assert!(ask(metrics.address(), post).await.starts_with("HTTP/1.1 405"));
         assert!(ask(metrics.address(), "nonsense\r\n\r\n").await.starts_with("HTTP/1.1 400"));
-        let long = format!("GET /{} HTTP/1.1\r\nhost: us\r\n\r\n", "x".repeat(20 << 10));
+        let long = format!("GET /{} HTTP/1.1\r\nhost: localhost\r\n\r\n", "x".repeat(20 << 10));
         let refused = ask(metrics.address(), &long).await;
         assert!(refused.starts_with("HTTP/1.1 4"), "{refused}");
     }
@@ -901,7 +836,7 @@ mod tests {
         let first = Metrics::serve("127.0.0.1:0".parse().unwrap(), Role::Miner).await.unwrap();
         let taken = Metrics::serve(first.address(), Role::Miner).await.err().unwrap();
         assert!(taken.to_string().contains(&first.address().to_string()), "{taken}");
-        assert!(matches!(taken, MetricsError::PortTaken { .. }));
+        assert!(matches!(taken, ListenError::PortTaken { .. }));
         let foreign = Metrics::serve("192.0.2.1:9616".parse().unwrap(), Role::Miner).await.err().unwrap();
         assert!(foreign.to_string().contains("192.0.2.1:9616"), "{foreign}");
     }
