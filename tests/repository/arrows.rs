@@ -112,6 +112,22 @@ const ARROWS: &[Arrows] = &[
         &["mettle-protocol", "mettle-dataset", "mettle-store", "mettle-chain-client", "mettle-daemon"],
         &[],
     ),
+    // A model for clients of OpenAI's API.
+    (
+        "mettle-serve",
+        &[
+            "mettle-protocol",
+            "mettle-dataset",
+            "mettle-model",
+            "mettle-nn",
+            "mettle-engines",
+            "mettle-chain-client",
+            "mettle-daemon",
+            "mettle-sdk",
+            "mettle-watch",
+        ],
+        &[],
+    ),
     // For other programs.
     (
         "mettle-sdk",
@@ -146,6 +162,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-chain-client",
             "mettle-daemon",
             "mettle-sdk",
+            "mettle-serve",
             "mettle-watch",
             "mettle-gauntlet",
             "mettle-measure",
@@ -234,6 +251,9 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("object_store", &["mettle-store"]),
     ("reqwest", &["mettle-store", "mettle-s3-server"]),
     ("s3s", &["mettle-s3-server"]),
+    // One accept loop, one set of limits.
+    ("hyper", &["mettle-daemon", "mettle-s3-server"]),
+    ("axum", &["mettle-daemon", "mettle-watch", "mettle-serve"]),
     ("subxt", &["mettle-chain-client"]),
     (
         "polkadot-sdk-frame",
@@ -262,7 +282,7 @@ const CONFINED: &[(&str, &[&str])] = &[
             "mettle-prepare",
             "mettle-sdk",
             "mettle-watch",
-            "mettle-sdk",
+            "mettle-serve",
             "mettle-python",
             "mettle",
             "miner",

@@ -11,7 +11,6 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use futures::StreamExt as _;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::{body::Incoming, server::conn::http1, service::Service as _, service::service_fn};
 use hyper_util::{
@@ -20,13 +19,19 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use serde_json::{Value, json};
-use std::{convert::Infallible, io, net::IpAddr, net::SocketAddr, sync::Arc, task::Poll, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{
     net::TcpListener,
-    sync::{oneshot, watch},
+    sync::oneshot,
     task::JoinSet,
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{error::Elapsed, sleep, timeout},
 };
+use tokio_io_timeout::TimeoutStream;
 
 /// The limits that differ between servers.
 #[derive(Clone, Copy, Debug)]
@@ -47,10 +52,8 @@ impl Limits {
     }
 }
 
-/// How long a client may take to send its request, and to take each part of the answer.
-pub const CLIENT_WITHIN: Duration = Duration::from_secs(30);
-/// Bytes of each part of an answer.
-const PART_BYTES: usize = 64 << 10;
+/// How long a client may take to send a request's head, and its body, and to take any byte of the answer.
+const CLIENT_WITHIN: Duration = Duration::from_secs(30);
 /// Bytes of a request's head, and of path and query in it.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 const TARGET_BYTES_MAX: usize = 256;
@@ -148,23 +151,23 @@ async fn accept(listener: TcpListener, service: Arc<Service>, mut stopped: onesh
         while connections.try_join_next().is_some() {}
         match accepted {
             Ok((stream, _)) if connections.len() < service.limits.connections => {
-                let (turn, turns) = Turn::new();
+                let mut stream = TimeoutStream::new(stream);
+                stream.set_write_timeout(Some(CLIENT_WITHIN));
                 let service = service.clone();
                 let answer = service_fn(move |request| {
-                    let (service, turn) = (service.clone(), turn.clone());
-                    async move { Ok::<_, Infallible>(service.answer(request, turn).await) }
+                    let service = service.clone();
+                    async move { service.answer(request).await }
                 });
-                let mut builder = http1::Builder::new();
-                builder.timer(TokioTimer::new()).keep_alive(false).max_buf_size(HEAD_BYTES_MAX);
-                let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), answer));
+                let connection = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(CLIENT_WITHIN)
+                    .keep_alive(false)
+                    .max_buf_size(HEAD_BYTES_MAX)
+                    .serve_connection(TokioIo::new(Box::pin(stream)), answer);
+                let connection = graceful.watch(connection);
                 connections.spawn(async move {
-                    tokio::select! {
-                        ended = connection => {
-                            if let Err(error) = ended {
-                                tracing::debug!(%error, "a connection broke");
-                            }
-                        }
-                        () = too_slow(turns) => tracing::debug!("a client was too slow"),
+                    if let Err(error) = connection.await {
+                        tracing::debug!(%error, "a connection broke");
                     }
                 });
             }
@@ -179,59 +182,6 @@ async fn accept(listener: TcpListener, service: Arc<Service>, mut stopped: onesh
     graceful.shutdown().await;
 }
 
-/// Whose turn it is on a connection: the client's until a time, or the server's.
-#[derive(Clone)]
-struct Turn(Arc<watch::Sender<Option<Instant>>>);
-
-impl Turn {
-    fn new() -> (Turn, watch::Receiver<Option<Instant>>) {
-        let (turn, turns) = watch::channel(Some(Instant::now() + CLIENT_WITHIN));
-        (Turn(Arc::new(turn)), turns)
-    }
-
-    fn client(&self) {
-        self.0.send_replace(Some(Instant::now() + CLIENT_WITHIN));
-    }
-
-    fn server(&self) {
-        self.0.send_replace(None);
-    }
-
-    /// The body in parts. While it waits for a part, it is the server's turn.
-    fn paced(self, body: Body) -> Body {
-        let (mut parts, mut rest) = (body.into_data_stream(), Bytes::new());
-        Body::from_stream(futures::stream::poll_fn(move |context| {
-            while rest.is_empty() {
-                match parts.poll_next_unpin(context) {
-                    Poll::Ready(Some(Ok(part))) => rest = part,
-                    Poll::Ready(ended) => return Poll::Ready(ended),
-                    Poll::Pending => {
-                        self.server();
-                        return Poll::Pending;
-                    }
-                }
-            }
-            self.client();
-            let part = rest.split_to(rest.len().min(PART_BYTES));
-            Poll::Ready(Some(Ok(part)))
-        }))
-    }
-}
-
-/// Returns when the client has exceeded its time.
-async fn too_slow(mut turns: watch::Receiver<Option<Instant>>) {
-    loop {
-        let until = *turns.borrow_and_update();
-        let changed = match until {
-            Some(until) => timeout_at(until, turns.changed()).await.is_ok_and(|changed| changed.is_ok()),
-            None => turns.changed().await.is_ok(),
-        };
-        if !changed {
-            return;
-        }
-    }
-}
-
 struct Service {
     router: TowerToHyperService<Router>,
     limits: Limits,
@@ -240,11 +190,12 @@ struct Service {
 }
 
 impl Service {
-    async fn answer(&self, request: Request<Incoming>, turn: Turn) -> Response {
+    /// # Errors
+    /// If the client takes too long to send its request: the connection is closed.
+    async fn answer(&self, request: Request<Incoming>) -> Result<Response, Elapsed> {
         let (head, mut body) = request.into_parts();
-        let mut response = match self.receive(&head, &mut body).await {
+        let mut response = match timeout(CLIENT_WITHIN, self.receive(&head, &mut body)).await? {
             Ok(bytes) => {
-                turn.server();
                 let Ok(response) = self.router.call(Request::from_parts(head, Body::from(bytes))).await;
                 response
             }
@@ -258,8 +209,7 @@ impl Service {
         };
         let headers = HEADERS.map(|(name, value)| (name, HeaderValue::from_static(value)));
         response.headers_mut().extend(headers);
-        turn.client();
-        response.map(|body| turn.paced(body))
+        Ok(response)
     }
 
     /// Checks a request and reads its body.
@@ -308,8 +258,7 @@ fn names_this_machine(headers: &HeaderMap) -> bool {
             Some((name, port)) if port.parse::<u16>().is_ok() => name,
             _ => authority,
         };
-        name == "localhost"
-            || name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok()
+        name == "localhost" || name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok()
     };
     let is_own_origin =
         |origin: &str| origin.split_once("://").is_some_and(|(_, authority)| is_own(authority));
@@ -332,4 +281,167 @@ pub fn files<S: Clone + Send + Sync + 'static>(files: &'static [File]) -> Router
 /// An answer in JSON.
 pub fn json_response(status: StatusCode, value: &Value) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::routing::post;
+    use std::{convert::Infallible, future::pending};
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpStream,
+        time::Instant,
+    };
+
+    async fn start(limits: Limits, router: Router) -> Server {
+        Server::start("a test", SocketAddr::from(([127, 0, 0, 1], 0)), limits, router).await.unwrap()
+    }
+
+    /// Counts the bytes of a body, and never answers at `/never`.
+    async fn echo() -> Server {
+        let router = Router::new()
+            .route("/", get(async || "here"))
+            .route("/count", post(async |body: Bytes| body.len().to_string()))
+            .route("/never", get(pending::<()>));
+        start(Limits { connections: 2, body_bytes: 1000 }, router).await
+    }
+
+    async fn send(server: &Server, request: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(server.address()).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream
+    }
+
+    async fn ask(server: &Server, request: &str) -> String {
+        let mut answer = String::new();
+        send(server, request).await.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    fn get_of(headers: &str) -> String {
+        format!("GET / HTTP/1.1\r\n{headers}\r\n\r\n")
+    }
+
+    #[tokio::test]
+    async fn a_request_out_of_bounds_is_refused_with_the_bound_and_safe_headers() {
+        let server = echo().await;
+        let post = |bytes: usize| {
+            let body = "x".repeat(bytes);
+            format!("POST /count HTTP/1.1\r\nHost: localhost\r\nContent-Length: {bytes}\r\n\r\n{body}")
+        };
+        assert!(ask(&server, &post(1000)).await.ends_with("1000"));
+        let long = get_of("Host: localhost").replace(" / ", &format!(" /{} ", "x".repeat(TARGET_BYTES_MAX)));
+        for (request, status, message) in [
+            (post(1001), 413, "the body has more than 1000 bytes"),
+            (post(10 << 20), 413, "the body has more than 1000 bytes"),
+            (long, 414, "more than 256 bytes"),
+            (get_of("Host: localhost").replace("GET", "HEAD"), 405, ""),
+            (get_of("Host: evil.example"), 421, "use 127.0.0.1 or localhost"),
+        ] {
+            let answer = ask(&server, &request).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+            assert!(answer.contains(message), "{answer}");
+            for line in ["content-security-policy: default-src 'none';", "x-content-type-options: nosniff"] {
+                assert!(answer.contains(line), "{status} lacks {line}: {answer}");
+            }
+        }
+        let head = format!("GET / HTTP/1.1\r\nHost: localhost\r\nx: {}\r\n\r\n", "x".repeat(HEAD_BYTES_MAX));
+        assert!(ask(&server, &head).await.starts_with("HTTP/1.1 431 "));
+    }
+
+    #[tokio::test]
+    async fn only_a_request_to_this_machine_is_answered_on_a_loopback_address() {
+        let server = echo().await;
+        for (headers, status) in [
+            ("Host: localhost", 200),
+            ("Host: 127.0.0.1:8440", 200),
+            ("Host: [::1]:80", 200),
+            ("Accept: */*", 200),
+            ("Host: localhost\r\nOrigin: http://localhost:3000", 200),
+            ("Host: ", 421),
+            ("Host: evil.example:80", 421),
+            ("Host: localhost.evil.example", 421),
+            ("Host: localhost\r\nOrigin: https://evil.example", 421),
+            ("Host: localhost\r\nOrigin: null", 421),
+        ] {
+            let answer = ask(&server, &get_of(headers)).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{headers}: {answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn connections_beyond_the_bound_are_closed_until_one_ends() {
+        let server = echo().await;
+        let never = "GET /never HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        let mut open = vec![send(&server, never).await, send(&server, never).await];
+        let third = async || {
+            let mut answer = Vec::new();
+            let mut stream = TcpStream::connect(server.address()).await.unwrap();
+            // A connection that was closed may be reset.
+            let _ = stream.write_all(get_of("Host: localhost").as_bytes()).await;
+            let _ = stream.read_to_end(&mut answer).await;
+            answer
+        };
+        assert!(third().await.is_empty());
+        open.pop();
+        let answered = async || while third().await.is_empty() {};
+        timeout(Duration::from_secs(20), answered()).await.expect("there is room again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_takes_no_answer_is_dropped() {
+        let endless =
+            || Body::from_stream(futures::stream::repeat(Ok::<_, Infallible>(Bytes::from(vec![0; 1 << 20]))));
+        let server = start(Limits::READ_ONLY, Router::new().route("/", get(async move || endless()))).await;
+        let mut client = send(&server, &get_of("Host: localhost")).await;
+        let began = Instant::now();
+        sleep(2 * CLIENT_WITHIN).await;
+        let mut buffer = vec![0; 1 << 20];
+        // What is in the system's buffers, and then the end or a reset.
+        while let Ok(1..) = client.read(&mut buffer).await {}
+        assert!(began.elapsed() < 3 * CLIENT_WITHIN, "the body was endless");
+    }
+
+    /// A tenth of the answer every 20 s: more than a minute in all.
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_takes_its_answer_slowly_gets_all_of_it() {
+        const BYTES: usize = 64 << 20;
+        let router = Router::new().route("/", get(async || vec![b'x'; BYTES]));
+        let server = start(Limits::READ_ONLY, router).await;
+        let mut client = send(&server, &get_of("Host: localhost")).await;
+        let (mut part, mut taken) = (vec![0; BYTES / 10], 0);
+        for _ in 0..10 {
+            client.read_exact(&mut part).await.unwrap();
+            taken += part.len();
+            sleep(2 * CLIENT_WITHIN / 3).await;
+        }
+        let mut rest = Vec::new();
+        client.read_to_end(&mut rest).await.unwrap();
+        assert!(BYTES < taken + rest.len(), "{}", rest.len());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_drains_waits_for_an_answer_but_not_for_ever() {
+        let begun = Arc::new(tokio::sync::Notify::new());
+        let never = {
+            let begun = begun.clone();
+            async move || {
+                begun.notify_one();
+                pending::<()>().await
+            }
+        };
+        let server = start(Limits::READ_ONLY, Router::new().route("/never", get(never))).await;
+        let address = server.address();
+        let mut idle = TcpStream::connect(address).await.unwrap();
+        let mut client = send(&server, "GET /never HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+        begun.notified().await;
+        let began = Instant::now();
+        let drained = tokio::spawn(server.drain());
+        assert_eq!(idle.read(&mut [0]).await.unwrap(), 0, "a connection without a request ends at once");
+        assert!(drained.await.unwrap().is_err());
+        assert!(DRAIN_WITHIN <= began.elapsed() && began.elapsed() < 2 * DRAIN_WITHIN);
+        assert!(!matches!(client.read(&mut [0]).await, Ok(1..)), "the answer never came");
+        assert!(TcpStream::connect(address).await.is_err());
+    }
 }

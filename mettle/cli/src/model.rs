@@ -1,6 +1,5 @@
 //! `mettle model`: exports, imports, evaluates, samples and serves models.
 
-mod answer_text;
 mod card;
 mod choose;
 mod evaluate;
@@ -10,13 +9,14 @@ mod import;
 mod serve;
 
 use crate::{help, output::Output};
-use anyhow::{Context as _, bail, ensure};
+use ::serve::{Loaded, OfRun, limit_context};
+use anyhow::{Context as _, bail};
 use clap::Subcommand;
-use daemon::{ModelState, Row, Storage, open::SPEC_FILE, program};
+use daemon::{ModelState, Storage, open::SPEC_FILE, program};
 use dataset::tokenizer_path;
-use model::{ModelConfig, RunSpec};
-use nn::{Evaluator, hugging_face::Import};
-use protocol::{Digest, RunId, Window};
+use model::RunSpec;
+use nn::hugging_face::Import;
+use protocol::RunId;
 use std::{
     path::{Path, PathBuf},
     sync::{
@@ -115,46 +115,6 @@ pub struct TokenizerArgs {
     end_of_document: Option<String>,
 }
 
-/// A model in memory.
-struct Loaded {
-    /// The directory, if it is of no run.
-    name: String,
-    config: ModelConfig,
-    theta: Row,
-    of_run: Option<OfRun>,
-}
-
-/// The run and the window of a model.
-#[derive(Clone, Debug)]
-struct OfRun {
-    run: RunId,
-    window: Window,
-    lineage: Digest,
-}
-
-impl Loaded {
-    fn evaluator(&self, device: &str) -> anyhow::Result<Evaluator> {
-        Ok(engines::evaluator(device.parse()?, &self.config, &self.theta)?)
-    }
-
-    /// For people.
-    fn description(&self) -> String {
-        match &self.of_run {
-            Some(of) => format!("{}, run {}, window {}", self.name, of.run, of.window.0),
-            None => self.name.clone(),
-        }
-    }
-
-    fn knows(&self, tokenizer: &TextTokenizer) -> anyhow::Result<()> {
-        let (vocab, needed) = (self.config.vocab, tokenizer.vocab());
-        ensure!(
-            needed as usize <= vocab,
-            "the tokenizer has {needed} tokens, but the model knows {vocab}: it was trained with another one"
-        );
-        Ok(())
-    }
-}
-
 /// Loads a model in Hugging Face format, or a node's.
 fn load(which: &ModelArgs) -> anyhow::Result<Loaded> {
     let directory = &which.model;
@@ -173,18 +133,6 @@ fn load(which: &ModelArgs) -> anyhow::Result<Loaded> {
     };
     limit_context(&mut loaded.config, which.context)?;
     Ok(loaded)
-}
-
-fn limit_context(config: &mut ModelConfig, context: Option<usize>) -> anyhow::Result<()> {
-    if let Some(context) = context {
-        ensure!(
-            (1..=config.seq_len).contains(&context),
-            "the model's context is from 1 to {} tokens, not {context}",
-            config.seq_len
-        );
-        config.seq_len = context;
-    }
-    Ok(())
 }
 
 fn of_node(directory: &Path, run: Option<u32>) -> anyhow::Result<Loaded> {
@@ -234,79 +182,11 @@ impl TokenizerArgs {
 
 #[cfg(test)]
 mod testing {
-    use serde_json::json;
     use tokenizer::TextTokenizer;
 
     /// A byte-level tokenizer of `<eos>`, small letters, the space and é, with one merge: space and a.
     pub(super) fn tokenizer_json() -> Vec<u8> {
-        let mut vocab = serde_json::Map::new();
-        let letters = ('a'..='z').chain(['Ġ', 'Ã', '©']).map(String::from);
-        for (id, token) in
-            ["<eos>".to_owned()].into_iter().chain(letters).chain(["Ġa".to_owned()]).enumerate()
-        {
-            vocab.insert(token, id.into());
-        }
-        let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true });
-        let eos = json!({
-            "id": 0, "content": "<eos>", "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true,
-        });
-        let tokenizer = json!({
-            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [eos], "normalizer": null,
-            "pre_tokenizer": bytes, "post_processor": null, "decoder": bytes,
-            "model": {
-                "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-                "vocab": vocab, "merges": [["Ġ", "a"]],
-            },
-        });
-        tokenizer.to_string().into_bytes()
-    }
-
-    /// A tokenizer as SentencePiece's: words begin with their space, other characters are bytes, and a text is decoded
-    /// without the space that was put before it. As Llama's file has it, or as Gemma's and T5's kind.
-    pub(super) fn sentencepiece(is_llama: bool) -> TextTokenizer {
-        let tokens = ["<unk>", "</s>", "▁"].map(str::to_owned).into_iter();
-        let tokens = tokens.chain(('a'..='z').map(String::from));
-        let tokens = tokens.chain((0..=255).map(|byte| format!("<0x{byte:02X}>")));
-        let tokens = tokens.chain(["▁a".to_owned(), "▁an".to_owned()]);
-        let vocab: serde_json::Map<_, _> = tokens.zip((0..).map(serde_json::Value::from)).collect();
-        let special = |id: u32, content: &str| {
-            json!({
-                "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": true,
-            })
-        };
-        let space = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
-        let metaspace =
-            json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false });
-        let (normalizer, pre_tokenizer, decoder) = match is_llama {
-            true => (
-                json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": "▁" }, space] }),
-                serde_json::Value::Null,
-                json!({ "type": "Sequence", "decoders": [
-                    { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
-                    { "type": "ByteFallback" }, { "type": "Fuse" },
-                    { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
-                ] }),
-            ),
-            false => (
-                serde_json::Value::Null,
-                metaspace.clone(),
-                json!({ "type": "Sequence", "decoders": [{ "type": "ByteFallback" }, metaspace] }),
-            ),
-        };
-        let tokenizer = json!({
-            "version": "1.0", "truncation": null, "padding": null, "normalizer": normalizer,
-            "added_tokens": [special(0, "<unk>"), special(1, "</s>")], "pre_tokenizer": pre_tokenizer,
-            "post_processor": null, "decoder": decoder,
-            "model": {
-                "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
-                "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
-                "vocab": vocab, "merges": [["▁", "a"], ["▁a", "n"]],
-            },
-        });
-        TextTokenizer::from_json(tokenizer.to_string().into_bytes(), None).unwrap()
+        include_bytes!("../../serve/tests/tokenizer.json").to_vec()
     }
 
     pub(super) fn tokenizer() -> TextTokenizer {

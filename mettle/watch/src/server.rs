@@ -473,6 +473,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_browser_that_does_not_read_its_events_is_dropped() {
+        let page = page().await;
+        let browser = send(&page, "GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+        let free = || page.shared.reader_slots.available_permits();
+        while free() == READERS_MAX {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // More than the system's buffers hold.
+        for _ in 0..64 {
+            page.shared.event.send_replace(Bytes::from(vec![b'x'; 1 << 20]));
+            tokio::time::sleep(EVENT_EVERY / 10).await;
+        }
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(free(), READERS_MAX);
+        drop(browser);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_browser_without_news_gets_a_comment() {
         let page = page().await;
         let mut stream = send(&page, "GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n").await;

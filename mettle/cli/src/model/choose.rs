@@ -164,7 +164,8 @@ fn tokens_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Loaded, testing};
+    use crate::model::testing;
+    use ::serve::Loaded;
     use model::{ModelConfig, init_flat};
     use nn::{
         Precision,

@@ -1,7 +1,8 @@
 //! `mettle model generate`: continues a text.
 
-use super::{ModelArgs, TokenizerArgs, answer_text::AnswerText, load};
+use super::{ModelArgs, TokenizerArgs, load};
 use crate::output::Output;
+use ::serve::AnswerText;
 use nn::Sampling;
 use serde_json::json;
 use std::ops::ControlFlow;

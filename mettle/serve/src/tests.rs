@@ -1,14 +1,14 @@
 //! Server and worker together, over real sockets.
 
 use super::{
-    http::Server,
     request::{self, Endpoint},
     testing::{served, served_with},
     worker::{self, Command, Event, Job},
     *,
 };
+use axum::http::StatusCode;
 use nn::{Sampling, SamplingError};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::ops::ControlFlow;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -30,7 +30,7 @@ async fn waiting(queue: usize) -> (Running, mpsc::Receiver<Command>) {
     let (commands, receiver) = mpsc::channel(queue);
     let (_, listed) = watch::channel(served.clone());
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
-    let server = Server::start(address, 8, listed, commands.clone()).await.unwrap();
+    let server = http::start(address, 8, listed, commands.clone()).await.unwrap();
     (Running { server, commands, served }, receiver)
 }
 
@@ -504,7 +504,11 @@ async fn a_server_that_drains_finishes_what_it_accepted() {
     assert!(!drained.is_finished());
     std::thread::spawn(move || worker::run(served, 1, receiver).unwrap());
     assert_eq!(read(client).await.status, 200);
-    timeout(Duration::from_secs(10), drained).await.expect("an idle connection does not hold it").unwrap();
+    timeout(Duration::from_secs(10), drained)
+        .await
+        .expect("an idle connection does not hold it")
+        .unwrap()
+        .unwrap();
     drop(idle);
 }
 

@@ -3,8 +3,12 @@
 //! A new text joins at the next step. Others change no bit of it: with the same seed it continues alone and in company
 //! with the same tokens. A new model takes over when no text is being continued.
 
-use super::{About, Served, request::Text};
-use crate::model::answer_text::{AnswerText, token_text};
+use crate::{
+    ServeError,
+    answer_text::{AnswerText, token_text},
+    loaded::{About, Served},
+    request::Text,
+};
 use nn::{LogProbabilities, ModelError, Sampler, Session};
 use std::{collections::VecDeque, sync::Arc};
 use tokio::sync::mpsc;
@@ -83,7 +87,7 @@ pub(super) fn run(
     mut served: Arc<Served>,
     texts_max: usize,
     mut commands: mpsc::Receiver<Command>,
-) -> anyhow::Result<()> {
+) -> Result<(), ServeError> {
     let mut waiting: VecDeque<Job> = VecDeque::new();
     let mut next: Option<Arc<Served>> = None;
     let mut active: Vec<Active> = Vec::new();
@@ -117,7 +121,7 @@ pub(super) fn run(
 }
 
 /// Reads a part of one prompt, and a token of each text behind its prompt.
-fn step(served: &Served, active: &mut [Active]) -> anyhow::Result<()> {
+fn step(served: &Served, active: &mut [Active]) -> Result<(), ServeError> {
     if let Some(text) = active.iter_mut().find(|text| text.is_reading()) {
         text.read_part(served)?;
     }
@@ -150,7 +154,7 @@ struct Active {
 }
 
 impl Active {
-    fn start(job: Job, served: &Served) -> anyhow::Result<Active> {
+    fn start(job: Job, served: &Served) -> Result<Active, ServeError> {
         let Text { prompt, max_tokens, sampling, stops, trims_start, .. } = &job.text;
         let mut text = Active {
             session: served.evaluator.session(prompt.len() + max_tokens),
@@ -193,7 +197,7 @@ impl Active {
     }
 
     /// Reads the next part of the prompt; behind the last, samples the first token.
-    fn read_part(&mut self, served: &Served) -> anyhow::Result<()> {
+    fn read_part(&mut self, served: &Served) -> Result<(), ServeError> {
         let Text { prompt, logprobs, max_tokens, .. } = &self.job.text;
         // Without a cache, each part would read all earlier ones again.
         let part = if self.session.is_cached() { PROMPT_PART } else { prompt.len() };
@@ -205,7 +209,7 @@ impl Active {
                 let logits = served.evaluator.read_each(&mut self.session, tokens)?;
                 let targets = &prompt[self.read + 1..(end + 1).min(prompt.len())];
                 let rows = logits.chunks_exact(vocab).zip(targets);
-                let infos: anyhow::Result<Vec<TokenInfo>> = rows
+                let infos: Result<Vec<TokenInfo>, ServeError> = rows
                     .map(|(logits, target)| TokenInfo::new(served, *target, Some(logits), count))
                     .collect();
                 self.send(Event::Part { text: String::new(), tokens: infos? });
@@ -224,7 +228,7 @@ impl Active {
     }
 
     /// Samples the next token, and sends what text is certain with it.
-    fn sample(&mut self, served: &Served, logits: &[f32]) -> anyhow::Result<()> {
+    fn sample(&mut self, served: &Served, logits: &[f32]) -> Result<(), ServeError> {
         let token = self.sampler.next(logits);
         self.made += 1;
         if let Some(count) = self.job.text.logprobs {
@@ -266,7 +270,12 @@ impl Active {
 }
 
 impl TokenInfo {
-    fn new(served: &Served, token: u32, logits: Option<&[f32]>, count: usize) -> anyhow::Result<TokenInfo> {
+    fn new(
+        served: &Served,
+        token: u32,
+        logits: Option<&[f32]>,
+        count: usize,
+    ) -> Result<TokenInfo, ServeError> {
         let text = |token: u32| match logits {
             Some(_) => token_text(token, &served.tokenizer),
             // It follows nothing.
@@ -281,7 +290,7 @@ impl TokenInfo {
         Ok(TokenInfo {
             text: text(token)?,
             log_probability: log_probabilities.map(|of| of.of(token)),
-            likeliest: named.collect::<anyhow::Result<_>>()?,
+            likeliest: named.collect::<Result<_, ServeError>>()?,
         })
     }
 }

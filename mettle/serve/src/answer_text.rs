@@ -11,7 +11,7 @@ const CHARACTER_TOKENS_MAX: usize = 8;
 ///
 /// SentencePiece tokenizers write the first word of a text without the space before it. So the tokens before are decoded
 /// too, those of the prompt among them, and their text is left out.
-pub(super) struct AnswerText {
+pub struct AnswerText {
     /// The last tokens: those that the next text may depend on, and those without a text so far.
     tokens: Vec<u32>,
     /// How many of them have been returned as text.
@@ -52,7 +52,7 @@ impl AnswerText {
 
 /// The text of one token within a text: with the space before a word, which [`TextTokenizer::decode`] may leave out at
 /// the beginning.
-pub(super) fn token_text(token: u32, tokenizer: &TextTokenizer) -> Result<String, TokenizerError> {
+pub(crate) fn token_text(token: u32, tokenizer: &TextTokenizer) -> Result<String, TokenizerError> {
     let first = tokenizer.decode(&[token])?;
     let twice = tokenizer.decode(&[token, token])?;
     Ok(match twice.strip_prefix(&first) {
@@ -63,8 +63,8 @@ pub(super) fn token_text(token: u32, tokenizer: &TextTokenizer) -> Result<String
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{sentencepiece, tokenizer};
     use super::*;
+    use crate::testing::{sentencepiece, tokenizer};
 
     fn parts(tokenizer: &TextTokenizer, prompt: &[u32], tokens: &[u32]) -> Vec<String> {
         let mut answer = AnswerText::after(prompt, tokenizer);

@@ -1,7 +1,7 @@
 //! Answers in the form of OpenAI's API.
 
 use super::{
-    About,
+    loaded::About,
     request::Endpoint,
     worker::{Event, Finish, TokenInfo},
 };

@@ -3,9 +3,14 @@
 //! OpenAI's fields that would change the answer and are not supported are refused. Other unknown fields are ignored, as
 //! clients send many.
 
-use super::Served;
-use hyper::StatusCode;
+use crate::Served;
+use axum::{
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use daemon::http::json_response;
 use nn::{Sampler, Sampling};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 /// Texts of one request.
@@ -19,6 +24,9 @@ const LOGPROBS_MAX: u64 = 20;
 const LOGPROBS_NAMED_MAX: usize = 1 << 18;
 /// Tokens that a completion without `max_tokens` has, as OpenAI's.
 const MAX_TOKENS_DEFAULT: u64 = 16;
+
+/// After which time a client may try again when too many wait.
+const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("2");
 
 /// OpenAI's fields that would change an answer.
 const UNSUPPORTED: [&str; 8] = [
@@ -62,6 +70,16 @@ impl Refusal {
     }
 }
 
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let mut response = json_response(self.status, &self.json());
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_SECONDS);
+        }
+        response
+    }
+}
+
 /// The form of request and answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Endpoint {
@@ -101,7 +119,7 @@ pub(super) fn parse(endpoint: Endpoint, body: &[u8], served: &Served, seed: u64)
         Refusal::new(StatusCode::BAD_REQUEST, format!("the body is not a JSON object: {error}"))
     })?;
     let fields = Fields(&fields);
-    match fields.string("model")? {
+    match fields.get::<&str>("model", "a string")? {
         Some(name) if name == served.about.name => {}
         Some(name) => return Err(no_such_model(name, served)),
         None => return Err(Refusal::of("model", "the field model is missing")),
@@ -109,9 +127,10 @@ pub(super) fn parse(endpoint: Endpoint, body: &[u8], served: &Served, seed: u64)
     fields.refuse_unsupported()?;
 
     let sampling = Sampling {
-        temperature: fields.number("temperature")?.unwrap_or(1.0),
-        top_p: fields.number("top_p")?.unwrap_or(1.0),
-        seed: fields.seed()?.unwrap_or(seed),
+        temperature: fields.get("temperature", "a number")?.unwrap_or(1.0),
+        top_p: fields.get("top_p", "a number")?.unwrap_or(1.0),
+        // Some clients draw negative ones.
+        seed: fields.get::<i128>("seed", "an integer")?.map_or(seed, |seed| seed as u64),
     };
     Sampler::new(sampling).map_err(|error| {
         let param = match error {
@@ -133,7 +152,7 @@ pub(super) fn parse(endpoint: Endpoint, body: &[u8], served: &Served, seed: u64)
             )
         }
         Endpoint::Chat => {
-            let (text, role_stop) = conversation(fields.0)?;
+            let (text, role_stop) = fields.conversation()?;
             stops.push(role_stop);
             let max_tokens = match fields.count("max_completion_tokens", u64::MAX)? {
                 Some(count) => Some(count),
@@ -207,150 +226,154 @@ pub(super) fn no_such_model(name: &str, served: &Served) -> Refusal {
     }
 }
 
-/// The messages of a chat as the beginning of a text, and the string that ends the model's part of it: a line that
-/// begins with the user's name.
-fn conversation(fields: &Map<String, Value>) -> Result<(String, String), Refusal> {
-    let wrong = |message: String| Refusal::of("messages", message);
-    let Some(Value::Array(messages)) = fields.get("messages") else {
-        return Err(wrong("the field messages is missing or not an array".into()));
-    };
-    if messages.is_empty() {
-        return Err(wrong("there is no message".into()));
-    }
-    let mut text = String::new();
-    for (index, message) in messages.iter().enumerate() {
-        let content = match &message["content"] {
-            Value::String(content) => content.clone(),
-            Value::Array(parts) => {
-                let part = |part: &Value| match (part["type"].as_str(), part["text"].as_str()) {
-                    (Some("text"), Some(text)) => Some(text.to_owned()),
-                    _ => None,
-                };
-                let parts: Option<Vec<String>> = parts.iter().map(part).collect();
-                parts.ok_or_else(|| wrong(format!("message {index} has a part that is no text")))?.concat()
-            }
-            _ => return Err(wrong(format!("message {index} has no content that is a text"))),
-        };
-        match message["role"].as_str() {
-            Some("system" | "developer") => text.push_str(&format!("{content}\n\n")),
-            Some("user") => text.push_str(&format!("User: {content}\n")),
-            Some("assistant") => text.push_str(&format!("Assistant: {content}\n")),
-            _ => {
-                return Err(wrong(format!(
-                    "the role of message {index} is not system, developer, user or assistant"
-                )));
-            }
-        }
-    }
-    text.push_str("Assistant:");
-    Ok((text, "\nUser:".into()))
+/// A message of a chat.
+#[derive(Deserialize)]
+struct Message {
+    role: Author,
+    content: Content,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Author {
+    #[serde(alias = "developer")]
+    System,
+    User,
+    Assistant,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "content is a string or an array of parts that are texts")]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum Part {
+    Text { text: String },
+}
+
+/// One string, or several.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Strings {
+    One(String),
+    Several(Vec<String>),
+}
+
+/// A text, or its tokens.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompts {
+    One(Prompt),
+    Several(Vec<Prompt>),
 }
 
 struct Fields<'a>(&'a Map<String, Value>);
 
-impl Fields<'_> {
+impl<'a> Fields<'a> {
     /// `null` is a field that is not there.
-    fn get(&self, name: &str) -> Option<&Value> {
+    fn value(&self, name: &str) -> Option<&'a Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    fn string(&self, name: &'static str) -> Result<Option<&str>, Refusal> {
-        match self.get(name) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => Err(Refusal::of(name, format!("{name} is a string"))),
-        }
+    /// A field, of which the refusal says that it is `form`.
+    fn get<T: Deserialize<'a>>(&self, name: &'static str, form: &str) -> Result<Option<T>, Refusal> {
+        let value = self.value(name).map(T::deserialize).transpose();
+        value.map_err(|_| Refusal::of(name, format!("{name} is {form}")))
     }
 
     fn flag(&self, name: &'static str) -> Result<bool, Refusal> {
-        match self.get(name) {
-            None => Ok(false),
-            Some(Value::Bool(value)) => Ok(*value),
-            Some(_) => Err(Refusal::of(name, format!("{name} is true or false"))),
-        }
-    }
-
-    fn number(&self, name: &'static str) -> Result<Option<f64>, Refusal> {
-        let Some(value) = self.get(name) else { return Ok(None) };
-        value.as_f64().map(Some).ok_or_else(|| Refusal::of(name, format!("{name} is a number")))
+        Ok(self.get(name, "true or false")?.unwrap_or(false))
     }
 
     fn count(&self, name: &'static str, max: u64) -> Result<Option<u64>, Refusal> {
-        let Some(value) = self.get(name) else { return Ok(None) };
-        match value.as_u64().filter(|value| *value <= max) {
-            Some(value) => Ok(Some(value)),
-            None if max == u64::MAX => Err(Refusal::of(name, format!("{name} is a number from 0"))),
-            None => Err(Refusal::of(name, format!("{name} is a number from 0 to {max}"))),
+        let form = match max {
+            u64::MAX => "a number from 0".to_owned(),
+            _ => format!("a number from 0 to {max}"),
+        };
+        match self.get(name, &form)? {
+            Some(count) if max < count => Err(Refusal::of(name, format!("{name} is {form}"))),
+            count => Ok(count),
         }
     }
 
-    /// Any integer of 64 bits: some clients draw negative ones.
-    fn seed(&self) -> Result<Option<u64>, Refusal> {
-        let Some(value) = self.get("seed") else { return Ok(None) };
-        let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
-        seed.map(Some).ok_or_else(|| Refusal::of("seed", "seed is an integer"))
-    }
-
     fn stops(&self) -> Result<Vec<String>, Refusal> {
-        let stops = match self.get("stop") {
+        let stops = match self.get("stop", "a string or an array of strings")? {
             None => Vec::new(),
-            Some(Value::String(stop)) => vec![stop.clone()],
-            Some(Value::Array(stops)) if stops.len() <= STOPS_MAX => {
-                let stops: Option<Vec<String>> =
-                    stops.iter().map(|stop| stop.as_str().map(str::to_owned)).collect();
-                stops.ok_or_else(|| Refusal::of("stop", "stop is a string or an array of strings"))?
-            }
-            Some(Value::Array(stops)) => {
-                let message =
-                    format!("stop has {} strings, but at most {STOPS_MAX} are watched", stops.len());
-                return Err(Refusal::of("stop", message));
-            }
-            Some(_) => return Err(Refusal::of("stop", "stop is a string or an array of strings")),
+            Some(Strings::One(stop)) => vec![stop],
+            Some(Strings::Several(stops)) => stops,
         };
+        if STOPS_MAX < stops.len() {
+            let message = format!("stop has {} strings, but at most {STOPS_MAX} are watched", stops.len());
+            return Err(Refusal::of("stop", message));
+        }
         match stops.iter().all(|stop| (1..=STOP_BYTES_MAX).contains(&stop.len())) {
             true => Ok(stops),
             false => Err(Refusal::of("stop", format!("a stop string has from 1 to {STOP_BYTES_MAX} bytes"))),
         }
     }
 
-    /// A text, several texts, the tokens of a text, or those of several.
+    /// The tokens of each prompt.
     fn prompts(&self, served: &Served) -> Result<Vec<Vec<u32>>, Refusal> {
-        let wrong = || {
-            let forms =
-                "prompt is a string, an array of strings, an array of token ids, or an array of those";
-            Refusal::of("prompt", forms)
-        };
-        let tokens = |values: &[Value]| -> Option<Vec<u32>> {
-            values.iter().map(|value| value.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
-        };
-        let values = match self.get("prompt") {
+        let forms = "a string, an array of strings, an array of token ids, or an array of those";
+        let prompts = match self.get("prompt", forms)? {
             // A completion of nothing begins a document.
             None => return Ok(vec![Vec::new()]),
-            Some(Value::String(text)) => return Ok(vec![served.encode(text)?]),
-            Some(Value::Array(values)) => values,
-            Some(_) => return Err(wrong()),
+            Some(Prompts::One(Prompt::Tokens(tokens))) if tokens.is_empty() => {
+                return Err(Refusal::of("prompt", "prompt is an empty array"));
+            }
+            Some(Prompts::One(prompt)) => vec![prompt],
+            Some(Prompts::Several(prompts)) => prompts,
         };
-        match values.first() {
-            None => Err(Refusal::of("prompt", "prompt is an empty array")),
-            Some(Value::Number(_)) => Ok(vec![tokens(values).ok_or_else(wrong)?]),
-            Some(_) if PROMPTS_MAX < values.len() => {
-                let message = format!("{} prompts, but a request has at most {PROMPTS_MAX}", values.len());
-                Err(Refusal::of("prompt", message))
-            }
-            Some(_) => {
-                let prompt = |value: &Value| match value {
-                    Value::String(text) => served.encode(text),
-                    Value::Array(values) => tokens(values).ok_or_else(wrong),
-                    _ => Err(wrong()),
-                };
-                values.iter().map(prompt).collect()
-            }
+        if PROMPTS_MAX < prompts.len() {
+            let message = format!("{} prompts, but a request has at most {PROMPTS_MAX}", prompts.len());
+            return Err(Refusal::of("prompt", message));
         }
+        let tokens = |prompt| match prompt {
+            Prompt::Text(text) => served.encode(&text),
+            Prompt::Tokens(tokens) => Ok(tokens),
+        };
+        prompts.into_iter().map(tokens).collect()
+    }
+
+    /// The messages of a chat as the beginning of a text, and the string that ends the model's part of it: a line that
+    /// begins with the user's name.
+    fn conversation(&self) -> Result<(String, String), Refusal> {
+        let messages: Vec<Value> = self.get("messages", "an array of messages")?.unwrap_or_default();
+        if messages.is_empty() {
+            return Err(Refusal::of("messages", "there is no message"));
+        }
+        let mut text = String::new();
+        for (index, message) in messages.iter().enumerate() {
+            let Message { role, content } = Message::deserialize(message)
+                .map_err(|error| Refusal::of("messages", format!("message {index}: {error}")))?;
+            let content = match content {
+                Content::Text(content) => content,
+                Content::Parts(parts) => parts.into_iter().map(|Part::Text { text }| text).collect(),
+            };
+            text += &match role {
+                Author::System => format!("{content}\n\n"),
+                Author::User => format!("User: {content}\n"),
+                Author::Assistant => format!("Assistant: {content}\n"),
+            };
+        }
+        text.push_str("Assistant:");
+        Ok((text, "\nUser:".into()))
     }
 
     fn refuse_unsupported(&self) -> Result<(), Refusal> {
         for name in UNSUPPORTED {
-            let value = self.get(name);
+            let value = self.value(name);
             let is_neutral = match value {
                 None => true,
                 Some(Value::Array(values)) => values.is_empty(),
@@ -368,11 +391,11 @@ impl Fields<'_> {
             }
         }
         for name in ["presence_penalty", "frequency_penalty"] {
-            if self.number(name)?.is_some_and(|penalty| penalty != 0.0) {
+            if self.get::<f64>(name, "a number")?.is_some_and(|penalty| penalty != 0.0) {
                 return Err(Refusal::of(name, format!("{name} is not supported")));
             }
         }
-        match self.get("logit_bias") {
+        match self.value("logit_bias") {
             None => Ok(()),
             Some(Value::Object(biases)) if biases.is_empty() => Ok(()),
             Some(_) => Err(Refusal::of("logit_bias", "logit_bias is not supported")),

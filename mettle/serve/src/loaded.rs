@@ -1,0 +1,163 @@
+//! A model in memory, and the model that is served.
+
+use crate::{ServeError, request::Refusal};
+use axum::http::StatusCode;
+use daemon::Row;
+use dataset::TextTokenizer;
+use model::ModelConfig;
+use nn::{Evaluator, ModelError, Session};
+use protocol::{Digest, RunId, Window};
+use serde_json::Value;
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// A model in memory.
+pub struct Loaded {
+    /// The directory, if it is of no run.
+    pub name: String,
+    pub config: ModelConfig,
+    pub theta: Row,
+    pub of_run: Option<OfRun>,
+}
+
+/// The run and the window of a model.
+#[derive(Clone, Debug)]
+pub struct OfRun {
+    pub run: RunId,
+    pub window: Window,
+    pub lineage: Digest,
+}
+
+impl Loaded {
+    /// An evaluator on `device`, such as `cpu` or `cuda:0`.
+    ///
+    /// # Errors
+    /// If the device is unknown, absent or out of memory.
+    pub fn evaluator(&self, device: &str) -> Result<Evaluator, ModelError> {
+        engines::evaluator(device.parse()?, &self.config, &self.theta)
+    }
+
+    /// For people.
+    pub fn description(&self) -> String {
+        match &self.of_run {
+            Some(of) => format!("{}, run {}, window {}", self.name, of.run, of.window.0),
+            None => self.name.clone(),
+        }
+    }
+
+    /// Checks that the model has a row for each token of `tokenizer`.
+    pub fn knows(&self, tokenizer: &TextTokenizer) -> Result<(), ServeError> {
+        let (vocab, needed) = (self.config.vocab, tokenizer.vocab());
+        if vocab < needed as usize {
+            return Err(ServeError::Vocabulary { needed, vocab });
+        }
+        Ok(())
+    }
+}
+
+/// Shortens the context to `context` tokens; `None` leaves it.
+///
+/// # Errors
+/// If the model's own context is shorter.
+pub fn limit_context(config: &mut ModelConfig, context: Option<usize>) -> Result<(), ServeError> {
+    let Some(context) = context else { return Ok(()) };
+    if !(1..=config.seq_len).contains(&context) {
+        return Err(ServeError::Context { max: config.seq_len, context });
+    }
+    config.seq_len = context;
+    Ok(())
+}
+
+/// A model that is served.
+pub struct Served {
+    pub(crate) about: Arc<About>,
+    pub(crate) evaluator: Evaluator,
+    pub(crate) tokenizer: TextTokenizer,
+}
+
+/// What clients are told of a model. A slow client may need it for longer than the model is in memory.
+pub(crate) struct About {
+    /// What clients call it.
+    pub name: String,
+    pub seq_len: usize,
+    /// The run and window that it is from, where it says so.
+    pub of_run: Option<OfRun>,
+    pub weights_root: Digest,
+    /// When it was loaded, in seconds since 1970.
+    pub created: u64,
+}
+
+impl Served {
+    /// # Errors
+    /// If the tokenizer is of another model, or as [`Loaded::evaluator`].
+    pub fn new(
+        loaded: Loaded,
+        weights_root: Digest,
+        tokenizer: TextTokenizer,
+        device: &str,
+    ) -> Result<Served, ServeError> {
+        loaded.knows(&tokenizer)?;
+        let evaluator = loaded.evaluator(device)?;
+        let about = About {
+            name: short_name(&loaded.name),
+            seq_len: evaluator.config().seq_len,
+            of_run: loaded.of_run,
+            weights_root,
+            created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        };
+        Ok(Served { about: Arc::new(about), evaluator, tokenizer })
+    }
+
+    /// What clients call it.
+    pub fn name(&self) -> &str {
+        &self.about.name
+    }
+
+    /// The model as `/v1/models` lists it.
+    pub fn json(&self) -> Value {
+        crate::answer::model(&self.about)
+    }
+
+    /// Bytes of a text's cache at most. A device may have no cache.
+    pub fn cache_bytes(&self) -> Option<u64> {
+        let is_cached = self.evaluator.session(0).is_cached();
+        is_cached.then(|| Session::bytes(self.evaluator.config(), self.seq_len()))
+    }
+
+    pub(crate) fn seq_len(&self) -> usize {
+        self.about.seq_len
+    }
+
+    pub(crate) fn vocab(&self) -> usize {
+        self.evaluator.config().vocab
+    }
+
+    pub(crate) fn encode(&self, text: &str) -> Result<Vec<u32>, Refusal> {
+        self.tokenizer.encode(text).map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))
+    }
+
+    pub(crate) fn decode(&self, tokens: &[u32]) -> Result<String, Refusal> {
+        self.tokenizer
+            .decode(tokens)
+            .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))
+    }
+}
+
+/// The last part of a directory's name; a run's name as it is.
+fn short_name(name: &str) -> String {
+    name.trim_end_matches('/').rsplit('/').next().filter(|part| !part.is_empty()).unwrap_or(name).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_s_model_has_the_name_of_the_directory() {
+        assert_eq!(short_name("/models/my-model/"), "my-model");
+        assert_eq!(short_name("my-model"), "my-model");
+        assert_eq!(short_name("/"), "/");
+    }
+}
