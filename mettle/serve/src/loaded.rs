@@ -1,7 +1,6 @@
 //! A model in memory, and the model that is served.
 
-use crate::{ServeError, request::Refusal};
-use axum::http::StatusCode;
+use crate::ServeError;
 use daemon::Row;
 use dataset::TextTokenizer;
 use model::ModelConfig;
@@ -132,16 +131,6 @@ impl Served {
 
     pub(crate) fn vocab(&self) -> usize {
         self.evaluator.config().vocab
-    }
-
-    pub(crate) fn encode(&self, text: &str) -> Result<Vec<u32>, Refusal> {
-        self.tokenizer.encode(text).map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))
-    }
-
-    pub(crate) fn decode(&self, tokens: &[u32]) -> Result<String, Refusal> {
-        self.tokenizer
-            .decode(tokens)
-            .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))
     }
 }
 

@@ -9,6 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use daemon::http::json_response;
+use dataset::TokenizerError;
 use nn::{Sampler, Sampling};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -67,6 +68,12 @@ impl Refusal {
         json!({ "error": {
             "message": self.message, "type": kind, "param": self.param, "code": self.code,
         } })
+    }
+}
+
+impl From<TokenizerError> for Refusal {
+    fn from(error: TokenizerError) -> Refusal {
+        Refusal::new(StatusCode::BAD_REQUEST, error.to_string())
     }
 }
 
@@ -160,7 +167,7 @@ pub(super) fn parse(endpoint: Endpoint, body: &[u8], served: &Served, seed: u64)
             };
             let top = fields.count("top_logprobs", LOGPROBS_MAX)?;
             let logprobs = fields.flag("logprobs")?.then_some(top.unwrap_or(0) as usize);
-            (vec![served.encode(&text)?], false, max_tokens, logprobs)
+            (vec![served.tokenizer.encode(&text)?], false, max_tokens, logprobs)
         }
     };
 
@@ -182,7 +189,7 @@ pub(super) fn parse(endpoint: Endpoint, body: &[u8], served: &Served, seed: u64)
         // The last token of a text needs no place: nothing is read behind it.
         let room = seq_len + 1 - prompt.len();
         texts.push(Text {
-            echo: is_echo.then(|| served.decode(&prompt)).transpose()?,
+            echo: is_echo.then(|| served.tokenizer.decode(&prompt)).transpose()?,
             prompt,
             max_tokens: max_tokens.map_or(room, |wanted| (wanted as usize).min(room)),
             sampling: Sampling { seed: sampling.seed.wrapping_add(index as u64), ..sampling },
@@ -340,7 +347,7 @@ impl<'a> Fields<'a> {
             return Err(Refusal::of("prompt", message));
         }
         let tokens = |prompt| match prompt {
-            Prompt::Text(text) => served.encode(&text),
+            Prompt::Text(text) => Ok(served.tokenizer.encode(&text)?),
             Prompt::Tokens(tokens) => Ok(tokens),
         };
         prompts.into_iter().map(tokens).collect()
