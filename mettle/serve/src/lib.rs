@@ -48,7 +48,7 @@ pub enum ServeError {
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]
-    Run(#[from] mettle_sdk::Error),
+    Run(Box<mettle_sdk::Error>),
     #[error("could not read the chain")]
     Chain(#[from] ChainError),
     #[error("could not make a directory for the download")]
@@ -63,6 +63,12 @@ pub enum ServeError {
     Ended,
     #[error(transparent)]
     Drain(#[from] DrainError),
+}
+
+impl From<mettle_sdk::Error> for ServeError {
+    fn from(error: mettle_sdk::Error) -> ServeError {
+        ServeError::Run(Box::new(error))
+    }
 }
 
 /// Server and worker.
