@@ -1,4 +1,4 @@
-//! The HTTP server of all programs: an axum [`Router`] behind one accept loop and one set of limits.
+//! The HTTP server for metrics, pages and models: an axum [`Router`] behind one accept loop and one set of limits.
 //!
 //! Any client that reaches the address may use it. What a client can make the server hold or wait for is bounded. A
 //! server on a loopback address belongs to its machine: it refuses a request whose `Host` or `Origin` names a site, so

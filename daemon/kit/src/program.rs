@@ -303,7 +303,7 @@ mod tests {
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
             tracing::info!("reconnected to the chain");
             tracing::warn!("the clock is off");
-            tracing::info!(target: "mettle::model::serve", "a newer model");
+            tracing::info!(target: "mettle::serve", "a newer model");
         });
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         assert!(text.contains("the clock is off") && text.contains("a newer model"), "{text}");

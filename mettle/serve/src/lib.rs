@@ -29,6 +29,8 @@ use std::{
 use tokio::sync::{mpsc, oneshot, watch};
 use worker::Command;
 
+/// The target of what a user wants to read: the client program shows lines of `mettle`.
+const LOG: &str = "mettle::serve";
 /// Between two looks for a newer checkpoint.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
@@ -127,7 +129,7 @@ impl Service {
         tokio::select! {
             ended = &mut ended => return Err(failed(ended)),
             () = follow(published, &commands, &newest) => return Err(failed((&mut ended).await)),
-            () = stop.told() => tracing::info!("no further requests; answers in work are finished"),
+            () = stop.told() => tracing::info!(target: LOG, "no further requests; answers in work are finished"),
         }
         tokio::select! {
             drained = server.drain() => Ok(drained?),
@@ -159,7 +161,7 @@ async fn follow(
                     return;
                 }
                 let window = served.about.of_run.as_ref().map(|of| of.window.0);
-                tracing::info!(window, "later requests are answered by a newer model");
+                tracing::info!(target: LOG, window, "later requests are answered by a newer model");
                 earlier = Arc::downgrade(&newest.send_replace(served));
             }
             Err(error) => {
