@@ -18,7 +18,6 @@ use daemon::{
     http::{DrainError, ListenError, Server},
     program::StopSignal,
 };
-use dataset::TokenizerError;
 use nn::ModelError;
 use std::{
     io,
@@ -26,6 +25,7 @@ use std::{
     sync::{Arc, Weak},
     time::Duration,
 };
+use tokenizer::TokenizerError;
 use tokio::sync::{mpsc, oneshot, watch};
 use worker::Command;
 
@@ -185,10 +185,10 @@ mod tests;
 #[cfg(test)]
 mod testing {
     use super::*;
-    use dataset::TextTokenizer;
     use model::{ModelConfig, init_flat};
     use protocol::{Digest, RunId, Window, lineage};
     use serde_json::json;
+    use tokenizer::TextTokenizer;
 
     /// A byte-level tokenizer of `<eos>`, small letters, the space and é, with one merge: space and a.
     pub(crate) fn tokenizer() -> TextTokenizer {

@@ -2,7 +2,6 @@
 
 use crate::ServeError;
 use daemon::Row;
-use dataset::TextTokenizer;
 use model::ModelConfig;
 use nn::{Evaluator, ModelError, Session};
 use protocol::{Digest, RunId, Window};
@@ -11,6 +10,7 @@ use std::{
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
+use tokenizer::TextTokenizer;
 
 /// A model in memory.
 pub struct Loaded {

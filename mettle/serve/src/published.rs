@@ -2,10 +2,10 @@
 
 use crate::{Loaded, OfRun, ServeError, Served, limit_context};
 use daemon::PublishedRun;
-use dataset::TextTokenizer;
 use mettle_sdk::model::fetch;
 use protocol::view::Checkpoint;
 use tempfile::TempDir;
+use tokenizer::TextTokenizer;
 
 /// How a checkpoint is loaded.
 #[derive(Clone)]

@@ -9,10 +9,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use daemon::http::json_response;
-use dataset::TokenizerError;
 use nn::{Sampler, Sampling};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use tokenizer::TokenizerError;
 
 /// Texts of one request.
 const PROMPTS_MAX: usize = 64;
