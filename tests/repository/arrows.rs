@@ -124,6 +124,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-chain-client",
             "mettle-daemon",
             "mettle-sdk",
+            "mettle-tokenizer",
             "mettle-watch",
         ],
         &[],
