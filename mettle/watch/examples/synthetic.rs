@@ -1,4 +1,4 @@
-//! Serves the page of a synthetic run with hostile names: to look at the page, and to measure it.
+//! Serves the page of a synthetic run with hostile names, for viewing and for measurements.
 //!
 //!     cargo run -p mettle-watch --example synthetic -- 1024 10000 127.0.0.1:8441
 
@@ -17,7 +17,7 @@ use watch::{
     server::Page,
 };
 
-/// There is no chain behind the page.
+/// Evidence without a chain.
 struct Nothing;
 
 #[async_trait]

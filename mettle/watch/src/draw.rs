@@ -1,5 +1,5 @@
-//! What a live table shows, for a terminal of any size: the state of the network, the curve of the loss, and the seats.
-//! What does not fit is left out by importance: columns whole, seats as a line that counts them.
+//! A live table for a terminal of any size: the state of the network, the curve of the loss, and the seats. Content
+//! that does not fit is omitted by importance: whole columns, and seats as a line with their number.
 
 #[cfg(test)]
 mod tests;
@@ -25,18 +25,18 @@ use std::{
     time::Duration,
 };
 
-/// Between two columns, and between two facts of a line.
+/// Space between two columns, and between two facts of a line.
 const GAP: usize = 2;
-/// Between two tables beside each other.
+/// Space between two tables beside each other.
 const TABLES_GAP: usize = 6;
-/// A lower curve shows nothing.
+/// Minimum height of a curve: a lower one shows nothing.
 const CURVE_ROWS_MIN: usize = 6;
 /// Rows of the curve per label of its axis.
 const LABEL_ROWS: usize = 4;
-/// From this many windows on, the first fifth does not stretch the axis: it is where the loss falls fastest.
+/// Number of windows from which the first fifth, where the loss falls fastest, does not stretch the axis.
 const CURVE_SETTLED: usize = 10;
 const BAR: usize = 20;
-/// A silence of the chain that is shown.
+/// Silence of the chain that is shown as trouble.
 const SILENCE: Duration = Duration::from_secs(3);
 
 const GOOD: Style = Style::new().fg(Color::Green);
@@ -46,20 +46,20 @@ const TITLE: Style = Style::new().bold();
 const DIM: Style = Style::new().dim();
 const PLAIN: Style = Style::new();
 
-/// The network as it is now.
+/// The current state of the network.
 pub struct View<'a> {
-    /// The name of what is shown.
+    /// The title of the view.
     pub title: &'a str,
     pub observer: &'a Observer,
-    /// `None` where no journal can be read: tokens and baseline are not known then.
+    /// `None` if no journal can be read: tokens and baseline are then unknown.
     pub text: Option<Text>,
-    /// The seats from which nothing comes.
+    /// The absent seats.
     pub absences: BTreeMap<Uid, Absence>,
-    /// Between two blocks.
+    /// Interval between two blocks.
     pub block_time: Duration,
-    /// Since the network was started, if this program did so.
+    /// Time since the network's start, if this program started it.
     pub elapsed: Option<Duration>,
-    /// Since the chain answered last.
+    /// Time since the chain's last answer.
     pub silence: Duration,
 }
 
@@ -72,14 +72,14 @@ pub struct Page {
 
 struct Curve {
     rows: usize,
-    /// Window and loss.
+    /// Pairs of window and loss.
     losses: Vec<(f64, f64)>,
     title: &'static str,
     unigram_loss: Option<f64>,
 }
 
 impl Page {
-    /// Takes at most `height` rows of `width` columns.
+    /// Lays out a view in at most `height` rows of `width` columns.
     pub fn of(view: &View<'_>, width: usize, height: usize) -> Page {
         let mut header = header(view, width);
         header.truncate(height);
@@ -161,7 +161,7 @@ impl Curve {
     }
 }
 
-/// A fact of a line. Those with a higher rank are left out first.
+/// A fact of a line. Those with a higher rank are omitted first.
 struct Fact {
     text: String,
     style: Style,
@@ -172,7 +172,7 @@ fn fact(rank: u8, style: Style, text: impl Into<String>) -> Fact {
     Fact { text: text.into(), style, rank }
 }
 
-/// The facts that fit into `width`.
+/// Joins the facts that fit into `width`.
 fn fitted(mut facts: Vec<Fact>, width: usize) -> Line<'static> {
     let total = |facts: &[Fact]| facts.iter().map(|fact| fact.text.chars().count() + GAP).sum::<usize>();
     while 1 < facts.len() && width + GAP < total(&facts) {
@@ -194,7 +194,7 @@ fn header(view: &View<'_>, width: usize) -> Vec<Line<'static>> {
     let state = if SILENCE < view.silence {
         fact(0, BAD.bold(), format!("no answer from the chain for {}", units::duration(view.silence)))
     } else if view.text.is_none() {
-        // No journal says which model a node holds.
+        // No journal states which model a node holds.
         fact(0, PLAIN, units::count(observer.outcomes.len(), "window") + " finalised")
     } else if observer.lineage_agreed() {
         fact(0, GOOD, "one model everywhere")
@@ -219,7 +219,7 @@ fn header(view: &View<'_>, width: usize) -> Vec<Line<'static>> {
     [title, place(view), loss, work(view)].map(|facts| fitted(facts, width)).to_vec()
 }
 
-/// Where the network is in its window.
+/// Describes the network's position in its window.
 fn place(view: &View<'_>) -> Vec<Fact> {
     let observer = view.observer;
     let schedule = observer.run.params.schedule;
@@ -244,7 +244,7 @@ fn place(view: &View<'_>) -> Vec<Fact> {
     ]
 }
 
-/// What the network has done.
+/// Describes the network's work so far.
 fn work(view: &View<'_>) -> Vec<Fact> {
     let observer = view.observer;
     let mut facts = Vec::new();
@@ -270,7 +270,8 @@ fn work(view: &View<'_>) -> Vec<Fact> {
     facts
 }
 
-/// The tables of miners and validators: beside each other if both fit with every column, else one below the other.
+/// Lays out the tables of miners and validators: beside each other if both fit with every column, else one below the
+/// other.
 fn seats(view: &View<'_>, width: usize, rows: usize) -> Vec<Line<'static>> {
     let (miners, validators) = (miners(view), validators(view));
     let left = miners.width();
@@ -285,7 +286,7 @@ fn seats(view: &View<'_>, width: usize, rows: usize) -> Vec<Line<'static>> {
         }
         return lines;
     }
-    // A title and a row per seat.
+    // One title, and one row per seat.
     let (above, below) = (miners.seats.len() + 1, validators.seats.len() + 1);
     if above + below < rows {
         let mut lines = miners.lines(width, above);
@@ -293,7 +294,7 @@ fn seats(view: &View<'_>, width: usize, rows: usize) -> Vec<Line<'static>> {
         lines.extend(validators.lines(width, below));
         return lines;
     }
-    // By their numbers, but a title, a seat and the number of the others for each.
+    // In proportion to their numbers, but each gets a title, a seat and the number of the others.
     let share = (rows * below / (above + below)).max(3).max(rows.saturating_sub(above)).min(below).min(rows);
     let mut lines = miners.lines(width, rows - share);
     lines.extend(validators.lines(width, share));
@@ -303,7 +304,7 @@ fn seats(view: &View<'_>, width: usize, rows: usize) -> Vec<Line<'static>> {
 /// A column of a table of seats.
 struct Column {
     title: &'static str,
-    /// Columns with a higher rank are left out first.
+    /// Columns with a higher rank are omitted first.
     rank: u8,
     right: bool,
     cells: Vec<String>,
@@ -321,14 +322,14 @@ impl Column {
     }
 }
 
-/// What a seat does now.
+/// The current activity of a seat.
 #[derive(Clone, Debug)]
 struct State {
-    /// By which seats are counted.
+    /// The word by which seats are counted.
     word: &'static str,
     detail: String,
     style: Style,
-    /// The row is red, and the seat is the last to be left out.
+    /// The row is red, and the seat is omitted last.
     is_trouble: bool,
 }
 
@@ -363,7 +364,7 @@ impl State {
     }
 }
 
-/// Seats, in the order in which they are shown.
+/// Seats, in display order.
 struct Table {
     columns: Vec<Column>,
     seats: Vec<(State, bool)>,
@@ -374,7 +375,7 @@ impl Table {
         total_width(&self.columns.iter().collect::<Vec<_>>())
     }
 
-    /// A title and a row for each seat, in at most `rows` lines. The columns that do not fit are left out.
+    /// Lays out a title and a row for each seat in at most `rows` lines. Columns that do not fit are omitted.
     fn lines(&self, width: usize, rows: usize) -> Vec<Line<'static>> {
         let mut columns: Vec<&Column> = self.columns.iter().collect();
         while 1 < columns.len() && width < total_width(&columns) {
@@ -382,7 +383,7 @@ impl Table {
             columns.remove(last);
         }
         let titles: Vec<String> = columns.iter().map(|column| column.padded(column.title)).collect();
-        // Styles are of spans, not of lines: another table may come beside.
+        // Styles belong to spans, not to lines: another table may follow on the right.
         let mut lines = vec![Line::from(Span::styled(titles.join(&" ".repeat(GAP)), TITLE))];
         let (shown, hidden) = self.shown(rows.saturating_sub(1));
         for at in shown {
@@ -403,7 +404,8 @@ impl Table {
         lines
     }
 
-    /// The seats that have a row, and those that share the last one: in trouble first, then external, then in order.
+    /// Returns the seats with a row and those that share the last one: seats in trouble first, then external ones,
+    /// then in order.
     fn shown(&self, rows: usize) -> (BTreeSet<usize>, BTreeSet<usize>) {
         let mut all: Vec<usize> = (0..self.seats.len()).collect();
         if all.len() <= rows {
@@ -417,7 +419,7 @@ impl Table {
         (all.into_iter().collect(), hidden.into_iter().collect())
     }
 
-    /// How many seats have no row, and in which states they are.
+    /// Returns a line with the number of seats without a row, by state.
     fn folded(&self, hidden: &BTreeSet<usize>, width: usize) -> Line<'static> {
         let mut counts: BTreeMap<(bool, &str), usize> = BTreeMap::new();
         for at in hidden {
@@ -438,7 +440,7 @@ fn total_width(columns: &[&Column]) -> usize {
 
 const NOW: &str = "now";
 
-/// The seats of a role, with their states.
+/// Returns the seats of a role with their states.
 fn sorted<'a>(view: &View<'a>, role: Role) -> Vec<(&'a SeatView, State)> {
     let observer = view.observer;
     let mut seats: Vec<&SeatView> = observer.seats_of(role).collect();
@@ -450,7 +452,7 @@ fn sorted<'a>(view: &View<'a>, role: Role) -> Vec<(&'a SeatView, State)> {
     seats.into_iter().map(|seat| (seat, state(seat))).collect()
 }
 
-/// The name of a seat, with its strategy unless it is honest.
+/// Returns the name of a seat, with its strategy unless it is honest.
 pub fn label(observer: &Observer, uid: Uid) -> String {
     match observer.strategy_of(uid) {
         HONEST => observer.name_of(uid),

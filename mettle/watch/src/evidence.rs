@@ -1,4 +1,4 @@
-//! What the chain and the receipts say of one seat and one window, read when the page asks for it.
+//! Evidence from the chain and the receipts on one seat and one window, read on the page's request.
 
 use crate::{
     block_clock::BlockClock,
@@ -16,18 +16,18 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use store::Fetch;
 
-/// Validators whose receipts are read for one answer.
+/// Maximum number of validators whose receipts are read for one answer.
 pub const RECEIPTS_MAX: usize = 8;
-/// Payslips in an answer, the latest ones.
+/// Maximum number of payslips in an answer; the latest are shown.
 const PAYSLIPS_MAX: usize = 12;
 
-/// Answers the page's questions that take longer than a look into memory.
+/// Answers the page's questions that need more than a read from memory.
 #[async_trait]
 pub trait Evidence: Send + Sync {
-    /// What became of a seat's work in a window, and the proof.
+    /// Returns the fate of a seat's work in a window, with the proof.
     async fn cell(&self, uid: Uid, window: Window) -> Result<Value, EvidenceError>;
 
-    /// A seat as it is now.
+    /// Returns the current state of a seat.
     async fn seat(&self, uid: Uid) -> Result<Value, EvidenceError>;
 }
 
@@ -39,7 +39,7 @@ pub enum EvidenceError {
     Chain(#[from] ChainError),
 }
 
-/// From the chain and the validators' buckets.
+/// Evidence from the chain and the validators' buckets.
 pub struct ChainEvidence {
     pub chain: Arc<dyn Chain>,
     pub fetch: Arc<dyn Fetch>,
@@ -71,7 +71,7 @@ impl Evidence for ChainEvidence {
     }
 }
 
-/// Sentences, and what they are made from.
+/// Returns the sentences and the facts behind them.
 fn cell(facts: &Facts) -> Value {
     let Facts { run, window, seat, view, .. } = facts;
     let uid = seat.seat.id.uid;
@@ -113,7 +113,7 @@ fn attestations(all: &[AttestationOf]) -> Value {
     all.iter().map(one).collect()
 }
 
-/// The receipts that bear on the seat: those that judge a miner, or a validator's own.
+/// Returns the receipts about the seat: those that judge a miner, or a validator's own.
 fn receipts(facts: &Facts, view: &WindowView) -> Value {
     let uid = facts.seat.seat.id.uid;
     let anchored = |of: Uid| find::<Digest>(&view.receipts, of);

@@ -1,7 +1,8 @@
-//! The windows that a page has shown, in a file, so that a later page begins with them: the chain keeps the last 128.
+//! A file of the windows that a page has shown. A later page begins with them, as the chain keeps only the last 128.
 //!
-//! Each line of the file is a window as JSON; of several lines of one window the last counts, as receipts add to a
-//! window that has ended. Lines are appended, and a line that a crash has cut is dropped; another that cannot be read is
+//! Each line of the file is a window as JSON. Of several lines of one window the last counts, as receipts add to a
+//! window that has ended. Lines are appended. A line that a crash has cut is dropped; any other unreadable line is
+//! skipped. The file is rewritten with the kept windows when it is too long.
 //! left out. The file is written anew, with the windows that are kept, when it is too long.
 
 use crate::{observe::Observer, timeline::WindowRow};
@@ -19,11 +20,11 @@ use std::{
 };
 
 const FORMAT: &str = "mettle/1/history";
-/// The file is written anew beyond this. Twice the cells of a timeline, which is what is kept.
+/// Size above which the file is rewritten, in bytes: twice the cells of a timeline.
 const BYTES_MAX: u64 = 256 << 20;
-/// No window has more seats than 2^16, a letter each.
+/// Maximum length of a line: a window has at most 2^16 seats, one letter each.
 const LINE_MAX: u64 = (1 << 16) + 1024;
-/// The latest windows, which may still change.
+/// Number of latest windows that may still change.
 const CHANGING: u32 = 256;
 
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +46,7 @@ struct Header {
     run: RunId,
 }
 
-/// A window as a line has it.
+/// A window, as stored in a line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
@@ -71,9 +72,9 @@ pub struct History {
     path: PathBuf,
     file: File,
     header: Vec<u8>,
-    /// Of the file, without a line that could not be written whole.
+    /// Length of the file, without a line that was not written completely.
     bytes: u64,
-    /// The latest windows, as they are written.
+    /// The latest windows, as they were written.
     written: BTreeMap<Window, Record>,
     bytes_max: u64,
     _lock: File,
@@ -107,7 +108,7 @@ impl History {
         let mut begins = Vec::new();
         (&file).take(first.len() as u64).read_to_end(&mut begins).map_err(failed)?;
         if begins.len() < first.len() && first.starts_with(&begins) {
-            // New, or cut by a crash.
+            // The file is new, or was cut by a crash.
             file.set_len(0).map_err(failed)?;
             file.seek(SeekFrom::Start(0)).map_err(failed)?;
             file.write_all(&first).map_err(failed)?;
@@ -121,7 +122,7 @@ impl History {
         Ok(History { path, file, header: first, bytes, written, bytes_max: BYTES_MAX, _lock: lock })
     }
 
-    /// Appends what is new since the last call.
+    /// Appends the changes since the last call.
     ///
     /// # Errors
     /// If the disk is full or fails; the next call tries again.
@@ -142,7 +143,7 @@ impl History {
             return self.write_anew(observer);
         }
         if let Err(error) = self.file.write_all(&lines) {
-            // Half a line would spoil the next one.
+            // A partial line would corrupt the next one.
             let _ = self.file.set_len(self.bytes);
             let _ = self.file.seek(SeekFrom::Start(self.bytes));
             return Err(failed(error));
@@ -153,7 +154,7 @@ impl History {
         Ok(())
     }
 
-    /// Keeps the later half of what may be kept.
+    /// Rewrites the file with the later half of the windows that may be kept.
     fn write_anew(&mut self, observer: &Observer) -> Result<(), HistoryError> {
         let failed = |source| HistoryError::File { path: self.path.clone(), source };
         let rows = |(window, row)| Record::of(window, row, observer);
@@ -185,7 +186,8 @@ fn open_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
 }
 
-/// The bytes of whole lines, and the latest windows; `None` if the file is another one. All windows go to `observer`.
+/// Passes all windows to `observer`. Returns the bytes of complete lines and the latest windows, or `None` if the
+/// file belongs to another run.
 fn read(
     file: &File,
     header: &Header,
@@ -202,7 +204,7 @@ fn read(
             return Ok(None);
         }
         if line.last() != Some(&b'\n') {
-            // Cut by a crash, or no line of ours.
+            // The line was cut by a crash, or is not ours.
             if LINE_MAX <= line.len() as u64 {
                 return Ok(None);
             }
@@ -236,7 +238,7 @@ fn read(
 
 impl Record {
     fn of(window: Window, row: &WindowRow, observer: &Observer) -> Option<Record> {
-        // A receipt may say anything; JSON has only finite numbers.
+        // A receipt may contain any number; JSON has only finite ones.
         let is_finite =
             |estimate: &&LossEstimate| estimate.loss.is_finite() && estimate.standard_error.is_finite();
         let loss = observer.common.get(&window).filter(is_finite).map(|estimate| Loss {
@@ -318,11 +320,11 @@ mod tests {
 
         let mut second = empty();
         let mut history = History::open(root.path(), CHAIN, &mut second).unwrap();
-        // The first look of the first page came after more windows than may still change.
+        // The first read of the first page came after more windows than may still change.
         assert_eq!(rows(&second.timeline), rows(&first.timeline)[300 - CHANGING as usize..]);
         assert_eq!(second.timeline.row(Window(298)).unwrap().fate(Uid(1)), Fate::Scored);
         assert_eq!(second.common.get(&Window(297)), Some(&estimate));
-        // The chain's view of a window does not know what was measured.
+        // The chain's view of a window does not contain measurements.
         add(&mut second, 290..310);
         assert_eq!(second.timeline.row(Window(298)).unwrap().fate(Uid(1)), Fate::Scored);
         history.record(&second).unwrap();

@@ -1,5 +1,5 @@
-//! The state of a run, from the chain and, where they can be read, from the nodes' journals and the validators'
-//! receipts. The table, the report and the page show it.
+//! The state of a run, from the chain and, where available, from the nodes' journals and the validators' receipts.
+//! The table, the report and the page show it.
 
 use crate::{
     receipts::WindowReceipts,
@@ -25,32 +25,33 @@ use std::{
 pub struct SeatSeen {
     /// Windows with a commitment of the miner.
     pub committed: u32,
-    /// Miners: windows in which two thirds attested the contribution as valid. Validators: windows attested in.
+    /// Miners: windows in which two thirds attested the contribution as valid. Validators: windows with an
+    /// attestation.
     pub attested: u32,
-    /// Miners: windows in which the contribution was selected. Validators: windows voted in.
+    /// Miners: windows in which the contribution was selected. Validators: windows with a vote.
     pub selected: u32,
-    /// Validators: windows in which the vote differed from that of two thirds.
+    /// Validators: windows with a vote for another update than that of two thirds.
     pub minority_votes: u32,
-    /// Loss taken away on common sequences, by each judgement. In nats per token.
+    /// Reduction of the loss on common sequences in each judgement, in nats per token.
     pub gains: Vec<f64>,
     pub score: Option<f64>,
     pub train_seconds: f64,
-    /// The part of `train_seconds` that was spent waiting for data.
+    /// The part of `train_seconds` spent waiting for data.
     pub data_seconds: f64,
     pub bytes_up: u64,
     pub bytes_down: u64,
-    /// Sequences per second of the last window that the miner trained in.
+    /// Sequences per second in the last window in which the miner trained.
     pub sequences_per_second: Option<f64>,
 }
 
 impl SeatSeen {
-    /// The share of the training time that was spent waiting for data; `None` before any training.
+    /// Returns the share of the training time spent waiting for data; `None` before any training.
     pub fn data_wait_share(&self) -> Option<f64> {
         (0.0 < self.train_seconds).then(|| self.data_seconds / self.train_seconds)
     }
 }
 
-/// A fault that a validator reports of a seat.
+/// A fault of a seat that a validator reports.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct FaultSeen {
     pub window: u32,
@@ -61,48 +62,48 @@ pub struct FaultSeen {
     pub reason: String,
 }
 
-/// A node's journal, and how far it has been read.
+/// A node's journal, and the position up to which it has been read.
 struct Source {
     name: String,
     path: PathBuf,
     offset: u64,
-    /// Bytes up and down of earlier processes of this node: each process counts from 0.
+    /// Bytes up and down of this node's earlier processes: each process counts from 0.
     before: (u64, u64),
     latest: (u64, u64),
-    /// When the last entry was read, and at which block.
+    /// Block and time at which the last entry was read.
     heard: (Block, Instant),
 }
 
-/// Blocks that a node may be silent beyond a window, in which it writes several entries.
+/// Maximum silence of a node beyond a window, in blocks. A node writes several entries per window.
 const SILENT_BLOCKS: u32 = 4;
-/// Finalised windows without any deed of an external seat, after which it counts as away.
+/// Number of finalised windows without an action of an external seat after which it counts as away.
 const AWAY_WINDOWS: u32 = 2;
 
-/// Why nothing comes from a seat.
+/// Reason for a seat's absence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Absence {
-    /// Its process has ended, and is started again after this time.
+    /// Its process has ended and restarts after this time.
     Ended { again_in: Duration },
-    /// A node of this network writes nothing to its journal.
+    /// A node of this network does not write to its journal.
     Silent { since: Duration },
-    /// An external seat has done nothing on the chain since this window.
+    /// An external seat has not acted on the chain since this window.
     Away { since: Window },
 }
 
-/// Training of all miners, in seconds.
+/// Training time of all miners, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrainTime {
     pub trained: f64,
-    /// The part of it that was spent waiting for data.
+    /// The part spent waiting for data.
     pub waited: f64,
 }
 
 /// The strategy of an honest seat.
 pub const HONEST: &str = "honest";
-/// A seat that is not of this network's plan.
+/// Strategy of a seat outside this network's plan.
 const EXTERNAL: &str = "external";
 
-/// What a seat does in the open window.
+/// The current activity of a seat in the open window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doing {
     pub word: &'static str,
@@ -118,12 +119,12 @@ pub enum Mark {
     Bad,
 }
 
-/// The sequences of a curve of losses.
+/// The sequences on which a curve of losses is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossSample {
     /// One sample of the held-out split, the same in each window.
     HeldOut,
-    /// The sequences on which a window's contributions are measured, others in each window.
+    /// The sequences on which a window's contributions are measured; they differ between windows.
     Common,
 }
 
@@ -136,31 +137,31 @@ impl LossSample {
     }
 }
 
-/// What is known of the text before any training.
+/// Facts on the text that are known before training.
 #[derive(Clone, Copy, Debug)]
 pub struct Text {
-    /// Predicted tokens of a sequence.
+    /// Predicted tokens per sequence.
     pub sequence_tokens: u64,
-    /// The unigram baseline, on the sample on which the held-out loss is measured.
+    /// The unigram baseline on the sample of the held-out loss.
     pub unigram: LossEstimate,
 }
 
-/// Everything seen so far.
+/// Everything observed so far.
 pub struct Observer {
     pub run: RunView,
     pub seats: Vec<SeatView>,
     pub weights: BTreeMap<Uid, u16>,
     pub current: Option<WindowView>,
     pub block: Block,
-    /// Finalised windows, in order.
+    /// Finalised windows in order.
     pub outcomes: BTreeMap<Window, Outcome>,
-    /// Lineage of the model that each window opened with, on the chain.
+    /// Lineage of the model at each window's start, from the chain.
     pub lineages: BTreeMap<Window, Digest>,
-    /// The same lineage, as each node journals it.
+    /// The same lineage from each node's journal.
     pub held: BTreeMap<String, BTreeMap<Window, Digest>>,
-    /// Held-out loss of the model each window opened with, from each validator, on its part of the sample.
+    /// Held-out loss of the model at each window's start, from each validator on its part of the sample.
     pub held_out: BTreeMap<Window, BTreeMap<String, LossEstimate>>,
-    /// Loss of the model each window opened with, on the window's common sequences, from a public receipt.
+    /// Loss of the model at each window's start on the window's common sequences, from a public receipt.
     pub common: BTreeMap<Window, LossEstimate>,
     pub timeline: Timeline,
     /// The size of the sample that the validators share; `None` if each measures the same.
@@ -169,21 +170,21 @@ pub struct Observer {
     pub trained: BTreeMap<Window, u64>,
     pub seen: BTreeMap<Uid, SeatSeen>,
     pub faults: Vec<FaultSeen>,
-    /// Steps that a node could not do, and votes against two thirds: window, node and reason.
+    /// Steps that a node missed, and minority votes: window, node and reason.
     pub missed: Vec<(Window, String, String)>,
     /// The last merge: window, bytes of the update, number of contributions.
     pub last_merge: Option<(Window, u64, usize)>,
-    /// The last finalised window in which a seat did something on the chain.
+    /// The last finalised window in which a seat acted on the chain.
     pub active: BTreeMap<Uid, Window>,
     sources: Vec<Source>,
     uids: BTreeMap<String, Uid>,
-    /// The strategy of each seat of the plan, by its name; empty if no plan is known.
+    /// The strategy of each seat of the plan by name; empty if no plan is known.
     strategies: BTreeMap<String, String>,
     earlier: TrainTime,
 }
 
 impl Observer {
-    /// Observes `run`. `journals` are the name, the uid and the journal of each node.
+    /// Observes `run`. `journals` has each node's name, uid and journal.
     pub async fn new(
         chain: &dyn Chain,
         run: RunId,
@@ -194,7 +195,7 @@ impl Observer {
         Ok(Observer::from_start(run, seats, chain.heads().borrow().block, journals))
     }
 
-    /// Nothing is read yet but the run and its seats.
+    /// Creates an observer that has read only the run and its seats.
     pub fn from_start(
         run: RunView,
         seats: Vec<SeatView>,
@@ -238,8 +239,7 @@ impl Observer {
         }
     }
 
-    /// The same, with what the plan of a network says: the strategy of each seat by its name, and the size of the
-    /// sample on which the held-out loss is measured.
+    /// Adds the plan of a network: each seat's strategy by name, and the size of the sample for the held-out loss.
     pub fn with_plan(
         mut self,
         strategies: BTreeMap<String, String>,
@@ -250,7 +250,7 @@ impl Observer {
         self
     }
 
-    /// Honest, the name of an adversary, or external for a seat that is not in the plan.
+    /// Returns the strategy: honest, the name of an adversary, or external for a seat outside the plan.
     pub fn strategy_of(&self, uid: Uid) -> &str {
         match self.strategies.get(&self.name_of(uid)) {
             Some(strategy) => strategy,
@@ -259,18 +259,18 @@ impl Observer {
         }
     }
 
-    /// Whether a seat is not in the plan; false for all if no plan is known.
+    /// Returns whether a seat is outside the plan; always false if no plan is known.
     pub fn is_external(&self, uid: Uid) -> bool {
         self.strategy_of(uid) == EXTERNAL
     }
 
-    /// Begins a session: [`Observer::train_time`] counts from here.
+    /// Begins a session, from which [`Observer::train_time`] counts.
     pub fn begin_session(&mut self) {
         self.earlier = TrainTime::default();
         self.earlier = self.train_time();
     }
 
-    /// Training since the session began.
+    /// Returns the training time since the session began.
     pub fn train_time(&self) -> TrainTime {
         let sum = |of: fn(&SeatSeen) -> f64| self.seen.values().map(of).sum::<f64>();
         TrainTime {
@@ -279,7 +279,7 @@ impl Observer {
         }
     }
 
-    /// Reads what is new on the chain and in the journals.
+    /// Reads the changes on the chain and in the journals.
     pub async fn look(&mut self, chain: &dyn Chain) -> Result<(), ChainError> {
         self.block = chain.heads().borrow().block;
         self.run = chain.run(self.run.id).await?;
@@ -293,7 +293,7 @@ impl Observer {
         let mut window = self.outcomes.keys().next_back().map_or(oldest, |last| last.next().max(oldest));
         while window <= open {
             let Some(view) = chain.window(self.run.id, window).await? else {
-                // The chain has forgotten it, or does not know yet that it is open.
+                // The chain has removed it, or does not know yet that it is open.
                 window = window.next();
                 continue;
             };
@@ -310,7 +310,7 @@ impl Observer {
         Ok(())
     }
 
-    /// A window that an earlier program saw. It is shown, and not counted.
+    /// Restores a window that an earlier program observed. It is shown but not counted.
     pub fn restore(&mut self, window: Window, row: WindowRow, loss: Option<LossEstimate>) {
         self.timeline.add(window, row);
         if let Some(loss) = loss {
@@ -443,8 +443,8 @@ impl Observer {
         }
     }
 
-    /// Adds what validators' public receipts of a window say: which seats were measured, and the loss of the window's
-    /// model. Each validator has it on the same sequences.
+    /// Adds data from validators' public receipts of a window: the measured seats and the model's loss. All
+    /// validators measure the loss on the same sequences.
     pub fn add_receipts(&mut self, receipts: &WindowReceipts) {
         let read = receipts.receipts.iter().filter_map(|(_, receipt)| receipt.as_ref().ok());
         for judgement in read.filter_map(|receipt| receipt.judgement.as_ref()) {
@@ -465,7 +465,7 @@ impl Observer {
         }
     }
 
-    /// The open window's row, and its number.
+    /// Returns the open window and its row.
     pub fn open_row(&self) -> Option<(Window, WindowRow)> {
         let view = self.current.as_ref().filter(|view| view.outcome.is_none())?;
         let (schedule, hidden) = (self.run.params.schedule, self.run.params.hidden_blocks);
@@ -476,7 +476,7 @@ impl Observer {
         Some((view.window, WindowRow::of(view, past)))
     }
 
-    /// What a seat does in the open window.
+    /// Returns a seat's activity in the open window.
     pub fn doing(&self, seat: &SeatView) -> Doing {
         let doing = |mark, word| Doing { word, mark };
         let (uid, params) = (seat.id.uid, &self.run.params);
@@ -497,7 +497,7 @@ impl Observer {
                 doing(Mark::Plain, "training")
             };
         }
-        // Hidden ones are seen only this much later.
+        // Hidden attestations become visible only this much later.
         let hidden = params.hidden_blocks;
         if view.votes.iter().any(|(other, _)| *other == uid) {
             doing(Mark::Good, "voted")
@@ -512,13 +512,13 @@ impl Observer {
         }
     }
 
-    /// Whether a deadline of the open window is past, and what came in its last block is read.
+    /// Returns whether a deadline of the open window has passed and its last block has been read.
     fn is_past(&self, deadline: u32) -> bool {
         let place = self.run.params.schedule.locate(self.block);
         place.is_some_and(|(_, offset)| deadline.saturating_add(1) < offset)
     }
 
-    /// Tokens per second of all miners in the last whole window: they tell what they trained at its end.
+    /// Returns the tokens per second of all miners in the last complete window: miners report at a window's end.
     pub fn tokens_per_second(&self, sequence_tokens: u64, block_time: Duration) -> Option<f64> {
         let blocks = self.run.params.schedule.blocks_per_window;
         let seconds = block_time.saturating_mul(blocks).as_secs_f64();
@@ -527,32 +527,32 @@ impl Observer {
         (0.0 < seconds).then(|| *sequences as f64 * sequence_tokens as f64 / seconds)
     }
 
-    /// Finalised windows.
+    /// Returns the number of finalised windows.
     pub fn windows(&self) -> u32 {
         u32::try_from(self.outcomes.len()).unwrap_or(u32::MAX)
     }
 
-    /// The held-out loss of the model that a window opened with; `None` while no validator has measured it. It is on
-    /// the parts of the sample that are measured.
+    /// Returns the held-out loss of the model at a window's start, on the measured parts of the sample; `None` while
+    /// no validator has measured it.
     pub fn held_out_loss(&self, window: Window) -> Option<LossEstimate> {
-        // A validator without time for it measured none.
+        // A validator without time for it measured nothing.
         let measured = self.held_out.get(&window)?.values().filter(|estimate| 0 < estimate.sequences);
         let mut parts: Vec<LossEstimate> = measured.copied().collect();
         let estimate = LossEstimate::of_parts(&parts);
-        // Without a plan of parts, each validator measures its own sample.
+        // Without a plan of parts, each validator measures a sample of its own.
         match self.held_out_sequences {
             Some(sample) if estimate.sequences <= sample => (0 < estimate.sequences).then_some(estimate),
             _ => parts.pop(),
         }
     }
 
-    /// [`Observer::held_out_loss`] of every measured window.
+    /// Returns [`Observer::held_out_loss`] of every measured window.
     pub fn held_out_losses(&self) -> Vec<(Window, LossEstimate)> {
         self.held_out.keys().filter_map(|window| Some((*window, self.held_out_loss(*window)?))).collect()
     }
 
-    /// The loss by window: of the held-out sample if some journal has it or will have it (`is_expected`), else of the
-    /// common sequences that validators' receipts show.
+    /// Returns the loss by window: on the held-out sample if a journal has it or will have it (`is_expected`), else
+    /// on the common sequences of validators' receipts.
     pub fn losses(&self, is_expected: bool) -> (LossSample, Vec<(Window, LossEstimate)>) {
         let held_out = self.held_out_losses();
         if is_expected || !held_out.is_empty() {
@@ -561,12 +561,12 @@ impl Observer {
         (LossSample::Common, self.common.iter().map(|(window, loss)| (*window, *loss)).collect())
     }
 
-    /// Sequences that this network's miners trained on so far.
+    /// Returns the number of sequences that this network's miners have trained on.
     pub fn sequences_trained(&self) -> u64 {
         self.trained.values().sum()
     }
 
-    /// Why nothing comes from a seat at `now`; `None` if all is well. Processes that have ended are not known here.
+    /// Returns the reason for a seat's absence at `now`; `None` if all is well. Ended processes are not known here.
     pub fn absence(&self, uid: Uid, now: Instant) -> Option<Absence> {
         let name = self.name_of(uid);
         let window_blocks = self.run.params.schedule.blocks_per_window;
@@ -576,7 +576,7 @@ impl Observer {
             return silent.then(|| Absence::Silent { since: now.saturating_duration_since(at) });
         }
         let registered = self.seats.iter().find(|seat| seat.id.uid == uid)?.id.registered_at;
-        // A seat takes part from the window after its registration on, or the one after that.
+        // A seat participates from the window after its registration on, or the one after that.
         let joined = self.run.params.schedule.window_at(registered).map_or(0, |window| window.0 + 2);
         let since = self.active.get(&uid).map_or(joined, |window| window.0 + 1);
         let last = self.outcomes.keys().next_back()?.0;
@@ -584,7 +584,7 @@ impl Observer {
             .then_some(Absence::Away { since: Window(since) })
     }
 
-    /// Whether every node holds the chain's model, at every window that it journals.
+    /// Returns whether every node's journal agrees with the chain's model at every window.
     pub fn lineage_agreed(&self) -> bool {
         self.held
             .values()
@@ -596,14 +596,14 @@ impl Observer {
         self.seats.iter().filter(move |seat| seat.role == role)
     }
 
-    /// The share of a miner in all weights; `None` while it has none.
+    /// Returns a miner's share of all weights; `None` while it has none.
     pub fn weight_share(&self, uid: Uid) -> Option<f64> {
         let total: u64 = self.weights.values().map(|weight| u64::from(*weight)).sum();
         let weight = *self.weights.get(&uid)?;
         (0 < total).then(|| f64::from(weight) / total as f64)
     }
 
-    /// Sorts seats by number of their name, and seats outside the plan last.
+    /// Sorts seats by the number in their name, with seats outside the plan last.
     pub fn place_of(&self, uid: Uid) -> (bool, usize, String) {
         let name = self.name_of(uid);
         (!self.uids.contains_key(&name), name.len(), name)
@@ -665,7 +665,7 @@ mod tests {
         assert!((whole.loss - 3.07).abs() < 1e-9 && (whole.standard_error - 0.018).abs() < 1e-4, "{whole:?}");
         observer.held_out.entry(Window(5)).or_default().remove("validator-0");
         assert_eq!(loss(&observer, 5).map(|estimate| estimate.sequences), Some(1024));
-        // A validator that measured none.
+        // A validator that measured nothing.
         let unknown = LossEstimate { sequences: 0, ..whole };
         observer.held_out.insert(Window(4), BTreeMap::from([("validator-0".to_owned(), unknown)]));
         assert_eq!(loss(&observer, 4), None);

@@ -1,4 +1,4 @@
-//! What the page shows, as JSON: parts of one [`Snapshot`] of a run, each bounded. Nothing here waits.
+//! The page's content as JSON: bounded parts of one [`Snapshot`] of a run. Nothing here waits.
 
 use crate::{
     block_clock::span,
@@ -20,33 +20,33 @@ use std::{
     time::Duration,
 };
 
-/// Seats in one answer.
+/// Maximum number of seats in one answer.
 pub const SEATS_MAX: usize = 200;
-/// Points of the curve in one answer.
+/// Maximum number of points of the curve in one answer.
 pub const POINTS_MAX: u32 = 1_000;
-/// Windows and seats of a tile.
+/// Number of windows and of seats in a tile.
 pub const TILE: u32 = 64;
-/// Windows after a receipt became public until it is read.
+/// Number of windows after a receipt's publication within which it is read.
 const READ_WITHIN_WINDOWS: u32 = 4;
-/// Reports of trouble that are shown, the latest ones.
+/// Maximum number of reports of trouble; the latest are shown.
 const TROUBLES_MAX: usize = 20;
-/// Characters of a text of others.
+/// Maximum length of a text from other parties, in characters.
 const TEXT_MAX: usize = 300;
-/// A silence of the chain that is shown, and …
+/// Silence of the chain that is shown as trouble, and …
 const SILENCE: Duration = Duration::from_secs(10);
-/// … blocks that would have come in it: finality comes in steps.
+/// … the number of blocks due in it: finality comes in steps.
 const SILENT_BLOCKS: u32 = 5;
 
-/// What the observer does not know of the run and the session.
+/// Facts on the run and the session that the observer does not have.
 pub struct About<'a> {
-    /// As the run's owner calls it; `None` if that is not served.
+    /// The name that the run's owner published; `None` if it is not available.
     pub name: Option<&'a str>,
     pub parameters: Option<u64>,
     /// `None` without the dataset.
     pub text: Option<Text>,
     pub absences: BTreeMap<Uid, Absence>,
     pub block_time: Duration,
-    /// Since the chain answered last.
+    /// Time since the chain's last answer.
     pub silence: Duration,
 }
 
@@ -56,9 +56,9 @@ struct SeatRow {
     uid: Uid,
     role: Role,
     name: String,
-    /// `None` of an honest seat, and where no plan is known.
+    /// `None` for an honest seat, and if no plan is known.
     strategy: Option<String>,
-    /// What it does now, in a word by which seats are counted.
+    /// Current state in a word, by which seats are counted.
     state: &'static str,
     detail: String,
     mark: Mark,
@@ -82,7 +82,7 @@ pub struct Snapshot {
     losses: Vec<(Window, LossEstimate)>,
     timeline: Timeline,
     open: Option<(Window, WindowRow)>,
-    /// Windows before this one change no more: their receipts are read.
+    /// Windows before this one are final: their receipts have been read.
     settled_before: Window,
 }
 
@@ -95,7 +95,7 @@ pub enum Question {
         from: usize,
         limit: usize,
     },
-    /// About `points` of the measured windows from `from` to `to`.
+    /// About `points` of the measured windows between `from` and `to`.
     Losses {
         from: Window,
         to: Window,
@@ -113,7 +113,7 @@ impl Snapshot {
         let mut seats: Vec<&SeatView> = observer.seats.iter().collect();
         seats.sort_by_cached_key(|seat| (seat.role, observer.place_of(seat.id.uid)));
         let seats: Vec<SeatRow> = seats.into_iter().map(|seat| seat_row(observer, about, seat)).collect();
-        // One series: a sample that stays the same, if some journal has it.
+        // Uses one series: the fixed sample if some journal has it.
         let (sample, losses) = observer.losses(about.text.is_some());
         let is_sample = sample == LossSample::HeldOut;
         let open = observer.open_row();
@@ -134,12 +134,12 @@ impl Snapshot {
         }
     }
 
-    /// What Prometheus reads of the run.
+    /// Returns the run's metrics in the format of Prometheus.
     pub fn metrics(&self) -> &str {
         &self.metrics
     }
 
-    /// The answer, as JSON.
+    /// Returns the answer as JSON.
     pub fn answer(&self, question: Question) -> Value {
         match question {
             Question::Overview => self.overview.clone(),
@@ -152,7 +152,7 @@ impl Snapshot {
         }
     }
 
-    /// Every n-th window and the last one, so that there are at most `points` and one.
+    /// Returns every n-th window and the last one: at most `points` + 1.
     fn losses(&self, from: Window, to: Window, points: u32) -> Value {
         let first = self.losses.partition_point(|(window, _)| *window < from);
         let end = self.losses.partition_point(|(window, _)| *window <= to).max(first);
@@ -191,8 +191,8 @@ impl Snapshot {
     }
 }
 
-/// What the chain says of the run, in the text format of Prometheus. Nodes export what they know of themselves; this
-/// is what others see of them. Counted from the first window that the observer has read.
+/// Returns the chain's data on the run in the text format of Prometheus. Nodes export what they know of themselves;
+/// this is an outside view. Counters start at the first window that the observer has read.
 fn metrics(observer: &Observer) -> String {
     let run = observer.run.id;
     let void = observer.outcomes.values().filter(|outcome| matches!(outcome, Outcome::Void(_))).count();
@@ -214,12 +214,12 @@ fn metrics(observer: &Observer) -> String {
     text
 }
 
-/// A loss with five decimals: a tenth of what any error bar is.
+/// Rounds a loss to five decimals, a tenth of any error bar.
 fn rounded(loss: f64) -> f64 {
     (loss * 1e5).round() / 1e5
 }
 
-/// A text of others: without control characters, and not endless.
+/// Shortens a text from other parties and removes control characters.
 fn bounded(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(TEXT_MAX).collect()
 }
@@ -332,7 +332,7 @@ fn overview(
     })
 }
 
-/// How many seats of a role are in each state.
+/// Counts the seats of a role by state.
 fn states(seats: &[SeatRow], role: Role) -> Value {
     let mut counts: BTreeMap<&str, (Mark, u32)> = BTreeMap::new();
     for seat in seats.iter().filter(|seat| seat.role == role) {
@@ -343,7 +343,7 @@ fn states(seats: &[SeatRow], role: Role) -> Value {
     counts.into_iter().map(count).collect()
 }
 
-/// The latest faults and missed steps.
+/// Returns the latest faults and missed steps.
 fn troubles(observer: &Observer) -> Value {
     let fault = |fault: &crate::observe::FaultSeen| {
         let seat = observer.name_of(Uid(fault.uid));

@@ -1,7 +1,7 @@
-//! What a seat was paid for and why, from the validators' signed receipts (PROT-27).
+//! A seat's pay and its reasons, from the validators' signed receipts (PROT-27).
 //!
-//! The receipts come from the validators' buckets, each checked against the digest that the chain anchored. The pay
-//! comes from the chain.
+//! The receipts come from the validators' buckets; each is checked against the digest that the chain anchored. The
+//! pay comes from the chain.
 
 use crate::text::percent;
 use chain_client::Amount;
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use store::Fetch;
 
-/// Receipts that are fetched at once.
+/// Maximum number of receipts that are fetched at once.
 const FETCHES_AT_ONCE: usize = 8;
 
 /// The receipts and the pay of a seat for one window.
@@ -28,13 +28,13 @@ pub struct WindowReceipts {
     pub window: Window,
     pub epoch: u32,
     pub sequences_per_seat: u32,
-    /// Of each validator. `Err`: why there is no usable receipt.
+    /// One per validator. `Err` is the reason why there is no usable receipt.
     pub receipts: Vec<(Uid, Result<Box<Receipt>, String>)>,
-    /// Once the epoch is paid.
+    /// `None` until the epoch is paid.
     pub pay: Option<Payslip>,
 }
 
-/// The receipts of all validators for the window.
+/// Fetches the receipts of all validators for the window.
 pub async fn receipts_of(
     fetch: &dyn Fetch,
     genesis: GenesisHash,
@@ -49,7 +49,7 @@ pub async fn receipts_of(
         let receipt = receipt_of(fetch, genesis, run, now, view, seat);
         receipt.map(|receipt| (seat.id.uid, receipt.map(Box::new))).boxed()
     };
-    // Each future has its type before they are a stream: a stream of a closure's futures is not `Send`.
+    // A stream of a closure's futures is not `Send`, so each future gets its type first.
     let validators = seats.iter().filter(|seat| seat.role == Role::Validator);
     let reads: Vec<BoxFuture<'_, _>> = validators.map(read).collect();
     let receipts = stream::iter(reads).buffered(FETCHES_AT_ONCE).collect().await;
@@ -93,7 +93,7 @@ async fn receipt_of(
 
 impl WindowReceipts {
     pub fn text(&self, uid: Uid) -> String {
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let mut text = format!("window {}, uid {uid}\n", self.window.0);
         for (validator, receipt) in &self.receipts {
             let _ = match receipt {
@@ -120,7 +120,7 @@ impl WindowReceipts {
         text
     }
 
-    /// One validator's judgement of the seat, in a sentence.
+    /// Describes one validator's judgement of the seat in a sentence.
     pub fn verdict(&self, uid: Uid, receipt: &Receipt) -> String {
         let attested = attested(&receipt.attestation, uid);
         let Some(judgement) = &receipt.judgement else {
@@ -152,7 +152,7 @@ impl WindowReceipts {
         format!("{attested}; {seen}")
     }
 
-    /// The numbers of one validator's receipt, a line each.
+    /// Writes the numbers of one validator's receipt, one per line.
     fn numbers(&self, text: &mut String, uid: Uid, receipt: &Receipt) -> std::fmt::Result {
         let Some(SeatJudgement { observed, result, .. }) = receipt.of(uid) else { return Ok(()) };
         write_gains(text, result)?;
@@ -246,7 +246,7 @@ fn write_reputation(text: &mut String, uid: Uid, receipt: &Receipt, result: &Out
     Ok(())
 }
 
-/// The validator's attestation of the seat, in a sentence.
+/// Describes the validator's attestation of the seat in a sentence.
 fn attested(attested: &Attestation, uid: Uid) -> String {
     if attested.valid.contains(&uid) {
         return "attested valid".into();

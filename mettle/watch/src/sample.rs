@@ -1,4 +1,4 @@
-//! Synthetic runs: a small one for tests, and a large one to look at the page.
+//! Synthetic runs: a small one for tests, and a large one for viewing the page.
 
 use crate::{
     observe::{HONEST, Observer, SeatSeen, Text},
@@ -13,13 +13,13 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 const MERGED: Outcome = Outcome::Merged(Vote { update: Digest([0; 32]), state_root: None });
 
-/// Of [`network`].
+/// The text of [`network`].
 pub const TEXT: Text = Text {
     sequence_tokens: 64,
     unigram: LossEstimate { sequences: 1536, loss: 6.32, standard_error: 0.017 },
 };
 
-/// A run with windows of 40 blocks.
+/// Creates a run with windows of 40 blocks.
 fn run() -> RunView {
     let schedule = Schedule {
         start: Block(100),
@@ -58,7 +58,7 @@ fn seat(uid: Uid, role: Role, earned: u128) -> SeatView {
     }
 }
 
-/// A window in which nothing has happened.
+/// Creates a window without any event.
 pub fn window(window: Window) -> WindowView {
     WindowView {
         window,
@@ -83,7 +83,7 @@ pub fn window(window: Window) -> WindowView {
     }
 }
 
-/// A network of four miners, one of them a copycat, and three validators, in window 6; `uid 7` joined later.
+/// Creates a network of four miners, one of them a copycat, and three validators, in window 6; `uid 7` joined later.
 pub fn network() -> Observer {
     let validators = (0..3).map(|index| (Role::Validator, index, HONEST));
     let miners = [(0, HONEST), (1, HONEST), (2, HONEST), (3, "copycat")];
@@ -153,7 +153,7 @@ pub fn network() -> Observer {
     observer
 }
 
-/// A run of `seats` seats, of which one in sixteen is a validator, after `windows` windows. Names are hostile.
+/// Creates a run of `seats` seats after `windows` windows. One seat in sixteen is a validator. Names are hostile.
 pub fn large(seats: u16, windows: u32) -> Observer {
     const NAMES: [&str; 4] =
         ["<img src=x onerror=alert(1)>", "\"><script>alert(2)</script>", "miner & co", "\u{202e}rotadilav"];
@@ -186,11 +186,11 @@ pub fn large(seats: u16, windows: u32) -> Observer {
     observer
 }
 
-/// A fate that looks like chance and is the same each time.
+/// Returns a fate that looks random and is the same each time.
 fn fate(window: u32, uid: u16, role: Role, outcome: Outcome) -> Fate {
     let mixed = window.wrapping_mul(2_654_435_761) ^ u32::from(uid).wrapping_mul(2_246_822_519);
     let chance = mixed.wrapping_mul(3_266_489_917) >> 24;
-    // Seats join in turns.
+    // Seats join in sequence.
     if window < u32::from(uid) / 4 {
         return Fate::Absent;
     }

@@ -1,8 +1,8 @@
 //! Serves the page to browsers, read-only: one static page that is part of the program, answers from the latest
 //! [`Snapshot`], and the evidence behind it.
 //!
-//! Any client that reaches the address may read it, so it is this machine's own unless the operator says otherwise.
-//! Names and endpoints come from strangers: they leave here as JSON, and the page writes them as text.
+//! No authentication; the operator chooses the address, by default loopback. Names and endpoints come from strangers:
+//! they are sent as JSON, and the page writes them as text.
 
 use crate::{
     evidence::{Evidence, EvidenceError},
@@ -28,13 +28,13 @@ use tokio::{
     time::timeout,
 };
 
-/// Browsers that read events at once.
+/// Maximum number of browsers that read events at once.
 const READERS_MAX: usize = 32;
-/// Between two parts of a stream of events at most: they show whether the browser is still there.
+/// Keep-alive interval of the event stream; detects closed browsers.
 const EVENT_EVERY: Duration = Duration::from_secs(10);
-/// Reads of evidence at once; more wait, and give up with their time.
+/// Maximum number of concurrent reads of evidence. Further ones wait until their time limit.
 const EVIDENCE_AT_ONCE: usize = 4;
-/// How long evidence may take: validators' buckets may be slow.
+/// Time limit of a read of evidence: validators' buckets may be slow.
 const EVIDENCE_WITHIN: Duration = Duration::from_secs(20);
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
@@ -56,7 +56,7 @@ const FILES: &[File] = &[
     ("/uplot-licence.txt", "text/plain; charset=utf-8", include_str!("../assets/uplot/LICENSE")),
 ];
 
-/// The page, served as long as this value lives.
+/// The page, served until this value is dropped.
 pub struct Page {
     shared: Arc<Shared>,
     server: Server,
@@ -65,15 +65,15 @@ pub struct Page {
 struct Shared {
     evidence: Box<dyn Evidence>,
     evidence_slots: Semaphore,
-    /// `None` until the chain has answered.
+    /// `None` until the first answer of the chain.
     snapshot: watch::Sender<Option<Arc<Snapshot>>>,
-    /// The latest event; empty before the first. A slow reader misses those before.
+    /// The latest event; empty before the first. A slow reader misses earlier ones.
     event: watch::Sender<Bytes>,
     reader_slots: Arc<Semaphore>,
 }
 
 impl Page {
-    /// Serves at `address` from now on; port 0 is a free one.
+    /// Starts to serve at `address`; port 0 selects a free one.
     ///
     /// # Errors
     /// If another program uses the port, or the address is not this machine's.
@@ -101,7 +101,7 @@ impl Page {
         format!("http://{}/", self.server.address())
     }
 
-    /// Shows this from now on, and tells the browsers if it is another overview.
+    /// Publishes a snapshot, and notifies the browsers if the overview has changed.
     pub fn publish(&self, snapshot: Snapshot) {
         // JSON has no line break, which would end the event's data.
         let event = format!("event: overview\ndata: {}\n\n", snapshot.answer(Question::Overview));
@@ -127,7 +127,7 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     }
 }
 
-/// A stream of events, the latest first.
+/// Returns a stream of events, beginning with the latest.
 async fn events(State(shared): State<Arc<Shared>>) -> Response {
     let Ok(slot) = shared.reader_slots.clone().try_acquire_owned() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many browsers are open\n").into_response();
@@ -214,7 +214,7 @@ async fn evidence(shared: &Shared, uid: Uid, window: Option<Window>) -> Result<V
     })
 }
 
-/// A number of the query, at most `max`; if it is absent, `default`.
+/// Parses a number of the query, at most `max`; returns `default` if it is absent.
 fn number<T: FromStr + PartialOrd + Display>(
     query: &str,
     name: &str,
@@ -241,7 +241,7 @@ mod tests {
         net::TcpStream,
     };
 
-    /// Knows the seats 0 to 9. The chain is away for seat 1.
+    /// Has the seats 0 to 9. For seat 1 the chain is not available.
     struct TenSeats;
 
     #[async_trait]
@@ -286,7 +286,7 @@ mod tests {
         stream
     }
 
-    /// Status line and headers, and the body.
+    /// Returns the status line with the headers, and the body.
     async fn ask(page: &Page, method: &str, target: &str, host: &str) -> (String, String) {
         let request = format!("{method} {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
         let mut text = String::new();
@@ -338,7 +338,7 @@ mod tests {
                 assert!(!of(path).contains(forbidden), "{forbidden} is in {path}");
             }
         }
-        // Whatever the page asks for is a file of this server.
+        // Every file that the page requests is served here.
         for part in html.split(['"']).filter(|part| part.starts_with('/')) {
             assert!(FILES.iter().any(|(name, _, _)| *name == part), "{part} is not served");
         }

@@ -1,9 +1,9 @@
-//! Numbers and texts of others for people.
+//! Formats numbers, and texts from other parties, for people.
 
 use protocol::consensus::ONE;
 
-/// A text of other parties, or with names of objects, for a line on a terminal: without control characters, and with
-/// the first digits of a digest alone.
+/// Prepares a text from other parties, or with object names, for a line on a terminal: removes control characters,
+/// and keeps only the first digits of a digest.
 pub fn readable(text: &str) -> String {
     const DIGITS_MAX: usize = 32;
     const DIGITS_SHOWN: usize = 8;
@@ -23,19 +23,19 @@ pub fn readable(text: &str) -> String {
     shown + rest
 }
 
-/// A share in parts of [`ONE`] as percent with two decimals.
+/// Formats a share in parts of [`ONE`] as percent with two decimals.
 pub fn share(parts: u64) -> String {
     let hundredths = u128::from(parts).saturating_mul(10_000) / u128::from(ONE);
     format!("{}.{:02} %", hundredths / 100, hundredths % 100)
 }
 
-/// A part as percent with one decimal.
+/// Formats a part as percent with one decimal.
 pub fn percent_of(part: u128, whole: u128) -> String {
     let tenths = part.saturating_mul(1_000).checked_div(whole).unwrap_or(0);
     format!("{}.{} %", tenths / 10, tenths % 10)
 }
 
-/// A fraction as percent with three decimals.
+/// Formats a fraction as percent with three decimals.
 pub fn percent(share: f64) -> String {
     format!("{:.3} %", share * 100.0)
 }

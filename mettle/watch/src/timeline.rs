@@ -1,5 +1,5 @@
-//! What became of every seat in every window: a byte each, so that a run of a thousand seats and ten thousand windows
-//! fits into memory, and a browser fetches the part that it shows.
+//! The fate of every seat in every window, one byte each: a run of a thousand seats and ten thousand windows fits
+//! into memory, and a browser fetches only the part that it shows.
 
 use protocol::{
     Uid, Window,
@@ -7,28 +7,28 @@ use protocol::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Cells that are kept, a byte each: the oldest windows go first.
+/// Maximum number of cells, one byte each; the oldest windows are removed first.
 const CELLS_MAX: usize = 64 << 20;
-/// Windows that are kept.
+/// Maximum number of windows.
 pub const WINDOWS_MAX: usize = 16_384;
 
-/// What became of a seat in a window.
+/// Fate of a seat in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Fate {
-    /// No miner with data, and no validator that decides.
+    /// Not a miner with data, and not a validator in the active set.
     Absent = b'.',
     /// A miner that can still commit, or a validator that has done nothing yet.
     Waiting = b'w',
     /// A miner without a commitment.
     Missed = b'm',
-    /// A miner's contribution is committed, and not attested yet.
+    /// A miner's contribution is committed but not attested yet.
     Committed = b'c',
-    /// Committed, and neither valid nor faulty for two thirds.
+    /// Committed, but two thirds attest it neither as valid nor as faulty.
     Unseen = b'u',
-    /// Valid for two thirds, and not merged: gathered.
+    /// Two thirds attest it as valid, but it is not merged.
     Gathered = b'g',
-    /// Gathered, and measured by a validator.
+    /// Gathered and measured by a validator.
     Scored = b's',
     /// Selected, before the window's end.
     Selected = b'l',
@@ -36,11 +36,11 @@ pub enum Fate {
     Merged = b'M',
     /// Selected in a window that is void.
     Void = b'v',
-    /// Faulty for two thirds.
+    /// Two thirds attest it as faulty.
     Refused = b'r',
-    /// A validator attested, and has not voted.
+    /// A validator attested but has not voted.
     Attested = b'a',
-    /// A validator voted, as two thirds did if the window was merged.
+    /// A validator voted, for the update of two thirds if the window was merged.
     Voted = b'V',
     /// A validator voted for another update than two thirds.
     MinorityVote = b'd',
@@ -72,7 +72,7 @@ impl Fate {
     }
 }
 
-/// One window: how it ended, and what became of each seat.
+/// One window: its outcome and the fate of each seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowRow {
     /// `None` while the window is open.
@@ -81,7 +81,7 @@ pub struct WindowRow {
     fates: Vec<Fate>,
 }
 
-/// Whether a deadline of an open window is past.
+/// Deadlines of an open window that have passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Past {
     pub commit: bool,
@@ -89,7 +89,7 @@ pub struct Past {
 }
 
 impl WindowRow {
-    /// From a window as the chain holds it. `past` matters for an open window alone.
+    /// Creates a row from a window on the chain. `past` matters only for an open window.
     pub fn of(view: &WindowView, past: Past) -> WindowRow {
         let mut row = WindowRow { outcome: view.outcome, fates: Vec::new() };
         let closed = view.outcome.is_some();
@@ -117,18 +117,18 @@ impl WindowRow {
         row
     }
 
-    /// A row with these fates by uid.
+    /// Creates a row with these fates, by uid.
     pub fn with(outcome: Option<Outcome>, fates: Vec<Fate>) -> WindowRow {
         WindowRow { outcome, fates }
     }
 
-    /// A row of the letters of its seats; `None` if one is none.
+    /// Creates a row from its seats' letters; `None` if a letter is unknown.
     pub fn of_letters(outcome: Option<Outcome>, letters: &str) -> Option<WindowRow> {
         let fates = letters.bytes().map(Fate::of_letter).collect::<Option<_>>()?;
         Some(WindowRow { outcome, fates })
     }
 
-    /// A letter for each seat.
+    /// Returns one letter per seat.
     pub fn letters(&self) -> String {
         self.fates.iter().map(|fate| char::from(*fate as u8)).collect()
     }
@@ -145,7 +145,7 @@ impl WindowRow {
         self.fates.get(usize::from(uid.0)).copied().unwrap_or(Fate::Absent)
     }
 
-    /// A letter for the window: as of a cell, `w` while it is open.
+    /// Returns the letter of the window: as for a cell, or `w` while it is open.
     pub fn letter(&self) -> char {
         match self.outcome {
             None => 'w',
@@ -163,7 +163,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Adds a window, and forgets the oldest ones beyond the bounds. A contribution that was known to be scored stays so.
+    /// Adds a window, and removes the oldest ones beyond the bounds. A contribution known as scored stays so.
     pub fn add(&mut self, window: Window, mut row: WindowRow) {
         if let Some(before) = self.rows.get(&window) {
             for (fate, before) in row.fates.iter_mut().zip(&before.fates) {
@@ -182,7 +182,7 @@ impl Timeline {
         }
     }
 
-    /// Validators have measured these seats' contributions of a window.
+    /// Marks these seats' contributions of a window as measured.
     pub fn score(&mut self, window: Window, seats: impl IntoIterator<Item = Uid>) {
         let Some(row) = self.rows.get_mut(&window) else { return };
         for uid in seats {
@@ -196,12 +196,12 @@ impl Timeline {
         self.rows.get(&window).map(|row| &**row)
     }
 
-    /// The first and the last window.
+    /// Returns the first and the last window.
     pub fn bounds(&self) -> Option<(Window, Window)> {
         Some((*self.rows.first_key_value()?.0, *self.rows.last_key_value()?.0))
     }
 
-    /// How many windows from `first` on, each with its row.
+    /// Returns up to `count` windows from `first` on, each with its row.
     pub fn range(&self, first: Window, count: u32) -> impl Iterator<Item = (Window, &WindowRow)> {
         let end = Window(first.0.saturating_add(count));
         self.rows.range(first..end).map(|(window, row)| (*window, &**row))

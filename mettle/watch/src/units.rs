@@ -1,10 +1,10 @@
-//! Numbers as people read them. Exact values are in the JSON report.
+//! Formats numbers for people. Exact values are in the JSON report.
 
 use chain_client::Amount;
 use dataset::LossEstimate;
 use std::time::Duration;
 
-/// An amount of the smallest unit in tokens, with two decimals.
+/// Formats an amount of the smallest unit in tokens, with two decimals.
 pub fn amount(smallest_units: u128) -> String {
     format!("{:.2}", Amount(smallest_units))
 }
@@ -22,12 +22,12 @@ pub fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// A loss with its standard error, in nats per token.
+/// Formats a loss with its standard error, in nats per token.
 pub fn loss(estimate: LossEstimate) -> String {
     format!("{:.2} ± {:.2}", estimate.loss, estimate.standard_error)
 }
 
-/// A count with a unit that fits: `12.3 M`.
+/// Formats a count with a prefix: `12.3 M`.
 pub fn thousands(count: f64) -> String {
     match count {
         count if count < 1e3 => format!("{count:.0}"),
@@ -37,7 +37,7 @@ pub fn thousands(count: f64) -> String {
     }
 }
 
-/// A time in its two largest units.
+/// Formats a time in its two largest units.
 pub fn duration(duration: Duration) -> String {
     match duration.as_secs() {
         seconds @ 0..60 => format!("{seconds} s"),
@@ -46,7 +46,7 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
-/// `1 window`, `2 windows`.
+/// Formats a count with its noun: `1 window`, `2 windows`.
 pub fn count(number: usize, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {noun}{plural}")

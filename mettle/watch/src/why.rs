@@ -1,5 +1,5 @@
-//! What became of a seat's work in one window, from its commitment to its pay: facts from chain and receipts, and from
-//! them sentences, by a pure function. What cannot be known is said, with the window from which it can.
+//! The fate of a seat's work in one window, from its commitment to its pay. A pure function turns facts from chain
+//! and receipts into sentences. A missing fact is named with the window from which it is available.
 
 use crate::{
     block_clock::BlockClock,
@@ -17,33 +17,34 @@ use protocol::{
 use serde::Serialize;
 use store::Fetch;
 
-/// Attestations that are read at once.
+/// Maximum number of concurrent reads of attestations.
 const READS_AT_ONCE: usize = 8;
 
-/// What is known about a seat and a window.
+/// The known facts about a seat and a window.
 pub struct Facts {
     pub run: RunView,
     pub window: Window,
     /// The open window; `None` before the run starts.
     pub now: Option<Window>,
     pub seat: SeatStatus,
-    /// `None` before the window opens, and after the chain has forgotten it.
+    /// `None` before the window opens, and after the chain has removed it.
     pub view: Option<WindowView>,
-    /// Of each validator that decides the window. Empty for a validator's seat.
+    /// One per validator that decides the window. Empty for a validator's seat.
     pub attestations: Vec<AttestationOf>,
-    /// Of a miner's seat, if the chain has the window.
+    /// Receipts about a miner's seat, if the chain has the window.
     pub receipts: Option<WindowReceipts>,
-    /// The latest last.
+    /// The latest is last.
     pub payslips: Vec<Payslip>,
     pub clock: BlockClock,
 }
 
-/// What a validator said of the seat's contribution.
+/// A validator's statement about the seat's contribution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttestationOf {
     pub validator: Uid,
     pub stake: u128,
-    /// `None` if the chain has no attestation of it. `Some(None)` if its attestation does not name the seat.
+    /// `None` if the chain has no attestation of the validator. `Some(None)` if its attestation does not name the
+    /// seat.
     pub verdict: Option<Option<protocol::view::Verdict>>,
 }
 
@@ -51,44 +52,44 @@ pub struct AttestationOf {
 pub struct Explanation {
     /// In the order of the window.
     pub steps: Vec<Step>,
-    /// What to do to earn more, the most useful first. Never empty.
+    /// Advice on how to earn more, the most useful first. Never empty.
     pub advice: Vec<String>,
 }
 
-/// One thing that happened, or did not.
+/// Something that happened, or did not happen.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Step {
     pub name: &'static str,
     pub verdict: Verdict,
     pub text: String,
-    /// The window from which more is known; `None` if this is all.
+    /// The window from which more is known; `None` if nothing more is expected.
     pub known_from_window: Option<Window>,
 }
 
-/// What a step means for the pay.
+/// Effect of a step on the pay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     Good,
     Bad,
-    /// Neither: it cost nothing.
+    /// No effect.
     Neutral,
-    /// Not yet, or not any more.
+    /// Not known yet, or no longer known.
     Open,
 }
 
-/// Windows that the chain keeps.
+/// Number of windows that the chain keeps.
 pub const KEPT_WINDOWS: u32 = 128;
-/// Epochs whose payslips the chain keeps.
+/// Number of epochs whose payslips the chain keeps.
 const KEPT_EPOCHS: usize = 64;
-/// A rating factor or an own-data outcome below this lowers the pay by more than measurements differ.
+/// A rating factor or own-data outcome below this lowers the pay by more than the measurement error.
 const NEARLY_FULL: f64 = 0.9;
 
-/// What a validator without dividends has to do.
+/// Advice for a validator without dividends.
 const NO_DIVIDENDS: &str = "No dividends: reveal weights, vote in two thirds of the merged windows, be present, and \
     cast no minority vote. A validator that joined in mid-epoch owes its first vote in the next one.";
 
-/// What became of the seat's work, and how to earn more.
+/// Explains the fate of the seat's work, and how to earn more.
 pub fn explain(facts: &Facts) -> Explanation {
     let mut explained = Explanation::default();
     match (&facts.view, facts.now) {
@@ -133,7 +134,7 @@ impl Explanation {
         self.steps.push(Step { name, verdict: Verdict::Open, text, known_from_window: Some(from) });
     }
 
-    /// Each advice once.
+    /// Adds advice once.
     fn advise(&mut self, advice: &str) {
         if !self.advice.iter().any(|given| given == advice) {
             self.advice.push(advice.to_owned());
@@ -142,7 +143,7 @@ impl Explanation {
 }
 
 impl Facts {
-    /// Reads chain and receipts, those of at most `receipts_max` validators: of the ones with the most stake.
+    /// Reads the chain and the receipts of at most `receipts_max` validators, those with the most stake.
     pub async fn read(
         chain: &dyn Chain,
         fetch: &dyn Fetch,
@@ -221,7 +222,7 @@ impl Facts {
         self.judged(explained);
     }
 
-    /// Who attested the contribution, and whether it was selected.
+    /// Explains the attestations of the contribution and its selection.
     fn attested(&self, view: &WindowView, explained: &mut Explanation) {
         let (uid, schedule) = (self.uid(), self.run.params.schedule);
         let of = |wanted: Option<Option<protocol::view::Verdict>>| {
@@ -311,7 +312,7 @@ impl Facts {
         }
     }
 
-    /// What each validator's receipt says of the seat.
+    /// Explains the judgements of the validators' receipts.
     fn judged(&self, explained: &mut Explanation) {
         let Some(receipts) = &self.receipts else { return };
         let from = receipt::public_from(self.window, &self.run.params);
@@ -346,7 +347,7 @@ impl Facts {
         self.advise_from(&judged, explained);
     }
 
-    /// The advice that receipts give, by what costs most.
+    /// Adds the receipts' advice, by cost.
     fn advise_from(&self, judged: &[(&SeatJudgement, &[Penalty])], explained: &mut Explanation) {
         let all = self.run.params.sequences_per_seat;
         for (_, penalties) in judged {
@@ -480,7 +481,7 @@ impl Facts {
         }
     }
 
-    /// The epoch's weight and pay.
+    /// Explains the epoch's weight and pay.
     fn pay(&self, explained: &mut Explanation) {
         let params = &self.run.params;
         let epoch = self.window.epoch(params.epoch_windows);
@@ -561,7 +562,7 @@ impl Facts {
     }
 }
 
-/// What each validator that decides the window attested of the seat.
+/// Reads the attestations of the validators that decide the window.
 async fn attestations(
     chain: &dyn Chain,
     run: RunId,
@@ -571,7 +572,7 @@ async fn attestations(
     let read = |(validator, stake): &(Uid, u128)| {
         attestation(chain, run, view.window, uid, *validator, *stake).boxed()
     };
-    // Each future has its type before they are a stream: a stream of a closure's futures is not `Send`.
+    // A stream of a closure's futures is not `Send`, so each future gets its type first.
     let reads: Vec<BoxFuture<'_, _>> = view.active_set.iter().map(read).collect();
     stream::iter(reads).buffered(READS_AT_ONCE).try_collect().await
 }
@@ -590,7 +591,7 @@ async fn attestation(
     Ok(AttestationOf { validator, stake, verdict })
 }
 
-/// What a judgement says in numbers, for the end of a sentence.
+/// Formats a judgement's numbers for the end of a sentence.
 fn numbers(seat: &SeatJudgement) -> String {
     let result = &seat.result;
     let mut text = String::new();

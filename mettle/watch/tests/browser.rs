@@ -20,7 +20,8 @@ use watch::{
     server::Page,
 };
 
-/// Scrolls over all seats and windows in 300 steps, a frame each, and measures. Reading a pixel waits for the drawing.
+/// Scrolls over all seats and windows in 300 steps, one frame each, and measures. Reading a pixel waits for the
+/// drawing.
 const SCROLL: &str = "(async () => {
     const [paints, gaps, box] = [[], [], timeline.scroller];
     const paint = timeline.paint.bind(timeline);
@@ -190,7 +191,7 @@ async fn a_browser_shows_a_large_run_and_runs_no_script_of_a_stranger() {
     }
     browser.until("document.getElementById('cursor').textContent.includes('window 9998')").await;
     browser.until("document.getElementById('panel-body').textContent.includes('<img src=x')").await;
-    // What is not on the screen is not fetched.
+    // Tiles outside the screen are not fetched.
     browser.until("timeline.tiles.tiles.size <= 12").await;
 
     browser.value("closePanel()");

@@ -483,7 +483,7 @@ fn forty_seats_at_40_by_14() {
     );
 }
 
-/// Every seat has a row, or is counted in a row; those in trouble always have a row, with their whole name.
+/// Every seat has a row or is counted in one; seats in trouble always have a row with their whole name.
 #[test]
 fn no_seat_is_lost_at_any_size() {
     let (observer, absences) = forty();
