@@ -1,4 +1,4 @@
-//! The module `mettle._native`: [`mettle_sdk`] for Python. It answers in JSON, which `mettle/__init__.py` turns into
+//! The module `mettle._native`: [`mettle_sdk`] for Python. It returns JSON, which `mettle/__init__.py` converts into
 //! classes. The interpreter's lock is released while a call waits, and Ctrl-C ends the wait.
 
 use chain_client::keys::address;
@@ -15,9 +15,9 @@ use std::{
 };
 use tokio::runtime::Runtime;
 
-/// Between two looks for Ctrl-C.
+/// Interval between checks for Ctrl-C.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// The longest patience.
+/// Maximum of `patience`, in seconds.
 const PATIENCE_SECONDS_MAX: f64 = 86_400.0;
 
 #[pymodule]
@@ -26,7 +26,7 @@ mod _native {
     use super::{Native, runs};
 }
 
-/// The runtime of all runs, made once per process.
+/// Returns the runtime of all runs, created once per process.
 fn runtime(py: Python<'_>) -> PyResult<&'static Runtime> {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     if let Some(runtime) = RUNTIME.get() {
@@ -54,7 +54,7 @@ fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = Result<T, Error>> 
     }
 }
 
-/// The exception of an error: the class in `mettle.errors` that stands for its kind.
+/// Returns the exception of an error: the class in `mettle.errors` for its kind.
 fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let class = match error.kind() {
         Kind::Usage => "UsageError",
@@ -68,7 +68,7 @@ fn raised(py: Python<'_>, error: &Error) -> PyErr {
     exception(py, class, (&error.to_string(), &error.why(), &error.to_do()))
 }
 
-/// An exception of this class in `mettle.errors`: what failed, why, and what to do.
+/// Creates an exception of this class in `mettle.errors`: the failure, its cause, and the remedy.
 fn exception(py: Python<'_>, class: &str, told: (&str, &str, &str)) -> PyErr {
     let made = py
         .import("mettle.errors")
@@ -77,7 +77,7 @@ fn exception(py: Python<'_>, class: &str, told: (&str, &str, &str)) -> PyErr {
     made.map_or_else(|failed| failed, PyErr::from_value)
 }
 
-/// The exception of an argument that no call can use.
+/// Creates the exception for an argument that no call accepts.
 fn unusable(py: Python<'_>, what: &str, why: &str) -> PyErr {
     exception(py, "UsageError", (what, why, "correct the call"))
 }
@@ -118,7 +118,7 @@ fn source(
     Ok(Source { run: RunId(run), genesis, allow_plain_ws, patience, ..Source::new(url) })
 }
 
-/// The ids of the chain's runs.
+/// Returns the ids of the chain's runs.
 #[pyfunction]
 #[pyo3(signature = (url, genesis, allow_plain_ws, patience))]
 fn runs(
@@ -133,21 +133,21 @@ fn runs(
     Ok(runs.into_iter().map(|run| run.0).collect())
 }
 
-/// A seat, and its owner as an address.
+/// A seat, and its owner's address.
 #[derive(Serialize)]
 struct Seat<'a> {
     coldkey: String,
     status: &'a SeatStatus,
 }
 
-/// What a validator's receipt came to: its digest, its bytes and what it says, or an exception.
+/// A validator's receipt: its digest, bytes and content, or an exception.
 type Receipt<'py> = (u16, Option<(String, Bound<'py, PyBytes>, String)>, Option<Bound<'py, PyAny>>);
 
 /// A run.
 #[pyclass(frozen)]
 struct Native {
     run: Run,
-    /// What judged the last window, and where its data is.
+    /// The replayer of the last window, and the directory of its data.
     replayer: Mutex<Option<(PathBuf, Replayer)>>,
 }
 
@@ -168,7 +168,7 @@ impl Native {
         Ok(Native { run, replayer: Mutex::default() })
     }
 
-    /// The hash of the chain's block 0, in hex.
+    /// Returns the hash of the chain's block 0 in hex.
     #[getter]
     fn genesis(&self) -> String {
         self.run.genesis().to_string()
@@ -207,7 +207,7 @@ impl Native {
         json(py, &wait(py, self.run.save(which, &to))?)
     }
 
-    /// The receipt of each validator.
+    /// Returns the receipt of each validator.
     fn receipts<'py>(&self, py: Python<'py>, window: u32) -> PyResult<Vec<Receipt<'py>>> {
         let receipts = wait(py, self.run.receipts(Window(window)))?;
         let one = |(uid, receipt): (Uid, Result<mettle_sdk::SealedReceipt, Error>)| match receipt {
@@ -222,7 +222,8 @@ impl Native {
         receipts.into_iter().map(one).collect()
     }
 
-    /// The digest of a receipt's bytes and what they say, if they are signed for this chain and have this digest.
+    /// Checks that a receipt's bytes are signed for this chain and have this digest. Returns the digest and the
+    /// content.
     #[pyo3(signature = (data, digest))]
     fn verify_receipt(
         &self,
@@ -236,7 +237,7 @@ impl Native {
         Ok((Digest::of(data).to_string(), json(py, &receipt)?))
     }
 
-    /// Judges a window of one validator again, or of all.
+    /// Judges a window again, of one validator or of all.
     #[pyo3(signature = (window, uid, directory, tolerance))]
     fn replay(
         &self,
@@ -247,7 +248,7 @@ impl Native {
         tolerance: Option<f64>,
     ) -> PyResult<String> {
         let tolerance = tolerance.unwrap_or(mettle_sdk::replay::TOLERANCE);
-        // With NaN nothing would differ.
+        // With NaN, no loss would differ.
         if !(0.0..f64::INFINITY).contains(&tolerance) {
             let what = format!("a tolerance of {tolerance} cannot be used");
             return Err(unusable(py, &what, "it is a number of nats per token, from 0 on"));

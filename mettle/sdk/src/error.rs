@@ -1,4 +1,4 @@
-//! What fails, in what, why and what to do: each error says the first by itself, and the others when asked.
+//! Errors: each displays its failure; its subject, cause and remedy are separate methods.
 
 use crate::WINDOWS_KEPT;
 use chain_client::ChainError;
@@ -14,7 +14,7 @@ use std::{io, path::PathBuf};
 use store::{error_chain, fetch::AllMirrorsFailed};
 use tokenizer::TokenizerError;
 
-/// Why something could not be read or verified.
+/// Reason why something could not be read or verified.
 ///
 /// ```
 /// use mettle_sdk::{Error, Kind};
@@ -65,7 +65,7 @@ pub enum Error {
     File { path: PathBuf, source: io::Error },
     #[error("{} does not end with the name of a directory", path.display())]
     Unnamed { path: PathBuf },
-    /// Left by another program, or by an interrupted download of another release.
+    /// A file of another program, or of an interrupted download of another release.
     #[error("{} is in the way: a download needs a {needed} there", path.display())]
     InTheWay { path: PathBuf, needed: &'static str },
     #[error("the receipt has digest {found}, and the chain has {anchored}")]
@@ -82,22 +82,22 @@ pub enum Error {
     Died(#[from] tokio::task::JoinError),
 }
 
-/// What an error is about: what a caller can act on.
+/// Kind of an error, for the caller's reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The call was wrong, and will be.
+    /// The call is wrong; repeating it does not help.
     Usage,
     /// The chain cannot be reached, or is another one.
     Chain,
-    /// There is no such run, window, seat or checkpoint.
+    /// The run, window, seat or checkpoint does not exist.
     NotFound,
-    /// It will be there later.
+    /// It will exist later.
     NotYet,
-    /// No bucket gave it.
+    /// No bucket has it.
     Store,
-    /// Bytes are not what the chain or a signature says.
+    /// Bytes do not match the chain or a signature.
     Verification,
-    /// This machine: its disk or memory.
+    /// The disk or memory of this machine.
     Local,
 }
 
@@ -141,12 +141,12 @@ impl Error {
         }
     }
 
-    /// What caused it, from the outermost cause to the innermost; empty if the error is its own cause.
+    /// Returns the causes, from the outermost to the innermost; empty if there are none.
     pub fn why(&self) -> String {
         std::error::Error::source(self).map(error_chain).unwrap_or_default()
     }
 
-    /// What the caller can do about it.
+    /// Returns the caller's remedy.
     pub fn to_do(&self) -> String {
         match self {
             Error::PlainUrl { .. } => {
@@ -269,7 +269,7 @@ mod tests {
             (ExportError::Exists { path: "model".into() }.into(), Kind::Usage),
             (Error::Unnamed { path: "/".into() }, Kind::Usage),
             (Error::InTheWay { path: ".model.fetching".into(), needed: "directory" }, Kind::Local),
-            // Voted bytes that cannot be read, whichever way they came.
+            // Voted bytes that cannot be read, from any source.
             (ManifestError::NotCanonical.into(), Kind::Verification),
             (DataError::Manifest(ManifestError::NotCanonical).into(), Kind::Verification),
             (DataError::Fetch(nobody()).into(), Kind::Store),

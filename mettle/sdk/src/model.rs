@@ -1,4 +1,4 @@
-//! A run's model: a checkpoint that validators voted, or the newest model that two thirds agreed on, verified and
+//! A run's model: a checkpoint that validators voted for, or the newest model that two thirds agreed on, verified and
 //! written in Hugging Face format.
 
 use crate::{Error, Run};
@@ -32,19 +32,19 @@ use std::{
 use store::{Fetch, Limits};
 use tokenizer::{TextTokenizer, TokenizerError};
 
-/// Values that are read from a file at once.
+/// Number of values that are read from a file at once.
 const VALUES_AT_ONCE: usize = 1 << 16;
-/// The largest file of weights; a larger model is split.
+/// Maximum size of a file of weights, in bytes; a larger model is split.
 const SHARD_BYTES_MAX: u64 = 5_000_000_000;
-/// The name of a checkpoint in its [`Scratch`].
+/// File name of a checkpoint in its [`Scratch`].
 const CHECKPOINT: &str = "checkpoint";
 
-/// Which model of a run.
+/// A choice of a run's model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// The newest that two thirds agreed on: the latest checkpoint, and every update since.
+    /// The newest model that two thirds agreed on: the latest checkpoint with every later update.
     Newest,
-    /// The latest checkpoint, or the run's first model.
+    /// The latest checkpoint, or the run's initial model.
     Latest,
     /// The checkpoint that opens this window.
     Opening(Window),
@@ -54,45 +54,48 @@ pub enum Which {
 pub struct Model {
     pub spec: RunSpec,
     pub run: RunId,
-    /// The window that opens with it.
+    /// The window that opens with this model.
     pub window: Window,
-    /// The hash over all that was merged, as on the chain (PROT-19).
+    /// Hash over everything that was merged, as on the chain (PROT-19).
     pub lineage: Digest,
     pub weights_root: Digest,
-    /// The run's `tokenizer.json`, if it is at hand.
+    /// The run's `tokenizer.json`, if it is available.
     pub tokenizer: Option<Vec<u8>>,
     values: Values,
 }
 
-/// Where the parameters are.
+/// The parameters, in memory or in a file.
 enum Values {
     Held(Row),
-    /// In a file of little-endian f32 values, which is removed after it is read.
+    /// A file of little-endian f32 values, removed after it is read.
     Fetched(PathBuf),
 }
 
-/// A model that was written.
+/// A written model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Saved {
     pub directory: PathBuf,
     pub run: RunId,
-    /// The window that opens with it.
+    /// The window that opens with this model.
     pub window: Window,
     pub lineage: Digest,
     pub weights_root: Digest,
-    /// Names of the files of weights, in order.
+    /// Names of the files of weights in order.
     pub files: Vec<String>,
-    /// Bytes of all files.
+    /// Total size of all files, in bytes.
     pub bytes: u64,
 }
 
 impl Run {
-    /// Fetches a model, verifies it against the chain, and writes it to the new directory `to`, which appears whole or
-    /// not at all: `config.json`, safetensors in f32 to the last bit, and the tokenizer. What an interrupted call has
-    /// fetched stays in `.NAME.fetching` beside it, where the next call goes on.
+    /// Fetches a model, verifies it against the chain, and writes it to the new directory `to`, which appears
+    /// completely or not at all: `config.json`, safetensors in exact f32, and the tokenizer. The download of an
+    /// interrupted call stays in `.NAME.fetching` beside it, and the next call resumes it.
     ///
     /// # Errors
-    /// If `to` exists; if chain or buckets fail; if what they give is not what two thirds of the stake voted.
+    /// If `to` exists, if chain or buckets fail, or if their data is not what two thirds of the stake voted for.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the writing thread stops and the download stays for the next call.
     pub async fn save(&self, which: Which, to: &Path) -> Result<Saved, Error> {
         if std::fs::symlink_metadata(to).is_ok() {
             return Err(ExportError::Exists { path: to.to_owned() }.into());
@@ -107,7 +110,7 @@ impl Run {
                 fetch(&published, voted, None, &scratch.checkpoint()).await?
             }
         };
-        // The thread that writes stops when this future is dropped.
+        // The writing thread stops when this future is dropped.
         let stop = StopOnDrop::default();
         let (stopped, path) = (stop.0.clone(), to.to_owned());
         let saved = tokio::task::spawn_blocking(move || fetched.save(&path, &stopped)).await??;
@@ -117,23 +120,23 @@ impl Run {
     }
 }
 
-/// Where a download is kept until the model's directory is written: `.NAME.fetching` beside it, on the same disk. The
-/// next download for the same directory goes on with it, by this library or by `mettle model export`.
+/// Directory of a download until the model's directory is written: `.NAME.fetching` beside it, on the same disk. The
+/// next download for the same directory resumes it, by this library or by `mettle model export`.
 pub struct Scratch {
     directory: PathBuf,
 }
 
 impl Scratch {
-    /// Makes the directory, or finds it.
+    /// Creates the directory, or opens an existing one.
     ///
     /// # Errors
-    /// If `to` has no name, if anything but a directory is in the way, or the disk fails.
+    /// If `to` has no name, another kind of file exists at the path, or the disk fails.
     pub fn beside(to: &Path) -> Result<Scratch, Error> {
         let name = to.file_name().ok_or_else(|| Error::Unnamed { path: to.to_owned() })?;
         let directory = to.with_file_name(format!(".{}.fetching", name.to_string_lossy()));
         let scratch = Scratch { directory };
         let (directory, checkpoint) = (&scratch.directory, scratch.checkpoint());
-        // A link is neither: what it leads to would be written to, and removed.
+        // A link is not a directory: its target would be written to and removed.
         if std::fs::symlink_metadata(directory).is_ok_and(|found| !found.is_dir()) {
             return Err(Error::InTheWay { path: directory.clone(), needed: "directory" });
         }
@@ -145,19 +148,22 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// The file for a checkpoint's weights.
+    /// Returns the path of a checkpoint's weights.
     pub fn checkpoint(&self) -> PathBuf {
         self.directory.join(CHECKPOINT)
     }
 
-    /// Removes it, once the model is written.
+    /// Removes the directory after the model is written.
+    ///
+    /// # Errors
+    /// If the disk fails.
     pub fn remove(self) -> Result<(), Error> {
         std::fs::remove_dir_all(&self.directory)
             .map_err(|source| Error::File { path: self.directory.clone(), source })
     }
 }
 
-/// An empty directory is of no use to the next download.
+/// Removes an empty directory, which is of no use to the next download.
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir(&self.directory);
@@ -173,7 +179,7 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// The checkpoint that opens `window`, or the latest; `None` stands for the run's first model.
+/// Returns the checkpoint that opens `window`, or the latest; `None` stands for the run's initial model.
 ///
 /// # Errors
 /// [`Error::NoCheckpoint`], and the chain's.
@@ -199,11 +205,11 @@ pub async fn voted(
     Err(Error::NoCheckpoint { run: run.id, window, latest })
 }
 
-/// Fetches a checkpoint that validators voted to a file at `path`, each piece checked; `None` stands for the run's
-/// first model. Without a `tokenizer`, it fetches the run's.
+/// Fetches a checkpoint that validators voted for to a file at `path` and checks each piece; `None` stands for the
+/// run's initial model. Without a `tokenizer`, it fetches the run's.
 ///
 /// # Errors
-/// If no mirror has a part, or the disk does not take it. The next call goes on.
+/// If no mirror has a part, or the disk fails. The next call resumes.
 pub async fn fetch(
     published: &PublishedRun,
     checkpoint: Option<Checkpoint>,
@@ -240,10 +246,10 @@ pub async fn fetch(
 }
 
 /// Follows the run from its latest checkpoint to the newest model that two thirds agreed on. Every update has the
-/// digest that they voted, and every lineage on the way is the chain's. Large rows are files in `directory`.
+/// digest that they voted for, and every lineage on the way is the chain's. Large rows are files in `directory`.
 ///
 /// # Errors
-/// If no mirror has a part, the disk does not take it, or a lineage is not the chain's.
+/// If no mirror has a part, the disk fails, or a lineage is not the chain's.
 pub async fn newest(
     published: &PublishedRun,
     tokenizer: Option<Vec<u8>>,
@@ -276,7 +282,7 @@ async fn fetch_tokenizer(fetch: &dyn Fetch, run: &RunView, mirrors: &Mirrors) ->
     Ok(tokenizer.to_vec())
 }
 
-/// What follows the run by chain and buckets.
+/// Creates a follower of the run by chain and buckets.
 pub(crate) fn follower(
     published: &PublishedRun,
     storage: Storage,
@@ -303,14 +309,17 @@ pub(crate) fn follower(
 }
 
 impl Model {
-    /// A model that a node holds.
+    /// Creates a model from a node's state.
     pub fn of(spec: RunSpec, state: ModelState, tokenizer: Option<Vec<u8>>) -> Model {
         let weights_root = state.weights_root();
         let ModelState { run, window, lineage, theta, .. } = state;
         Model { spec, run, window, lineage, weights_root, tokenizer, values: Values::Held(theta) }
     }
 
-    /// The parameters in memory. A downloaded file is checked against the weights root, and removed.
+    /// Returns the parameters in memory. A downloaded file is checked against the weights root and removed.
+    ///
+    /// # Errors
+    /// If the file cannot be read or has another weights root.
     pub fn into_theta(self) -> Result<Row, Error> {
         let path = match self.values {
             Values::Held(theta) => return Ok(theta),
@@ -323,7 +332,7 @@ impl Model {
         Ok(flat.into())
     }
 
-    /// What the header of each file of weights says.
+    /// Returns the header of each file of weights.
     pub fn metadata(&self) -> BTreeMap<String, String> {
         BTreeMap::from([
             // Required by `transformers`.
@@ -363,8 +372,11 @@ impl Model {
         })
     }
 
-    /// Writes the model to the directory `to` as `wish` says, unless `stop` is set meanwhile. A downloaded file is
-    /// checked against the weights root before the directory appears, and removed.
+    /// Writes the model to the directory `to` as `wish` specifies, unless `stop` is set meanwhile. A downloaded file
+    /// is checked against the weights root before the directory appears, and removed.
+    ///
+    /// # Errors
+    /// If the directory exists, the file has another weights root, or the disk fails.
     pub fn export(
         self,
         to: &Path,
@@ -391,10 +403,10 @@ impl Model {
     }
 }
 
-/// Writes the parameters `flat` to the directory `to` as `wish` says, unless `stop` is set meanwhile.
+/// Writes the parameters `flat` to the directory `to` as `wish` specifies, unless `stop` is set meanwhile.
 ///
 /// # Errors
-/// If the directory exists or the disk does not take it. Nothing is left behind then.
+/// If the directory exists or the disk fails. Nothing is left behind then.
 pub fn write(
     to: &Path,
     wish: &Export<'_>,
@@ -414,7 +426,7 @@ pub fn write(
     })
 }
 
-/// The error of work that was told to stop.
+/// Returns the error of interrupted work.
 pub fn stopped() -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, "stopped by a signal")
 }
@@ -459,7 +471,7 @@ fn remove(path: &Path) -> Result<(), Error> {
     std::fs::remove_file(path).map_err(|source| Error::File { path: path.to_owned(), source })
 }
 
-/// A tokenizer that is written beside a model.
+/// A tokenizer to write beside a model.
 pub struct OutgoingTokenizer {
     read: TextTokenizer,
     /// The token that ends a document.
@@ -469,6 +481,9 @@ pub struct OutgoingTokenizer {
 impl OutgoingTokenizer {
     /// Reads a `tokenizer.json`. `end_of_document` is the token that ends a document, if it has none of the usual
     /// names.
+    ///
+    /// # Errors
+    /// If the tokenizer cannot be used.
     pub fn new(json: Vec<u8>, end_of_document: Option<&str>) -> Result<OutgoingTokenizer, TokenizerError> {
         let read = TextTokenizer::from_json(json, end_of_document)?;
         let end_of_document = token_text(read.json(), read.end_of_document()).unwrap_or_default();
@@ -481,7 +496,7 @@ impl OutgoingTokenizer {
     }
 }
 
-/// The name of a special token in `tokenizer.json`.
+/// Returns the name of a special token in `tokenizer.json`.
 fn token_text(json: &[u8], id: u32) -> Option<String> {
     let json: serde_json::Value = serde_json::from_slice(json).ok()?;
     let added = json["added_tokens"].as_array()?;
@@ -508,12 +523,12 @@ mod tests {
         let scratch = Scratch::beside(&to).unwrap();
         assert_eq!(scratch.checkpoint(), fetching.join("checkpoint"));
         std::fs::write(scratch.checkpoint(), "half").unwrap();
-        // A killed process leaves it, and the next one goes on.
+        // A killed process leaves it, and the next one resumes.
         let scratch = Scratch::beside(&to).unwrap();
         assert_eq!(std::fs::read(scratch.checkpoint()).unwrap(), b"half");
         scratch.remove().unwrap();
         assert!(!fetching.exists());
-        // One that is refused before its first byte leaves nothing.
+        // A download that is refused before its first byte leaves nothing.
         drop(Scratch::beside(&to).unwrap());
         assert!(!fetching.exists());
 

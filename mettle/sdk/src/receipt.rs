@@ -8,21 +8,22 @@ use protocol::{
     receipt::{Receipt, SignedReceipt},
 };
 
-/// Receipts that are fetched at once.
+/// Maximum number of receipts that are fetched at once.
 const FETCHES_AT_ONCE: usize = 8;
 
-/// A receipt that is what the chain has and whose validator signed it. Its bytes prove that to others.
+/// A receipt that matches the chain and is signed by its validator. Its bytes prove that to others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SealedReceipt {
     pub signed: SignedReceipt,
     pub receipt: Receipt,
 }
 
-/// Reads the bytes of a receipt: bounded by the run's parameters, of one spelling, and signed for the chain of this
-/// genesis by the hotkey that they name. With `anchored`, the digest on the chain, they also have to be these bytes.
+/// Reads the bytes of a receipt. They must be within the bounds of the run's parameters, canonical, and signed for
+/// the chain of this genesis by the hotkey that they name. With `anchored`, the digest on the chain, they must have
+/// it.
 ///
-/// That the hotkey is a validator's, and that what it says is true, are other questions: [`Run::receipts`] answers the
-/// first, [`crate::Replayer`] the second.
+/// It does not check that the hotkey belongs to a validator ([`Run::receipts`] does), or that the content is true
+/// ([`crate::Replayer`] does).
 ///
 /// ```
 /// use mettle_sdk::{Kind, verify_receipt};
@@ -53,8 +54,8 @@ pub fn verify_receipt(
 }
 
 impl Run {
-    /// The receipt of each validator for a window, in uid order. An error is of that validator alone: it has anchored
-    /// none, its receipt is not public yet, or no bucket gives it.
+    /// Fetches the receipt of each validator for a window, in uid order. An error concerns one validator: it has not
+    /// anchored a receipt, the receipt is not public yet, or no bucket has it.
     ///
     /// # Errors
     /// If the chain does not answer, or does not have the window.
@@ -62,7 +63,7 @@ impl Run {
         let (view, run) = (self.window(window).await?, self.chain().run(self.id()).await?);
         let (seats, now) = (self.chain().seats(self.id()).await?, self.now());
         let (run, view) = (&run, &view);
-        // Each future has its type before they are a stream: a stream of a closure's futures is not `Send`.
+        // A stream of a closure's futures is not `Send`, so each future gets its type first.
         let validators = seats.iter().filter(|seat| seat.role == Role::Validator);
         let reads: Vec<BoxFuture<'_, _>> = validators
             .map(|seat| {

@@ -1,5 +1,5 @@
-//! Windows judged again: what validators signed, compared with public data, with the merge and the measurements
-//! repeated (PROT-27). `mettle audit` prints the same.
+//! Replays windows: compares validators' signed statements with public data, and repeats the merge and the
+//! measurements (PROT-27). `mettle audit` prints the same.
 
 use crate::{Error, Run, model::follower};
 use chain_client::ChainError;
@@ -18,40 +18,41 @@ use serde_json::{Value, json};
 use std::{path::Path, sync::Arc};
 use store::error_chain;
 
-/// How much of a run's data is kept on this disk, in bytes, if all of it is larger.
+/// Maximum size of a run's data on this disk, in bytes, if the data is larger.
 const DATA_BYTES_MAX: u64 = 16 << 30;
 
 /// One validator's window, judged again.
 #[derive(Debug)]
 pub struct Replay {
     pub uid: Uid,
-    /// Whether the chain has its attestation.
+    /// Whether the chain has the validator's attestation.
     pub attested: bool,
-    /// Whether the chain has its vote.
+    /// Whether the chain has the validator's vote.
     pub voted: bool,
-    /// Where the receipt, the chain and the recomputed result differ. Without a receipt, what the chain alone shows.
+    /// Differences between the receipt, the chain and the recomputed result. Without a receipt, those that the chain
+    /// alone shows.
     pub differences: Vec<Difference>,
-    /// `Err`: why there is no receipt to compare.
+    /// `Err` is the reason why there is no receipt to compare.
     pub result: Result<Replayed, AuditError>,
 }
 
-/// What was compared.
+/// Result of a comparison with a receipt.
 #[derive(Debug)]
 pub struct Replayed {
     pub receipt: Receipt,
-    /// What is no longer to be had. It is no evidence.
+    /// Data that is no longer available. It is not evidence.
     pub unchecked: Vec<Unchecked>,
     /// Signed statements that contradict the validator's calls.
     pub evidence: Vec<SignedStatement>,
     pub checks: Checks,
 }
 
-/// How much there was to compare with.
+/// Extent of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Checks {
     /// Whether the salt was committed before the window opened.
     pub salt: bool,
-    /// Whether the receipt before this one was there.
+    /// Whether the previous receipt was available.
     pub history: bool,
     /// Seats that were measured again.
     pub losses: usize,
@@ -62,13 +63,13 @@ pub struct Checks {
 }
 
 impl Replay {
-    /// Whether everything was compared and nothing differs.
+    /// Returns whether everything was compared and nothing differs.
     pub fn agrees(&self) -> bool {
         let complete = self.result.as_ref().is_ok_and(|replayed| replayed.unchecked.is_empty());
         self.differences.is_empty() && complete
     }
 
-    /// The object that `mettle audit --json` lists.
+    /// Returns the object that `mettle audit --json` lists.
     pub fn json(&self) -> Value {
         let Replay { uid, attested, voted, differences, result } = self;
         let difference = |difference: &Difference| {
@@ -105,7 +106,7 @@ impl Replay {
 /// Judges the window of one validator again. `tolerance` is the allowed difference of a loss, in nats per token.
 ///
 /// # Errors
-/// If the chain fails. Whatever else is missing is part of the result.
+/// If the chain fails. All other missing data is part of the result.
 pub async fn replay(
     auditor: &mut Auditor,
     view: &WindowView,
@@ -139,14 +140,14 @@ pub async fn replay(
     Ok(Replay { uid, attested, voted, differences, result: Ok(replayed) })
 }
 
-/// Judges windows of a run again, on this machine's CPU. The model of the last window is kept for the next.
+/// Judges windows of a run again on this machine's CPU. The model of the last window is kept for the next.
 pub struct Replayer {
     auditor: Auditor,
     pub tolerance: f64,
 }
 
 impl Replayer {
-    /// Fetches the run's data into `directory`, where a later one finds it.
+    /// Fetches the run's data into `directory`, where a later replayer finds it.
     ///
     /// # Errors
     /// If specification or data cannot be fetched or used.
@@ -167,14 +168,14 @@ impl Replayer {
         Ok(Replayer { auditor, tolerance: TOLERANCE })
     }
 
-    /// Judges a window of one validator again, or of all seats that are validators now.
+    /// Judges a window again, of one validator or of all current validators.
     ///
     /// # Errors
-    /// If the chain fails, does not have the window, or has not finalised it. What is missing of one validator is part
+    /// If the chain fails, does not have the window, or has not finalised it. Missing data of one validator is part
     /// of its result.
     pub async fn window(&mut self, window: Window, only: Option<Uid>) -> Result<Vec<Replay>, Error> {
         let follower = self.auditor.follower.clone();
-        // One that was dropped in the middle of a measurement has lost it.
+        // A future that was dropped during a measurement has lost the evaluator.
         if self.auditor.evaluator.is_none() {
             self.auditor.evaluator = Some(evaluator(&follower)?);
         }

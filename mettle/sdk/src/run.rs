@@ -1,4 +1,4 @@
-//! A run of a chain, and what the chain says of it.
+//! A run of a chain, with the chain's data on it.
 
 use crate::Error;
 use chain_client::{Chain, ChainError, SubxtChain, Timing, is_private};
@@ -12,36 +12,36 @@ use std::{sync::Arc, time::Duration};
 use store::{HttpFetcher, fetch::AllMirrorsFailed};
 use tokio::sync::OnceCell;
 
-/// Windows that the chain keeps: older ones are forgotten.
+/// Number of windows that the chain keeps; older ones are removed.
 pub const WINDOWS_KEPT: u32 = 128;
-/// Seats that are read at once.
+/// Number of seats that are read at once.
 const SEATS_AT_ONCE: u32 = 256;
-/// How long a read waits for a chain that does not answer, unless the caller says otherwise.
+/// Default time limit of a read from the chain.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where a run is.
+/// Location of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// URL of the chain's JSON-RPC, such as `ws://127.0.0.1:9944`.
     pub url: String,
     pub run: RunId,
-    /// The hash of the chain's block 0. A chain with another one is refused. Required but on a development chain.
+    /// The hash of the chain's block 0; another chain is refused. Required except on a development chain.
     pub genesis: Option<GenesisHash>,
     /// Allows `ws://` to a host that is not in a private network.
     pub allow_plain_ws: bool,
-    /// How long a read waits for a chain that does not answer.
+    /// Time limit of a read from the chain.
     pub patience: Duration,
 }
 
 impl Source {
-    /// Run 0 of the chain at `url`.
+    /// Returns run 0 of the chain at `url`.
     pub fn new(url: impl Into<String>) -> Source {
         let url = url.into();
         Source { url, run: RunId(0), genesis: None, allow_plain_ws: false, patience: PATIENCE }
     }
 
-    /// The chain, followed by its finalised blocks. The same rules as for nodes: a chain whose answers anybody on the
-    /// way could change, or that nothing names, is refused.
+    /// Connects to the chain and follows its finalised blocks. As for nodes, a chain is refused if the network could
+    /// change its answers or if its genesis hash is not given.
     async fn connect(&self) -> Result<Arc<dyn Chain>, Error> {
         let Source { url, genesis, allow_plain_ws, patience, .. } = self;
         if url.starts_with("ws://") && !is_private(url) && !allow_plain_ws {
@@ -57,7 +57,7 @@ impl Source {
     }
 }
 
-/// The runs of the chain, by id. `source.run` does not matter.
+/// Returns the runs of the chain, by id. `source.run` does not matter.
 ///
 /// # Errors
 /// If the chain is refused or does not answer.
@@ -66,7 +66,7 @@ pub async fn runs(source: &Source) -> Result<Vec<RunId>, Error> {
 }
 
 /// A run, read from a chain and from public buckets. Clones share the connection, which ends with the last of them.
-///
+/// All data is of the latest finalised block. Nothing is signed, and no key is needed.
 /// Everything is of the latest finalised block. Nothing is signed, and no key is needed.
 #[derive(Clone)]
 pub struct Run {
@@ -78,7 +78,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Opens a run. No bucket is asked yet.
+    /// Opens a run. Does not access a bucket yet.
     ///
     /// # Errors
     /// If the chain is refused or does not answer, or has no such run.
@@ -93,12 +93,12 @@ impl Run {
         self.id
     }
 
-    /// What the run cannot change.
+    /// Returns the run's immutable parameters.
     pub fn params(&self) -> &RunParams {
         &self.params
     }
 
-    /// The hash of the chain's block 0.
+    /// Returns the hash of the chain's block 0.
     pub fn genesis(&self) -> GenesisHash {
         self.chain.genesis()
     }
@@ -111,19 +111,25 @@ impl Run {
         &self.fetch
     }
 
-    /// Where the run stands: window, seats, terms and treasury.
+    /// Returns the state of the run: window, seats, terms and treasury.
+    ///
+    /// # Errors
+    /// If the chain does not answer.
     pub async fn status(&self) -> Result<RunStatus, Error> {
         Ok(self.chain.status(self.id).await?)
     }
 
-    /// All seats, in uid order.
+    /// Returns all seats in uid order.
+    ///
+    /// # Errors
+    /// If the chain does not answer.
     pub async fn seats(&self) -> Result<Vec<SeatStatus>, Error> {
         let (mut seats, mut from) = (Vec::new(), Uid(0));
         loop {
             let part = self.chain.seat_statuses(self.id, from, SEATS_AT_ONCE).await?;
             let last = part.last().map(|status: &SeatStatus| status.seat.id.uid);
             seats.extend(part);
-            // A chain that repeats itself does not lead on.
+            // Stops at a chain that repeats itself.
             match last.filter(|last| from <= *last).and_then(|last| last.0.checked_add(1)) {
                 Some(next) if seats.len() < SEATS_MAX => from = Uid(next),
                 _ => return Ok(seats),
@@ -131,17 +137,20 @@ impl Run {
         }
     }
 
-    /// One window.
+    /// Returns one window.
     ///
     /// # Errors
-    /// [`Error::NoWindow`] if it has not opened, or the chain has forgotten it.
+    /// [`Error::NoWindow`] if it has not opened, or the chain has removed it.
     pub async fn window(&self, window: Window) -> Result<WindowView, Error> {
         let view = self.chain.window(self.id, window).await?;
         view.ok_or(Error::NoWindow { run: self.id, window })
     }
 
-    /// The newest windows, at most `last` and [`WINDOWS_KEPT`], in order. The last one is open; none before the run
-    /// starts.
+    /// Returns the newest windows in order, at most `last` and [`WINDOWS_KEPT`]. The last one is open. Returns none
+    /// before the run starts.
+    ///
+    /// # Errors
+    /// If the chain does not answer.
     pub async fn windows(&self, last: u32) -> Result<Vec<WindowView>, Error> {
         let Some(open) = self.params.schedule.window_at(self.chain.heads().borrow().block) else {
             return Ok(Vec::new());
@@ -154,15 +163,18 @@ impl Run {
         Ok(windows)
     }
 
-    /// A seat's pay, by epoch, the latest last. The chain keeps 64 epochs.
+    /// Returns a seat's pay by epoch, the latest last. The chain keeps 64 epochs.
+    ///
+    /// # Errors
+    /// If the chain does not answer.
     pub async fn pay(&self, uid: Uid) -> Result<Vec<Payslip>, Error> {
         Ok(self.chain.payslips(self.id, uid).await?)
     }
 
-    /// The run as it is now, with its specification, which a bucket gives.
+    /// Returns the current run with its specification, from a bucket.
     ///
     /// # Errors
-    /// If no bucket gives the specification, or it cannot be used.
+    /// If no bucket has the specification, or it cannot be used.
     pub async fn published(&self) -> Result<PublishedRun, Error> {
         let run = self.chain.run(self.id).await?;
         let fetched = self.specification.get_or_try_init(|| async {
@@ -180,7 +192,7 @@ impl Run {
         Ok(PublishedRun { chain: self.chain.clone(), fetch: self.fetch.clone(), run, spec })
     }
 
-    /// The window that is open now.
+    /// Returns the open window.
     pub(crate) fn now(&self) -> Window {
         let head = self.chain.heads().borrow().block;
         self.params.schedule.window_at(head).unwrap_or(Window::FIRST)

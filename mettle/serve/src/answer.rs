@@ -7,7 +7,7 @@ use super::{
 };
 use serde_json::{Map, Value, json};
 
-/// What all parts of an answer share.
+/// Properties that all parts of an answer share.
 pub(super) struct Answer {
     pub endpoint: Endpoint,
     pub id: String,
@@ -17,7 +17,7 @@ pub(super) struct Answer {
     pub has_logprobs: bool,
 }
 
-/// The continuation of one text, as far as it came.
+/// The continuation of one text so far.
 #[derive(Default)]
 pub(super) struct Choice {
     text: String,
@@ -32,7 +32,7 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// Adds what the last event of a text tells.
+    /// Adds the data of a text's last event.
     pub fn add(&mut self, event: &Event) {
         if let Event::Ended { prompt_tokens, made_tokens, .. } = event {
             self.prompt_tokens += prompt_tokens;
@@ -67,7 +67,7 @@ impl Choice {
 }
 
 impl Answer {
-    /// The whole answer.
+    /// Returns the whole answer.
     pub fn whole(&self, choices: &[Choice], usage: Usage) -> Value {
         let choice = |(index, choice): (usize, &Choice)| {
             let finish = choice.finish.map(Finish::name);
@@ -88,7 +88,7 @@ impl Answer {
         object
     }
 
-    /// The part of an answer that an event of one text adds. `offset` is the length of the text before it.
+    /// Returns the part of an answer that an event of one text adds. `offset` is the length of the text before it.
     pub fn part(&self, index: usize, event: &Event, offset: usize) -> Value {
         let (text, tokens, finish): (&str, &[TokenInfo], _) = match event {
             Event::Started(_) => ("", &[], None),
@@ -112,7 +112,7 @@ impl Answer {
         self.object("text_completion", "chat.completion.chunk", vec![choice])
     }
 
-    /// The part of a stream that tells the number of tokens.
+    /// Returns the part of a stream with the number of tokens.
     pub fn usage(&self, usage: Usage) -> Value {
         let mut object = self.object("text_completion", "chat.completion.chunk", Vec::new());
         object["usage"] = usage.json();
@@ -137,7 +137,7 @@ impl Answer {
                     offsets.push(offset);
                     offset += token.text.chars().count();
                 }
-                // Of tokens with the same text, the likeliest is named.
+                // Of several tokens with the same text, only the likeliest is listed.
                 let top = |token: &TokenInfo| {
                     let mut top = Map::new();
                     for (text, log) in &token.likeliest {
@@ -166,7 +166,7 @@ impl Answer {
     }
 }
 
-/// The model that is served, as `/v1/models` lists it.
+/// Returns the served model, as `/v1/models` lists it.
 pub(super) fn model(about: &About) -> Value {
     let mut mettle = json!({ "weights_root": about.weights_root });
     if let Some(of) = &about.of_run {

@@ -1,25 +1,25 @@
-//! The text of an answer's tokens as they come.
+//! The text of an answer's tokens as they arrive.
 
 use tokenizer::{TextTokenizer, TokenizerError};
 
-/// What a decoder writes for bytes that are not, or not yet, a character.
+/// The decoder's output for bytes that are not, or not yet, a character.
 const NO_CHARACTER: char = '\u{fffd}';
-/// Tokens of a character at most. Bytes that are no character by then stay none.
+/// Maximum number of tokens of a character. After that, its bytes are treated as invalid.
 const CHARACTER_TOKENS_MAX: usize = 8;
 
-/// Decodes tokens as they follow a prompt. A character may take several tokens.
+/// Decodes tokens that follow a prompt. A character may take several tokens.
 ///
-/// SentencePiece tokenizers write the first word of a text without the space before it. So the tokens before are decoded
-/// too, those of the prompt among them, and their text is left out.
+/// SentencePiece tokenizers write the first word of a text without the space before it. So the preceding tokens,
+/// including those of the prompt, are decoded too and their text is removed.
 pub struct AnswerText {
-    /// The last tokens: those that the next text may depend on, and those without a text so far.
+    /// The last tokens: those on which the next text may depend, and those without text so far.
     tokens: Vec<u32>,
-    /// How many of them have been returned as text.
+    /// Number of `tokens` that have been returned as text.
     done: usize,
 }
 
 impl AnswerText {
-    /// The text behind a prompt. A document begins behind the end of the one before.
+    /// Starts after a prompt. A document begins after the end of the previous one.
     pub fn after(prompt: &[u32], tokenizer: &TextTokenizer) -> AnswerText {
         let end = tokenizer.end_of_document();
         let document = prompt.iter().rposition(|token| *token == end).map_or(0, |at| at + 1);
@@ -31,7 +31,7 @@ impl AnswerText {
         self.tokens.push(token);
     }
 
-    /// The text of the tokens since the last call, if it is complete or `is_last`.
+    /// Returns the text of the tokens since the last call, if it is complete or `is_last`.
     pub fn text(&mut self, tokenizer: &TextTokenizer, is_last: bool) -> Result<String, TokenizerError> {
         let before = tokenizer.decode(&self.tokens[..self.done])?;
         let all = tokenizer.decode(&self.tokens)?;
@@ -41,7 +41,7 @@ impl AnswerText {
         }
         let text = match all.strip_prefix(&before) {
             Some(text) => text.to_owned(),
-            // The last bytes before were no character and are the beginning of one.
+            // The last bytes before were not a complete character and begin one now.
             None => tokenizer.decode(&self.tokens[self.done..])?,
         };
         self.tokens.drain(..self.done);
@@ -50,8 +50,8 @@ impl AnswerText {
     }
 }
 
-/// The text of one token within a text: with the space before a word, which [`TextTokenizer::decode`] may leave out at
-/// the beginning.
+/// Returns the text of one token within a text: with the space before a word, which [`TextTokenizer::decode`] may
+/// omit at the beginning.
 pub(crate) fn token_text(token: u32, tokenizer: &TextTokenizer) -> Result<String, TokenizerError> {
     let first = tokenizer.decode(&[token])?;
     let twice = tokenizer.decode(&[token, token])?;
@@ -86,7 +86,7 @@ mod tests {
         answer.push(tokens[1]);
         assert_eq!(answer.text(&tokenizer, false).unwrap(), "");
         assert_eq!(answer.text(&tokenizer, true).unwrap(), "\u{fffd}");
-        // Bytes that never become a character are not waited for.
+        // Bytes that never become a character do not delay the text.
         let text = parts(&tokenizer, &[], &[tokens[1]; 20]).concat();
         assert!(8 <= text.chars().count(), "{text}");
         // Half of a character at the end of a prompt.
@@ -103,7 +103,7 @@ mod tests {
                 let (prompt, answer) = whole.split_at(at);
                 let text = parts(&tokenizer, prompt, answer).concat();
                 let before = tokenizer.decode(prompt).unwrap();
-                // Between the bytes of é there is no text before.
+                // Between the bytes of é there is no preceding text.
                 if !before.ends_with(NO_CHARACTER) {
                     assert_eq!(before + &text, "an ant é a bee", "{is_llama}, {at} tokens of the prompt");
                 }

@@ -1,7 +1,6 @@
 //! The routes: OpenAI's API, and a page to chat with the model.
 //!
-//! Any client that reaches the address may use it, so it is this machine's own unless the operator says otherwise.
-//! Prompts and answers are in no log.
+//! No authentication; the operator chooses the address, by default loopback. Prompts and answers are not logged.
 
 use crate::{
     Served,
@@ -32,7 +31,7 @@ use std::{
 };
 use tokio::sync::{Semaphore, mpsc, watch};
 
-/// Bodies that are parsed at once; more wait. JSON takes many times its bytes in memory.
+/// Maximum number of bodies that are parsed at once; more wait. JSON takes many times its bytes in memory.
 const PARSED_AT_ONCE: usize = 4;
 
 /// The chat page.
@@ -51,7 +50,7 @@ struct Shared {
     requests: AtomicU64,
 }
 
-/// Serves at `address`, with `requests` in work or waiting.
+/// Starts to serve at `address`, with at most `requests` in progress or waiting.
 pub(crate) async fn start(
     address: SocketAddr,
     requests: usize,
@@ -103,7 +102,7 @@ async fn complete(
 ) -> Result<Response, Refusal> {
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let kind = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
-    // A page of another site can send anything but this type without asking this server first.
+    // A page of another site can send any other type without asking this server first.
     if kind != Some("application/json") {
         let message = "the header content-type has to be application/json";
         return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
@@ -113,7 +112,7 @@ async fn complete(
     let number = shared.requests.fetch_add(1, Ordering::Relaxed);
     let seed = now().as_nanos() as u64 ^ number.rotate_right(16);
     let parsed = tokio::task::spawn_blocking(move || {
-        // The slot is taken until the parser ends, also if the client hangs up before.
+        // The slot is held until the parser ends, even if the client disconnects before.
         let _slot = slot;
         request::parse(endpoint, &body, &served, seed)
     })
@@ -130,7 +129,7 @@ async fn complete(
         },
         mpsc::error::TrySendError::Closed(_) => failed(),
     })?;
-    // Headers name the model that answers, which is certain when the first text is begun.
+    // Headers name the answering model, which is known when the first text starts.
     let Some(Event::Started(about)) = events[0].recv().await else { return Err(failed()) };
     let answer = Answer {
         endpoint,
@@ -173,7 +172,7 @@ fn now() -> Duration {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// The answer as server-sent events.
+/// Returns the answer as server-sent events.
 fn stream(
     answer: Answer,
     first: Event,
@@ -207,12 +206,12 @@ fn stream(
     parts.filter(|part| std::future::ready(!part.is_empty())).map(Bytes::from)
 }
 
-/// An answer of this model.
+/// Returns an answer of this model.
 fn of_model(value: &Value, about: &About) -> Response {
     (model_headers(about), json_response(StatusCode::OK, value)).into_response()
 }
 
-/// Names the model in the headers.
+/// Returns headers that name the model.
 fn model_headers(about: &About) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut name = |header: &'static str, value: String| {
@@ -249,7 +248,7 @@ mod tests {
             assert!(!of("/chat.js").contains(forbidden), "{forbidden} is in the script");
         }
         assert!(!of("/chat.css").contains("url("));
-        // Whatever the page asks for is a file of this server.
+        // Every file that the page requests is served here.
         for part in html.split(['"']).filter(|part| part.starts_with('/')) {
             assert!(FILES.iter().any(|(name, _, _)| *name == part), "{part} is not served");
         }

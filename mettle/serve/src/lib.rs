@@ -29,12 +29,12 @@ use tokenizer::TokenizerError;
 use tokio::sync::{mpsc, oneshot, watch};
 use worker::Command;
 
-/// The target of what a user wants to read: the client program shows lines of `mettle`.
+/// Log target of messages for users: the client program shows lines of `mettle`.
 const LOG: &str = "mettle::serve";
-/// Between two looks for a newer checkpoint.
+/// Interval between checks for a newer checkpoint.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// Why a model cannot be served.
+/// Reason why a model cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     #[error(
@@ -73,22 +73,22 @@ impl From<mettle_sdk::Error> for ServeError {
     }
 }
 
-/// Server and worker.
+/// The server and its worker.
 pub struct Service {
     server: Server,
     commands: mpsc::Sender<Command>,
     /// The newest model.
     newest: watch::Sender<Arc<Served>>,
-    /// How the worker ended.
+    /// The worker's result.
     ended: oneshot::Receiver<Result<(), ServeError>>,
 }
 
 impl Service {
-    /// Serves `served` at `listen`. At most `parallel` texts are continued at once, and `queue` requests wait; more
-    /// are refused.
+    /// Serves `served` at `listen`. At most `parallel` texts are continued at once and `queue` requests wait; further
+    /// ones are refused.
     ///
     /// # Errors
-    /// If the address cannot be used, or the system has no thread left.
+    /// If the address cannot be used, or the system has no free thread.
     pub async fn start(
         served: Served,
         listen: SocketAddr,
@@ -104,7 +104,7 @@ impl Service {
             .name("model".into())
             .spawn(move || {
                 let ended = worker::run(served, parallel, receiver);
-                // After a panic, the receiver hears that the sender is gone.
+                // After a panic, the receiver sees a dropped sender.
                 let _ = tell.send(ended);
             })
             .map_err(ServeError::Thread)?;
@@ -115,12 +115,12 @@ impl Service {
         format!("http://{}", self.server.address())
     }
 
-    /// The newest model.
+    /// Returns the newest model.
     pub fn newest(&self) -> Arc<Served> {
         self.newest.borrow().clone()
     }
 
-    /// Serves until `stop`, and then until all answers are sent. Each newer checkpoint of `published` is served.
+    /// Serves until `stop`, and then until all answers are sent. Also serves each newer checkpoint of `published`.
     ///
     /// # Errors
     /// If the model fails, or answers take longer than a minute to be sent.
@@ -139,7 +139,7 @@ impl Service {
     }
 }
 
-/// Hands each newer checkpoint to the worker. Returns only if the worker is gone.
+/// Sends each newer checkpoint to the worker. Returns only if the worker has ended.
 async fn follow(
     published: Option<Published>,
     commands: &mpsc::Sender<Command>,
@@ -150,7 +150,7 @@ async fn follow(
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         if 0 < earlier.strong_count() {
-            // Texts in work still need the model before; a third is not loaded beside two.
+            // Texts in progress still need the previous model; a third one is not loaded beside two.
             continue;
         }
         match published.newer().await {
@@ -171,7 +171,7 @@ async fn follow(
     }
 }
 
-/// Why the worker ended while it was needed.
+/// Returns the reason why the worker ended early.
 fn failed(ended: Result<Result<(), ServeError>, oneshot::error::RecvError>) -> ServeError {
     match ended {
         Ok(Err(error)) => ServeError::Failed(Box::new(error)),
@@ -190,13 +190,13 @@ mod testing {
     use serde_json::json;
     use tokenizer::TextTokenizer;
 
-    /// A byte-level tokenizer of `<eos>`, small letters, the space and é, with one merge: space and a.
+    /// Creates a byte-level tokenizer of `<eos>`, small letters, the space and é, with one merge: space and a.
     pub(crate) fn tokenizer() -> TextTokenizer {
         TextTokenizer::from_json(include_bytes!("../tests/tokenizer.json").to_vec(), None).unwrap()
     }
 
-    /// A tokenizer as SentencePiece's: words begin with their space, other characters are bytes, and a text is decoded
-    /// without the space that was put before it. As Llama's file has it, or as Gemma's and T5's kind.
+    /// Creates a tokenizer like SentencePiece's: words begin with their space, other characters are bytes, and
+    /// decoding removes the space before the first word. It is written as in Llama's file, or as in Gemma's and T5's.
     pub(crate) fn sentencepiece(is_llama: bool) -> TextTokenizer {
         let tokens = ["<unk>", "</s>", "▁"].map(str::to_owned).into_iter();
         let tokens = tokens.chain(('a'..='z').map(String::from));
@@ -241,14 +241,14 @@ mod testing {
         TextTokenizer::from_json(tokenizer.to_string().into_bytes(), None).unwrap()
     }
 
-    /// A tiny model of 31 tokens and a context of 64.
+    /// Creates a tiny model of 31 tokens and a context of 64.
     pub(crate) fn served(seed: u64) -> Served {
         served_with(seed, 64)
     }
 
     pub(crate) fn served_with(seed: u64, seq_len: usize) -> Served {
         let config = ModelConfig { vocab: 31, seq_len, ..ModelConfig::preset("117k").unwrap() };
-        // Weights as if trained: with the initial ones, all tokens are about as likely.
+        // Scaled like trained weights: with the initial ones, all tokens are about equally likely.
         let flat: Vec<f32> = init_flat(&config, seed).unwrap().into_iter().map(|value| value * 4.0).collect();
         let root = lineage::weights_root(&flat);
         let of_run = OfRun { run: RunId(7), window: Window(3), lineage: Digest::of(b"lineage") };

@@ -1,4 +1,4 @@
-//! A model in memory, and the model that is served.
+//! A model in memory, and a served model.
 
 use crate::ServeError;
 use daemon::Row;
@@ -14,7 +14,7 @@ use tokenizer::TextTokenizer;
 
 /// A model in memory.
 pub struct Loaded {
-    /// The directory, if it is of no run.
+    /// The run's name, or the directory of a model without a run.
     pub name: String,
     pub config: ModelConfig,
     pub theta: Row,
@@ -30,7 +30,7 @@ pub struct OfRun {
 }
 
 impl Loaded {
-    /// An evaluator on `device`, such as `cpu` or `cuda:0`.
+    /// Creates an evaluator on `device`, such as `cpu` or `cuda:0`.
     ///
     /// # Errors
     /// If the device is unknown, absent or out of memory.
@@ -38,7 +38,7 @@ impl Loaded {
         engines::evaluator(device.parse()?, &self.config, &self.theta)
     }
 
-    /// For people.
+    /// Describes the model for people.
     pub fn description(&self) -> String {
         match &self.of_run {
             Some(of) => format!("{}, run {}, window {}", self.name, of.run, of.window.0),
@@ -47,6 +47,9 @@ impl Loaded {
     }
 
     /// Checks that the model has a row for each token of `tokenizer`.
+    ///
+    /// # Errors
+    /// If the tokenizer has more tokens.
     pub fn knows(&self, tokenizer: &TextTokenizer) -> Result<(), ServeError> {
         let (vocab, needed) = (self.config.vocab, tokenizer.vocab());
         if vocab < needed as usize {
@@ -56,7 +59,7 @@ impl Loaded {
     }
 }
 
-/// Shortens the context to `context` tokens; `None` leaves it.
+/// Shortens the context to `context` tokens; `None` leaves it unchanged.
 ///
 /// # Errors
 /// If the model's own context is shorter.
@@ -69,28 +72,30 @@ pub fn limit_context(config: &mut ModelConfig, context: Option<usize>) -> Result
     Ok(())
 }
 
-/// A model that is served.
+/// A served model.
 pub struct Served {
     pub(crate) about: Arc<About>,
     pub(crate) evaluator: Evaluator,
     pub(crate) tokenizer: TextTokenizer,
 }
 
-/// What clients are told of a model. A slow client may need it for longer than the model is in memory.
+/// The model's description for clients. A slow client may need it after the model has been dropped from memory.
 pub(crate) struct About {
-    /// What clients call it.
+    /// The model's name in the API.
     pub name: String,
     pub seq_len: usize,
-    /// The run and window that it is from, where it says so.
+    /// The run and window of the model, if it records them.
     pub of_run: Option<OfRun>,
     pub weights_root: Digest,
-    /// When it was loaded, in seconds since 1970.
+    /// Time of loading, in seconds since 1970.
     pub created: u64,
 }
 
 impl Served {
+    /// Prepares a model for serving.
+    ///
     /// # Errors
-    /// If the tokenizer is of another model, or as [`Loaded::evaluator`].
+    /// If the tokenizer belongs to another model, or as [`Loaded::evaluator`].
     pub fn new(
         loaded: Loaded,
         weights_root: Digest,
@@ -109,17 +114,17 @@ impl Served {
         Ok(Served { about: Arc::new(about), evaluator, tokenizer })
     }
 
-    /// What clients call it.
+    /// Returns the model's name in the API.
     pub fn name(&self) -> &str {
         &self.about.name
     }
 
-    /// The model as `/v1/models` lists it.
+    /// Returns the model as `/v1/models` lists it.
     pub fn json(&self) -> Value {
         crate::answer::model(&self.about)
     }
 
-    /// Bytes of a text's cache at most. A device may have no cache.
+    /// Returns the maximum size of a text's cache, in bytes; `None` for a device without a cache.
     pub fn cache_bytes(&self) -> Option<u64> {
         let is_cached = self.evaluator.session(0).is_cached();
         is_cached.then(|| Session::bytes(self.evaluator.config(), self.seq_len()))
@@ -134,7 +139,7 @@ impl Served {
     }
 }
 
-/// The last part of a directory's name; a run's name as it is.
+/// Returns the last part of a directory's name, or a run's name unchanged.
 fn short_name(name: &str) -> String {
     name.trim_end_matches('/').rsplit('/').next().filter(|part| !part.is_empty()).unwrap_or(name).to_owned()
 }

@@ -7,25 +7,25 @@ use protocol::view::Checkpoint;
 use tempfile::TempDir;
 use tokenizer::TextTokenizer;
 
-/// How a checkpoint is loaded.
+/// Options for loading a checkpoint.
 #[derive(Clone)]
 pub struct LoadOptions {
-    /// A `tokenizer.json`, instead of the run's.
+    /// A `tokenizer.json` that replaces the run's.
     pub tokenizer: Option<Vec<u8>>,
     /// The token that ends a document, if the tokenizer has none of the usual names.
     pub end_of_document: Option<String>,
-    /// The longest context in tokens, instead of the model's own.
+    /// The longest context in tokens; `None` for the model's own.
     pub context: Option<usize>,
     pub device: String,
 }
 
-/// A run, and which of its checkpoints was loaded last.
+/// A run, and its checkpoint that was loaded last.
 pub struct Published {
     run: PublishedRun,
     /// `None` is `θ_0`.
     checkpoint: Option<Checkpoint>,
     options: LoadOptions,
-    /// Where a checkpoint is downloaded to.
+    /// Directory of downloaded checkpoints.
     directory: TempDir,
 }
 
@@ -41,10 +41,10 @@ impl Published {
         Ok((published, served))
     }
 
-    /// Loads the run's newest checkpoint, if it is another than before. After an error, the next call tries again.
+    /// Loads the run's newest checkpoint if it differs from the last one. After an error, the next call tries again.
     pub(crate) async fn newer(&mut self) -> Result<Option<Served>, ServeError> {
         let now = self.run.chain.run(self.run.run.id).await?.checkpoint;
-        // A run may also go back to an earlier one (PROT-20).
+        // A run may also return to an earlier checkpoint (PROT-20).
         if now == self.checkpoint {
             return Ok(None);
         }

@@ -1,7 +1,7 @@
-//! Requests of OpenAI's API as texts to continue. Everything in them is checked here, by pure functions.
+//! Requests of OpenAI's API as texts to continue. Pure functions check every field here.
 //!
-//! OpenAI's fields that would change the answer and are not supported are refused. Other unknown fields are ignored, as
-//! clients send many.
+//! OpenAI's fields that would change the answer and are not supported are refused. Other unknown fields are ignored,
+//! as clients send many.
 
 use crate::Served;
 use axum::{
@@ -14,22 +14,22 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokenizer::TokenizerError;
 
-/// Texts of one request.
+/// Maximum number of texts in one request.
 const PROMPTS_MAX: usize = 64;
-/// Strings that end a text, and bytes of each.
+/// Maximum number of strings that end a text, and maximum length of each in bytes.
 const STOPS_MAX: usize = 16;
 const STOP_BYTES_MAX: usize = 256;
-/// Likeliest tokens that an answer names beside each token.
+/// Maximum number of likeliest tokens beside each token of an answer.
 const LOGPROBS_MAX: u64 = 20;
-/// Tokens that the log-probabilities of an answer name: each token, and the likeliest beside it.
+/// Maximum number of tokens with log-probabilities in an answer: each token and the likeliest ones beside it.
 const LOGPROBS_NAMED_MAX: usize = 1 << 18;
-/// Tokens that a completion without `max_tokens` has, as OpenAI's.
+/// Default of `max_tokens` for a completion, as in OpenAI's API.
 const MAX_TOKENS_DEFAULT: u64 = 16;
 
-/// After which time a client may try again when too many wait.
+/// Delay before a client may retry, when too many requests wait.
 const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("2");
 
-/// OpenAI's fields that would change an answer.
+/// OpenAI's fields that would change an answer and are not supported.
 const UNSUPPORTED: [&str; 8] = [
     "suffix",
     "tools",
@@ -41,7 +41,7 @@ const UNSUPPORTED: [&str; 8] = [
     "audio",
 ];
 
-/// Why a request is refused, in the form of OpenAI's errors.
+/// A refusal of a request, in the form of OpenAI's errors.
 #[derive(Debug, PartialEq)]
 pub(super) struct Refusal {
     pub status: StatusCode,
@@ -99,7 +99,7 @@ pub(super) enum Endpoint {
 pub(super) struct Request {
     pub texts: Vec<Text>,
     pub is_stream: bool,
-    /// Whether the last event of a stream tells the number of tokens.
+    /// Whether the last event of a stream contains the number of tokens.
     pub stream_usage: bool,
 }
 
@@ -110,17 +110,17 @@ pub(super) struct Text {
     pub prompt: Vec<u32>,
     /// The prompt as text, if the answer repeats it.
     pub echo: Option<String>,
-    /// At most as many as fit into the context.
+    /// Maximum number of tokens, limited by the context.
     pub max_tokens: usize,
     pub sampling: Sampling,
     pub stops: Vec<String>,
-    /// How many of the likeliest tokens are named beside each token, which then has its log-probability.
+    /// Number of likeliest tokens beside each token, which then has its log-probability.
     pub logprobs: Option<usize>,
-    /// Whether white space before the first word is left out: in a chat it belongs to the template.
+    /// Whether white space before the first word is removed: in a chat it belongs to the template.
     pub trims_start: bool,
 }
 
-/// Reads the body of a request. `seed` is used if it names none.
+/// Parses the body of a request. `seed` is used if the body has none.
 pub(super) fn parse(endpoint: Endpoint, body: &[u8], served: &Served, seed: u64) -> Result<Request, Refusal> {
     let fields: Map<String, Value> = serde_json::from_slice(body).map_err(|error| {
         Refusal::new(StatusCode::BAD_REQUEST, format!("the body is not a JSON object: {error}"))
@@ -136,7 +136,7 @@ pub(super) fn parse(endpoint: Endpoint, body: &[u8], served: &Served, seed: u64)
     let sampling = Sampling {
         temperature: fields.get("temperature", "a number")?.unwrap_or(1.0),
         top_p: fields.get("top_p", "a number")?.unwrap_or(1.0),
-        // Some clients draw negative ones.
+        // Some clients send negative ones.
         seed: fields.get::<i128>("seed", "an integer")?.map_or(seed, |seed| seed as u64),
     };
     Sampler::new(sampling).map_err(|error| {
@@ -186,7 +186,7 @@ pub(super) fn parse(endpoint: Endpoint, body: &[u8], served: &Served, seed: u64)
             let param = if endpoint == Endpoint::Chat { "messages" } else { "prompt" };
             return Err(Refusal { code: Some("context_length_exceeded"), ..Refusal::of(param, message) });
         }
-        // The last token of a text needs no place: nothing is read behind it.
+        // The last token of a text needs no position: nothing is read after it.
         let room = seq_len + 1 - prompt.len();
         texts.push(Text {
             echo: is_echo.then(|| served.tokenizer.decode(&prompt)).transpose()?,
@@ -222,7 +222,7 @@ pub(super) fn parse(endpoint: Endpoint, body: &[u8], served: &Served, seed: u64)
 }
 
 pub(super) fn no_such_model(name: &str, served: &Served) -> Refusal {
-    // A name may be long, and comes from anyone.
+    // A name may be long and comes from strangers.
     let name: String = name.chars().take(100).collect();
     let message = format!("there is no model {name:?} here, only {:?}", served.about.name);
     Refusal {
@@ -288,12 +288,12 @@ enum Prompts {
 struct Fields<'a>(&'a Map<String, Value>);
 
 impl<'a> Fields<'a> {
-    /// `null` is a field that is not there.
+    /// Returns a field's value; `null` counts as absent.
     fn value(&self, name: &str) -> Option<&'a Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    /// A field, of which the refusal says that it is `form`.
+    /// Parses a field. The refusal states that it must be `form`.
     fn get<T: Deserialize<'a>>(&self, name: &'static str, form: &str) -> Result<Option<T>, Refusal> {
         let value = self.value(name).map(T::deserialize).transpose();
         value.map_err(|_| Refusal::of(name, format!("{name} is {form}")))
@@ -330,11 +330,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The tokens of each prompt.
+    /// Returns the tokens of each prompt.
     fn prompts(&self, served: &Served) -> Result<Vec<Vec<u32>>, Refusal> {
         let forms = "a string, an array of strings, an array of token ids, or an array of those";
         let prompts = match self.get("prompt", forms)? {
-            // A completion of nothing begins a document.
+            // A completion without a prompt begins a document.
             None => return Ok(vec![Vec::new()]),
             Some(Prompts::One(Prompt::Tokens(tokens))) if tokens.is_empty() => {
                 return Err(Refusal::of("prompt", "prompt is an empty array"));
@@ -353,8 +353,8 @@ impl<'a> Fields<'a> {
         prompts.into_iter().map(tokens).collect()
     }
 
-    /// The messages of a chat as the beginning of a text, and the string that ends the model's part of it: a line that
-    /// begins with the user's name.
+    /// Returns the messages of a chat as the beginning of a text, and the string that ends the model's part: a line
+    /// that begins with the user's name.
     fn conversation(&self) -> Result<(String, String), Refusal> {
         let messages: Vec<Value> = self.get("messages", "an array of messages")?.unwrap_or_default();
         if messages.is_empty() {

@@ -209,7 +209,7 @@ async fn an_echo_has_the_log_likelihoods_of_its_tokens() {
         let expected = evaluator.likelihood(&tokens[..4], &tokens[4..]).unwrap();
         let sum: f64 = each[4..tokens.len()].iter().map(|log| log.unwrap()).sum();
         assert!((sum / expected.log_likelihood - 1.0).abs() < 1e-5, "{sum} {expected:?}");
-        // As lm-eval finds out whether each token was the likeliest.
+        // lm-eval determines in this way whether each token was the likeliest.
         let is_greedy = (4..tokens.len()).all(|at| {
             let top = logprobs["top_logprobs"][at].as_object().unwrap();
             top.len() == 1 && top.values().next().unwrap().as_f64() == each[at]
@@ -434,7 +434,7 @@ async fn a_client_that_sends_its_request_slowly_is_let_go() {
         let mut client = running.send(&whole[..sent]).await;
         let began = tokio::time::Instant::now();
         let mut answer = Vec::new();
-        // A reset is as good as an end.
+        // A reset is equivalent to an end.
         let _ = client.read_to_end(&mut answer).await;
         assert!(answer.is_empty() && Duration::from_secs(29) < began.elapsed());
     }

@@ -1,7 +1,7 @@
-//! The thread that computes: it reads prompts part by part, and continues all texts together, token by token.
+//! The compute thread: it reads prompts part by part, and continues all texts together, token by token.
 //!
-//! A new text joins at the next step. Others change no bit of it: with the same seed it continues alone and in company
-//! with the same tokens. A new model takes over when no text is being continued.
+//! A new text joins at the next step. Other texts do not change a bit of it: with the same seed it continues with the
+//! same tokens, alone or in a batch. A new model takes over when no text is being continued.
 
 use crate::{
     ServeError,
@@ -13,10 +13,10 @@ use nn::{LogProbabilities, ModelError, Sampler, Session};
 use std::{collections::VecDeque, sync::Arc};
 use tokio::sync::mpsc;
 
-/// Tokens of a prompt that are read between two steps of the other texts.
+/// Number of prompt tokens that are read between two steps of the other texts.
 const PROMPT_PART: usize = 64;
 
-/// What the worker does next.
+/// A command for the worker.
 pub(super) enum Command {
     /// Continues the texts of a request.
     Continue(Vec<Job>),
@@ -24,15 +24,16 @@ pub(super) enum Command {
     Swap(Arc<Served>),
 }
 
-/// A text, and where its continuation goes.
+/// A text, and the channel for its continuation.
 pub(super) struct Job {
     pub text: Text,
-    /// A text whose receiver is gone is given up.
+    /// The worker abandons a text whose receiver is dropped.
     pub events: mpsc::Sender<Event>,
 }
 
 impl Job {
-    /// A job and its events. They have room for all that may come: a slow receiver delays nothing.
+    /// Creates a job and the receiver of its events. The channel has room for all of them: a slow receiver delays
+    /// nothing.
     pub fn new(text: Text) -> (Job, mpsc::Receiver<Event>) {
         // The first event, the prompt's parts, a token each, and the last.
         let room = 2 + text.prompt.len().div_ceil(PROMPT_PART) + text.max_tokens + 1;
@@ -41,12 +42,12 @@ impl Job {
     }
 }
 
-/// What becomes of a text.
+/// An event in the continuation of a text.
 #[derive(Clone)]
 pub(super) enum Event {
-    /// It is continued with this model.
+    /// The text is being continued with this model.
     Started(Arc<About>),
-    /// Text that follows what was sent, and the tokens behind it.
+    /// Text that follows the last part, and its tokens.
     Part { text: String, tokens: Vec<TokenInfo> },
     /// The last event. Without it, the worker has failed.
     Ended { why: Finish, prompt_tokens: usize, made_tokens: usize },
@@ -56,15 +57,15 @@ pub(super) enum Event {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TokenInfo {
     pub text: String,
-    /// In nats. `None` for the first token of a prompt, which follows nothing.
+    /// In nats. `None` for the first token of a prompt, which has no predecessor.
     pub log_probability: Option<f64>,
-    /// The likeliest tokens in its place.
+    /// The likeliest tokens at this position.
     pub likeliest: Vec<(String, f64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finish {
-    /// The document ended, or a stop string came.
+    /// The document ended, or a stop string was generated.
     Stop,
     /// It has the requested number of tokens, or the context is full.
     Length,
@@ -79,7 +80,7 @@ impl Finish {
     }
 }
 
-/// Continues texts until all senders of commands are gone.
+/// Continues texts until all senders of commands are dropped.
 ///
 /// # Errors
 /// If the device or the tokenizer fails.
@@ -120,7 +121,7 @@ pub(super) fn run(
     }
 }
 
-/// Reads a part of one prompt, and a token of each text behind its prompt.
+/// Reads a part of one prompt, and one token of each text whose prompt is complete.
 fn step(served: &Served, active: &mut [Active]) -> Result<(), ServeError> {
     if let Some(text) = active.iter_mut().find(|text| text.is_reading()) {
         text.read_part(served)?;
@@ -136,12 +137,12 @@ fn step(served: &Served, active: &mut [Active]) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// A text in work.
+/// A text in progress.
 struct Active {
     job: Job,
     session: Session,
     sampler: Sampler,
-    /// Tokens of the prompt that were read.
+    /// Number of prompt tokens that were read.
     read: usize,
     /// The sampled token that was not read yet.
     token: Option<u32>,
@@ -183,7 +184,7 @@ impl Active {
         self.job.text.echo.is_some() && self.job.text.logprobs.is_some()
     }
 
-    /// Whether its events end here, or their receiver is gone.
+    /// Returns whether its last event was sent or its receiver is dropped.
     fn is_over(&self) -> bool {
         self.is_ended || self.job.events.is_closed()
     }
@@ -196,10 +197,10 @@ impl Active {
         !self.is_over() && self.token.is_some()
     }
 
-    /// Reads the next part of the prompt; behind the last, samples the first token.
+    /// Reads the next part of the prompt; after the last part, samples the first token.
     fn read_part(&mut self, served: &Served) -> Result<(), ServeError> {
         let Text { prompt, logprobs, max_tokens, .. } = &self.job.text;
-        // Without a cache, each part would read all earlier ones again.
+        // Without a cache, each part would reread all earlier ones.
         let part = if self.session.is_cached() { PROMPT_PART } else { prompt.len() };
         let end = prompt.len().min(self.read + part);
         let tokens = &prompt[self.read..end];
@@ -227,7 +228,7 @@ impl Active {
         Ok(())
     }
 
-    /// Samples the next token, and sends what text is certain with it.
+    /// Samples the next token, and sends the text that has become certain.
     fn sample(&mut self, served: &Served, logits: &[f32]) -> Result<(), ServeError> {
         let token = self.sampler.next(logits);
         self.made += 1;
@@ -263,7 +264,7 @@ impl Active {
         self.send(Event::Ended { why, prompt_tokens, made_tokens: self.made });
     }
 
-    /// There is room for all events. If the receiver is gone, the text is given up at the next step.
+    /// Sends an event; the channel has room for all. If the receiver is dropped, the next step abandons the text.
     fn send(&self, event: Event) {
         let _ = self.job.events.try_send(event);
     }
@@ -278,7 +279,7 @@ impl TokenInfo {
     ) -> Result<TokenInfo, ServeError> {
         let text = |token: u32| match logits {
             Some(_) => token_text(token, &served.tokenizer),
-            // It follows nothing.
+            // It has no predecessor.
             None => served.tokenizer.decode(&[token]),
         };
         let log_probabilities = logits.map(LogProbabilities::new);
@@ -295,7 +296,7 @@ impl TokenInfo {
     }
 }
 
-/// Holds text back while it may be the beginning of a stop string.
+/// Holds back text that may be the beginning of a stop string.
 struct StopFilter {
     stops: Vec<String>,
     held: String,
@@ -307,7 +308,8 @@ impl StopFilter {
         StopFilter { stops, held: String::new(), trims_start }
     }
 
-    /// Adds text. Returns what no stop string can begin in any more, and whether one came.
+    /// Adds text. Returns the text in which no stop string can begin any more, and whether a stop string was
+    /// completed.
     fn push(&mut self, text: &str) -> (String, bool) {
         self.held += text;
         if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop)).min() {
@@ -321,13 +323,13 @@ impl StopFilter {
         (self.trimmed(text), false)
     }
 
-    /// What was held back for a stop string that did not come.
+    /// Returns the held-back text when the text ends without a stop string.
     fn rest(&mut self) -> String {
         let text = std::mem::take(&mut self.held);
         self.trimmed(text)
     }
 
-    /// A stop string may begin with white space, so text is trimmed when it was searched.
+    /// Trims text. A stop string may begin with white space, so text is trimmed after the search.
     fn trimmed(&mut self, text: String) -> String {
         if !self.trims_start {
             return text;
@@ -364,7 +366,7 @@ mod tests {
             (vec!["a".into(), "".into(), "xya".into(), "".into(), "xy".into()], false)
         );
         assert_eq!(filtered(&["xyz"], &["axx", "y", "zb"]), (vec!["ax".into(), "".into(), "".into()], true));
-        // The first in the text counts, not the first in the list.
+        // The first one in the text counts, not the first one in the list.
         assert_eq!(filtered(&["c", "b"], &["abc"]), (vec!["a".into()], true));
         assert_eq!(filtered(&["é!"], &["aé", "é!"]), (vec!["a".into(), "é".into()], true));
     }
@@ -375,7 +377,7 @@ mod tests {
         assert_eq!(filter.push(" ").0, "");
         assert_eq!(filter.push("\n a ").0, "a ");
         assert_eq!(filter.push(" b").0, " b");
-        // An answer of nothing but the user's next line.
+        // The answer consists only of the user's next line.
         let mut filter = StopFilter::new(vec!["\nUser:".into()], true);
         assert_eq!(filter.push(" \n"), ("".into(), false));
         assert_eq!(filter.push("User: a"), ("".into(), true));
