@@ -1,8 +1,8 @@
 //! The HTTP server for metrics, pages and models: an axum [`Router`] behind one accept loop and one set of limits.
 //!
-//! Any client that reaches the address may use it. What a client can make the server hold or wait for is bounded. A
-//! server on a loopback address belongs to its machine: it refuses a request whose `Host` or `Origin` names a site, so
-//! that no site can reach it through the browsers of its visitors.
+//! No authentication. Every resource that a client can occupy is bounded. A server on a loopback address belongs to
+//! its machine: it refuses a request whose `Host` or `Origin` names a site, so that no site can reach it through the
+//! browsers of its visitors.
 
 use axum::{
     Router,
@@ -36,40 +36,40 @@ use tokio_io_timeout::TimeoutStream;
 /// The limits that differ between servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at once; more are closed.
+    /// Maximum number of connections; further ones are closed.
     connections: usize,
-    /// Bytes of a request's body.
+    /// Maximum size of a request's body, in bytes.
     body_bytes: usize,
 }
 
 impl Limits {
-    /// A server that only answers GET.
+    /// Limits of a server that only answers GET.
     pub const READ_ONLY: Limits = Limits { connections: 128, body_bytes: 4 << 10 };
 
-    /// A server with `requests` in work or waiting.
+    /// Returns the limits of a server with `requests` in progress or waiting.
     pub const fn with_requests(requests: usize) -> Limits {
         Limits { connections: requests + 64, body_bytes: 1 << 20 }
     }
 }
 
-/// How long a client may take to send a request's head, and its body, and to take any byte of the answer.
+/// Time limit for a client to send a request's head, to send its body, and to accept any byte of the answer.
 const CLIENT_WITHIN: Duration = Duration::from_secs(30);
-/// Bytes of a request's head, and of path and query in it.
+/// Maximum size of a request's head, and of path and query in it, in bytes.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 const TARGET_BYTES_MAX: usize = 256;
-/// Bytes of a refused request that are read before the refusal is sent, and for how long.
+/// Maximum number of bytes of a refused request that are read before the refusal is sent, and the time limit.
 const REFUSED_BYTES_MAX: usize = 16 << 20;
 const REFUSED_WITHIN: Duration = Duration::from_secs(10);
-/// How long answers in work may take after [`Server::drain`].
+/// Time limit of answers in progress after [`Server::drain`].
 const DRAIN_WITHIN: Duration = Duration::from_secs(60);
-/// Between two tries to accept after a failure, such as too many open files.
+/// Delay before accepting again after a failure, such as too many open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
-/// Nothing but this server's own files: no inline script, no other site, no frame around it.
+/// Allows only this server's own files: no inline script, no other site, no frame around it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Headers of every answer. A browser may do nothing but what our pages need, and stores nothing.
+/// Headers of every answer. A browser may do only what our pages need, and stores nothing.
 const HEADERS: [(HeaderName, &str); 7] = [
     (header::CONTENT_SECURITY_POLICY, POLICY),
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -95,13 +95,13 @@ pub struct DrainError;
 /// A server. Dropping it closes all connections.
 pub struct Server {
     address: SocketAddr,
-    /// Stops accepting when it is dropped.
+    /// Accepting stops when this is dropped.
     stop: oneshot::Sender<()>,
     task: JoinSet<()>,
 }
 
 impl Server {
-    /// Starts to serve `what`, named in errors, at `address`; port 0 is a free one.
+    /// Starts to serve `what`, named in errors, at `address`; port 0 selects a free one.
     ///
     /// # Errors
     /// If another program uses the port, or the address is not this machine's.
@@ -125,12 +125,12 @@ impl Server {
         Ok(Server { address, stop, task })
     }
 
-    /// The address, with the port that was found.
+    /// Returns the address with the selected port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Accepts no further connection, closes those without a request, and waits for the answers of the others.
+    /// Stops accepting connections, closes those without a request, and waits for the answers of the others.
     ///
     /// # Errors
     /// If they take longer than a minute; their connections are closed.
@@ -185,7 +185,7 @@ async fn accept(listener: TcpListener, service: Arc<Service>, mut stopped: onesh
 struct Service {
     router: TowerToHyperService<Router>,
     limits: Limits,
-    /// Whether only this machine reaches the address.
+    /// The address can be reached only from this machine.
     is_private: bool,
 }
 
@@ -250,8 +250,8 @@ async fn discard(body: &mut Incoming) {
     }
 }
 
-/// Whether a request was made to an address or `localhost`, and not by a page of another site. A browser always sends
-/// `Host`; simple monitors do not.
+/// Returns whether a request was made to an address or `localhost`, and not by a page of another site. A browser
+/// always sends `Host`; simple monitors do not.
 fn names_this_machine(headers: &HeaderMap) -> bool {
     let is_own = |authority: &str| {
         let name = match authority.rsplit_once(':') {
@@ -271,14 +271,14 @@ fn names_this_machine(headers: &HeaderMap) -> bool {
 /// A file that is part of the program: path, type and content.
 pub type File = (&'static str, &'static str, &'static str);
 
-/// Routes to files.
+/// Returns routes to files.
 pub fn files<S: Clone + Send + Sync + 'static>(files: &'static [File]) -> Router<S> {
     files.iter().fold(Router::new(), |router, (path, kind, content)| {
         router.route(path, get(|| async { ([(header::CONTENT_TYPE, *kind)], *content) }))
     })
 }
 
-/// An answer in JSON.
+/// Returns an answer in JSON.
 pub fn json_response(status: StatusCode, value: &Value) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }
@@ -298,7 +298,7 @@ mod tests {
         Server::start("a test", SocketAddr::from(([127, 0, 0, 1], 0)), limits, router).await.unwrap()
     }
 
-    /// Counts the bytes of a body, and never answers at `/never`.
+    /// Starts a server that counts the bytes of a body and never answers at `/never`.
     async fn echo() -> Server {
         let router = Router::new()
             .route("/", get(async || "here"))
@@ -398,7 +398,7 @@ mod tests {
         let began = Instant::now();
         sleep(2 * CLIENT_WITHIN).await;
         let mut buffer = vec![0; 1 << 20];
-        // What is in the system's buffers, and then the end or a reset.
+        // The content of the system's buffers, and then the end or a reset.
         while let Ok(1..) = client.read(&mut buffer).await {}
         assert!(began.elapsed() < 3 * CLIENT_WITHIN, "the body was endless");
     }

@@ -1,9 +1,8 @@
 //! Metrics for monitoring: numbers at `/metrics`, and at `/health` whether the node follows the chain.
 //!
-//! Off unless an address is given. Every reader of the address sees the same public data, and cannot change anything.
-//! Numbers come from the [`Entry`]s of the journal, so that the two agree. Events are counted since the process
-//! started. Texts, such as the last error, are in `/health` only, as a monitoring system keeps a series for every
-//! text.
+//! Off unless an address is given. Every reader of the address sees the same public data and cannot change anything.
+//! Numbers come from the [`Entry`]s of the journal, so that the two agree. Events are counted from the process's
+//! start. Texts, such as the last error, are in `/health` only, as a monitoring system keeps a series for every text.
 
 use crate::{
     Entry, Follower, Journal,
@@ -39,14 +38,15 @@ use std::{
 };
 use tokio::task::JoinSet;
 
-/// Without a finalised block for longer than this, the node is not healthy: ten blocks of the slowest usual chain, and
-/// more than finality needs after a restart of one of its voters.
+/// Age of the last finalised block from which the node counts as unhealthy: ten blocks of the slowest usual chain,
+/// and more than finality needs after a restart of one of its voters.
 pub const HEAD_WITHIN: Duration = Duration::from_secs(60);
-/// Windows by which the held model may trail the open window: one, until the last update has arrived.
+/// Maximum number of windows by which the held model may trail the open window: one, until the last update has
+/// arrived.
 const WINDOWS_BEHIND_MAX: u32 = 1;
-/// Between two reads of the newest block, and of the space on the disk.
+/// Interval between two reads of the newest block and of the free disk space.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Characters of an error's text that are kept.
+/// Maximum length of a stored error text, in characters.
 const TEXT_MAX: usize = 300;
 
 /// The address of the metrics.
@@ -58,7 +58,7 @@ pub struct MetricsFlag {
     pub metrics: Option<SocketAddr>,
 }
 
-/// A role's metrics, served as long as this value lives.
+/// A role's metrics, served until this value is dropped.
 pub struct Metrics {
     shared: Arc<Shared>,
     server: Server,
@@ -74,7 +74,7 @@ struct Shared {
 
 type Traffic = Box<dyn Fn() -> (u64, u64) + Send + Sync>;
 
-/// What is known of the node's position on the chain, and what is counted.
+/// The node's position on the chain, and its counters.
 #[derive(Default)]
 struct State {
     seat: Option<(RunId, Uid)>,
@@ -85,7 +85,7 @@ struct State {
     /// Blocks by which the finalised block trailed `best` when it was read.
     lag: u32,
     held: Option<Window>,
-    /// The last window in which the role did what it is paid for; before the first, the window that it started with.
+    /// The last window in which the role did its paid work; before the first, the window in which it started.
     done: Option<Window>,
     last_error: Option<(SystemTime, String)>,
     traffic: Option<Traffic>,
@@ -95,7 +95,7 @@ struct State {
     counts: Counts,
 }
 
-/// Counted or measured from the journal.
+/// Numbers that are counted or measured from the journal.
 #[derive(Default)]
 struct Counts {
     committed: u64,
@@ -120,7 +120,7 @@ struct Counts {
     data_seconds: f64,
     data_wait: f64,
     evaluate_seconds: f64,
-    /// `None`: not measured yet.
+    /// `None` until it is measured.
     train_loss: Option<f64>,
     held_out_loss: Option<f64>,
     sent_bytes: u64,
@@ -132,7 +132,7 @@ type Label = [(&'static str, String); 1];
 #[derive(Debug, Serialize)]
 struct Health {
     healthy: bool,
-    /// Why not.
+    /// Reason, if the node is not healthy.
     why: Option<String>,
     role: Role,
     run: Option<RunId>,
@@ -141,13 +141,16 @@ struct Health {
     seconds_since_block: Option<f64>,
     window: Option<Window>,
     phase: Option<Phase>,
-    /// The window whose model is held.
+    /// The window of the held model.
     held_window: Option<Window>,
     last_error: Option<String>,
 }
 
 impl Metrics {
-    /// Serves at `address` from now on. Until [`Metrics::follow`] the role is starting, and not healthy.
+    /// Starts to serve at `address`. Until [`Metrics::follow`] the role is starting, and not healthy.
+    ///
+    /// # Errors
+    /// If the address cannot be used.
     pub fn serve(address: SocketAddr, role: Role) -> BoxFuture<'static, Result<Metrics, ListenError>> {
         Box::pin(async move {
             let shared = Arc::new(Shared::new(role));
@@ -163,12 +166,12 @@ impl Metrics {
         })
     }
 
-    /// The address that is served: with the port that was found, if port 0 was asked for.
+    /// Returns the served address: with the selected port, if port 0 was requested.
     pub fn address(&self) -> SocketAddr {
         self.server.address()
     }
 
-    /// Counts what the role does from now on. `traffic` returns the bytes moved so far, up and down.
+    /// Starts to count the role's work. `traffic` returns the bytes moved so far, up and down.
     pub fn follow(
         &mut self,
         seat: &SeatView,
@@ -198,7 +201,7 @@ impl Shared {
         Shared { role, since, started, state: Mutex::default() }
     }
 
-    /// No write under the lock can panic half way.
+    /// No write under the lock can panic before it is complete.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -210,7 +213,7 @@ impl Shared {
         state.traffic = Some(traffic);
     }
 
-    /// A block was finalised.
+    /// Records a finalised block.
     fn heard(&self, head: Head, at: Instant) {
         self.state().head = Some((head, at));
     }
@@ -314,7 +317,7 @@ impl Shared {
         }
     }
 
-    /// Everything as text, in the format that Prometheus reads.
+    /// Returns all metrics in the text format of Prometheus.
     fn text(&self, now: Instant) -> String {
         let health = self.health(now);
         let mut page = Page(Registry::with_prefix("mettle"));
@@ -342,7 +345,7 @@ impl State {
         self.last_error = Some((SystemTime::now(), format!("window {}: {text}", window.0)));
     }
 
-    /// Why the role is not following the chain, if it is not. `age` is that of the last finalised block.
+    /// Returns the reason if the role does not follow the chain. `age` is that of the last finalised block.
     fn why_not(&self, starting_for: Duration, age: Option<Duration>, open: Option<Window>) -> Option<String> {
         if let Some(error) = self.disk.full() {
             return Some(format!("the disk is full, and the node waits for space: {error}"));
@@ -368,7 +371,7 @@ impl State {
 
 const VERDICTS: [&str; 3] = ["valid", "faulty", "not_observed"];
 
-/// The numbers of one moment.
+/// The metrics at one moment.
 struct Page(Registry);
 
 impl Page {
@@ -386,7 +389,7 @@ impl Page {
         self.0.register(name, help, ConstCounter::new(value));
     }
 
-    /// Chain, run and node, as `/health` sees them.
+    /// Adds chain, run and node, as in `/health`.
     fn position(&mut self, health: &Health, state: &State, running_for: Duration) {
         let block = health.block.unwrap_or(0);
         let number = |window: Option<Window>| window.map_or(-1, |window| i64::from(window.0));
@@ -508,7 +511,7 @@ async fn watch_heads(chain: Arc<dyn Chain>, shared: Arc<Shared>) {
     }
 }
 
-/// Reads the newest block now and then; while the chain is away, the last answer stays.
+/// Reads the newest block at intervals; while the chain is not available, the last answer stays.
 async fn watch_best(chain: Arc<dyn Chain>, shared: Arc<Shared>) {
     loop {
         if let Ok(best) = chain.best_block().await {
@@ -520,7 +523,7 @@ async fn watch_best(chain: Arc<dyn Chain>, shared: Arc<Shared>) {
     }
 }
 
-/// Reads the space on the disk now and then, off the executor: a disk that hangs stops neither `/health` nor the node.
+/// Reads the free disk space at intervals, off the executor: a hanging disk stops neither `/health` nor the node.
 async fn watch_disk(directory: PathBuf, shared: Arc<Shared>) {
     loop {
         let read = directory.clone();

@@ -1,19 +1,19 @@
-//! Learns the merges of a byte pair encoding, the same ones on every machine.
+//! Learns the merges of a byte pair encoding, equal on every machine.
 //!
-//! The merges are learned here, because every tie must fall the same way everywhere: the trainer of the
-//! `tokenizers` crate keeps its queue in the order of a randomly seeded hash map, and a pair that becomes
-//! mergeable twice is in that queue twice. Encoding, which is exact anyway, is left to `tokenizers`.
+//! The merges are learned here because every tie must be resolved in the same way everywhere. The trainer of the
+//! `tokenizers` crate keeps its queue in the order of a randomly seeded hash map, and a pair that becomes mergeable
+//! twice is in that queue twice. Encoding is exact anyway and is left to `tokenizers`.
 //!
-//! The rule: the adjacent pair of tokens that occurs most often inside words becomes a token, again and again; ties go
-//! to the smaller pair of ids. [`learn`] updates counts, places and a heap; the tests compare it with a version that
-//! counts anew.
+//! The rule: the most frequent adjacent pair of tokens inside words becomes a token, repeatedly; ties go to the
+//! smaller pair of ids. [`learn`] updates counts, places and a heap; the tests compare it with a version that
+//! recounts.
 
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap, HashMap, HashSet},
 };
 
-/// A pair that occurs only once is not worth a token.
+/// Minimum number of occurrences of a pair that becomes a token.
 const MIN_OCCURRENCES: u64 = 2;
 
 type Pair = (u32, u32);
@@ -21,17 +21,16 @@ type Pair = (u32, u32);
 /// The result of [`learn`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Learned {
-    /// Every token's text by id: those given, then one for each merge that made a new text.
+    /// The text of every token by id: the given ones, then one for each merge that made a new text.
     pub tokens: Vec<String>,
-    /// Pairs of ids in the order in which they merge.
+    /// Pairs of ids in merge order.
     pub merges: Vec<Pair>,
 }
 
 /// Learns merges until there are `vocab` tokens, or no pair occurs twice.
 ///
-/// `words` maps each word to its number of occurrences; characters that are no token of `first` are left out.
-/// `first` holds the tokens there are before any merge, by id. `progress` is called with the number of tokens
-/// now and then.
+/// `words` maps each word to its number of occurrences; characters that are not a token of `first` are omitted.
+/// `first` has the initial tokens by id. `progress` is called occasionally with the number of tokens.
 pub fn learn(
     words: &BTreeMap<String, u64>,
     first: Vec<String>,
@@ -49,12 +48,12 @@ pub fn learn(
     while learned.tokens.len() < vocab {
         let Some(pair) = state.most_frequent_pair() else { break };
         let text = format!("{}{}", learned.tokens[pair.0 as usize], learned.tokens[pair.1 as usize]);
-        // Two ways may lead to one text, `ab + c` and `a + bc`: it stays one token.
+        // Two merges may give the same text, `ab + c` and `a + bc`: it stays one token.
         let id = *ids.entry(text.clone()).or_insert_with(|| {
             learned.tokens.push(text);
             u32::try_from(learned.tokens.len() - 1).expect("a vocabulary is far below 2^32")
         });
-        // For the same reason a pair may come about a second time. Its first place in the order holds.
+        // For the same reason a pair may appear a second time. Its first position in the order counts.
         if known.insert(pair) {
             learned.merges.push(pair);
         }
@@ -66,7 +65,7 @@ pub fn learn(
     learned
 }
 
-/// A word as it is spelled with the tokens learned so far.
+/// A word, spelled with the tokens learned so far.
 struct Word {
     tokens: Vec<u32>,
     occurrences: u64,
@@ -74,12 +73,12 @@ struct Word {
 
 struct State {
     words: Vec<Word>,
-    /// How often each pair occurs now.
+    /// Current number of occurrences of each pair.
     counts: HashMap<Pair, u64>,
-    /// The words that hold a pair, or held it once.
+    /// The words that contain a pair or contained it before.
     places: HashMap<Pair, Vec<u32>>,
-    /// Holds, for each pair, its count now or a higher one from before: counts that fell are put right when
-    /// they are taken out.
+    /// Current or earlier, higher count of each pair. A count that has fallen is corrected when it is taken from the
+    /// queue.
     queue: BinaryHeap<(u64, Reverse<Pair>)>,
 }
 
@@ -96,7 +95,7 @@ impl State {
                 }
             }
         }
-        // The order of this iteration does not matter: the queue orders all of its entries.
+        // The order of this iteration does not matter: the queue orders its entries.
         let queue = counts.iter().map(|(&pair, &count)| (count, Reverse(pair))).collect();
         State { words, counts, places, queue }
     }
@@ -142,7 +141,7 @@ impl State {
     }
 }
 
-/// The word with every occurrence of `pair`, from the left, replaced; `None` if there is none.
+/// Replaces every occurrence of `pair` in a word, from the left; `None` if there is none.
 fn merged(tokens: &[u32], pair: Pair, id: u32) -> Option<Vec<u32>> {
     let mut merged = Vec::with_capacity(tokens.len());
     let mut rest = tokens;
@@ -185,7 +184,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The rule, counted anew for every merge.
+    /// Applies the rule with a full recount for every merge.
     fn learn_reference(words: &BTreeMap<String, u64>, first: Vec<String>, vocab: usize) -> Learned {
         let ids: HashMap<String, u32> = (0u32..).zip(&first).map(|(id, token)| (token.clone(), id)).collect();
         let mut words = split_into_characters(words, &ids);

@@ -1,4 +1,4 @@
-//! Text to token ids and back: a byte-level BPE that is trained here, or any `tokenizer.json`.
+//! Converts text to token ids and back, with a byte-level BPE that is trained here or any `tokenizer.json`.
 
 use crate::{
     bpe,
@@ -15,10 +15,10 @@ use tokenizers::{
 
 /// The token between documents in a tokenizer that is trained here.
 const EOS: &str = "<eos>";
-/// Its usual names in other tokenizers, in the order of the search.
+/// Usual names of this token in other tokenizers, in the order of the search.
 const KNOWN_EOS: [&str; 8] =
     [EOS, "</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "[EOS]", "[SEP]"];
-/// `<eos>` and one token for each byte: a vocabulary is larger, or nothing is learned.
+/// Lower bound of a vocabulary: `<eos>` and one token for each byte, without which nothing is learned.
 pub const MIN_VOCAB: u32 = 258;
 
 /// A tokenizer whose bytes determine every encoding.
@@ -56,6 +56,9 @@ pub enum TokenizerError {
 impl TextTokenizer {
     /// Reads a `tokenizer.json`. `end_of_document` names the token between documents; without it, a usual name is
     /// used.
+    ///
+    /// # Errors
+    /// If the file cannot be parsed or has no such token.
     pub fn from_json(json: Vec<u8>, end_of_document: Option<&str>) -> Result<TextTokenizer, TokenizerError> {
         let mut inner = tokenizers::Tokenizer::from_bytes(&json)
             .map_err(|error| TokenizerError::Undecodable { reason: error.to_string() })?;
@@ -63,7 +66,7 @@ impl TextTokenizer {
         {
             return Err(TokenizerError::Random);
         }
-        // A text is neither truncated nor padded, and no words in it end a document.
+        // A text is neither truncated nor padded, and no text in it counts as the end of a document.
         inner
             .with_truncation(None)
             .map_err(|error| TokenizerError::Undecodable { reason: error.to_string() })?;
@@ -90,9 +93,9 @@ impl TextTokenizer {
         Ok(TextTokenizer { inner, words, json, vocab, eos })
     }
 
-    /// Trains a byte-level BPE of at most `vocab` tokens (fewer if the sample has no more pairs that occur
-    /// twice). The same sample and `vocab` give the same bytes, in any order of the sample. `progress` hears
-    /// the number of tokens so far.
+    /// Trains a byte-level BPE of at most `vocab` tokens (fewer if the sample has no more pairs that occur twice).
+    /// The same sample and `vocab` give the same bytes, in any order of the sample. `progress` receives the number of
+    /// tokens so far.
     pub fn train(
         sample: &[String],
         vocab: u32,
@@ -107,14 +110,14 @@ impl TextTokenizer {
         TextTokenizer::from_json(to_json(learned)?, Some(EOS))
     }
 
-    /// The tokens of a text, without any that stand for its beginning or end.
+    /// Returns the tokens of a text, without any token for its beginning or end.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let mut tokens = Vec::new();
         self.encoder().encode_into(text, &mut tokens)?;
         Ok(tokens)
     }
 
-    /// An encoder for many texts.
+    /// Returns an encoder for many texts.
     pub fn encoder(&self) -> TextEncoder<'_> {
         let words = self.words.as_ref().map(|words| Encoder::new(&self.inner, words));
         TextEncoder { tokenizer: self, words }
@@ -130,22 +133,22 @@ impl TextTokenizer {
         &self.inner
     }
 
-    /// The text of tokens, for people.
+    /// Returns the text of tokens, for people.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
         self.inner.decode(tokens, false).map_err(failed)
     }
 
-    /// Every token is below it.
+    /// Returns the vocabulary's size: every token is below it.
     pub fn vocab(&self) -> u32 {
         self.vocab
     }
 
-    /// The token that ends a document.
+    /// Returns the token that ends a document.
     pub fn end_of_document(&self) -> u32 {
         self.eos
     }
 
-    /// The bytes of `tokenizer.json`.
+    /// Returns the bytes of `tokenizer.json`.
     pub fn json(&self) -> &[u8] {
         &self.json
     }
@@ -155,7 +158,7 @@ impl TextTokenizer {
     }
 }
 
-/// Encodes texts with a cache: one for each thread.
+/// Encodes texts with a cache; each thread needs its own.
 pub struct TextEncoder<'a> {
     tokenizer: &'a TextTokenizer,
     words: Option<Encoder<'a>>,
@@ -184,8 +187,8 @@ impl fmt::Debug for TextTokenizer {
     }
 }
 
-/// Splits bytes off as GPT-2 does: words with the space before them, numbers, punctuation, white space.
-/// Decodes as well.
+/// Returns GPT-2's pre-tokeniser, which splits words with the space before them, numbers, punctuation and white
+/// space. It decodes as well.
 fn byte_level() -> ByteLevel {
     ByteLevel::new(false, false, true)
 }
@@ -197,7 +200,7 @@ fn count_words(sample: &[String]) -> Result<BTreeMap<String, u64>, TokenizerErro
         byte_level.pre_tokenize(&mut split).map_err(failed)?;
         let mut words: BTreeMap<String, u64> = BTreeMap::new();
         for (word, _, _) in split.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
-            // A word that is known needs no text of its own.
+            // Allocates only for a new word.
             match words.get_mut(word) {
                 Some(count) => *count += 1,
                 None => drop(words.insert(word.to_owned(), 1)),

@@ -1,13 +1,13 @@
-//! Encodes text word by word with a cache of words. The tokens are those of the `tokenizers` crate; preparing a
+//! Encodes text word by word with a cache of words. The tokens equal those of the `tokenizers` crate, and preparing a
 //! dataset is about eight times as fast (`examples/encode-report.rs`).
 //!
-//! Byte-level BPE, which most models use, cuts a text into words by a pattern, and the tokens of a word depend on the
-//! word alone. `tokenizers` records the origin of each token, which takes most of its time and memory and has no use
-//! here. So this module cuts the text, looks each word up, and asks `tokenizers` for new words only. Other kinds of
-//! tokenizers are left to `tokenizers`, and tests compare the two.
+//! Byte-level BPE, which most models use, splits a text into words by a pattern, and the tokens of a word depend on
+//! the word alone. `tokenizers` records the origin of each token, which takes most of its time and memory and is not
+//! needed here. So this module splits the text, looks each word up, and calls `tokenizers` for new words only. Other
+//! kinds of tokenizers are left to `tokenizers`, and tests compare the two.
 //!
-//! The patterns in use end in `\s+(?!\S)|\s+`: white space, whose last character belongs to the next word. That looks
-//! ahead, which a fast automaton cannot do; so code does it, and the automaton all before it.
+//! The patterns in use end in `\s+(?!\S)|\s+`: white space, whose last character belongs to the next word. A fast
+//! automaton has no such look-ahead, so code handles this part, and the automaton the rest.
 
 use ahash::AHashMap;
 use regex_automata::{Anchored, Input, meta};
@@ -19,12 +19,12 @@ use tokenizers::{
 /// The pattern of `ByteLevel` in `tokenizers`.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const WHITE_SPACE: &str = r"|\s+(?!\S)|\s+";
-/// Longer words are rarely repeated, and not cached.
+/// Maximum length of a cached word, in bytes: longer ones are rarely repeated.
 const WORD_BYTES: usize = 64;
-/// Words in a full cache, which is then emptied.
+/// Number of words in a full cache, which is then emptied.
 const WORDS: usize = 1 << 16;
 
-/// The words of a tokenizer, if it is of a supported kind.
+/// Splits text into words for a tokenizer of a supported kind.
 pub(crate) struct Words {
     /// The pattern without [`WHITE_SPACE`].
     pattern: meta::Regex,
@@ -34,7 +34,7 @@ impl Words {
     pub fn of(tokenizer: &tokenizers::Tokenizer) -> Option<Words> {
         let plain = tokenizer.get_normalizer().is_none()
             && matches!(tokenizer.get_model(), ModelWrapper::BPE(_))
-            // Others are cut out of the text before it is cut into words.
+            // Others are removed from the text before it is split into words.
             && tokenizer.get_added_tokens_decoder().values().all(|token| token.special);
         if !plain {
             return None;
@@ -65,7 +65,7 @@ impl Words {
         Some(Words { pattern })
     }
 
-    /// The end of the word that begins at `start`. `None` if the pattern leaves text between words.
+    /// Returns the end of the word that begins at `start`; `None` if the pattern leaves text between words.
     fn end(&self, text: &str, start: usize, cache: &mut meta::Cache) -> Option<usize> {
         let input = Input::new(text).range(start..).anchored(Anchored::Yes);
         if let Some(found) = self.pattern.search_with(cache, &input).filter(|found| !found.is_empty()) {
@@ -77,7 +77,7 @@ impl Words {
             return None;
         }
         let last = rest[..white].chars().next_back().map_or(0, char::len_utf8);
-        // The last character belongs to the next word, if there is one and if it is not the only one.
+        // The last character belongs to the next word, if there is one and it is not the only character.
         let left = if white < rest.len() && last < white { last } else { 0 };
         Some(start + white - left)
     }
@@ -108,7 +108,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// Adds the tokens of a text to `to`. Returns false, and adds nothing, if the text cannot be cut into words.
+    /// Adds the tokens of a text to `to`. Returns false, and adds nothing, if the text cannot be split into words.
     pub fn encode(&mut self, text: &str, to: &mut Vec<u32>) -> Result<bool, tokenizers::Error> {
         let (before, mut start) = (to.len(), 0);
         while start < text.len() {
@@ -146,7 +146,7 @@ impl<'a> Encoder<'a> {
     }
 }
 
-/// The character of each byte in GPT-2: the byte itself if it is printable, else one from 256 on.
+/// Returns GPT-2's character for each byte: the byte itself if it is printable, else one from 256 on.
 fn characters() -> [char; 256] {
     let mut next = 256;
     std::array::from_fn(|byte| {

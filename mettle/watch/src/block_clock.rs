@@ -14,17 +14,20 @@ pub struct BlockClock {
 
 impl BlockClock {
     /// Reads the latest block and the block time.
+    ///
+    /// # Errors
+    /// If the chain does not answer.
     pub async fn read(chain: &dyn Chain, schedule: Schedule) -> Result<BlockClock, ChainError> {
         let block = chain.heads().borrow().block;
         Ok(BlockClock { block, schedule, block_time: chain.block_time().await? })
     }
 
-    /// The window that opens next.
+    /// Returns the window that opens next.
     pub fn next_window(&self) -> Window {
         self.schedule.window_at(self.block).map_or(Window(0), |window| window.next())
     }
 
-    /// "window 212, in about 2 d 3 h", or "window 12, which is open or past".
+    /// Describes when a window opens: "window 212, in about 2 d 3 h", or "window 12, which is open or past".
     pub fn until(&self, window: Window) -> String {
         let number = window.0;
         match self.blocks_until(window) {
@@ -33,7 +36,7 @@ impl BlockClock {
         }
     }
 
-    /// The duration of a number of windows: "200 windows, about 2 d 3 h".
+    /// Describes a number of windows with their duration: "200 windows, about 2 d 3 h".
     pub fn windows(&self, windows: u32) -> String {
         let blocks = u64::from(windows).saturating_mul(self.schedule.blocks_per_window.into());
         let plural = if windows == 1 { "" } else { "s" };
@@ -44,14 +47,14 @@ impl BlockClock {
         self.schedule.opens_at(window).0.saturating_sub(self.block.0).into()
     }
 
-    /// The duration of a number of blocks: "2 d 3 h".
+    /// Formats the duration of a number of blocks: "2 d 3 h".
     pub fn blocks(&self, blocks: u64) -> String {
         let millis = self.block_time.as_millis().saturating_mul(blocks.into());
         span(u64::try_from(millis / 1000).unwrap_or(u64::MAX))
     }
 }
 
-/// Seconds in their two largest units.
+/// Formats seconds in their two largest units.
 pub fn span(seconds: u64) -> String {
     const UNITS: [(&str, u64); 4] = [("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)];
     let large = UNITS.iter().position(|(_, unit)| seconds >= *unit).unwrap_or(UNITS.len() - 1);

@@ -1,4 +1,4 @@
-//! Files that are whole or absent, also after a crash: written beside their place, synced and renamed.
+//! Files that are complete or absent, even after a crash: written beside their place, synced and renamed.
 
 use std::{
     fs::{self, File},
@@ -6,18 +6,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// In the name of every file that is being written. A kill may leave such a file; nothing reads it.
+/// Part of the name of every file that is being written. A kill may leave such a file, which nothing reads.
 pub const UNFINISHED: &str = ".unfinished-";
 
-/// Readers of a file.
+/// The permitted readers of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
     Owner,
-    /// Those whom the umask of the process allows.
+    /// All users that the umask of the process allows.
     Umask,
 }
 
-/// A file that is being written. Dropped before [`PendingFile::publish`], it leaves nothing.
+/// A file that is being written. It is removed if dropped before [`PendingFile::publish`].
 #[derive(Debug)]
 pub struct PendingFile {
     file: tempfile::NamedTempFile,
@@ -25,7 +25,7 @@ pub struct PendingFile {
 }
 
 impl PendingFile {
-    /// Creates an empty file beside `path`, in a directory that is created where it is missing.
+    /// Creates an empty file beside `path`. Creates the directory if it is missing.
     ///
     /// # Errors
     /// If the disk is full or the directory is not writable.
@@ -33,7 +33,10 @@ impl PendingFile {
         PendingFile::create_in(directory_of(path), &pending_prefix(path), readers)
     }
 
-    /// As [`PendingFile::create`], for a file whose name depends on its contents: `prefix` is of the name until then.
+    /// Creates a file whose name depends on its contents. Until then its name begins with `prefix`.
+    ///
+    /// # Errors
+    /// As [`PendingFile::create`].
     pub fn create_in(directory: &Path, prefix: &str, readers: Readers) -> io::Result<PendingFile> {
         fs::create_dir_all(directory)?;
         let mut builder = tempfile::Builder::new();
@@ -46,7 +49,7 @@ impl PendingFile {
         Ok(PendingFile { file, directory: directory.to_owned() })
     }
 
-    /// The path until it is published.
+    /// Returns the path until publication.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
@@ -56,31 +59,35 @@ impl PendingFile {
     }
 
     /// Makes the contents durable.
+    ///
+    /// # Errors
+    /// If the disk fails.
     pub fn sync(&self) -> io::Result<()> {
         self.file.as_file().sync_all()
     }
 
-    /// Gives a synced file its name, in place of the file that had it, and makes the name durable.
+    /// Gives a synced file its name, replacing an existing file, and makes the name durable.
     ///
     /// # Errors
-    /// If the rename fails; the old file is then as it was. Or if the directory does not sync: see [`sync_directory`].
+    /// If the rename fails; the old file is then unchanged. Or if the directory does not sync: see
+    /// [`sync_directory`].
     pub fn publish(self, path: &Path) -> io::Result<()> {
         self.file.persist(path).map_err(|refused| refused.error)?;
         sync_directory(&self.directory)
     }
 }
 
-/// The directory that holds `path`.
+/// Returns the directory of `path`.
 pub fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The prefix of the names of files that are being written for `path`.
+/// Returns the name prefix of files that are being written for `path`.
 pub fn pending_prefix(path: &Path) -> String {
     format!(".{}{UNFINISHED}", path.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// Replaces `path` by `bytes`: after a crash there is either the old file or the new one.
+/// Replaces `path` by `bytes`: a crash leaves either the old file or the new one.
 ///
 /// # Errors
 /// As [`PendingFile::create`] and [`PendingFile::publish`].
@@ -94,8 +101,8 @@ pub fn write_atomic(path: &Path, bytes: &[u8], readers: Readers) -> io::Result<(
 /// Makes the renames in `directory` durable.
 ///
 /// # Errors
-/// If the disk does not sync. The kind of the error is always [`io::ErrorKind::Other`], never that of a full disk: the
-/// new file has its name by then, so a caller that retries after a full disk must not write it again.
+/// If the disk does not sync. The kind of the error is always [`io::ErrorKind::Other`], never that of a full disk:
+/// the new file already has its name, so a caller that retries after a full disk must not write it again.
 pub fn sync_directory(directory: &Path) -> io::Result<()> {
     // Only Unix can open a directory.
     if cfg!(unix) {

@@ -1,25 +1,28 @@
-//! On which held-out sequences a loss is reported, and how well that is known. Validators, `localnet` and `mettle
-//! model evaluate` report on the same sequences, so that their figures can be compared. No score depends on it
-//! (PROT-4).
+//! The held-out sequences on which a loss is reported, and its standard error. Validators, `localnet` and `mettle
+//! model evaluate` use the same sequences, so that their figures can be compared. No score depends on it (PROT-4).
 
 use crate::{Dataset, ReadError};
 use protocol::{Digest, assign::Permutation};
 use std::ops::Range;
 
 impl Dataset {
-    /// The held-out sequences at these positions of a random order, which depends on the manifest only, ascending. The
-    /// first `n` positions are a random sample, and contain each smaller one; positions past the end have none.
+    /// Returns the held-out sequences at these positions of a random order, which depends on the manifest only,
+    /// ascending. The first `n` positions are a random sample and contain each smaller one; positions past the end
+    /// have no sequence.
     pub fn held_out_sample(&self, positions: Range<u64>) -> Vec<u64> {
         sample(&self.digest(), self.held_out_sequences(), positions)
     }
 
-    /// The same of the training sequences.
+    /// Returns the same sample of the training sequences.
     pub fn training_sample(&self, positions: Range<u64>) -> Vec<u64> {
         sample(&self.digest(), self.training_sequences(), positions)
     }
 
-    /// The unigram baseline on the first `count` of [`Dataset::held_out_sample`]; on the whole split it is
+    /// Computes the unigram baseline on the first `count` of [`Dataset::held_out_sample`]; on the whole split it is
     /// [`Dataset::unigram_loss`]. Reads the whole dataset.
+    ///
+    /// # Errors
+    /// If a shard cannot be read or is damaged.
     pub fn unigram_estimate(&self, count: u64) -> Result<LossEstimate, ReadError> {
         let nats = self.unigram_nats()?;
         let loss = |sequence: &Vec<u32>| {
@@ -45,12 +48,12 @@ pub struct LossEstimate {
     /// The size of the sample.
     pub sequences: u64,
     pub loss: f64,
-    /// Of `loss`, over sequences; 0 for fewer than two.
+    /// Standard error of `loss` over sequences; 0 for fewer than two.
     pub standard_error: f64,
 }
 
 impl LossEstimate {
-    /// From the mean loss of each sequence.
+    /// Creates an estimate from the mean loss of each sequence.
     pub fn of(losses: &[f64]) -> LossEstimate {
         let count = losses.len() as f64;
         let loss = losses.iter().sum::<f64>() / count.max(1.0);
@@ -59,12 +62,12 @@ impl LossEstimate {
         LossEstimate { sequences: losses.len() as u64, loss, standard_error }
     }
 
-    /// The estimate from disjoint parts of a sample, as if it had been measured at once.
+    /// Combines disjoint parts of a sample, as if it had been measured at once.
     pub fn of_parts(parts: &[LossEstimate]) -> LossEstimate {
         let sequences = parts.iter().map(|part| part.sequences).sum::<u64>();
         let count = sequences as f64;
         let loss = parts.iter().map(|part| part.sequences as f64 * part.loss).sum::<f64>() / count.max(1.0);
-        // Within each part, and of its mean from the common one.
+        // Squares within each part, and of its mean's distance from the common mean.
         let squares = |part: &LossEstimate| {
             let of = part.sequences as f64;
             part.standard_error.powi(2) * of * (of - 1.0) + of * (part.loss - loss).powi(2)
@@ -88,7 +91,7 @@ mod tests {
         assert!(large.is_sorted_by(|one, next| one < next), "ascending, none twice");
         let large: BTreeSet<u64> = large.into_iter().collect();
         assert!(small.iter().all(|sequence| large.contains(sequence)));
-        // Not the first ones: the mean place is the middle, within four standard errors.
+        // These are not the first sequences: the mean position is the middle, within four standard errors.
         let mean = small.iter().sum::<u64>() as f64 / 100.0;
         assert!((mean - 1072.0).abs() < 4.0 * 2145.0 / 12f64.sqrt() / 10.0, "{mean}");
         assert_ne!(small, sample(&Digest::of(b"another"), 2145, 0..100));

@@ -1,24 +1,23 @@
-//! The manifest: all that a run needs to agree on about its data (PROT-4).
+//! The manifest: everything that a run must agree on about its data (PROT-4).
 //!
-//! Its bytes are canonical JSON (fields in the order below, no spaces, digests in lower-case hex), so equal
-//! manifests have equal bytes and a person can read them. The digest of these bytes is on the chain and names
-//! the manifest in a store. Bytes may come from anyone: [`Manifest::from_bytes`] checks every bound that
-//! later arithmetic leans on.
+//! Its bytes are canonical JSON (fields in the order below, no spaces, digests in lower-case hex), so equal manifests
+//! have equal bytes and a person can read them. The digest of these bytes is on the chain and names the manifest in a
+//! store. Bytes may come from strangers: [`Manifest::from_bytes`] checks every bound that later arithmetic relies on.
 
 use protocol::{Digest, ensure};
 use serde::{Deserialize, Serialize};
 
-/// No manifest is longer; to be checked before one is fetched. In bytes.
+/// Maximum length of a manifest, in bytes, to be checked before one is fetched.
 pub const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 
 const VERSION: u16 = 1;
-/// Tokens of the largest vocabulary.
+/// Maximum size of a vocabulary, in tokens.
 pub const MAX_VOCAB: u32 = 1 << 24;
-/// Tokens stored for the longest sequence.
+/// Maximum number of stored tokens per sequence.
 pub const MAX_SEQUENCE_TOKENS: u32 = (1 << 20) + 1;
-/// As many files as a process may comfortably keep mapped.
+/// Maximum number of shards: a process must be able to keep all of them mapped.
 const MAX_SHARDS: usize = 1 << 14;
-/// The largest shard. In bytes.
+/// Maximum size of a shard, in bytes.
 pub const MAX_SHARD_BYTES: u64 = 1 << 30;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,18 +25,18 @@ pub const MAX_SHARD_BYTES: u64 = 1 << 30;
 pub struct Manifest {
     /// The version of this format.
     pub version: u16,
-    /// Of the bytes of `tokenizer.json`.
+    /// Digest of the bytes of `tokenizer.json`.
     pub tokenizer: Digest,
-    /// Every token is below it.
+    /// Size of the vocabulary: every token is below it.
     pub vocab: u32,
-    /// Tokens stored for one sequence: the sequence length the model sees, and one more, because targets are
+    /// Number of stored tokens per sequence: the sequence length that the model sees plus one, because targets are
     /// the inputs shifted by one.
     pub sequence_tokens: u32,
-    /// Bytes of a stored token, little-endian: 2 where the vocabulary allows it, else 4.
+    /// Bytes of a stored token, little-endian: 2 if the vocabulary allows it, else 4.
     pub token_bytes: u8,
     /// Training sequences are numbered through these shards in order.
     pub training: Vec<ShardInfo>,
-    /// For reporting only: never trained on, never in a score.
+    /// For reporting only: never used for training or scores.
     pub held_out: Vec<ShardInfo>,
 }
 
@@ -45,9 +44,9 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardInfo {
-    /// blake3 of the whole file.
+    /// Blake3 hash of the whole file.
     pub digest: Digest,
-    /// The file is this many sequences of `sequence_tokens` tokens, one after the other, and nothing else.
+    /// Number of sequences. The file consists of exactly these, each of `sequence_tokens` tokens.
     pub sequences: u64,
 }
 
@@ -79,6 +78,9 @@ pub enum ManifestError {
 
 impl Manifest {
     /// Decodes and checks untrusted bytes.
+    ///
+    /// # Errors
+    /// If they are not canonical or exceed a bound.
     pub fn from_bytes(bytes: &[u8]) -> Result<Manifest, ManifestError> {
         ensure!(bytes.len() as u64 <= MAX_MANIFEST_BYTES, ManifestError::TooLong);
         let manifest: Manifest = serde_json::from_slice(bytes)
@@ -88,22 +90,22 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The canonical bytes.
+    /// Returns the canonical bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("numbers, strings and lists of them are always JSON")
     }
 
-    /// The digest of the dataset, as on the chain.
+    /// Returns the digest of the dataset, as on the chain.
     pub fn digest(&self) -> Digest {
         Digest::of(&self.to_bytes())
     }
 
-    /// Tokens the model sees of one sequence: one less than [`Manifest::sequence_tokens`].
+    /// Returns the number of tokens that the model sees of one sequence: [`Manifest::sequence_tokens`] − 1.
     pub fn seq_len(&self) -> usize {
         self.sequence_tokens as usize - 1
     }
 
-    /// The number of training sequences.
+    /// Returns the number of training sequences.
     pub fn training_sequences(&self) -> u64 {
         total(&self.training)
     }
@@ -112,17 +114,20 @@ impl Manifest {
         total(&self.held_out)
     }
 
-    /// Bytes of one stored sequence.
+    /// Returns the size of one stored sequence, in bytes.
     pub fn sequence_bytes(&self) -> u64 {
         u64::from(self.sequence_tokens) * u64::from(self.token_bytes)
     }
 
-    /// Bytes of a shard's file, known before it is fetched.
+    /// Returns the size of a shard's file, in bytes.
     pub fn shard_bytes(&self, shard: &ShardInfo) -> u64 {
         shard.sequences * self.sequence_bytes()
     }
 
-    /// Every bound. After this, no sum or product of the manifest's numbers overflows.
+    /// Checks every bound. After this, no sum or product of the manifest's numbers overflows.
+    ///
+    /// # Errors
+    /// If a bound is exceeded.
     pub fn check(&self) -> Result<(), ManifestError> {
         let Manifest { version, vocab, sequence_tokens, token_bytes, .. } = *self;
         ensure!(version == VERSION, ManifestError::UnknownVersion { found: version });
@@ -151,7 +156,7 @@ impl Manifest {
         }
     }
 
-    /// A manifest of this version; `check` tells whether it may be used.
+    /// Creates a manifest of this version; `check` determines whether it is valid.
     pub fn new(
         tokenizer: Digest,
         vocab: u32,
@@ -164,7 +169,7 @@ impl Manifest {
     }
 }
 
-/// Bytes of a stored token of a vocabulary.
+/// Returns the size of a stored token of a vocabulary, in bytes.
 pub fn token_bytes_for(vocab: u32) -> u8 {
     if vocab <= 1 << 16 { 2 } else { 4 }
 }

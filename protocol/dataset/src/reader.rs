@@ -1,5 +1,5 @@
-//! Reads a dataset from disk and trusts none of it: the manifest is checked against the digest from the chain, the
-//! tokenizer and each shard against the manifest, before any of their tokens is used (PROT-4).
+//! Reads a dataset from disk without trust: checks the manifest against the digest from the chain, and the tokenizer
+//! and each shard against the manifest, before their first use (PROT-4).
 //!
 //! Shards are memory-mapped, so that processes on one machine share one copy and read only what they need. A shard is
 //! verified at its first use, once per process; after that, reading a sequence is a copy.
@@ -20,10 +20,10 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
-/// Larger than any tokenizer in use. In bytes.
+/// Maximum size of a tokenizer, in bytes: larger than any in use.
 pub const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
 
-/// An open dataset. A clone shares everything.
+/// An open dataset. Clones share all data.
 #[derive(Clone)]
 pub struct Dataset(Arc<Inner>);
 
@@ -43,8 +43,11 @@ struct Inner {
 
 /// A source of parts of shards that are not on this disk.
 pub trait PieceSource: Send + Sync {
-    /// The bytes of these ranges, in their order, each checked against the digest of its shard. Blocks until they
+    /// Reads the bytes of these ranges in order, each checked against the digest of its shard. Blocks until they
     /// arrive.
+    ///
+    /// # Errors
+    /// If a range cannot be fetched.
     fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PieceSourceError>;
 }
 
@@ -52,6 +55,9 @@ pub trait PieceSource: Send + Sync {
 pub trait ShardRepair: Send + Sync {
     /// Replaces `path` by the `bytes` bytes of `shard`, by a rename, so that readers of the old file are not
     /// disturbed. Blocks until they arrive.
+    ///
+    /// # Errors
+    /// If the shard cannot be fetched or written.
     fn repair(&self, shard: Digest, bytes: u64, path: &Path) -> Result<(), PieceSourceError>;
 }
 
@@ -107,11 +113,17 @@ pub enum ReadError {
 impl Dataset {
     /// Opens a directory with a manifest, a tokenizer and shards. `expected` is the manifest digest on the chain;
     /// without it, any dataset is opened.
+    ///
+    /// # Errors
+    /// If the directory does not contain the expected dataset.
     pub fn open(directory: impl AsRef<Path>, expected: Option<Digest>) -> Result<Dataset, OpenError> {
         Dataset::open_with_repair(directory, expected, None)
     }
 
-    /// The same; `repair` replaces a shard that is damaged at its first use.
+    /// Opens a directory like [`Dataset::open`]; `repair` replaces a shard that is damaged at its first use.
+    ///
+    /// # Errors
+    /// As [`Dataset::open`].
     pub fn open_with_repair(
         directory: impl AsRef<Path>,
         expected: Option<Digest>,
@@ -146,8 +158,11 @@ impl Dataset {
         Ok(dataset)
     }
 
-    /// A dataset whose shards are elsewhere: `pieces` gives their parts. `tokenizer` are the bytes of the manifest's
-    /// tokenizer; `directory` keeps derived values.
+    /// Creates a dataset whose shards are elsewhere: `pieces` reads their parts. `tokenizer` is the bytes of the
+    /// manifest's tokenizer; `directory` keeps derived values.
+    ///
+    /// # Errors
+    /// If the manifest is invalid or the tokenizer is another one.
     pub fn remote(
         directory: PathBuf,
         manifest: Manifest,
@@ -186,7 +201,7 @@ impl Dataset {
         &self.0.manifest
     }
 
-    /// The digest of the manifest.
+    /// Returns the digest of the manifest.
     pub fn digest(&self) -> Digest {
         self.0.digest
     }
@@ -195,12 +210,12 @@ impl Dataset {
         &self.0.directory
     }
 
-    /// Tokens the model sees of one sequence.
+    /// Returns the number of tokens that the model sees of one sequence.
     pub fn seq_len(&self) -> usize {
         self.0.manifest.seq_len()
     }
 
-    /// Every token is below it.
+    /// Returns the vocabulary's size: every token is below it.
     pub fn vocab(&self) -> u32 {
         self.0.manifest.vocab
     }
@@ -213,13 +228,19 @@ impl Dataset {
         self.0.held_out.sequences
     }
 
-    /// Training sequences, in the order of `indices`, which count from 0: `seq_len + 1` tokens each. The inputs are
-    /// all but the last, the targets all but the first.
+    /// Reads training sequences in the order of `indices`, which count from 0: `seq_len + 1` tokens each. The inputs
+    /// are all but the last, the targets all but the first.
+    ///
+    /// # Errors
+    /// If an index is out of range, or a shard cannot be read or is damaged.
     pub fn sequences(&self, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
         self.read(&self.0.training, indices)
     }
 
-    /// Held-out sequences, in the order of `indices` and the shape of [`Dataset::sequences`].
+    /// Reads held-out sequences, in the order of `indices` and the shape of [`Dataset::sequences`].
+    ///
+    /// # Errors
+    /// As [`Dataset::sequences`].
     pub fn held_out_sequences_at(&self, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
         self.read(&self.0.held_out, indices)
     }
@@ -232,17 +253,20 @@ impl Dataset {
         }
     }
 
-    /// The bytes of `tokenizer.json`.
+    /// Returns the bytes of `tokenizer.json`.
     pub fn tokenizer(&self) -> &[u8] {
         &self.0.tokenizer
     }
 
-    /// The unigram baseline: the loss of predicting by token frequency alone. It is the mean over all held-out
-    /// targets, in nats per token, of `−ln p(target)`, where `p` is the share of a token among all training targets,
-    /// with one added to each count. The held-out loss of a model is a mean over the same targets.
+    /// Returns the unigram baseline: the loss of predicting by token frequency alone. It is the mean over all
+    /// held-out targets, in nats per token, of `−ln p(target)`, where `p` is the share of a token among all training
+    /// targets, with one added to each count. The held-out loss of a model is a mean over the same targets.
     ///
     /// For reporting only: the logarithm is that of the machine. Reads the whole dataset once and keeps the result
     /// beside the manifest.
+    ///
+    /// # Errors
+    /// As [`Dataset::sequences`].
     pub fn unigram_loss(&self) -> Result<f64, ReadError> {
         if let Some(loss) = self.0.unigram_loss.get() {
             return Ok(*loss);
@@ -254,7 +278,7 @@ impl Dataset {
         let line = format!("{} {loss}\n", self.0.digest);
         let path = unigram_path(&self.0.directory);
         if let Err(error) = durable::write_atomic(&path, line.as_bytes(), Readers::Umask) {
-            // The directory may be read-only; then the number is computed each time.
+            // The directory may be read-only; the number is then computed each time.
             tracing::debug!(directory = %self.0.directory.display(), %error, "the unigram loss is not kept");
         }
         Ok(*self.0.unigram_loss.get_or_init(|| loss))
@@ -267,14 +291,14 @@ impl Dataset {
         Ok(sum / held_out.iter().sum::<u64>() as f64)
     }
 
-    /// `−ln p` of each token, as in [`Dataset::unigram_loss`]. Reads all training shards.
+    /// Computes `−ln p` of each token, as in [`Dataset::unigram_loss`]. Reads all training shards.
     pub(crate) fn unigram_nats(&self) -> Result<Vec<f64>, ReadError> {
         let training = self.0.training.count_targets(&self.0.manifest, self.0.pieces.as_deref())?;
         let smoothed_total = training.iter().sum::<u64>() as f64 + training.len() as f64;
         Ok(training.iter().map(|&count| (smoothed_total / (count as f64 + 1.0)).ln()).collect())
     }
 
-    /// The number in a file, if it is of this manifest.
+    /// Reads the stored number, if it belongs to this manifest.
     fn kept_unigram_loss(&self) -> Option<f64> {
         let bytes = read_bounded(&unigram_path(&self.0.directory), 256).ok()??;
         let (manifest, loss) = std::str::from_utf8(&bytes).ok()?.trim_end().split_once(' ')?;
@@ -301,11 +325,11 @@ struct Split {
 struct Shard {
     info: ShardInfo,
     path: PathBuf,
-    /// The number in the split of this shard's first sequence.
+    /// Number of this shard's first sequence in the split.
     first: u64,
     /// Set by the verification.
     map: OnceLock<Mmap>,
-    /// Held while one thread restores the shard.
+    /// Locked while one thread restores the shard.
     mending: Mutex<()>,
 }
 
@@ -326,14 +350,14 @@ impl Split {
         split
     }
 
-    /// The shard of a sequence.
+    /// Returns the shard of a sequence.
     fn shard_of(&self, index: u64) -> Result<&Shard, ReadError> {
         ensure!(index < self.sequences, ReadError::OutOfRange { index, sequences: self.sequences });
         // The first shard starts at 0, so at least one starts at or before any index.
         Ok(&self.shards[self.shards.partition_point(|shard| shard.first <= index) - 1])
     }
 
-    /// Sequences of shards that are elsewhere.
+    /// Fetches sequences of shards that are elsewhere.
     fn fetched(
         &self,
         manifest: &Manifest,
@@ -373,7 +397,7 @@ impl Split {
         Ok(tokens(&bytes[start..start + sequence_bytes], manifest.token_bytes).collect())
     }
 
-    /// The count of each token as a target.
+    /// Counts the occurrences of each token as a target.
     fn count_targets(
         &self,
         manifest: &Manifest,
@@ -395,12 +419,12 @@ impl Split {
 }
 
 impl Shard {
-    /// The verified bytes of the shard: right length and digest, and every token in the vocabulary.
+    /// Returns the shard's bytes after checking length, digest and that every token is in the vocabulary.
     fn verified(&self, manifest: &Manifest) -> Result<&[u8], ReadError> {
         if let Some(map) = self.map.get() {
             return Ok(map);
         }
-        // Two threads may verify at once, with the same result; one map is kept.
+        // Two threads may verify at once with the same result; one map is kept.
         let map = self.map_file().map_err(|source| self.unreadable(source))?;
         self.is(map.len() as u64 == manifest.shard_bytes(&self.info) && Digest::of(&map) == self.info.digest)?;
         let outside = tokens(&map, manifest.token_bytes).find(|&token| token >= manifest.vocab);
@@ -408,7 +432,7 @@ impl Shard {
         Ok(self.map.get_or_init(|| map))
     }
 
-    /// The same, after a repair if the shard is damaged or missing.
+    /// Returns the verified bytes, after a repair if the shard is damaged or missing.
     fn mended(&self, manifest: &Manifest, repair: &dyn ShardRepair) -> Result<&[u8], ReadError> {
         if let Some(map) = self.map.get() {
             return Ok(map);
@@ -425,8 +449,8 @@ impl Shard {
         self.verified(manifest)
     }
 
-    /// Adds the count of each token as a target, and verifies the shard. None of it stays in memory, as a mapped one
-    /// would.
+    /// Adds the count of each token as a target, and verifies the shard. The data does not stay in memory, unlike a
+    /// mapped file.
     fn count_targets(&self, manifest: &Manifest, counts: &mut [u64]) -> Result<(), ReadError> {
         let unreadable = |source| self.unreadable(source);
         let file = File::open(&self.path).map_err(unreadable)?;
@@ -453,7 +477,7 @@ impl Shard {
         ReadError::Unreadable { path: self.path.clone(), source }
     }
 
-    /// An error unless the file `is_this` shard's.
+    /// Returns an error unless the file `is_this` shard's.
     fn is(&self, is_this: bool) -> Result<(), ReadError> {
         if is_this { Ok(()) } else { Err(ReadError::Damaged { path: self.path.clone() }) }
     }
@@ -465,9 +489,10 @@ impl Shard {
 
     fn map_file(&self) -> io::Result<Mmap> {
         let file = File::open(&self.path)?;
-        // SAFETY: a shard is written once, under its digest, and replaced only by a rename, which leaves this map as
-        // it is. Bytes are read as plain numbers, and each is checked before it is an index. So a file that another
-        // program changes in place could give wrong tokens, or end the process if it is cut, but not break memory.
+        // SAFETY: a shard is written once, under its digest, and replaced only by a rename, which does not affect
+        // this map. Bytes are read as plain numbers and checked before they are used as an index. So a file that
+        // another program changes in place could give wrong tokens, or end the process if it is truncated, but not
+        // break memory.
         unsafe { Mmap::map(&file) }
     }
 }

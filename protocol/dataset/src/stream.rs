@@ -7,11 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two calls of `stop` while there is no batch.
+/// Interval between two calls of `stop` while no batch is ready.
 const ASK_TO_STOP: Duration = Duration::from_millis(100);
 
-/// Reads batches ahead of training, on its own thread, so that a device does not wait for disk or network. Ends when
-/// dropped.
+/// Reads batches ahead of training on its own thread, so that a device does not wait for disk or network. Stops when
+/// it is dropped.
 #[derive(Debug)]
 pub struct Prefetch {
     batches: mpsc::Receiver<Result<Vec<Vec<u32>>, ReadError>>,
@@ -19,7 +19,10 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    /// Goes through `indices` in order, `batch` at a time (the last may be smaller), at most `ahead` batches ahead.
+    /// Reads `indices` in order, `batch` at a time (the last may be smaller), at most `ahead` batches ahead.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
     pub fn new(dataset: &Dataset, indices: &[u64], batch: usize, ahead: usize) -> std::io::Result<Prefetch> {
         let (give, batches) = mpsc::sync_channel(ahead.max(1));
         let (dataset, indices) = (dataset.clone(), indices.to_vec());
@@ -36,13 +39,13 @@ impl Prefetch {
         Ok(Prefetch { batches, waited: Duration::ZERO })
     }
 
-    /// The time spent waiting in [`Prefetch::next_unless`].
+    /// Returns the time spent waiting in [`Prefetch::next_unless`].
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// The next batch, `seq_len + 1` tokens per sequence. `None` after the last batch, after an error, and soon after
-    /// `stop` returns true while there is no batch yet.
+    /// Returns the next batch, `seq_len + 1` tokens per sequence; `None` after the last batch, after an error, and
+    /// soon after `stop` returns true while no batch is ready.
     #[tracing::instrument(name = "load", target = "profile", level = "trace", skip_all)]
     pub fn next_unless(&mut self, stop: impl Fn() -> bool) -> Option<Result<Vec<Vec<u32>>, ReadError>> {
         if let Ok(batch) = self.batches.try_recv() {

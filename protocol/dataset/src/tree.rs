@@ -1,15 +1,15 @@
 //! Pieces of a shard, each checked against the digest of the shard.
 //!
 //! BLAKE3 is a tree over its input, and its digest is the root. So the hashes of all pieces of 16 KiB are enough to
-//! check any piece against the digest in the manifest: a reader joins the hashes, from any source, up to the root, and
-//! if that is the digest, all of them are right. The manifest needs nothing about pieces, and any holder of a shard
-//! can make its tree.
+//! check any piece against the digest in the manifest: a reader joins the hashes, from any source, up to the root,
+//! and if that is the digest, all of them are right. The manifest contains nothing about pieces, and any holder of a
+//! shard can build its tree.
 
 use blake3::hazmat::{self, HasherExt as _, Mode};
 use protocol::{Digest, ensure};
 use std::ops::Range;
 
-/// Bytes of a piece; the last piece of a shard may be shorter.
+/// Length of a piece in bytes; the last piece of a shard may be shorter.
 pub const PIECE_BYTES: u64 = 16 << 10;
 const HASH_BYTES: u64 = 32;
 
@@ -30,13 +30,16 @@ pub struct TreeMismatch {
 }
 
 impl ShardTree {
-    /// The length of the tree of a shard of `bytes` bytes. In bytes.
+    /// Returns the length of the tree of a shard of `bytes` bytes, in bytes.
     pub fn length(bytes: u64) -> u64 {
         let pieces = bytes.div_ceil(PIECE_BYTES);
         if pieces <= 1 { 0 } else { pieces * HASH_BYTES }
     }
 
     /// Reads the tree of the shard with this digest and length from untrusted bytes.
+    ///
+    /// # Errors
+    /// If the bytes are not this tree.
     pub fn from_bytes(shard: Digest, bytes: u64, tree: &[u8]) -> Result<ShardTree, TreeMismatch> {
         ensure!(tree.len() as u64 == ShardTree::length(bytes), TreeMismatch { shard });
         let hashes = tree.chunks_exact(32).map(|hash| hash.try_into().expect("32 bytes")).collect();
@@ -49,23 +52,23 @@ impl ShardTree {
         Ok(self)
     }
 
-    /// The stored form.
+    /// Returns the stored form.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.hashes.concat()
     }
 
-    /// The pieces that `range` touches.
+    /// Returns the pieces that `range` touches.
     pub fn pieces(range: &Range<u64>) -> Range<u64> {
         range.start / PIECE_BYTES..range.end.div_ceil(PIECE_BYTES)
     }
 
-    /// The range of piece `number` in the shard.
+    /// Returns the range of piece `number` in the shard.
     pub fn range(&self, number: u64) -> Range<u64> {
         let start = number * PIECE_BYTES;
         start..(start + PIECE_BYTES).min(self.bytes)
     }
 
-    /// Checks that these are the bytes of piece `number`.
+    /// Returns whether these are the bytes of piece `number`.
     pub fn holds(&self, number: u64, piece: &[u8]) -> bool {
         let range = self.range(number);
         if range.is_empty() || range.end - range.start != piece.len() as u64 {
@@ -86,7 +89,7 @@ pub struct TreeBuilder {
 }
 
 impl TreeBuilder {
-    /// For a shard of `bytes` bytes.
+    /// Creates a builder for a shard of `bytes` bytes.
     pub fn new(bytes: u64) -> TreeBuilder {
         TreeBuilder { bytes, piece: Vec::new(), hashes: Vec::new() }
     }
@@ -108,7 +111,10 @@ impl TreeBuilder {
         self.piece.clear();
     }
 
-    /// The tree, if the bytes were those of `shard`.
+    /// Returns the tree, if the bytes were those of `shard`.
+    ///
+    /// # Errors
+    /// If they were not.
     pub fn finish(mut self, shard: Digest) -> Result<ShardTree, TreeMismatch> {
         if self.hashes.is_empty() {
             ensure!(Digest::of(&self.piece) == shard, TreeMismatch { shard });
@@ -127,14 +133,14 @@ fn hash_of(number: u64, piece: &[u8]) -> [u8; 32] {
     blake3::Hasher::new().set_input_offset(number * PIECE_BYTES).update(piece).finalize_non_root()
 }
 
-/// The digest of `bytes` bytes whose pieces, two or more, have these hashes.
+/// Computes the digest of `bytes` bytes from the hashes of its pieces, two or more.
 fn root(hashes: &[[u8; 32]], bytes: u64) -> Digest {
     let (left, right) = halves(hashes, bytes);
     Digest(*hazmat::merge_subtrees_root(&left, &right, Mode::Hash).as_bytes())
 }
 
 fn halves(hashes: &[[u8; 32]], bytes: u64) -> ([u8; 32], [u8; 32]) {
-    // A power of two, at least a piece, because there are more bytes than one piece has.
+    // A power of two, at least a piece, because there is more than one piece.
     let left = hazmat::left_subtree_len(bytes);
     let (first, second) = hashes.split_at((left / PIECE_BYTES) as usize);
     (joined(first, left), joined(second, bytes - left))

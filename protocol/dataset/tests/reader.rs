@@ -1,4 +1,4 @@
-//! The reader, and all that may be wrong with the files it reads.
+//! The reader, with all kinds of damaged files.
 
 use mettle_dataset::{
     Dataset, Manifest, OpenError, Prefetch, ReadError, ShardInfo, manifest_path, shard_path, shards_path,
@@ -172,12 +172,12 @@ fn the_unigram_loss_is_that_of_the_targets() {
     let found = dataset.unigram_loss().expect("computed");
     assert!((found - loss).abs() < 1e-9, "{found} is not {loss}");
     assert!((1.0..f64::from(VOCAB).ln()).contains(&loss), "{loss}");
-    // On a sample of the whole split it is the same.
+    // On a sample of the whole split it is equal.
     let whole = dataset.unigram_estimate(u64::MAX).expect("computed");
     assert_eq!(whole.sequences, held_out.len() as u64);
     assert!((whole.loss - loss).abs() < 1e-9 && 0.0 < whole.standard_error, "{whole:?}");
 
-    // It is kept; a kept number of another dataset, or nonsense, is not believed.
+    // The result is stored; a stored number of another dataset, or garbage, is ignored.
     let kept = unigram_path(scene.directory());
     let text = fs::read_to_string(&kept).expect("it was kept");
     fs::write(&kept, format!("{} 1.5\n", scene.manifest.digest())).expect("writable");
